@@ -1,4 +1,4 @@
-//! The façade: opens a device and hands its memory out.
+//! Opens a device and allocates its memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,58 +16,72 @@ use crate::open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers};
 use crate::owned::OwnedBlock;
 
 /// Which device to open, how much of it to use, and how its pool behaves.
+///
+/// ```
+/// use poorwill::{Arena, Config, PoolConfig};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = Config::on("host:1GiB".parse()?)
+///     .within(Some("0.5".parse()?)) // The budget: half of the device.
+///     .pooling(PoolConfig::default().in_chunks_of(4))
+///     .limited_to(256 << 20); // The pool's claim on it.
+/// assert_eq!(Arena::open(config)?.limit_bytes(), 256 << 20);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
     /// The device.
     pub device: DeviceSpec,
-    /// What the user allows of the device; the budget is this or less.
+    /// The user's cap; the budget is this or less.
     pub budget: Option<Cap>,
-    /// What may be done about host memory.
+    /// Use of host memory.
     pub host_memory: HostMemoryUse,
-    /// Which other GPUs may use the memory of this one.
+    /// Which other GPUs may access the memory.
     pub peers: Peers,
-    /// Limit and shape of the pool. The limit is a claim on the budget; without one the pool claims all of it.
+    /// Limit and shape of the pool. The limit claims a part of the budget; without one the pool claims all of
+    /// it.
     pub pool: PoolConfig,
 }
 
 impl Config {
-    /// The whole of `device`, with the default pool.
+    /// All of `device`, with the default pool.
     #[must_use]
     pub fn on(device: DeviceSpec) -> Self {
         let (host_memory, peers, pool) = Default::default();
         Self { device, budget: None, host_memory, peers, pool }
     }
 
-    /// The same, mapping at most `limit_bytes`.
+    /// Limits mapped memory to `limit_bytes`.
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
         self.pool.limit_bytes = limit_bytes.into();
         self
     }
 
-    /// The same, with a pool of this limit and shape.
+    /// Sets the pool's limit and shape.
     #[must_use]
     pub fn pooling(mut self, pool: PoolConfig) -> Self {
         self.pool = pool;
         self
     }
 
-    /// The same, with what may be done about host memory.
+    /// Sets the use of host memory.
     #[must_use]
     pub fn backing_up_in(mut self, host_memory: HostMemoryUse) -> Self {
         self.host_memory = host_memory;
         self
     }
 
-    /// The same, with these other GPUs allowed to use its memory.
+    /// Sets which other GPUs have access.
     #[must_use]
     pub fn open_to(mut self, peers: Peers) -> Self {
         self.peers = peers;
         self
     }
 
-    /// The same, within a budget of the user's.
+    /// Caps the budget.
     #[must_use]
     pub fn within(mut self, cap: impl Into<Option<Cap>>) -> Self {
         self.budget = cap.into();
@@ -75,61 +89,74 @@ impl Config {
     }
 }
 
-/// Memory of one device: blocks of it, which sleep and wake by tag.
+/// Memory of one device, in blocks that sleep and wake by tag.
 ///
-/// Clones are the same arena. With the last of them, and the last [`OwnedBlock`], everything goes back to the device, and
-/// the arena's claim to its budget. All calls may be made from any thread; which of them wait for what, each says.
+/// Clones share the arena. Dropping the last clone and the last [`OwnedBlock`] releases all memory and the
+/// claim on the budget. All methods are thread-safe. [`Pool`] has more detail on the methods of the same
+/// names, including all errors.
 ///
-/// Every call is `Closed` after [`Arena::close`], `WrongProcess` in a fork of the process that opened the arena, and
-/// `Poisoned` after a panic inside of the pool; no list of errors below repeats these three.
+/// Every method fails with `Closed` after [`Arena::close`], `WrongProcess` in a forked child, and `Poisoned`
+/// after a panic inside the pool.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let weights = arena.alloc(&AllocRequest::new(8 << 20, Tag::weights()))?;
+/// let cache = arena.alloc(&AllocRequest::new(8 << 20, Tag::kv_cache()))?;
+/// arena.sleep(&SleepRequest::all(Level::One))?; // Backs up the weights, drops the cache.
+/// assert_eq!(arena.stats()?.mapped_bytes, 0);
+/// let wake = arena.wake(&WakeRequest::all())?;
+/// assert_eq!(wake.undefined_tags, []); // The cache is zeroed by policy.
+/// arena.free(cache.id)?;
+/// arena.free(weights.id)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Arena(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     pool: Pool,
-    /// What the pool may map. Returned after the pool is gone.
+    /// What the pool may map. Dropped after the pool.
     claim: Claim,
-    /// What the process had in use when the device was opened.
+    /// What the process used when the device was opened.
     _in_use: Option<Claim>,
 }
 
 impl Arena {
-    /// Opens a device, finds its budget, and opens a pool within it: beside what this process has in use already,
-    /// its context included.
+    /// Opens a device, finds its budget, and opens a pool in it, beside what this process uses already.
     ///
     /// # Errors
-    /// `Device` when it cannot be opened here; `Budget` when nobody tells how much memory it has; `Claim` for a
-    /// limit above the budget; `Pool` for a limit that no pool can have.
+    /// - `Device` when the device does not open, and `Budget` when no source reports its memory.
+    /// - `Claim` for a limit above the budget, and `Pool` for an invalid one.
     pub fn open(config: Config) -> Result<Self, OpenError> {
         let Config { device, budget, host_memory, peers, pool } = config;
         let options = DeviceOptions::default().backing_up_in(host_memory).open_to(peers);
         Self::open_on(&Device::open_with(&device, options)?, budget, pool)
     }
 
-    /// The same on a device that is open, and that nobody else hands out.
-    ///
-    /// # Errors
-    /// As for [`Arena::open`], but for `Device`.
+    /// As [`Arena::open`], on an open device that no other arena or envelope manages.
     pub fn open_on(device: &Device, budget: Option<Cap>, pool: PoolConfig) -> Result<Self, OpenError> {
         let (budget, envelope) = device.envelope(budget)?;
         let in_use = claim_own(&budget, &envelope);
         Self::claim(device.driver(), &envelope, pool, keeps_total(device), in_use)
     }
 
-    /// A pool on a device that is open, which claims its limit from `envelope`, beside whoever else does; without a
-    /// limit it claims what is left.
+    /// Opens a pool that claims its limit from a shared `envelope`; without a limit it claims the rest.
     ///
     /// # Errors
-    /// `Claim` for a limit above what is left; `Pool` for one that no pool can have.
+    /// `Claim` for a limit above the rest; `Pool` for an invalid one.
     pub fn open_within(device: &Device, envelope: &Envelope, pool: PoolConfig) -> Result<Self, OpenError> {
         Self::claim(device.driver(), envelope, pool, keeps_total(device), None)
     }
 
-    /// An arena over a driver that is open already, with all that the driver has for its budget.
+    /// Opens an arena over an open driver, with the device's total as budget.
     ///
     /// # Errors
-    /// `Claim` for a limit above that; as for [`Pool::new`] otherwise.
+    /// `Claim` for a limit above that; otherwise as [`Pool::new`].
     pub fn over(driver: Arc<dyn Driver>, pool: PoolConfig) -> Result<Self, OpenError> {
         let total_bytes = driver.info().total_bytes;
         Self::claim(driver, &Envelope::new(total_bytes, total_bytes), pool, true, None)
@@ -148,7 +175,7 @@ impl Arena {
                 let granule_bytes = driver.info().granule_bytes;
                 if rest.bytes() < granule_bytes && driver.info().total_bytes >= granule_bytes {
                     rest.release();
-                    // Says who has the rest of the budget, and what budget would do.
+                    // This claim fails with an error that names the other claims and a sufficient budget.
                     envelope.claim(Tag::pool(), granule_bytes).map_err(Box::new)?
                 } else {
                     rest
@@ -156,239 +183,233 @@ impl Arena {
             }
             Some(bytes) => envelope.claim(Tag::pool(), bytes).map_err(Box::new)?,
         };
-        // All of a device that keeps its total is no limit: it is the device then that refuses, and says so.
+        // A limit equal to a fixed total is left to the device, which then reports refusals itself.
         let is_all = keeps_total && pool.limit_bytes.is_none() && claim.bytes() >= driver.info().total_bytes;
         let pool = Pool::new(driver, pool.limited_to((!is_all).then(|| claim.bytes())))?;
         Ok(Self(Arc::new(Inner { pool, claim, _in_use: in_use })))
     }
 
-    /// The pool underneath, for copies on streams of the caller's.
+    /// The pool, for copies on the caller's streams.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.0.pool
     }
 
-    /// Most it may map, in bytes.
+    /// Most bytes it may map.
     #[must_use]
     pub fn limit_bytes(&self) -> u64 {
         self.0.claim.bytes()
     }
 
-    /// The budget that it has its limit from: for others who need memory of this device.
+    /// The envelope it claimed from, for other claims on this device.
     #[must_use]
     pub fn envelope(&self) -> &Envelope {
         self.0.claim.envelope()
     }
 
-    /// The device.
+    /// The driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         self.0.pool.driver()
     }
 
-    /// Says what sleeps do with the bytes of `tag`, where that is not what is [built in](poorwill_core::tag). Before the
-    /// tag's first allocation, and once; the same policy again does nothing.
-    ///
-    /// # Errors
-    /// `PolicyConflict` when the tag has blocks, or another policy was declared, under a different one.
+    /// Declares what sleeps do with the bytes of `tag`, where the [built-in policy](poorwill_core::tag) does
+    /// not fit. Call it before the tag's first allocation. Repeating the policy does nothing; another one fails
+    /// with `PolicyConflict`.
     pub fn declare_tag(&self, tag: &Tag, policy: TagPolicy) -> Result<(), PoolError> {
         self.0.pool.declare_tag(tag, policy)
     }
 
-    /// Takes a block of at least the bytes asked for, rounded up to 512, at an address that stays until it is freed. Its
-    /// bytes are unspecified. Whoever has it frees it ([`Arena::free`]); [`Arena::alloc_owned`] makes one that frees
-    /// itself.
+    /// Allocates a block of at least the requested bytes, rounded up to 512, with unspecified contents. Its
+    /// address stays valid until [`Arena::free`]. [`Arena::alloc_owned`] frees on drop.
     ///
-    /// Waits for work of the device where the limit or the device leaves no other way, and for as long as the request's
-    /// [patience](AllocRequest::patience) where that may save creating memory. Waits for no work while a stream is being
-    /// captured.
+    /// May wait for device work when memory is short, and within [`AllocRequest::patience`] when that may avoid
+    /// creating memory. Never waits during a stream capture.
     ///
     /// # Errors
-    /// `InvalidRequest` for a size or alignment that no pool gives; `Asleep` when the tag sleeps; `OverLimit` above the
-    /// arena's limit, and `DeviceFull` where the device has too little, with the figures; `HeldByCapture` where memory that
-    /// was freed might do, and a capture keeps it; `TimedOut` when the time of [`AllocRequest::within`] has passed, with what
-    /// was waited for; `UnknownStream`; `AllocFailed` with what the driver says.
+    /// - `OverLimit` and `DeviceFull`, with the figures; `HeldByCapture` when a capture keeps freed memory.
+    /// - `TimedOut` after the time of [`AllocRequest::within`]; `AllocFailed` with the driver's error.
+    /// - `InvalidRequest`; `UnknownStream`; `Asleep`.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block, PoolError> {
         self.0.pool.alloc(request)
     }
 
-    /// The same for a block that is freed when it is dropped, and that keeps the arena alive until then.
-    ///
-    /// # Errors
-    /// As for [`Arena::alloc`].
+    /// As [`Arena::alloc`], for a block that is freed on drop and keeps the arena alive until then.
     pub fn alloc_owned(&self, request: &AllocRequest) -> Result<OwnedBlock, PoolError> {
         Ok(OwnedBlock::new(self.clone(), self.alloc(request)?))
     }
 
-    /// Gives a block back, awake or asleep. Its own stream may use the memory again at once, other streams when the work
-    /// that is queued now has passed. It stays cached until it is used again or [trimmed](Arena::trim). Waits for nothing.
+    /// Frees a block, awake or asleep. Its own stream may reuse the memory at once; other streams after the
+    /// work queued now. The memory stays cached until reuse or [`Arena::trim`]. Waits for nothing.
     ///
     /// # Errors
-    /// `StaleBlock` for one that was freed before, or is another arena's.
+    /// `StaleBlock` for a freed block, or one of another arena.
     pub fn free(&self, block: BlockId) -> Result<(), PoolError> {
         self.0.pool.free(block)
     }
 
-    /// Gives `part` of a block back, asleep or awake: a range of addresses that lies inside of it and begins and ends on
-    /// multiples of 512 bytes. Returns what stays live, in address order: none, one or two blocks, where they were, with
-    /// their bytes. Their handles are new, and the old one is stale. Memory leaves by whole
+    /// Frees `part` of a block, awake or asleep: a range inside it, aligned to 512 bytes at both ends.
+    /// Returns the live rest in address order, with its bytes and new handles. Memory is unmapped by whole
     /// [chunks](PoolConfig::chunk_granules) and [spans](PoolConfig::span_granules). Waits for nothing.
     ///
     /// # Errors
-    /// With the block as it was: `StaleBlock`; `InvalidPart`, with what would help.
+    /// `StaleBlock`; `InvalidPart`, with a valid alternative.
     pub fn free_part(&self, block: BlockId, part: DeviceRange) -> Result<Vec<Block>, PoolError> {
         self.0.pool.free_part(block, part)
     }
 
-    /// Changes the mark, in bytes, above which cached memory is given back in the background; `None` keeps all of it. What
-    /// is above a lower one begins to leave at once. Waits for nothing.
-    ///
-    /// # Errors
-    /// Only those that every call has.
+    /// Sets how many bytes may stay cached; the excess is released in the background, starting now. `None`
+    /// caches everything. Waits for nothing.
     pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<(), PoolError> {
         self.0.pool.set_cached_max_bytes(cached_max_bytes)
     }
 
-    /// Says that work on `stream` uses a block, beside that on the stream it was allocated for. After it is freed, its
-    /// memory waits for what is queued there by then.
-    ///
-    /// # Errors
-    /// `StaleBlock`; `UnknownStream`.
+    /// Records that `stream` uses a block beside its own stream. After a free, reuse waits for the work
+    /// queued there by then.
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<(), PoolError> {
         self.0.pool.record_use(block, stream)
     }
 
-    /// Says what is known about changes to the bytes of `tag` between sleeps, from now on, at any time: also that they are
-    /// immutable once they have been loaded. Waits for who puts the tag to sleep or wakes it.
-    ///
-    /// # Errors
-    /// Only those that every call has.
+    /// Declares, from now on, how the bytes of `tag` change between sleeps; for instance that they are
+    /// immutable once loaded. Waits for a running sleep or wake of the tag.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<(), PoolError> {
         self.0.pool.declare_changes(tag, changes)
     }
 
-    /// Starts to back up, in the background, what a sleep of this request would, so that the sleep copies only what
-    /// changes from then on. The owner goes on working. A sleep or a discard of one of the tags ends it.
+    /// Starts the backup of a later sleep in the background. That sleep then copies only what changed since.
+    /// The engine keeps working. A sleep or discard of one of the tags ends the preparation.
+    ///
+    /// ```
+    /// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+    /// # let block = arena.alloc(&AllocRequest::new(1 << 20, Tag::weights()))?;
+    /// let request = SleepRequest::all(Level::One);
+    /// let preparation = arena.prepare_sleep(&request)?;
+    /// // Serve requests here.
+    /// println!("{:?}", preparation.wait()?);
+    /// arena.sleep(&request)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// `UnknownTag`, `SleepConflict`, `Undefined` and `Asleep`, as for [`Arena::sleep`]; `PrepareFailed` when there is no
-    /// thread to be had. What fails later, [`Preparation::wait`] tells, `Lost` too, where backups have spoiled.
+    /// `UnknownTag`, `SleepConflict`, `Undefined` and `Asleep` as [`Arena::sleep`]; `PrepareFailed` when no
+    /// thread starts. [`Preparation::wait`] returns later failures, including `Lost` for corrupt backups.
     pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation, PoolError> {
         self.0.pool.prepare_sleep(request)
     }
 
-    /// Puts tags to sleep: their memory goes back to the device, their addresses stay, and their bytes are kept in host
-    /// memory or dropped, as their policies say of the level. Waits for the device's work. Tags that sleep already are
-    /// reported and left alone.
+    /// Puts tags to sleep: releases their memory and keeps their addresses. Policy at this level backs up
+    /// their bytes in host memory or drops them. Waits for the device's work. Reports tags that sleep
+    /// already.
     ///
     /// # Errors
-    /// With nothing done: `UnknownTag`; `SleepConflict` for a tag that sleeps otherwise than this level asks;
-    /// `Undefined` for one to be backed up that was dropped and is not restored, `Lost` for one of which bytes were lost
-    /// with their backup, or are found to be just now; `Asleep` for a stranded one; `Held` for one that somebody
-    /// [holds](Arena::hold); `Capturing` while a stream is being captured; `TrustBroken` for an immutable one that has
-    /// changed; `TimedOut` when the time of [`SleepRequest::within`] has passed; `SleepFailed` with what the driver said.
-    /// `Stranded` when that could not be undone: no byte is lost, and a wake maps the memory again.
-    /// `Shortfall` when the tags sleep, and not all memory could be given back.
+    /// - `Shortfall` when the tags sleep, but not all memory could be released.
+    /// - `Stranded` when a failure could not be undone. No byte is lost, and a wake maps the memory again.
+    ///
+    /// All others change nothing:
+    /// - `UnknownTag`; `SleepConflict` for a tag that sleeps in another way; `Asleep` for a stranded tag.
+    /// - `Undefined` for dropped bytes that were not restored; `Lost` for bytes of a corrupt backup.
+    /// - `Held` under a [hold](Arena::hold); `Capturing` during a stream capture; `TrustBroken` for a changed
+    ///   immutable tag.
+    /// - `TimedOut` after the time of [`SleepRequest::within`]; `SleepFailed` with the driver's error.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport, PoolError> {
         self.0.pool.sleep(request)
     }
 
-    /// Wakes tags: every live block has memory again, at the same address, with the same bytes, checked by digest as far
-    /// as the request says, or with what the policy says of dropped ones. All of the tags, or none. Waits for its own
-    /// copies, and up to the request's deadline for memory. Tags that are awake already are reported and left alone.
+    /// Wakes tags, all or none. Every live block has memory at its address again, with its bytes, or with
+    /// what policy gives for dropped ones. The request says how many bytes are checked by digest. Waits for
+    /// its own copies, and for memory until the request's deadline. Reports tags that are awake already.
     ///
     /// # Errors
-    /// With everything asleep as before: `UnknownTag`; `OverLimit`, `DeviceFull` and `HeldByCapture` where memory is
-    /// lacking; `TimedOut` when the time of [`WakeRequest::within`] has passed; `WakeFailed` with what the driver said; `Corrupt` when bytes that came back are not those that were
-    /// stored, with all of them. [Accepting losses](WakeRequest::accepting_losses), the rest wakes.
+    /// All leave every tag asleep:
+    /// - `OverLimit`, `DeviceFull` and `HeldByCapture` for missing memory.
+    /// - `Corrupt` with all restored bytes that differ from the stored ones. Wake the rest by [accepting
+    ///   losses](WakeRequest::accepting_losses).
+    /// - `UnknownTag`; `TimedOut` after the time of [`WakeRequest::within`]; `WakeFailed` with the driver's
+    ///   error.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport, PoolError> {
         self.0.pool.wake(request)
     }
 
-    /// Drops the bytes of `tags`, awake or asleep, whatever their policies say, and their backups. They sleep until they
-    /// are woken, and hold then what their policies say of dropped memory.
-    ///
-    /// # Errors
-    /// As for [`Arena::sleep`].
+    /// Drops the bytes and backups of `tags`, awake or asleep, whatever their policies. Then the tags sleep.
+    /// A wake fills them as policy says for dropped memory. Errors are those of [`Arena::sleep`].
     pub fn discard(&self, tags: &[Tag]) -> Result<SleepReport, PoolError> {
         self.0.pool.discard(tags)
     }
 
-    /// Says that the owner has written all bytes of `tags` again that a sleep had dropped, or that were lost with a backup
-    /// ([`Arena::lost_ranges`]). Returns those of them that
-    /// were undefined until now.
-    ///
-    /// # Errors
-    /// With nothing done: `UnknownTag`; `Asleep`.
+    /// Declares that the caller has rewritten all bytes of `tags` that a sleep dropped, or that [were
+    /// lost](Arena::lost_ranges). Returns the tags that were undefined.
     pub fn mark_restored(&self, tags: &[Tag]) -> Result<Vec<Tag>, PoolError> {
         self.0.pool.mark_restored(tags)
     }
 
-    /// Every range of a block that was lost with its backup, and neither written again nor freed since, by address. What a
-    /// sleep has dropped is not among them: there, the whole tag is undefined.
-    ///
-    /// # Errors
-    /// Only those that every call has.
+    /// The block ranges lost with their backup, by address, until they are restored or freed. Excludes
+    /// dropped tags, which are undefined as a whole.
     pub fn lost_ranges(&self) -> Result<Vec<LostRange>, PoolError> {
         self.0.pool.lost_ranges()
     }
 
-    /// Says that the owner has written again what was lost of a block, and returns that. Its tag is awake as before when
-    /// nothing else of it is lost.
-    ///
-    /// # Errors
-    /// With nothing done: `StaleBlock`; `Asleep`; `Undefined` when a sleep has dropped the whole tag.
+    /// Declares that the caller has rewritten the lost ranges of a block, and returns them. Fails with
+    /// `Undefined` when a sleep dropped the whole tag.
     pub fn mark_block_restored(&self, block: BlockId) -> Result<Vec<LostRange>, PoolError> {
         self.0.pool.mark_block_restored(block)
     }
 
-    /// Gives all memory and addresses back that serve no live block, and returns how many bytes of memory that were. Waits
-    /// for work that may still touch what was freed; while a stream is being captured it leaves that alone. Memory of a tag
-    /// that somebody [holds](Arena::hold) stays.
+    /// Releases all memory and addresses without a live block, and returns the bytes. Waits for work that may
+    /// use freed memory, except during a stream capture. Skips tags under a [hold](Arena::hold).
     ///
     /// # Errors
-    /// `Driver` with what the driver said first; the rest was still done.
+    /// `Driver` with the first driver error, after doing the rest.
     pub fn trim(&self) -> Result<u64, PoolError> {
         self.0.pool.trim()
     }
 
-    /// The same, waiting for work for `wait_max` at most.
-    ///
-    /// # Errors
-    /// As for [`Arena::trim`]; `TimedOut`, which names the streams, when work keeps some of it. The rest was given back.
+    /// As [`Arena::trim`], waiting at most `wait_max`. Fails with `TimedOut` after releasing the rest.
     pub fn trim_within(&self, wait_max: Duration) -> Result<u64, PoolError> {
         self.0.pool.trim_within(wait_max)
     }
 
-    /// Lets go of the backups of tags that are awake, of all or of those named, and gives host memory back that nothing
-    /// uses; the next sleep copies what is let go of. Returns how many bytes less host memory the arena's store holds then.
-    /// What sleeps keeps its backups. Waits for who puts the tags to sleep or wakes them, and ends a preparation of theirs;
-    /// may wait for work on the device.
+    /// Drops the backups of the named awake tags, or of all, and releases unused host memory. Returns the
+    /// bytes released. The next sleep copies again. Backups of sleeping tags stay. Waits for a running sleep
+    /// or wake of the tags, ends their preparation, and may wait for device work.
     ///
     /// # Errors
-    /// With nothing done: `UnknownTag`; `Asleep` for a tag that is named and sleeps with a backup. `Lost` names what the
-    /// device has not either of backups that turn out to have spoiled: all of them are gone all the same. `Driver` with what
-    /// the driver says when they cannot be looked at, and all stay, or what the store says when it is to give memory back,
-    /// and they are gone.
+    /// `Lost` for corrupt backups of bytes that the device lacks, too. All others are those of
+    /// [`Pool::drop_backups`].
     pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64, PoolError> {
         self.0.pool.drop_backups(tags)
     }
 
-    /// Says that somebody else, `holder` by name, has the physical memory of `tag` registered, until the guard is dropped.
-    /// Take it before registering, and drop it after deregistering. Meanwhile sleeps and discards that mean the tag are
-    /// refused, and so is [`Arena::close`], and what is freed in the tag stays where it is, for its own blocks. Waits for
-    /// who puts the tag to sleep or wakes it.
+    /// Records that another library, named `holder`, registers the memory of `tag`, until the guard is
+    /// dropped. Take the hold before registering; drop it after deregistering. Meanwhile sleeps and discards
+    /// of the tag, and [`Arena::close`], are refused. Freed memory of the tag stays mapped for its own
+    /// blocks. Waits for a running sleep or wake of the tag.
+    ///
+    /// ```
+    /// use poorwill::{AllocRequest, Arena, Config, Level, PoolError, SleepRequest, Tag};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+    /// # let block = arena.alloc(&AllocRequest::new(1 << 20, Tag::weights()))?;
+    /// let hold = arena.hold(&Tag::weights(), "nccl")?;
+    /// let refused = arena.sleep(&SleepRequest::all(Level::One));
+    /// assert!(matches!(refused, Err(PoolError::Held { .. })));
+    /// drop(hold); // After deregistering.
+    /// arena.sleep(&SleepRequest::all(Level::One))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// `UnknownTag`; `Asleep` for a tag that has no memory now.
+    /// `UnknownTag`; `Asleep` for a tag without memory.
     pub fn hold(&self, tag: &Tag, holder: impl Into<String>) -> Result<Hold, PoolError> {
         self.0.pool.hold(tag, holder)
     }
 
-    /// The tags that are held, by whom, and how many bytes of idle memory stay because of it.
-    ///
-    /// # Errors
-    /// Only those that every call has.
+    /// The held tags, their holders, and the freed bytes that stay mapped.
     pub fn held(&self) -> Result<Vec<HeldTag>, PoolError> {
         self.0.pool.held()
     }
@@ -396,57 +417,46 @@ impl Arena {
     /// Where the bytes of a tag are.
     ///
     /// # Errors
-    /// `UnknownTag` for one that the arena has never seen.
+    /// `UnknownTag`.
     pub fn tag_state(&self, tag: &Tag) -> Result<TagState, PoolError> {
         self.0.pool.tag_state(tag)
     }
 
-    /// What is live, mapped, cached and backed up, in bytes, in all and by tag. Waits for nothing that lasts.
-    ///
-    /// # Errors
-    /// Only those that every call has.
+    /// Live, mapped, cached and backed-up bytes, in total and by tag. Waits for nothing that lasts.
     pub fn stats(&self) -> Result<PoolStats, PoolError> {
         self.0.pool.stats()
     }
 
-    /// Every segment with all of its blocks, live and free, in the order of addresses.
-    ///
-    /// # Errors
-    /// Only those that every call has.
+    /// Every segment with its blocks, live and free, in address order.
     pub fn snapshot(&self) -> Result<Snapshot, PoolError> {
         self.0.pool.snapshot()
     }
 
-    /// Gives everything back and ends the arena, for every clone of it, whoever still has blocks: their addresses are
-    /// nobody's from then on, and work that uses them fails. It is for who knows that nobody does, and wants to know what
-    /// failed; whoever does not, drops the arena, which goes with its last owner. Waits for the device's work unless
-    /// nothing is held.
-    ///
-    /// It takes `&self` since it may have to be called again.
+    /// Releases everything and ends the arena for all clones. Blocks become invalid, so call it when no work
+    /// uses them. It reports errors that a drop ignores. Waits for device work unless nothing is held.
     ///
     /// # Errors
-    /// `Capturing` while a stream is being captured and something is held, and `Held` while somebody has a
-    /// [hold](Arena::hold): the arena is open as before. Otherwise what the driver said first; the arena is closed all the same, and closing again goes on with what is left.
+    /// `Capturing` during a stream capture, and `Held` under a [hold](Arena::hold), leave the arena open.
+    /// Otherwise the first driver error; the arena is closed, and closing again continues with the rest.
     pub fn close(&self) -> Result<(), PoolError> {
         self.0.pool.close()
     }
 
-    /// Copies `bytes` into a block, from `offset` bytes on, on the default stream, and waits. Takes host memory for a copy
-    /// of them.
+    /// Copies `bytes` into a block at `offset`, on the default stream, and waits.
     ///
     /// # Errors
-    /// `StaleBlock`; `OutOfBlock` for bytes outside of it; `Asleep`; `Driver` with what the device says to the copy.
+    /// `StaleBlock`; `OutOfBlock`; `Asleep`; `Driver` with the device's error.
     pub fn write_all(&self, block: BlockId, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
         let buffer = Arc::new(HostBuffer::from(bytes.to_vec()));
         let copy = self.0.pool.write(StreamId::DEFAULT, block, offset, buffer, 0, bytes.len() as u64)?;
         copy.wait().map_err(|source| PoolError::Driver { op: "write", source })
     }
 
-    /// Copies `bytes` bytes of a block, from `offset` bytes on, to host memory, on the default stream, and waits.
+    /// Copies `bytes` bytes of a block, from `offset`, to host memory, on the default stream, and waits.
     ///
     /// # Errors
-    /// `StaleBlock`; `OutOfBlock` for bytes outside of it; `Asleep`; `Undefined` for bytes that a sleep dropped, `Lost` for
-    /// those lost with their backup; `Driver` when the host has no memory for them, or with what the device says to the copy.
+    /// `StaleBlock`; `OutOfBlock`; `Asleep`; `Undefined` for dropped bytes; `Lost` for bytes lost with their
+    /// backup; `Driver` without host memory, or with the device's error.
     pub fn read_vec(&self, block: BlockId, offset: u64, bytes: u64) -> Result<Vec<u8>, PoolError> {
         if bytes == 0 {
             return Ok(Vec::new());
@@ -458,12 +468,12 @@ impl Arena {
     }
 }
 
-/// Whether its total is what is kept: a GPU's is what somebody says.
+/// Whether the device enforces its reported total; a GPU's total is a report of several sources.
 fn keeps_total(device: &Device) -> bool {
     matches!(device.spec(), DeviceSpec::Host { .. })
 }
 
-/// Ordinary memory: page-locking some for one read would cost more than it saves.
+/// Pageable memory: page-locking for one read costs more than it saves.
 fn zeros(bytes: u64) -> Result<HostBuffer, DriverError> {
     let fail = |reason: String| {
         DriverError::new(Op::HostAlloc, DriverErrorKind::OutOfHostMemory { asked_bytes: bytes, reason })

@@ -1,25 +1,35 @@
-//! Which device: how the command line and the configuration name one.
+//! Names of devices, on the command line and in configurations.
 
 use std::fmt;
 use std::str::FromStr;
 
 use poorwill_core::{ByteSize, ParseSizeError};
 
-/// Capacity of a host device that is named without one.
+/// Capacity of `host` without a size.
 pub const HOST_CAPACITY_BYTES_DEFAULT: u64 = 32 << 30;
 
 /// A device by name: `host`, `host:8GiB`, `cuda:0`.
+///
+/// ```
+/// use poorwill::DeviceSpec;
+///
+/// # fn main() -> Result<(), poorwill::ParseDeviceError> {
+/// assert_eq!("host:1GiB".parse::<DeviceSpec>()?, DeviceSpec::Host { capacity_bytes: 1 << 30 });
+/// assert_eq!("cuda:1".parse::<DeviceSpec>()?.id(), "cuda:1");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceSpec {
-    /// The host device, with this capacity.
+    /// The host device.
     Host {
-        /// Physical memory, in bytes. Only what is written takes memory of the machine.
+        /// Capacity in bytes. Only written memory takes memory of the machine.
         capacity_bytes: u64,
     },
     /// An NVIDIA GPU.
     Cuda {
-        /// Its number, as the driver counts.
+        /// Its CUDA ordinal.
         ordinal: u32,
     },
 }
@@ -31,7 +41,7 @@ impl DeviceSpec {
         Self::Host { capacity_bytes: HOST_CAPACITY_BYTES_DEFAULT }
     }
 
-    /// Which device it is, whatever its size: `host`, `cuda:0`.
+    /// Its name without a size: `host`, `cuda:0`.
     #[must_use]
     pub fn id(&self) -> String {
         match self {
@@ -46,7 +56,7 @@ impl fmt::Display for DeviceSpec {
         match self {
             Self::Host { capacity_bytes } => {
                 let short = ByteSize(*capacity_bytes).to_string().replace(' ', "");
-                // Rounded for people only where nothing is lost.
+                // The short form only if it is exact.
                 let exact = short.parse() == Ok(ByteSize(*capacity_bytes));
                 if exact { write!(f, "host:{short}") } else { write!(f, "host:{capacity_bytes}") }
             }
@@ -55,30 +65,30 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// A text that names no device.
+/// A text that names no device; the message lists valid names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseDeviceError {
     /// No such kind of device.
     #[error("`{text}` names no device; known are host, host:SIZE and cuda:N")]
     Unknown {
-        /// What was given.
+        /// The text.
         text: String,
     },
-    /// AMD's devices are not supported yet.
+    /// AMD GPUs are not supported yet.
     #[error("`{text}`: AMD GPUs are not supported yet; use host or cuda:N")]
     Hip {
-        /// What was given.
+        /// The text.
         text: String,
     },
-    /// The size behind `host:` is none.
+    /// The size after `host:` is invalid.
     #[error("the capacity of the host device: {0}")]
     Capacity(ParseSizeError),
 }
 
 impl From<ParseSizeError> for ParseDeviceError {
-    fn from(fault: ParseSizeError) -> Self {
-        Self::Capacity(fault)
+    fn from(error: ParseSizeError) -> Self {
+        Self::Capacity(error)
     }
 }
 

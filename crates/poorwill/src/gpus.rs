@@ -1,21 +1,27 @@
-//! GPUs by their positions at NVML, as `nvidia-smi` counts them, without a context on any.
+//! Memory of GPUs by their NVML index, as `nvidia-smi` counts, without a context on any.
 //!
-//! The positions of CUDA's devices are others: `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` change those, and not
-//! these. The figures are those that `poorwill doctor` is told by NVML.
+//! CUDA ordinals differ: `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` change them, and not the NVML index.
+//!
+//! ```
+//! use poorwill::gpus::Gpus;
+//!
+//! match Gpus::open().and_then(|gpus| gpus.memory(0)) {
+//!     Ok(memory) => println!("{} bytes are free", memory.free_bytes),
+//!     Err(error) => println!("{error}"), // No driver, no such GPU, or a MIG-partitioned one.
+//! }
+//! ```
 
 use nvml_wrapper::Nvml as Library;
 use poorwill_core::ByteSize;
 use poorwill_driver::nvml::Nvml;
 
-/// By which name a driver installs NVML, and by which its development files do.
+/// The file name that a driver installs, and that of the development files.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 /// NVML, loaded.
 #[derive(Debug)]
 pub struct Gpus {
-    /// What knows positions.
     library: Library,
-    /// What knows memory.
     nvml: Nvml,
 }
 
@@ -23,40 +29,40 @@ pub struct Gpus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuMemory {
-    /// All of it, that of the driver's own included.
+    /// All of it, including the driver's own.
     pub total_bytes: u64,
-    /// Of which nobody uses.
+    /// Unused memory.
     pub free_bytes: u64,
 }
 
-/// Why a GPU's memory is not known.
+/// Why the memory of a GPU is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpusError {
-    /// There is no NVML.
-    #[error("NVML cannot be asked: {reason}")]
+    /// NVML does not load. Install the NVIDIA driver.
+    #[error("NVML is not available: {reason}")]
     Unavailable {
-        /// Why, with the name of the file.
+        /// Why, with the file name.
         reason: String,
     },
-    /// There are fewer GPUs.
+    /// The index is too large.
     #[error("NVML shows {count} GPUs, counted from 0, and none at {position}")]
     Absent {
-        /// Which was asked for.
+        /// The index.
         position: usize,
-        /// How many there are.
+        /// Number of GPUs.
         count: u32,
     },
-    /// It is divided into instances.
+    /// The GPU has MIG instances.
     #[error("GPU {position} is divided into instances (MIG), and its figures say nothing about one of them")]
-    Divided {
-        /// Which.
+    Partitioned {
+        /// The index.
         position: usize,
     },
-    /// NVML does not say, or says what cannot be.
-    #[error("NVML does not tell the memory of GPU {position}: {reason}")]
-    Untold {
-        /// Which.
+    /// NVML reports no figures, or impossible ones.
+    #[error("NVML does not report the memory of GPU {position}: {reason}")]
+    Unreadable {
+        /// The index.
         position: usize,
         /// Why.
         reason: String,
@@ -64,7 +70,7 @@ pub enum GpusError {
 }
 
 impl Gpus {
-    /// Loads NVML, or says why it cannot be.
+    /// Loads NVML.
     ///
     /// # Errors
     /// [`GpusError::Unavailable`].
@@ -78,29 +84,29 @@ impl Gpus {
         }
     }
 
-    /// What there is of the GPU at this position now, whoever uses it.
+    /// The memory of a GPU now.
     ///
     /// # Errors
-    /// If there is none, or its memory is not told.
+    /// Without such a GPU, or without its figures.
     pub fn memory(&self, position: usize) -> Result<GpuMemory, GpusError> {
-        let untold = |reason: String| GpusError::Untold { position, reason };
-        let count = self.library.device_count().map_err(|error| untold(error.to_string()))?;
+        let unreadable = |reason: String| GpusError::Unreadable { position, reason };
+        let count = self.library.device_count().map_err(|error| unreadable(error.to_string()))?;
         let absent = GpusError::Absent { position, count };
         let Some(index) = u32::try_from(position).ok().filter(|index| *index < count) else {
             return Err(absent);
         };
         let uuid = self.library.device_by_index(index).and_then(|device| device.uuid());
-        let uuid = uuid.map_err(|error| untold(error.to_string()))?;
-        let known = self.nvml.known_memory(uuid.strip_prefix("GPU-").unwrap_or(&uuid)).map_err(untold)?;
-        let known = known.ok_or_else(|| untold(format!("it knows no {uuid} any more")))?;
+        let uuid = uuid.map_err(|error| unreadable(error.to_string()))?;
+        let known = self.nvml.known_memory(uuid.strip_prefix("GPU-").unwrap_or(&uuid)).map_err(unreadable)?;
+        let known = known.ok_or_else(|| unreadable(format!("it no longer knows {uuid}")))?;
         if known.is_of_a_divided_card() {
-            return Err(GpusError::Divided { position });
+            return Err(GpusError::Partitioned { position });
         }
-        let memory = known.memory.map_err(untold)?;
+        let memory = known.memory.map_err(unreadable)?;
         let (free_bytes, total_bytes) = (memory.free_bytes, memory.total_bytes);
         if free_bytes > total_bytes || total_bytes == 0 {
             let (free, total) = (ByteSize(free_bytes), ByteSize(total_bytes));
-            return Err(untold(format!("it says that {free} of {total} are free")));
+            return Err(unreadable(format!("it reports {free} of {total} as free")));
         }
         Ok(GpuMemory { total_bytes, free_bytes })
     }

@@ -1,8 +1,7 @@
 //! GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 //!
-//! An [`Arena`] is memory of one device. Blocks are allocated from it with a [`Tag`]; putting tags to sleep
-//! gives their physical memory back to the device while every address stays reserved, and waking them puts
-//! the same bytes back at the same addresses, checked by digest.
+//! An [`Arena`] is memory of one device. Each block has a [`Tag`]. Sleeping tags release their physical
+//! memory and keep their addresses. Waking restores the same bytes at the same addresses, checked by digest.
 //!
 //! ```
 //! use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
@@ -21,10 +20,13 @@
 //! # }
 //! ```
 //!
-//! [`checkpoint`] reads safetensors files, and [`model`] loads them into an arena and compares them with it.
-//! [`doctor`] looks at what this computer has, [`gpus`] asks what is free on a GPU. [`offload`] keeps weights in host
-//! memory where a device reads them. What the words mean, and what is promised, is in `docs/design.md`. What measures
-//! sleeping, loading and offloading is another crate, `poorwill-bench`.
+//! - [`checkpoint`] reads safetensors files. [`model::Model`] loads them into an arena and compares them with
+//!   it.
+//! - [`offload`] keeps weights in host memory that a device reads.
+//! - [`budget`] says how much of a device a process may use.
+//! - [`doctor`] examines this computer. [`gpus`] reports the free memory of a GPU.
+//!
+//! Terms and promises: `docs/design.md`. Measurements: the crate `poorwill-bench`.
 #![forbid(unsafe_code)]
 
 mod arena;

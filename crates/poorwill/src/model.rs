@@ -1,11 +1,11 @@
-//! A checkpoint in an arena: loaded by several readers, compared with its files at any time.
+//! A checkpoint in an arena: loaded by several readers, and comparable with its files at any time.
 //!
-//! The files are read in pieces into page-locked memory of each reader's, and copied from there on a stream of each
-//! reader's: past the page cache where the storage reads so, but for what the page cache has already.
+//! Each reader copies through its own page-locked buffer on its own stream. Reads bypass the page cache where
+//! the storage allows it, except for cached bytes.
 //!
-//! Each tensor has a block of its own. Loading allocates all of them before it reads a byte, so a model that
-//! does not fit is refused at once, and frees all of them when it fails. A [`Model`] frees nothing when it is
-//! dropped: its blocks live as long as the arena, or until [`Model::free`].
+//! Each tensor has its own block. All blocks are allocated before the first read, so a model that does not
+//! fit fails at once; a failed load frees them. The blocks live as long as the arena, or until
+//! [`Model::free`].
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -18,48 +18,48 @@ use poorwill_core::{
 use crate::arena::Arena;
 use crate::checkpoint::{Checkpoint, CheckpointError, Tensor, text};
 use crate::reader::{
-    self, ALIGN_BYTES, Files, PIECE_BYTES_MAX, PageCache, Part, Piece, Storage, index, room_bytes,
+    self, ALIGN_BYTES, FileRange, Files, PageCache, RANGE_BYTES_MAX, Storage, TensorPart, buffer_bytes, index,
 };
 
-/// Why a model could not be loaded, restored or verified.
+/// Why a model was not loaded, restored or verified. The message names the tensor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// The files.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// No memory for a tensor.
+    /// No memory for a tensor. Free blocks, or raise the arena's limit.
     #[error("no memory for tensor {} of {} ({bytes} B)", text::name(tensor), text::path(path))]
     Alloc {
         /// The file.
         path: PathBuf,
-        /// The tensor, as the file names it.
+        /// Its name.
         tensor: String,
-        /// Its size in bytes.
+        /// Its bytes.
         bytes: u64,
-        /// What the pool said.
+        /// The pool's error.
         source: Box<PoolError>,
     },
-    /// The arena refused or failed a copy.
+    /// The arena failed a copy.
     #[error("cannot copy tensor {}", text::name(tensor))]
     Pool {
-        /// The tensor, as the file names it.
+        /// Its name.
         tensor: String,
-        /// What the pool said.
+        /// The pool's error.
         source: Box<PoolError>,
     },
     /// The device failed a copy, or the host has no memory for one.
     #[error("moving bytes of tensor {} failed", text::name(tensor))]
     Copy {
-        /// The tensor, as the file names it.
+        /// Its name.
         tensor: String,
-        /// What the driver said.
+        /// The driver's error.
         source: DriverError,
     },
-    /// The device has no stream to copy on.
+    /// The device provides no stream for copies.
     #[error("no stream to move the model on")]
     Stream(#[source] DriverError),
-    /// The device holds other bytes than the file.
+    /// Device and file differ.
     #[error(
         "tensor {} of {} differs from the file at byte {offset} of {bytes}",
         text::name(tensor),
@@ -68,44 +68,67 @@ pub enum ModelError {
     Mismatch {
         /// The file.
         path: PathBuf,
-        /// The tensor, as the file names it.
+        /// Its name.
         tensor: String,
-        /// The first byte that differs.
+        /// The first different byte.
         offset: u64,
-        /// Size of the tensor in bytes.
+        /// Its bytes.
         bytes: u64,
     },
-    /// A block is not where it was allocated.
+    /// A block changed its address.
     #[error("tensor {} has moved from {:#x} to {:#x}", text::name(tensor), from.range.addr, to.range.addr)]
     Moved {
-        /// The tensor, as the file names it.
+        /// Its name.
         tensor: String,
-        /// Where it was allocated.
+        /// The block as allocated.
         from: Block,
-        /// Where it is.
+        /// The block now.
         to: Block,
     },
 }
 
-/// Told how many bytes were just moved, from several threads.
+/// Receives the bytes of each copy, from several threads.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// A checkpoint whose tensors have blocks in an arena.
+///
+/// ```
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::model::Model;
+/// use poorwill::{Arena, Config, Level, SleepRequest, Tag, WakeRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # std::fs::write(folder.path().join("m.safetensors"), [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let model = Model::load(&arena, &checkpoint, &Tag::weights(), &|bytes| println!("{bytes} more bytes"))?;
+///
+/// arena.sleep(&SleepRequest::all(Level::Two))?; // Drops the weights.
+/// arena.wake(&WakeRequest::all())?;
+/// model.read_in(&|_| ())?;
+/// arena.mark_restored(&[Tag::weights()])?;
+/// model.verify(&|_| ())?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Model<'a> {
     arena: &'a Arena,
     checkpoint: &'a Checkpoint,
-    /// By tensor; none for a tensor without bytes.
+    /// By tensor; `None` for an empty tensor.
     blocks: Vec<Option<Block>>,
 }
 
 impl<'a> Model<'a> {
-    /// Allocates a block of `tag` for each tensor of `checkpoint` and reads it in.
+    /// Allocates a block of `tag` for each tensor of `checkpoint` and reads it.
     ///
     /// # Errors
-    /// `Alloc`, naming the tensor; `Checkpoint` when the files change or shrink meanwhile; `Pool`, `Copy`,
-    /// `Stream`.
-    /// Nothing stays allocated.
+    /// `Alloc`; `Checkpoint` when the files change or shrink meanwhile; `Pool`, `Copy`, `Stream`. All blocks
+    /// are freed.
     pub fn load(
         arena: &'a Arena,
         checkpoint: &'a Checkpoint,
@@ -115,18 +138,18 @@ impl<'a> Model<'a> {
         let mut model = Self { arena, checkpoint, blocks: Vec::new() };
         let loaded = model.allocate(tag).and_then(|()| model.read_in(progress));
         if let Err(error) = loaded {
-            // The first failure is the one to report; blocks that cannot be freed go with the arena.
+            // Report the first failure; the arena frees remaining blocks.
             let _ = model.free();
             return Err(error);
         }
         Ok(model)
     }
 
-    /// Reads every tensor from its file again, after a sleep that dropped them. Marking the tag as restored
-    /// is left to the caller, who knows whether other blocks have the tag.
+    /// Reads every tensor again, after a sleep dropped them. The caller then calls [`Arena::mark_restored`],
+    /// since other blocks may have the same tag.
     ///
     /// # Errors
-    /// As for [`Model::load`], but the blocks stay.
+    /// As [`Model::load`]; the blocks stay.
     pub fn read_in(&self, progress: Progress<'_>) -> Result<(), ModelError> {
         self.read_in_from(&Files::of(self.checkpoint, PageCache::Used), progress)
     }
@@ -136,43 +159,43 @@ impl<'a> Model<'a> {
         storage: &dyn Storage,
         progress: Progress<'_>,
     ) -> Result<(), ModelError> {
-        self.for_each_piece(storage, 1, progress, |piece, begin, buffer, hand| {
+        self.for_each_range(storage, 1, progress, |range, begin, buffer, worker| {
             let (buffer, pool) = (Arc::new(buffer), self.arena.pool());
             let mut copies = Vec::new();
-            let queued = self.stretches(piece, begin).try_for_each(|stretch| {
-                let Stretch { block, offset, bytes, at, .. } = stretch;
-                let copy = pool.write(hand.stream, block.id, offset, Arc::clone(&buffer), at, bytes);
-                copies.push((stretch.done(copy)?, stretch));
+            let queued = self.tensor_ranges(range, begin).try_for_each(|part| {
+                let TensorRange { block, offset, bytes, at, .. } = part;
+                let copy = pool.write(worker.stream, block.id, offset, Arc::clone(&buffer), at, bytes);
+                copies.push((part.done(copy)?, part));
                 Ok(())
             });
-            // Whatever failed: a copy that nobody waits for keeps its buffer for a while.
-            let ended = copies.into_iter().map(|(copy, stretch)| copied(stretch.tensor, copy.wait()));
+            // Wait even after a failure: an unfinished copy keeps its buffer.
+            let ended = copies.into_iter().map(|(copy, part)| copied(part.tensor, copy.wait()));
             let ended = ended.fold(Ok(()), Result::and);
-            hand.kept.extend(Arc::into_inner(buffer));
+            worker.spare.extend(Arc::into_inner(buffer));
             queued.and(ended)
         })
     }
 
-    /// Compares every byte on the device with the files, and every address with where it was.
+    /// Compares every byte on the device with the files, and every address with the allocated one.
     ///
     /// # Errors
-    /// `Mismatch` or `Moved` for the first tensor found; otherwise as for [`Model::load`].
+    /// `Mismatch` or `Moved` for the first tensor found; otherwise as [`Model::load`].
     pub fn verify(&self, progress: Progress<'_>) -> Result<(), ModelError> {
         let files = Files::of(self.checkpoint, PageCache::Used);
-        self.for_each_piece(&files, 2, progress, |piece, begin, stored, hand| {
-            let mut found = self.buffer(piece, hand, stored.len() as u64)?;
+        self.for_each_range(&files, 2, progress, |range, begin, stored, worker| {
+            let mut found = self.buffer(range, worker, stored.len() as u64)?;
             let pool = self.arena.pool();
-            for stretch in self.stretches(piece, begin) {
-                let Stretch { tensor, block, offset, bytes, at } = stretch;
-                let now = stretch.done(pool.block(block.id))?;
+            for part in self.tensor_ranges(range, begin) {
+                let TensorRange { tensor, block, offset, bytes, at } = part;
+                let now = part.done(pool.block(block.id))?;
                 if now != block {
                     return Err(ModelError::Moved { tensor: tensor.name.clone(), from: block, to: now });
                 }
-                let copy = stretch.done(pool.read(hand.stream, block.id, offset, found, at, bytes))?;
+                let copy = part.done(pool.read(worker.stream, block.id, offset, found, at, bytes))?;
                 found = copied(tensor, copy.wait())?;
                 let range = index(at)..index(at + bytes);
                 let (there, here) = (&found[range.clone()], &stored[range]);
-                // The first that differs is looked for where one does: it takes longer.
+                // Search for the first difference only in a range that differs: it is slower.
                 if there != here {
                     let nth = there.iter().zip(here).take_while(|(a, b)| a == b).count();
                     return Err(ModelError::Mismatch {
@@ -183,7 +206,7 @@ impl<'a> Model<'a> {
                     });
                 }
             }
-            hand.kept.extend([found, stored]);
+            worker.spare.extend([found, stored]);
             Ok(())
         })
     }
@@ -191,7 +214,7 @@ impl<'a> Model<'a> {
     /// Frees every block.
     ///
     /// # Errors
-    /// `Pool` for a block that somebody else freed.
+    /// `Pool` for a block that was freed elsewhere.
     pub fn free(&mut self) -> Result<(), ModelError> {
         let mut failed = Ok(());
         for (block, tensor) in self.blocks.drain(..).zip(self.checkpoint.tensors()) {
@@ -221,30 +244,30 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Has several readers, with so many buffers each, read all pieces, and do something with what was read and where in
-    /// its buffer it begins; the first error ends all.
-    fn for_each_piece(
+    /// Reads all ranges with several readers of `buffers` buffers each. `work` gets each range, its buffer
+    /// and its offset there. The first error ends all.
+    fn for_each_range(
         &self,
         storage: &dyn Storage,
         buffers: usize,
         progress: Progress<'_>,
-        work: impl Fn(&Piece, u64, HostBuffer, &mut Hand) -> Result<(), ModelError> + Sync,
+        work: impl Fn(&FileRange, u64, HostBuffer, &mut CopyWorker) -> Result<(), ModelError> + Sync,
     ) -> Result<(), ModelError> {
         if self.blocks.is_empty() {
             return Ok(()); // They were freed.
         }
-        let pieces = reader::pieces(self.checkpoint.tensors(), PIECE_BYTES_MAX, |_, _| true);
-        let mut hands = self.hands(reader::readers().min(pieces.len()), buffers)?;
-        let streams: Vec<StreamId> = hands.iter().map(|hand| hand.stream).collect();
-        let read = |piece: Piece, hand: &mut Hand| {
-            let mut buffer = self.buffer(&piece, hand, room_bytes(storage, &piece))?;
-            let filled = reader::read(storage, &piece, &mut buffer);
-            let begin = filled.map_err(|fault| piece.refused(self.checkpoint, fault))?.begin;
-            work(&piece, begin as u64, buffer, hand)?;
-            progress(piece.bytes);
-            Ok(piece.bytes)
+        let ranges = reader::ranges(self.checkpoint.tensors(), RANGE_BYTES_MAX, |_, _| true);
+        let mut workers = self.workers(reader::readers().min(ranges.len()), buffers)?;
+        let streams: Vec<StreamId> = workers.iter().map(|worker| worker.stream).collect();
+        let read = |range: FileRange, worker: &mut CopyWorker| {
+            let mut buffer = self.buffer(&range, worker, buffer_bytes(storage, &range))?;
+            let filled = reader::read(storage, &range, &mut buffer);
+            let begin = filled.map_err(|error| range.refused(self.checkpoint, error))?.begin;
+            work(&range, begin as u64, buffer, worker)?;
+            progress(range.bytes);
+            Ok(range.bytes)
         };
-        let ended = reader::run(&mut hands, [Ok(pieces)], read, &mut |_| ControlFlow::Continue(()));
+        let ended = reader::run(&mut workers, [Ok(ranges)], read, &mut |_| ControlFlow::Continue(()));
         let mut result = ended.map(drop);
         for stream in streams {
             result = result.and(self.arena.driver().stream_destroy(stream).map_err(ModelError::Stream));
@@ -252,32 +275,34 @@ impl<'a> Model<'a> {
         result
     }
 
-    /// What each reader works with: for one at least, and for fewer than are wanted if the device has no more streams,
-    /// or no more host memory is to be had.
-    fn hands(&self, wanted: usize, buffers: usize) -> Result<Vec<Hand>, ModelError> {
-        let mut hands = Vec::new();
-        while hands.len() < wanted {
-            match self.hand(buffers) {
-                Ok(hand) => hands.push(hand),
-                Err(ModelError::Stream(_)) if !hands.is_empty() => break,
-                Err(ModelError::Copy { source, .. }) if !hands.is_empty() && is_lack(&source) => break,
+    /// At least one worker; fewer than `wanted` when streams or host memory run out.
+    fn workers(&self, wanted: usize, buffers: usize) -> Result<Vec<CopyWorker>, ModelError> {
+        let mut workers = Vec::new();
+        while workers.len() < wanted {
+            match self.worker(buffers) {
+                Ok(worker) => workers.push(worker),
+                Err(ModelError::Stream(_)) if !workers.is_empty() => break,
+                Err(ModelError::Copy { source, .. })
+                    if !workers.is_empty() && is_out_of_host_memory(&source) =>
+                {
+                    break;
+                }
                 Err(error) => {
-                    // The error that counts is the first one.
-                    hands
-                        .iter()
-                        .for_each(|Hand { stream, .. }| _ = self.arena.driver().stream_destroy(*stream));
+                    workers.iter().for_each(|CopyWorker { stream, .. }| {
+                        _ = self.arena.driver().stream_destroy(*stream);
+                    });
                     return Err(error);
                 }
             }
         }
-        Ok(hands)
+        Ok(workers)
     }
 
-    fn hand(&self, buffers: usize) -> Result<Hand, ModelError> {
+    fn worker(&self, buffers: usize) -> Result<CopyWorker, ModelError> {
         let driver = self.arena.driver();
         let stream = driver.stream_create().map_err(ModelError::Stream)?;
-        match (0..buffers).map(|_| driver.host_alloc(PIECE_BYTES_MAX + ALIGN_BYTES)).collect() {
-            Ok(kept) => Ok(Hand { stream, kept }),
+        match (0..buffers).map(|_| driver.host_alloc(RANGE_BYTES_MAX + ALIGN_BYTES)).collect() {
+            Ok(spare) => Ok(CopyWorker { stream, spare }),
             Err(source) => {
                 driver.stream_destroy(stream).map_err(ModelError::Stream)?;
                 let tensor = self.checkpoint.tensors().first().map(|tensor| tensor.name.clone());
@@ -286,21 +311,24 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// A buffer with room for a piece.
-    fn buffer(&self, piece: &Piece, hand: &mut Hand, bytes: u64) -> Result<HostBuffer, ModelError> {
-        let kept = hand.kept.pop().filter(|kept| kept.len() as u64 >= bytes);
-        let made = || self.arena.driver().host_alloc(bytes.max(PIECE_BYTES_MAX + ALIGN_BYTES));
-        let tensor = &self.checkpoint.tensors()[piece.parts[0].tensor];
-        copied(tensor, kept.map_or_else(made, Ok))
+    fn buffer(
+        &self,
+        range: &FileRange,
+        worker: &mut CopyWorker,
+        bytes: u64,
+    ) -> Result<HostBuffer, ModelError> {
+        let spare = worker.spare.pop().filter(|spare| spare.len() as u64 >= bytes);
+        let made = || self.arena.driver().host_alloc(bytes.max(RANGE_BYTES_MAX + ALIGN_BYTES));
+        let tensor = &self.checkpoint.tensors()[range.parts[0].tensor];
+        copied(tensor, spare.map_or_else(made, Ok))
     }
 
-    /// What a piece, which begins at `at` of its buffer, is made of.
-    fn stretches(&self, piece: &Piece, mut at: u64) -> impl Iterator<Item = Stretch<'a>> {
-        piece.parts.iter().filter_map(move |part| {
-            let Part { tensor, offset, bytes } = *part;
+    fn tensor_ranges(&self, range: &FileRange, mut at: u64) -> impl Iterator<Item = TensorRange<'a>> {
+        range.parts.iter().filter_map(move |part| {
+            let TensorPart { tensor, offset, bytes } = *part;
             at += bytes;
             let (tensor, block) = (&self.checkpoint.tensors()[tensor], self.blocks[tensor]?);
-            Some(Stretch { tensor, block, offset, bytes, at: at - bytes })
+            Some(TensorRange { tensor, block, offset, bytes, at: at - bytes })
         })
     }
 
@@ -309,8 +337,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Bytes of a tensor, and where in a buffer they are.
-struct Stretch<'a> {
+/// Bytes of a tensor; `at` is their offset in the buffer.
+struct TensorRange<'a> {
     tensor: &'a Tensor,
     block: Block,
     offset: u64,
@@ -318,7 +346,7 @@ struct Stretch<'a> {
     at: u64,
 }
 
-impl Stretch<'_> {
+impl TensorRange<'_> {
     fn done<T>(&self, result: Result<T, PoolError>) -> Result<T, ModelError> {
         result.map_err(|source| ModelError::Pool { tensor: self.tensor.name.clone(), source: source.into() })
     }
@@ -328,12 +356,11 @@ fn copied<T>(tensor: &Tensor, result: Result<T, DriverError>) -> Result<T, Model
     result.map_err(|source| ModelError::Copy { tensor: tensor.name.clone(), source })
 }
 
-fn is_lack(error: &DriverError) -> bool {
+fn is_out_of_host_memory(error: &DriverError) -> bool {
     matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. })
 }
 
-/// What one reader has of its own.
-struct Hand {
+struct CopyWorker {
     stream: StreamId,
-    kept: Vec<HostBuffer>,
+    spare: Vec<HostBuffer>,
 }

@@ -1,4 +1,4 @@
-//! An open device: its driver, and what there is to know about its memory.
+//! An open device: its driver, and the facts about its memory.
 
 #[cfg(target_os = "linux")]
 use std::ops::Range;
@@ -20,50 +20,64 @@ use poorwill_driver::{
 use crate::budget::UnknownBudget;
 use crate::device::DeviceSpec;
 #[cfg(target_os = "linux")]
-use crate::offload::Limbo;
+use crate::offload::DeferredFree;
 
-/// Why a device, or an arena on it, could not be opened.
+/// Why a device, or an arena on it, could not be opened. The message names the next step;
+/// [`chain`](crate::chain) adds the causes.
+///
+/// ```
+/// use poorwill::{Arena, Config, OpenError};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = Config::on("host:64MiB".parse()?).limited_to(1 << 40);
+/// match Arena::open(config) {
+///     Err(error @ OpenError::Claim(_)) => println!("lower the limit: {}", poorwill::chain(&error)),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The device would not open.
+    /// The device does not open.
     #[error("cannot use device {device}")]
     Device {
-        /// Which.
+        /// Its name.
         device: DeviceSpec,
-        /// What it said.
+        /// The driver's error.
         source: DriverError,
     },
-    /// Nobody tells how much memory there is.
+    /// No source reports the memory size. Give a budget in bytes.
     #[error(transparent)]
     Budget(#[from] UnknownBudget),
-    /// The limit does not fit into the budget.
+    /// The limit exceeds the budget. Lower it.
     #[error(transparent)]
     Claim(#[from] Box<poorwill_core::ClaimError>),
-    /// The pool would not open.
+    /// The pool refused its configuration.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// What a device may do about host memory, where backups are kept.
+/// How a device uses host memory, which holds the backups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostMemoryUse {
-    /// Most that it may hold, in bytes. What control groups and the machine leave is the limit in any case.
+    /// Most bytes it may hold. Control groups and available memory limit it in any case.
     pub limit_bytes: Option<u64>,
-    /// Whether it is left pageable: slower, for machines on which page-locked memory is short, or the GPU's own.
+    /// Pageable memory: slower, for machines short of page-locked memory.
     pub pageable: bool,
 }
 
 impl HostMemoryUse {
-    /// The same, holding at most `limit_bytes`; `None`: what control groups and the machine leave.
+    /// Limits it to `limit_bytes`.
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
         self.limit_bytes = limit_bytes.into();
         self
     }
 
-    /// The same, left pageable or not.
+    /// Chooses pageable or page-locked memory.
     #[must_use]
     pub fn left_pageable(mut self, pageable: bool) -> Self {
         self.pageable = pageable;
@@ -71,38 +85,50 @@ impl HostMemoryUse {
     }
 }
 
-/// Which other GPUs may read and write a GPU's memory. Each makes opening what a wake maps take longer.
+/// Which other GPUs may access a GPU's memory. Each peer slows down mapping at wake.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Peers {
-    /// All that this process sees and that can reach it.
+    /// All that this process sees and that reach the GPU.
     #[default]
     Reachable,
     /// None: for processes that use one GPU.
     None,
-    /// The GPUs of these numbers, each of which must be able to reach it.
+    /// These CUDA ordinals, all of which must reach the GPU.
     Only(Vec<u32>),
 }
 
 /// How a device is opened.
+///
+/// ```
+/// use poorwill::{Device, DeviceOptions, HostMemoryUse, Peers};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let backups = HostMemoryUse::default().limited_to(32 << 20).left_pageable(true);
+/// let options = DeviceOptions::default().backing_up_in(backups).open_to(Peers::None);
+/// let device = Device::open_with(&"host:64MiB".parse()?, options)?;
+/// assert_eq!(device.spec().to_string(), "host:64MiB");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceOptions {
-    /// What may be done about host memory.
+    /// Use of host memory.
     pub host_memory: HostMemoryUse,
-    /// Who else may use a GPU's memory. The host device has no peers.
+    /// Other GPUs with access. The host device has none.
     pub peers: Peers,
 }
 
 impl DeviceOptions {
-    /// The same, with what may be done about host memory.
+    /// Sets the use of host memory.
     #[must_use]
     pub fn backing_up_in(mut self, host_memory: HostMemoryUse) -> Self {
         self.host_memory = host_memory;
         self
     }
 
-    /// The same, with these GPUs allowed to use its memory.
+    /// Sets which other GPUs have access.
     #[must_use]
     pub fn open_to(mut self, peers: Peers) -> Self {
         self.peers = peers;
@@ -122,21 +148,31 @@ impl From<&DeviceOptions> for DeviceOptions {
     }
 }
 
-/// A device that is open. Clones are the same device.
+/// An open device. Clones share it.
+///
+/// ```
+/// use poorwill::Device;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let budget = device.budget(Some("0.5".parse()?));
+/// assert_eq!(budget.budget_bytes, Some(32 << 20));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Device {
     spec: DeviceSpec,
-    machine: Machine,
+    backend: Backend,
     #[cfg(target_os = "linux")]
-    limbo: Arc<Limbo>,
+    deferred: Arc<DeferredFree>,
 }
 
-/// What a device needs to see host memory of somebody else's.
 #[cfg(target_os = "linux")]
-pub(crate) type Seen = Option<cuda::HostView>;
+pub(crate) type HostViewGuard = Option<cuda::HostView>;
 
 #[derive(Debug, Clone)]
-enum Machine {
+enum Backend {
     #[cfg(target_os = "linux")]
     Host(Arc<HostDevice>),
     #[cfg(target_os = "linux")]
@@ -144,158 +180,157 @@ enum Machine {
 }
 
 impl Device {
-    /// Opens it: a GPU's primary context is retained, the host device is made.
+    /// Opens the device. On a GPU this retains the primary context.
     ///
     /// # Errors
-    /// `Device` when it cannot be opened here.
+    /// `Device` when it does not open here.
     pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
         Self::open_with(spec, DeviceOptions::default())
     }
 
-    /// The same, with options: [`DeviceOptions`], or what may be done about host memory.
+    /// Opens the device with [`DeviceOptions`] or [`HostMemoryUse`].
     ///
     /// # Errors
-    /// As for [`Device::open`], and for a peer that there is not or that does not reach the GPU.
+    /// As [`Device::open`]; also for a peer that does not exist or does not reach the GPU.
     pub fn open_with(spec: &DeviceSpec, options: impl Into<DeviceOptions>) -> Result<Self, OpenError> {
-        let machine = Machine::open(spec, options.into())
+        let backend = Backend::open(spec, options.into())
             .map_err(|source| OpenError::Device { device: spec.clone(), source })?;
         Ok(Self {
             spec: spec.clone(),
-            machine,
+            backend,
             #[cfg(target_os = "linux")]
-            limbo: Arc::default(),
+            deferred: Arc::default(),
         })
     }
 
-    /// A GPU that is open already.
+    /// Wraps an open GPU.
     #[cfg(target_os = "linux")]
     #[must_use]
-    pub fn of_cuda(device: Arc<CudaDevice>) -> Self {
+    pub fn from_cuda(device: Arc<CudaDevice>) -> Self {
         let spec = DeviceSpec::Cuda { ordinal: device.gpu().ordinal };
-        Self { spec, machine: Machine::Cuda(device), limbo: Arc::default() }
+        Self { spec, backend: Backend::Cuda(device), deferred: Arc::default() }
     }
 
-    /// A host device that is open already.
+    /// Wraps an open host device.
     #[cfg(target_os = "linux")]
     #[must_use]
-    pub fn of_host(device: Arc<HostDevice>) -> Self {
+    pub fn from_host(device: Arc<HostDevice>) -> Self {
         let spec = DeviceSpec::Host { capacity_bytes: device.info().total_bytes };
-        Self { spec, machine: Machine::Host(device), limbo: Arc::default() }
+        Self { spec, backend: Backend::Host(device), deferred: Arc::default() }
     }
 
-    /// As it was named.
+    /// The name it was opened by.
     #[must_use]
     pub fn spec(&self) -> &DeviceSpec {
         &self.spec
     }
 
-    /// Its driver.
+    /// The driver.
     #[must_use]
     pub fn driver(&self) -> Arc<dyn Driver> {
-        match &self.machine {
+        match &self.backend {
             #[cfg(target_os = "linux")]
-            Machine::Host(device) => Arc::clone(device) as Arc<dyn Driver>,
+            Backend::Host(device) => Arc::clone(device) as Arc<dyn Driver>,
             #[cfg(target_os = "linux")]
-            Machine::Cuda(device) => Arc::clone(device) as Arc<dyn Driver>,
+            Backend::Cuda(device) => Arc::clone(device) as Arc<dyn Driver>,
             #[cfg(not(target_os = "linux"))]
             _ => unreachable!("no device opens here"),
         }
     }
 
-    /// The GPU, if it is one.
+    /// The GPU; `None` for the host device.
     #[cfg(target_os = "linux")]
     #[must_use]
     pub fn cuda(&self) -> Option<&Arc<CudaDevice>> {
-        match &self.machine {
-            Machine::Host(_) => None,
-            Machine::Cuda(device) => Some(device),
+        match &self.backend {
+            Backend::Host(_) => None,
+            Backend::Cuda(device) => Some(device),
         }
     }
 
-    /// Memory of [`offload`](crate::offload) that is to be given back when the device's work has ended.
+    /// [`offload`](crate::offload) memory to free once the device's work completes.
     #[cfg(target_os = "linux")]
-    pub(crate) fn limbo(&self) -> &Limbo {
-        &self.limbo
+    pub(crate) fn deferred(&self) -> &DeferredFree {
+        &self.deferred
     }
 
-    /// Host memory of exactly `bytes` bytes, page-locked or not, and why not where it is not and was to be if possible.
+    /// Host memory of exactly `bytes` bytes, and why it is pageable against `pin`.
     #[cfg(target_os = "linux")]
     pub(crate) fn host_buffer(
         &self,
         bytes: u64,
         pin: BufferPin,
     ) -> Result<(HostBuffer, Option<String>), DriverError> {
-        match &self.machine {
-            Machine::Host(device) => device.host_buffer(bytes, pin),
-            Machine::Cuda(device) => device.host_buffer(bytes, pin),
+        match &self.backend {
+            Backend::Host(device) => device.host_buffer(bytes, pin),
+            Backend::Cuda(device) => device.host_buffer(bytes, pin),
         }
     }
 
-    /// Gives back as much host memory as a buffer had that has gone, where more than 1 GiB lies unused.
+    /// Releases up to `bytes` of unused host memory, if more than 1 GiB is unused.
     #[cfg(target_os = "linux")]
-    pub(crate) fn give_surplus_back(&self, bytes: u64) {
-        match &self.machine {
-            Machine::Host(device) => device.give_surplus_back(bytes),
-            Machine::Cuda(device) => device.give_surplus_back(bytes),
+    pub(crate) fn release_surplus(&self, bytes: u64) {
+        match &self.backend {
+            Backend::Host(device) => device.give_surplus_back(bytes),
+            Backend::Cuda(device) => device.give_surplus_back(bytes),
         }
     }
 
-    /// The same for several at once: all is there when this returns, or none, and is made meanwhile.
+    /// Reserves several buffers, or none; other threads make them.
     #[cfg(target_os = "linux")]
     pub(crate) fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>, DriverError> {
-        match &self.machine {
-            Machine::Host(device) => device.host_buffers(sizes, pin),
-            Machine::Cuda(device) => device.host_buffers(sizes, pin),
+        match &self.backend {
+            Backend::Host(device) => device.host_buffers(sizes, pin),
+            Backend::Cuda(device) => device.host_buffers(sizes, pin),
         }
     }
 
-    /// Where the device sees page-locked memory of its own.
+    /// The device address of the device's own page-locked memory.
     #[cfg(target_os = "linux")]
-    pub(crate) fn pinned_at(&self, bytes: &[u8]) -> Option<u64> {
-        match &self.machine {
-            Machine::Host(_) => None,
-            Machine::Cuda(device) => device.pinned_at(bytes),
+    pub(crate) fn pinned_addr(&self, bytes: &[u8]) -> Option<u64> {
+        match &self.backend {
+            Backend::Host(_) => None,
+            Backend::Cuda(device) => device.pinned_at(bytes),
         }
     }
 
-    /// Where the device sees memory of the process, page-locked in place if that is needed and allowed; nothing if it
-    /// is needed and not allowed.
+    /// The device address of process memory, page-locked where needed. `None` if `may_lock` forbids that.
     #[cfg(target_os = "linux")]
-    pub(crate) fn see(
+    pub(crate) fn host_view(
         &self,
         memory: Range<usize>,
         may_lock: bool,
-    ) -> Result<Option<(u64, Seen)>, DriverError> {
-        match &self.machine {
-            Machine::Host(_) => Ok(Some((memory.start as u64, None))),
-            Machine::Cuda(device) => {
+    ) -> Result<Option<(u64, HostViewGuard)>, DriverError> {
+        match &self.backend {
+            Backend::Host(_) => Ok(Some((memory.start as u64, None))),
+            Backend::Cuda(device) => {
                 let seen = device.host_view(memory, may_lock)?;
                 Ok(seen.map(|seen| (seen.device_addr(), Some(seen))))
             }
         }
     }
 
-    /// Waits for all work on the device, whoever queued it, and leaves captures alone.
+    /// Waits for all work on the device, except captures.
     #[cfg(target_os = "linux")]
     pub(crate) fn wait_for_all_work(&self) -> Result<(), DriverError> {
-        match &self.machine {
-            Machine::Host(device) => device.synchronize(),
-            Machine::Cuda(device) => device.wait_for_all_work(),
+        match &self.backend {
+            Backend::Host(device) => device.synchronize(),
+            Backend::Cuda(device) => device.wait_for_all_work(),
         }
     }
 
-    /// Whether the device sees all memory of the process at the process's own addresses.
+    /// Whether the device sees all process memory at the process's addresses.
     #[cfg(target_os = "linux")]
     pub(crate) fn sees_all_memory(&self) -> bool {
         matches!(self.spec, DeviceSpec::Host { .. })
     }
 
-    /// What everyone who can be asked says about its memory now.
+    /// What each source reports about its memory now.
     #[must_use]
     pub fn facts(&self) -> Vec<Fact> {
-        match &self.machine {
+        match &self.backend {
             #[cfg(target_os = "linux")]
-            Machine::Host(device) => vec![
+            Backend::Host(device) => vec![
                 Fact::bytes(SourceName::Capacity, device.info().total_bytes),
                 match device.memory_info() {
                     Ok(memory) => capacity_free(memory.free_bytes),
@@ -303,44 +338,41 @@ impl Device {
                 },
             ],
             #[cfg(target_os = "linux")]
-            Machine::Cuda(device) => crate::budget::facts_of(device),
+            Backend::Cuda(device) => crate::budget::facts_of(device),
             #[cfg(not(target_os = "linux"))]
             _ => unreachable!("no device opens here"),
         }
     }
 
-    /// What this process holds of it, in bytes, where that is known.
+    /// Bytes that this process uses on it, where known.
     #[must_use]
     pub fn process_used_bytes(&self) -> Option<u64> {
-        match &self.machine {
+        match &self.backend {
             #[cfg(target_os = "linux")]
-            Machine::Host(device) => {
+            Backend::Host(device) => {
                 let memory = device.memory_info().ok()?;
                 Some(memory.total_bytes - memory.free_bytes)
             }
             #[cfg(target_os = "linux")]
-            Machine::Cuda(device) => device.process_used_bytes(),
+            Backend::Cuda(device) => device.process_used_bytes(),
             #[cfg(not(target_os = "linux"))]
             _ => unreachable!("no device opens here"),
         }
     }
 
-    /// How much of it this process may use now, by everyone's word and the user's.
+    /// How much of it this process may use now, by all sources and the user's cap.
     #[must_use]
     pub fn budget(&self, cap: Option<Cap>) -> Budget {
         Budget::decide(&self.facts(), self.process_used_bytes(), cap)
     }
 
-    /// The budget, and the envelope that hands it out.
-    ///
-    /// # Errors
-    /// When nobody tells how much there is.
+    /// The budget, and the envelope that grants claims on it. Fails when no source reports the memory size.
     pub fn envelope(&self, cap: Option<Cap>) -> Result<(Budget, Envelope), UnknownBudget> {
         crate::budget::envelope(&self.spec.id(), self.budget(cap))
     }
 }
 
-/// Free capacity of the host device. That it is more than the computer has is no mistake.
+/// Free capacity of the host device. It may exceed the computer's available memory.
 #[cfg(target_os = "linux")]
 fn capacity_free(bytes: u64) -> Fact {
     let fact = Fact::bytes(SourceName::CapacityFree, bytes);
@@ -355,10 +387,10 @@ fn capacity_free(bytes: u64) -> Fact {
     }
 }
 
-/// Shared memory that a block of threads may opt in to on a GPU, in bytes; asked without opening it.
+/// Shared memory that a thread block may opt in to on a GPU, in bytes, without opening it.
 ///
 /// # Errors
-/// `Device` where there is no such GPU, or no driver.
+/// `Device` without such a GPU or a driver.
 pub fn shared_memory_per_block_bytes(ordinal: u32) -> Result<u64, OpenError> {
     let asked = shared_memory_of(ordinal);
     asked.map_err(|source| OpenError::Device { device: DeviceSpec::Cuda { ordinal }, source })
@@ -374,7 +406,7 @@ fn shared_memory_of(ordinal: u32) -> Result<u64, DriverError> {
     Err(unsupported(&DeviceSpec::Cuda { ordinal }))
 }
 
-impl Machine {
+impl Backend {
     #[cfg(target_os = "linux")]
     fn open(spec: &DeviceSpec, options: DeviceOptions) -> Result<Self, DriverError> {
         let DeviceOptions { host_memory, peers } = options;

@@ -1,8 +1,4 @@
 //! A block that frees itself.
-//!
-//! An [`OwnedBlock`] frees its block when it is dropped, however that comes about (an early return, a panic), and keeps the
-//! arena until then, so that the memory does not go before it. [`OwnedBlock::free`] and [`OwnedBlock::into_block`] take
-//! it by value: afterwards nobody frees the block a second time.
 
 use std::fmt;
 use std::ops::Deref;
@@ -11,10 +7,11 @@ use poorwill_core::{Block, PoolError};
 
 use crate::arena::Arena;
 
-/// A live block of an [`Arena`] that is freed when this is dropped; made by [`Arena::alloc_owned`].
+/// A live block of an [`Arena`], freed on drop, also after an early return or a panic; made by
+/// [`Arena::alloc_owned`].
 ///
-/// It dereferences to its [`Block`]. Its memory is free as after [`Arena::free`]: at once for the block's own stream, for
-/// others after the work that is queued by then.
+/// It keeps the arena alive, and dereferences to its [`Block`]. Other streams may reuse the memory as after
+/// [`Arena::free`].
 ///
 /// ```
 /// # use poorwill::{AllocRequest, Arena, Config, Tag};
@@ -39,35 +36,34 @@ use crate::arena::Arena;
 pub struct OwnedBlock {
     arena: Arena,
     block: Block,
-    /// Whether dropping this frees it.
-    frees: bool,
+    /// Whether dropping frees the block.
+    is_armed: bool,
 }
 
 impl OwnedBlock {
     pub(crate) fn new(arena: Arena, block: Block) -> Self {
-        Self { arena, block, frees: true }
+        Self { arena, block, is_armed: true }
     }
 
-    /// The arena that it is from.
+    /// The block's arena.
     #[must_use]
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// Frees the block, and tells what dropping it cannot: that it had been taken away before.
+    /// Frees the block and returns the error that a drop ignores.
     ///
     /// # Errors
-    /// `StaleBlock` when somebody freed it by its handle, and `Closed` when the arena was closed. `WrongProcess` in a fork
-    /// of the process that opened the arena, and `Poisoned` after a panic inside of the pool. None leaves it to free.
+    /// As [`Arena::free`]; nothing is left to free.
     pub fn free(mut self) -> Result<(), PoolError> {
-        self.frees = false;
+        self.is_armed = false;
         self.arena.free(self.block.id)
     }
 
-    /// The block, which whoever calls this frees: for [`Arena::free_part`], or for callers over a foreign interface.
-    #[must_use = "nobody else frees the block"]
+    /// Releases ownership: the caller frees the block. For [`Arena::free_part`] and foreign interfaces.
+    #[must_use = "nothing else frees the block"]
     pub fn into_block(mut self) -> Block {
-        self.frees = false;
+        self.is_armed = false;
         self.block
     }
 }
@@ -88,9 +84,9 @@ impl fmt::Debug for OwnedBlock {
 
 impl Drop for OwnedBlock {
     fn drop(&mut self) {
-        if self.frees {
-            // Freeing asks the device nothing. It fails only where there is no block to free: the arena was closed or
-            // is poisoned, the block was freed by its handle, or this is a fork, and the block its parent's.
+        if self.is_armed {
+            // Freeing does not call the device. It fails only without a block to free: after a close, a panic
+            // in the pool, a free by handle, or a fork.
             let _ = self.arena.free(self.block.id);
         }
     }

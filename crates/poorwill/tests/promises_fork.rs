@@ -1,7 +1,7 @@
-//! A fork of the process that has blocks which free themselves: the child drops what is its parent's and hangs nowhere, and
-//! the parent loses nothing.
+//! A fork of a process with owned blocks: the child drops its parent's blocks without hanging, and the parent
+//! loses nothing.
 //!
-//! A program of its own: whoever forks should have no threads of other tests beside it.
+//! A program of its own: a process that forks must not have threads of other tests.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::unwrap_used)]
 

@@ -1,8 +1,8 @@
-//! Two processes on one device: whatever becomes of one, the other keeps its bytes and can wake, and the memory
-//! of the one that is gone is the device's again.
+//! Two processes on one device. Whatever happens to one, the other keeps its bytes and can wake. The memory
+//! of a process that ended is free again.
 //!
-//! On a GPU the processes really share the device. A host device and the fake libcuda belong to one process each;
-//! there a second pool of the same process stands in where memory has to be shared.
+//! On a GPU the processes really share the device. A host device and the fake libcuda belong to one process
+//! each. There, tests that share memory use a second pool of the same process.
 //!
 //! A program of its own: it compares figures of the whole device.
 #![cfg(target_os = "linux")]
@@ -27,12 +27,12 @@ use poorwill_testkit::watchdog::eventually;
 
 const MIB: u64 = 1 << 20;
 
-/// So many MiB where the processes share a device, and less where each has its own: there only the calls matter.
+/// Size in MiB where the processes share a device; less where each has its own, and only the calls matter.
 fn size(mib: u64) -> u64 {
     mib * MIB / if matches!(Kind::of_this_run(), Kind::Cuda(_)) { 1 } else { 16 }
 }
 
-/// A pool with bytes in it that are known.
+/// A pool with known bytes.
 struct Resident {
     pool: Pool,
     blocks: Vec<Block>,
@@ -92,7 +92,7 @@ impl Other {
         Self { child, input, output }
     }
 
-    /// Waits until it says this.
+    /// Waits for this output.
     fn hear(&mut self, word: &str) {
         let mut line = String::new();
         loop {
@@ -176,10 +176,10 @@ fn the_other_process() {
 
 /// Begins the role of a process that stops in the middle.
 const STOPS: &str = "stops-";
-/// Where that is.
+/// The point at which it stops.
 const MOMENTS: [&str; 6] = ["preparing", "saving", "unmapping", "releasing", "mapping", "filling"];
 
-/// Sleeps and wakes, but stops at a moment, holding whatever it holds then.
+/// Sleeps and wakes, but stops at a point, with all that it holds there.
 fn stop_at(device: Arc<dyn Driver>, role: &str) {
     let moment = role.strip_prefix(STOPS).unwrap().to_owned();
     let op = match moment.as_str() {
@@ -278,7 +278,7 @@ fn given_back(device: &dyn Driver, before_bytes: u64) {
     eventually("the memory of the other process is the device's again", is_back);
 }
 
-/// Somebody else who has all but a little of the device.
+/// A process with almost all of the device.
 enum Hog {
     Process(Other),
     Pool(Pool),

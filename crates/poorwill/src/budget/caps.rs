@@ -1,4 +1,4 @@
-//! Caps of several devices, as one text: `0.92`, or `cuda:0=20GiB,cuda:1=0.92`.
+//! Caps of several devices in one text: `0.92`, or `cuda:0=20GiB,cuda:1=0.92`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,57 +7,66 @@ use poorwill_core::budget::{Cap, InvalidCap};
 
 use crate::device::{DeviceSpec, ParseDeviceError};
 
-/// What the user allows of each device: one for all, one each, or both.
+/// The user's caps: one for all devices, one for each, or both.
+///
+/// ```
+/// use poorwill::budget::Caps;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let caps: Caps = "0.9,cuda:1=20GiB".parse()?;
+/// assert_eq!(caps.of(&"cuda:0".parse()?), Some("0.9".parse()?));
+/// assert_eq!(caps.of(&"cuda:1".parse()?), Some("20GiB".parse()?));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Caps {
     others: Option<Cap>,
     named: Vec<(String, Cap)>,
 }
 
-/// Why a text is no caps.
+/// Why a text is not a list of caps. The message shows a valid one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidCaps {
     /// A cap is malformed.
-    #[error("{}{fault}", whole(text, fault))]
+    #[error("{}{error}", whole(text, error))]
     Cap {
-        /// What was given.
+        /// The text.
         text: String,
-        /// What is wrong with a part of it.
-        fault: InvalidCap,
+        /// The error in a part of it.
+        error: InvalidCap,
     },
-    /// What stands before `=` is no device.
+    /// The text before `=` names no device.
     #[error(transparent)]
     Device(#[from] ParseDeviceError),
-    /// Two caps for the same.
+    /// Two caps for one device.
     #[error("`{text}`: two budgets for {device}; write one each, like cuda:0=20GiB,cuda:1=0.92")]
     Twice {
-        /// What was given.
+        /// The text.
         text: String,
-        /// For which.
+        /// The device.
         device: String,
     },
 }
 
-/// A text from outside, for people.
 fn shown(text: &str) -> String {
     text.escape_debug().take(128).collect()
 }
 
-/// The whole text, where only a part of it is wrong.
-fn whole(text: &str, fault: &InvalidCap) -> String {
-    if text == fault.text { String::new() } else { format!("`{text}`: ") }
+fn whole(text: &str, error: &InvalidCap) -> String {
+    if text == error.text { String::new() } else { format!("`{text}`: ") }
 }
 
 impl Caps {
-    /// The cap of a device: its own, or the one for those that are not named.
+    /// The device's own cap, or the one for all devices.
     #[must_use]
     pub fn of(&self, device: &DeviceSpec) -> Option<Cap> {
         let id = device.id();
         self.named.iter().find(|(named, _)| *named == id).map(|(_, cap)| *cap).or(self.others)
     }
 
-    /// The devices that are named, in order.
+    /// The named devices, in order.
     pub fn devices(&self) -> impl Iterator<Item = &str> {
         self.named.iter().map(|(device, _)| device.as_str())
     }
@@ -95,7 +104,7 @@ impl FromStr for Caps {
                 None => (None, entry),
                 Some((device, cap)) => (Some(device.trim().parse::<DeviceSpec>()?.id()), cap),
             };
-            let cap = cap.parse().map_err(|fault| InvalidCaps::Cap { text: shown(text), fault })?;
+            let cap = cap.parse().map_err(|error| InvalidCaps::Cap { text: shown(text), error })?;
             caps.add(text, device, cap)?;
         }
         Ok(caps)

@@ -1,4 +1,4 @@
-//! Whom to ask about a GPU's memory, and how a GPU is cut into slices.
+//! The sources of a GPU's memory figures, and how the GPU is sliced.
 
 use poorwill_core::budget::{Answer, Fact, SourceName};
 use poorwill_driver::CudaDevice;
@@ -9,43 +9,41 @@ use poorwill_driver::system::{GroupDeviceMemory, System};
 
 use super::Slice;
 
-/// What everyone says about the memory of a GPU that is open.
 pub(crate) fn facts_of(device: &CudaDevice) -> Vec<Fact> {
-    let told = device.memory_as_told().map_err(|error| error.kind.to_string());
-    Inquiry::here(device.gpu(), &told, &Nvml::load()).facts
+    let reported = device.memory_as_told().map_err(|error| error.kind.to_string());
+    GpuMemoryFacts::here(device.gpu(), &reported, &Nvml::load()).facts
 }
 
-/// A GPU, what everyone says about its memory, and how it is cut.
+/// The figures of all sources for a GPU, and how it is sliced.
 #[derive(Debug)]
-pub(crate) struct Inquiry {
+pub(crate) struct GpuMemoryFacts {
     pub(crate) facts: Vec<Fact>,
-    /// The means nearest to this process, where there are several.
+    /// With several slices, the one nearest to this process.
     pub(crate) slice: Option<Slice>,
-    /// What the environment says and nobody can read, or does not say, in sentences.
+    /// Sentences about limits in the environment that cannot be read.
     pub(crate) problems: Vec<String>,
 }
 
-/// Those who can be asked beside the GPU's driver.
-struct Witnesses<'a> {
+struct FactSources<'a> {
     nvml: &'a Result<Nvml, String>,
     system: &'a System,
     variables: Lookup<'a>,
 }
 
-impl Inquiry {
-    /// Asks on this computer, in this environment. `told` is what the driver says in a context, or why it does not.
+impl GpuMemoryFacts {
+    /// Queries this computer and environment. `reported` is the driver's answer in a context, or its error.
     pub(crate) fn here(
         gpu: &GpuInfo,
-        told: &Result<CudaMemory, String>,
+        reported: &Result<CudaMemory, String>,
         nvml: &Result<Nvml, String>,
     ) -> Self {
         let variables = |name: &str| std::env::var_os(name);
-        Self::of(gpu, told, &Witnesses { nvml, system: &System::here(), variables: &variables })
+        Self::of(gpu, reported, &FactSources { nvml, system: &System::here(), variables: &variables })
     }
 
-    fn of(gpu: &GpuInfo, told: &Result<CudaMemory, String>, witnesses: &Witnesses<'_>) -> Self {
-        let Witnesses { nvml, system, variables } = *witnesses;
-        let mut facts = driver_facts(gpu, told);
+    fn of(gpu: &GpuInfo, reported: &Result<CudaMemory, String>, sources: &FactSources<'_>) -> Self {
+        let FactSources { nvml, system, variables } = *sources;
+        let mut facts = driver_facts(gpu, reported);
         let (nvml_facts, is_instance) = nvml_facts(gpu, nvml);
         facts.extend(nvml_facts);
 
@@ -62,9 +60,9 @@ impl Inquiry {
             None => Fact::none(SourceName::MpsLimit, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is not set for it"),
             Some(limit) => limit_fact(SourceName::MpsLimit, limit),
         });
-        let group =
+        let cgroup =
             gpu.pci_bus_id.parse().map(|address| system.cgroup_device_memory(address)).unwrap_or_default();
-        facts.extend(group_facts(group));
+        facts.extend(cgroup_facts(cgroup));
 
         let is_limit = |limit: &Option<EnvLimit>| limit.as_ref().is_some_and(|limit| limit.bytes != Ok(None));
         let slice = if is_limit(&hami) || is_enforced {
@@ -73,26 +71,27 @@ impl Inquiry {
             Some(Slice::Mps)
         } else if is_instance || is_named_instance(gpu) || !mig_hints(variables).is_empty() {
             Some(Slice::Mig)
-        } else if group.limit_bytes.is_some() {
+        } else if cgroup.limit_bytes.is_some() {
             Some(Slice::Dmem)
         } else {
             None
         };
         let may_be_cut = slice.is_some() || system.has_mps(variables);
-        facts.extend(system_fact(gpu, told, may_be_cut, system));
-        let malformed = hami.iter().chain(&mps).filter_map(|limit| {
+        facts.extend(system_fact(gpu, reported, may_be_cut, system));
+        let unreadable = hami.iter().chain(&mps).filter_map(|limit| {
             let reason = limit.bytes.as_ref().err()?;
             Some(format!("{} is set and cannot be read: {reason}", limit.variable))
         });
-        let untold = (mps.is_none() && system.has_mps(variables)).then(|| {
-            "an MPS daemon seems to serve this process; a limit that only the daemon knows is told by nobody".into()
+        let unknown = (mps.is_none() && system.has_mps(variables)).then(|| {
+            "an MPS daemon seems to serve this process; a limit that only the daemon knows cannot be read"
+                .into()
         });
-        Self { facts, slice, problems: malformed.chain(untold).collect() }
+        Self { facts, slice, problems: unreadable.chain(unknown).collect() }
     }
 }
 
-fn driver_facts(gpu: &GpuInfo, told: &Result<CudaMemory, String>) -> Vec<Fact> {
-    let (total, free) = match told {
+fn driver_facts(gpu: &GpuInfo, reported: &Result<CudaMemory, String>) -> Vec<Fact> {
+    let (total, free) = match reported {
         Ok(CudaMemory::Known { free_bytes, total_bytes }) => {
             (Answer::Bytes(*total_bytes), Answer::Bytes(*free_bytes))
         }
@@ -108,7 +107,7 @@ fn driver_facts(gpu: &GpuInfo, told: &Result<CudaMemory, String>) -> Vec<Fact> {
     ]
 }
 
-/// What NVML says, and whether it knows the GPU as an instance of one.
+/// NVML's figures, and whether NVML knows the GPU as a MIG instance.
 fn nvml_facts(gpu: &GpuInfo, nvml: &Result<Nvml, String>) -> (Vec<Fact>, bool) {
     let none = |reason: &str| {
         [SourceName::NvmlTotal, SourceName::NvmlFree].map(|name| Fact::none(name, reason)).to_vec()
@@ -141,24 +140,27 @@ fn limit_fact(name: SourceName, limit: &EnvLimit) -> Fact {
     }
 }
 
-fn group_facts(group: GroupDeviceMemory) -> [Fact; 2] {
+fn cgroup_facts(cgroup: GroupDeviceMemory) -> [Fact; 2] {
     let fact = |name, bytes: Option<u64>| match bytes {
         Some(bytes) => Fact::bytes(name, bytes),
         None => Fact::none(name, "no control group limits it"),
     };
-    [fact(SourceName::CgroupDmem, group.limit_bytes), fact(SourceName::CgroupDmemFree, group.remaining_bytes)]
+    [
+        fact(SourceName::CgroupDmem, cgroup.limit_bytes),
+        fact(SourceName::CgroupDmemFree, cgroup.remaining_bytes),
+    ]
 }
 
-/// Only where the device has no memory of its own. Who has a part of such a device has a part of that memory, and
-/// nobody tells which: what the driver finds free is all there is then.
+/// Only for a GPU without memory of its own. A slice of such a GPU has an unknown part of system memory; the
+/// driver's free memory is then the limit.
 fn system_fact(
     gpu: &GpuInfo,
-    told: &Result<CudaMemory, String>,
+    reported: &Result<CudaMemory, String>,
     may_be_cut: bool,
     system: &System,
 ) -> Option<Fact> {
     let name = SourceName::SystemAvailable;
-    let is_whole = match told {
+    let is_whole = match reported {
         Ok(CudaMemory::Known { total_bytes, .. }) => *total_bytes >= gpu.total_bytes,
         _ => false,
     };
@@ -169,7 +171,6 @@ fn system_fact(
     })
 }
 
-/// Whether the driver calls it an instance of a divided GPU.
 fn is_named_instance(gpu: &GpuInfo) -> bool {
     gpu.name.contains(" MIG ")
 }
@@ -188,8 +189,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A figure that somebody gives who is wrong, or of something else.
-    fn lie(draw: &mut Rng) -> u64 {
+    fn false_figure(draw: &mut Rng) -> u64 {
         match draw.u8(..5) {
             0 => 0,
             1 => u64::MAX - draw.u64(..64 * GIB),
@@ -214,10 +214,10 @@ mod tests {
     }
 
     #[test]
-    fn one_who_tells_the_truth_is_enough() {
+    fn one_true_source_is_enough() {
         let nvml = Err("there is none here".to_owned());
         let mut draw = Rng::with_seed(5);
-        // In memory, where there is such a place: files that are written again and again wait for a disk.
+        // In memory where possible: repeated writes would wait for a disk.
         let root = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let put = |path: &str, text: &str| {
             let path = root.path().join(path);
@@ -227,46 +227,47 @@ mod tests {
         put("proc/self/cgroup", "0::/\n");
         put("sys/fs/cgroup/cgroup.controllers", "dmem\n");
         for _ in 0..Effort::of_this_run().cases(2000) {
-            // What this process may really have, and what of it is free.
             let true_bytes = GIB + draw.u64(..80 * GIB);
             let free_bytes = draw.u64(..true_bytes + 1);
             let truthful = draw.u64(..5);
-            let told = |who: u64, draw: &mut Rng| if who == truthful { true_bytes } else { lie(draw) };
+            let figure = |source: u64, draw: &mut Rng| {
+                if source == truthful { true_bytes } else { false_figure(draw) }
+            };
 
-            let cuda_total = told(0, &mut draw);
+            let cuda_total = figure(0, &mut draw);
             let memory = match draw.u64(..4) {
                 0 if truthful != 0 => Ok(CudaMemory::OverLimit { words: "invalid".into() }),
                 1 if truthful != 0 => Err("the device is gone".to_owned()),
                 _ => Ok(CudaMemory::Known { free_bytes, total_bytes: cuda_total }),
             };
             let integrated = draw.u8(..4) == 0;
-            let gpu = gpu(told(1, &mut draw), integrated);
+            let gpu = gpu(figure(1, &mut draw), integrated);
             let mut variables: HashMap<&str, String> = HashMap::new();
             if truthful == 2 || draw.bool() {
-                // HAMi's 0 is no limit, and it reads what fits 64 bits.
+                // For HAMi, 0 is no limit, and any 64-bit number is valid.
                 let name =
                     if draw.bool() { "CUDA_DEVICE_MEMORY_LIMIT_0" } else { "CUDA_DEVICE_MEMORY_LIMIT" };
-                variables.insert(name, told(2, &mut draw).to_string());
+                variables.insert(name, figure(2, &mut draw).to_string());
             }
             if truthful == 3 || draw.u8(..3) == 0 {
-                // MPS counts in whole MiB: rounded down, as whoever sets it would.
-                let mib = told(3, &mut draw) >> 20;
+                // MPS counts whole MiB; users round down.
+                let mib = figure(3, &mut draw) >> 20;
                 variables.insert("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={mib}M"));
             }
             if truthful == 4 || draw.u8(..3) == 0 {
-                let limit = told(4, &mut draw);
+                let limit = figure(4, &mut draw);
                 put("sys/fs/cgroup/dmem.max", &format!("drm/0000:4e:00.0/vram0 {limit}\n"));
             } else {
                 put("sys/fs/cgroup/dmem.max", "");
             }
-            put("proc/meminfo", &format!("MemAvailable: {} kB\n", lie(&mut draw) >> 10));
+            put("proc/meminfo", &format!("MemAvailable: {} kB\n", false_figure(&mut draw) >> 10));
 
             let lookup = |name: &str| variables.get(name).map(OsString::from);
-            let witnesses = Witnesses { nvml: &nvml, system: &System::at(root.path()), variables: &lookup };
-            let inquiry = Inquiry::of(&gpu, &memory, &witnesses);
+            let sources = FactSources { nvml: &nvml, system: &System::at(root.path()), variables: &lookup };
+            let found = GpuMemoryFacts::of(&gpu, &memory, &sources);
             let share = 1 + draw.u64(..100);
             let cap = draw.bool().then(|| format!("{share}%").parse().unwrap());
-            let budget = Budget::decide(&inquiry.facts, Some(draw.u64(..2 * GIB)), cap);
+            let budget = Budget::decide(&found.facts, Some(draw.u64(..2 * GIB)), cap);
             let bytes = budget.budget_bytes.unwrap();
             assert!(bytes <= true_bytes, "{true_bytes} by {truthful}: {budget:?}");
             assert!(budget.headroom_bytes.is_none_or(|headroom| headroom <= bytes), "{budget:?}");

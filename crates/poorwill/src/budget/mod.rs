@@ -1,5 +1,5 @@
-//! Budgets of real devices: everyone who can be asked about a device's memory is asked, and
-//! [`poorwill_core::budget`] decides.
+//! Budgets of real devices. All sources of a device's memory figures are queried; [`poorwill_core::budget`]
+//! decides.
 //!
 //! ```
 //! use poorwill::{Cap, Device, Tag};
@@ -8,7 +8,8 @@
 //! let (budget, envelope) = device.envelope(Some("0.75".parse()?))?;
 //! assert_eq!(budget.budget_bytes, Some(3 << 30));
 //! let weights = envelope.claim(Tag::weights(), 2 << 30)?;
-//! assert!(envelope.claim(Tag::kv_cache(), 2 << 30).is_err());
+//! let refused = envelope.claim(Tag::kv_cache(), 2 << 30).unwrap_err();
+//! println!("{refused}"); // Names the other claims, and a budget that would do.
 //! # drop(weights);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -23,11 +24,11 @@ pub use poorwill_core::budget::*;
 
 pub use self::caps::{Caps, InvalidCaps};
 #[cfg(target_os = "linux")]
-pub(crate) use self::cuda::{Inquiry, facts_of};
+pub(crate) use self::cuda::{GpuMemoryFacts, facts_of};
 pub use self::slice::Slice;
 pub use self::watch::Watch;
 
-/// Nobody tells how much memory a device has, and the user has not said it in bytes.
+/// No source reports a device's memory. Give the budget in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "how much memory {device} has is not known: {}; say how much may be used in bytes, like --budget 20GiB",
@@ -35,24 +36,24 @@ pub use self::watch::Watch;
 )]
 #[non_exhaustive]
 pub struct UnknownBudget {
-    /// Which.
+    /// The device.
     pub device: String,
-    /// Who was asked.
+    /// The queried sources, with their reasons.
     pub sources: Vec<Source>,
 }
 
 fn reasons(sources: &[Source]) -> String {
-    let said = sources.iter().filter(|source| !source.name.is_about_free());
-    let said =
-        said.map(|source| format!("{}: {}", source.name, source.note.as_deref().unwrap_or("no figure")));
-    let said: Vec<String> = said.collect();
-    if said.is_empty() { "there is nobody to ask".into() } else { said.join(", ") }
+    let reported = sources.iter().filter(|source| !source.name.is_about_free());
+    let reported =
+        reported.map(|source| format!("{}: {}", source.name, source.note.as_deref().unwrap_or("no figure")));
+    let reported: Vec<String> = reported.collect();
+    if reported.is_empty() { "no source reports it".into() } else { reported.join(", ") }
 }
 
 /// The envelope of a budget.
 ///
 /// # Errors
-/// When nobody tells how much there is.
+/// When no source reports a total.
 pub fn envelope(device: &str, budget: Budget) -> Result<(Budget, Envelope), UnknownBudget> {
     match Envelope::of(&budget) {
         Some(envelope) => Ok((budget, envelope)),
@@ -60,22 +61,22 @@ pub fn envelope(device: &str, budget: Budget) -> Result<(Budget, Envelope), Unkn
     }
 }
 
-/// A claim for the part of a budget that cannot be had now, since it is in use already: by this process, its context
-/// included, or by others. `None` where all of it can be had, or where nobody tells.
+/// Claims the part of a budget that is in use already, by this process (its context included) or by others.
+/// `None` if nothing is in use, or the figures are unknown.
 #[must_use]
 pub fn claim_in_use(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
     let in_use_bytes = budget.budget_bytes?.saturating_sub(budget.headroom_bytes?);
-    something(envelope.claim_in_use(InUse::Everybodys, in_use_bytes))
+    unless_empty(envelope.claim_in_use(InUse::Everybodys, in_use_bytes))
 }
 
-/// A claim for what this process itself has in use, its context included: that stays, whatever others do. `None`
-/// where it has nothing, or where nobody tells.
+/// Claims what this process itself uses, its context included. It stays in use, unlike the memory of others.
+/// `None` if that is nothing, or unknown.
 #[must_use]
 pub fn claim_own(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
-    something(envelope.claim_in_use(InUse::Own, budget.process_used_bytes?))
+    unless_empty(envelope.claim_in_use(InUse::Own, budget.process_used_bytes?))
 }
 
-fn something(claim: Claim) -> Option<Claim> {
+fn unless_empty(claim: Claim) -> Option<Claim> {
     (claim.bytes() > 0).then_some(claim)
 }
 
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_knows_is_an_error_that_says_who_was_asked() {
+    fn an_unknown_budget_names_the_sources() {
         let facts = [
             Fact::none(SourceName::CudaTotal, "CUDA_ERROR_UNKNOWN"),
             Fact::bytes(SourceName::DeviceProperties, 0),
@@ -97,6 +98,6 @@ mod tests {
         let by_hand = Budget::decide(&facts, None, Some(Cap::Bytes(7)));
         assert_eq!(envelope("cuda:3", by_hand).unwrap().1.budget_bytes(), 7);
         let error = envelope("cuda:3", Budget::decide(&[], None, None)).unwrap_err().to_string();
-        assert!(error.contains("nobody to ask"), "{error}");
+        assert!(error.contains("no source reports it"), "{error}");
     }
 }

@@ -1,24 +1,24 @@
-//! The means by which several processes get a part of one GPU each.
+//! Means of sharing one GPU among processes.
 
 use serde::Serialize;
 
-/// By what means a GPU is cut, so that a process has a part of it.
+/// What limits a process to a part of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Slice {
     /// HAMi: a library in front of the driver's.
     Hami,
-    /// NVIDIA's service for sharing a GPU, with a limit for its clients.
+    /// NVIDIA MPS, with a limit for its clients.
     Mps,
-    /// An instance of a divided GPU.
+    /// A MIG instance.
     Mig,
-    /// A limit on this process's control group.
+    /// A device memory limit (`dmem`) of the control group.
     Dmem,
 }
 
 impl Slice {
-    /// As it is written in reports.
+    /// Its name in reports.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -1,8 +1,4 @@
-//! What a claim really takes: the device's memory in use, looked at many times while something happens.
-//!
-//! A graph capture or a profiling run takes memory for moments that nobody sees afterwards. A [`Watch`] samples what
-//! is in use on a thread of its own, beginning with what was in use before, and holds the peak against the claim.
-//! What comes and goes between two samples is missed.
+//! Measures the real size of a claim.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -14,35 +10,54 @@ use poorwill_core::{DriverError, DriverErrorKind, Op};
 
 use crate::open::Device;
 
-/// How long between two looks.
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// Samples until it is stopped or dropped.
+/// Samples the device's memory in use on its own thread, and records the peak growth in a claim.
+///
+/// A graph capture or a profiling run takes memory only for moments. Changes between two samples are missed.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use poorwill::budget::Watch;
+/// use poorwill::{Device, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let (_, envelope) = device.envelope(None)?;
+/// let claim = Arc::new(envelope.claim(Tag::cudagraph(), 8 << 20)?);
+/// let watch = Watch::start(&device, claim)?;
+/// // Capture graphs here.
+/// let claim = watch.stop()?;
+/// println!("{:?} bytes at most, {} above the claim", claim.peak_bytes(), claim.over_bytes());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Watch {
     claim: Arc<Claim>,
     sampler: Sampler,
-    /// Its end ends the thread.
+    /// Dropping it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    /// The process that the thread is in; a forked child has none.
+    /// The thread's process; a forked child has no thread.
     process: u32,
 }
 
-/// Who counts, from where.
+/// What is counted, and from which start.
 #[derive(Debug, Clone)]
 struct Sampler {
     device: Device,
-    /// Only this process counts, where somebody tells; otherwise everyone on the device.
+    /// Counts this process alone where its use is known, else the whole device.
     is_own: bool,
     before_bytes: u64,
 }
 
 impl Watch {
-    /// Begins; what is in use now is not the claim's.
+    /// Starts sampling. Memory in use now does not count.
     ///
     /// # Errors
-    /// When the device does not tell what is in use; when the process can start no thread.
+    /// When memory in use is unknown, or no thread starts.
     pub fn start(device: &Device, claim: Arc<Claim>) -> Result<Self, DriverError> {
         let mut sampler = Sampler {
             device: device.clone(),
@@ -52,28 +67,28 @@ impl Watch {
         sampler.before_bytes = sampler.used_bytes()?;
         claim.measured(0);
         let (stop, stopped) = mpsc::channel::<()>();
-        let (theirs, measured) = (sampler.clone(), Arc::clone(&claim));
+        let (of_thread, measured) = (sampler.clone(), Arc::clone(&claim));
         let thread = thread::Builder::new().name("poorwill-watch".into()).spawn(move || {
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                // A look that fails is one look less: the last one, which counts, is the caller's.
-                if let Ok(bytes) = theirs.taken_bytes() {
+                // Skip a failed sample: the last one is the caller's.
+                if let Ok(bytes) = of_thread.growth_bytes() {
                     measured.measured(bytes);
                 }
             }
         });
         let thread = thread.map_err(|error| {
-            let reason = format!("no thread can be started that looks at what is in use: {error}");
+            let reason = format!("no thread can be started that samples what is in use: {error}");
             DriverError::new(Op::MemoryInfo, DriverErrorKind::Unsupported { reason })
         })?;
         Ok(Self { claim, sampler, stop: Some(stop), thread: Some(thread), process: std::process::id() })
     }
 
-    /// Takes a last look, and ends.
+    /// Takes the last sample and ends.
     ///
     /// # Errors
-    /// When the device does not tell what is in use; the peak until then stands in the claim.
+    /// When memory in use is unknown; the claim keeps the peak so far.
     pub fn stop(mut self) -> Result<Arc<Claim>, DriverError> {
-        let last = self.sampler.taken_bytes();
+        let last = self.sampler.growth_bytes();
         self.end();
         self.claim.measured(last?);
         Ok(Arc::clone(&self.claim))
@@ -82,13 +97,13 @@ impl Watch {
     fn end(&mut self) {
         let (stop, thread) = (self.stop.take(), self.thread.take());
         if self.process != std::process::id() {
-            // Nobody is there to be told or waited for, and the channel's locks may be held for ever.
+            // A forked child has no thread to stop, and the channel's locks may stay locked.
             std::mem::forget((stop, thread));
             return;
         }
         drop(stop);
         if let Some(thread) = thread {
-            // The thread calls nothing that panics; if it did, the last look still counts.
+            // The thread calls nothing that panics. After a panic, the last sample still counts.
             let _ = thread.join();
         }
     }
@@ -101,14 +116,14 @@ impl Drop for Watch {
 }
 
 impl Sampler {
-    fn taken_bytes(&self) -> Result<u64, DriverError> {
+    fn growth_bytes(&self) -> Result<u64, DriverError> {
         Ok(self.used_bytes()?.saturating_sub(self.before_bytes))
     }
 
     fn used_bytes(&self) -> Result<u64, DriverError> {
         if self.is_own {
             let gone = || DriverErrorKind::Unsupported {
-                reason: "NVML tells no more what this process uses".into(),
+                reason: "NVML no longer reports what this process uses".into(),
             };
             return self.device.process_used_bytes().ok_or_else(|| DriverError::new(Op::MemoryInfo, gone()));
         }
@@ -135,14 +150,13 @@ mod tests {
         let claim = Arc::new(envelope.claim(Tag::cudagraph(), 8 << 20).unwrap());
         let watch = Watch::start(&device, Arc::clone(&claim)).unwrap();
         let taken = arena.alloc(&AllocRequest::new(12 << 20, Tag::cudagraph())).unwrap();
-        eventually("somebody looks", || claim.peak_bytes() >= Some(12 << 20));
+        eventually("a sample sees it", || claim.peak_bytes() >= Some(12 << 20));
         arena.free(taken.id).unwrap();
         arena.trim().unwrap();
         let claim = watch.stop().unwrap();
         assert_eq!((claim.peak_bytes(), claim.over_bytes()), (Some(12 << 20), 4 << 20));
         arena.free(before.id).unwrap();
         arena.trim().unwrap();
-        // With less in use than before there is nothing to count.
         let watch = Watch::start(&device, claim).unwrap();
         assert_eq!(watch.stop().unwrap().peak_bytes(), Some(12 << 20));
     }

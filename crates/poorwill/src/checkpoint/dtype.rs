@@ -1,4 +1,4 @@
-//! The types that elements of a tensor have, as the safetensors format names them.
+//! Element types of the safetensors format.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use serde::{Serialize, Serializer};
 
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $name:ident: $bits:literal,)*) => {
-        /// Type of a tensor's elements. Displays and serializes as the format's name for it; in the order in which the
-        /// reference implementation lays tensors out, the strictest alignment last.
+        /// A tensor's element type. Displays and serializes as the format's name. Ordered as the reference
+        /// implementation lays tensors out: strictest alignment last.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[allow(non_camel_case_types, clippy::upper_case_acronyms)] // The format's own names.
         #[non_exhaustive]
@@ -16,10 +16,9 @@ macro_rules! dtypes {
         }
 
         impl Dtype {
-            /// All of them.
             pub(super) const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// Its name in the format.
+            /// The format's name.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -27,7 +26,7 @@ macro_rules! dtypes {
                 }
             }
 
-            /// Size of an element, in bits. Where that is no whole byte, elements are packed.
+            /// Bits of an element; elements below a byte are packed.
             #[must_use]
             pub const fn bits(self) -> u64 {
                 match self {
@@ -39,27 +38,27 @@ macro_rules! dtypes {
 }
 
 dtypes! {
-    /// Truth value, in a byte.
+    /// A boolean byte.
     BOOL: 8,
-    /// Floating point of the microscaling formats: 2 bits of exponent, 1 of mantissa.
+    /// Microscaling float: 2 bits of exponent, 1 of mantissa.
     F4: 4,
-    /// The same: 2 bits of exponent, 3 of mantissa.
+    /// Microscaling float: 2 bits of exponent, 3 of mantissa.
     F6_E2M3: 6,
-    /// The same: 3 bits of exponent, 2 of mantissa.
+    /// Microscaling float: 3 bits of exponent, 2 of mantissa.
     F6_E3M2: 6,
     /// Unsigned integer.
     U8: 8,
     /// Signed integer.
     I8: 8,
-    /// Floating point: 5 bits of exponent, 2 of mantissa.
+    /// Float: 5 bits of exponent, 2 of mantissa.
     F8_E5M2: 8,
-    /// Floating point: 4 bits of exponent, 3 of mantissa.
+    /// Float: 4 bits of exponent, 3 of mantissa.
     F8_E4M3: 8,
-    /// A power of two: the scale of the microscaling formats.
+    /// A power of two: the microscaling scale.
     F8_E8M0: 8,
-    /// Floating point, finite, without a negative zero: 4 bits of exponent, 3 of mantissa.
+    /// Finite float without negative zero: 4 bits of exponent, 3 of mantissa.
     F8_E4M3FNUZ: 8,
-    /// The same: 5 bits of exponent, 2 of mantissa.
+    /// Finite float without negative zero: 5 bits of exponent, 2 of mantissa.
     F8_E5M2FNUZ: 8,
     /// Signed integer.
     I16: 16,
@@ -67,7 +66,7 @@ dtypes! {
     U16: 16,
     /// Half precision.
     F16: 16,
-    /// Half precision with the exponent of single precision.
+    /// bfloat16.
     BF16: 16,
     /// Signed integer.
     I32: 32,
@@ -75,7 +74,7 @@ dtypes! {
     U32: 32,
     /// Single precision.
     F32: 32,
-    /// Complex number of two in single precision.
+    /// Single-precision complex number.
     C64: 64,
     /// Double precision.
     F64: 64,
@@ -86,7 +85,7 @@ dtypes! {
 }
 
 impl Dtype {
-    /// The type of this name in the format, if there is one.
+    /// The type of this name.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|dtype| dtype.name() == name)
@@ -124,12 +123,12 @@ mod tests {
             assert_eq!(Dtype::of(dtype.name()), Some(*dtype));
         }
         assert!(Dtype::ALL.is_sorted() && Dtype::ALL.iter().map(theirs).is_sorted());
-        // What it says to a name that it does not know lists those that it knows.
-        let told =
+        // Its error for an unknown name lists the known ones.
+        let message =
             safetensors::Dtype::deserialize(StrDeserializer::<Error>::new("F33")).unwrap_err().to_string();
-        let known = told.split('`').skip(3).step_by(2);
-        assert_eq!(known.clone().count(), Dtype::ALL.len(), "{told}");
-        assert!(known.into_iter().all(|name| Dtype::of(name).is_some()), "{told}");
+        let known = message.split('`').skip(3).step_by(2);
+        assert_eq!(known.clone().count(), Dtype::ALL.len(), "{message}");
+        assert!(known.into_iter().all(|name| Dtype::of(name).is_some()), "{message}");
         assert_eq!(Dtype::of("f32"), None);
     }
 }

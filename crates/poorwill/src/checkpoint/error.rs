@@ -1,8 +1,7 @@
-//! What can be wrong with a checkpoint.
+//! Errors of checkpoints.
 //!
-//! Every message names the file, the tensor where there is one, and the numbers that disagree. Names in
-//! the fields are raw, as the file has them; in messages they are shortened and escaped, so a hostile
-//! header cannot write to the terminal of whoever reads the error.
+//! Every message names the file, the tensor and the conflicting numbers. Fields hold names as the file has
+//! them; messages shorten and escape them, so that a hostile header cannot write to a terminal.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,36 +9,44 @@ use std::path::PathBuf;
 use super::dtype::Dtype;
 use super::text;
 
-/// Why a checkpoint could not be opened or read.
+/// Why a checkpoint was not opened or read. The message says what to do.
+///
+/// ```
+/// use poorwill::checkpoint::{Checkpoint, CheckpointError};
+///
+/// let error = Checkpoint::open(&["absent.safetensors".into()]).unwrap_err();
+/// assert!(matches!(error, CheckpointError::NotFound { .. }));
+/// assert_eq!(error.to_string(), "absent.safetensors: no such file or folder");
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// [`Checkpoint::open`](super::Checkpoint::open) was given an empty list.
+    /// The list of paths is empty.
     #[error("no checkpoint was named: give a .safetensors file or a folder that holds some")]
     NothingNamed,
 
-    /// A path that the caller gave does not exist.
+    /// A path does not exist.
     #[error("{}: no such file or folder", text::path(path))]
     NotFound {
-        /// The path as given.
+        /// The path.
         path: PathBuf,
     },
 
-    /// A path leads to a pipe, a socket, a device, or a folder where a file is needed.
+    /// Not a file: a pipe, a socket, a device, or an unexpected folder.
     #[error("{}: not a regular file", text::path(path))]
     NotAFile {
-        /// The path as given, or as found in a folder.
+        /// The path.
         path: PathBuf,
     },
 
-    /// A folder holds neither an index nor a `.safetensors` file.
+    /// A folder without an index or `.safetensors` file.
     #[error("{}: no .safetensors files in this folder", text::path(path))]
     NoShards {
         /// The folder.
         path: PathBuf,
     },
 
-    /// A folder holds several indexes, none of them called `model.safetensors.index.json`.
+    /// A folder with several indexes; name one of them.
     #[error(
         "{}: several indexes in this folder ({}); name the one that is meant instead of the folder",
         text::path(path),
@@ -48,29 +55,29 @@ pub enum CheckpointError {
     SeveralIndexes {
         /// The folder.
         path: PathBuf,
-        /// File names of the indexes, sorted.
+        /// Their file names, sorted.
         indexes: Vec<String>,
     },
 
-    /// The index of a sharded checkpoint cannot be followed.
-    #[error("{}: {fault}", text::path(path))]
+    /// The index of a sharded checkpoint is invalid.
+    #[error("{}: {error}", text::path(path))]
     Index {
-        /// The index file.
+        /// The index.
         path: PathBuf,
-        /// What is wrong with it.
-        fault: IndexFault,
+        /// The reason.
+        error: IndexError,
     },
 
-    /// The file is not a complete and consistent safetensors file.
-    #[error("{}: {fault}", text::path(path))]
+    /// Not a complete and consistent safetensors file.
+    #[error("{}: {error}", text::path(path))]
     Header {
-        /// The safetensors file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
-        fault: HeaderFault,
+        /// The reason.
+        error: HeaderError,
     },
 
-    /// Two files of one folder hold a tensor of the same name, and no index says which one counts.
+    /// Two files hold a tensor of the same name, and no index chooses.
     #[error(
         "tensor {} is in both {} and {}, and no index says which one counts; if the folder holds more than \
          one checkpoint, name the files of one of them one by one",
@@ -79,64 +86,64 @@ pub enum CheckpointError {
         text::path(second)
     )]
     DuplicateTensor {
-        /// The tensor's name.
+        /// The tensor.
         tensor: String,
-        /// The file that holds it and sorts first.
+        /// The first.
         first: PathBuf,
         /// The other file.
         second: PathBuf,
     },
 
-    /// The process may not open another file. A checkpoint holds one descriptor per shard.
+    /// Too many open files. A checkpoint holds one descriptor per shard.
     #[error(
         "{}: cannot open; {open_files} files of this checkpoint are open already and each shard \
          needs one descriptor: raise the limit (`ulimit -n`)",
         text::path(path)
     )]
     TooManyOpenFiles {
-        /// The file that could not be opened.
+        /// The file.
         path: PathBuf,
-        /// How many files of this checkpoint were open.
+        /// Open files of this checkpoint.
         open_files: usize,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// The system refused an operation on a file or folder.
+    /// The system refused an operation.
     #[error("{}: cannot {operation}", text::path(path))]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// A read went past the tensor's own bytes. The caller's mistake; nothing was read.
+    /// The range exceeds the tensor.
     #[error(
         "tensor {} has {tensor_bytes} bytes; {wanted_bytes} bytes from {offset} on are outside it",
         text::name(tensor)
     )]
     OutOfRange {
-        /// The tensor's name.
+        /// The tensor.
         tensor: String,
-        /// Where in the tensor the read was to begin.
+        /// Its begin.
         offset: u64,
-        /// How much was to be read.
+        /// Its length.
         wanted_bytes: u64,
-        /// How much the tensor has.
+        /// The tensor's size.
         tensor_bytes: u64,
     },
 
-    /// A tensor of another checkpoint was passed in. The caller's mistake; nothing was read.
+    /// The tensor is not of this checkpoint.
     #[error("tensor {} is not one of this checkpoint's tensors", text::name(tensor))]
     ForeignTensor {
-        /// The tensor's name.
+        /// The tensor.
         tensor: String,
     },
 
-    /// The file ended inside a tensor: it was truncated after the checkpoint was opened.
+    /// The file was truncated after it was opened.
     #[error(
         "{}: the file ended inside tensor {}: wanted {wanted_bytes} bytes at byte {offset} of the file, got \
          {got_bytes}; it was truncated while it was being read, so fetch it again",
@@ -146,17 +153,17 @@ pub enum CheckpointError {
     ShortRead {
         /// The file.
         path: PathBuf,
-        /// The tensor that was being read.
+        /// The tensor.
         tensor: String,
-        /// Where in the file the read began.
+        /// Offset in the file.
         offset: u64,
-        /// How much was asked for.
+        /// Requested bytes.
         wanted_bytes: u64,
-        /// How much there was.
+        /// Available bytes.
         got_bytes: u64,
     },
 
-    /// The system failed to read a tensor's bytes.
+    /// The system failed a read.
     #[error(
         "{}: cannot read {wanted_bytes} bytes of tensor {} at byte {offset} of the file",
         text::path(path),
@@ -165,34 +172,34 @@ pub enum CheckpointError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The tensor that was being read.
+        /// The tensor.
         tensor: String,
-        /// Where in the file the read began.
+        /// Offset in the file.
         offset: u64,
-        /// How much was asked for.
+        /// Requested bytes.
         wanted_bytes: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// What can be wrong with a `*.safetensors.index.json`.
+/// What is wrong with a `*.safetensors.index.json`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum IndexFault {
-    /// The file is larger than any index is.
+pub enum IndexError {
+    /// Too large for an index.
     #[error("the index has {index_bytes} bytes, more than the {limit_bytes} that are read")]
     TooLarge {
-        /// Size of the file.
+        /// Its size.
         index_bytes: u64,
-        /// The most that is read.
+        /// The limit.
         limit_bytes: u64,
     },
 
-    /// The file is not JSON, or not shaped like an index.
+    /// Not JSON, or not an index.
     #[error("malformed index: {reason}")]
     Malformed {
-        /// What the parser found, and where.
+        /// The parser's message.
         reason: String,
     },
 
@@ -200,7 +207,7 @@ pub enum IndexFault {
     #[error("the index names no tensor at all")]
     Empty,
 
-    /// A shard name is not the name of a file in the index's own folder.
+    /// A shard name leads out of the index's folder.
     #[error(
         "the index puts tensor {} into {}, which is not a plain file name; shards must lie beside their index",
         text::name(tensor),
@@ -209,24 +216,24 @@ pub enum IndexFault {
     ShardOutsideFolder {
         /// The tensor.
         tensor: String,
-        /// The shard as the index names it.
+        /// The name in the index.
         shard: String,
     },
 
-    /// A shard that the index names is not there.
+    /// A shard does not exist.
     #[error(
         "shard {} is missing; the index says it holds tensor {}. Fetch the checkpoint again, or the shard",
         text::name(shard),
         text::name(tensor)
     )]
     ShardMissing {
-        /// The shard as the index names it.
+        /// The name in the index.
         shard: String,
-        /// One tensor that should be in it.
+        /// One of its tensors.
         tensor: String,
     },
 
-    /// A shard does not hold what the index says.
+    /// A shard lacks a tensor of the index.
     #[error(
         "the index says that tensor {} is in {}, but that file does not hold it; index and shards are of \
          different downloads",
@@ -236,35 +243,35 @@ pub enum IndexFault {
     TensorMissing {
         /// The tensor.
         tensor: String,
-        /// The shard that should hold it.
+        /// The shard.
         shard: String,
     },
 }
 
-/// What can be wrong with a safetensors file. Positions are bytes from the start of the file.
+/// What is wrong with a safetensors file. Positions count from the start of the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum HeaderFault {
-    /// The file is a Git LFS pointer: the repository was cloned without its large files.
+pub enum HeaderError {
+    /// A Git LFS pointer: the clone lacks its large files.
     #[error("this is a Git LFS pointer, not the file itself; run `git lfs pull`")]
     GitLfsPointer,
 
-    /// The file is too short to hold even the length of a header.
+    /// Too short for the length of a header.
     #[error("the file has {file_bytes} bytes; a safetensors file begins with 8 bytes of header length")]
     FileTooShort {
-        /// Size of the file.
+        /// File size.
         file_bytes: u64,
     },
 
-    /// The header is longer than any reader accepts; most likely this is not a safetensors file.
+    /// A header beyond the format's limit; probably another kind of file.
     #[error(
         "the header claims {header_bytes} bytes, more than the {limit_bytes} allowed; is this a safetensors \
          file?"
     )]
     HeaderTooLarge {
-        /// Length that the file claims for its header.
+        /// Header length.
         header_bytes: u64,
-        /// The longest header that is read.
+        /// The limit.
         limit_bytes: u64,
     },
 
@@ -274,48 +281,48 @@ pub enum HeaderFault {
          safetensors file"
     )]
     HeaderBeyondFile {
-        /// Length that the file claims for its header.
+        /// Header length.
         header_bytes: u64,
-        /// Size of the file.
+        /// File size.
         file_bytes: u64,
     },
 
-    /// The header is not text.
+    /// The header is not UTF-8.
     #[error("the header is not UTF-8: byte {position} of the file is in no character")]
     NotUtf8 {
-        /// The first byte that is not UTF-8.
+        /// The first.
         position: u64,
     },
 
-    /// The header is not JSON, or not an object of the right shape.
+    /// The header is not JSON, or of another structure.
     #[error("malformed header: {reason}")]
     Malformed {
-        /// What the parser found, and where in the header.
+        /// The parser's message.
         reason: String,
     },
 
-    /// A tensor, or a key of `__metadata__`, is there twice.
+    /// A repeated tensor, or key of `__metadata__`.
     #[error("the header has {} twice", text::name(key))]
     DuplicateKey {
-        /// The tensor's name or the key.
+        /// The tensor or key.
         key: String,
     },
 
-    /// A tensor's entry lacks a field, repeats one, or has one that the format does not know.
+    /// A tensor's entry has missing, repeated or unknown fields.
     #[error("tensor {}: {reason}", text::name(tensor))]
     EntryMalformed {
         /// The tensor.
         tensor: String,
-        /// What is wrong with its entry.
+        /// The reason.
         reason: String,
     },
 
-    /// The data type is not one that safetensors knows.
+    /// An unknown dtype.
     #[error("tensor {} has the unknown dtype {}", text::name(tensor), text::name(dtype))]
     UnknownDtype {
         /// The tensor.
         tensor: String,
-        /// The dtype as the header has it.
+        /// The dtype in the header.
         dtype: String,
     },
 
@@ -327,9 +334,9 @@ pub enum HeaderFault {
     BadDimension {
         /// The tensor.
         tensor: String,
-        /// Which dimension, counted from 0.
+        /// Its index, from 0.
         dimension: usize,
-        /// What stands there.
+        /// The value found.
         value: String,
     },
 
@@ -338,11 +345,11 @@ pub enum HeaderFault {
     BadOffset {
         /// The tensor.
         tensor: String,
-        /// What stands there.
+        /// The value found.
         value: String,
     },
 
-    /// The size that shape and dtype give cannot be counted in 64 bits.
+    /// The size by shape and dtype exceeds 64 bits.
     #[error("tensor {}: the size of {dtype} {} overflows 64 bits", text::name(tensor), text::shape(shape))]
     SizeOverflow {
         /// The tensor.
@@ -353,14 +360,14 @@ pub enum HeaderFault {
         shape: Vec<u64>,
     },
 
-    /// A tensor of a sub-byte dtype does not fill its last byte.
+    /// A sub-byte dtype leaves its last byte partly unused.
     #[error("tensor {}: {bits} bits of {dtype} are not whole bytes", text::name(tensor))]
     PartialByte {
         /// The tensor.
         tensor: String,
         /// Its dtype.
         dtype: Dtype,
-        /// How many bits shape and dtype give.
+        /// Bits by shape and dtype.
         bits: u64,
     },
 
@@ -369,13 +376,13 @@ pub enum HeaderFault {
     OffsetsReversed {
         /// The tensor.
         tensor: String,
-        /// The first data offset, as the header has it.
+        /// The first data offset.
         begin: u64,
         /// The second.
         end: u64,
     },
 
-    /// A tensor reaches past the end of the file.
+    /// A tensor exceeds the file.
     #[error(
         "tensor {} ends at byte {end} but the file has only {file_bytes}; the file is torn, fetch it again",
         text::name(tensor)
@@ -383,9 +390,9 @@ pub enum HeaderFault {
     BeyondFile {
         /// The tensor.
         tensor: String,
-        /// Where it ends (`u64::MAX` if that cannot be counted).
+        /// Its end (`u64::MAX` on overflow).
         end: u64,
-        /// Size of the file.
+        /// File size.
         file_bytes: u64,
     },
 
@@ -404,49 +411,49 @@ pub enum HeaderFault {
         shape: Vec<u64>,
         /// Size by dtype and shape.
         shape_bytes: u64,
-        /// Size by the offsets.
+        /// Size by offsets.
         offset_bytes: u64,
     },
 
-    /// Two tensors share bytes.
+    /// Two tensors overlap.
     #[error(
         "tensors {} and {} overlap: the first ends at byte {first_end}, the second begins at byte {second_begin}",
         text::name(first),
         text::name(second)
     )]
     Overlap {
-        /// The tensor that begins first.
+        /// The first.
         first: String,
-        /// The tensor that begins inside it.
+        /// The second.
         second: String,
-        /// Where the first ends.
+        /// Its end.
         first_end: u64,
-        /// Where the second begins.
+        /// Its begin.
         second_begin: u64,
     },
 
-    /// Bytes before a tensor belong to nobody.
+    /// Unused bytes before a tensor.
     #[error(
         "bytes {begin} to {end}, right before tensor {}, belong to no tensor; the file is torn or hides something",
         text::name(tensor)
     )]
     Hole {
-        /// The tensor behind the hole.
+        /// The tensor.
         tensor: String,
-        /// First byte of the hole.
+        /// First unused byte.
         begin: u64,
         /// First byte after it.
         end: u64,
     },
 
-    /// Bytes after the last tensor belong to nobody.
+    /// Unused bytes after the last tensor.
     #[error(
         "the last tensor ends at byte {begin} but the file has {file_bytes}; it is torn or hides something"
     )]
     TrailingBytes {
-        /// Where the last tensor ends, or the header where there is none.
+        /// First unused byte.
         begin: u64,
-        /// Size of the file.
+        /// File size.
         file_bytes: u64,
     },
 }

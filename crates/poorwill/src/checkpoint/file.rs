@@ -1,33 +1,32 @@
 //! One safetensors file: its descriptor, its header, and positional reads.
 //!
-//! The file stays open for as long as the checkpoint lives, so that renaming or deleting it changes
-//! nothing. It is read with `pread`, never mapped: a file that is truncated meanwhile is a short read and
-//! an error here, where it would be a `SIGBUS` with a mapping.
+//! The file stays open as long as the checkpoint, so renames and deletions do not matter. It is read with
+//! `pread`, never mapped: truncation is a short read and an error, not a `SIGBUS`.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{CheckpointError, HeaderFault};
+use super::error::{CheckpointError, HeaderError};
 use super::header::{self, PREFIX_BYTES};
 use super::layout::{self, Entry, Payload};
 
-/// A file that a checkpoint is read from.
+/// A file of a checkpoint.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ShardFile {
-    /// The path by which it was opened.
+    /// The path it was opened by.
     pub path: PathBuf,
-    /// Its size when it was opened, header included.
+    /// Its size when opened, with header.
     pub bytes: u64,
     file: File,
 }
 
 impl ShardFile {
-    /// Opens a file as the `open_files`-th of its checkpoint.
+    /// `open_files` of the checkpoint are open already.
     pub(super) fn open(path: PathBuf, open_files: usize) -> Result<Self, CheckpointError> {
-        // Asked before opening: to open a pipe would wait for its writer.
+        // Check first: opening a pipe waits for its writer.
         let metadata = fs::metadata(&path).map_err(|source| failed(&path, "open", source))?;
         if !metadata.is_file() {
             return Err(CheckpointError::NotAFile { path });
@@ -37,29 +36,28 @@ impl ShardFile {
         Ok(Self { path, bytes, file })
     }
 
-    /// The open file, to be read at positions.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Reads the header, checks it, and gives the tensors in offset order.
+    /// Checks the header, and returns the tensors by offset.
     pub(super) fn entries(&self) -> Result<Vec<Entry>, CheckpointError> {
-        let fault = |fault| CheckpointError::Header { path: self.path.clone(), fault };
+        let malformed = |error| CheckpointError::Header { path: self.path.clone(), error };
         let header = self.header()?;
-        let raw = header::parse(&header).map_err(fault)?;
+        let raw = header::parse(&header).map_err(malformed)?;
         let payload = Payload { begin: PREFIX_BYTES + header.len() as u64, file_bytes: self.bytes };
-        layout::check(raw, payload).map_err(fault)
+        layout::check(raw, payload).map_err(malformed)
     }
 
     fn header(&self) -> Result<Vec<u8>, CheckpointError> {
-        let fault = |fault| CheckpointError::Header { path: self.path.clone(), fault };
+        let malformed = |error| CheckpointError::Header { path: self.path.clone(), error };
         let unreadable = |source| failed(&self.path, "read the header", source);
         if self.bytes < PREFIX_BYTES {
-            return Err(fault(HeaderFault::FileTooShort { file_bytes: self.bytes }));
+            return Err(malformed(HeaderError::FileTooShort { file_bytes: self.bytes }));
         }
         let mut prefix = [0; 8];
         self.file.read_exact_at(&mut prefix, 0).map_err(unreadable)?;
-        let header_bytes = header::length(prefix, self.bytes).map_err(fault)?;
+        let header_bytes = header::length(prefix, self.bytes).map_err(malformed)?;
         let header_bytes =
             usize::try_from(header_bytes).map_err(|_| unreadable(io::Error::from(ErrorKind::OutOfMemory)))?;
         let mut header = vec![0; header_bytes];
@@ -67,7 +65,7 @@ impl ShardFile {
         Ok(header)
     }
 
-    /// Fills `buf` from `offset` on, or as much of it as the file has. Gives how much that was.
+    /// Fills `buf` as far as the file reaches. Returns the bytes read.
     pub(super) fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut got = 0;
         while got < buf.len() {
@@ -82,7 +80,7 @@ impl ShardFile {
     }
 }
 
-/// An error of the system, with an absent file told apart.
+/// A system error; absent files have their own variant.
 pub(super) fn failed(path: &Path, operation: &'static str, source: io::Error) -> CheckpointError {
     let path = path.to_path_buf();
     match source.kind() {

@@ -1,8 +1,7 @@
-//! From a path on the command line to the files that it means.
+//! Resolves a path to files.
 //!
-//! A file means itself. A folder means the shards that its index names, or without an index everything in
-//! it that ends in `.safetensors`, sorted by name, hidden files and folders aside. The path of an index
-//! means that index, which is how to choose where a folder has several.
+//! A file is itself. A folder is the shards of its index, or without one all its `.safetensors` files by
+//! name, except hidden ones. The path of an index selects that index.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -14,19 +13,15 @@ use super::index::{INDEX_SUFFIX, Index};
 
 const SHARD_SUFFIX: &str = ".safetensors";
 
-/// The index that counts where there are several, as in the loaders of engines.
+/// Preferred among several, as by the engines' loaders.
 const USUAL_INDEX: &str = "model.safetensors.index.json";
 
-/// What one path means.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// Shards as an index has them.
     Indexed(Index),
-    /// Files, at least one.
     Files(Vec<PathBuf>),
 }
 
-/// Finds out what `path` means.
 pub(super) fn locate(path: &Path) -> Result<Source, CheckpointError> {
     let metadata = fs::metadata(path).map_err(|source| failed(path, "open", source))?;
     if metadata.is_dir() {
@@ -63,8 +58,7 @@ fn shards(folder: &Path, names: &[OsString]) -> Result<Source, CheckpointError> 
     Ok(Source::Files(shards))
 }
 
-/// Sorted names of what is in a folder, hidden files and folders aside. A dangling link counts as a file:
-/// it stands for a shard that should be there.
+/// Sorted names in a folder, without hidden files and folders. A dangling link counts: it is a missing shard.
 fn file_names(folder: &Path) -> Result<Vec<OsString>, CheckpointError> {
     let unreadable = |source| failed(folder, "list", source);
     let mut names = Vec::new();

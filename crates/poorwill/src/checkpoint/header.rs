@@ -1,28 +1,26 @@
-//! From the first bytes of a safetensors file to a list of entries, as they stand there.
+//! Parses the header of a safetensors file into entries.
 //!
-//! This half knows JSON and nothing of sizes: it promises that the header is UTF-8 and one JSON object,
-//! that no key comes twice, that `__metadata__` holds only strings, and that each tensor has exactly the
-//! fields of the format. Whether the numbers make sense is decided in `layout`. Nesting is bounded by
-//! `serde_json`'s recursion limit, and what is skipped is skipped without recursion.
+//! The header is UTF-8 and one JSON object without repeated keys. `__metadata__` holds only strings, and each
+//! tensor has exactly the format's fields. `layout` checks the numbers. `serde_json`'s recursion limit bounds
+//! nesting; skipped values need no recursion.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
-use super::error::HeaderFault;
+use super::error::HeaderError;
 use super::json::{Naturals, StringMap};
 use super::text;
 
-/// Bytes before the header: its length, little-endian.
+/// Size of the header's length, little-endian.
 pub(super) const PREFIX_BYTES: u64 = 8;
 
-/// The longest header that is read, the same as in the reference implementation.
+/// The reference implementation's limit.
 pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 const METADATA: &str = "__metadata__";
 
-/// A tensor's entry as the header has it.
 #[derive(Debug)]
 pub(super) struct RawEntry {
     pub(super) name: String,
@@ -31,34 +29,32 @@ pub(super) struct RawEntry {
     pub(super) offsets: Naturals,
 }
 
-/// Length of the header, if the file can hold it.
-pub(super) fn length(prefix: [u8; 8], file_bytes: u64) -> Result<u64, HeaderFault> {
+/// Length of the header, if it fits the file.
+pub(super) fn length(prefix: [u8; 8], file_bytes: u64) -> Result<u64, HeaderError> {
     if &prefix == b"version " {
-        return Err(HeaderFault::GitLfsPointer);
+        return Err(HeaderError::GitLfsPointer);
     }
     let header_bytes = u64::from_le_bytes(prefix);
     if header_bytes > HEADER_BYTES_MAX {
-        return Err(HeaderFault::HeaderTooLarge { header_bytes, limit_bytes: HEADER_BYTES_MAX });
+        return Err(HeaderError::HeaderTooLarge { header_bytes, limit_bytes: HEADER_BYTES_MAX });
     }
     if header_bytes > file_bytes.saturating_sub(PREFIX_BYTES) {
-        return Err(HeaderFault::HeaderBeyondFile { header_bytes, file_bytes });
+        return Err(HeaderError::HeaderBeyondFile { header_bytes, file_bytes });
     }
     Ok(header_bytes)
 }
 
-/// The tensors that a header lists, in its own order.
-pub(super) fn parse(header: &[u8]) -> Result<Vec<RawEntry>, HeaderFault> {
+pub(super) fn parse(header: &[u8]) -> Result<Vec<RawEntry>, HeaderError> {
     let json = std::str::from_utf8(header)
-        .map_err(|fault| HeaderFault::NotUtf8 { position: PREFIX_BYTES + fault.valid_up_to() as u64 })?;
+        .map_err(|error| HeaderError::NotUtf8 { position: PREFIX_BYTES + error.valid_up_to() as u64 })?;
     let object: Object = serde_json::from_str(json)
-        .map_err(|fault| HeaderFault::Malformed { reason: text::reason(&fault.to_string()) })?;
+        .map_err(|error| HeaderError::Malformed { reason: text::reason(&error.to_string()) })?;
     if let Some(key) = object.repeated_key() {
-        return Err(HeaderFault::DuplicateKey { key: key.to_owned() });
+        return Err(HeaderError::DuplicateKey { key: key.to_owned() });
     }
     object.tensors.into_iter().map(|(name, fields)| fields.into_entry(name)).collect()
 }
 
-/// The whole header.
 #[derive(Default)]
 struct Object {
     tensors: Vec<(String, Fields)>,
@@ -97,12 +93,12 @@ impl<'de> Visitor<'de> for ObjectVisitor {
         let mut object = Object::default();
         while let Some(name) = access.next_key::<String>()? {
             if name == METADATA {
-                let metadata = access.next_value().map_err(|fault| at(METADATA, &fault))?;
+                let metadata = access.next_value().map_err(|error| at(METADATA, &error))?;
                 object.metadata_repeated |= object.metadata.replace(metadata).is_some();
             } else {
                 let fields = access
                     .next_value()
-                    .map_err(|fault| at(&format!("tensor {}", text::name(&name)), &fault))?;
+                    .map_err(|error| at(&format!("tensor {}", text::name(&name)), &error))?;
                 object.tensors.push((name, fields));
             }
         }
@@ -110,12 +106,10 @@ impl<'de> Visitor<'de> for ObjectVisitor {
     }
 }
 
-/// Says in a parser's error which entry it was in.
-fn at<E: Error>(place: &str, fault: &E) -> E {
-    E::custom(format_args!("{place}: {fault}"))
+fn at<E: Error>(entry: &str, error: &E) -> E {
+    E::custom(format_args!("{entry}: {error}"))
 }
 
-/// The fields of one entry.
 #[derive(Default)]
 struct Fields {
     dtype: Option<String>,
@@ -126,10 +120,10 @@ struct Fields {
 }
 
 impl Fields {
-    fn into_entry(self, name: String) -> Result<RawEntry, HeaderFault> {
+    fn into_entry(self, name: String) -> Result<RawEntry, HeaderError> {
         match self.complete() {
             Ok((dtype, shape, offsets)) => Ok(RawEntry { name, dtype, shape, offsets }),
-            Err(reason) => Err(HeaderFault::EntryMalformed { tensor: name, reason }),
+            Err(reason) => Err(HeaderError::EntryMalformed { tensor: name, reason }),
         }
     }
 
@@ -204,7 +198,7 @@ mod tests {
 
     #[test]
     fn faults_in_the_text_say_where() {
-        assert_eq!(parse(b"{\"a\xff\"").unwrap_err(), HeaderFault::NotUtf8 { position: 11 });
+        assert_eq!(parse(b"{\"a\xff\"").unwrap_err(), HeaderError::NotUtf8 { position: 11 });
         assert_eq!(reason(""), "malformed header: EOF while parsing a value at line 1 column 0");
         assert!(reason("[]").contains("invalid type: sequence, expected an object of tensors"));
         assert!(reason("{} x").contains("trailing characters at line 1 column 4"));
@@ -221,11 +215,11 @@ mod tests {
     #[test]
     fn nothing_comes_twice() {
         let entry = r#"{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
-        let twice = |key: &str| HeaderFault::DuplicateKey { key: key.to_owned() };
-        let fault = |header: String| parse(header.as_bytes()).unwrap_err();
-        assert_eq!(fault(format!(r#"{{"a":{entry},"b":{entry},"\u0061":{entry}}}"#)), twice("a"));
-        assert_eq!(fault(r#"{"__metadata__":{},"__metadata__":{}}"#.to_owned()), twice("__metadata__"));
-        assert_eq!(fault(r#"{"__metadata__":{"k":"1","k":"2"}}"#.to_owned()), twice("k"));
+        let twice = |key: &str| HeaderError::DuplicateKey { key: key.to_owned() };
+        let error = |header: String| parse(header.as_bytes()).unwrap_err();
+        assert_eq!(error(format!(r#"{{"a":{entry},"b":{entry},"\u0061":{entry}}}"#)), twice("a"));
+        assert_eq!(error(r#"{"__metadata__":{},"__metadata__":{}}"#.to_owned()), twice("__metadata__"));
+        assert_eq!(error(r#"{"__metadata__":{"k":"1","k":"2"}}"#.to_owned()), twice("k"));
         assert!(reason(r#"{"a":{"dtype":"U8","dtype":"U8"}}"#).contains("has `dtype` twice"));
     }
 
@@ -248,7 +242,7 @@ mod tests {
             format!("{{\"a\":{{\"x\":{deep}"),
             "{\"a\":".repeat(1_000_000),
         ] {
-            assert!(matches!(parse(header.as_bytes()), Err(HeaderFault::Malformed { .. })));
+            assert!(matches!(parse(header.as_bytes()), Err(HeaderError::Malformed { .. })));
         }
     }
 
@@ -264,13 +258,13 @@ mod tests {
         assert_eq!(length(2u64.to_le_bytes(), 10), Ok(2));
         assert_eq!(
             length(3u64.to_le_bytes(), 10),
-            Err(HeaderFault::HeaderBeyondFile { header_bytes: 3, file_bytes: 10 })
+            Err(HeaderError::HeaderBeyondFile { header_bytes: 3, file_bytes: 10 })
         );
         assert_eq!(length(100_000_000u64.to_le_bytes(), u64::MAX), Ok(100_000_000));
         assert_eq!(
             length(100_000_001u64.to_le_bytes(), u64::MAX),
-            Err(HeaderFault::HeaderTooLarge { header_bytes: 100_000_001, limit_bytes: 100_000_000 })
+            Err(HeaderError::HeaderTooLarge { header_bytes: 100_000_001, limit_bytes: 100_000_000 })
         );
-        assert_eq!(length(*b"version ", 130), Err(HeaderFault::GitLfsPointer));
+        assert_eq!(length(*b"version ", 130), Err(HeaderError::GitLfsPointer));
     }
 }

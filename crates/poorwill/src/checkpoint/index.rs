@@ -1,9 +1,8 @@
 //! The index of a sharded checkpoint: which shard holds which tensor.
 //!
-//! Hugging Face writes it as `{"metadata": {"total_size": N}, "weight_map": {"tensor": "shard"}}`. Only
-//! the map counts here; `total_size` is often wrong in published checkpoints and is not looked at. A shard
-//! is a plain file name: an index cannot point out of its own folder (though a shard may be a symbolic
-//! link, as in a download cache).
+//! Hugging Face's form is `{"metadata": {"total_size": N}, "weight_map": {"tensor": "shard"}}`. Only the map
+//! is used: `total_size` is often wrong in published checkpoints. A shard is a plain file name, so an index
+//! cannot leave its folder. A shard may be a symbolic link, as in a download cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -12,22 +11,18 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::error::{CheckpointError, IndexFault};
+use super::error::{CheckpointError, IndexError};
 use super::file::failed;
 use super::json::StringMap;
 use super::text;
 
-/// How the name of every index ends.
 pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 
-/// The largest index that is read.
 const INDEX_BYTES_MAX: u64 = 100_000_000;
 
-/// An index whose shard names are plain file names.
 #[derive(Debug)]
 pub(super) struct Index {
     path: PathBuf,
-    /// Shard by tensor.
     weight_map: BTreeMap<String, String>,
 }
 
@@ -41,43 +36,38 @@ impl Index {
         let json = contents(&path)?;
         match parse(&json) {
             Ok(weight_map) => Ok(Self { path, weight_map }),
-            Err(fault) => Err(CheckpointError::Index { path, fault }),
+            Err(error) => Err(CheckpointError::Index { path, error }),
         }
     }
 
-    /// Each tensor with its shard.
     pub(super) fn tensors(&self) -> impl Iterator<Item = (&str, &str)> {
         self.weight_map.iter().map(|(tensor, shard)| (tensor.as_str(), shard.as_str()))
     }
 
-    /// The shard that holds `tensor`, if the index knows it.
+    /// The shard of `tensor`, if the index names it.
     pub(super) fn shard_of(&self, tensor: &str) -> Option<&str> {
         self.weight_map.get(tensor).map(String::as_str)
     }
 
-    /// The shards, sorted, each once.
     pub(super) fn shards(&self) -> BTreeSet<&str> {
         self.weight_map.values().map(String::as_str).collect()
     }
 
-    /// Where a shard lies.
     pub(super) fn shard_path(&self, shard: &str) -> PathBuf {
         self.path.with_file_name(shard)
     }
 
-    /// An error about `shard` that names one of its tensors.
     pub(super) fn shard_missing(&self, shard: &str) -> CheckpointError {
         let tensor = self.tensors().find(|(_, its)| *its == shard).map_or("", |(tensor, _)| tensor);
-        self.fault(IndexFault::ShardMissing { shard: shard.to_owned(), tensor: tensor.to_owned() })
+        self.failed(IndexError::ShardMissing { shard: shard.to_owned(), tensor: tensor.to_owned() })
     }
 
-    /// An error about a tensor that is not in the shard that should hold it.
     pub(super) fn tensor_missing(&self, tensor: &str, shard: &str) -> CheckpointError {
-        self.fault(IndexFault::TensorMissing { tensor: tensor.to_owned(), shard: shard.to_owned() })
+        self.failed(IndexError::TensorMissing { tensor: tensor.to_owned(), shard: shard.to_owned() })
     }
 
-    fn fault(&self, fault: IndexFault) -> CheckpointError {
-        CheckpointError::Index { path: self.path.clone(), fault }
+    fn failed(&self, error: IndexError) -> CheckpointError {
+        CheckpointError::Index { path: self.path.clone(), error }
     }
 }
 
@@ -90,33 +80,33 @@ fn contents(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     let file = File::open(path).map_err(unreadable)?;
     let index_bytes = file.metadata().map_err(unreadable)?.len();
     if index_bytes > INDEX_BYTES_MAX {
-        let fault = IndexFault::TooLarge { index_bytes, limit_bytes: INDEX_BYTES_MAX };
-        return Err(CheckpointError::Index { path: path.to_path_buf(), fault });
+        let error = IndexError::TooLarge { index_bytes, limit_bytes: INDEX_BYTES_MAX };
+        return Err(CheckpointError::Index { path: path.to_path_buf(), error });
     }
     file.take(INDEX_BYTES_MAX).read_to_end(&mut json).map_err(unreadable)?;
     Ok(json)
 }
 
-fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexFault> {
+fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexError> {
     let contents: Contents = serde_json::from_slice(json)
-        .map_err(|fault| IndexFault::Malformed { reason: text::reason(&fault.to_string()) })?;
+        .map_err(|error| IndexError::Malformed { reason: text::reason(&error.to_string()) })?;
     let StringMap { entries, repeated } = contents.weight_map;
     if let Some(tensor) = repeated {
         let reason = format!("`weight_map` has {} twice", text::name(&tensor));
-        return Err(IndexFault::Malformed { reason });
+        return Err(IndexError::Malformed { reason });
     }
     if entries.is_empty() {
-        return Err(IndexFault::Empty);
+        return Err(IndexError::Empty);
     }
     match entries.iter().find(|(_, shard)| !is_plain_file_name(shard)) {
         Some((tensor, shard)) => {
-            Err(IndexFault::ShardOutsideFolder { tensor: tensor.clone(), shard: shard.clone() })
+            Err(IndexError::ShardOutsideFolder { tensor: tensor.clone(), shard: shard.clone() })
         }
         None => Ok(entries),
     }
 }
 
-/// Longest name that Linux file systems take, in bytes.
+/// Longest file name on Linux, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
 fn is_plain_file_name(name: &str) -> bool {

@@ -1,14 +1,14 @@
-//! JSON pieces that `serde_json` alone would read too kindly.
+//! JSON types stricter than those of `serde_json`.
 //!
-//! Its maps keep the last of two equal keys, and its numbers say nothing about where they stood. The
-//! types here refuse the first and remember the second.
+//! Its maps keep the last of two equal keys, and its number errors lack positions. The types here record
+//! both.
 
-use std::collections::btree_map::{BTreeMap, Entry as Slot};
+use std::collections::btree_map::{BTreeMap, Entry as MapEntry};
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// An object of strings. A key that comes twice is remembered, not lost.
+/// An object of strings, and its first repeated key.
 #[derive(Debug, Default)]
 pub(super) struct StringMap {
     pub(super) entries: BTreeMap<String, String>,
@@ -34,11 +34,11 @@ impl<'de> Visitor<'de> for StringMapVisitor {
         let mut map = StringMap::default();
         while let Some((key, value)) = access.next_entry::<String, String>()? {
             match map.entries.entry(key) {
-                Slot::Vacant(slot) => {
-                    slot.insert(value);
+                MapEntry::Vacant(entry) => {
+                    entry.insert(value);
                 }
-                Slot::Occupied(slot) => {
-                    map.repeated.get_or_insert_with(|| slot.key().clone());
+                MapEntry::Occupied(entry) => {
+                    map.repeated.get_or_insert_with(|| entry.key().clone());
                 }
             }
         }
@@ -46,16 +46,15 @@ impl<'de> Visitor<'de> for StringMapVisitor {
     }
 }
 
-/// A list of natural numbers. What else it holds is remembered: the position and text of the first.
+/// A list of natural numbers, and the first other element.
 #[derive(Debug, Default)]
 pub(super) struct Naturals {
     pub(super) values: Vec<u64>,
-    pub(super) intruder: Option<Intruder>,
+    pub(super) invalid: Option<NonNatural>,
 }
 
-/// Something in a list that is not a natural number.
 #[derive(Debug)]
-pub(super) struct Intruder {
+pub(super) struct NonNatural {
     pub(super) position: usize,
     pub(super) value: String,
 }
@@ -82,7 +81,7 @@ impl<'de> Visitor<'de> for NaturalsVisitor {
             match element {
                 Element::Natural(value) => list.values.push(value),
                 Element::Other(value) => {
-                    list.intruder.get_or_insert(Intruder { position, value });
+                    list.invalid.get_or_insert(NonNatural { position, value });
                 }
             }
             position += 1;
@@ -164,11 +163,11 @@ mod tests {
     fn natural_numbers_up_to_the_last() {
         let list = naturals("[0, 1, 18446744073709551615]");
         assert_eq!(list.values, [0, 1, u64::MAX]);
-        assert!(list.intruder.is_none());
+        assert!(list.invalid.is_none());
     }
 
     #[test]
-    fn the_first_intruder_is_named_with_its_place() {
+    fn the_first_non_natural_is_named_with_its_position() {
         for (json, value) in [
             ("-1", "-1"),
             ("1.5", "1.5"),
@@ -180,8 +179,8 @@ mod tests {
             ("[[1],2]", "a list"),
             ("{\"a\":{}}", "an object"),
         ] {
-            let intruder = naturals(&format!("[7, {json}, -9]")).intruder.unwrap();
-            assert_eq!((intruder.position, intruder.value.as_str()), (1, value));
+            let invalid = naturals(&format!("[7, {json}, -9]")).invalid.unwrap();
+            assert_eq!((invalid.position, invalid.value.as_str()), (1, value));
         }
     }
 

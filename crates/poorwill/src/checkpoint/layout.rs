@@ -1,37 +1,34 @@
-//! Whether a header's numbers fit each other and the file.
+//! Checks a header's numbers against each other and the file.
 //!
-//! What leaves this module is true of the file: each tensor's bytes are inside it, as many as shape and
-//! dtype need, no byte belongs to two tensors, and none to nobody.
+//! Afterwards each tensor lies inside the file, and its size matches shape and dtype. Every byte belongs to
+//! exactly one tensor.
 
 use super::dtype::Dtype;
-use super::error::HeaderFault;
+use super::error::HeaderError;
 use super::header::RawEntry;
 use super::json::Naturals;
 
-/// Where the tensors' bytes may lie in a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Payload {
     /// First byte after the header.
     pub(super) begin: u64,
-    /// Size of the file.
     pub(super) file_bytes: u64,
 }
 
-/// A tensor whose place has been checked.
+/// A tensor with checked bounds.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    /// First byte, counted from the start of the file.
+    /// First byte, in the file.
     pub(super) begin: u64,
     /// First byte after it.
     pub(super) end: u64,
 }
 
-/// Checks every entry by itself and all of them together; gives them back in offset order. Empty tensors
-/// stand before the one whose bytes begin at the same place.
-pub(super) fn check(raw: Vec<RawEntry>, payload: Payload) -> Result<Vec<Entry>, HeaderFault> {
+/// Checks the entries and sorts them by offset. An empty tensor precedes the one with the same offset.
+pub(super) fn check(raw: Vec<RawEntry>, payload: Payload) -> Result<Vec<Entry>, HeaderError> {
     let mut entries =
         raw.into_iter().map(|entry| check_entry(entry, payload)).collect::<Result<Vec<_>, _>>()?;
     entries.sort_by_key(|entry| (entry.begin, entry.end));
@@ -39,73 +36,73 @@ pub(super) fn check(raw: Vec<RawEntry>, payload: Payload) -> Result<Vec<Entry>, 
     Ok(entries)
 }
 
-fn check_entry(raw: RawEntry, payload: Payload) -> Result<Entry, HeaderFault> {
+fn check_entry(raw: RawEntry, payload: Payload) -> Result<Entry, HeaderError> {
     let RawEntry { name, dtype, shape, offsets } = raw;
     let Some(dtype) = Dtype::of(&dtype) else {
-        return Err(HeaderFault::UnknownDtype { tensor: name, dtype });
+        return Err(HeaderError::UnknownDtype { tensor: name, dtype });
     };
     let shape = dimensions(&name, shape)?;
     let shape_bytes = bytes_of(&name, dtype, &shape)?;
     let (begin, end) = offset_pair(&name, offsets)?;
     if begin > end {
-        return Err(HeaderFault::OffsetsReversed { tensor: name, begin, end });
+        return Err(HeaderError::OffsetsReversed { tensor: name, begin, end });
     }
     if end > payload.file_bytes.saturating_sub(payload.begin) {
         let end = payload.begin.saturating_add(end);
-        return Err(HeaderFault::BeyondFile { tensor: name, end, file_bytes: payload.file_bytes });
+        return Err(HeaderError::BeyondFile { tensor: name, end, file_bytes: payload.file_bytes });
     }
     let offset_bytes = end - begin;
     if offset_bytes != shape_bytes {
-        return Err(HeaderFault::SizeMismatch { tensor: name, dtype, shape, shape_bytes, offset_bytes });
+        return Err(HeaderError::SizeMismatch { tensor: name, dtype, shape, shape_bytes, offset_bytes });
     }
     Ok(Entry { name, dtype, shape, begin: payload.begin + begin, end: payload.begin + end })
 }
 
-fn dimensions(tensor: &str, shape: Naturals) -> Result<Vec<u64>, HeaderFault> {
-    match shape.intruder {
+fn dimensions(tensor: &str, shape: Naturals) -> Result<Vec<u64>, HeaderError> {
+    match shape.invalid {
         None => Ok(shape.values),
-        Some(intruder) => Err(HeaderFault::BadDimension {
+        Some(invalid) => Err(HeaderError::BadDimension {
             tensor: tensor.to_owned(),
-            dimension: intruder.position,
-            value: intruder.value,
+            dimension: invalid.position,
+            value: invalid.value,
         }),
     }
 }
 
-fn offset_pair(tensor: &str, offsets: Naturals) -> Result<(u64, u64), HeaderFault> {
+fn offset_pair(tensor: &str, offsets: Naturals) -> Result<(u64, u64), HeaderError> {
     let tensor = || tensor.to_owned();
-    if let Some(intruder) = offsets.intruder {
-        return Err(HeaderFault::BadOffset { tensor: tensor(), value: intruder.value });
+    if let Some(invalid) = offsets.invalid {
+        return Err(HeaderError::BadOffset { tensor: tensor(), value: invalid.value });
     }
     match offsets.values[..] {
         [begin, end] => Ok((begin, end)),
-        _ => Err(HeaderFault::EntryMalformed {
+        _ => Err(HeaderError::EntryMalformed {
             tensor: tensor(),
             reason: format!("`data_offsets` must be two numbers, not {}", offsets.values.len()),
         }),
     }
 }
 
-/// The size that dtype and shape give. Multiplied in the header's order: `[2^40, 2^40, 0]` overflows
-/// although it is empty, as it does in the reference implementation.
-fn bytes_of(tensor: &str, dtype: Dtype, shape: &[u64]) -> Result<u64, HeaderFault> {
+/// Size by dtype and shape. Multiplies in order, as the reference implementation: `[2^40, 2^40, 0]` overflows
+/// although it is empty.
+fn bytes_of(tensor: &str, dtype: Dtype, shape: &[u64]) -> Result<u64, HeaderError> {
     let elements = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
     let Some(bits) = elements.and_then(|elements| elements.checked_mul(dtype.bits())) else {
-        return Err(HeaderFault::SizeOverflow { tensor: tensor.to_owned(), dtype, shape: shape.to_vec() });
+        return Err(HeaderError::SizeOverflow { tensor: tensor.to_owned(), dtype, shape: shape.to_vec() });
     };
     if !bits.is_multiple_of(8) {
-        return Err(HeaderFault::PartialByte { tensor: tensor.to_owned(), dtype, bits });
+        return Err(HeaderError::PartialByte { tensor: tensor.to_owned(), dtype, bits });
     }
     Ok(bits / 8)
 }
 
-/// Every byte of the payload belongs to exactly one of the `entries`, which are in offset order.
-fn check_cover(entries: &[Entry], payload: Payload) -> Result<(), HeaderFault> {
+/// Checks that the `entries`, in offset order, cover the payload without overlap.
+fn check_cover(entries: &[Entry], payload: Payload) -> Result<(), HeaderError> {
     let mut covered = payload.begin;
     let mut before: Option<&Entry> = None;
     for entry in entries {
         if let Some(first) = before.filter(|_| entry.begin < covered) {
-            return Err(HeaderFault::Overlap {
+            return Err(HeaderError::Overlap {
                 first: first.name.clone(),
                 second: entry.name.clone(),
                 first_end: covered,
@@ -113,13 +110,13 @@ fn check_cover(entries: &[Entry], payload: Payload) -> Result<(), HeaderFault> {
             });
         }
         if entry.begin > covered {
-            return Err(HeaderFault::Hole { tensor: entry.name.clone(), begin: covered, end: entry.begin });
+            return Err(HeaderError::Hole { tensor: entry.name.clone(), begin: covered, end: entry.begin });
         }
         covered = entry.end;
         before = Some(entry);
     }
     if covered < payload.file_bytes {
-        return Err(HeaderFault::TrailingBytes { begin: covered, file_bytes: payload.file_bytes });
+        return Err(HeaderError::TrailingBytes { begin: covered, file_bytes: payload.file_bytes });
     }
     Ok(())
 }
@@ -131,7 +128,7 @@ mod tests {
     const U64_MAX: u64 = u64::MAX;
 
     fn raw(name: &str, dtype: &str, shape: &[u64], offsets: &[u64]) -> RawEntry {
-        let naturals = |values: &[u64]| Naturals { values: values.to_vec(), intruder: None };
+        let naturals = |values: &[u64]| Naturals { values: values.to_vec(), invalid: None };
         RawEntry {
             name: name.to_owned(),
             dtype: dtype.to_owned(),
@@ -140,11 +137,11 @@ mod tests {
         }
     }
 
-    fn check_in(payload_bytes: u64, entries: Vec<RawEntry>) -> Result<Vec<Entry>, HeaderFault> {
+    fn check_in(payload_bytes: u64, entries: Vec<RawEntry>) -> Result<Vec<Entry>, HeaderError> {
         check(entries, Payload { begin: 100, file_bytes: 100 + payload_bytes })
     }
 
-    fn fault(payload_bytes: u64, entries: Vec<RawEntry>) -> HeaderFault {
+    fn error(payload_bytes: u64, entries: Vec<RawEntry>) -> HeaderError {
         check_in(payload_bytes, entries).unwrap_err()
     }
 
@@ -178,8 +175,8 @@ mod tests {
             assert_eq!(entries[0].dtype.to_string(), name);
         }
         for name in ["", "f32", "F128", "BF16 "] {
-            let expected = HeaderFault::UnknownDtype { tensor: "t".to_owned(), dtype: name.to_owned() };
-            assert_eq!(fault(4, vec![raw("t", name, &[1], &[0, 4])]), expected);
+            let expected = HeaderError::UnknownDtype { tensor: "t".to_owned(), dtype: name.to_owned() };
+            assert_eq!(error(4, vec![raw("t", name, &[1], &[0, 4])]), expected);
         }
     }
 
@@ -194,9 +191,9 @@ mod tests {
             ],
         )
         .unwrap();
-        let places: Vec<_> =
+        let positions: Vec<_> =
             entries.iter().map(|entry| (entry.name.as_str(), entry.begin, entry.end)).collect();
-        assert_eq!(places, [("bytes", 100, 105), ("empty", 105, 105), ("scalar", 105, 109)]);
+        assert_eq!(positions, [("bytes", 100, 105), ("empty", 105, 105), ("scalar", 105, 109)]);
         assert!(check_in(0, vec![]).unwrap().is_empty());
     }
 
@@ -204,8 +201,8 @@ mod tests {
     fn sizes_that_overflow() {
         for shape in [&[U64_MAX][..], &[1 << 32, 1 << 32], &[1 << 40, 1 << 40, 0], &[1 << 60]] {
             assert!(matches!(
-                fault(4, vec![raw("t", "F32", shape, &[0, 4])]),
-                HeaderFault::SizeOverflow { .. }
+                error(4, vec![raw("t", "F32", shape, &[0, 4])]),
+                HeaderError::SizeOverflow { .. }
             ));
         }
         assert!(check_in(0, vec![raw("t", "F32", &[0, U64_MAX, U64_MAX], &[0, 0])]).is_ok());
@@ -215,43 +212,43 @@ mod tests {
     fn sub_byte_tensors_fill_their_bytes() {
         assert!(check_in(3, vec![raw("t", "F6_E2M3", &[4], &[0, 3])]).is_ok());
         assert_eq!(
-            fault(2, vec![raw("t", "F4", &[3], &[0, 2])]),
-            HeaderFault::PartialByte { tensor: "t".to_owned(), dtype: Dtype::F4, bits: 12 }
+            error(2, vec![raw("t", "F4", &[3], &[0, 2])]),
+            HeaderError::PartialByte { tensor: "t".to_owned(), dtype: Dtype::F4, bits: 12 }
         );
     }
 
     #[test]
     fn offsets_are_a_pair_in_order_and_inside_the_file() {
         for count in [0, 1, 3] {
-            let shown = fault(1, vec![raw("t", "U8", &[1], &vec![1; count])]).to_string();
+            let shown = error(1, vec![raw("t", "U8", &[1], &vec![1; count])]).to_string();
             assert_eq!(shown, format!("tensor \"t\": `data_offsets` must be two numbers, not {count}"));
         }
         assert_eq!(
-            fault(4, vec![raw("t", "U8", &[1], &[2, 1])]),
-            HeaderFault::OffsetsReversed { tensor: "t".to_owned(), begin: 2, end: 1 }
+            error(4, vec![raw("t", "U8", &[1], &[2, 1])]),
+            HeaderError::OffsetsReversed { tensor: "t".to_owned(), begin: 2, end: 1 }
         );
         assert_eq!(
-            fault(4, vec![raw("t", "U8", &[5], &[0, 5])]).to_string(),
+            error(4, vec![raw("t", "U8", &[5], &[0, 5])]).to_string(),
             "tensor \"t\" ends at byte 105 but the file has only 104; the file is torn, fetch it again"
         );
         assert!(matches!(
-            fault(4, vec![raw("t", "U8", &[1], &[0, U64_MAX])]),
-            HeaderFault::BeyondFile { end: U64_MAX, .. }
+            error(4, vec![raw("t", "U8", &[1], &[0, U64_MAX])]),
+            HeaderError::BeyondFile { end: U64_MAX, .. }
         ));
     }
 
     #[test]
     fn offsets_and_shape_agree() {
         assert_eq!(
-            fault(9, vec![raw("t", "F32", &[2], &[0, 9])]).to_string(),
+            error(9, vec![raw("t", "F32", &[2], &[0, 9])]).to_string(),
             "tensor \"t\": its data offsets span 9 bytes, but F32 [2] needs 8"
         );
     }
 
     #[test]
     fn no_byte_belongs_to_two_tensors() {
-        let overlap = |entries| match fault(9, entries) {
-            HeaderFault::Overlap { first, second, first_end, second_begin } => {
+        let overlap = |entries| match error(9, entries) {
+            HeaderError::Overlap { first, second, first_end, second_begin } => {
                 (first, second, first_end, second_begin)
             }
             other => panic!("{other:?}"),
@@ -264,15 +261,15 @@ mod tests {
     }
 
     #[test]
-    fn no_byte_belongs_to_nobody() {
+    fn every_byte_belongs_to_a_tensor() {
         let bytes = |name, begin: u64, end: u64| raw(name, "U8", &[end - begin], &[begin, end]);
-        let hole = |begin, end| HeaderFault::Hole { tensor: "b".to_owned(), begin, end };
-        assert_eq!(fault(9, vec![bytes("a", 0, 4), bytes("b", 5, 9)]), hole(104, 105));
-        assert_eq!(fault(9, vec![bytes("b", 1, 9)]), hole(100, 101));
+        let hole = |begin, end| HeaderError::Hole { tensor: "b".to_owned(), begin, end };
+        assert_eq!(error(9, vec![bytes("a", 0, 4), bytes("b", 5, 9)]), hole(104, 105));
+        assert_eq!(error(9, vec![bytes("b", 1, 9)]), hole(100, 101));
         assert_eq!(
-            fault(9, vec![bytes("a", 0, 8)]),
-            HeaderFault::TrailingBytes { begin: 108, file_bytes: 109 }
+            error(9, vec![bytes("a", 0, 8)]),
+            HeaderError::TrailingBytes { begin: 108, file_bytes: 109 }
         );
-        assert_eq!(fault(1, vec![]), HeaderFault::TrailingBytes { begin: 100, file_bytes: 101 });
+        assert_eq!(error(1, vec![]), HeaderError::TrailingBytes { begin: 100, file_bytes: 101 });
     }
 }

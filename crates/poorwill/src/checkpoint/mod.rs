@@ -1,23 +1,22 @@
-//! Reading checkpoints: safetensors files, alone or in shards.
+//! Reads checkpoints: safetensors files, alone or in shards.
 //!
-//! [`Checkpoint::open`] reads and checks the headers of all files before it returns, and nothing of their
-//! payload; [`Checkpoint::read_exact_at`] then reads any piece of any tensor, from any thread. A torn
-//! download, a hostile header, a shard that does not fit its index are errors that name the file, the
-//! tensor and the numbers. Nothing here maps a file, so one that is truncated meanwhile is an error, too,
-//! and not a signal.
+//! [`Checkpoint::open`] reads and checks all headers, and no payload. [`Checkpoint::read_exact_at`] then
+//! reads any part of any tensor, from any thread. Torn downloads, hostile headers and unfitting shards are
+//! errors that name the file, the tensor and the numbers. No file is mapped, so truncation is an error, not a
+//! signal.
 //!
-//! What is accepted is what the reference implementation (the `safetensors` crate) accepts, minus what can
-//! only be a mistake or a trick: a key that comes twice, a field in a tensor's entry that the format does
-//! not have, `null` for `__metadata__`, and lists or objects where the format has an object or a string.
+//! Accepts what the reference implementation (the `safetensors` crate) accepts, except likely mistakes and
+//! tricks. Refused are repeated keys, unknown fields in a tensor's entry, `null` for `__metadata__`, and
+//! lists in place of objects.
 #![forbid(unsafe_code)]
 
-use std::collections::hash_map::{Entry as Slot, HashMap};
+use std::collections::hash_map::{Entry as MapEntry, HashMap};
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use self::dtype::Dtype;
-pub use self::error::{CheckpointError, HeaderFault, IndexFault};
+pub use self::error::{CheckpointError, HeaderError, IndexError};
 pub use self::file::ShardFile;
 
 use self::folder::Source;
@@ -33,9 +32,26 @@ mod json;
 mod layout;
 pub(crate) mod text;
 
-/// An open checkpoint: its files, and where in them each tensor lies.
+/// An open checkpoint: its files and tensors. Holds one file descriptor per shard.
 ///
-/// Holds one file descriptor per shard until it is dropped.
+/// ```
+/// use poorwill::checkpoint::Checkpoint;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # std::fs::write(folder.path().join("m.safetensors"), [&length, header.as_bytes(), &[1, 2, 3, 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let tensor = &checkpoint.tensors()[0];
+/// assert_eq!((tensor.name.as_str(), tensor.dtype.to_string().as_str()), ("w", "U8"));
+/// let mut last = [0; 2];
+/// checkpoint.read_exact_at(tensor, 2, &mut last)?;
+/// assert_eq!(last, [3, 4]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Vec<ShardFile>,
@@ -47,35 +63,35 @@ pub struct Checkpoint {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tensor {
-    /// Its name, as the file has it: show it to nobody without escaping it.
+    /// Its name in the file. Escape it before you show it.
     pub name: String,
-    /// Type of its elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Its dimensions; none for a scalar.
+    /// Dimensions; none for a scalar.
     pub shape: Vec<u64>,
-    /// Its size, 0 if a dimension is.
+    /// Size.
     pub bytes: u64,
-    /// The file that holds it, a position in [`Checkpoint::files`].
+    /// Its file, an index into [`Checkpoint::files`].
     pub file: usize,
-    /// Its first byte, counted from the start of the file.
+    /// First byte, in the file.
     pub offset: u64,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint that `paths` make up, and checks all of its headers.
+    /// Opens the checkpoint at `paths` and checks all headers.
     ///
     /// A path is one of:
     /// - a safetensors file;
-    /// - a folder: the shards that its `*.safetensors.index.json` names (`model.safetensors.index.json` where
-    ///   there are several), or without one all its `*.safetensors` files, sorted by name, where no two may
-    ///   hold a tensor of the same name. Hidden files are left aside;
+    /// - a folder: the shards of its `*.safetensors.index.json` (`model.safetensors.index.json` of several).
+    ///   Without one, all its `*.safetensors` files by name, except hidden ones; their tensor names must be
+    ///   unique;
     /// - such an index.
     ///
-    /// With an index, each tensor comes from the shard that the index says. Tensors in these shards that the
-    /// index does not know are part of the checkpoint, as they are for the engines.
+    /// With an index, each tensor comes from its named shard. Tensors that only the shards name belong to the
+    /// checkpoint, as they do for engines.
     ///
-    /// A file that is named twice, by whatever paths, is read once, where it was named first. Files that
-    /// were given by different paths may hold tensors of the same name.
+    /// A file named twice, by any paths, counts once, at its first position. Files of different paths may
+    /// repeat tensor names.
     pub fn open(paths: &[PathBuf]) -> Result<Self, CheckpointError> {
         if paths.is_empty() {
             return Err(CheckpointError::NothingNamed);
@@ -87,28 +103,26 @@ impl Checkpoint {
         Ok(opener.finish())
     }
 
-    /// The files, in the order in which they were named.
+    /// The files, in the order of naming.
     #[must_use]
     pub fn files(&self) -> &[ShardFile] {
         &self.files
     }
 
-    /// The tensors, by file and then by offset.
+    /// The tensors, by file and offset.
     #[must_use]
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// Size of all tensors together (`u64::MAX` should it be more than that).
+    /// Size of all tensors (`u64::MAX` on overflow).
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
     }
 
-    /// Fills `buf` with the tensor's bytes from `offset_in_tensor` on.
-    ///
-    /// Nothing is shared between two reads but the descriptor, so threads may read side by side. After an
-    /// error the contents of `buf` are unspecified.
+    /// Fills `buf` with the tensor's bytes from `offset_in_tensor`. Threads may read concurrently. After an
+    /// error, `buf` is unspecified.
     pub fn read_exact_at(
         &self,
         tensor: &Tensor,
@@ -145,11 +159,11 @@ impl Checkpoint {
         }
     }
 
-    /// The file of a tensor that has bytes, if it is one of ours. No two such tensors begin at one place.
+    /// The file of a tensor with bytes, if it is ours. No two such tensors share an offset.
     fn file_of(&self, tensor: &Tensor) -> Result<&ShardFile, CheckpointError> {
-        let place = |tensor: &Tensor| (tensor.file, tensor.offset, tensor.bytes);
+        let position = |tensor: &Tensor| (tensor.file, tensor.offset, tensor.bytes);
         self.tensors
-            .binary_search_by_key(&place(tensor), place)
+            .binary_search_by_key(&position(tensor), position)
             .ok()
             .filter(|position| self.tensors[*position] == *tensor)
             .and_then(|_| self.files.get(tensor.file))
@@ -157,13 +171,12 @@ impl Checkpoint {
     }
 }
 
-/// A checkpoint that is being opened.
 #[derive(Default)]
 struct Opener {
     files: Vec<ShardFile>,
     by_canonical_path: HashMap<PathBuf, usize>,
     tensors: Vec<Tensor>,
-    /// Positions of tensors that an index takes from another shard.
+    /// Indexes of tensors that an index takes from another shard.
     left_out: HashSet<usize>,
 }
 
@@ -187,7 +200,7 @@ impl Opener {
         Checkpoint { files, tensors: kept.map(|(_, tensor)| tensor).collect() }
     }
 
-    /// Adds a file with its tensors, unless it is there already. Gives its position.
+    /// Adds a file with its tensors, unless present. Returns its index.
     fn add_file(&mut self, path: PathBuf) -> Result<usize, CheckpointError> {
         let canonical = canonical(&path)?;
         if let Some(position) = self.by_canonical_path.get(&canonical) {
@@ -212,9 +225,9 @@ impl Opener {
         let first_new = self.files.len();
         let mut files = BTreeMap::new();
         for shard in index.shards() {
-            let position = self.add_file(index.shard_path(shard)).map_err(|fault| match fault {
+            let position = self.add_file(index.shard_path(shard)).map_err(|error| match error {
                 CheckpointError::NotFound { .. } => index.shard_missing(shard),
-                fault => fault,
+                error => error,
             })?;
             files.insert(shard, position);
         }
@@ -229,7 +242,6 @@ impl Opener {
         Ok(())
     }
 
-    /// Each tensor of the index is in its shard.
     fn check_against(&self, index: &Index, files: &BTreeMap<&str, usize>) -> Result<(), CheckpointError> {
         let held: HashSet<_> =
             self.tensors.iter().map(|tensor| (tensor.file, tensor.name.as_str())).collect();
@@ -239,7 +251,7 @@ impl Opener {
         }
     }
 
-    /// No name is twice in the files from `first_new` on, which came by one path.
+    /// The files from `first_new` on, of one path, repeat no name.
     fn check_names_from(&self, first_new: usize) -> Result<(), CheckpointError> {
         let mut seen = HashMap::new();
         for (position, tensor) in self.tensors.iter().enumerate() {
@@ -247,13 +259,13 @@ impl Opener {
                 continue;
             }
             match seen.entry(tensor.name.as_str()) {
-                Slot::Vacant(slot) => {
-                    slot.insert(tensor.file);
+                MapEntry::Vacant(entry) => {
+                    entry.insert(tensor.file);
                 }
-                Slot::Occupied(slot) => {
+                MapEntry::Occupied(entry) => {
                     return Err(CheckpointError::DuplicateTensor {
                         tensor: tensor.name.clone(),
-                        first: self.files[*slot.get()].path.clone(),
+                        first: self.files[*entry.get()].path.clone(),
                         second: self.files[tensor.file].path.clone(),
                     });
                 }

@@ -1,12 +1,11 @@
-//! Names, paths and reasons from outside, made fit for a message.
+//! Makes outside names, paths and reasons fit for messages.
 //!
-//! A header may name its tensors anything: a megabyte of text, a terminal escape, a right-to-left
-//! override. What passes through here is bounded in length and holds no character that a terminal acts
-//! on or that cannot be seen.
+//! A header may name tensors anything: a megabyte of text, a terminal escape, a right-to-left override. The
+//! results are bounded in length, and contain no invisible or control character.
 
 use std::path::Path;
 
-/// What is kept of an overlong text, in bytes: its head and its tail.
+/// Head and tail kept of a long text, in bytes.
 struct Limits {
     head: usize,
     tail: usize,
@@ -16,7 +15,7 @@ const NAME: Limits = Limits { head: 64, tail: 32 };
 const REASON: Limits = Limits { head: 240, tail: 40 };
 const PATH: Limits = Limits { head: 768, tail: 256 };
 
-/// A tensor, key or shard name in quotes, with every unprintable character, quote and backslash escaped.
+/// A quoted name; escapes unprintable characters, quotes and backslashes.
 pub(crate) fn name(raw: &str) -> String {
     let mut shown = String::from('"');
     push_shortened(&mut shown, raw, &NAME, push_escaped);
@@ -27,21 +26,19 @@ pub(crate) fn name(raw: &str) -> String {
     shown
 }
 
-/// A sentence from a parser, which may quote the file. Its quotes and backslashes stay.
+/// A parser's sentence, which may quote the file; keeps quotes and backslashes.
 pub(crate) fn reason(raw: &str) -> String {
     let mut shown = String::new();
     push_shortened(&mut shown, raw, &REASON, push_printable);
     shown
 }
 
-/// A path, as people read them: without quotes.
 pub(crate) fn path(raw: &Path) -> String {
     let mut shown = String::new();
     push_shortened(&mut shown, &raw.to_string_lossy(), &PATH, push_printable);
     shown
 }
 
-/// A shape as it stands in a header, `[2, 3]`.
 pub(crate) fn shape(dims: &[u64]) -> String {
     let mut shown = String::new();
     let text = dims.iter().take(64).map(u64::to_string).collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! What an inference engine should be given of a device.
+//! What to give an inference engine of a device.
 
 use poorwill_core::Tag;
 use poorwill_core::budget::{Budget, Claimed, Share};
@@ -6,29 +6,39 @@ use serde::Serialize;
 
 use crate::budget::{Envelope, claim_in_use};
 
-/// Rounding that makes no difference to an engine.
 const SLACK_BYTES: u64 = 1 << 20;
 
-/// What an engine should be given. `None` where it is not known how much the device has, or how much of it is free.
+/// What to give an engine. `None` where total or free memory is unknown.
+///
+/// ```
+/// use poorwill::doctor::{Plan, examine};
+/// use poorwill::{DeviceSpec, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = "host:8GiB".parse::<DeviceSpec>()?;
+/// let report = examine(&Plan::default().on(device).claiming([(Tag::weights(), 5 << 30)]))?;
+/// assert_eq!(report.devices[0].engine.kv_cache_bytes, Some(3 << 30));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct EngineAdvice {
-    /// The share to tell an engine that takes it of what `cuMemGetInfo` calls the total, as vLLM does with
-    /// `--gpu-memory-utilization`. What a context takes is left out, so it may be a hundredth below the budget's own
-    /// share. `None` also where that total is not known, and on the host device.
+    /// The share of `cuMemGetInfo`'s total to give an engine, such as vLLM's `--gpu-memory-utilization`.
+    /// Excludes the context, so it may be 0.01 below the budget's share. `None` also on the host device.
     pub gpu_memory_utilization: Option<f64>,
-    /// What an engine may use altogether, in bytes: the budget without what is in use already.
+    /// Bytes an engine may use: the budget without memory in use.
     pub memory_bytes: Option<u64>,
-    /// What is claimed of the budget, what is in use already first.
+    /// Claims on the budget, memory in use first.
     pub claims: Vec<Claimed>,
-    /// What is left for a key-value cache after the claims, in bytes. `None` also where a claim is refused.
+    /// Bytes left for a key-value cache after the claims. `None` also after a refused claim.
     pub kv_cache_bytes: Option<u64>,
     /// Why a claim is refused, and what to change.
     pub refused: Option<String>,
 }
 
 impl EngineAdvice {
-    /// `engine_total_bytes` is what an engine takes its share of.
+    /// `engine_total_bytes` is the total that an engine's share refers to.
     pub(super) fn of(memory: &Budget, engine_total_bytes: Option<u64>, claims: &[(Tag, u64)]) -> Self {
         let mut advice = Self {
             gpu_memory_utilization: None,
@@ -40,7 +50,7 @@ impl EngineAdvice {
         let Some(envelope) = Envelope::of(memory) else { return advice };
         let in_use = claim_in_use(memory, &envelope);
         let memory_bytes = envelope.unclaimed_bytes();
-        // Where nobody tells what is free, nothing is promised.
+        // Unknown free memory promises nothing.
         let is_known = memory.headroom_bytes.is_some();
         advice.memory_bytes = is_known.then_some(memory_bytes);
         advice.gpu_memory_utilization = engine_total_bytes.filter(|_| is_known).and_then(|total_bytes| {

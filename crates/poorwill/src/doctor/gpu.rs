@@ -1,46 +1,46 @@
-//! The GPUs that the driver shows, who says what about them, and what their links move.
+//! The driver's GPUs: memory figures by source, and link speeds.
 
 use serde::Serialize;
 
 use super::{DeviceReport, Plan};
 
-/// What only a GPU has. What could not be found out is `None`.
+/// Facts about a GPU; `None` where unknown.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct GpuReport {
-    /// Major and minor, as in `9.0`.
+    /// As in `9.0`.
     pub compute_capability: String,
-    /// Version of the driver, as in `580.159.04`.
+    /// As in `580.159.04`.
     pub driver_version: Option<String>,
     /// Newest CUDA version that the driver supports, as in `13.0`.
     pub cuda_version: String,
-    /// As `nvidia-smi` writes it, without what stands before the first hyphen.
+    /// As in `nvidia-smi`, without the prefix before the first hyphen.
     pub uuid: String,
-    /// Where it sits, as `domain:bus:device.function`.
+    /// As `domain:bus:device.function`.
     pub pci_bus_id: String,
     /// Whether it shares the computer's memory.
     pub integrated: bool,
-    /// The NUMA node that it is nearest to.
+    /// The nearest NUMA node.
     pub numa_node: Option<u32>,
-    /// How it is connected.
+    /// Its link.
     pub link: LinkReport,
-    /// Bytes of host memory that are page-locked for it in a second, by one thread.
+    /// Host memory page-locked for it per second, by one thread.
     pub pin_bytes_per_s: Option<f64>,
-    /// Size of the piece of memory that was page-locked and copied to measure, in bytes.
+    /// Size of the measured sample.
     pub measured_bytes: Option<u64>,
 }
 
-/// The link of a GPU: as it is now, as it could be, and as measured.
+/// The link of a GPU: present, possible and measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LinkReport {
-    /// Lanes in use.
+    /// Link width in use.
     pub width: Option<u32>,
-    /// Lanes that both ends have.
+    /// Largest width of both ends.
     pub width_max: Option<u32>,
-    /// Generation of PCI Express in use, read right after copies, since an idle link slows down.
+    /// PCI Express generation in use, read right after copies: an idle link slows down.
     pub generation: Option<u32>,
-    /// Newest generation that both ends have.
+    /// Newest generation that both ends support.
     pub generation_max: Option<u32>,
     /// Bytes per second from page-locked memory to the device.
     pub to_device_bytes_per_s: Option<f64>,
@@ -70,20 +70,18 @@ mod linux {
     use poorwill_driver::{CudaConfig, CudaDevice};
 
     use super::{DeviceReport, GpuReport, LinkReport, Plan};
-    use crate::budget::Inquiry;
+    use crate::budget::GpuMemoryFacts;
     use crate::device::DeviceSpec;
     use crate::doctor::{EngineAdvice, warnings_of};
 
-    /// What is page-locked and copied to measure.
-    const PIECE_BYTES: u64 = 128 << 20;
+    const SAMPLE_BYTES: u64 = 128 << 20;
 
-    /// What the device and the computer must have left, so that measuring is in nobody's way.
-    const ROOM_BYTES: u64 = 8 * PIECE_BYTES;
+    /// Memory that device and computer must have left, so that measuring disturbs no other work.
+    const HEADROOM_BYTES_MIN: u64 = 8 * SAMPLE_BYTES;
 
-    /// So long before no further GPU is opened none is measured any more: the report has to be there soon.
-    const OPENING_ONLY: Duration = Duration::from_secs(2);
+    /// Within this time of the timeout, GPUs are opened and not measured.
+    const OPEN_ONLY: Duration = Duration::from_secs(2);
 
-    /// Asks for all of them, or the one that is planned; what goes wrong is added to `warnings`.
     pub(in super::super) fn examine(plan: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {
         let gpus = match cuda::gpus(None) {
             Ok(gpus) => gpus,
@@ -93,12 +91,12 @@ mod linux {
             }
         };
         let count = gpus.len();
-        let mut answered = Vec::new();
+        let mut usable = Vec::new();
         for (ordinal, gpu) in gpus.into_iter().enumerate() {
             let is_wanted = plan.device.as_ref().is_none_or(|spec| spec.id() == format!("cuda:{ordinal}"));
             match gpu {
                 _ if !is_wanted => {}
-                Ok(gpu) => answered.push(gpu),
+                Ok(gpu) => usable.push(gpu),
                 Err(error) => warnings.push(format!("cuda:{ordinal} cannot be used: {}", error.kind)),
             }
         }
@@ -108,11 +106,11 @@ mod linux {
             warnings.push(format!("the driver shows this process {count}, counted from cuda:0"));
         }
         let nvml = Nvml::load();
-        if let (Err(reason), false) = (&nvml, answered.is_empty()) {
-            warnings.push(format!("NVML cannot be asked: {reason}"));
+        if let (Err(reason), false) = (&nvml, usable.is_empty()) {
+            warnings.push(format!("NVML is not available: {reason}"));
         }
         let examination = Examination { plan, nvml, system: System::here(), started: Instant::now() };
-        answered.into_iter().map(|gpu| examination.report(&gpu, warnings)).collect()
+        usable.into_iter().map(|gpu| examination.report(&gpu, warnings)).collect()
     }
 
     struct Examination<'a> {
@@ -126,17 +124,17 @@ mod linux {
         fn report(&self, gpu: &GpuInfo, warnings: &mut Vec<String>) -> DeviceReport {
             let spec = DeviceSpec::Cuda { ordinal: gpu.ordinal };
             let (id, cap) = (spec.id(), self.plan.caps.of(&spec));
-            let opened = if self.started.elapsed() > self.plan.patience {
-                Err("it was not looked at, for others took too long; name it with --device".to_owned())
+            let opened = if self.started.elapsed() > self.plan.timeout {
+                Err("other GPUs took too long; name it with --device".to_owned())
             } else {
                 CudaDevice::open(&CudaConfig::gpu(gpu.ordinal)).map_err(|error| error.kind.to_string())
             };
             let device = opened.as_ref().map_err(Clone::clone);
-            let told = device
+            let reported = device
                 .clone()
                 .and_then(|device| device.memory_as_told().map_err(|error| error.kind.to_string()));
             let used_bytes = device.as_ref().ok().and_then(|device| device.process_used_bytes());
-            let Inquiry { facts, slice, problems } = Inquiry::here(gpu, &told, &self.nvml);
+            let GpuMemoryFacts { facts, slice, problems } = GpuMemoryFacts::here(gpu, &reported, &self.nvml);
             let memory = Budget::decide(&facts, used_bytes, cap);
             if let Err(reason) = &device {
                 warnings.push(format!("{id} cannot be used: {reason}"));
@@ -179,14 +177,13 @@ mod linux {
                         to_host_bytes_per_s: measured.map(|speed| speed.to_host_bytes_per_s),
                     },
                     pin_bytes_per_s: measured.map(|speed| speed.pin_bytes_per_s),
-                    measured_bytes: measured.map(|_| PIECE_BYTES),
+                    measured_bytes: measured.map(|_| SAMPLE_BYTES),
                 }),
             }
         }
 
-        /// What the link moves, if there is time and room to measure it.
         fn measure(&self, device: &CudaDevice, memory: &Budget) -> Result<LinkSpeed, String> {
-            if self.started.elapsed() > self.plan.patience.saturating_sub(OPENING_ONLY) {
+            if self.started.elapsed() > self.plan.timeout.saturating_sub(OPEN_ONLY) {
                 return Err("other GPUs took too long; name it with --device".into());
             }
             let host = self.system.memory().available_bytes;
@@ -194,23 +191,22 @@ mod linux {
             for (what, left) in
                 [("it", memory.headroom_bytes), ("the computer", host), ("the control group", group)]
             {
-                if let Some(left) = left.filter(|left| *left < ROOM_BYTES) {
+                if let Some(left) = left.filter(|left| *left < HEADROOM_BYTES_MIN) {
                     return Err(format!("{what} has {} left", ByteSize(left)));
                 }
             }
-            link::measure(device, PIECE_BYTES).map_err(|error| error.to_string())
+            link::measure(device, SAMPLE_BYTES).map_err(|error| error.to_string())
         }
     }
 
     fn slow_link(id: &str, link: PciLink) -> Option<String> {
-        let narrow = link.width.zip(link.width_max).filter(|(now, best)| now < best);
-        let slow = link.generation.zip(link.generation_max).filter(|(now, best)| now < best);
-        let lanes = narrow.map(|(now, best)| format!("{now} of {best} lanes"));
-        let speed = slow.map(|(now, best)| format!("generation {now} of {best}"));
-        let what: Vec<String> = lanes.into_iter().chain(speed).collect();
-        (!what.is_empty()).then(|| {
-            format!("the link of {id} runs with {}; waking takes as long as it does", what.join(" and "))
-        })
+        let narrow = link.width.zip(link.width_max).filter(|(now, max)| now < max);
+        let slow = link.generation.zip(link.generation_max).filter(|(now, max)| now < max);
+        let width = narrow.map(|(now, max)| format!("{now} of {max} lanes"));
+        let speed = slow.map(|(now, max)| format!("generation {now} of {max}"));
+        let what: Vec<String> = width.into_iter().chain(speed).collect();
+        (!what.is_empty())
+            .then(|| format!("the link of {id} runs with {}; this slows down wakes", what.join(" and ")))
     }
 
     fn version((major, minor): (u32, u32)) -> String {
@@ -222,7 +218,7 @@ mod linux {
         use super::*;
 
         #[test]
-        fn a_link_below_its_best_is_told() {
+        fn a_link_below_its_best_is_a_warning() {
             let link = |width, generation| PciLink {
                 width: Some(width),
                 width_max: Some(16),
@@ -231,8 +227,8 @@ mod linux {
             };
             assert_eq!(slow_link("cuda:0", link(16, 5)), None);
             assert_eq!(slow_link("cuda:0", PciLink::default()), None);
-            let said = slow_link("cuda:0", link(8, 4)).unwrap();
-            assert!(said.contains("8 of 16 lanes and generation 4 of 5"), "{said}");
+            let warning = slow_link("cuda:0", link(8, 4)).unwrap();
+            assert!(warning.contains("8 of 16 lanes and generation 4 of 5"), "{warning}");
             assert!(slow_link("cuda:0", link(16, 1)).unwrap().contains("with generation 1 of 5;"));
         }
     }

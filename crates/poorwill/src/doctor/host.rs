@@ -1,4 +1,4 @@
-//! The computer: its memory, and the settings of its kernel that matter for mapping and pinning it.
+//! The computer: its memory, and the kernel settings for mapping and page-locking it.
 
 use std::{fs, thread};
 
@@ -7,49 +7,48 @@ use poorwill_core::ByteSize;
 use poorwill_driver::system::System;
 use serde::Serialize;
 
-/// Linux's own default, which is enough.
+/// Linux's default, which is enough.
 const MAP_COUNT_MIN: u64 = 65530;
 
-/// A computer. What its system does not tell is `None`.
+/// A computer. `None` where its system reports nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct HostReport {
     /// Operating system, as in `linux`.
     pub os: String,
-    /// Release of its kernel.
+    /// Kernel release.
     pub kernel: Option<String>,
-    /// Architecture, as in `x86_64`.
+    /// As in `x86_64`.
     pub architecture: String,
-    /// Processors that this process may use.
+    /// Processors of this process.
     pub cpus: Option<usize>,
     /// Memory, in bytes.
     pub memory_total_bytes: Option<u64>,
-    /// Memory that can be had without swapping, in bytes.
+    /// Memory available without swapping.
     pub memory_available_bytes: Option<u64>,
-    /// Least limit of memory among the control groups of this process, in bytes. None where there is none.
+    /// Smallest memory limit of this process's control groups. `None` without one.
     pub cgroup_memory_limit_bytes: Option<u64>,
-    /// Least that is left below such a limit, in bytes, when cached files that nobody uses give way.
+    /// Least memory left below such a limit, after reclaiming cached files.
     pub cgroup_memory_remaining_bytes: Option<u64>,
-    /// Memory that this process may lock by itself, in bytes. None where there is no limit.
+    /// Memory that this process may lock. `None` without a limit.
     pub memlock_bytes: Option<u64>,
-    /// Size of a page, in bytes.
+    /// Page size.
     pub page_bytes: u64,
-    /// When the kernel uses transparent huge pages: `always`, `madvise` or `never`. None where it has none.
+    /// `always`, `madvise` or `never`. `None` without transparent huge pages.
     pub transparent_huge_pages: Option<String>,
-    /// Huge pages that are reserved and that nobody uses, in bytes.
+    /// Reserved and unused huge pages.
     pub reserved_huge_pages_bytes: Option<u64>,
-    /// How many NUMA nodes have processors.
+    /// NUMA nodes with processors.
     pub numa_nodes: Option<usize>,
-    /// NUMA nodes that have memory and no processors, by number: memory of GPUs that the system runs as its own.
+    /// NUMA nodes with memory but no processors: memory of GPUs that the system manages.
     pub numa_nodes_without_cpus: Vec<u32>,
-    /// How many mappings a process may have.
+    /// Mappings a process may have.
     pub max_map_count: Option<u64>,
     /// Version of this library.
     pub poorwill_version: String,
 }
 
 impl HostReport {
-    /// Looks at this one.
     pub(super) fn examine() -> Self {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease");
         let report = Self {
@@ -75,7 +74,6 @@ impl HostReport {
         report
     }
 
-    /// The same, with what this system tells.
     #[cfg(target_os = "linux")]
     fn with(self, system: &System) -> Self {
         let (memory, group) = (system.memory(), system.cgroup_memory());
@@ -95,7 +93,6 @@ impl HostReport {
         }
     }
 
-    /// What about it will get in the way.
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let (Some(limit), Some(available)) = (self.cgroup_memory_limit_bytes, self.memory_available_bytes)
@@ -135,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_gets_in_the_way_is_said() {
+    fn obstacles_are_warnings() {
         let good = HostReport {
             cgroup_memory_limit_bytes: None,
             memory_available_bytes: Some(8 << 30),

@@ -1,16 +1,17 @@
-//! What this computer has for poorwill to work with, how much of it an engine may use, and what will get in the way.
+//! Examines this computer: its memory and GPUs, how much an engine may use, and what will cause problems.
 //!
-//! [`examine`] asks and changes nothing. It makes a context on each GPU for a moment, since only there the driver
-//! tells what can really be had, and measures the link with a small piece of memory. What it cannot find out is
-//! `None`, with a warning that says why.
+//! [`examine`] changes nothing. It briefly creates a context on each GPU, since only there the driver reports
+//! usable memory, and measures the link with a small sample. An unknown fact is `None`, with a warning that
+//! says why.
 //!
 //! ```
 //! use poorwill::doctor::{Plan, examine};
 //!
-//! let report = examine(&Plan::default())?;
-//! let devices: Vec<&str> = report.devices.iter().map(|device| device.id.as_str()).collect();
-//! assert_eq!(devices.last(), Some(&"host"));
-//! # Ok::<(), poorwill::doctor::NoSuchDevice>(())
+//! let plan = Plan::default().on("host:8GiB".parse::<poorwill::DeviceSpec>()?).within("0.5".parse()?);
+//! let report = examine(&plan)?;
+//! assert_eq!(report.devices[0].memory.budget_bytes, Some(4 << 30));
+//! report.warnings.iter().for_each(|warning| println!("{warning}"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod engine;
@@ -30,83 +31,83 @@ use crate::budget::{Caps, Slice};
 use crate::device::DeviceSpec;
 use crate::open::Device;
 
-/// What to look at, and what an engine is to have. The default is every device, and all of it.
+/// What to examine, and what an engine needs. The default: every device, with all of its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Plan {
-    /// This device, with the host device behind it. `None` for all.
+    /// This device and the host device; `None` for all.
     pub device: Option<DeviceSpec>,
-    /// What the user allows.
+    /// The user's caps.
     pub caps: Caps,
-    /// What an engine will claim before its key-value cache, in this order, in bytes. On the host device only where
-    /// that is the one to look at, or the only one.
+    /// An engine's claims before its key-value cache, in order, in bytes. Applies to the
+    /// host device only when it is named or alone.
     pub claims: Vec<(Tag, u64)>,
-    /// How long GPUs may be looked at before no further one is opened; none is measured in the last 2 s of that. Whoever
-    /// asks many GPUs on a busy machine has more.
-    pub patience: Duration,
+    /// Time for GPUs. After it no further GPU is opened, and in its last 2 s none is measured. Raise it for
+    /// many GPUs.
+    pub timeout: Duration,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { device: None, caps: Caps::default(), claims: Vec::new(), patience: Duration::from_secs(7) }
+        Self { device: None, caps: Caps::default(), claims: Vec::new(), timeout: Duration::from_secs(7) }
     }
 }
 
 impl Plan {
-    /// The same for this device, with the host device behind it; `None`: for all.
+    /// Selects a device beside the host device; `None` selects all.
     #[must_use]
     pub fn on(mut self, device: impl Into<Option<DeviceSpec>>) -> Self {
         self.device = device.into();
         self
     }
 
-    /// The same, within what the user allows.
+    /// Sets the user's caps.
     #[must_use]
     pub fn within(mut self, caps: Caps) -> Self {
         self.caps = caps;
         self
     }
 
-    /// The same for an engine that claims this, in bytes, before its key-value cache.
+    /// Sets an engine's claims before its key-value cache.
     #[must_use]
     pub fn claiming(mut self, claims: impl Into<Vec<(Tag, u64)>>) -> Self {
         self.claims = claims.into();
         self
     }
 
-    /// The same, with this long for GPUs.
+    /// Sets the time for GPUs.
     #[must_use]
-    pub fn patient_for(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 }
 
-/// The device that was to be looked at is not here.
+/// The named device does not exist here.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no {device} here: {}", reasons.join("; "))]
 #[non_exhaustive]
 pub struct NoSuchDevice {
-    /// Which.
+    /// The device.
     pub device: DeviceSpec,
-    /// What was found out about it.
+    /// What was found instead.
     pub reasons: Vec<String>,
 }
 
-/// What was found. One shape in Rust and JSON.
+/// The findings, with the same structure in Rust and JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DoctorReport {
     /// The computer.
     pub host: HostReport,
-    /// What `--device` can name: GPUs in the driver's order, and last the host device.
+    /// Values for `--device`: GPUs in the driver's order, then the host device.
     pub devices: Vec<DeviceReport>,
-    /// What will get in the way, and what could not be found out; a sentence or two each.
+    /// Problems and unknown facts, a sentence or two each.
     pub warnings: Vec<String>,
 }
 
 impl DoctorReport {
-    /// The first claim that was refused, and on which device.
+    /// The first refused claim, and its device.
     #[must_use]
     pub fn refused(&self) -> Option<(&str, &str)> {
         self.devices.iter().find_map(|device| Some((device.id.as_str(), device.engine.refused.as_deref()?)))
@@ -117,38 +118,38 @@ impl DoctorReport {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DeviceReport {
-    /// How the command line names it.
+    /// Its name on the command line.
     pub id: String,
-    /// Name for people.
+    /// Its name for people.
     pub name: String,
-    /// Smallest unit that can be mapped, in bytes; 0 for a GPU without virtual memory management, `None` for a
-    /// device that does not open.
+    /// Smallest mappable unit, in bytes; 0 without virtual memory management, `None` if the device does not
+    /// open.
     pub granule_bytes: Option<u64>,
-    /// Who says what about its memory, and what follows.
+    /// Memory figures by source, and the budget.
     #[serde(flatten)]
     pub memory: Budget,
-    /// By what means this process has a part of it only.
+    /// What limits this process to a part of it.
     pub slice: Option<Slice>,
-    /// Shared memory that a block of threads may opt in to, in bytes. `None` for the host device.
+    /// Shared memory that a thread block may opt in to. `None` for the host device.
     pub shared_memory_per_block_bytes: Option<u64>,
-    /// What an engine should be given.
+    /// What to give an engine.
     pub engine: EngineAdvice,
-    /// What only GPUs have; in JSON its fields stand beside the others.
+    /// Facts about a GPU; in JSON beside the other fields.
     #[serde(flatten)]
     pub gpu: Option<GpuReport>,
 }
 
-/// Looks at this computer. Claims that do not fit are in the report.
+/// Examines this computer. Claims that do not fit are in the report.
 ///
 /// # Errors
-/// When the device that was named is not here.
+/// When the named device does not exist here.
 pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     let host = HostReport::examine();
     let mut warnings = host.warnings();
-    let mut about_gpus = Vec::new();
+    let mut gpu_warnings = Vec::new();
     let mut devices = match &plan.device {
         Some(DeviceSpec::Host { .. }) => Vec::new(),
-        _ => gpu::examine(plan, &mut about_gpus),
+        _ => gpu::examine(plan, &mut gpu_warnings),
     };
     let spec = match &plan.device {
         Some(spec @ DeviceSpec::Host { .. }) => spec.clone(),
@@ -157,13 +158,13 @@ pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     if let Some(device @ DeviceSpec::Cuda { .. }) = &plan.device
         && devices.is_empty()
     {
-        return Err(NoSuchDevice { device: device.clone(), reasons: about_gpus });
+        return Err(NoSuchDevice { device: device.clone(), reasons: gpu_warnings });
     }
-    warnings.extend(about_gpus);
+    warnings.extend(gpu_warnings);
     let claims = if devices.is_empty() { &plan.claims[..] } else { &[] };
     devices.push(host_device(&spec, plan.caps.of(&spec), claims, &mut warnings));
     for named in plan.caps.devices().filter(|named| devices.iter().all(|device| device.id != **named)) {
-        warnings.push(format!("the budget names {named}, which was not looked at"));
+        warnings.push(format!("the budget names {named}, which was not examined"));
     }
     Ok(DoctorReport { host, devices, warnings })
 }
@@ -196,10 +197,9 @@ fn host_device(
     }
 }
 
-/// What a bare context takes at most, as far as we have seen.
+/// The most that a context takes, as measured so far.
 const CONTEXT_BYTES_MAX: u64 = 1 << 30;
 
-/// What about a budget people should know, a sentence each. `id` names the device.
 fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
     let mut warnings = Vec::new();
     for source in memory.sources.iter().filter(|source| source.is_odd) {
@@ -208,7 +208,7 @@ fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
         warnings.push(format!("{} of {id}{figure}: {note}", source.name));
     }
     let Some(total_bytes) = memory.total_bytes else {
-        warnings.push(format!("how much memory {id} has is not known; engines need to be told, in bytes"));
+        warnings.push(format!("how much memory {id} has is not known; give engines a size in bytes"));
         return warnings;
     };
     let is_total = |name: SourceName| !name.is_about_free() && name != SourceName::User;
@@ -217,22 +217,23 @@ fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
     let differs = card_bytes - total_bytes > total_bytes / 50;
     match slice {
         Some(slice) => warnings.push(format!(
-            "{id} is cut by {}: this process has {} of it; an engine that reckons with more than that fails",
+            "{id} is cut by {}: this process has {} of it; an engine set to use more fails",
             slice.as_str(),
             ByteSize(total_bytes)
         )),
         None if differs => {
             warnings.push(format!(
-                "those who were asked disagree about the memory of {id}: from {} to {}; the smaller figure counts",
+                "the sources disagree about the memory of {id}: from {} to {}; the smaller figure counts",
                 ByteSize(total_bytes),
                 ByteSize(card_bytes)
             ));
         }
         None => {}
     }
-    let in_use_bytes = memory.budget_bytes.zip(memory.headroom_bytes).map(|(budget, room)| budget - room);
+    let in_use_bytes =
+        memory.budget_bytes.zip(memory.headroom_bytes).map(|(budget, headroom)| budget - headroom);
     let others_bytes = in_use_bytes.unwrap_or(0).saturating_sub(memory.process_used_bytes.unwrap_or(0));
-    // Where nobody tells what this process uses, its context is among it.
+    // If this process's use is unknown, it includes its context.
     let least_bytes = if memory.process_used_bytes.is_some() { 0 } else { CONTEXT_BYTES_MAX };
     if others_bytes > least_bytes.max(total_bytes / 50) {
         warnings.push(format!("others use {} of what {id} may give", ByteSize(others_bytes)));
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_should_know() {
+    fn warnings_cover_what_people_should_know() {
         let card =
             [Fact::bytes(SourceName::CudaTotal, 24 * GIB), Fact::bytes(SourceName::CudaFree, 24 * GIB)];
         assert_eq!(warned(&card, Some(0), None), "");

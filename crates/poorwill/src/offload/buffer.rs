@@ -1,4 +1,4 @@
-//! Buffers.
+//! Host memory of exact size.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,18 +10,31 @@ use poorwill_driver::{BufferMade, BufferPin};
 use super::Switches;
 use crate::open::Device;
 
-/// Host memory of exactly the size that was asked for, of a device's host arena. Given back when it and all views of
-/// it are gone.
+/// Host memory of exactly the requested size, from a device's host arena. Released with the last reference or
+/// view.
+///
+/// ```
+/// use poorwill::Device;
+/// use poorwill::offload::{Buffer, BufferPin, Switches};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let mut buffer = Buffer::new(&device, 1000, BufferPin::Never, Switches::from_env()?)?;
+/// buffer.as_mut_slice().ok_or("a copy uses it")?.fill(7);
+/// assert_eq!((buffer.bytes(), buffer.is_pinned()), (1000, false));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Buffer {
     device: Device,
-    /// There until it is dropped. In a forked child not even its length may be asked for.
+    /// Present until dropped. A forked child must not even read its length.
     memory: Option<Arc<HostBuffer>>,
     addr: usize,
     bytes: u64,
     device_addr: Option<u64>,
     pageable_because: Option<String>,
-    /// Whether the device may have been shown it, by us or by whoever it was lent to.
-    was_seen: AtomicBool,
+    /// Whether the device may access it, through a view or a lent address.
+    may_be_in_use: AtomicBool,
 }
 
 impl fmt::Debug for Buffer {
@@ -35,33 +48,32 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Takes memory. A switch that turns page-locking off wins over `pin`: the buffer is pageable then, and says which
-    /// it was. What the bytes are is not specified.
+    /// Allocates memory with unspecified contents. A switch against page-locking overrides `pin`; then
+    /// [`pageable_because`](Self::pageable_because) names it.
     ///
     /// # Errors
-    /// `OutOfHostMemory` with what is asked, held and allowed; `Unsupported` for [`BufferPin::Always`] where the memory
-    /// cannot be page-locked; `InvalidArgument` for no bytes.
+    /// - `OutOfHostMemory` with requested, held and allowed bytes; `InvalidArgument` for zero bytes.
+    /// - `Unsupported` for [`BufferPin::Always`] when the memory cannot be page-locked.
     pub fn new(device: &Device, bytes: u64, pin: BufferPin, switches: Switches) -> Result<Self, DriverError> {
-        device.limbo().clear(device);
+        device.deferred().free_deferred(device);
         let (pin, switched_off) = switched(pin, switches);
         let (memory, because) = device.host_buffer(bytes, pin)?;
         Ok(Self::of(device, memory, pin, switched_off.or(because)))
     }
 
-    /// Several at once, as from [`Buffer::new`] each. All of them are taken, or refused, before this returns, and
-    /// made meanwhile by other threads; each can be waited for by itself. Those that were not waited for are given
-    /// back when they are dropped.
+    /// Several buffers, as by [`Buffer::new`]. All are reserved or refused before this returns; other threads
+    /// make them meanwhile. Wait for each separately; dropping an unfinished one releases it.
     ///
     /// # Errors
-    /// `OutOfHostMemory` and `InvalidArgument` as for [`Buffer::new`], which leave nothing behind; at `wait`, what
-    /// else it says.
+    /// `OutOfHostMemory` and `InvalidArgument` as [`Buffer::new`], without a reservation; others when
+    /// waiting.
     pub fn new_all(
         device: &Device,
         sizes: &[u64],
         pin: BufferPin,
         switches: Switches,
     ) -> Result<Vec<Pending<Self>>, DriverError> {
-        device.limbo().clear(device);
+        device.deferred().free_deferred(device);
         let (pin, switched_off) = switched(pin, switches);
         let made = device.host_buffers(sizes, pin)?;
         let named = |pending: BufferMade| {
@@ -74,11 +86,10 @@ impl Buffer {
         Ok(made.into_iter().map(named).collect())
     }
 
-    /// Of memory of the device's that was asked for so, and that is not page-locked because of this.
     fn of(device: &Device, memory: HostBuffer, pin: BufferPin, because: Option<String>) -> Self {
         let asked_for = (pin == BufferPin::Never).then(|| "pageable memory was asked for".to_owned());
         let addr = memory.as_ptr().expose_provenance();
-        let device_addr = device.pinned_at(&memory);
+        let device_addr = device.pinned_addr(&memory);
         Self {
             addr,
             bytes: memory.len() as u64,
@@ -86,11 +97,11 @@ impl Buffer {
             pageable_because: because.or(asked_for),
             memory: Some(Arc::new(memory)),
             device: device.clone(),
-            was_seen: AtomicBool::new(false),
+            may_be_in_use: AtomicBool::new(false),
         }
     }
 
-    /// Whose it is.
+    /// Its device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
@@ -102,18 +113,18 @@ impl Buffer {
         self.bytes
     }
 
-    /// Where it begins in this process. Who has others use that lends it.
+    /// Its address in this process. To pass it on, use [`lend`](Self::lend).
     #[must_use]
     pub fn addr(&self) -> usize {
         self.addr
     }
 
-    /// Where it begins, for others to use as long as they keep this. A GPU copies to and from page-locked memory while
-    /// the host goes on, whoever asks for that: so such memory is given back as if there had been a view of it.
+    /// Its address for other libraries, valid as long as the buffer. A GPU may copy to and from page-locked
+    /// memory after the host continues. So dropping a lent, page-locked buffer waits for the device.
     #[must_use]
     pub fn lend(&self) -> usize {
         if self.is_pinned() {
-            self.was_seen.store(true, Ordering::Release);
+            self.may_be_in_use.store(true, Ordering::Release);
         }
         self.addr
     }
@@ -124,36 +135,34 @@ impl Buffer {
         self.device_addr.is_some()
     }
 
-    /// Why it is not page-locked, if it is not.
+    /// Why it is not page-locked; `None` if it is.
     #[must_use]
     pub fn pageable_because(&self) -> Option<&str> {
         if self.is_pinned() { None } else { self.pageable_because.as_deref() }
     }
 
-    /// Where the device sees it, if it is page-locked.
     pub(super) fn device_addr(&self) -> Option<u64> {
         self.device_addr
     }
 
-    /// The bytes, for writing, unless a copy has them.
+    /// The bytes; `None` during a copy.
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         self.memory.as_mut().and_then(Arc::get_mut).map(|memory| &mut **memory)
     }
 
-    /// The memory, for copies to the device; see [`copy_to_device`](poorwill_core::Driver::copy_to_device). It is
-    /// theirs as long as they run, whatever becomes of this.
+    /// The memory, for [`copy_to_device`](poorwill_core::Driver::copy_to_device). A running copy keeps it.
     #[must_use]
     pub fn memory(&self) -> Option<Arc<HostBuffer>> {
         self.memory.clone()
     }
 
-    pub(super) fn show(self: &Arc<Self>) -> Arc<Self> {
-        self.was_seen.store(true, Ordering::Release);
+    pub(super) fn retain_for_view(self: &Arc<Self>) -> Arc<Self> {
+        self.may_be_in_use.store(true, Ordering::Release);
         Arc::clone(self)
     }
 }
 
-/// How memory is asked for when some of it is turned off, and what turned it off.
+/// How to allocate under these switches, and the switch that applied.
 fn switched(pin: BufferPin, switches: Switches) -> (BufferPin, Option<String>) {
     match switches.pin_off {
         Some(name) if pin != BufferPin::Never => (BufferPin::Never, Some(format!("{name}=1 is set"))),
@@ -164,19 +173,20 @@ fn switched(pin: BufferPin, switches: Switches) -> (BufferPin, Option<String>) {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        // In a forked child it is not there, and dropping it does nothing.
+        // A forked child has no such memory; dropping the handle does nothing.
         if self.device.driver().check_process().is_err() {
             return;
         }
-        let was_seen = *self.was_seen.get_mut();
-        if was_seen {
-            self.device.limbo().give_back(&self.device, Box::new(memory));
+        let may_be_in_use = *self.may_be_in_use.get_mut();
+        if may_be_in_use {
+            self.device.deferred().free(&self.device, Box::new(memory));
         } else {
             drop(memory);
         }
-        // Weights are not asked for again, as backups are. To unlock memory is to wait.
-        if was_seen || !self.is_pinned() {
-            self.device.give_surplus_back(self.bytes);
+        // Weights are not allocated again like backups, but unlocking waits. So page-locked memory without
+        // views stays cached.
+        if may_be_in_use || !self.is_pinned() {
+            self.device.release_surplus(self.bytes);
         }
     }
 }

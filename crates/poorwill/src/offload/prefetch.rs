@@ -1,18 +1,4 @@
-//! A forward pass over layers that live in host memory: each is brought to the device while others are computed.
-//!
-//! A [`Prefetcher`] has a few slots of an arena, at addresses that stay, a stream for copies and a stream for
-//! computing. Layer *i* goes to slot *i* modulo their number. Two orders hold, by events on the device:
-//!
-//! - computing a layer begins when its copy has ended;
-//! - the copy of a layer begins when computing the layer that had the slot before has ended.
-//!
-//! A copy is queued as soon as what it waits for is: the next ones are on their way while the host queues the
-//! computing of a layer, however long that takes. Nothing else waits, and the host waits only at the end of a pass,
-//! once everything is queued. (Where the host memory is pageable, a driver may make copies while the call that queues
-//! them lasts.)
-//!
-//! Whatever fails, a pass returns only when nothing of it is in flight, or the device could not be made to say so;
-//! the next pass waits first then. Slots, streams and events are given back with the prefetcher.
+//! Copies layers from host memory ahead of their computation.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -24,203 +10,237 @@ use poorwill_core::{
     Tag,
 };
 
-use super::stream::{Mark, Stream};
+use super::stream::{Event, Stream};
 use crate::arena::Arena;
 
-/// What a prefetcher has on the device.
+/// The device memory of a prefetcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Slots {
-    /// What the blocks are.
+    /// Tag of the blocks.
     pub tag: Tag,
-    /// How many: two or more, or nothing is copied while something is computed.
+    /// How many; at least 2 to overlap copies with computation.
     pub count: NonZeroUsize,
     /// Size of each: that of the largest layer.
     pub bytes: u64,
 }
 
 impl Slots {
-    /// `count` blocks of `bytes` bytes for `tag`.
+    /// `count` blocks of `bytes` bytes.
     #[must_use]
     pub fn new(tag: Tag, count: NonZeroUsize, bytes: u64) -> Self {
         Self { tag, count, bytes }
     }
 }
 
-/// A layer whose computing is to be queued now.
+/// A layer whose computation is to be queued now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Turn {
-    /// Which layer.
+pub struct ReadyLayer {
+    /// Its index.
     pub layer: usize,
-    /// Where its bytes will be when the stream has come to what is queued now.
+    /// Its bytes on the device, for work queued on `stream`.
     pub range: DeviceRange,
-    /// The stream to queue on, and no other.
+    /// The only stream to queue on.
     pub stream: StreamId,
 }
 
-/// Brings layers to the device ahead of their computing. The module's documentation says in which order.
+/// A forward pass over layers in host memory, with copies ahead of computation.
+///
+/// Layer *i* uses slot *i* modulo the number of slots. Events on the device order two things:
+///
+/// - the computation of a layer starts after its copy;
+/// - the copy of a layer starts after the computation of the slot's previous layer.
+///
+/// A copy is queued once the work it waits for is queued, so copies run while the host queues computation.
+/// The host waits only at the end of a pass. (With pageable memory a driver may copy inside the queuing
+/// call.)
+///
+/// A pass returns only when none of its work is in flight, or the device fails to confirm that. Then the next
+/// pass waits first. Dropping the prefetcher releases slots, streams and events.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use poorwill::offload::{Prefetcher, Slots};
+/// use poorwill::{Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let layers = [1, 2, 3].map(|byte| Arc::new(vec![byte; 1000].into()));
+/// let two = 2.try_into()?;
+/// let mut prefetcher = Prefetcher::new(&arena, &Slots::new(Tag::weights(), two, 1000))?;
+/// let mut order = Vec::new();
+/// prefetcher.forward(&layers, &mut |ready| {
+///     order.push(ready.layer); // Launch kernels on `ready.stream` that read `ready.range`.
+///     Ok(())
+/// })?;
+/// assert_eq!(order, [0, 1, 2]);
+/// prefetcher.close()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Prefetcher<'a> {
     arena: &'a Arena,
     slots: Vec<Block>,
-    copying: Stream,
-    computing: Stream,
-    /// Whether nothing of an earlier pass is in flight.
-    is_quiet: bool,
+    copy_stream: Stream,
+    compute_stream: Stream,
+    /// Whether no work of an earlier pass is in flight.
+    is_complete: bool,
 }
 
 impl<'a> Prefetcher<'a> {
-    /// Takes the slots, each beginning on a granule, and makes the streams.
+    /// Allocates the slots, aligned to granules, and creates the streams.
     ///
     /// # Errors
-    /// As for [`Arena::alloc`]; `Driver` when there is no stream to be had. Nothing is kept then.
+    /// As [`Arena::alloc`]; `Driver` without a stream. Releases everything.
     pub fn new(arena: &'a Arena, slots: &Slots) -> Result<Self, PoolError> {
         let driver = arena.driver();
         let stream = || Stream::new(driver).map_err(failed("make a stream"));
-        let (copying, computing) = (stream()?, stream()?);
-        let mut prefetcher = Self { arena, slots: Vec::new(), copying, computing, is_quiet: true };
+        let (copy_stream, compute_stream) = (stream()?, stream()?);
+        let mut prefetcher =
+            Self { arena, slots: Vec::new(), copy_stream, compute_stream, is_complete: true };
         let request = AllocRequest::new(slots.bytes, slots.tag.clone())
             .aligned_to(driver.info().granule_bytes)
-            .on(prefetcher.copying.id())
+            .on(prefetcher.copy_stream.id())
             .freed_whole();
         for _ in 0..slots.count.get() {
             let block = arena.alloc(&request)?;
             prefetcher.slots.push(block);
-            arena.record_use(block.id, prefetcher.computing.id())?;
+            arena.record_use(block.id, prefetcher.compute_stream.id())?;
         }
         Ok(prefetcher)
     }
 
-    /// The slots. They stay where they are.
+    /// The slots, at fixed addresses.
     #[must_use]
     pub fn slots(&self) -> &[Block] {
         &self.slots
     }
 
-    /// Brings in each layer in turn and has it computed: `compute` queues that on the stream it is told, and may
-    /// read the range and whatever else it knows to be there. Returns when everything has ended.
+    /// Copies each layer and lets `compute` queue its computation on the given stream. `compute` may read the
+    /// range. Returns after all work completes.
     ///
     /// # Errors
-    /// `Driver` with what is wrong about a layer that is empty or larger than a slot, before anything is queued;
-    /// `Asleep` when the slots sleep; `Driver` with what the device or `compute` says. What the slots hold is not
-    /// specified then.
+    /// After all but the first, the contents of the slots are unspecified.
+    /// - `Driver` for an empty layer, or one larger than a slot, before anything is queued.
+    /// - `Asleep` for sleeping slots; `Driver` with an error of the device or of `compute`.
     pub fn forward(
         &mut self,
         layers: &[Arc<HostBuffer>],
-        compute: &mut dyn FnMut(Turn) -> DriverResult<()>,
+        compute: &mut dyn FnMut(ReadyLayer) -> DriverResult<()>,
     ) -> Result<(), PoolError> {
         self.check(layers)?;
-        self.calm()?;
+        self.finish_last_pass()?;
         let mut copies = Vec::with_capacity(layers.len());
         let queued = self.queue(layers, compute, &mut copies);
-        let settled = self.end_pass();
+        let waited = self.end_pass();
         let copied = waited_for(copies);
-        queued.and(copied).and(settled)
+        queued.and(copied).and(waited)
     }
 
-    /// Frees the slots and ends the streams.
+    /// Frees the slots and destroys the streams.
     ///
     /// # Errors
-    /// What was refused; it is tried again when this is dropped, which cannot tell.
+    /// The first refusal; the drop tries again and cannot report.
     pub fn close(mut self) -> Result<(), PoolError> {
         self.end()
     }
 
-    /// The stream of copies. Between two passes, others may queue work on it that has to do with the slots.
+    /// The stream of copies. Between passes, callers may queue work on the slots here.
     #[must_use]
-    pub fn copying(&self) -> StreamId {
-        self.copying.id()
+    pub fn copy_stream(&self) -> StreamId {
+        self.copy_stream.id()
     }
 
-    /// The stream of computing, likewise.
+    /// The stream of computation, with the same rule.
     #[must_use]
-    pub fn computing(&self) -> StreamId {
-        self.computing.id()
+    pub fn compute_stream(&self) -> StreamId {
+        self.compute_stream.id()
     }
 
     fn check(&self, layers: &[Arc<HostBuffer>]) -> Result<(), PoolError> {
         let slot_bytes = self.slots.first().map_or(0, |slot| slot.requested_bytes);
-        let is_wrong = |memory: &&Arc<HostBuffer>| memory.is_empty() || memory.len() as u64 > slot_bytes;
-        let Some(layer) = layers.iter().position(|memory| is_wrong(&memory)) else { return Ok(()) };
+        let is_invalid = |memory: &&Arc<HostBuffer>| memory.is_empty() || memory.len() as u64 > slot_bytes;
+        let Some(layer) = layers.iter().position(|memory| is_invalid(&memory)) else { return Ok(()) };
         let (size, slot) = (ByteSize(layers[layer].len() as u64), ByteSize(slot_bytes));
         let reason = format!(
             "layer {layer} has {size}, and a slot {slot}: layers have at least a byte, and slots the size of the \
              largest"
         );
-        Err(failed("bring in a layer")(DriverError::invalid(Op::CopyToDevice, reason)))
+        Err(failed("copy a layer")(DriverError::invalid(Op::CopyToDevice, reason)))
     }
 
     fn queue(
         &mut self,
         layers: &[Arc<HostBuffer>],
-        compute: &mut dyn FnMut(Turn) -> DriverResult<()>,
+        compute: &mut dyn FnMut(ReadyLayer) -> DriverResult<()>,
         copies: &mut Vec<Pending<()>>,
     ) -> Result<(), PoolError> {
-        let ordered = failed("order a stream behind another");
-        self.is_quiet = false;
+        let ordered = failed("order two streams");
+        self.is_complete = false;
         let mut ahead = layers.iter().enumerate();
-        let mut there = VecDeque::with_capacity(self.slots.len());
+        let mut copied = VecDeque::with_capacity(self.slots.len());
         for (layer, memory) in ahead.by_ref().take(self.slots.len()) {
-            there.push_back(self.bring_in(layer, memory, copies)?);
+            copied.push_back(self.queue_copy(layer, memory, copies)?);
         }
         for (layer, memory) in layers.iter().enumerate() {
-            if let Some(there) = there.pop_front() {
-                self.computing.waits_for(&there).map_err(&ordered)?;
+            if let Some(copied) = copied.pop_front() {
+                self.compute_stream.wait_event(&copied).map_err(&ordered)?;
             }
             let addr = self.slots[layer % self.slots.len()].range.addr;
             let range = DeviceRange::new(addr, memory.len() as u64);
-            compute(Turn { layer, range, stream: self.computing.id() }).map_err(failed("compute a layer"))?;
+            compute(ReadyLayer { layer, range, stream: self.compute_stream.id() })
+                .map_err(failed("compute a layer"))?;
             if let Some((next, memory)) = ahead.next() {
-                // It has the slot of the layer that was just queued.
-                let used = self.computing.mark().map_err(&ordered)?;
-                self.copying.waits_for(&used).map_err(&ordered)?;
-                there.push_back(self.bring_in(next, memory, copies)?);
+                // Its slot is that of the layer just queued.
+                let used = self.compute_stream.record_event().map_err(&ordered)?;
+                self.copy_stream.wait_event(&used).map_err(&ordered)?;
+                copied.push_back(self.queue_copy(next, memory, copies)?);
             }
         }
         Ok(())
     }
 
-    /// Queues the copy of a layer to its slot, and says when it has been made.
-    fn bring_in(
+    /// Queues the copy of a layer to its slot; the event marks its end.
+    fn queue_copy(
         &self,
         layer: usize,
         memory: &Arc<HostBuffer>,
         copies: &mut Vec<Pending<()>>,
-    ) -> Result<Mark, PoolError> {
+    ) -> Result<Event, PoolError> {
         let (slot, bytes) = (self.slots[layer % self.slots.len()].id, memory.len() as u64);
         let pool = self.arena.pool();
-        copies.push(pool.write(self.copying.id(), slot, 0, Arc::clone(memory), 0, bytes)?);
-        self.copying.mark().map_err(failed("order a stream behind another"))
+        copies.push(pool.write(self.copy_stream.id(), slot, 0, Arc::clone(memory), 0, bytes)?);
+        self.copy_stream.record_event().map_err(failed("order two streams"))
     }
 
-    /// Waits for what an earlier pass has left, if it has.
-    fn calm(&mut self) -> Result<(), PoolError> {
-        if self.is_quiet { Ok(()) } else { self.end_pass() }
+    fn finish_last_pass(&mut self) -> Result<(), PoolError> {
+        if self.is_complete { Ok(()) } else { self.end_pass() }
     }
 
     fn end_pass(&mut self) -> Result<(), PoolError> {
-        let (is_quiet, outcome) = self.settled();
-        self.is_quiet = is_quiet;
+        let (is_complete, outcome) = self.wait_streams();
+        self.is_complete = is_complete;
         outcome
     }
 
-    /// Waits for both streams. Whether nothing is in flight on them, and what was said first.
-    fn settled(&self) -> (bool, Result<(), PoolError>) {
-        let (copied, computed) = (self.copying.settle(), self.computing.settle());
+    /// Waits for both streams. Whether both are complete, and the first error.
+    fn wait_streams(&self) -> (bool, Result<(), PoolError>) {
+        let (copied, computed) = (self.copy_stream.wait_all(), self.compute_stream.wait_all());
         (copied.0 && computed.0, copied.1.and(computed.1).map_err(failed("wait for a pass")))
     }
 
-    /// Does all of it that has not been done.
     fn end(&mut self) -> Result<(), PoolError> {
-        let calmed = self.calm();
+        let finished = self.finish_last_pass();
         let mut freed = Ok(());
-        // The pool keeps the memory until the streams are past it.
+        // The pool keeps the memory until both streams are done with it.
         for slot in self.slots.drain(..) {
             freed = freed.and(self.arena.free(slot.id));
         }
-        let closed = self.copying.close().and(self.computing.close());
-        freed.and(calmed).and(closed.map_err(failed("end a stream")))
+        let closed = self.copy_stream.close().and(self.compute_stream.close());
+        freed.and(finished).and(closed.map_err(failed("end a stream")))
     }
 }
 
@@ -230,13 +250,11 @@ impl Drop for Prefetcher<'_> {
     }
 }
 
-/// Waits for all of them, and says what the first said that failed.
 fn waited_for(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
     let outcomes = copies.into_iter().map(Pending::wait);
-    outcomes.fold(Ok(()), Result::and).map_err(failed("bring in a layer"))
+    outcomes.fold(Ok(()), Result::and).map_err(failed("copy a layer"))
 }
 
-/// An error of the driver's in an operation.
 fn failed(op: &'static str) -> impl Fn(DriverError) -> PoolError {
     move |source| PoolError::Driver { op, source }
 }

@@ -1,4 +1,4 @@
-//! Streams and events that end with whoever made them.
+//! Streams and events that are destroyed on drop.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use poorwill_core::driver::{EventId, Result};
 use poorwill_core::{Driver, StreamId};
 
-/// How often something is given back before it is left to the driver, which gives it back when it ends.
+/// Attempts to destroy; after them the driver keeps the object to its own end.
 const TRIES: usize = 3;
 
-/// Does what must not be left undone because it was refused once. The error is the last.
-fn tried<T, E>(action: impl Fn() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
+/// Repeats an action that must succeed. Returns the last error.
+fn retried<T, E>(action: impl Fn() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
     let mut outcome = action();
     for _ in 1..TRIES {
         if outcome.is_ok() {
@@ -21,7 +21,21 @@ fn tried<T, E>(action: impl Fn() -> std::result::Result<T, E>) -> std::result::R
     outcome
 }
 
-/// A stream of a device. Ended when dropped, after the work queued on it.
+/// A stream of a device. Destroyed on drop, after its queued work.
+///
+/// ```
+/// use poorwill::offload::Stream;
+/// use poorwill::{Arena, Config};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let stream = Stream::new(arena.driver())?;
+/// let digest = arena.driver().digest(stream.id(), &[])?;
+/// stream.wait()?;
+/// assert!(digest.wait()?.is_empty());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Stream {
     driver: Arc<dyn Driver>,
     id: StreamId,
@@ -35,84 +49,79 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    /// An ordinary one.
+    /// An ordinary stream.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
         Ok(Self { id: driver.stream_create()?, driver: Arc::clone(driver), is_open: true })
     }
 
-    /// One whose copies to the device are made by a kernel, where there is one
-    /// ([`DeviceInfo::kernel_copies`](poorwill_core::DeviceInfo)).
+    /// A stream with [kernel copies](poorwill_core::DeviceInfo) to the device, where supported.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn with_kernel_copies(driver: &Arc<dyn Driver>) -> Result<Self> {
         Ok(Self { id: driver.stream_create_kernel_copies()?, driver: Arc::clone(driver), is_open: true })
     }
 
-    /// What calls of the driver name it by.
+    /// Its name in driver calls.
     #[must_use]
     pub fn id(&self) -> StreamId {
         self.id
     }
 
-    /// Waits for what is queued. After an error it waits again, so that what is in flight does not meet what comes
-    /// next.
+    /// Waits for queued work. Waits again after an error, so that later calls meet no work in flight.
     ///
     /// # Errors
-    /// What the device said first.
+    /// The first device error.
     pub fn wait(&self) -> Result<()> {
-        self.settle().1
+        self.wait_all().1
     }
 
-    /// Ends it, once.
+    /// Destroys the stream, once.
     ///
     /// # Errors
-    /// What the driver says; it is tried again when this is dropped.
+    /// The driver's error; the drop tries again.
     pub fn close(&mut self) -> Result<()> {
         if self.is_open {
-            tried(|| self.driver.stream_destroy(self.id))?;
+            retried(|| self.driver.stream_destroy(self.id))?;
             self.is_open = false;
         }
         Ok(())
     }
 
-    /// Marks what is queued until now.
-    pub(super) fn mark(&self) -> Result<Mark> {
-        Ok(Mark { id: self.driver.event_record(self.id)?, driver: Arc::clone(&self.driver) })
+    pub(super) fn record_event(&self) -> Result<Event> {
+        Ok(Event { id: self.driver.event_record(self.id)?, driver: Arc::clone(&self.driver) })
     }
 
-    /// Lets what is queued from now on wait for a mark.
-    pub(super) fn waits_for(&self, mark: &Mark) -> Result<()> {
+    pub(super) fn wait_event(&self, mark: &Event) -> Result<()> {
         self.driver.stream_wait_event(self.id, mark.id)
     }
 
-    /// Waits as [`Stream::wait`] does. Whether nothing is in flight any more, and what was said first.
-    pub(super) fn settle(&self) -> (bool, Result<()>) {
+    /// Waits as [`Stream::wait`]. Whether all work is complete, and the first error.
+    pub(super) fn wait_all(&self) -> (bool, Result<()>) {
         let first = self.driver.stream_synchronize(self.id);
-        let is_quiet = first.is_ok() || tried(|| self.driver.stream_synchronize(self.id)).is_ok();
-        (is_quiet, first)
+        let is_complete = first.is_ok() || retried(|| self.driver.stream_synchronize(self.id)).is_ok();
+        (is_complete, first)
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // There is nobody to tell of what is refused now.
         let _ = self.close();
     }
 }
 
-/// A point in a stream. Forgotten when dropped, passed or not; whoever waits for it goes on waiting.
-pub(super) struct Mark {
+/// A point in a stream. Dropping it, even before it completes, leaves waiting streams waiting.
+pub(super) struct Event {
     driver: Arc<dyn Driver>,
     id: EventId,
 }
 
-impl Drop for Mark {
+impl Drop for Event {
     fn drop(&mut self) {
-        let _ = tried(|| self.driver.event_destroy(self.id));
+        let _ = retried(|| self.driver.event_destroy(self.id));
     }
 }
 
@@ -146,12 +155,10 @@ mod tests {
                     Verdict::Pass
                 }));
             let stream = Stream::new(&driver).unwrap();
-            drop(stream.mark().unwrap());
-            // The first error is told, and what is in flight is waited for.
-            let (is_quiet, first) = stream.settle();
-            assert_eq!((is_quiet, first.is_ok()), (true, refusals == 0));
+            drop(stream.record_event().unwrap());
+            let (is_complete, first) = stream.wait_all();
+            assert_eq!((is_complete, first.is_ok()), (true, refusals == 0));
             drop(stream);
-            // Three times is as often as it is tried.
             assert_eq!(given_back.load(Ordering::Relaxed), if refusals < 3 { 2 } else { 0 });
         }
     }

@@ -1,70 +1,78 @@
-//! What the environment turns off.
+//! What the environment disables.
 
 use std::env;
 use std::ffi::OsString;
 
-/// Variables that turn page-locking off when they are `1`: ours, and vLLM's.
+/// Variables that disable page-locking with `1`: Poorwill's and vLLM's.
 pub const DISABLE_PIN: [&str; 2] = ["POORWILL_DISABLE_PIN", "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"];
 
-/// The variable that turns views off when it is `1`: vLLM's.
+/// vLLM's variable that disables views with `1`.
 pub const DISABLE_UVA: &str = "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA";
 
-/// What is turned off, and by which variable.
+/// What is disabled, and by which variable.
+///
+/// ```
+/// use poorwill::offload::Switches;
+///
+/// let switches = Switches::from_lookup(|name| (name == "POORWILL_DISABLE_PIN").then(|| "1".into()))?;
+/// assert_eq!((switches.pin_off, switches.uva_off), (Some("POORWILL_DISABLE_PIN"), None));
+/// # Ok::<(), poorwill::offload::InvalidSwitch>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Switches {
     /// Page-locking.
     pub pin_off: Option<&'static str>,
-    /// Views: the device does not read host memory where it is.
+    /// Views: the device reading host memory in place.
     pub uva_off: Option<&'static str>,
 }
 
-/// A switch that is neither on nor off.
+/// A switch with another value than 0 and 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{name}={value:?} is neither 0 nor 1; correct it, or leave it away")]
+#[error("{name}={value:?} is neither 0 nor 1; correct or unset it")]
 #[non_exhaustive]
-pub struct BadSwitch {
+pub struct InvalidSwitch {
     /// The variable.
     pub name: &'static str,
-    /// What it says.
+    /// Its value.
     pub value: OsString,
 }
 
 impl Switches {
-    /// As the environment has them now.
+    /// Reads the environment now.
     ///
     /// # Errors
-    /// The first that is neither `0` nor `1`; empty is as if it were not there.
-    pub fn here() -> Result<Self, BadSwitch> {
-        Self::of(|name| env::var_os(name))
+    /// The first value except `0`, `1` and empty.
+    pub fn from_env() -> Result<Self, InvalidSwitch> {
+        Self::from_lookup(|name| env::var_os(name))
     }
 
-    /// Page-locking turned off by this variable.
+    /// Disables page-locking, by this variable.
     #[must_use]
     pub const fn without_pins(mut self, variable: &'static str) -> Self {
         self.pin_off = Some(variable);
         self
     }
 
-    /// Views turned off by this variable.
+    /// Disables views, by this variable.
     #[must_use]
     pub const fn without_views(mut self, variable: &'static str) -> Self {
         self.uva_off = Some(variable);
         self
     }
 
-    /// By a look-up of variables.
+    /// Reads the variables through `lookup`.
     ///
     /// # Errors
-    /// As for [`Switches::here`].
-    pub fn of(look: impl Fn(&str) -> Option<OsString>) -> Result<Self, BadSwitch> {
-        let is_on = |name: &'static str| match look(name) {
+    /// As [`Switches::from_env`].
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, InvalidSwitch> {
+        let is_on = |name: &'static str| match lookup(name) {
             Some(value) if value == "1" => Ok(true),
-            Some(value) if !value.is_empty() && value != "0" => Err(BadSwitch { name, value }),
+            Some(value) if !value.is_empty() && value != "0" => Err(InvalidSwitch { name, value }),
             _ => Ok(false),
         };
         let mut pin_off = None;
-        // All are looked at, so that a bad one is told of whatever the others say.
+        // Read all: a valid one hides no invalid one.
         for name in DISABLE_PIN {
             pin_off = is_on(name)?.then_some(name).filter(|_| pin_off.is_none()).or(pin_off);
         }
@@ -77,8 +85,10 @@ impl Switches {
 mod tests {
     use super::*;
 
-    fn with(set: &[(&str, &str)]) -> Result<Switches, BadSwitch> {
-        Switches::of(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| OsString::from(value)))
+    fn with(set: &[(&str, &str)]) -> Result<Switches, InvalidSwitch> {
+        Switches::from_lookup(|name| {
+            set.iter().find(|(set, _)| *set == name).map(|(_, value)| OsString::from(value))
+        })
     }
 
     #[test]
@@ -103,7 +113,6 @@ mod tests {
                 assert!(error.to_string().contains(name) && error.to_string().contains("neither 0 nor 1"));
             }
         }
-        // A switch that is on hides no bad one.
         assert_eq!(with(&[(DISABLE_PIN[0], "1"), (DISABLE_PIN[1], "on")]).unwrap_err().name, DISABLE_PIN[1]);
     }
 }

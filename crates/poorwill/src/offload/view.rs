@@ -1,4 +1,4 @@
-//! Views.
+//! Device access to host memory.
 
 use std::any::Any;
 use std::fmt;
@@ -8,25 +8,38 @@ use std::sync::Arc;
 use poorwill_core::{ByteSize, DriverError, DriverErrorKind, Op};
 
 use super::{Buffer, Switches};
-use crate::open::{Device, Seen};
+use crate::open::{Device, HostViewGuard};
 
-/// Host memory as a device sees it, without a copy: what either side writes the other reads, once it has been done.
-/// Whoever uses it has to keep both in order, as with any memory that two work on.
+/// Host memory as a device sees it, without a copy. The caller orders accesses of host and device.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use poorwill::Device;
+/// use poorwill::offload::{Buffer, BufferPin, Switches, View};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let buffer = Arc::new(Buffer::new(&device, 4096, BufferPin::Auto, Switches::default())?);
+/// let view = View::of(&buffer, Switches::default())?;
+/// println!("kernels read {} bytes at {:#x}", view.bytes(), view.device_addr());
+/// # Ok(())
+/// # }
+/// ```
 pub struct View {
     device: Device,
     device_addr: u64,
     bytes: u64,
-    held: Option<Held>,
+    keep_alive: Option<KeepAlive>,
 }
 
-/// What keeps the memory, and the device's sight of it.
-enum Held {
+enum KeepAlive {
     /// Its own drop waits for the device.
     Buffer {
         _buffer: Arc<Buffer>,
     },
     Foreign {
-        seen: Seen,
+        view: HostViewGuard,
         keep: Box<dyn Any + Send + Sync>,
     },
 }
@@ -42,11 +55,11 @@ impl fmt::Debug for View {
 }
 
 impl View {
-    /// Of a buffer.
+    /// A view of a buffer.
     ///
     /// # Errors
-    /// `Unsupported` for a buffer that the device does not see, with the reason, and where `switches` turn views off;
-    /// `WrongProcess` in a forked child.
+    /// `Unsupported`, with the reason, for a buffer that the device does not see or when `switches` disable
+    /// views; `WrongProcess` in a forked child.
     pub fn of(buffer: &Arc<Buffer>, switches: Switches) -> Result<Self, DriverError> {
         check(buffer.device(), switches, buffer.bytes())?;
         let device = buffer.device().clone();
@@ -63,17 +76,17 @@ impl View {
                 )));
             }
         };
-        let (bytes, buffer) = (buffer.bytes(), buffer.show());
-        Ok(Self { device, device_addr, bytes, held: Some(Held::Buffer { _buffer: buffer }) })
+        let (bytes, buffer) = (buffer.bytes(), buffer.retain_for_view());
+        Ok(Self { device, device_addr, bytes, keep_alive: Some(KeepAlive::Buffer { _buffer: buffer }) })
     }
 
-    /// Of memory of somebody else's, which `keep` keeps where it is: it is let go of when the view is. The memory is
-    /// page-locked in place as long as there are views of it, unless somebody has done that.
+    /// A view of foreign memory, which `keep` keeps alive; dropping the view drops `keep`. Page-locks the
+    /// memory in place while views exist, unless its owner has done so.
     ///
     /// # Errors
-    /// `InvalidArgument` for no bytes, and for memory that shares a page with such as is page-locked by somebody;
-    /// `Unsupported` where it cannot be page-locked, or `switches` turn that, or views, off; `WrongProcess` in a forked
-    /// child.
+    /// - `InvalidArgument` for zero bytes, and for memory on a page that its owner page-locked in part.
+    /// - `Unsupported` when the memory cannot be page-locked, or `switches` disable that or views.
+    /// - `WrongProcess` in a forked child.
     pub fn over(
         device: &Device,
         memory: Range<usize>,
@@ -85,18 +98,18 @@ impl View {
         if memory.is_empty() {
             return Err(DriverError::invalid(Op::HostRegister, "a view of no bytes was asked for"));
         }
-        device.limbo().clear(device);
+        device.deferred().free_deferred(device);
         let may_lock = switches.pin_off.is_none();
-        let Some((device_addr, seen)) = device.see(memory, may_lock)? else {
+        let Some((device_addr, view)) = device.host_view(memory, may_lock)? else {
             let name = switches.pin_off.unwrap_or_default();
             return Err(unsupported(format!(
-                "{} of pageable memory would have to be page-locked for a view, and {name}=1 is set; leave it away, or \
+                "{} of pageable memory would have to be page-locked for a view, and {name}=1 is set; unset it, or \
                  copy the bytes with stage_in",
                 ByteSize(bytes)
             )));
         };
-        let held = Some(Held::Foreign { seen, keep });
-        Ok(Self { device: device.clone(), device_addr, bytes, held })
+        let keep_alive = Some(KeepAlive::Foreign { view, keep });
+        Ok(Self { device: device.clone(), device_addr, bytes, keep_alive })
     }
 
     /// The device that sees it.
@@ -105,7 +118,7 @@ impl View {
         &self.device
     }
 
-    /// Where the device sees it.
+    /// Its device address.
     #[must_use]
     pub fn device_addr(&self) -> u64 {
         self.device_addr
@@ -120,12 +133,11 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        let Some(Held::Foreign { seen, keep }) = self.held.take() else { return };
+        let Some(KeepAlive::Foreign { view, keep }) = self.keep_alive.take() else { return };
         if self.device.driver().check_process().is_ok() {
-            // First the device's sight of it, then the memory.
-            self.device.limbo().give_back(&self.device, Box::new((seen, keep)));
+            // The device's access first, then the memory.
+            self.device.deferred().free(&self.device, Box::new((view, keep)));
         } else {
-            // A forked child has neither.
             std::mem::forget(keep);
         }
     }
@@ -136,7 +148,7 @@ fn check(device: &Device, switches: Switches, bytes: u64) -> Result<(), DriverEr
     let Some(name) = switches.uva_off else { return Ok(()) };
     let size = ByteSize(bytes);
     Err(unsupported(format!(
-        "{size} of host memory are not to be read in place: {name}=1 is set; leave it away, or copy the bytes with \
+        "{size} of host memory cannot be read in place: {name}=1 is set; unset it, or copy the bytes with \
          stage_in"
     )))
 }

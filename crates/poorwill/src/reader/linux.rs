@@ -1,4 +1,4 @@
-//! What Linux does about reading past the page cache.
+//! Linux calls for reads past the page cache.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -8,13 +8,13 @@ use std::os::fd::AsRawFd;
 use rustix::fs::{Advice, AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::storage::{ALIGN_BYTES, Aligned};
+use super::storage::{ALIGN_BYTES, Alignment};
 
-/// File systems whose files are in memory, so that there is nothing past the page cache.
+/// `tmpfs` and `ramfs`: nothing lies past the page cache.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// The file for direct reads and what they have to keep to, or why there are none.
-pub(super) fn direct(plain: &File) -> Result<(File, Aligned), String> {
+/// The file for direct reads and its alignment, or why there is none.
+pub(super) fn direct(plain: &File) -> Result<(File, Alignment), String> {
     let aligned = aligned(plain)?;
     match reopen(plain, OFlags::DIRECT) {
         Ok(direct) => Ok((direct, aligned)),
@@ -22,14 +22,13 @@ pub(super) fn direct(plain: &File) -> Result<(File, Aligned), String> {
     }
 }
 
-/// The file for readers that ask for what they want; what is read ahead of one would only be dropped.
+/// A descriptor without read-ahead, whose extra bytes would only be dropped.
 pub(super) fn without_reading_ahead(plain: &File) -> Option<File> {
     let own = reopen(plain, OFlags::empty()).ok()?;
     let _ = rustix::fs::fadvise(&own, 0, None, Advice::Random);
     Some(own)
 }
 
-/// Fills `buf` if all of that is in memory.
 pub(super) fn read_cached(plain: &File, buf: &mut [u8], offset: u64) -> bool {
     let mut got = 0;
     while got < buf.len() {
@@ -42,17 +41,16 @@ pub(super) fn read_cached(plain: &File, buf: &mut [u8], offset: u64) -> bool {
     true
 }
 
-/// Drops what the page cache has of so many bytes, or with none of all to the end.
-pub(super) fn forget(plain: &File, offset: u64, bytes: u64) {
+/// Drops cached bytes; 0 `bytes` means to the end.
+pub(super) fn drop_cached(plain: &File, offset: u64, bytes: u64) {
     let _ = rustix::fs::fadvise(plain, offset, NonZeroU64::new(bytes), Advice::DontNeed);
 }
 
-/// What direct reads have to keep to, or why there are none.
-fn aligned(plain: &File) -> Result<Aligned, String> {
+fn aligned(plain: &File) -> Result<Alignment, String> {
     if rustix::fs::fstatfs(plain).is_ok_and(|system| IN_MEMORY.contains(&system.f_type)) {
         return Err("its file system keeps its files in memory".to_owned());
     }
-    let unsaid = Aligned { offset_bytes: ALIGN_BYTES, memory_bytes: ALIGN_BYTES };
+    let unsaid = Alignment { offset_bytes: ALIGN_BYTES, memory_bytes: ALIGN_BYTES };
     let Ok(said) = rustix::fs::statx(plain, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Ok(unsaid);
     };
@@ -62,13 +60,13 @@ fn aligned(plain: &File) -> Result<Aligned, String> {
     let bytes = [said.stx_dio_offset_align, said.stx_dio_mem_align].map(u64::from);
     match bytes {
         [offset_bytes, memory_bytes] if bytes.iter().all(|bytes| bytes.is_power_of_two()) => {
-            Ok(Aligned { offset_bytes, memory_bytes })
+            Ok(Alignment { offset_bytes, memory_bytes })
         }
-        _ => Err("its file system says that it reads nothing directly".to_owned()),
+        _ => Err("its file system does not support direct reads".to_owned()),
     }
 }
 
-/// The same file, whatever has become of its path, with a position and advice of its own.
+/// The same file by descriptor, whatever its path now means, with its own position and advice.
 fn reopen(plain: &File, flags: OFlags) -> Result<File, Errno> {
     let path = format!("/proc/self/fd/{}", plain.as_raw_fd());
     rustix::fs::open(path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(File::from)

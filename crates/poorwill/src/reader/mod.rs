@@ -1,41 +1,35 @@
-//! The reader of checkpoints: plans in which pieces files are read, and has several threads read them.
+//! Reads checkpoints: plans the ranges of the files, and reads them with several threads.
 //!
-//! Where the bytes go is a sink's matter: [`offload::HostCheckpoint`](crate::offload::HostCheckpoint) has them read into
-//! their places in host memory, a [`Model`](crate::model::Model) copies them to its blocks on a device, or compares
-//! them with what is there.
-//!
-//! - `plan` cuts the files into pieces.
-//! - `storage` has the files: read past the page cache (`O_DIRECT`) where their file system does that, else through it.
-//! - `fill` reads a piece: whole, whatever a single read gives, and where a device wants reads to begin and end.
-//! - `team` gives pieces to threads. The first error stops all of them, and so does whoever wants them read.
+//! - `plan` divides the files into ranges.
+//! - `storage` opens the files, past the page cache (`O_DIRECT`) where the file system allows it.
+//! - `fill` reads one range, whatever the length of single reads and the alignment of the device.
+//! - `threads` distributes ranges. The first error stops all threads, and so does the caller.
 
 use std::num::NonZeroUsize;
 use std::thread;
 
-pub(crate) use self::fill::{Fault, Filled, fits, index, read, room_bytes};
-pub(crate) use self::plan::{Part, Piece, pieces};
+pub(crate) use self::fill::{RangeRead, ReadError, buffer_bytes, fits, index, read};
+pub(crate) use self::plan::{FileRange, TensorPart, ranges};
 pub(crate) use self::storage::{ALIGN_BYTES, Files, PageCache, Storage};
-pub(crate) use self::team::run;
+pub(crate) use self::threads::run;
 
 mod fill;
 #[cfg(target_os = "linux")]
 mod linux;
 mod plan;
 mod storage;
-mod team;
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests;
+mod threads;
 
-/// The most that a reader reads at once.
-pub(crate) const PIECE_BYTES_MAX: u64 = 4 << 20;
+pub(crate) const RANGE_BYTES_MAX: u64 = 4 << 20;
 
-/// Most and fewest readers unless their number is given; in between, two for each core. They wait for storage nearly
-/// all the time, and storage far away answers many questions as fast as one.
+/// Bounds of the default number of readers: two per core. Readers mostly wait for storage, and remote storage
+/// answers many reads as fast as one.
 const READERS_MIN: usize = 4;
 const READERS_MAX: usize = 16;
 
-/// How many read where nobody says how many.
 pub(crate) fn readers() -> usize {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     (2 * cores).clamp(READERS_MIN, READERS_MAX)

@@ -1,71 +1,68 @@
-//! In which pieces a checkpoint is read, and what it means that one cannot be. Pure.
+//! Divides a checkpoint into ranges, and locates read errors. Pure.
 
-use super::Fault;
+use super::ReadError;
 use crate::checkpoint::{Checkpoint, CheckpointError, Tensor};
 
-/// Bytes of a file that are read at once.
+/// Contiguous bytes of a file, read at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Piece {
-    /// The file, and where in it they begin.
+pub(crate) struct FileRange {
     pub(crate) file: usize,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
-    /// Whose they are, in their order and without a gap between them in the file.
-    pub(crate) parts: Vec<Part>,
+    /// The tensors' parts, in order and without a gap.
+    pub(crate) parts: Vec<TensorPart>,
 }
 
 /// Bytes of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
-    /// The tensor, by its position.
+pub(crate) struct TensorPart {
     pub(crate) tensor: usize,
-    /// Where in the tensor they begin.
+    /// The first byte, in the tensor.
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
 }
 
-/// All bytes of `tensors`, which are in the order of their files and of their bytes there. Each piece ends at a multiple
-/// of `piece_bytes` of its file, or where something else comes, as does what `joins` parts from the tensor before.
-pub(crate) fn pieces(
+/// All bytes of `tensors`, which are ordered by file and offset. A range ends at a multiple of `range_bytes`
+/// in its file, at a gap, and where `joins` separates a tensor from the one before.
+pub(crate) fn ranges(
     tensors: &[Tensor],
-    piece_bytes: u64,
+    range_bytes: u64,
     joins: impl Fn(usize, usize) -> bool,
-) -> Vec<Piece> {
-    let mut pieces: Vec<Piece> = Vec::new();
+) -> Vec<FileRange> {
+    let mut ranges: Vec<FileRange> = Vec::new();
     for (nth, tensor) in tensors.iter().enumerate() {
         let mut done = 0;
         while done < tensor.bytes {
             let offset = tensor.offset + done;
-            let bytes = (tensor.bytes - done).min(piece_bytes - offset % piece_bytes);
-            let part = Part { tensor: nth, offset: done, bytes };
+            let bytes = (tensor.bytes - done).min(range_bytes - offset % range_bytes);
+            let part = TensorPart { tensor: nth, offset: done, bytes };
             done += bytes;
-            let continued = pieces.last_mut().filter(|piece| {
-                piece.file == tensor.file
-                    && piece.end() == offset
-                    && !offset.is_multiple_of(piece_bytes)
-                    && piece.parts.last().is_none_or(|last| joins(last.tensor, nth))
+            let continued = ranges.last_mut().filter(|range| {
+                range.file == tensor.file
+                    && range.end() == offset
+                    && !offset.is_multiple_of(range_bytes)
+                    && range.parts.last().is_none_or(|last| joins(last.tensor, nth))
             });
             match continued {
-                None => pieces.push(Piece { file: tensor.file, offset, bytes, parts: vec![part] }),
-                Some(piece) => {
-                    piece.bytes += bytes;
-                    piece.parts.push(part);
+                None => ranges.push(FileRange { file: tensor.file, offset, bytes, parts: vec![part] }),
+                Some(range) => {
+                    range.bytes += bytes;
+                    range.parts.push(part);
                 }
             }
         }
     }
-    pieces
+    ranges
 }
 
-impl Piece {
-    /// Where in the file they end.
+impl FileRange {
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.bytes
     }
 
-    /// What it means that it was not read: the tensor at that byte of the file, and the numbers.
-    pub(crate) fn refused(&self, checkpoint: &Checkpoint, fault: Fault) -> CheckpointError {
-        let (Fault::End(at) | Fault::Failed(at, _)) = fault;
+    /// A read error, with the tensor at that byte of the file.
+    pub(crate) fn refused(&self, checkpoint: &Checkpoint, error: ReadError) -> CheckpointError {
+        let (ReadError::End(at) | ReadError::Failed(at, _)) = error;
         let mut offset = self.offset;
         let part = self.parts.iter().find(|part| {
             let is_here = at < offset + part.bytes;
@@ -75,13 +72,15 @@ impl Piece {
         let path = checkpoint.files()[self.file].path.clone();
         let tensor = part.map_or_else(String::new, |part| checkpoint.tensors()[part.tensor].name.clone());
         let wanted_bytes = part.map_or(self.bytes, |part| part.bytes);
-        match fault {
-            Fault::End(at) => {
-                // Reads begin before the piece where that is no place to begin.
+        match error {
+            ReadError::End(at) => {
+                // A direct read may begin, and end, before the range.
                 let got_bytes = at.saturating_sub(offset);
                 CheckpointError::ShortRead { path, tensor, offset, wanted_bytes, got_bytes }
             }
-            Fault::Failed(_, source) => CheckpointError::Read { path, tensor, offset, wanted_bytes, source },
+            ReadError::Failed(_, source) => {
+                CheckpointError::Read { path, tensor, offset, wanted_bytes, source }
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Files that are read past the page cache, where their file system does it.
+//! Files read past the page cache, where their file system allows it.
 
 use std::fs::File;
 use std::io;
@@ -9,49 +9,43 @@ use std::sync::OnceLock;
 use super::linux as system;
 use crate::checkpoint::Checkpoint;
 
-/// What a device asks for where it is not said: more is asked for by none that is known.
+/// Assumed alignment; no known device needs more.
 pub(crate) const ALIGN_BYTES: u64 = 4096;
 
-/// What direct reads begin and end at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Aligned {
-    /// In the file.
+pub(crate) struct Alignment {
     pub(crate) offset_bytes: u64,
-    /// In memory.
     pub(crate) memory_bytes: u64,
 }
 
-impl Aligned {
-    /// What reads keep to in the file, wherever they go.
+impl Alignment {
     pub(crate) fn unit(self) -> u64 {
         self.offset_bytes.max(ALIGN_BYTES)
     }
 }
 
-/// What becomes of the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageCache {
-    /// What it has of the files is taken from there and stays; nothing is added where files are read directly.
+    /// Cached bytes are used and stay; direct reads add none.
     Used,
-    /// It has nothing of the files at the end that nobody else holds there: for who holds all of it in host memory.
+    /// Drops the files' cached pages, except those that other processes map. For callers that keep all bytes
+    /// in host memory.
     Emptied,
 }
 
-/// What is read from. A seam: in tests it fails as storage does.
+/// Where bytes are read from; tests substitute failing storage.
 pub(crate) trait Storage: Sync {
-    /// What direct reads of this file have to keep to; nothing where it is not read directly.
-    fn direct(&self, file: usize) -> Option<Aligned>;
-    /// One read, which may give less than was asked for.
+    /// Alignment of direct reads; `None` if the file is not read directly.
+    fn direct(&self, file: usize) -> Option<Alignment>;
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Fills `buf` if the page cache has all of that, and may be used.
+    /// Fills `buf` if all of it is cached and may be used.
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool;
-    /// From now on the file is not read directly.
-    fn give_up_direct(&self, file: usize, because: String);
-    /// Drops what the page cache has of these bytes, unless it may keep them.
-    fn forget(&self, file: usize, offset: u64, bytes: u64);
+    fn disable_direct(&self, file: usize, because: String);
+    /// Drops cached bytes, unless they may stay.
+    fn drop_cached(&self, file: usize, offset: u64, bytes: u64);
 }
 
-/// The files of a checkpoint, each opened when its first byte is read.
+/// The files of a checkpoint, each opened before its first read.
 pub(crate) struct Files<'a> {
     checkpoint: &'a Checkpoint,
     page_cache: PageCache,
@@ -59,10 +53,9 @@ pub(crate) struct Files<'a> {
 }
 
 struct Opened {
-    /// A descriptor of our own, as it should be: its advice is nobody else's.
+    /// A separate descriptor, so that its advice affects no other user.
     own: Option<File>,
-    direct: Option<(File, Aligned)>,
-    /// Why it is not read directly, if it is not.
+    direct: Option<(File, Alignment)>,
     because: OnceLock<String>,
 }
 
@@ -72,7 +65,7 @@ impl<'a> Files<'a> {
         Self { checkpoint, page_cache, opened }
     }
 
-    /// Whether a file was read, and why it was not read directly, if it was not.
+    /// `None` for an unread file; otherwise whether it was read directly, or why not.
     #[cfg(target_os = "linux")]
     pub(crate) fn how(&self, file: usize) -> Option<Result<(), String>> {
         self.opened[file].get().map(|opened| opened.because.get().cloned().map_or(Ok(()), Err))
@@ -86,8 +79,8 @@ impl<'a> Files<'a> {
         let plain = self.plain(file);
         self.opened[file].get_or_init(|| {
             let own = (self.page_cache == PageCache::Emptied).then(|| {
-                // What is cached would be held twice: at least the header, and what was read ahead of it.
-                system::forget(plain, 0, 0);
+                // Cached bytes would be held twice: the header, and what was read ahead of it.
+                system::drop_cached(plain, 0, 0);
                 system::without_reading_ahead(plain)
             });
             let (direct, because) = match system::direct(plain) {
@@ -101,15 +94,15 @@ impl<'a> Files<'a> {
 
 impl Drop for Files<'_> {
     fn drop(&mut self) {
-        // Whatever is left of them, as what was read ahead in larger pieces than were dropped.
+        // The rest, such as pages read ahead beyond the dropped ranges.
         if self.page_cache == PageCache::Emptied {
-            self.checkpoint.files().iter().for_each(|file| system::forget(file.file(), 0, 0));
+            self.checkpoint.files().iter().for_each(|file| system::drop_cached(file.file(), 0, 0));
         }
     }
 }
 
 impl Storage for Files<'_> {
-    fn direct(&self, file: usize) -> Option<Aligned> {
+    fn direct(&self, file: usize) -> Option<Alignment> {
         let Opened { direct, because, .. } = self.opened(file);
         direct.as_ref().filter(|_| because.get().is_none()).map(|(_, aligned)| *aligned)
     }
@@ -124,26 +117,25 @@ impl Storage for Files<'_> {
         self.page_cache == PageCache::Used && system::read_cached(self.plain(file), buf, offset)
     }
 
-    fn give_up_direct(&self, file: usize, because: String) {
+    fn disable_direct(&self, file: usize, because: String) {
         let _ = self.opened(file).because.set(because); // The first reason is the reason.
     }
 
-    fn forget(&self, file: usize, offset: u64, bytes: u64) {
+    fn drop_cached(&self, file: usize, offset: u64, bytes: u64) {
         if self.page_cache == PageCache::Emptied {
-            // Whole pages, also where they have something else at their ends: that is read again at worst.
+            // Whole pages; neighbouring bytes in them are at worst read again.
             let begin = offset - offset % ALIGN_BYTES;
             let end = (offset + bytes).next_multiple_of(ALIGN_BYTES);
-            system::forget(self.plain(file), begin, end - begin);
+            system::drop_cached(self.plain(file), begin, end - begin);
         }
     }
 }
 
-/// Where there are no direct reads that are known.
 #[cfg(not(target_os = "linux"))]
 mod system {
-    use super::{Aligned, File};
+    use super::{Alignment, File};
 
-    pub(super) fn direct(_: &File) -> Result<(File, Aligned), String> {
+    pub(super) fn direct(_: &File) -> Result<(File, Alignment), String> {
         Err("this system is not Linux".to_owned())
     }
     pub(super) fn without_reading_ahead(_: &File) -> Option<File> {
@@ -152,5 +144,5 @@ mod system {
     pub(super) fn read_cached(_: &File, _: &mut [u8], _: u64) -> bool {
         false
     }
-    pub(super) fn forget(_: &File, _: u64, _: u64) {}
+    pub(super) fn drop_cached(_: &File, _: u64, _: u64) {}
 }

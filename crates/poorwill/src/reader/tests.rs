@@ -1,5 +1,5 @@
-//! Loads from storage that fails, into host memory and onto a device: at any read, in any way, and nothing stays of any
-//! of them.
+//! Loads from failing storage into host memory and onto a device: any read, any failure, and nothing stays
+//! allocated.
 
 use std::collections::HashMap;
 use std::fs;
@@ -18,7 +18,7 @@ use poorwill_testkit::pattern;
 use poorwill_testkit::watchdog::watched;
 use safetensors::tensor::TensorView;
 
-use super::storage::Aligned;
+use super::storage::Alignment;
 use super::{Files, PageCache, Storage, run};
 use crate::arena::Arena;
 use crate::checkpoint::{Checkpoint, CheckpointError};
@@ -31,13 +31,13 @@ const MIB: u64 = 1 << 20;
 fn device() -> Device {
     match Kind::of_this_run() {
         Kind::Host => {
-            Device::of_host(Arc::new(HostDevice::open(&HostConfig::with_capacity(64 * MIB)).unwrap()))
+            Device::from_host(Arc::new(HostDevice::open(&HostConfig::with_capacity(64 * MIB)).unwrap()))
         }
-        Kind::Fake | Kind::Cuda(_) => Device::of_cuda(Arc::new(CudaDevice::open(&cuda_config()).unwrap())),
+        Kind::Fake | Kind::Cuda(_) => Device::from_cuda(Arc::new(CudaDevice::open(&cuda_config()).unwrap())),
     }
 }
 
-/// A checkpoint of two files with tensors of odd sizes, and its bytes by tensor.
+/// Two files of tensors of odd sizes, and their bytes by tensor.
 fn checkpoint() -> (tempfile::TempDir, Checkpoint, HashMap<String, Vec<u8>>) {
     let (folder, mut contents) = (tempfile::tempdir().unwrap(), HashMap::new());
     let sizes = [("a", [700_001usize, 3, 0, 1_300_000]), ("b", [64, 900_000, 5000, 1])];
@@ -58,38 +58,36 @@ fn checkpoint() -> (tempfile::TempDir, Checkpoint, HashMap<String, Vec<u8>>) {
     (folder, checkpoint, contents)
 }
 
-/// What reads come to.
+/// The outcome of a read; `None` for the file's bytes.
 type Verdict<'v> = dyn Fn(u64, bool, &mut [u8], u64) -> Option<io::Result<usize>> + Sync + 'v;
 
-/// Files that are read directly or not, and fail as they are told.
 struct Scripted<'a> {
     checkpoint: &'a Checkpoint,
-    direct: Option<Aligned>,
-    /// Whether the page cache has all of them, and may be used.
+    direct: Option<Alignment>,
     is_cached: bool,
     reads: AtomicU64,
     verdict: &'a Verdict<'a>,
     given_up: Vec<AtomicBool>,
-    forgotten: Mutex<Vec<(usize, u64, u64)>>,
+    dropped: Mutex<Vec<(usize, u64, u64)>>,
 }
 
 impl<'a> Scripted<'a> {
-    fn new(checkpoint: &'a Checkpoint, direct: Option<Aligned>, verdict: &'a Verdict<'a>) -> Self {
+    fn new(checkpoint: &'a Checkpoint, direct: Option<Alignment>, verdict: &'a Verdict<'a>) -> Self {
         let given_up = checkpoint.files().iter().map(|_| AtomicBool::new(false)).collect();
-        let (reads, forgotten) = Default::default();
-        Self { checkpoint, direct, is_cached: false, reads, verdict, given_up, forgotten }
+        let (reads, dropped) = Default::default();
+        Self { checkpoint, direct, is_cached: false, reads, verdict, given_up, dropped }
     }
 }
 
 impl Storage for Scripted<'_> {
-    fn direct(&self, file: usize) -> Option<Aligned> {
+    fn direct(&self, file: usize) -> Option<Alignment> {
         self.direct.filter(|_| !self.given_up[file].load(Ordering::Relaxed))
     }
 
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         if direct {
-            // What a device refuses, if with another error: that one would be read all the same.
-            let Aligned { offset_bytes, memory_bytes } = self.direct.ok_or(io::ErrorKind::Other)?;
+            // A device refuses misalignment; this error code is one that is not retried.
+            let Alignment { offset_bytes, memory_bytes } = self.direct.ok_or(io::ErrorKind::Other)?;
             let is_aligned = offset.is_multiple_of(offset_bytes)
                 && (buf.len() as u64).is_multiple_of(offset_bytes)
                 && (buf.as_ptr().addr() as u64).is_multiple_of(memory_bytes);
@@ -108,21 +106,21 @@ impl Storage for Scripted<'_> {
         self.is_cached && self.read(file, false, buf, offset).is_ok_and(|bytes| bytes == buf.len())
     }
 
-    fn give_up_direct(&self, file: usize, _: String) {
+    fn disable_direct(&self, file: usize, _: String) {
         self.given_up[file].store(true, Ordering::Relaxed);
     }
 
-    fn forget(&self, file: usize, offset: u64, bytes: u64) {
-        self.forgotten.lock().unwrap().push((file, offset, bytes));
+    fn drop_cached(&self, file: usize, offset: u64, bytes: u64) {
+        self.dropped.lock().unwrap().push((file, offset, bytes));
     }
 }
 
-/// What devices ask for: nothing, what NVMe's do, disks, and one whose sectors are large.
-const WAYS: [Option<Aligned>; 4] = [
+/// None, NVMe, disks, and large sectors.
+const ALIGNMENTS: [Option<Alignment>; 4] = [
     None,
-    Some(Aligned { offset_bytes: 512, memory_bytes: 4 }),
-    Some(Aligned { offset_bytes: 512, memory_bytes: 512 }),
-    Some(Aligned { offset_bytes: 8192, memory_bytes: 8192 }),
+    Some(Alignment { offset_bytes: 512, memory_bytes: 4 }),
+    Some(Alignment { offset_bytes: 512, memory_bytes: 512 }),
+    Some(Alignment { offset_bytes: 8192, memory_bytes: 8192 }),
 ];
 
 fn load(device: &Device, storage: &Scripted<'_>, readers: usize) -> Result<HostCheckpoint, LoadError> {
@@ -138,7 +136,7 @@ fn assert_same(loaded: &HostCheckpoint, contents: &HashMap<String, Vec<u8>>) {
     }
 }
 
-/// Reads the checkpoint from there onto a device that has lost it, and compares what the device has then.
+/// Reads the checkpoint again after a level 2 cycle, and compares.
 fn load_on_device(device: &Device, checkpoint: &Checkpoint, storage: &dyn Storage) -> Result<(), ModelError> {
     let arena = Arena::over(device.driver(), PoolConfig::default()).unwrap();
     let mut model = Model::load(&arena, checkpoint, &Tag::weights(), &|_| {})?;
@@ -162,7 +160,7 @@ fn assert_nothing_held(device: &Device) {
 #[test]
 fn bytes_arrive_whatever_the_device_asks_for() {
     let (_folder, checkpoint, contents) = checkpoint();
-    for direct in WAYS {
+    for direct in ALIGNMENTS {
         for readers in [1, 2, 7] {
             let device = device();
             let storage = Scripted::new(&checkpoint, direct, &|_, _, _, _| None);
@@ -175,8 +173,8 @@ fn bytes_arrive_whatever_the_device_asks_for() {
             let is_in_place = direct.is_some_and(|aligned| aligned.memory_bytes == 4);
             assert!(!is_in_place || read[0] > 0, "{read:?}");
             assert!(report.staging_bytes > 0 || direct.is_none());
-            let forgotten: u64 = storage.forgotten.lock().unwrap().iter().map(|(_, _, bytes)| bytes).sum();
-            assert!(direct.is_some() || forgotten == report.bytes, "{forgotten}");
+            let dropped: u64 = storage.dropped.lock().unwrap().iter().map(|(_, _, bytes)| bytes).sum();
+            assert!(direct.is_some() || dropped == report.bytes, "{dropped}");
         }
         let storage = Scripted::new(&checkpoint, direct, &|_, _, _, _| None);
         load_on_device(&device(), &checkpoint, &storage).unwrap();
@@ -187,13 +185,12 @@ fn bytes_arrive_whatever_the_device_asks_for() {
 fn a_device_takes_what_is_cached_from_there_and_a_host_that_holds_it_does_not() {
     let (_folder, checkpoint, contents) = checkpoint();
     let uncached = |nth: u64, direct: bool, _: &mut [u8], _: u64| {
-        // Every other piece has something that is not there.
         (!direct && nth.is_multiple_of(2)).then(|| Err(io::Error::from(io::ErrorKind::WouldBlock)))
     };
     let cached = |_: u64, direct: bool, _: &mut [u8], _: u64| direct.then(|| panic!("it is cached"));
     let verdicts: [&Verdict<'_>; 2] = [&cached, &uncached];
     for verdict in verdicts {
-        let storage = Scripted { is_cached: true, ..Scripted::new(&checkpoint, WAYS[2], verdict) };
+        let storage = Scripted { is_cached: true, ..Scripted::new(&checkpoint, ALIGNMENTS[2], verdict) };
         load_on_device(&device(), &checkpoint, &storage).unwrap();
     }
     for page_cache in [PageCache::Used, PageCache::Emptied] {
@@ -209,7 +206,7 @@ fn a_device_takes_what_is_cached_from_there_and_a_host_that_holds_it_does_not() 
 #[test]
 fn reads_may_be_short_and_interrupted() {
     let (_folder, checkpoint, contents) = checkpoint();
-    for direct in WAYS {
+    for direct in ALIGNMENTS {
         for unit in [1000, 512, 4096] {
             let device = device();
             let verdict = |nth: u64, _: bool, _: &mut [u8], _: u64| {
@@ -224,36 +221,34 @@ fn reads_may_be_short_and_interrupted() {
     }
 }
 
-/// Storage that gives no more than so much at a time.
 struct Short<'a> {
     inner: Scripted<'a>,
     most: usize,
 }
 
 impl Storage for Short<'_> {
-    fn direct(&self, file: usize) -> Option<Aligned> {
+    fn direct(&self, file: usize) -> Option<Alignment> {
         self.inner.direct(file)
     }
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let got = self.inner.read(file, direct, buf, offset)?;
-        // Not more than that many come, though more was written to.
         Ok(got.min(self.most))
     }
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool {
         self.inner.read_cached(file, buf, offset)
     }
-    fn give_up_direct(&self, file: usize, because: String) {
-        self.inner.give_up_direct(file, because);
+    fn disable_direct(&self, file: usize, because: String) {
+        self.inner.disable_direct(file, because);
     }
-    fn forget(&self, file: usize, offset: u64, bytes: u64) {
-        self.inner.forget(file, offset, bytes);
+    fn drop_cached(&self, file: usize, offset: u64, bytes: u64) {
+        self.inner.drop_cached(file, offset, bytes);
     }
 }
 
 #[test]
 fn whichever_read_fails_the_error_names_it_and_nothing_stays() {
     let (_folder, checkpoint, contents) = checkpoint();
-    for direct in WAYS {
+    for direct in ALIGNMENTS {
         let device = device();
         let counted = Scripted::new(&checkpoint, direct, &|_, _, _, _| None);
         drop(load(&device, &counted, 1).unwrap());
@@ -286,7 +281,6 @@ fn whichever_read_fails_the_error_names_it_and_nothing_stays() {
             failed_on_device += u64::from(error.is_err());
         }
         assert!(failed_on_device > 0);
-        // What failed once is no hindrance.
         assert_same(&load(&device, &counted, 2).unwrap(), &contents);
     }
 }
@@ -300,7 +294,7 @@ fn a_file_that_refuses_direct_reads_is_read_all_the_same() {
             let refusing = |nth: u64, direct: bool, _: &mut [u8], _: u64| {
                 (direct && nth >= refused_from).then(|| Err(io::Error::from_raw_os_error(errno)))
             };
-            let storage = Scripted::new(&checkpoint, WAYS[2], &refusing);
+            let storage = Scripted::new(&checkpoint, ALIGNMENTS[2], &refusing);
             let loaded = load(&device, &storage, 2).unwrap();
             assert_same(&loaded, &contents);
             let report = loaded.report();
@@ -313,7 +307,7 @@ fn a_file_that_refuses_direct_reads_is_read_all_the_same() {
 fn a_file_that_ends_early_is_an_error_wherever_it_does() {
     let (_folder, checkpoint, _) = checkpoint();
     let last = checkpoint.files()[1].bytes;
-    for direct in WAYS {
+    for direct in ALIGNMENTS {
         let device = device();
         for end in [0, 100, 4096, 300_000, last - 1] {
             let ending = |_: u64, _: bool, buf: &mut [u8], offset: u64| {
@@ -344,7 +338,6 @@ fn whenever_it_is_stopped_nothing_stays() {
     for stopped_at in [0, 1, 2] {
         let device = device();
         let asked = AtomicU64::new(0);
-        // A read for each time that the caller is asked, however long that takes.
         let slow = |nth: u64, _: bool, _: &mut [u8], _: u64| {
             while asked.load(Ordering::Relaxed) <= nth {
                 thread::sleep(std::time::Duration::from_millis(1));
@@ -366,7 +359,7 @@ fn whenever_it_is_stopped_nothing_stays() {
 }
 
 #[test]
-fn a_reader_that_panics_ends_the_reading_and_nobody_waits_for_ever() {
+fn a_panicking_reader_ends_the_load_and_no_thread_waits() {
     watched(|| {
         let read = |task: u64, _: &mut ()| -> Result<u64, LoadError> {
             assert!(task < 5, "this one cannot be read");

@@ -1,4 +1,4 @@
-//! Errors say a cause once, and the chain of them says all.
+//! An error prints its cause once, and the chain prints all causes.
 
 use std::error::Error;
 use std::{io, iter};
@@ -18,7 +18,7 @@ fn of_system() -> io::Error {
     io::Error::other("no such thing")
 }
 
-/// One of each kind that has a cause and that somebody outside can make.
+/// One of each kind that has a cause and that callers can make.
 fn with_causes() -> Vec<Box<dyn Error>> {
     let (tag, tensor, path) = (Tag::weights(), || "a.b".to_owned(), || "x.safetensors".into());
     let of_pool = || Box::new(PoolError::Driver { op: "read", source: of_driver() });

@@ -1,4 +1,4 @@
-//! What comes out the same whatever the device of this run.
+//! Tests that do not depend on the device of this run.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
 

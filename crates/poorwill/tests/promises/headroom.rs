@@ -1,4 +1,4 @@
-//! What a budget says can be had, can be had: tried by allocating it.
+//! A budget's headroom can be allocated.
 
 use poorwill::{AllocRequest, Arena, Cap, Device, DeviceSpec, PoolConfig, Tag};
 use poorwill_testkit::device::{Kind, skipped_unless};
@@ -20,12 +20,12 @@ fn skipped() -> bool {
     )
 }
 
-/// What can be had on top of what is in use, a granule at a time, until the device refuses.
+/// What can be allocated beside memory in use, a granule at a time, until the device refuses.
 fn had_bytes(device: &Device) -> u64 {
     let driver = device.driver();
     let granule_bytes = driver.info().granule_bytes;
     let mut had = Vec::new();
-    // Large pieces first, for there are many granules.
+    // Large blocks first: there are many granules.
     for bytes in [granule_bytes << 9, granule_bytes << 4, granule_bytes] {
         while let Ok(backing) = driver.create(bytes) {
             had.push((backing, bytes));

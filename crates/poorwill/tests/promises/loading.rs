@@ -1,5 +1,5 @@
-//! Checkpoints in host memory: every byte of every type, wherever the files are, and nothing held of what failed. On the
-//! host device, the CUDA driver over the fake library, and a GPU.
+//! Checkpoints in host memory: every byte of every type, on any file system, and nothing left of failed
+//! loads. On the host device, the CUDA driver over the fake library, and a GPU.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -14,7 +14,7 @@ use poorwill::Device;
 use poorwill::chain;
 use poorwill::checkpoint::{Checkpoint, CheckpointError};
 use poorwill::offload::{
-    BufferPin, DISABLE_PIN, HostCheckpoint, How, LoadError, LoadOptions, LoadProgress, Switches, View,
+    BufferPin, DISABLE_PIN, HostCheckpoint, LoadError, LoadOptions, LoadProgress, ReadMethod, Switches, View,
 };
 use poorwill_bench::load::{self, PassKind};
 use poorwill_bench::synthetic::SyntheticMoe;
@@ -32,11 +32,11 @@ pub(crate) fn limited(limit_bytes: Option<u64>) -> Device {
     match Kind::of_this_run() {
         Kind::Host => {
             let config = HostConfig::with_capacity(64 * MIB).backing_up_in(host_memory);
-            Device::of_host(Arc::new(HostDevice::open(&config).unwrap()))
+            Device::from_host(Arc::new(HostDevice::open(&config).unwrap()))
         }
         Kind::Fake | Kind::Cuda(_) => {
             let config = cuda_config().backing_up_in(host_memory);
-            Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
+            Device::from_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
         }
     }
 }
@@ -56,7 +56,7 @@ fn held(device: &Device) -> (u64, u64) {
 
 // Files
 
-/// Where files are in memory, if the system has such a place, and where they are on a disk, mostly.
+/// Folders in memory, if the system has one, and mostly on a disk.
 fn places() -> Vec<tempfile::TempDir> {
     let mut places =
         vec![tempfile::tempdir().unwrap(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()];
@@ -77,7 +77,7 @@ fn spec(name: impl Into<String>, dtype: &'static str, shape: &[u64], bits: u64) 
     Spec { name: name.into(), dtype, shape: shape.to_vec(), bytes }
 }
 
-/// A file of these tensors, whose bytes begin at an odd place, and what each holds.
+/// A file of these tensors, whose bytes begin at an odd offset, and their contents.
 fn write(path: &Path, specs: &[Spec], pad: usize) -> BTreeMap<String, Vec<u8>> {
     let (mut entries, mut payload, mut contents) = (Vec::new(), Vec::new(), BTreeMap::new());
     for Spec { name, dtype, shape, bytes } in specs {
@@ -125,7 +125,7 @@ const DTYPES: [(&str, u64); 22] = [
     ("U64", 64),
 ];
 
-/// Tensors of every type, odd sizes, none, and one of several pieces.
+/// Tensors of every type, odd sizes, an empty one, and one of several ranges.
 fn all_kinds(prefix: &str) -> Vec<Spec> {
     let mut specs = vec![spec(format!("{prefix}large"), "U8", &[9 * MIB + 12_345], 8)];
     for (nth, (dtype, bits)) in (1u64..).zip(DTYPES) {
@@ -161,14 +161,14 @@ fn assert_same(loaded: &HostCheckpoint, contents: &BTreeMap<String, Vec<u8>>) {
     for (name, bytes) in contents {
         let tensor = loaded.tensor(name).unwrap();
         assert!(*loaded.bytes_of(tensor) == bytes[..], "{name}");
-        assert_eq!((tensor.bytes, tensor.place.is_some()), (bytes.len() as u64, !bytes.is_empty()));
+        assert_eq!((tensor.bytes, tensor.location.is_some()), (bytes.len() as u64, !bytes.is_empty()));
     }
 }
 
 #[test]
 fn every_byte_of_every_type_wherever_the_files_are() {
     for place in places() {
-        // Payloads begin at odd bytes, at such as a device likes, and in between.
+        // Payloads begin at odd bytes, at a device's alignment, and in between.
         for (pad, readers) in [(0, 1), (1, 2), (3, 16), (8, 5), (1500, 3)] {
             let path = place.path().join(format!("{pad}.safetensors"));
             let contents = write(&path, &all_kinds(""), pad);
@@ -182,12 +182,14 @@ fn every_byte_of_every_type_wherever_the_files_are() {
             assert_eq!(ways + report.buffered_bytes, report.bytes);
             // The file's report is true of its bytes.
             match report.files[0].how {
-                How::Direct => assert_eq!((ways, &report.files[0].because), (report.bytes, &None)),
-                How::Buffered => assert!(report.buffered_bytes > 0 && report.files[0].because.is_some()),
+                ReadMethod::Direct => assert_eq!((ways, &report.files[0].because), (report.bytes, &None)),
+                ReadMethod::Buffered => {
+                    assert!(report.buffered_bytes > 0 && report.files[0].because.is_some());
+                }
                 how => panic!("{how:?}"),
             }
             let is_in_memory = place.path().starts_with("/dev/shm");
-            assert!(!is_in_memory || report.files[0].how == How::Buffered);
+            assert!(!is_in_memory || report.files[0].how == ReadMethod::Buffered);
             assert_eq!(report.pinned, is_gpu());
         }
     }
@@ -210,7 +212,7 @@ fn what_is_taken_is_what_was_asked_for() {
         assert!(held_bytes <= used + page * report.buffers as u64, "{held_bytes} for {used}");
         // Alignment takes a thousandth or a page.
         assert!(report.host_bytes <= report.bytes + (report.bytes / 1000).max(4096));
-        for tensor in loaded.tensors().iter().filter_map(|tensor| tensor.place) {
+        for tensor in loaded.tensors().iter().filter_map(|tensor| tensor.location) {
             assert!(tensor.offset.is_multiple_of(report.alignment_bytes.unwrap_or(1)));
         }
         drop(loaded);
@@ -233,7 +235,7 @@ fn shards_and_an_index() {
             seed: 5,
         };
         model.write(place.path(), |_| {}).unwrap();
-        // A tensor that the index does not take from here, and one that it does not know.
+        // A tensor that the index takes from elsewhere, and one it does not name.
         let device = open();
         let checkpoint = checkpoint(place.path());
         let loaded = load(&device, &checkpoint, &LoadOptions::default()).unwrap();
@@ -292,7 +294,7 @@ fn nothing_to_load_takes_nothing() {
         let loaded = load(&device, &checkpoint(&path), &options(3)).unwrap();
         assert_same(&loaded, &contents);
         assert_eq!((loaded.buffers().len(), held(&device)), (0, (0, 0)));
-        assert_eq!(loaded.report().files[0].how, How::Unread);
+        assert_eq!(loaded.report().files[0].how, ReadMethod::Unread);
     }
 }
 
@@ -302,7 +304,7 @@ fn a_limit_that_is_too_small_is_refused_before_anything_is_read() {
     let path = folder.path().join("x.safetensors");
     let contents = write(&path, &all_kinds(""), 0);
     let checkpoint = checkpoint(&path);
-    // If it read, it would find that there is nothing left of the file.
+    // A read would find the file empty.
     let emptied = folder.path().join("kept.safetensors");
     fs::copy(&path, &emptied).unwrap();
     OpenOptions::new().write(true).open(&path).unwrap().set_len(10).unwrap();
@@ -399,7 +401,7 @@ fn a_stopped_load_leaves_nothing_and_the_next_one_is_whole() {
 }
 
 #[test]
-fn who_watches_may_panic_and_nobody_waits_for_ever() {
+fn a_panicking_observer_leaves_no_thread_waiting() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
@@ -424,7 +426,7 @@ fn views_keep_their_buffers_and_the_last_gives_them_back() {
     let view = View::of(&loaded.buffers()[0], Switches::default()).unwrap();
     assert_eq!(view.bytes(), loaded.report().host_bytes);
     let bytes = loaded.bytes_of(loaded.tensor("last").unwrap());
-    // One that is not of this checkpoint has no bytes in it.
+    // A tensor of another checkpoint has no bytes here.
     let other = folder.path().join("other.safetensors");
     write(&other, &[spec("last", "U8", &[5], 8)], 0);
     let other = load(&device, &checkpoint(&other), &options(1)).unwrap();
@@ -479,7 +481,7 @@ fn measuring_takes_turns_and_verifies() {
         let kinds: Vec<PassKind> = report.passes.iter().map(|pass| pass.kind).collect();
         let loads = kinds.iter().filter(|kind| **kind == PassKind::Load).count();
         assert_eq!((loads, stages.len()), (3, 7));
-        if report.load.files[0].how == How::Direct {
+        if report.load.files[0].how == ReadMethod::Direct {
             let (direct, load) = (PassKind::Direct, PassKind::Load);
             assert_eq!(kinds, [direct, load, load, direct, direct, load]);
             let readers: Vec<usize> = report.passes.iter().map(|pass| pass.readers).collect();

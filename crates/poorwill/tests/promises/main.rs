@@ -1,5 +1,4 @@
-//! What the library promises on every device: run on the host device, on the CUDA driver over the fake library, and on
-//! GPUs.
+//! The library's promises on every device: the host device, the CUDA driver over the fake library, and GPUs.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
 

@@ -1,7 +1,7 @@
 //! A model in an arena: loaded, asleep, awake, compared with its files, and refused.
 //!
-//! Whatever fails leaves nothing behind: no block, no mapped byte, no host buffer and no stream, so that
-//! the next attempt on the same arena succeeds.
+//! No failure leaves a block, a mapped byte, a host buffer or a stream. The next attempt on the same arena
+//! succeeds.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -24,7 +24,7 @@ use safetensors::tensor::TensorView;
 
 const MIB: u64 = 1 << 20;
 
-/// What [`Model`] moves at a time: tensors of several pieces are larger.
+/// What [`Model`] copies at a time; some tensors are larger.
 const PIECE_BYTES: usize = 4 << 20;
 
 // Checkpoints
@@ -69,7 +69,7 @@ impl Files {
         Self { folder, checkpoint }
     }
 
-    /// A small tensor, one of three pieces, and another small one.
+    /// A small tensor, one of three ranges, and another small one.
     fn several_pieces() -> Self {
         Self::of(&[("first", &[1000]), ("large", &[2 * PIECE_BYTES + 4567]), ("last", &[3, 5])])
     }
@@ -90,7 +90,7 @@ impl Files {
         file.write_all_at(&[!byte[0]], tensor.offset + offset).unwrap();
     }
 
-    /// Cuts the file of a tensor `offset` bytes behind where the tensor begins.
+    /// Cuts the file of a tensor `offset` bytes after the tensor's begin.
     fn truncate_in(&self, tensor: &Tensor, offset: u64) {
         let file = OpenOptions::new().write(true).open(self.path_of(tensor)).unwrap();
         file.set_len(tensor.offset + offset).unwrap();
@@ -99,7 +99,7 @@ impl Files {
 
 // Arenas
 
-/// An arena over a small device, whose own figures can be asked.
+/// An arena over a small device with figures of its own.
 struct Host {
     device: TestDevice,
     arena: Arena,
@@ -120,7 +120,7 @@ impl Host {
         Model::load(&self.arena, &files.checkpoint, &Tag::weights(), &|_| {})
     }
 
-    /// Nothing lives, and nothing is held once the cache is trimmed: not by the pool, not by the device.
+    /// No block is live, and after a trim neither pool nor device holds memory.
     fn assert_empty(&self) {
         assert_eq!(self.arena.stats().unwrap().live_blocks, 0);
         self.arena.trim().unwrap();
@@ -132,7 +132,7 @@ impl Host {
         self.device.expect_no_host_bytes("no host memory is left behind");
     }
 
-    /// Changes one byte on the device behind everybody's back, in the only block of `block_bytes`.
+    /// Changes one byte on the device without the pool's knowledge, in the only block of `block_bytes`.
     fn flip(&self, block_bytes: u64, offset: u64) {
         let snapshot = self.arena.snapshot().unwrap();
         let blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
@@ -154,7 +154,7 @@ fn verify(model: &Model<'_>) -> Result<(), ModelError> {
     model.verify(&|_| {})
 }
 
-/// A reader for each buffer that is to be had; and without any, an error that leaves nothing behind.
+/// One reader per available buffer; without a buffer, an error that leaves nothing allocated.
 #[test]
 fn little_host_memory_is_enough() {
     let files = Files::of(&[("a", &[3 << 20]), ("b", &[9 << 20]), ("c", &[7 << 20]), ("d", &[100])]);
@@ -247,7 +247,7 @@ fn tensors_without_bytes_and_scalars() {
     let mut model = host.load(&files).unwrap();
     verify(&model).unwrap();
     assert_eq!(host.arena.stats().unwrap().live_blocks, 2);
-    nap(&host, Level::One);
+    sleep_and_wake(&host, Level::One);
     verify(&model).unwrap();
     files.flip(files.tensor("scalar"), 0);
     assert_eq!(mismatch(&files, &model), ("scalar".to_owned(), 0));
@@ -261,7 +261,7 @@ fn tensors_without_bytes_and_scalars() {
 fn a_checkpoint_without_tensors_is_a_model() {
     let (files, host) = (Files::of(&[]), Host::new());
     let model = host.load(&files).unwrap();
-    assert!(nap(&host, Level::Two).is_empty());
+    assert!(sleep_and_wake(&host, Level::Two).is_empty());
     verify(&model).unwrap();
     host.assert_empty();
 }
@@ -273,7 +273,7 @@ fn models_share_an_arena() {
     let mut model = host.load(&first).unwrap();
     let mut again = host.load(&first).unwrap();
     let mut other = Model::load(&host.arena, &second.checkpoint, &lora, &|_| {}).unwrap();
-    assert_eq!(nap(&host, Level::Two), [Tag::weights()]);
+    assert_eq!(sleep_and_wake(&host, Level::Two), [Tag::weights()]);
     verify(&other).unwrap();
     model.read_in(&|_| {}).unwrap();
     again.read_in(&|_| {}).unwrap();
@@ -318,7 +318,7 @@ fn a_closed_arena_names_the_tensor_it_refuses() {
 // Sleep and wake
 
 /// Sleeps and wakes everything; the tags that are undefined now.
-fn nap(host: &Host, level: Level) -> Vec<Tag> {
+fn sleep_and_wake(host: &Host, level: Level) -> Vec<Tag> {
     let sleep = host.arena.sleep(&SleepRequest::all(level)).unwrap();
     assert_eq!(sleep.released_bytes, sleep.planned_release_bytes);
     assert_eq!(host.device.memory_info().unwrap().process.unwrap().used_bytes, 0);
@@ -326,13 +326,13 @@ fn nap(host: &Host, level: Level) -> Vec<Tag> {
 }
 
 #[test]
-fn a_level_1_nap_brings_every_byte_back() {
+fn a_level_1_cycle_brings_every_byte_back() {
     let host = Host::new();
     for files in [Files::moe(), Files::several_pieces()] {
         let mut model = host.load(&files).unwrap();
         let before = host.arena.snapshot().unwrap();
         for _ in 0..3 {
-            assert!(nap(&host, Level::One).is_empty());
+            assert!(sleep_and_wake(&host, Level::One).is_empty());
             verify(&model).unwrap();
             assert_eq!(host.arena.snapshot().unwrap(), before);
         }
@@ -346,12 +346,12 @@ fn a_level_1_nap_brings_every_byte_back() {
 }
 
 #[test]
-fn after_a_level_2_nap_the_files_are_read_again() {
+fn after_a_level_2_cycle_the_files_are_read_again() {
     let (files, host) = (Files::several_pieces(), Host::new());
     let mut model = host.load(&files).unwrap();
     let before = host.arena.snapshot().unwrap();
     for _ in 0..2 {
-        assert_eq!(nap(&host, Level::Two), [Tag::weights()]);
+        assert_eq!(sleep_and_wake(&host, Level::Two), [Tag::weights()]);
         let undefined = |error| match error {
             ModelError::Pool { source, .. } => assert!(matches!(*source, PoolError::Undefined { .. })),
             other => panic!("{other:?}"),
@@ -371,7 +371,7 @@ fn after_a_level_2_nap_the_files_are_read_again() {
 fn restoring_what_was_not_read_in_is_found() {
     let (files, host) = (Files::several_pieces(), Host::new());
     let model = host.load(&files).unwrap();
-    nap(&host, Level::Two);
+    sleep_and_wake(&host, Level::Two);
     host.arena.mark_restored(&[Tag::weights()]).unwrap();
     assert!(matches!(verify(&model), Err(ModelError::Mismatch { .. })));
 }
@@ -440,7 +440,7 @@ fn device_bytes_that_change_behind_the_model_are_found() {
         host.flip(bytes, offset);
         assert_eq!(mismatch(&files, &model), (name.to_owned(), offset));
         // A sleep keeps what is on the device, right or wrong.
-        nap(&host, Level::One);
+        sleep_and_wake(&host, Level::One);
         assert_eq!(mismatch(&files, &model), (name.to_owned(), offset));
         host.flip(bytes, offset);
         verify(&model).unwrap();
@@ -454,7 +454,7 @@ fn a_file_replaced_after_loading_is_still_the_old_one() {
     for entry in fs::read_dir(files.folder.path()).unwrap() {
         fs::remove_file(entry.unwrap().path()).unwrap();
     }
-    nap(&host, Level::Two);
+    sleep_and_wake(&host, Level::Two);
     model.read_in(&|_| {}).unwrap();
     host.arena.mark_restored(&[Tag::weights()]).unwrap();
     verify(&model).unwrap();
@@ -546,7 +546,7 @@ fn a_file_truncated_during_a_level_2_sleep_leaves_the_blocks() {
     let mut model = host.load(&files).unwrap();
     let path = files.path_of(files.tensor("large"));
     let whole = fs::read(&path).unwrap();
-    nap(&host, Level::Two);
+    sleep_and_wake(&host, Level::Two);
     files.truncate_in(files.tensor("large"), 10);
     let short = |error: ModelError| match error {
         ModelError::Checkpoint(CheckpointError::ShortRead { .. }) => {}
@@ -581,7 +581,7 @@ fn hostile_tensor_names_stay_off_the_terminal() {
 
 // A device that fails
 
-/// What the script of a faulty driver counts and decides.
+/// The counters of a faulty driver.
 #[derive(Default)]
 struct Faults {
     /// The next call to fail, counted down by every call; off where negative.
@@ -590,9 +590,9 @@ struct Faults {
     burst: i64,
     /// Streams created and not destroyed, of which the pool keeps some.
     streams: AtomicI64,
-    /// Streams whose creation was made to fail: of several readers the others do their share.
+    /// Streams that failed to be created; the other readers do the work.
     refused: AtomicI64,
-    /// Streams whose destruction was made to fail.
+    /// Streams that failed to be destroyed.
     stranded: AtomicI64,
 }
 
@@ -604,7 +604,7 @@ impl Faults {
             Op::StreamCreate if !fails => self.streams.fetch_add(1, Ordering::Relaxed),
             Op::StreamCreate => self.refused.fetch_add(1, Ordering::Relaxed),
             Op::StreamDestroy if !fails => self.streams.fetch_sub(1, Ordering::Relaxed),
-            // As many readers go to work as have what they need.
+            // As many readers work as have their resources.
             Op::HostAlloc if fails => self.refused.fetch_add(1, Ordering::Relaxed),
             Op::StreamDestroy => self.stranded.fetch_add(1, Ordering::Relaxed),
             _ => 0,

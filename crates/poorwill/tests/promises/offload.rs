@@ -1,5 +1,5 @@
-//! Weights in host memory: exact buffers, views that alias, and what is given back only when the device's work has
-//! ended. On the host device, the CUDA driver over the fake library, and a GPU.
+//! Weights in host memory: exact buffers, aliasing views, and memory that is released only after the device's
+//! work. On the host device, the CUDA driver over the fake library, and a GPU.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,11 +27,11 @@ fn open_with(host_memory: HostMemoryConfig) -> Device {
     match Kind::of_this_run() {
         Kind::Host => {
             let config = HostConfig::with_capacity(64 * MIB).backing_up_in(host_memory);
-            Device::of_host(Arc::new(HostDevice::open(&config).unwrap()))
+            Device::from_host(Arc::new(HostDevice::open(&config).unwrap()))
         }
         Kind::Fake | Kind::Cuda(_) => {
             let config = cuda_config().backing_up_in(host_memory);
-            Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
+            Device::from_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
         }
     }
 }
@@ -58,7 +58,7 @@ fn range_of(bytes: &[u8]) -> Range<usize> {
     start..start + bytes.len()
 }
 
-/// Those who watch how long the whole device works take turns: on a machine that all share, so do their works.
+/// Tests that measure waits for the whole device take turns.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -135,7 +135,7 @@ fn switches_win_on_every_path() {
                 (false, Some(&*format!("{name}=1 is set")))
             );
         }
-        // What is locked already may be seen; what would have to be locked may not.
+        // Locked memory may be viewed; memory that would need locking may not.
         let locked = buffer(&device, MIB, BufferPin::Auto);
         View::of(&locked, off).unwrap();
         let bytes = vec![0u8; 3 * usize::try_from(MIB).unwrap()];
@@ -184,7 +184,7 @@ fn a_view_keeps_its_buffer_and_the_last_gives_it_back() {
     assert_eq!(used(&device), 5 * MIB);
     drop(second);
     assert_eq!(used(&device), 0);
-    // Whatever was dropped first, and with the device's other handles gone.
+    // In either order of drops, with no other handle of the device.
     let (made, driver) = (buffer(&device, MIB, BufferPin::Auto), device.driver());
     let view = View::of(&made, on()).unwrap();
     drop((device, made));
@@ -223,14 +223,14 @@ fn the_last_to_go_waits_for_the_device() {
     drop(made);
     let mut waits: Vec<Box<dyn Send>> = vec![Box::new(of_buffer), Box::new(of_others)];
     if is_gpu() {
-        // Whoever has its address may have had the GPU copy from it.
+        // Code with the address may have had the GPU copy from it.
         let lent = buffer(&device, MIB, BufferPin::Auto);
         assert_eq!(lent.lend(), lent.addr());
         waits.push(Box::new(lent));
     }
     for held in waits {
-        let (gate, is_open) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
-        hold(&*driver, stream, &gate);
+        let (latch, is_open) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
+        hold(&*driver, stream, &latch);
         thread::scope(|scope| {
             let (begins, begun) = mpsc::channel();
             let is_open = &is_open;
@@ -243,7 +243,7 @@ fn the_last_to_go_waits_for_the_device() {
             // Time for it to go wrong; it cannot go right sooner.
             thread::sleep(Duration::from_millis(50));
             is_open.store(true, Ordering::SeqCst);
-            gate.open();
+            latch.open();
             assert!(letting_go.join().unwrap(), "it had gone before the work had ended");
         });
     }
@@ -257,11 +257,11 @@ fn what_was_never_seen_waits_for_nothing() {
     let device = open();
     let driver = device.driver();
     let stream = driver.stream_create().unwrap();
-    let gate = Arc::new(Gate::default());
-    hold(&*driver, stream, &gate);
-    // If it waited, nobody would open the gate.
+    let latch = Arc::new(Gate::default());
+    hold(&*driver, stream, &latch);
+    // If the drop waited, no thread would open the latch.
     drop(buffer(&device, MIB, BufferPin::Auto));
-    gate.open();
+    latch.open();
     driver.stream_destroy(stream).unwrap();
 }
 
@@ -305,7 +305,7 @@ fn threads_make_and_drop_views() {
             let (device, made, bytes) = (&device, &made, &bytes);
             scope.spawn(move || {
                 for turn in 0..50 {
-                    // Of the whole, or of as much as somebody has locked by now.
+                    // For the whole range, or the part that is locked by now.
                     let keep = || Box::new(Arc::clone(bytes));
                     let view = View::over(device, range_of(bytes), keep(), on()).unwrap();
                     let from = (nth * 131 + turn * 977) % 500_000;
@@ -341,7 +341,7 @@ fn what_is_gone_is_not_held_beyond_a_gibibyte() {
 }
 
 #[test]
-fn a_view_that_is_gone_has_let_go_whoever_else_waits() {
+fn a_dropped_view_is_released_while_others_wait() {
     let device = open();
     thread::scope(|scope| {
         for _ in 0..8 {
@@ -364,7 +364,7 @@ fn what_cannot_be_waited_for_is_kept_until_it_can_be() {
     let library = Some(poorwill_fake_libcuda::path());
     let open = || {
         let config = CudaConfig::gpu(0).through(library.clone());
-        Device::of_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
+        Device::from_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
     };
     let seen = |device: &Device, bytes: &Arc<Vec<u8>>| {
         View::over(device, range_of(bytes), Box::new(Arc::clone(bytes)), on()).unwrap()
@@ -373,11 +373,11 @@ fn what_cannot_be_waited_for_is_kept_until_it_can_be() {
     let view = seen(&device, &bytes);
     let made = buffer(&device, MIB, BufferPin::Auto);
     drop(View::of(&made, on()).unwrap());
-    // Neither can be waited for, and what is kept is tried again with the next.
+    // Neither can be waited for; the next drop tries both.
     drop(view);
     drop(made);
     assert_eq!((Arc::strong_count(&bytes), used(&device)), (2, MIB));
-    // Nor with the end of the device: nobody knows what it still does.
+    // Nor at the device's end: its work may still run.
     let (ended, kept) = (open(), Arc::new(vec![1u8; 1 << 20]));
     drop(seen(&ended, &kept));
     drop(ended);

@@ -1,4 +1,4 @@
-//! Blocks that free themselves: on whatever way they go, once, and without a word where there is nothing to free.
+//! Blocks that free themselves: on every path, once, and silently where there is nothing to free.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;

@@ -1,4 +1,4 @@
-//! The files of a checkpoint read directly into nothing: what their storage gives at best.
+//! Reads the files of a checkpoint directly and discards the bytes: the storage's best speed.
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -6,25 +6,25 @@ use std::ops::ControlFlow;
 use super::LoadError;
 use super::sink::Staging;
 use crate::checkpoint::Checkpoint;
-use crate::reader::{self, Files, PIECE_BYTES_MAX, PageCache, Piece, Storage, room_bytes};
+use crate::reader::{self, FileRange, Files, PageCache, RANGE_BYTES_MAX, Storage, buffer_bytes};
 
-/// Reads all tensors of a checkpoint past the page cache, by so many readers, into memory of each reader's own. Gives
-/// how many bytes that were; nothing where one of the files is not read so.
+/// Reads all tensors past the page cache into the readers' own memory. Returns the bytes; `None` if a file is
+/// not read directly.
 ///
 /// # Errors
-/// `Checkpoint` for a file that cannot be read; `Staging`.
+/// `Checkpoint` for a failed read; `Staging`.
 pub fn read_directly(checkpoint: &Checkpoint, readers: NonZeroUsize) -> Result<Option<u64>, LoadError> {
     let files = Files::of(checkpoint, PageCache::Emptied);
     let are_direct = || (0..checkpoint.files().len()).all(|file| files.direct(file).is_some());
     if !are_direct() {
         return Ok(None);
     }
-    let pieces = reader::pieces(checkpoint.tensors(), PIECE_BYTES_MAX, |_, _| true);
-    let mut hands: Vec<Staging> = (0..readers.get()).map(|_| Staging::default()).collect();
-    let read = |piece: Piece, staging: &mut Staging| {
-        let read = reader::read(&files, &piece, staging.take(room_bytes(&files, &piece))?);
-        read.map(|_| piece.bytes).map_err(|fault| LoadError::from(piece.refused(checkpoint, fault)))
+    let ranges = reader::ranges(checkpoint.tensors(), RANGE_BYTES_MAX, |_, _| true);
+    let mut workers: Vec<Staging> = (0..readers.get()).map(|_| Staging::default()).collect();
+    let read = |range: FileRange, staging: &mut Staging| {
+        let read = reader::read(&files, &range, staging.take(buffer_bytes(&files, &range))?);
+        read.map(|_| range.bytes).map_err(|error| LoadError::from(range.refused(checkpoint, error)))
     };
-    reader::run(&mut hands, [Ok(pieces)], read, &mut |_| ControlFlow::Continue(()))?;
+    reader::run(&mut workers, [Ok(ranges)], read, &mut |_| ControlFlow::Continue(()))?;
     Ok(are_direct().then(|| checkpoint.bytes()))
 }

@@ -1,38 +1,38 @@
-//! Why a checkpoint is not in host memory.
+//! Errors of loads into host memory.
 
 use poorwill_core::{ByteSize, DriverError};
 
 use crate::checkpoint::CheckpointError;
 
-/// Why a load failed. Everything that it took has been given back.
+/// Why a load failed. All its memory is released.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// The files.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// No host memory, or none of the kind that was asked for.
+    /// No host memory, or not of the requested kind. Free memory, or raise the limit.
     #[error("no host memory for a checkpoint of {} in {buffers} buffers", ByteSize(*bytes))]
     Memory {
         /// Size of all buffers.
         bytes: u64,
-        /// How many there would be.
+        /// Their number.
         buffers: usize,
-        /// What the device said: what was asked, held and allowed.
+        /// The device's error, with requested, held and allowed bytes.
         source: DriverError,
     },
-    /// No memory for what a reader reads into where a file's bytes cannot be read into their place.
+    /// No memory for a reader's own buffer. Use fewer readers, or free memory.
     #[error("no {} of memory for a reader's own use; ask for fewer readers, or free memory", ByteSize(*bytes))]
     Staging {
-        /// How much it asked for.
+        /// The requested size.
         bytes: u64,
     },
-    /// The caller said so.
+    /// The observer stopped the load.
     #[error("loading was stopped after {} of {}", ByteSize(*read_bytes), ByteSize(*bytes))]
     Stopped {
-        /// How much had been read.
+        /// Bytes read.
         read_bytes: u64,
-        /// Of how much.
+        /// Bytes in all.
         bytes: u64,
     },
 }

@@ -1,56 +1,52 @@
-//! Where the bytes of a checkpoint go: which buffer holds which tensor, and in which pieces they are read. Pure.
+//! Where a checkpoint's bytes go: the buffer of each tensor, and the ranges to read. Pure.
 //!
-//! Tensors keep the order that they have in their files, so that what follows another in a file follows it in memory,
-//! too. No tensor lies in two buffers, and between tensors there is no more than alignment takes.
+//! Tensors keep their order in the files, so that neighbours in a file are neighbours in memory. Each tensor
+//! lies in one buffer, with only alignment gaps between tensors.
 
 use crate::checkpoint::{Dtype, Tensor};
-use crate::reader::{self, Part, Piece};
+use crate::reader::{self, FileRange, TensorPart};
 
-/// What tensors begin at a multiple of, the best first. Kernels that read host memory in place load 16 bytes at a time,
-/// and PyTorch's own memory begins at multiples of 64 on a CPU, and of 256 and more on a GPU.
+/// Alignments of tensors, best first. Kernels that read host memory in place load 16 bytes at once. PyTorch
+/// aligns memory to 64 on CPUs, and to 256 or more on GPUs.
 const ALIGNMENTS: [u64; 3] = [256, 64, 16];
 
-/// What alignment may cost: this share of the bytes, or a page, which memory is taken by anyway.
+/// Allowed cost of alignment: this share of the bytes, or the rest of a page.
 const PADDING_SHARE: u64 = 1000;
 const PADDING_MIN: u64 = 4096;
 
-/// How large buffers are, unless a tensor is larger: reading begins when the first one is there.
+/// Buffer sizes, unless a tensor is larger. Reading starts with the first buffer.
 const BUFFER_BYTES_MIN: u64 = 256 << 20;
 const BUFFER_BYTES_MAX: u64 = 1 << 30;
 
-/// How many they are, between those sizes.
 const BUFFERS_AIM: u64 = 64;
 
 /// Where a tensor lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Place {
-    /// The buffer, a position in [`HostCheckpoint::buffers`](super::HostCheckpoint::buffers).
+pub struct TensorLocation {
+    /// Its buffer, an index into [`HostCheckpoint::buffers`](super::HostCheckpoint::buffers).
     pub buffer: usize,
     /// Its first byte there.
     pub offset: u64,
 }
 
-/// Where everything goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// What all tensors begin at a multiple of, if that is more than their types ask for.
+    /// Common alignment, if above that of the element types.
     pub(super) alignment: Option<u64>,
-    /// The size of each buffer.
     pub(super) buffers: Vec<u64>,
-    /// By tensor; none for one without bytes.
-    pub(super) places: Vec<Option<Place>>,
+    /// By tensor; `None` for an empty tensor.
+    pub(super) locations: Vec<Option<TensorLocation>>,
 }
 
 impl Layout {
-    /// For these tensors, which are in the order of their files and of their bytes there.
+    /// Takes tensors by file and offset.
     pub(super) fn of(tensors: &[Tensor]) -> Self {
         let bytes = total(tensors);
         let target = (bytes / BUFFERS_AIM).clamp(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX);
         Self::with_target(tensors, target)
     }
 
-    /// The same with buffers of about this size.
     pub(super) fn with_target(tensors: &[Tensor], target: u64) -> Self {
         let bytes = total(tensors);
         let allowed = (bytes / PADDING_SHARE).max(PADDING_MIN);
@@ -60,10 +56,10 @@ impl Layout {
     }
 
     fn aligned(tensors: &[Tensor], target: u64, alignment: Option<u64>) -> Self {
-        let (mut buffers, mut places, mut open) = (Vec::new(), Vec::new(), 0u64);
+        let (mut buffers, mut locations, mut open) = (Vec::new(), Vec::new(), 0u64);
         for tensor in tensors {
             if tensor.bytes == 0 {
-                places.push(None);
+                locations.push(None);
                 continue;
             }
             let mut offset = open.next_multiple_of(alignment.unwrap_or_else(|| element_bytes(tensor.dtype)));
@@ -71,49 +67,45 @@ impl Layout {
                 buffers.push(open);
                 offset = 0;
             }
-            places.push(Some(Place { buffer: buffers.len(), offset }));
+            locations.push(Some(TensorLocation { buffer: buffers.len(), offset }));
             open = offset + tensor.bytes;
         }
         buffers.extend((open > 0).then_some(open));
-        Self { alignment, buffers, places }
+        Self { alignment, buffers, locations }
     }
 
-    /// All buffers together.
     pub(super) fn bytes(&self) -> u64 {
         self.buffers.iter().sum()
     }
 
-    /// In which pieces it is read: each goes to one buffer, and those of one come before the next one's.
-    pub(super) fn pieces(&self, tensors: &[Tensor], piece_bytes: u64) -> Vec<Piece> {
-        let buffer = |tensor: usize| self.places[tensor].map(|place| place.buffer);
-        reader::pieces(tensors, piece_bytes, |before, tensor| buffer(before) == buffer(tensor))
+    /// The ranges to read; each goes to one buffer, in the order of buffers.
+    pub(super) fn ranges(&self, tensors: &[Tensor], range_bytes: u64) -> Vec<FileRange> {
+        let buffer = |tensor: usize| self.locations[tensor].map(|location| location.buffer);
+        reader::ranges(tensors, range_bytes, |before, tensor| buffer(before) == buffer(tensor))
     }
 
-    /// Where a part begins; all of them have places.
-    pub(super) fn place(&self, part: &Part) -> Place {
-        let place = self.places[part.tensor].unwrap_or(Place { buffer: 0, offset: 0 });
-        Place { offset: place.offset + part.offset, ..place }
+    pub(super) fn location(&self, part: &TensorPart) -> TensorLocation {
+        let location = self.locations[part.tensor].unwrap_or(TensorLocation { buffer: 0, offset: 0 });
+        TensorLocation { offset: location.offset + part.offset, ..location }
     }
 
-    /// The buffer of a piece, and where its bytes begin and end there.
-    pub(super) fn span(&self, piece: &Piece) -> (usize, u64, u64) {
-        let place = |part: Option<&Part>| {
+    pub(super) fn span(&self, range: &FileRange) -> (usize, u64, u64) {
+        let location = |part: Option<&TensorPart>| {
             part.map_or((0, 0, 0), |part| {
-                let Place { buffer, offset } = self.place(part);
+                let TensorLocation { buffer, offset } = self.location(part);
                 (buffer, offset, offset + part.bytes)
             })
         };
-        let ((buffer, begin, _), (_, _, end)) = (place(piece.parts.first()), place(piece.parts.last()));
+        let ((buffer, begin, _), (_, _, end)) = (location(range.parts.first()), location(range.parts.last()));
         (buffer, begin, end)
     }
 }
 
-/// Size of all tensors together. Each lies in a file of its own bytes, so there is such a number.
+/// Size of all tensors. Each lies in a real file, so the sum does not overflow.
 fn total(tensors: &[Tensor]) -> u64 {
     tensors.iter().map(|tensor| tensor.bytes).sum()
 }
 
-/// What an element begins at a multiple of.
 fn element_bytes(dtype: Dtype) -> u64 {
     (dtype.bits() / 8).max(1).next_power_of_two()
 }
@@ -125,7 +117,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Tensors of a file one after the other, from a byte on.
+    /// Consecutive tensors of a file.
     fn file(number: usize, begin: u64, sizes: &[u64]) -> Vec<Tensor> {
         let mut offset = begin;
         let tensor = |(nth, bytes): (usize, &u64)| {
@@ -143,39 +135,39 @@ mod tests {
         sizes.iter().enumerate().map(tensor).collect()
     }
 
-    /// Every byte of every tensor is in exactly one piece, and goes to its place.
-    fn assert_read(layout: &Layout, tensors: &[Tensor], piece_bytes: u64) {
+    /// Every byte of every tensor is in exactly one range, and reaches its location.
+    fn assert_read(layout: &Layout, tensors: &[Tensor], range_bytes: u64) {
         let (mut found, mut ends) = (Vec::new(), vec![0; layout.buffers.len()]);
-        for piece in layout.pieces(tensors, piece_bytes) {
-            let (buffer, begin, end) = layout.span(&piece);
+        for range in layout.ranges(tensors, range_bytes) {
+            let (buffer, begin, end) = layout.span(&range);
             assert!(begin >= ends[buffer] && end <= layout.buffers[buffer]);
             assert!(ends[buffer + 1..].iter().all(|end| *end == 0), "one buffer after the other");
             ends[buffer] = end;
-            assert!(piece.bytes > 0 && piece.offset % piece_bytes + piece.bytes <= piece_bytes);
-            assert_eq!(piece.bytes, piece.parts.iter().map(|part| part.bytes).sum::<u64>());
-            let mut from = piece.offset;
-            for part in &piece.parts {
-                let place = layout.place(part);
-                assert_eq!(place.buffer, buffer);
-                found.push((piece.file, from, part.bytes, buffer, place.offset));
+            assert!(range.bytes > 0 && range.offset % range_bytes + range.bytes <= range_bytes);
+            assert_eq!(range.bytes, range.parts.iter().map(|part| part.bytes).sum::<u64>());
+            let mut from = range.offset;
+            for part in &range.parts {
+                let location = layout.location(part);
+                assert_eq!(location.buffer, buffer);
+                found.push((range.file, from, part.bytes, buffer, location.offset));
                 from += part.bytes;
             }
         }
         let mut count = 0;
-        for (tensor, place) in tensors.iter().zip(&layout.places) {
-            let Some(place) = place else {
+        for (tensor, location) in tensors.iter().zip(&layout.locations) {
+            let Some(location) = location else {
                 assert_eq!(tensor.bytes, 0);
                 continue;
             };
-            assert!(place.offset + tensor.bytes <= layout.buffers[place.buffer]);
-            assert!(place.offset.is_multiple_of(layout.alignment.unwrap_or(1)));
+            assert!(location.offset + tensor.bytes <= layout.buffers[location.buffer]);
+            assert!(location.offset.is_multiple_of(layout.alignment.unwrap_or(1)));
             count += tensor.bytes;
             for nth in [0, tensor.bytes / 2, tensor.bytes - 1] {
                 let byte = tensor.offset + nth;
                 let nth_part = found.partition_point(|part| (part.0, part.1) <= (tensor.file, byte)) - 1;
                 let (file, from, bytes, buffer, at) = found[nth_part];
                 assert!(file == tensor.file && byte < from + bytes);
-                assert_eq!((buffer, at + byte - from), (place.buffer, place.offset + nth));
+                assert_eq!((buffer, at + byte - from), (location.buffer, location.offset + nth));
             }
         }
         assert_eq!(count, found.iter().map(|(_, _, bytes, ..)| bytes).sum::<u64>());
@@ -187,18 +179,18 @@ mod tests {
         let layout = Layout::of(&tensors);
         assert_eq!((layout.alignment, &*layout.buffers), (Some(256), &[4 * MIB + 768][..]));
         assert_read(&layout, &tensors, MIB);
-        let pieces = layout.pieces(&tensors, MIB);
-        let is_gapless = |piece: &Piece| {
-            let (_, begin, end) = layout.span(piece);
-            end - begin == piece.bytes
+        let ranges = layout.ranges(&tensors, MIB);
+        let is_gapless = |range: &FileRange| {
+            let (_, begin, end) = layout.span(range);
+            end - begin == range.bytes
         };
-        assert!(pieces.iter().all(is_gapless), "all is one run");
-        assert_eq!(pieces.len(), 5, "it begins at 1032");
+        assert!(ranges.iter().all(is_gapless), "all is one run");
+        assert_eq!(ranges.len(), 5, "it begins at 1032");
     }
 
     #[test]
     fn alignment_costs_no_more_than_a_thousandth_or_a_page() {
-        // One odd byte each: with 256 that is 255 lost.
+        // One odd byte each: alignment to 256 costs 255.
         for (lines, expected) in [(1000, Some(256)), (400, Some(64)), (80, Some(16))] {
             let bytes = 256 * lines + 1;
             let sizes = vec![bytes; 100];
@@ -209,12 +201,11 @@ mod tests {
             assert!(lost <= (total(&tensors) / 1000).max(4096), "{lost}");
             assert_read(&layout, &tensors, MIB);
         }
-        // Of a few small ones no alignment takes another page.
         assert_eq!(Layout::of(&file(0, 100, &[1; 16])).alignment, Some(256));
     }
 
     #[test]
-    fn without_room_for_alignment_each_type_has_its_own() {
+    fn without_headroom_for_alignment_each_type_has_its_own() {
         let mut tensors = file(0, 101, &[1; 30_000]);
         for (nth, tensor) in tensors.iter_mut().enumerate() {
             if nth % 2 == 0 {
@@ -228,10 +219,10 @@ mod tests {
         }
         let layout = Layout::of(&tensors);
         assert_eq!((layout.alignment, layout.buffers[0]), (None, 8 * 15_000 - 3));
-        let is_aligned = |(tensor, place): (&Tensor, &Option<Place>)| {
-            place.unwrap().offset.is_multiple_of(element_bytes(tensor.dtype))
+        let is_aligned = |(tensor, location): (&Tensor, &Option<TensorLocation>)| {
+            location.unwrap().offset.is_multiple_of(element_bytes(tensor.dtype))
         };
-        assert!(tensors.iter().zip(&layout.places).all(is_aligned));
+        assert!(tensors.iter().zip(&layout.locations).all(is_aligned));
         assert_read(&layout, &tensors, 4096);
     }
 
@@ -242,11 +233,11 @@ mod tests {
         let layout = Layout::with_target(&tensors, 4 * MIB);
         assert_eq!(layout.buffers[0], 3 * MIB);
         assert!(layout.buffers.iter().all(|bytes| *bytes <= 4 * MIB || *bytes == 9 * MIB));
-        for piece_bytes in [4096, 65536, MIB, 3 * 4096] {
-            assert_read(&layout, &tensors, piece_bytes);
+        for range_bytes in [4096, 65536, MIB, 3 * 4096] {
+            assert_read(&layout, &tensors, range_bytes);
         }
         assert_eq!(Layout::of(&[]).buffers, [] as [u64; 0]);
-        assert_eq!(Layout::of(&file(0, 8, &[0, 0])).places, [None, None]);
+        assert_eq!(Layout::of(&file(0, 8, &[0, 0])).locations, [None, None]);
     }
 
     #[test]
@@ -255,7 +246,7 @@ mod tests {
         tensors[1].offset = 2000;
         let layout = Layout::of(&tensors);
         assert_read(&layout, &tensors, 4096);
-        assert_eq!(layout.pieces(&tensors, 4096).len(), 2);
+        assert_eq!(layout.ranges(&tensors, 4096).len(), 2);
     }
 
     #[test]

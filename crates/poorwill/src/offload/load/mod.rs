@@ -1,41 +1,4 @@
-//! A checkpoint in host memory: read from its files straight into buffers, by several readers, and held once.
-//!
-//! [`HostCheckpoint::load`] lays the tensors out in a few exact [`Buffer`]s, takes all of them before it reads a byte,
-//! and reads while they are made. Bytes come past the page cache (`O_DIRECT`) where the file system does that, and else
-//! through it, and what the page cache has of them is dropped behind; the [`LoadReport`] says which for each file. The
-//! header, and whatever else the page cache had of a file, goes as well. So a process takes the checkpoint's bytes, a
-//! little memory for each reader, which is given back, and no more.
-//!
-//! Tensors begin at multiples of 256 bytes where that costs no more than a thousandth of the bytes, or a page, else of
-//! 64, of 16, or of the size of their elements. In their files they may begin anywhere, and mostly at some multiple of
-//! 8: then a device that writes only to multiples of 512 cannot write them to their places, and the reader copies them
-//! there. That takes less of a core than what a kernel would lose that reads in place at odd addresses, and does not
-//! run at all where it loads 16 bytes at once. Devices that write to multiples of 4 or 8, as NVMe's do, write to the
-//! place itself.
-//!
-//! The first error stops all readers. Then, and when the caller stops it, everything is given back, with what the
-//! device keeps unused of host memory.
-//!
-//! ```
-//! use std::ops::ControlFlow;
-//!
-//! use poorwill::Device;
-//! use poorwill::checkpoint::Checkpoint;
-//! use poorwill::offload::{HostCheckpoint, LoadOptions};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let folder = tempfile::tempdir()?;
-//! # let model = poorwill_bench::synthetic::SyntheticMoe { layers: 1, experts: 2, hidden: 64, moe_intermediate: 64, vocab: 100, shards: 2, seed: 1 };
-//! # model.write(folder.path(), |_| {})?;
-//! let checkpoint = Checkpoint::open(&[folder.path().to_owned()])?;
-//! let device = Device::open(&"host:64MiB".parse()?)?;
-//! let loaded =
-//!     HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut |_| ControlFlow::Continue(()))?;
-//! let norm = loaded.tensor("model.norm.weight").ok_or("no such tensor")?;
-//! assert_eq!(loaded.bytes_of(norm).len() as u64, norm.bytes);
-//! # Ok(())
-//! # }
-//! ```
+//! Loads a checkpoint into host memory.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -48,15 +11,15 @@ use poorwill_driver::BufferPin;
 
 pub use self::direct::read_directly;
 pub use self::error::LoadError;
-pub use self::layout::Place;
-pub use self::report::{FileReport, How, LoadReport};
+pub use self::layout::TensorLocation;
+pub use self::report::{FileReport, LoadReport, ReadMethod};
 
 use self::layout::Layout;
-use self::sink::{Hand, Sink, Task};
+use self::sink::{ReadWorker, Sink, Task};
 use super::{Buffer, Switches};
 use crate::checkpoint::{Checkpoint, CheckpointError, Dtype, Tensor};
 use crate::open::Device;
-use crate::reader::{self, ALIGN_BYTES, Files, PIECE_BYTES_MAX, PageCache, Storage};
+use crate::reader::{self, ALIGN_BYTES, Files, PageCache, RANGE_BYTES_MAX, Storage};
 
 mod direct;
 mod error;
@@ -64,65 +27,74 @@ mod layout;
 mod report;
 mod sink;
 
-/// Most readers that anybody may ask for.
 const READERS_ALLOWED: usize = 256;
 
-/// The least that a reader reads with a call.
-const PIECE_BYTES_MIN: u64 = 256 << 10;
+const RANGE_BYTES_MIN: u64 = 256 << 10;
 
-/// The share of a checkpoint's bytes that all readers' own memory is kept to, as long as pieces can be smaller.
+/// The readers' share of a checkpoint, as long as ranges can shrink.
 const STAGING_SHARE: u64 = 128;
 
 /// How to load.
+///
+/// ```
+/// use poorwill::offload::{BufferPin, LoadOptions, Switches};
+///
+/// # fn main() -> Result<(), poorwill::offload::InvalidSwitch> {
+/// let options = LoadOptions::default().pinning(BufferPin::Never).switching(Switches::from_env()?);
+/// let options = options.reading_with(std::num::NonZeroUsize::new(8));
+/// # assert_eq!(options.pin, BufferPin::Never);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct LoadOptions {
-    /// Whether the memory is page-locked.
+    /// Whether to page-lock the memory.
     pub pin: BufferPin,
-    /// What the environment turns off; none of it unless it is given.
+    /// What the environment disables; by default nothing.
     pub switches: Switches,
-    /// How many read at the same time, 256 at most; chosen from the machine unless it is given.
+    /// Concurrent readers, at most 256; by default chosen for the machine.
     pub readers: Option<NonZeroUsize>,
 }
 
 impl LoadOptions {
-    /// The same, with memory that is page-locked or not.
+    /// Sets page-locking.
     #[must_use]
     pub fn pinning(mut self, pin: BufferPin) -> Self {
         self.pin = pin;
         self
     }
 
-    /// The same, with what the environment turns off.
+    /// Sets what the environment disables.
     #[must_use]
     pub fn switching(mut self, switches: Switches) -> Self {
         self.switches = switches;
         self
     }
 
-    /// The same with so many readers, 256 at most; `None`: chosen from the machine.
+    /// Sets the number of readers, at most 256; `None` chooses for the machine.
     #[must_use]
     pub fn reading_with(mut self, readers: impl Into<Option<NonZeroUsize>>) -> Self {
         self.readers = readers.into();
         self
     }
 
-    /// How many read at the same time: as many as are asked for, and else no more than there are pieces for.
+    /// Number of readers: the requested one, or at most one per range.
     #[must_use]
     pub fn readers_for(&self, checkpoint: &Checkpoint) -> usize {
-        let most = usize::try_from(checkpoint.bytes() / PIECE_BYTES_MIN).unwrap_or(usize::MAX);
+        let most = usize::try_from(checkpoint.bytes() / RANGE_BYTES_MIN).unwrap_or(usize::MAX);
         let chosen = || reader::readers().min(most.max(1));
         self.readers.map_or_else(chosen, |readers| readers.get().min(READERS_ALLOWED))
     }
 }
 
-/// How far a load is.
+/// Progress of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoadProgress {
-    /// So much has been read.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Of so much.
+    /// Bytes in all.
     pub bytes: u64,
 }
 
@@ -130,20 +102,57 @@ pub struct LoadProgress {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostTensor {
-    /// Its name, as the file has it: show it to nobody without escaping it.
+    /// Its name in the file. Escape it before you show it.
     pub name: String,
-    /// Type of its elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Its dimensions; none for a scalar.
+    /// Dimensions; none for a scalar.
     pub shape: Vec<u64>,
-    /// Its size, 0 if a dimension is.
+    /// Size.
     pub bytes: u64,
-    /// Where it lies; nowhere if it has no bytes.
-    pub place: Option<Place>,
+    /// Its location; `None` for an empty tensor.
+    pub location: Option<TensorLocation>,
 }
 
-/// A checkpoint in host memory. Each of its buffers lives as long as this, or whoever else has it: a
-/// [`View`](super::View), a copy to a device, [`TensorBytes`].
+/// A checkpoint in host memory: read from its files into buffers by several readers, and held once.
+///
+/// [`HostCheckpoint::load`] reserves a few exact [`Buffer`]s before the first read, and reads while they are
+/// made. Reads bypass the page cache (`O_DIRECT`) where the file system allows it; otherwise cached pages are
+/// dropped afterwards. The [`LoadReport`] says which. So a process needs the checkpoint's bytes, and a little
+/// memory per reader during the load. A [`View`](super::View), a copy or [`TensorBytes`] may keep a buffer
+/// longer.
+///
+/// Tensors are aligned to 256 bytes if that costs at most a thousandth of the bytes, or a page. Otherwise to
+/// 64, 16, or their element size. In files, tensors mostly begin at multiples of 8. If a device writes only
+/// to multiples of 512, the reader copies them into place. That costs less than unaligned kernel loads, and
+/// 16-byte loads would fail. NVMe devices write to multiples of 4 or 8, without a copy.
+///
+/// The first error, or the observer, stops all readers and releases all memory, including what the device
+/// caches.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use poorwill::Device;
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::offload::{HostCheckpoint, LoadOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # std::fs::write(folder.path().join("m.safetensors"), [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let mut observer = |_| ControlFlow::Continue(());
+/// let loaded = HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut observer)?;
+/// let tensor = loaded.tensor("w").ok_or("no such tensor")?;
+/// assert_eq!(*loaded.bytes_of(tensor), [7; 4]);
+/// println!("{} B/s", loaded.report().bytes as f64 / loaded.report().seconds);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct HostCheckpoint {
     buffers: Vec<Arc<Buffer>>,
@@ -152,24 +161,24 @@ pub struct HostCheckpoint {
     report: LoadReport,
 }
 
-/// The bytes of a tensor, which stay as long as this does.
+/// A tensor's bytes; keeps them alive.
 #[derive(Debug, Clone)]
 pub struct TensorBytes {
-    /// None where there are no bytes.
     memory: Option<Arc<HostBuffer>>,
     range: Range<usize>,
 }
 
 impl HostCheckpoint {
-    /// Reads all tensors of a checkpoint into host memory of a device's.
+    /// Reads all tensors into host memory of a device.
     ///
-    /// `observer` is called on the caller's thread, many times a second but for while memory is made, with how much has
-    /// been read, and stops the load with [`ControlFlow::Break`].
+    /// `observer` runs on the caller's thread, many times a second except while memory is made.
+    /// [`ControlFlow::Break`] stops the load.
     ///
     /// # Errors
-    /// `Memory` before a byte is read, with what is asked, held and allowed, where there is no room for all of it;
-    /// `Checkpoint` when a file changes or shrinks meanwhile, cannot be read, or two tensors have the same name;
-    /// `Stopped`. Nothing stays.
+    /// All release everything:
+    /// - `Memory` before the first read, with requested, held and allowed bytes.
+    /// - `Checkpoint` for a file that changes, shrinks or fails, or for two tensors of one name.
+    /// - `Stopped`; `Staging`.
     pub fn load(
         device: &Device,
         checkpoint: &Checkpoint,
@@ -194,8 +203,8 @@ impl HostCheckpoint {
         let by_name = by_name(checkpoint)?;
         let layout = Layout::of(tensors);
         let readers = options.readers_for(checkpoint);
-        let piece_bytes = piece_bytes_of(bytes, readers);
-        let pieces = layout.pieces(tensors, piece_bytes);
+        let range_bytes = range_bytes_for(bytes, readers);
+        let ranges = layout.ranges(tensors, range_bytes);
         let sink = Sink { checkpoint, storage, layout: &layout };
         let refused =
             |source| LoadError::Memory { bytes: layout.bytes(), buffers: layout.buffers.len(), source };
@@ -203,36 +212,35 @@ impl HostCheckpoint {
         let pending = pending.map_err(refused)?;
 
         let mut made: Vec<Option<Buffer>> = layout.buffers.iter().map(|_| None).collect();
-        let mut hands: Vec<Hand> = (0..readers).map(|_| Hand::default()).collect();
+        let mut workers: Vec<ReadWorker> = (0..readers).map(|_| ReadWorker::default()).collect();
         let mut memory_s = 0.0;
-        let mut pieces = pieces.iter().peekable();
-        // What was not waited for is given back.
-        let batches = pending.into_iter().zip(&mut made).enumerate().map(|(nth, (pending, place))| {
-            let made = pending.wait().and_then(|made| sink.tasks(nth, &mut pieces, place.insert(made)));
+        let mut ranges = ranges.iter().peekable();
+        // Dropping the others releases them.
+        let batches = pending.into_iter().zip(&mut made).enumerate().map(|(nth, (pending, location))| {
+            let made = pending.wait().and_then(|made| sink.tasks(nth, &mut ranges, location.insert(made)));
             memory_s = started.elapsed().as_secs_f64();
             made.map_err(refused)
         });
-        let read = |task: Task<'_>, hand: &mut Hand| sink.read(task, hand);
-        let loaded = reader::run(&mut hands, batches, read, &mut |read_bytes| {
+        let read = |task: Task<'_>, worker: &mut ReadWorker| sink.read(task, worker);
+        let loaded = reader::run(&mut workers, batches, read, &mut |read_bytes| {
             let stopped = |()| LoadError::Stopped { read_bytes, bytes };
             observer(LoadProgress { read_bytes, bytes }).map_break(stopped)
         });
         let readers = loaded.inspect_err(|_| {
             made.clear();
-            // What was given back, and what was still being made, the device would keep for whoever asks next. Where
-            // it cannot be waited for, that is what it does.
+            // The device would cache released and unfinished memory. If it cannot be waited for, it does.
             let _ = device.driver().host_trim();
         })?;
         let buffers: Vec<Arc<Buffer>> = made.into_iter().flatten().map(Arc::new).collect();
-        let tensors = tensors.iter().zip(&layout.places).map(|(tensor, place)| HostTensor {
+        let tensors = tensors.iter().zip(&layout.locations).map(|(tensor, location)| HostTensor {
             name: tensor.name.clone(),
             dtype: tensor.dtype,
             shape: tensor.shape.clone(),
             bytes: tensor.bytes,
-            place: *place,
+            location: *location,
         });
         let tensors: Vec<HostTensor> = tensors.collect();
-        let sum = |of: fn(&Hand) -> u64| hands.iter().map(of).sum();
+        let sum = |of: fn(&ReadWorker) -> u64| workers.iter().map(of).sum();
         let report = LoadReport {
             bytes,
             tensors: tensors.len(),
@@ -242,11 +250,11 @@ impl HostCheckpoint {
             seconds: started.elapsed().as_secs_f64(),
             memory_s,
             readers,
-            piece_bytes,
-            direct_bytes: sum(|hand| hand.direct_bytes),
-            staged_bytes: sum(|hand| hand.staged_bytes),
-            buffered_bytes: sum(|hand| hand.buffered_bytes),
-            staging_bytes: sum(|hand| hand.staging.taken_bytes()),
+            piece_bytes: range_bytes,
+            direct_bytes: sum(|worker| worker.direct_bytes),
+            staged_bytes: sum(|worker| worker.staged_bytes),
+            buffered_bytes: sum(|worker| worker.buffered_bytes),
+            staging_bytes: sum(|worker| worker.staging.capacity_bytes()),
             pinned: buffers.iter().all(|buffer| buffer.is_pinned()),
             pageable_because: buffers.iter().find_map(|buffer| buffer.pageable_because().map(str::to_owned)),
             files: Vec::new(),
@@ -260,7 +268,7 @@ impl HostCheckpoint {
         &self.buffers
     }
 
-    /// The tensors, in the order of the files and of their bytes there.
+    /// The tensors, by file and offset.
     #[must_use]
     pub fn tensors(&self) -> &[HostTensor] {
         &self.tensors
@@ -278,12 +286,12 @@ impl HostCheckpoint {
         &self.report
     }
 
-    /// The bytes of a tensor of this checkpoint. Of one of another's, none.
+    /// A tensor's bytes; empty for a tensor of another checkpoint.
     #[must_use]
     pub fn bytes_of(&self, tensor: &HostTensor) -> TensorBytes {
         let none = TensorBytes { memory: None, range: 0..0 };
-        let Some(Place { buffer, offset }) =
-            tensor.place.filter(|_| self.tensor(&tensor.name) == Some(tensor))
+        let Some(TensorLocation { buffer, offset }) =
+            tensor.location.filter(|_| self.tensor(&tensor.name) == Some(tensor))
         else {
             return none;
         };
@@ -303,7 +311,6 @@ impl Deref for TensorBytes {
     }
 }
 
-/// Where the tensor of each name is.
 fn by_name(checkpoint: &Checkpoint) -> Result<HashMap<String, usize>, CheckpointError> {
     let mut by_name = HashMap::with_capacity(checkpoint.tensors().len());
     let path = |tensor: &Tensor| checkpoint.files()[tensor.file].path.clone();
@@ -319,11 +326,11 @@ fn by_name(checkpoint: &Checkpoint) -> Result<HashMap<String, usize>, Checkpoint
     Ok(by_name)
 }
 
-/// As large as it may be for the readers' own memory to be a small part of the checkpoint.
-fn piece_bytes_of(bytes: u64, readers: usize) -> u64 {
+/// As large as possible while the readers' buffers stay a small share of the checkpoint.
+fn range_bytes_for(bytes: u64, readers: usize) -> u64 {
     let share = bytes / STAGING_SHARE / (readers.max(1) as u64);
     let unit = 16 * ALIGN_BYTES;
-    (share - share % unit).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX)
+    (share - share % unit).clamp(RANGE_BYTES_MIN, RANGE_BYTES_MAX)
 }
 
 fn file_reports(checkpoint: &Checkpoint, files: &Files<'_>) -> Vec<FileReport> {
@@ -333,9 +340,9 @@ fn file_reports(checkpoint: &Checkpoint, files: &Files<'_>) -> Vec<FileReport> {
     }
     let report = |(nth, (file, bytes)): (usize, (&crate::checkpoint::ShardFile, u64))| {
         let (how, because) = match files.how(nth) {
-            None => (How::Unread, None),
-            Some(Ok(())) => (How::Direct, None),
-            Some(Err(because)) => (How::Buffered, Some(because)),
+            None => (ReadMethod::Unread, None),
+            Some(Ok(())) => (ReadMethod::Direct, None),
+            Some(Err(because)) => (ReadMethod::Buffered, Some(because)),
         };
         FileReport { path: file.path.clone(), bytes, how, because }
     };

@@ -1,43 +1,42 @@
-//! What a load did.
+//! The report of a load.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 
-/// What a load did. Sizes in bytes, times in seconds.
+/// What a load did.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LoadReport {
-    /// Of all tensors.
+    /// Bytes of all tensors.
     pub bytes: u64,
-    /// How many there are.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Of the buffers that they lie in.
+    /// Bytes of all buffers.
     pub host_bytes: u64,
-    /// How many there are.
+    /// Number of buffers.
     pub buffers: usize,
-    /// What each tensor begins at a multiple of; `None` where that is the size of its elements.
+    /// Common alignment of tensors; `None` for that of their elements.
     pub alignment_bytes: Option<u64>,
-    /// From the call until all bytes were there.
+    /// Time from the call to the last byte.
     pub seconds: f64,
-    /// From the call until all memory was there; reading goes on beside it.
+    /// Time from the call to the last buffer, in parallel with reading.
     pub memory_s: f64,
-    /// How many read at the same time.
+    /// Concurrent readers.
     pub readers: usize,
-    /// The most that one reads with a call.
+    /// Most bytes of one read.
     pub piece_bytes: u64,
-    /// Read past the page cache straight into place.
+    /// Read past the page cache, in place.
     pub direct_bytes: u64,
-    /// Read past the page cache into a reader's own memory, and copied from there: bytes that begin or end where the
-    /// device reads nothing, or that lie in memory where it writes nothing.
+    /// Read past the page cache, and copied from a reader's buffer, because of alignment.
     pub staged_bytes: u64,
-    /// Read through the page cache, which was dropped behind.
+    /// Read through the page cache, whose pages were then dropped.
     pub buffered_bytes: u64,
-    /// The readers' own memory, which was given back.
+    /// The readers' buffers, released by now.
     pub staging_bytes: u64,
     /// Whether all buffers are page-locked.
     pub pinned: bool,
-    /// Why one is not, if one is not.
+    /// Why a buffer is not.
     pub pageable_because: Option<String>,
     /// How each file was read.
     pub files: Vec<FileReport>,
@@ -47,13 +46,13 @@ pub struct LoadReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FileReport {
-    /// The path by which it was opened.
+    /// The path it was opened by.
     pub path: PathBuf,
-    /// Of its tensors.
+    /// Bytes of its tensors.
     pub bytes: u64,
-    /// How it was read.
-    pub how: How,
-    /// Why it was not read directly, if it was not.
+    /// The method.
+    pub how: ReadMethod,
+    /// Why it was not read directly.
     pub because: Option<String>,
 }
 
@@ -61,11 +60,11 @@ pub struct FileReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum How {
+pub enum ReadMethod {
     /// Past the page cache (`O_DIRECT`).
     Direct,
-    /// Through the page cache, which was dropped behind (`POSIX_FADV_DONTNEED`).
+    /// Through the page cache, with its pages dropped afterwards (`POSIX_FADV_DONTNEED`).
     Buffered,
-    /// Not at all: it has no bytes of the checkpoint.
+    /// Not read: no bytes of the checkpoint.
     Unread,
 }

@@ -1,14 +1,14 @@
-//! What the doctor says of such GPUs: how they are cut, what is odd, and what an engine should be given.
+//! The doctor's report on such GPUs: slices, odd figures, and advice for an engine.
 
 use poorwill::budget::{Caps, Slice};
 use poorwill::doctor::{DeviceReport, DoctorReport, examine};
 use poorwill::{ByteSize, Tag};
 
-use super::scene::{GIB, Scene, gpu, in_scene, patient};
+use super::scene::{GIB, Scene, gpu, in_scene, plan_with_time};
 
-/// Everything, with a word that each warning of a GPU has to be asked for.
+/// The report of everything; its last device is the host.
 fn look() -> DoctorReport {
-    let report = examine(&patient()).unwrap();
+    let report = examine(&plan_with_time()).unwrap();
     assert_eq!(report.devices.last().map(|device| device.id.as_str()), Some("host"));
     report
 }
@@ -55,7 +55,7 @@ fn a_slice_of_hamis_is_named() {
 }
 
 #[test]
-fn a_slice_over_its_limit_is_told() {
+fn a_slice_over_its_limit_is_reported() {
     let scene = Scene::with("24GiB")
         .playing("0:hami=23GiB,0:used=23.5GiB")
         .variable("CUDA_DEVICE_MEMORY_LIMIT", "23g")
@@ -73,7 +73,7 @@ fn a_slice_over_its_limit_is_told() {
             "the link of cuda:0 was not measured: it has 0 B left",
         ],
     );
-    let plan = patient().on(gpu()).claiming([(Tag::weights(), 1)]);
+    let plan = plan_with_time().on(gpu()).claiming([(Tag::weights(), 1)]);
     let report = examine(&plan).unwrap();
     let (device, words) = report.refused().unwrap();
     assert!(device == "cuda:0" && words.contains("`in_use` has 23 GiB"), "{words}");
@@ -109,7 +109,7 @@ fn an_instance_known_to_nvml_is_one() {
 }
 
 #[test]
-fn who_disagrees_is_told_apart_from_slices() {
+fn disagreement_is_kept_apart_from_slices() {
     let scene = Scene::with("24GiB").known_as("GPU", ":total=20GiB");
     if !in_scene(&scene) {
         return;
@@ -121,7 +121,7 @@ fn who_disagrees_is_told_apart_from_slices() {
 }
 
 #[test]
-fn what_the_environment_says_unreadably_is_told() {
+fn an_unreadable_environment_is_reported() {
     let scene = Scene::with("24GiB")
         .variable("CUDA_DEVICE_MEMORY_LIMIT", "23GiB")
         .variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "10G")
@@ -134,7 +134,7 @@ fn what_the_environment_says_unreadably_is_told() {
         &[
             "CUDA_DEVICE_MEMORY_LIMIT is set and cannot be read: `23GiB`",
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is set and cannot be read: `10G`",
-            "NVML cannot be asked: ",
+            "NVML is not available: ",
         ],
     );
 }
@@ -161,14 +161,14 @@ fn one_device_can_be_looked_at() {
         return;
     }
     let caps: Caps = "cuda:1=0.5,cuda:0=1GiB".parse().unwrap();
-    let plan = patient().on(Some("cuda:1".parse().unwrap())).within(caps);
+    let plan = plan_with_time().on(Some("cuda:1".parse().unwrap())).within(caps);
     let report = examine(&plan).unwrap();
     assert_eq!(report.devices.len(), 2);
     assert_eq!(advice(&report.devices[0]), (None, Some(0.5), Some(8 * GIB)));
     assert_eq!(report.devices[0].shared_memory_per_block_bytes, Some(227 << 10));
     assert_eq!(report.devices[1].engine.gpu_memory_utilization, None);
-    assert_warned(&report, &["the budget names cuda:0, which was not looked at"]);
-    let plan = patient().on(Some("cuda:2".parse().unwrap()));
+    assert_warned(&report, &["the budget names cuda:0, which was not examined"]);
+    let plan = plan_with_time().on(Some("cuda:2".parse().unwrap()));
     let words = examine(&plan).unwrap_err().to_string();
     assert!(words.contains("there is no cuda:2 here") && words.contains("this process 2"), "{words}");
     assert_eq!(poorwill::shared_memory_per_block_bytes(0).unwrap(), 163 << 10);
@@ -185,5 +185,5 @@ fn without_a_driver_there_is_the_host() {
     let ByteSize(capacity) = "32GiB".parse().unwrap();
     assert_eq!(advice(&report.devices[0]), (None, None, Some(capacity)));
     assert_warned(&report, &["no NVIDIA GPU can be used"]);
-    assert!(examine(&patient().on(gpu())).is_err());
+    assert!(examine(&plan_with_time().on(gpu())).is_err());
 }

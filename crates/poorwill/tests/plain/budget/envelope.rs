@@ -1,12 +1,12 @@
-//! Both dials, in every spelling, on a slice whose card is larger: HAMi's 23 GiB of 24.
+//! Both options, in every spelling, on a slice of a larger card: HAMi's 23 GiB of 24.
 
 use poorwill::budget::Caps;
 use poorwill::doctor::examine;
 use poorwill::{Arena, Cap, ClaimError, Config, OpenError, PoolConfig, Tag};
 
-use super::scene::{GIB, Scene, assert_room, cap, gpu, in_scene, open, patient};
+use super::scene::{GIB, Scene, assert_allocatable, cap, gpu, in_scene, open, plan_with_time};
 
-/// What an engine takes before its key-value cache.
+/// An engine's claims before its key-value cache.
 const CLAIMS: [(&str, u64); 3] =
     [("weights", 16 * GIB), ("activations", 7 * GIB / 2), ("cudagraph", GIB * 153 / 100)];
 
@@ -67,7 +67,7 @@ fn a_share_too_small_is_refused_before_anything_is_lost() {
     assert_eq!(refused.fits_bytes, envelope.unclaimed_bytes());
     let arena = Arena::open_within(&device, &envelope, PoolConfig::default()).unwrap();
     assert_eq!(gib(arena.limit_bytes()), "0.13 GiB");
-    assert_room(&arena, arena.limit_bytes());
+    assert_allocatable(&arena, arena.limit_bytes());
     drop(held);
 }
 
@@ -77,7 +77,7 @@ fn the_doctor_says_the_same() {
         return;
     }
     for (share, utilization) in [("0.95", 0.95), ("0.92", 0.92), ("0.88", 0.88)] {
-        let plan = patient().on(gpu()).within(cap(share).into()).claiming(claims());
+        let plan = plan_with_time().on(gpu()).within(cap(share).into()).claiming(claims());
         let report = examine(&plan).unwrap();
         let engine = &report.devices[0].engine;
         assert_eq!(engine.gpu_memory_utilization, Some(utilization));
@@ -95,16 +95,16 @@ fn the_doctor_says_the_same() {
 }
 
 #[test]
-fn every_spelling_is_one_budget_at_every_door() {
+fn every_spelling_is_one_budget_at_every_entry_point() {
     if !in_scene(&slice()) {
         return;
     }
-    let doors = |text: &str| {
+    let entry_points = |text: &str| {
         let cap: Cap = text.parse().unwrap();
         let arena = Arena::open(Config::on(gpu()).within(Some(cap))).unwrap().limit_bytes();
         let (_, envelope) = open().envelope(Some(cap)).unwrap();
         let by_device: Caps = format!("cuda:0={text},cuda:9=1GiB").parse().unwrap();
-        let plan = |caps: Caps| patient().on(gpu()).within(caps).claiming(claims());
+        let plan = |caps: Caps| plan_with_time().on(gpu()).within(caps).claiming(claims());
         let [report, named] = [cap.into(), by_device].map(|caps| examine(&plan(caps)).unwrap());
         assert_eq!(report.devices[0].engine, named.devices[0].engine, "{text}");
         let memory = &report.devices[0].memory;
@@ -122,6 +122,6 @@ fn every_spelling_is_one_budget_at_every_door() {
             let caps = |text: &str| format!("cuda:0={text},cuda:9=1GiB").parse::<Caps>().unwrap();
             assert_eq!(caps(text), caps(spellings[0]), "{text}");
         }
-        assert_eq!(doors(spellings[0]), [bytes; 2]);
+        assert_eq!(entry_points(spellings[0]), [bytes; 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! A computer that is played, and what is asked of it again and again.
+//! A simulated computer, and common checks on it.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -12,7 +12,7 @@ use poorwill_testkit::child;
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 
-/// What the fake's devices map at the least.
+/// Granule of the fake's devices.
 pub(crate) const GRANULE: u64 = 2 * MIB;
 
 /// The driver and NVML, as NVIDIA's programs look for them.
@@ -34,12 +34,12 @@ impl Scene {
         scene.variable("POORWILL_FAKE_CUDA_DEVICES", capacities)
     }
 
-    /// What the GPUs play.
+    /// Sets the fake's options.
     pub(crate) fn playing(self, play: &str) -> Self {
         self.variable("POORWILL_FAKE_CUDA_PLAY", play)
     }
 
-    /// What NVML says about the first GPU, under the prefix by which it knows it: `GPU` or `MIG`.
+    /// Sets NVML's figures for the first GPU, known by the prefix `GPU` or `MIG`.
     pub(crate) fn known_as(self, prefix: &str, settings: &str) -> Self {
         let uuid = poorwill_fake_libcuda::uuid_text(0);
         self.variable("POORWILL_FAKE_NVML_DEVICES", &format!("{prefix}-{uuid}{settings}"))
@@ -50,12 +50,12 @@ impl Scene {
         self
     }
 
-    /// The same, where NVML cannot be loaded.
+    /// Without a loadable NVML.
     pub(crate) fn without_nvml(self) -> Self {
         Self { has_nvml: false, ..self }
     }
 
-    /// The same, where the driver's library cannot be loaded.
+    /// Without a loadable driver library.
     pub(crate) fn without_cuda(self) -> Self {
         Self { has_cuda: false, ..self }
     }
@@ -71,7 +71,7 @@ impl Scene {
     }
 }
 
-/// Puts a library under each of these names, or what is none, so that the system's own is not found either.
+/// Puts a library, or an invalid file, under each of these names, so that the system's own is not found.
 fn put(folder: &Path, names: &[&str], library: Option<&Path>) {
     for name in names.iter().map(|name| folder.join(name)) {
         match library {
@@ -81,7 +81,7 @@ fn put(folder: &Path, names: &[&str], library: Option<&Path>) {
     }
 }
 
-/// Whether the caller is in the scene. Otherwise its test has been played there, and well.
+/// Whether the caller runs in the scene. Otherwise its test has passed there.
 pub(crate) fn in_scene(scene: &Scene) -> bool {
     let is_in_it = child::role().is_some();
     if !is_in_it {
@@ -90,7 +90,7 @@ pub(crate) fn in_scene(scene: &Scene) -> bool {
     is_in_it
 }
 
-/// Plays the calling test in a scene; fails with what it said, unless it ran, and well.
+/// Runs the calling test in a scene. Panics with its output unless it ran and passed.
 pub(crate) fn play(role: &str, scene: &Scene) {
     scene.run(role);
 }
@@ -117,21 +117,21 @@ pub(crate) fn figures(budget: &Budget) -> (Option<SourceName>, Option<u64>, Opti
     (budget.winner, budget.budget_bytes, budget.headroom_bytes)
 }
 
-/// What somebody said.
-pub(crate) fn said(budget: &Budget, name: SourceName) -> &Source {
-    budget.source(name).unwrap_or_else(|| panic!("nobody asked {name}: {budget:?}"))
+/// The figure of a source.
+pub(crate) fn source_of(budget: &Budget, name: SourceName) -> &Source {
+    budget.source(name).unwrap_or_else(|| panic!("{name} was not queried: {budget:?}"))
 }
 
-/// What somebody said has a note with these words.
+/// A source has this figure, and a note with these words.
 pub(crate) fn assert_noted(budget: &Budget, name: SourceName, bytes: Option<u64>, words: &str) {
-    let source = said(budget, name);
+    let source = source_of(budget, name);
     let note = source.note.as_deref().unwrap_or_default();
     assert!(source.bytes == bytes && note.contains(words), "`{words}`, {bytes:?}: {source:?}");
 }
 
-/// What somebody said is taken as it is.
+/// A source's figure counts unchanged.
 pub(crate) fn assert_plain(budget: &Budget, name: SourceName, bytes: u64) {
-    let source = said(budget, name);
+    let source = source_of(budget, name);
     assert!(source.bytes == Some(bytes) && source.note.is_none() && !source.is_odd, "{bytes}: {source:?}");
 }
 
@@ -139,8 +139,8 @@ pub(crate) fn take(arena: &Arena, bytes: u64) -> Result<(), PoolError> {
     arena.alloc(&AllocRequest::new(bytes, Tag::weights())).map(drop)
 }
 
-/// So much can be had of an arena, and not one granule more.
-pub(crate) fn assert_room(arena: &Arena, bytes: u64) {
+/// The arena can allocate `bytes`, and not one granule more.
+pub(crate) fn assert_allocatable(arena: &Arena, bytes: u64) {
     let whole = bytes / GRANULE * GRANULE;
     if whole > 0 {
         take(arena, whole).unwrap();
@@ -149,12 +149,12 @@ pub(crate) fn assert_room(arena: &Arena, bytes: u64) {
     assert!(is_full(&refused), "{refused}");
 }
 
-/// Whether nothing was wrong but that there is no more.
+/// Whether the only reason is missing memory.
 pub(crate) fn is_full(error: &PoolError) -> bool {
     matches!(error, PoolError::OverLimit { .. } | PoolError::DeviceFull { .. })
 }
 
-/// What the doctor is asked when nothing else is said: with time for a machine that has other things to do.
-pub(crate) fn patient() -> Plan {
-    Plan::default().patient_for(Duration::from_secs(3600))
+/// The default plan, with time for a busy machine.
+pub(crate) fn plan_with_time() -> Plan {
+    Plan::default().with_timeout(Duration::from_secs(3600))
 }

@@ -4,15 +4,15 @@ use poorwill::budget::{Budget, SourceName, claim_in_use};
 use poorwill::{Arena, Config, Device};
 
 use super::scene::{
-    GIB, GRANULE, MIB, Scene, assert_noted, assert_plain, assert_room, budget, cap, figures, gpu, in_scene,
-    is_full, open, said, take,
+    GIB, GRANULE, MIB, Scene, assert_allocatable, assert_noted, assert_plain, budget, cap, figures, gpu,
+    in_scene, is_full, open, source_of, take,
 };
 
 use SourceName::{
     CudaFree, CudaTotal, DeviceProperties, MemoryLimit, MpsLimit, NvmlFree, NvmlTotal, SystemAvailable,
 };
 
-/// HAMi's slice of 23 GiB of a card of 24, with so much of it in use.
+/// HAMi's slice of 23 GiB of a 24 GiB card, with this much in use.
 fn hami(used: &str) -> Scene {
     Scene::with("24GiB").playing(&format!("0:hami=23GiB,0:used={used}"))
 }
@@ -34,14 +34,14 @@ fn hami_below_its_limit() {
     assert_noted(&budget, NvmlFree, Some(24 * GIB), "more than the total of 23 GiB");
     let arena = Arena::open(Config::on(gpu())).unwrap();
     assert_eq!(arena.limit_bytes(), 23 * GIB);
-    assert_room(&arena, 20 * GIB);
-    // What is full says nothing odd: the limit is reached and not passed.
+    assert_allocatable(&arena, 20 * GIB);
+    // A full slice has no odd figures: its limit is reached, not passed.
     assert_eq!(open().budget(None).headroom_bytes, Some(0));
 }
 
 #[test]
 fn hami_above_its_limit() {
-    // What goes below zero in HAMi's answer of NVML comes out at the other end of 64 bits.
+    // A negative value in HAMi's NVML figures wraps around at 64 bits.
     let scene = hami("23.5GiB")
         .variable("CUDA_DEVICE_MEMORY_LIMIT", "23552m")
         .known_as("GPU", ":total=23GiB:used=23.5GiB");
@@ -59,7 +59,7 @@ fn hami_above_its_limit() {
     let below_zero = 0u64.wrapping_sub(GIB / 2);
     assert_noted(&budget, NvmlFree, Some(below_zero), "went below zero: more is in use than the limit");
     for name in [CudaFree, DeviceProperties, NvmlFree] {
-        assert!(said(&budget, name).is_odd, "{name}");
+        assert!(source_of(&budget, name).is_odd, "{name}");
     }
     assert_noted(&budget, MemoryLimit, Some(23 * GIB), "CUDA_DEVICE_MEMORY_LIMIT;");
     let arena = Arena::open(Config::on(gpu())).unwrap();
@@ -68,7 +68,7 @@ fn hami_above_its_limit() {
 
 #[test]
 fn hami_above_its_limit_for_a_while() {
-    // The first looks of this process fail as over the limit; later others have left.
+    // The first queries of this process fail as over the limit, until other processes free memory.
     let scene = hami("1GiB")
         .variable("CUDA_DEVICE_MEMORY_LIMIT_0", "23g")
         .variable("POORWILL_FAKE_CUDA_FAIL", "cuMemGetInfo_v2:1:2:1");
@@ -82,28 +82,28 @@ fn hami_above_its_limit_for_a_while() {
     assert_eq!(figures(&after), (Some(CudaTotal), Some(23 * GIB), Some(22 * GIB)));
     let (_, envelope) = device.envelope(Some(cap("8GiB"))).unwrap();
     let arena = Arena::open_within(&device, &envelope, poorwill::PoolConfig::default()).unwrap();
-    assert_room(&arena, 8 * GIB);
+    assert_allocatable(&arena, 8 * GIB);
     drop(arena);
-    assert_room(&Arena::open(Config::on(gpu())).unwrap(), 22 * GIB);
+    assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), 22 * GIB);
 }
 
 #[test]
-fn hami_above_a_limit_that_nobody_tells() {
+fn hami_above_an_unknown_limit() {
     let scene = hami("23.5GiB").known_as("GPU", ":total=24GiB");
     if !in_scene(&scene) {
         return;
     }
     let budget = budget();
-    // NVML tells of the card alone, and nothing is free all the same.
+    // NVML reports the card alone, and yet nothing is free.
     assert_eq!(figures(&budget), (Some(NvmlTotal), Some(24 * GIB), Some(0)));
     assert_noted(&budget, CudaFree, None, "more is in use than the limit allows");
     let arena = Arena::open(Config::on(gpu())).unwrap();
-    assert_room(&arena, 0);
+    assert_allocatable(&arena, 0);
 }
 
 #[test]
 fn a_limit_of_hamis_without_hami() {
-    // The variable binds those who heed it; nobody else keeps the limit here.
+    // The variable limits cooperating programs; nothing enforces it here.
     let scene = Scene::with("24GiB,24GiB")
         .variable("CUDA_DEVICE_MEMORY_LIMIT", "10g")
         .variable("CUDA_DEVICE_MEMORY_LIMIT_1", "4096m");
@@ -115,12 +115,12 @@ fn a_limit_of_hamis_without_hami() {
         assert_eq!(figures(&budget), (Some(MemoryLimit), Some(limit), Some(limit)), "{device}");
         assert_plain(&budget, DeviceProperties, 24 * GIB);
         let arena = Arena::open(Config::on(device.parse().unwrap())).unwrap();
-        assert_room(&arena, limit);
+        assert_allocatable(&arena, limit);
     }
 }
 
 #[test]
-fn a_limit_that_cannot_be_read_is_told() {
+fn an_unreadable_limit_is_reported() {
     let scene = Scene::with("24GiB")
         .variable("CUDA_DEVICE_MEMORY_LIMIT_0", "10GiB")
         .variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=much");
@@ -148,7 +148,7 @@ fn an_instance_that_nvml_tells_about() {
 }
 
 #[test]
-fn an_instance_that_nobody_may_ask_about() {
+fn an_instance_that_nvml_may_not_query() {
     let scene = Scene::with("12GiB")
         .playing("0:mig=1g.12gb,0:used=1GiB")
         .known_as("MIG", ":total=80GiB:used=79.5GiB:memory_error=4");
@@ -159,12 +159,12 @@ fn an_instance_that_nobody_may_ask_about() {
     assert_eq!(figures(&budget), (Some(CudaTotal), Some(12 * GIB), Some(11 * GIB)));
     for name in [NvmlTotal, NvmlFree] {
         assert_noted(&budget, name, None, "permission");
-        assert!(!said(&budget, name).is_odd, "a refusal is no figure that cannot be");
+        assert!(!source_of(&budget, name).is_odd, "a refusal is no figure that cannot be");
     }
-    assert_room(&Arena::open(Config::on(gpu())).unwrap(), 11 * GIB);
+    assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), 11 * GIB);
 }
 
-/// An instance that NVML knows by the UUID of its card only.
+/// An instance that NVML knows only by its card's UUID.
 fn under_its_card(mode: &str) -> Scene {
     // Smaller than the instance in both figures, so that they would show.
     let settings = format!(":total=10GiB:used=9GiB{mode}");
@@ -193,7 +193,7 @@ fn an_instance_does_not_believe_its_card_whatever_its_mode() {
     assert_noted(&budget, NvmlFree, None, "the whole card, which is divided");
 }
 
-/// A client of MPS with 10 GiB of 24, of which a neighbour uses so much.
+/// A client of MPS with 10 GiB of 24, of which a neighbour uses some.
 fn mps(used: &str) -> Scene {
     Scene::with("24GiB").playing(&format!("0:mps=10GiB,0:used={used}")).known_as("GPU", ":total=24GiB")
 }
@@ -202,12 +202,12 @@ fn assert_client(budget: &Budget, free_bytes: u64) {
     assert_eq!(figures(budget), (Some(MpsLimit), Some(10 * GIB), Some(free_bytes)));
     assert_plain(budget, CudaTotal, 24 * GIB);
     assert_noted(budget, MpsLimit, Some(10 * GIB), "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
-    assert_eq!(said(budget, CudaFree).bytes, Some(free_bytes));
-    assert_room(&Arena::open(Config::on(gpu())).unwrap(), free_bytes);
+    assert_eq!(source_of(budget, CudaFree).bytes, Some(free_bytes));
+    assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), free_bytes);
 }
 
 #[test]
-fn a_client_of_mps_with_room() {
+fn a_client_of_mps_with_headroom() {
     let scene = mps("4GiB").variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "1=1G,0=10G");
     if in_scene(&scene) {
         assert_client(&budget(), 10 * GIB);
@@ -234,12 +234,12 @@ fn a_client_of_mps_that_has_some_already() {
     take(&arena, 3 * GIB).unwrap();
     let left = 10 * GIB - arena.stats().unwrap().mapped_bytes;
     assert_eq!(figures(&open().budget(None)), (Some(MpsLimit), Some(10 * GIB), Some(left)));
-    assert_room(&arena, 7 * GIB);
+    assert_allocatable(&arena, 7 * GIB);
 }
 
 #[test]
 fn shared_memory_of_the_computer_counts_as_free() {
-    // As on an integrated GPU: what the page cache has is not free to CUDA, and could be had.
+    // As on an integrated GPU: page cache is not free to CUDA, but available.
     let scene =
         Scene::with("64MiB,1TiB").playing("0:integrated=1,0:info_free=4MiB,1:integrated=1,1:info_free=6MiB");
     if !in_scene(&scene) {
@@ -247,10 +247,10 @@ fn shared_memory_of_the_computer_counts_as_free() {
     }
     let small = budget();
     assert_eq!(figures(&small), (Some(CudaTotal), Some(64 * MIB), Some(64 * MIB)), "never above the total");
-    assert_room(&Arena::open(Config::on(gpu())).unwrap(), 64 * MIB);
+    assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), 64 * MIB);
 
     let large = Device::open(&"cuda:1".parse().unwrap()).unwrap().budget(None);
-    let available = said(&large, SystemAvailable).bytes.unwrap();
+    let available = source_of(&large, SystemAvailable).bytes.unwrap();
     let headroom = available.clamp(6 * MIB, 1024 * GIB);
     assert_eq!(figures(&large), (Some(CudaTotal), Some(1024 * GIB), Some(headroom)));
     assert_eq!(large.total_bytes, Some(1024 * GIB));

@@ -1,7 +1,7 @@
-//! Whatever most of them say: as long as one tells the truth about the total and one about what is free, the budget
-//! and the headroom can really be had, and the pool stops where the device or the budget does.
+//! One true total and one true figure of free memory suffice. Then budget and headroom can be allocated, and
+//! the pool stops at the device's or the budget's limit.
 //!
-//! The GPUs are drawn from numbers, of cards and slices with neighbours, and those who are asked about them lie.
+//! The GPUs are drawn at random: cards and slices with neighbours, and sources with wrong figures.
 
 use fastrand::Rng;
 use poorwill::{Arena, Cap, Config, Device, OpenError};
@@ -16,7 +16,7 @@ const CASES: u64 = 48;
 /// A whole card.
 const CARD: u64 = 24 << 30;
 
-/// Nobody has that much, and everybody may say it.
+/// More than any card has; any source may report it.
 const ABSURD: [u64; 3] = [1 << 50, 1 << 62, u64::MAX];
 
 #[test]
@@ -41,7 +41,7 @@ fn the_draw_has_every_kind() {
     has("slices of HAMi's", |case| matches!(case.limit, Limit::Hami { .. }));
     has("clients of MPS", |case| matches!(case.limit, Limit::Mps { .. }));
     has("over the limit", Case::is_over_limit);
-    has("nothing left", |case| case.room_bytes() == 0);
+    has("nothing left", |case| case.available_bytes() == 0);
     has("lies about the total", |case| case.info_total.is_some());
     has("lies about what is free", |case| case.info_free.is_some());
     has("properties that lie", |case| case.properties.is_some());
@@ -71,13 +71,13 @@ enum NvmlSays {
     Divided,
     /// More than there is, and nothing used.
     TooMuch,
-    /// What is true of the card or of HAMi's slice; of what is in use, this process has so much.
+    /// True of the card or of HAMi's slice; `own_bytes` of memory in use are this process's.
     Truth {
         own_bytes: u64,
     },
 }
 
-/// A GPU, and what is said about it.
+/// A GPU, and its sources' figures.
 #[derive(Debug)]
 struct Case {
     capacity_bytes: u64,
@@ -133,22 +133,22 @@ impl Case {
         drawn.with_a_truth()
     }
 
-    /// The same, where somebody tells the truth about the total, and somebody about what is free.
+    /// With one source that is right about the total, and one about free memory.
     fn with_a_truth(mut self) -> Self {
         let is_over_limit = self.is_over_limit();
         if let Limit::Hami { is_in_environment, .. } = &mut self.limit {
-            // Above its limit CUDA tells nothing, and the GPU only opens where somebody tells the limit.
+            // Above its limit CUDA reports nothing, and the GPU opens only if a source reports the limit.
             *is_in_environment |= is_over_limit;
         }
         let nvml_knows =
             matches!(self.nvml, NvmlSays::Truth { .. }) && !matches!(self.limit, Limit::Mps { .. });
-        let told_by_others = match self.limit {
+        let others_tell_truth = match self.limit {
             Limit::None => self.properties.is_none(),
             // A limit beyond the card is none.
             Limit::Hami { bytes, is_in_environment } => is_in_environment && bytes <= self.capacity_bytes,
             Limit::Mps { bytes } => bytes <= self.capacity_bytes || self.properties.is_none(),
         };
-        if !told_by_others && !nvml_knows {
+        if !others_tell_truth && !nvml_knows {
             self.info_total = None;
         }
         if !nvml_knows {
@@ -198,8 +198,8 @@ impl Case {
         matches!(self.limit, Limit::Hami { bytes, .. } if self.used_bytes > bytes)
     }
 
-    /// What can really be had.
-    fn room_bytes(&self) -> u64 {
+    /// What can be allocated.
+    fn available_bytes(&self) -> u64 {
         let left = |bytes: u64| bytes.saturating_sub(self.used_bytes);
         let card = left(self.capacity_bytes);
         match self.limit {
@@ -219,9 +219,9 @@ impl Case {
         let budget = device.budget(cap);
         drop(device);
         let (total, limit) = (budget.total_bytes.unwrap(), budget.budget_bytes.unwrap());
-        let (headroom, room) = (budget.headroom_bytes.unwrap(), self.room_bytes());
-        assert!(total <= room + self.used_bytes, "{self:?}: {budget:?}");
-        assert!(headroom <= room && headroom <= limit && limit <= total, "{self:?}: {budget:?}");
+        let (headroom, available) = (budget.headroom_bytes.unwrap(), self.available_bytes());
+        assert!(total <= available + self.used_bytes, "{self:?}: {budget:?}");
+        assert!(headroom <= available && headroom <= limit && limit <= total, "{self:?}: {budget:?}");
         assert!(cap.is_none_or(|cap| limit <= cap.of(total)), "{self:?}: {budget:?}");
         assert_eq!(budget.process_used_bytes.unwrap_or(0), self.own_bytes(), "{self:?}");
 
@@ -235,8 +235,9 @@ impl Case {
         assert_eq!(arena.limit_bytes(), allowed, "{self:?}");
         let mut granules = Granules { arena: &arena, held: 0 };
         granules.grow_to(headroom / GRANULE);
-        // The pool may have the rest of the budget, also what others have now, as far as the device gives it.
-        granules.grow_to(allowed.min(room) / GRANULE);
+        // The pool may claim the rest of the budget, including what others use now, as far as the device
+        // grants it.
+        granules.grow_to(allowed.min(available) / GRANULE);
         for _ in 0..2 {
             let refused = take(&arena, GRANULE).expect_err("a granule more");
             assert!(is_full(&refused), "{self:?}: {refused}");
@@ -246,7 +247,7 @@ impl Case {
     }
 }
 
-/// What is taken of an arena: all but the last granules at once, and these one by one.
+/// An arena's memory: most granules in one block, the last ones separately.
 struct Granules<'a> {
     arena: &'a Arena,
     held: u64,

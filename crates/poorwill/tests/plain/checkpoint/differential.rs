@@ -1,12 +1,12 @@
 //! Our parser against the reference implementation, the `safetensors` crate.
 //!
-//! Whatever ours accepts, the reference accepts with the same tensors; what only the reference accepts is on
-//! a short list.
+//! The reference accepts all that ours accepts, with the same tensors. A short list names what only the
+//! reference accepts.
 
 use std::collections::BTreeSet;
 
 use fastrand::Rng;
-use poorwill::checkpoint::{Checkpoint, CheckpointError, HeaderFault};
+use poorwill::checkpoint::{Checkpoint, CheckpointError, HeaderError};
 use poorwill_testkit::effort::Effort;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -55,17 +55,17 @@ pub(crate) fn assert_same(ours: &Checkpoint, theirs: &SafeTensors<'_>) {
 
 /// Everything that the reference accepts and we refuse.
 fn deliberate_difference(error: &CheckpointError) -> &'static str {
-    let CheckpointError::Header { fault, .. } = error else { panic!("{error:?}") };
-    match fault {
-        HeaderFault::DuplicateKey { .. } => "key twice",
-        HeaderFault::EntryMalformed { reason, .. } if reason.contains("unknown field") => "unknown field",
-        HeaderFault::Malformed { reason } if reason.contains("__metadata__: invalid type: null") => {
+    let CheckpointError::Header { error, .. } = error else { panic!("{error:?}") };
+    match error {
+        HeaderError::DuplicateKey { .. } => "key twice",
+        HeaderError::EntryMalformed { reason, .. } if reason.contains("unknown field") => "unknown field",
+        HeaderError::Malformed { reason } if reason.contains("__metadata__: invalid type: null") => {
             "null metadata"
         }
-        HeaderFault::Malformed { reason } if reason.contains("sequence, expected an object with dtype") => {
+        HeaderError::Malformed { reason } if reason.contains("sequence, expected an object with dtype") => {
             "entry as a list"
         }
-        HeaderFault::Malformed { reason } if reason.contains("map, expected a string") => {
+        HeaderError::Malformed { reason } if reason.contains("map, expected a string") => {
             "dtype as an object"
         }
         other => panic!("not a deliberate difference: {other:?}"),
@@ -195,7 +195,7 @@ fn random_edits_are_judged_as_by_the_reference() {
     );
 }
 
-/// A header that is right, or wrong in one or two places, and the size of its payload.
+/// A header that is right, or wrong at one or two points, and the size of its payload.
 fn almost_right(dice: &mut Dice) -> (String, usize) {
     const DTYPES: [(&str, u64); 6] =
         [("U8", 8), ("BF16", 16), ("F32", 32), ("F64", 64), ("F4", 4), ("F6_E2M3", 6)];

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use poorwill::checkpoint::{Checkpoint, CheckpointError, HeaderFault, IndexFault, Tensor};
+use poorwill::checkpoint::{Checkpoint, CheckpointError, HeaderError, IndexError, Tensor};
 
 /// A safetensors file of this header and payload, without padding.
 pub(crate) fn file(header: &str, payload: &[u8]) -> Vec<u8> {
@@ -33,7 +33,7 @@ pub(crate) fn entry(name: &str, dtype: &str, shape: &[u64], begin: usize, end: u
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
-    /// In memory, where there is such a place: files that are written again and again wait for a disk.
+    /// In memory where possible: repeated writes would wait for a disk.
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap())
     }
@@ -76,26 +76,26 @@ pub(crate) fn listing(checkpoint: &Checkpoint) -> Vec<String> {
     checkpoint.tensors().iter().map(|tensor| format!("{}@{}", tensor.name, file_name(tensor))).collect()
 }
 
-/// The fault of a file, whose message must begin with its path.
-pub(crate) fn fault_of(bytes: &[u8]) -> HeaderFault {
+/// The error of a file; its message must begin with the path.
+pub(crate) fn header_error_of(bytes: &[u8]) -> HeaderError {
     let folder = Folder::new();
     let written = folder.write("x.safetensors", bytes);
     let error = open(&written).unwrap_err();
     assert!(error.to_string().starts_with(written.to_str().unwrap()), "{error}");
     match error {
-        CheckpointError::Header { path, fault } if path == written => fault,
+        CheckpointError::Header { path, error } if path == written => error,
         other => panic!("{other:?}"),
     }
 }
 
-/// The fault of the index in a folder.
-pub(crate) fn index_fault(folder: &Folder) -> (String, IndexFault) {
+/// The error of the index in a folder.
+pub(crate) fn index_error_of(folder: &Folder) -> (String, IndexError) {
     let error = open(folder.path()).unwrap_err();
     match error {
-        CheckpointError::Index { ref path, ref fault }
+        CheckpointError::Index { ref path, error: ref index_error }
             if *path == folder.join("model.safetensors.index.json") =>
         {
-            (error.to_string(), fault.clone())
+            (error.to_string(), index_error.clone())
         }
         other => panic!("{other:?}"),
     }

@@ -1,4 +1,4 @@
-//! From the paths that were given to the files that they mean.
+//! Resolving paths to files.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::symlink;

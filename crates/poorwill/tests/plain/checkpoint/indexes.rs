@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::os::unix::fs::symlink;
 
-use poorwill::checkpoint::{Checkpoint, CheckpointError, IndexFault};
+use poorwill::checkpoint::{Checkpoint, CheckpointError, IndexError};
 
-use super::files::{Folder, index_fault, listing, named, open, read};
+use super::files::{Folder, index_error_of, listing, named, open, read};
 
 #[test]
 fn an_index_names_the_shards() {
@@ -72,36 +72,36 @@ fn indexes_that_cannot_be_followed() {
     folder.write("a.safetensors", named(&["a"]));
 
     folder.index(&[("a", "a.safetensors"), ("q", "gone.safetensors")]);
-    let (shown, fault) = index_fault(&folder);
+    let (shown, error) = index_error_of(&folder);
     assert!(shown.contains("\"gone.safetensors\"") && shown.contains("\"q\""), "{shown}");
     assert!(
-        matches!(fault, IndexFault::ShardMissing { shard, tensor } if shard == "gone.safetensors" && tensor == "q")
+        matches!(error, IndexError::ShardMissing { shard, tensor } if shard == "gone.safetensors" && tensor == "q")
     );
 
     folder.index(&[("a", "a.safetensors"), ("q", "a.safetensors")]);
-    let (shown, fault) = index_fault(&folder);
+    let (shown, error) = index_error_of(&folder);
     assert!(shown.contains("\"a.safetensors\"") && shown.contains("\"q\""), "{shown}");
     assert!(
-        matches!(fault, IndexFault::TensorMissing { tensor, shard } if tensor == "q" && shard == "a.safetensors")
+        matches!(error, IndexError::TensorMissing { tensor, shard } if tensor == "q" && shard == "a.safetensors")
     );
 
     for outside in ["../a.safetensors", "/etc/passwd", "sub/a.safetensors", "..", ""] {
         folder.index(&[("a", outside)]);
-        let (_, fault) = index_fault(&folder);
-        assert!(matches!(fault, IndexFault::ShardOutsideFolder { shard, .. } if shard == outside));
+        let (_, error) = index_error_of(&folder);
+        assert!(matches!(error, IndexError::ShardOutsideFolder { shard, .. } if shard == outside));
     }
 
     folder.index(&[]);
-    assert_eq!(index_fault(&folder).1, IndexFault::Empty);
+    assert_eq!(index_error_of(&folder).1, IndexError::Empty);
     for malformed in
         ["", "[]", "{}", "{\"weight_map\":7}", "\u{0}", "{\"weight_map\":{\"a\":\"x\",\"a\":\"y\"}}"]
     {
         folder.write("model.safetensors.index.json", malformed);
-        assert!(matches!(index_fault(&folder).1, IndexFault::Malformed { .. }), "{malformed:?}");
+        assert!(matches!(index_error_of(&folder).1, IndexError::Malformed { .. }), "{malformed:?}");
     }
     let index = File::create(folder.join("model.safetensors.index.json")).unwrap();
     index.set_len(100_000_001).unwrap();
-    assert!(matches!(index_fault(&folder).1, IndexFault::TooLarge { index_bytes: 100_000_001, .. }));
+    assert!(matches!(index_error_of(&folder).1, IndexError::TooLarge { index_bytes: 100_000_001, .. }));
 }
 
 #[test]

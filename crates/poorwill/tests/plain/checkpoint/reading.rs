@@ -1,4 +1,4 @@
-//! Reading pieces of tensors: from many threads, out of bounds, and from files that change meanwhile.
+//! Reads of parts of tensors: from many threads, out of bounds, and from files that change meanwhile.
 
 use std::fs::{self, File, OpenOptions};
 

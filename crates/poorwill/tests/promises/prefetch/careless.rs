@@ -1,5 +1,5 @@
-//! A driver around another one that holds streams where a test wants it, leaves out what a test wants left out, and
-//! counts streams and events.
+//! A faulty driver around another one: holds streams, omits waits and copies as a test requires, and counts
+//! streams and events.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,18 +11,18 @@ use poorwill::{
 };
 use poorwill_testkit::gated::{Gate, hold};
 
-/// What is done otherwise than asked. Copies to the device and digests are counted from 0; waits are named by the
-/// copy or the digest in front of which they are.
+/// What the driver does wrong. Copies to the device and digests count from 0. A wait is named by the copy or
+/// digest after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// This copy does not wait for what had its slot.
+    /// This copy does not wait for the slot's last user.
     CopyAtOnce(usize),
     /// This digest does not wait for its copy.
     DigestAtOnce(usize),
     /// This copy is not made.
     NoCopy(usize),
-    /// Of this copy the last byte is another.
+    /// The last byte of this copy is wrong.
     Torn(usize),
 }
 
@@ -39,19 +39,19 @@ pub(crate) struct Careless {
     inner: Arc<dyn Driver>,
     fault: Fault,
     held: Held,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) latch: Arc<Gate>,
     copies: AtomicUsize,
     digests: AtomicUsize,
     streams: AtomicI64,
     events: AtomicI64,
-    /// The stream of the first copy, and an event behind each copy.
+    /// The stream of the first copy, and an event after each copy.
     copying: Mutex<(Option<StreamId>, Vec<EventId>)>,
 }
 
 impl Careless {
     pub(crate) fn new(inner: Arc<dyn Driver>, fault: Fault, held: Held) -> Arc<Self> {
-        let (gate, copies, digests, streams, events, copying) = Default::default();
-        Arc::new(Self { inner, fault, held, gate, copies, digests, streams, events, copying })
+        let (latch, copies, digests, streams, events, copying) = Default::default();
+        Arc::new(Self { inner, fault, held, latch, copies, digests, streams, events, copying })
     }
 
     /// How many copies to the device there were.
@@ -59,7 +59,7 @@ impl Careless {
         self.copies.load(Ordering::Relaxed)
     }
 
-    /// How many streams and events were made and not ended.
+    /// Streams and events created and not destroyed.
     pub(crate) fn streams_and_events(&self) -> [i64; 2] {
         [&self.streams, &self.events].map(|count| count.load(Ordering::Relaxed))
     }
@@ -153,7 +153,7 @@ impl Driver for Careless {
     ) -> Result<Pending<()>> {
         let copy = self.copies.fetch_add(1, Ordering::Relaxed);
         if self.held == Held::BeforeCopy(copy) {
-            hold(&*self.inner, stream, &self.gate);
+            hold(&*self.inner, stream, &self.latch);
         }
         if self.fault == Fault::NoCopy(copy) {
             return Ok(Pending::new(|| Ok(())));
@@ -162,7 +162,7 @@ impl Driver for Careless {
         if self.fault == Fault::Torn(copy) {
             let end = parts[parts.len() - 1].device.end();
             let device = DeviceRange::new(end - 1, 1);
-            // No byte of any layer is told from this one by its place alone.
+            // No layer's bytes can be recognized by this byte's position alone.
             let other: Arc<HostBuffer> = Arc::new(vec![0xEE_u8].into());
             let torn = [CopyPart { device, host_offset: 0 }];
             drop(self.inner.copy_to_device(stream, other, &torn)?);
@@ -177,7 +177,7 @@ impl Driver for Careless {
 
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>> {
         if self.held == Held::BeforeDigest(self.digests.fetch_add(1, Ordering::Relaxed)) {
-            hold(&*self.inner, stream, &self.gate);
+            hold(&*self.inner, stream, &self.latch);
         }
         self.inner.digest(stream, ranges)
     }

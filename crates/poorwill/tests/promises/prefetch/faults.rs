@@ -1,4 +1,4 @@
-//! Passes and the measuring of them with calls of the driver failing at every place.
+//! Passes, and measurements of passes, with driver calls failing at every point.
 
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use super::{arena, layer};
 
 /// Calls counted, and which of them fail.
 struct Script {
-    /// Before and after this, nothing fails: the pool itself has tests of its own for that.
+    /// No failures before and after this: the pool has its own tests.
     armed: AtomicBool,
     first: u64,
     burst: u64,
@@ -41,8 +41,8 @@ fn failing(inner: Arc<dyn Driver>, first: u64, burst: u64) -> (Arc<dyn Driver>, 
     (Arc::new(driver), script)
 }
 
-/// Runs `scenario` with calls failing from each place on, until none of them is reached. It says whether it
-/// succeeded.
+/// Runs `scenario` with calls failing from each point on, until none of them is reached. It returns whether
+/// it succeeded.
 fn at_every_place(step: usize, scenario: impl Fn(&TestDevice, &Arena) -> bool) {
     let (mut successes, mut failures) = (0, 0);
     for burst in [1, 2] {
@@ -62,7 +62,7 @@ fn at_every_place(step: usize, scenario: impl Fn(&TestDevice, &Arena) -> bool) {
             assert_eq!(device.memory_info().unwrap().free_bytes, device.info().total_bytes, "{context}");
             device.expect_no_host_bytes(&context);
             let [streams, events] = counting.streams_and_events();
-            // The pool asks once to have an event of its own forgotten, on a thread of its own too.
+            // The pool destroys an event of its own once, on a thread of its own.
             let refused = failed.iter().filter(|op| **op == Op::EventDestroy).count();
             let left = i64::try_from(refused).unwrap();
             assert!(streams == 0 && (0..=left).contains(&events), "{streams}, {events}: {context}");

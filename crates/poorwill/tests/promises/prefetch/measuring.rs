@@ -1,4 +1,4 @@
-//! What the measuring reports, finds, and refuses.
+//! What the measurement reports, finds, and refuses.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ fn plan(bytes: u64, layers: u32) -> Plan {
     Plan { layers: NonZeroU32::new(layers).unwrap(), ..Plan::new(NonZeroU64::new(bytes).unwrap()) }
 }
 
-/// Holds the figures of a report against each other.
+/// Checks the figures of a report against each other.
 fn check(report: &Report) {
     assert!(report.verified && report.mismatch.is_none());
     assert_eq!(report.host_bytes_asked, report.layer_bytes * u64::from(report.layers));
@@ -77,8 +77,8 @@ fn copies_that_are_not_made_or_torn_are_found() {
             (report, careless.copies())
         };
         let last = usize::try_from(layers).unwrap();
-        // How many copies there are depends on how many slots are spoiled before a pass, which times decide: the
-        // last pass ends with those of the layers in any case, and a fault in none of them makes none.
+        // The number of copies depends on timing: on how many slots are overwritten before a pass. The last
+        // pass always ends with the copies of its layers; a fault in one of the others has no effect.
         let mut found = 0;
         for back in 1..=last {
             for fault in [Fault::NoCopy, Fault::Torn] {

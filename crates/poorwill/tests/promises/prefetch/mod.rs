@@ -1,5 +1,5 @@
-//! Layers from host memory: in which order a prefetcher has them copied and computed, what the measuring of it
-//! finds, and that nothing stays behind whatever fails.
+//! Layers from host memory: the order of copies and computation, what the measurement finds, and that no
+//! failure leaves anything allocated.
 
 mod careless;
 mod faults;

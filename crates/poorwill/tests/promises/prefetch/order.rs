@@ -1,4 +1,4 @@
-//! What waits for what in a pass.
+//! The order of work in a pass.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, mpsc};
@@ -13,7 +13,7 @@ use poorwill_testkit::watchdog::{PATIENCE, watched};
 use super::careless::{Careless, Fault, Held};
 use super::{arena, layer};
 
-/// How long nothing is seen to happen that must not. Too short, it finds less; it fails nothing that is right.
+/// How long a forbidden event is awaited. A shorter time detects less, and never fails a correct pass.
 const A_WHILE: Duration = Duration::from_millis(150);
 
 fn slots(arena: &Arena, count: usize, granules: u64) -> Slots {
@@ -21,7 +21,7 @@ fn slots(arena: &Arena, count: usize, granules: u64) -> Slots {
     Slots::new(Tag::weights(), NonZeroUsize::new(count).unwrap(), bytes)
 }
 
-/// A pass in which each layer is computed several times. Which layers had other digests than their own.
+/// Computes each layer several times in one pass. Returns the layers with wrong digests.
 fn wrong_layers(
     prefetcher: &mut Prefetcher<'_>,
     arena: &Arena,
@@ -85,7 +85,7 @@ fn layers_that_do_not_fit_are_refused_before_anything_is_queued() {
     for wrong in [layer(&*device, 1, 3).0, Arc::new(Vec::new().into())] {
         let layers = [Arc::clone(&small), wrong];
         let refused = prefetcher.forward(&layers, &mut |_| panic!("nothing is queued")).unwrap_err();
-        assert!(matches!(refused, PoolError::Driver { op: "bring in a layer", .. }), "{refused}");
+        assert!(matches!(refused, PoolError::Driver { op: "copy a layer", .. }), "{refused}");
         assert!(chain(&refused).contains("layer 1 has"), "{refused}");
     }
     assert_eq!(wrong_layers(&mut prefetcher, &arena, &[layer(&*device, 0, 2)]), [0; 0]);
@@ -109,8 +109,8 @@ fn what_computing_is_refused_ends_the_pass_and_not_the_prefetcher() {
     }
 }
 
-/// A pass of six layers through two slots in which a stream is held, until what must not happen meanwhile has
-/// happened, or has not for a while. Whether it has, and which layers were wrong.
+/// A pass of six layers through two slots, with one stream held. Waits a while for the forbidden event.
+/// Returns whether it happened, and the wrong layers.
 fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
     const LAYERS: usize = 6;
     let device = TestDevice::open(32);
@@ -119,20 +119,20 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
     let layers: Vec<_> = (0..LAYERS).map(|number| layer(&*device, number, 2)).collect();
     let memory: Vec<_> = layers.iter().map(|(memory, _)| Arc::clone(memory)).collect();
     let mut prefetcher = Prefetcher::new(&arena, &slots(&arena, 2, 2)).unwrap();
-    // What was there before is no layer.
+    // The previous contents are no layer.
     for slot in prefetcher.slots() {
         device.zero(poorwill::StreamId::DEFAULT, slot.range).unwrap().wait().unwrap();
     }
-    let patience = if fault == Fault::None { A_WHILE } else { PATIENCE / 2 };
-    let (tell, told) = mpsc::channel::<Vec<Pending<Vec<Digest>>>>();
+    let timeout = if fault == Fault::None { A_WHILE } else { PATIENCE / 2 };
+    let (notify, queued) = mpsc::channel::<Vec<Pending<Vec<Digest>>>>();
     let (answer, answered) = mpsc::channel();
     let watching = Arc::clone(&careless);
     let watcher = thread::spawn(move || {
         // All of the pass is queued.
-        let pending = told.recv().unwrap();
+        let pending = queued.recv().unwrap();
         let (ended, end) = mpsc::channel();
-        let looker = Arc::clone(&watching);
-        let looking = thread::spawn(move || {
+        let watched = Arc::clone(&watching);
+        let waiter = thread::spawn(move || {
             let mut digests = Vec::new();
             for (layer, pending) in pending.into_iter().enumerate() {
                 digests.push(pending.wait().unwrap());
@@ -140,8 +140,8 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
                     let _ = ended.send(());
                 }
                 if matches!(held, Held::BeforeDigest(held) if layer + 1 == held) {
-                    // The copy that has the slot next.
-                    while !looker.has_copied(layer + 3) {
+                    // The slot's next copy.
+                    while !watched.has_copied(layer + 3) {
                         thread::sleep(Duration::from_micros(200));
                     }
                     let _ = ended.send(());
@@ -149,16 +149,16 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
             }
             digests
         });
-        let has_happened = end.recv_timeout(patience).is_ok();
-        watching.gate.open();
-        let _ = answer.send((has_happened, looking.join().unwrap()));
+        let has_happened = end.recv_timeout(timeout).is_ok();
+        watching.latch.open();
+        let _ = answer.send((has_happened, waiter.join().unwrap()));
     });
     let mut pending = Vec::new();
     prefetcher
         .forward(&memory, &mut |turn| {
             pending.push(careless.digest(turn.stream, &[turn.range])?);
             if turn.layer + 1 == LAYERS {
-                tell.send(std::mem::take(&mut pending)).unwrap();
+                notify.send(std::mem::take(&mut pending)).unwrap();
             }
             Ok(())
         })
@@ -185,7 +185,7 @@ fn copies_are_queued_as_soon_as_what_they_wait_for() {
             Ok(())
         };
         prefetcher.forward(&memory, &mut { count }).unwrap();
-        // When a layer is computed, all copies are under way but those that wait for it or for later ones.
+        // When a layer is computed, all copies are queued except those that wait for it or for later ones.
         let expected: Vec<_> = (0..layer_count).map(|layer| layer_count.min(layer + slot_count)).collect();
         assert_eq!(queued, expected, "{slot_count} {layer_count}");
     }

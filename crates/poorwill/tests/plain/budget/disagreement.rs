@@ -1,11 +1,11 @@
-//! Sources that disagree, lie, or say nothing: the budget is the least that is plausible, and everyone's figure
-//! stays in the report.
+//! Sources that disagree, report wrong figures, or report nothing: the smallest plausible figure counts, and
+//! the report keeps all of them.
 
 use poorwill::budget::SourceName;
 use poorwill::{Arena, Config, Device, OpenError, chain};
 
 use super::scene::{
-    GIB, Scene, assert_noted, assert_plain, assert_room, budget, cap, figures, gpu, in_scene, open,
+    GIB, Scene, assert_allocatable, assert_noted, assert_plain, budget, cap, figures, gpu, in_scene, open,
 };
 
 use SourceName::{
@@ -34,19 +34,19 @@ fn nvml_tells_less_than_cuda() {
     let budget = budget();
     assert_eq!(figures(&budget), (Some(NvmlTotal), Some(20 * GIB), Some(19 * GIB)));
     assert_plain(&budget, CudaTotal, 24 * GIB);
-    assert_room(&Arena::open(Config::on(gpu())).unwrap(), 20 * GIB);
+    assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), 20 * GIB);
 }
 
 #[test]
-fn the_driver_tells_less_than_nobody_keeps() {
-    // A layer in front of the driver that says 8 GiB, and lets 24 be taken: the budget holds nevertheless.
+fn a_driver_figure_below_the_rest_counts() {
+    // A layer in front of the driver reports 8 GiB but grants 24. The budget still holds.
     let scene = Scene::with("24GiB").playing("0:info_total=8GiB,0:info_free=8GiB");
     if !in_scene(&scene) {
         return;
     }
     assert_eq!(figures(&budget()), (Some(CudaTotal), Some(8 * GIB), Some(8 * GIB)));
-    assert_room(&Arena::open(Config::on(gpu())).unwrap(), 8 * GIB);
-    assert_room(&Arena::open(Config::on(gpu()).within(Some(cap("0.25")))).unwrap(), 2 * GIB);
+    assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), 8 * GIB);
+    assert_allocatable(&Arena::open(Config::on(gpu()).within(Some(cap("0.25")))).unwrap(), 2 * GIB);
 }
 
 #[test]
@@ -58,8 +58,8 @@ fn a_total_of_zero_is_none() {
     let budget = budget();
     assert_eq!(figures(&budget), (Some(DeviceProperties), Some(24 * GIB), Some(24 * GIB)));
     assert_noted(&budget, CudaTotal, Some(0), "0 is no total");
-    assert_room(&Arena::open(Config::on(gpu()).within(Some(cap("4GiB")))).unwrap(), 4 * GIB);
-    assert_room(&Arena::open(Config::on(gpu())).unwrap(), 24 * GIB);
+    assert_allocatable(&Arena::open(Config::on(gpu()).within(Some(cap("4GiB")))).unwrap(), 4 * GIB);
+    assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), 24 * GIB);
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_total_that_no_device_has_is_none() {
     assert_eq!(figures(&budget), (Some(NvmlTotal), Some(24 * GIB), Some(24 * GIB)));
     assert_noted(&budget, CudaTotal, Some(u64::MAX), "not available");
     assert_noted(&budget, DeviceProperties, Some(1 << 50), "no device has that much");
-    assert_room(&Arena::open(Config::on(gpu())).unwrap(), 24 * GIB);
+    assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), 24 * GIB);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn without_a_driver_nothing_opens() {
 }
 
 #[test]
-fn where_nobody_knows_the_user_has_to_say() {
+fn without_any_total_the_user_must_give_bytes() {
     let scene = Scene::with("24GiB").playing("0:total=0,0:info_total=0").without_nvml();
     if !in_scene(&scene) {
         return;
@@ -192,7 +192,7 @@ fn where_nobody_knows_the_user_has_to_say() {
             assert!(words.contains(word), "`{word}`: {words}");
         }
     }
-    let said = open().budget(Some(cap("20GiB")));
-    assert_eq!((said.winner, said.budget_bytes), (Some(SourceName::User), Some(20 * GIB)));
-    assert_room(&Arena::open(Config::on(gpu()).within(Some(cap("20GiB")))).unwrap(), 20 * GIB);
+    let budget = open().budget(Some(cap("20GiB")));
+    assert_eq!((budget.winner, budget.budget_bytes), (Some(SourceName::User), Some(20 * GIB)));
+    assert_allocatable(&Arena::open(Config::on(gpu()).within(Some(cap("20GiB")))).unwrap(), 20 * GIB);
 }
