@@ -1,13 +1,13 @@
-//! Giving host memory back: when asked to, and under pressure.
+//! Releasing host memory: on request, and under pressure.
 //!
-//! Backups of tags that are awake only save time, namely the next copy of what has not changed. They go when their owner
-//! says so, and when a sleep, of this pool or of another one of the process, lacks host memory: first those of its own
-//! pool, then those of pools that use the same driver or store, then all others', whose drivers give back what they keep
-//! for later. Backups of what sleeps are never touched. A preparation, which only saves time as well, takes nobody's
-//! backups, only what other drivers keep and nobody uses.
+//! Backups of awake tags only save time: the next sleep need not copy what has not changed. They are dropped
+//! on the owner's request, or when a sleep of any pool in the process lacks host memory. That takes its own
+//! pool's first, then those of pools with the same driver or storage, then all others'. The drivers of the
+//! last also release what they cache. Backups of sleeping tags are never touched. A preparation only saves
+//! time too: it takes cached memory of other drivers, and no backups.
 //!
-//! No lock is held while another pool is called, so that two that lack memory at once do not wait for each other. Whoever
-//! prepares a sleep, in whichever pool, makes way meanwhile.
+//! No lock is held while another pool is called, so two pools that lack memory do not wait for each other.
+//! Preparations give way meanwhile, in every pool.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -22,16 +22,15 @@ use crate::tag::{Tag, TagState};
 
 const DROP: &str = "drop backups";
 
-/// The pools of each process. Locked to look at the list, and not while a pool is called.
+/// The pools of each process. Locked to read the list, and not while a pool is called.
 static POOLS: PerProcess<Mutex<Vec<Weak<Shared>>>> =
     PerProcess::new([const { Mutex::new(Vec::new()) }; FORKS]);
 
 /// How far another pool is from one that lacks host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Distance {
-    /// It has its host memory from the same driver or store.
+    /// Same driver or backup storage.
     SameStore,
-    /// It is of the same process.
     SameProcess,
 }
 
@@ -41,7 +40,7 @@ impl Shared {
         self.open_state()?.check_droppable(tags)?;
         let deadline = Deadline::begin(self.driver(), None);
         let (_, exclusive) = self.exclusive(DROP, tags, TagState::is_held, false, deadline)?;
-        // Others may have been waited for.
+        // The wait for access may have taken time.
         self.open_state()?.check_droppable(tags)?;
         let held_bytes = self.backups().held_bytes();
         let failed = |source| PoolError::Driver { op: "give host memory back", source };
@@ -54,24 +53,24 @@ impl Shared {
         Ok(held_bytes.saturating_sub(self.backups().held_bytes()))
     }
 
-    /// The same for all tags that are awake and that nobody works on, except for those that fall asleep.
+    /// Drops the backups of all awake tags on which no call works, except for those that fall asleep.
     fn release_idle_backups(&self, falling: &[TagKey]) -> u64 {
         let shared_accesses = self.shared_accesses(|state, tag| {
             !state.is_closed() && state.backups().has(tag) && !falling.contains(&tag)
         });
         let tags: Vec<TagKey> = shared_accesses.iter().map(SharedAccess::tag).collect();
-        // What cannot be looked at stays.
+        // What cannot be inspected stays.
         self.release_backups_of_awake(&tags).map_or(0, |(bytes, _)| bytes)
     }
 
-    /// From now on other pools of the process may have this one's host memory when they lack some.
+    /// Lets other pools of the process take this one's host memory under pressure.
     pub(super) fn lend_host_memory(self: &Arc<Self>) {
         let mut all = POOLS.here().lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|pool| pool.strong_count() > 0);
         all.push(Arc::downgrade(self));
     }
 
-    /// The others of this process, at this distance.
+    /// The other pools of this process at this distance.
     fn others(&self, distance: Distance) -> Vec<Arc<Self>> {
         let all = POOLS.here().lock().unwrap_or_else(PoisonError::into_inner).clone();
         let others =
@@ -79,8 +78,8 @@ impl Shared {
         others.filter(|other| self.distance(other) == distance).collect()
     }
 
-    /// The host has too little memory for `bytes` of backups of a sleep: once more, whenever something has gone that only
-    /// saves time.
+    /// For a sleep that lacks host memory for `bytes` of backups: retries whenever memory that only saves
+    /// time was released.
     pub(super) fn with_host_memory<T>(
         &self,
         falling: &[TagKey],
@@ -97,7 +96,7 @@ impl Shared {
             }
             let others = self.others(distance);
             let _starving: Vec<Starving<'_>> = others.iter().map(|other| other.starve()).collect();
-            // Each of them, also once one has given.
+            // Calls every pool, also after one has released memory.
             if others.iter().filter(|other| other.give_host_memory(distance)).count() > 0 {
                 done = again();
             }
@@ -105,13 +104,13 @@ impl Shared {
         done
     }
 
-    /// Whether more host memory is to be had when pools at this distance have less.
+    /// Whether releasing memory of pools at this distance can help.
     fn may_help(&self, distance: Distance, bytes: u64) -> bool {
-        // What others have in stores of theirs is no part of this one's own limit.
+        // Storage of other pools does not count against this one's own limit.
         distance == Distance::SameStore || self.backups().allows(bytes)
     }
 
-    /// The same for what only saves time itself, once it has failed: nobody loses a backup to it.
+    /// Retries what itself only saves time, after it has failed. Takes no backups.
     pub(super) fn with_cached_host_memory<T>(
         &self,
         bytes: u64,
@@ -133,12 +132,12 @@ impl Shared {
         if same_driver || same_store { Distance::SameStore } else { Distance::SameProcess }
     }
 
-    /// Waits until nobody prepares a sleep who has not seen that one is starving.
+    /// Waits until no preparation is left that began before the lack was announced.
     fn await_preparation(&self) {
         drop(self.preparing());
     }
 
-    /// Lets go of what only saves this pool time, for another one. Whether it had anything.
+    /// Releases backups that only save this pool time, for another pool. Returns whether there were any.
     fn give_host_memory(&self, distance: Distance) -> bool {
         if self.driver().check_process().is_err() {
             return false;
@@ -152,20 +151,20 @@ impl Shared {
         (is_far && self.give_cached_host_memory()) || released_bytes > 0
     }
 
-    /// Gives host memory back that the store keeps for later. Whether there was any.
+    /// Releases host memory that the storage caches. Returns whether there was any.
     fn give_cached_host_memory(&self) -> bool {
         if self.driver().check_process().is_err() {
             return false;
         }
         let held_bytes = self.backups().held_bytes();
-        // Whatever it could not do, it has less now or not.
+        // The result shows in the held bytes, also after an error.
         let _ = self.backups().trim();
         self.backups().held_bytes() < held_bytes
     }
 }
 
 impl State {
-    /// Refuses tags that are named and of which the backup is all there is.
+    /// Refuses named tags whose backup is the only copy.
     fn check_droppable(&self, tags: Option<&[Tag]>) -> Result<()> {
         let named = tags.map(|tags| self.tags().selected(DROP, Some(tags))).transpose()?.unwrap_or_default();
         let mut entries = named.into_iter().map(|tag| self.tags().get(tag));
@@ -176,7 +175,6 @@ impl State {
     }
 }
 
-/// Whether the host has too little memory.
 pub(super) fn is_lacking(error: &DriverError) -> bool {
     matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. })
 }
