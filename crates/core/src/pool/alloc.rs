@@ -22,17 +22,17 @@ use crate::driver::{DriverError, DriverErrorKind, Op};
 const NEVER_FITS: &str = "it never fits: raise the limit, or the budget that it comes from";
 
 /// Between two checks while a sleep is under way.
-const LULL: Duration = Duration::from_millis(1);
-const BLINK: Duration = Duration::from_micros(20);
-const SPIN: Duration = Duration::from_micros(100);
+const BACKOFF_MAX: Duration = Duration::from_millis(1);
+const BACKOFF_MIN: Duration = Duration::from_micros(20);
+const SPIN_MAX: Duration = Duration::from_micros(100);
 
 /// Waits for a part of the time waited so far. Most awaited work ends at once, and a sleeping thread wakes up
 /// late.
-fn rest(waited: Duration) {
-    if waited < SPIN {
+fn back_off(waited: Duration) {
+    if waited < SPIN_MAX {
         thread::yield_now();
     } else {
-        thread::sleep(BLINK.max(waited / 8).min(LULL));
+        thread::sleep(BACKOFF_MIN.max(waited / 8).min(BACKOFF_MAX));
     }
 }
 
@@ -121,7 +121,7 @@ impl Shared {
                     // The end of a capture cannot be foreseen.
                     waits = !self.may_be_captured();
                     if waits {
-                        rest(elapsed());
+                        back_off(elapsed());
                         has_waited = wanted.request.has_stream_wait();
                     }
                     continue;
@@ -157,7 +157,7 @@ impl Shared {
 
     fn attempt(&self, memory: &mut PhysicalMemory, wanted: &Wanted<'_>, waits: bool) -> Result<Attempt> {
         let mut state = self.open_state()?;
-        let wanted = &self.found_again(&mut state, wanted)?;
+        let wanted = &self.refresh_keys(&mut state, wanted)?;
         let Wanted { request, tag, list, bytes, .. } = *wanted;
         if state.tags().get(tag).is_taken() {
             return Ok(Attempt::TagBusy);
@@ -279,7 +279,7 @@ impl Shared {
         let range =
             reserved.map_err(|source| PoolError::AllocFailed { bytes: asked, tag: tag.clone(), source })?;
         let mut state = self.lock_state();
-        let found = self.found_again(&mut state, wanted);
+        let found = self.refresh_keys(&mut state, wanted);
         if let Ok(Wanted { tag, list, .. }) = found {
             state.heap_mut().add_segment(tag, list, range);
         } else {
@@ -292,7 +292,7 @@ impl Shared {
 
     /// The request with its current keys: its tag and list may have been forgotten while the state was
     /// unlocked.
-    fn found_again<'a>(&self, state: &mut State, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
+    fn refresh_keys<'a>(&self, state: &mut State, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
         let tag = state.tag_key(&wanted.request.tag);
         let list = self.list_of(state, tag, wanted.request)?;
         Ok(Wanted { tag, list, ..*wanted })

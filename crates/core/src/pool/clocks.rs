@@ -37,7 +37,7 @@ pub(super) struct Clocks {
     /// How often anything was freed or completed.
     version: u64,
     /// Whether a capture prevented recording at the last attempt.
-    held_up: bool,
+    blocked: bool,
 }
 
 #[derive(Debug)]
@@ -111,13 +111,13 @@ impl Clocks {
         self.clocks.values().any(|clock| clock.dirty || !clock.in_flight.is_empty())
     }
 
-    pub(super) fn hold_up(&mut self, held_up: bool) {
-        self.held_up = held_up;
+    pub(super) fn set_blocked(&mut self, blocked: bool) {
+        self.blocked = blocked;
     }
 
     /// Whether a capture keeps events from being recorded that are due.
-    pub(super) fn is_held_up(&self) -> bool {
-        self.held_up && self.clocks.values().any(|clock| clock.dirty)
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked && self.clocks.values().any(|clock| clock.dirty)
     }
 
     /// Ends the epoch of every clock under which something was freed. The caller records the events.
@@ -174,7 +174,7 @@ impl Clocks {
     }
 
     /// Notes another event that may help such a request.
-    pub(super) fn tell(&mut self) {
+    pub(super) fn note_change(&mut self) {
         self.version += 1;
     }
 
@@ -192,8 +192,9 @@ impl Clocks {
     /// The device has been idle since [`Clocks::begin`] returned `ended` and the events were `in_flight`.
     pub(super) fn pass_all(&mut self, ended: &[Due], in_flight: &[(ClockKey, u64, EventId)]) -> Vec<EventId> {
         let ended = ended.iter().map(|due| (due.clock, due.epoch));
-        let ticks: Vec<_> = ended.chain(in_flight.iter().map(|(clock, epoch, _)| (*clock, *epoch))).collect();
-        ticks.into_iter().flat_map(|(clock, epoch)| self.pass(clock, epoch)).collect()
+        let epochs: Vec<_> =
+            ended.chain(in_flight.iter().map(|(clock, epoch, _)| (*clock, *epoch))).collect();
+        epochs.into_iter().flat_map(|(clock, epoch)| self.pass(clock, epoch)).collect()
     }
 
     /// Everything freed on streams that no longer exist is complete. Their events are left to the next query.
@@ -236,7 +237,7 @@ mod tests {
         let again = clocks.begin();
         clocks.not_recorded(again[0]);
         let later = clocks.begin();
-        assert!(later[0].epoch > again[0].epoch, "one event covers both ticks");
+        assert!(later[0].epoch > again[0].epoch, "one event covers both epochs");
         assert_eq!(clocks.recorded(later[0], EventId(8)), None);
         assert_eq!(clocks.pass_all(&later, &[]), [EventId(8)]);
         assert!(clocks.is_complete(a, late) && !clocks.any_pending());
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!(clocks.acquire(StreamId(1)), a);
         let early = clocks.freed_epoch(a);
         clocks.release(a);
-        assert!(!clocks.is_complete(a, early), "somebody still has stamps of it");
+        assert!(!clocks.is_complete(a, early), "it is still acquired");
         let due = clocks.begin();
         assert_eq!(clocks.recorded(due[0], EventId(7)), None);
         clocks.release(a);
@@ -257,19 +258,19 @@ mod tests {
         assert_eq!(clocks.pass(a, early), [EventId(7)]);
         assert_eq!(clocks.count(), 0);
         let b = clocks.acquire(StreamId(1));
-        assert_ne!(a, b, "whoever has an old key in hand finds no other clock");
+        assert_ne!(a, b, "an old key finds no other clock");
         let freed_epoch = clocks.freed_epoch(b);
         assert!(clocks.is_complete(a, freed_epoch) && !clocks.is_complete(b, freed_epoch));
         let due = clocks.begin();
         clocks.release(b);
         assert_eq!(clocks.count(), 0);
-        assert_eq!(clocks.recorded(due[0], EventId(8)), Some(EventId(8)), "nobody waits for it");
+        assert_eq!(clocks.recorded(due[0], EventId(8)), Some(EventId(8)), "nothing waits for it");
         clocks.not_recorded(due[0]);
         assert!(clocks.pass(b, 9).is_empty() && !clocks.any_pending());
     }
 
     #[test]
-    fn a_stream_that_has_ended_is_quiet() {
+    fn a_stream_that_has_ended_is_complete() {
         let mut clocks = Clocks::default();
         let (a, b) = (clocks.acquire(StreamId(1)), clocks.acquire(StreamId(2)));
         let (first, other) = (clocks.freed_epoch(a), clocks.freed_epoch(b));
@@ -281,7 +282,7 @@ mod tests {
         assert!(
             clocks.is_complete(a, first) && clocks.is_complete(a, second) && !clocks.is_complete(b, other)
         );
-        assert!(clocks.version() > version, "it may help somebody");
+        assert!(clocks.version() > version, "it may help a request");
         assert!(!clocks.is_complete(a, clocks.clocks[a].epoch), "what is freed from now on has to pass");
         assert_eq!(clocks.in_flight(), [(a, first, EventId(1))]);
         assert_eq!(clocks.pass(a, first), [EventId(1)]);

@@ -13,7 +13,7 @@ pub(super) struct Commands {
 
 impl Commands {
     /// Requests work.
-    pub(super) fn give(&mut self) {
+    pub(super) fn request_work(&mut self) {
         self.work = true;
     }
 

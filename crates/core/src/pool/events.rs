@@ -23,11 +23,11 @@ pub(super) enum Waited {
     /// Something has completed, or can be queried now.
     Progress,
     /// There is nothing to wait for.
-    InVain,
+    NothingPending,
     /// A stream is being captured, so nothing was awaited.
     Captured,
     /// The deadline has passed, and these streams still work.
-    TooLong(Vec<StreamId>),
+    TimedOut(Vec<StreamId>),
 }
 
 impl Shared {
@@ -43,7 +43,7 @@ impl Shared {
         match self.captured() {
             Ok(None) => {}
             Ok(Some(_)) => {
-                self.lock_state().heap_mut().clocks_mut().hold_up(true);
+                self.lock_state().heap_mut().clocks_mut().set_blocked(true);
                 return None;
             }
             Err(error) => return Some(error),
@@ -56,7 +56,7 @@ impl Shared {
 
     fn record_due(&self) -> Option<DriverError> {
         let due = self.lock_state().heap_mut().clocks_mut().begin();
-        let (mut refused, mut held_up) = (None, false);
+        let (mut refused, mut blocked) = (None, false);
         for due in due {
             match self.driver().event_record(due.stream) {
                 Ok(event) => {
@@ -68,12 +68,12 @@ impl Shared {
                 Err(error) => {
                     self.lock_state().heap_mut().clocks_mut().not_recorded(due);
                     // A capture may have begun just now.
-                    held_up |= is_captured(&error);
+                    blocked |= is_captured(&error);
                     refused = refused.or(Some(error).filter(|error| !is_captured(error)));
                 }
             }
         }
-        self.lock_state().heap_mut().clocks_mut().hold_up(held_up);
+        self.lock_state().heap_mut().clocks_mut().set_blocked(blocked);
         refused
     }
 
@@ -102,11 +102,11 @@ impl Shared {
     pub(super) fn wait_for_event(&self, seen: u64, deadline: Deadline) -> Result<Waited> {
         let mut pause = PAUSE_MIN;
         loop {
-            let (version, held_up, in_flight) = {
+            let (version, blocked, in_flight) = {
                 let state = self.lock_state();
                 (
                     state.heap().clocks().version(),
-                    state.heap().clocks().is_held_up(),
+                    state.heap().clocks().is_blocked(),
                     state.heap().clocks().in_flight(),
                 )
             };
@@ -116,13 +116,15 @@ impl Shared {
             if self.captured().map_err(waiting)?.is_some() {
                 return Ok(Waited::Captured);
             }
-            if held_up {
+            if blocked {
                 // The capture has ended since, so the events can be recorded now.
                 return Ok(Waited::Progress);
             }
-            let Some((clock, epoch, event)) = in_flight.first().copied() else { return Ok(Waited::InVain) };
-            let exclusive = in_flight.iter().all(|(other, _, _)| *other == clock);
-            if exclusive && deadline.is_never() {
+            let Some((clock, epoch, event)) = in_flight.first().copied() else {
+                return Ok(Waited::NothingPending);
+            };
+            let is_single_stream = in_flight.iter().all(|(other, _, _)| *other == clock);
+            if is_single_stream && deadline.is_never() {
                 let passed = self.wait_for_one(clock, epoch, event, deadline);
                 return passed.map(|_| Waited::Progress).map_err(waiting);
             }
@@ -137,7 +139,7 @@ impl Shared {
                 let Some(rest) = deadline.left(self.driver(), pause) else {
                     let late =
                         in_flight.into_iter().filter_map(|(clock, ..)| state.heap().clocks().stream(clock));
-                    return Ok(Waited::TooLong(late.collect::<BTreeSet<_>>().into_iter().collect()));
+                    return Ok(Waited::TimedOut(late.collect::<BTreeSet<_>>().into_iter().collect()));
                 };
                 drop(state);
                 thread::sleep(rest);
@@ -198,7 +200,7 @@ impl Shared {
     fn has_passed(&self, event: EventId) -> Result<bool, DriverError> {
         match self.driver().event_query(event) {
             Err(error) if is_unknown(&error) => Ok(true),
-            asked => asked,
+            queried => queried,
         }
     }
 

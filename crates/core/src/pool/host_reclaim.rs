@@ -97,7 +97,7 @@ impl Shared {
             let others = self.others(distance);
             let _starving: Vec<Starving<'_>> = others.iter().map(|other| other.starve()).collect();
             // Calls every pool, also after one has released memory.
-            if others.iter().filter(|other| other.give_host_memory(distance)).count() > 0 {
+            if others.iter().filter(|other| other.release_host_memory(distance)).count() > 0 {
                 done = again();
             }
         }
@@ -121,8 +121,8 @@ impl Shared {
         if !first.as_ref().is_err_and(is_lacking) || !self.may_help(far, bytes) {
             return first;
         }
-        let giving = self.others(far).iter().filter(|other| other.give_cached_host_memory()).count();
-        if giving > 0 { again() } else { first }
+        let releasing = self.others(far).iter().filter(|other| other.release_cached_host_memory()).count();
+        if releasing > 0 { again() } else { first }
     }
 
     fn distance(&self, other: &Self) -> Distance {
@@ -138,7 +138,7 @@ impl Shared {
     }
 
     /// Releases backups that only save this pool time, for another pool. Returns whether there were any.
-    fn give_host_memory(&self, distance: Distance) -> bool {
+    fn release_host_memory(&self, distance: Distance) -> bool {
         if self.driver().check_process().is_err() {
             return false;
         }
@@ -148,11 +148,11 @@ impl Shared {
         }
         let released_bytes = self.release_idle_backups(&[]);
         let is_far = distance == Distance::SameProcess;
-        (is_far && self.give_cached_host_memory()) || released_bytes > 0
+        (is_far && self.release_cached_host_memory()) || released_bytes > 0
     }
 
     /// Releases host memory that the storage caches. Returns whether there was any.
-    fn give_cached_host_memory(&self) -> bool {
+    fn release_cached_host_memory(&self) -> bool {
         if self.driver().check_process().is_err() {
             return false;
         }

@@ -58,7 +58,7 @@ impl Shared {
         let refused = self.poll(memory).or(self.recover(memory));
         let mut leaving = Vec::new();
         let wanted = bytes.saturating_sub(memory.counters().spare_bytes());
-        self.lock_state().give_up(wanted, &mut leaving);
+        self.lock_state().take_reclaimable(wanted, &mut leaving);
         let refused = refused.or(self.dispose(memory, leaving));
         let (freed_bytes, deferred_releases) = memory.release_spare(bytes, &[]);
         (freed_bytes, refused.or(deferred_releases).or(self.drop_emptied(memory)))
@@ -85,14 +85,14 @@ impl Shared {
         self.open_state()?.heap_mut().join_lists();
         let before = memory.counters().held_bytes();
         refused = refused.or(self.reclaim(&mut memory, u64::MAX).1);
-        let given_back = before.saturating_sub(memory.counters().held_bytes());
+        let released_bytes = before.saturating_sub(memory.counters().held_bytes());
         drop(memory);
         if let Some(source) = refused {
             return Err(PoolError::Driver { op: TRIM, source });
         }
         let needed_bytes = self.open_state()?.reclaimable().pending_bytes;
         match late.filter(|_| needed_bytes > 0) {
-            None => Ok(given_back),
+            None => Ok(released_bytes),
             Some(awaited) => Err(self.timed_out(Wait { deadline, op: &TRIM, needed_bytes }, awaited)),
         }
     }
@@ -208,7 +208,7 @@ impl Shared {
         }
     }
 
-    fn what_helps(&self) -> &'static str {
+    fn limit_hint(&self) -> &'static str {
         if self.lock_state().reclaimable().pinned_bytes > 0 {
             "end the hold of a tag, whose freed memory stays where it is, free or put to sleep what is live, or raise the \
              limit, or the budget that it comes from"
@@ -233,9 +233,9 @@ impl Shared {
             return self.device_full(op, needed_bytes, source);
         }
         if let Some(source) = refused {
-            return PoolError::Driver { op: "make buffer by giving reclaimable memory back", source };
+            return PoolError::Driver { op: "make space by releasing reclaimable memory", source };
         }
-        let (usage, hint) = (self.usage(), self.what_helps());
+        let (usage, hint) = (self.usage(), self.limit_hint());
         PoolError::OverLimit { op, needed_bytes, usage, hint }
     }
 

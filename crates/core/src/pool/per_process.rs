@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fork_has_a_value_of_its_own_whoever_holds_the_parents() {
+    fn a_fork_has_its_own_value_while_the_parents_is_locked() {
         let values: PerProcess<Mutex<Vec<u32>>> = PerProcess::new([const { Mutex::new(Vec::new()) }; FORKS]);
         let parents = values.of(10).lock().unwrap();
         // In the child that lock is never released.

@@ -215,13 +215,13 @@ fn no_thread(error: &std::io::Error) -> DriverError {
 }
 
 /// Keeps a chunk mapped, and its tag awake, until this is dropped.
-struct Held<'a> {
+struct HeldChunk<'a> {
     shared: &'a Shared,
     tag: TagKey,
     range: DeviceRange,
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldChunk<'_> {
     fn drop(&mut self) {
         self.shared.settle_after_panic();
         let mut state = self.shared.lock_state();
@@ -233,16 +233,16 @@ impl Drop for Held<'_> {
 
 /// A chunk as it was found.
 struct Prepared<'a> {
-    held: Held<'a>,
+    held: HeldChunk<'a>,
     save: Save,
-    was: Was,
+    snapshot: Snapshot,
     /// Its backup, which stays in the index, where a free or a drop of backups finds it.
     stored: Option<Backup>,
     changes: Changes,
 }
 
 /// What identifies the contents of a chunk.
-struct Was {
+struct Snapshot {
     /// Of its mappings.
     memory: Vec<BackingId>,
     /// The tag's count of invalidations.
@@ -259,7 +259,7 @@ enum NextStep<'a> {
 }
 
 #[derive(Default)]
-struct Done {
+struct Totals {
     copied_bytes: u64,
     unchanged_bytes: u64,
 }
@@ -268,16 +268,16 @@ impl Shared {
     fn prepare(&self, job: &Job, saves: &[Save], tags: Vec<Tag>) -> Result<PrepareReport> {
         let started = Instant::now();
         // One at a time: the second finds what the first has stored.
-        let exclusive = self.preparing();
-        let mut done = Done::default();
+        let guard = self.preparing();
+        let mut done = Totals::default();
         let end = self.prepare_all(job, saves, &mut done);
-        drop(exclusive);
+        drop(guard);
         let seconds = started.elapsed().as_secs_f64();
-        let Done { copied_bytes, unchanged_bytes } = done;
+        let Totals { copied_bytes, unchanged_bytes } = done;
         Ok(PrepareReport { tags, end: end?, seconds, copied_bytes, unchanged_bytes })
     }
 
-    fn prepare_all(&self, job: &Job, saves: &[Save], done: &mut Done) -> Result<PrepareEnd> {
+    fn prepare_all(&self, job: &Job, saves: &[Save], done: &mut Totals) -> Result<PrepareEnd> {
         let failed = |source| PoolError::PrepareFailed { source };
         let mut buffers: VecDeque<(u64, Pending<BackupBuffer>)> = VecDeque::new();
         let mut near = None;
@@ -289,16 +289,16 @@ impl Shared {
             let lacks = self.lock_state().backups().get(save).is_none();
             let buffer =
                 lacks.then(|| self.next_buffer(&saves[turn..], &mut buffers)).transpose().map_err(failed)?;
-            match self.look_at(job, save, near)? {
+            match self.hold_chunk(job, save, near)? {
                 NextStep::End(end) => return Ok(end),
                 NextStep::Gone => {}
                 NextStep::Chunk(found) => {
-                    near = Some(found.was.landmark);
+                    near = Some(found.snapshot.landmark);
                     self.bring_up_to_date(*found, buffer, saves, done)?;
                 }
             }
-            let looked_at = save.granules.len() as u64 * self.shape().granule_bytes;
-            job.done_bytes.fetch_add(looked_at, Ordering::Relaxed);
+            let visited_bytes = save.granules.len() as u64 * self.shape().granule_bytes;
+            job.done_bytes.fetch_add(visited_bytes, Ordering::Relaxed);
         }
         Ok(PrepareEnd::Finished)
     }
@@ -341,7 +341,7 @@ impl Shared {
 
     /// Holds a chunk that is still there and in use. Chunks are visited in order, so the last landmark is
     /// near.
-    fn look_at(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<NextStep<'_>> {
+    fn hold_chunk(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<NextStep<'_>> {
         if job.cancelled.load(Ordering::Relaxed) {
             return Ok(NextStep::End(PrepareEnd::Cancelled));
         }
@@ -358,7 +358,7 @@ impl Shared {
             return Ok(NextStep::End(PrepareEnd::Overtaken));
         }
         let (changes, invalidations) = (entry.changes(), state.backups().invalidations(tag));
-        let Some((save, memory, landmark)) = state.now(save, near) else { return Ok(NextStep::Gone) };
+        let Some((save, memory, landmark)) = state.current(save, near) else { return Ok(NextStep::Gone) };
         let stored = match state.backups().get(&save) {
             // The sleep waits until the wake has read it.
             Some(backup) if !backup.is_ours() && backup.has_unseen() => return Ok(NextStep::Gone),
@@ -368,9 +368,9 @@ impl Shared {
         state.tags_mut().get_mut(tag).enter();
         state.heap_mut().copying(range);
         drop(state);
-        let held = Held { shared: self, tag, range };
-        let was = Was { memory, invalidations, landmark };
-        Ok(NextStep::Chunk(Box::new(Prepared { held, save, was, stored, changes })))
+        let held = HeldChunk { shared: self, tag, range };
+        let snapshot = Snapshot { memory, invalidations, landmark };
+        Ok(NextStep::Chunk(Box::new(Prepared { held, save, snapshot, stored, changes })))
     }
 
     /// Updates the backup of a chunk: one of `saves`, which are all that is prepared.
@@ -379,22 +379,24 @@ impl Shared {
         found: Prepared<'_>,
         buffer: Option<BackupBuffer>,
         saves: &[Save],
-        done: &mut Done,
+        done: &mut Totals,
     ) -> Result<()> {
         let failed = |source| PoolError::PrepareFailed { source };
-        let Prepared { held, save, was, mut stored, changes } = found;
+        let Prepared { held, save, snapshot, mut stored, changes } = found;
         let stream = self.streams().background();
         if !self.replaces_nothing_spoiled(&save, stored.as_ref(), saves)? {
             return Ok(());
         }
         // The sleep copies these anyway, so only the buffer can be prepared.
         let only_buffer = changes == Changes::Volatile || !self.driver().info().fast_digests;
-        let trusting = changes == Changes::Immutable;
+        let skips_verified = changes == Changes::Immutable;
         let same = match stored.as_mut() {
             _ if only_buffer => save.granules.clone(),
             None => Vec::new(),
             Some(stored) => {
-                let same = self.same(&save, &mut stored.granules, trusting, stream).map_err(failed)?;
+                let same = self
+                    .unchanged_granules(&save, &mut stored.granules, skips_verified, stream)
+                    .map_err(failed)?;
                 self.lock_state().backups_mut().note_looked_at(&save, stored);
                 same
             }
@@ -419,14 +421,14 @@ impl Shared {
         };
         done.unchanged_bytes += unchanged_bytes;
         if fresh.is_empty() {
-            self.put_back(&held, &save, &was, Backup { buffer, granules });
+            self.put_back(&held, &save, &snapshot, Backup { buffer, granules });
             return Ok(());
         }
         let Some(buffer) = Arc::into_inner(buffer) else { return Ok(()) };
         let saving = self.start_copy(&save, buffer, granules, fresh, stream).map_err(failed)?;
         let (backup, copied) = saving.complete(false).map_err(failed)?;
         done.copied_bytes += copied as u64 * granule_bytes;
-        self.put_back(&held, &save, &was, backup);
+        self.put_back(&held, &save, &snapshot, backup);
         Ok(())
     }
 
@@ -475,25 +477,25 @@ impl Shared {
 
     /// The live granules whose backup matches the device, or is skipped as unchanged. The sleep checks
     /// whether the owner keeps that promise.
-    fn same(
+    fn unchanged_granules(
         &self,
         save: &Save,
         stored: &mut [Option<Stored>],
-        trusting: bool,
+        skips_verified: bool,
         stream: StreamId,
     ) -> Result<Vec<usize>, DriverError> {
         let is_there = |granule: &usize| stored.get(*granule).is_some_and(Option::is_some);
         let there = save.granules.iter().copied().filter(is_there);
         let is_verified =
-            |granule: &usize| trusting && stored[*granule].is_some_and(|stored| stored.verified);
-        let (mut same, asked): (Vec<usize>, Vec<usize>) = there.partition(is_verified);
-        if asked.is_empty() {
+            |granule: &usize| skips_verified && stored[*granule].is_some_and(|stored| stored.verified);
+        let (mut same, queried): (Vec<usize>, Vec<usize>) = there.partition(is_verified);
+        if queried.is_empty() {
             return Ok(same);
         }
         let range = |run: std::ops::Range<usize>| self.granule_range(save, run.start, run.len());
-        let ranges: Vec<DeviceRange> = runs(&asked).into_iter().map(range).collect();
+        let ranges: Vec<DeviceRange> = runs(&queried).into_iter().map(range).collect();
         let found = self.driver().digest(stream, &ranges)?.wait()?;
-        for (granule, found) in asked.into_iter().zip(found) {
+        for (granule, found) in queried.into_iter().zip(found) {
             if let Some(stored) = stored[granule].as_mut().filter(|stored| stored.digest == found) {
                 stored.loaded_unseen = false;
                 same.push(granule);
@@ -503,14 +505,17 @@ impl Shared {
         Ok(same)
     }
 
-    /// Stores a backup if its chunk is still what it was. The chunk is held.
-    fn put_back(&self, held: &Held<'_>, save: &Save, was: &Was, mut backup: Backup) {
+    /// Stores a backup if its chunk is unchanged since the snapshot. The chunk is held.
+    fn put_back(&self, held: &HeldChunk<'_>, save: &Save, snapshot: &Snapshot, mut backup: Backup) {
         debug_assert_eq!(held.range.addr, save.location.1, "the extent that is held");
         let mut state = self.lock_state();
-        if state.backups().invalidations(held.tag) != was.invalidations {
+        if state.backups().invalidations(held.tag) != snapshot.invalidations {
             backup.granules.iter_mut().flatten().for_each(|stored| stored.verified = false);
         }
-        if state.now(save, Some(was.landmark)).is_some_and(|(_, memory, _)| memory == was.memory) {
+        if state
+            .current(save, Some(snapshot.landmark))
+            .is_some_and(|(_, memory, _)| memory == snapshot.memory)
+        {
             state.backups_mut().insert(save, backup);
         }
     }
@@ -519,7 +524,7 @@ impl Shared {
 impl State {
     /// An extent as it is now: its live granules, memory, and a live block in it. `None` when it is unused,
     /// or not all there.
-    fn now(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, Vec<BackingId>, Landmark)> {
+    fn current(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, Vec<BackingId>, Landmark)> {
         let extent = DeviceRange::new(save.location.1, save.bytes);
         let (granules, memory, landmark) = self.heap().live_granules(save.location.0, extent, near)?;
         Some((Save { granules, ..*save }, memory, landmark))

@@ -100,8 +100,8 @@ impl Retry {
                 // Other threads may free and allocate forever.
                 return Ok(!wait.deadline.has_passed(shared.driver()));
             }
-            Waited::TooLong(streams) => return Err(shared.timed_out(wait, Awaited::Work(streams))),
-            Waited::InVain | Waited::Captured => {}
+            Waited::TimedOut(streams) => return Err(shared.timed_out(wait, Awaited::Work(streams))),
+            Waited::NothingPending | Waited::Captured => {}
         }
         self.reclaimed = false;
         if !std::mem::replace(&mut self.joined, true) {

@@ -13,10 +13,10 @@ use super::events::Waited;
 use super::shared::Shared;
 
 /// Between two checks during a capture.
-const LULL: Duration = Duration::from_millis(3);
+const CHECK_INTERVAL: Duration = Duration::from_millis(3);
 
 /// How often it checks again in a row when there is nothing to wait for.
-const LOOKS_IN_VAIN: u32 = 3;
+const IDLE_CHECKS_MAX: u32 = 3;
 
 /// The thread, if it was started.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ impl Reaper {
 
 impl Shared {
     fn reap(&self) {
-        let mut in_vain = 0;
+        let mut idle_checks = 0;
         let forever = Deadline::begin(self.driver(), None);
         loop {
             let Ok(mut memory) = self.lock_memory() else { return };
@@ -68,11 +68,15 @@ impl Shared {
                 return;
             }
             match self.wait_for_event(seen, forever) {
-                Ok(Waited::Progress) => in_vain = 0,
+                Ok(Waited::Progress) => idle_checks = 0,
                 // The end of a capture sends no notification.
-                Ok(Waited::Captured) if pause(self.commands(), LULL) => {}
+                Ok(Waited::Captured) if pause(self.commands(), CHECK_INTERVAL) => {}
                 // Another thread may be recording the events just now.
-                Ok(Waited::InVain) if in_vain < LOOKS_IN_VAIN && pause(self.commands(), LULL) => in_vain += 1,
+                Ok(Waited::NothingPending)
+                    if idle_checks < IDLE_CHECKS_MAX && pause(self.commands(), CHECK_INTERVAL) =>
+                {
+                    idle_checks += 1
+                }
                 _ => return,
             }
         }

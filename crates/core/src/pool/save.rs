@@ -256,7 +256,7 @@ impl<'a> Saver<'a> {
     /// The device's digests of the queries, in their order, spread over the streams.
     fn digests(&self, queries: &[DigestQuery]) -> Result<Vec<Digest>, DriverError> {
         let share = queries.len().div_ceil(self.shared.streams().saves()).max(1);
-        let (mut asked, mut failed) = (Vec::new(), None);
+        let (mut pending, mut failed) = (Vec::new(), None);
         for (turn, queries) in queries.chunks(share).enumerate() {
             let next = |a: &DigestQuery, b: &DigestQuery| a.turn == b.turn && a.granule + 1 == b.granule;
             let range = |run: &[DigestQuery]| {
@@ -264,7 +264,7 @@ impl<'a> Saver<'a> {
             };
             let ranges: Vec<DeviceRange> = queries.chunk_by(next).map(range).collect();
             match self.shared.driver().digest(self.shared.streams().save(turn), &ranges) {
-                Ok(digests) => asked.push(digests),
+                Ok(digests) => pending.push(digests),
                 Err(error) => {
                     failed = Some(error);
                     break;
@@ -273,8 +273,8 @@ impl<'a> Saver<'a> {
         }
         // All queries are awaited: nothing may be in flight when the sleep goes on, or ends.
         let mut digests = Vec::with_capacity(queries.len());
-        for asked in asked {
-            match asked.wait() {
+        for pending in pending {
+            match pending.wait() {
                 Ok(found) => digests.extend(found),
                 Err(error) => failed = failed.or(Some(error)),
             }

@@ -24,7 +24,7 @@ use crate::driver::{Driver, StreamId};
 use crate::tag::{Tag, TagState};
 
 /// Between two checks while a sleep is under way.
-const LULL: Duration = Duration::from_millis(1);
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 static NEXT_POOL: AtomicU32 = AtomicU32::new(1);
 
@@ -200,7 +200,7 @@ impl Shared {
 
     /// Makes the reaper check for memory above the mark.
     pub(super) fn wake_reaper(&self) {
-        self.commands.lock_anyway().give();
+        self.commands.lock_anyway().request_work();
         self.commands.notify();
     }
 
@@ -259,7 +259,7 @@ impl Shared {
 
     /// The same, for a millisecond at most.
     pub(super) fn wait_briefly<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
-        self.wait_anyway(state, Some(LULL)).and_then(still_open)
+        self.wait_anyway(state, Some(CHECK_INTERVAL)).and_then(still_open)
     }
 
     /// The same; with a deadline it returns now and then, so that the caller can check it.
@@ -313,7 +313,7 @@ impl Shared {
     /// Memory freed during an access or a copy can be reused now. Notifies requests that wait for memory, and
     /// the reaper, which may have found nothing above the mark because of it.
     pub(super) fn had_again(&self, mut state: StateGuard<'_>) {
-        state.heap_mut().clocks_mut().tell();
+        state.heap_mut().clocks_mut().note_change();
         let has_mark = state.has_mark();
         drop(state);
         self.state.notify();
@@ -369,7 +369,7 @@ impl Shared {
             }
             // Background preparations give way.
             held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).want());
-            state = self.wait_anyway(state, (!deadline.is_never()).then_some(LULL))?;
+            state = self.wait_anyway(state, (!deadline.is_never()).then_some(CHECK_INTERVAL))?;
             held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).unwant());
             state = still_open(state)?;
         }
@@ -407,7 +407,7 @@ impl Drop for ExclusiveAccess<'_> {
         self.shared.settle_after_panic();
         let mut state = self.shared.lock_state();
         for tag in &self.tags {
-            state.tags_mut().get_mut(*tag).give_back();
+            state.tags_mut().get_mut(*tag).release();
             state.tidy_absent(*tag);
         }
         state.tags_mut().unpin();

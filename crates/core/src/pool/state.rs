@@ -96,12 +96,12 @@ impl State {
     /// The tag of this name, created if need be.
     #[inline]
     pub(super) fn tag_key(&mut self, tag: &Tag) -> TagKey {
-        self.tags.found_before(tag).unwrap_or_else(|| self.find_tag(tag))
+        self.tags.find_recent(tag).unwrap_or_else(|| self.find_tag(tag))
     }
 
     fn find_tag(&mut self, tag: &Tag) -> TagKey {
         let key = self.tags.find(tag).unwrap_or_else(|| self.make_tag(tag));
-        self.tags.expect(key);
+        self.tags.set_recent(key);
         key
     }
 
@@ -207,16 +207,16 @@ impl State {
         request: &AllocRequest,
     ) -> Handle {
         let taken = self.heap.take(candidate, list, bytes, request.bytes);
-        self.enlivened(list, taken, request)
+        self.make_handle(list, taken, request)
     }
 
     /// Makes a placement that has its memory a live block.
     pub(super) fn finish(&mut self, placement: &Placement, list: ListKey, request: &AllocRequest) -> Handle {
         let taken = self.heap.finish(placement, list, request.bytes);
-        self.enlivened(list, taken, request)
+        self.make_handle(list, taken, request)
     }
 
-    fn enlivened(
+    fn make_handle(
         &mut self,
         list: ListKey,
         (id, range): (BlockId, DeviceRange),
@@ -233,7 +233,7 @@ impl State {
     /// The placement gets no memory: everything is free again.
     pub(super) fn abandon(&mut self, placement: &Placement) {
         let (block, near) = self.heap.abandon(placement);
-        self.forget_idle(&block, near);
+        self.forget_unused(&block, near);
     }
 
     /// Frees a live block. Returns whether other streams must be waited for.
@@ -246,7 +246,7 @@ impl State {
             entry.restore(); // Nothing is left that could be undefined.
         }
         let Some(near) = near else { return Ok(true) };
-        self.forget_idle(&block, near);
+        self.forget_unused(&block, near);
         Ok(false)
     }
 
@@ -262,13 +262,13 @@ impl State {
     pub(super) fn settle_waiting(&mut self) {
         for (key, freed_epoch) in self.heap.take_passed() {
             let (block, near) = self.heap.release(key, freed_epoch);
-            self.forget_idle(&block, near);
+            self.forget_unused(&block, near);
         }
     }
 
     /// After a free: drops backups of granules without blocks. In a tag that sleeps without memory, removes
     /// such chunks too. `near` is a block of the segment.
-    fn forget_idle(&mut self, freed: &HeapBlock, near: BlockKey) {
+    fn forget_unused(&mut self, freed: &HeapBlock, near: BlockKey) {
         let tag = self.heap.tag_of_list(freed.list);
         let entry = self.tags.get(tag);
         let sleeps = entry.state().is_asleep() && !entry.is_taken();
@@ -310,7 +310,7 @@ impl State {
         if self.tags.get(tag).state().is_asleep() {
             self.forget_unused_backups(tag);
             let none = self.heap.remove_unused_chunks(tag, |backing| backing == Backing::Absent);
-            debug_assert!(none.is_empty(), "what is absent is nobody's");
+            debug_assert!(none.is_empty(), "absent chunks have no memory to return");
         }
     }
 
@@ -323,8 +323,8 @@ impl State {
             segments.map(|(key, segment)| (key, self.heap.used_ranges(segment))).collect();
         self.backups.retain(tag, |segment, extent| {
             let used = used.get(&segment).map_or(&[][..], Vec::as_slice);
-            let first_behind = used.partition_point(|range| range.end() <= extent.addr);
-            used.get(first_behind).is_some_and(|range| range.addr < extent.end())
+            let first_after = used.partition_point(|range| range.end() <= extent.addr);
+            used.get(first_after).is_some_and(|range| range.addr < extent.end())
         });
     }
 

@@ -75,7 +75,7 @@ impl State {
         let free_bytes = memory.counters().spare_bytes() + of(supplied_bytes) + of(&supply.leaving);
         let spare_bytes = free_bytes.saturating_sub(reserved);
         if supply.release_bytes > spare_bytes {
-            self.give_up(supply.release_bytes - spare_bytes, &mut supply.leaving);
+            self.take_reclaimable(supply.release_bytes - spare_bytes, &mut supply.leaving);
         }
         supply
     }
@@ -104,14 +104,14 @@ impl State {
         let granule = shape.granule_bytes;
         let committed_bytes =
             memory.counters().committed_bytes() + supply.create_bytes - supply.release_bytes;
-        let buffer = allowed_bytes.saturating_sub(committed_bytes) / granule;
+        let headroom = allowed_bytes.saturating_sub(committed_bytes) / granule;
         let wanted = self.heap().small_demand_bytes().saturating_add(shape.chunk_bytes);
         let missing = wanted.saturating_sub(memory.held_of(granule)) / granule;
-        usize::try_from(buffer.min(missing)).unwrap_or(0)
+        usize::try_from(headroom.min(missing)).unwrap_or(0)
     }
 
     /// Takes `bytes` of reclaimable memory of any kind, or all there is.
-    pub(super) fn give_up(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
+    pub(super) fn take_reclaimable(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let sum = |leaving: &[Mapping]| leaving.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);
         self.steal_bytes(bytes, leaving);

@@ -29,7 +29,7 @@ pub(super) struct Tags {
     /// Never forgotten.
     built_in: Vec<TagKey>,
     /// The number of pins.
-    holds: usize,
+    pins: usize,
     /// Above this many tags, a sweep is due.
     sweep_above: usize,
 }
@@ -66,15 +66,15 @@ enum Residence {
 impl Tags {
     /// With the built-in tags, which stay.
     pub(super) fn new(built_in: impl IntoIterator<Item = Tag>) -> Self {
-        let (entries, keys, recent, holds) = Default::default();
-        let mut tags = Self { entries, keys, recent, built_in: Vec::new(), holds, sweep_above: SWEEP_MIN };
+        let (entries, keys, recent, pins) = Default::default();
+        let mut tags = Self { entries, keys, recent, built_in: Vec::new(), pins, sweep_above: SWEEP_MIN };
         tags.built_in = built_in.into_iter().map(|tag| tags.add(&tag)).collect();
         tags
     }
 
     /// The tag of this name, if it was found last.
     #[inline]
-    pub(super) fn found_before(&self, tag: &Tag) -> Option<TagKey> {
+    pub(super) fn find_recent(&self, tag: &Tag) -> Option<TagKey> {
         self.entries.get(self.recent).is_some_and(|entry| entry.name == *tag).then_some(self.recent)
     }
 
@@ -90,7 +90,7 @@ impl Tags {
     }
 
     /// Expects this tag in the next lookup.
-    pub(super) fn expect(&mut self, key: TagKey) {
+    pub(super) fn set_recent(&mut self, key: TagKey) {
         self.recent = key;
     }
 
@@ -115,30 +115,30 @@ impl Tags {
 
     /// Keeps every tag until [`Tags::unpin`].
     pub(super) fn pin(&mut self) {
-        self.holds += 1;
+        self.pins += 1;
     }
 
     pub(super) fn unpin(&mut self) {
-        self.holds = self.holds.saturating_sub(1);
+        self.pins = self.pins.saturating_sub(1);
     }
 
     /// Whether a sweep pays.
     pub(super) fn is_crowded(&self) -> bool {
-        self.entries.len() > self.sweep_above && self.holds == 0
+        self.entries.len() > self.sweep_above && self.pins == 0
     }
 
     /// Forgets tags without settings that `is_empty`, and returns them. The next sweep comes at twice as many
     /// tags, or `spare` more.
     pub(super) fn forget(&mut self, is_empty: impl Fn(TagKey) -> bool, spare: usize) -> Vec<TagKey> {
         let built_in = &self.built_in;
-        let is_over = |key, entry: &TagEntry| !built_in.contains(&key) && entry.is_plain() && is_empty(key);
-        let over = self.entries.iter().filter(|(key, entry)| is_over(*key, entry)).map(|(key, _)| key);
-        let over: Vec<TagKey> = over.collect();
-        for entry in over.iter().filter_map(|key| self.entries.remove(*key)) {
+        let is_unused = |key, entry: &TagEntry| !built_in.contains(&key) && entry.is_plain() && is_empty(key);
+        let unused = self.entries.iter().filter(|(key, entry)| is_unused(*key, entry)).map(|(key, _)| key);
+        let unused: Vec<TagKey> = unused.collect();
+        for entry in unused.iter().filter_map(|key| self.entries.remove(*key)) {
             self.keys.remove(&entry.name);
         }
         self.sweep_above = self.entries.len() + self.entries.len().max(SWEEP_MIN).max(spare);
-        over
+        unused
     }
 
     // ---- what requests mean ----
@@ -334,7 +334,7 @@ impl TagEntry {
         }
     }
 
-    pub(super) fn give_back(&mut self) {
+    pub(super) fn release(&mut self) {
         self.tag_lock.open();
         self.falls_asleep = false;
     }
@@ -388,24 +388,24 @@ mod tests {
         let lora = Tag::new("lora").unwrap();
         assert_eq!(tags.find(&lora), None);
         let key = tags.add(&lora);
-        tags.expect(key);
-        assert_eq!((tags.found_before(&lora), tags.found_before(&Tag::weights())), (Some(key), None));
+        tags.set_recent(key);
+        assert_eq!((tags.find_recent(&lora), tags.find_recent(&Tag::weights())), (Some(key), None));
         assert_eq!((tags.find(&lora), tags.count()), (Some(key), 2));
         assert!(tags.forget(|_| false, 0).is_empty(), "it holds something");
         tags.get_mut(key).want();
-        assert!(tags.forget(|_| true, 0).is_empty(), "somebody waits for it");
+        assert!(tags.forget(|_| true, 0).is_empty(), "a call waits for it");
         tags.get_mut(key).unwant();
         tags.get_mut(key).enter();
-        assert!(tags.forget(|_| true, 0).is_empty(), "somebody works on it");
+        assert!(tags.forget(|_| true, 0).is_empty(), "a call works on it");
         tags.get_mut(key).leave();
         assert_eq!(tags.forget(|_| true, 0), [key]);
-        assert_eq!((tags.find(&lora), tags.found_before(&lora), tags.count()), (None, None, 1));
+        assert_eq!((tags.find(&lora), tags.find_recent(&lora), tags.count()), (None, None, 1));
         assert_ne!(tags.add(&lora), key);
         assert_eq!(tags.find(&Tag::weights()), weights, "a built-in one stays");
     }
 
     #[test]
-    fn what_was_said_of_a_tag_is_not_forgotten() {
+    fn settings_of_a_tag_are_not_forgotten() {
         let mut tags = Tags::new([]);
         let [policy, changes, asleep] =
             ["policy", "changes", "asleep"].map(|name| find_or_add(&mut tags, name));
@@ -418,17 +418,17 @@ mod tests {
     }
 
     #[test]
-    fn looks_come_when_the_number_has_doubled_and_nobody_holds() {
+    fn sweeps_come_when_the_number_has_doubled_and_no_tag_is_pinned() {
         let mut tags = Tags::new([]);
-        let mut looks = 0;
+        let mut sweeps = 0;
         for n in 0..1_000 {
             find_or_add(&mut tags, &format!("t{n}"));
             if tags.is_crowded() {
-                looks += 1;
+                sweeps += 1;
                 assert!(tags.forget(|_| false, 0).is_empty());
             }
         }
-        assert_eq!((looks, tags.count()), (4, 1_000));
+        assert_eq!((sweeps, tags.count()), (4, 1_000));
         assert_eq!(tags.forget(|_| true, 100).len(), 1_000);
         tags.pin();
         for n in 0..101 {
