@@ -48,7 +48,6 @@ struct Wanted<'a> {
 
 enum Attempt {
     Done(Block),
-    /// The tag is being put to sleep or woken.
     TagBusy,
     /// Too little is free; this many bytes would have to be created.
     Short(u64),
@@ -163,7 +162,7 @@ impl Shared {
             return Ok(Attempt::TagBusy);
         }
         state.tags().check_awake("allocate", tag)?;
-        // Another thread may have freed a matching block meanwhile.
+        // Another thread may have freed a block meanwhile.
         if let Some(block) = state.take_ready(wanted)? {
             return Ok(Attempt::Done(block));
         }
@@ -290,16 +289,14 @@ impl Shared {
         found.map(drop)
     }
 
-    /// The request with its current keys: its tag and list may have been forgotten while the state was
-    /// unlocked.
+    /// Looks the keys up again: tag and list may have been forgotten while the state was unlocked.
     fn refresh_keys<'a>(&self, state: &mut State, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
         let tag = state.tag_key(&wanted.request.tag);
         let list = self.list_of(state, tag, wanted.request)?;
         Ok(Wanted { tag, list, ..*wanted })
     }
 
-    /// Maps the missing memory of the placement. An error carries the bytes that would have had to be
-    /// created.
+    /// Maps the missing memory of the placement. An error carries the bytes that were to be created.
     fn build(
         &self,
         memory: &mut PhysicalMemory,
@@ -327,7 +324,6 @@ impl Shared {
 }
 
 impl State {
-    /// A block that needs no memory, if there is one.
     fn take_ready(&mut self, wanted: &Wanted<'_>) -> Result<Option<Block>> {
         let Wanted { request, tag, list, bytes, .. } = *wanted;
         if !self.heap().has_capacity(4) {

@@ -1,9 +1,9 @@
 //! Graphs under capture: what the pool defers until the capture has ended.
 //!
-//! While a stream is being captured, work queued there has not run, and an event recorded there says nothing.
-//! A wait for the device would end the capture with an error. So the pool records, queries and awaits no
-//! event meanwhile. Freed memory queues up and is handled afterwards; an operation that must wait for the
-//! device is refused. Moving memory and copying on the pool's own streams do not disturb a capture.
+//! While a stream is being captured, its queued work has not run, and an event recorded there says nothing.
+//! Waiting for the device breaks the capture. So the pool records, queries and awaits no event meanwhile.
+//! Freed memory queues up, and an operation that must wait for the device is refused. Moving memory and
+//! copying on the pool's own streams are harmless.
 
 use std::thread;
 
@@ -16,12 +16,11 @@ impl Shared {
         self.driver().capturing()
     }
 
-    /// Whether a stream may be being captured: yes where the driver does not know.
+    /// Yes where the driver does not know.
     pub(super) fn may_be_captured(&self) -> bool {
         !matches!(self.captured(), Ok(None))
     }
 
-    /// Refuses an operation that would wait for the device during a capture.
     pub(super) fn check_no_capture(&self, op: &'static str) -> Result<()> {
         match self.captured() {
             Ok(None) => Ok(()),
@@ -74,7 +73,6 @@ pub(super) fn refused_by_capture(op: &'static str, error: &DriverError) -> Optio
     }
 }
 
-/// Whether a call was refused because its stream is being captured.
 pub(super) fn is_captured(error: &DriverError) -> bool {
     matches!(error.kind, DriverErrorKind::Capturing { .. })
 }

@@ -93,7 +93,7 @@ impl Clocks {
         self.clocks.len()
     }
 
-    /// Notes that something is freed now on this clock's stream, and returns its epoch.
+    /// Notes a free on this clock's stream, and returns its epoch.
     pub(super) fn freed_epoch(&mut self, key: ClockKey) -> u64 {
         self.version += 1;
         let Some(clock) = self.clocks.get_mut(key) else { return 0 };
@@ -101,12 +101,10 @@ impl Clocks {
         clock.epoch
     }
 
-    /// Whether everything freed in this epoch is complete.
     pub(super) fn is_complete(&self, key: ClockKey, freed_epoch: u64) -> bool {
         self.clocks.get(key).is_none_or(|clock| freed_epoch <= clock.passed)
     }
 
-    /// Whether anything freed may still be in use.
     pub(super) fn any_pending(&self) -> bool {
         self.clocks.values().any(|clock| clock.dirty || !clock.in_flight.is_empty())
     }
@@ -115,7 +113,7 @@ impl Clocks {
         self.blocked = blocked;
     }
 
-    /// Whether a capture keeps events from being recorded that are due.
+    /// Whether a capture delays due events.
     pub(super) fn is_blocked(&self) -> bool {
         self.blocked && self.clocks.values().any(|clock| clock.dirty)
     }
@@ -151,7 +149,7 @@ impl Clocks {
         }
     }
 
-    /// Events in flight: clock, epoch and event, oldest first within a clock.
+    /// Clock, epoch and event; oldest first within a clock.
     pub(super) fn in_flight(&self) -> Vec<(ClockKey, u64, EventId)> {
         let of = |(key, clock): (ClockKey, &Clock)| {
             clock.in_flight.iter().map(move |(epoch, event)| (key, *epoch, *event)).collect::<Vec<_>>()
@@ -159,7 +157,7 @@ impl Clocks {
         self.clocks.iter().flat_map(of).collect()
     }
 
-    /// The stream of a clock, unless the clock was removed meanwhile.
+    /// `None` if the clock was removed meanwhile.
     pub(super) fn stream(&self, clock: ClockKey) -> Option<StreamId> {
         self.clocks.get(clock).map(|clock| clock.stream)
     }
@@ -173,7 +171,6 @@ impl Clocks {
         self.version
     }
 
-    /// Notes another event that may help such a request.
     pub(super) fn note_change(&mut self) {
         self.version += 1;
     }

@@ -23,14 +23,13 @@ pub(super) struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    /// For a call that begins now and waits without limit, for no memory.
+    /// For a call without a deadline that waits for no memory.
     pub(super) fn for_ever(driver: &dyn Driver, op: &'a dyn fmt::Display) -> Self {
         Self { deadline: Deadline::begin(driver, None), op, needed_bytes: 0 }
     }
 }
 
 impl Deadline {
-    /// For a call that begins now and waits for at most `wait_max`.
     pub(super) fn begin(driver: &dyn Driver, wait_max: Option<Duration>) -> Self {
         let began = driver.now();
         Self { began, until: wait_max.and_then(|most| began.checked_add(most)) }
@@ -44,7 +43,7 @@ impl Deadline {
         driver.now().saturating_duration_since(self.began)
     }
 
-    /// The remaining time, at most `most`; `None` when the deadline has passed.
+    /// `None` when the deadline has passed.
     pub(super) fn left(self, driver: &dyn Driver, most: Duration) -> Option<Duration> {
         let Some(until) = self.until else { return Some(most) };
         let left = until.saturating_duration_since(driver.now());

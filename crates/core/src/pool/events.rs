@@ -1,5 +1,4 @@
-//! Finding out which work is complete: events are recorded and queried here, with no lock but that of the
-//! [`PhysicalMemory`].
+//! Recording and querying events, with no lock but that of the [`PhysicalMemory`].
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -22,9 +21,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(1);
 pub(super) enum Waited {
     /// Something has completed, or can be queried now.
     Progress,
-    /// There is nothing to wait for.
     NothingPending,
-    /// A stream is being captured, so nothing was awaited.
+    /// A capture is under way, so nothing was awaited.
     Captured,
     /// The deadline has passed, and these streams still work.
     TimedOut(Vec<StreamId>),
@@ -77,7 +75,7 @@ impl Shared {
         refused
     }
 
-    /// Queries the events in flight, of each stream until one is not complete.
+    /// Skips later events of a stream after the first incomplete one.
     fn query_in_flight(&self) -> Option<DriverError> {
         let in_flight = self.lock_state().heap().clocks().in_flight();
         let (mut late, mut refused) = (None, None);
@@ -148,7 +146,7 @@ impl Shared {
         }
     }
 
-    /// Waits for an event of a clock. Returns false if it has not completed by the deadline.
+    /// Returns false if the event has not completed by the deadline.
     pub(super) fn wait_for_one(
         &self,
         clock: ClockKey,

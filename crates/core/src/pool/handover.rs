@@ -39,13 +39,13 @@ impl<T> HandoverLock<T> {
         Self { value: Mutex::new(value), waiters: Monitor::new(Waiters::default()) }
     }
 
-    /// The value; `None` after a panic of a thread that held it.
+    /// `None` after a panic of a thread that held it.
     pub(super) fn lock(&self) -> Option<MutexGuard<'_, T>> {
         let guard = self.lock_anyway();
         if self.is_poisoned() { None } else { Some(guard) }
     }
 
-    /// The value, also after a panic.
+    /// Ignores poisoning.
     pub(super) fn lock_anyway(&self) -> MutexGuard<'_, T> {
         try_lock_anyway(&self.value).unwrap_or_else(|| {
             let ticket = self.waiters.lock_anyway().draw();
@@ -57,7 +57,6 @@ impl<T> HandoverLock<T> {
         is_poisoned(&self.value)
     }
 
-    /// How many threads wait.
     pub(super) fn waiting(&self) -> usize {
         self.waiters.lock_anyway().tickets.len()
     }

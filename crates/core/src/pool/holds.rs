@@ -28,7 +28,6 @@ impl Holds {
         self.tags.iter().map(|(tag, holders)| (tag, holders.keys().map(|holder| &**holder)))
     }
 
-    /// The pool is gone: the last hold must release its memory.
     pub(super) fn orphan(&mut self) {
         self.is_orphaned = true;
     }

@@ -1,10 +1,9 @@
 //! Releasing host memory: on request, and under pressure.
 //!
-//! Backups of awake tags only save time: the next sleep need not copy what has not changed. They are dropped
-//! on the owner's request, or when a sleep of any pool in the process lacks host memory. That takes its own
-//! pool's first, then those of pools with the same driver or storage, then all others'. The drivers of the
-//! last also release what they cache. Backups of sleeping tags are never touched. A preparation only saves
-//! time too: it takes cached memory of other drivers, and no backups.
+//! Backups of awake tags only save time: the next sleep need not copy unchanged bytes. They are dropped on
+//! request, or when a sleep of any pool in the process lacks host memory. First go those of its own pool,
+//! then of pools with the same driver or storage, then all others and what their drivers cache. Backups of
+//! sleeping tags are never touched. A preparation only saves time too, so it takes cached memory only.
 //!
 //! No lock is held while another pool is called, so two pools that lack memory do not wait for each other.
 //! Preparations give way meanwhile, in every pool.
@@ -22,11 +21,10 @@ use crate::tag::{Tag, TagState};
 
 const DROP: &str = "drop backups";
 
-/// The pools of each process. Locked to read the list, and not while a pool is called.
+/// Locked only to access the list, not while a pool is called.
 static POOLS: PerProcess<Mutex<Vec<Weak<Shared>>>> =
     PerProcess::new([const { Mutex::new(Vec::new()) }; FORKS]);
 
-/// How far another pool is from one that lacks host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Distance {
     /// Same driver or backup storage.
@@ -53,7 +51,7 @@ impl Shared {
         Ok(held_bytes.saturating_sub(self.backups().held_bytes()))
     }
 
-    /// Drops the backups of all awake tags on which no call works, except for those that fall asleep.
+    /// Drops the backups of all unused awake tags, except those that fall asleep.
     fn release_idle_backups(&self, falling: &[TagKey]) -> u64 {
         let shared_accesses = self.shared_accesses(|state, tag| {
             !state.is_closed() && state.backups().has(tag) && !falling.contains(&tag)
@@ -70,7 +68,6 @@ impl Shared {
         all.push(Arc::downgrade(self));
     }
 
-    /// The other pools of this process at this distance.
     fn others(&self, distance: Distance) -> Vec<Arc<Self>> {
         let all = POOLS.here().lock().unwrap_or_else(PoisonError::into_inner).clone();
         let others =
@@ -78,8 +75,7 @@ impl Shared {
         others.filter(|other| self.distance(other) == distance).collect()
     }
 
-    /// For a sleep that lacks host memory for `bytes` of backups: retries whenever memory that only saves
-    /// time was released.
+    /// Retries a sleep's request for `bytes` of backups whenever memory that only saves time was released.
     pub(super) fn with_host_memory<T>(
         &self,
         falling: &[TagKey],
@@ -96,7 +92,7 @@ impl Shared {
             }
             let others = self.others(distance);
             let _starving: Vec<Starving<'_>> = others.iter().map(|other| other.starve()).collect();
-            // Calls every pool, also after one has released memory.
+            // Also after one has released memory.
             if others.iter().filter(|other| other.release_host_memory(distance)).count() > 0 {
                 done = again();
             }
@@ -104,7 +100,6 @@ impl Shared {
         done
     }
 
-    /// Whether releasing memory of pools at this distance can help.
     fn may_help(&self, distance: Distance, bytes: u64) -> bool {
         // Storage of other pools does not count against this one's own limit.
         distance == Distance::SameStore || self.backups().allows(bytes)
@@ -137,7 +132,7 @@ impl Shared {
         drop(self.preparing());
     }
 
-    /// Releases backups that only save this pool time, for another pool. Returns whether there were any.
+    /// Releases backups that only save this pool time. Returns whether there were any.
     fn release_host_memory(&self, distance: Distance) -> bool {
         if self.driver().check_process().is_err() {
             return false;

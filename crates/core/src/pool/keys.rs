@@ -7,8 +7,8 @@ slotmap::new_key_type! {
     pub(super) struct TagKey;
 }
 
-/// The number of a list: the free blocks of one stream in one tag. A list is forgotten after its last block,
-/// and its number is reused. So keep the number no longer than a block of the list.
+/// The number of a list: the free blocks of one stream in one tag. It is reused after the list's last block
+/// is gone, so keep it no longer.
 pub(super) type ListKey = u16;
 
 /// A segment and an address in it.

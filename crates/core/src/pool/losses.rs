@@ -92,7 +92,7 @@ impl State {
         Ok(lost)
     }
 
-    // ---- what is stored of granules ----
+    // ---- backups of granules ----
 
     /// Whether the backup of the granule at `addr` was loaded without comparing it, with this digest.
     pub(super) fn is_suspect(&self, addr: u64, expected: Digest) -> bool {
@@ -100,7 +100,6 @@ impl State {
             .is_some_and(|(tag, location)| self.backups().is_suspect(tag, location, expected))
     }
 
-    /// The backups of these granules are of no use any more.
     pub(super) fn forget_stored(&mut self, granules: &[DeviceRange]) {
         for granule in granules {
             if let Some((tag, location)) = self.location_of(granule.addr) {
@@ -141,7 +140,6 @@ impl State {
         (bytes > 0).then(|| (segment.tag(), key, DeviceRange::new(range.addr, bytes)))
     }
 
-    /// The tag and location of an address.
     fn location_of(&self, addr: u64) -> Option<(TagKey, Location)> {
         let segment = self.heap().segments().of_addr(addr);
         Some((self.heap().segments().tag_of(segment)?, (segment, addr)))

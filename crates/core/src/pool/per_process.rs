@@ -11,7 +11,6 @@ pub(super) const FORKS: usize = 64;
 
 const NUMBER_BITS: u32 = 32;
 
-/// A value for each process.
 #[derive(Debug)]
 pub(super) struct PerProcess<T> {
     values: [T; FORKS],
@@ -24,7 +23,6 @@ impl<T> PerProcess<T> {
         Self { values, current: AtomicU64::new(0) }
     }
 
-    /// This process's value.
     pub(super) fn here(&self) -> &T {
         self.of(process::id())
     }

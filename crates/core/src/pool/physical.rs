@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::mapping::{Backing, Mapping};
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, StreamId};
 
-/// Figures in bytes that any thread may read at any time.
+/// Figures in bytes, readable without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     held: AtomicU64,
@@ -47,14 +47,13 @@ pub(super) struct MapTimes {
     pub(super) map: Duration,
 }
 
-/// The memory of a pool that is in no segment, and the operations to map and unmap.
+/// A pool's memory outside of segments, and the operations to map and unmap.
 #[derive(Debug)]
 pub(super) struct PhysicalMemory {
     driver: Arc<dyn Driver>,
     counters: Arc<Counters>,
     /// Memory that is mapped nowhere, by size.
     spare: BTreeMap<u64, Vec<BackingId>>,
-    /// Memory whose release the driver has refused so far.
     deferred_releases: Vec<(BackingId, u64)>,
     held_by_size: BTreeMap<u64, u64>,
     streams_destroyed: usize,
@@ -66,7 +65,7 @@ impl Counters {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Held or reserved bytes: the figure that a limit is compared with.
+    /// What a limit is compared with: held or reserved.
     pub(super) fn committed_bytes(&self) -> u64 {
         self.held_bytes() + self.reserved.load(Ordering::Relaxed)
     }
@@ -75,7 +74,6 @@ impl Counters {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// All bytes ever created.
     pub(super) fn created_bytes(&self) -> u64 {
         self.created.load(Ordering::Relaxed)
     }
@@ -280,7 +278,7 @@ impl PhysicalMemory {
         (freed_bytes, refused)
     }
 
-    /// Destroys streams, each once over all calls. Stops at the first refusal.
+    /// Each is destroyed once over all calls. Stops at the first refusal.
     pub(super) fn destroy_streams(&mut self, streams: &[StreamId]) -> Result<(), DriverError> {
         while let Some(stream) = streams.get(self.streams_destroyed) {
             self.driver.stream_destroy(*stream)?;

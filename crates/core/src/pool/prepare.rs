@@ -1,11 +1,10 @@
 //! Backing up before the sleep, in the background, while the owner goes on working.
 //!
-//! A thread visits the live chunks that the sleep would back up, and copies what is new or changed, on a
-//! low-priority stream. For volatile tags, and where digests are slow, the sleep copies anyway: the
-//! preparation only makes backup buffers. Blocks stay usable; only the chunk that is being copied stays
-//! mapped meanwhile. A call that needs a tag exclusively (a sleep, a discard) waits for the copies in flight,
-//! and ends the preparation. The sleep finds later writes: it compares the stored digests with the device
-//! when nothing is in flight.
+//! A thread visits the live chunks that the sleep would back up, and copies new or changed granules on a
+//! low-priority stream. For volatile tags, and where digests are slow, the sleep copies anyway: only backup
+//! buffers are prepared. Blocks stay usable; the chunk that is being copied stays mapped. A call that needs a
+//! tag exclusively waits for the copies in flight, and ends the preparation. The sleep finds later writes by
+//! comparing digests when nothing is in flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -36,6 +35,7 @@ const AHEAD_BYTES: u64 = 256 << 20;
 pub enum PrepareEnd {
     /// Every chunk was visited.
     Finished,
+    /// [`Preparation::cancel`] ended it.
     Cancelled,
     /// A sleep or discard of one of the tags came first, or its backups were dropped. Or a sleep of any pool
     /// in the process lacked host memory, or the pool was closed.
@@ -101,9 +101,9 @@ struct Job {
     cancelled: AtomicBool,
     done_bytes: AtomicU64,
     total_bytes: u64,
-    /// For each tag, how often its backups had been dropped at the start.
+    /// For each tag, the count of backup drops at the start.
     forgets: BTreeMap<TagKey, u64>,
-    /// A copy of the outcome's flag, readable without a lock.
+    /// The outcome's flag, readable without a lock.
     ended: AtomicBool,
     outcome: Monitor<Outcome>,
 }
@@ -120,6 +120,7 @@ impl Preparation {
         self.job.cancelled.store(true, Ordering::Relaxed);
     }
 
+    /// How far the preparation is.
     #[must_use]
     pub fn progress(&self) -> PrepareProgress {
         let is_ended = self.job.ended.load(Ordering::Acquire);
@@ -154,7 +155,6 @@ impl Drop for EndNotifier {
     }
 }
 
-/// The threads, to be joined when the pool ends.
 #[derive(Debug, Default)]
 pub(super) struct Preparers(Vec<JoinHandle<()>>);
 
@@ -191,7 +191,6 @@ impl Preparers {
         Ok(Preparation { job, driver })
     }
 
-    /// Waits for all threads, after the pool was closed.
     pub(super) fn join(&mut self) {
         for thread in self.0.drain(..) {
             // [`Preparation::wait`] reports a panic.
@@ -231,7 +230,6 @@ impl Drop for HeldChunk<'_> {
     }
 }
 
-/// A chunk as it was found.
 struct Prepared<'a> {
     held: HeldChunk<'a>,
     save: Save,
@@ -243,15 +241,11 @@ struct Prepared<'a> {
 
 /// What identifies the contents of a chunk.
 struct Snapshot {
-    /// Of its mappings.
     memory: Vec<BackingId>,
-    /// The tag's count of invalidations.
     invalidations: u64,
-    /// A block in it.
     landmark: Landmark,
 }
 
-/// Whether to prepare the next chunk.
 enum NextStep<'a> {
     Chunk(Box<Prepared<'a>>),
     Gone,
@@ -303,8 +297,8 @@ impl Shared {
         Ok(PrepareEnd::Finished)
     }
 
-    /// A buffer for the first of `saves`. Buffers for the next ones are requested with it, so that some are
-    /// made while others are copied.
+    /// The buffer for the first of `saves`. Those of the next are requested with it, to be made during
+    /// copies.
     fn next_buffer(
         &self,
         saves: &[Save],
@@ -339,8 +333,7 @@ impl Shared {
         }
     }
 
-    /// Holds a chunk that is still there and in use. Chunks are visited in order, so the last landmark is
-    /// near.
+    /// Holds a chunk that is still in use. Chunks are visited in order, so the last landmark is near.
     fn hold_chunk(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<NextStep<'_>> {
         if job.cancelled.load(Ordering::Relaxed) {
             return Ok(NextStep::End(PrepareEnd::Cancelled));
@@ -360,7 +353,7 @@ impl Shared {
         let (changes, invalidations) = (entry.changes(), state.backups().invalidations(tag));
         let Some((save, memory, landmark)) = state.current(save, near) else { return Ok(NextStep::Gone) };
         let stored = match state.backups().get(&save) {
-            // The sleep waits until the wake has read it.
+            // Another call reads it, for which the sleep waits.
             Some(backup) if !backup.is_ours() && backup.has_unseen() => return Ok(NextStep::Gone),
             backup => backup.filter(|backup| backup.is_ours()).map(Backup::share),
         };
@@ -373,7 +366,7 @@ impl Shared {
         Ok(NextStep::Chunk(Box::new(Prepared { held, save, snapshot, stored, changes })))
     }
 
-    /// Updates the backup of a chunk: one of `saves`, which are all that is prepared.
+    /// `saves` are all that is prepared.
     fn bring_up_to_date(
         &self,
         found: Prepared<'_>,
@@ -432,8 +425,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes a backup out of the index before it is overwritten, after a check of its uncompared granules.
-    /// `None` if some had spoiled; what the device lacks too is lost.
+    /// Takes a backup out of the index before it is overwritten, after comparing its unseen granules. `None`
+    /// if it is gone or some had spoiled; what the device lacks too is lost.
     fn take_to_write(&self, save: &Save, mut stored: Backup, saves: &[Save]) -> Result<Option<Backup>> {
         let spoiled = stored.spoiled(save, self.shape().granule_bytes);
         let mut state = self.lock_state();
@@ -449,7 +442,7 @@ impl Shared {
         }
     }
 
-    /// Whether all other stored extents that the new one would replace are unspoiled.
+    /// Whether the other extents that this one would replace are unspoiled.
     fn replaces_nothing_spoiled(&self, save: &Save, stored: Option<&Backup>, saves: &[Save]) -> Result<bool> {
         let extent = DeviceRange::new(save.location.1, save.bytes);
         let is_other =
@@ -475,8 +468,8 @@ impl Shared {
         if lost.is_empty() { Ok(()) } else { Err(PoolError::Lost { op: "prepare a sleep", lost }) }
     }
 
-    /// The live granules whose backup matches the device, or is skipped as unchanged. The sleep checks
-    /// whether the owner keeps that promise.
+    /// The live granules whose backup matches the device, or is skipped because the owner promised no change.
+    /// The sleep checks that promise.
     fn unchanged_granules(
         &self,
         save: &Save,
@@ -522,8 +515,7 @@ impl Shared {
 }
 
 impl State {
-    /// An extent as it is now: its live granules, memory, and a live block in it. `None` when it is unused,
-    /// or not all there.
+    /// The live granules, memory and a live block of an extent. `None` when it is unused, or not all there.
     fn current(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, Vec<BackingId>, Landmark)> {
         let extent = DeviceRange::new(save.location.1, save.bytes);
         let (granules, memory, landmark) = self.heap().live_granules(save.location.0, extent, near)?;

@@ -7,7 +7,6 @@ use super::keys::TagKey;
 use super::shared::{MemoryGuard, Shared};
 use super::state::State;
 
-/// What a request has tried so far.
 #[derive(Debug, Default)]
 pub(super) struct Retry {
     reclaimed: bool,
@@ -21,14 +20,12 @@ pub(super) struct Retry {
 pub(super) enum Lack {
     /// The pool's limit.
     Limit,
-    /// The device. So much is still missing; whether any of it is in chunks of more than the usual size.
+    /// The device: so much is still missing, and whether any of it is in mappings larger than a chunk.
     Device { absent_bytes: u64, has_spans: bool },
 }
 
-/// What to do after a shortage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Try the same again.
     Again,
     /// Try again with no mapping larger than a chunk.
     InChunks,
@@ -36,7 +33,6 @@ pub(super) enum Next {
 }
 
 impl Retry {
-    /// Notes the present version, before looking for memory.
     pub(super) fn look(&mut self, shared: &Shared) {
         self.seen = shared.lock_state().heap().clocks().version();
     }

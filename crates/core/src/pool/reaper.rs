@@ -1,7 +1,8 @@
 //! The reaper: a thread that frees and unmaps what had to wait for the device.
 //!
 //! The first block whose free waits for other streams starts it, or the first time that the cache is above
-//! its mark. It waits for events and the end of a capture without locks. The pool ends and joins it.
+//! its mark. It waits for events and the end of a capture without locks, and takes only the pool's. The pool
+//! ends and joins it.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -15,10 +16,9 @@ use super::shared::Shared;
 /// Between two checks during a capture.
 const CHECK_INTERVAL: Duration = Duration::from_millis(3);
 
-/// How often it checks again in a row when there is nothing to wait for.
+/// Checks in a row without anything to wait for.
 const IDLE_CHECKS_MAX: u32 = 3;
 
-/// The thread, if it was started.
 #[derive(Debug, Default)]
 pub(super) struct Reaper(Option<JoinHandle<()>>);
 
@@ -38,7 +38,6 @@ impl Reaper {
         self.0 = thread::Builder::new().name("poorwill-reaper".into()).spawn(work).ok();
     }
 
-    /// Waits for the thread's end, after the command to stop.
     pub(super) fn join(&mut self) {
         if let Some(thread) = self.0.take() {
             // A panic there has poisoned the pool, which the next call reports.

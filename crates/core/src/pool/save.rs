@@ -29,7 +29,6 @@ use crate::tag::Changes;
 /// Copies in flight per stream: one that runs, one that waits.
 const COPIES_PER_STREAM: usize = 2;
 
-/// What the first half of a sleep did.
 #[derive(Debug, Default)]
 pub(super) struct Saved {
     pub(super) copied_bytes: u64,
@@ -38,7 +37,6 @@ pub(super) struct Saved {
     pub(super) phases: SleepPhases,
 }
 
-/// A copy in flight into a backup.
 pub(super) struct Saving<'a> {
     save: &'a Save,
     /// Granules that the copy does not bring.
@@ -187,7 +185,7 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// For each save, the granules whose backup matches the device.
+    /// Per save, the granules whose backup matches the device.
     fn unchanged(&self) -> Result<Vec<Kept>> {
         loop {
             // Spoiled backups are made anew where the device still has the bytes.

@@ -48,12 +48,12 @@ impl Shape {
         if bytes < granule_bytes { bytes } else { (bytes % chunk_bytes).next_multiple_of(granule_bytes) }
     }
 
-    /// Whole granules in `bytes`. A segment's granules are counted in memory, so their number fits.
+    /// A segment's granules are counted in memory, so their number fits.
     pub(super) fn granules(&self, bytes: u64) -> usize {
         usize::try_from(bytes / self.granule_bytes).unwrap_or(usize::MAX)
     }
 
-    /// The range of `count` granules from index `first`, counted from `addr`.
+    /// `count` granules from index `first`, counted from `addr`.
     pub(super) fn granule_range(&self, addr: u64, first: usize, count: usize) -> DeviceRange {
         DeviceRange::new(addr + first as u64 * self.granule_bytes, count as u64 * self.granule_bytes)
     }

@@ -34,7 +34,7 @@ pub(super) struct Shared {
     backups: Arc<dyn Backups>,
     shape: Shape,
     streams: Streams,
-    /// Locked while a sleep is prepared.
+    /// Locked during a preparation.
     preparing: Mutex<()>,
     /// How many sleeps, of any pool, lack host memory: preparations here give way.
     starving: AtomicU32,
@@ -49,7 +49,6 @@ pub(super) struct Shared {
 pub(super) type StateGuard<'a> = MutexGuard<'a, State>;
 pub(super) type MemoryGuard<'a> = MutexGuard<'a, PhysicalMemory>;
 
-/// The streams that a pool has created.
 #[derive(Debug)]
 pub(super) struct Streams {
     copies: Vec<StreamId>,
@@ -92,7 +91,6 @@ impl Streams {
         self.nth(turn, self.copy_streams)
     }
 
-    /// For the `turn`-th save or digest.
     pub(super) fn save(&self, turn: usize) -> StreamId {
         self.nth(turn, self.save_streams)
     }
@@ -173,7 +171,6 @@ impl Shared {
         self.preparing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many sleeps need host memory that this pool may have.
     pub(super) fn starving(&self) -> u32 {
         self.starving.load(Ordering::Relaxed)
     }
@@ -204,12 +201,11 @@ impl Shared {
         self.commands.notify();
     }
 
-    /// The state, also after a panic.
+    /// Ignores poisoning.
     pub(super) fn lock_state(&self) -> StateGuard<'_> {
         self.state.lock_anyway()
     }
 
-    /// Notifies threads that wait for a change of the state.
     pub(super) fn notify(&self) {
         self.state.notify();
     }
@@ -224,12 +220,11 @@ impl Shared {
         self.memory.lock().ok_or(PoolError::Poisoned)
     }
 
-    /// Physical memory, also after a panic.
+    /// Ignores poisoning.
     pub(super) fn lock_memory_anyway(&self) -> MemoryGuard<'_> {
         self.memory.lock_anyway()
     }
 
-    /// How many threads wait for physical memory.
     pub(super) fn waiting_for_memory(&self) -> usize {
         self.memory.waiting()
     }
@@ -252,12 +247,11 @@ impl Shared {
         woken.ok_or(PoolError::Poisoned)
     }
 
-    /// Waits for a change of the state.
     pub(super) fn wait<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
         self.wait_anyway(state, None).and_then(still_open)
     }
 
-    /// The same, for a millisecond at most.
+    /// Waits for a change, for a millisecond at most.
     pub(super) fn wait_briefly<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
         self.wait_anyway(state, Some(CHECK_INTERVAL)).and_then(still_open)
     }
@@ -337,7 +331,7 @@ impl Shared {
     }
 
     /// Takes those of `tags` (or of all) that satisfy `wanted`, after other calls have left them. Returns all
-    /// selected tags, and the access to the taken ones.
+    /// selected tags too.
     pub(super) fn exclusive(
         &self,
         op: &'static str,

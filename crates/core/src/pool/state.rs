@@ -91,7 +91,7 @@ impl State {
         &self.holds
     }
 
-    // ---- tags and stream_lists ----
+    // ---- tags and lists ----
 
     /// The tag of this name, created if need be.
     #[inline]
@@ -149,7 +149,6 @@ impl State {
         })
     }
 
-    /// The block size for a request.
     pub(super) fn checked_size(&self, request: &AllocRequest) -> Result<u64> {
         let AllocRequest { bytes, align, .. } = *request;
         if bytes == 0 {
@@ -166,7 +165,6 @@ impl State {
             .ok_or_else(|| invalid(request, format!("a block has at most {} ({most} bytes)", ByteSize(most))))
     }
 
-    /// The largest chunk that an allocation for a tag uses.
     pub(super) fn largest_chunk(&self, tag: TagKey, request: &AllocRequest) -> u64 {
         let is_discardable = self.tags.get(tag).policy().is_discardable();
         self.heap.shape().largest_chunk(is_discardable, request.is_freed_whole)
@@ -178,7 +176,6 @@ impl State {
         self.heap.set_pinned(tag, true);
     }
 
-    /// Removes a hold.
     pub(super) fn end_hold(&mut self, tag: &Tag, holder: &Arc<str>) {
         self.holds.end(tag, holder);
         if let Some(key) = self.tags.find(tag) {
@@ -186,12 +183,10 @@ impl State {
         }
     }
 
-    /// The pool is gone: the holds end without it.
     pub(super) fn orphan_holds(&mut self) {
         self.holds.orphan();
     }
 
-    /// Refuses `op`, which would take memory from these tags.
     pub(super) fn check_unheld(&self, op: &'static str, tags: &[TagKey]) -> Result<()> {
         self.holds.check(op, tags.iter().map(|tag| self.tags.get(*tag).name()))
     }
@@ -250,8 +245,7 @@ impl State {
         Ok(false)
     }
 
-    /// Frees a part of a live block. Returns whether other streams must be waited for, and the remaining
-    /// blocks.
+    /// Frees a part of a live block. Also returns the remaining blocks.
     pub(super) fn free_part(&mut self, id: BlockId, part: DeviceRange) -> Result<(bool, Vec<Handle>)> {
         const OP: &str = "free a part of";
         let (part, rest) = self.heap.cut(OP, id, part)?;
@@ -328,13 +322,13 @@ impl State {
         });
     }
 
-    /// An empty segment's addresses are released.
+    /// Forgets an empty segment, whose addresses are released.
     pub(super) fn remove_emptied(&mut self, key: SegmentKey) {
         self.forget_segment(key);
         self.heap.remove_emptied(key);
     }
 
-    /// A segment's addresses are released, with everything in it.
+    /// Forgets a segment with everything in it.
     pub(super) fn remove_swept(&mut self, key: SegmentKey) {
         self.forget_segment(key);
         self.heap.remove_swept(key);
@@ -355,7 +349,7 @@ impl State {
         }
     }
 
-    // ---- figures ----
+    // ---- reclaimable and cached memory ----
 
     /// Reclaimable memory in segments of ready tags, and what a failed undo has left in sleeping ones.
     pub(super) fn reclaimable(&self) -> Reclaimable {
@@ -370,13 +364,12 @@ impl State {
         heap.steal(&|tag| tags.get(tag).is_ready(), bytes, wanted, leaving)
     }
 
-    /// Takes `bytes` of reclaimable memory from ready tags, the largest mappings first, or all there is.
+    /// Takes `bytes` of it, the largest mappings first, or all there is.
     pub(super) fn steal_bytes(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let Self { heap, tags, .. } = self;
         heap.steal_bytes(&|tag| tags.get(tag).is_ready(), bytes, leaving);
     }
 
-    /// Reclaimable granules of ready tags.
     pub(super) fn reclaimable_granules(&self) -> usize {
         self.heap.reclaimable_granules(&|tag| self.tags.get(tag).is_ready())
     }
@@ -428,7 +421,6 @@ impl State {
         })
     }
 
-    /// Gives `tag` a policy other than the built-in one.
     pub(super) fn declare(&mut self, tag: &Tag, policy: TagPolicy) -> Result<()> {
         let key = self.tag_key(tag);
         let has_blocks = self.heap.live_of(key).live_blocks > 0;

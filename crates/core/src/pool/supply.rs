@@ -81,7 +81,7 @@ impl State {
     }
 
     /// What the pool may hold with `used_bytes` in use: the peak, and a little reclaimable memory of the
-    /// wrong size for the next large or small block.
+    /// wrong size. The next large or small block may need that again.
     pub(super) fn allowed_bytes(&self, used_bytes: u64) -> u64 {
         let most = self.peak_used_bytes().max(used_bytes);
         let limit_bytes = self.heap().shape().limit_bytes.unwrap_or(u64::MAX);
@@ -110,7 +110,7 @@ impl State {
         usize::try_from(headroom.min(missing)).unwrap_or(0)
     }
 
-    /// Takes `bytes` of reclaimable memory of any kind, or all there is.
+    /// Takes `bytes` of any reclaimable memory, or all there is.
     pub(super) fn take_reclaimable(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let sum = |leaving: &[Mapping]| leaving.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);

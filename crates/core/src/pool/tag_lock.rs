@@ -1,9 +1,8 @@
 //! The lock of a tag: shared or exclusive access, without holding a mutex for long.
 //!
-//! A sleep or wake works on its tags for as long as copies take. Meanwhile the pool's state is unlocked and
-//! the tag's [`TagLock`] closed; other calls wait without holding anything. Shorter work that a sleep must
-//! not interrupt (mapping memory, queuing a copy) takes shared access. The lock closes when the last shared
-//! access has ended.
+//! A sleep or wake has exclusive access to its tags for as long as copies take, with the pool's state
+//! unlocked. Other calls wait without holding anything. Shorter work that a sleep must not interrupt (mapping
+//! memory, queuing a copy) has shared access. The lock closes when the last shared access has ended.
 //!
 //! [`Monitor`] is the mutex and condition variable around it. Every change that a thread may wait for
 //! notifies. `checks/interleavings` compiles this file with other locks and tries their interleavings.
@@ -12,7 +11,6 @@ use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A mutex, and a condition variable for changes of its value.
 #[derive(Debug)]
 pub(super) struct Monitor<T> {
     value: Mutex<T>,
@@ -24,12 +22,12 @@ impl<T> Monitor<T> {
         Self { value: Mutex::new(value), changed: Condvar::new() }
     }
 
-    /// The value; `None` after a panic of a thread that held it.
+    /// `None` after a panic of a thread that held it.
     pub(super) fn lock(&self) -> Option<MutexGuard<'_, T>> {
         self.value.lock().ok()
     }
 
-    /// The value, also after a panic.
+    /// Ignores poisoning.
     pub(super) fn lock_anyway(&self) -> MutexGuard<'_, T> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -60,7 +58,6 @@ pub(super) struct TagLock {
 }
 
 impl TagLock {
-    /// Whether a call has exclusive access.
     #[must_use]
     pub(super) fn is_closed(&self) -> bool {
         self.closed

@@ -17,7 +17,7 @@ use super::undefined::Undefined;
 use crate::driver::DeviceRange;
 use crate::tag::{Changes, Dropped, SleepAction, Tag, TagPolicy, TagState};
 
-/// The least number of tags that is worth a sweep.
+/// The fewest tags worth a sweep.
 const SWEEP_MIN: usize = 64;
 
 #[derive(Debug)]
@@ -26,11 +26,9 @@ pub(super) struct Tags {
     keys: HashMap<Tag, TagKey>,
     /// Found last, and likely to be looked up next.
     recent: TagKey,
-    /// Never forgotten.
     built_in: Vec<TagKey>,
-    /// The number of pins.
     pins: usize,
-    /// Above this many tags, a sweep is due.
+    /// A sweep is due above this many tags.
     sweep_above: usize,
 }
 
@@ -64,7 +62,6 @@ enum Residence {
 }
 
 impl Tags {
-    /// With the built-in tags, which stay.
     pub(super) fn new(built_in: impl IntoIterator<Item = Tag>) -> Self {
         let (entries, keys, recent, pins) = Default::default();
         let mut tags = Self { entries, keys, recent, built_in: Vec::new(), pins, sweep_above: SWEEP_MIN };
@@ -82,19 +79,17 @@ impl Tags {
         self.keys.get(tag).copied()
     }
 
-    /// Adds an unknown tag.
     pub(super) fn add(&mut self, tag: &Tag) -> TagKey {
         let key = self.entries.insert(TagEntry::new(tag.clone()));
         self.keys.insert(tag.clone(), key);
         key
     }
 
-    /// Expects this tag in the next lookup.
     pub(super) fn set_recent(&mut self, key: TagKey) {
         self.recent = key;
     }
 
-    /// A known tag. Panics if it was forgotten, which holders of a key prevent.
+    /// Panics if the tag was forgotten, which the rules of [`TagKey`] prevent.
     pub(super) fn get(&self, key: TagKey) -> &TagEntry {
         &self.entries[key]
     }
@@ -143,7 +138,7 @@ impl Tags {
 
     // ---- what requests mean ----
 
-    /// The tags of a request, each once, by name; all tags when it names none.
+    /// Each once, by name; all tags when the request names none.
     pub(super) fn selected(&self, op: &'static str, requested: Option<&[Tag]>) -> Result<Vec<TagKey>> {
         let mut keys: Vec<TagKey> = match requested {
             None => self.iter().map(|(key, _)| key).collect(),
@@ -259,13 +254,12 @@ impl TagEntry {
         self.wakes += 1;
     }
 
-    /// Its memory is held, but not wholly mapped.
     pub(super) fn strand(&mut self) {
         let undefined = self.undefined_mut().map(std::mem::take).unwrap_or_default();
         self.residence = Residence::Stranded { undefined };
     }
 
-    /// Its undefined bytes, while its memory is held.
+    /// `None` while it sleeps.
     pub(super) fn undefined(&self) -> Option<&Undefined> {
         match &self.residence {
             Residence::Awake { undefined } | Residence::Stranded { undefined } => Some(undefined),
@@ -296,7 +290,6 @@ impl TagEntry {
         undefined.is_some_and(|undefined| !undefined.is_nothing())
     }
 
-    /// A failed undo may have left memory mapped while it sleeps.
     pub(super) fn note_leftovers(&mut self) {
         if let Residence::Asleep { leftovers, .. } = &mut self.residence {
             *leftovers = true;
@@ -308,7 +301,7 @@ impl TagEntry {
         matches!(self.residence, Residence::Asleep { leftovers: true, .. }) && !self.tag_lock.is_closed()
     }
 
-    // ---- who works on it ----
+    // ---- access ----
 
     pub(super) fn is_taken(&self) -> bool {
         self.tag_lock.is_closed()
@@ -339,7 +332,6 @@ impl TagEntry {
         self.falls_asleep = false;
     }
 
-    /// Whether a sleep is under way that will release memory.
     pub(super) fn falls_asleep(&self) -> bool {
         self.falls_asleep
     }
@@ -356,7 +348,7 @@ impl TagEntry {
         self.wanted
     }
 
-    // ---- whose turn it is in a candidate check ----
+    // ---- sampling ----
 
     pub(super) fn checks(&self) -> u64 {
         self.checks

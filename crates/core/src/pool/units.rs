@@ -6,7 +6,7 @@ pub(super) const UNIT_BYTES: u64 = 512;
 /// 2 TiB less a unit.
 pub(super) const BYTES_MAX: u64 = u32::MAX as u64 * UNIT_BYTES;
 
-/// The largest block: it may need a segment of its own, of whole granules.
+/// A block may need a segment of its own, of whole granules.
 pub(super) fn bytes_max(granule_bytes: u64) -> u64 {
     BYTES_MAX / granule_bytes * granule_bytes
 }
