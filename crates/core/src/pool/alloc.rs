@@ -97,7 +97,7 @@ impl Shared {
             let refused = self.poll(&memory).or(self.recover(&mut memory));
             let in_time = elapsed() < stream_wait_max;
             if has_waited && !in_time {
-                self.note_unmap_failed();
+                self.note_stalled();
                 has_waited = false;
             }
             let mut attempt = self.attempt(&mut memory, &wanted, waits && in_time);

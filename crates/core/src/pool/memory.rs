@@ -60,8 +60,8 @@ impl Shared {
         let wanted = bytes.saturating_sub(memory.counters().spare_bytes());
         self.lock_state().take_reclaimable(wanted, &mut leaving);
         let refused = refused.or(self.dispose(memory, leaving));
-        let (freed_bytes, deferred_releases) = memory.release_spare(bytes, &[]);
-        (freed_bytes, refused.or(deferred_releases).or(self.drop_emptied(memory)))
+        let (freed_bytes, release_refused) = memory.release_spare(bytes, &[]);
+        (freed_bytes, refused.or(release_refused).or(self.drop_emptied(memory)))
     }
 
     /// Releases everything that serves no byte. Waits for work that may still touch it, unless a stream is

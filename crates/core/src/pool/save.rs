@@ -69,7 +69,7 @@ struct DigestQuery {
     granule: usize,
     expected: Digest,
     /// Promised not to change.
-    skipped: bool,
+    is_promised: bool,
 }
 
 fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
@@ -207,7 +207,7 @@ impl<'a> Saver<'a> {
             if found == query.expected {
                 kept[query.turn].granules.push(query.granule);
                 equal.push(shared.granule_range(&saves[query.turn], query.granule, 1));
-            } else if query.skipped {
+            } else if query.is_promised {
                 broken.get_or_insert((query, found));
             }
         }
@@ -367,17 +367,17 @@ impl State {
         kept: &mut [Kept],
     ) -> (Vec<DigestQuery>, BTreeSet<TagKey>) {
         let mut queries = Vec::new();
-        let mut skipped: BTreeMap<TagKey, Vec<DigestQuery>> = BTreeMap::new();
+        let mut promised: BTreeMap<TagKey, Vec<DigestQuery>> = BTreeMap::new();
         for (turn, save) in saves.iter().enumerate() {
             let changes = self.tags().get(save.tag).changes();
             let Some(backup) = self.backups().get(save) else { continue };
             for granule in save.granules.iter().copied() {
                 let Some(stored) = backup.granules.get(granule).copied().flatten() else { continue };
-                let query = |skipped| DigestQuery { turn, granule, expected: stored.digest, skipped };
+                let query = |is_promised| DigestQuery { turn, granule, expected: stored.digest, is_promised };
                 match changes {
                     Changes::Volatile => {}
                     Changes::Immutable if stored.verified => {
-                        skipped.entry(save.tag).or_default().push(query(true));
+                        promised.entry(save.tag).or_default().push(query(true));
                     }
                     // Where comparing costs as much as copying, copy.
                     _ if fast_digests => queries.push(query(false)),
@@ -385,9 +385,9 @@ impl State {
                 }
             }
         }
-        let tags = skipped.keys().copied().collect();
+        let tags = promised.keys().copied().collect();
         // Each tag has its own sample: it may sleep alone or with others.
-        for (tag, of_tag) in skipped {
+        for (tag, of_tag) in promised {
             let sample = Sample::of(self.tags().get(tag).checks(), of_tag.len() as u64);
             for (nth, query) in (0..).zip(of_tag) {
                 if sample.takes(nth) {

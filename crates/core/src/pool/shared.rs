@@ -39,7 +39,7 @@ pub(super) struct Shared {
     /// How many sleeps, of any pool, lack host memory: preparations here give way.
     starving: AtomicU32,
     /// Freed memory that a request has awaited without success.
-    unmap_failed_bytes: AtomicU64,
+    stalled_bytes: AtomicU64,
     state: Monitor<State>,
     memory: HandoverLock<PhysicalMemory>,
     counters: Arc<Counters>,
@@ -132,7 +132,7 @@ impl Shared {
             streams,
             preparing: Mutex::default(),
             starving: AtomicU32::default(),
-            unmap_failed_bytes: AtomicU64::default(),
+            stalled_bytes: AtomicU64::default(),
             state: Monitor::new(State::new(shape, pool, config.cached_max_bytes)),
             counters,
             commands: Monitor::new(Commands::default()),
@@ -183,16 +183,15 @@ impl Shared {
 
     /// A request has waited for its whole `stream_wait_max`. Later requests do not wait for the same pending
     /// memory again.
-    pub(super) fn note_unmap_failed(&self) {
+    pub(super) fn note_stalled(&self) {
         let pending_bytes = self.lock_state().reclaimable().pending_bytes;
-        self.unmap_failed_bytes.store(pending_bytes, Ordering::Relaxed);
+        self.stalled_bytes.store(pending_bytes, Ordering::Relaxed);
     }
 
     /// The pending bytes worth waiting for. Completed memory no longer counts as awaited in vain.
     pub(super) fn promising_bytes(&self, pending_bytes: u64) -> u64 {
-        let unmap_failed_bytes =
-            self.unmap_failed_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
-        pending_bytes - unmap_failed_bytes
+        let stalled_bytes = self.stalled_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
+        pending_bytes - stalled_bytes
     }
 
     /// Makes the reaper check for memory above the mark.

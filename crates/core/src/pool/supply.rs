@@ -33,7 +33,7 @@ pub(super) struct Supply {
 }
 
 impl State {
-    /// Takes reclaimable memory that `needs` can use; the caller's `supplied_bytes` will be spare by then.
+    /// Takes reclaimable memory that `needs` can use; the caller's `supplied` will be spare by then.
     /// The rest is created. Above `allowed_bytes`, memory of the wrong size is released, and `may_split`
     /// needs for chunks become granules. The caller has checked that enough is available
     /// ([`State::reclaimable`]).
@@ -41,13 +41,13 @@ impl State {
         &mut self,
         memory: &PhysicalMemory,
         needs: &mut Vec<Mapping>,
-        supplied_bytes: &[Mapping],
+        supplied: &[Mapping],
         allowed_bytes: u64,
         may_split: bool,
     ) -> Supply {
         let shape = self.heap().shape();
         let (granule, chunk) = (shape.granule_bytes, shape.chunk_bytes);
-        let available = |bytes| memory.spare_count(bytes) + count(supplied_bytes, bytes);
+        let available = |bytes| memory.spare_count(bytes) + count(supplied, bytes);
         let committed_bytes = memory.counters().committed_bytes();
         let excess = |create_bytes: u64| (committed_bytes + create_bytes).saturating_sub(allowed_bytes);
         let mut supply = Supply::default();
@@ -72,7 +72,7 @@ impl State {
         let reserved: u64 = supply.reserved.iter().map(|(bytes, count)| bytes * *count as u64).sum();
         supply.create_bytes = of(needs) - reserved;
         supply.release_bytes = excess(supply.create_bytes);
-        let free_bytes = memory.counters().spare_bytes() + of(supplied_bytes) + of(&supply.leaving);
+        let free_bytes = memory.counters().spare_bytes() + of(supplied) + of(&supply.leaving);
         let spare_bytes = free_bytes.saturating_sub(reserved);
         if supply.release_bytes > spare_bytes {
             self.take_reclaimable(supply.release_bytes - spare_bytes, &mut supply.leaving);
