@@ -1,14 +1,13 @@
 //! Reading and writing blocks: copies that the pool queues for its caller.
 //!
-//! A tag does not fall asleep while a copy of its bytes is being queued; whoever does that, or brings memory in for
-//! a new block, is a [`SharedAccess`] of the tag.
+//! A tag does not fall asleep while a copy of its bytes is being queued: the copy holds a [`SharedAccess`].
 
 use super::error::{PoolError, Result};
 use super::handle::BlockId;
 use super::shared::{Shared, SharedAccess};
 use crate::driver::{DeviceRange, StreamId};
 
-/// A part of a block that is to be read or written.
+/// A part of a block to read or write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Access {
     pub(super) op: &'static str,
@@ -20,7 +19,7 @@ pub(super) struct Access {
 }
 
 impl Shared {
-    /// The device range of a part of a block whose bytes are there, and stay there while the access is.
+    /// The device range of a part of a block. Its bytes stay there while the returned access exists.
     pub(super) fn reach(&self, access: &Access) -> Result<(DeviceRange, SharedAccess<'_>)> {
         let Access { op, stream, block, offset, bytes, writing } = *access;
         self.check_stream(op, stream)?;

@@ -1,8 +1,8 @@
-//! Allocating when no free mapping is ready: find a location, get memory, map it.
+//! Allocating when no free block is ready: find a location, get memory, map it.
 //!
-//! The pool's lock is held to decide and to note; the driver is called with the [`PhysicalMemory`] exclusive, and what has to
-//! be waited for is waited for with nothing held. Under the limit nothing is waited for beyond the request's
-//! stream_wait_max; at the limit, whatever may give memory back is, before the request is refused.
+//! The state is locked for decisions and notes only. The driver is called with the [`PhysicalMemory`] locked,
+//! and waits happen with no lock. Under the limit, a request waits for `stream_wait_max` at most. At the
+//! limit, it waits for anything that may release memory before it is refused.
 
 use std::thread;
 use std::time::Duration;
@@ -21,43 +21,41 @@ use crate::driver::{DriverError, DriverErrorKind, Op};
 
 const NEVER_FITS: &str = "it never fits: raise the limit, or the budget that it comes from";
 
-/// Between two looks while a sleep is under way.
-const LULL: Duration = Duration::from_millis(1);
-const BLINK: Duration = Duration::from_micros(20);
-const SPIN: Duration = Duration::from_micros(100);
+/// Between two checks while a sleep is under way.
+const BACKOFF_MAX: Duration = Duration::from_millis(1);
+const BACKOFF_MIN: Duration = Duration::from_micros(20);
+const SPIN_MAX: Duration = Duration::from_micros(100);
 
-/// Passes a moment, a part of the time that has been waited already: most work that is waited for ends at once, and a
-/// thread that sleeps wakes up late.
-fn rest(waited: Duration) {
-    if waited < SPIN {
+/// Waits for a part of the time waited so far. Most awaited work ends at once, and a sleeping thread wakes up
+/// late.
+fn back_off(waited: Duration) {
+    if waited < SPIN_MAX {
         thread::yield_now();
     } else {
-        thread::sleep(BLINK.max(waited / 8).min(LULL));
+        thread::sleep(BACKOFF_MIN.max(waited / 8).min(BACKOFF_MAX));
     }
 }
 
-/// A request with what follows from it.
+/// A request and what follows from it.
 struct Wanted<'a> {
     request: &'a AllocRequest,
     tag: TagKey,
     list: ListKey,
     bytes: u64,
-    /// Of the memory that is created for it.
+    /// The largest chunk to create for it.
     largest_bytes: u64,
 }
 
-/// How an attempt ended.
 enum Attempt {
     Done(Block),
-    /// The tag is being put to sleep or woken.
     TagBusy,
-    /// Less is free than needed; this much would have to be created.
+    /// Too little is free; this many bytes would have to be created.
     Short(u64),
-    /// Memory that could be reused will be complete soon.
+    /// Reusable memory will be complete soon.
     Pending,
-    /// Addresses were added: look again.
+    /// Addresses were added: try again.
     Grown,
-    /// The device has no more: this much would have to be created, of so much that is lacking.
+    /// The device is full. `needed_bytes` would have to be created, and `absent_bytes` are missing in all.
     DeviceShort {
         needed_bytes: u64,
         absent_bytes: u64,
@@ -70,7 +68,7 @@ impl Shared {
         self.check_stream("allocate on", request.stream)?;
         let state = self.open_state()?;
         let bytes = state.checked_size(request)?;
-        // Who finds a free mapping at once has no use for the time.
+        // A request that finds a free block at once needs no deadline.
         let mut deadline = None;
         let begin = || {
             let deadline = *deadline.insert(Deadline::begin(self.driver(), request.wait_max));
@@ -99,14 +97,14 @@ impl Shared {
             let refused = self.poll(&memory).or(self.recover(&mut memory));
             let in_time = elapsed() < stream_wait_max;
             if has_waited && !in_time {
-                self.note_unmap_failed();
+                self.note_stalled();
                 has_waited = false;
             }
             let mut attempt = self.attempt(&mut memory, &wanted, waits && in_time);
             if let Ok(Attempt::Grown) = attempt {
                 attempt = self.attempt(&mut memory, &wanted, false);
             }
-            // If the driver refuses, the segments stay, and serve the next request.
+            // If the driver refuses, the segments stay and serve the next request.
             let _ = self.drop_emptied(&memory);
             let (needed_bytes, lack, full) = match attempt? {
                 Attempt::Done(block) => return Ok(block),
@@ -119,10 +117,10 @@ impl Shared {
                 }
                 Attempt::Pending => {
                     drop(memory);
-                    // Of a capture nobody knows when it ends.
+                    // The end of a capture cannot be foreseen.
                     waits = !self.may_be_captured();
                     if waits {
-                        rest(elapsed());
+                        back_off(elapsed());
                         has_waited = wanted.request.has_stream_wait();
                     }
                     continue;
@@ -144,7 +142,7 @@ impl Shared {
         }
     }
 
-    /// The refusal of what could never fit, before anything is tried.
+    /// Refuses a request that could never fit, before anything is tried.
     fn hopeless(&self, wanted: &Wanted<'_>) -> PoolError {
         let needed_bytes = wanted.bytes.next_multiple_of(self.shape().granule_bytes);
         let op = wanted.request.to_string();
@@ -158,13 +156,13 @@ impl Shared {
 
     fn attempt(&self, memory: &mut PhysicalMemory, wanted: &Wanted<'_>, waits: bool) -> Result<Attempt> {
         let mut state = self.open_state()?;
-        let wanted = &self.found_again(&mut state, wanted)?;
+        let wanted = &self.refresh_keys(&mut state, wanted)?;
         let Wanted { request, tag, list, bytes, .. } = *wanted;
         if state.tags().get(tag).is_taken() {
             return Ok(Attempt::TagBusy);
         }
         state.tags().check_awake("allocate", tag)?;
-        // Somebody may have freed what is wanted meanwhile.
+        // Another thread may have freed a block meanwhile.
         if let Some(block) = state.take_ready(wanted)? {
             return Ok(Attempt::Done(block));
         }
@@ -185,7 +183,7 @@ impl Shared {
         self.fill_candidate(memory, state, wanted, &candidate, waits)
     }
 
-    /// Cuts a block out of the candidate, and brings in what it lacks.
+    /// Cuts a block out of the candidate and maps the missing memory.
     fn fill_candidate(
         &self,
         memory: &mut PhysicalMemory,
@@ -225,7 +223,7 @@ impl Shared {
         let Err((needed_bytes, source)) = built else {
             let block = state.finish(&placement, list, request);
             state.note_used(used_bytes);
-            drop(state); // The access leaves after it.
+            drop(state); // The access ends after it./
             return Ok(Attempt::Done(block));
         };
         state.abandon(&placement);
@@ -239,7 +237,7 @@ impl Shared {
         }
     }
 
-    /// Whether `needed_bytes` cannot be had now, from reclaimable memory and under the limit.
+    /// Why `needed_bytes` cannot be had now from reclaimable memory and under the limit, if so.
     fn shortage(
         &self,
         state: &State,
@@ -267,7 +265,7 @@ impl Shared {
         (waits && request.would_wait(promising_bytes, create_bytes)).then_some(Attempt::Pending)
     }
 
-    /// New addresses for a block; no memory yet.
+    /// Reserves addresses for a block, without memory.
     fn grow(&self, memory: &PhysicalMemory, wanted: &Wanted<'_>) -> Result<()> {
         let whole_bytes = wanted.bytes.next_multiple_of(self.shape().granule_bytes);
         let bytes = if wanted.bytes < self.shape().chunk_bytes {
@@ -280,25 +278,25 @@ impl Shared {
         let range =
             reserved.map_err(|source| PoolError::AllocFailed { bytes: asked, tag: tag.clone(), source })?;
         let mut state = self.lock_state();
-        let found = self.found_again(&mut state, wanted);
+        let found = self.refresh_keys(&mut state, wanted);
         if let Ok(Wanted { tag, list, .. }) = found {
             state.heap_mut().add_segment(tag, list, range);
         } else {
             drop(state);
-            // Already failing; addresses that the driver does not take back hold no memory, and end with it.
+            // Already failing. Addresses that the driver keeps hold no memory, and end with it.
             let _ = memory.driver().unreserve(range);
         }
         found.map(drop)
     }
 
-    /// A request whose tag and list may have been forgotten while the state was given up.
-    fn found_again<'a>(&self, state: &mut State, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
+    /// Looks the keys up again: tag and list may have been forgotten while the state was unlocked.
+    fn refresh_keys<'a>(&self, state: &mut State, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
         let tag = state.tag_key(&wanted.request.tag);
         let list = self.list_of(state, tag, wanted.request)?;
         Ok(Wanted { tag, list, ..*wanted })
     }
 
-    /// Brings in what the placement lacks. An error says how much would have had to be created.
+    /// Maps the missing memory of the placement. An error carries the bytes that were to be created.
     fn build(
         &self,
         memory: &mut PhysicalMemory,
@@ -326,7 +324,6 @@ impl Shared {
 }
 
 impl State {
-    /// A block that needs no memory, if there is one.
     fn take_ready(&mut self, wanted: &Wanted<'_>) -> Result<Option<Block>> {
         let Wanted { request, tag, list, bytes, .. } = *wanted;
         if !self.heap().has_capacity(4) {
@@ -336,7 +333,7 @@ impl State {
         Ok(candidate.map(|candidate| self.use_candidate(&candidate, wanted)))
     }
 
-    /// Memory is short, but a large block may lie in granules of its own stream.
+    /// Where memory is short, a large block may still fit into granules of its own stream.
     fn take_granules(&mut self, wanted: &Wanted<'_>, attempt: Attempt) -> Attempt {
         let short = matches!(attempt, Attempt::Short(_));
         let candidate = short.then(|| self.heap().granules_for_large(wanted.list, wanted.bytes)).flatten();

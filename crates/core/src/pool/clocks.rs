@@ -1,15 +1,15 @@
-//! Stream order: when the work that may still touch freed memory has passed.
+//! Stream order: when the work that may still touch freed memory is complete.
 //!
-//! Each stream has a clock. A block that is freed gets the clock's epoch as its freed_epoch; recording an event on
-//! the stream ends the epoch, and when the event has passed, everything stamped with that epoch or an earlier
-//! one is *complete*: no work queued before it was freed is left. So one event serves all that was freed before
-//! it, freeing itself costs no call of the driver, and whether a block is complete is one comparison.
+//! Each stream has a clock. A freed block gets the clock's current epoch. Recording an event on the stream
+//! ends the epoch. After the event has completed, everything freed in that epoch or an earlier one is
+//! *complete*: no work queued before the free is left. So one event serves many frees, a free needs no driver
+//! call, and the check is one comparison.
 //!
-//! A clock exists as long as somebody has [acquired](Clocks::acquire) it (a list, or a block that waits for the stream)
-//! or an event of it is under way. Nothing has a freed_epoch of a clock that is gone, and whoever still has its key in hand
-//! finds it complete: keys are never those of another clock.
+//! A clock exists while it is [acquired](Clocks::acquire) (by a list, or a block that waits for the stream)
+//! or has an event in flight. Keys are never reused, and anything under the key of a removed clock is
+//! complete.
 //!
-//! Bookkeeping only: who records and asks the driver is [`super::events`].
+//! Bookkeeping only: [`super::events`] records and queries.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,11 +18,11 @@ use slotmap::SlotMap;
 use crate::driver::{EventId, StreamId};
 
 slotmap::new_key_type! {
-    /// A clock of a pool. That of no clock is complete.
+    /// A clock of a pool. The null key is always complete.
     pub(super) struct ClockKey;
 }
 
-/// An event to record: for which clock, on which stream, and the epoch that it ends.
+/// An event to record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Due {
     pub(super) clock: ClockKey,
@@ -30,29 +30,27 @@ pub(super) struct Due {
     pub(super) epoch: u64,
 }
 
-/// The clocks of all streams that a pool has to know of.
 #[derive(Debug, Default)]
 pub(super) struct Clocks {
     clocks: SlotMap<ClockKey, Clock>,
     by_stream: HashMap<StreamId, ClockKey>,
-    /// How often anything was freed or has passed.
+    /// How often anything was freed or completed.
     version: u64,
-    /// Whether a capture has kept events from being recorded, the last time that somebody was about to.
-    held_up: bool,
+    /// Whether a capture prevented recording at the last attempt.
+    blocked: bool,
 }
 
 #[derive(Debug)]
 struct Clock {
     stream: StreamId,
-    /// How often it is acquired.
     users: usize,
-    /// The freed_epoch of what is freed now.
+    /// The epoch of memory that is freed now.
     epoch: u64,
-    /// Whether anything has that freed_epoch.
+    /// Whether anything was freed in this epoch.
     dirty: bool,
-    /// Stamps up to this one are complete.
+    /// Epochs up to this one are complete.
     passed: u64,
-    /// Events under way, oldest first, and the ticks they end.
+    /// Events in flight, oldest first, each with the epoch that it ends.
     in_flight: VecDeque<(u64, EventId)>,
 }
 
@@ -67,7 +65,7 @@ impl Clock {
 }
 
 impl Clocks {
-    /// The clock of `stream`, made if need be, which stays until it is released as often as it was acquired.
+    /// The clock of `stream`, created if need be. It stays until each acquisition is released.
     pub(super) fn acquire(&mut self, stream: StreamId) -> ClockKey {
         let clocks = &mut self.clocks;
         let key = *self.by_stream.entry(stream).or_insert_with(|| clocks.insert(Clock::new(stream)));
@@ -75,7 +73,7 @@ impl Clocks {
         key
     }
 
-    /// Whoever acquired a clock has no stamps of it any more.
+    /// Ends one acquisition, whose owner keeps no epochs of the clock.
     pub(super) fn release(&mut self, key: ClockKey) {
         if let Some(clock) = self.clocks.get_mut(key) {
             clock.users -= 1;
@@ -91,12 +89,11 @@ impl Clocks {
         }
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.clocks.len()
     }
 
-    /// The freed_epoch of what is freed now on this clock's stream.
+    /// Notes a free on this clock's stream, and returns its epoch.
     pub(super) fn freed_epoch(&mut self, key: ClockKey) -> u64 {
         self.version += 1;
         let Some(clock) = self.clocks.get_mut(key) else { return 0 };
@@ -104,27 +101,24 @@ impl Clocks {
         clock.epoch
     }
 
-    /// Whether everything with this freed_epoch has passed.
     pub(super) fn is_complete(&self, key: ClockKey, freed_epoch: u64) -> bool {
         self.clocks.get(key).is_none_or(|clock| freed_epoch <= clock.passed)
     }
 
-    /// Whether anything stamped may still be in use.
     pub(super) fn any_pending(&self) -> bool {
         self.clocks.values().any(|clock| clock.dirty || !clock.in_flight.is_empty())
     }
 
-    /// Says whether a capture has kept events from being recorded just now.
-    pub(super) fn hold_up(&mut self, held_up: bool) {
-        self.held_up = held_up;
+    pub(super) fn set_blocked(&mut self, blocked: bool) {
+        self.blocked = blocked;
     }
 
-    /// Whether events are due that a capture has kept from being recorded.
-    pub(super) fn is_held_up(&self) -> bool {
-        self.held_up && self.clocks.values().any(|clock| clock.dirty)
+    /// Whether a capture delays due events.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked && self.clocks.values().any(|clock| clock.dirty)
     }
 
-    /// Ends the epoch of every clock under which something was freed; the caller records the events.
+    /// Ends the epoch of every clock under which something was freed. The caller records the events.
     pub(super) fn begin(&mut self) -> Vec<Due> {
         let dirty = self.clocks.iter_mut().filter(|(_, clock)| clock.dirty);
         dirty
@@ -137,7 +131,7 @@ impl Clocks {
             .collect()
     }
 
-    /// The event that ends `due` was recorded. Returns it when nobody needs it any more.
+    /// Notes the event that ends `due`. Returns it if its clock is gone.
     pub(super) fn recorded(&mut self, due: Due, event: EventId) -> Option<EventId> {
         match self.clocks.get_mut(due.clock) {
             Some(clock) => {
@@ -148,14 +142,14 @@ impl Clocks {
         }
     }
 
-    /// The event could not be recorded: the next one covers its epoch too.
+    /// The event could not be recorded; the next one covers its epoch too.
     pub(super) fn not_recorded(&mut self, due: Due) {
         if let Some(clock) = self.clocks.get_mut(due.clock) {
             clock.dirty = true;
         }
     }
 
-    /// Events under way: clock, epoch and event, oldest first within a clock.
+    /// Clock, epoch and event; oldest first within a clock.
     pub(super) fn in_flight(&self) -> Vec<(ClockKey, u64, EventId)> {
         let of = |(key, clock): (ClockKey, &Clock)| {
             clock.in_flight.iter().map(move |(epoch, event)| (key, *epoch, *event)).collect::<Vec<_>>()
@@ -163,27 +157,25 @@ impl Clocks {
         self.clocks.iter().flat_map(of).collect()
     }
 
-    /// The stream of a clock, unless it was forgotten meanwhile: nothing is waited for there then.
+    /// `None` if the clock was removed meanwhile.
     pub(super) fn stream(&self, clock: ClockKey) -> Option<StreamId> {
         self.clocks.get(clock).map(|clock| clock.stream)
     }
 
-    /// All streams that have a clock.
     pub(super) fn streams(&self) -> impl Iterator<Item = StreamId> {
         self.clocks.iter().map(|(_, clock)| clock.stream)
     }
 
-    /// How often anything has happened that may help who needs memory: who waits compares.
+    /// Changes whenever something has happened that may help a request for memory.
     pub(super) fn version(&self) -> u64 {
         self.version
     }
 
-    /// Something else has happened that may help.
-    pub(super) fn tell(&mut self) {
+    pub(super) fn note_change(&mut self) {
         self.version += 1;
     }
 
-    /// Everything on this clock up to `epoch` has passed. Returns the events that are not needed any more.
+    /// Everything on this clock up to `epoch` is complete. Returns the events that are no longer needed.
     pub(super) fn pass(&mut self, key: ClockKey, epoch: u64) -> Vec<EventId> {
         self.version += 1;
         let Some(clock) = self.clocks.get_mut(key) else { return Vec::new() };
@@ -194,15 +186,15 @@ impl Clocks {
         done
     }
 
-    /// The device has been idle since [`Clocks::begin`] returned `ended` and events were `in_flight`.
+    /// The device has been idle since [`Clocks::begin`] returned `ended` and the events were `in_flight`.
     pub(super) fn pass_all(&mut self, ended: &[Due], in_flight: &[(ClockKey, u64, EventId)]) -> Vec<EventId> {
         let ended = ended.iter().map(|due| (due.clock, due.epoch));
-        let ticks: Vec<_> = ended.chain(in_flight.iter().map(|(clock, epoch, _)| (*clock, *epoch))).collect();
-        ticks.into_iter().flat_map(|(clock, epoch)| self.pass(clock, epoch)).collect()
+        let epochs: Vec<_> =
+            ended.chain(in_flight.iter().map(|(clock, epoch, _)| (*clock, *epoch))).collect();
+        epochs.into_iter().flat_map(|(clock, epoch)| self.pass(clock, epoch)).collect()
     }
 
-    /// All work has ended on the streams that do not exist any more: what was freed there is complete. Their events are
-    /// left to whoever asks for them next.
+    /// Everything freed on streams that no longer exist is complete. Their events are left to the next query.
     pub(super) fn end_streams(&mut self, exists: impl Fn(StreamId) -> bool) {
         for clock in self.clocks.values_mut().filter(|clock| !clock.is_complete()) {
             if !exists(clock.stream) {
@@ -242,7 +234,7 @@ mod tests {
         let again = clocks.begin();
         clocks.not_recorded(again[0]);
         let later = clocks.begin();
-        assert!(later[0].epoch > again[0].epoch, "one event covers both ticks");
+        assert!(later[0].epoch > again[0].epoch, "one event covers both epochs");
         assert_eq!(clocks.recorded(later[0], EventId(8)), None);
         assert_eq!(clocks.pass_all(&later, &[]), [EventId(8)]);
         assert!(clocks.is_complete(a, late) && !clocks.any_pending());
@@ -255,7 +247,7 @@ mod tests {
         assert_eq!(clocks.acquire(StreamId(1)), a);
         let early = clocks.freed_epoch(a);
         clocks.release(a);
-        assert!(!clocks.is_complete(a, early), "somebody still has stamps of it");
+        assert!(!clocks.is_complete(a, early), "it is still acquired");
         let due = clocks.begin();
         assert_eq!(clocks.recorded(due[0], EventId(7)), None);
         clocks.release(a);
@@ -263,19 +255,19 @@ mod tests {
         assert_eq!(clocks.pass(a, early), [EventId(7)]);
         assert_eq!(clocks.count(), 0);
         let b = clocks.acquire(StreamId(1));
-        assert_ne!(a, b, "whoever has an old key in hand finds no other clock");
+        assert_ne!(a, b, "an old key finds no other clock");
         let freed_epoch = clocks.freed_epoch(b);
         assert!(clocks.is_complete(a, freed_epoch) && !clocks.is_complete(b, freed_epoch));
         let due = clocks.begin();
         clocks.release(b);
         assert_eq!(clocks.count(), 0);
-        assert_eq!(clocks.recorded(due[0], EventId(8)), Some(EventId(8)), "nobody waits for it");
+        assert_eq!(clocks.recorded(due[0], EventId(8)), Some(EventId(8)), "nothing waits for it");
         clocks.not_recorded(due[0]);
         assert!(clocks.pass(b, 9).is_empty() && !clocks.any_pending());
     }
 
     #[test]
-    fn a_stream_that_has_ended_is_quiet() {
+    fn a_stream_that_has_ended_is_complete() {
         let mut clocks = Clocks::default();
         let (a, b) = (clocks.acquire(StreamId(1)), clocks.acquire(StreamId(2)));
         let (first, other) = (clocks.freed_epoch(a), clocks.freed_epoch(b));
@@ -287,7 +279,7 @@ mod tests {
         assert!(
             clocks.is_complete(a, first) && clocks.is_complete(a, second) && !clocks.is_complete(b, other)
         );
-        assert!(clocks.version() > version, "it may help somebody");
+        assert!(clocks.version() > version, "it may help a request");
         assert!(!clocks.is_complete(a, clocks.clocks[a].epoch), "what is freed from now on has to pass");
         assert_eq!(clocks.in_flight(), [(a, first, EventId(1))]);
         assert_eq!(clocks.pass(a, first), [EventId(1)]);

@@ -1,4 +1,4 @@
-//! Closing a pool: what is under way ends, and everything goes back.
+//! Closing a pool: work under way ends, and everything is released.
 
 use super::error::{PoolError, Result};
 use super::shared::Shared;
@@ -15,7 +15,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Refuses new work, and waits until what is under way has ended.
+    /// Refuses new work, and waits until work on tags has ended.
     pub(super) fn close_gates(&self) {
         let mut state = self.lock_state();
         state.close();
@@ -23,13 +23,12 @@ impl Shared {
         while !state.tags().iter().all(|(_, entry)| entry.is_free()) {
             match self.wait_anyway(state, None) {
                 Ok(woken) => state = woken,
-                Err(_) => return, // Poisoned: whoever was inside is gone.
+                Err(_) => return, // Poisoned: the working thread is gone./
             }
         }
     }
 
-    /// Refuses to wait for the device during a capture. Where nothing is held no work can touch anything, and nothing is
-    /// waited for.
+    /// Refuses to wait for the device during a capture. Without held memory, no wait is needed.
     pub(super) fn check_closable(&self) -> Result<()> {
         if self.counters().held_bytes() == 0 { Ok(()) } else { self.check_no_capture(CLOSE) }
     }
@@ -47,7 +46,7 @@ impl Shared {
         let streams: Vec<StreamId> = self.streams().all().collect();
         let ended = swept.and(memory.destroy_streams(&streams)).map_err(failed);
         drop(memory);
-        // The backups went with it. What is kept of their memory may as well be kept.
+        // The backups went with the pool. The storage may keep the memory if it cannot release it.
         let _ = self.backups().trim();
         ended
     }

@@ -1,10 +1,10 @@
-//! What the reaper is told: to work, and to end. Commands that come while it works are one order.
+//! Commands to the reaper: work, or stop. Several requests for work while it works count as one.
 
 use std::time::Duration;
 
 use super::tag_lock::Monitor;
 
-/// What the reaper is told.
+/// Pending commands.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     work: bool,
@@ -12,18 +12,18 @@ pub(super) struct Commands {
 }
 
 impl Commands {
-    /// Asks for work.
-    pub(super) fn give(&mut self) {
+    /// Requests work.
+    pub(super) fn request_work(&mut self) {
         self.work = true;
     }
 
-    /// Asks for the end.
+    /// Requests the end.
     pub(super) fn stop(&mut self) {
         self.stop = true;
     }
 }
 
-/// Takes the next order, or none after `most`; returns false when the thread is to end.
+/// Takes the next command, or none after `most`. Returns false when the thread should end.
 pub(super) fn pause(commands: &Monitor<Commands>, most: Duration) -> bool {
     let mut guard = commands.lock_anyway();
     if !guard.work && !guard.stop {
@@ -36,7 +36,7 @@ pub(super) fn pause(commands: &Monitor<Commands>, most: Duration) -> bool {
     !guard.stop
 }
 
-/// Takes the next order; returns false when the thread is to end.
+/// Takes the next command. Returns false when the thread should end.
 pub(super) fn next_command(commands: &Monitor<Commands>) -> bool {
     let mut guard = commands.lock_anyway();
     loop {

@@ -1,4 +1,4 @@
-//! Finding out what has passed: events are recorded and asked for here, with no lock but that of the [`PhysicalMemory`].
+//! Recording and querying events, with no lock but that of the [`PhysicalMemory`].
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -12,27 +12,25 @@ use super::physical::PhysicalMemory;
 use super::shared::Shared;
 use crate::driver::{DriverError, DriverErrorKind, EventId, StreamId};
 
-/// Between two looks at the events of several streams.
+/// Between two queries of events of several streams.
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// How waiting for what was freed has ended.
+/// How a wait for freed memory has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Waited {
-    /// Something is complete that was not, or can be found out about now.
+    /// Something has completed, or can be queried now.
     Progress,
-    /// There is nothing to wait for.
-    InVain,
-    /// A stream is being captured: nothing is waited for.
+    NothingPending,
+    /// A capture is under way, so nothing was awaited.
     Captured,
-    /// The deadline has passed, and work on these streams has not.
-    TooLong(Vec<StreamId>),
+    /// The deadline has passed, and these streams still work.
+    TimedOut(Vec<StreamId>),
 }
 
 impl Shared {
-    /// Records an event on every stream under which something was freed, and asks for those under way. What
-    /// has passed becomes complete. Never blocks; an error is returned when everything else was tried. Does nothing while
-    /// a stream is being captured.
+    /// Records an event on every stream under which something was freed, and queries those in flight. Never
+    /// blocks, and does nothing during a capture. Tries everything before it returns an error.
     pub(super) fn poll(&self, _vm: &PhysicalMemory) -> Option<DriverError> {
         {
             let state = self.lock_state();
@@ -43,7 +41,7 @@ impl Shared {
         match self.captured() {
             Ok(None) => {}
             Ok(Some(_)) => {
-                self.lock_state().heap_mut().clocks_mut().hold_up(true);
+                self.lock_state().heap_mut().clocks_mut().set_blocked(true);
                 return None;
             }
             Err(error) => return Some(error),
@@ -54,10 +52,9 @@ impl Shared {
         refused
     }
 
-    /// Records the events that are due.
     fn record_due(&self) -> Option<DriverError> {
         let due = self.lock_state().heap_mut().clocks_mut().begin();
-        let (mut refused, mut held_up) = (None, false);
+        let (mut refused, mut blocked) = (None, false);
         for due in due {
             match self.driver().event_record(due.stream) {
                 Ok(event) => {
@@ -69,16 +66,16 @@ impl Shared {
                 Err(error) => {
                     self.lock_state().heap_mut().clocks_mut().not_recorded(due);
                     // A capture may have begun just now.
-                    held_up |= is_captured(&error);
+                    blocked |= is_captured(&error);
                     refused = refused.or(Some(error).filter(|error| !is_captured(error)));
                 }
             }
         }
-        self.lock_state().heap_mut().clocks_mut().hold_up(held_up);
+        self.lock_state().heap_mut().clocks_mut().set_blocked(blocked);
         refused
     }
 
-    /// Asks for the events under way, of each stream until one has not passed.
+    /// Skips later events of a stream after the first incomplete one.
     fn query_in_flight(&self) -> Option<DriverError> {
         let in_flight = self.lock_state().heap().clocks().in_flight();
         let (mut late, mut refused) = (None, None);
@@ -98,16 +95,16 @@ impl Shared {
         refused
     }
 
-    /// Waits until something that was freed is complete that was not when the version was `seen`. Who waits for ever for one
-    /// stream exclusive has the driver wait; others ask again and again.
+    /// Waits until something freed has completed since version `seen`. If only one stream is awaited, without
+    /// a deadline, the driver waits; otherwise the events are polled.
     pub(super) fn wait_for_event(&self, seen: u64, deadline: Deadline) -> Result<Waited> {
         let mut pause = PAUSE_MIN;
         loop {
-            let (version, held_up, in_flight) = {
+            let (version, blocked, in_flight) = {
                 let state = self.lock_state();
                 (
                     state.heap().clocks().version(),
-                    state.heap().clocks().is_held_up(),
+                    state.heap().clocks().is_blocked(),
                     state.heap().clocks().in_flight(),
                 )
             };
@@ -117,17 +114,19 @@ impl Shared {
             if self.captured().map_err(waiting)?.is_some() {
                 return Ok(Waited::Captured);
             }
-            if held_up {
-                // The capture has ended since events were to be recorded: they can be now.
+            if blocked {
+                // The capture has ended since, so the events can be recorded now.
                 return Ok(Waited::Progress);
             }
-            let Some((clock, epoch, event)) = in_flight.first().copied() else { return Ok(Waited::InVain) };
-            let exclusive = in_flight.iter().all(|(other, _, _)| *other == clock);
-            if exclusive && deadline.is_never() {
+            let Some((clock, epoch, event)) = in_flight.first().copied() else {
+                return Ok(Waited::NothingPending);
+            };
+            let is_single_stream = in_flight.iter().all(|(other, _, _)| *other == clock);
+            if is_single_stream && deadline.is_never() {
                 let passed = self.wait_for_one(clock, epoch, event, deadline);
                 return passed.map(|_| Waited::Progress).map_err(waiting);
             }
-            // Which stream will be first is not known, and one of them may never be.
+            // Any of the streams may be first, and some may never complete.
             for (clock, epoch, event) in &in_flight {
                 if self.has_passed(*event).map_err(waiting)? {
                     self.pass(*clock, *epoch);
@@ -138,7 +137,7 @@ impl Shared {
                 let Some(rest) = deadline.left(self.driver(), pause) else {
                     let late =
                         in_flight.into_iter().filter_map(|(clock, ..)| state.heap().clocks().stream(clock));
-                    return Ok(Waited::TooLong(late.collect::<BTreeSet<_>>().into_iter().collect()));
+                    return Ok(Waited::TimedOut(late.collect::<BTreeSet<_>>().into_iter().collect()));
                 };
                 drop(state);
                 thread::sleep(rest);
@@ -147,7 +146,7 @@ impl Shared {
         }
     }
 
-    /// Waits until an event of a clock has passed. Returns false when it has not by the deadline.
+    /// Returns false if the event has not completed by the deadline.
     pub(super) fn wait_for_one(
         &self,
         clock: ClockKey,
@@ -156,7 +155,7 @@ impl Shared {
         deadline: Deadline,
     ) -> Result<bool, DriverError> {
         if deadline.is_never() {
-            // Unknown: somebody else saw it pass meanwhile.
+            // Unknown: another thread has seen it complete and destroyed it.
             self.driver()
                 .event_synchronize(event)
                 .or_else(|error| if is_unknown(&error) { Ok(()) } else { Err(error) })?;
@@ -167,7 +166,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Asks for events until all have passed. Returns the keys of those that have not by the deadline.
+    /// Polls events until all are complete. Returns the keys of those that are not by the deadline.
     fn wait_for_all<K: Copy>(
         &self,
         mut events: Vec<(K, EventId)>,
@@ -195,16 +194,16 @@ impl Shared {
         }
     }
 
-    /// Whether an event has passed; one that is unknown was seen to pass by somebody who waited for it.
+    /// Whether an event is complete. An unknown one was seen complete and destroyed by another thread.
     fn has_passed(&self, event: EventId) -> Result<bool, DriverError> {
         match self.driver().event_query(event) {
             Err(error) if is_unknown(&error) => Ok(true),
-            asked => asked,
+            queried => queried,
         }
     }
 
-    /// Waits until what is queued by now has passed on all streams that the pool knows. Returns those where it has not by
-    /// the deadline. Whoever waits for ever has nothing to wait for here: it has the driver wait.
+    /// Waits for all work queued by now on the streams that the pool knows. Returns the streams that are late
+    /// at the deadline. Without a deadline it returns at once: the driver then waits for the whole device.
     pub(super) fn wait_for_streams(&self, deadline: Deadline) -> Result<Vec<StreamId>, DriverError> {
         if deadline.is_never() {
             return Ok(Vec::new());
@@ -215,7 +214,8 @@ impl Shared {
         for stream in known {
             match self.driver().event_record(stream) {
                 Ok(event) => events.push((stream, event)),
-                // A stream ends when its work has finished; what is captured has not run, and the caller sees to it.
+                // A stream ends when its work has finished. Captured work has not run, which the caller
+                // checks.
                 Err(error) if is_unknown(&error) || is_captured(&error) => {}
                 Err(error) => failed = failed.or(Some(error)),
             }
@@ -250,7 +250,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Nothing is held, so nothing has to be known to be complete any more.
+    /// Called when no memory is held: nothing needs to be known complete any more.
     pub(super) fn forget_clocks(&self) {
         let done = {
             let mut state = self.lock_state();
@@ -262,7 +262,7 @@ impl Shared {
         self.forget(done);
     }
 
-    /// Events that are not needed any more. One that the driver does not let go of ends with it.
+    /// Destroys events. One that the driver refuses to destroy ends with it.
     fn forget(&self, events: impl IntoIterator<Item = EventId>) {
         for event in events {
             let _ = self.driver().event_destroy(event);

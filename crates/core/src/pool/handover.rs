@@ -1,26 +1,24 @@
-//! A lock that can be handed over: who holds it for long lets those who wait have it in between.
+//! A lock that a long holder can hand to waiting threads in between.
 //!
-//! The standard lock is not fair: who gives it up and takes it again at once mostly has it before those who were woken.
-//! Here each who has to wait draws a ticket, and [`HandoverLock::yield_to_waiters`] comes back when all who had drawn
-//! one before have had the lock. Beside that it is taken as it comes: where nobody yields, there is no queue.
+//! The standard lock is not fair: a thread that unlocks and locks again mostly wins against woken threads.
+//! Here each waiting thread draws a ticket. [`HandoverLock::yield_to_waiters`] returns after all earlier
+//! tickets have had the lock. Without a yield there is no queue.
 //!
-//! Promise: two who yield to each other both come on, since each waits for earlier tickets only.
-//! `checks/interleavings` compiles this file over other locks and tries their interleavings.
+//! Promise: two threads that yield to each other both proceed, since each waits for earlier tickets only.
+//! `checks/interleavings` compiles this file with other locks and tries their interleavings.
 
 use std::collections::BTreeSet;
 
 use super::tag_lock::Monitor;
 use crate::sync::{Mutex, MutexGuard, PoisonError, is_poisoned, try_lock_anyway};
 
-/// A value behind such a lock.
 #[derive(Debug)]
 pub(super) struct HandoverLock<T> {
     value: Mutex<T>,
-    /// Taken by who holds the value, or by itself; never the other way round.
+    /// Locked alone or while holding the value; the value is never locked under it.
     waiters: Monitor<Waiters>,
 }
 
-/// Who waits for the value.
 #[derive(Debug, Default)]
 struct Waiters {
     next: u64,
@@ -37,18 +35,17 @@ impl Waiters {
 }
 
 impl<T> HandoverLock<T> {
-    /// A lock around `value`.
     pub(super) fn new(value: T) -> Self {
         Self { value: Mutex::new(value), waiters: Monitor::new(Waiters::default()) }
     }
 
-    /// The value; `None` when a thread panicked while it held it.
+    /// `None` after a panic of a thread that held it.
     pub(super) fn lock(&self) -> Option<MutexGuard<'_, T>> {
         let guard = self.lock_anyway();
         if self.is_poisoned() { None } else { Some(guard) }
     }
 
-    /// The value, in whatever state a panic may have left it.
+    /// Ignores poisoning.
     pub(super) fn lock_anyway(&self) -> MutexGuard<'_, T> {
         try_lock_anyway(&self.value).unwrap_or_else(|| {
             let ticket = self.waiters.lock_anyway().draw();
@@ -56,18 +53,16 @@ impl<T> HandoverLock<T> {
         })
     }
 
-    /// Whether a thread panicked while it held the value.
     pub(super) fn is_poisoned(&self) -> bool {
         is_poisoned(&self.value)
     }
 
-    /// How many wait.
     pub(super) fn waiting(&self) -> usize {
         self.waiters.lock_anyway().tickets.len()
     }
 
-    /// Gives the value up, and has it again when all have had it who wait now; in whatever state a panic may have left
-    /// it meanwhile. Where nobody waits it is not given up.
+    /// Unlocks the value, and locks it again after all threads that wait now have had it. Keeps it if none
+    /// waits. The value may be poisoned meanwhile.
     pub(super) fn yield_to_waiters<'a>(&'a self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         let mut waiters = self.waiters.lock_anyway();
         if waiters.tickets.is_empty() {

@@ -1,4 +1,4 @@
-//! Who holds which tags. What a hold is for, [`super::hold`] says.
+//! Which holders hold which tags. [`super::hold`] says what a hold is for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,12 +6,11 @@ use std::sync::Arc;
 use super::error::{PoolError, Result};
 use crate::tag::Tag;
 
-/// Who holds which tags.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
     /// How many holds each holder has.
     tags: BTreeMap<Tag, BTreeMap<Arc<str>, usize>>,
-    /// Whether the pool is gone, and the last hold has to give its memory back.
+    /// Whether the pool is gone, and the last hold must release its memory.
     is_orphaned: bool,
 }
 
@@ -24,12 +23,11 @@ impl Holds {
         !self.tags.is_empty()
     }
 
-    /// All tags that are held, with the names of those who hold them, each once.
+    /// All held tags, each with the names of its holders.
     pub(super) fn all(&self) -> impl Iterator<Item = (&Tag, impl Iterator<Item = &str>)> {
         self.tags.iter().map(|(tag, holders)| (tag, holders.keys().map(|holder| &**holder)))
     }
 
-    /// The pool is gone: the last hold has to give its memory back.
     pub(super) fn orphan(&mut self) {
         self.is_orphaned = true;
     }

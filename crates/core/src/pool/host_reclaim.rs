@@ -1,13 +1,12 @@
-//! Giving host memory back: when asked to, and under pressure.
+//! Releasing host memory: on request, and under pressure.
 //!
-//! Backups of tags that are awake only save time, namely the next copy of what has not changed. They go when their owner
-//! says so, and when a sleep, of this pool or of another one of the process, lacks host memory: first those of its own
-//! pool, then those of pools that use the same driver or store, then all others', whose drivers give back what they keep
-//! for later. Backups of what sleeps are never touched. A preparation, which only saves time as well, takes nobody's
-//! backups, only what other drivers keep and nobody uses.
+//! Backups of awake tags only save time: the next sleep need not copy unchanged bytes. They are dropped on
+//! request, or when a sleep of any pool in the process lacks host memory. First go those of its own pool,
+//! then of pools with the same driver or storage, then all others and what their drivers cache. Backups of
+//! sleeping tags are never touched. A preparation only saves time too, so it takes cached memory only.
 //!
-//! No lock is held while another pool is called, so that two that lack memory at once do not wait for each other. Whoever
-//! prepares a sleep, in whichever pool, makes way meanwhile.
+//! No lock is held while another pool is called, so two pools that lack memory do not wait for each other.
+//! Preparations give way meanwhile, in every pool.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -22,16 +21,14 @@ use crate::tag::{Tag, TagState};
 
 const DROP: &str = "drop backups";
 
-/// The pools of each process. Locked to look at the list, and not while a pool is called.
+/// Locked only to access the list, not while a pool is called.
 static POOLS: PerProcess<Mutex<Vec<Weak<Shared>>>> =
     PerProcess::new([const { Mutex::new(Vec::new()) }; FORKS]);
 
-/// How far another pool is from one that lacks host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Distance {
-    /// It has its host memory from the same driver or store.
+    /// Same driver or backup storage.
     SameStore,
-    /// It is of the same process.
     SameProcess,
 }
 
@@ -41,7 +38,7 @@ impl Shared {
         self.open_state()?.check_droppable(tags)?;
         let deadline = Deadline::begin(self.driver(), None);
         let (_, exclusive) = self.exclusive(DROP, tags, TagState::is_held, false, deadline)?;
-        // Others may have been waited for.
+        // The wait for access may have taken time.
         self.open_state()?.check_droppable(tags)?;
         let held_bytes = self.backups().held_bytes();
         let failed = |source| PoolError::Driver { op: "give host memory back", source };
@@ -54,24 +51,23 @@ impl Shared {
         Ok(held_bytes.saturating_sub(self.backups().held_bytes()))
     }
 
-    /// The same for all tags that are awake and that nobody works on, except for those that fall asleep.
+    /// Drops the backups of all unused awake tags, except those that fall asleep.
     fn release_idle_backups(&self, falling: &[TagKey]) -> u64 {
         let shared_accesses = self.shared_accesses(|state, tag| {
             !state.is_closed() && state.backups().has(tag) && !falling.contains(&tag)
         });
         let tags: Vec<TagKey> = shared_accesses.iter().map(SharedAccess::tag).collect();
-        // What cannot be looked at stays.
+        // What cannot be inspected stays.
         self.release_backups_of_awake(&tags).map_or(0, |(bytes, _)| bytes)
     }
 
-    /// From now on other pools of the process may have this one's host memory when they lack some.
+    /// Lets other pools of the process take this one's host memory under pressure.
     pub(super) fn lend_host_memory(self: &Arc<Self>) {
         let mut all = POOLS.here().lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|pool| pool.strong_count() > 0);
         all.push(Arc::downgrade(self));
     }
 
-    /// The others of this process, at this distance.
     fn others(&self, distance: Distance) -> Vec<Arc<Self>> {
         let all = POOLS.here().lock().unwrap_or_else(PoisonError::into_inner).clone();
         let others =
@@ -79,8 +75,7 @@ impl Shared {
         others.filter(|other| self.distance(other) == distance).collect()
     }
 
-    /// The host has too little memory for `bytes` of backups of a sleep: once more, whenever something has gone that only
-    /// saves time.
+    /// Retries a sleep's request for `bytes` of backups whenever memory that only saves time was released.
     pub(super) fn with_host_memory<T>(
         &self,
         falling: &[TagKey],
@@ -97,21 +92,20 @@ impl Shared {
             }
             let others = self.others(distance);
             let _starving: Vec<Starving<'_>> = others.iter().map(|other| other.starve()).collect();
-            // Each of them, also once one has given.
-            if others.iter().filter(|other| other.give_host_memory(distance)).count() > 0 {
+            // Also after one has released memory.
+            if others.iter().filter(|other| other.release_host_memory(distance)).count() > 0 {
                 done = again();
             }
         }
         done
     }
 
-    /// Whether more host memory is to be had when pools at this distance have less.
     fn may_help(&self, distance: Distance, bytes: u64) -> bool {
-        // What others have in stores of theirs is no part of this one's own limit.
+        // Storage of other pools does not count against this one's own limit.
         distance == Distance::SameStore || self.backups().allows(bytes)
     }
 
-    /// The same for what only saves time itself, once it has failed: nobody loses a backup to it.
+    /// Retries what itself only saves time, after it has failed. Takes no backups.
     pub(super) fn with_cached_host_memory<T>(
         &self,
         bytes: u64,
@@ -122,8 +116,8 @@ impl Shared {
         if !first.as_ref().is_err_and(is_lacking) || !self.may_help(far, bytes) {
             return first;
         }
-        let giving = self.others(far).iter().filter(|other| other.give_cached_host_memory()).count();
-        if giving > 0 { again() } else { first }
+        let releasing = self.others(far).iter().filter(|other| other.release_cached_host_memory()).count();
+        if releasing > 0 { again() } else { first }
     }
 
     fn distance(&self, other: &Self) -> Distance {
@@ -133,13 +127,13 @@ impl Shared {
         if same_driver || same_store { Distance::SameStore } else { Distance::SameProcess }
     }
 
-    /// Waits until nobody prepares a sleep who has not seen that one is starving.
+    /// Waits until no preparation is left that began before the lack was announced.
     fn await_preparation(&self) {
         drop(self.preparing());
     }
 
-    /// Lets go of what only saves this pool time, for another one. Whether it had anything.
-    fn give_host_memory(&self, distance: Distance) -> bool {
+    /// Releases backups that only save this pool time. Returns whether there were any.
+    fn release_host_memory(&self, distance: Distance) -> bool {
         if self.driver().check_process().is_err() {
             return false;
         }
@@ -149,23 +143,23 @@ impl Shared {
         }
         let released_bytes = self.release_idle_backups(&[]);
         let is_far = distance == Distance::SameProcess;
-        (is_far && self.give_cached_host_memory()) || released_bytes > 0
+        (is_far && self.release_cached_host_memory()) || released_bytes > 0
     }
 
-    /// Gives host memory back that the store keeps for later. Whether there was any.
-    fn give_cached_host_memory(&self) -> bool {
+    /// Releases host memory that the storage caches. Returns whether there was any.
+    fn release_cached_host_memory(&self) -> bool {
         if self.driver().check_process().is_err() {
             return false;
         }
         let held_bytes = self.backups().held_bytes();
-        // Whatever it could not do, it has less now or not.
+        // The result shows in the held bytes, also after an error.
         let _ = self.backups().trim();
         self.backups().held_bytes() < held_bytes
     }
 }
 
 impl State {
-    /// Refuses tags that are named and of which the backup is all there is.
+    /// Refuses named tags whose backup is the only copy.
     fn check_droppable(&self, tags: Option<&[Tag]>) -> Result<()> {
         let named = tags.map(|tags| self.tags().selected(DROP, Some(tags))).transpose()?.unwrap_or_default();
         let mut entries = named.into_iter().map(|tag| self.tags().get(tag));
@@ -176,7 +170,6 @@ impl State {
     }
 }
 
-/// Whether the host has too little memory.
 pub(super) fn is_lacking(error: &DriverError) -> bool {
     matches!(error.kind, DriverErrorKind::OutOfHostMemory { .. })
 }

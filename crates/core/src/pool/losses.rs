@@ -1,8 +1,8 @@
-//! Bytes that are lost with their backup: what of which blocks they are, and how their owner brings them back.
+//! Bytes lost with their backup: which blocks they belong to, and how their owner restores them.
 //!
-//! Their tag is [`crate::TagState::Undefined`] as long as any of them is ([`super::undefined`]): reading them is refused, and so is
-//! a sleep that would back them up as if they were the owner's. Freeing the block, dropping the tag's bytes, or writing
-//! them again and saying so ends that.
+//! Their tag is [`crate::TagState::Undefined`] until none is left ([`super::undefined`]). Meanwhile reading
+//! them is refused, and so is a sleep that would back them up. Freeing the block, dropping the tag's bytes,
+//! or writing them again and marking that ends it.
 
 use super::error::{PoolError, Result};
 use super::handle::BlockId;
@@ -16,7 +16,7 @@ use crate::driver::DeviceRange;
 const RESTORE: &str = "mark as restored";
 
 impl State {
-    /// The parts of live blocks that lie in `ranges`, by address; what touches in a block is one.
+    /// The parts of live blocks in `ranges`, by address; adjacent parts of one block are merged.
     pub(super) fn lost_in(&self, ranges: impl IntoIterator<Item = DeviceRange>) -> Vec<LostRange> {
         let mut ranges: Vec<DeviceRange> = ranges.into_iter().collect();
         ranges.sort_unstable();
@@ -38,13 +38,12 @@ impl State {
         lost
     }
 
-    /// What is lost of `tags`.
     pub(super) fn lost_of(&self, tags: impl Iterator<Item = TagKey>) -> Vec<LostRange> {
         let undefined = tags.filter_map(|tag| self.tags().get(tag).undefined());
         self.lost_in(undefined.flat_map(Undefined::ranges))
     }
 
-    /// Why what needs all bytes of an undefined tag cannot be done.
+    /// The error of an operation that needs all bytes of an undefined tag.
     pub(super) fn undefined_error(&self, op: &'static str, tag: TagKey) -> PoolError {
         match self.lost_of(std::iter::once(tag)) {
             lost if lost.is_empty() => PoolError::Undefined { op, tag: self.tags().get(tag).name().clone() },
@@ -52,7 +51,7 @@ impl State {
         }
     }
 
-    /// Refuses what needs the bytes of `range`, which is of an awake tag, where they are not the owner's.
+    /// Refuses to read `range` of an awake tag where its bytes are undefined.
     pub(super) fn check_defined(&self, op: &'static str, tag: TagKey, range: DeviceRange) -> Result<()> {
         let Some(undefined) = self.tags().get(tag).undefined().filter(|undefined| !undefined.is_nothing())
         else {
@@ -65,7 +64,7 @@ impl State {
         if lost.is_empty() { Ok(()) } else { Err(PoolError::Lost { op, lost }) }
     }
 
-    /// The bytes of `granules` are lost, and what is stored of them is nobody's. Returns what that is of live blocks.
+    /// The bytes of `granules` are lost, with their backup. Returns the parts of live blocks in them.
     pub(super) fn lose(&mut self, granules: &[DeviceRange]) -> Vec<LostRange> {
         self.forget_stored(granules);
         let lost = self.lost_in(granules.iter().copied());
@@ -77,7 +76,7 @@ impl State {
         lost
     }
 
-    /// The owner has written again what was lost of a block. Returns that.
+    /// The owner has rewritten the lost bytes of a block. Returns them.
     pub(super) fn restore_block(&mut self, block: BlockId) -> Result<Vec<LostRange>> {
         let entry = self.heap().live_block(RESTORE, block)?;
         let tag = self.heap().tag_of_list(entry.list);
@@ -85,7 +84,7 @@ impl State {
         let range = DeviceRange::new(entry.addr, entry.bytes());
         let Some(undefined) = self.tags().get(tag).undefined() else { return Ok(Vec::new()) };
         if undefined.is_all() {
-            // Of what a sleep has dropped nothing is known by blocks.
+            // After a dropping sleep, undefined bytes are not tracked by block.
             return Err(self.undefined_error(RESTORE, tag));
         }
         let lost = self.lost_in(undefined.within(range));
@@ -93,15 +92,14 @@ impl State {
         Ok(lost)
     }
 
-    // ---- what is stored of granules ----
+    // ---- backups of granules ----
 
-    /// Whether what is stored of the granule at `addr` was loaded unseen, with this digest.
+    /// Whether the backup of the granule at `addr` was loaded without comparing it, with this digest.
     pub(super) fn is_suspect(&self, addr: u64, expected: Digest) -> bool {
         self.location_of(addr)
             .is_some_and(|(tag, location)| self.backups().is_suspect(tag, location, expected))
     }
 
-    /// What is stored of these granules is of no use any more.
     pub(super) fn forget_stored(&mut self, granules: &[DeviceRange]) {
         for granule in granules {
             if let Some((tag, location)) = self.location_of(granule.addr) {
@@ -110,18 +108,18 @@ impl State {
         }
     }
 
-    /// These granules are what their digests say, on the device or in their backups.
+    /// These granules match their digests, on the device or in their backups.
     pub(super) fn note_seen(&mut self, granules: impl IntoIterator<Item = DeviceRange>) {
         self.note_loaded(granules, false);
     }
 
-    /// These granules were loaded, and nobody has looked at them.
+    /// These granules were loaded, and not compared.
     pub(super) fn note_unseen(&mut self, granules: impl IntoIterator<Item = DeviceRange>) {
         self.note_loaded(granules, true);
     }
 
     fn note_loaded(&mut self, granules: impl IntoIterator<Item = DeviceRange>, unseen: bool) {
-        // What touches, as nearly all does, is looked up once for each segment.
+        // Nearly all granules are adjacent: each run is looked up once per segment.
         let mut granules = granules.into_iter().peekable();
         while let Some(mut run) = granules.next() {
             while let Some(next) = granules.next_if(|next| next.addr == run.end()) {
@@ -134,7 +132,7 @@ impl State {
         }
     }
 
-    /// What of a range lies in the segment where it begins, and whose that is.
+    /// The part of a range in the segment where it begins, with that segment and its tag.
     fn first_part(&self, range: DeviceRange) -> Option<(TagKey, SegmentKey, DeviceRange)> {
         let key = self.heap().segments().of_addr(range.addr);
         let segment = self.heap().segments().get(key)?;
@@ -142,7 +140,6 @@ impl State {
         (bytes > 0).then(|| (segment.tag(), key, DeviceRange::new(range.addr, bytes)))
     }
 
-    /// Whose an address is, and where.
     fn location_of(&self, addr: u64) -> Option<(TagKey, Location)> {
         let segment = self.heap().segments().of_addr(addr);
         Some((self.heap().segments().tag_of(segment)?, (segment, addr)))

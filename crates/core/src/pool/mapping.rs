@@ -1,9 +1,9 @@
-//! A mapping of a segment with the physical memory under it: what is handed between those who decide and those who map.
+//! A mapping of a segment and its physical memory, as passed between the code that decides and the code that
+//! maps.
 
 use super::keys::SegmentKey;
 use crate::driver::{BackingId, DeviceRange};
 
-/// Physical memory of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Backing {
     Absent,
@@ -15,7 +15,7 @@ pub(super) enum Backing {
     },
 }
 
-/// How much is moved before others may have the lock of physical memory.
+/// How much is moved before other threads may lock physical memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Batch {
     pub(super) mappings: usize,
@@ -23,7 +23,7 @@ pub(super) struct Batch {
     pub(super) bytes: u64,
 }
 
-/// A chunk that is being brought in or taken out.
+/// A chunk that is being mapped or unmapped.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mapping {
     pub(super) segment: SegmentKey,
@@ -32,7 +32,7 @@ pub(super) struct Mapping {
 }
 
 impl Batch {
-    /// Where the next group of `mappings` ends.
+    /// Where the batch that starts at `begin` ends.
     pub(super) fn end(self, mappings: &[Mapping], begin: usize) -> usize {
         let mut left_bytes = self.bytes;
         let fits = |mapping: &&Mapping| {
@@ -46,7 +46,6 @@ impl Batch {
 }
 
 impl Mapping {
-    /// A location without memory.
     pub(super) fn absent(segment: SegmentKey, addr: u64, bytes: u64) -> Self {
         Self { segment, range: DeviceRange::new(addr, bytes), backing: Backing::Absent }
     }

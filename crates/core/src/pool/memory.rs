@@ -1,4 +1,4 @@
-//! Giving memory back: under pressure, above the high-water mark, and when asked to.
+//! Releasing memory: under pressure, above the high-water mark, and on request.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::driver::{DriverError, DriverErrorKind};
 const TRIM: &str = "give cached memory back";
 
 impl Shared {
-    /// Tries again what the driver has refused before.
+    /// Retries what the driver has refused before.
     pub(super) fn recover(&self, memory: &mut PhysicalMemory) -> Option<DriverError> {
         let mut refused = memory.settle().1;
         let unmap_failed = {
             let state = self.lock_state();
             let mut unmap_failed = state.heap().unmap_failed_to_leave();
-            // A sleep has what it takes out in hand.
+            // A sleep is unmapping its own mappings.
             unmap_failed.retain(|mapping| !state.is_falling_asleep(mapping.segment));
             unmap_failed
         };
@@ -36,7 +36,7 @@ impl Shared {
         refused
     }
 
-    /// Takes mappings that nothing uses out of where they are mapped; their memory is spare then.
+    /// Unmaps mappings that nothing uses; their memory becomes spare.
     pub(super) fn dispose(
         &self,
         memory: &mut PhysicalMemory,
@@ -53,19 +53,19 @@ impl Shared {
         refused
     }
 
-    /// Gives `bytes` of reclaimable memory back to the device, or all there is. Returns the bytes given back.
+    /// Releases `bytes` of reclaimable memory, or all there is. Returns the bytes released.
     pub(super) fn reclaim(&self, memory: &mut PhysicalMemory, bytes: u64) -> (u64, Option<DriverError>) {
         let refused = self.poll(memory).or(self.recover(memory));
         let mut leaving = Vec::new();
         let wanted = bytes.saturating_sub(memory.counters().spare_bytes());
-        self.lock_state().give_up(wanted, &mut leaving);
+        self.lock_state().take_reclaimable(wanted, &mut leaving);
         let refused = refused.or(self.dispose(memory, leaving));
-        let (freed_bytes, deferred_releases) = memory.release_spare(bytes, &[]);
-        (freed_bytes, refused.or(deferred_releases).or(self.drop_emptied(memory)))
+        let (freed_bytes, release_refused) = memory.release_spare(bytes, &[]);
+        (freed_bytes, refused.or(release_refused).or(self.drop_emptied(memory)))
     }
 
-    /// Gives back everything that serves no byte, waiting for work that may still touch it, unless a stream is being
-    /// captured.
+    /// Releases everything that serves no byte. Waits for work that may still touch it, unless a stream is
+    /// being captured.
     pub(super) fn trim(&self, wait_max: Option<Duration>) -> Result<u64> {
         drop(self.open_state()?);
         let deadline = Deadline::begin(self.driver(), wait_max);
@@ -85,20 +85,20 @@ impl Shared {
         self.open_state()?.heap_mut().join_lists();
         let before = memory.counters().held_bytes();
         refused = refused.or(self.reclaim(&mut memory, u64::MAX).1);
-        let given_back = before.saturating_sub(memory.counters().held_bytes());
+        let released_bytes = before.saturating_sub(memory.counters().held_bytes());
         drop(memory);
         if let Some(source) = refused {
             return Err(PoolError::Driver { op: TRIM, source });
         }
         let needed_bytes = self.open_state()?.reclaimable().pending_bytes;
         match late.filter(|_| needed_bytes > 0) {
-            None => Ok(given_back),
+            None => Ok(released_bytes),
             Some(awaited) => Err(self.timed_out(Wait { deadline, op: &TRIM, needed_bytes }, awaited)),
         }
     }
 
-    /// Waits for the work that may touch what was freed until now, unless a stream is being captured. Returns what has
-    /// not ended by the deadline, and what the driver said first.
+    /// Waits for the work that may touch what was freed until now, unless a stream is being captured. Returns
+    /// what is late at the deadline, and the driver's first error.
     fn wait_for_freed(&self, deadline: Deadline) -> Result<(Option<Awaited>, Option<DriverError>)> {
         let memory = self.lock_memory()?;
         let mut refused = self.poll(&memory);
@@ -116,13 +116,14 @@ impl Shared {
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
-        // What other streams have used is free from now on, and may be under a copy in the background.
+        // Blocks that other streams have used are free from now on, and may be under a background copy.
         self.lock_state().settle_waiting();
         let late = (!late.is_empty()).then(|| Awaited::Work(late.into_iter().collect()));
         Ok((late, refused))
     }
 
-    /// Gives reclaimable memory back as far as the cache is above its mark. Returns whether more could follow later.
+    /// Releases reclaimable memory while the cache is above its mark. Returns whether more could follow
+    /// later.
     pub(super) fn reclaim_above_mark(&self, memory: &mut PhysicalMemory) -> bool {
         let excess_bytes = {
             let state = self.lock_state();
@@ -132,14 +133,14 @@ impl Shared {
             state.above_mark_bytes(memory.counters())
         };
         if excess_bytes > 0 {
-            // What is refused stays and is tried again.
+            // What is refused stays, and is tried again.
             let _ = self.reclaim(memory, excess_bytes);
         }
         let state = self.lock_state();
         state.above_mark_bytes(memory.counters()) > 0 && state.reclaimable().pending_bytes > 0
     }
 
-    /// Gives the addresses of segments back in which nothing is. A refusal leaves them for the next time.
+    /// Releases the addresses of empty segments. A refusal leaves them for the next time.
     pub(super) fn drop_emptied(&self, memory: &PhysicalMemory) -> Option<DriverError> {
         let mut refused = None;
         let emptied = self.lock_state().heap_mut().take_emptied();
@@ -157,7 +158,7 @@ impl Shared {
         refused
     }
 
-    /// Gives back everything, whatever lives in it, as far as the driver lets it; returns its first refusal.
+    /// Releases everything, live or not, as far as the driver lets it. Returns the first refusal.
     pub(super) fn sweep(&self, memory: &mut PhysicalMemory) -> Result<(), DriverError> {
         let keys: Vec<SegmentKey> = self.lock_state().heap().segments().iter().map(|(key, _)| key).collect();
         let mut refused = None;
@@ -183,7 +184,7 @@ impl Shared {
         refused.or(memory.release_spare(u64::MAX, &[]).1).or(memory.settle().1).map_or(Ok(()), Err)
     }
 
-    /// What the device could give, by its own figure and with what this pool has reclaimable.
+    /// What the device could give by its own figure, and what this pool could reclaim.
     pub(super) fn obtainable_bytes(&self) -> Result<u64, DriverError> {
         let ours = self.lock_state().reclaimable().stream_safe_bytes + self.counters().spare_bytes();
         Ok(self.driver().memory_info()?.free_bytes.saturating_add(ours))
@@ -207,8 +208,7 @@ impl Shared {
         }
     }
 
-    /// For who is refused at the limit.
-    fn what_helps(&self) -> &'static str {
+    fn limit_hint(&self) -> &'static str {
         if self.lock_state().reclaimable().pinned_bytes > 0 {
             "end the hold of a tag, whose freed memory stays where it is, free or put to sleep what is live, or raise the \
              limit, or the budget that it comes from"
@@ -217,8 +217,8 @@ impl Shared {
         }
     }
 
-    /// The refusal of who lacks memory when everything was tried: because of a capture, of a device that is `full`, of what
-    /// the driver has `refused` to give back, or of the limit.
+    /// The error when everything was tried. Its cause is a capture, a device that is `full`, a release that
+    /// the driver `refused`, or the limit.
     pub(super) fn refusal(
         &self,
         op: String,
@@ -233,13 +233,13 @@ impl Shared {
             return self.device_full(op, needed_bytes, source);
         }
         if let Some(source) = refused {
-            return PoolError::Driver { op: "make buffer by giving reclaimable memory back", source };
+            return PoolError::Driver { op: "make space by releasing reclaimable memory", source };
         }
-        let (usage, hint) = (self.usage(), self.what_helps());
+        let (usage, hint) = (self.usage(), self.limit_hint());
         PoolError::OverLimit { op, needed_bytes, usage, hint }
     }
 
-    /// The refusal of a full device, with figures of now: whatever was brought in before is gone again.
+    /// The error of a full device, with current figures: memory mapped for the failed request is gone again.
     pub(super) fn device_full(&self, op: String, needed_bytes: u64, source: DriverError) -> PoolError {
         let info = self.driver().memory_info().ok();
         let free_bytes = info.map(|info| info.free_bytes).or(match source.kind {

@@ -1,31 +1,28 @@
-//! Values that each process has of its own, forks included.
+//! Values that each process has for itself, forks included.
 //!
-//! In a forked child a lock may be held by a thread that does not exist there, and what it guards is the parent's. So a
-//! child never looks at its parent's value: it takes the next one of a row.
+//! In a forked child, a lock may be held by a thread that does not exist there. So a child never uses its
+//! parent's value: it takes the next one of an array.
 
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many forks deep, each of which uses its value, until one meets that of an ancestor.
+/// Nested forks that each use their value, until one shares that of an ancestor.
 pub(super) const FORKS: usize = 64;
 
 const NUMBER_BITS: u32 = 32;
 
-/// A value for each process.
 #[derive(Debug)]
 pub(super) struct PerProcess<T> {
     values: [T; FORKS],
-    /// The process that is in possession, and behind it the number of its value.
+    /// The id of the owning process in the upper bits, and the index of its value in the lower ones.
     current: AtomicU64,
 }
 
 impl<T> PerProcess<T> {
-    /// Values that are all alike.
     pub(super) const fn new(values: [T; FORKS]) -> Self {
         Self { values, current: AtomicU64::new(0) }
     }
 
-    /// That of this process.
     pub(super) fn here(&self) -> &T {
         self.of(process::id())
     }
@@ -40,7 +37,7 @@ impl<T> PerProcess<T> {
                 Err(other) => current = other,
             }
         }
-        // The number is below the length.
+        // The index is below the length.
         &self.values[usize::try_from(number(current)).unwrap_or(0)]
     }
 }
@@ -56,10 +53,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fork_has_a_value_of_its_own_whoever_holds_the_parents() {
+    fn a_fork_has_its_own_value_while_the_parents_is_locked() {
         let values: PerProcess<Mutex<Vec<u32>>> = PerProcess::new([const { Mutex::new(Vec::new()) }; FORKS]);
         let parents = values.of(10).lock().unwrap();
-        // In the child that lock is never let go of.
+        // In the child that lock is never released.
         values.of(11).lock().unwrap().push(11);
         values.of(12).lock().unwrap().push(12);
         assert_eq!(*values.of(12).lock().unwrap(), [12]);

@@ -1,12 +1,10 @@
-//! Physical memory: getting it, putting it at addresses and taking it away again.
+//! Physical memory: creating, mapping, unmapping and releasing it.
 //!
-//! This is the mechanism under everything that moves memory. Allocating, waking and undoing a sleep bring
-//! mappings in; reclaiming, sleeping and undoing a wake take mappings out; and [`PhysicalMemory::restore`] goes back to what
-//! was. It works on copies of what the pool knows ([`Mapping`]), so the pool's own lock is free meanwhile; one
-//! lock around the [`PhysicalMemory`] commands those who move memory. Whatever a call could not finish it leaves in its
-//! mappings, from where the next call can go on: a step that cannot be undone is not lost, only left.
+//! Everything that moves memory uses this. It works on copies of the bookkeeping ([`Mapping`]), so the state
+//! stays unlocked; the lock around the [`PhysicalMemory`] orders those calls. An unfinished call leaves its
+//! progress in its mappings, and the next call continues from there.
 //!
-//! Promise: the bytes held equal creates minus successful releases as the driver counted them, at any time.
+//! Promise: at any time, the held bytes equal creates minus successful releases as the driver counted them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::mapping::{Backing, Mapping};
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, StreamId};
 
-/// Figures that anybody may read at any time, in bytes.
+/// Figures in bytes, readable without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     held: AtomicU64,
@@ -28,8 +26,8 @@ pub(super) struct Counters {
     reserved: AtomicU64,
 }
 
-/// Memory that is about to be created, and counts against the limit until this is dropped: by who has the lock again and
-/// keeps it until then. See [`PhysicalMemory::set_aside`].
+/// Memory to be created, counted against the limit until this is dropped: under the lock, once it is created.
+/// See [`PhysicalMemory::set_aside`].
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Reservation {
@@ -43,43 +41,39 @@ impl Drop for Reservation {
     }
 }
 
-/// Time spent getting memory, and mapping it.
 #[derive(Debug, Default)]
 pub(super) struct MapTimes {
     pub(super) create: Duration,
     pub(super) map: Duration,
 }
 
-/// Physical memory of a pool that is not in a segment, and the way in and out of one.
+/// A pool's memory outside of segments, and the operations to map and unmap.
 #[derive(Debug)]
 pub(super) struct PhysicalMemory {
     driver: Arc<dyn Driver>,
     counters: Arc<Counters>,
     /// Memory that is mapped nowhere, by size.
     spare: BTreeMap<u64, Vec<BackingId>>,
-    /// Memory whose release_handle the driver has refused so far.
     deferred_releases: Vec<(BackingId, u64)>,
     held_by_size: BTreeMap<u64, u64>,
     streams_destroyed: usize,
 }
 
 impl Counters {
-    /// Created and not released, what is deferred_releases included.
+    /// Created and not released; includes deferred releases.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Held, or about to be created by who has made buffer for it: what a limit is compared with.
+    /// What a limit is compared with: held or reserved.
     pub(super) fn committed_bytes(&self) -> u64 {
         self.held_bytes() + self.reserved.load(Ordering::Relaxed)
     }
 
-    /// Most bytes held at any time.
     pub(super) fn peak_bytes(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// All bytes ever created.
     pub(super) fn created_bytes(&self) -> u64 {
         self.created.load(Ordering::Relaxed)
     }
@@ -89,7 +83,7 @@ impl Counters {
         self.spare.load(Ordering::Relaxed)
     }
 
-    /// Held because the driver has refused the release_handle so far.
+    /// Held because the driver has refused the release so far.
     pub(super) fn deferred_release_bytes(&self) -> u64 {
         self.deferred_releases.load(Ordering::Relaxed)
     }
@@ -115,17 +109,16 @@ impl PhysicalMemory {
         &self.counters
     }
 
-    /// How many spare backings of this size there are.
     pub(super) fn spare_count(&self, bytes: u64) -> usize {
         self.spare.get(&bytes).map_or(0, Vec::len)
     }
 
-    /// Bytes held in mappings of this size, mapped or not.
+    /// Bytes held in backings of this size, mapped or not.
     pub(super) fn held_of(&self, bytes: u64) -> u64 {
         self.held_by_size.get(&bytes).copied().unwrap_or(0)
     }
 
-    /// Creates spare memory, as far as there is any: nobody needs it yet.
+    /// Creates spare memory until the driver refuses: nothing needs it yet.
     pub(super) fn stock(&mut self, bytes: u64, count: usize) {
         for _ in 0..count {
             let Ok(id) = self.create(bytes) else { return };
@@ -133,14 +126,14 @@ impl PhysicalMemory {
         }
     }
 
-    /// Loose memory that `needs` will take.
+    /// Spare memory that `needs` will take.
     pub(super) fn usable_spare_bytes(&self, needs: &[Mapping]) -> u64 {
         let of = |bytes: u64| needs.iter().filter(|need| need.range.bytes == bytes).count();
         self.spare.iter().map(|(bytes, ids)| bytes * ids.len().min(of(*bytes)) as u64).sum()
     }
 
-    /// For who has made buffer for `mappings` and lets others have the lock before they are brought in: takes the spare
-    /// memory of their sizes into hand, and reserves what is to be created.
+    /// Claims memory for `mappings` before the lock is given up: takes spare memory of their sizes, and
+    /// reserves what will be created.
     pub(super) fn set_aside(&mut self, mappings: &mut [Mapping]) -> Reservation {
         let mut bytes = 0;
         for mapping in mappings.iter_mut().filter(|mapping| mapping.is_absent()) {
@@ -153,8 +146,8 @@ impl PhysicalMemory {
         Reservation { counters: Arc::clone(&self.counters), bytes }
     }
 
-    /// Maps and opens `mappings` (in address order within a segment) as far as they are not, taking spare memory
-    /// first and creating the rest. Stops at the first error.
+    /// Maps and opens `mappings` (in address order within a segment) that are not, with spare memory first.
+    /// Stops at the first error.
     pub(super) fn map(&mut self, mappings: &mut [Mapping], times: &mut MapTimes) -> Result<(), DriverError> {
         let started = Instant::now();
         for mapping in mappings.iter_mut().filter(|mapping| mapping.backing == Backing::Absent) {
@@ -185,8 +178,8 @@ impl PhysicalMemory {
         Ok(())
     }
 
-    /// Unmaps `mappings` (in address order within a segment) as far as they are mapped, keeping their memory.
-    /// Stops at the first error.
+    /// Unmaps `mappings` (in address order within a segment) and keeps their memory. Stops at the first
+    /// error.
     pub(super) fn unmap(&mut self, mappings: &mut [Mapping]) -> Result<(), DriverError> {
         for run in neighbours(mappings, Mapping::is_mapped) {
             self.driver.unmap(span(&mappings[run.clone()]))?;
@@ -199,17 +192,17 @@ impl PhysicalMemory {
         Ok(())
     }
 
-    /// The same, but one refusal is no reason to leave the rest; returns the first.
+    /// Like [`Self::unmap`], but goes on after a refusal. Returns the first.
     pub(super) fn unmap_each(&mut self, mappings: &mut [Mapping]) -> Option<DriverError> {
         let refused = self.unmap(mappings).err()?;
         for mapping in mappings {
-            // What is refused again stays mapped, which its state says.
+            // A mapping that is refused again says so in its state.
             let _ = self.unmap(std::slice::from_mut(mapping));
         }
         Some(refused)
     }
 
-    /// Goes back to `before`, as far as the driver lets it; returns its first refusal.
+    /// Goes back to `before`, as far as the driver lets it. Returns its first refusal.
     pub(super) fn restore(&mut self, mappings: &mut [Mapping], before: &[Backing]) -> Option<DriverError> {
         let mut refused = None;
         let (mut out, mut back) = (Vec::new(), Vec::new());
@@ -226,7 +219,7 @@ impl PhysicalMemory {
         for (mapping, before) in mappings.iter_mut().zip(before) {
             if let (Backing::Held(id), Backing::Absent) = (mapping.backing, before) {
                 mapping.backing = Backing::Absent;
-                // Nothing is lost by a refusal: it is deferred_releases, and tried again.
+                // A refused release is deferred and tried again.
                 refused = refused.or(self.release_handle(id, mapping.range.bytes).err());
             }
         }
@@ -236,7 +229,7 @@ impl PhysicalMemory {
         refused
     }
 
-    /// Keeps the memory of an unmapped mapping for whoever needs some next.
+    /// Makes the memory of an unmapped mapping spare.
     pub(super) fn cache(&mut self, mapping: &mut Mapping) {
         if let Backing::Held(id) = mapping.backing {
             mapping.backing = Backing::Absent;
@@ -244,15 +237,15 @@ impl PhysicalMemory {
         }
     }
 
-    /// Gives the memory of an unmapped mapping up. Returns the bytes given back; after an error they are deferred_releases.
+    /// Releases the memory of an unmapped mapping. Returns the bytes; after an error the release is deferred.
     pub(super) fn release(&mut self, mapping: &mut Mapping) -> Result<u64, DriverError> {
         let Backing::Held(id) = mapping.backing else { return Ok(0) };
         mapping.backing = Backing::Absent;
         self.release_handle(id, mapping.range.bytes).map(|()| mapping.range.bytes)
     }
 
-    /// Gives up spare memory, large mappings first, until `needed_bytes` are given back or only what `reserved`
-    /// names (size and count) is left. Returns the bytes given back, and the first refusal.
+    /// Releases spare memory, the largest backings first, until `needed_bytes` are released or only
+    /// `reserved` (size and count) is left. Returns the bytes released, and the first refusal.
     pub(super) fn release_spare(
         &mut self,
         needed_bytes: u64,
@@ -272,7 +265,7 @@ impl PhysicalMemory {
         (freed_bytes, refused)
     }
 
-    /// Tries the releases that failed again. Returns the bytes given back, and the first refusal.
+    /// Retries deferred releases. Returns the bytes released, and the first refusal.
     pub(super) fn settle(&mut self) -> (u64, Option<DriverError>) {
         let (mut freed_bytes, mut refused) = (0, None);
         for (backing, bytes) in std::mem::take(&mut self.deferred_releases) {
@@ -285,7 +278,7 @@ impl PhysicalMemory {
         (freed_bytes, refused)
     }
 
-    /// Ends streams, each once, however often this is called. Stops at the first refusal.
+    /// Each is destroyed once over all calls. Stops at the first refusal.
     pub(super) fn destroy_streams(&mut self, streams: &[StreamId]) -> Result<(), DriverError> {
         while let Some(stream) = streams.get(self.streams_destroyed) {
             self.driver.stream_destroy(*stream)?;
@@ -338,7 +331,7 @@ impl PhysicalMemory {
     }
 }
 
-/// Maximal runs of mappings that touch each other and all satisfy `wanted`.
+/// Maximal runs of adjacent mappings that all satisfy `wanted`.
 fn neighbours(mappings: &[Mapping], wanted: impl Fn(&Mapping) -> bool) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (nth, mapping) in mappings.iter().enumerate().filter(|(_, mapping)| wanted(mapping)) {
@@ -352,7 +345,6 @@ fn neighbours(mappings: &[Mapping], wanted: impl Fn(&Mapping) -> bool) -> Vec<Ra
     runs
 }
 
-/// The addresses of a run.
 fn span(run: &[Mapping]) -> DeviceRange {
     let (first, last) = (run[0].range, run[run.len() - 1].range);
     DeviceRange::new(first.addr, last.end() - first.addr)

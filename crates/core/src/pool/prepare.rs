@@ -1,11 +1,10 @@
 //! Backing up before the sleep, in the background, while the owner goes on working.
 //!
-//! A thread goes through the live chunks of the tags that the sleep would back up, and copies what is not stored
-//! yet, or has changed, on a stream that gives way to others. Of what the sleep copies in any case (volatile tags, or
-//! everything where digests are slow) it only makes buffer ready. Allocating, freeing, reading and writing go on; only
-//! the chunk that is being copied stays mapped meanwhile. Whoever wants a tag exclusive (a sleep, a discard) is let in
-//! after the copies in flight, and the preparation ends there. What a writer changes during or after a copy is
-//! found by the sleep, which compares the digest of the stored bytes with the device when nothing is in flight.
+//! A thread visits the live chunks that the sleep would back up, and copies new or changed granules on a
+//! low-priority stream. For volatile tags, and where digests are slow, the sleep copies anyway: only backup
+//! buffers are prepared. Blocks stay usable; the chunk that is being copied stays mapped. A call that needs a
+//! tag exclusively waits for the copies in flight, and ends the preparation. The sleep finds later writes by
+//! comparing digests when nothing is in flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -27,19 +26,19 @@ use crate::backup::BackupBuffer;
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::{Changes, Tag, TagState};
 
-/// How much host memory is asked for at a time: enough for a few threads, not for all of the machine's.
+/// How much host memory is requested at a time: enough to occupy a few threads.
 const AHEAD_BYTES: u64 = 256 << 20;
 
 /// How a preparation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrepareEnd {
-    /// Everything was looked at.
+    /// Every chunk was visited.
     Finished,
-    /// It was cancelled.
+    /// [`Preparation::cancel`] ended it.
     Cancelled,
-    /// A sleep or a discard of one of the tags came first, backups of one were dropped, a sleep (of this pool or of another
-    /// one of the process) lacked host memory, or the pool was closed.
+    /// A sleep or discard of one of the tags came first, or its backups were dropped. Or a sleep of any pool
+    /// in the process lacked host memory, or the pool was closed.
     Overtaken,
 }
 
@@ -73,18 +72,18 @@ pub struct PrepareReport {
     pub seconds: f64,
     /// Copied to the backups.
     pub copied_bytes: u64,
-    /// Not copied, because the backup's digest matched, or because the tag was declared immutable. What the sleep
-    /// copies in any case (of a volatile tag, or where digests are slow) is in neither figure: buffer was made for it.
+    /// Not copied: the backup's digest matched, or the tag is immutable. What the sleep copies anyway is in
+    /// neither figure.
     pub unchanged_bytes: u64,
 }
 
-/// How far a preparation is.
+/// The progress of a preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrepareProgress {
-    /// Looked at so far, in bytes.
+    /// Visited so far, in bytes.
     pub done_bytes: u64,
-    /// Live bytes that there were to look at when it began, in whole granules.
+    /// Live bytes to visit, counted at the start in whole granules.
     pub total_bytes: u64,
     /// Whether it has ended.
     pub is_ended: bool,
@@ -102,9 +101,9 @@ struct Job {
     cancelled: AtomicBool,
     done_bytes: AtomicU64,
     total_bytes: u64,
-    /// Of each tag, how often its backups had been let go when it began.
+    /// For each tag, the count of backup drops at the start.
     forgets: BTreeMap<TagKey, u64>,
-    /// Beside the outcome, for those who may not lock anything.
+    /// The outcome's flag, readable without a lock.
     ended: AtomicBool,
     outcome: Monitor<Outcome>,
 }
@@ -116,12 +115,12 @@ struct Outcome {
 }
 
 impl Preparation {
-    /// Asks it to end. Copies in flight are finished and kept.
+    /// Requests its end. Copies in flight are finished and kept.
     pub fn cancel(&self) {
         self.job.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// How far it is.
+    /// How far the preparation is.
     #[must_use]
     pub fn progress(&self) -> PrepareProgress {
         let is_ended = self.job.ended.load(Ordering::Acquire);
@@ -132,9 +131,9 @@ impl Preparation {
     /// Waits for its end.
     ///
     /// # Errors
-    /// `PrepareFailed` when host memory was lacking or the device failed: what was stored by then stays, and
-    /// nothing else has happened. `Lost` when backups that the last wake did not compare turn out to have spoiled. `Poisoned` when the thread has panicked. `WrongProcess`: in a forked child nobody
-    /// prepares anything.
+    /// `PrepareFailed` when host memory was lacking or the device failed; backups stored by then stay. `Lost`
+    /// when backups that the last wake did not compare turn out to be spoiled. `Poisoned` when the thread has
+    /// panicked. `WrongProcess` in a forked child, which has no such thread.
     pub fn wait(self) -> Result<PrepareReport> {
         self.driver.check_process().map_err(PoolError::WrongProcess)?;
         let mut outcome = self.job.outcome.lock_anyway();
@@ -145,7 +144,7 @@ impl Preparation {
     }
 }
 
-/// Tells the end, also of a thread that panics.
+/// Signals the end, also of a thread that panics.
 struct EndNotifier(Arc<Job>);
 
 impl Drop for EndNotifier {
@@ -156,12 +155,10 @@ impl Drop for EndNotifier {
     }
 }
 
-/// The threads, to be joined when the pool ends.
 #[derive(Debug, Default)]
 pub(super) struct Preparers(Vec<JoinHandle<()>>);
 
 impl Preparers {
-    /// Starts preparing what a sleep of `tags` would save.
     pub(super) fn start(
         &mut self,
         shared: &Arc<Shared>,
@@ -194,15 +191,14 @@ impl Preparers {
         Ok(Preparation { job, driver })
     }
 
-    /// Waits for the ends of all, after the pool was closed.
     pub(super) fn join(&mut self) {
         for thread in self.0.drain(..) {
-            // A panic there is what [`Preparation::wait`] tells.
+            // [`Preparation::wait`] reports a panic.
             let _ = thread.join();
         }
     }
 
-    /// Lets go of threads that do not exist in this process.
+    /// Drops threads that do not exist in this process.
     pub(super) fn forget(&mut self) {
         std::mem::forget(std::mem::take(&mut self.0));
     }
@@ -217,14 +213,14 @@ fn no_thread(error: &std::io::Error) -> DriverError {
     DriverError::new(Op::Save, kind)
 }
 
-/// A chunk that is being looked at: its tag cannot fall asleep, and it stays mapped, until this is dropped.
-struct Held<'a> {
+/// Keeps a chunk mapped, and its tag awake, until this is dropped.
+struct HeldChunk<'a> {
     shared: &'a Shared,
     tag: TagKey,
     range: DeviceRange,
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldChunk<'_> {
     fn drop(&mut self) {
         self.shared.settle_after_panic();
         let mut state = self.shared.lock_state();
@@ -234,27 +230,22 @@ impl Drop for Held<'_> {
     }
 }
 
-/// A chunk as it was found.
 struct Prepared<'a> {
-    held: Held<'a>,
+    held: HeldChunk<'a>,
     save: Save,
-    was: Was,
-    /// What is stored of it, which stays in the index: who frees a block meanwhile, or drops backups, finds it there.
+    snapshot: Snapshot,
+    /// Its backup, which stays in the index, where a free or a drop of backups finds it.
     stored: Option<Backup>,
     changes: Changes,
 }
 
-/// What a chunk was when it was found.
-struct Was {
-    /// The memory of its chunks.
+/// What identifies the contents of a chunk.
+struct Snapshot {
     memory: Vec<BackingId>,
-    /// The tag's count of invalidations.
     invalidations: u64,
-    /// A block in it.
     landmark: Landmark,
 }
 
-/// Whether to look at the next chunk.
 enum NextStep<'a> {
     Chunk(Box<Prepared<'a>>),
     Gone,
@@ -262,7 +253,7 @@ enum NextStep<'a> {
 }
 
 #[derive(Default)]
-struct Done {
+struct Totals {
     copied_bytes: u64,
     unchanged_bytes: u64,
 }
@@ -271,16 +262,16 @@ impl Shared {
     fn prepare(&self, job: &Job, saves: &[Save], tags: Vec<Tag>) -> Result<PrepareReport> {
         let started = Instant::now();
         // One at a time: the second finds what the first has stored.
-        let exclusive = self.preparing();
-        let mut done = Done::default();
+        let guard = self.preparing();
+        let mut done = Totals::default();
         let end = self.prepare_all(job, saves, &mut done);
-        drop(exclusive);
+        drop(guard);
         let seconds = started.elapsed().as_secs_f64();
-        let Done { copied_bytes, unchanged_bytes } = done;
+        let Totals { copied_bytes, unchanged_bytes } = done;
         Ok(PrepareReport { tags, end: end?, seconds, copied_bytes, unchanged_bytes })
     }
 
-    fn prepare_all(&self, job: &Job, saves: &[Save], done: &mut Done) -> Result<PrepareEnd> {
+    fn prepare_all(&self, job: &Job, saves: &[Save], done: &mut Totals) -> Result<PrepareEnd> {
         let failed = |source| PoolError::PrepareFailed { source };
         let mut buffers: VecDeque<(u64, Pending<BackupBuffer>)> = VecDeque::new();
         let mut near = None;
@@ -288,26 +279,26 @@ impl Shared {
             if self.starving() > 0 {
                 return Ok(PrepareEnd::Overtaken);
             }
-            // Host memory before the chunk is held: making some takes its time, and a sleep may want to begin.
+            // Create the buffer before the chunk is held: that takes time, and a sleep may want to begin.
             let lacks = self.lock_state().backups().get(save).is_none();
             let buffer =
                 lacks.then(|| self.next_buffer(&saves[turn..], &mut buffers)).transpose().map_err(failed)?;
-            match self.look_at(job, save, near)? {
+            match self.hold_chunk(job, save, near)? {
                 NextStep::End(end) => return Ok(end),
                 NextStep::Gone => {}
                 NextStep::Chunk(found) => {
-                    near = Some(found.was.landmark);
+                    near = Some(found.snapshot.landmark);
                     self.bring_up_to_date(*found, buffer, saves, done)?;
                 }
             }
-            let looked_at = save.granules.len() as u64 * self.shape().granule_bytes;
-            job.done_bytes.fetch_add(looked_at, Ordering::Relaxed);
+            let visited_bytes = save.granules.len() as u64 * self.shape().granule_bytes;
+            job.done_bytes.fetch_add(visited_bytes, Ordering::Relaxed);
         }
         Ok(PrepareEnd::Finished)
     }
 
-    /// BackupBuffer for the first of `saves`. It is asked for ahead with that for the next, so that some of it is made while
-    /// others are copied.
+    /// The buffer for the first of `saves`. Those of the next are requested with it, to be made during
+    /// copies.
     fn next_buffer(
         &self,
         saves: &[Save],
@@ -315,7 +306,7 @@ impl Shared {
     ) -> Result<BackupBuffer, DriverError> {
         let bytes = saves[0].bytes;
         let new_buffer = || self.new_buffer(bytes).wait();
-        // What was announced for chunks that are gone goes back.
+        // Buffers announced for chunks that are gone are released.
         while let Some((size, buffer)) = buffers.pop_front() {
             if size == bytes {
                 return self.with_cached_host_memory(bytes, buffer.wait(), new_buffer);
@@ -342,8 +333,8 @@ impl Shared {
         }
     }
 
-    /// Holds a chunk that is still there and in use. Chunks follow each other, so the last one's landmark is near.
-    fn look_at(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<NextStep<'_>> {
+    /// Holds a chunk that is still in use. Chunks are visited in order, so the last landmark is near.
+    fn hold_chunk(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<NextStep<'_>> {
         if job.cancelled.load(Ordering::Relaxed) {
             return Ok(NextStep::End(PrepareEnd::Cancelled));
         }
@@ -351,18 +342,18 @@ impl Shared {
             Err(PoolError::Closed) => return Ok(NextStep::End(PrepareEnd::Overtaken)),
             state => state?,
         };
-        // Its tag may be gone with it.
+        // The tag may be gone with the segment.
         let Some(tag) = state.heap().segments().tag_of(save.location.0) else { return Ok(NextStep::Gone) };
         let entry = state.tags().get(tag);
-        // Whoever dropped backups may be gone again.
+        // A call that dropped backups may have ended already.
         let dropped = job.forgets.get(&tag).is_some_and(|before| *before != state.backups().forgets(tag));
         if dropped || entry.wanted() > 0 || entry.is_taken() || entry.state() != TagState::Awake {
             return Ok(NextStep::End(PrepareEnd::Overtaken));
         }
         let (changes, invalidations) = (entry.changes(), state.backups().invalidations(tag));
-        let Some((save, memory, landmark)) = state.now(save, near) else { return Ok(NextStep::Gone) };
+        let Some((save, memory, landmark)) = state.current(save, near) else { return Ok(NextStep::Gone) };
         let stored = match state.backups().get(&save) {
-            // Whoever reads it is waited for by the sleep.
+            // Another call reads it, for which the sleep waits.
             Some(backup) if !backup.is_ours() && backup.has_unseen() => return Ok(NextStep::Gone),
             backup => backup.filter(|backup| backup.is_ours()).map(Backup::share),
         };
@@ -370,33 +361,35 @@ impl Shared {
         state.tags_mut().get_mut(tag).enter();
         state.heap_mut().copying(range);
         drop(state);
-        let held = Held { shared: self, tag, range };
-        let was = Was { memory, invalidations, landmark };
-        Ok(NextStep::Chunk(Box::new(Prepared { held, save, was, stored, changes })))
+        let held = HeldChunk { shared: self, tag, range };
+        let snapshot = Snapshot { memory, invalidations, landmark };
+        Ok(NextStep::Chunk(Box::new(Prepared { held, save, snapshot, stored, changes })))
     }
 
-    /// Brings the backup of a chunk up to date: one of `saves`, which are all that is prepared.
+    /// `saves` are all that is prepared.
     fn bring_up_to_date(
         &self,
         found: Prepared<'_>,
         buffer: Option<BackupBuffer>,
         saves: &[Save],
-        done: &mut Done,
+        done: &mut Totals,
     ) -> Result<()> {
         let failed = |source| PoolError::PrepareFailed { source };
-        let Prepared { held, save, was, mut stored, changes } = found;
+        let Prepared { held, save, snapshot, mut stored, changes } = found;
         let stream = self.streams().background();
         if !self.replaces_nothing_spoiled(&save, stored.as_ref(), saves)? {
             return Ok(());
         }
-        // What the sleep copies whatever is stored need not be copied now; the buffer is what can be prepared.
+        // The sleep copies these anyway, so only the buffer can be prepared.
         let only_buffer = changes == Changes::Volatile || !self.driver().info().fast_digests;
-        let trusting = changes == Changes::Immutable;
+        let skips_verified = changes == Changes::Immutable;
         let same = match stored.as_mut() {
             _ if only_buffer => save.granules.clone(),
             None => Vec::new(),
             Some(stored) => {
-                let same = self.same(&save, &mut stored.granules, trusting, stream).map_err(failed)?;
+                let same = self
+                    .unchanged_granules(&save, &mut stored.granules, skips_verified, stream)
+                    .map_err(failed)?;
                 self.lock_state().backups_mut().note_looked_at(&save, stored);
                 same
             }
@@ -421,19 +414,19 @@ impl Shared {
         };
         done.unchanged_bytes += unchanged_bytes;
         if fresh.is_empty() {
-            self.put_back(&held, &save, &was, Backup { buffer, granules });
+            self.put_back(&held, &save, &snapshot, Backup { buffer, granules });
             return Ok(());
         }
         let Some(buffer) = Arc::into_inner(buffer) else { return Ok(()) };
         let saving = self.start_copy(&save, buffer, granules, fresh, stream).map_err(failed)?;
         let (backup, copied) = saving.complete(false).map_err(failed)?;
         done.copied_bytes += copied as u64 * granule_bytes;
-        self.put_back(&held, &save, &was, backup);
+        self.put_back(&held, &save, &snapshot, backup);
         Ok(())
     }
 
-    /// What is about to be written over, if it is what was stored: out of the index, and with nothing in it that nobody has
-    /// looked at. Where it has spoiled nothing is copied: what the device does not have either is lost.
+    /// Takes a backup out of the index before it is overwritten, after comparing its unseen granules. `None`
+    /// if it is gone or some had spoiled; what the device lacks too is lost.
     fn take_to_write(&self, save: &Save, mut stored: Backup, saves: &[Save]) -> Result<Option<Backup>> {
         let spoiled = stored.spoiled(save, self.shape().granule_bytes);
         let mut state = self.lock_state();
@@ -449,7 +442,7 @@ impl Shared {
         }
     }
 
-    /// Whether other extents than the `stored` one that one of `saves` is to take the location of are what was stored.
+    /// Whether the other extents that this one would replace are unspoiled.
     fn replaces_nothing_spoiled(&self, save: &Save, stored: Option<&Backup>, saves: &[Save]) -> Result<bool> {
         let extent = DeviceRange::new(save.location.1, save.bytes);
         let is_other =
@@ -468,34 +461,34 @@ impl Shared {
         Ok(false)
     }
 
-    /// Some of what is prepared has spoiled: fails where the device does not have it either.
+    /// Drops spoiled backups. Fails where the device does not have the bytes either.
     fn lose_prepared(&self, saves: &[Save]) -> Result<()> {
         let lost = self.lose_spoiled_of_awake(&tags_of(saves));
         let lost = lost.map_err(|source| PoolError::PrepareFailed { source })?;
         if lost.is_empty() { Ok(()) } else { Err(PoolError::Lost { op: "prepare a sleep", lost }) }
     }
 
-    /// The live granules that are stored as they are on the device now, or taken on trust: whether an owner keeps the
-    /// promise is for the sleep to see.
-    fn same(
+    /// The live granules whose backup matches the device, or is skipped because the owner promised no change.
+    /// The sleep checks that promise.
+    fn unchanged_granules(
         &self,
         save: &Save,
         stored: &mut [Option<Stored>],
-        trusting: bool,
+        skips_verified: bool,
         stream: StreamId,
     ) -> Result<Vec<usize>, DriverError> {
         let is_there = |granule: &usize| stored.get(*granule).is_some_and(Option::is_some);
         let there = save.granules.iter().copied().filter(is_there);
         let is_verified =
-            |granule: &usize| trusting && stored[*granule].is_some_and(|stored| stored.verified);
-        let (mut same, asked): (Vec<usize>, Vec<usize>) = there.partition(is_verified);
-        if asked.is_empty() {
+            |granule: &usize| skips_verified && stored[*granule].is_some_and(|stored| stored.verified);
+        let (mut same, queried): (Vec<usize>, Vec<usize>) = there.partition(is_verified);
+        if queried.is_empty() {
             return Ok(same);
         }
         let range = |run: std::ops::Range<usize>| self.granule_range(save, run.start, run.len());
-        let ranges: Vec<DeviceRange> = runs(&asked).into_iter().map(range).collect();
+        let ranges: Vec<DeviceRange> = runs(&queried).into_iter().map(range).collect();
         let found = self.driver().digest(stream, &ranges)?.wait()?;
-        for (granule, found) in asked.into_iter().zip(found) {
+        for (granule, found) in queried.into_iter().zip(found) {
             if let Some(stored) = stored[granule].as_mut().filter(|stored| stored.digest == found) {
                 stored.loaded_unseen = false;
                 same.push(granule);
@@ -505,23 +498,25 @@ impl Shared {
         Ok(same)
     }
 
-    /// Stores a backup, if its chunk is still what it was. The chunk is held.
-    fn put_back(&self, held: &Held<'_>, save: &Save, was: &Was, mut backup: Backup) {
+    /// Stores a backup if its chunk is unchanged since the snapshot. The chunk is held.
+    fn put_back(&self, held: &HeldChunk<'_>, save: &Save, snapshot: &Snapshot, mut backup: Backup) {
         debug_assert_eq!(held.range.addr, save.location.1, "the extent that is held");
         let mut state = self.lock_state();
-        if state.backups().invalidations(held.tag) != was.invalidations {
+        if state.backups().invalidations(held.tag) != snapshot.invalidations {
             backup.granules.iter_mut().flatten().for_each(|stored| stored.verified = false);
         }
-        if state.now(save, Some(was.landmark)).is_some_and(|(_, memory, _)| memory == was.memory) {
+        if state
+            .current(save, Some(snapshot.landmark))
+            .is_some_and(|(_, memory, _)| memory == snapshot.memory)
+        {
             state.backups_mut().insert(save, backup);
         }
     }
 }
 
 impl State {
-    /// An extent as it is now: the granules that are live, its memory, and a live block in it. `None` when it is idle, or
-    /// not all there.
-    fn now(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, Vec<BackingId>, Landmark)> {
+    /// The live granules, memory and a live block of an extent. `None` when it is unused, or not all there.
+    fn current(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, Vec<BackingId>, Landmark)> {
         let extent = DeviceRange::new(save.location.1, save.bytes);
         let (granules, memory, landmark) = self.heap().live_granules(save.location.0, extent, near)?;
         Some((Save { granules, ..*save }, memory, landmark))

@@ -1,4 +1,4 @@
-//! Making buffer: what is tried, by who needs memory and finds too little, before it is refused.
+//! Making space: what is tried for a request that lacks memory, before it is refused.
 
 use super::deadline::Wait;
 use super::error::{Awaited, Result};
@@ -7,7 +7,6 @@ use super::keys::TagKey;
 use super::shared::{MemoryGuard, Shared};
 use super::state::State;
 
-/// What has been tried to get memory, by who needs some.
 #[derive(Debug, Default)]
 pub(super) struct Retry {
     reclaimed: bool,
@@ -17,36 +16,32 @@ pub(super) struct Retry {
     had_enough: bool,
 }
 
-/// What was too little.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lack {
-    /// What is allowed.
+    /// The pool's limit.
     Limit,
-    /// What the device gives: so much is still to come, some of it in mappings larger than a chunk or not.
+    /// The device: so much is still missing, and whether any of it is in mappings larger than a chunk.
     Device { absent_bytes: u64, has_spans: bool },
 }
 
-/// What to do after a shortage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The same again.
     Again,
-    /// The same again, in mappings no larger than a chunk.
+    /// Try again with no mapping larger than a chunk.
     InChunks,
     Refuse,
 }
 
 impl Retry {
-    /// Notes what is known, before looking for memory.
     pub(super) fn look(&mut self, shared: &Shared) {
         self.seen = shared.lock_state().heap().clocks().version();
     }
 
-    /// After a shortage: gives idle memory back, settles for smaller mappings, or waits, with nothing held, for anything that
-    /// may give memory back.
+    /// After a shortage: reclaims, settles for smaller mappings, or waits without locks for anything that may
+    /// release memory.
     ///
     /// # Errors
-    /// `TimedOut` when it may still come, and the deadline has passed.
+    /// `TimedOut` when memory may still come, and the deadline has passed.
     pub(super) fn after(
         &mut self,
         shared: &Shared,
@@ -62,7 +57,7 @@ impl Retry {
             let had_enough = std::mem::replace(&mut self.had_enough, has_enough);
             if has_enough {
                 self.forget();
-                // It was there before this attempt, too, but not in mappings as large as a span.
+                // The last attempt had enough too, but not in large chunks.
                 return Ok(if had_enough { Next::InChunks } else { Next::Again });
             }
         }
@@ -74,12 +69,12 @@ impl Retry {
         Ok(Next::Refuse)
     }
 
-    /// What was tried may help now.
+    /// Earlier attempts may help now.
     fn forget(&mut self) {
         *self = Self { had_enough: self.had_enough, ..Self::default() };
     }
 
-    /// Waits for anything that may give memory back. Returns false when there is nothing left that could.
+    /// Waits for anything that may release memory. Returns false when nothing is left that could.
     fn relieve(&mut self, shared: &Shared, wait: Wait<'_>) -> Result<bool> {
         let state = shared.open_state()?;
         let busy = state.tags_to_wait_for();
@@ -89,7 +84,7 @@ impl Retry {
                 drop(state);
                 return Err(shared.timed_out(wait, awaited));
             }
-            // Its end rings; what others free meanwhile, and what passes, does not.
+            // The end of that call notifies. Frees and completed events meanwhile do not.
             drop(shared.wait_briefly(state)?);
             self.forget();
             return Ok(true);
@@ -98,11 +93,11 @@ impl Retry {
         match shared.wait_for_event(self.seen, wait.deadline)? {
             Waited::Progress => {
                 self.forget();
-                // Others may free and allocate for ever.
+                // Other threads may free and allocate forever.
                 return Ok(!wait.deadline.has_passed(shared.driver()));
             }
-            Waited::TooLong(streams) => return Err(shared.timed_out(wait, Awaited::Work(streams))),
-            Waited::InVain | Waited::Captured => {}
+            Waited::TimedOut(streams) => return Err(shared.timed_out(wait, Awaited::Work(streams))),
+            Waited::NothingPending | Waited::Captured => {}
         }
         self.reclaimed = false;
         if !std::mem::replace(&mut self.joined, true) {
@@ -114,7 +109,7 @@ impl Retry {
 }
 
 impl State {
-    /// Tags that fall asleep, or of which freed memory is being copied: their end may give memory back.
+    /// Tags that fall asleep, or whose freed memory is being copied: their end may release memory.
     fn tags_to_wait_for(&self) -> Vec<TagKey> {
         let falling = self.tags().iter().filter(|(_, entry)| entry.falls_asleep()).map(|(tag, _)| tag);
         let mut tags: Vec<TagKey> = falling.chain(self.heap().copying_freed()).collect();

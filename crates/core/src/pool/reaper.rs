@@ -1,8 +1,8 @@
 //! The reaper: a thread that frees and unmaps what had to wait for the device.
 //!
-//! It is started by the first block whose free has to wait for other streams, or the first time the cache is
-//! above its mark. It waits for events, and for the end of a capture, with nothing held, takes no lock but the pool's, and ends with the pool,
-//! which joins it.
+//! The first block whose free waits for other streams starts it, or the first time that the cache is above
+//! its mark. It waits for events and the end of a capture without locks, and takes only the pool's. The pool
+//! ends and joins it.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -13,19 +13,18 @@ use super::deadline::Deadline;
 use super::events::Waited;
 use super::shared::Shared;
 
-/// Between two looks while a stream is being captured.
-const LULL: Duration = Duration::from_millis(3);
+/// Between two checks during a capture.
+const CHECK_INTERVAL: Duration = Duration::from_millis(3);
 
-/// How often it looks again in a row where there is nothing to wait for.
-const LOOKS_IN_VAIN: u32 = 3;
+/// Checks in a row without anything to wait for.
+const IDLE_CHECKS_MAX: u32 = 3;
 
-/// The thread, once it was needed.
 #[derive(Debug, Default)]
 pub(super) struct Reaper(Option<JoinHandle<()>>);
 
 impl Reaper {
-    /// Starts the thread if there is none. A machine that has no more threads leaves the work to the next
-    /// allocation that needs memory.
+    /// Starts the thread if there is none. If the system refuses, the next allocation that needs memory does
+    /// the work.
     pub(super) fn start(&mut self, shared: &Arc<Shared>) {
         if self.0.is_some() {
             return;
@@ -39,24 +38,22 @@ impl Reaper {
         self.0 = thread::Builder::new().name("poorwill-reaper".into()).spawn(work).ok();
     }
 
-    /// Waits for the thread's end, after it was told to.
     pub(super) fn join(&mut self) {
         if let Some(thread) = self.0.take() {
-            // A panic there has poisoned the pool, and is seen by whoever calls it next.
+            // A panic there has poisoned the pool, which the next call reports.
             let _ = thread.join();
         }
     }
 
-    /// Lets go of a thread that does not exist in this process.
+    /// Drops a thread that does not exist in this process.
     pub(super) fn forget(&mut self) {
         std::mem::forget(self.0.take());
     }
 }
 
 impl Shared {
-    /// Frees and unmaps until nothing is left to wait for.
     fn reap(&self) {
-        let mut in_vain = 0;
+        let mut idle_checks = 0;
         let forever = Deadline::begin(self.driver(), None);
         loop {
             let Ok(mut memory) = self.lock_memory() else { return };
@@ -65,16 +62,20 @@ impl Shared {
             let above_mark = self.reclaim_above_mark(&mut memory);
             drop(memory);
             let waiting = self.open_state().is_ok_and(|state| state.heap().is_waiting());
-            // After an error the next order tries again.
+            // After an error the next command tries again.
             if refused.is_some() || !(waiting || above_mark) {
                 return;
             }
             match self.wait_for_event(seen, forever) {
-                Ok(Waited::Progress) => in_vain = 0,
-                // Nobody tells when a capture ends.
-                Ok(Waited::Captured) if pause(self.commands(), LULL) => {}
-                // Somebody else may be recording the events just now.
-                Ok(Waited::InVain) if in_vain < LOOKS_IN_VAIN && pause(self.commands(), LULL) => in_vain += 1,
+                Ok(Waited::Progress) => idle_checks = 0,
+                // The end of a capture sends no notification.
+                Ok(Waited::Captured) if pause(self.commands(), CHECK_INTERVAL) => {}
+                // Another thread may be recording the events just now.
+                Ok(Waited::NothingPending)
+                    if idle_checks < IDLE_CHECKS_MAX && pause(self.commands(), CHECK_INTERVAL) =>
+                {
+                    idle_checks += 1
+                }
                 _ => return,
             }
         }

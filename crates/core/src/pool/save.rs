@@ -1,13 +1,12 @@
-//! Bringing backups up to date in a sleep: compare, then copy what differs.
+//! Updating backups in a sleep: compare, then copy what differs.
 //!
-//! What a granule's backup holds is known by the digest of the stored bytes. The context is complete by now, so a
-//! granule of the device whose digest is the same need not be copied again. Copies run with no lock held; several
-//! are in flight, and the host memory that the first sleep needs is announced as a whole, so that copying begins
-//! when its first mapping is there.
+//! A granule whose digest on the device equals that of its backup is not copied; all work is complete by now.
+//! Copies run with no lock held, several at a time. All backup buffers are requested at once, so copying
+//! begins with the first.
 //!
-//! Promise: when this succeeds, every live granule of the plan is stored, and was compared with what is stored
-//! or copied just now, but for those that were promised not to change, of which a sixty-fourth was compared. What differs
-//! from the backup that it was loaded from is a change only if that is what was stored ([`super::spoiled`]).
+//! Promise: on success, every live granule of the plan is stored, and was copied or compared now. Of granules
+//! promised not to change, a sixty-fourth was compared. A difference counts as a change only if the backup
+//! still is what was stored ([`super::spoiled`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -30,7 +29,6 @@ use crate::tag::Changes;
 /// Copies in flight per stream: one that runs, one that waits.
 const COPIES_PER_STREAM: usize = 2;
 
-/// What the first half of a sleep did.
 #[derive(Debug, Default)]
 pub(super) struct Saved {
     pub(super) copied_bytes: u64,
@@ -39,22 +37,21 @@ pub(super) struct Saved {
     pub(super) phases: SleepPhases,
 }
 
-/// A copy on its way into a backup.
 pub(super) struct Saving<'a> {
     save: &'a Save,
-    /// Of the granules that the copy does not bring.
+    /// Granules that the copy does not bring.
     granules: Vec<Option<Stored>>,
     /// Granules that it brings.
     fresh: Vec<usize>,
     copy: Pending<(BackupBuffer, Vec<Digest>)>,
 }
 
-/// What of a save need not be copied.
+/// Granules of a save that need not be copied.
 #[derive(Debug, Clone, Default)]
 struct Kept {
-    /// Granules, ascending.
+    /// Ascending.
     granules: Vec<usize>,
-    /// How many of them nobody looked at.
+    /// How many of them were not compared.
     skipped: usize,
 }
 
@@ -66,13 +63,13 @@ pub(super) struct Saver<'a> {
     pub(super) falling: &'a [TagKey],
 }
 
-/// A granule whose digest is asked for.
+/// A granule to compare.
 struct DigestQuery {
     turn: usize,
     granule: usize,
     expected: Digest,
     /// Promised not to change.
-    skipped: bool,
+    is_promised: bool,
 }
 
 fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
@@ -80,7 +77,6 @@ fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
 }
 
 impl<'a> Saver<'a> {
-    /// Brings every backup up to date.
     pub(super) fn save(&self, saved: &mut Saved) -> Result<()> {
         let started = Instant::now();
         let kept = self.unchanged()?;
@@ -88,7 +84,7 @@ impl<'a> Saver<'a> {
         let started = Instant::now();
         let mut in_flight: VecDeque<Saving<'_>> = VecDeque::new();
         let copied = self.copy_changed(&kept, &mut in_flight, saved);
-        // After a failure nothing stays in flight: it would hold host memory that the next try may need.
+        // After a failure nothing stays in flight: it would hold host memory that the next attempt may need.
         let left: Vec<DriverError> =
             in_flight.into_iter().filter_map(|saving| saving.copy.wait().err()).collect();
         add(&mut saved.phases.copy_s, started.elapsed());
@@ -129,7 +125,7 @@ impl<'a> Saver<'a> {
                     (self.wait_for_buffer(save, buffer).map_err(at(Phase::Copy))?, Vec::new())
                 }
             };
-            // A buffer that is not the old one keeps nothing of what was unchanged.
+            // A new buffer keeps none of the unchanged granules.
             if granules.is_empty() {
                 saved.unchanged_bytes -= kept.granules.len() as u64 * granule_bytes;
                 saved.skipped_bytes -= kept.skipped as u64 * granule_bytes;
@@ -152,8 +148,7 @@ impl<'a> Saver<'a> {
         Ok(())
     }
 
-    /// Rooms for those of `changed` that have none, by their turns: which of them have one may change when blocks are
-    /// freed meanwhile.
+    /// Buffers for those of `changed` that have none, by index: frees may drop others meanwhile.
     fn new_buffers(
         &self,
         changed: &[(&Save, &Kept)],
@@ -190,17 +185,17 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// For each save, the granules whose backup is what the device holds.
+    /// Per save, the granules whose backup matches the device.
     fn unchanged(&self) -> Result<Vec<Kept>> {
         loop {
-            // Where backups have spoiled, but the device has what was stored, they are made anew.
+            // Spoiled backups are made anew where the device still has the bytes.
             if let Some(kept) = self.compare()? {
                 return Ok(kept);
             }
         }
     }
 
-    /// The same; `None` when some of what is stored had to be forgotten.
+    /// One attempt; `None` when spoiled backups had to be dropped.
     fn compare(&self) -> Result<Option<Vec<Kept>>> {
         let (shared, saves) = (self.shared, self.saves);
         let mut kept = vec![Kept::default(); saves.len()];
@@ -212,7 +207,7 @@ impl<'a> Saver<'a> {
             if found == query.expected {
                 kept[query.turn].granules.push(query.granule);
                 equal.push(shared.granule_range(&saves[query.turn], query.granule, 1));
-            } else if query.skipped {
+            } else if query.is_promised {
                 broken.get_or_insert((query, found));
             }
         }
@@ -232,15 +227,15 @@ impl<'a> Saver<'a> {
         Ok(Some(kept))
     }
 
-    /// Whether the backups that are about to be written over are what was stored, so that what differs has changed on the
-    /// device. Otherwise what has spoiled was forgotten, and where the device does not have it either, it is lost.
+    /// Whether the backups to be overwritten are what was stored, so that differences are changes on the
+    /// device. If not, drops the spoiled ones; what the device lacks too is lost.
     fn are_changes(&self, kept: &[Kept]) -> Result<bool> {
         let shared = self.shared;
         let suspects: Vec<Suspect> = {
             let state = shared.lock_state();
             let written = self.saves.iter().zip(kept);
             let written = written.filter(|(save, kept)| kept.granules.len() < save.granules.len());
-            // A new extent takes the location of all that touch it.
+            // A new extent replaces all that it overlaps.
             let unseen = |save: &Save| {
                 let extent = DeviceRange::new(save.location.1, save.bytes);
                 state.backups().unseen_in(save.tag, save.location.0, extent).collect::<Vec<_>>()
@@ -256,10 +251,10 @@ impl<'a> Saver<'a> {
         if lost.is_empty() { Ok(false) } else { Err(PoolError::Lost { op: BACK_UP, lost }) }
     }
 
-    /// Digests of the device's granules, in the order of the queries: asked all at once, spread over the streams.
+    /// The device's digests of the queries, in their order, spread over the streams.
     fn digests(&self, queries: &[DigestQuery]) -> Result<Vec<Digest>, DriverError> {
         let share = queries.len().div_ceil(self.shared.streams().saves()).max(1);
-        let (mut asked, mut failed) = (Vec::new(), None);
+        let (mut pending, mut failed) = (Vec::new(), None);
         for (turn, queries) in queries.chunks(share).enumerate() {
             let next = |a: &DigestQuery, b: &DigestQuery| a.turn == b.turn && a.granule + 1 == b.granule;
             let range = |run: &[DigestQuery]| {
@@ -267,17 +262,17 @@ impl<'a> Saver<'a> {
             };
             let ranges: Vec<DeviceRange> = queries.chunk_by(next).map(range).collect();
             match self.shared.driver().digest(self.shared.streams().save(turn), &ranges) {
-                Ok(digests) => asked.push(digests),
+                Ok(digests) => pending.push(digests),
                 Err(error) => {
                     failed = Some(error);
                     break;
                 }
             }
         }
-        // Whatever was asked is waited for: nothing may be in flight when the sleep goes on, or ends.
+        // All queries are awaited: nothing may be in flight when the sleep goes on, or ends.
         let mut digests = Vec::with_capacity(queries.len());
-        for asked in asked {
-            match asked.wait() {
+        for pending in pending {
+            match pending.wait() {
                 Ok(found) => digests.extend(found),
                 Err(error) => failed = failed.or(Some(error)),
             }
@@ -285,7 +280,6 @@ impl<'a> Saver<'a> {
         failed.map_or(Ok(digests), Err)
     }
 
-    /// Waits for the oldest copy and stores it.
     fn store_next(&self, in_flight: &mut VecDeque<Saving<'_>>, saved: &mut Saved) -> Result<()> {
         let Some(saving) = in_flight.pop_front() else { return Ok(()) };
         let save = saving.save;
@@ -306,7 +300,7 @@ impl Shared {
         })
     }
 
-    /// Starts the copy of what has changed. The buffer is in the copy's hands until it is stored.
+    /// Starts the copy of what has changed. The copy owns the buffer until it is stored.
     pub(super) fn start_copy<'a>(
         &self,
         save: &'a Save,
@@ -317,7 +311,7 @@ impl Shared {
     ) -> Result<Saving<'a>, DriverError> {
         let granule_bytes = self.shape().granule_bytes;
         granules.resize(usize::try_from(save.bytes / granule_bytes).unwrap_or(usize::MAX), None);
-        // What is not live any more is of no use; what comes is not there yet.
+        // Drop digests of granules that are no longer live, or not copied yet.
         for (granule, stored) in granules.iter_mut().enumerate() {
             if save.granules.binary_search(&granule).is_err() || fresh.binary_search(&granule).is_ok() {
                 *stored = None;
@@ -336,7 +330,7 @@ impl Shared {
         self.shape().granule_range(save.location.1, first, count)
     }
 
-    /// A granule of a tag that was declared immutable has changed: the tag's granules are compared from now on.
+    /// A granule of an immutable tag has changed: the tag's granules are compared from now on.
     fn immutable_changed(&self, save: &Save, granule: usize, digests: [Digest; 2]) -> PoolError {
         let [expected, found] = digests;
         let mut state = self.lock_state();
@@ -348,7 +342,7 @@ impl Shared {
 }
 
 impl Saving<'_> {
-    /// Waits for the copy. Returns what is stored then, and how many granules it brought.
+    /// Waits for the copy. Returns the backup, and how many granules were copied.
     pub(super) fn complete(self, verified: bool) -> Result<(Backup, usize), DriverError> {
         let Self { mut granules, fresh, copy, .. } = self;
         let (buffer, digests) = copy.wait()?;
@@ -365,7 +359,7 @@ impl Saving<'_> {
 }
 
 impl State {
-    /// Whose digests a sleep needs; what is taken on trust is kept at once. With them the tags of which some is.
+    /// The digests that a sleep needs, and the tags that are sampled. Skipped granules go to `kept` at once.
     fn queries(
         &self,
         saves: &[Save],
@@ -373,27 +367,27 @@ impl State {
         kept: &mut [Kept],
     ) -> (Vec<DigestQuery>, BTreeSet<TagKey>) {
         let mut queries = Vec::new();
-        let mut skipped: BTreeMap<TagKey, Vec<DigestQuery>> = BTreeMap::new();
+        let mut promised: BTreeMap<TagKey, Vec<DigestQuery>> = BTreeMap::new();
         for (turn, save) in saves.iter().enumerate() {
             let changes = self.tags().get(save.tag).changes();
             let Some(backup) = self.backups().get(save) else { continue };
             for granule in save.granules.iter().copied() {
                 let Some(stored) = backup.granules.get(granule).copied().flatten() else { continue };
-                let query = |skipped| DigestQuery { turn, granule, expected: stored.digest, skipped };
+                let query = |is_promised| DigestQuery { turn, granule, expected: stored.digest, is_promised };
                 match changes {
                     Changes::Volatile => {}
                     Changes::Immutable if stored.verified => {
-                        skipped.entry(save.tag).or_default().push(query(true));
+                        promised.entry(save.tag).or_default().push(query(true));
                     }
-                    // Where comparing costs as much as copying, copying is what is done.
+                    // Where comparing costs as much as copying, copy.
                     _ if fast_digests => queries.push(query(false)),
                     _ => {}
                 }
             }
         }
-        let tags = skipped.keys().copied().collect();
-        // Each tag has turns of its own: it may sleep with others or exclusive.
-        for (tag, of_tag) in skipped {
+        let tags = promised.keys().copied().collect();
+        // Each tag has its own sample: it may sleep alone or with others.
+        for (tag, of_tag) in promised {
             let sample = Sample::of(self.tags().get(tag).checks(), of_tag.len() as u64);
             for (nth, query) in (0..).zip(of_tag) {
                 if sample.takes(nth) {

@@ -1,14 +1,13 @@
-//! The sizes of a pool, and how a range is cut into chunks_of of them. Never change.
+//! The sizes of a pool, which never change, and how a range is cut into chunks.
 
 use super::config::PoolConfig;
 use crate::driver::{DeviceInfo, DeviceRange};
 
-/// The sizes of a pool.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) granule_bytes: u64,
     pub(super) chunk_bytes: u64,
-    /// Of the largest; as a chunk where there are no spans.
+    /// The largest chunk; `chunk_bytes` where larger ones are off.
     pub(super) span_bytes: u64,
     pub(super) segment_bytes: u64,
     pub(super) total_bytes: u64,
@@ -25,7 +24,7 @@ impl Shape {
             span_bytes: chunk_bytes * config.chunks_of_span(),
             segment_bytes: info.granule_bytes * config.segment_granules,
             total_bytes: match info.total_bytes {
-                // Not known; it is the device then that refuses.
+                // Unknown: the device refuses then.
                 0 => config.limit_bytes.unwrap_or(u64::MAX),
                 bytes => bytes,
             },
@@ -38,28 +37,28 @@ impl Shape {
         self.limit_bytes.unwrap_or(self.total_bytes)
     }
 
-    /// Whether a block is laid out as chunks and granules.
+    /// Whether a block consists of chunks and granules.
     pub(super) fn is_large(&self, bytes: u64) -> bool {
         bytes >= self.chunk_bytes && self.chunk_bytes > self.granule_bytes
     }
 
-    /// What a block of this size needs in granules, in bytes.
+    /// The bytes that a block of this size needs in granules.
     pub(super) fn small_demand(&self, bytes: u64) -> u64 {
         let Self { granule_bytes, chunk_bytes, .. } = *self;
         if bytes < granule_bytes { bytes } else { (bytes % chunk_bytes).next_multiple_of(granule_bytes) }
     }
 
-    /// Whole granules in `bytes`. A segment's granules are counted in memory, so their number fits.
+    /// A segment's granules are counted in memory, so their number fits.
     pub(super) fn granules(&self, bytes: u64) -> usize {
         usize::try_from(bytes / self.granule_bytes).unwrap_or(usize::MAX)
     }
 
-    /// The range of `count` granules from the `first` on, of what begins at `addr`.
+    /// `count` granules from index `first`, counted from `addr`.
     pub(super) fn granule_range(&self, addr: u64, first: usize, count: usize) -> DeviceRange {
         DeviceRange::new(addr + first as u64 * self.granule_bytes, count as u64 * self.granule_bytes)
     }
 
-    /// `range` in chunks as far as they fit, its end in granules.
+    /// `range` in chunks as far as they fit, and its rest in granules.
     pub(super) fn chunks_of(&self, range: DeviceRange) -> impl Iterator<Item = DeviceRange> + use<> {
         let Self { granule_bytes, chunk_bytes, .. } = *self;
         let chunk_at = move |at: u64| {
@@ -70,7 +69,7 @@ impl Shape {
         std::iter::successors(first, move |chunk| (chunk.end() < range.end()).then(|| chunk_at(chunk.end())))
     }
 
-    /// `range`, to the end of its last granule, in as few chunks_of as have at most `largest_bytes`.
+    /// `range`, to the end of its last granule, in as few chunks of at most `largest_bytes` as possible.
     pub(super) fn exact_chunks(
         &self,
         range: DeviceRange,
@@ -84,7 +83,6 @@ impl Shape {
         })
     }
 
-    /// The largest chunk that a block gets when it is allocated.
     pub(super) fn largest_chunk(&self, is_discardable: bool, is_freed_whole: bool) -> u64 {
         if is_discardable || is_freed_whole { self.span_bytes } else { self.chunk_bytes }
     }

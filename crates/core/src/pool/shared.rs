@@ -1,10 +1,9 @@
 //! What the callers of a pool and its own threads share, and the order of its locks.
 //!
-//! Three things are locked. The state ([`Monitor`]) for bookkeeping only: no driver call that moves memory,
-//! no copy and no wait happens under it. Physical memory by whoever moves memory, for as long as the driver
-//! takes to map and unmap; a sleep and a wake hand it over in between to those who wait for it
-//! ([`super::handover`]). A tag ([`super::tag_lock`]) by whoever sleeps or wakes it; others wait in front of it with nothing
-//! held.
+//! There are three locks. The state ([`Monitor`]) is for bookkeeping only: no driver call that moves memory,
+//! no copy and no wait happens under it. Physical memory is locked while the driver maps and unmaps; a sleep
+//! or wake hands it over to waiting threads in between ([`super::handover`]). A tag ([`super::tag_lock`]) is
+//! locked by a sleep or wake; others wait for it without holding anything.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,24 +23,23 @@ use crate::backup::Backups;
 use crate::driver::{Driver, StreamId};
 use crate::tag::{Tag, TagState};
 
-/// Between two looks while a sleep is under way.
-const LULL: Duration = Duration::from_millis(1);
+/// Between two checks while a sleep is under way.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 static NEXT_POOL: AtomicU32 = AtomicU32::new(1);
 
-/// What the callers of a pool and its own threads share.
 #[derive(Debug)]
 pub(super) struct Shared {
     driver: Arc<dyn Driver>,
     backups: Arc<dyn Backups>,
     shape: Shape,
     streams: Streams,
-    /// Held by who prepares a sleep.
+    /// Locked during a preparation.
     preparing: Mutex<()>,
-    /// How many sleeps, of this pool or of others, lack host memory: who prepares one here makes way.
+    /// How many sleeps, of any pool, lack host memory: preparations here give way.
     starving: AtomicU32,
-    /// Freed memory that a request has waited for in vain.
-    unmap_failed_bytes: AtomicU64,
+    /// Freed memory that a request has awaited without success.
+    stalled_bytes: AtomicU64,
     state: Monitor<State>,
     memory: HandoverLock<PhysicalMemory>,
     counters: Arc<Counters>,
@@ -51,15 +49,14 @@ pub(super) struct Shared {
 pub(super) type StateGuard<'a> = MutexGuard<'a, State>;
 pub(super) type MemoryGuard<'a> = MutexGuard<'a, PhysicalMemory>;
 
-/// The streams that were made for a pool.
 #[derive(Debug)]
 pub(super) struct Streams {
     copies: Vec<StreamId>,
     copy_streams: usize,
     save_streams: usize,
-    /// Where copies to the device are made by a kernel, if that pays.
+    /// Copies to the device by a kernel, if that pays.
     kernel: Option<StreamId>,
-    /// Its work gives way to that of others.
+    /// Of low priority.
     background: StreamId,
 }
 
@@ -89,12 +86,11 @@ impl Streams {
         self.copies.iter().copied().chain(self.kernel).chain([self.background])
     }
 
-    /// For the `turn`-th copy to the device by its copy engines.
+    /// For the `turn`-th copy to the device by a copy engine.
     pub(super) fn copy(&self, turn: usize) -> StreamId {
         self.nth(turn, self.copy_streams)
     }
 
-    /// For the `turn`-th save or digest.
     pub(super) fn save(&self, turn: usize) -> StreamId {
         self.nth(turn, self.save_streams)
     }
@@ -136,7 +132,7 @@ impl Shared {
             streams,
             preparing: Mutex::default(),
             starving: AtomicU32::default(),
-            unmap_failed_bytes: AtomicU64::default(),
+            stalled_bytes: AtomicU64::default(),
             state: Monitor::new(State::new(shape, pool, config.cached_max_bytes)),
             counters,
             commands: Monitor::new(Commands::default()),
@@ -171,54 +167,50 @@ impl Shared {
         &self.commands
     }
 
-    /// Held by who prepares a sleep.
     pub(super) fn preparing(&self) -> MutexGuard<'_, ()> {
         self.preparing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many sleeps lack host memory that this pool may have.
     pub(super) fn starving(&self) -> u32 {
         self.starving.load(Ordering::Relaxed)
     }
 
-    /// One sleep more lacks host memory, until what is returned is dropped.
+    /// A sleep lacks host memory, until the returned guard is dropped.
     pub(super) fn starve(&self) -> Starving<'_> {
         self.starving.fetch_add(1, Ordering::Relaxed);
         Starving(&self.starving)
     }
 
-    /// A request has waited for as long as it had stream_wait_max: what is pending now is not waited for by one request after
-    /// the other.
-    pub(super) fn note_unmap_failed(&self) {
+    /// A request has waited for its whole `stream_wait_max`. Later requests do not wait for the same pending
+    /// memory again.
+    pub(super) fn note_stalled(&self) {
         let pending_bytes = self.lock_state().reclaimable().pending_bytes;
-        self.unmap_failed_bytes.store(pending_bytes, Ordering::Relaxed);
+        self.stalled_bytes.store(pending_bytes, Ordering::Relaxed);
     }
 
-    /// What may be waited for of what is pending. What has become complete is not unmap_failed any more.
+    /// The pending bytes worth waiting for. Completed memory no longer counts as awaited in vain.
     pub(super) fn promising_bytes(&self, pending_bytes: u64) -> u64 {
-        let unmap_failed_bytes =
-            self.unmap_failed_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
-        pending_bytes - unmap_failed_bytes
+        let stalled_bytes = self.stalled_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
+        pending_bytes - stalled_bytes
     }
 
-    /// Has the reaper look for memory above the mark.
+    /// Makes the reaper check for memory above the mark.
     pub(super) fn wake_reaper(&self) {
-        self.commands.lock_anyway().give();
+        self.commands.lock_anyway().request_work();
         self.commands.notify();
     }
 
-    /// The state, in whatever state a panic may have left it.
+    /// Ignores poisoning.
     pub(super) fn lock_state(&self) -> StateGuard<'_> {
         self.state.lock_anyway()
     }
 
-    /// Tells those who wait for a change of the state.
     pub(super) fn notify(&self) {
         self.state.notify();
     }
 
     pub(super) fn open_state(&self) -> Result<StateGuard<'_>> {
-        // Before the lock: in a forked child it may be held by a thread that does not exist there.
+        // Before the lock: in a forked child a thread that does not exist there may hold it.
         self.driver.check_process().map_err(PoolError::WrongProcess)?;
         still_open(self.state.lock().filter(|_| !self.memory.is_poisoned()).ok_or(PoolError::Poisoned)?)
     }
@@ -227,22 +219,21 @@ impl Shared {
         self.memory.lock().ok_or(PoolError::Poisoned)
     }
 
-    /// Physical memory, in whatever state a panic may have left it.
+    /// Ignores poisoning.
     pub(super) fn lock_memory_anyway(&self) -> MemoryGuard<'_> {
         self.memory.lock_anyway()
     }
 
-    /// How many wait for physical memory.
     pub(super) fn waiting_for_memory(&self) -> usize {
         self.memory.waiting()
     }
 
-    /// Lets those have physical memory who wait for it.
+    /// Hands physical memory to all threads that wait for it, and locks it again.
     pub(super) fn hand_over_memory<'a>(&'a self, memory: MemoryGuard<'a>) -> MemoryGuard<'a> {
         self.memory.yield_to_waiters(memory)
     }
 
-    /// Gives the state up until it has changed, or for as long as this at most, whether or not the pool is closed.
+    /// Waits for a change of the state, for at most `most`, also in a closed pool.
     pub(super) fn wait_anyway<'a>(
         &'a self,
         state: StateGuard<'a>,
@@ -255,22 +246,22 @@ impl Shared {
         woken.ok_or(PoolError::Poisoned)
     }
 
-    /// Gives the state up until it has changed.
     pub(super) fn wait<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
         self.wait_anyway(state, None).and_then(still_open)
     }
 
-    /// The same, for a millisecond at most.
+    /// Waits for a change, for a millisecond at most.
     pub(super) fn wait_briefly<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
-        self.wait_anyway(state, Some(LULL)).and_then(still_open)
+        self.wait_anyway(state, Some(CHECK_INTERVAL)).and_then(still_open)
     }
 
-    /// The same; comes back now and then where there is a deadline, for the caller to look at it.
+    /// The same; with a deadline it returns now and then, so that the caller can check it.
     pub(super) fn wait_by<'a>(&'a self, state: StateGuard<'a>, deadline: Deadline) -> Result<StateGuard<'a>> {
         if deadline.is_never() { self.wait(state) } else { self.wait_briefly(state) }
     }
 
-    /// The tag of this name, made if need be, once nobody has it exclusive. Whoever has to wait `begin`s to.
+    /// The tag of this name, created if need be, after any exclusive access has ended. `begin` is called to
+    /// wait.
     #[inline]
     pub(super) fn open_tag<'a, 'w>(
         &'a self,
@@ -293,7 +284,7 @@ impl Shared {
         wait: Wait<'_>,
     ) -> Result<(StateGuard<'a>, TagKey)> {
         loop {
-            // Looked up each time: who waits does not keep it from being forgotten.
+            // Looked up each time: a waiting call does not keep the tag from being forgotten.
             let key = state.tag_key(tag);
             if !state.tags().get(key).is_taken() {
                 return Ok((state, key));
@@ -306,17 +297,16 @@ impl Shared {
         }
     }
 
-    /// The refusal of who has waited for as long as it was to.
     pub(super) fn timed_out(&self, wait: Wait<'_>, awaited: Awaited) -> PoolError {
         let Wait { deadline, op, needed_bytes } = wait;
         let waited = deadline.elapsed(&*self.driver);
         PoolError::TimedOut { op: op.to_string(), needed_bytes, waited, awaited, usage: self.usage() }
     }
 
-    /// What was freed while somebody held its tag or its chunk can be had now: tells who waits for memory, and the
-    /// reaper, which may have found nothing above the mark because of it.
+    /// Memory freed during an access or a copy can be reused now. Notifies requests that wait for memory, and
+    /// the reaper, which may have found nothing above the mark because of it.
     pub(super) fn had_again(&self, mut state: StateGuard<'_>) {
-        state.heap_mut().clocks_mut().tell();
+        state.heap_mut().clocks_mut().note_change();
         let has_mark = state.has_mark();
         drop(state);
         self.state.notify();
@@ -325,9 +315,9 @@ impl Shared {
         }
     }
 
-    /// Keeps the tags that are `wanted` from falling asleep, of those that are awake and that nobody puts to sleep.
+    /// Keeps awake tags that satisfy `wanted` from falling asleep, except those under exclusive access.
     pub(super) fn shared_accesses(&self, wanted: impl Fn(&State, TagKey) -> bool) -> Vec<SharedAccess<'_>> {
-        // Guests leave with the state locked, so it is given up before them.
+        // Dropping an access locks the state, so the guard below is dropped first.
         let mut shared_accesses = Vec::new();
         let mut state = self.lock_state();
         if state.is_closed() {
@@ -339,8 +329,8 @@ impl Shared {
         shared_accesses
     }
 
-    /// Takes those of `tags`, or of all, that satisfy `wanted`, when nobody else works on them. Returns
-    /// all that are meant, and holds those.
+    /// Takes those of `tags` (or of all) that satisfy `wanted`, after other calls have left them. Returns all
+    /// selected tags too.
     pub(super) fn exclusive(
         &self,
         op: &'static str,
@@ -360,7 +350,7 @@ impl Shared {
             let busy = visited.iter().any(|tag| state.tags().get(*tag).is_taken());
             if !busy && held.iter().all(|tag| state.tags().get(*tag).is_free()) {
                 held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).take(falls_asleep));
-                state.tags_mut().pin(); // Also those that are visited only.
+                state.tags_mut().pin(); // Also those that are only visited./
                 return Ok((visited, ExclusiveAccess { shared: self, tags: held }));
             }
             if deadline.has_passed(&*self.driver) {
@@ -370,9 +360,9 @@ impl Shared {
                 drop(state);
                 return Err(self.timed_out(Wait { deadline, op: &op, needed_bytes: 0 }, awaited));
             }
-            // Who prepares a sleep in the background makes way.
+            // Background preparations give way.
             held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).want());
-            state = self.wait_anyway(state, (!deadline.is_never()).then_some(LULL))?;
+            state = self.wait_anyway(state, (!deadline.is_never()).then_some(CHECK_INTERVAL))?;
             held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).unwant());
             state = still_open(state)?;
         }
@@ -383,7 +373,6 @@ fn still_open(state: StateGuard<'_>) -> Result<StateGuard<'_>> {
     if state.is_closed() { Err(PoolError::Closed) } else { Ok(state) }
 }
 
-/// A sleep that lacks host memory.
 #[derive(Debug)]
 pub(super) struct Starving<'a>(&'a AtomicU32);
 
@@ -393,7 +382,7 @@ impl Drop for Starving<'_> {
     }
 }
 
-/// Tags that nobody else may work on, until this is dropped. Meanwhile no tag is forgotten.
+/// Exclusive access to tags, until this is dropped. Meanwhile no tag is forgotten.
 #[derive(Debug)]
 pub(super) struct ExclusiveAccess<'a> {
     shared: &'a Shared,
@@ -411,7 +400,7 @@ impl Drop for ExclusiveAccess<'_> {
         self.shared.settle_after_panic();
         let mut state = self.shared.lock_state();
         for tag in &self.tags {
-            state.tags_mut().get_mut(*tag).give_back();
+            state.tags_mut().get_mut(*tag).release();
             state.tidy_absent(*tag);
         }
         state.tags_mut().unpin();
@@ -419,7 +408,7 @@ impl Drop for ExclusiveAccess<'_> {
     }
 }
 
-/// Keeps a tag from falling asleep while memory is brought in for it, or a copy of its bytes is being queued.
+/// Keeps a tag from falling asleep while memory is mapped for it, or a copy of its bytes is being queued.
 #[derive(Debug)]
 pub(super) struct SharedAccess<'a> {
     shared: &'a Shared,
@@ -427,7 +416,7 @@ pub(super) struct SharedAccess<'a> {
 }
 
 impl<'a> SharedAccess<'a> {
-    /// Goes in. Nobody has the tag exclusive.
+    /// No call may have exclusive access to the tag.
     pub(super) fn enter(shared: &'a Shared, state: &mut State, tag: TagKey) -> Self {
         state.tags_mut().get_mut(tag).enter();
         Self { shared, tag }

@@ -1,7 +1,7 @@
 //! The bookkeeping of a pool as a whole: its parts, and what concerns several of them.
 //!
-//! Each part owns its state: blocks and what lies under them ([`Heap`]), tags ([`Tags`]), what is stored
-//! ([`BackupIndex`]). Here is what a change of one means for another. Nothing here calls the driver or waits.
+//! Each part owns its data: blocks and memory ([`Heap`]), tags ([`Tags`]), backups ([`BackupIndex`]). This
+//! module applies changes of one to the others. It never calls the driver or waits.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,16 +21,15 @@ use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
 use crate::tag::{Changes, Tag, TagPolicy};
 
-/// So many segments are looked at for each new tag, at most.
+/// Segments inspected per new tag, at most.
 const SEGMENTS_A_TAG: usize = 16;
 
-/// What a pool knows.
 #[derive(Debug)]
 pub(super) struct State {
     heap: Heap,
     tags: Tags,
     backups: BackupIndex,
-    /// Most memory that was in use at once, by whole chunks.
+    /// Peak memory in use, by whole chunks.
     peak_used_bytes: u64,
     /// See [`super::PoolConfig::cached_max_bytes`].
     cached_max_bytes: Option<u64>,
@@ -92,17 +91,17 @@ impl State {
         &self.holds
     }
 
-    // ---- tags and stream_lists ----
+    // ---- tags and lists ----
 
-    /// The tag of this name, made if need be.
+    /// The tag of this name, created if need be.
     #[inline]
     pub(super) fn tag_key(&mut self, tag: &Tag) -> TagKey {
-        self.tags.found_before(tag).unwrap_or_else(|| self.find_tag(tag))
+        self.tags.find_recent(tag).unwrap_or_else(|| self.find_tag(tag))
     }
 
     fn find_tag(&mut self, tag: &Tag) -> TagKey {
         let key = self.tags.find(tag).unwrap_or_else(|| self.make_tag(tag));
-        self.tags.expect(key);
+        self.tags.set_recent(key);
         key
     }
 
@@ -116,7 +115,7 @@ impl State {
         key
     }
 
-    /// Forgets tags that have no segments, that nobody holds, and of which nothing is known.
+    /// Forgets tags without segments, holds or settings.
     fn forget_tags(&mut self) {
         let segments = self.heap.segments();
         let held = self.holds.all().filter_map(|(name, _)| self.tags.find(name));
@@ -127,7 +126,7 @@ impl State {
         }
     }
 
-    /// A list that there is not yet, for a request. Where there are many, those of streams that do not exist any more are
+    /// Creates a list for a request. Where there are many, those of streams that no longer exist are
     /// forgotten first.
     #[cold]
     pub(super) fn make_list(
@@ -150,7 +149,6 @@ impl State {
         })
     }
 
-    /// Size of the block that a request gets.
     pub(super) fn checked_size(&self, request: &AllocRequest) -> Result<u64> {
         let AllocRequest { bytes, align, .. } = *request;
         if bytes == 0 {
@@ -167,19 +165,17 @@ impl State {
             .ok_or_else(|| invalid(request, format!("a block has at most {} ({most} bytes)", ByteSize(most))))
     }
 
-    /// The largest chunk that a block of a tag gets when it is allocated.
     pub(super) fn largest_chunk(&self, tag: TagKey, request: &AllocRequest) -> u64 {
         let is_discardable = self.tags.get(tag).policy().is_discardable();
         self.heap.shape().largest_chunk(is_discardable, request.is_freed_whole)
     }
 
-    /// Keeps the memory of a tag that is awake where it is, for one hold more.
+    /// Adds a hold: the memory of an awake tag stays where it is.
     pub(super) fn begin_hold(&mut self, tag: TagKey, holder: &Arc<str>) {
         self.holds.begin(self.tags.get(tag).name(), holder);
         self.heap.set_pinned(tag, true);
     }
 
-    /// The same, for one hold less.
     pub(super) fn end_hold(&mut self, tag: &Tag, holder: &Arc<str>) {
         self.holds.end(tag, holder);
         if let Some(key) = self.tags.find(tag) {
@@ -187,19 +183,17 @@ impl State {
         }
     }
 
-    /// Nobody is left to end the holds.
     pub(super) fn orphan_holds(&mut self) {
         self.holds.orphan();
     }
 
-    /// Refuses `op`, which would take memory from these tags.
     pub(super) fn check_unheld(&self, op: &'static str, tags: &[TagKey]) -> Result<()> {
         self.holds.check(op, tags.iter().map(|tag| self.tags.get(*tag).name()))
     }
 
     // ---- live blocks ----
 
-    /// Makes a candidate that lacks nothing a live block.
+    /// Makes a candidate that is wholly mapped a live block.
     pub(super) fn take(
         &mut self,
         candidate: &Candidate,
@@ -208,16 +202,16 @@ impl State {
         request: &AllocRequest,
     ) -> Handle {
         let taken = self.heap.take(candidate, list, bytes, request.bytes);
-        self.enlivened(list, taken, request)
+        self.make_handle(list, taken, request)
     }
 
-    /// The placement has its memory: makes it a live block.
+    /// Makes a placement that has its memory a live block.
     pub(super) fn finish(&mut self, placement: &Placement, list: ListKey, request: &AllocRequest) -> Handle {
         let taken = self.heap.finish(placement, list, request.bytes);
-        self.enlivened(list, taken, request)
+        self.make_handle(list, taken, request)
     }
 
-    fn enlivened(
+    fn make_handle(
         &mut self,
         list: ListKey,
         (id, range): (BlockId, DeviceRange),
@@ -234,10 +228,10 @@ impl State {
     /// The placement gets no memory: everything is free again.
     pub(super) fn abandon(&mut self, placement: &Placement) {
         let (block, near) = self.heap.abandon(placement);
-        self.forget_idle(&block, near);
+        self.forget_unused(&block, near);
     }
 
-    /// Gives a live block back. Returns whether other streams have to be waited for.
+    /// Frees a live block. Returns whether other streams must be waited for.
     pub(super) fn free(&mut self, op: &'static str, id: BlockId) -> Result<bool> {
         let (block, near) = self.heap.free(op, id)?;
         let tag = self.heap.tag_of_list(block.list);
@@ -247,29 +241,28 @@ impl State {
             entry.restore(); // Nothing is left that could be undefined.
         }
         let Some(near) = near else { return Ok(true) };
-        self.forget_idle(&block, near);
+        self.forget_unused(&block, near);
         Ok(false)
     }
 
-    /// Gives a part of a live block back. Returns whether other streams have to be waited for, and the blocks that are
-    /// left.
+    /// Frees a part of a live block. Also returns the remaining blocks.
     pub(super) fn free_part(&mut self, id: BlockId, part: DeviceRange) -> Result<(bool, Vec<Handle>)> {
         const OP: &str = "free a part of";
         let (part, rest) = self.heap.cut(OP, id, part)?;
         Ok((self.free(OP, part)?, rest))
     }
 
-    /// Frees what has waited for other streams long enough.
+    /// Frees blocks whose other streams are complete.
     pub(super) fn settle_waiting(&mut self) {
         for (key, freed_epoch) in self.heap.take_passed() {
             let (block, near) = self.heap.release(key, freed_epoch);
-            self.forget_idle(&block, near);
+            self.forget_unused(&block, near);
         }
     }
 
-    /// After a block was freed: what is stored of what nothing lives in any more goes, and while the tag sleeps without
-    /// memory, such addresses are unmapped. `near` is a block of the segment.
-    fn forget_idle(&mut self, freed: &HeapBlock, near: BlockKey) {
+    /// After a free: drops backups of granules without blocks. In a tag that sleeps without memory, removes
+    /// such chunks too. `near` is a block of the segment.
+    fn forget_unused(&mut self, freed: &HeapBlock, near: BlockKey) {
         let tag = self.heap.tag_of_list(freed.list);
         let entry = self.tags.get(tag);
         let sleeps = entry.state().is_asleep() && !entry.is_taken();
@@ -283,7 +276,7 @@ impl State {
                 self.backups.forget_extent(tag, location);
                 continue;
             }
-            // What was nobody's before a new block comes is not for that to lose.
+            // Granules that were unused before the block came keep their backups.
             let range = DeviceRange::new(freed.addr, freed.bytes());
             for granule in self.backups.stored_granules(tag, location, range) {
                 if !self.heap.is_touched(near, granule.addr, granule.end()) {
@@ -298,21 +291,20 @@ impl State {
 
     // ---- after a sleep or wake ----
 
-    /// After a sleep or wake of a tag: what nothing lives in is not stored, and where it is not open for use either, the
-    /// addresses are unmapped. Memory of those is returned: the caller's from now on.
+    /// After a sleep or wake: drops unused backups, and removes unused chunks that are not open. The caller
+    /// owns the memory of the returned mappings.
     #[must_use]
     pub(super) fn tidy(&mut self, tag: TagKey) -> Vec<Mapping> {
         self.forget_unused_backups(tag);
         self.heap.remove_unused_chunks(tag, |backing| !matches!(backing, Backing::Mapped { open: true, .. }))
     }
 
-    /// At the end of any work on a tag that sleeps: blocks that were freed meanwhile have left chunks without
-    /// memory.
+    /// After any work on a sleeping tag: blocks freed meanwhile have left chunks without memory.
     pub(super) fn tidy_absent(&mut self, tag: TagKey) {
         if self.tags.get(tag).state().is_asleep() {
             self.forget_unused_backups(tag);
             let none = self.heap.remove_unused_chunks(tag, |backing| backing == Backing::Absent);
-            debug_assert!(none.is_empty(), "what is absent is nobody's");
+            debug_assert!(none.is_empty(), "absent chunks have no memory to return");
         }
     }
 
@@ -325,18 +317,18 @@ impl State {
             segments.map(|(key, segment)| (key, self.heap.used_ranges(segment))).collect();
         self.backups.retain(tag, |segment, extent| {
             let used = used.get(&segment).map_or(&[][..], Vec::as_slice);
-            let first_behind = used.partition_point(|range| range.end() <= extent.addr);
-            used.get(first_behind).is_some_and(|range| range.addr < extent.end())
+            let first_after = used.partition_point(|range| range.end() <= extent.addr);
+            used.get(first_after).is_some_and(|range| range.addr < extent.end())
         });
     }
 
-    /// The addresses of a segment in which nothing lived are gone.
+    /// Forgets an empty segment, whose addresses are released.
     pub(super) fn remove_emptied(&mut self, key: SegmentKey) {
         self.forget_segment(key);
         self.heap.remove_emptied(key);
     }
 
-    /// A segment's addresses are gone with whatever lived there.
+    /// Forgets a segment with everything in it.
     pub(super) fn remove_swept(&mut self, key: SegmentKey) {
         self.forget_segment(key);
         self.heap.remove_swept(key);
@@ -348,7 +340,7 @@ impl State {
         }
     }
 
-    /// Writes back memory that the driver refuses to unmap: to the chunk it is of, or as a unmap_failed one.
+    /// Records memory that the driver refuses to unmap: in its chunk, or as unmap-failed.
     pub(super) fn take_back(&mut self, mapping: &Mapping) {
         if self.heap.segments().mapping((mapping.segment, mapping.range.addr)).is_some() {
             self.heap.segments_mut().store(&[*mapping]);
@@ -357,33 +349,32 @@ impl State {
         }
     }
 
-    // ---- figures ----
+    // ---- reclaimable and cached memory ----
 
-    /// Reclaimable memory in segments, of tags that are ready, and what a failed undo has left in those that sleep.
+    /// Reclaimable memory in segments of ready tags, and what a failed undo has left in sleeping ones.
     pub(super) fn reclaimable(&self) -> Reclaimable {
         let mut reclaimable = self.heap.reclaimable(&|tag| self.tags.get(tag).is_ready());
         reclaimable.stream_safe_bytes += self.leftovers().map(|mapping| mapping.range.bytes).sum::<u64>();
         reclaimable
     }
 
-    /// Takes up to `wanted` reclaimable chunks of one size, of tags that are ready; returns how many.
+    /// Takes up to `wanted` reclaimable chunks of one size from ready tags. Returns how many.
     pub(super) fn steal(&mut self, bytes: u64, wanted: usize, leaving: &mut Vec<Mapping>) -> usize {
         let Self { heap, tags, .. } = self;
         heap.steal(&|tag| tags.get(tag).is_ready(), bytes, wanted, leaving)
     }
 
-    /// Takes `bytes` of reclaimable memory of tags that are ready, the largest mappings first, or all there is.
+    /// Takes `bytes` of it, the largest mappings first, or all there is.
     pub(super) fn steal_bytes(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let Self { heap, tags, .. } = self;
         heap.steal_bytes(&|tag| tags.get(tag).is_ready(), bytes, leaving);
     }
 
-    /// Reclaimable granules of tags that are ready.
     pub(super) fn reclaimable_granules(&self) -> usize {
         self.heap.reclaimable_granules(&|tag| self.tags.get(tag).is_ready())
     }
 
-    /// Memory that a failed undo has left in tags that sleep: their bytes are elsewhere.
+    /// Memory that a failed undo has left in sleeping tags, whose bytes are elsewhere.
     pub(super) fn leftovers(&self) -> impl Iterator<Item = Mapping> + '_ {
         let tags = self.tags.iter().filter(|(_, entry)| entry.has_leftovers());
         let segments = tags.flat_map(|(tag, _)| self.heap.segments().of_tag(tag));
@@ -393,7 +384,6 @@ impl State {
         })
     }
 
-    /// Most memory that was in use at once.
     pub(super) fn peak_used_bytes(&self) -> u64 {
         self.peak_used_bytes
     }
@@ -417,12 +407,12 @@ impl State {
         self.cached_max_bytes.is_some()
     }
 
-    /// How much more is cached than is to be kept.
+    /// Cached bytes above the configured maximum.
     pub(super) fn above_mark_bytes(&self, counters: &Counters) -> u64 {
         self.cached_max_bytes.map_or(0, |mark| self.cached_bytes(counters).saturating_sub(mark))
     }
 
-    /// Whether every chunk of a tag that somebody may be using is mapped and open.
+    /// Whether every chunk of a tag that a block may use is mapped and open.
     pub(super) fn is_whole(&self, tag: TagKey) -> bool {
         let open = |backing| matches!(backing, Backing::Mapped { open: true, .. });
         self.heap.segments().of_tag(tag).all(|(_, segment)| {
@@ -431,14 +421,13 @@ impl State {
         })
     }
 
-    /// Gives `tag` a policy other than the built-in one.
     pub(super) fn declare(&mut self, tag: &Tag, policy: TagPolicy) -> Result<()> {
         let key = self.tag_key(tag);
         let has_blocks = self.heap.live_of(key).live_blocks > 0;
         self.tags.get_mut(key).declare(policy, has_blocks)
     }
 
-    /// The live block behind a handle, with its tag, which is awake unless somebody has it exclusive.
+    /// A live block and its tag, which is awake unless a call has exclusive access.
     pub(super) fn reachable(&self, op: &'static str, id: BlockId) -> Result<(HeapBlock, TagKey)> {
         let block = self.heap.live_block(op, id)?;
         let tag = self.heap.tag_of_list(block.list);
@@ -448,7 +437,6 @@ impl State {
         Ok((block, tag))
     }
 
-    /// Notes that work on `stream` uses a live block.
     pub(super) fn record_use(
         &mut self,
         op: &'static str,
@@ -462,7 +450,7 @@ impl State {
     }
 }
 
-/// A request that no state of the pool could make right.
+/// The error of a request that no state of the pool could satisfy.
 pub(super) fn invalid(request: &AllocRequest, reason: String) -> PoolError {
     let AllocRequest { bytes, align, ref tag, .. } = *request;
     PoolError::InvalidRequest { bytes, align, tag: tag.clone(), reason }

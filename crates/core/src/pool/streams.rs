@@ -1,7 +1,7 @@
-//! The streams of callers: one that does not exist is refused, and one that is gone is forgotten.
+//! The streams of callers: unknown ones are refused, and ended ones forgotten.
 //!
-//! What is queued on a stream that the driver does not know could not be waited for, so what it uses would be moved under
-//! its work. A stream that was known once and is not any more has no work left.
+//! Work on a stream unknown to the driver could not be awaited, so its memory would be moved under it. A
+//! stream that has ended has no work left.
 
 use super::error::{PoolError, Result};
 use super::handle::AllocRequest;
@@ -11,7 +11,7 @@ use super::state::State;
 use crate::driver::{DriverErrorKind, StreamId};
 
 impl Shared {
-    /// Refuses a stream that does not exist. For whoever holds nothing.
+    /// Refuses a stream that does not exist. To be called without locks.
     pub(super) fn check_stream(&self, op: &'static str, stream: StreamId) -> Result<()> {
         if stream == StreamId::DEFAULT {
             return Ok(());
@@ -29,7 +29,7 @@ impl Shared {
         !self.driver().check_stream(stream).is_err_and(|error| unknown(error.kind))
     }
 
-    /// The list of a request whose tag is `tag`, made if need be.
+    /// The list of a request with this tag, created if need be.
     #[inline]
     pub(super) fn list_of(&self, state: &mut State, tag: TagKey, request: &AllocRequest) -> Result<ListKey> {
         match state.heap_mut().find_list(tag, request.stream) {

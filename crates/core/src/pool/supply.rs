@@ -1,12 +1,13 @@
-//! Where memory comes from: what nothing uses is taken before anything is created.
+//! Where memory comes from: unused memory is taken before any is created.
 //!
-//! Idle memory is spare memory (mapped nowhere) and chunks that lie wholly in complete free mappings of tags that
-//! are ready and not held ([`super::hold`]). A need takes spare memory of its size, then reclaimable chunks of its size, wherever they are mapped
-//! now; only the rest is created. What is reclaimable then is of the wrong size. It may stay as long as the pool holds
-//! no more than was ever in use at once, and a sixty-fourth; beyond that, and at the limit, chunks are made
-//! of reclaimable granules, and reclaimable memory is given up for as much as is created, the largest first. So the pool never holds
-//! noticeably more than was needed at some time, and a load that is repeated finds what it had the first time.
-//! Larger chunks are not made of reclaimable ones: they are there so that a sleep has few to give back.
+//! Unused memory is spare memory (mapped nowhere), and whole chunks in complete free blocks of ready tags
+//! that are not held ([`super::hold`]). A need takes spare memory of its size, then reclaimable chunks of its
+//! size; the rest is created.
+//!
+//! Leftover free memory may have the wrong size. The pool keeps up to 1/64 more than its peak use. Above
+//! that, or at the limit, it splits chunk needs into granules and releases free memory, largest first, for
+//! every byte it creates. So a repeated load finds its memory. Larger chunks are never assembled from
+//! reclaimable ones, so that a sleep has few to release.
 
 use std::cmp::Reverse;
 
@@ -14,40 +15,39 @@ use super::mapping::Mapping;
 use super::physical::PhysicalMemory;
 use super::state::State;
 
-/// The part of what was ever in use that may be reclaimable beyond it.
+/// The part of the peak use that may be reclaimable beyond it.
 const SPARE_PART: u64 = 64;
 
 /// What a need gets.
 #[derive(Debug, Default)]
 pub(super) struct Supply {
-    /// Chunks that leave where they are, to be spare memory.
+    /// Chunks to unmap, which become spare memory.
     pub(super) leaving: Vec<Mapping>,
-    /// To create.
     pub(super) create_bytes: u64,
-    /// To give up before, from what is spare by then.
+    /// To release first, from spare memory.
     pub(super) release_bytes: u64,
-    /// Loose memory that the need takes: size and count.
+    /// Spare memory that the need takes: size and count.
     pub(super) reserved: Vec<(u64, usize)>,
     /// Granules to create beyond the need; see [`State::granules_ahead`].
     pub(super) ahead: usize,
 }
 
 impl State {
-    /// Takes from reclaimable memory what `needs` can use; what the caller has `supplied_bytes` will be spare by then. What is
-    /// left is created, and the pool may hold `allowed_bytes` then: beyond that, needs for chunks become needs
-    /// for granules if `may_split`, and reclaimable memory of the wrong size is given up. Whether enough is reclaimable and
-    /// may be created is a question to ask before ([`State::reclaimable`]).
+    /// Takes reclaimable memory that `needs` can use; the caller's `supplied` will be spare by then.
+    /// The rest is created. Above `allowed_bytes`, memory of the wrong size is released, and `may_split`
+    /// needs for chunks become granules. The caller has checked that enough is available
+    /// ([`State::reclaimable`]).
     pub(super) fn supply(
         &mut self,
         memory: &PhysicalMemory,
         needs: &mut Vec<Mapping>,
-        supplied_bytes: &[Mapping],
+        supplied: &[Mapping],
         allowed_bytes: u64,
         may_split: bool,
     ) -> Supply {
         let shape = self.heap().shape();
         let (granule, chunk) = (shape.granule_bytes, shape.chunk_bytes);
-        let available = |bytes| memory.spare_count(bytes) + count(supplied_bytes, bytes);
+        let available = |bytes| memory.spare_count(bytes) + count(supplied, bytes);
         let committed_bytes = memory.counters().committed_bytes();
         let excess = |create_bytes: u64| (committed_bytes + create_bytes).saturating_sub(allowed_bytes);
         let mut supply = Supply::default();
@@ -72,25 +72,24 @@ impl State {
         let reserved: u64 = supply.reserved.iter().map(|(bytes, count)| bytes * *count as u64).sum();
         supply.create_bytes = of(needs) - reserved;
         supply.release_bytes = excess(supply.create_bytes);
-        let free_bytes = memory.counters().spare_bytes() + of(supplied_bytes) + of(&supply.leaving);
+        let free_bytes = memory.counters().spare_bytes() + of(supplied) + of(&supply.leaving);
         let spare_bytes = free_bytes.saturating_sub(reserved);
         if supply.release_bytes > spare_bytes {
-            self.give_up(supply.release_bytes - spare_bytes, &mut supply.leaving);
+            self.take_reclaimable(supply.release_bytes - spare_bytes, &mut supply.leaving);
         }
         supply
     }
 
-    /// What the pool may hold when `used_bytes` of it are in use: as much as ever was, and a little beyond for
-    /// reclaimable memory of the wrong size, which the next large or small block may want again.
+    /// What the pool may hold with `used_bytes` in use: the peak, and a little reclaimable memory of the
+    /// wrong size. The next large or small block may need that again.
     pub(super) fn allowed_bytes(&self, used_bytes: u64) -> u64 {
         let most = self.peak_used_bytes().max(used_bytes);
         let limit_bytes = self.heap().shape().limit_bytes.unwrap_or(u64::MAX);
         most.saturating_add(most / SPARE_PART).min(limit_bytes)
     }
 
-    /// How many granules to create beyond `supply`, because more memory is in use than ever before: as many as
-    /// the blocks of now would need if no two shared one, and those of one chunk. The same blocks may lie less well
-    /// together the next time, and are to find enough then.
+    /// Granules to create beyond `supply` at a new peak. That is as many as the present blocks would need
+    /// without sharing, and one chunk's. The same blocks may be packed less well the next time.
     pub(super) fn granules_ahead(
         &self,
         memory: &PhysicalMemory,
@@ -105,14 +104,14 @@ impl State {
         let granule = shape.granule_bytes;
         let committed_bytes =
             memory.counters().committed_bytes() + supply.create_bytes - supply.release_bytes;
-        let buffer = allowed_bytes.saturating_sub(committed_bytes) / granule;
+        let headroom = allowed_bytes.saturating_sub(committed_bytes) / granule;
         let wanted = self.heap().small_demand_bytes().saturating_add(shape.chunk_bytes);
         let missing = wanted.saturating_sub(memory.held_of(granule)) / granule;
-        usize::try_from(buffer.min(missing)).unwrap_or(0)
+        usize::try_from(headroom.min(missing)).unwrap_or(0)
     }
 
-    /// Takes `bytes` of reclaimable memory of any kind, or all there is.
-    pub(super) fn give_up(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
+    /// Takes `bytes` of any reclaimable memory, or all there is.
+    pub(super) fn take_reclaimable(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let sum = |leaving: &[Mapping]| leaving.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);
         self.steal_bytes(bytes, leaving);
@@ -146,7 +145,7 @@ fn sizes(mappings: &[Mapping]) -> Vec<u64> {
     sizes
 }
 
-/// Makes granules of the last `count` needs for a chunk.
+/// Turns the last `count` needs for a chunk into granules.
 fn split_last(needs: &mut Vec<Mapping>, count: usize, chunk: u64, granule: u64) {
     let chunks: Vec<usize> = (0..needs.len()).filter(|nth| needs[*nth].range.bytes == chunk).collect();
     for nth in chunks.into_iter().rev().take(count) {

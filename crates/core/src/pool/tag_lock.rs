@@ -1,18 +1,16 @@
-//! Who may do what with a tag while others are at it: a lock that is never held while waiting.
+//! The lock of a tag: shared or exclusive access, without holding a mutex for long.
 //!
-//! A sleep or wake works on its tags for as long as copies take. Meanwhile the pool's lock is free; the tag's
-//! [`TagLock`] is closed, and whoever needs the tag waits in front of it, without holding anything. Shorter work
-//! that must not be overtaken by a sleep (mapping memory for a new block, queuing a copy) goes in as a access:
-//! the tag_lock closes when the last access has left.
+//! A sleep or wake has exclusive access to its tags for as long as copies take, with the pool's state
+//! unlocked. Other calls wait without holding anything. Shorter work that a sleep must not interrupt (mapping
+//! memory, queuing a copy) has shared access. The lock closes when the last shared access has ended.
 //!
-//! [`Monitor`] is the lock and the bell that gates are used with. Every change that somebody may wait for
-//! rings it. `checks/interleavings` compiles this file over other locks and tries their interleavings.
+//! [`Monitor`] is the mutex and condition variable around it. Every change that a thread may wait for
+//! notifies. `checks/interleavings` compiles this file with other locks and tries their interleavings.
 
 use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A value behind a lock, and a bell for those who wait for it to change.
 #[derive(Debug)]
 pub(super) struct Monitor<T> {
     value: Mutex<T>,
@@ -20,27 +18,26 @@ pub(super) struct Monitor<T> {
 }
 
 impl<T> Monitor<T> {
-    /// A monitor over `value`.
     pub(super) fn new(value: T) -> Self {
         Self { value: Mutex::new(value), changed: Condvar::new() }
     }
 
-    /// The value; `None` when a thread panicked while it held it.
+    /// `None` after a panic of a thread that held it.
     pub(super) fn lock(&self) -> Option<MutexGuard<'_, T>> {
         self.value.lock().ok()
     }
 
-    /// The value, in whatever state a panic may have left it.
+    /// Ignores poisoning.
     pub(super) fn lock_anyway(&self) -> MutexGuard<'_, T> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the value up until somebody rings; may come back early. `None` as for [`Monitor::lock`].
+    /// Unlocks the value until a notification; may return early. `None` as for [`Monitor::lock`].
     pub(super) fn wait<'a>(&'a self, guard: MutexGuard<'a, T>) -> Option<MutexGuard<'a, T>> {
         self.changed.wait(guard).ok()
     }
 
-    /// The same, for `most` at the longest.
+    /// The same, for at most `most`.
     pub(super) fn wait_for<'a>(
         &'a self,
         guard: MutexGuard<'a, T>,
@@ -49,13 +46,11 @@ impl<T> Monitor<T> {
         self.changed.wait_timeout(guard, most).ok().map(|(guard, _)| guard)
     }
 
-    /// Wakes all who wait.
     pub(super) fn notify(&self) {
         self.changed.notify_all();
     }
 }
 
-/// The tag_lock of one tag.
 #[derive(Debug, Default)]
 pub(super) struct TagLock {
     shared_accesses: u32,
@@ -63,19 +58,18 @@ pub(super) struct TagLock {
 }
 
 impl TagLock {
-    /// Whether somebody works on the tag exclusive.
     #[must_use]
     pub(super) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Whether nobody is inside.
+    /// Whether no call has access.
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {
         !self.closed && self.shared_accesses == 0
     }
 
-    /// Goes in as a access, if the tag_lock is open.
+    /// Begins shared access, unless the lock is closed.
     pub(super) fn enter(&mut self) -> bool {
         if !self.closed {
             self.shared_accesses += 1;
@@ -83,19 +77,19 @@ impl TagLock {
         !self.closed
     }
 
-    /// A access leaves.
+    /// Ends shared access.
     pub(super) fn leave(&mut self) {
         self.shared_accesses = self.shared_accesses.saturating_sub(1);
     }
 
-    /// Closes the tag_lock behind oneself, if nobody is inside.
+    /// Begins exclusive access, if no call has access.
     pub(super) fn close(&mut self) -> bool {
         let closes = self.is_empty();
         self.closed |= closes;
         closes
     }
 
-    /// Opens it again.
+    /// Ends exclusive access.
     pub(super) fn open(&mut self) {
         self.closed = false;
     }

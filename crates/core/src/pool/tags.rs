@@ -1,10 +1,10 @@
-//! The tags of a pool: what each is, where its bytes are, and who works on it.
+//! The tags of a pool: what each is, where its bytes are, and which calls work on it.
 //!
-//! A tag's bytes are in one location at a time ([`Residence`]), and every change of it is a call here. Whoever sleeps or
-//! wakes a tag has it exclusive; others are its shared_accesses ([`super::tag_lock`]).
+//! A tag's bytes are in one [`Residence`] at a time, and every change of it is a call here. A sleep or wake
+//! has exclusive access to its tags, others have shared access ([`super::tag_lock`]).
 //!
-//! Tags are found by name in constant time, and forgotten when nothing is known of them any more. Keys are never those of
-//! another tag. Whoever keeps some that it is neither exclusive with nor a access of [holds](Tags::pin) all tags meanwhile.
+//! Tags are found by name in constant time, and forgotten when nothing is known of them. Keys are never
+//! reused. Keeping a key without access to its tag requires a [pin](Tags::pin).
 
 use std::collections::HashMap;
 
@@ -17,48 +17,43 @@ use super::undefined::Undefined;
 use crate::driver::DeviceRange;
 use crate::tag::{Changes, Dropped, SleepAction, Tag, TagPolicy, TagState};
 
-/// The least number of tags that is worth a look at what can be forgotten.
+/// The fewest tags worth a sweep.
 const SWEEP_MIN: usize = 64;
 
-/// All tags that a pool knows.
 #[derive(Debug)]
 pub(super) struct Tags {
     entries: SlotMap<TagKey, TagEntry>,
     keys: HashMap<Tag, TagKey>,
-    /// The one that was found last is asked for again most often.
+    /// Found last, and likely to be looked up next.
     recent: TagKey,
-    /// Which stay whatever is known of them.
     built_in: Vec<TagKey>,
-    /// How many want none to be forgotten.
-    holds: usize,
-    /// More than so many, and it is time to forget some.
+    pins: usize,
+    /// A sweep is due above this many tags.
     sweep_above: usize,
 }
 
-/// One tag.
 #[derive(Debug)]
 pub(super) struct TagEntry {
     name: Tag,
     policy: TagPolicy,
-    /// Whether the policy was chosen by the user.
+    /// Whether the user chose the policy.
     is_declared: bool,
     residence: Residence,
     changes: Changes,
     tag_lock: TagLock,
-    /// Whether who has the tag exclusive will give memory back.
+    /// Whether the exclusive access will release memory.
     falls_asleep: bool,
-    /// How many wait to have it exclusive.
+    /// How many calls wait for exclusive access.
     wanted: u32,
     /// How many sleeps have checked what was promised not to change.
     checks: u64,
-    /// How many wakes have compared what has arrived.
+    /// How many wakes have compared what was loaded.
     wakes: u64,
 }
 
-/// Where the bytes of a tag are.
 #[derive(Debug)]
 enum Residence {
-    /// On the device; what is `undefined` was dropped or lost before, and not written since.
+    /// On the device. `undefined` was dropped or lost, and not written since.
     Awake { undefined: Undefined },
     /// In host memory or nowhere. A failed undo may have left `leftovers` of its memory mapped.
     Asleep { how: SleepAction, leftovers: bool },
@@ -67,38 +62,34 @@ enum Residence {
 }
 
 impl Tags {
-    /// A pool's tags in the beginning, which stay.
     pub(super) fn new(built_in: impl IntoIterator<Item = Tag>) -> Self {
-        let (entries, keys, recent, holds) = Default::default();
-        let mut tags = Self { entries, keys, recent, built_in: Vec::new(), holds, sweep_above: SWEEP_MIN };
+        let (entries, keys, recent, pins) = Default::default();
+        let mut tags = Self { entries, keys, recent, built_in: Vec::new(), pins, sweep_above: SWEEP_MIN };
         tags.built_in = built_in.into_iter().map(|tag| tags.add(&tag)).collect();
         tags
     }
 
-    /// The tag of this name, if it is the one that was found last.
+    /// The tag of this name, if it was found last.
     #[inline]
-    pub(super) fn found_before(&self, tag: &Tag) -> Option<TagKey> {
+    pub(super) fn find_recent(&self, tag: &Tag) -> Option<TagKey> {
         self.entries.get(self.recent).is_some_and(|entry| entry.name == *tag).then_some(self.recent)
     }
 
-    /// The tag of this name, if it is known.
     pub(super) fn find(&self, tag: &Tag) -> Option<TagKey> {
         self.keys.get(tag).copied()
     }
 
-    /// A tag that is not there yet.
     pub(super) fn add(&mut self, tag: &Tag) -> TagKey {
         let key = self.entries.insert(TagEntry::new(tag.clone()));
         self.keys.insert(tag.clone(), key);
         key
     }
 
-    /// A known tag is likely to be asked for next.
-    pub(super) fn expect(&mut self, key: TagKey) {
+    pub(super) fn set_recent(&mut self, key: TagKey) {
         self.recent = key;
     }
 
-    /// A tag that is known: nobody who has a key in hand lets it be forgotten.
+    /// Panics if the tag was forgotten, which the rules of [`TagKey`] prevent.
     pub(super) fn get(&self, key: TagKey) -> &TagEntry {
         &self.entries[key]
     }
@@ -111,45 +102,43 @@ impl Tags {
         self.entries.iter()
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.entries.len()
     }
 
     // ---- what is forgotten ----
 
-    /// None is forgotten before this was taken back.
+    /// Keeps every tag until [`Tags::unpin`].
     pub(super) fn pin(&mut self) {
-        self.holds += 1;
+        self.pins += 1;
     }
 
-    /// Takes a pin back.
     pub(super) fn unpin(&mut self) {
-        self.holds = self.holds.saturating_sub(1);
+        self.pins = self.pins.saturating_sub(1);
     }
 
-    /// Whether there are so many that a look at what can be forgotten pays.
+    /// Whether a sweep pays.
     pub(super) fn is_crowded(&self) -> bool {
-        self.entries.len() > self.sweep_above && self.holds == 0
+        self.entries.len() > self.sweep_above && self.pins == 0
     }
 
-    /// Forgets those of which nothing is known and that `is_empty`, and returns them. The next look comes when there are
-    /// twice as many, or `spare` more.
+    /// Forgets tags without settings that `is_empty`, and returns them. The next sweep comes at twice as many
+    /// tags, or `spare` more.
     pub(super) fn forget(&mut self, is_empty: impl Fn(TagKey) -> bool, spare: usize) -> Vec<TagKey> {
         let built_in = &self.built_in;
-        let is_over = |key, entry: &TagEntry| !built_in.contains(&key) && entry.is_plain() && is_empty(key);
-        let over = self.entries.iter().filter(|(key, entry)| is_over(*key, entry)).map(|(key, _)| key);
-        let over: Vec<TagKey> = over.collect();
-        for entry in over.iter().filter_map(|key| self.entries.remove(*key)) {
+        let is_unused = |key, entry: &TagEntry| !built_in.contains(&key) && entry.is_plain() && is_empty(key);
+        let unused = self.entries.iter().filter(|(key, entry)| is_unused(*key, entry)).map(|(key, _)| key);
+        let unused: Vec<TagKey> = unused.collect();
+        for entry in unused.iter().filter_map(|key| self.entries.remove(*key)) {
             self.keys.remove(&entry.name);
         }
         self.sweep_above = self.entries.len() + self.entries.len().max(SWEEP_MIN).max(spare);
-        over
+        unused
     }
 
     // ---- what requests mean ----
 
-    /// The tags a request means, each once, by name; every tag of the pool when it names none.
+    /// Each once, by name; all tags when the request names none.
     pub(super) fn selected(&self, op: &'static str, requested: Option<&[Tag]>) -> Result<Vec<TagKey>> {
         let mut keys: Vec<TagKey> = match requested {
             None => self.iter().map(|(key, _)| key).collect(),
@@ -199,7 +188,7 @@ impl TagEntry {
         }
     }
 
-    /// Whether nothing is known of it that a new tag of its name would not have, and nobody works on it or waits for that.
+    /// Whether a new tag of its name would be the same, and no call uses it or waits for it.
     fn is_plain(&self) -> bool {
         let is_idle = self.tag_lock.is_empty() && self.wanted == 0;
         let is_new = self.state() == TagState::Awake;
@@ -214,7 +203,7 @@ impl TagEntry {
         self.policy
     }
 
-    /// Gives it another policy, unless it has one that something relies on.
+    /// Sets the policy, unless something relies on the present one.
     pub(super) fn declare(&mut self, policy: TagPolicy, has_blocks: bool) -> Result<()> {
         if self.policy != policy && (has_blocks || self.is_declared) {
             return Err(PoolError::PolicyConflict { tag: self.name.clone() });
@@ -223,7 +212,6 @@ impl TagEntry {
         Ok(())
     }
 
-    /// What is known about changes to its bytes.
     pub(super) fn changes(&self) -> Changes {
         self.changes
     }
@@ -244,17 +232,16 @@ impl TagEntry {
         }
     }
 
-    /// Whether it is awake, and nobody has it exclusive: its free mappings are free for use.
+    /// Whether it is awake and under no exclusive access, so that its free blocks may be used.
     pub(super) fn is_ready(&self) -> bool {
         !self.tag_lock.is_closed() && !self.state().is_asleep()
     }
 
-    /// Its memory was given up.
     pub(super) fn fall_asleep(&mut self, how: SleepAction) {
         self.residence = Residence::Asleep { how, leftovers: false };
     }
 
-    /// All of its memory is there again. A tag without blocks has nothing that could be undefined.
+    /// All of its memory is there again. Without blocks, nothing can be undefined.
     pub(super) fn wake(&mut self, has_blocks: bool) {
         let undefined = match self.residence {
             Residence::Asleep { how: SleepAction::Drop, .. } if self.policy.dropped == Dropped::Undefined => {
@@ -267,13 +254,12 @@ impl TagEntry {
         self.wakes += 1;
     }
 
-    /// Its memory is held, but not wholly mapped.
     pub(super) fn strand(&mut self) {
         let undefined = self.undefined_mut().map(std::mem::take).unwrap_or_default();
         self.residence = Residence::Stranded { undefined };
     }
 
-    /// What is undefined of it, while its memory is held.
+    /// `None` while it sleeps.
     pub(super) fn undefined(&self) -> Option<&Undefined> {
         match &self.residence {
             Residence::Awake { undefined } | Residence::Stranded { undefined } => Some(undefined),
@@ -288,46 +274,44 @@ impl TagEntry {
         }
     }
 
-    /// What is in `range` was lost, if its memory is held.
+    /// The bytes in `range` are lost, if its memory is held.
     pub(super) fn lose(&mut self, range: DeviceRange) {
         self.undefined_mut().into_iter().for_each(|undefined| undefined.lose(range));
     }
 
-    /// What was lost of `range` was written again, or is nobody's any more.
+    /// The bytes in `range` were rewritten, or freed.
     pub(super) fn define(&mut self, range: DeviceRange) {
         self.undefined_mut().into_iter().for_each(|undefined| undefined.define(range));
     }
 
-    /// Its bytes were written again, or none are left. Returns whether any were undefined.
+    /// Its bytes were rewritten, or none are left. Returns whether any were undefined.
     pub(super) fn restore(&mut self) -> bool {
         let undefined = self.undefined_mut().map(std::mem::take);
         undefined.is_some_and(|undefined| !undefined.is_nothing())
     }
 
-    /// A failed undo may have left memory mapped while it sleeps.
     pub(super) fn note_leftovers(&mut self) {
         if let Residence::Asleep { leftovers, .. } = &mut self.residence {
             *leftovers = true;
         }
     }
 
-    /// Whether memory may be mapped that nobody has use for: it sleeps, and nobody has it exclusive.
+    /// Whether memory may be mapped that nothing uses: it sleeps, under no exclusive access.
     pub(super) fn has_leftovers(&self) -> bool {
         matches!(self.residence, Residence::Asleep { leftovers: true, .. }) && !self.tag_lock.is_closed()
     }
 
-    // ---- who works on it ----
+    // ---- access ----
 
     pub(super) fn is_taken(&self) -> bool {
         self.tag_lock.is_closed()
     }
 
-    /// Whether nobody works on it.
     pub(super) fn is_free(&self) -> bool {
         self.tag_lock.is_empty()
     }
 
-    /// Keeps it from being taken, if nobody has it exclusive.
+    /// Begins shared access, unless a call has exclusive access.
     pub(super) fn enter(&mut self) -> bool {
         self.tag_lock.enter()
     }
@@ -336,24 +320,22 @@ impl TagEntry {
         self.tag_lock.leave();
     }
 
-    /// Has it exclusive, if nobody works on it. Whoever `falls_asleep` with it will give memory back.
+    /// Begins exclusive access, if no call has access. With `falls_asleep` it will release memory.
     pub(super) fn take(&mut self, falls_asleep: bool) {
         if self.tag_lock.close() {
             self.falls_asleep = falls_asleep;
         }
     }
 
-    pub(super) fn give_back(&mut self) {
+    pub(super) fn release(&mut self) {
         self.tag_lock.open();
         self.falls_asleep = false;
     }
 
-    /// Whether a sleep is under way that will give memory back.
     pub(super) fn falls_asleep(&self) -> bool {
         self.falls_asleep
     }
 
-    /// One more waits to have it exclusive.
     pub(super) fn want(&mut self) {
         self.wanted += 1;
     }
@@ -366,9 +348,8 @@ impl TagEntry {
         self.wanted
     }
 
-    // ---- whose turn it is in a candidate check ----
+    // ---- sampling ----
 
-    /// How many sleeps have checked what was promised not to change.
     pub(super) fn checks(&self) -> u64 {
         self.checks
     }
@@ -377,7 +358,6 @@ impl TagEntry {
         self.checks += 1;
     }
 
-    /// How many wakes have compared what has arrived.
     pub(super) fn wakes(&self) -> u64 {
         self.wakes
     }
@@ -400,24 +380,24 @@ mod tests {
         let lora = Tag::new("lora").unwrap();
         assert_eq!(tags.find(&lora), None);
         let key = tags.add(&lora);
-        tags.expect(key);
-        assert_eq!((tags.found_before(&lora), tags.found_before(&Tag::weights())), (Some(key), None));
+        tags.set_recent(key);
+        assert_eq!((tags.find_recent(&lora), tags.find_recent(&Tag::weights())), (Some(key), None));
         assert_eq!((tags.find(&lora), tags.count()), (Some(key), 2));
         assert!(tags.forget(|_| false, 0).is_empty(), "it holds something");
         tags.get_mut(key).want();
-        assert!(tags.forget(|_| true, 0).is_empty(), "somebody waits for it");
+        assert!(tags.forget(|_| true, 0).is_empty(), "a call waits for it");
         tags.get_mut(key).unwant();
         tags.get_mut(key).enter();
-        assert!(tags.forget(|_| true, 0).is_empty(), "somebody works on it");
+        assert!(tags.forget(|_| true, 0).is_empty(), "a call works on it");
         tags.get_mut(key).leave();
         assert_eq!(tags.forget(|_| true, 0), [key]);
-        assert_eq!((tags.find(&lora), tags.found_before(&lora), tags.count()), (None, None, 1));
+        assert_eq!((tags.find(&lora), tags.find_recent(&lora), tags.count()), (None, None, 1));
         assert_ne!(tags.add(&lora), key);
         assert_eq!(tags.find(&Tag::weights()), weights, "a built-in one stays");
     }
 
     #[test]
-    fn what_was_said_of_a_tag_is_not_forgotten() {
+    fn settings_of_a_tag_are_not_forgotten() {
         let mut tags = Tags::new([]);
         let [policy, changes, asleep] =
             ["policy", "changes", "asleep"].map(|name| find_or_add(&mut tags, name));
@@ -430,17 +410,17 @@ mod tests {
     }
 
     #[test]
-    fn looks_come_when_the_number_has_doubled_and_nobody_holds() {
+    fn sweeps_come_when_the_number_has_doubled_and_no_tag_is_pinned() {
         let mut tags = Tags::new([]);
-        let mut looks = 0;
+        let mut sweeps = 0;
         for n in 0..1_000 {
             find_or_add(&mut tags, &format!("t{n}"));
             if tags.is_crowded() {
-                looks += 1;
+                sweeps += 1;
                 assert!(tags.forget(|_| false, 0).is_empty());
             }
         }
-        assert_eq!((looks, tags.count()), (4, 1_000));
+        assert_eq!((sweeps, tags.count()), (4, 1_000));
         assert_eq!(tags.forget(|_| true, 100).len(), 1_000);
         tags.pin();
         for n in 0..101 {

@@ -1,24 +1,22 @@
-//! Which bytes of a tag that is awake are *undefined*: not their owner's until they are written again. Pure.
+//! Which bytes of an awake tag are *undefined*: not their owner's until they are written again. Pure.
 //!
-//! All of them are where a sleep has dropped the tag, and ranges of them where they were lost with a backup.
+//! A dropping sleep leaves all of them undefined; a lost backup, ranges.
 //!
-//! Promise: ranges do not overlap, and what is defined is out of every range.
+//! Promise: ranges do not overlap, and no range contains defined bytes.
 
 use std::collections::BTreeMap;
 
 use crate::driver::DeviceRange;
 
-/// Undefined bytes of one tag.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Undefined {
     /// Every byte. There are no ranges then.
     is_all: bool,
-    /// By first address, where each range ends.
+    /// The end of each range, by first address.
     ends: BTreeMap<u64, u64>,
 }
 
 impl Undefined {
-    /// Every byte.
     pub(super) fn all() -> Self {
         Self { is_all: true, ends: BTreeMap::new() }
     }
@@ -32,7 +30,6 @@ impl Undefined {
         !self.is_all && self.ends.is_empty()
     }
 
-    /// From now on `range` is undefined.
     pub(super) fn lose(&mut self, range: DeviceRange) {
         if !self.is_all {
             self.define(range);
@@ -40,7 +37,7 @@ impl Undefined {
         }
     }
 
-    /// Nothing in `range` is undefined any more, unless everything is.
+    /// Defines `range`, unless every byte is undefined.
     pub(super) fn define(&mut self, range: DeviceRange) {
         for (addr, end) in self.touching(range).collect::<Vec<_>>() {
             self.ends.remove(&addr);
@@ -53,12 +50,12 @@ impl Undefined {
         }
     }
 
-    /// The undefined ranges, by address; none where everything is undefined.
+    /// The undefined ranges, by address; none where every byte is undefined.
     pub(super) fn ranges(&self) -> impl Iterator<Item = DeviceRange> {
         self.ends.iter().map(|(addr, end)| DeviceRange::new(*addr, end - addr))
     }
 
-    /// What of `range` lies in undefined ranges, by address.
+    /// The undefined parts of `range`, by address.
     pub(super) fn within(&self, range: DeviceRange) -> impl Iterator<Item = DeviceRange> {
         self.touching(range).map(move |(addr, end)| {
             let start = addr.max(range.addr);
