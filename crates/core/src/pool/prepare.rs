@@ -233,14 +233,14 @@ impl Drop for HeldChunk<'_> {
 struct Prepared<'a> {
     held: HeldChunk<'a>,
     save: Save,
-    snapshot: Snapshot,
+    snapshot: ChunkState,
     /// Its backup, which stays in the index, where a free or a drop of backups finds it.
     stored: Option<Backup>,
     changes: Changes,
 }
 
 /// What identifies the contents of a chunk.
-struct Snapshot {
+struct ChunkState {
     memory: Vec<BackingId>,
     invalidations: u64,
     landmark: Landmark,
@@ -362,7 +362,7 @@ impl Shared {
         state.heap_mut().copying(range);
         drop(state);
         let held = HeldChunk { shared: self, tag, range };
-        let snapshot = Snapshot { memory, invalidations, landmark };
+        let snapshot = ChunkState { memory, invalidations, landmark };
         Ok(NextStep::Chunk(Box::new(Prepared { held, save, snapshot, stored, changes })))
     }
 
@@ -499,7 +499,7 @@ impl Shared {
     }
 
     /// Stores a backup if its chunk is unchanged since the snapshot. The chunk is held.
-    fn put_back(&self, held: &HeldChunk<'_>, save: &Save, snapshot: &Snapshot, mut backup: Backup) {
+    fn put_back(&self, held: &HeldChunk<'_>, save: &Save, snapshot: &ChunkState, mut backup: Backup) {
         debug_assert_eq!(held.range.addr, save.location.1, "the extent that is held");
         let mut state = self.lock_state();
         if state.backups().invalidations(held.tag) != snapshot.invalidations {
