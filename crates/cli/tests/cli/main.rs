@@ -12,7 +12,7 @@ mod gpu;
 mod load;
 #[cfg(target_os = "linux")]
 mod mock_engine;
-mod nap;
+mod reference;
 #[cfg(target_os = "linux")]
 mod offload;
 mod refusals;
@@ -21,5 +21,7 @@ mod report;
 mod rotate;
 mod sleep;
 mod streams;
+mod shells;
 mod support;
 mod usage;
+mod verify;
