@@ -35,7 +35,7 @@ const ENVIRONMENT: &[(&str, &str, &str)] = &[
     (
         "POORWILL_DISABLE_PIN",
         "`bench offload`, `bench load`",
-        "`1` leaves host memory pageable. `0` or empty: no effect.",
+        "`1` leaves host memory pageable. `0` or empty has no effect; other values are an error.",
     ),
     (
         "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY",
@@ -45,7 +45,7 @@ const ENVIRONMENT: &[(&str, &str, &str)] = &[
     (
         "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA",
         "`bench offload`, `bench load`",
-        "`1` disables reading host memory in place. `0` or empty: no effect.",
+        "`1` disables reads of host memory in place. `0` or empty has no effect; other values are an error.",
     ),
     (
         "CUDA_DEVICE_MEMORY_LIMIT, CUDA_DEVICE_MEMORY_LIMIT_N",
@@ -73,7 +73,8 @@ const ENVIRONMENT: &[(&str, &str, &str)] = &[
         "The same for containers; only MIG instances count here.",
     ),
     ("LD_PRELOAD", "all that use a GPU", "Searched for HAMi's library."),
-    ("NAME in `env:NAME`", "`rotate`", "Keys, where the configuration names a variable."),
+    ("NAME in `env:NAME`", "`rotate`", "Secret keys, where the configuration says `env:NAME`."),
+    ("POORWILL_ENGINE", "`rotate`", "Set by the service in its engines, to find them again. Do not set it."),
     ("TMPDIR", "`demo`, `rotate --demo`", "Folder for temporary files. Default: `/tmp`."),
     (
         "NO_COLOR, CLICOLOR, CLICOLOR_FORCE, TERM",

@@ -2,8 +2,8 @@
 //!
 //! It has the rules for one stream on a device that is never full, so no segment is released:
 //!
-//! - Blocks are multiples of 512 bytes. Those up to 1 MiB have segments of 2 MiB, those below 10 MiB segments
-//!   of 20 MiB, larger ones segments of their own size in multiples of 2 MiB.
+//! - Blocks are multiples of 512 bytes. Those up to 1 MiB have segments of 2 MiB. Those below 10 MiB have
+//!   segments of 20 MiB. Larger ones have segments of their own size in multiples of 2 MiB.
 //! - A request gets the smallest free block that is large enough, or a new segment. A rest above 1 MiB (512
 //!   bytes among the small) becomes a free block and joins its free neighbours.
 //! - With a split limit, a block of that size or more is never split. It serves no request below the limit, and

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use poorwill::{
     AllocRequest, Arena, CopyPart, DeviceRange, HostBuffer, PoolConfig, PrepareEnd, StreamId, Tag,
 };
-use poorwill_bench::sleep::{CycleKind, SleepError, SleepBenchReport, SleepPlan, SleepStage, run};
+use poorwill_bench::sleep::{CycleKind, SleepBenchReport, SleepError, SleepPlan, SleepStage, run};
 use poorwill_testkit::device::TestDevice;
 
 const MIB: u64 = 1 << 20;

@@ -70,7 +70,7 @@ fn nodes(host: &HostReport) -> String {
 fn device(device: &DeviceReport) -> String {
     let mut sources = table([device.id.as_str(), "reports", "remark"]);
     for source in &device.memory.sources {
-        let wins = (device.memory.winner == Some(source.name)).then_some("used");
+        let wins = (device.memory.winner == Some(source.name)).then_some("applies");
         let remark: Vec<&str> = wins.into_iter().chain(source.note.as_deref()).collect();
         sources.add_row([source.name.as_str(), &known(source.bytes), &remark.join("; ")]);
     }
