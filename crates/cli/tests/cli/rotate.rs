@@ -193,19 +193,19 @@ fn an_engine_that_was_starting_when_the_rotation_was_killed_is_no_hindrance() {
 
 #[test]
 fn whatever_an_engine_does_wrong_no_answer_is_wrong() {
-    let lies: Vec<&'static str> = Lie::ALL.iter().map(|lie| lie.name()).collect();
+    let faults: Vec<&'static str> = Lie::ALL.iter().map(|fault| fault.name()).collect();
     thread::scope(|scope| {
-        for some in lies.chunks(2) {
-            scope.spawn(move || some.iter().for_each(|lie| harms_no_other_model(lie)));
+        for some in faults.chunks(2) {
+            scope.spawn(move || some.iter().for_each(|fault| harms_no_other_model(fault)));
         }
     });
 }
 
 /// A faulty model and a correct one take turns (one turn less in a quick run). The correct one always
 /// answers; the faulty one right or not at all.
-fn harms_no_other_model(lie: &'static str) {
+fn harms_no_other_model(fault: &'static str) {
     let mut fixture = Fixture::of_two();
-    fixture.models[0] = Model::lying("amber", lie);
+    fixture.models[0] = Model::faulty("amber", fault);
     // What hangs does so for ever.
     fixture.models[0].more.extend(["--tokens-per-s", "1000"]);
     fixture.models[0].lines =
@@ -214,30 +214,30 @@ fn harms_no_other_model(lie: &'static str) {
             .to_owned();
     let truth = ["amber", "birch"].map(|name| fixture.truth(name, &PROMPTS, fixture::TOKENS));
     let rotator = fixture.start(&[]);
-    if !["hangs-in-answer", "crashes-in-stream", "says-asleep"].contains(&lie) {
+    if !["hangs-in-answer", "crashes-in-stream", "says-asleep"].contains(&fault) {
         // These faults occur in sleeps and wakes only.
-        assert_eq!(fixture.say_at_last("amber", PROMPTS[0]), truth[0][0], "{lie}: {}", rotator.log());
+        assert_eq!(fixture.say_at_last("amber", PROMPTS[0]), truth[0][0], "{fault}: {}", rotator.log());
     }
     let turns = if Effort::of_this_run() == Effort::Quick { 2 } else { 3 };
     for turn in 0..turns {
         let prompt = PROMPTS[turn / 2];
         match fixture.ask("amber", prompt) {
             Ok(answer) if answer.status == 200 => {
-                assert_eq!(text_of(&answer), truth[0][turn / 2], "{lie}: {}", rotator.log());
+                assert_eq!(text_of(&answer), truth[0][turn / 2], "{fault}: {}", rotator.log());
             }
             Ok(answer) => {
-                assert!([502, 503].contains(&answer.status), "{lie}: {answer:?}\n{}", rotator.log());
+                assert!([502, 503].contains(&answer.status), "{fault}: {answer:?}\n{}", rotator.log());
             }
             // One that crashed in the middle of its answer.
-            Err(error) => assert_eq!(lie, "crashes-in-stream", "{error}\n{}", rotator.log()),
+            Err(error) => assert_eq!(fault, "crashes-in-stream", "{error}\n{}", rotator.log()),
         }
-        assert_eq!(fixture.say("birch", prompt), truth[1][turn / 2], "{lie}: {}", rotator.log());
+        assert_eq!(fixture.say("birch", prompt), truth[1][turn / 2], "{fault}: {}", rotator.log());
     }
     let log = rotator.end();
     // These do no harm that a rotation sees within so few turns.
     assert!(
-        log.contains(" WARN ") || ["slow", "leaks"].contains(&lie),
-        "{lie} was not injected, or not seen: {log}"
+        log.contains(" WARN ") || ["slow", "leaks"].contains(&fault),
+        "{fault} was not injected, or not seen: {log}"
     );
     fixture.assert_empty();
 }
@@ -387,7 +387,9 @@ fn commands_of_operators_are_carried_out() {
     let output = fixture.order(&["wake", "amber"]).succeeded();
     assert!(output.starts_with("amber: wake accepted; it is ") && output.ends_with('\n'), "{output}");
     is("amber", "ready");
-    fixture.order(&["pin", "amber"]).succeeded();
+    let reply = fixture.order(&["pin", "amber", "--json"]).json();
+    // `order` is the old name of `command`, for one release.
+    assert_eq!((&reply["command"], &reply["order"]), (&"pin".into(), &"pin".into()), "{reply}");
     assert_eq!(fixture.now("amber")["is_pinned"], true);
     fixture.order(&["pin", "amber", "--off"]).succeeded();
     assert_eq!(fixture.now("amber")["is_pinned"], false);

@@ -134,33 +134,33 @@ fn every_request_gets_the_right_answer_or_an_error() {
     assert_fit(&events, FIT);
 }
 
-/// Shows what the rotation output, if that is of interest.
+/// Prints the log of the rotation after a failure.
 struct Complaint<'a>(&'a str);
 
 impl Drop for Complaint<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            println!("the rotation output:\n{}", self.0);
+            println!("output of the rotation:\n{}", self.0);
         }
     }
 }
 
 /// Each fault is injected by at least one of them.
 fn fixture(chance: &mut Rng) -> Fixture {
-    let mut lies = Lie::ALL.map(Lie::name);
-    chance.shuffle(&mut lies);
+    let mut faults = Lie::ALL.map(Lie::name);
+    chance.shuffle(&mut faults);
     let mut models = NAMES.map(Model::new).to_vec();
     for (nth, model) in models.iter_mut().enumerate() {
         model.more = vec!["--tokens-per-s", "1000"];
         model.lines = LINES.to_owned();
         model.is_moody = true;
-        for (at, lie) in lies.into_iter().enumerate() {
+        for (at, fault) in faults.into_iter().enumerate() {
             if at % NAMES.len() != nth && chance.u32(..6) != 0 {
                 continue;
             }
-            let is_often_asked = ["hangs-in-answer", "crashes-in-stream", "says-asleep"].contains(&lie);
+            let is_often_asked = ["hangs-in-answer", "crashes-in-stream", "says-asleep"].contains(&fault);
             let percent = if is_often_asked { 1 + chance.u64(..4) } else { 8 + chance.u64(..20) };
-            model.made.extend(["--fault".to_owned(), format!("{lie}=0.{percent:02}")]);
+            model.made.extend(["--fault".to_owned(), format!("{fault}=0.{percent:02}")]);
         }
         println!("{}: {}", model.name, model.made.join(" "));
     }

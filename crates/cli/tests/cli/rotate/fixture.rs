@@ -40,7 +40,7 @@ pub(crate) struct Fixture {
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) port: u16,
-    /// What it is output to need.
+    /// Its configured memory need.
     pub(crate) need: &'static str,
     /// Arguments of its mock engine.
     pub(crate) more: Vec<&'static str>,
@@ -48,9 +48,9 @@ pub(crate) struct Model {
     pub(crate) made: Vec<String>,
     /// Lines of its table.
     pub(crate) lines: String,
-    /// Whether its engine waits until the fixture's gate is open before it listens.
+    /// Whether its engine waits for the latch before it listens.
     pub(crate) is_held: bool,
-    /// Whether its lies have another seed with each start.
+    /// Whether its faults have another seed with each start.
     pub(crate) is_moody: bool,
 }
 
@@ -68,21 +68,21 @@ impl Model {
         }
     }
 
-    pub(crate) fn lying(name: &'static str, lie: &'static str) -> Self {
-        Self { more: vec!["--fault", lie], ..Self::new(name) }
+    pub(crate) fn faulty(name: &'static str, fault: &'static str) -> Self {
+        Self { more: vec!["--fault", fault], ..Self::new(name) }
     }
 
-    /// Has the engine that is there now tell these lies, and no others.
-    pub(crate) fn lies(&self, lies: &[&str]) {
-        let body = json!(lies).to_string();
+    /// Sets the faults of the running engine.
+    pub(crate) fn faults(&self, faults: &[&str]) {
+        let body = json!(faults).to_string();
         let answer = http::ask(self.port, "PUT", "/mock/lies", &[], &body).unwrap();
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 
     /// Whether its engine has injected this fault.
-    pub(crate) fn has_injected(&self, lie: &str) -> bool {
+    pub(crate) fn has_injected(&self, fault: &str) -> bool {
         let answer = http::ask(self.port, "GET", "/metrics", &[], "").unwrap();
-        let line = answer.body.lines().find(|line| line.contains(&format!("lie=\"{lie}\""))).unwrap();
+        let line = answer.body.lines().find(|line| line.contains(&format!("lie=\"{fault}\""))).unwrap();
         !line.ends_with(" 0")
     }
 
@@ -206,12 +206,12 @@ impl Fixture {
         rotator
     }
 
-    /// Runs an order of the command to its end.
+    /// Runs a command to its end.
     pub(crate) fn run(&self, args: &[&str]) -> Ran {
         ran(&mut self.command(args))
     }
 
-    /// The same of an order to the rotation.
+    /// The same for a command to the rotation.
     pub(crate) fn order(&self, args: &[&str]) -> Ran {
         self.run(&[&["rotate"], args, &["--config", "rotation.toml"]].concat())
     }
@@ -328,7 +328,7 @@ pub(crate) struct Rotator {
 }
 
 impl Rotator {
-    /// What it has output until now.
+    /// Its output so far.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
@@ -343,7 +343,7 @@ impl Rotator {
         self.child.wait().unwrap();
     }
 
-    /// Its exit code, and all that it has output.
+    /// Its exit code and its whole output.
     pub(crate) fn ended(mut self) -> (Option<i32>, String) {
         let began = Instant::now();
         let status = loop {
@@ -371,7 +371,7 @@ impl Rotator {
 impl Drop for Rotator {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("the rotation output:\n{}", self.log());
+            eprintln!("output of the rotation:\n{}", self.log());
         }
         // One that has ended is waited for in vain.
         let _ = self.child.kill();
@@ -388,7 +388,7 @@ pub(crate) fn until(rotator: &Rotator, what: &str, mut is_so: impl FnMut() -> bo
     }
 }
 
-/// Runs a command to its end. One that has none is ended with its fixture.
+/// Runs a command to its end. A hanging one is killed with its fixture.
 pub(crate) fn ran(command: &mut Command) -> Ran {
     let child = command.spawn().unwrap();
     let (sender, receiver) = mpsc::channel();

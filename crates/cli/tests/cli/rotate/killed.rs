@@ -122,7 +122,7 @@ fn was_killed_in(phase: &'static str, engines: Engines, truth: &Truth) -> bool {
     let has_engine = NAMES.map(|name| fixture.engine(name).is_some());
     for (model, has_engine) in fixture.models.iter_mut().zip(has_engine) {
         if has_engine && [Engines::Well, Engines::GoOn].contains(&engines) {
-            model.lies(&[]);
+            model.faults(&[]);
         }
         if (phase, engines) == ("waking", Engines::Well) && model.name == "birch" {
             let began = Instant::now();
@@ -189,11 +189,11 @@ fn lead<'scope>(
     fixture.say("amber", PROMPTS[0]);
     let from = watch.len();
     // A stage is reported before its engine knows.
-    let hangs = |model: &Model, lie| until(rotator, "its engine hangs", || model.has_injected(lie));
+    let hangs = |model: &Model, fault| until(rotator, "its engine hangs", || model.has_injected(fault));
     let sees = |model, stage| watch.sees(rotator, from, model, stage);
     match phase {
         "draining" | "ready" => {
-            amber.lies(&["hangs-in-answer"]);
+            amber.faults(&["hangs-in-answer"]);
             ask(0);
             until(rotator, "it runs", || fixture.now("amber")["running"] == 1);
             if phase == "ready" {
@@ -202,12 +202,12 @@ fn lead<'scope>(
             ask(1);
         }
         "falling asleep" => {
-            amber.lies(&["hangs-in-sleep"]);
+            amber.faults(&["hangs-in-sleep"]);
             ask(1);
             hangs(amber, "hangs-in-sleep");
         }
         "giving back" => {
-            amber.lies(&["keeps-memory"]);
+            amber.faults(&["keeps-memory"]);
             ask(1);
         }
         "stopping" => {
@@ -216,23 +216,23 @@ fn lead<'scope>(
         }
         "finding room" | "starting" => ask(1),
         "waking" => {
-            birch.lies(&["hangs-in-wake"]);
+            birch.faults(&["hangs-in-wake"]);
             ask(1);
             hangs(birch, "hangs-in-wake");
         }
         "confirming" => {
-            birch.lies(&["hangs-in-wake"]);
+            birch.faults(&["hangs-in-wake"]);
             ask(1);
             hangs(birch, "hangs-in-wake");
             // It wakes while its reply is not read, and then reports nothing.
             rotator.signal("STOP");
-            birch.lies(&[]);
+            birch.faults(&[]);
             until(rotator, "it has answered", || fixture::has_unread_from(birch.port));
             fixture::signal("STOP", fixture.engine("birch").unwrap());
             rotator.signal("CONT");
         }
         "canary" => {
-            birch.lies(&["hangs-in-answer"]);
+            birch.faults(&["hangs-in-answer"]);
             ask(1);
             hangs(birch, "hangs-in-answer");
         }

@@ -231,7 +231,7 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     hold(&browser);
     browser.keys(ENTER);
     browser.confirm(false);
-    // An order given behind it has been carried out, and it has not.
+    // A later command has been carried out, and this one has not.
     browser.click("[aria-label='Sleep amber']");
     wait(&browser, "stage('amber') === 'asleep'");
     assert_eq!(fixture.now("birch")["starts"], 1);

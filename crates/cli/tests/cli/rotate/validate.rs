@@ -1,4 +1,4 @@
-//! `poorwill rotate validate`: who passes, and what is output of those that lie.
+//! `poorwill rotate validate`: which models pass, and the report about faulty ones.
 
 use serde_json::{Value, json};
 
@@ -42,10 +42,10 @@ fn honest_ones_pass() {
 
 #[test]
 fn liars_do_not_pass_though_no_answer_is_wrong() {
-    let mut cedar = Model::lying("cedar", "keeps-memory");
+    let mut cedar = Model::faulty("cedar", "keeps-memory");
     // It keeps it for ever.
     cedar.lines = "[model.rules]\nrelease_max = \"300ms\"\n".to_owned();
-    let models = vec![Model::new("amber"), Model::lying("birch", "gibberish"), cedar];
+    let models = vec![Model::new("amber"), Model::faulty("birch", "gibberish"), cedar];
     let fixture = Fixture::new("1GiB", models);
     let rotator = fixture.start(&[]);
     let ran = fixture.order(&["validate", "--requests", "3", "--json"]);
@@ -54,7 +54,7 @@ fn liars_do_not_pass_though_no_answer_is_wrong() {
     assert_eq!(walked(&ran, "amber")["verdict"], "pass");
     for name in ["birch", "cedar"] {
         let walked = walked(&ran, name);
-        // The service started it again, so what it output was right.
+        // The service started it again, so its answers were right.
         assert!(walked["verdict"] == "fail" && walked["right"] == 3 && walked["garbage"] == 0, "{walked}");
         assert!(walked["because"].as_str().unwrap().contains("started again"), "{walked}");
         assert_eq!(fixture.now(name)["starts"], 2, "{}", rotator.log());
@@ -70,7 +70,7 @@ fn liars_do_not_pass_though_no_answer_is_wrong() {
 
 #[test]
 fn garbage_that_a_weak_canary_lets_through_is_found() {
-    let mut fixture = Fixture::new("512MiB", vec![Model::lying("birch", "gibberish")]);
+    let mut fixture = Fixture::new("512MiB", vec![Model::faulty("birch", "gibberish")]);
     // A letter that is in what it says when it is well, and when it is not.
     let (mut child, port) = fixture.mock("birch", &["--fault", "gibberish"]);
     let ask = |path: &str, body: &Value| http::ask(port, "POST", path, &[], &body.to_string()).unwrap();

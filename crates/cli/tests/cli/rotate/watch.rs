@@ -113,7 +113,7 @@ fn is_dead(after: &[Value], model: &str) -> bool {
 /// Longest time between two looks at the memory, so that no model can sleep and wake between them.
 const LOOK_MAX: Duration = Duration::from_millis(30);
 
-/// Weighs the engines of a fixture, again and again.
+/// Measures the engines of a fixture repeatedly.
 pub(crate) struct Scales {
     is_over: Arc<AtomicBool>,
     weighing: JoinHandle<Weighed>,
