@@ -43,13 +43,15 @@ impl Serialize for DemoReport {
         struct Json<'a> {
             verify: &'a VerifyReport,
             /// Deprecated key of `verify`, for one release.
-            nap: &'a VerifyReport,
+            #[serde(rename = "nap")]
+            old_verify: &'a VerifyReport,
             churn: &'a [ChurnReport],
             write_s: f64,
             verified: bool,
         }
         let Self { verify, churn, write_s, verified, .. } = self;
-        Json { verify, nap: verify, churn, write_s: *write_s, verified: *verified }.serialize(serializer)
+        Json { verify, old_verify: verify, churn, write_s: *write_s, verified: *verified }
+            .serialize(serializer)
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn verify(
         VerifyEvent::Moved(bytes) => shown.add(bytes),
         // Late progress belongs to no step and is dropped.
         VerifyEvent::Woken(progress) => {
-            shown.set(label(VerifyStage::Wake), progress.filled_bytes, progress.total_bytes)
+            shown.set(label(VerifyStage::Wake), progress.filled_bytes, progress.total_bytes);
         }
         _ => {}
     });

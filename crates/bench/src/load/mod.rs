@@ -251,10 +251,7 @@ fn first_difference(checkpoint: &Checkpoint, loaded: &HostCheckpoint) -> Result<
             if part != stored {
                 let at = part.iter().zip(stored.iter()).position(|(a, b)| a != b).unwrap_or_default();
                 let at = offset + at as u64;
-                return Ok(Some(format!(
-                    "{} first_difference from its file at byte {at}",
-                    quoted_name(tensor)
-                )));
+                return Ok(Some(format!("{} differs from its file at byte {at}", quoted_name(tensor))));
             }
         }
     }

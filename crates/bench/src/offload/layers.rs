@@ -97,7 +97,7 @@ impl LayerMemory {
                 let before_bytes = driver.host_memory().pinned_bytes;
                 let buffer = driver.host_alloc(bytes)?;
                 let is_pinned = driver.host_memory().pinned_bytes > before_bytes;
-                (Self::Plain(buffer), (!is_pinned).then(|| "the driver allocated it so".to_owned()))
+                (Self::Plain(buffer), (!is_pinned).then(|| "the driver made it so".to_owned()))
             }
         };
         if because.is_some() {
@@ -123,5 +123,5 @@ impl LayerMemory {
 
 /// A driver that shares new memory is broken.
 fn in_use() -> DriverError {
-    DriverError::invalid(Op::HostAlloc, "host memory that was just allocated is in use by somebody else")
+    DriverError::invalid(Op::HostAlloc, "host memory that was just allocated is in use elsewhere")
 }

@@ -462,7 +462,7 @@ fn part_of(fit: Fit, granule_bytes: u64) -> u64 {
     (PART_BYTES.min(fit.layer_bytes) / granule_bytes).max(1)
 }
 
-/// The first first_wrong digest of a layer: of all granules, then of its first `part` granules `repeats` times.
+/// The first wrong digest of a layer: of all granules, then of its first `part` granules `repeats` times.
 fn first_wrong(digests: &[Digest], expected: &[Digest], part: usize, repeats: u32) -> Option<String> {
     let (granules, part) = (expected.len(), part.min(expected.len()));
     let again = usize::try_from(repeats).unwrap_or(usize::MAX).saturating_mul(part);

@@ -51,7 +51,7 @@ impl fmt::Display for Fraction {
 
 /// A text that is no fraction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no part of a whole: {reason}; write it like 1% or 0.01")]
+#[error("`{text}` is not a fraction: {reason}; write it like 1% or 0.01")]
 pub struct InvalidFraction {
     /// The text.
     pub text: String,

@@ -87,7 +87,7 @@ pub enum SleepError {
     },
     /// Host memory does not suffice for backups and comparison.
     #[error(
-        "cannot load {}: its backups and what travels beside them take {} of host memory, and the limit for that is \
+        "cannot load {}: its backups and the copy buffer take {} of host memory, and the limit for that is \
          {}; load less, or raise the limit",
         ByteSize(*asked_bytes),
         ByteSize(*needed_bytes),

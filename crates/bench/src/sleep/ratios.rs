@@ -1,4 +1,4 @@
-//! Each figure ratio_of its limit.
+//! Each figure beside its limit.
 
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ const WAKE_PART: f64 = 0.97;
 /// Allowed multiple of the driver calls for the fewest handles. The pool has at least a handle per tensor.
 const DRIVER_CALLS_MAX: f64 = 3.0;
 
-/// Figures ratio_of their limits; `None` without either.
+/// Figures beside their limits; `None` without either.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Ratios {
     /// The load over the slower of the link and host allocation.
@@ -39,7 +39,7 @@ pub struct Ratios {
     pub wake_empty: Option<LimitRatio>,
 }
 
-/// A figure ratio_of its limit.
+/// A figure beside its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct LimitRatio {
     /// The limit.

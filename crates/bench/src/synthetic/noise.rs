@@ -1,4 +1,4 @@
-//! Bytes that distribution like weights: the words of a [`pattern`], masked to finite numbers of a plausible size.
+//! Bytes that look like weights: the words of a [`pattern`], masked to finite numbers of a plausible size.
 
 use crate::pattern::{self, Key};
 

@@ -1,4 +1,4 @@
-//! LoadBenchReport of `bench load`: a row for each pass, and the fastest of each kind compared.
+//! Report of `bench load`: a row for each pass, and the fastest of each kind compared.
 
 use comfy_table::CellAlignment;
 use poorwill::offload::How;

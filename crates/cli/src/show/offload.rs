@@ -1,4 +1,4 @@
-//! OffloadReport of `bench offload`: a row for each kind of pass.
+//! Report of `bench offload`: a row for each kind of pass.
 
 use comfy_table::{CellAlignment, Table};
 use poorwill_bench::offload::OffloadReport;

@@ -1,4 +1,4 @@
-//! SleepBenchReport of `bench sleep`: a row for each limit and each step, with its ratio to the limit.
+//! Report of `bench sleep`: a row for each limit and each step, with its ratio to the limit.
 
 use comfy_table::{CellAlignment, Table};
 use poorwill_bench::Spread;

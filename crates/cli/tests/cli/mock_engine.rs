@@ -121,7 +121,7 @@ fn a_crash_is_an_abort_in_the_middle_of_a_stream() {
             return;
         }
     }
-    panic!("of a hundred that crashed none had output a word");
+    panic!("of a hundred that crashed none had written a word");
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn help_lists_completions_and_man_pages() {
 }
 
 #[test]
-fn nap_is_verify_with_a_notice() {
+fn the_old_name_of_verify_works_with_a_notice() {
     let folder = Folder::new();
     folder.write_tensor("x.safetensors", "w", 1000);
     for json in [false, true] {
