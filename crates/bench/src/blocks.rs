@@ -31,7 +31,6 @@ pub(crate) struct Granule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WrongByte {
     pub(crate) block: usize,
-    /// Offset in the block.
     pub(crate) offset: u64,
 }
 
@@ -51,7 +50,6 @@ impl<'a> Blocks<'a> {
         Self { arena, source, blocks: Vec::new(), changed: BTreeSet::new(), buffer: None }
     }
 
-    /// Allocates a block of each size.
     pub(crate) fn alloc(&mut self, sizes: &[u64], tag: &Tag) -> Result<(), PoolError> {
         for bytes in sizes {
             self.blocks.push(self.arena.alloc(&AllocRequest::new(*bytes, tag.clone()))?);
@@ -75,7 +73,6 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// Writes other bytes into some granules.
     pub(crate) fn change(&mut self, granules: &[Granule]) -> Result<(), PoolError> {
         for granule in granules {
             for (offset, bytes) in parts(self.granule_bytes()) {
@@ -199,18 +196,16 @@ fn key(block: usize, version: u64) -> Key {
     Key::of([block as u64, version])
 }
 
-/// Size of the buffer for blocks of these sizes.
 pub(crate) fn buffer_bytes(sizes: impl IntoIterator<Item = u64>) -> u64 {
     sizes.into_iter().max().unwrap_or(1).min(COPY_BYTES_MAX)
 }
 
-/// Offset and size of each part of a block.
+/// Offset and size of each part.
 fn parts(bytes: u64) -> impl Iterator<Item = (u64, u64)> {
     let offsets = (0..bytes.div_ceil(COPY_BYTES_MAX)).map(|nth| nth * COPY_BYTES_MAX);
     offsets.map(move |offset| (offset, COPY_BYTES_MAX.min(bytes - offset)))
 }
 
-/// The first `bytes` of a buffer that is no shorter.
 fn part_mut(buffer: &mut [u8], bytes: u64) -> &mut [u8] {
     let bytes = usize::try_from(bytes).map_or(buffer.len(), |bytes| bytes.min(buffer.len()));
     &mut buffer[..bytes]

@@ -20,7 +20,6 @@ impl Key {
     }
 }
 
-/// Writes the bytes of `key` from `offset` on.
 pub(crate) fn write(key: Key, offset: u64, bytes: &mut [u8]) {
     for (window, at) in bytes.chunks_mut(WINDOW_BYTES).zip((offset..).step_by(WINDOW_BYTES)) {
         key.window(at).fill(window);

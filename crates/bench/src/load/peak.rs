@@ -6,7 +6,6 @@ use std::{fs, thread};
 
 use crate::process::resident_bytes;
 
-/// Time between samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Peak above the memory at the start, in bytes.
@@ -61,7 +60,7 @@ pub(super) fn measure<T>(action: impl FnOnce() -> T) -> (T, Peak) {
     measure_sampled(|_| action())
 }
 
-/// The same, and the action sees the number of samples.
+/// `action` also sees the number of samples.
 fn measure_sampled<T>(action: impl FnOnce(&AtomicUsize) -> T) -> (T, Peak) {
     let group = ControlGroup::of_this_process();
     let used = || group.as_ref().and_then(|group| number(&group.used));

@@ -289,7 +289,6 @@ impl<'a> OffloadRun<'a> {
         self.part_granules * self.arena.driver().info().granule_bytes
     }
 
-    /// Queues computing the bytes of a range.
     fn compute(&self, stream: StreamId, range: DeviceRange) -> DriverResult<PendingDigests> {
         let part = DeviceRange { bytes: self.part_bytes(), ..range };
         let parts = (0..self.repeats).map(|_| part);
@@ -309,14 +308,12 @@ impl<'a> OffloadRun<'a> {
         self.arena.pool().write(stream, slot, 0, Arc::clone(memory), 0, bytes)
     }
 
-    /// Waits for both streams, and returns the first error.
     fn synchronize(&self, prefetcher: &Prefetcher<'_>) -> Result<(), PoolError> {
         let wait = |stream| self.arena.driver().stream_synchronize(stream);
         let (copied, computed) = (wait(prefetcher.copying()), wait(prefetcher.computing()));
         copied.and(computed).map_err(failed("wait for a pass"))
     }
 
-    /// Copies all layers on a stream.
     fn copies(&mut self, prefetcher: &Prefetcher<'_>, stream: StreamId) -> Result<f64, OffloadError> {
         let slots = prefetcher.slots().len();
         seconds_of(|| {
@@ -373,7 +370,6 @@ impl<'a> OffloadRun<'a> {
         Ok(seconds)
     }
 
-    /// A pass on the kernel's stream alone.
     fn in_place(&mut self, prefetcher: &Prefetcher<'_>, kernel: &Stream) -> Result<f64, OffloadError> {
         self.overwrite_slots(prefetcher)?;
         let (mut copies, mut digests) = (Vec::new(), Vec::new());
@@ -476,13 +472,12 @@ fn first_wrong(digests: &[Digest], expected: &[Digest], part: usize, repeats: u3
     Some(format!("granule {} of {granules}, time {time}", granule_of(nth)))
 }
 
-/// Range of a slot.
 fn range(prefetcher: &Prefetcher<'_>, slot: usize) -> DeviceRange {
     let block = &prefetcher.slots()[slot];
     DeviceRange::new(block.range.addr, block.requested_bytes)
 }
 
-/// Waits for all, and returns the first error.
+/// Waits for all, also after a failure.
 fn wait_all(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
     let outcomes = copies.into_iter().map(Pending::wait);
     outcomes.fold(Ok(()), Result::and).map_err(failed("bring in a layer"))

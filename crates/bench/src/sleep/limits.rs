@@ -169,7 +169,6 @@ fn handles(bytes: u64) -> Vec<u64> {
     whole.chain(Some(bytes % HANDLE_BYTES_MAX).filter(|rest| *rest > 0)).collect()
 }
 
-/// Seconds of the fastest map and unmap.
 fn map_and_unmap(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, f64)> {
     let mut memory = Scratch::reserve(driver, sizes.iter().sum())?;
     let (mut map_s, mut unmap_s) = (f64::INFINITY, f64::INFINITY);

@@ -363,7 +363,6 @@ impl Serialize for Header<'_> {
     }
 }
 
-/// Writes files and remembers them.
 struct Writer<'a, P> {
     dir: &'a Path,
     progress: P,
@@ -404,7 +403,6 @@ impl<P: FnMut(u64)> Writer<'_, P> {
         Ok(())
     }
 
-    /// Creates a file that `fill` writes.
     fn file(
         &mut self,
         name: &str,

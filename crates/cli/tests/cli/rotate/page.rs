@@ -1,5 +1,5 @@
-//! The operators' page in a browser, with a rotation of mock engines: what it shows and when, commands by
-//! mouse and keyboard, keys, and what happens when the service goes away and comes back.
+//! The operators' page in a browser, with a rotation of mock engines: what it shows and when, commands by mouse
+//! and keyboard, and keys. It also survives a service that goes away and comes back.
 //!
 //! `cargo xtask test` runs these where Chromium and chromedriver are installed.
 
