@@ -1,9 +1,8 @@
 //! Waking on the host device, beside its limit.
 //!
-//! The limit is what the same number of threads needs to copy the same bytes into equally fresh memory (a
-//! new mapping of a new memfd) and to compute the same digests there. Both take turns in one process, and the
-//! ratio of the medians is what counts: the seconds belong to the machine, whose first touch of memory
-//! usually decides.
+//! For the limit, as many threads copy the same bytes into equally fresh memory (a new mapping of a new
+//! memfd) and digest them there. Both alternate in one process. The ratio of the medians is the result, since
+//! the seconds depend on the machine, mostly on its first touch of memory.
 //!
 //! `cargo xtask bench wake [--size SIZE] [--rounds N] [--json]`
 #![allow(unsafe_code)]
@@ -120,7 +119,7 @@ fn limit(sources: &[Vec<u8>], threads: usize) -> Outcome<f64> {
 fn fresh_memory(bytes: usize) -> Outcome<MmapMut> {
     let file = rustix::fs::memfd_create("limit", rustix::fs::MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
-    // SAFETY: nobody else has this file, so nothing can change or truncate it under the mapping.
+    // SAFETY: this process alone has the file, so nothing can change or truncate it under the mapping.
     Ok(unsafe { MmapOptions::new().len(bytes).map_mut(&file) }?)
 }
 

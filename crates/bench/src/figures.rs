@@ -1,22 +1,21 @@
-//! Figures: how long something took, how much of it there was in a second, and how that varied.
+//! Timing, rates and the spread of samples.
 
 use std::time::Instant;
 
 use serde::Serialize;
 
-/// How a figure varied.
+/// Spread of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     /// The least.
     pub min: f64,
-    /// The one in the middle; of two, their mean.
+    /// The middle one, or the mean of the middle two.
     pub median: f64,
     /// The most.
     pub max: f64,
 }
 
 impl Spread {
-    /// That of `figures`, if there are any.
     pub(crate) fn of(figures: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = figures.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -26,24 +25,22 @@ impl Spread {
     }
 }
 
-/// How many seconds something took, and what came of it.
+/// Runs `action`; returns its seconds and its result.
 pub(crate) fn timed<T, E>(action: impl FnOnce() -> Result<T, E>) -> Result<(f64, T), E> {
     let started = Instant::now();
     let outcome = action()?;
     Ok((started.elapsed().as_secs_f64(), outcome))
 }
 
-/// Bytes per second.
 pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
     as_float(bytes) / seconds.max(1e-9)
 }
 
-/// `part / whole`, where there is a whole.
 pub(crate) fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| as_float(part) / as_float(whole))
 }
 
-/// Sizes of memory are far below where a float begins to round to whole bytes.
+/// Sizes of memory are far below 2^53, where a float begins to round.
 #[allow(clippy::cast_precision_loss)]
 pub(crate) fn as_float(bytes: u64) -> f64 {
     bytes as f64

@@ -1,15 +1,14 @@
-//! What measures poorwill, and the inputs that it makes up for that. For the command line and for tests: the library
-//! that people import does not depend on it.
+//! Benchmarks of poorwill and their generated inputs, for the command and for tests.
 //!
-//! - [`churn`]: what an arena maps while a model is loaded, beside what is live.
-//! - [`sleep`]: what sleeping and waking cost beside the limits of the machine.
-//! - [`nap`]: a checkpoint of the user's, put to sleep and woken again and again, and compared with its files.
-//! - [`offload`]: what weights in host memory cost a forward pass.
-//! - [`load`]: how fast a checkpoint gets into host memory, and what memory that takes.
-//! - [`synthetic`]: a checkpoint out of nothing.
+//! - [`churn`]: mapped against live memory while a model loads.
+//! - [`sleep`]: sleep and wake beside the machine's limits.
+//! - [`verify`]: a checkpoint after sleep and wake, compared with its files.
+//! - [`offload`]: cost of weights in host memory for a forward pass.
+//! - [`load`]: time and peak memory of loading a checkpoint into host memory.
+//! - [`synthetic`]: a generated checkpoint.
 //!
-//! Each that measures has a `Plan`, tells an observer what it does next, and gives a `Report` with one shape in Rust and
-//! JSON: sizes in bytes, times in seconds. Bytes that were not as they should be are no error; the report says it.
+//! Each benchmark has a plan, an observer and a report. Rust and JSON have the same fields: sizes in bytes,
+//! times in seconds. Wrong bytes are not an `Err`; the report has them.
 #![forbid(unsafe_code)]
 
 #[cfg(unix)]
@@ -20,8 +19,6 @@ mod cycle;
 mod figures;
 #[cfg(target_os = "linux")]
 pub mod load;
-#[cfg(unix)]
-pub mod nap;
 #[cfg(target_os = "linux")]
 pub mod offload;
 #[cfg(unix)]
@@ -32,5 +29,7 @@ mod process;
 pub mod sleep;
 #[cfg(unix)]
 pub mod synthetic;
+#[cfg(unix)]
+pub mod verify;
 
 pub use figures::Spread;

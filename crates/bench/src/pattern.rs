@@ -1,36 +1,33 @@
-//! Bytes that depend on a key and on where they are, so that any that end up elsewhere, or are another key's, are
-//! noticed. Any part of them can be made alone.
+//! Test bytes that depend on a key and an offset. Bytes of another key or offset differ, so misplaced data is
+//! found. Any part can be generated alone.
 
 use fastrand::Rng;
 
-/// How many bytes come from one seed. What is written or compared begins at a multiple of this.
+/// Bytes per seed. Writes and comparisons begin at a multiple of this.
 pub(crate) const WINDOW_BYTES: usize = 512;
 
-/// What bytes depend on, beside their place.
+/// What the bytes depend on, beside their offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key(u64);
 
 impl Key {
-    /// That of the numbers, in their order.
     pub(crate) fn of(numbers: impl IntoIterator<Item = u64>) -> Self {
         Self(numbers.into_iter().fold(0, |key, number| Rng::with_seed(key ^ number).u64(..)))
     }
 
-    /// The bytes of the window that begins at `offset`.
     fn window(self, offset: u64) -> Rng {
         Rng::with_seed(self.0.wrapping_add(offset / WINDOW_BYTES as u64))
     }
 }
 
-/// Writes what `key` has from `offset` on.
 pub(crate) fn write(key: Key, offset: u64, bytes: &mut [u8]) {
     for (window, at) in bytes.chunks_mut(WINDOW_BYTES).zip((offset..).step_by(WINDOW_BYTES)) {
         key.window(at).fill(window);
     }
 }
 
-/// Where the first byte is that [`write()`] would not have written.
-pub(crate) fn first_wrong(key: Key, offset: u64, bytes: &[u8]) -> Option<usize> {
+/// Index of the first byte that differs from what [`write()`] writes.
+pub(crate) fn first_mismatch(key: Key, offset: u64, bytes: &[u8]) -> Option<usize> {
     let windows = bytes.chunks(WINDOW_BYTES).zip((offset..).step_by(WINDOW_BYTES));
     windows.zip((0..).step_by(WINDOW_BYTES)).find_map(|((held, at), index)| {
         let mut expected = [0; WINDOW_BYTES];
@@ -40,7 +37,7 @@ pub(crate) fn first_wrong(key: Key, offset: u64, bytes: &[u8]) -> Option<usize> 
     })
 }
 
-/// Where the first byte is that is not zero.
+/// Index of the first byte that is not zero.
 pub(crate) fn first_nonzero(bytes: &[u8]) -> Option<usize> {
     let windows = bytes.chunks(WINDOW_BYTES).zip((0..).step_by(WINDOW_BYTES));
     windows.into_iter().find_map(|(held, index)| {
@@ -49,7 +46,7 @@ pub(crate) fn first_nonzero(bytes: &[u8]) -> Option<usize> {
 }
 
 fn first_difference(held: &[u8], expected: &[u8]) -> Option<usize> {
-    // Slices are compared as a whole far faster than byte by byte.
+    // Comparing slices as a whole is far faster than byte by byte.
     if held == expected {
         return None;
     }
@@ -71,13 +68,13 @@ mod tests {
         for length in LENGTHS {
             let mut bytes = vec![0; length];
             write(key(3), 1024, &mut bytes);
-            assert_eq!(first_wrong(key(3), 1024, &bytes), None);
+            assert_eq!(first_mismatch(key(3), 1024, &bytes), None);
             let mut zeros = vec![0; length];
             assert_eq!(first_nonzero(&zeros), None);
             for at in (0..length).step_by(5).chain(length.checked_sub(1)) {
                 bytes[at] ^= 0x10;
                 zeros[at] ^= 0x10;
-                assert_eq!([first_wrong(key(3), 1024, &bytes), first_nonzero(&zeros)], [Some(at); 2]);
+                assert_eq!([first_mismatch(key(3), 1024, &bytes), first_nonzero(&zeros)], [Some(at); 2]);
                 bytes[at] ^= 0x10;
                 zeros[at] ^= 0x10;
             }
@@ -89,11 +86,11 @@ mod tests {
         let mut bytes = [0; 64];
         write(key(3), 1024, &mut bytes);
         for (tensor, offset) in [(2, 1024), (4, 1024), (3, 0), (3, 1536), (3, 1024 + (1 << 40))] {
-            let at = first_wrong(key(tensor), offset, &bytes);
+            let at = first_mismatch(key(tensor), offset, &bytes);
             assert!(at.is_some_and(|at| at < 8), "{tensor} {offset}");
         }
         for other in [Key::of([3, 1]), Key::of([0, 3]), Key::of([3])] {
-            assert!(first_wrong(other, 1024, &bytes).is_some_and(|at| at < 8), "{other:?}");
+            assert!(first_mismatch(other, 1024, &bytes).is_some_and(|at| at < 8), "{other:?}");
         }
     }
 

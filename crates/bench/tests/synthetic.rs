@@ -1,4 +1,4 @@
-//! The synthetic mixture-of-experts checkpoint is what it says, whoever reads it.
+//! The synthetic mixture-of-experts checkpoint is as described, for every reader.
 #![cfg(unix)]
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.

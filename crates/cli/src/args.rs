@@ -1,4 +1,4 @@
-//! What the command line accepts.
+//! The command line: commands, arguments, and their help texts. `docs/reference/commands.md` is generated from them.
 
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use poorwill::budget::Caps;
 use poorwill::{ByteSize, Cap, Config, DeviceSpec, HostMemoryUse, InvalidTag, ParseSizeError, Tag};
 use poorwill_bench::churn::{Load, ParseLoadError};
@@ -23,54 +24,77 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
-/// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Write a small mixture-of-experts checkpoint to a temporary folder, load it, put it to sleep and wake it,
-    /// and verify every tensor; then measure what loading large models takes
+    /// Load a small generated checkpoint, put it to sleep, wake it and verify every tensor; then measure large loads
+    ///
+    /// Needs no GPU. The checkpoint is a mixture of experts in a temporary folder. The large loads only allocate and
+    /// free, as loading a large model does.
     Demo(DemoArgs),
-    /// Load safetensors files, put them to sleep and wake them, and verify every tensor
-    Nap(NapArgs),
-    /// Say what this computer has: its devices, who says what about their memory, how much of it an engine may use,
-    /// and what will get in the way
+    /// Load safetensors files, put them to sleep, wake them, and verify every tensor
+    #[command(alias = "nap")]
+    Verify(VerifyArgs),
+    /// Report the devices, the sources and limits of their memory, what an engine may use, and likely problems
     Doctor(DoctorArgs),
-    /// Measure
+    /// Run a benchmark
     Bench(BenchArgs),
-    /// Have many models take turns on the same GPUs: serve them, or ask the service that does
+    /// Share GPUs between many models: run the rotation service, or control one that runs
     #[cfg(target_os = "linux")]
     Rotate(RotateArgs),
-    /// Serve a mock engine, with vLLM's paths and memory of this computer
+    /// Print completions for a shell
+    Completions(CompletionsArgs),
+    /// Print the man page, or write the page of every command to a folder
+    Man(ManArgs),
+    /// Serve a mock engine with vLLM's HTTP paths, in host memory
     #[command(hide = true)]
     MockEngine(MockEngineArgs),
+    /// Print the command reference as Markdown
+    #[command(hide = true)]
+    Reference,
 }
 
 impl Args {
-    /// The command line, or what is wrong with it.
     pub(crate) fn read() -> Result<Self, clap::Error> {
         let args = Self::try_parse()?;
-        let wrong = args.command.misplaced_budget().map(|message| (ErrorKind::ValueValidation, message));
-        match wrong.or_else(|| args.command.unusable_rotation()) {
+        let error = args.command.budget_error().map(|message| (ErrorKind::ValueValidation, message));
+        match error.or_else(|| args.command.rotate_error()) {
             None => Ok(args),
             Some((kind, message)) => Err(Self::command().error(kind, message)),
         }
     }
+
+    /// Old names on the command line, which work for one release. Each with its new name.
+    pub(crate) fn old_names(&self) -> Vec<(&'static str, &'static str)> {
+        let mut names = Vec::new();
+        match &self.command {
+            // No option stands before a command.
+            Command::Verify(_) if std::env::args_os().nth(1).is_some_and(|name| name == "nap") => {
+                names.push(("nap", "verify"));
+            }
+            #[cfg(target_os = "linux")]
+            Command::Rotate(args) if args.lasts.is_some() => names.push(("--lasts", "--duration")),
+            Command::MockEngine(args) if !args.lies.is_empty() => names.push(("--lie", "--fault")),
+            _ => {}
+        }
+        names
+    }
 }
 
 impl Command {
-    /// What a rotation lacks, or has too much of.
-    fn unusable_rotation(&self) -> Option<(ErrorKind, String)> {
+    /// Missing or conflicting arguments of `rotate`.
+    fn rotate_error(&self) -> Option<(ErrorKind, String)> {
         #[cfg(target_os = "linux")]
         if let Self::Rotate(args) = self {
-            let missing = |words: &str| Some((ErrorKind::MissingRequiredArgument, words.to_owned()));
-            let too_much = |words: &str| Some((ErrorKind::ArgumentConflict, words.to_owned()));
-            return match (&args.ask, args.demo, &args.config) {
-                (Some(_), true, _) => too_much("--demo starts a rotation of its own; ask without it"),
+            let missing = |message: &str| Some((ErrorKind::MissingRequiredArgument, message.to_owned()));
+            let conflict = |message: &str| Some((ErrorKind::ArgumentConflict, message.to_owned()));
+            return match (&args.command, args.demo, &args.config) {
+                (Some(_), true, _) => {
+                    conflict("--demo starts its own rotation; leave --demo away to control one that runs")
+                }
                 (Some(_), false, None) => {
-                    missing("--config FILE is needed: the configuration of the rotation that is asked")
+                    missing("--config FILE is needed: the configuration of the rotation that runs")
                 }
-                (None, true, Some(_)) => {
-                    too_much("--demo has a configuration of its own; leave --config away")
-                }
+                (None, true, Some(_)) => conflict("--demo has its own configuration; leave --config away"),
                 (None, false, None) => missing("--config FILE is needed, or --demo"),
                 _ => None,
             };
@@ -78,11 +102,11 @@ impl Command {
         None
     }
 
-    /// What is wrong with a budget that names devices, and not the one that is used.
-    fn misplaced_budget(&self) -> Option<String> {
+    /// A budget that names devices, but not the one in use.
+    fn budget_error(&self) -> Option<String> {
         let (budget, device) = match self {
             Self::Demo(args) => (&args.budget, args.device.clone().unwrap_or(DeviceSpec::host())),
-            Self::Nap(args) => (&args.budget, args.device.clone()),
+            Self::Verify(args) => (&args.budget, args.device.clone()),
             Self::Bench(BenchArgs { bench: Bench::Churn(args) }) => (&args.budget, args.device.clone()),
             Self::Bench(BenchArgs { bench: Bench::Sleep(args) }) => (&args.budget, args.device.clone()),
             #[cfg(target_os = "linux")]
@@ -91,7 +115,9 @@ impl Command {
             Self::Bench(BenchArgs { bench: Bench::Load(args) }) => (&args.budget, args.device.clone()),
             #[cfg(target_os = "linux")]
             Self::Rotate(_) => return None,
-            Self::Doctor(_) | Self::MockEngine(_) => return None,
+            Self::Doctor(_) | Self::Completions(_) | Self::Man(_) | Self::MockEngine(_) | Self::Reference => {
+                return None;
+            }
         };
         let (caps, used) = (budget.budget.as_ref()?, device.id());
         if caps.of(&device).is_some() {
@@ -104,26 +130,25 @@ impl Command {
     }
 }
 
-/// The dials of every command that takes memory of a device.
+/// Options of every command that uses device memory.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Budget {
-    /// Most to use of the device: bytes, like 20GiB, or a share of what it has for this process, like 0.92
+pub(crate) struct BudgetArgs {
+    /// Most device memory to use: bytes, like 20GiB, or a share of the memory for this process, like 0.92
     #[arg(long, value_name = "BUDGET", allow_hyphen_values = true)]
     budget: Option<Caps>,
 
-    /// Most host memory to hold, for backups and a little for other copies, like 64GiB; control groups and free memory
-    /// are limits in any case
+    /// Most host memory for backups and other copies, like 64GiB; control groups and free memory also limit it
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     host_budget: Option<ByteSize>,
 
-    /// Do not page-lock host memory: slower, for machines where it is short, or is the GPU's own memory
+    /// Do not page-lock host memory: slower; for machines where host memory is short, or shared with the GPU
     #[arg(long)]
     pageable: bool,
 }
 
-impl Budget {
-    /// How a device is opened with them: whatever is said about its memory, and about the host's, goes in here.
-    pub(crate) fn open(&self, device: &DeviceSpec) -> Config {
+impl BudgetArgs {
+    /// The configuration of a device with these limits.
+    pub(crate) fn config(&self, device: &DeviceSpec) -> Config {
         let cap = self.budget.as_ref().and_then(|caps| caps.of(device));
         let limit_bytes = self.host_budget.map(|size| size.0);
         let host_memory = HostMemoryUse::default().limited_to(limit_bytes).left_pageable(self.pageable);
@@ -131,26 +156,24 @@ impl Budget {
     }
 }
 
-/// Arguments of `poorwill demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArgs {
     /// Device to use: host, host:SIZE, cuda:N [default: host:4GiB, and host:64GiB for the large loads]
     ///
-    /// On a device that is too small for the large loads they run with all sizes divided by a power of two.
+    /// On a smaller device the sizes of the large loads are divided by a power of two.
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<DeviceSpec>,
 
     #[command(flatten)]
-    pub(crate) budget: Budget,
+    pub(crate) budget: BudgetArgs,
 
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Arguments of `poorwill nap`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct NapArgs {
+pub(crate) struct VerifyArgs {
     /// Files in the safetensors format, or folders of them
     #[arg(required = true, value_name = "CHECKPOINT")]
     pub(crate) checkpoints: Vec<PathBuf>,
@@ -160,14 +183,14 @@ pub(crate) struct NapArgs {
     pub(crate) device: DeviceSpec,
 
     #[command(flatten)]
-    pub(crate) budget: Budget,
+    pub(crate) budget: BudgetArgs,
 
     /// How many times to sleep and wake
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..),
         allow_negative_numbers = true)]
     pub(crate) cycles: u32,
 
-    /// Sleep level: 1 keeps the weights in host memory, 2 drops them and reads them from the files again
+    /// Sleep level: 1 keeps the weights in host memory, 2 drops them and reads the files again
     #[arg(long, value_name = "LEVEL", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) level: u8,
 
@@ -175,11 +198,11 @@ pub(crate) struct NapArgs {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) limit: Option<ByteSize>,
 
-    /// Back the weights up in the background before the first sleep, so that it has nothing to copy
+    /// Back up the weights in the background first, so that the first sleep copies nothing
     #[arg(long)]
     pub(crate) prepare: bool,
 
-    /// Size of a key-value cache to hold beside the weights, like 2GiB
+    /// Size of a key-value cache beside the weights, like 2GiB
     #[arg(long, value_name = "SIZE", default_value = "0", allow_hyphen_values = true)]
     pub(crate) kv_cache: ByteSize,
 
@@ -188,21 +211,20 @@ pub(crate) struct NapArgs {
     pub(crate) json: bool,
 }
 
-/// Arguments of `poorwill doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
-    /// Look at this device only, and the host device: host, host:SIZE, cuda:N [default: all]
+    /// Report this device only, beside the host: host, host:SIZE, cuda:N [default: all]
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// Most to use of each device: bytes, like 20GiB, a share of what it has for this process, like 0.92, or one
-    /// each, like cuda:0=20GiB,cuda:1=0.92
+    /// Most memory to use of each device: bytes, like 20GiB, or a share, like 0.92, or one each, like
+    /// cuda:0=20GiB,cuda:1=0.92
     #[arg(long, value_name = "BUDGET", allow_hyphen_values = true)]
     pub(crate) budget: Option<Caps>,
 
-    /// What an engine will need before its key-value cache, like weights=16GiB; may be given several times
+    /// Memory that an engine needs before its key-value cache, like weights=16GiB; may be repeated
     ///
-    /// The report says what is left for the cache. A claim that does not fit into the budget is refused.
+    /// The report has the rest for the cache. Claims that do not fit into the budget are refused.
     #[arg(long = "claim", value_name = "NAME=SIZE", value_parser = claim)]
     pub(crate) claims: Vec<(Tag, u64)>,
 
@@ -211,45 +233,40 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// Arguments of `poorwill bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
     pub(crate) bench: Bench,
 }
 
-/// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// Allocate and free as the loading of a large model does, and compare mapped with live memory
+    /// Allocate and free as loading a large model does, and compare mapped with live memory
     Churn(ChurnArgs),
-    /// Put a load like a model's to sleep and wake it, compare every byte, and put the times beside what the link and
-    /// the driver alone take
+    /// Put a synthetic model to sleep and wake it, compare every byte, and compare the times with the hardware's limits
     Sleep(SleepArgs),
-    /// Keep layers in host memory and bring them to the device for each pass: read in place, and prefetched; check all
-    /// that is computed, and put the times beside the link and the computing alone
+    /// Keep layers in host memory, read them in place or prefetch them for each pass, and compare with link and compute
+    /// times
     #[cfg(target_os = "linux")]
     Offload(OffloadArgs),
-    /// Load a checkpoint into host memory, and put the time beside what its storage reads at best, and the memory that it
-    /// takes beside its size
+    /// Load a checkpoint into host memory; compare the time with direct reads, and the peak memory with its size
     #[cfg(target_os = "linux")]
     Load(LoadArgs),
 }
 
-/// Arguments of `poorwill bench churn`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChurnArgs {
-    /// What is loaded: experts converted with large transients, dense layers converted to half their size, or
-    /// experts rearranged into new blocks while the old ones are live
+    /// The load: experts converted with large transients, dense layers converted to half size, or experts copied to new
+    /// blocks
     #[arg(long, value_name = "LOAD", value_parser = load_parser())]
     pub(crate) load: Load,
 
-    /// Where sizes that vary come from
+    /// Seed of the sizes that vary
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
 
-    /// How many times to load; each frees what the one before left
-    #[arg(long, value_name = "N", default_value = "1", value_parser = some, allow_negative_numbers = true)]
+    /// How many times to load; each round first frees the one before
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) rounds: NonZeroU32,
 
     /// Most memory to map on the device, like 24GiB
@@ -261,9 +278,9 @@ pub(crate) struct ChurnArgs {
     pub(crate) device: DeviceSpec,
 
     #[command(flatten)]
-    pub(crate) budget: Budget,
+    pub(crate) budget: BudgetArgs,
 
-    /// Write what is live and mapped after each step to this file, as comma-separated values
+    /// Write live and mapped memory after each step to this file, as comma-separated values
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 
@@ -272,7 +289,6 @@ pub(crate) struct ChurnArgs {
     pub(crate) json: bool,
 }
 
-/// Arguments of `poorwill bench sleep`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SleepArgs {
     /// Device to use: host, host:SIZE, cuda:N
@@ -280,19 +296,19 @@ pub(crate) struct SleepArgs {
     pub(crate) device: DeviceSpec,
 
     #[command(flatten)]
-    pub(crate) budget: Budget,
+    pub(crate) budget: BudgetArgs,
 
-    /// How much to load, like 24GiB: whole layers of 496 MiB, or one that is smaller throughout [default: 1GiB on
-    /// the host device, 24GiB on a GPU]
-    #[arg(long, value_name = "SIZE", value_parser = some_bytes, allow_hyphen_values = true)]
+    /// How much to load, like 24GiB: whole layers of 496 MiB, or one smaller layer [default: 1GiB on the host device,
+    /// 24GiB on a GPU]
+    #[arg(long, value_name = "SIZE", value_parser = positive_bytes, allow_hyphen_values = true)]
     size: Option<NonZeroU64>,
 
-    /// Which part of the load changes before the last sleep, like 1% or 0.01
-    #[arg(long, value_name = "PART", default_value = "1%", value_parser = part, allow_hyphen_values = true)]
+    /// Part of the load that changes before the last sleep, like 1% or 0.01
+    #[arg(long, value_name = "PART", default_value = "1%", value_parser = fraction, allow_hyphen_values = true)]
     pub(crate) changed: Fraction,
 
-    /// How many times to sleep and wake with nothing changed
-    #[arg(long, value_name = "N", default_value = "3", value_parser = some, allow_negative_numbers = true)]
+    /// How many times to sleep and wake without changes
+    #[arg(long, value_name = "N", default_value = "3", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) cycles: NonZeroU32,
 
     /// Print one JSON object instead of a table
@@ -300,20 +316,18 @@ pub(crate) struct SleepArgs {
     pub(crate) json: bool,
 }
 
-/// What is loaded unless a size is given: on the host device.
+/// Default load on the host device.
 const HOST_LOAD_BYTES: NonZeroU64 = NonZeroU64::new(1 << 30).unwrap();
 
-/// The same on a GPU.
+/// Default load on a GPU.
 const GPU_LOAD_BYTES: NonZeroU64 = NonZeroU64::new(24 << 30).unwrap();
 
 impl SleepArgs {
-    /// How much to load.
     pub(crate) fn bytes(&self) -> NonZeroU64 {
         self.size.unwrap_or(load_bytes(&self.device))
     }
 }
 
-/// Arguments of `poorwill bench offload`.
 #[cfg(target_os = "linux")]
 #[derive(Debug, clap::Args)]
 pub(crate) struct OffloadArgs {
@@ -322,15 +336,15 @@ pub(crate) struct OffloadArgs {
     pub(crate) device: DeviceSpec,
 
     #[command(flatten)]
-    pub(crate) budget: Budget,
+    pub(crate) budget: BudgetArgs,
 
-    /// How much to keep in host memory, like 24GiB: as many whole granules as each layer's part has [default: 1GiB on
-    /// the host device, 24GiB on a GPU]
-    #[arg(long, value_name = "SIZE", value_parser = some_bytes, allow_hyphen_values = true)]
+    /// How much to keep in host memory, like 24GiB; each layer has whole granules [default: 1GiB on the host device,
+    /// 24GiB on a GPU]
+    #[arg(long, value_name = "SIZE", value_parser = positive_bytes, allow_hyphen_values = true)]
     size: Option<NonZeroU64>,
 
-    /// Of how many layers it is
-    #[arg(long, value_name = "N", default_value = "32", value_parser = some, allow_negative_numbers = true)]
+    /// Number of layers
+    #[arg(long, value_name = "N", default_value = "32", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) layers: NonZeroU32,
 
     /// Print one JSON object instead of a table
@@ -340,13 +354,11 @@ pub(crate) struct OffloadArgs {
 
 #[cfg(target_os = "linux")]
 impl OffloadArgs {
-    /// How much to keep in host memory.
     pub(crate) fn bytes(&self) -> NonZeroU64 {
         self.size.unwrap_or(load_bytes(&self.device))
     }
 }
 
-/// Arguments of `poorwill bench load`.
 #[cfg(target_os = "linux")]
 #[derive(Debug, clap::Args)]
 pub(crate) struct LoadArgs {
@@ -354,19 +366,19 @@ pub(crate) struct LoadArgs {
     #[arg(required = true, value_name = "CHECKPOINT")]
     pub(crate) checkpoints: Vec<PathBuf>,
 
-    /// Device whose host memory it is: host, host:SIZE, cuda:N
+    /// Device that the host memory is for: host, host:SIZE, cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "host")]
     pub(crate) device: DeviceSpec,
 
     #[command(flatten)]
-    pub(crate) budget: Budget,
+    pub(crate) budget: BudgetArgs,
 
-    /// How many read at the same time [default: two for each core, 4 to 16]
+    /// Number of concurrent readers [default: two for each core, 4 to 16]
     #[arg(long, value_name = "N", value_parser = readers, allow_negative_numbers = true)]
     pub(crate) readers: Option<NonZeroUsize>,
 
-    /// How many times to load, and to read directly
-    #[arg(long, value_name = "N", default_value = "4", value_parser = some, allow_negative_numbers = true)]
+    /// How many times to load, and to read the files directly
+    #[arg(long, value_name = "N", default_value = "4", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) rounds: NonZeroU32,
 
     /// Print one JSON object instead of a table
@@ -374,27 +386,31 @@ pub(crate) struct LoadArgs {
     pub(crate) json: bool,
 }
 
-/// Arguments of `poorwill rotate`.
 #[cfg(target_os = "linux")]
 #[derive(Debug, clap::Args)]
 #[command(arg_required_else_help = true)]
 pub(crate) struct RotateArgs {
     #[command(subcommand)]
-    pub(crate) ask: Option<RotateAsk>,
+    pub(crate) command: Option<RotateCommand>,
 
-    /// The configuration: of the service that is to run, or that runs and is asked
+    /// Configuration of the service
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Start three mock engines, send them traffic, and show the page; needs no GPU
+    /// Start three mock engines, send them traffic, and serve the status page; needs no GPU
     #[arg(long)]
     pub(crate) demo: bool,
 
     /// How long the demo sends traffic
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
-    pub(crate) lasts: Duration,
+    duration: Duration,
 
-    /// Leave the engines that were started running when the service ends; the next one finds them
+    /// Old name of --duration
+    #[arg(long, value_name = "TIME", hide = true, value_parser = humantime::parse_duration,
+        conflicts_with = "duration")]
+    lasts: Option<Duration>,
+
+    /// Keep the engines running when the service ends; the next service finds them
     #[arg(long)]
     pub(crate) keep_engines: bool,
 
@@ -403,74 +419,96 @@ pub(crate) struct RotateArgs {
     pub(crate) json: bool,
 }
 
-/// What a rotation that runs is asked.
+#[cfg(target_os = "linux")]
+impl RotateArgs {
+    /// How long the demo sends traffic.
+    pub(crate) fn duration(&self) -> Duration {
+        self.lasts.unwrap_or(self.duration)
+    }
+}
+
+/// Commands to a rotation that runs.
 #[cfg(target_os = "linux")]
 #[derive(Debug, Subcommand)]
-pub(crate) enum RotateAsk {
-    /// Say what every model and GPU is doing
+pub(crate) enum RotateCommand {
+    /// Show the state of every model and GPU
     Status,
     /// Wake a model
     Wake {
-        /// Its name, or an alias
+        /// Name or alias of the model
         model: String,
     },
     /// Put a model to sleep
     Sleep {
-        /// Its name, or an alias
+        /// Name or alias of the model
         model: String,
     },
-    /// Stop a model's engine, and start it again if it was up
+    /// Stop a model's engine, and start it again if it was running
     Restart {
-        /// Its name, or an alias
+        /// Name or alias of the model
         model: String,
     },
     /// Keep a model awake
     Pin {
-        /// Its name, or an alias
+        /// Name or alias of the model
         model: String,
-        /// Let it go again
+        /// Unpin it
         #[arg(long)]
         off: bool,
     },
     /// Read the configuration again, without dropping a request
     Reload,
-    /// Walk every model through sleep and wake, and ask it the same before and behind
+    /// Put every model to sleep, wake it, and compare its answers before and after
     Validate {
-        /// Questions to ask each, before and behind
-        #[arg(long, value_name = "N", default_value = "30", value_parser = some, allow_negative_numbers = true)]
+        /// Number of prompts for each model, before and after
+        #[arg(long, value_name = "N", default_value = "30", value_parser = positive, allow_negative_numbers = true)]
         requests: NonZeroU32,
     },
 }
 
-/// Arguments of `poorwill mock-engine`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MockEngineArgs {
-    /// Address to listen on; the port that was taken for 0 is on standard output
+    /// Address to listen on; the port chosen for 0 is on standard output
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) listen: SocketAddr,
 
-    /// Name of the model that clients ask for
+    /// Name of the served model
     #[arg(long, value_name = "NAME")]
     pub(crate) model: String,
 
-    /// Memory to hold while awake, like 256MiB
-    #[arg(long, value_name = "SIZE", value_parser = some_bytes, allow_hyphen_values = true)]
+    /// Memory while awake, like 256MiB
+    #[arg(long, value_name = "SIZE", value_parser = positive_bytes, allow_hyphen_values = true)]
     pub(crate) bytes: NonZeroU64,
 
-    /// Tokens to generate in a second for each request
-    #[arg(long, value_name = "N", default_value = "200", value_parser = some, allow_negative_numbers = true)]
+    /// Tokens per second for each request
+    #[arg(long, value_name = "N", default_value = "200", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) tokens_per_s: NonZeroU32,
 
-    /// What to do wrong, and how likely each time, like gibberish or refuses=0.25; may be given several times
-    #[arg(long = "lie", value_name = "NAME[=PROBABILITY]")]
+    /// Fault to inject, with its probability, like gibberish or refuses=0.25; may be repeated
+    #[arg(long = "fault", value_name = "NAME[=PROBABILITY]")]
+    pub(crate) faults: Vec<Telling>,
+
+    /// Old name of --fault
+    #[arg(long = "lie", value_name = "NAME[=PROBABILITY]", hide = true)]
     pub(crate) lies: Vec<Telling>,
 
-    /// Where the chance comes from that decides when
+    /// Seed that decides when faults occur
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
 }
 
-/// What is loaded unless a size is given.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// Shell to complete in
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManArgs {
+    /// Folder for one page per command, created if missing; without it the main page goes to standard output
+    pub(crate) dir: Option<PathBuf>,
+}
+
 fn load_bytes(device: &DeviceSpec) -> NonZeroU64 {
     match device {
         DeviceSpec::Host { .. } => HOST_LOAD_BYTES,
@@ -493,12 +531,12 @@ fn claim(text: &str) -> Result<(Tag, u64), String> {
     }
 }
 
-fn some_bytes(text: &str) -> Result<NonZeroU64, String> {
+fn positive_bytes(text: &str) -> Result<NonZeroU64, String> {
     let size: ByteSize = text.parse().map_err(|error: ParseSizeError| error.to_string())?;
     NonZeroU64::new(size.0).ok_or_else(|| "there must be something to load; write it like 24GiB".into())
 }
 
-fn some(text: &str) -> Result<NonZeroU32, String> {
+fn positive(text: &str) -> Result<NonZeroU32, String> {
     text.parse().map_err(|_| format!("{} is not in 1..={}", text.escape_debug(), u32::MAX))
 }
 
@@ -508,7 +546,7 @@ fn readers(text: &str) -> Result<NonZeroUsize, String> {
     readers.ok_or_else(|| format!("{} is not in 1..=256", text.escape_debug()))
 }
 
-fn part(text: &str) -> Result<Fraction, String> {
+fn fraction(text: &str) -> Result<Fraction, String> {
     text.parse().map_err(|error: InvalidFraction| error.to_string())
 }
 

@@ -1,6 +1,6 @@
-//! `poorwill doctor`: what this computer has to work with, and what an engine should be given of it.
+//! `poorwill doctor`: devices, memory limits, and advice for an engine.
 //!
-//! A report, so it ends with 0 whatever it found, unless a device was named that is not here or a claim does not fit.
+//! The exit code is 0 whatever the report says, unless a named device is missing or a claim does not fit.
 
 use poorwill::doctor::{self, DoctorReport, Plan};
 use serde::Serialize;
@@ -9,28 +9,27 @@ use crate::args::DoctorArgs;
 use crate::failure::{Failure, Outcome};
 use crate::show;
 
-/// The report, and what was refused.
+/// The report, and the claims that do not fit.
 #[derive(Debug, Serialize)]
-pub(crate) struct Examined {
+pub(crate) struct DoctorOutcome {
     #[serde(flatten)]
     report: DoctorReport,
     #[serde(skip)]
     refused: Option<String>,
 }
 
-/// The command.
-pub(crate) fn run(args: &DoctorArgs) -> Result<Examined, Failure> {
+pub(crate) fn run(args: &DoctorArgs) -> Result<DoctorOutcome, Failure> {
     let plan = Plan::default()
         .on(args.device.clone())
         .within(args.budget.clone().unwrap_or_default())
         .claiming(args.claims.clone());
     let report = doctor::examine(&plan)?;
     let refused = report.refused().map(|(device, reason)| format!("{device}: {reason}"));
-    Ok(Examined { report, refused })
+    Ok(DoctorOutcome { report, refused })
 }
 
-impl Outcome for Examined {
-    const WRONG: &'static str = "the claims do not fit";
+impl Outcome for DoctorOutcome {
+    const MISMATCH: &'static str = "the claims do not fit";
 
     fn mismatch(&self) -> Option<&str> {
         self.refused.as_deref()

@@ -1,4 +1,4 @@
-//! How a command ends: exit codes, and what is printed on the way out.
+//! Exit codes and output of a command that ends.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -7,17 +7,18 @@ use std::process::ExitCode;
 use poorwill::checkpoint::CheckpointError;
 use poorwill::doctor::NoSuchDevice;
 use poorwill::{DriverError, OpenError, PoolError, chain};
+use poorwill_bench::sleep::SleepError;
 use poorwill_bench::synthetic::SyntheticError;
-use poorwill_bench::{nap, sleep};
+use poorwill_bench::verify::VerifyError;
 use serde::Serialize;
 
-/// What a command has to say, for people and for programs.
+/// Result of a command, as JSON and as text.
 pub(crate) trait Outcome: Serialize {
-    /// What it means that something was wrong.
-    const WRONG: &'static str = "not verified";
-    /// What was wrong, unless everything was verified.
+    /// What a mismatch means.
+    const MISMATCH: &'static str = "not verified";
+    /// What was wrong.
     fn mismatch(&self) -> Option<&str>;
-    /// The report for people, line by line.
+    /// The report for people.
     fn text(&self) -> String;
 }
 
@@ -46,8 +47,8 @@ macro_rules! failure_from {
 failure_from!(
     CheckpointError,
     SyntheticError,
-    nap::Error,
-    sleep::Error,
+    VerifyError,
+    SleepError,
     NoSuchDevice,
     OpenError,
     PoolError,
@@ -55,7 +56,11 @@ failure_from!(
 );
 
 #[cfg(target_os = "linux")]
-failure_from!(poorwill::offload::BadSwitch, poorwill::offload::LoadError, poorwill_bench::offload::Error);
+failure_from!(
+    poorwill::offload::BadSwitch,
+    poorwill::offload::LoadError,
+    poorwill_bench::offload::OffloadError
+);
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -63,23 +68,22 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Complains, and says that it failed.
-#[cfg(target_os = "linux")]
-pub(crate) fn complain(failure: &Failure) -> ExitCode {
-    // Standard error is the last place to complain to.
+/// Prints the error.
+pub(crate) fn report_error(failure: &Failure) -> ExitCode {
+    // Without standard error there is no place for the message.
     let _ = writeln!(io::stderr(), "error: {failure}");
     ExitCode::FAILURE
 }
 
-/// Prints the outcome and turns it into an exit code.
+/// Prints the outcome, and returns its exit code.
 pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> ExitCode {
     if let Some(mismatch) = outcome.as_ref().ok().and_then(Outcome::mismatch) {
-        // Standard error is the last place to complain to.
-        let _ = writeln!(io::stderr(), "error: {}: {mismatch}", O::WRONG);
+        // Without standard error there is no place for the message.
+        let _ = writeln!(io::stderr(), "error: {}: {mismatch}", O::MISMATCH);
     }
     let printed = match &outcome {
         Ok(outcome) if json => print_json(outcome),
-        Ok(outcome) => print(&outcome.text()),
+        Ok(outcome) => write_stdout(&outcome.text()),
         Err(failure) => {
             let _ = writeln!(io::stderr(), "error: {}", failure.message);
             if json { print_json(&serde_json::json!({ "error": failure.message })) } else { Ok(()) }
@@ -95,12 +99,26 @@ pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> Exi
     }
 }
 
-fn print_json(value: &impl Serialize) -> io::Result<()> {
-    let text = serde_json::to_string(value)?;
-    print(&(text + "\n"))
+/// Prints a text, and returns the exit code.
+pub(crate) fn print(text: Result<String, Failure>) -> ExitCode {
+    let printed = text.and_then(|text| {
+        write_stdout(&text).or_else(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Ok(()),
+            _ => Err(Failure::new(format!("cannot print the result: {error}"))),
+        })
+    });
+    match printed {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => report_error(&failure),
+    }
 }
 
-fn print(text: &str) -> io::Result<()> {
+fn print_json(value: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_string(value)?;
+    write_stdout(&(text + "\n"))
+}
+
+fn write_stdout(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()

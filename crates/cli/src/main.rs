@@ -1,21 +1,25 @@
 //! The `poorwill` command.
 //!
 //! Exit codes: 0 done and verified, 1 failed, 2 wrong usage. With `--json`, standard output is one JSON
-//! object, also when the command fails; messages, progress and complaints about usage go to standard error.
+//! object, also after a failure. Messages, progress and usage errors go to standard error.
 #![forbid(unsafe_code)]
 
 mod args;
 mod bench;
+mod completions;
 mod demo;
 mod doctor;
 mod failure;
+mod man;
 mod mock_engine;
-mod nap;
 mod progress;
+mod reference;
 #[cfg(target_os = "linux")]
 mod rotate;
 mod show;
+mod verify;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use self::args::{Args, Command};
@@ -24,7 +28,7 @@ fn main() -> ExitCode {
     let args = match Args::read() {
         Ok(args) => args,
         Err(error) => {
-            // Help and version are errors to clap, and go to standard output.
+            // To clap, help and version are errors, too; they go to standard output.
             return match error.print() {
                 _ if error.use_stderr() => ExitCode::from(2),
                 Err(printing) if printing.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
@@ -32,13 +36,20 @@ fn main() -> ExitCode {
             };
         }
     };
+    for (old, new) in args.old_names() {
+        // Without standard error there is no place for the notice.
+        let _ = writeln!(std::io::stderr(), "`{old}` is now `{new}`");
+    }
     match args.command {
         Command::Demo(args) => failure::finish(args.json, demo::run(&args)),
-        Command::Nap(args) => failure::finish(args.json, nap::run(&args)),
+        Command::Verify(args) => failure::finish(args.json, verify::run(&args)),
         Command::Doctor(args) => failure::finish(args.json, doctor::run(&args)),
         Command::Bench(args) => bench::run(args.bench),
         #[cfg(target_os = "linux")]
         Command::Rotate(args) => rotate::run(args),
+        Command::Completions(args) => failure::print(completions::run(args.shell)),
+        Command::Man(args) => failure::print(man::run(args.dir.as_deref())),
         Command::MockEngine(args) => mock_engine::run(args),
+        Command::Reference => failure::print(Ok(reference::page())),
     }
 }

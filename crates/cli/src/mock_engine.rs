@@ -1,7 +1,7 @@
-//! `poorwill mock-engine`: a process that is a mock engine, until it is told to end or a lie ends it.
+//! `poorwill mock-engine`: serves a mock engine until SIGTERM, SIGINT or an injected crash.
 //!
-//! It says on standard output where it listens, in one line, and ends on SIGTERM and SIGINT. Where a lie ends it, its
-//! exit code is that of an abort as shells tell it, and nothing that it holds is put in order before.
+//! One line on standard output has its address. After an injected crash the exit code is that of an abort in a shell,
+//! without any cleanup.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -14,15 +14,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::MockEngineArgs;
 
-/// What a shell says of a process that was ended by SIGABRT.
+/// Exit code of a shell for SIGABRT.
 const ABORTED: u8 = 128 + 6;
 
-/// The command.
 pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
     let ended = match Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let ended = runtime.block_on(serve(args));
-            // What blocks a thread yet is of no use to anybody.
+            // Threads that still block have no further use.
             runtime.shutdown_background();
             ended
         }
@@ -30,31 +29,32 @@ pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
     };
     let (message, code) = match ended {
         Ok(Ended::Told) => return ExitCode::SUCCESS,
-        Ok(Ended::Crashed(lie)) => (format!("the mock engine ends as it was told to: {lie}"), ABORTED),
+        Ok(Ended::Crashed(lie)) => (format!("the mock engine crashes as requested: {lie}"), ABORTED),
         Err(failure) => (failure, 1),
     };
-    // Standard error is the last place to complain to.
+    // Without standard error there is no place for the message.
     let _ = writeln!(io::stderr(), "error: {message}");
     ExitCode::from(code)
 }
 
 async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
-    let MockEngineArgs { listen, model, bytes, tokens_per_s, lies, seed } = args;
-    let deaf = |error: io::Error| format!("cannot wait for signals: {error}");
-    let mut terminate = signal(SignalKind::terminate()).map_err(deaf)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(deaf)?;
-    let taken =
+    let MockEngineArgs { listen, model, bytes, tokens_per_s, faults, lies, seed } = args;
+    let lies = [faults, lies].concat();
+    let no_signals = |error: io::Error| format!("cannot wait for signals: {error}");
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let cannot_listen =
         |error: io::Error| format!("cannot listen on {listen}: {error}; choose another with --listen");
-    let listener = TcpListener::bind(listen).await.map_err(taken)?;
-    let address = listener.local_addr().map_err(taken)?;
-    // Whoever started it without caring for its output gave it the port.
+    let listener = TcpListener::bind(listen).await.map_err(cannot_listen)?;
+    let address = listener.local_addr().map_err(cannot_listen)?;
+    // A parent that ignores the output has chosen the port itself.
     let _ = writeln!(io::stdout(), "listening on http://{address}");
     let options = MockEngine { tokens_per_s, lies, seed, ..MockEngine::new(model, bytes.get()) };
-    let told = async move {
+    let shutdown = async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
     };
-    poorwill_mock_engine::serve(options, listener, told).await.map_err(|error| chain(&error))
+    poorwill_mock_engine::serve(options, listener, shutdown).await.map_err(|error| chain(&error))
 }

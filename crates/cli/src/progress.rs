@@ -1,4 +1,4 @@
-//! Progress on a terminal, for whatever takes over a second; nothing when standard error is no terminal.
+//! Progress of steps longer than a second, if standard error is a terminal.
 
 use std::io::IsTerminal;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -8,24 +8,24 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How long a step may take in silence.
-const SILENCE: Duration = Duration::from_secs(1);
+/// Shorter steps show no progress.
+const SHOW_AFTER: Duration = Duration::from_secs(1);
 
-/// One step under way. Disappears when dropped.
+/// A running step. Disappears when dropped.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// Dropping the sender ends the thread that shows the bar after a while.
+    /// Dropping the sender ends the thread that shows the bar.
     shown: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Progress {
-    /// A step that moves `bytes`.
+    /// A step of `bytes` bytes.
     pub(crate) fn bytes(label: &str, bytes: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::hidden());
         Self::start(bar, label, "{msg:10} {wide_bar} {binary_bytes:>10} of {binary_total_bytes}")
     }
 
-    /// A step that cannot tell how far it is.
+    /// A step without known size.
     pub(crate) fn waiting(label: &str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         Self::start(bar, label, "{msg:10} {spinner} {elapsed}")
@@ -50,7 +50,7 @@ impl Progress {
             let (end, ended) = mpsc::channel::<()>();
             let late = bar.clone();
             let thread = thread::spawn(move || {
-                if ended.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
+                if ended.recv_timeout(SHOW_AFTER) == Err(RecvTimeoutError::Timeout) {
                     late.set_draw_target(ProgressDrawTarget::stderr());
                     late.enable_steady_tick(Duration::from_millis(100));
                 }
@@ -72,43 +72,41 @@ impl Drop for Progress {
     }
 }
 
-/// The steps of a run, one after the other: a step begins when the one before is over.
+/// The steps of a run. A step ends when the next begins.
 #[derive(Default)]
-pub(crate) struct Shown(Mutex<Option<(String, Progress)>>);
+pub(crate) struct Steps(Mutex<Option<(String, Progress)>>);
 
-impl Shown {
-    /// A step that moves `bytes`, or cannot tell how far it is.
+impl Steps {
+    /// Begins a step; `None` without known size.
     pub(crate) fn begin(&self, label: &str, bytes: Option<u64>) {
-        let mut now = self.now();
-        // The one before goes first.
-        *now = None;
+        let mut current = self.current();
+        // The bar before disappears first.
+        *current = None;
         let progress = bytes.map_or_else(|| Progress::waiting(label), |bytes| Progress::bytes(label, bytes));
-        *now = Some((label.to_owned(), progress));
+        *current = Some((label.to_owned(), progress));
     }
 
-    /// `bytes` more of this step are done.
     pub(crate) fn add(&self, bytes: u64) {
-        if let Some((_, progress)) = &*self.now() {
+        if let Some((_, progress)) = &*self.current() {
             progress.add(bytes);
         }
     }
 
-    /// So many of all bytes are done, if this is still that step.
+    /// Sets the progress, if `label` is the current step.
     pub(crate) fn set(&self, label: &str, bytes: u64, all_bytes: u64) {
-        if let Some((now, progress)) = &*self.now()
-            && *now == label
+        if let Some((current, progress)) = &*self.current()
+            && *current == label
         {
             progress.bar.set_length(all_bytes);
             progress.bar.set_position(bytes);
         }
     }
 
-    /// The last step is over.
     pub(crate) fn end(&self) {
-        *self.now() = None;
+        *self.current() = None;
     }
 
-    fn now(&self) -> MutexGuard<'_, Option<(String, Progress)>> {
+    fn current(&self) -> MutexGuard<'_, Option<(String, Progress)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

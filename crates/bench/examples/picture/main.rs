@@ -11,7 +11,7 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::{env, fs};
 
-use poorwill_bench::churn::{Event, Moment};
+use poorwill_bench::churn::{ChurnEvent, ChurnProgress};
 
 use self::chart::{Chart, Series, gib, ratio};
 use self::peer::CachingPool;
@@ -41,9 +41,9 @@ fn run() -> Result<(), Box<dyn Error>> {
 /// The picture of a trace.
 fn drawn(trace: &str) -> Result<String, String> {
     let steps = parsed(trace)?;
-    let moments: Vec<Moment> = steps.iter().map(|(moment, _)| *moment).collect();
-    let peer_bytes = CachingPool::new(Some(SPLIT_LIMIT_BYTES)).mapped_bytes_along(&moments)?;
-    let live_bytes: Vec<u64> = moments.iter().map(|moment| moment.live_bytes).collect();
+    let progress: Vec<ChurnProgress> = steps.iter().map(|(progress, _)| *progress).collect();
+    let peer_bytes = CachingPool::new(Some(SPLIT_LIMIT_BYTES)).mapped_bytes_along(&progress)?;
+    let live_bytes: Vec<u64> = progress.iter().map(|progress| progress.live_bytes).collect();
     let our_bytes: Vec<u64> = steps.iter().map(|(_, mapped_bytes)| *mapped_bytes).collect();
     let peak = |bytes: &[u64]| bytes.iter().copied().max().unwrap_or(0);
     let live_peak = peak(&live_bytes);
@@ -67,7 +67,7 @@ fn drawn(trace: &str) -> Result<String, String> {
 }
 
 /// Each step of a trace, and what was mapped after it.
-fn parsed(trace: &str) -> Result<Vec<(Moment, u64)>, String> {
+fn parsed(trace: &str) -> Result<Vec<(ChurnProgress, u64)>, String> {
     let mut lines = (1..).zip(trace.lines());
     match lines.next() {
         Some((_, HEADER)) => {}
@@ -78,18 +78,18 @@ fn parsed(trace: &str) -> Result<Vec<(Moment, u64)>, String> {
         .collect()
 }
 
-fn step(line: &str) -> Option<(Moment, u64)> {
+fn step(line: &str) -> Option<(ChurnProgress, u64)> {
     let fields: Vec<&str> = line.split(',').collect();
     let [step, event, block, bytes, live_bytes, mapped_bytes] = fields[..] else { return None };
     let event = match event {
-        "take" => Event::Take,
-        "give" => Event::Give,
+        "take" => ChurnEvent::Alloc,
+        "give" => ChurnEvent::Free,
         _ => return None,
     };
     let [bytes, live_bytes, mapped_bytes] =
         [bytes, live_bytes, mapped_bytes].map(|field| field.parse::<u64>().ok());
     let (step, block) = (step.parse().ok()?, block.parse().ok()?);
-    Some((Moment { step, event, block, bytes: bytes?, live_bytes: live_bytes? }, mapped_bytes?))
+    Some((ChurnProgress { step, event, block, bytes: bytes?, live_bytes: live_bytes? }, mapped_bytes?))
 }
 
 #[cfg(test)]
@@ -109,17 +109,17 @@ mod tests {
     #[test]
     fn the_trace_is_that_of_the_measurements() {
         let steps = parsed(&read("churn-moe.csv")).unwrap();
-        let peak_bytes = steps.iter().map(|(moment, _)| moment.live_bytes).max();
+        let peak_bytes = steps.iter().map(|(progress, _)| progress.live_bytes).max();
         assert_eq!((steps.len(), peak_bytes), (672, Some(24_251 << 20)));
-        assert!(steps.iter().all(|(moment, mapped_bytes)| *mapped_bytes >= moment.live_bytes));
+        assert!(steps.iter().all(|(progress, mapped_bytes)| *mapped_bytes >= progress.live_bytes));
     }
 
     #[test]
     fn the_model_maps_what_was_measured() {
         // PyTorch 2.11 on an H200, as `docs/benchmarks/churn.md` has it.
-        let moments: Vec<Moment> =
-            parsed(&read("churn-moe.csv")).unwrap().into_iter().map(|(moment, _)| moment).collect();
-        peer::assert_peak(&moments, Some(SPLIT_LIMIT_BYTES), 9628);
+        let progress: Vec<ChurnProgress> =
+            parsed(&read("churn-moe.csv")).unwrap().into_iter().map(|(progress, _)| progress).collect();
+        peer::assert_peak(&progress, Some(SPLIT_LIMIT_BYTES), 9628);
     }
 
     #[test]

@@ -1,21 +1,20 @@
 //! A model of PyTorch's caching allocator, to see what it maps for a load without a GPU.
 //!
-//! It has the rules that decide about memory, for one stream and a device that is never full, so that nothing
-//! is given back:
+//! It has the rules for one stream on a device that is never full, so no segment is released:
 //!
-//! - blocks are multiples of 512 bytes; those up to 1 MiB live in segments of 2 MiB and apart from the rest,
-//!   those below 10 MiB in segments of 20 MiB, larger ones in segments of their own size in multiples of 2 MiB;
-//! - a request gets the smallest free block that is large enough, or a new segment; what is left of the block
-//!   becomes a free block if it is more than 1 MiB (512 bytes among the small), and joins its free neighbours;
-//! - with a split limit, a block of that size or more is never split, serves no request below the limit, and no
-//!   request that it exceeds by 20 MiB or more.
+//! - Blocks are multiples of 512 bytes. Those up to 1 MiB have segments of 2 MiB. Those below 10 MiB have
+//!   segments of 20 MiB. Larger ones have segments of their own size in multiples of 2 MiB.
+//! - A request gets the smallest free block that is large enough, or a new segment. A rest above 1 MiB (512
+//!   bytes among the small) becomes a free block and joins its free neighbours.
+//! - With a split limit, a block of that size or more is never split. It serves no request below the limit, and
+//!   none that it exceeds by 20 MiB or more.
 //!
-//! Without a limit, equal blocks are told apart by their addresses, which a device chooses as it likes: then a
-//! load of varied sizes ends some percent beside what was measured.
+//! Without a limit, addresses decide between equal blocks, and a device chooses these freely. A load of varied
+//! sizes then differs by some percent from the measurement.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use poorwill_bench::churn::{Event, Moment};
+use poorwill_bench::churn::{ChurnEvent, ChurnProgress};
 
 const MIB: u64 = 1 << 20;
 const SMALL_BYTES_MAX: u64 = MIB;
@@ -52,17 +51,17 @@ impl CachingPool {
     }
 
     /// What it has mapped after each step of a load.
-    pub(super) fn mapped_bytes_along(mut self, load: &[Moment]) -> Result<Vec<u64>, String> {
+    pub(super) fn mapped_bytes_along(mut self, load: &[ChurnProgress]) -> Result<Vec<u64>, String> {
         let mut addrs = HashMap::new();
-        let mut step = |line: &Moment| {
+        let mut step = |line: &ChurnProgress| {
             match line.event {
-                Event::Take => {
+                ChurnEvent::Alloc => {
                     let addr = self.alloc(line.bytes);
                     if addrs.insert(line.block, addr).is_some() {
                         return Err(format!("block {} is taken twice", line.block));
                     }
                 }
-                Event::Give => {
+                ChurnEvent::Free => {
                     let addr = addrs.remove(&line.block);
                     self.free(addr.ok_or_else(|| format!("block {} is given and not live", line.block))?);
                 }
@@ -150,7 +149,7 @@ impl CachingPool {
 
 /// The peak is within a percent of what was measured, in hundredths of a GiB.
 #[cfg(test)]
-pub(super) fn assert_peak(load: &[Moment], split_limit_bytes: Option<u64>, measured: u64) {
+pub(super) fn assert_peak(load: &[ChurnProgress], split_limit_bytes: Option<u64>, measured: u64) {
     let mapped_bytes = CachingPool::new(split_limit_bytes).mapped_bytes_along(load).unwrap();
     let peak = mapped_bytes.into_iter().max().unwrap() * 100 / (1024 * MIB);
     assert!(peak.abs_diff(measured) * 100 <= measured, "{peak} of {measured}, in hundredths of a GiB");
@@ -160,8 +159,8 @@ pub(super) fn assert_peak(load: &[Moment], split_limit_bytes: Option<u64>, measu
 mod tests {
     use super::*;
 
-    fn moment(event: Event, block: usize, bytes: u64) -> Moment {
-        Moment { step: 0, event, block, bytes, live_bytes: 0 }
+    fn event_of(event: ChurnEvent, block: usize, bytes: u64) -> ChurnProgress {
+        ChurnProgress { step: 0, event, block, bytes, live_bytes: 0 }
     }
 
     /// What is mapped after taking blocks of so many bytes (positive numbers) and giving back the n-th of them
@@ -170,13 +169,13 @@ mod tests {
         let mut taken = 0;
         let line = |step: &i64| {
             let (event, block, bytes) = match u64::try_from(*step) {
-                Ok(bytes) if bytes > 0 => (Event::Take, taken, bytes),
-                _ => (Event::Give, usize::try_from(step.unsigned_abs()).unwrap(), 0),
+                Ok(bytes) if bytes > 0 => (ChurnEvent::Alloc, taken, bytes),
+                _ => (ChurnEvent::Free, usize::try_from(step.unsigned_abs()).unwrap(), 0),
             };
-            taken += usize::from(event == Event::Take);
-            moment(event, block, bytes)
+            taken += usize::from(event == ChurnEvent::Alloc);
+            event_of(event, block, bytes)
         };
-        let load: Vec<Moment> = steps.iter().map(line).collect();
+        let load: Vec<ChurnProgress> = steps.iter().map(line).collect();
         let pool = CachingPool::new(split_limit_mib.map(|mib| mib * MIB));
         pool.mapped_bytes_along(&load).unwrap().into_iter().map(|bytes| bytes / MIB).collect()
     }
@@ -226,12 +225,12 @@ mod tests {
         // 60 layers of four tensors, each converted to half its size.
         let mut lines = Vec::new();
         let mut line = |event, block, mib: u64| {
-            lines.push(moment(event, block, mib * MIB));
+            lines.push(event_of(event, block, mib * MIB));
         };
         for (number, mib) in (0..).zip([96, 64, 530, 270].into_iter().cycle().take(240)) {
-            line(Event::Take, 2 * number, mib);
-            line(Event::Take, 2 * number + 1, mib / 2);
-            line(Event::Give, 2 * number, mib);
+            line(ChurnEvent::Alloc, 2 * number, mib);
+            line(ChurnEvent::Alloc, 2 * number + 1, mib / 2);
+            line(ChurnEvent::Free, 2 * number, mib);
         }
         assert_peak(&lines, Some(20 * MIB), 3033);
         assert_peak(&lines, None, 3146);
@@ -239,11 +238,11 @@ mod tests {
 
     #[test]
     fn a_trace_that_cannot_be_is_refused() {
-        let line = |event, block| moment(event, block, 512);
+        let line = |event, block| event_of(event, block, 512);
         for lines in [
-            vec![line(Event::Give, 0)],
-            vec![line(Event::Take, 0), line(Event::Take, 0)],
-            vec![line(Event::Take, 0), line(Event::Give, 0), line(Event::Give, 0)],
+            vec![line(ChurnEvent::Free, 0)],
+            vec![line(ChurnEvent::Alloc, 0), line(ChurnEvent::Alloc, 0)],
+            vec![line(ChurnEvent::Alloc, 0), line(ChurnEvent::Free, 0), line(ChurnEvent::Free, 0)],
         ] {
             assert!(CachingPool::new(None).mapped_bytes_along(&lines).is_err());
         }

@@ -1,6 +1,6 @@
-//! The loads: which sizes are allocated and freed, in which order.
+//! Which sizes a load allocates and frees, in which order.
 //!
-//! `moe` and `dense` are those of our measurements of PyTorch's pools, size for size. Sizes are whole MiB.
+//! `moe` and `dense` repeat our measurements of PyTorch's pools, size for size. Sizes are whole MiB.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,30 +9,28 @@ use super::python::PythonRandom;
 
 const MIB: u64 = 1 << 20;
 
-/// A way in which loading a model allocates and frees.
+/// Allocations and frees of loading a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Load {
-    /// A mixture of experts in 24 layers: raw tensors of 180 to 260 MiB, each converted with the help of a
-    /// transient block of 0.9 to 2 GiB, and small scales of 2 to 9 MiB that stay. No two sizes fit each other.
+    /// A mixture of experts in 24 layers. Raw tensors of 180 to 260 MiB are converted with transient blocks
+    /// of 0.9 to 2 GiB. Scales of 2 to 9 MiB stay. No two sizes fit each other.
     Moe,
-    /// 60 layers of the same four tensors, each converted to half its size before the next. Takes no notice of
-    /// the seed.
+    /// 60 layers of four tensors, each converted to half its size before the next. Ignores the seed.
     Dense,
-    /// 36 layers of experts whose two weights (530 and 270 MiB, as those of GPT-OSS-120B on two GPUs) are
-    /// rearranged into new blocks of the same sizes. Each new block is taken while its old one is live, with a
-    /// small buffer before it that goes when the old one goes, and a small one behind it that stays, 2 to 9 MiB
-    /// each. In some layers both old weights go at the end, in others each goes as soon as its new one is there:
-    /// then the place of 530 MiB is offered to 270, and a pool that takes it keeps 260 MiB in every such layer
-    /// that fit nothing. The seed chooses the small sizes and the layers.
+    /// 36 layers of two expert weights (530 and 270 MiB, as GPT-OSS-120B on two GPUs), rearranged into new
+    /// blocks of the same sizes. A buffer of 2 to 9 MiB before each new block is freed with the old one; one
+    /// after it stays. In some layers, chosen by the seed, both old weights are freed at the end. In others
+    /// each is freed at once. A pool that puts the 270 MiB block into the free 530 MiB keeps 260 MiB that fit
+    /// nothing.
     Swizzle,
 }
 
 impl Load {
-    /// All of them.
+    /// All loads.
     pub const ALL: [Self; 3] = [Self::Moe, Self::Dense, Self::Swizzle];
 
-    /// As the command line calls it.
+    /// Name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -42,7 +40,7 @@ impl Load {
         }
     }
 
-    /// What it does, from an empty pool to the loaded model. The same for a seed, always.
+    /// From an empty pool to the loaded model.
     #[must_use]
     pub fn steps(self, seed: u64) -> Vec<Step> {
         let (mut script, mut random) = (Script::default(), PythonRandom::new(seed));
@@ -65,7 +63,7 @@ impl fmt::Display for Load {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` names no load; known are {}", Load::ALL.map(Load::name).join(", "))]
 pub struct ParseLoadError {
-    /// What was given.
+    /// The text.
     pub text: String,
 }
 
@@ -78,98 +76,97 @@ impl FromStr for Load {
     }
 }
 
-/// One thing that a load does.
+/// One allocation or free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Allocates a block.
-    Take {
-        /// Its size in bytes.
+    Alloc {
+        /// Size in bytes.
         bytes: u64,
     },
     /// Frees a block.
-    Give {
-        /// Which: that of the load's first `Take` is block 0.
+    Free {
+        /// Index of its allocation, from 0.
         block: usize,
     },
 }
 
-/// Most bytes that `steps` have live at any time.
+/// Peak of the live bytes of `steps`.
 #[must_use]
 pub fn peak_live_bytes(steps: &[Step]) -> u64 {
-    let (mut taken, mut live_bytes, mut peak_bytes) = (Vec::new(), 0, 0);
+    let (mut allocated, mut live_bytes, mut peak_bytes) = (Vec::new(), 0, 0);
     for step in steps {
         match *step {
-            Step::Take { bytes } => {
-                taken.push(bytes);
+            Step::Alloc { bytes } => {
+                allocated.push(bytes);
                 live_bytes += bytes;
                 peak_bytes = peak_bytes.max(live_bytes);
             }
-            Step::Give { block } => live_bytes -= taken[block],
+            Step::Free { block } => live_bytes -= allocated[block],
         }
     }
     peak_bytes
 }
 
-/// A load being written down.
 #[derive(Debug, Default)]
 struct Script {
     steps: Vec<Step>,
-    taken: usize,
+    allocated: usize,
 }
 
 impl Script {
     fn moe_layer(&mut self, random: &mut PythonRandom) {
         let raw = [(); 4].map(|()| {
             let mib = random.randint(180..=260);
-            (self.take(mib), mib)
+            (self.alloc(mib), mib)
         });
         for (_, mib) in raw {
-            let transient = self.take(random.randint(900..=2000));
-            self.take(mib);
-            self.give(transient);
+            let transient = self.alloc(random.randint(900..=2000));
+            self.alloc(mib);
+            self.free(transient);
         }
         for _ in 0..8 {
-            self.take(random.randint(2..=9));
+            self.alloc(random.randint(2..=9));
         }
-        // In the order in which a Python list lets go of its tensors while the last has one more name.
+        // The order in which a Python list drops its tensors while the last has one more name.
         for index in [2, 1, 0, 3] {
-            self.give(raw[index].0);
+            self.free(raw[index].0);
         }
     }
 
     fn dense_layer(&mut self) {
         for mib in [96, 64, 530, 270] {
-            let raw = self.take(mib);
-            self.take(mib / 2);
-            self.give(raw);
+            let raw = self.alloc(mib);
+            self.alloc(mib / 2);
+            self.free(raw);
         }
     }
 
     fn swizzle_layer(&mut self, random: &mut PythonRandom) {
         const WEIGHTS_MIB: [u32; 2] = [530, 270];
         let together = random.randint(0..=1) == 1;
-        let old = WEIGHTS_MIB.map(|mib| self.take(mib));
+        let old = WEIGHTS_MIB.map(|mib| self.alloc(mib));
         let mut later = Vec::new();
         for (old, mib) in old.into_iter().zip(WEIGHTS_MIB) {
-            let buffer = self.take(random.randint(2..=9));
-            self.take(mib);
-            self.take(random.randint(2..=9));
+            let buffer = self.alloc(random.randint(2..=9));
+            self.alloc(mib);
+            self.alloc(random.randint(2..=9));
             later.extend([buffer, old]);
             if !together {
-                later.drain(..).for_each(|block| self.give(block));
+                later.drain(..).for_each(|block| self.free(block));
             }
         }
-        later.into_iter().for_each(|block| self.give(block));
+        later.into_iter().for_each(|block| self.free(block));
     }
 
-    fn take(&mut self, mib: u32) -> usize {
-        self.steps.push(Step::Take { bytes: u64::from(mib) * MIB });
-        self.taken += 1;
-        self.taken - 1
+    fn alloc(&mut self, mib: u32) -> usize {
+        self.steps.push(Step::Alloc { bytes: u64::from(mib) * MIB });
+        self.allocated += 1;
+        self.allocated - 1
     }
 
-    fn give(&mut self, block: usize) {
-        self.steps.push(Step::Give { block });
+    fn free(&mut self, block: usize) {
+        self.steps.push(Step::Free { block });
     }
 }
 
@@ -177,25 +174,25 @@ impl Script {
 mod tests {
     use super::*;
 
-    /// Takes, and then peak live, live at the end and the sum of all takes, in MiB.
+    /// Allocations, then peak live, live at the end and the sum of all allocations, in MiB.
     fn figures(load: Load, seed: u64) -> (usize, [u64; 3]) {
         let steps = load.steps(seed);
-        let takes: Vec<u64> = steps
+        let allocs: Vec<u64> = steps
             .iter()
             .filter_map(|step| match step {
-                Step::Take { bytes } => Some(*bytes),
-                Step::Give { .. } => None,
+                Step::Alloc { bytes } => Some(*bytes),
+                Step::Free { .. } => None,
             })
             .collect();
-        let given: u64 = steps
+        let freed: u64 = steps
             .iter()
             .filter_map(|step| match step {
-                Step::Give { block } => Some(takes[*block]),
-                Step::Take { .. } => None,
+                Step::Free { block } => Some(allocs[*block]),
+                Step::Alloc { .. } => None,
             })
             .sum();
-        let taken: u64 = takes.iter().sum();
-        (takes.len(), [peak_live_bytes(&steps), taken - given, taken].map(|bytes| bytes / MIB))
+        let allocated: u64 = allocs.iter().sum();
+        (allocs.len(), [peak_live_bytes(&steps), allocated - freed, allocated].map(|bytes| bytes / MIB))
     }
 
     #[test]
@@ -213,10 +210,10 @@ mod tests {
             assert_eq!(figures(Load::Moe, seed), (480, figures_mib), "seed {seed}");
         }
         let steps = Load::Moe.steps(0);
-        let mib = |mib| Step::Take { bytes: mib * MIB };
+        let mib = |mib| Step::Alloc { bytes: mib * MIB };
         assert_eq!(steps[..4], [229, 233, 185, 213].map(mib));
-        assert_eq!(steps[5..8], [mib(229), Step::Give { block: 4 }, mib(1895)]);
-        assert_eq!(steps[24..28], [2, 1, 0, 3].map(|block| Step::Give { block }));
+        assert_eq!(steps[5..8], [mib(229), Step::Free { block: 4 }, mib(1895)]);
+        assert_eq!(steps[24..28], [2, 1, 0, 3].map(|block| Step::Free { block }));
         assert_eq!(steps.len(), 24 * 28);
     }
 
@@ -228,22 +225,22 @@ mod tests {
     }
 
     #[test]
-    fn swizzle_takes_each_new_weight_while_its_old_one_is_live() {
+    fn swizzle_allocates_each_new_weight_while_its_old_one_is_live() {
         for seed in [0, 1, u64::MAX] {
-            let (takes, [peak_mib, end_mib, _]) = figures(Load::Swizzle, seed);
-            assert_eq!(takes, 36 * 8);
+            let (allocs, [peak_mib, end_mib, _]) = figures(Load::Swizzle, seed);
+            assert_eq!(allocs, 36 * 8);
             let weights_mib = 36 * 800;
             assert!((weights_mib + 36 * 4..=weights_mib + 36 * 18).contains(&end_mib), "{end_mib}");
             assert!((end_mib + 251..=end_mib + 818).contains(&peak_mib), "{peak_mib} of {end_mib}");
             let (mut live, mut both) = (Vec::new(), 0);
             for step in Load::Swizzle.steps(seed) {
                 match step {
-                    Step::Take { bytes } => {
+                    Step::Alloc { bytes } => {
                         live.push(bytes / MIB);
                         let weights = live[live.len() / 8 * 8..].iter().filter(|mib| **mib >= 270);
                         both += usize::from(weights.sum::<u64>() == 2 * 800);
                     }
-                    Step::Give { block } => {
+                    Step::Free { block } => {
                         let same = live.iter().enumerate().filter(|(_, mib)| **mib == live[block]);
                         assert!(live[block] < 10 || same.count() >= 2, "its new block is there");
                         live[block] = 0;
@@ -256,13 +253,13 @@ mod tests {
     }
 
     #[test]
-    fn a_load_gives_only_what_it_has_taken_and_not_given() {
+    fn a_load_frees_each_block_once() {
         for load in Load::ALL {
             let mut live = Vec::new();
             for step in load.steps(7) {
                 match step {
-                    Step::Take { bytes } => live.push(bytes > 0),
-                    Step::Give { block } => assert!(std::mem::replace(&mut live[block], false), "{load}"),
+                    Step::Alloc { bytes } => live.push(bytes > 0),
+                    Step::Free { block } => assert!(std::mem::replace(&mut live[block], false), "{load}"),
                 }
             }
         }

@@ -1,38 +1,38 @@
-//! What a load took.
+//! Result of a load.
 
 use serde::{Serialize, Serializer};
 
 use super::load::Load;
 
-/// What a load took, in bytes and seconds. One shape in Rust and JSON.
+/// Result of a load, in bytes and seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Report {
-    /// Which.
+pub struct ChurnReport {
+    /// The load.
     #[serde(serialize_with = "by_name")]
     pub load: Load,
     /// Its seed.
     pub seed: u64,
-    /// How many times it was to run.
+    /// Planned rounds.
     pub rounds: u32,
-    /// Most the arena may map, in bytes.
+    /// Most that the arena may map.
     pub limit_bytes: u64,
-    /// Why an allocation failed, if one did; the load ended there.
+    /// The failed allocation that ended the load.
     pub failed: Option<String>,
-    /// Most bytes live at any time, as the load itself counts them.
+    /// Peak of live bytes, as the load counts them.
     pub peak_live_bytes: u64,
-    /// Most bytes mapped at any time.
+    /// Peak of mapped bytes.
     pub peak_mapped_bytes: u64,
-    /// Mapped over live, each at its peak. None where nothing was live.
+    /// Peak mapped over peak live. `None` if nothing was live.
     pub peak_ratio: Option<f64>,
     /// Bytes live at the end of the last round.
     pub live_bytes: u64,
-    /// Bytes still mapped then, after a trim.
+    /// Still mapped then, after a trim.
     pub held_bytes: u64,
-    /// Held over live at the end. None where nothing was live.
+    /// Held over live at the end. `None` if nothing was live.
     pub held_ratio: Option<f64>,
-    /// Memory that each round created; what a round finds mapped it need not create.
+    /// Created by each round; mapped memory is reused.
     pub created_bytes: Vec<u64>,
-    /// All rounds together, freeing between them included; not the trim.
+    /// All rounds, without the trim.
     pub seconds: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Taking an arena through a load.
+//! Runs a load in an arena.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Instant;
@@ -6,36 +6,35 @@ use std::time::Instant;
 use poorwill::{AllocRequest, Arena, BlockId, PoolError, Tag, chain};
 
 use super::load::{Load, Step};
-use super::report::Report;
+use super::report::ChurnReport;
 use crate::figures::ratio;
 
 /// What to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct ChurnPlan {
     /// The load.
     pub load: Load,
-    /// Where its sizes come from.
+    /// Seed of its sizes.
     pub seed: u64,
-    /// How many times to run it. Each round but the first begins by freeing all that the last one left, without
-    /// a trim.
+    /// A later round first frees everything, without a trim.
     pub rounds: NonZeroU32,
-    /// Every size of the load is divided by this: 1 is the full size.
+    /// Every size is divided by this.
     pub divisor: NonZeroU64,
 }
 
-impl Plan {
+impl ChurnPlan {
     /// One round of `load` with seed 0, at full size.
     #[must_use]
     pub fn new(load: Load) -> Self {
         Self { load, seed: 0, rounds: NonZeroU32::MIN, divisor: NonZeroU64::MIN }
     }
 
-    /// What one round does.
+    /// The steps of one round.
     #[must_use]
     pub fn steps(&self) -> Vec<Step> {
         let mut steps = self.load.steps(self.seed);
         for step in &mut steps {
-            if let Step::Take { bytes } = step {
+            if let Step::Alloc { bytes } = step {
                 *bytes = (*bytes / self.divisor).max(1);
             }
         }
@@ -43,70 +42,69 @@ impl Plan {
     }
 }
 
-/// Told what was just done. Its error ends the run.
-pub type Observer<'a> = &'a mut dyn FnMut(&Moment) -> Result<(), PoolError>;
+/// Called after each step. Its error ends the run.
+pub type ChurnObserver<'a> = &'a mut dyn FnMut(&ChurnProgress) -> Result<(), PoolError>;
 
-/// The moment after a step.
+/// A finished step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment {
-    /// How many steps are done, in all rounds; each free between two rounds is a step.
+pub struct ChurnProgress {
+    /// Counts through all rounds; a free between rounds is a step, too.
     pub step: usize,
-    /// What was done.
-    pub event: Event,
-    /// With which block, counted from 0 through all rounds.
+    /// What it did.
+    pub event: ChurnEvent,
+    /// Counted through all rounds.
     pub block: usize,
-    /// Its size.
+    /// Size of the block.
     pub bytes: u64,
-    /// Bytes live now, as the load counts them.
+    /// Live bytes after the step.
     pub live_bytes: u64,
 }
 
-/// What a step does to a block.
+/// What a step did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// It was allocated.
-    Take,
-    /// It was freed.
-    Give,
+pub enum ChurnEvent {
+    /// Allocated a block.
+    Alloc,
+    /// Freed a block.
+    Free,
 }
 
-/// Takes an arena that is used for nothing else through a load. At its end everything is freed and trimmed.
+/// Runs a load in an otherwise unused arena. At the end everything is freed and trimmed.
 ///
-/// An allocation that fails ends the load, not the run: the report says so, with the figures until then.
+/// A failed allocation ends the load and is in the report.
 ///
 /// # Errors
-/// What the pool says to anything but an allocation; what `observer` says. Everything that can be freed is
-/// freed also then.
-pub fn run(arena: &Arena, plan: &Plan, observer: Observer<'_>) -> Result<Report, PoolError> {
-    let mut running =
-        Running { arena, observer, blocks: Vec::new(), steps: 0, live_bytes: 0, peak_live_bytes: 0 };
-    let report = running.measure(plan);
-    let cleared = running.clear();
+/// Other failures of the pool, and errors of `observer`. Everything is freed where possible.
+pub fn run(arena: &Arena, plan: &ChurnPlan, observer: ChurnObserver<'_>) -> Result<ChurnReport, PoolError> {
+    let mut run =
+        ChurnRun { arena, observer, blocks: Vec::new(), steps: 0, live_bytes: 0, peak_live_bytes: 0 };
+    let report = run.measure(plan);
+    let cleared = run.clear();
     let report = report?;
     cleared.map(|()| report)
 }
 
-struct Running<'a> {
+struct ChurnRun<'a> {
     arena: &'a Arena,
-    observer: Observer<'a>,
-    /// All that were ever taken; none in the place of one that was given.
+    observer: ChurnObserver<'a>,
+    /// All that were allocated; `None` after a free.
     blocks: Vec<Option<(BlockId, u64)>>,
     steps: usize,
     live_bytes: u64,
     peak_live_bytes: u64,
 }
 
-impl Running<'_> {
-    fn measure(&mut self, plan: &Plan) -> Result<Report, PoolError> {
+impl ChurnRun<'_> {
+    fn measure(&mut self, plan: &ChurnPlan) -> Result<ChurnReport, PoolError> {
         let steps = plan.steps();
         let (mut failed, mut created_bytes) = (None, Vec::new());
         let mut before_bytes = self.arena.stats()?.created_bytes;
         let started = Instant::now();
         for _ in 0..plan.rounds.get() {
             failed = self.round(&steps)?;
-            let until_now_bytes = self.arena.stats()?.created_bytes;
-            created_bytes.push(until_now_bytes - before_bytes);
-            before_bytes = until_now_bytes;
+            let now_bytes = self.arena.stats()?.created_bytes;
+            created_bytes.push(now_bytes - before_bytes);
+            before_bytes = now_bytes;
             if failed.is_some() {
                 break;
             }
@@ -115,7 +113,7 @@ impl Running<'_> {
         let peak_mapped_bytes = self.arena.stats()?.peak_mapped_bytes;
         self.arena.trim()?;
         let held_bytes = self.arena.stats()?.mapped_bytes;
-        Ok(Report {
+        Ok(ChurnReport {
             load: plan.load,
             seed: plan.seed,
             rounds: plan.rounds.get(),
@@ -132,46 +130,46 @@ impl Running<'_> {
         })
     }
 
-    /// One round, and the allocation that ended it, if one did.
+    /// Returns the failed allocation that ended the round.
     fn round(&mut self, steps: &[Step]) -> Result<Option<PoolError>, PoolError> {
-        (0..self.blocks.len()).try_for_each(|block| self.give(block))?;
+        (0..self.blocks.len()).try_for_each(|block| self.free(block))?;
         let first = self.blocks.len();
         for step in steps {
             match *step {
-                Step::Take { bytes } => match self.arena.alloc(&AllocRequest::new(bytes, Tag::weights())) {
-                    Ok(block) => self.taken(block.id, bytes)?,
+                Step::Alloc { bytes } => match self.arena.alloc(&AllocRequest::new(bytes, Tag::weights())) {
+                    Ok(block) => self.allocated(block.id, bytes)?,
                     Err(error) => return Ok(Some(error)),
                 },
-                Step::Give { block } => self.give(first + block)?,
+                Step::Free { block } => self.free(first + block)?,
             }
         }
         Ok(None)
     }
 
-    fn taken(&mut self, id: BlockId, bytes: u64) -> Result<(), PoolError> {
+    fn allocated(&mut self, id: BlockId, bytes: u64) -> Result<(), PoolError> {
         self.blocks.push(Some((id, bytes)));
         self.live_bytes += bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
-        self.observe(Event::Take, self.blocks.len() - 1, bytes)
+        self.observe(ChurnEvent::Alloc, self.blocks.len() - 1, bytes)
     }
 
-    fn give(&mut self, block: usize) -> Result<(), PoolError> {
+    fn free(&mut self, block: usize) -> Result<(), PoolError> {
         let Some((id, bytes)) = self.blocks[block] else { return Ok(()) };
         self.arena.free(id)?;
         self.blocks[block] = None;
         self.live_bytes -= bytes;
-        self.observe(Event::Give, block, bytes)
+        self.observe(ChurnEvent::Free, block, bytes)
     }
 
-    fn observe(&mut self, event: Event, block: usize, bytes: u64) -> Result<(), PoolError> {
+    fn observe(&mut self, event: ChurnEvent, block: usize, bytes: u64) -> Result<(), PoolError> {
         self.steps += 1;
-        (self.observer)(&Moment { step: self.steps, event, block, bytes, live_bytes: self.live_bytes })
+        (self.observer)(&ChurnProgress { step: self.steps, event, block, bytes, live_bytes: self.live_bytes })
     }
 
-    /// Frees everything unobserved and gives its memory back.
+    /// Without the observer.
     fn clear(&self) -> Result<(), PoolError> {
         let freed = self.blocks.iter().flatten().map(|(id, _)| self.arena.free(*id));
-        // Every block is tried, whatever became of the one before.
+        // Every block is tried, also after a failure.
         let freed = freed.fold(Ok(()), Result::and);
         freed.and(self.arena.trim().map(drop))
     }

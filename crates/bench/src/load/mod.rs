@@ -1,10 +1,10 @@
-//! How fast a checkpoint gets into host memory, beside what its storage reads at best, and how much memory that takes.
+//! Time and peak memory of loading a checkpoint into host memory, beside the best rate of its storage.
 //!
-//! [`run`] takes turns: in each round the files are read directly into nothing, by as many readers as the load has or
-//! by twice or half as many, and are loaded, the one first in every other round. Before each pass the page cache of
-//! this machine lets go of the files; what caches lie behind that (a disk's, a host's of this machine) is not known,
-//! and taking turns has both find the same. Loads make all of their memory each time. The quickest of each counts.
-//! At the end all that was loaded is compared with the files.
+//! [`run`] alternates between loads and direct reads without keeping the bytes. The number of direct readers
+//! is that of the load, twice or half of it. Odd rounds reverse the order. Before each pass this machine's
+//! page cache drops the files. Caches below it (disk, host of a virtual machine) are unknown, which
+//! alternating evens out. Each load allocates its memory again. The fastest of each kind counts. At the end
+//! the loaded bytes are compared with the files.
 
 mod peak;
 
@@ -22,19 +22,19 @@ use crate::figures::{rate, ratio};
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// What is compared at a time.
-const PIECE_BYTES: usize = 4 << 20;
+/// Bytes per comparison.
+const COMPARE_BYTES: usize = 4 << 20;
 
 /// What to run.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub struct LoadPlan {
     /// How to load.
     pub options: LoadOptions,
-    /// How often to load, and to read directly.
+    /// Loads, and direct reads.
     pub rounds: NonZeroU32,
 }
 
-impl Default for Plan {
+impl Default for LoadPlan {
     fn default() -> Self {
         Self { options: LoadOptions::default(), rounds: NonZeroU32::MIN.saturating_add(3) }
     }
@@ -43,51 +43,51 @@ impl Default for Plan {
 /// What is done next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Stage {
-    /// Reading the files into nothing.
+pub enum LoadStage {
+    /// Direct reading.
     Direct,
     /// Loading.
     Load,
-    /// Comparing what was loaded.
+    /// Comparing the loaded bytes.
     Verify,
 }
 
-/// What a run found. Sizes in bytes, times in seconds.
+/// Result of a run. Sizes in bytes, times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct Report {
-    /// Of all tensors.
+pub struct LoadBenchReport {
+    /// Size of all tensors.
     pub bytes: u64,
-    /// The quickest load, with making its memory.
+    /// The fastest load, with allocation.
     pub load_s: f64,
     /// Its rate.
     pub load_gib_per_s: f64,
-    /// The rate of the quickest direct reading; `None` where the files are not read directly.
+    /// Fastest direct read; `None` where impossible.
     pub direct_gib_per_s: Option<f64>,
-    /// The one by the other.
+    /// Load rate over direct rate.
     pub ratio: Option<f64>,
-    /// The most memory that the first load took, page cache included where a control group counts it.
+    /// Peak memory of the first load, with the page cache if a control group counts it.
     pub peak_bytes: Option<u64>,
-    /// By `bytes`.
+    /// Peak over size.
     pub peak_ratio: Option<f64>,
-    /// How it was measured.
+    /// How the peak was measured.
     pub peak_how: String,
-    /// The same by the process's own pages, without the page cache.
+    /// Peak of the process's own pages.
     pub peak_resident_bytes: Option<u64>,
-    /// How all files were read, or how most bytes were.
+    /// How most bytes were read.
     pub how_read: How,
-    /// Whether what was loaded last is what the files hold.
+    /// Whether the loaded bytes are right.
     pub verified: bool,
-    /// What was wrong, if not.
+    /// What differed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatch: Option<String>,
-    /// Whose host memory it is.
+    /// Device of the host memory.
     pub device: String,
-    /// What it is called.
+    /// Its name.
     pub device_name: String,
-    /// All passes, in their order.
+    /// All passes, in order.
     pub passes: Vec<Pass>,
-    /// What the quickest load did.
+    /// Result of the fastest load.
     pub load: LoadReport,
 }
 
@@ -95,40 +95,40 @@ pub struct Report {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Pass {
-    /// What it did.
+    /// Kind of pass.
     pub kind: PassKind,
-    /// By how many readers.
+    /// Concurrent readers.
     pub readers: usize,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
-    /// Its rate.
+    /// Rate.
     pub gib_per_s: f64,
 }
 
-/// What a pass did.
+/// Kind of pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PassKind {
-    /// It read the files directly, into nothing.
+    /// A direct read.
     Direct,
-    /// It loaded them.
+    /// A load.
     Load,
 }
 
-/// Measures loading. The observer is told what comes next.
+/// Measures loading.
 ///
 /// # Errors
-/// What loading or reading failed with. Nothing stays.
+/// Loading or reading failed. All memory is released.
 pub fn run(
     device: &Device,
     checkpoint: &Checkpoint,
-    plan: &Plan,
-    observer: &mut dyn FnMut(Stage),
-) -> Result<Report, LoadError> {
+    plan: &LoadPlan,
+    observer: &mut dyn FnMut(LoadStage),
+) -> Result<LoadBenchReport, LoadError> {
     let mut passes: Vec<Pass> = Vec::new();
     let mut quickest: Option<LoadReport> = None;
-    let mut taken = None;
+    let mut first_peak = None;
     let mut loaded = None;
     let chosen = plan.options.readers_for(checkpoint);
     for round in 0..plan.rounds.get() {
@@ -137,7 +137,7 @@ pub fn run(
             kinds.reverse();
         }
         for kind in kinds {
-            // Before anything else, and with nothing kept: every load makes its memory.
+            // Nothing may be cached.
             drop(loaded.take());
             device.driver().host_trim().map_err(|source| LoadError::Memory {
                 bytes: 0,
@@ -145,20 +145,20 @@ pub fn run(
                 source,
             })?;
             if kind == PassKind::Load {
-                observer(Stage::Load);
+                observer(LoadStage::Load);
                 let go_on = &mut |_| ControlFlow::Continue(());
                 let load = || HostCheckpoint::load(device, checkpoint, &plan.options, go_on);
-                let (made, peak) = peak::during(load);
-                let made = made?;
-                taken.get_or_insert(peak);
-                let report = made.report();
+                let (host, peak) = peak::measure(load);
+                let host = host?;
+                first_peak.get_or_insert(peak);
+                let report = host.report();
                 passes.push(Pass::of(kind, report.readers, report.bytes, report.seconds));
                 if quickest.as_ref().is_none_or(|quickest| report.seconds < quickest.seconds) {
                     quickest = Some(report.clone());
                 }
-                loaded = Some(made);
+                loaded = Some(host);
             } else {
-                observer(Stage::Direct);
+                observer(LoadStage::Direct);
                 let readers = match round % 4 {
                     1 => chosen * 2,
                     2 => chosen.div_ceil(2),
@@ -168,13 +168,13 @@ pub fn run(
             }
         }
     }
-    observer(Stage::Verify);
-    // The last pass of an even number of rounds is a direct one.
+    observer(LoadStage::Verify);
+    // An even number of rounds ends with a direct read.
     let loaded = match loaded {
         Some(loaded) => loaded,
         None => HostCheckpoint::load(device, checkpoint, &plan.options, &mut |_| ControlFlow::Continue(()))?,
     };
-    let mismatch = differs(checkpoint, &loaded)?;
+    let mismatch = first_difference(checkpoint, &loaded)?;
     let load = quickest.unwrap_or_else(|| loaded.report().clone());
     let best = |kind| {
         let rates = passes.iter().filter(|pass| pass.kind == kind).map(|pass| pass.gib_per_s);
@@ -182,16 +182,16 @@ pub fn run(
     };
     let load_gib_per_s = best(PassKind::Load).unwrap_or_default();
     let direct_gib_per_s = best(PassKind::Direct);
-    let (group_bytes, resident_bytes, how) = taken
+    let (group_bytes, resident_bytes, how) = first_peak
         .map_or((None, None, "nothing was loaded".to_owned()), |peak| {
             (peak.group_bytes, peak.resident_bytes, peak.how)
         });
-    // The group's has the process's in it. Where it is less, others of the group gave back meanwhile.
+    // The group includes this process, but others in it may have released memory meanwhile.
     let peak_bytes = group_bytes.max(resident_bytes);
     let peak_how = if group_bytes.is_some() { how } else { format!("{how}; pages of the process's own") };
     let info = device.driver();
     let info = info.info();
-    Ok(Report {
+    Ok(LoadBenchReport {
         bytes: load.bytes,
         load_s: load.seconds,
         load_gib_per_s,
@@ -217,7 +217,7 @@ impl Pass {
     }
 }
 
-/// Reads all files directly, into nothing; nothing where one of them is not read so.
+/// `None` if any file cannot be read directly.
 fn direct(checkpoint: &Checkpoint, readers: usize) -> Result<Option<Pass>, LoadError> {
     let readers = NonZeroUsize::new(readers).unwrap_or(NonZeroUsize::MIN);
     let started = Instant::now();
@@ -226,35 +226,39 @@ fn direct(checkpoint: &Checkpoint, readers: usize) -> Result<Option<Pass>, LoadE
     Ok(read.map(|bytes| Pass::of(PassKind::Direct, readers.get(), bytes, seconds)))
 }
 
-/// What of the loaded is not as in the files, if anything is.
-fn differs(checkpoint: &Checkpoint, loaded: &HostCheckpoint) -> Result<Option<String>, LoadError> {
-    let mut stored = vec![0; PIECE_BYTES];
+fn first_difference(checkpoint: &Checkpoint, loaded: &HostCheckpoint) -> Result<Option<String>, LoadError> {
+    let mut stored = vec![0; COMPARE_BYTES];
     let files: Vec<Option<File>> =
         checkpoint.files().iter().map(|file| File::open(&file.path).ok()).collect();
     for (tensor, host) in checkpoint.tensors().iter().zip(loaded.tensors()) {
         let bytes = loaded.bytes_of(host);
         if bytes.len() as u64 != tensor.bytes || host.name != tensor.name {
-            return Ok(Some(format!("{} has {} bytes of {}", named(tensor), bytes.len(), tensor.bytes)));
+            return Ok(Some(format!(
+                "{} has {} bytes of {}",
+                quoted_name(tensor),
+                bytes.len(),
+                tensor.bytes
+            )));
         }
-        for (nth, piece) in bytes.chunks(stored.len()).enumerate() {
+        for (nth, part) in bytes.chunks(stored.len()).enumerate() {
             let offset = (nth * stored.len()) as u64;
-            let stored = &mut stored[..piece.len()];
+            let stored = &mut stored[..part.len()];
             checkpoint.read_exact_at(tensor, offset, stored)?;
             if let Some(file) = &files[tensor.file] {
-                // Advice: where it is not taken, the page cache holds these bytes a second time.
+                // Best effort: without it the page cache holds these bytes a second time.
                 let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
             }
-            if piece != stored {
-                let at = piece.iter().zip(stored.iter()).position(|(a, b)| a != b).unwrap_or_default();
+            if part != stored {
+                let at = part.iter().zip(stored.iter()).position(|(a, b)| a != b).unwrap_or_default();
                 let at = offset + at as u64;
-                return Ok(Some(format!("{} differs from its file at byte {at}", named(tensor))));
+                return Ok(Some(format!("{} differs from its file at byte {at}", quoted_name(tensor))));
             }
         }
     }
     Ok(None)
 }
 
-/// The beginning of its name, in quotes and without what a terminal acts on.
-fn named(tensor: &Tensor) -> String {
+/// Quoted, truncated, without terminal escapes.
+fn quoted_name(tensor: &Tensor) -> String {
     format!("tensor {:?}", tensor.name.chars().take(96).collect::<String>())
 }

@@ -1,5 +1,4 @@
-//! The most memory that something takes while it runs: by the control group's own count, which has the page cache in it,
-//! and by the process's.
+//! Peak memory of an action: by the control group, which counts the page cache, and by the process.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -7,47 +6,46 @@ use std::{fs, thread};
 
 use crate::process::resident_bytes;
 
-/// How often both are looked at.
-const LOOK: Duration = Duration::from_millis(2);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The most that was taken, beyond what there was before, in bytes.
+/// Peak above the memory at the start, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Peak {
-    /// By the control group of this process; none where it has none that counts.
+    /// Of this process's control group; `None` without one that counts memory.
     pub(super) group_bytes: Option<u64>,
-    /// Pages of the process's own.
+    /// Of this process's own pages.
     pub(super) resident_bytes: Option<u64>,
-    /// How the group's count was taken, or why it was not.
+    /// How the group was measured, or why it was not.
     pub(super) how: String,
 }
 
-/// Where a group says what it uses, and what it has used at most.
-struct Group {
+/// Files of a control group with its use and its peak.
+struct ControlGroup {
     used: String,
-    most: String,
+    peak: String,
 }
 
-impl Group {
-    /// The group of this process, as the system or a container shows it.
+impl ControlGroup {
+    /// As the system or a container shows it.
     fn of_this_process() -> Option<Self> {
         let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
-        let mut places = Vec::new();
+        let mut paths = Vec::new();
         for line in membership.lines() {
             let mut fields = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
             let group = group.trim_end_matches('/');
             if controllers.split(',').any(|controller| controller == "memory") {
                 let files = ["memory.usage_in_bytes", "memory.max_usage_in_bytes"];
-                // In a container its own group is what is mounted, whatever it is called outside.
-                places.extend([group, ""].map(|group| (format!("/sys/fs/cgroup/memory{group}"), files)));
+                // In a container its own group is mounted at the root, whatever its name outside.
+                paths.extend([group, ""].map(|group| (format!("/sys/fs/cgroup/memory{group}"), files)));
             } else if controllers.is_empty() {
                 let files = ["memory.current", "memory.peak"];
-                places.extend([group, ""].map(|group| (format!("/sys/fs/cgroup{group}"), files)));
+                paths.extend([group, ""].map(|group| (format!("/sys/fs/cgroup{group}"), files)));
             }
         }
-        let groups = places.into_iter().map(|(folder, [used, most])| Self {
+        let groups = paths.into_iter().map(|(folder, [used, peak])| Self {
             used: format!("{folder}/{used}"),
-            most: format!("{folder}/{most}"),
+            peak: format!("{folder}/{peak}"),
         });
         groups.into_iter().find(|group| number(&group.used).is_some())
     }
@@ -57,46 +55,47 @@ fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// What something came to, and the most memory that was taken meanwhile.
-pub(super) fn during<T>(action: impl FnOnce() -> T) -> (T, Peak) {
-    during_looks(|_| action())
+/// Runs `action`; returns its result and its peak memory.
+pub(super) fn measure<T>(action: impl FnOnce() -> T) -> (T, Peak) {
+    measure_sampled(|_| action())
 }
 
-/// The same, where the action is told how often was looked.
-fn during_looks<T>(action: impl FnOnce(&AtomicUsize) -> T) -> (T, Peak) {
-    let group = Group::of_this_process();
+/// `action` also sees the number of samples.
+fn measure_sampled<T>(action: impl FnOnce(&AtomicUsize) -> T) -> (T, Peak) {
+    let group = ControlGroup::of_this_process();
     let used = || group.as_ref().and_then(|group| number(&group.used));
-    let most = || group.as_ref().and_then(|group| number(&group.most));
-    let (used_before, most_before, resident_before) = (used(), most(), resident_bytes());
-    let (is_over, looks) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let look = || {
+    let peak = || group.as_ref().and_then(|group| number(&group.peak));
+    let (used_before, peak_before, resident_before) = (used(), peak(), resident_bytes());
+    let (is_over, samples) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let sample = || {
         let (mut used_most, mut resident_most) = (None, None);
         loop {
-            // Once more when it is over.
+            // One more sample after the end.
             let is_last = is_over.load(Ordering::Relaxed);
             used_most = used_most.max(used());
             resident_most = resident_most.max(resident_bytes());
-            looks.fetch_add(1, Ordering::Relaxed);
+            samples.fetch_add(1, Ordering::Relaxed);
             if is_last {
                 return (used_most, resident_most);
             }
-            thread::sleep(LOOK);
+            thread::sleep(SAMPLE_INTERVAL);
         }
     };
     let (outcome, (used_most, resident_most)) = thread::scope(|scope| {
-        let looking = thread::Builder::new().spawn_scoped(scope, look);
-        let outcome = action(&looks);
+        let sampler = thread::Builder::new().spawn_scoped(scope, sample);
+        let outcome = action(&samples);
         is_over.store(true, Ordering::Relaxed);
-        let looked = looking.ok().and_then(|looking| looking.join().ok());
-        (outcome, looked.unwrap_or_else(|| (used(), resident_bytes())))
+        let sampled = sampler.ok().and_then(|sampler| sampler.join().ok());
+        (outcome, sampled.unwrap_or_else(|| (used(), resident_bytes())))
     });
-    // Where the group's own mark has moved, that is what was reached, and else at least what was seen.
-    let marked = most().filter(|most| most_before.is_some_and(|before| *most > before));
-    let group_bytes = marked.or(used_most).zip(used_before).map(|(most, before)| most.saturating_sub(before));
-    let how = match (&group, marked) {
+    // A peak of the group that grew is exact. Otherwise the samples are a lower bound.
+    let grown_peak = peak().filter(|peak| peak_before.is_some_and(|before| *peak > before));
+    let group_bytes =
+        grown_peak.or(used_most).zip(used_before).map(|(most, before)| most.saturating_sub(before));
+    let how = match (&group, grown_peak) {
         (None, _) => "no control group counts this process's memory".to_owned(),
-        (Some(group), Some(_)) => format!("{}, less what was used before", group.most),
-        (Some(group), None) => format!("{}, looked at every 2 ms, less what was used before", group.used),
+        (Some(group), Some(_)) => format!("{}, less what was used before", group.peak),
+        (Some(group), None) => format!("{}, sampled every 2 ms, less what was used before", group.used),
     };
     let resident_bytes = resident_most.zip(resident_before).map(|(most, before)| most.saturating_sub(before));
     (outcome, Peak { group_bytes, resident_bytes, how })
@@ -109,19 +108,19 @@ mod tests {
     #[test]
     fn what_is_taken_and_given_back_is_seen() {
         const BYTES: usize = 256 << 20;
-        let (sum, peak) = during_looks(|looks| {
+        let (sum, peak) = measure_sampled(|samples| {
             let mut taken = vec![0u8; BYTES];
             taken.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
-            // A look may have begun before all of it was taken; the next one has not.
-            let enough = looks.load(Ordering::Relaxed) + 2;
-            while looks.load(Ordering::Relaxed) < enough {
+            // A sample may have begun before all of it was touched; the next one has not.
+            let enough = samples.load(Ordering::Relaxed) + 2;
+            while samples.load(Ordering::Relaxed) < enough {
                 thread::yield_now();
             }
             taken.iter().step_by(4096).map(|byte| usize::from(*byte)).sum::<usize>()
         });
         assert_eq!(sum, BYTES / 4096);
         let resident = usize::try_from(peak.resident_bytes.unwrap()).unwrap();
-        // Others run in this process, and give back while this goes on.
+        // Other tests in this process release memory meanwhile.
         assert!(resident >= BYTES / 2, "{peak:?}");
         assert!(!peak.how.is_empty());
     }

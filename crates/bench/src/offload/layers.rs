@@ -1,4 +1,4 @@
-//! Layers in host memory: made, written, and known by their digests.
+//! Layers in host memory with a digest of each granule.
 
 use std::sync::Arc;
 
@@ -6,22 +6,21 @@ use poorwill::driver::Result as DriverResult;
 use poorwill::offload::{Buffer, BufferPin, Switches};
 use poorwill::{Device, Digest, Driver, DriverError, HostBuffer, Op};
 
-use super::plan::Error;
+use super::plan::OffloadError;
 use crate::figures::timed;
 use crate::pattern::{self, Key};
 use crate::process::touch;
 
-/// Where layers get their host memory from.
+/// Source of the layers' host memory.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// Buffers of this device, which is the arena's, page-locked where the machine and the switches have it so.
+    /// Buffers of this device, the arena's. Page-locked where machine and switches allow it.
     Buffers(Device, Switches),
-    /// `host_alloc` of the arena's driver: for drivers that no [`Device`] stands for.
+    /// `host_alloc` of the arena's driver, for drivers without a [`Device`].
     Driver,
 }
 
 impl Source {
-    /// What is turned off.
     pub(super) fn switches(&self) -> Switches {
         match self {
             Self::Buffers(_, switches) => *switches,
@@ -30,64 +29,63 @@ impl Source {
     }
 }
 
-/// The layers.
 #[derive(Debug)]
 pub(super) struct Layers {
-    /// The bytes of each.
+    /// By layer.
     pub(super) memory: Vec<Arc<HostBuffer>>,
-    /// The digests of each, by granule.
+    /// By layer and granule.
     pub(super) digests: Vec<Vec<Digest>>,
-    /// How long making them took, until every page was there.
-    pub(super) made_s: f64,
-    /// By how much the driver's host memory grew with them.
+    /// Until every page was resident.
+    pub(super) allocate_s: f64,
+    /// Growth of the driver's host memory.
     pub(super) used_bytes: u64,
-    /// Why one of them is not page-locked, if one is not.
+    /// Why a layer is not page-locked.
     pub(super) pageable_because: Option<String>,
-    /// What the memory belongs to.
+    /// Keeps `memory` alive.
     _buffers: Vec<Buffer>,
 }
 
 impl Layers {
-    /// Makes and writes them. No host memory is kept before.
+    /// Allocates and writes the layers. The driver has no cached host memory before.
     pub(super) fn make(
         driver: &dyn Driver,
         source: &Source,
         layers: u32,
         layer_bytes: u64,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, OffloadError> {
         let held_bytes = driver.host_memory().held_bytes;
-        let (mut made, mut made_s, mut pageable_because) = (Vec::new(), 0.0, None);
+        let (mut allocated, mut allocate_s, mut pageable_because) = (Vec::new(), 0.0, None);
         for layer in 1..=layers {
-            let refused = |source| Error::Layer { layer, layers, layer_bytes, source };
+            let refused = |source| OffloadError::Layer { layer, layers, layer_bytes, source };
             let (seconds, (memory, because)) =
-                timed(|| Memory::make(driver, source, layer_bytes)).map_err(refused)?;
-            made_s += seconds;
-            made.push(memory);
+                timed(|| LayerMemory::make(driver, source, layer_bytes)).map_err(refused)?;
+            allocate_s += seconds;
+            allocated.push(memory);
             pageable_because = pageable_because.or(because);
         }
         let used_bytes = driver.host_memory().held_bytes.saturating_sub(held_bytes);
         let granule_bytes = usize::try_from(driver.info().granule_bytes).unwrap_or(usize::MAX);
         let (mut memory, mut buffers, mut digests) = (Vec::new(), Vec::new(), Vec::new());
-        for (layer, mut made) in (0..).zip(made) {
-            let bytes = made.bytes_mut()?;
+        for (layer, mut allocated) in (0..).zip(allocated) {
+            let bytes = allocated.bytes_mut()?;
             pattern::write(Key::of([layer]), 0, bytes);
             digests.push(bytes.chunks(granule_bytes).map(Digest::of).collect());
-            let (shared, buffer) = made.shared()?;
+            let (shared, buffer) = allocated.shared()?;
             memory.push(shared);
             buffers.extend(buffer);
         }
-        Ok(Self { memory, digests, made_s, used_bytes, pageable_because, _buffers: buffers })
+        Ok(Self { memory, digests, allocate_s, used_bytes, pageable_because, _buffers: buffers })
     }
 }
 
-/// That of one layer, which nobody else has yet.
-enum Memory {
+/// LayerMemory of one layer before it is shared.
+enum LayerMemory {
     Buffer(Buffer),
     Plain(HostBuffer),
 }
 
-impl Memory {
-    /// Makes it, until every page is there; and why it is not page-locked, if it is not.
+impl LayerMemory {
+    /// Makes every page resident; also returns why it is not page-locked.
     fn make(driver: &dyn Driver, source: &Source, bytes: u64) -> DriverResult<(Self, Option<String>)> {
         let (mut memory, because) = match source {
             Source::Buffers(device, switches) => {
@@ -123,7 +121,7 @@ impl Memory {
     }
 }
 
-/// Nobody else has seen it, so a driver that says so is wrong.
+/// A driver that shares new memory is broken.
 fn in_use() -> DriverError {
-    DriverError::invalid(Op::HostAlloc, "host memory that was just made is in use by somebody else")
+    DriverError::invalid(Op::HostAlloc, "host memory that was just allocated is in use elsewhere")
 }

@@ -1,4 +1,4 @@
-//! What to run, what is done next, and why a run failed.
+//! OffloadPlan, stages and errors of a run.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -8,14 +8,14 @@ use super::choice::SLOTS_MIN;
 
 /// What to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// Size of all layers together; each is as many whole granules as fit into its part.
+pub struct OffloadPlan {
+    /// Size of all layers, each of whole granules.
     pub bytes: NonZeroU64,
-    /// How many layers.
+    /// Number of layers.
     pub layers: NonZeroU32,
 }
 
-impl Plan {
+impl OffloadPlan {
     /// `bytes` in 32 layers.
     #[must_use]
     pub fn new(bytes: NonZeroU64) -> Self {
@@ -26,30 +26,30 @@ impl Plan {
 /// What is done next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Stage {
-    /// Making host memory, and writing to it.
+pub enum OffloadStage {
+    /// Allocating and writing host memory.
     Memory,
-    /// Measuring single layers, for the choice of slots and repeats.
+    /// Timing single layers, to choose slots and repeats.
     Choice,
     /// Copying all layers.
     Copies,
-    /// The same by a kernel.
+    /// Copying all layers with a kernel.
     KernelCopies,
-    /// Passes with the layers on the device.
+    /// Passes with resident layers.
     Resident,
     /// Passes that read the layers in place.
     InPlace,
-    /// Copies beside computing, neither of which waits for the other.
+    /// Copies beside computing, without dependencies.
     SideBySide,
     /// Passes with prefetching.
     Prefetch,
 }
 
-/// Why a run failed. What was computed of wrong bytes is no failure: the report says it.
+/// Why a run failed. Wrong bytes are in the report instead.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
-    /// The layers are smaller than what the device maps.
+pub enum OffloadError {
+    /// A layer is smaller than a granule.
     #[error(
         "cannot measure {} in {layers} layers: {} each is less than a granule of the device, {}; ask for {} or more{}",
         ByteSize(*asked_bytes),
@@ -59,14 +59,14 @@ pub enum Error {
         fewer(asked_bytes / granule_bytes)
     )]
     LayerTooSmall {
-        /// Size of all of them.
+        /// Size of all layers.
         asked_bytes: u64,
-        /// How many.
+        /// Number of layers.
         layers: u32,
-        /// Least size of each.
+        /// Size of a granule.
         granule_bytes: u64,
     },
-    /// The device has too little memory for two slots, or its budget is too small.
+    /// No memory for two slots.
     #[error(
         "cannot measure layers of {}: {SLOTS_MIN} slots for them take {}, the device has {} free, and the budget \
          allows {}; ask for less, or for more layers{}",
@@ -79,12 +79,12 @@ pub enum Error {
     Slots {
         /// Size of a layer.
         layer_bytes: u64,
-        /// What the device has free.
+        /// Free memory of the device.
         free_bytes: u64,
-        /// What the arena may map.
+        /// Limit of the arena.
         limit_bytes: u64,
     },
-    /// The layers take more host memory than there may be, or is.
+    /// Host memory does not suffice.
     #[error(
         "cannot measure {}: all of it is to be in host memory, and {}; ask for less{}",
         ByteSize(*asked_bytes),
@@ -98,32 +98,32 @@ pub enum Error {
     HostMemory {
         /// Size of the layers.
         asked_bytes: u64,
-        /// How much there can be at most.
+        /// Limit, or available memory.
         most_bytes: u64,
-        /// Whether somebody said so, rather than the computer.
+        /// Whether it is a configured limit.
         is_limit: bool,
     },
-    /// The memory of a layer was refused.
+    /// A layer could not be allocated.
     #[error("cannot make layer {layer} of {layers}, of {}; ask for less", ByteSize(*layer_bytes))]
     Layer {
-        /// Which, from 1.
+        /// Number of the layer, from 1.
         layer: u32,
-        /// Of how many.
+        /// Number of layers.
         layers: u32,
-        /// Its size.
+        /// Size of the layer.
         layer_bytes: u64,
-        /// What the driver said.
+        /// The cause.
         source: DriverError,
     },
     /// A call of the driver failed.
     #[error(transparent)]
     Device(#[from] DriverError),
-    /// A call of the pool, or of a pass, failed.
+    /// A call of the pool or of a pass failed.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// How many layers there can be, if any can.
+/// Suggests how many layers are possible.
 fn fewer(layers: u64) -> String {
     match layers {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! Taking an arena through a plan.
+//! Runs a plan in an arena.
 
 use std::iter;
 use std::num::NonZeroUsize;
@@ -11,44 +11,43 @@ use poorwill::{
 };
 use poorwill_driver::system::System;
 
-use super::choice::{SLOTS_MAX, SLOTS_MIN, Times, repeats_of, slots_of};
+use super::choice::{SLOTS_MAX, SLOTS_MIN, Times, choose_repeats, choose_slots};
 use super::layers::{Layers, Source};
-use super::plan::{Error, Plan, Stage};
-use super::report::{Report, overlap_of};
+use super::plan::{OffloadError, OffloadPlan, OffloadStage};
+use super::report::{OffloadReport, overlap_of};
 use crate::figures::{Spread, as_float, rate, timed};
 
-/// How many passes of a kind are counted, behind one that is not.
+/// Counted passes of each kind.
 const PASSES: usize = 5;
 
-/// Of how many single layers the times are that slots and repeats are chosen by.
+/// Single layers that are timed to choose slots and repeats.
 const CHOICE_LAYERS: usize = 16;
 
-/// How often the repeats are corrected by what they took, at most: enough to grow to the most there are.
+/// Enough for the repeats to grow to the maximum.
 const CORRECTIONS: usize = 9;
 
-/// Repeats that differ by less than this part of them take as long, as far as can be measured.
+/// Repeats that differ by less than 1 in this many take the same time.
 const CLOSE: u32 = 50;
 
-/// What is computed again of a layer: so little that it stays in the caches of a GPU, as what a matrix product works on
-/// does, and keeps few of its processors busy. Computing that does nothing but read takes all that memory and caches
-/// give, and copies to that memory need a part of it (measured on an H200: 0.63 s for copies and computing of 0.47 s
-/// each that read the device's memory, 0.75 s if they read its caches).
+/// Part of a layer that is computed again. It stays in the caches of a GPU and keeps few processors busy, as
+/// a matrix product does. Reading more would take the bandwidth that copies need. On an H200, copies and
+/// computing of 0.47 s each take 0.63 s together if computing reads device memory, 0.75 s from caches.
 const PART_BYTES: u64 = 16 << 20;
 
-/// Takes an arena that is used for nothing else through a plan. At its end everything is freed and trimmed.
+/// Runs a plan in an otherwise unused arena. At the end everything is freed and trimmed.
 ///
 /// # Errors
-/// See [`Error`]. Everything that can be given back is given back also then.
+/// See [`OffloadError`]. All memory is released where possible.
 pub fn run(
     arena: &Arena,
     source: &Source,
-    plan: &Plan,
-    observer: &mut dyn FnMut(Stage),
-) -> Result<Report, Error> {
+    plan: &OffloadPlan,
+    observer: &mut dyn FnMut(OffloadStage),
+) -> Result<OffloadReport, OffloadError> {
     arena.trim()?;
     arena.driver().host_trim()?;
-    let room = Room::of(arena, plan)?;
-    let outcome = measure(arena, source, plan, room, observer);
+    let fit = Fit::of(arena, plan)?;
+    let outcome = measure(arena, source, plan, fit, observer);
     let trimmed = arena.trim();
     let host_trimmed = arena.driver().host_trim();
     let report = outcome?;
@@ -57,32 +56,31 @@ pub fn run(
     Ok(report)
 }
 
-/// The size of a layer for which there is room, and for how many slots of it.
 #[derive(Debug, Clone, Copy)]
-struct Room {
+struct Fit {
     layer_bytes: u64,
     slots: usize,
 }
 
-impl Room {
-    fn of(arena: &Arena, plan: &Plan) -> Result<Self, Error> {
+impl Fit {
+    fn of(arena: &Arena, plan: &OffloadPlan) -> Result<Self, OffloadError> {
         let (driver, asked_bytes, layers) = (arena.driver(), plan.bytes.get(), plan.layers.get());
         let granule_bytes = driver.info().granule_bytes;
         let layer_bytes = asked_bytes / u64::from(layers) / granule_bytes * granule_bytes;
         if layer_bytes == 0 {
-            return Err(Error::LayerTooSmall { asked_bytes, layers, granule_bytes });
+            return Err(OffloadError::LayerTooSmall { asked_bytes, layers, granule_bytes });
         }
         let (free_bytes, limit_bytes) = (driver.memory_info()?.free_bytes, arena.limit_bytes());
         let slots = usize::try_from(free_bytes.min(limit_bytes) / layer_bytes).unwrap_or(usize::MAX);
         if slots < SLOTS_MIN {
-            return Err(Error::Slots { layer_bytes, free_bytes, limit_bytes });
+            return Err(OffloadError::Slots { layer_bytes, free_bytes, limit_bytes });
         }
         let asked_bytes = layer_bytes * u64::from(layers);
         let limit = driver.host_memory().limit_bytes.map(|most_bytes| (most_bytes, true));
         let available = System::here().available_bytes().map(|most_bytes| (most_bytes, false));
         for (most_bytes, is_limit) in limit.into_iter().chain(available) {
             if asked_bytes > most_bytes {
-                return Err(Error::HostMemory { asked_bytes, most_bytes, is_limit });
+                return Err(OffloadError::HostMemory { asked_bytes, most_bytes, is_limit });
             }
         }
         Ok(Self { layer_bytes, slots })
@@ -92,53 +90,53 @@ impl Room {
 fn measure(
     arena: &Arena,
     source: &Source,
-    plan: &Plan,
-    room: Room,
-    observer: &mut dyn FnMut(Stage),
-) -> Result<Report, Error> {
+    plan: &OffloadPlan,
+    fit: Fit,
+    observer: &mut dyn FnMut(OffloadStage),
+) -> Result<OffloadReport, OffloadError> {
     let driver = &**arena.driver();
-    observer(Stage::Memory);
-    let layers = Layers::make(driver, source, plan.layers.get(), room.layer_bytes)?;
+    observer(OffloadStage::Memory);
+    let layers = Layers::make(driver, source, plan.layers.get(), fit.layer_bytes)?;
     let uva = Uva::of(driver, source, &layers);
-    let mut run = Run {
+    let mut run = OffloadRun {
         arena,
         layers,
-        part_granules: part_of(room, driver.info().granule_bytes),
+        part_granules: part_of(fit, driver.info().granule_bytes),
         repeats: 0,
         mismatch: None,
     };
 
-    observer(Stage::Choice);
-    let probe = run.prefetcher(room, SLOTS_MIN)?;
+    observer(OffloadStage::Choice);
+    let probe = run.prefetcher(fit, SLOTS_MIN)?;
     let (copying, computing) = run.choose(&probe)?;
     probe.close()?;
-    let slots = slots_of(copying, computing, run.layers.memory.len(), room.slots.min(SLOTS_MAX));
-    let mut prefetcher = run.prefetcher(room, slots)?;
+    let slots = choose_slots(copying, computing, run.layers.memory.len(), fit.slots.min(SLOTS_MAX));
+    let mut prefetcher = run.prefetcher(fit, slots)?;
 
-    observer(Stage::Copies);
+    observer(OffloadStage::Copies);
     let transfer_s = run.median_of(|run| run.copies(&prefetcher, prefetcher.copying()))?;
-    let kernel = match uva.way {
+    let kernel = match uva.read {
         None => None,
-        Some(Way::Copy) => Some(Stream::new(arena.driver())?),
-        Some(Way::Kernel) => Some(Stream::with_kernel_copies(arena.driver())?),
+        Some(InPlaceRead::Copy) => Some(Stream::new(arena.driver())?),
+        Some(InPlaceRead::Kernel) => Some(Stream::with_kernel_copies(arena.driver())?),
     };
-    observer(Stage::KernelCopies);
+    observer(OffloadStage::KernelCopies);
     let mut kernel_s = None;
     if let Some(kernel) = &kernel {
         kernel_s = Some(run.median_of(|run| run.copies(&prefetcher, kernel.id()))?);
     }
-    observer(Stage::Resident);
+    observer(OffloadStage::Resident);
     let residents = run.fill(&prefetcher)?;
     let compute_s = run.median_of(|run| run.resident(&prefetcher, residents))?;
-    observer(Stage::InPlace);
+    observer(OffloadStage::InPlace);
     let mut uva_s = None;
     if let Some(kernel) = &kernel {
         uva_s = Some(run.median_of(|run| run.in_place(&prefetcher, kernel))?);
     }
-    observer(Stage::SideBySide);
+    observer(OffloadStage::SideBySide);
     run.fill(&prefetcher)?;
     let side_by_side_s = run.median_of(|run| run.side_by_side(&prefetcher))?;
-    observer(Stage::Prefetch);
+    observer(OffloadStage::Prefetch);
     let prefetch = run.spread_of(|run| run.prefetched(&mut prefetcher))?;
     prefetcher.close()?;
     if let Some(mut kernel) = kernel {
@@ -146,13 +144,13 @@ fn measure(
     }
 
     let part_bytes = run.part_bytes();
-    let Run { layers, repeats, mismatch, .. } = run;
-    let (info, bytes) = (driver.info(), room.layer_bytes * u64::from(plan.layers.get()));
+    let OffloadRun { layers, repeats, mismatch, .. } = run;
+    let (info, bytes) = (driver.info(), fit.layer_bytes * u64::from(plan.layers.get()));
     let gib_per_s = |seconds| rate(bytes, seconds) / as_float(1 << 30);
-    Ok(Report {
+    Ok(OffloadReport {
         host_bytes_asked: bytes,
         host_bytes_used: layers.used_bytes,
-        pin_gib_per_s: gib_per_s(layers.made_s),
+        pin_gib_per_s: gib_per_s(layers.allocate_s),
         uva_gib_per_s: kernel_s.map(gib_per_s),
         explicit_gib_per_s: gib_per_s(transfer_s),
         prefetch_gib_per_s: gib_per_s(prefetch.median),
@@ -166,7 +164,7 @@ fn measure(
         device_name: info.name.clone(),
         fast_digests: info.fast_digests,
         layers: plan.layers.get(),
-        layer_bytes: room.layer_bytes,
+        layer_bytes: fit.layer_bytes,
         slots,
         part_bytes,
         repeats,
@@ -181,28 +179,28 @@ fn measure(
     })
 }
 
-/// What reads host memory where it is.
+/// What reads host memory in place.
 #[derive(Debug, Clone, Copy)]
-enum Way {
+enum InPlaceRead {
     Kernel,
     Copy,
 }
 
 struct Uva {
-    way: Option<Way>,
+    read: Option<InPlaceRead>,
     how: String,
 }
 
 impl Uva {
     fn of(driver: &dyn Driver, source: &Source, layers: &Layers) -> Self {
         let info = driver.info();
-        let (way, how) = match (source.switches().uva_off, &layers.pageable_because) {
+        let (read, how) = match (source.switches().uva_off, &layers.pageable_because) {
             (Some(name), _) => {
                 (None, format!("{name}=1 is set, so the device reads no host memory in place"))
             }
             _ if info.id == "host" => {
                 let how = "the host device reads all memory of the process in place: an ordinary copy is the same thing";
-                (Some(Way::Copy), how.to_owned())
+                (Some(InPlaceRead::Copy), how.to_owned())
             }
             (_, Some(because)) => (
                 None,
@@ -213,50 +211,47 @@ impl Uva {
             _ if !info.kernel_copies => {
                 (None, "the driver has no kernel here that copies from host memory".to_owned())
             }
-            _ => (Some(Way::Kernel), "a kernel of the device reads the layers in place".to_owned()),
+            _ => (Some(InPlaceRead::Kernel), "a kernel of the device reads the layers in place".to_owned()),
         };
-        Self { way, how }
+        Self { read, how }
     }
 }
 
-/// Digests of one layer that are on their way: of all of it, then of a part again and again.
+/// Pending digests of one layer: of all of it, then of its part.
 #[derive(Debug)]
-struct Computed(Vec<Pending<Vec<Digest>>>);
+struct PendingDigests(Vec<Pending<Vec<Digest>>>);
 
-impl Computed {
-    /// Waits for all of them.
+impl PendingDigests {
+    /// Waits for all, also after a failure.
     fn wait(self) -> DriverResult<Vec<Digest>> {
         let digests: Vec<_> = self.0.into_iter().map(Pending::wait).collect();
         digests.into_iter().collect::<DriverResult<Vec<_>>>().map(|digests| digests.concat())
     }
 }
 
-struct Run<'a> {
+struct OffloadRun<'a> {
     arena: &'a Arena,
     layers: Layers,
-    /// How many granules of a layer are computed again.
     part_granules: u64,
-    /// How often.
     repeats: u32,
-    /// What was wrong first.
     mismatch: Option<String>,
 }
 
-impl<'a> Run<'a> {
-    fn prefetcher(&self, room: Room, slots: usize) -> Result<Prefetcher<'a>, PoolError> {
+impl<'a> OffloadRun<'a> {
+    fn prefetcher(&self, fit: Fit, slots: usize) -> Result<Prefetcher<'a>, PoolError> {
         let count = NonZeroUsize::new(slots).unwrap_or(NonZeroUsize::MIN);
-        Prefetcher::new(self.arena, &Slots::new(Tag::weights(), count, room.layer_bytes))
+        Prefetcher::new(self.arena, &Slots::new(Tag::weights(), count, fit.layer_bytes))
     }
 
-    /// Times of single layers, each waited for, and the repeats that go with them.
-    fn choose(&mut self, probe: &Prefetcher<'_>) -> Result<(Times, Times), Error> {
+    /// Times single layers one by one, and chooses the repeats.
+    fn choose(&mut self, probe: &Prefetcher<'_>) -> Result<(Times, Times), OffloadError> {
         let layers = self.layers.memory.len();
         let copy = |layer: usize| {
             let memory = &self.layers.memory[layer % layers];
-            let copy = || waited_for(vec![self.copy(probe, probe.copying(), layer % SLOTS_MIN, memory)?]);
+            let copy = || wait_all(vec![self.copy(probe, probe.copying(), layer % SLOTS_MIN, memory)?]);
             seconds_of(copy)
         };
-        // The first is slower: memory that was never touched, and whatever a device does once.
+        // Warm-up: memory that was never touched, and one-time work of the device.
         for slot in 0..SLOTS_MIN {
             copy(slot)?;
         }
@@ -264,7 +259,7 @@ impl<'a> Run<'a> {
         self.repeats = 0;
         let once = self.computing(probe)?;
         let mut computing = once;
-        // At first, as much again as is computed once.
+        // First guess: repeats that equal one full computation.
         let mut next = u32::try_from(range(probe, 0).bytes / self.part_bytes()).unwrap_or(u32::MAX);
         for _ in 0..CORRECTIONS {
             if once.median_s >= copying.median_s || next.abs_diff(self.repeats) <= self.repeats / CLOSE {
@@ -272,17 +267,16 @@ impl<'a> Run<'a> {
             }
             self.repeats = next;
             computing = self.computing(probe)?;
-            next = repeats_of(copying.median_s, once.median_s, self.repeats, computing.median_s);
+            next = choose_repeats(copying.median_s, once.median_s, self.repeats, computing.median_s);
         }
         Ok((copying, computing))
     }
 
-    /// How long computing a layer takes with the repeats of now.
-    fn computing(&self, probe: &Prefetcher<'_>) -> Result<Times, Error> {
+    fn computing(&self, probe: &Prefetcher<'_>) -> Result<Times, OffloadError> {
         let compute = |nth: usize| {
             seconds_of(|| {
                 let digests = self.compute(probe.computing(), range(probe, nth % SLOTS_MIN));
-                digests.and_then(Computed::wait).map(drop).map_err(failed("compute a layer"))
+                digests.and_then(PendingDigests::wait).map(drop).map_err(failed("compute a layer"))
             })
         };
         for slot in 0..SLOTS_MIN {
@@ -295,15 +289,14 @@ impl<'a> Run<'a> {
         self.part_granules * self.arena.driver().info().granule_bytes
     }
 
-    /// Queues the computing of what is in a range.
-    fn compute(&self, stream: StreamId, range: DeviceRange) -> DriverResult<Computed> {
+    fn compute(&self, stream: StreamId, range: DeviceRange) -> DriverResult<PendingDigests> {
         let part = DeviceRange { bytes: self.part_bytes(), ..range };
         let parts = (0..self.repeats).map(|_| part);
         let queued = iter::once(range).chain(parts).map(|range| self.arena.driver().digest(stream, &[range]));
-        queued.collect::<DriverResult<_>>().map(Computed)
+        queued.collect::<DriverResult<_>>().map(PendingDigests)
     }
 
-    /// Copies a layer to a slot, in the order of a stream and no other.
+    /// Ordered by `stream` alone.
     fn copy(
         &self,
         prefetcher: &Prefetcher<'_>,
@@ -315,15 +308,13 @@ impl<'a> Run<'a> {
         self.arena.pool().write(stream, slot, 0, Arc::clone(memory), 0, bytes)
     }
 
-    /// Waits for both streams, and says what was said first.
-    fn settle(&self, prefetcher: &Prefetcher<'_>) -> Result<(), PoolError> {
+    fn synchronize(&self, prefetcher: &Prefetcher<'_>) -> Result<(), PoolError> {
         let wait = |stream| self.arena.driver().stream_synchronize(stream);
         let (copied, computed) = (wait(prefetcher.copying()), wait(prefetcher.computing()));
         copied.and(computed).map_err(failed("wait for a pass"))
     }
 
-    /// All layers copied on a stream.
-    fn copies(&mut self, prefetcher: &Prefetcher<'_>, stream: StreamId) -> Result<f64, Error> {
+    fn copies(&mut self, prefetcher: &Prefetcher<'_>, stream: StreamId) -> Result<f64, OffloadError> {
         let slots = prefetcher.slots().len();
         seconds_of(|| {
             let mut copies = Vec::new();
@@ -331,22 +322,22 @@ impl<'a> Run<'a> {
                 copies.push(self.copy(prefetcher, stream, layer % slots, memory)?);
                 Ok(())
             });
-            let copied = waited_for(copies);
+            let copied = wait_all(copies);
             queued.and(copied)
         })
     }
 
-    /// Fills the slots with the first layers, as many as there are of both.
-    fn fill(&self, prefetcher: &Prefetcher<'_>) -> Result<usize, Error> {
+    /// Returns how many layers are resident.
+    fn fill(&self, prefetcher: &Prefetcher<'_>) -> Result<usize, OffloadError> {
         let residents = prefetcher.slots().len().min(self.layers.memory.len());
         for (slot, memory) in self.layers.memory[..residents].iter().enumerate() {
-            waited_for(vec![self.copy(prefetcher, prefetcher.copying(), slot, memory)?])?;
+            wait_all(vec![self.copy(prefetcher, prefetcher.copying(), slot, memory)?])?;
         }
         Ok(residents)
     }
 
-    /// A pass over layers that are there: as many as there are layers, though only some of them.
-    fn resident(&mut self, prefetcher: &Prefetcher<'_>, residents: usize) -> Result<f64, Error> {
+    /// Computes as many layers as there are, from the resident ones.
+    fn resident(&mut self, prefetcher: &Prefetcher<'_>, residents: usize) -> Result<f64, OffloadError> {
         let mut digests = Vec::new();
         let seconds = seconds_of(|| {
             let queued = (0..self.layers.memory.len()).try_for_each(|layer| {
@@ -361,9 +352,8 @@ impl<'a> Run<'a> {
         Ok(seconds)
     }
 
-    /// All layers copied, and as many computed that are there, on a stream each and in slots that the other does not
-    /// touch: neither waits for the other.
-    fn side_by_side(&mut self, prefetcher: &Prefetcher<'_>) -> Result<f64, Error> {
+    /// Neither stream waits for the other.
+    fn side_by_side(&mut self, prefetcher: &Prefetcher<'_>) -> Result<f64, OffloadError> {
         let others = prefetcher.slots().len() - 1;
         let (mut copies, mut digests) = (Vec::new(), Vec::new());
         let seconds = seconds_of(|| {
@@ -373,16 +363,15 @@ impl<'a> Run<'a> {
                 digests.push((0, computed.map_err(failed("compute a resident layer"))?));
                 Ok(())
             });
-            queued.and(self.settle(prefetcher))
+            queued.and(self.synchronize(prefetcher))
         })?;
-        waited_for(copies)?;
+        wait_all(copies)?;
         self.check("beside copies", digests)?;
         Ok(seconds)
     }
 
-    /// A pass in which the kernel's stream does everything.
-    fn in_place(&mut self, prefetcher: &Prefetcher<'_>, kernel: &Stream) -> Result<f64, Error> {
-        self.spoil(prefetcher)?;
+    fn in_place(&mut self, prefetcher: &Prefetcher<'_>, kernel: &Stream) -> Result<f64, OffloadError> {
+        self.overwrite_slots(prefetcher)?;
         let (mut copies, mut digests) = (Vec::new(), Vec::new());
         let slots = prefetcher.slots().len();
         let seconds = seconds_of(|| {
@@ -396,13 +385,13 @@ impl<'a> Run<'a> {
             let ended = kernel.wait().map_err(failed("wait for a pass"));
             queued.and(ended)
         })?;
-        waited_for(copies)?;
+        wait_all(copies)?;
         self.check("that reads in place", digests)?;
         Ok(seconds)
     }
 
-    fn prefetched(&mut self, prefetcher: &mut Prefetcher<'_>) -> Result<f64, Error> {
-        self.spoil(prefetcher)?;
+    fn prefetched(&mut self, prefetcher: &mut Prefetcher<'_>) -> Result<f64, OffloadError> {
+        self.overwrite_slots(prefetcher)?;
         let mut digests = Vec::new();
         let seconds = seconds_of(|| {
             prefetcher.forward(&self.layers.memory, &mut |turn| {
@@ -414,27 +403,27 @@ impl<'a> Run<'a> {
         Ok(seconds)
     }
 
-    /// Sees to it that no slot holds the layer that comes to it first, so that one that does not come is noticed.
-    fn spoil(&self, prefetcher: &Prefetcher<'_>) -> Result<(), Error> {
+    /// Fills each slot with another layer than its first, so that a missing copy is found.
+    fn overwrite_slots(&self, prefetcher: &Prefetcher<'_>) -> Result<(), OffloadError> {
         let layers = &self.layers.memory;
         for slot in 0..prefetcher.slots().len() {
             let stream = prefetcher.copying();
             if layers.len() == 1 {
                 self.arena.driver().zero(stream, range(prefetcher, slot))?.wait()?;
             } else {
-                waited_for(vec![self.copy(prefetcher, stream, slot, &layers[(slot + 1) % layers.len()])?])?;
+                wait_all(vec![self.copy(prefetcher, stream, slot, &layers[(slot + 1) % layers.len()])?])?;
             }
         }
         Ok(())
     }
 
-    /// Holds digests against those of the layers, and remembers the first that are others.
-    fn check(&mut self, pass: &str, digests: Vec<(usize, Computed)>) -> Result<(), Error> {
+    /// Records the first mismatch.
+    fn check(&mut self, pass: &str, digests: Vec<(usize, PendingDigests)>) -> Result<(), OffloadError> {
         let part = usize::try_from(self.part_granules).unwrap_or(usize::MAX);
         for (layer, digests) in digests {
             let (digests, expected) = (digests.wait()?, &self.layers.digests[layer]);
             if self.mismatch.is_none() {
-                self.mismatch = wrong(&digests, expected, part, self.repeats).map(|what| {
+                self.mismatch = first_wrong(&digests, expected, part, self.repeats).map(|what| {
                     format!(
                         "in a pass {pass}, layer {layer} was computed of other bytes than its own: {what}"
                     )
@@ -444,29 +433,33 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn median_of(&mut self, pass: impl FnMut(&mut Self) -> Result<f64, Error>) -> Result<f64, Error> {
+    fn median_of(
+        &mut self,
+        pass: impl FnMut(&mut Self) -> Result<f64, OffloadError>,
+    ) -> Result<f64, OffloadError> {
         self.spread_of(pass).map(|spread| spread.median)
     }
 
-    fn spread_of(&mut self, mut pass: impl FnMut(&mut Self) -> Result<f64, Error>) -> Result<Spread, Error> {
+    fn spread_of(
+        &mut self,
+        mut pass: impl FnMut(&mut Self) -> Result<f64, OffloadError>,
+    ) -> Result<Spread, OffloadError> {
         pass(self)?;
         let mut seconds = [0.0; PASSES];
-        for place in &mut seconds {
-            *place = pass(self)?;
+        for second in &mut seconds {
+            *second = pass(self)?;
         }
         let [first, ..] = seconds;
         Ok(Spread::of(seconds).unwrap_or(Spread { min: first, median: first, max: first }))
     }
 }
 
-/// How many granules of a layer of a room are computed again: one at least.
-fn part_of(room: Room, granule_bytes: u64) -> u64 {
-    (PART_BYTES.min(room.layer_bytes) / granule_bytes).max(1)
+fn part_of(fit: Fit, granule_bytes: u64) -> u64 {
+    (PART_BYTES.min(fit.layer_bytes) / granule_bytes).max(1)
 }
 
-/// What is wrong about the digests of a layer, of which the first `part` granules were computed `repeats` times behind
-/// all of them, if anything is.
-fn wrong(digests: &[Digest], expected: &[Digest], part: usize, repeats: u32) -> Option<String> {
+/// The first wrong digest of a layer: of all granules, then of its first `part` granules `repeats` times.
+fn first_wrong(digests: &[Digest], expected: &[Digest], part: usize, repeats: u32) -> Option<String> {
     let (granules, part) = (expected.len(), part.min(expected.len()));
     let again = usize::try_from(repeats).unwrap_or(usize::MAX).saturating_mul(part);
     let all = granules.saturating_add(again);
@@ -479,30 +472,27 @@ fn wrong(digests: &[Digest], expected: &[Digest], part: usize, repeats: u32) -> 
     Some(format!("granule {} of {granules}, time {time}", granule_of(nth)))
 }
 
-/// Where a slot is.
 fn range(prefetcher: &Prefetcher<'_>, slot: usize) -> DeviceRange {
     let block = &prefetcher.slots()[slot];
     DeviceRange::new(block.range.addr, block.requested_bytes)
 }
 
-/// Waits for all of them, and says what the first said that failed.
-fn waited_for(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
+/// Waits for all, also after a failure.
+fn wait_all(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
     let outcomes = copies.into_iter().map(Pending::wait);
     outcomes.fold(Ok(()), Result::and).map_err(failed("bring in a layer"))
 }
 
-/// An error of the driver's in an operation.
 fn failed(op: &'static str) -> impl Fn(DriverError) -> PoolError {
     move |source| PoolError::Driver { op, source }
 }
 
-/// How many seconds something took.
-fn seconds_of(action: impl FnOnce() -> Result<(), PoolError>) -> Result<f64, Error> {
+fn seconds_of(action: impl FnOnce() -> Result<(), PoolError>) -> Result<f64, OffloadError> {
     Ok(timed(action)?.0)
 }
 
-fn times_of(seconds: impl Iterator<Item = Result<f64, Error>>) -> Result<Times, Error> {
-    let spread = Spread::of(seconds.collect::<Result<Vec<f64>, Error>>()?);
+fn times_of(seconds: impl Iterator<Item = Result<f64, OffloadError>>) -> Result<Times, OffloadError> {
+    let spread = Spread::of(seconds.collect::<Result<Vec<f64>, OffloadError>>()?);
     let (median_s, slowest_s) = spread.map_or((0.0, 0.0), |spread| (spread.median, spread.max));
     Ok(Times { median_s, slowest_s })
 }
@@ -512,23 +502,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_digests_are_found_wherever_they_are() {
+    fn wrong_digests_are_found_everywhere() {
         let digest = |nth: u64| Digest::of(&nth.to_le_bytes());
         let expected: Vec<Digest> = (0..3).map(digest).collect();
         for part in 1..=3 {
             let right = [&expected[..], &expected[..part].repeat(4)].concat();
-            assert_eq!(wrong(&right, &expected, part, 4), None);
+            assert_eq!(first_wrong(&right, &expected, part, 4), None);
             for at in 0..right.len() {
                 let mut digests = right.clone();
                 digests[at] = digest(9);
-                let what = wrong(&digests, &expected, part, 4).unwrap();
+                let what = first_wrong(&digests, &expected, part, 4).unwrap();
                 let (granule, time) = if at < 3 { (at, 1) } else { ((at - 3) % part, (at - 3) / part + 2) };
                 assert_eq!(what, format!("granule {granule} of 3, time {time}"));
-                assert!(wrong(&right[..at], &expected, part, 4).unwrap().contains("instead of"));
+                assert!(first_wrong(&right[..at], &expected, part, 4).unwrap().contains("instead of"));
             }
         }
-        assert_eq!(wrong(&expected, &expected, 2, 0), None);
+        assert_eq!(first_wrong(&expected, &expected, 2, 0), None);
         // A layer in the place of another.
-        assert!(wrong(&expected, &[digest(1), digest(0), digest(2)], 1, 0).is_some());
+        assert!(first_wrong(&expected, &[digest(1), digest(0), digest(2)], 1, 0).is_some());
     }
 }

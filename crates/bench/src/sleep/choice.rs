@@ -1,14 +1,13 @@
-//! Which granules of a load are written again: chosen at random, the same ones in every run.
+//! Random choice of the granules that change; the same in every run.
 
 use poorwill::Block;
 
 use super::fraction::Fraction;
 use crate::blocks::Granule;
 
-/// Where the choice comes from.
 const SEED: u64 = 0x706F_6F72_7769_6C6C;
 
-/// A part of the granules that lie wholly inside blocks; at least one if the part is not nothing and there is one.
+/// A part of the granules that lie wholly inside blocks: at least one, unless the part is nothing.
 pub(super) fn choose(blocks: &[Block], granule_bytes: u64, part: Fraction) -> Vec<Granule> {
     let mut granules: Vec<Granule> = (0..)
         .zip(blocks)
@@ -21,7 +20,7 @@ pub(super) fn choose(blocks: &[Block], granule_bytes: u64, part: Fraction) -> Ve
     granules
 }
 
-/// Where in a block granules begin that hold nothing else.
+/// Offsets in a block of the granules that hold nothing else.
 fn offsets(block: &Block, granule_bytes: u64) -> impl Iterator<Item = u64> + use<> {
     let (start, end) = (block.range.addr, block.range.addr + block.requested_bytes);
     let first = start.next_multiple_of(granule_bytes);

@@ -1,11 +1,11 @@
-//! A part of a whole, as people write it.
+//! A fraction, written as people write it.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
-/// A part of a whole: from nothing to all of it. Reads `1%` or `0.01`; serializes as a number from 0 to 1.
+/// A fraction from 0 to 1. Parses `1%` or `0.01`; serializes as a number.
 ///
 /// ```
 /// use poorwill_bench::sleep::Fraction;
@@ -24,15 +24,15 @@ impl Fraction {
     /// A hundredth.
     pub const HUNDREDTH: Self = Self(0.01);
 
-    /// As a number from 0 to 1.
+    /// A number from 0 to 1.
     #[must_use]
     pub fn as_number(self) -> f64 {
         self.0
     }
 
-    /// So many of `count`, rounded; at least one where the part is not nothing.
+    /// This part of `count`, rounded; at least one unless the part is nothing.
     #[must_use]
-    // Counts of granules are far below where a float begins to round to whole numbers.
+    // Counts of granules are far below 2^53, where a float begins to round.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn of(self, count: usize) -> usize {
         let least = usize::from(self.0 > 0.0);
@@ -41,19 +41,19 @@ impl Fraction {
 }
 
 impl fmt::Display for Fraction {
-    /// In hundredths: `1 %`.
+    /// As percent: `1 %`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What a float makes of a short decimal fraction is not shown.
+        // Hides the rounding of a float.
         let percent = (self.0 * 1e12).round() / 1e10;
         write!(f, "{percent}\u{a0}%")
     }
 }
 
-/// Why a text is no part of a whole.
+/// A text that is no fraction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no part of a whole: {reason}; write it like 1% or 0.01")]
+#[error("`{text}` is not a fraction: {reason}; write it like 1% or 0.01")]
 pub struct InvalidFraction {
-    /// What was given.
+    /// The text.
     pub text: String,
     /// What is wrong with it.
     pub reason: &'static str,
@@ -62,7 +62,7 @@ pub struct InvalidFraction {
 impl FromStr for Fraction {
     type Err = InvalidFraction;
 
-    /// A whole number without `%` is refused, but for 0: 1 could be meant as a hundredth or as everything.
+    /// Refuses a whole number without `%`, except 0: 1 could mean a hundredth or everything.
     fn from_str(text: &str) -> Result<Self, InvalidFraction> {
         let fail = |reason| Err(InvalidFraction { text: text.escape_debug().take(128).collect(), reason });
         let trimmed = text.trim();
@@ -81,7 +81,7 @@ impl FromStr for Fraction {
     }
 }
 
-/// Digits with at most one point among them; nothing else that a float may be written as.
+/// Digits with at most one point; none of the other notations of a float.
 fn decimal(text: &str) -> Option<f64> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     if is_plain && text.bytes().any(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }

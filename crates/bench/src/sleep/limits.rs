@@ -1,5 +1,4 @@
-//! The limits: the link, reading device memory, making host memory, and bare calls of the driver. No pool is
-//! involved.
+//! Limits of the machine, measured without a pool.
 
 use poorwill::driver::Result;
 use poorwill::{Driver, HostBuffer, Pending, StreamId};
@@ -9,67 +8,76 @@ use serde::Serialize;
 use crate::figures::{rate, timed};
 use crate::process::touch;
 
-/// How many times memory comes and goes; the quickest counts.
+/// The fastest counts.
 const ROUNDS: usize = 3;
 
-/// Most that one copy moves.
+/// Largest copy.
 const LINK_BYTES_MAX: u64 = 1 << 30;
 
-/// Most that digests are computed of at once.
+/// Most digested at once.
 const DIGEST_BYTES_MAX: u64 = 2 << 30;
 
-/// How often host memory is made. The first time, a machine may have to touch it for the first time ever.
+/// The first allocation may touch memory for the first time since boot.
 const PIN_ROUNDS: usize = 2;
 
-/// The largest handle. One for everything takes longer to release (a GPU's driver cleans it as a whole).
+/// A larger one takes longer to release: a GPU's driver clears it as a whole.
 const HANDLE_BYTES_MAX: u64 = 1 << 30;
 
-/// What the machine can do at best.
+/// The best that the machine can do.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Limits {
-    /// Bytes of each copy over the link, in one piece on one stream.
+    /// Size of each copy.
     pub link_bytes: u64,
-    /// From host memory to the device, the quickest of five.
+    /// Host to device, fastest of five.
     pub to_device_bytes_per_s: f64,
-    /// From the device to host memory, the quickest of five.
+    /// Device to host, fastest of five.
     pub to_host_bytes_per_s: f64,
-    /// Bytes of device memory that digests were computed of, with one call.
+    /// Digested with one call.
     pub digest_bytes: u64,
-    /// Computing them, the quickest of three.
+    /// Rate of digests, fastest of three.
     pub digest_bytes_per_s: f64,
-    /// Host memory made at once, in the pieces of the load.
+    /// Host memory allocated at once, in the sizes of backups.
     pub pin_bytes: u64,
-    /// Making it while none is kept, until every page is there: the quicker of two.
+    /// Rate until every page is resident, faster of two; nothing is cached.
     pub pin_bytes_per_s: f64,
-    /// Whether host memory is page-locked, here and in the cycles: as a rule on a GPU, unless it was left pageable.
+    /// Whether host memory is page-locked.
     pub pinned: bool,
-    /// How many chunks of the pool's size the load takes.
+    /// Chunks of the load.
     pub chunks: u64,
-    /// The pool's size of a chunk.
+    /// Size of a chunk in the pool.
     pub chunk_bytes: u64,
-    /// How many granules it takes beside them.
+    /// Granules beside the chunks.
     pub granules: u64,
     /// Size of a granule.
     pub granule_bytes: u64,
-    /// As few handles as hold as much, none larger than a GiB: what costs the driver least.
+    /// Fewest handles for the load, each at most 1 GiB.
     pub handles: usize,
-    /// Creating, mapping and opening these: the quickest of three.
-    pub bring_in_s: f64,
-    /// Unmapping and releasing these: the quickest of three.
-    pub give_back_s: f64,
+    /// Create, map and set access for these: fastest of three.
+    pub map_s: f64,
+    /// Unmap and release these: fastest of three.
+    pub unmap_s: f64,
+    #[serde(flatten)]
+    old_keys: OldKeys,
 }
 
-/// What a load takes from the driver.
+/// Deprecated JSON keys of `map_s` and `unmap_s`, for one release.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct OldKeys {
+    bring_in_s: f64,
+    give_back_s: f64,
+}
+
+/// Memory that a load takes from the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pieces {
+pub(super) struct Footprint {
     pub(super) chunks: u64,
     pub(super) chunk_bytes: u64,
     pub(super) granules: u64,
     pub(super) granule_bytes: u64,
 }
 
-impl Pieces {
-    /// For tensors of these sizes: whole chunks inside of each, the rest in granules that neighbours share.
+impl Footprint {
+    /// Whole chunks inside each tensor, the rest in granules that neighbours share.
     pub(super) fn of(sizes: &[u64], granule_bytes: u64, chunk_granules: u64) -> Self {
         let chunk_bytes = granule_bytes.saturating_mul(chunk_granules.max(1));
         let chunks_of = |bytes: u64| if chunk_bytes > granule_bytes { bytes / chunk_bytes } else { 0 };
@@ -92,37 +100,37 @@ impl Pieces {
 }
 
 impl Limits {
-    /// Measures, and leaves the device as it was.
-    pub(super) fn measure(driver: &dyn Driver, pieces: &Pieces) -> Result<Self> {
-        let sizes = pieces.sizes();
-        let up_to = |bytes| pieces.bytes().min(bytes) / pieces.granule_bytes * pieces.granule_bytes;
+    /// Leaves the device as it was.
+    pub(super) fn measure(driver: &dyn Driver, footprint: &Footprint) -> Result<Self> {
+        let sizes = footprint.sizes();
+        let up_to = |bytes| footprint.bytes().min(bytes) / footprint.granule_bytes * footprint.granule_bytes;
         let (link_bytes, digest_bytes) = (up_to(LINK_BYTES_MAX), up_to(DIGEST_BYTES_MAX));
         let link = link::measure(driver, link_bytes)?;
         let digest_s = digest(driver, digest_bytes)?;
         let (pin_s, pinned) = pin(driver, &sizes)?;
-        let handles = handles(pieces.bytes());
-        let (bring_in_s, give_back_s) = bare(driver, &handles)?;
+        let handles = handles(footprint.bytes());
+        let (map_s, unmap_s) = map_and_unmap(driver, &handles)?;
         Ok(Self {
             link_bytes,
             to_device_bytes_per_s: link.to_device_bytes_per_s,
             to_host_bytes_per_s: link.to_host_bytes_per_s,
             digest_bytes,
             digest_bytes_per_s: rate(digest_bytes, digest_s),
-            pin_bytes: pieces.bytes(),
-            pin_bytes_per_s: rate(pieces.bytes(), pin_s),
+            pin_bytes: footprint.bytes(),
+            pin_bytes_per_s: rate(footprint.bytes(), pin_s),
             pinned,
-            chunks: pieces.chunks,
-            chunk_bytes: pieces.chunk_bytes,
-            granules: pieces.granules,
-            granule_bytes: pieces.granule_bytes,
+            chunks: footprint.chunks,
+            chunk_bytes: footprint.chunk_bytes,
+            granules: footprint.granules,
+            granule_bytes: footprint.granule_bytes,
             handles: handles.len(),
-            bring_in_s,
-            give_back_s,
+            map_s,
+            unmap_s,
+            old_keys: OldKeys { bring_in_s: map_s, give_back_s: unmap_s },
         })
     }
 }
 
-/// Seconds of the quickest reading.
 fn digest(driver: &dyn Driver, bytes: u64) -> Result<f64> {
     let mut memory = Scratch::reserve(driver, bytes)?;
     memory.bring_in(&[bytes])?;
@@ -135,7 +143,7 @@ fn digest(driver: &dyn Driver, bytes: u64) -> Result<f64> {
     Ok(quickest_s)
 }
 
-/// Seconds of the quicker making, and whether what was made is page-locked. Nothing is kept, before and after.
+/// Seconds of the faster allocation, and whether it is page-locked.
 fn pin(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, bool)> {
     let (mut quickest_s, mut pinned) = (f64::INFINITY, false);
     for _ in 0..PIN_ROUNDS {
@@ -156,22 +164,20 @@ fn pin(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, bool)> {
     Ok((quickest_s, pinned))
 }
 
-/// Sizes of as few handles as hold `bytes`, whole granules.
 fn handles(bytes: u64) -> Vec<u64> {
     let whole = (0..bytes / HANDLE_BYTES_MAX).map(|_| HANDLE_BYTES_MAX);
     whole.chain(Some(bytes % HANDLE_BYTES_MAX).filter(|rest| *rest > 0)).collect()
 }
 
-/// Seconds of the quickest bringing in, and of the quickest giving back.
-fn bare(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, f64)> {
+fn map_and_unmap(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, f64)> {
     let mut memory = Scratch::reserve(driver, sizes.iter().sum())?;
-    let (mut bring_in_s, mut give_back_s) = (f64::INFINITY, f64::INFINITY);
+    let (mut map_s, mut unmap_s) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..ROUNDS {
         driver.synchronize()?;
-        bring_in_s = bring_in_s.min(timed(|| memory.bring_in(sizes))?.0);
-        give_back_s = give_back_s.min(timed(|| memory.give_back())?.0);
+        map_s = map_s.min(timed(|| memory.bring_in(sizes))?.0);
+        unmap_s = unmap_s.min(timed(|| memory.give_back())?.0);
     }
-    Ok((bring_in_s, give_back_s))
+    Ok((map_s, unmap_s))
 }
 
 #[cfg(test)]
@@ -188,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn the_pieces_of_a_layer() {
+    fn the_footprint_of_a_layer() {
         // Chunks of 32 MiB: 3, 2, 7 and 3 and a half; the norms share a granule.
-        let pieces = Pieces::of(&sizes((496 << 20) + (32 << 10)), GRANULE_BYTES, 16);
-        assert_eq!((pieces.chunks, pieces.granules), (15, 9));
-        assert_eq!(pieces.bytes(), 498 << 20);
-        let pieces = Pieces::of(&sizes(24 << 30), GRANULE_BYTES, 16);
-        assert_eq!((pieces.chunks, pieces.granules), (50 * 15, 50 * 8 + 1));
-        let pieces = Pieces::of(&[1, GRANULE_BYTES], GRANULE_BYTES, 1);
-        assert_eq!((pieces.chunks, pieces.granules), (0, 2));
+        let footprint = Footprint::of(&sizes((496 << 20) + (32 << 10)), GRANULE_BYTES, 16);
+        assert_eq!((footprint.chunks, footprint.granules), (15, 9));
+        assert_eq!(footprint.bytes(), 498 << 20);
+        let footprint = Footprint::of(&sizes(24 << 30), GRANULE_BYTES, 16);
+        assert_eq!((footprint.chunks, footprint.granules), (50 * 15, 50 * 8 + 1));
+        let footprint = Footprint::of(&[1, GRANULE_BYTES], GRANULE_BYTES, 1);
+        assert_eq!((footprint.chunks, footprint.granules), (0, 2));
     }
 }

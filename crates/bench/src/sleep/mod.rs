@@ -1,29 +1,26 @@
-//! What sleeping and waking cost beside the limits of the machine, all measured in one run.
+//! What sleep and wake cost beside the limits of the machine, measured in one run.
 //!
-//! [`run`] measures the link, reading device memory, making host memory and the bare calls of the driver first,
-//! without a pool. Then it fills a load like a model's with bytes that depend on where they are, and takes it
-//! through sleeps at level 1 and wakes:
+//! [`run`] measures the limits first. Then it fills a load like a model's with bytes that depend on their
+//! offset, and runs cycles of sleep at level 1 and wake:
 //!
-//! 1. a **first** sleep, with nothing prepared and no host memory kept;
-//! 2. after loading the same again, a **prepared** one, whose backups were made in the background;
-//! 3. [`Plan::cycles`] **clean** ones, with nothing changed; in the first five a GPU rests for 0.1 s before the wake,
-//!    since for a moment it cleans what was given back, with the engines that also copy;
-//! 4. a **changed** one, after other bytes were written into a part of the granules ([`Plan::changed`]);
-//! 5. and some cycles in which everything is dropped and nothing is copied.
+//! 1. a **first** sleep, without backups or cached host memory;
+//! 2. a **prepared** one of a new load, with backups made in the background;
+//! 3. [`SleepPlan::cycles`] **clean** ones, with nothing changed;
+//! 4. a **changed** one, after writes to a part of the granules;
+//! 5. some that **drop** everything and copy nothing.
 //!
-//! [`Ratios`] in the [`Report`] put each beside what the limits of the same run make of it.
+//! [`Ratios`] compare each with the limits.
 //!
-//! Promises: every byte is compared after the wakes of 1, 2 and 4, after the first and the last of 3, and after each
-//! of those when there are few; the report has the same size however many cycles there are; at the end everything
-//! is freed and trimmed.
+//! Promises: every byte is compared after the wakes of 1, 2 and 4, and after the first and last of 3. The
+//! size of the report does not depend on the number of cycles. At the end everything is freed and trimmed.
 //!
 //! ```
 //! use poorwill::{Arena, Config};
-//! use poorwill_bench::sleep::{Plan, run};
+//! use poorwill_bench::sleep::{SleepPlan, run};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
-//! let report = run(&arena, &Plan::new((8 << 20).try_into()?), &mut |_| {})?;
+//! let report = run(&arena, &SleepPlan::new((8 << 20).try_into()?), &mut |_| {})?;
 //! assert!(report.verified && !report.moved);
 //! assert_eq!(report.copied_bytes.first, report.copied_bytes.wake);
 //! assert_eq!(report.copied_bytes.clean, Some(0));
@@ -42,7 +39,9 @@ mod sizes;
 
 pub use fraction::{Fraction, InvalidFraction};
 pub use limits::Limits;
-pub use plan::{Error, Kind, Plan, Stage};
-pub use ratios::{Beside, Ratios};
-pub use report::{CopiedBytes, Cycle, DropCycle, Dropping, Held, Memory, Report, Spreads};
+pub use plan::{CycleKind, SleepError, SleepPlan, SleepStage};
+pub use ratios::{LimitRatio, Ratios};
+pub use report::{
+    CopiedBytes, DropCycle, Dropping, MemoryTrend, MemoryUse, SleepBenchReport, SleepCycle, Spreads,
+};
 pub use run::run;

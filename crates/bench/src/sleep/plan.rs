@@ -1,4 +1,4 @@
-//! What to run, what is done next, and why a run failed.
+//! SleepPlan, stages and errors of a run.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -9,19 +9,19 @@ use super::fraction::Fraction;
 
 /// What to run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Plan {
-    /// How much to load: whole layers of 496 MiB until this is reached, or one layer that is smaller throughout.
+pub struct SleepPlan {
+    /// Whole layers of 496 MiB, or one smaller layer.
     pub bytes: NonZeroU64,
-    /// How many times to sleep and wake with nothing changed.
+    /// Clean cycles.
     pub cycles: NonZeroU32,
-    /// Which part of the granules that lie wholly inside tensors is written before the last sleep with a copy.
+    /// Fraction of the granules inside tensors that changes.
     pub changed: Fraction,
-    /// [`PoolConfig::chunk_granules`] of the arena: making host memory is measured with pieces of the same size.
+    /// [`PoolConfig::chunk_granules`] of the arena.
     pub chunk_granules: u64,
 }
 
-impl Plan {
-    /// Three cycles with `bytes` bytes in an arena with the default chunks; a hundredth changes.
+impl SleepPlan {
+    /// Three cycles in an arena with default chunks; a hundredth changes.
     #[must_use]
     pub fn new(bytes: NonZeroU64) -> Self {
         let cycles = NonZeroU32::MIN.saturating_add(2);
@@ -30,46 +30,46 @@ impl Plan {
     }
 }
 
-/// What a sleep meets.
+/// State of the backups before a sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// No backup, and no host memory to put one in.
+pub enum CycleKind {
+    /// No backups or cached host memory.
     First,
-    /// Backups that were made in the background, of a load that has not slept before.
+    /// Backups made in the background.
     Prepared,
-    /// Backups of an earlier sleep, all of them still true.
+    /// All backups are current.
     Clean,
-    /// Backups of an earlier sleep, some of which are not true any more.
+    /// Some backups are stale.
     Changed,
 }
 
 /// What is done next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Stage {
-    /// Measuring limits.
+pub enum SleepStage {
+    /// Measuring the limits.
     Limits,
     /// Loading.
     Load,
     /// Preparing a sleep in the background.
     Prepare,
-    /// A sleep with the bytes, and the wake.
+    /// A sleep with copies, and the wake.
     Cycle {
-        /// What the sleep meets.
-        kind: Kind,
-        /// Which of its kind, from 1.
+        /// CycleKind of the cycle.
+        kind: CycleKind,
+        /// Number within its kind, from 1.
         number: u32,
     },
-    /// Cycles without a copy.
+    /// Cycles that drop everything.
     Drop,
 }
 
-/// Why a run failed. What differs after a wake is no failure: the report says it.
+/// Why a run failed. Differences are in the report instead.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
-    /// The device has too little memory for the load, or its budget is too small.
+pub enum SleepError {
+    /// The device or its budget is too small for the load.
     #[error(
         "cannot load {}: the device has {} free, and the budget allows {}; load less, {}",
         ByteSize(*asked_bytes),
@@ -80,14 +80,14 @@ pub enum Error {
     TooLarge {
         /// Size of the load.
         asked_bytes: u64,
-        /// What the device has free.
+        /// Free memory of the device.
         free_bytes: u64,
-        /// What the arena may map.
+        /// Limit of the arena.
         limit_bytes: u64,
     },
-    /// The device may hold too little host memory for the backups, and for the bytes that are compared.
+    /// Host memory does not suffice for backups and comparison.
     #[error(
-        "cannot load {}: its backups and what travels beside them take {} of host memory, and the limit for that is \
+        "cannot load {}: its backups and the copy buffer take {} of host memory, and the limit for that is \
          {}; load less, or raise the limit",
         ByteSize(*asked_bytes),
         ByteSize(*needed_bytes),
@@ -96,12 +96,12 @@ pub enum Error {
     HostMemory {
         /// Size of the load.
         asked_bytes: u64,
-        /// Least host memory that it takes.
+        /// Host memory needed at least.
         needed_bytes: u64,
-        /// What the device may hold of it.
+        /// Limit of host memory.
         limit_bytes: u64,
     },
-    /// The load would have more tensors than can be kept track of here.
+    /// More tensors than supported.
     #[error(
         "cannot load {}: that takes {tensors} tensors, and {tensors_max} is the most; load less",
         ByteSize(*asked_bytes)
@@ -109,21 +109,21 @@ pub enum Error {
     TooManyTensors {
         /// Size of the load.
         asked_bytes: u64,
-        /// How many tensors it takes.
+        /// Tensors of the load.
         tensors: u64,
-        /// How many there may be.
+        /// Most tensors supported.
         tensors_max: u64,
     },
-    /// A call of the driver failed that no pool had made.
+    /// Measuring the limits failed.
     #[error("cannot measure the limits of the device")]
     Limits(#[source] DriverError),
-    /// The device would not say what it has free, or not give host memory back.
+    /// A driver call failed.
     #[error(transparent)]
     Device(#[from] DriverError),
     /// A call of the pool failed.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The tag of the cycles without a copy has no good name.
+    /// Invalid tag of the drop cycles.
     #[error(transparent)]
     Tag(#[from] InvalidTag),
 }

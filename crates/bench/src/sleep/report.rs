@@ -1,187 +1,185 @@
-//! What a run found. Sizes in bytes, times in seconds.
+//! Result of a run. Sizes in bytes, times in seconds.
 
 use poorwill::{HostMemoryInfo, PrepareReport, SleepReport, WakeReport};
 use serde::Serialize;
 
 use super::fraction::Fraction;
 use super::limits::Limits;
-use super::plan::Kind;
+use super::plan::CycleKind;
 use super::ratios::Ratios;
 use crate::figures::Spread;
 
-/// In how many of the clean cycles a GPU rests between the sleep and the wake.
+/// Clean cycles in which a GPU rests before the wake.
 pub(super) const RESTED_CYCLES: u32 = 5;
 
-/// What sleeping and waking cost. One shape in Rust and JSON. Figures are absent that a run did not come to because
-/// the load was not the same after a wake.
+/// Cost of sleep and wake. Figures after a mismatch are `None`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Report {
-    /// The device, as the command line names its kind.
+pub struct SleepBenchReport {
+    /// CycleKind of device, as on the command line.
     pub device: String,
-    /// The load.
+    /// Size of the load.
     pub bytes: u64,
-    /// The link to the device: [`Limits::to_device_bytes_per_s`] in GiB.
+    /// Host to device, in GiB.
     pub link_gib_per_s: f64,
-    /// The sleep with no backup, and no host memory to put one in.
+    /// Without backups or cached host memory.
     pub first_sleep_s: Option<f64>,
-    /// The first sleep of a load whose backups were made in the background.
+    /// With backups made in the background.
     pub prepared_sleep_s: Option<f64>,
-    /// A later sleep with nothing changed: the median of all.
+    /// Nothing changed: the median.
     pub clean_sleep_s: Option<f64>,
-    /// Which part of the granules that lie wholly inside tensors was written before the changed sleep.
+    /// Fraction of granules that changed.
     pub changed_fraction: Fraction,
-    /// A later sleep after that.
+    /// After that change.
     pub changed_sleep_s: Option<f64>,
-    /// A wake that verifies what it does by default, on a GPU every granule: the median over the first five clean cycles, in which a GPU
-    /// rests for a moment between the sleep and the wake ([`Spreads::wake_at_once_s`] has the others).
+    /// A wake with the device's default verification (GPU: every granule). Median of the first five clean
+    /// cycles, with the GPU rested.
     pub wake_s: Option<f64>,
-    /// A sleep in which everything is dropped: the quickest of [`Dropping`].
+    /// Fastest sleep of [`Dropping`].
     pub drop_s: Option<f64>,
-    /// A wake with nothing to copy: the quickest of [`Dropping`].
+    /// Fastest wake of [`Dropping`].
     pub wake_empty_s: Option<f64>,
-    /// What each of these copied.
+    /// Bytes copied by each.
     pub copied_bytes: CopiedBytes,
-    /// All host memory that the driver holds for backups after the cycles, in use or not.
+    /// Host memory for backups after the cycles, also cached.
     pub host_bytes: Option<u64>,
-    /// Whether everything compared was the same, at the same addresses.
+    /// Whether bytes and addresses were the same.
     pub verified: bool,
-    /// What was not.
+    /// What differed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatch: Option<String>,
-    /// Whether any block was at another address after any wake.
+    /// Whether any block moved.
     pub moved: bool,
-    /// Its name for people.
+    /// Name of the device.
     pub device_name: String,
-    /// Whether the device computes digests at the speed of its memory; where not, every sleep copies everything.
+    /// Whether digests run at memory speed; otherwise every sleep copies everything.
     pub fast_digests: bool,
-    /// Of how many tensors the load is.
+    /// Tensors of the load.
     pub tensors: usize,
-    /// Allocating and writing it.
+    /// Allocating and writing the load.
     pub load_s: f64,
     /// The limits of the machine.
     pub limits: Limits,
-    /// Each figure beside what the limits make of it.
+    /// Figures beside their limits.
     pub ratios: Ratios,
-    /// What the preparation did.
+    /// Result of the preparation.
     pub prepare: Option<PrepareReport>,
-    /// How many granules were written before the changed sleep.
+    /// Granules that changed.
     pub changed_granules: u64,
-    /// How many times it slept and woke with nothing changed.
+    /// Clean cycles that ran.
     pub clean_cycles: u32,
-    /// The cycles with a copy, in their order; of the clean ones the first three and the last.
-    pub cycles: Vec<Cycle>,
-    /// How the figures of the clean cycles varied.
+    /// Of the clean cycles the first three and the last.
+    pub cycles: Vec<SleepCycle>,
+    /// Spread of the clean cycles.
     pub spreads: Option<Spreads>,
-    /// Cycles without a copy.
+    /// Cycles that drop everything.
     pub dropping: Option<Dropping>,
-    /// What is held before and after the clean cycles.
-    pub memory: Memory,
+    /// MemoryTrend before and after the clean cycles.
+    pub memory: MemoryTrend,
 }
 
-/// What was copied.
+/// Copied bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct CopiedBytes {
     /// By the first sleep.
     pub first: Option<u64>,
-    /// By the prepared sleep itself; [`Report::prepare`] has what was copied before.
+    /// Without [`SleepBenchReport::prepare`].
     pub prepared: Option<u64>,
-    /// By the clean sleep that copied most.
+    /// Most by a clean sleep.
     pub clean: Option<u64>,
     /// By the changed sleep.
     pub changed: Option<u64>,
-    /// By the wake of a clean cycle that copied most.
+    /// Most by a wake of a clean cycle.
     pub wake: Option<u64>,
 }
 
 /// One sleep at level 1 and one wake.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Cycle {
-    /// What the sleep met.
-    pub kind: Kind,
-    /// Which of its kind, from 1.
+pub struct SleepCycle {
+    /// CycleKind of the cycle.
+    pub kind: CycleKind,
+    /// Number within its kind, from 1.
     pub number: u32,
-    /// What the sleep says of itself.
+    /// Result of the sleep.
     pub sleep: SleepReport,
-    /// What the wake says of itself: it verified every granule after the changed sleep, else what it does by default.
+    /// Verified every granule after the changed sleep, else the device's default.
     pub wake: WakeReport,
-    /// The sleep, by the clock.
+    /// Time of the sleep.
     pub sleep_s: f64,
-    /// The wake, by the clock.
+    /// Time of the wake.
     pub wake_s: f64,
-    /// By how much the device's free memory rose from before the sleep until after it. Other processes move it.
+    /// Rise of free device memory; other processes affect it.
     pub device_released_bytes: i64,
-    /// Whether any block was at another address after the wake.
+    /// Whether any block moved.
     pub moved: bool,
-    /// Whether every byte was the same after the wake. None where nobody looked.
+    /// `None` if not compared.
     pub verified: Option<bool>,
-    /// The wake, less what it says of waiting for digests.
+    /// Without the wait for digests.
     pub wake_without_verify_s: f64,
-    /// What the link alone would have taken for what was copied, over [`Cycle::wake_s`].
+    /// Link time of the copied bytes over [`SleepCycle::wake_s`].
     pub wake_link_ratio: f64,
 }
 
-/// Figures of the clean cycles.
+/// Spread of the clean cycles.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spreads {
-    /// [`Cycle::sleep_s`].
+    /// [`SleepCycle::sleep_s`].
     pub sleep_s: Spread,
-    /// [`Cycle::wake_s`], in the first five.
+    /// [`SleepCycle::wake_s`] of the first five.
     pub wake_s: Spread,
-    /// [`Cycle::wake_without_verify_s`], in the first five.
+    /// [`SleepCycle::wake_without_verify_s`] of the first five.
     pub wake_without_verify_s: Spread,
-    /// Of wakes right after the sleep, while a GPU cleans what was given back: those of the first and the prepared
-    /// sleep, and of the clean ones behind the fifth.
+    /// Wakes right after the sleep, while a GPU clears released memory.
     pub wake_at_once_s: Spread,
 }
 
-/// Cycles in which everything is dropped and nothing is copied.
+/// Cycles that drop everything and copy nothing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Dropping {
-    /// Each of them.
+    /// In order.
     pub cycles: Vec<DropCycle>,
 }
 
-/// One sleep and one wake without a copy, by the clock.
+/// One sleep and one wake without a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct DropCycle {
-    /// The sleep.
+    /// Time of the sleep.
     pub drop_s: f64,
-    /// The wake.
+    /// Time of the wake.
     pub wake_empty_s: f64,
 }
 
-/// What is held with the load awake, before and after the clean cycles.
+/// MemoryTrend with the load awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Memory {
-    /// Before the first of all sleeps.
-    pub before: Held,
-    /// After the first clean cycle, which leaves backups for the next sleep.
-    pub after_first: Held,
-    /// After the last.
-    pub after: Held,
+pub struct MemoryTrend {
+    /// Before the first sleep.
+    pub before: MemoryUse,
+    /// After the first clean cycle.
+    pub after_first: MemoryUse,
+    /// After the last cycle.
+    pub after: MemoryUse,
 }
 
-/// What is held at one moment, in bytes.
+/// MemoryTrend at one moment, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Held {
-    /// What the device has free.
+pub struct MemoryUse {
+    /// Free on the device.
     pub device_free_bytes: u64,
-    /// What this process has resident, where the system tells.
+    /// Resident, where the system reports it.
     pub process_resident_bytes: Option<u64>,
-    /// What the pool's backups take of host memory.
+    /// Backups of the pool.
     pub backup_bytes: u64,
     /// Host memory of the driver.
     pub host: HostMemoryInfo,
 }
 
-impl Report {
+impl SleepBenchReport {
     /// The first reported cycle of a kind.
     #[must_use]
-    pub fn cycle(&self, kind: Kind) -> Option<&Cycle> {
+    pub fn cycle(&self, kind: CycleKind) -> Option<&SleepCycle> {
         self.cycles.iter().find(|cycle| cycle.kind == kind)
     }
 
-    /// Over how many cycles [`Report::wake_s`] is the median.
+    /// Cycles in the median [`SleepBenchReport::wake_s`].
     #[must_use]
     pub fn rested_cycles(&self) -> u32 {
         self.clean_cycles.min(RESTED_CYCLES)
@@ -192,15 +190,14 @@ impl Report {
         self.mismatch = self.mismatch.take().or(mismatch);
     }
 
-    /// Takes a cycle into the figures.
-    pub(super) fn add(&mut self, cycle: &Cycle) {
+    pub(super) fn add(&mut self, cycle: &SleepCycle) {
         let (sleep_s, copied) = (Some(cycle.sleep_s), Some(cycle.sleep.copied_bytes));
         let most = |so_far: Option<u64>, bytes| so_far.max(Some(bytes));
         match cycle.kind {
-            Kind::First => (self.first_sleep_s, self.copied_bytes.first) = (sleep_s, copied),
-            Kind::Prepared => (self.prepared_sleep_s, self.copied_bytes.prepared) = (sleep_s, copied),
-            Kind::Changed => (self.changed_sleep_s, self.copied_bytes.changed) = (sleep_s, copied),
-            Kind::Clean => {
+            CycleKind::First => (self.first_sleep_s, self.copied_bytes.first) = (sleep_s, copied),
+            CycleKind::Prepared => (self.prepared_sleep_s, self.copied_bytes.prepared) = (sleep_s, copied),
+            CycleKind::Changed => (self.changed_sleep_s, self.copied_bytes.changed) = (sleep_s, copied),
+            CycleKind::Clean => {
                 self.clean_cycles = cycle.number;
                 self.copied_bytes.clean = most(self.copied_bytes.clean, cycle.sleep.copied_bytes);
                 self.copied_bytes.wake = most(self.copied_bytes.wake, cycle.wake.copied_bytes);

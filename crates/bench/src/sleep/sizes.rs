@@ -1,15 +1,15 @@
-//! The tensors of a load like a model's.
+//! Tensor sizes of a load like a model's.
 
-/// A layer: the four large tensors of an attention block and a dense one, and two norms. `bench/peers` has the same.
+/// Four large tensors of an attention and a dense block, and two norms. `bench/peers` has the same.
 const LAYER: [u64; 6] = [96 << 20, 64 << 20, 224 << 20, 112 << 20, 16 << 10, 16 << 10];
 
-/// How many tensors [`sizes`] has.
+/// Number of tensors in [`sizes`].
 pub(super) fn count(bytes: u64) -> u64 {
     let layer_bytes: u64 = LAYER.iter().sum();
     bytes.div_ceil(layer_bytes).max(1).saturating_mul(LAYER.len() as u64)
 }
 
-/// Sizes of as many layers as it takes to reach `bytes`; below one, of one that is smaller throughout.
+/// Whole layers up to at least `bytes`, or one smaller layer.
 pub(super) fn sizes(bytes: u64) -> Vec<u64> {
     let layer_bytes: u64 = LAYER.iter().sum();
     if bytes < layer_bytes {

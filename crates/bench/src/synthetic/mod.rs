@@ -1,9 +1,8 @@
-//! A checkpoint out of nothing: the shape of a mixture-of-experts model, in shards, with an index.
+//! A generated checkpoint: a mixture-of-experts model in shards with an index.
 //!
-//! Names, dtypes and files are those of a block-quantised Qwen3-MoE as it is published; the numbers are
-//! noise that depends on the seed alone, so two runs write the same files. Shards are written as a
-//! stream, a buffer at a time. No existing file is ever overwritten, and what a failed run has begun it
-//! removes.
+//! Names, dtypes and files are those of a published block-quantised Qwen3-MoE. The numbers are noise that
+//! depends only on the seed, so two runs write the same files. Shards are streamed through one buffer. No
+//! existing file is overwritten. A failed run removes its files.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -15,24 +14,24 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::json;
 
-use self::noise::Look;
+use self::noise::Distribution;
 use crate::pattern::Key;
 
 mod noise;
 
-/// How much is made and written at a time: whole windows of a pattern, small enough for the cache.
+/// Whole windows of a pattern, and small enough for the cache.
 const BUFFER_BYTES: usize = 1 << 18;
 
-/// The tensors of a shard begin at a multiple of this, as the reference implementation has it.
+/// Alignment of tensors in a shard, as in the reference implementation.
 const ALIGNMENT: usize = 8;
 
-/// Side of the square of weights that shares a scale.
+/// Side of the square of weights with one scale.
 const BLOCK: u64 = 128;
 
-/// Size of an attention head, where the model is wide enough.
+/// Size of an attention head, if the model is wide enough.
 const HEAD: u64 = 128;
 
-/// Dimensions of a synthetic mixture-of-experts checkpoint. The default has about 640 MiB in 4 shards.
+/// Dimensions of a generated checkpoint. The default has about 640 MiB in 4 shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyntheticMoe {
     /// Transformer layers, 1 to 256.
@@ -45,9 +44,9 @@ pub struct SyntheticMoe {
     pub moe_intermediate: u64,
     /// Rows of the embedding, 1 to 16777216.
     pub vocab: u64,
-    /// Files, 1 to 999, no more than there are tensors.
+    /// Files, 1 to 999, at most one per tensor.
     pub shards: u64,
-    /// Decides all values.
+    /// Determines all values.
     pub seed: u64,
 }
 
@@ -58,27 +57,27 @@ pub enum SyntheticError {
     /// A dimension is out of bounds.
     #[error("{dimension} is {value}, but must be from 1 to {max}")]
     OutOfBounds {
-        /// Name of the dimension.
+        /// Its name.
         dimension: &'static str,
         /// Its value.
         value: u64,
-        /// The largest it may be.
+        /// Largest allowed value.
         max: u64,
     },
 
-    /// A file of the checkpoint is there already.
+    /// A file of the checkpoint exists.
     #[error("{}: exists already and is not overwritten; choose an empty folder", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
 
-    /// The system refused to create or write a file or folder.
+    /// The system refused to write a file or folder.
     #[error("{}: cannot write", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -98,8 +97,7 @@ impl Default for SyntheticMoe {
 }
 
 impl SyntheticMoe {
-    /// Size of all tensors together: what [`write`](Self::write) reports when it is done. Headers, index and
-    /// configuration are not in it.
+    /// Size of all tensors, without headers, index and configuration.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         let layer = sum_of(&self.attention(0)).saturating_add(sum_of(&self.router(0)));
@@ -108,8 +106,8 @@ impl SyntheticMoe {
         layers.saturating_add(sum_of(&[self.embedding()])).saturating_add(sum_of(&self.head()))
     }
 
-    /// Writes the checkpoint into `dir`, which is created if need be. `progress` is told the tensor bytes
-    /// written so far, again and again, and last of all [`total_bytes`](Self::total_bytes).
+    /// Writes the checkpoint into `dir`, which is created if missing. `progress` receives the tensor bytes
+    /// written so far.
     pub fn write(&self, dir: &Path, progress: impl FnMut(u64)) -> Result<(), SyntheticError> {
         self.check()?;
         fs::create_dir_all(dir).map_err(|source| refused(dir, source))?;
@@ -121,8 +119,8 @@ impl SyntheticMoe {
         result
     }
 
-    /// The configuration comes first, so that a folder with another model is refused at once; the index
-    /// last, so that a folder with one is complete.
+    /// The configuration comes first: a folder with another model is refused at once. The index comes last: a
+    /// folder with one is complete.
     fn write_with(&self, writer: &mut Writer<'_, impl FnMut(u64)>) -> Result<(), SyntheticError> {
         writer.json("config.json", &self.config())?;
         let shards = self.distribute();
@@ -150,8 +148,8 @@ impl SyntheticMoe {
         out_of_bounds("shards", self.shards, self.tensors().len() as u64)
     }
 
-    /// The tensors by shard, each shard about as large as the next and sorted as safetensors sorts: by
-    /// alignment, then by name. No shard is empty.
+    /// Shards of about equal sizes, none empty. Tensors are sorted as safetensors does: by alignment, then by
+    /// name.
     fn distribute(&self) -> Vec<Vec<TensorSpec>> {
         let share = self.total_bytes() / self.shards;
         let tensors = self.tensors();
@@ -174,7 +172,7 @@ impl SyntheticMoe {
         shards
     }
 
-    /// All tensors, in model order.
+    /// In model order.
     fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = vec![self.embedding()];
         for layer in 0..self.layers {
@@ -189,45 +187,49 @@ impl SyntheticMoe {
     }
 
     fn embedding(&self) -> TensorSpec {
-        TensorSpec::new("model.embed_tokens.weight".to_owned(), Look::Bf16Weight, &[self.vocab, self.hidden])
+        TensorSpec::new(
+            "model.embed_tokens.weight".to_owned(),
+            Distribution::Bf16Weight,
+            &[self.vocab, self.hidden],
+        )
     }
 
     fn attention(&self, layer: u64) -> [TensorSpec; 9] {
-        let of = |name: &str, look, shape: &[u64]| {
-            TensorSpec::new(format!("model.layers.{layer}.{name}"), look, shape)
+        let of = |name: &str, distribution, shape: &[u64]| {
+            TensorSpec::new(format!("model.layers.{layer}.{name}"), distribution, shape)
         };
         let Heads { size, queries, keys } = self.heads();
         [
-            of("input_layernorm.weight", Look::Bf16Norm, &[self.hidden]),
-            of("self_attn.q_proj.weight", Look::Bf16Weight, &[queries * size, self.hidden]),
-            of("self_attn.k_proj.weight", Look::Bf16Weight, &[keys * size, self.hidden]),
-            of("self_attn.v_proj.weight", Look::Bf16Weight, &[keys * size, self.hidden]),
-            of("self_attn.o_proj.weight", Look::Bf16Weight, &[self.hidden, queries * size]),
-            of("self_attn.q_norm.weight", Look::Bf16Norm, &[size]),
-            of("self_attn.k_norm.weight", Look::Bf16Norm, &[size]),
-            of("self_attn.k_scale", Look::F32Scale, &[]),
-            of("self_attn.v_scale", Look::F32Scale, &[]),
+            of("input_layernorm.weight", Distribution::Bf16Norm, &[self.hidden]),
+            of("self_attn.q_proj.weight", Distribution::Bf16Weight, &[queries * size, self.hidden]),
+            of("self_attn.k_proj.weight", Distribution::Bf16Weight, &[keys * size, self.hidden]),
+            of("self_attn.v_proj.weight", Distribution::Bf16Weight, &[keys * size, self.hidden]),
+            of("self_attn.o_proj.weight", Distribution::Bf16Weight, &[self.hidden, queries * size]),
+            of("self_attn.q_norm.weight", Distribution::Bf16Norm, &[size]),
+            of("self_attn.k_norm.weight", Distribution::Bf16Norm, &[size]),
+            of("self_attn.k_scale", Distribution::F32Scale, &[]),
+            of("self_attn.v_scale", Distribution::F32Scale, &[]),
         ]
     }
 
     fn router(&self, layer: u64) -> [TensorSpec; 2] {
-        let of = |name: &str, look, shape: &[u64]| {
-            TensorSpec::new(format!("model.layers.{layer}.{name}"), look, shape)
+        let of = |name: &str, distribution, shape: &[u64]| {
+            TensorSpec::new(format!("model.layers.{layer}.{name}"), distribution, shape)
         };
         [
-            of("post_attention_layernorm.weight", Look::Bf16Norm, &[self.hidden]),
-            of("mlp.gate.weight", Look::F32Weight, &[self.experts, self.hidden]),
+            of("post_attention_layernorm.weight", Distribution::Bf16Norm, &[self.hidden]),
+            of("mlp.gate.weight", Distribution::F32Weight, &[self.experts, self.hidden]),
         ]
     }
 
     fn expert(&self, layer: u64, expert: u64) -> [TensorSpec; 6] {
         let weight = |name: &str, rows, columns| {
             let name = format!("model.layers.{layer}.mlp.experts.{expert}.{name}.weight");
-            TensorSpec::new(name, Look::F8Weight, &[rows, columns])
+            TensorSpec::new(name, Distribution::F8Weight, &[rows, columns])
         };
         let scale = |name: &str, rows: u64, columns: u64| {
             let name = format!("model.layers.{layer}.mlp.experts.{expert}.{name}.weight_scale_inv");
-            TensorSpec::new(name, Look::F32Scale, &[rows.div_ceil(BLOCK), columns.div_ceil(BLOCK)])
+            TensorSpec::new(name, Distribution::F32Scale, &[rows.div_ceil(BLOCK), columns.div_ceil(BLOCK)])
         };
         let (wide, narrow) = (self.hidden, self.moe_intermediate);
         [
@@ -242,8 +244,12 @@ impl SyntheticMoe {
 
     fn head(&self) -> [TensorSpec; 2] {
         [
-            TensorSpec::new("model.norm.weight".to_owned(), Look::Bf16Norm, &[self.hidden]),
-            TensorSpec::new("lm_head.weight".to_owned(), Look::Bf16Weight, &[self.vocab, self.hidden]),
+            TensorSpec::new("model.norm.weight".to_owned(), Distribution::Bf16Norm, &[self.hidden]),
+            TensorSpec::new(
+                "lm_head.weight".to_owned(),
+                Distribution::Bf16Weight,
+                &[self.vocab, self.hidden],
+            ),
         ]
     }
 
@@ -301,22 +307,21 @@ fn out_of_bounds(dimension: &'static str, value: u64, max: u64) -> Result<(), Sy
     }
 }
 
-/// A tensor to be written.
 struct TensorSpec {
     name: String,
-    look: Look,
+    distribution: Distribution,
     dtype: Dtype,
     shape: Vec<u64>,
 }
 
 impl TensorSpec {
-    fn new(name: String, look: Look, shape: &[u64]) -> Self {
-        let dtype = match look {
-            Look::Bf16Weight | Look::Bf16Norm => Dtype::BF16,
-            Look::F32Weight | Look::F32Scale => Dtype::F32,
-            Look::F8Weight => Dtype::F8_E4M3,
+    fn new(name: String, distribution: Distribution, shape: &[u64]) -> Self {
+        let dtype = match distribution {
+            Distribution::Bf16Weight | Distribution::Bf16Norm => Dtype::BF16,
+            Distribution::F32Weight | Distribution::F32Scale => Dtype::F32,
+            Distribution::F8Weight => Dtype::F8_E4M3,
         };
-        Self { name, look, dtype, shape: shape.to_vec() }
+        Self { name, distribution, dtype, shape: shape.to_vec() }
     }
 
     fn bytes(&self) -> u64 {
@@ -324,7 +329,7 @@ impl TensorSpec {
         self.shape.iter().fold(element_bytes, |product, dim| product.saturating_mul(*dim))
     }
 
-    /// What its numbers depend on: seed and name, so that the number of shards changes no value.
+    /// Seed and name; the number of shards changes no value.
     fn key(&self, seed: u64) -> Key {
         Key::of([seed].into_iter().chain(self.name.bytes().map(u64::from)))
     }
@@ -334,7 +339,6 @@ fn sum_of(tensors: &[TensorSpec]) -> u64 {
     tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes()))
 }
 
-/// What the header says of a tensor.
 #[derive(Serialize)]
 struct HeaderEntry<'a> {
     dtype: Dtype,
@@ -342,7 +346,6 @@ struct HeaderEntry<'a> {
     data_offsets: [u64; 2],
 }
 
-/// The header of a shard.
 struct Header<'a>(&'a [TensorSpec]);
 
 impl Serialize for Header<'_> {
@@ -360,7 +363,6 @@ impl Serialize for Header<'_> {
     }
 }
 
-/// Writes files into a folder and remembers which.
 struct Writer<'a, P> {
     dir: &'a Path,
     progress: P,
@@ -391,9 +393,9 @@ impl<P: FnMut(u64)> Writer<'_, P> {
         let mut done = 0;
         while done < bytes {
             let take = usize::try_from(bytes - done).map_or(buffer.len(), |left| left.min(buffer.len()));
-            let piece = &mut buffer[..take];
-            noise::fill(piece, tensor.look, key, done);
-            file.write_all(piece)?;
+            let part = &mut buffer[..take];
+            noise::fill(part, tensor.distribution, key, done);
+            file.write_all(part)?;
             done += take as u64;
             self.written += take as u64;
             (self.progress)(self.written);
@@ -401,7 +403,6 @@ impl<P: FnMut(u64)> Writer<'_, P> {
         Ok(())
     }
 
-    /// Creates a file and has `fill` write it.
     fn file(
         &mut self,
         name: &str,
@@ -418,13 +419,13 @@ impl<P: FnMut(u64)> Writer<'_, P> {
 
     fn remove_created(&self) {
         for path in &self.created {
-            // The write failed already, and that is what is reported.
+            // The failed write is what is reported.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Length and header, padded with spaces so that the tensors are aligned.
+/// Length and header, padded with spaces to align the tensors.
 fn write_header(file: &mut impl Write, tensors: &[TensorSpec]) -> io::Result<()> {
     let mut header = serde_json::to_vec(&Header(tensors))?;
     header.resize(header.len().next_multiple_of(ALIGNMENT), b' ');

@@ -3,7 +3,9 @@
 use std::num::{NonZeroU32, NonZeroU64};
 
 use poorwill::{Arena, PoolConfig, PoolError};
-use poorwill_bench::churn::{Event, Load, Moment, Plan, Report, Step, peak_live_bytes, run};
+use poorwill_bench::churn::{
+    ChurnEvent, ChurnPlan, ChurnProgress, ChurnReport, Load, Step, peak_live_bytes, run,
+};
 use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
 
 /// What every load fits into at its full size.
@@ -20,17 +22,17 @@ fn skipped() -> bool {
     skipped_unless(fits, "loads of full size need a device of 64 GiB")
 }
 
-fn plan(load: Load, rounds: u32) -> Plan {
-    Plan { rounds: NonZeroU32::new(rounds).unwrap(), ..Plan::new(load) }
+fn plan(load: Load, rounds: u32) -> ChurnPlan {
+    ChurnPlan { rounds: NonZeroU32::new(rounds).unwrap(), ..ChurnPlan::new(load) }
 }
 
 /// Runs, and holds against each other what the pool, the device and the observer say.
-fn checked(arena: &Arena, plan: &Plan) -> (Report, Vec<Moment>) {
+fn checked(arena: &Arena, plan: &ChurnPlan) -> (ChurnReport, Vec<ChurnProgress>) {
     let free_bytes = || arena.driver().memory_info().unwrap().free_bytes;
     let before_bytes = free_bytes();
     let mut seen = Vec::new();
-    let report = run(arena, plan, &mut |moment| {
-        seen.push(*moment);
+    let report = run(arena, plan, &mut |progress| {
+        seen.push(*progress);
         Ok(())
     })
     .unwrap();
@@ -40,12 +42,12 @@ fn checked(arena: &Arena, plan: &Plan) -> (Report, Vec<Moment>) {
 
     assert_eq!((report.load, report.seed, report.rounds), (plan.load, plan.seed, plan.rounds.get()));
     assert_eq!(report.limit_bytes, arena.limit_bytes());
-    assert_eq!(report.peak_live_bytes, seen.iter().map(|moment| moment.live_bytes).max().unwrap_or(0));
-    assert_eq!(report.live_bytes, seen.last().map_or(0, |moment| moment.live_bytes));
+    assert_eq!(report.peak_live_bytes, seen.iter().map(|progress| progress.live_bytes).max().unwrap_or(0));
+    assert_eq!(report.live_bytes, seen.last().map_or(0, |progress| progress.live_bytes));
     assert_eq!(report.peak_mapped_bytes, stats.peak_mapped_bytes);
     assert!(report.live_bytes <= report.held_bytes && report.held_bytes <= report.peak_mapped_bytes);
     assert_eq!(report.created_bytes.iter().sum::<u64>(), stats.created_bytes);
-    assert!(seen.iter().map(|moment| moment.step).eq(1..=seen.len()));
+    assert!(seen.iter().map(|progress| progress.step).eq(1..=seen.len()));
     (report, seen)
 }
 
@@ -61,18 +63,18 @@ fn every_load_runs_at_full_size() {
         return;
     }
     for load in Load::ALL {
-        let (report, seen) = checked(&arena(LARGE_BYTES, None), &Plan::new(load));
+        let (report, seen) = checked(&arena(LARGE_BYTES, None), &ChurnPlan::new(load));
         let steps = load.steps(0);
         assert_eq!((report.failed, report.created_bytes.len(), report.limit_bytes), (None, 1, LARGE_BYTES));
         assert_eq!(report.peak_live_bytes, peak_live_bytes(&steps));
         assert!(report.peak_mapped_bytes >= report.peak_live_bytes);
         assert_ratio(report.peak_ratio, report.peak_mapped_bytes, report.peak_live_bytes);
         assert_ratio(report.held_ratio, report.held_bytes, report.live_bytes);
-        let done = |step: &Step, moment: &Moment| match *step {
-            Step::Take { bytes } => (moment.event, moment.bytes) == (Event::Take, bytes),
-            Step::Give { block } => (moment.event, moment.block) == (Event::Give, block),
+        let done = |step: &Step, progress: &ChurnProgress| match *step {
+            Step::Alloc { bytes } => (progress.event, progress.bytes) == (ChurnEvent::Alloc, bytes),
+            Step::Free { block } => (progress.event, progress.block) == (ChurnEvent::Free, block),
         };
-        assert!(steps.iter().zip(&seen).all(|(step, moment)| done(step, moment)));
+        assert!(steps.iter().zip(&seen).all(|(step, progress)| done(step, progress)));
         assert_eq!(steps.len(), seen.len());
     }
 }
@@ -89,14 +91,15 @@ fn a_round_begins_with_nothing_live_and_does_the_same_again() {
     // Between the rounds, every block that stayed is freed.
     let kept = 24 * 12;
     assert_eq!(seen.len(), 3 * plan.steps().len() + 2 * kept);
-    assert_eq!(seen.iter().filter(|moment| moment.live_bytes == 0).count(), 2);
-    let bytes = |moments: &[Moment]| -> Vec<u64> { moments.iter().map(|moment| moment.bytes).collect() };
+    assert_eq!(seen.iter().filter(|progress| progress.live_bytes == 0).count(), 2);
+    let bytes =
+        |steps: &[ChurnProgress]| -> Vec<u64> { steps.iter().map(|progress| progress.bytes).collect() };
     assert_eq!(bytes(&seen[..672]), bytes(&seen[672 + kept..][..672]));
     assert_eq!(seen.last().unwrap().block, 3 * 480 - 20 + 3, "the last raw tensor of the last layer");
 }
 
 #[test]
-fn what_does_not_fit_is_reported() {
+fn a_failed_allocation_is_reported() {
     if skipped() {
         return;
     }
@@ -107,13 +110,13 @@ fn what_does_not_fit_is_reported() {
         assert!(report.peak_mapped_bytes <= limit_bytes && report.live_bytes > 0);
         assert_eq!((report.rounds, report.created_bytes.len()), (2, 1), "no round after the one that failed");
     }
-    let (report, _) = checked(&arena(8 << 30, None), &Plan::new(Load::Dense));
+    let (report, _) = checked(&arena(8 << 30, None), &ChurnPlan::new(Load::Dense));
     assert!(report.failed.unwrap().contains("device has"));
 }
 
 #[test]
 fn where_nothing_fits_there_is_no_ratio() {
-    let (report, seen) = checked(&arena(2 << 20, None), &Plan::new(Load::Moe));
+    let (report, seen) = checked(&arena(2 << 20, None), &ChurnPlan::new(Load::Moe));
     assert!(report.failed.is_some() && seen.is_empty());
     assert_eq!((report.peak_ratio, report.held_ratio), (None, None));
     assert_eq!(report.created_bytes, [0]);
@@ -121,11 +124,11 @@ fn where_nothing_fits_there_is_no_ratio() {
 
 #[test]
 fn a_load_can_be_made_smaller() {
-    let small = Plan { divisor: NonZeroU64::new(64).unwrap(), ..Plan::new(Load::Moe) };
+    let small = ChurnPlan { divisor: NonZeroU64::new(64).unwrap(), ..ChurnPlan::new(Load::Moe) };
     let (report, _) = checked(&arena(1 << 30, None), &small);
     assert_eq!((report.failed, report.peak_live_bytes), (None, (24_251 << 20) / 64));
-    let least = Plan { divisor: NonZeroU64::MAX, ..small };
-    assert!(least.steps().iter().all(|step| !matches!(step, Step::Take { bytes } if *bytes != 1)));
+    let least = ChurnPlan { divisor: NonZeroU64::MAX, ..small };
+    assert!(least.steps().iter().all(|step| !matches!(step, Step::Alloc { bytes } if *bytes != 1)));
     assert_eq!(checked(&arena(1 << 30, None), &least).0.failed, None);
 }
 
@@ -136,8 +139,8 @@ fn an_observer_can_end_the_run_and_nothing_stays() {
     }
     let arena = arena(LARGE_BYTES, None);
     for last in [1, 30, 700] {
-        let ended = run(&arena, &plan(Load::Moe, 2), &mut |moment| {
-            if moment.step == last { Err(PoolError::Closed) } else { Ok(()) }
+        let ended = run(&arena, &plan(Load::Moe, 2), &mut |progress| {
+            if progress.step == last { Err(PoolError::Closed) } else { Ok(()) }
         });
         assert!(matches!(ended, Err(PoolError::Closed)));
         let stats = arena.stats().unwrap();
@@ -146,14 +149,14 @@ fn an_observer_can_end_the_run_and_nothing_stays() {
 }
 
 /// Does `check` for every load and seed that makes a load of its own.
-fn for_all_loads(check: impl Fn(&str, &Plan)) {
+fn for_all_loads(check: impl Fn(&str, &ChurnPlan)) {
     for load in Load::ALL {
         let mut seen: Vec<Vec<Step>> = Vec::new();
         for seed in 0..Kind::of_this_run().cases(21).into() {
             let steps = load.steps(seed);
             if !seen.contains(&steps) {
                 seen.push(steps);
-                check(&format!("{load:?}, seed {seed}"), &Plan { seed, ..Plan::new(load) });
+                check(&format!("{load:?}, seed {seed}"), &ChurnPlan { seed, ..ChurnPlan::new(load) });
             }
         }
     }
@@ -165,12 +168,12 @@ fn no_load_holds_noticeably_more_than_it_needs() {
         return;
     }
     for_all_loads(|case, one_round| {
-        let plan = Plan { rounds: NonZeroU32::new(3).unwrap(), ..*one_round };
+        let plan = ChurnPlan { rounds: NonZeroU32::new(3).unwrap(), ..*one_round };
         let (report, _) = checked(&arena(LARGE_BYTES, None), &plan);
         assert_eq!(report.failed, None, "{case}");
         if Kind::of_this_run() != Kind::Host {
-            // Elsewhere an event takes its time to pass even where no work is queued, and this load is over in
-            // no time: what has just been freed is not idle yet, and nothing but a limit makes the pool wait.
+            // On other devices an event completes late even without queued work. This load ends so soon that
+            // freed memory is not stream-safe yet, and only a limit makes the pool wait.
             return;
         }
         let (peak_live, peak_mapped) = (report.peak_live_bytes, report.peak_mapped_bytes);
@@ -187,7 +190,7 @@ fn every_load_fits_a_limit_just_above_what_is_live() {
         return;
     }
     for_all_loads(|case, one_round| {
-        let plan = Plan { rounds: NonZeroU32::new(2).unwrap(), ..*one_round };
+        let plan = ChurnPlan { rounds: NonZeroU32::new(2).unwrap(), ..*one_round };
         let granule = arena(LARGE_BYTES, None).driver().info().granule_bytes;
         let limit_bytes = peak_live_bytes(&plan.steps()) * 103 / 100 / granule * granule;
         let (report, _) = checked(&arena(LARGE_BYTES, Some(limit_bytes)), &plan);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use poorwill::{
     AllocRequest, Arena, CopyPart, DeviceRange, HostBuffer, PoolConfig, PrepareEnd, StreamId, Tag,
 };
-use poorwill_bench::sleep::{Error, Kind, Plan, Report, Stage, run};
+use poorwill_bench::sleep::{CycleKind, SleepBenchReport, SleepError, SleepPlan, SleepStage, run};
 use poorwill_testkit::device::TestDevice;
 
 const MIB: u64 = 1 << 20;
@@ -19,16 +19,16 @@ fn arena_with(capacity_bytes: u64, config: PoolConfig) -> Arena {
     Arena::over(TestDevice::with_capacity(capacity_bytes).driver(), config).unwrap()
 }
 
-fn plan(bytes: u64, cycles: u32) -> Plan {
-    Plan { cycles: NonZeroU32::new(cycles).unwrap(), ..Plan::new(NonZeroU64::new(bytes).unwrap()) }
+fn plan(bytes: u64, cycles: u32) -> SleepPlan {
+    SleepPlan { cycles: NonZeroU32::new(cycles).unwrap(), ..SleepPlan::new(NonZeroU64::new(bytes).unwrap()) }
 }
 
-fn changing(part: &str, plan: Plan) -> Plan {
-    Plan { changed: part.parse().unwrap(), ..plan }
+fn changing(part: &str, plan: SleepPlan) -> SleepPlan {
+    SleepPlan { changed: part.parse().unwrap(), ..plan }
 }
 
 /// Runs, and holds the figures of the report against each other and the device.
-fn checked(arena: &Arena, plan: &Plan) -> (Report, Vec<Stage>) {
+fn checked(arena: &Arena, plan: &SleepPlan) -> (SleepBenchReport, Vec<SleepStage>) {
     let free_bytes = || arena.driver().memory_info().unwrap().free_bytes;
     let before_bytes = free_bytes();
     let mut seen = Vec::new();
@@ -54,7 +54,7 @@ fn checked(arena: &Arena, plan: &Plan) -> (Report, Vec<Stage>) {
     assert_eq!(memory.before.backup_bytes, 0);
     assert!(memory.after.backup_bytes >= all_bytes);
     assert_eq!(memory.after_first.backup_bytes, memory.after.backup_bytes);
-    let free_bytes = [memory.before, memory.after_first, memory.after].map(|held| held.device_free_bytes);
+    let free_bytes = [memory.before, memory.after_first, memory.after].map(|memory| memory.device_free_bytes);
     assert!(free_bytes.iter().all(|bytes| *bytes < before_bytes), "{free_bytes:?}");
     assert!(memory.after.process_resident_bytes.unwrap() > 0);
     // A driver that does not count its host memory says 0.
@@ -64,7 +64,7 @@ fn checked(arena: &Arena, plan: &Plan) -> (Report, Vec<Stage>) {
 }
 
 /// What was copied by whom. Returns the load in whole granules.
-fn check_copied(report: &Report, granule_bytes: u64) -> u64 {
+fn check_copied(report: &SleepBenchReport, granule_bytes: u64) -> u64 {
     let copied = report.copied_bytes;
     let all_bytes = copied.first.unwrap();
     assert!(all_bytes >= report.bytes && all_bytes.is_multiple_of(granule_bytes));
@@ -81,17 +81,19 @@ fn check_copied(report: &Report, granule_bytes: u64) -> u64 {
     all_bytes
 }
 
-fn check_cycles(report: &Report, last: u32, all_bytes: u64) {
-    let reported: Vec<(Kind, u32)> = report.cycles.iter().map(|cycle| (cycle.kind, cycle.number)).collect();
-    let mut expected = vec![(Kind::First, 1), (Kind::Prepared, 1)];
-    expected
-        .extend((1..=last).filter(|cycle| *cycle <= 3 || *cycle == last).map(|cycle| (Kind::Clean, cycle)));
-    expected.push((Kind::Changed, 1));
+fn check_cycles(report: &SleepBenchReport, last: u32, all_bytes: u64) {
+    let reported: Vec<(CycleKind, u32)> =
+        report.cycles.iter().map(|cycle| (cycle.kind, cycle.number)).collect();
+    let mut expected = vec![(CycleKind::First, 1), (CycleKind::Prepared, 1)];
+    expected.extend(
+        (1..=last).filter(|cycle| *cycle <= 3 || *cycle == last).map(|cycle| (CycleKind::Clean, cycle)),
+    );
+    expected.push((CycleKind::Changed, 1));
     assert_eq!(reported, expected);
     for cycle in &report.cycles {
         let (sleep, wake) = (&cycle.sleep, &cycle.wake);
         assert!(!cycle.moved);
-        let compared = cycle.kind != Kind::Clean || last <= 5 || [1, last].contains(&cycle.number);
+        let compared = cycle.kind != CycleKind::Clean || last <= 5 || [1, last].contains(&cycle.number);
         assert_eq!(cycle.verified, compared.then_some(true), "{:?} {}", cycle.kind, cycle.number);
         assert_eq!(cycle.device_released_bytes, i64::try_from(sleep.released_bytes).unwrap());
         assert_eq!(sleep.copied_bytes + sleep.unchanged_bytes, all_bytes);
@@ -103,16 +105,16 @@ fn check_cycles(report: &Report, last: u32, all_bytes: u64) {
 }
 
 /// Every figure is there, and every ratio whose limit is.
-fn check_figures(report: &Report) {
+fn check_figures(report: &SleepBenchReport) {
     let spreads = report.spreads.unwrap();
     for spread in [spreads.sleep_s, spreads.wake_s, spreads.wake_without_verify_s, spreads.wake_at_once_s] {
         assert!(0.0 < spread.min && spread.min <= spread.median && spread.median <= spread.max);
     }
     assert_eq!(report.clean_sleep_s, Some(spreads.sleep_s.median));
     assert_eq!(report.wake_s, Some(spreads.wake_s.median));
-    assert_eq!(report.first_sleep_s, report.cycle(Kind::First).map(|cycle| cycle.sleep_s));
-    assert_eq!(report.prepared_sleep_s, report.cycle(Kind::Prepared).map(|cycle| cycle.sleep_s));
-    assert_eq!(report.changed_sleep_s, report.cycle(Kind::Changed).map(|cycle| cycle.sleep_s));
+    assert_eq!(report.first_sleep_s, report.cycle(CycleKind::First).map(|cycle| cycle.sleep_s));
+    assert_eq!(report.prepared_sleep_s, report.cycle(CycleKind::Prepared).map(|cycle| cycle.sleep_s));
+    assert_eq!(report.changed_sleep_s, report.cycle(CycleKind::Changed).map(|cycle| cycle.sleep_s));
     let dropping = report.dropping.as_ref().unwrap();
     assert_eq!(dropping.cycles.len(), 3);
     let quickest = |figure: Option<f64>, all: Vec<f64>| all.iter().all(|one| figure.unwrap() <= *one);
@@ -122,13 +124,13 @@ fn check_figures(report: &Report) {
     let (limits, ratios) = (&report.limits, &report.ratios);
     assert!(limits.to_device_bytes_per_s > 0.0 && limits.to_host_bytes_per_s > 0.0);
     assert!(limits.digest_bytes_per_s > 0.0 && limits.pin_bytes_per_s > 0.0);
-    assert!(limits.bring_in_s > 0.0 && limits.give_back_s > 0.0);
+    assert!(limits.map_s > 0.0 && limits.unmap_s > 0.0);
     assert!((report.link_gib_per_s * f64::from(1 << 30) / limits.to_device_bytes_per_s - 1.0).abs() < 1e-9);
     let always = [ratios.first_sleep, ratios.wake, ratios.drop, ratios.wake_empty];
-    assert!(always.iter().all(|beside| beside.unwrap().ratio > 0.0), "{ratios:?}");
+    assert!(always.iter().all(|ratio| ratio.unwrap().ratio > 0.0), "{ratios:?}");
     for compared in [ratios.prepared_sleep, ratios.clean_sleep, ratios.changed_sleep] {
         assert_eq!(compared.is_some(), report.fast_digests);
-        assert!(compared.is_none_or(|beside| beside.limit_s > 0.005 && beside.ratio_aim >= 1.0));
+        assert!(compared.is_none_or(|ratio| ratio.limit_s > 0.005 && ratio.ratio_aim >= 1.0));
     }
 }
 
@@ -138,19 +140,19 @@ fn a_few_cycles_are_compared_and_reported_one_by_one() {
     let (report, seen) = checked(&arena, &plan(12 * MIB, 3));
     assert_eq!((report.device.as_str(), report.tensors), (arena.driver().info().id.as_str(), 6));
     assert!(report.bytes <= 12 * MIB && report.bytes > 12 * MIB - 6);
-    let cycle = |kind, number| Stage::Cycle { kind, number };
+    let cycle = |kind, number| SleepStage::Cycle { kind, number };
     let expected = [
-        Stage::Limits,
-        Stage::Load,
-        cycle(Kind::First, 1),
-        Stage::Load,
-        Stage::Prepare,
-        cycle(Kind::Prepared, 1),
-        cycle(Kind::Clean, 1),
-        cycle(Kind::Clean, 2),
-        cycle(Kind::Clean, 3),
-        cycle(Kind::Changed, 1),
-        Stage::Drop,
+        SleepStage::Limits,
+        SleepStage::Load,
+        cycle(CycleKind::First, 1),
+        SleepStage::Load,
+        SleepStage::Prepare,
+        cycle(CycleKind::Prepared, 1),
+        cycle(CycleKind::Clean, 1),
+        cycle(CycleKind::Clean, 2),
+        cycle(CycleKind::Clean, 3),
+        cycle(CycleKind::Changed, 1),
+        SleepStage::Drop,
     ];
     assert_eq!(seen, expected);
     // The arena can be used again.
@@ -187,30 +189,30 @@ fn loads_of_any_size_run() {
 }
 
 #[test]
-fn the_bare_pieces_are_those_of_the_pool() {
+fn the_limits_use_the_chunks_of_the_pool() {
     let arena = arena_with(128 * MIB, PoolConfig::default().in_chunks_of(4));
-    let plan = Plan { chunk_granules: 4, ..plan(40 * MIB, 1) };
+    let plan = SleepPlan { chunk_granules: 4, ..plan(40 * MIB, 1) };
     let (report, _) = checked(&arena, &plan);
     let limits = &report.limits;
     assert_eq!(limits.chunk_bytes, 4 * limits.granule_bytes);
-    let bare_bytes = limits.chunks * limits.chunk_bytes + limits.granules * limits.granule_bytes;
+    let limit_bytes = limits.chunks * limits.chunk_bytes + limits.granules * limits.granule_bytes;
     let mapped_bytes = report.cycles[0].wake.mapped_bytes;
-    assert!(mapped_bytes.abs_diff(bare_bytes) <= 2 * limits.granule_bytes, "{mapped_bytes} {bare_bytes}");
+    assert!(mapped_bytes.abs_diff(limit_bytes) <= 2 * limits.granule_bytes, "{mapped_bytes} {limit_bytes}");
 }
 
 #[test]
-fn a_byte_that_is_wrong_is_found_when_somebody_looks() {
+fn a_wrong_byte_is_found_by_the_next_comparison() {
     for (at, cycles, found) in [
-        ((Kind::First, 1), 1, (Kind::First, 1, "after the first sleep")),
-        ((Kind::Prepared, 1), 1, (Kind::Prepared, 1, "after the prepared sleep")),
-        ((Kind::Clean, 2), 3, (Kind::Clean, 2, "after clean sleep 2")),
-        ((Kind::Clean, 2), 9, (Kind::Clean, 9, "after clean sleep 9")),
-        ((Kind::Changed, 1), 1, (Kind::Changed, 1, "after the changed sleep")),
+        ((CycleKind::First, 1), 1, (CycleKind::First, 1, "after the first sleep")),
+        ((CycleKind::Prepared, 1), 1, (CycleKind::Prepared, 1, "after the prepared sleep")),
+        ((CycleKind::Clean, 2), 3, (CycleKind::Clean, 2, "after clean sleep 2")),
+        ((CycleKind::Clean, 2), 9, (CycleKind::Clean, 9, "after clean sleep 9")),
+        ((CycleKind::Changed, 1), 1, (CycleKind::Changed, 1, "after the changed sleep")),
     ] {
         let arena = arena(64 * MIB);
         // Behind the pool's back: it keeps what it finds.
-        let mut spoil = |stage| {
-            if stage == (Stage::Cycle { kind: at.0, number: at.1 }) {
+        let mut corrupt = |stage| {
+            if stage == (SleepStage::Cycle { kind: at.0, number: at.1 }) {
                 let blocks =
                     arena.snapshot().unwrap().segments.into_iter().flat_map(|segment| segment.blocks);
                 let block = blocks.into_iter().find(|block| block.requested_bytes > Some(MIB)).unwrap();
@@ -219,7 +221,7 @@ fn a_byte_that_is_wrong_is_found_when_somebody_looks() {
                 arena.driver().copy_to_device(StreamId::DEFAULT, buffer, &[part]).unwrap().wait().unwrap();
             }
         };
-        let report = run(&arena, &plan(8 * MIB, cycles), &mut spoil).unwrap();
+        let report = run(&arena, &plan(8 * MIB, cycles), &mut corrupt).unwrap();
         assert!(!report.verified && !report.moved && report.dropping.is_none());
         let mismatch = report.mismatch.unwrap();
         assert!(mismatch.starts_with(&format!("{} byte 70001 of tensor ", found.2)), "{mismatch}");
@@ -231,12 +233,15 @@ fn a_byte_that_is_wrong_is_found_when_somebody_looks() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_anything_is_taken() {
+fn a_load_that_does_not_fit_is_refused_first() {
     let arena = arena(64 * MIB);
     let block = arena.alloc(&AllocRequest::new(32 * MIB, Tag::runtime())).unwrap();
     for bytes in [40 * MIB, 1 << 60, u64::MAX] {
         let error = run(&arena, &plan(bytes, 1), &mut |_| panic!("nothing begins")).unwrap_err();
-        assert!(matches!(error, Error::TooLarge { free_bytes, .. } if free_bytes <= 32 * MIB), "{error}");
+        assert!(
+            matches!(error, SleepError::TooLarge { free_bytes, .. } if free_bytes <= 32 * MIB),
+            "{error}"
+        );
         assert!(error.to_string().contains("MiB free"), "{error}");
     }
     // What the pool has cached is no obstacle.

@@ -1,7 +1,7 @@
 //! `poorwill bench churn`: mapped against live memory while a large model is loaded.
 
 use poorwill::{Arena, PoolError};
-use poorwill_bench::churn::{self, Event, Moment, Plan, Report, Step};
+use poorwill_bench::churn::{self, ChurnEvent, ChurnPlan, ChurnProgress, ChurnReport, Step};
 
 use super::trace::Trace;
 use crate::args::ChurnArgs;
@@ -9,52 +9,51 @@ use crate::failure::{Failure, Outcome};
 use crate::progress::Progress;
 use crate::show;
 
-/// The command.
-pub(crate) fn run(args: &ChurnArgs) -> Result<Report, Failure> {
-    let plan = Plan { seed: args.seed, rounds: args.rounds, ..Plan::new(args.load) };
-    let config = args.budget.open(&args.device).limited_to(args.limit.map(|limit| limit.0));
+pub(crate) fn run(args: &ChurnArgs) -> Result<ChurnReport, Failure> {
+    let plan = ChurnPlan { seed: args.seed, rounds: args.rounds, ..ChurnPlan::new(args.load) };
+    let config = args.budget.config(&args.device).limited_to(args.limit.map(|limit| limit.0));
     let arena = Arena::open(config)?;
     let Some(path) = &args.trace else { return churn(&arena, &plan) };
     let mut trace = Trace::create(path)?;
-    let report = observed(&arena, &plan, &mut |moment| {
-        trace.add(moment, arena.stats()?.mapped_bytes);
+    let report = run_observed(&arena, &plan, &mut |step| {
+        trace.add(step, arena.stats()?.mapped_bytes);
         Ok(())
     })?;
     trace.finish()?;
     Ok(report)
 }
 
-/// Takes an arena of its own through a load, and closes it.
-pub(crate) fn churn(arena: &Arena, plan: &Plan) -> Result<Report, Failure> {
-    observed(arena, plan, &mut |_| Ok(()))
+/// Runs a load in an otherwise unused arena, and closes it.
+pub(crate) fn churn(arena: &Arena, plan: &ChurnPlan) -> Result<ChurnReport, Failure> {
+    run_observed(arena, plan, &mut |_| Ok(()))
 }
 
-fn observed(
+fn run_observed(
     arena: &Arena,
-    plan: &Plan,
-    observer: &mut dyn FnMut(&Moment) -> Result<(), PoolError>,
-) -> Result<Report, Failure> {
-    let taken_bytes: u64 = plan
+    plan: &ChurnPlan,
+    observer: &mut dyn FnMut(&ChurnProgress) -> Result<(), PoolError>,
+) -> Result<ChurnReport, Failure> {
+    let load_bytes: u64 = plan
         .steps()
         .iter()
         .map(|step| match step {
-            Step::Take { bytes } => *bytes,
-            Step::Give { .. } => 0,
+            Step::Alloc { bytes } => *bytes,
+            Step::Free { .. } => 0,
         })
         .sum();
-    let progress = Progress::bytes("loading", taken_bytes.saturating_mul(plan.rounds.get().into()));
-    let report = churn::run(arena, plan, &mut |moment| {
-        if moment.event == Event::Take {
-            progress.add(moment.bytes);
+    let progress = Progress::bytes("loading", load_bytes.saturating_mul(plan.rounds.get().into()));
+    let report = churn::run(arena, plan, &mut |step| {
+        if step.event == ChurnEvent::Alloc {
+            progress.add(step.bytes);
         }
-        observer(moment)
+        observer(step)
     })?;
     arena.close()?;
     Ok(report)
 }
 
-impl Outcome for Report {
-    const WRONG: &'static str = "the load failed";
+impl Outcome for ChurnReport {
+    const MISMATCH: &'static str = "the load failed";
 
     fn mismatch(&self) -> Option<&str> {
         self.failed.as_deref()

@@ -1,37 +1,36 @@
-//! `poorwill bench load`: how fast a checkpoint gets into host memory, beside what its storage reads at best.
+//! `poorwill bench load`: time and peak memory of loading a checkpoint into host memory.
 
 use poorwill::Device;
 use poorwill::checkpoint::Checkpoint;
 use poorwill::offload::{LoadOptions, Switches};
-use poorwill_bench::load::{self, Plan, Report, Stage};
+use poorwill_bench::load::{self, LoadBenchReport, LoadPlan, LoadStage};
 
 use crate::args::LoadArgs;
 use crate::failure::{Failure, Outcome};
-use crate::progress::Shown;
+use crate::progress::Steps;
 use crate::show;
 
-/// The command.
-pub(crate) fn run(args: &LoadArgs) -> Result<Report, Failure> {
+pub(crate) fn run(args: &LoadArgs) -> Result<LoadBenchReport, Failure> {
     let switches = Switches::here()?;
     let checkpoint = Checkpoint::open(&args.checkpoints)?;
-    let config = args.budget.open(&args.device);
+    let config = args.budget.config(&args.device);
     let device = Device::open_with(&config.device, &config.host_memory)?;
     let options = LoadOptions::default().switching(switches).reading_with(args.readers);
-    let plan = Plan { options, rounds: args.rounds };
-    let shown = Shown::default();
+    let plan = LoadPlan { options, rounds: args.rounds };
+    let steps = Steps::default();
     let report = load::run(&device, &checkpoint, &plan, &mut |stage| {
         let label = match stage {
-            Stage::Direct => "reading",
-            Stage::Load => "loading",
+            LoadStage::Direct => "reading",
+            LoadStage::Load => "loading",
             _ => "verifying",
         };
-        shown.begin(label, None);
+        steps.begin(label, None);
     })?;
-    drop(shown);
+    drop(steps);
     Ok(report)
 }
 
-impl Outcome for Report {
+impl Outcome for LoadBenchReport {
     fn mismatch(&self) -> Option<&str> {
         self.mismatch.as_deref()
     }

@@ -1,4 +1,4 @@
-//! `poorwill bench`: figures, each kind by a subcommand of its own.
+//! `poorwill bench`: one subcommand per benchmark.
 
 mod churn;
 #[cfg(target_os = "linux")]
@@ -14,7 +14,6 @@ pub(crate) use self::churn::churn;
 use crate::args::Bench;
 use crate::failure;
 
-/// The command.
 pub(crate) fn run(bench: Bench) -> ExitCode {
     match bench {
         Bench::Churn(args) => failure::finish(args.json, churn::run(&args)),

@@ -2,45 +2,44 @@
 
 use poorwill::offload::Switches;
 use poorwill::{Arena, Config, Device, OpenError};
-use poorwill_bench::offload::{self, Plan, Report, Source, Stage};
+use poorwill_bench::offload::{self, OffloadPlan, OffloadReport, OffloadStage, Source};
 
 use crate::args::OffloadArgs;
 use crate::failure::{Failure, Outcome};
-use crate::progress::Shown;
+use crate::progress::Steps;
 use crate::show;
 
-/// The command.
-pub(crate) fn run(args: &OffloadArgs) -> Result<Report, Failure> {
+pub(crate) fn run(args: &OffloadArgs) -> Result<OffloadReport, Failure> {
     let switches = Switches::here()?;
-    let (device, arena) = open(&args.budget.open(&args.device))?;
-    let plan = Plan { layers: args.layers, ..Plan::new(args.bytes()) };
-    let shown = Shown::default();
+    let (device, arena) = open(&args.budget.config(&args.device))?;
+    let plan = OffloadPlan { layers: args.layers, ..OffloadPlan::new(args.bytes()) };
+    let steps = Steps::default();
     let report = offload::run(&arena, &Source::Buffers(device, switches), &plan, &mut |stage| {
         let label = match stage {
-            Stage::Memory => "memory",
-            Stage::Copies => "copies",
-            Stage::KernelCopies => "kernel",
-            Stage::Resident => "resident",
-            Stage::InPlace => "in place",
-            Stage::SideBySide => "side by side",
-            Stage::Prefetch => "prefetch",
+            OffloadStage::Memory => "memory",
+            OffloadStage::Copies => "copies",
+            OffloadStage::KernelCopies => "kernel",
+            OffloadStage::Resident => "resident",
+            OffloadStage::InPlace => "in place",
+            OffloadStage::SideBySide => "side by side",
+            OffloadStage::Prefetch => "prefetch",
             _ => "measuring",
         };
-        shown.begin(label, None);
+        steps.begin(label, None);
     })?;
-    drop(shown);
+    drop(steps);
     arena.close()?;
     Ok(report)
 }
 
-/// A device and an arena on all that its budget allows.
+/// A device, and an arena within its budget.
 fn open(config: &Config) -> Result<(Device, Arena), OpenError> {
     let device = Device::open_with(&config.device, &config.host_memory)?;
     let arena = Arena::open_on(&device, config.budget, config.pool)?;
     Ok((device, arena))
 }
 
-impl Outcome for Report {
+impl Outcome for OffloadReport {
     fn mismatch(&self) -> Option<&str> {
         self.mismatch.as_deref()
     }

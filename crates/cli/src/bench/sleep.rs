@@ -1,38 +1,37 @@
-//! `poorwill bench sleep`: what sleeping and waking cost beside the machine's limits.
+//! `poorwill bench sleep`: sleep and wake beside the machine's limits.
 
 use poorwill::Arena;
-use poorwill_bench::sleep::{self, Kind, Plan, Report, Stage};
+use poorwill_bench::sleep::{self, CycleKind, SleepBenchReport, SleepPlan, SleepStage};
 
 use crate::args::SleepArgs;
 use crate::failure::{Failure, Outcome};
-use crate::progress::Shown;
+use crate::progress::Steps;
 use crate::show;
 
-/// The command.
-pub(crate) fn run(args: &SleepArgs) -> Result<Report, Failure> {
-    let arena = Arena::open(args.budget.open(&args.device))?;
-    let plan = Plan { cycles: args.cycles, changed: args.changed, ..Plan::new(args.bytes()) };
-    let shown = Shown::default();
+pub(crate) fn run(args: &SleepArgs) -> Result<SleepBenchReport, Failure> {
+    let arena = Arena::open(args.budget.config(&args.device))?;
+    let plan = SleepPlan { cycles: args.cycles, changed: args.changed, ..SleepPlan::new(args.bytes()) };
+    let steps = Steps::default();
     let report = sleep::run(&arena, &plan, &mut |stage| {
         let label = match stage {
-            Stage::Limits => "limits".into(),
-            Stage::Load => "loading".into(),
-            Stage::Prepare => "preparing".into(),
-            Stage::Cycle { kind: Kind::First, .. } => "first".into(),
-            Stage::Cycle { kind: Kind::Prepared, .. } => "prepared".into(),
-            Stage::Cycle { kind: Kind::Clean, number } => format!("clean {number}"),
-            Stage::Cycle { kind: Kind::Changed, .. } => "changed".into(),
-            Stage::Drop => "dropping".into(),
+            SleepStage::Limits => "limits".into(),
+            SleepStage::Load => "loading".into(),
+            SleepStage::Prepare => "preparing".into(),
+            SleepStage::Cycle { kind: CycleKind::First, .. } => "first".into(),
+            SleepStage::Cycle { kind: CycleKind::Prepared, .. } => "prepared".into(),
+            SleepStage::Cycle { kind: CycleKind::Clean, number } => format!("clean {number}"),
+            SleepStage::Cycle { kind: CycleKind::Changed, .. } => "changed".into(),
+            SleepStage::Drop => "dropping".into(),
             _ => "measuring".into(),
         };
-        shown.begin(&label, None);
+        steps.begin(&label, None);
     })?;
-    drop(shown);
+    drop(steps);
     arena.close()?;
     Ok(report)
 }
 
-impl Outcome for Report {
+impl Outcome for SleepBenchReport {
     fn mismatch(&self) -> Option<&str> {
         self.mismatch.as_deref()
     }

@@ -1,14 +1,14 @@
-//! A load step by step, as comma-separated values: one line for each block taken or given back.
+//! The steps of a load as comma-separated values, one line for each allocation and free.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use poorwill_bench::churn::{Event, Moment};
+use poorwill_bench::churn::{ChurnEvent, ChurnProgress};
 
 use crate::failure::Failure;
 
-/// A file being written. What goes wrong with it comes out at the end, not amid the measurement.
+/// An open trace file. Errors are reported at the end, not during the measurement.
 #[derive(Debug)]
 pub(super) struct Trace {
     path: PathBuf,
@@ -24,11 +24,11 @@ impl Trace {
         Ok(Self { path, file, written })
     }
 
-    pub(super) fn add(&mut self, moment: &Moment, mapped_bytes: u64) {
-        let Moment { step, event, block, bytes, live_bytes } = moment;
+    pub(super) fn add(&mut self, progress: &ChurnProgress, mapped_bytes: u64) {
+        let ChurnProgress { step, event, block, bytes, live_bytes } = progress;
         let event = match event {
-            Event::Take => "take",
-            Event::Give => "give",
+            ChurnEvent::Alloc => "take",
+            ChurnEvent::Free => "give",
         };
         if self.written.is_ok() {
             self.written = writeln!(self.file, "{step},{event},{block},{bytes},{live_bytes},{mapped_bytes}");

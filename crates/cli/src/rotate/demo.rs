@@ -1,8 +1,7 @@
-//! A rotation of three mock engines on one GPU that is played, with traffic: needs no GPU, and shows the page.
+//! A rotation of three mock engines on a simulated GPU, with traffic and the status page.
 //!
-//! Two of the three fit at a time. One of them lies now and then: it says that it sleeps, and keeps its memory; or it
-//! wakes and talks gibberish. Every answer is held against what the model said at first, so one wrong answer fails the
-//! demo.
+//! Two of the three fit at a time. One injects faults: it reports sleep and keeps its memory, or wakes and generates
+//! gibberish. Each answer is compared with the model's first one, and a single difference fails the demo.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -23,28 +22,27 @@ use super::runtime;
 use super::signals::Signals;
 use crate::failure::{Failure, Outcome};
 
-/// The models: what each holds, and its lies.
+/// Name, memory and faults of each model.
 const MODELS: [(&str, &str, &[&str]); 3] = [
     ("amber", "192MiB", &[]),
     ("birch", "192MiB", &[]),
     ("cedar", "192MiB", &["keeps-memory=0.15", "gibberish=0.15", "crashes-in-wake=0.1"]),
 ];
-/// What the GPU is played to have: room for two.
+/// Memory of the simulated GPU: enough for two models.
 const GPU: &str = "560MiB";
 const CLIENTS: usize = 6;
 const TOKENS: u32 = 12;
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-/// The service's own refusals. What an engine refuses is none: it was asked when it should not have been.
+/// Refusals by the service. A refusal by an engine is an error: it should not have got the request.
 const REFUSALS: [&str; 6] =
     ["queue_full", "waited_too_long", "quarantined", "no_room", "shutting_down", "aborted"];
-/// So many requests take long enough for every model to have its turn.
+/// With more requests every model must have been active.
 const MANY: u64 = 200;
-/// How long each client stays with a model, in requests.
+/// Requests of a client to one model before the next.
 const STAYS: usize = 4;
 
-/// What came of it.
 #[derive(Debug, Serialize)]
-pub(crate) struct Demo {
+pub(crate) struct RotateDemoReport {
     seconds: f64,
     requests: u64,
     right: u64,
@@ -54,14 +52,14 @@ pub(crate) struct Demo {
     swaps_cold: usize,
     hot_median_s: Option<f64>,
     cold_median_s: Option<f64>,
-    /// What was found and told, by what it was.
+    /// Faults that the service detected, by kind.
     found: BTreeMap<String, u64>,
     #[serde(skip)]
     mismatch: Option<String>,
 }
 
-impl Outcome for Demo {
-    const WRONG: &'static str = "wrong answers";
+impl Outcome for RotateDemoReport {
+    const MISMATCH: &'static str = "wrong answers";
 
     fn mismatch(&self) -> Option<&str> {
         self.mismatch.as_deref()
@@ -70,7 +68,7 @@ impl Outcome for Demo {
     fn text(&self) -> String {
         let median = |seconds: Option<f64>| seconds.map_or_else(|| "–".to_owned(), |s| format!("{s:.3} s"));
         let mut text = format!(
-            "{} requests in {:.0} s: {} right, {} refused in so many words, {} wrong\n\
+            "{} requests in {:.0} s: {} right, {} refused with a reason, {} wrong\n\
              {} swaps by waking (median {}), {} by starting an engine (median {})\n",
             self.requests,
             self.seconds,
@@ -83,7 +81,7 @@ impl Outcome for Demo {
             median(self.cold_median_s),
         );
         for (what, times) in &self.found {
-            text += &format!("found {times} times: {what}\n");
+            text += &format!("detected {times} times: {what}\n");
         }
         text
     }
@@ -92,7 +90,6 @@ impl Outcome for Demo {
 #[derive(Debug, Default)]
 struct Tally {
     first: BTreeMap<(usize, usize), String>,
-    /// The models that have answered.
     answered: BTreeSet<usize>,
     requests: u64,
     right: u64,
@@ -102,13 +99,13 @@ struct Tally {
     swaps: Vec<Swap>,
 }
 
-/// Runs it for so long, or until it is interrupted.
-pub(super) fn run(lasts: Duration, json: bool) -> Result<Demo, Failure> {
+/// Runs for `duration`, or until it is interrupted.
+pub(super) fn run(duration: Duration, json: bool) -> Result<RotateDemoReport, Failure> {
     let folder =
         tempfile::tempdir().map_err(|error| Failure::new(format!("cannot make a folder: {error}")))?;
     let config = config(folder.path())?;
     let runtime = runtime()?;
-    let outcome = runtime.block_on(show(config, lasts, json));
+    let outcome = runtime.block_on(serve(config, duration, json));
     runtime.shutdown_background();
     outcome
 }
@@ -121,10 +118,10 @@ fn config(state: &Path) -> Result<Config, Failure> {
          measure = \"processes\"\ngpu = \"{GPU}\"\n[every_model]\nresidence_min = \"500ms\"\nturn_max = \"2s\"\n\
          slack = \"24MiB\"\nwait_max = \"30s\"\nsleep_max = \"5s\"\nrelease_max = \"3s\"\nwake_max = \"5s\"\n\
          canary_max = \"5s\"\nstart_max = \"30s\"\nstop_max = \"5s\"\npause_min = \"1s\"\npause_max = \"10s\"\n",
-        quoted(&state.display().to_string()),
+        toml_string(&state.display().to_string()),
     );
-    let ports = ports(MODELS.len())?;
-    for ((nth, (name, bytes, lies)), port) in MODELS.into_iter().enumerate().zip(ports) {
+    let ports = free_ports(MODELS.len())?;
+    for ((nth, (name, bytes, faults)), port) in MODELS.into_iter().enumerate().zip(ports) {
         let mut command = vec![program.display().to_string(), "mock-engine".to_owned()];
         for (option, value) in [
             ("--listen", format!("127.0.0.1:{port}")),
@@ -134,8 +131,8 @@ fn config(state: &Path) -> Result<Config, Failure> {
         ] {
             command.extend([option.to_owned(), value]);
         }
-        lies.iter().for_each(|lie| command.extend(["--lie".to_owned(), (*lie).to_owned()]));
-        let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+        faults.iter().for_each(|fault| command.extend(["--fault".to_owned(), (*fault).to_owned()]));
+        let command: Vec<String> = command.iter().map(|word| toml_string(word)).collect();
         text += &format!(
             "[[model]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}\"\nneed = \"240MiB\"\ncommand = [{}]\n",
             command.join(", ")
@@ -145,13 +142,12 @@ fn config(state: &Path) -> Result<Config, Failure> {
         .map_err(|error| Failure::new(chain(&error)))
 }
 
-/// A string of TOML.
-fn quoted(text: &str) -> String {
+fn toml_string(text: &str) -> String {
     serde_json::Value::String(text.to_owned()).to_string()
 }
 
-/// Ports that were free just now.
-fn ports(count: usize) -> Result<Vec<u16>, Failure> {
+/// Ports that are free at this moment.
+fn free_ports(count: usize) -> Result<Vec<u16>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("no port is free on this computer: {error}"));
     let all: Result<Vec<TcpListener>, io::Error> =
         (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect();
@@ -159,25 +155,27 @@ fn ports(count: usize) -> Result<Vec<u16>, Failure> {
     all.and_then(|all| all.iter().map(port).collect()).map_err(failed)
 }
 
-async fn show(mut config: Config, lasts: Duration, json: bool) -> Result<Demo, Failure> {
+async fn serve(mut config: Config, duration: Duration, json: bool) -> Result<RotateDemoReport, Failure> {
     let mut signals = Signals::new()?;
     let running = run::begin(config.clone(), None).await?;
-    // Standard error is the last place to complain to.
-    let say = |words: &str| drop(writeln!(io::stderr(), "{words}"));
-    say(&format!("three mock engines on one GPU of {GPU} that is played, two of which fit; cedar lies"));
-    say(&format!("the page: http://{}/", running.control));
-    say(&format!("the models: http://{}/v1/models", running.front));
-    say(&format!("traffic for {:.0} s; end it with Ctrl-C", lasts.as_secs_f64()));
+    // Without standard error there is no place for the message.
+    let print = |message: &str| drop(writeln!(io::stderr(), "{message}"));
+    print(&format!(
+        "three mock engines on one simulated GPU of {GPU}, two of which fit; cedar injects faults"
+    ));
+    print(&format!("the page: http://{}/", running.control));
+    print(&format!("the models: http://{}/v1/models", running.front));
+    print(&format!("traffic for {:.0} s; end it with Ctrl-C", duration.as_secs_f64()));
     let began = Instant::now();
     let tally = Arc::new(Mutex::new(Tally::default()));
     let follower = tokio::spawn(follow(running.service.events(), Arc::clone(&tally), json));
-    doors(&mut config, running.front, running.control);
+    set_addresses(&mut config, running.front, running.control);
     let client = Arc::new(Client::of(&config));
     let clients: Vec<_> =
         (0..CLIENTS).map(|nth| tokio::spawn(traffic(Arc::clone(&client), nth, Arc::clone(&tally)))).collect();
     tokio::select! {
-        () = sleep(lasts) => {}
-        () = signals.end() => say("ending"),
+        () = sleep(duration) => {}
+        () = signals.end() => print("ending"),
     }
     clients.iter().for_each(tokio::task::JoinHandle::abort);
     let seconds = began.elapsed().as_secs_f64();
@@ -190,21 +188,20 @@ async fn show(mut config: Config, lasts: Duration, json: bool) -> Result<Demo, F
     Ok(tally.outcome(seconds))
 }
 
-/// The doors as they were opened.
-fn doors(config: &mut Config, front: SocketAddr, control: SocketAddr) {
+/// Sets the addresses that the service listens on.
+fn set_addresses(config: &mut Config, front: SocketAddr, control: SocketAddr) {
     Arc::make_mut(&mut config.front).listen = front;
     Arc::make_mut(&mut config.control).listen = control;
 }
 
-/// Asks one model a few times, then the next.
+/// Sends a few requests to one model, then to the next.
 async fn traffic(client: Arc<Client>, nth: usize, tally: Arc<Mutex<Tally>>) {
     for turn in 0.. {
         let model = (nth + turn / STAYS) % MODELS.len();
-        let question = (turn * 7 + nth) % 5;
-        let answer = client
-            .complete(MODELS[model].0, &format!("Tell me of tree {question}."), TOKENS, ANSWER_MAX)
-            .await;
-        tally.lock().unwrap_or_else(PoisonError::into_inner).take_in(model, question, answer);
+        let prompt = (turn * 7 + nth) % 5;
+        let answer =
+            client.complete(MODELS[model].0, &format!("Tell me of tree {prompt}."), TOKENS, ANSWER_MAX).await;
+        tally.lock().unwrap_or_else(PoisonError::into_inner).add(model, prompt, answer);
         sleep(Duration::from_millis(60)).await;
     }
 }
@@ -216,21 +213,21 @@ async fn follow(
 ) {
     use tokio::sync::broadcast::error::RecvError;
     loop {
-        let told = match events.recv().await {
-            Ok(told) => told,
+        let event = match events.recv().await {
+            Ok(event) => event,
             Err(RecvError::Lagged(_)) => continue,
             Err(RecvError::Closed) => return,
         };
-        let (key, words) = match &told.what {
+        let (key, message) = match &event.what {
             What::Failed { stage, reason } => {
-                (Some(format!("{} failed in {stage}", told.model)), reason.clone())
+                (Some(format!("{} failed in {stage}", event.model)), reason.clone())
             }
             What::Shortfall { expected_bytes, freed_bytes, .. } => (
-                Some(format!("{} said that it slept, and kept its memory", told.model)),
+                Some(format!("{} reported sleep, and kept its memory", event.model)),
                 format!("{freed_bytes} of {expected_bytes} bytes came back"),
             ),
             What::Quarantined { for_s, .. } => {
-                (Some(format!("{} was left alone", told.model)), format!("for {for_s:.0} s"))
+                (Some(format!("{} was quarantined", event.model)), format!("for {for_s:.0} s"))
             }
             What::Ready { swap } => {
                 tally.lock().unwrap_or_else(PoisonError::into_inner).swaps.push(swap.clone());
@@ -239,7 +236,8 @@ async fn follow(
             _ => continue,
         };
         if !json {
-            let _ = writeln!(io::stderr(), "  {}: {}{words}", told.model, key.as_ref().map_or("", |_| "! "));
+            let _ =
+                writeln!(io::stderr(), "  {}: {}{message}", event.model, key.as_ref().map_or("", |_| "! "));
         }
         if let Some(key) = key {
             *tally.lock().unwrap_or_else(PoisonError::into_inner).found.entry(key).or_default() += 1;
@@ -248,27 +246,27 @@ async fn follow(
 }
 
 impl Tally {
-    fn take_in(&mut self, model: usize, question: usize, answer: Result<String, ClientError>) {
+    fn add(&mut self, model: usize, prompt: usize, answer: Result<String, ClientError>) {
         self.requests += 1;
         match answer {
             Ok(answer) => {
-                let first = self.first.entry((model, question)).or_insert_with(|| answer.clone());
+                let first = self.first.entry((model, prompt)).or_insert_with(|| answer.clone());
                 if *first == answer {
                     self.right += 1;
                     self.answered.insert(model);
                 } else {
-                    self.wrong.push(format!("{} said {answer:?}, and {first:?} before", MODELS[model].0));
+                    self.wrong.push(format!("{} answered {answer:?}, and {first:?} before", MODELS[model].0));
                 }
             }
             Err(ClientError::Refused { code: Some(code), .. }) if REFUSALS.contains(&code.as_str()) => {
                 self.refused += 1;
             }
-            // Neither a right answer nor a refusal of the service's own.
+            // Neither a right answer nor a refusal by the service.
             Err(error) => self.wrong.push(chain(&error)),
         }
     }
 
-    fn outcome(self, seconds: f64) -> Demo {
+    fn outcome(self, seconds: f64) -> RotateDemoReport {
         let of = |path: &str| {
             let mut times: Vec<f64> =
                 self.swaps.iter().filter(|swap| swap.path == path).map(|swap| swap.total_s).collect();
@@ -281,11 +279,11 @@ impl Tally {
             Some(first) => Some(format!("{wrong} of {}: {first}", self.requests)),
             None if self.right == 0 => Some(format!("not one of {} requests was answered", self.requests)),
             None if self.requests > MANY && (swaps_hot == 0 || self.answered.len() < MODELS.len()) => {
-                Some("not every model has had its turn".to_owned())
+                Some("not every model was active".to_owned())
             }
             None => None,
         };
-        Demo {
+        RotateDemoReport {
             seconds,
             requests: self.requests,
             right: self.right,

@@ -1,6 +1,6 @@
-//! `poorwill rotate`: serves a rotation, asks one that runs, walks its models, or shows one with mock engines.
+//! `poorwill rotate`: runs the rotation service or its demo, and controls a service that runs.
 
-mod ask;
+mod control;
 mod demo;
 mod serve;
 mod signals;
@@ -15,28 +15,28 @@ use poorwill_rotate::config::{Config, ConfigError};
 use poorwill_rotate::run::RunError;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::args::{RotateArgs, RotateAsk};
+use crate::args::{RotateArgs, RotateCommand};
 use crate::failure::{self, Failure};
 
-/// The command.
 pub(crate) fn run(args: RotateArgs) -> ExitCode {
     let json = args.json;
-    match (args.ask, args.config, args.demo) {
-        (Some(RotateAsk::Validate { requests }), Some(config), _) => {
-            failure::finish(json, ask::validate(&config, requests.get(), json))
+    let duration = args.duration();
+    match (args.command, args.config, args.demo) {
+        (Some(RotateCommand::Validate { requests }), Some(config), _) => {
+            failure::finish(json, control::validate(&config, requests.get(), json))
         }
-        (Some(ask), Some(config), _) => failure::finish(json, ask::ask(&config, ask)),
-        (None, _, true) => failure::finish(json, demo::run(args.lasts, json)),
+        (Some(command), Some(config), _) => failure::finish(json, control::run(&config, command)),
+        (None, _, true) => failure::finish(json, demo::run(duration, json)),
         (None, Some(config), false) => ended(serve::run(&config, args.keep_engines, json)),
-        // The command line has one of them.
-        (_, None, _) => ended(Err(Failure::new("say --config FILE, or --demo"))),
+        // The command line requires one of them.
+        (_, None, _) => ended(Err(Failure::new("--config FILE is needed, or --demo"))),
     }
 }
 
 fn ended(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure::complain(&failure),
+        Err(failure) => failure::report_error(&failure),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A rotation, until a signal ends it.
+//! Runs the rotation service until a signal ends it.
 
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -11,24 +11,24 @@ use poorwill_rotate::service::Service;
 use tokio::sync::Notify;
 use tracing_subscriber::EnvFilter;
 
-use super::signals::{Signals, Told};
+use super::signals::{ServiceSignal, Signals};
 use super::{read, runtime};
 use crate::failure::Failure;
 
-/// How long running answers may take when the service ends, until a second signal.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long requests may finish after the first signal.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Serves. Log lines go to standard error, as JSON if that is wanted.
+/// Log lines go to standard error, as JSON if `json` is set.
 pub(super) fn run(path: &Path, keeps_engines: bool, json: bool) -> Result<(), Failure> {
     let config = read(path)?;
-    log(json);
+    init_log(json);
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         let mut signals = Signals::new()?;
         let running = run::begin(config, Some(path.to_path_buf())).await?;
         serve(running, &mut signals, path, keeps_engines).await
     });
-    // What blocks a thread yet is of no use to anybody.
+    // Threads that still block have no further use.
     runtime.shutdown_background();
     outcome
 }
@@ -39,32 +39,33 @@ async fn serve(
     path: &Path,
     keeps_engines: bool,
 ) -> Result<(), Failure> {
-    let again = Arc::new(Notify::new());
-    let reading = tokio::spawn(reload_each(running.service.clone(), path.to_path_buf(), Arc::clone(&again)));
+    let reload = Arc::new(Notify::new());
+    let reading =
+        tokio::spawn(reload_on_notify(running.service.clone(), path.to_path_buf(), Arc::clone(&reload)));
     loop {
         tokio::select! {
             ended = running.ended() => {
-                running.end(PATIENCE, !keeps_engines).await;
+                running.end(DRAIN_TIMEOUT, !keeps_engines).await;
                 return Err(ended.into());
             }
-            told = signals.next() => match told {
-                Told::End => break,
-                Told::Reload => again.notify_one(),
+            signal = signals.next() => match signal {
+                ServiceSignal::Stop => break,
+                ServiceSignal::Reload => reload.notify_one(),
             },
         }
     }
     reading.abort();
-    tracing::info!("ending: running answers come to their end");
+    tracing::info!("ending: running requests are finished first");
     tokio::select! {
-        () = running.end(PATIENCE, !keeps_engines) => Ok(()),
+        () = running.end(DRAIN_TIMEOUT, !keeps_engines) => Ok(()),
         () = signals.end() => Err(Failure::new("ended at once, at the second signal: engines may be left running")),
     }
 }
 
-/// Reads the configuration each time that it is told to, as often as there is something new.
-async fn reload_each(service: Service, path: PathBuf, again: Arc<Notify>) {
+/// Reads the configuration again after each notification.
+async fn reload_on_notify(service: Service, path: PathBuf, reload: Arc<Notify>) {
     loop {
-        again.notified().await;
+        reload.notified().await;
         let path = path.clone();
         let config = tokio::task::spawn_blocking(move || read(&path)).await;
         let reloaded = match config {
@@ -79,11 +80,11 @@ async fn reload_each(service: Service, path: PathBuf, again: Arc<Notify>) {
     }
 }
 
-/// Log lines of this level and above, unless `POORWILL_LOG` says otherwise.
-fn log(json: bool) {
+/// Logs by `POORWILL_LOG`, or `info` and above.
+fn init_log(json: bool) {
     let filter = EnvFilter::try_from_env("POORWILL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    // Somebody else's subscriber is as good.
+    // A subscriber that is set already stays.
     let _already =
         if json { lines.json().try_init() } else { lines.with_ansi(io::stderr().is_terminal()).try_init() };
 }

@@ -1,17 +1,16 @@
-//! Signals to a service.
+//! Signals to the service.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// What a signal says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
-    End,
+pub(super) enum ServiceSignal {
+    Stop,
     Reload,
 }
 
-/// What tells the service to end, or to read its configuration again.
+/// SIGTERM and SIGINT stop the service; SIGHUP reloads its configuration.
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -29,15 +28,15 @@ impl Signals {
         })
     }
 
-    pub(super) async fn next(&mut self) -> Told {
+    pub(super) async fn next(&mut self) -> ServiceSignal {
         tokio::select! {
-            _ = self.terminate.recv() => Told::End,
-            _ = self.interrupt.recv() => Told::End,
-            _ = self.hangup.recv() => Told::Reload,
+            _ = self.terminate.recv() => ServiceSignal::Stop,
+            _ = self.interrupt.recv() => ServiceSignal::Stop,
+            _ = self.hangup.recv() => ServiceSignal::Reload,
         }
     }
 
     pub(super) async fn end(&mut self) {
-        while self.next().await != Told::End {}
+        while self.next().await != ServiceSignal::Stop {}
     }
 }

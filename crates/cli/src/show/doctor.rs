@@ -1,4 +1,4 @@
-//! What the doctor found: the computer, its devices, and below them what gets in the way.
+//! Report of the doctor: the computer, its devices, and warnings.
 
 use comfy_table::CellAlignment;
 use poorwill::doctor::{DeviceReport, DoctorReport, EngineAdvice, GpuReport, HostReport};
@@ -66,11 +66,11 @@ fn nodes(host: &HostReport) -> String {
     }
 }
 
-/// Who says what about a device, then what follows.
+/// The sources of its memory, then what follows from them.
 fn device(device: &DeviceReport) -> String {
-    let mut sources = table([device.id.as_str(), "says", "remark"]);
+    let mut sources = table([device.id.as_str(), "reports", "remark"]);
     for source in &device.memory.sources {
-        let wins = (device.memory.winner == Some(source.name)).then_some("this counts");
+        let wins = (device.memory.winner == Some(source.name)).then_some("applies");
         let remark: Vec<&str> = wins.into_iter().chain(source.note.as_deref()).collect();
         sources.add_row([source.name.as_str(), &known(source.bytes), &remark.join("; ")]);
     }
@@ -80,7 +80,7 @@ fn device(device: &DeviceReport) -> String {
     let mut rows = vec![("what it is", what(device))];
     rows.extend(device.gpu.as_ref().map(|gpu| ("link", link(gpu))));
     rows.push(("budget", budget(device)));
-    // Few run an engine on the host device.
+    // An engine on the host device is unusual.
     if device.gpu.is_some() || !device.engine.claims.is_empty() || device.engine.refused.is_some() {
         rows.push(("for an engine", engine(&device.engine)));
     }
@@ -97,7 +97,7 @@ fn what(device: &DeviceReport) -> String {
         Some(gpu) => format!("{} at {}", device.name, gpu.pci_bus_id),
     }];
     if let Some(slice) = device.slice {
-        what.push(format!("cut by {}", slice.as_str()));
+        what.push(format!("sliced by {}", slice.as_str()));
     }
     if let Some(gpu) = &device.gpu {
         what.push(format!("compute capability {}", gpu.compute_capability));
@@ -121,13 +121,15 @@ fn link(gpu: &GpuReport) -> String {
         (Some(now), Some(best)) if now != best => format!("{now} of {best}"),
         (Some(now), _) => now.to_string(),
     };
-    let (lanes, generation) = (of(link.width, link.width_max), of(link.generation, link.generation_max));
+    let (width, generation) = (of(link.width, link.width_max), of(link.generation, link.generation_max));
     let mut what = match (link.width, link.generation) {
         (None, None) => Vec::new(),
-        _ => vec![format!("{lanes} lanes of generation {generation}")],
+        _ => vec![format!("{width} lanes of generation {generation}")],
     };
     let speeds = [(link.to_device_bytes_per_s, "to it"), (link.to_host_bytes_per_s, "from it")];
-    what.extend(speeds.into_iter().filter_map(|(rate, way)| Some(format!("{} {way}", rate_of(rate?)))));
+    what.extend(
+        speeds.into_iter().filter_map(|(rate, direction)| Some(format!("{} {direction}", rate_of(rate?)))),
+    );
     what.extend(gpu.pin_bytes_per_s.map(|rate| format!("pinning {}", rate_of(rate))));
     if what.is_empty() { "not known".into() } else { what.join("; ") }
 }
@@ -137,7 +139,7 @@ fn budget(device: &DeviceReport) -> String {
     let from = memory.winner.map_or_else(String::new, |winner| format!(", from {winner}"));
     let used = memory.process_used_bytes.filter(|bytes| *bytes > 0);
     let used = used.map_or_else(String::new, |bytes| format!("; {} used by this process", size(bytes)));
-    format!("{}{from}; {} can be had now{used}", known(memory.budget_bytes), known(memory.headroom_bytes))
+    format!("{}{from}; {} available now{used}", known(memory.budget_bytes), known(memory.headroom_bytes))
 }
 
 fn engine(engine: &EngineAdvice) -> String {

@@ -1,13 +1,13 @@
-//! How a checkpoint got into host memory: a row for each pass, and how the quickest stand beside each other.
+//! Report of `bench load`: a row for each pass, and the fastest of each kind compared.
 
 use comfy_table::CellAlignment;
 use poorwill::offload::How;
-use poorwill_bench::load::{PassKind, Report};
+use poorwill_bench::load::{LoadBenchReport, PassKind};
 
 use super::{count, lines, size, table};
 
 /// The report as a table.
-pub(crate) fn load(report: &Report) -> String {
+pub(crate) fn load(report: &LoadBenchReport) -> String {
     let mut table = table(["pass", "readers", "seconds", "GiB/s"]);
     for pass in &report.passes {
         let kind = if pass.kind == PassKind::Load { "load" } else { "direct reads" };
@@ -39,58 +39,58 @@ pub(crate) fn load(report: &Report) -> String {
     .concat()
 }
 
-fn rates(report: &Report) -> String {
-    let loaded = format!("The quickest load took {:.3} s, {:.3} GiB/s", report.load_s, report.load_gib_per_s);
+fn rates(report: &LoadBenchReport) -> String {
+    let loaded = format!("The fastest load took {:.3} s, {:.3} GiB/s", report.load_s, report.load_gib_per_s);
     match report.direct_gib_per_s.zip(report.ratio) {
         Some((direct, ratio)) => {
             format!(
-                "{loaded}: {:.0}\u{a0}% of the {direct:.3} GiB/s of the quickest direct reads.",
+                "{loaded}: {:.0}\u{a0}% of the {direct:.3} GiB/s of the fastest direct reads.",
                 100.0 * ratio
             )
         }
         None => {
-            format!("{loaded}; the files are not read directly here, so there is nothing to hold it against.")
+            format!("{loaded}; the files cannot be read directly here, so there is no rate to compare with.")
         }
     }
 }
 
-fn memory(report: &Report) -> String {
+fn memory(report: &LoadBenchReport) -> String {
     let load = &report.load;
     let kind = if load.pinned { "page-locked" } else { "pageable" };
-    let made = format!("{} in {}, {kind}", size(load.host_bytes), count(load.buffers, "buffer"));
+    let memory = format!("{} in {}, {kind}", size(load.host_bytes), count(load.buffers, "buffer"));
     let because = load.pageable_because.as_ref().map(|because| format!(" ({because})")).unwrap_or_default();
     match report.peak_bytes.zip(report.peak_ratio) {
         Some((peak, ratio)) => format!(
-            "Host memory: {made}{because}. At most {} were taken while loading, {ratio:.4}\u{a0}× the checkpoint, by {}.",
+            "Host memory: {memory}{because}. The peak while loading was {}, {ratio:.4}\u{a0}× the checkpoint, by {}.",
             size(peak),
             report.peak_how
         ),
         None => format!(
-            "Host memory: {made}{because}. What was taken while loading nobody tells: {}.",
+            "Host memory: {memory}{because}. The peak while loading is not known: {}.",
             report.peak_how
         ),
     }
 }
 
-fn how(report: &Report) -> String {
+fn how(report: &LoadBenchReport) -> String {
     let load = &report.load;
-    let mut ways = Vec::new();
-    for (bytes, way) in [
+    let mut methods = Vec::new();
+    for (bytes, method) in [
         (load.direct_bytes, "read directly into place"),
-        (load.staged_bytes, "read directly and copied to their place"),
-        (load.buffered_bytes, "read through the page cache, which was dropped behind"),
+        (load.staged_bytes, "read directly and copied into place"),
+        (load.buffered_bytes, "read through the page cache, which was dropped afterwards"),
     ] {
         if bytes > 0 {
-            ways.push(format!("{} {way}", size(bytes)));
+            methods.push(format!("{} {method}", size(bytes)));
         }
     }
     let buffered = load.files.iter().find(|file| file.how == How::Buffered);
     let because = buffered.and_then(|file| file.because.as_ref());
     let because = because.map(|because| format!(" ({because})")).unwrap_or_default();
-    format!("{}{because}.", ways.join("; "))
+    format!("{}{because}.", methods.join("; "))
 }
 
-fn verdict(report: &Report) -> String {
+fn verdict(report: &LoadBenchReport) -> String {
     match &report.mismatch {
         None => format!("Verified: the bytes of {}.\n", count(report.load.tensors, "tensor")),
         Some(mismatch) => format!("FAILED: {mismatch}.\n"),

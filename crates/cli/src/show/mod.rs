@@ -1,4 +1,4 @@
-//! Reports for people.
+//! Reports as text for people.
 
 mod doctor;
 #[cfg(target_os = "linux")]
@@ -12,8 +12,8 @@ mod sleep;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use poorwill::{ByteSize, Release, SleepReport, WakeReport};
-use poorwill_bench::churn;
-use poorwill_bench::nap::{Cycle, Held, Prepared, Report};
+use poorwill_bench::churn::ChurnReport;
+use poorwill_bench::verify::{PoolMemory, Prepared, VerifyCycle, VerifyReport};
 
 pub(crate) use self::doctor::doctor;
 #[cfg(target_os = "linux")]
@@ -24,8 +24,8 @@ pub(crate) use self::sleep::sleep;
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// A nap as a table: a row per step, what the device and the host hold after it, and what happened.
-pub(crate) fn nap(report: &Report) -> String {
+/// A row for each step of `verify`, with the memory after it.
+pub(crate) fn verify(report: &VerifyReport) -> String {
     let mut table = table(["step", "seconds", "on device", "on host", "what happened"]);
     let tensors = format!("{} in {}", count(report.tensors, "tensor"), count(report.files, "file"));
     let model = [tensors].into_iter().chain(rate(report.bytes, report.load_s)).collect::<Vec<_>>().join("; ");
@@ -61,8 +61,8 @@ pub(crate) fn nap(report: &Report) -> String {
     )
 }
 
-/// Loads, two rows each: at the peak and at the end; and below what failed.
-pub(crate) fn churn(reports: &[churn::Report]) -> String {
+/// Two rows for each load, at its peak and at its end; failures below.
+pub(crate) fn churn(reports: &[ChurnReport]) -> String {
     let mut table = table(["load", "moment", "live", "mapped", "ratio", "what happened"]);
     for report in reports {
         let created: Vec<String> = report.created_bytes.iter().map(|bytes| size(*bytes)).collect();
@@ -86,7 +86,7 @@ pub(crate) fn churn(reports: &[churn::Report]) -> String {
     format!("{table}\n{failed}")
 }
 
-/// `1.028×`, or a dash where there is none.
+/// `1.028×`, or a dash.
 fn ratio(ratio: Option<f64>) -> String {
     ratio.map_or("–".into(), |ratio| format!("{ratio:.3}×"))
 }
@@ -102,20 +102,20 @@ fn table(header: impl IntoIterator<Item = impl Into<Cell>>) -> Table {
     table
 }
 
-/// That of the terminal, within what reads well.
+/// Width of the terminal, within readable bounds.
 fn width() -> u16 {
     terminal_size::terminal_size().map_or(100, |(width, _)| width.0.clamp(60, 120))
 }
 
-/// A sentence in lines that a terminal does not break; in one line where there is none.
+/// A sentence wrapped for the terminal; one line without a terminal.
 fn lines(sentence: &str) -> String {
     let Some((terminal_size::Width(width), _)) = terminal_size::terminal_size() else {
         return format!("{sentence}\n");
     };
-    broken(sentence, usize::from(width.clamp(60, 120)))
+    wrapped(sentence, usize::from(width.clamp(60, 120)))
 }
 
-fn broken(sentence: &str, width: usize) -> String {
+fn wrapped(sentence: &str, width: usize) -> String {
     let (mut text, mut column) = (String::new(), 0);
     for word in sentence.split(' ') {
         let letters = word.chars().count();
@@ -133,19 +133,19 @@ fn broken(sentence: &str, width: usize) -> String {
     text
 }
 
-fn row(table: &mut Table, step: &str, seconds: f64, after: Held, what: &str) {
+fn row(table: &mut Table, step: &str, seconds: f64, after: PoolMemory, what: &str) {
     let (device, host) = (size(after.device_bytes), size(after.host_bytes));
     table.add_row([step, &format!("{seconds:.3}"), &device, &host, what]);
 }
 
 fn slept(sleep: &SleepReport) -> String {
-    let known = match sleep.release {
+    let release = match sleep.release {
         Release::Confirmed => "confirmed",
-        Release::Ledger => "by our ledger",
-        Release::Shortfall => "not all that was planned",
+        Release::Ledger => "by the ledger",
+        Release::Shortfall => "less than planned",
         other => other.name(),
     };
-    let mut what = vec![format!("{} given back ({known})", size(sleep.released_bytes))];
+    let mut what = vec![format!("{} released ({release})", size(sleep.released_bytes))];
     let copied = if sleep.fast_digests {
         "copied to the host"
     } else {
@@ -158,7 +158,7 @@ fn slept(sleep: &SleepReport) -> String {
     what.join("; ")
 }
 
-fn woke(cycle: &Cycle) -> String {
+fn woke(cycle: &VerifyCycle) -> String {
     let wake: &WakeReport = &cycle.wake;
     let mut what = Vec::new();
     push(&mut what, wake.copied_bytes, "copied back");
@@ -172,11 +172,11 @@ fn woke(cycle: &Cycle) -> String {
     what.join("; ")
 }
 
-fn compared(cycle: &Cycle) -> &'static str {
+fn compared(cycle: &VerifyCycle) -> &'static str {
     if cycle.verified { "same as the files" } else { "NOT the same as the files" }
 }
 
-/// A size whose number and unit stay on one line.
+/// A size with a space that does not break.
 fn size(bytes: u64) -> String {
     ByteSize(bytes).to_string().replace(' ', "\u{a0}")
 }
@@ -187,7 +187,7 @@ fn push(what: &mut Vec<String>, bytes: u64, verb: &str) {
     }
 }
 
-fn verdict(report: &Report) -> String {
+fn verdict(report: &VerifyReport) -> String {
     match &report.mismatch {
         None => {
             let when = if report.cycles.len() == 1 { "the wake" } else { "every wake" };
@@ -202,7 +202,7 @@ fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// `1.20 GiB/s`, if it is worth a figure. Rounding one for display is what floats are for.
+/// `1.20 GiB/s`, if it rounds above zero.
 #[allow(clippy::cast_precision_loss)]
 fn rate(bytes: u64, seconds: f64) -> Option<String> {
     let bytes_per_s = bytes as f64 / seconds.max(1e-9);
@@ -215,9 +215,9 @@ fn rate_of(bytes_per_s: f64) -> String {
 }
 
 #[test]
-fn lines_are_no_longer_than_they_may_be() {
-    assert_eq!(broken("Note: a b.", 60), "Note: a b.\n");
-    assert_eq!(broken("one two three", 7), "one two\nthree\n");
-    assert_eq!(broken("one two three", 6), "one\ntwo\nthree\n");
-    assert_eq!(broken("incomprehensible a", 6), "incomprehensible\na\n");
+fn lines_are_wrapped_at_the_width() {
+    assert_eq!(wrapped("Note: a b.", 60), "Note: a b.\n");
+    assert_eq!(wrapped("one two three", 7), "one two\nthree\n");
+    assert_eq!(wrapped("one two three", 6), "one\ntwo\nthree\n");
+    assert_eq!(wrapped("incomprehensible a", 6), "incomprehensible\na\n");
 }

@@ -1,12 +1,12 @@
-//! What weights in host memory cost: a row for each way, with how it stands beside what is to be had.
+//! Report of `bench offload`: a row for each kind of pass.
 
 use comfy_table::{CellAlignment, Table};
-use poorwill_bench::offload::Report;
+use poorwill_bench::offload::OffloadReport;
 
 use super::{count, lines, size, table};
 
 /// The report as a table.
-pub(crate) fn offload(report: &Report) -> String {
+pub(crate) fn offload(report: &OffloadReport) -> String {
     let mut table = table(["step", "seconds", "GiB/s", "what happened"]);
     rows(&mut table, report);
     for column in table.column_iter_mut().skip(1).take(2) {
@@ -29,16 +29,16 @@ pub(crate) fn offload(report: &Report) -> String {
     .concat()
 }
 
-fn rows(table: &mut Table, report: &Report) {
+fn rows(table: &mut Table, report: &OffloadReport) {
     let bytes_per_s = |gib_per_s: f64| format!("{gib_per_s:.2}");
     let kind = if report.pinned { "page-locked" } else { "pageable" };
-    let made = format!("{} held by the driver, {kind}", size(report.host_bytes_used));
-    table.add_row(["host memory", "", &bytes_per_s(report.pin_gib_per_s), &made]);
+    let memory = format!("{} held by the driver, {kind}", size(report.host_bytes_used));
+    table.add_row(["host memory", "", &bytes_per_s(report.pin_gib_per_s), &memory]);
     let mut row = |step: &str, seconds: Option<f64>, gib_per_s: Option<f64>, what: &str| {
         let seconds = seconds.map(|seconds| format!("{seconds:.4}")).unwrap_or_default();
         table.add_row([step, &seconds, &gib_per_s.map(bytes_per_s).unwrap_or_default(), what]);
     };
-    let one_stream = "all layers, one after the other on one stream";
+    let one_stream = "all layers in turn on one stream";
     row("copies", Some(report.transfer_s), Some(report.explicit_gib_per_s), one_stream);
     if report.uva_gib_per_s.is_some() {
         row("in place, alone", None, report.uva_gib_per_s, "the same, reading host memory where it is");
@@ -55,8 +55,8 @@ fn rows(table: &mut Table, report: &Report) {
     if report.uva_s.is_some() {
         row("pass, in place", report.uva_s, None, "each layer read right before it is computed");
     }
-    let beside = "copies on one stream, computing on another, and neither waits for the other";
-    row("side by side", Some(report.side_by_side_s), None, beside);
+    let independent = "copies on one stream, computing on another, without dependencies";
+    row("side by side", Some(report.side_by_side_s), None, independent);
     let prefetched = format!(
         "{}; overlap {:.2}; {:.2}× as fast as copies and computing in turn, {:.0}\u{a0}% of the ideal",
         count(report.slots, "slot"),
@@ -67,8 +67,8 @@ fn rows(table: &mut Table, report: &Report) {
     row("pass, prefetched", Some(report.prefetch_s), Some(report.prefetch_gib_per_s), &prefetched);
 }
 
-/// What the table cannot say.
-fn explained(report: &Report) -> String {
+/// Notes below the table.
+fn explained(report: &OffloadReport) -> String {
     let spread = report.prefetch_spread_s;
     let mut text = lines(&format!(
         "Medians of {} passes; with prefetching {:.4} to {:.4} s.",
@@ -83,7 +83,7 @@ fn explained(report: &Report) -> String {
     text
 }
 
-fn verdict(report: &Report) -> String {
+fn verdict(report: &OffloadReport) -> String {
     match &report.mismatch {
         None => {
             format!("Verified: every digest of {} in every pass.\n", count(whole(report.layers), "layer"))

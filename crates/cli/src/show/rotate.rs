@@ -1,4 +1,4 @@
-//! Tables of a rotation.
+//! Reports of `rotate`.
 
 use comfy_table::CellAlignment;
 use poorwill::ByteSize;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::table;
 
-/// A status, as the service gives it.
+/// The status of the service.
 pub(crate) fn status_text(status: &Value) -> String {
     let mut models =
         table(["model", "stage", "for, s", "running", "queued", "held", "failures", "last failure"]);
@@ -43,30 +43,28 @@ pub(crate) fn status_text(status: &Value) -> String {
     format!("{models}\n{gpus}\n")
 }
 
-/// What came of a walk.
 pub(crate) fn validation_text(validation: &Validation) -> String {
-    let mut models = table(["model", "verdict", "right", "garbage", "sleep, s", "wake, s", "what was wrong"]);
-    for walked in &validation.models {
+    let mut models = table(["model", "verdict", "right", "garbage", "sleep, s", "wake, s", "reason"]);
+    for model in &validation.models {
         let seconds = |seconds: Option<f64>| seconds.map_or_else(String::new, |s| format!("{s:.3}"));
         models.add_row([
-            walked.model.clone(),
-            word_of(walked.verdict).to_owned(),
-            walked.right.to_string(),
-            walked.garbage.to_string(),
-            seconds(walked.sleep_s),
-            seconds(walked.wake_s),
-            walked.because.clone().unwrap_or_default(),
+            model.model.clone(),
+            verdict_text(model.verdict).to_owned(),
+            model.right.to_string(),
+            model.garbage.to_string(),
+            seconds(model.sleep_s),
+            seconds(model.wake_s),
+            model.because.clone().unwrap_or_default(),
         ]);
     }
     for column in models.column_iter_mut().skip(2).take(4) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let passed = if validation.is_passed() { "every model" } else { "NOT every model" };
-    format!("{models}\n{passed} slept, woke, and answered {} questions as before\n", validation.requests)
+    format!("{models}\n{passed} slept, woke, and answered {} prompts as before\n", validation.requests)
 }
 
-/// A verdict in a word.
-pub(crate) fn word_of(verdict: Verdict) -> &'static str {
+pub(crate) fn verdict_text(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Pass => "pass",
         Verdict::Garbage => "garbage",
@@ -81,7 +79,7 @@ fn size(bytes: u64) -> String {
 fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
-        // What engines said may have anything in it.
+        // Text from engines may contain anything.
         Value::String(text) => text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect(),
         other => other.to_string(),
     }

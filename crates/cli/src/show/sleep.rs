@@ -1,13 +1,13 @@
-//! What sleeping and waking cost: a row for each limit and each step, with how it stands beside its limit.
+//! Report of `bench sleep`: a row for each limit and each step, with its ratio to the limit.
 
 use comfy_table::{CellAlignment, Table};
 use poorwill_bench::Spread;
-use poorwill_bench::sleep::{Beside, Kind, Limits, Report};
+use poorwill_bench::sleep::{CycleKind, LimitRatio, Limits, SleepBenchReport};
 
 use super::{count, lines, rate, rate_of, size, table};
 
 /// The report as a table.
-pub(crate) fn sleep(report: &Report) -> String {
+pub(crate) fn sleep(report: &SleepBenchReport) -> String {
     let mut table = table(["step", "seconds", "÷ limit", "aim", "what happened"]);
     limits(&mut table, report);
     steps(&mut table, report);
@@ -18,14 +18,13 @@ pub(crate) fn sleep(report: &Report) -> String {
         format!("{} on {} ({})\n{table}\n", size(report.bytes), report.device, report.device_name),
         explained(report),
         spreads(report),
-        held(report),
+        memory(report),
         verdict(report),
     ]
     .concat()
 }
 
-/// What the machine can do at best.
-fn limits(table: &mut Table, report: &Report) {
+fn limits(table: &mut Table, report: &SleepBenchReport) {
     let Limits { link_bytes, digest_bytes, pin_bytes, .. } = report.limits;
     let limits = &report.limits;
     let to = |what: &str, bytes_per_s: f64, how: String| {
@@ -43,23 +42,26 @@ fn limits(table: &mut Table, report: &Report) {
     table.add_row(to("link to host", limits.to_host_bytes_per_s, pinned));
     let compared = format!("of device memory, by digests of {}", size(digest_bytes));
     table.add_row(to("reading", limits.digest_bytes_per_s, compared));
-    table.add_row(to("host memory", limits.pin_bytes_per_s, format!("made, {} at once", size(pin_bytes))));
-    let pieces = format!("the same in {}, driver alone", count(limits.handles, "handle"));
-    row(table, "bare bring-in", limits.bring_in_s, None, &format!("create, map and open {pieces}"));
-    row(table, "bare give-back", limits.give_back_s, None, &format!("unmap and release {pieces}"));
+    table.add_row(to(
+        "host memory",
+        limits.pin_bytes_per_s,
+        format!("allocated, {} at once", size(pin_bytes)),
+    ));
+    let handles = format!("the same in {}, driver alone", count(limits.handles, "handle"));
+    row(table, "driver map", limits.map_s, None, &format!("create, map and set access: {handles}"));
+    row(table, "driver unmap", limits.unmap_s, None, &format!("unmap and release: {handles}"));
 }
 
-/// What was done, in its order.
-fn steps(table: &mut Table, report: &Report) {
+fn steps(table: &mut Table, report: &SleepBenchReport) {
     let load = [count(report.tensors, "tensor")].into_iter().chain(rate(report.bytes, report.load_s));
     row(table, "load", report.load_s, None, &load.collect::<Vec<_>>().join("; "));
     let (ratios, copied) = (&report.ratios, &report.copied_bytes);
-    let mut sleep = |step: &str, seconds: Option<f64>, copied: Option<u64>, beside, what: &str| {
+    let mut sleep = |step: &str, seconds: Option<f64>, copied: Option<u64>, ratio, what: &str| {
         let Some(seconds) = seconds else { return };
         let copied = copied.map(|bytes| format!("{} copied; ", size(bytes))).unwrap_or_default();
-        row(table, step, seconds, beside, &format!("{copied}{what}"));
+        row(table, step, seconds, ratio, &format!("{copied}{what}"));
     };
-    let slower = "limit: making host memory, or the link";
+    let slower = "limit: allocating host memory, or the link";
     sleep("first sleep", report.first_sleep_s, copied.first, ratios.first_sleep, slower);
     let prepare_s = report.prepare.as_ref().map(|prepare| prepare.seconds);
     let prepared = report.prepare.as_ref().map(|prepare| prepare.copied_bytes);
@@ -71,8 +73,8 @@ fn steps(table: &mut Table, report: &Report) {
         report.clean_cycles
     );
     sleep("clean sleep", report.clean_sleep_s, copied.clean, ratios.clean_sleep, &clean);
-    let part = report.cycle(Kind::Clean).map(|cycle| cycle.wake.verified_bytes).unwrap_or_default();
-    // On the host device nothing rests.
+    let part = report.cycle(CycleKind::Clean).map(|cycle| cycle.wake.verified_bytes).unwrap_or_default();
+    // Only a GPU rests.
     let rested = if report.device == "host" { "" } else { ", a moment after the sleep" };
     let wake = format!(
         "median of {}{rested}; {} verified by digest; limit: the link",
@@ -86,27 +88,27 @@ fn steps(table: &mut Table, report: &Report) {
         report.changed_fraction
     );
     sleep("changed sleep", report.changed_sleep_s, copied.changed, ratios.changed_sleep, &changed);
-    let whole = report.cycle(Kind::Changed).map(|cycle| (cycle.wake_s, &cycle.wake));
+    let whole = report.cycle(CycleKind::Changed).map(|cycle| (cycle.wake_s, &cycle.wake));
     let all = whole.map(|(_, wake)| format!("{} verified by digest", size(wake.verified_bytes)));
     let (whole_s, whole_copied) = (whole.map(|(wake_s, _)| wake_s), whole.map(|(_, wake)| wake.copied_bytes));
     sleep("wake, all verified", whole_s, whole_copied, None, &all.unwrap_or_default());
     let best = report.dropping.as_ref().map_or(0, |dropping| dropping.cycles.len());
-    let best = |limit: &str| format!("quickest of {best}; limit: {limit}");
-    sleep("drop", report.drop_s, None, ratios.drop, &best("bare give-back"));
-    sleep("wake empty", report.wake_empty_s, None, ratios.wake_empty, &best("bare bring-in"));
+    let best = |limit: &str| format!("fastest of {best}; limit: {limit}");
+    sleep("drop", report.drop_s, None, ratios.drop, &best("driver unmap"));
+    sleep("wake empty", report.wake_empty_s, None, ratios.wake_empty, &best("driver map"));
 }
 
-fn row(table: &mut Table, step: &str, seconds: f64, beside: Option<Beside>, what: &str) {
+fn row(table: &mut Table, step: &str, seconds: f64, ratio: Option<LimitRatio>, what: &str) {
     let times = |ratio: f64| format!("{ratio:.2}×");
-    let (ratio, aim) = beside
-        .map(|beside| (times(beside.ratio), format!("≤\u{a0}{}", times(beside.ratio_aim))))
+    let (ratio, aim) = ratio
+        .map(|ratio| (times(ratio.ratio), format!("≤\u{a0}{}", times(ratio.ratio_aim))))
         .unwrap_or_default();
-    // Calls of the driver alone take less than a millisecond on some devices.
+    // Driver calls take less than a millisecond on some devices.
     table.add_row([step, &format!("{seconds:.4}"), &ratio, &aim, what]);
 }
 
-/// What the table cannot say.
-fn explained(report: &Report) -> String {
+/// Notes below the table.
+fn explained(report: &SleepBenchReport) -> String {
     if report.fast_digests {
         return String::new();
     }
@@ -115,7 +117,7 @@ fn explained(report: &Report) -> String {
     )
 }
 
-fn spreads(report: &Report) -> String {
+fn spreads(report: &SleepBenchReport) -> String {
     let Some(spreads) = report.spreads else { return String::new() };
     let spread = |what: &str, spread: Spread| {
         let Spread { min, median, max } = spread;
@@ -131,13 +133,13 @@ fn spreads(report: &Report) -> String {
     .concat()
 }
 
-fn held(report: &Report) -> String {
+fn memory(report: &SleepBenchReport) -> String {
     let (first, last) = (report.memory.after_first, report.memory.after);
     let change = |what: &str, from: Option<u64>, to: Option<u64>| {
         let known = |bytes: Option<u64>| bytes.map_or_else(|| "–".into(), size);
         format!("{what} {} → {}", known(from), known(to))
     };
-    let held = [
+    let memory = [
         change(
             "Held from the first clean cycle to the last: device free",
             Some(first.device_free_bytes),
@@ -149,10 +151,10 @@ fn held(report: &Report) -> String {
     .join(", ");
     let host = report.host_bytes.filter(|bytes| *bytes > 0);
     let host = host.map(|bytes| format!("; host memory for them {}", size(bytes))).unwrap_or_default();
-    lines(&format!("{held}{host}."))
+    lines(&format!("{memory}{host}."))
 }
 
-fn verdict(report: &Report) -> String {
+fn verdict(report: &SleepBenchReport) -> String {
     match &report.mismatch {
         None => format!("Verified: {}, same addresses, same bytes.\n", count(report.tensors, "tensor")),
         Some(mismatch) => format!("FAILED: {mismatch}.\n"),

@@ -9,13 +9,13 @@ const GIB: u64 = 1 << 30;
 
 /// The commands that take memory of a device, with the least to do, and a device of 64 GiB.
 const COMMANDS: [&[&str]; 4] = [
-    &["nap", "model", "--cycles=1", "--device=host:64GiB"],
+    &["verify", "model", "--cycles=1", "--device=host:64GiB"],
     &["bench", "sleep", "--size=8MiB", "--cycles=1", "--device=host:64GiB"],
     &["bench", "churn", "--load=moe", "--device=host:64GiB"],
     &["demo", "--device=host:64GiB"],
 ];
 
-/// How somebody runs the command: here on the host device, elsewhere with GPUs.
+/// Runs the command, on the host device or with GPUs.
 type Runner<'a> = &'a dyn Fn(&[&str]) -> Ran;
 
 fn with<'a>(args: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
@@ -100,7 +100,7 @@ fn a_budget_that_is_enough_and_one_that_is_not() {
     for budget in ["12MiB", "host=0.5"] {
         let budget = ["--budget", budget];
         for command in [
-            &["nap", "model", "--cycles=1", "--device=host:32MiB"][..],
+            &["verify", "model", "--cycles=1", "--device=host:32MiB"][..],
             &["bench", "sleep", "--size=8MiB", "--cycles=1", "--device=host:32MiB"],
         ] {
             assert_eq!(succeeds(run, &with(command, &budget))["verified"], true, "{command:?}");
@@ -138,10 +138,10 @@ fn a_budget_of_another_device_is_a_slip() {
     }
     misused(
         run,
-        &["nap", "model", "--device=cuda:1", "--budget=cuda:0=0.5"],
+        &["verify", "model", "--device=cuda:1", "--budget=cuda:0=0.5"],
         &["--budget names cuda:0, and the device is cuda:1"],
     );
-    misused(run, &["nap", "model", "--device=cuda:1", "--budget=host=0.5"], &["--budget names host"]);
+    misused(run, &["verify", "model", "--device=cuda:1", "--budget=host=0.5"], &["--budget names host"]);
     // Without a device it is the host's.
     misused(run, &["demo", "--budget=cuda:0=0.5"], &["--budget names cuda:0, and the device is host"]);
 }
@@ -186,7 +186,7 @@ fn what_is_no_budget_is_refused_by_its_words() {
 #[test]
 fn help_names_both_kinds_of_budget() {
     let folder = Folder::new();
-    for command in [&["nap"][..], &["bench", "sleep"], &["bench", "churn"], &["demo"]] {
+    for command in [&["verify"][..], &["bench", "sleep"], &["bench", "churn"], &["demo"]] {
         let help = run(&folder, &with(command, &["--help"])).succeeded();
         for word in ["--budget", "20GiB", "0.92"] {
             assert!(help.contains(word), "{command:?}: {help}");
@@ -252,27 +252,31 @@ mod on_gpus {
     fn a_limit_above_the_slice_is_refused() {
         let (folder, gpus) = (Folder::with_model(), slice());
         let run: Runner<'_> = &|args| gpus.run(&folder, args);
-        let nap = ["nap", "model", "--cycles=1", "--device=cuda:0"];
-        assert_eq!(succeeds(run, &with(&nap, &["--limit=23GiB"]))["verified"], true);
+        let verify = ["verify", "model", "--cycles=1", "--device=cuda:0"];
+        assert_eq!(succeeds(run, &with(&verify, &["--limit=23GiB"]))["verified"], true);
         // The card has it and the slice has not.
         refused(
             run,
-            &with(&nap, &["--limit=24GiB"]),
+            &with(&verify, &["--limit=24GiB"]),
             &["cannot claim 24 GiB for `pool`: the budget is 23 GiB", "there are 23 GiB in all"],
         );
         refused(
             run,
-            &with(&nap, &["--limit=22GiB", "--budget=0.92"]),
+            &with(&verify, &["--limit=22GiB", "--budget=0.92"]),
             &["cannot claim 22 GiB for `pool`: the budget is 21.16 GiB", "(a share of 0.96)"],
         );
-        refused(run, &with(&nap, &["--budget=1MiB"]), &["cannot claim 2 MiB", "budget is 1 MiB"]);
+        refused(run, &with(&verify, &["--budget=1MiB"]), &["cannot claim 2 MiB", "budget is 1 MiB"]);
         misused(
             run,
-            &with(&nap, &["--budget=cuda:1=0.5"]),
+            &with(&verify, &["--budget=cuda:1=0.5"]),
             &["--budget names cuda:1", "the device is cuda:0"],
         );
-        misused(run, &with(&nap, &["--budget=host=0.5"]), &["--budget names host", "the device is cuda:0"]);
-        misused(run, &with(&nap, &["--budget=22"]), &["without a unit"]);
+        misused(
+            run,
+            &with(&verify, &["--budget=host=0.5"]),
+            &["--budget names host", "the device is cuda:0"],
+        );
+        misused(run, &with(&verify, &["--budget=22"]), &["without a unit"]);
     }
 
     #[test]
@@ -281,7 +285,7 @@ mod on_gpus {
         let gpus = slice().with("POORWILL_FAKE_CUDA_PLAY", "0:hami=23GiB,0:used=23.5GiB");
         let run: Runner<'_> = &|args| gpus.run(&folder, args);
         let words = ["tensor \"", "the device has 0 B free of 23 GiB"];
-        refused(run, &["nap", "model", "--device=cuda:0"], &words);
+        refused(run, &["verify", "model", "--device=cuda:0"], &words);
     }
 
     #[test]
@@ -295,19 +299,19 @@ mod on_gpus {
         for churn in demo["churn"].as_array().unwrap() {
             assert_eq!(churn["limit_bytes"], 4 * GIB, "{churn}");
         }
-        assert!(demo["nap"]["loaded"]["device_bytes"].as_u64().unwrap() > 500 * MIB);
+        assert!(demo["verify"]["loaded"]["device_bytes"].as_u64().unwrap() > 500 * MIB);
     }
 
     #[test]
-    fn where_nobody_knows_the_user_says_it_in_bytes() {
+    fn unknown_memory_needs_a_budget_in_bytes() {
         let folder = Folder::with_model();
         let gpus = slice().with("POORWILL_FAKE_CUDA_PLAY", "1:total=0,1:info_total=0");
         let run: Runner<'_> = &|args| gpus.run(&folder, args);
-        let nap = ["nap", "model", "--cycles=1", "--device=cuda:1"];
+        let verify = ["verify", "model", "--cycles=1", "--device=cuda:1"];
         for budget in [&[][..], &["--budget=0.92"]] {
             let words = ["how much memory cuda:1 has is not known", "--budget 20GiB"];
-            refused(run, &with(&nap, budget), &words);
+            refused(run, &with(&verify, budget), &words);
         }
-        assert_eq!(succeeds(run, &with(&nap, &["--budget=20GiB"]))["verified"], true);
+        assert_eq!(succeeds(run, &with(&verify, &["--budget=20GiB"]))["verified"], true);
     }
 }

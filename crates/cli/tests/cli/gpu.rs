@@ -15,7 +15,7 @@ use crate::support::{Folder, Ran, assert_clean, command};
 /// The fake library's setting of which calls fail.
 const FAIL: &str = "POORWILL_FAKE_CUDA_FAIL";
 
-/// How the variables begin that say something about GPUs. None comes from whoever tests.
+/// Prefixes of the variables about GPUs. Those of the caller are removed.
 const SETTINGS: [&str; 4] = ["CUDA_", "NVIDIA_", "POORWILL_FAKE_CUDA_", "POORWILL_FAKE_NVML_DEVICES"];
 
 /// The GPUs that the command sees, and its environment.
@@ -132,21 +132,21 @@ fn doctor_warns_of_a_gpu_that_does_not_answer() {
 }
 
 #[test]
-fn naps_are_verified() {
+fn checkpoints_are_verified() {
     let folder = Folder::with_model();
     for (device, level) in [("cuda:0", "1"), ("cuda:1", "1"), ("cuda:1", "2")] {
         let args =
-            ["nap", "model", "--device", device, "--level", level, "--kv-cache", "3MiB", "--cycles", "2"];
-        let nap = report(&folder, &args);
-        assert_eq!((&nap["device"], &nap["verified"]), (&device.into(), &true.into()));
-        let cycles = nap["cycles"].as_array().unwrap();
+            ["verify", "model", "--device", device, "--level", level, "--kv-cache", "3MiB", "--cycles", "2"];
+        let verify = report(&folder, &args);
+        assert_eq!((&verify["device"], &verify["verified"]), (&device.into(), &true.into()));
+        let cycles = verify["cycles"].as_array().unwrap();
         assert_eq!(cycles.len(), 2);
-        assert!(cycles.iter().all(|cycle| cycle["asleep"]["device_bytes"] == 0), "{nap}");
+        assert!(cycles.iter().all(|cycle| cycle["asleep"]["device_bytes"] == 0), "{verify}");
         // Where comparing costs as much as copying, every sleep copies.
         let again = &cycles[1]["sleep"];
-        assert!(again["fast_digests"] == false || again["copied_bytes"] == 0, "{nap}");
+        assert!(again["fast_digests"] == false || again["copied_bytes"] == 0, "{verify}");
     }
-    let text = run(&folder, &["nap", "model", "--device", "cuda:1", "--cycles", "1"]).succeeded();
+    let text = run(&folder, &["verify", "model", "--device", "cuda:1", "--cycles", "1"]).succeeded();
     assert!(text.contains("cuda:1") && text.contains("Verified after "), "{text}");
     // A granule of one page is too small for the kernel.
     assert!(text.contains("no fast digests"), "{text}");
@@ -191,7 +191,7 @@ fn weights_in_host_memory_are_measured_and_verified() {
 }
 
 #[test]
-fn a_gpu_sleeps_with_24_gib_unless_told_otherwise() {
+fn a_gpu_sleeps_with_24_gib_by_default() {
     // This one has 16 GiB.
     refused(&Folder::new(), "", &["bench", "sleep", "--device", "cuda:1"], &["cannot load 24 GiB", "16 GiB"]);
 }
@@ -211,7 +211,7 @@ fn large_loads_run_within_a_limit() {
 #[ignore = "long: the demo once more, over the fake CUDA library"]
 fn the_demo_runs_on_a_gpu() {
     let demo = report(&Folder::new(), &["demo", "--device", "cuda:0"]);
-    assert_eq!((&demo["verified"], &demo["nap"]["device"]), (&true.into(), &"cuda:0".into()));
+    assert_eq!((&demo["verified"], &demo["verify"]["device"]), (&true.into(), &"cuda:0".into()));
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn a_gpu_that_is_not_there_is_refused_by_name() {
     let folder = Folder::with_model();
     let words = ["no GPU 99", "cuda:0 to cuda:1"];
     for args in [
-        &["nap", "model", "--device", "cuda:99"][..],
+        &["verify", "model", "--device", "cuda:99"][..],
         &["bench", "sleep", "--device", "cuda:99"],
         &["bench", "offload", "--device", "cuda:99"],
         &["bench", "churn", "--load", "moe", "--device", "cuda:99"],
@@ -233,7 +233,7 @@ fn a_gpu_that_is_not_there_is_refused_by_name() {
 fn calls_that_fail_end_a_command_with_one_sentence() {
     let folder = Folder::with_model();
     for args in [
-        &["nap", "model", "--device", "cuda:1"][..],
+        &["verify", "model", "--device", "cuda:1"][..],
         &["bench", "sleep", "--device", "cuda:1", "--size", "32MiB"],
         &["bench", "offload", "--device", "cuda:1", "--size", "32MiB"],
     ] {
@@ -244,7 +244,7 @@ fn calls_that_fail_end_a_command_with_one_sentence() {
 #[test]
 fn a_gpu_that_cannot_be_had_says_what_may_help() {
     let folder = Folder::with_model();
-    let nap = ["nap", "model", "--device", "cuda:0"];
+    let verify = ["verify", "model", "--device", "cuda:0"];
     for (fail, words) in [
         ("cuInit:1:1:100", &["shows this process no GPU", "CUDA_VISIBLE_DEVICES"][..]),
         ("cuInit:1:1:999", &["cuInit failed", "nvidia-modprobe -u"]),
@@ -254,7 +254,7 @@ fn a_gpu_that_cannot_be_had_says_what_may_help() {
         ("cuDevicePrimaryCtxRetain:1:1:46", &["cuDevicePrimaryCtxRetain failed", "exclusive compute mode"]),
         ("cuDeviceTotalMem_v2:1:1:999", &["cuda:0", "CUDA_ERROR_UNKNOWN (999)"]),
     ] {
-        refused(&folder, fail, &nap, words);
+        refused(&folder, fail, &verify, words);
     }
     for (code, words) in [("100", "shows this process no GPU"), ("999", "cuInit failed")] {
         let ran = run_failing(&folder, &format!("cuInit:1:1:{code}"), &["doctor", "--json"]);

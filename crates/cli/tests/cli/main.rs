@@ -13,14 +13,16 @@ mod gpu;
 mod load;
 #[cfg(target_os = "linux")]
 mod mock_engine;
-mod nap;
 #[cfg(target_os = "linux")]
 mod offload;
+mod reference;
 mod refusals;
 mod report;
 #[cfg(target_os = "linux")]
 mod rotate;
+mod shells;
 mod sleep;
 mod streams;
 mod support;
 mod usage;
+mod verify;

@@ -1,4 +1,4 @@
-//! The mock engine as a process: what the operating system says of its memory, and how it ends.
+//! The mock engine as a process: its memory by the operating system, and how it ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,7 +10,7 @@ use crate::support::{Folder, command, run};
 
 const BYTES: u64 = 64 << 20;
 
-/// What a process may have more than it had, and nobody counts: stacks, buffers, and what its allocator keeps.
+/// Allowance for stacks, buffers and the allocator.
 const MORE_BYTES: u64 = 16 << 20;
 
 /// A mock engine, ended with the test.
@@ -95,13 +95,13 @@ fn the_system_sees_its_memory_come_and_go() {
 }
 
 #[test]
-fn it_ends_when_it_is_told_to() {
+fn it_ends_on_a_signal() {
     for signal in ["TERM", "INT"] {
         let mock = MockEngine::start(&[]);
         mock.ask("GET", "/health", "");
         let pid = mock.child.id().to_string();
-        let told = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", signal, &pid]).status().unwrap();
-        assert!(told.success());
+        let sent = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", signal, &pid]).status().unwrap();
+        assert!(sent.success());
         assert_eq!(mock.end(), (Some(0), String::new()), "{signal}");
     }
 }
@@ -110,7 +110,7 @@ fn it_ends_when_it_is_told_to() {
 fn a_crash_is_an_abort_in_the_middle_of_a_stream() {
     let body = r#"{"prompt": "x", "stream": true}"#;
     for _ in 0..100 {
-        let mock = MockEngine::start(&["--lie", "leaks=0", "--lie", "crashes-in-stream", "--seed", "7"]);
+        let mock = MockEngine::start(&["--fault", "leaks=0", "--fault", "crashes-in-stream", "--seed", "7"]);
         let answer = mock.ask("POST", "/v1/completions", body);
         assert!(!answer.contains("[DONE]") && !answer.ends_with("0\r\n\r\n"), "{answer}");
         let (code, complaint) = mock.end();
@@ -121,11 +121,11 @@ fn a_crash_is_an_abort_in_the_middle_of_a_stream() {
             return;
         }
     }
-    panic!("of a hundred that crashed none had said a word");
+    panic!("of a hundred that crashed none had written a word");
 }
 
 #[test]
-fn it_is_nobodys_command_and_refuses_what_it_cannot_be() {
+fn it_is_hidden_and_refuses_invalid_options() {
     let folder = Folder::new();
     assert!(!run(&folder, &["--help"]).succeeded().contains("mock engine"));
     let start = |bytes, more: &[&str]| {
@@ -133,8 +133,8 @@ fn it_is_nobodys_command_and_refuses_what_it_cannot_be() {
         run(&folder, &args.iter().copied().chain(more.iter().copied()).collect::<Vec<_>>())
     };
     for (more, word) in [
-        (["--lie", "lies"], "keeps-memory"),
-        (["--lie", "slow=2"], "slow=0.25"),
+        (["--fault", "lies"], "keeps-memory"),
+        (["--fault", "slow=2"], "slow=0.25"),
         (["--tokens-per-s", "0"], "1..="),
         (["--seed", "x"], "--seed"),
     ] {

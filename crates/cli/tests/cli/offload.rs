@@ -37,7 +37,7 @@ const REPORT_BESIDES: &[&str] = &[
     "pinned",
     "uva_how",
 ];
-/// What the environment may say, which is none of whoever tests.
+/// Variables of the caller that are removed.
 const SWITCHES: [&str; 3] = [
     "POORWILL_DISABLE_PIN",
     "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY",

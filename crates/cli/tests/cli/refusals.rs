@@ -1,4 +1,4 @@
-//! What `poorwill nap` and `demo` refuse with exit code 1: bad files, and memory that is not there.
+//! What `poorwill verify` and `demo` refuse with exit code 1: bad files, and missing memory.
 
 use std::fs;
 
@@ -7,12 +7,12 @@ use crate::support::{Folder, entry, file, run};
 /// A file, and what the message about it must say beside its name.
 type BadFile = (&'static str, Vec<u8>, &'static [&'static str]);
 
-/// Naps with a bad checkpoint, as people and as programs do. Both get the same message.
+/// Runs with a bad checkpoint, as people and as programs do. Both get the same message.
 fn refused(folder: &Folder, args: &[&str], words: &[&str]) {
-    let ran = run(folder, &[&["nap"], args].concat());
+    let ran = run(folder, &[&["verify"], args].concat());
     let message = ran.failed(words);
     assert_eq!(ran.stdout, "");
-    let ran = run(folder, &[&["nap", "--json"], args].concat());
+    let ran = run(folder, &[&["verify", "--json"], args].concat());
     assert_eq!(ran.failed(words), message);
     assert_eq!(ran.json(), serde_json::json!({ "error": message }));
 }

@@ -1,12 +1,12 @@
-//! The shape of a nap's report in JSON, and figures in it that must agree with each other.
+//! The shape of a `verify` report in JSON, and figures in it that must agree.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// Fields of a nap: those that every consumer may count on, and ours besides.
-const NAP: &[&str] = &["device", "files", "tensors", "bytes", "load_s", "cycles", "verified"];
-const NAP_BESIDES: &[&str] = &["kv_cache_bytes", "loaded"];
+/// Fields that every consumer may rely on, and others.
+const VERIFY: &[&str] = &["device", "files", "tensors", "bytes", "load_s", "cycles", "verified"];
+const VERIFY_OPTIONAL: &[&str] = &["kv_cache_bytes", "loaded"];
 const CYCLE: &[&str] = &["sleep", "wake", "verified"];
 const CYCLE_BESIDES: &[&str] = &["asleep", "awake"];
 const SLEEP: &[&str] = &[
@@ -39,7 +39,7 @@ const WAKE: &[&str] = &[
 ];
 const WAKE_BESIDES: &[&str] = &["already_awake_tags"];
 
-/// What a nap was asked to do, with which checkpoint.
+/// The arguments, and the checkpoint.
 pub(crate) struct Expected {
     pub(crate) device: &'static str,
     pub(crate) capacity_bytes: u64,
@@ -54,24 +54,24 @@ pub(crate) struct Expected {
 
 impl Expected {
     /// Holds a report against what was asked, and its figures against each other.
-    pub(crate) fn check(&self, nap: &Value) {
-        assert_fields(nap, &[NAP, NAP_BESIDES, if self.prepare { &["prepared"] } else { &[] }]);
-        assert_eq!(nap["device"], self.device);
-        let counts = [int(nap, "files"), int(nap, "tensors")];
+    pub(crate) fn check(&self, report: &Value) {
+        assert_fields(report, &[VERIFY, VERIFY_OPTIONAL, if self.prepare { &["prepared"] } else { &[] }]);
+        assert_eq!(report["device"], self.device);
+        let counts = [int(report, "files"), int(report, "tensors")];
         assert_eq!(counts, [self.files as u64, self.tensors as u64]);
-        assert_eq!(int(nap, "bytes"), self.bytes);
-        assert_eq!(int(nap, "kv_cache_bytes"), self.kv_cache_bytes);
-        assert_seconds(&nap["load_s"]);
-        assert_eq!(nap["verified"], true);
-        assert_holding(&nap["loaded"], int(&nap["loaded"], "device_bytes"), 0);
-        assert!(int(&nap["loaded"], "device_bytes") >= self.bytes + self.kv_cache_bytes);
+        assert_eq!(int(report, "bytes"), self.bytes);
+        assert_eq!(int(report, "kv_cache_bytes"), self.kv_cache_bytes);
+        assert_seconds(&report["load_s"]);
+        assert_eq!(report["verified"], true);
+        assert_holding(&report["loaded"], int(&report["loaded"], "device_bytes"), 0);
+        assert!(int(&report["loaded"], "device_bytes") >= self.bytes + self.kv_cache_bytes);
         if self.prepare {
-            self.check_prepared(&nap["prepared"], int(&nap["loaded"], "device_bytes"));
+            self.check_prepared(&report["prepared"], int(&report["loaded"], "device_bytes"));
         }
-        let cycles = nap["cycles"].as_array().unwrap();
+        let cycles = report["cycles"].as_array().unwrap();
         assert_eq!(cycles.len(), self.cycles);
         for (number, cycle) in cycles.iter().enumerate() {
-            self.check_cycle(number, cycle, int(&nap["loaded"], "device_bytes"));
+            self.check_cycle(number, cycle, int(&report["loaded"], "device_bytes"));
         }
     }
 

@@ -1,16 +1,16 @@
-//! `poorwill rotate` from its command line to its engines, which are mock engines: who is answered and with what, what a
-//! rotation that ends or dies leaves, and what it takes over.
+//! `poorwill rotate` from its command line to its mock engines: answers to clients, and what a service that
+//! ends or dies leaves to the next.
 
 mod browser;
-mod came;
+mod chaos;
+mod fixture;
 mod http;
 mod killed;
 mod page;
+mod received;
 mod usage;
 mod validate;
 mod watch;
-mod wild;
-mod world;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -21,53 +21,56 @@ use poorwill_mock_engine::Lie;
 use poorwill_testkit::effort::Effort;
 use serde_json::{Value, json};
 
-use self::world::{Model, Rotator, World, is_empty, text_of, until};
+use self::fixture::{Fixture, Model, Rotator, is_empty, text_of, until};
 use crate::support::Ran;
 
 const PROMPTS: [&str; 2] = ["Tell me of a tree.", "Tell me of another."];
 
 #[test]
 fn two_models_of_which_one_fits_take_turns() {
-    let world = World::of_two();
-    let truth = ["amber", "birch"].map(|name| world.truth(name, &PROMPTS, world::TOKENS));
+    let fixture = Fixture::of_two();
+    let truth = ["amber", "birch"].map(|name| fixture.truth(name, &PROMPTS, fixture::TOKENS));
     assert_ne!(truth[0], truth[1]);
-    let rotator = world.start(&[]);
+    let rotator = fixture.start(&[]);
     for model in [0, 1, 0] {
-        assert_eq!(world.say(world.models[model].name, PROMPTS[0]), truth[model][0], "{}", rotator.log());
-        assert_eq!(world.models[model].is_sleeping(), Some(false));
+        assert_eq!(fixture.say(fixture.models[model].name, PROMPTS[0]), truth[model][0], "{}", rotator.log());
+        assert_eq!(fixture.models[model].is_sleeping(), Some(false));
         // The other sleeps by its own word, or was never started.
-        assert_ne!(world.models[1 - model].is_sleeping(), Some(false), "{}", rotator.log());
+        assert_ne!(fixture.models[1 - model].is_sleeping(), Some(false), "{}", rotator.log());
     }
-    let status = world.status();
+    let status = fixture.status();
     let swaps = status["swaps"].as_array().unwrap();
     let swaps: Vec<_> = swaps.iter().map(|one| [&one["model"], &one["path"]]).collect();
     assert_eq!(json!(swaps), json!([["amber", "hot"], ["birch", "cold"], ["amber", "cold"]]));
     for (name, stage) in [("amber", "ready"), ("birch", "asleep")] {
-        let now = world.now(name);
+        let now = fixture.now(name);
         assert_eq!((&now["stage"], &now["starts"], &now["failures"]), (&json!(stage), &json!(1), &json!(0)));
     }
     // All at once, and more of one than of the other.
     thread::scope(|scope| {
         for (nth, model) in [0, 1, 0, 0, 1, 0, 1, 0].into_iter().enumerate() {
-            let (world, truth) = (&world, &truth);
+            let (fixture, truth) = (&fixture, &truth);
             scope.spawn(move || {
                 for turn in 0..2 {
                     let prompt = (nth + turn) % 2;
-                    assert_eq!(world.say(world.models[model].name, PROMPTS[prompt]), truth[model][prompt]);
+                    assert_eq!(
+                        fixture.say(fixture.models[model].name, PROMPTS[prompt]),
+                        truth[model][prompt]
+                    );
                 }
             });
         }
     });
-    let ready = world.status()["swaps"].as_array().unwrap().len();
+    let ready = fixture.status()["swaps"].as_array().unwrap().len();
     assert!(ready >= 4, "{}", rotator.log());
-    one_at_a_time(&world, ready);
+    one_at_a_time(&fixture, ready);
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
-/// By the events, in their order: whoever comes up does so when everybody else is down.
-fn one_at_a_time(world: &World, ready: usize) {
-    let stream = http::send(world.control, "GET", "/rotate/events?past=1000", &[], "").unwrap();
+/// By the events in order: a model becomes ready only while all others sleep.
+fn one_at_a_time(fixture: &Fixture, ready: usize) {
+    let stream = http::send(fixture.control, "GET", "/rotate/events?past=1000", &[], "").unwrap();
     let mut stages: BTreeMap<String, String> = BTreeMap::new();
     let mut came = 0;
     for line in BufReader::new(stream).lines() {
@@ -90,163 +93,163 @@ fn one_at_a_time(world: &World, ready: usize) {
 }
 
 /// One that is awake, and one that sleeps.
-fn one_of_each(world: &World) -> Rotator {
-    let rotator = world.start(&[]);
+fn one_of_each(fixture: &Fixture) -> Rotator {
+    let rotator = fixture.start(&[]);
     for model in ["amber", "birch"] {
-        world.say(model, PROMPTS[0]);
+        fixture.say(model, PROMPTS[0]);
     }
-    assert_eq!(world.models[0].is_sleeping(), Some(true), "{}", rotator.log());
-    assert_eq!(world.models[1].is_sleeping(), Some(false), "{}", rotator.log());
+    assert_eq!(fixture.models[0].is_sleeping(), Some(true), "{}", rotator.log());
+    assert_eq!(fixture.models[1].is_sleeping(), Some(false), "{}", rotator.log());
     rotator
 }
 
 #[test]
 fn engines_outlive_a_rotation_that_is_killed_and_the_next_one_finds_them() {
-    let world = World::of_two();
-    let truth = ["amber", "birch"].map(|name| world.truth(name, &PROMPTS, world::TOKENS));
-    one_of_each(&world).kill();
-    let engines = world.processes();
+    let fixture = Fixture::of_two();
+    let truth = ["amber", "birch"].map(|name| fixture.truth(name, &PROMPTS, fixture::TOKENS));
+    one_of_each(&fixture).kill();
+    let engines = fixture.processes();
     assert_eq!(engines.len(), 2);
-    assert_eq!(world.models[0].is_sleeping(), Some(true));
+    assert_eq!(fixture.models[0].is_sleeping(), Some(true));
 
-    let rotator = world.start(&[]);
+    let rotator = fixture.start(&[]);
     for (name, stage) in [("amber", "asleep"), ("birch", "ready")] {
-        until(&rotator, "it is found", || world.now(name)["stage"] == stage);
-        assert_eq!(world.now(name)["starts"], 0);
+        until(&rotator, "it is found", || fixture.now(name)["stage"] == stage);
+        assert_eq!(fixture.now(name)["starts"], 0);
     }
     for model in [1, 0, 1] {
-        assert_eq!(world.say(world.models[model].name, PROMPTS[1]), truth[model][1], "{}", rotator.log());
+        assert_eq!(fixture.say(fixture.models[model].name, PROMPTS[1]), truth[model][1], "{}", rotator.log());
     }
     for name in ["amber", "birch"] {
-        assert_eq!(world.now(name)["starts"], 0, "{}", rotator.log());
+        assert_eq!(fixture.now(name)["starts"], 0, "{}", rotator.log());
     }
-    assert!(engines.iter().all(|pid| world.processes().contains(pid)));
+    assert!(engines.iter().all(|pid| fixture.processes().contains(pid)));
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn engines_that_are_kept_are_the_same_for_the_next_one() {
-    let world = World::of_two();
-    let rotator = world.start(&["--keep-engines"]);
-    let said = world.say("amber", PROMPTS[0]);
+    let fixture = Fixture::of_two();
+    let rotator = fixture.start(&["--keep-engines"]);
+    let output = fixture.say("amber", PROMPTS[0]);
     rotator.end();
-    let engines = world.processes();
+    let engines = fixture.processes();
     assert_eq!(engines.len(), 1);
-    assert_eq!(world.models[0].is_sleeping(), Some(false));
-    let rotator = world.start(&["--keep-engines"]);
-    assert_eq!(world.say("amber", PROMPTS[0]), said);
-    assert_eq!(world.now("amber")["starts"], 0, "{}", rotator.log());
+    assert_eq!(fixture.models[0].is_sleeping(), Some(false));
+    let rotator = fixture.start(&["--keep-engines"]);
+    assert_eq!(fixture.say("amber", PROMPTS[0]), output);
+    assert_eq!(fixture.now("amber")["starts"], 0, "{}", rotator.log());
     rotator.end();
-    assert_eq!(world.processes(), engines);
+    assert_eq!(fixture.processes(), engines);
 }
 
 #[test]
 fn an_engine_that_is_killed_is_started_again() {
-    let world = World::of_two();
-    let rotator = world.start(&[]);
-    let said = world.say("amber", PROMPTS[0]);
-    let engine = world.processes().into_iter().find(|pid| *pid != rotator.child.id()).unwrap();
-    world::signal("KILL", engine);
+    let fixture = Fixture::of_two();
+    let rotator = fixture.start(&[]);
+    let output = fixture.say("amber", PROMPTS[0]);
+    let engine = fixture.processes().into_iter().find(|pid| *pid != rotator.child.id()).unwrap();
+    fixture::signal("KILL", engine);
     until(&rotator, "its end is seen", || {
-        world.now("amber")["stage"] != "ready" || world.now("amber")["starts"] == 2
+        fixture.now("amber")["stage"] != "ready" || fixture.now("amber")["starts"] == 2
     });
-    assert_eq!(world.say("amber", PROMPTS[0]), said, "{}", rotator.log());
-    assert_eq!(world.now("amber")["starts"], 2);
+    assert_eq!(fixture.say("amber", PROMPTS[0]), output, "{}", rotator.log());
+    assert_eq!(fixture.now("amber")["starts"], 2);
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 /// A rotation whose engine has a process, and does not listen yet.
-fn starting(world: &mut World) -> Rotator {
-    world.models[0].is_held = true;
-    let rotator = world.start(&[]);
-    world.order(&["wake", "amber"]).succeeded();
-    until(&rotator, "its process is written down", || world.engine("amber").is_some());
-    assert_eq!(world.models[0].is_sleeping(), None);
+fn starting(fixture: &mut Fixture) -> Rotator {
+    fixture.models[0].is_held = true;
+    let rotator = fixture.start(&[]);
+    fixture.order(&["wake", "amber"]).succeeded();
+    until(&rotator, "its process is written down", || fixture.engine("amber").is_some());
+    assert_eq!(fixture.models[0].is_sleeping(), None);
     rotator
 }
 
 #[test]
 fn an_engine_that_starts_ends_with_the_rotation() {
-    let mut world = World::of_two();
-    starting(&mut world).end();
-    world.assert_empty();
+    let mut fixture = Fixture::of_two();
+    starting(&mut fixture).end();
+    fixture.assert_empty();
 }
 
 #[test]
 fn an_engine_that_was_starting_when_the_rotation_was_killed_is_no_hindrance() {
-    let mut world = World::of_two();
-    let truth = world.truth("amber", &PROMPTS, world::TOKENS);
-    starting(&mut world).kill();
-    let rotator = world.start(&[]);
-    world.open_gate();
-    assert_eq!(world.say("amber", PROMPTS[0]), truth[0], "{}", rotator.log());
+    let mut fixture = Fixture::of_two();
+    let truth = fixture.truth("amber", &PROMPTS, fixture::TOKENS);
+    starting(&mut fixture).kill();
+    let rotator = fixture.start(&[]);
+    fixture.open_latch();
+    assert_eq!(fixture.say("amber", PROMPTS[0]), truth[0], "{}", rotator.log());
     // The rotator, and one engine.
-    assert_eq!(world.processes().len(), 2, "{}", rotator.log());
+    assert_eq!(fixture.processes().len(), 2, "{}", rotator.log());
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn whatever_an_engine_does_wrong_no_answer_is_wrong() {
-    let lies: Vec<&'static str> = Lie::ALL.iter().map(|lie| lie.name()).collect();
+    let faults: Vec<&'static str> = Lie::ALL.iter().map(|fault| fault.name()).collect();
     thread::scope(|scope| {
-        for some in lies.chunks(2) {
-            scope.spawn(move || some.iter().for_each(|lie| wrongs_nobody(lie)));
+        for some in faults.chunks(2) {
+            scope.spawn(move || some.iter().for_each(|fault| harms_no_other_model(fault)));
         }
     });
 }
 
-/// With a liar and an honest one that take turns, a turn less in a quick run: the honest one is always answered, the liar
-/// right or not at all.
-fn wrongs_nobody(lie: &'static str) {
-    let mut world = World::of_two();
-    world.models[0] = Model::lying("amber", lie);
+/// A faulty model and a correct one take turns (one turn less in a quick run). The correct one always
+/// answers; the faulty one right or not at all.
+fn harms_no_other_model(fault: &'static str) {
+    let mut fixture = Fixture::of_two();
+    fixture.models[0] = Model::faulty("amber", fault);
     // What hangs does so for ever.
-    world.models[0].more.extend(["--tokens-per-s", "1000"]);
-    world.models[0].lines =
+    fixture.models[0].more.extend(["--tokens-per-s", "1000"]);
+    fixture.models[0].lines =
         "[model.rules]\nsleep_max = \"500ms\"\nrelease_max = \"500ms\"\nwake_max = \"500ms\"\n\
                              canary_max = \"500ms\"\nwait_max = \"10s\"\n"
             .to_owned();
-    let truth = ["amber", "birch"].map(|name| world.truth(name, &PROMPTS, world::TOKENS));
-    let rotator = world.start(&[]);
-    if !["hangs-in-answer", "crashes-in-stream", "says-asleep"].contains(&lie) {
-        // It is told in sleeps and wakes only.
-        assert_eq!(world.say_at_last("amber", PROMPTS[0]), truth[0][0], "{lie}: {}", rotator.log());
+    let truth = ["amber", "birch"].map(|name| fixture.truth(name, &PROMPTS, fixture::TOKENS));
+    let rotator = fixture.start(&[]);
+    if !["hangs-in-answer", "crashes-in-stream", "says-asleep"].contains(&fault) {
+        // These faults occur in sleeps and wakes only.
+        assert_eq!(fixture.say_at_last("amber", PROMPTS[0]), truth[0][0], "{fault}: {}", rotator.log());
     }
     let turns = if Effort::of_this_run() == Effort::Quick { 2 } else { 3 };
     for turn in 0..turns {
         let prompt = PROMPTS[turn / 2];
-        match world.ask("amber", prompt) {
+        match fixture.ask("amber", prompt) {
             Ok(answer) if answer.status == 200 => {
-                assert_eq!(text_of(&answer), truth[0][turn / 2], "{lie}: {}", rotator.log());
+                assert_eq!(text_of(&answer), truth[0][turn / 2], "{fault}: {}", rotator.log());
             }
             Ok(answer) => {
-                assert!([502, 503].contains(&answer.status), "{lie}: {answer:?}\n{}", rotator.log());
+                assert!([502, 503].contains(&answer.status), "{fault}: {answer:?}\n{}", rotator.log());
             }
             // One that crashed in the middle of its answer.
-            Err(error) => assert_eq!(lie, "crashes-in-stream", "{error}\n{}", rotator.log()),
+            Err(error) => assert_eq!(fault, "crashes-in-stream", "{error}\n{}", rotator.log()),
         }
-        assert_eq!(world.say("birch", prompt), truth[1][turn / 2], "{lie}: {}", rotator.log());
+        assert_eq!(fixture.say("birch", prompt), truth[1][turn / 2], "{fault}: {}", rotator.log());
     }
     let log = rotator.end();
     // These do no harm that a rotation sees within so few turns.
     assert!(
-        log.contains(" WARN ") || ["slow", "leaks"].contains(&lie),
-        "{lie} was not told, or not seen: {log}"
+        log.contains(" WARN ") || ["slow", "leaks"].contains(&fault),
+        "{fault} was not injected, or not seen: {log}"
     );
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_broken_file_changes_nothing_and_a_changed_one_is_taken_over() {
-    let mut world = World::new("512MiB", vec![Model::new("amber")]);
-    let rotator = world.start(&[]);
-    let said = world.say("amber", PROMPTS[0]);
+    let mut fixture = Fixture::new("512MiB", vec![Model::new("amber")]);
+    let rotator = fixture.start(&[]);
+    let output = fixture.say("amber", PROMPTS[0]);
 
-    let before = world.config();
-    world.folder.write("rotation.toml", format!("{before}alias = [\"resin\"]\n"));
+    let before = fixture.config();
+    fixture.folder.write("rotation.toml", format!("{before}alias = [\"resin\"]\n"));
     let line = format!("line {}", before.lines().count() + 1);
     rotator.signal("HUP");
     until(&rotator, "it complains", || rotator.log().contains("stays as it was"));
@@ -255,89 +258,95 @@ fn a_broken_file_changes_nothing_and_a_changed_one_is_taken_over() {
     for word in ["ERROR", "rotation.toml", &line, "`alias`", "`aliases`"] {
         assert!(complaint.contains(word), "`{word}` is not in: {complaint}");
     }
-    assert_eq!(world.say("amber", PROMPTS[0]), said);
-    // The command cannot read it either, and so asks nobody.
-    world.order(&["reload"]).failed(&["rotation.toml", &line, "`aliases`"]);
-    let answer = http::ask(world.control, "POST", "/rotate/reload", &[], "").unwrap();
+    assert_eq!(fixture.say("amber", PROMPTS[0]), output);
+    // The command cannot read it either, and sends no request.
+    fixture.order(&["reload"]).failed(&["rotation.toml", &line, "`aliases`"]);
+    let answer = http::ask(fixture.control, "POST", "/rotate/reload", &[], "").unwrap();
     assert_eq!(answer.status, 422, "{answer:?}");
     for word in ["rotation.toml", &line, "`aliases`"] {
         assert!(answer.body.contains(word), "`{word}` is not in: {answer:?}");
     }
 
-    world.models[0].lines = "aliases = [\"resin\"]\n".to_owned();
-    world.models.push(Model::new("cedar"));
-    world.write();
-    assert_eq!(world.complete("resin", PROMPTS[0]).status, 404);
+    fixture.models[0].lines = "aliases = [\"resin\"]\n".to_owned();
+    fixture.models.push(Model::new("cedar"));
+    fixture.write();
+    assert_eq!(fixture.complete("resin", PROMPTS[0]).status, 404);
     rotator.signal("HUP");
     until(&rotator, "it is read", || rotator.log().contains("was read again"));
-    assert_eq!(world.say("resin", PROMPTS[0]), said);
-    assert_eq!([world.say("cedar", PROMPTS[0])], world.truth("cedar", &PROMPTS[..1], world::TOKENS)[..]);
-    assert_eq!(world.now("amber")["starts"], 1);
+    assert_eq!(fixture.say("resin", PROMPTS[0]), output);
+    assert_eq!(
+        [fixture.say("cedar", PROMPTS[0])],
+        fixture.truth("cedar", &PROMPTS[..1], fixture::TOKENS)[..]
+    );
+    assert_eq!(fixture.now("amber")["starts"], 1);
 
-    // What cannot change stays; and one that is not there any more is nobody's.
-    let port = world.models[0].port;
-    world.models[0].port = world::free_port();
-    world.write();
-    world.order(&["reload"]).failed(&["amber", "url", "another name"]);
-    assert_eq!(world.say("amber", PROMPTS[0]), said);
-    world.models[0].port = port;
-    let cedar = world.models.pop().unwrap();
-    world.write();
-    assert_eq!(world.order(&["reload"]).succeeded(), "the configuration was read again\n");
-    assert_eq!(world.complete("cedar", PROMPTS[0]).status, 404);
-    assert_eq!(world.say("amber", PROMPTS[0]), said);
+    // Unchanged models stay; a removed one is no longer managed.
+    let port = fixture.models[0].port;
+    fixture.models[0].port = fixture::free_port();
+    fixture.write();
+    fixture.order(&["reload"]).failed(&["amber", "url", "another name"]);
+    assert_eq!(fixture.say("amber", PROMPTS[0]), output);
+    fixture.models[0].port = port;
+    let cedar = fixture.models.pop().unwrap();
+    fixture.write();
+    assert_eq!(fixture.order(&["reload"]).succeeded(), "the configuration was read again\n");
+    assert_eq!(fixture.complete("cedar", PROMPTS[0]).status, 404);
+    assert_eq!(fixture.say("amber", PROMPTS[0]), output);
     // Once it is there again, so is its engine.
-    world.models.push(cedar);
-    world.write();
-    world.order(&["reload"]).succeeded();
-    assert_eq!([world.say("cedar", PROMPTS[0])], world.truth("cedar", &PROMPTS[..1], world::TOKENS)[..]);
-    assert_eq!(world.now("cedar")["starts"], 1, "{}", rotator.log());
-    world.models.pop();
-    world.write();
-    world.order(&["reload"]).succeeded();
+    fixture.models.push(cedar);
+    fixture.write();
+    fixture.order(&["reload"]).succeeded();
+    assert_eq!(
+        [fixture.say("cedar", PROMPTS[0])],
+        fixture.truth("cedar", &PROMPTS[..1], fixture::TOKENS)[..]
+    );
+    assert_eq!(fixture.now("cedar")["starts"], 1, "{}", rotator.log());
+    fixture.models.pop();
+    fixture.write();
+    fixture.order(&["reload"]).succeeded();
     // Its engine is still ours to end.
-    assert_eq!(world.processes().len(), 3);
+    assert_eq!(fixture.processes().len(), 3);
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
-fn what_runs_when_it_is_told_to_end_comes_to_its_end() {
-    let mut world = World::of_two();
-    world.models[0].more = vec!["--tokens-per-s", "10"];
-    world.models[0].lines = "[model.canary]\ntokens = 1\n".to_owned();
-    let truth = world.truth("amber", &PROMPTS, 24);
-    let rotator = world.start(&[]);
+fn running_requests_finish_before_the_service_ends() {
+    let mut fixture = Fixture::of_two();
+    fixture.models[0].more = vec!["--tokens-per-s", "10"];
+    fixture.models[0].lines = "[model.canary]\ntokens = 1\n".to_owned();
+    let truth = fixture.truth("amber", &PROMPTS, 24);
+    let rotator = fixture.start(&[]);
     let body =
         json!({ "model": "amber", "prompt": PROMPTS[1], "max_tokens": 24, "stream": true }).to_string();
     let (mut stream, mut answer) = loop {
-        let stream = http::send(world.front, "POST", "/v1/completions", &[], &body).unwrap();
+        let stream = http::send(fixture.front, "POST", "/v1/completions", &[], &body).unwrap();
         let (mut stream, mut answer) = (BufReader::new(stream), String::new());
         while !answer.contains("data: ") {
             assert!(stream.read_line(&mut answer).unwrap() > 0, "{answer}");
         }
-        world::signal("STOP", world.engine("amber").unwrap());
-        if world.now("amber")["running"] == 1 {
+        fixture::signal("STOP", fixture.engine("amber").unwrap());
+        if fixture.now("amber")["running"] == 1 {
             break (stream, answer);
         }
         // It came to its end before its engine could be held up.
-        world::signal("CONT", world.engine("amber").unwrap());
+        fixture::signal("CONT", fixture.engine("amber").unwrap());
     };
     thread::scope(|scope| {
         // This one waits, since the first has the room.
-        let waits = scope.spawn(|| world.complete("birch", PROMPTS[0]));
-        until(&rotator, "it waits", || world.now("birch")["queued"] == 1);
+        let waits = scope.spawn(|| fixture.complete("birch", PROMPTS[0]));
+        until(&rotator, "it waits", || fixture.now("birch")["queued"] == 1);
         rotator.signal("TERM");
         let refused = waits.join().unwrap();
         assert!(refused.status == 503 && refused.body.contains("shutting_down"), "{refused:?}");
     });
     until(&rotator, "it ends", || rotator.log().contains("ending"));
-    // Who comes now finds nobody, or is told so.
+    // A new client finds no listener, or gets an error.
     let body = json!({ "model": "amber", "prompt": "x" }).to_string();
-    if let Ok(late) = http::ask(world.front, "POST", "/v1/completions", &[], &body) {
+    if let Ok(late) = http::ask(fixture.front, "POST", "/v1/completions", &[], &body) {
         assert_eq!(late.status, 503, "{late:?}");
     }
-    world::signal("CONT", world.engine("amber").unwrap());
+    fixture::signal("CONT", fixture.engine("amber").unwrap());
     stream.read_to_string(&mut answer).unwrap();
     let whole = http::parsed(answer.as_bytes()).unwrap();
     let events: Vec<&str> = whole.body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
@@ -350,18 +359,18 @@ fn what_runs_when_it_is_told_to_end_comes_to_its_end() {
     assert_eq!(events.iter().map(piece).collect::<String>(), truth[1]);
     let (code, log) = rotator.ended();
     assert_eq!(code, Some(0), "{log}");
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_second_signal_does_not_wait() {
-    let mut world = World::new("512MiB", vec![Model::new("amber")]);
-    world.models[0].more = vec!["--tokens-per-s", "1"];
-    world.models[0].lines = "[model.canary]\ntokens = 1\n".to_owned();
-    let rotator = world.start(&[]);
+    let mut fixture = Fixture::new("512MiB", vec![Model::new("amber")]);
+    fixture.models[0].more = vec!["--tokens-per-s", "1"];
+    fixture.models[0].lines = "[model.canary]\ntokens = 1\n".to_owned();
+    let rotator = fixture.start(&[]);
     let body =
         json!({ "model": "amber", "prompt": PROMPTS[0], "max_tokens": 80, "min_tokens": 80, "stream": true });
-    let mut stream = http::send(world.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap();
+    let mut stream = http::send(fixture.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap();
     stream.read_exact(&mut [0; 12]).unwrap();
     rotator.signal("TERM");
     until(&rotator, "it ends", || rotator.log().contains("ending"));
@@ -371,51 +380,53 @@ fn a_second_signal_does_not_wait() {
 }
 
 #[test]
-fn orders_of_operators_are_carried_out() {
-    let world = World::of_two();
-    let rotator = world.start(&[]);
-    let is = |name: &str, stage: &str| until(&rotator, stage, || world.now(name)["stage"] == stage);
-    let said = world.order(&["wake", "amber"]).succeeded();
-    assert!(said.starts_with("amber was told: wake; it is ") && said.ends_with('\n'), "{said}");
+fn commands_of_operators_are_carried_out() {
+    let fixture = Fixture::of_two();
+    let rotator = fixture.start(&[]);
+    let is = |name: &str, stage: &str| until(&rotator, stage, || fixture.now(name)["stage"] == stage);
+    let output = fixture.order(&["wake", "amber"]).succeeded();
+    assert!(output.starts_with("amber: wake accepted; it is ") && output.ends_with('\n'), "{output}");
     is("amber", "ready");
-    world.order(&["pin", "amber"]).succeeded();
-    assert_eq!(world.now("amber")["is_pinned"], true);
-    world.order(&["pin", "amber", "--off"]).succeeded();
-    assert_eq!(world.now("amber")["is_pinned"], false);
-    world.order(&["sleep", "amber"]).succeeded();
+    let reply = fixture.order(&["pin", "amber", "--json"]).json();
+    // `order` is the old name of `command`, for one release.
+    assert_eq!((&reply["command"], &reply["order"]), (&"pin".into(), &"pin".into()), "{reply}");
+    assert_eq!(fixture.now("amber")["is_pinned"], true);
+    fixture.order(&["pin", "amber", "--off"]).succeeded();
+    assert_eq!(fixture.now("amber")["is_pinned"], false);
+    fixture.order(&["sleep", "amber"]).succeeded();
     is("amber", "asleep");
-    assert_eq!(world.models[0].is_sleeping(), Some(true));
-    world.order(&["wake", "amber"]).succeeded();
+    assert_eq!(fixture.models[0].is_sleeping(), Some(true));
+    fixture.order(&["wake", "amber"]).succeeded();
     is("amber", "ready");
-    world.order(&["restart", "amber"]).succeeded();
+    fixture.order(&["restart", "amber"]).succeeded();
     until(&rotator, "it was started again", || {
-        let now = world.now("amber");
+        let now = fixture.now("amber");
         now["stage"] == "ready" && now["starts"] == 2
     });
-    world.order(&["wake", "nobody"]).failed(&["404", "`nobody`", "amber, birch"]);
+    fixture.order(&["wake", "nobody"]).failed(&["404", "`nobody`", "amber, birch"]);
 
-    let status = world.order(&["status", "--json"]);
+    let status = fixture.order(&["status", "--json"]);
     let names: Vec<_> =
         status.json()["models"].as_array().unwrap().iter().map(|one| one["name"].clone()).collect();
     assert_eq!(json!(names), json!(["amber", "birch"]));
     assert_eq!(status.json()["gpus"][0]["total_bytes"], 128 << 20);
-    let text = world.order(&["status"]).succeeded();
+    let text = fixture.order(&["status"]).succeeded();
     for word in ["amber", "birch", "ready", "cold"] {
         assert!(text.contains(word), "{text}");
     }
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
-fn the_demo_lies_and_answers_no_question_wrong() {
-    let world = World::new("0", Vec::new());
-    let mut demo = world.command(&["rotate", "--demo", "--lasts", "1h", "--json"]).spawn().unwrap();
-    let mut said = BufReader::new(demo.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let page = said.find_map(|line| line.strip_prefix("the page: http://127.0.0.1:").map(str::to_owned));
+fn the_demo_injects_faults_and_gives_no_wrong_answer() {
+    let fixture = Fixture::new("0", Vec::new());
+    let mut demo = fixture.command(&["rotate", "--demo", "--duration", "1h", "--json"]).spawn().unwrap();
+    let mut output = BufReader::new(demo.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let page = output.find_map(|line| line.strip_prefix("the page: http://127.0.0.1:").map(str::to_owned));
     let control: u16 = page.unwrap().trim_end_matches('/').parse().unwrap();
-    // Nobody has to read the rest, and it has to go somewhere.
-    let rest = thread::spawn(move || said.collect::<Vec<_>>().join("\n"));
+    // The rest need not be read, but must go somewhere.
+    let rest = thread::spawn(move || output.collect::<Vec<_>>().join("\n"));
     // Until every model has had its turn, some of them more than once.
     let began = Instant::now();
     loop {
@@ -426,27 +437,27 @@ fn the_demo_lies_and_answers_no_question_wrong() {
         if status["models"].as_array().unwrap().iter().all(is_used) && has("hot") && has("cold") {
             break;
         }
-        assert!(began.elapsed() < world::HANGS, "not everybody has a turn: {status}");
+        assert!(began.elapsed() < fixture::HANGS, "not every model was active: {status}");
         sleep(Duration::from_millis(50));
     }
-    world::signal("INT", demo.id());
+    fixture::signal("INT", demo.id());
     let ran = Ran::from(demo.wait_with_output().unwrap());
-    let said = rest.join().unwrap();
-    assert_eq!(ran.code, 0, "{ran:?}\n{said}");
+    let output = rest.join().unwrap();
+    assert_eq!(ran.code, 0, "{ran:?}\n{output}");
     let report = ran.json();
     assert_eq!(report["wrong"], 0, "{report}");
     let count = |name: &str| report[name].as_u64().unwrap();
     assert!(count("right") > 0 && count("swaps_cold") > 0 && count("swaps_hot") > 0, "{report}");
     assert_eq!(count("right") + count("refused"), count("requests"), "{report}");
-    world.assert_empty();
-    assert!(is_empty(world.folder.path()));
+    fixture.assert_empty();
+    assert!(is_empty(fixture.folder.path()));
 }
 
 #[test]
 fn development_endpoints_are_behind_the_front_and_stay_there() {
-    let world = World::new("512MiB", vec![Model::new("amber")]);
-    let rotator = world.start(&[]);
-    let said = world.say("amber", PROMPTS[0]);
+    let fixture = Fixture::new("512MiB", vec![Model::new("amber")]);
+    let rotator = fixture.start(&[]);
+    let output = fixture.say("amber", PROMPTS[0]);
     let body = json!({ "model": "amber", "level": 1 }).to_string();
     for path in [
         "/sleep",
@@ -461,24 +472,24 @@ fn development_endpoints_are_behind_the_front_and_stay_there() {
         "/v1/..%2fsleep",
     ] {
         for method in ["GET", "POST"] {
-            let answer = http::ask(world.front, method, path, &[], &body).unwrap();
+            let answer = http::ask(fixture.front, method, path, &[], &body).unwrap();
             // Another method is as far as a path gets that is below /v1/ by its letters.
             let statuses: &[u16] = if path.starts_with("/v1/") { &[400, 404, 405] } else { &[404] };
             assert!(statuses.contains(&answer.status), "{method} {path}: {answer:?}");
         }
     }
-    assert_eq!(world.models[0].is_sleeping(), Some(false), "{}", rotator.log());
-    assert_eq!(world.say("amber", PROMPTS[0]), said);
+    assert_eq!(fixture.models[0].is_sleeping(), Some(false), "{}", rotator.log());
+    assert_eq!(fixture.say("amber", PROMPTS[0]), output);
     rotator.end();
 }
 
 #[test]
-fn who_has_no_key_is_told_nothing() {
-    let mut world = World::new("512MiB", vec![Model::new("amber")]);
-    world.has_keys = true;
-    let rotator = world.start(&[]);
-    let right = format!("Bearer {}", world::KEY);
-    let wrong = format!("Bearer {}x", world::KEY);
+fn a_client_without_a_key_gets_no_information() {
+    let mut fixture = Fixture::new("512MiB", vec![Model::new("amber")]);
+    fixture.has_keys = true;
+    let rotator = fixture.start(&[]);
+    let right = format!("Bearer {}", fixture::KEY);
+    let wrong = format!("Bearer {}x", fixture::KEY);
     for (method, path) in [
         ("GET", "/rotate/status"),
         ("GET", "/metrics"),
@@ -487,21 +498,22 @@ fn who_has_no_key_is_told_nothing() {
     ] {
         for key in [None, Some(&wrong)] {
             let headers: Vec<_> = key.iter().map(|key| ("authorization", key.as_str())).collect();
-            let answer = http::ask(world.control, method, path, &headers, "").unwrap();
+            let answer = http::ask(fixture.control, method, path, &headers, "").unwrap();
             assert!(answer.status == 401 && !answer.body.contains("amber"), "{method} {path}: {answer:?}");
         }
-        let answer = http::ask(world.control, method, path, &[("authorization", &right)], "").unwrap();
+        let answer = http::ask(fixture.control, method, path, &[("authorization", &right)], "").unwrap();
         assert!((200..300).contains(&answer.status), "{method} {path}: {answer:?}");
     }
     let body = json!({ "model": "amber", "prompt": "x" }).to_string();
-    assert_eq!(http::ask(world.front, "POST", "/v1/completions", &[], &body).unwrap().status, 401);
-    text_of(&world.complete("amber", "x"));
+    assert_eq!(http::ask(fixture.front, "POST", "/v1/completions", &[], &body).unwrap().status, 401);
+    text_of(&fixture.complete("amber", "x"));
     // The command has the key from where the configuration says, or fails by name.
-    world.order(&["status"]).succeeded();
+    fixture.order(&["status"]).succeeded();
     let args = ["rotate", "status", "--config", "rotation.toml"];
-    let ran = world::ran(world.command(&args).env(world::KEY_NAME, "another"));
+    let ran = fixture::ran(fixture.command(&args).env(fixture::KEY_NAME, "another"));
     ran.failed(&["401", "/rotate/status"]);
-    world::ran(world.command(&args).env_remove(world::KEY_NAME)).failed(&["rotation.toml", world::KEY_NAME]);
+    fixture::ran(fixture.command(&args).env_remove(fixture::KEY_NAME))
+        .failed(&["rotation.toml", fixture::KEY_NAME]);
     let log = rotator.end();
-    assert!(!log.contains(world::KEY), "{log}");
+    assert!(!log.contains(fixture::KEY), "{log}");
 }

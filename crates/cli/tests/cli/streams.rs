@@ -1,4 +1,4 @@
-//! Standard output and standard error that are closed, or have nobody who reads them.
+//! Standard output and standard error that are closed or have no reader.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -13,24 +13,24 @@ fn without_a_reader(mut command: Command) -> Ran {
 }
 
 #[test]
-fn nobody_reads_the_report() {
+fn the_report_has_no_reader() {
     let folder = Folder::new();
     folder.write_tensor("x.safetensors", "w", 10);
-    for args in [&["nap", "x.safetensors"][..], &["nap", "x.safetensors", "--json"]] {
+    for args in [&["verify", "x.safetensors"][..], &["verify", "x.safetensors", "--json"]] {
         let ran = without_a_reader(command(folder.path(), args));
-        // Whoever closed it knows; there is nobody to tell, and nothing was delivered.
+        // The reader closed it, so there is no place for a message, and nothing was delivered.
         assert_eq!((ran.code, ran.stderr.as_str()), (1, ""));
     }
 }
 
 #[test]
-fn nobody_reads_the_error() {
+fn the_error_has_no_reader() {
     let folder = Folder::new();
-    without_a_reader(command(folder.path(), ["nap", "nowhere", "--json"]))
+    without_a_reader(command(folder.path(), ["verify", "nowhere", "--json"]))
         .failed(&["nowhere", "no such file"]);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    for args in [&["nap", "nowhere"][..], &["nap", "nowhere", "--json"], &["nap", "--cycles", "0"]] {
+    for args in [&["verify", "nowhere"][..], &["verify", "nowhere", "--json"], &["verify", "--cycles", "0"]] {
         let output = command(folder.path(), args).stderr(writer.try_clone().unwrap()).output().unwrap();
         let code = if args.contains(&"0") { 2 } else { 1 };
         assert_eq!(Ran::from(output).code, code, "{args:?}");
@@ -38,18 +38,18 @@ fn nobody_reads_the_error() {
 }
 
 #[test]
-fn nobody_reads_the_help() {
+fn the_help_has_no_reader() {
     let folder = Folder::new();
-    for args in [&["--help"][..], &["--version"], &["nap", "--help"]] {
+    for args in [&["--help"][..], &["--version"], &["verify", "--help"]] {
         assert_eq!(without_a_reader(command(folder.path(), args)).stderr, "");
     }
 }
 
 #[test]
-fn a_disk_without_room_for_the_report_is_a_failure() {
+fn a_full_disk_is_a_failure() {
     let folder = Folder::new();
     folder.write_tensor("x.safetensors", "w", 10);
-    for args in [&["nap", "x.safetensors"][..], &["nap", "x.safetensors", "--json"]] {
+    for args in [&["verify", "x.safetensors"][..], &["verify", "x.safetensors", "--json"]] {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let output = command(folder.path(), args).stdout(Stdio::from(full)).output().unwrap();
         Ran::from(output).failed(&["cannot print the result", "No space left"]);

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use poorwill_bench::synthetic::SyntheticMoe;
 use serde_json::Value;
 
-/// The command with these arguments, in a folder, away from the terminal and the settings of whoever tests.
+/// The command with these arguments in a folder, without a terminal and without the caller's settings.
 pub(crate) fn command(folder: &Path, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_poorwill"));
     command.args(args).current_dir(folder);

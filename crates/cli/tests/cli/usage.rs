@@ -19,9 +19,12 @@ fn help_and_version_are_for_standard_output() {
     let folder = Folder::new();
     for args in [&["--help"][..], &["-h"], &["help"]] {
         let help = run(&folder, args).succeeded();
-        assert!(["demo", "nap", "doctor", "bench", "Usage"].iter().all(|word| help.contains(word)), "{help}");
+        assert!(
+            ["demo", "verify", "doctor", "bench", "Usage"].iter().all(|word| help.contains(word)),
+            "{help}"
+        );
     }
-    for args in [&["nap", "--help"][..], &["help", "nap"]] {
+    for args in [&["verify", "--help"][..], &["help", "verify"]] {
         let help = run(&folder, args).succeeded();
         for option in
             ["--device", "--cycles", "--level", "--limit", "--prepare", "--kv-cache", "--json", "CHECKPOINT"]
@@ -56,15 +59,15 @@ fn help_and_version_are_for_standard_output() {
 
 #[test]
 fn without_a_command_there_is_help() {
-    assert_usage(&[], &["Usage", "demo", "nap"]);
+    assert_usage(&[], &["Usage", "demo", "verify"]);
 }
 
 #[test]
 fn commands_and_options_that_do_not_exist() {
     assert_usage(&["sleep"], &["sleep", "--help"]);
-    assert_usage(&["Nap", "x"], &["Nap"]);
+    assert_usage(&["Verify", "x"], &["Verify"]);
     assert_usage(&["--json"], &["--json"]);
-    assert_usage(&["nap", "x", "--levels", "1"], &["--levels", "--level"]);
+    assert_usage(&["verify", "x", "--levels", "1"], &["--levels", "--level"]);
     assert_usage(&["demo", "x"], &["x"]);
     assert_usage(&["demo", "--cycles", "1"], &["--cycles"]);
     assert_usage(&["doctor", "host"], &["host"]);
@@ -72,10 +75,10 @@ fn commands_and_options_that_do_not_exist() {
 }
 
 #[test]
-fn a_nap_needs_a_checkpoint() {
-    assert_usage(&["nap"], &["CHECKPOINT"]);
-    assert_usage(&["nap", "--json"], &["CHECKPOINT"]);
-    assert_usage(&["nap", ""], &["CHECKPOINT"]);
+fn verify_needs_a_checkpoint() {
+    assert_usage(&["verify"], &["CHECKPOINT"]);
+    assert_usage(&["verify", "--json"], &["CHECKPOINT"]);
+    assert_usage(&["verify", ""], &["CHECKPOINT"]);
 }
 
 #[test]
@@ -97,7 +100,10 @@ fn a_benchmark_needs_a_name_and_a_load() {
 fn sizes_that_are_none() {
     for size in ["1.5.GiB", "", "GiB", "-1", "1e9", "12q", "0x10", "16EiB", "1.3", "٣", "1,5GiB"] {
         for option in ["--limit", "--kv-cache"] {
-            assert_usage(&["nap", "x", &format!("{option}={size}")], &[option, size, "write it like 24GiB"]);
+            assert_usage(
+                &["verify", "x", &format!("{option}={size}")],
+                &[option, size, "write it like 24GiB"],
+            );
         }
         assert_usage(&["bench", "churn", "--load=moe", &format!("--limit={size}")], &["--limit", size]);
         assert_usage(
@@ -106,14 +112,16 @@ fn sizes_that_are_none() {
         );
         if !size.is_empty() {
             let device = format!("--device=host:{size}");
-            assert_usage(&["nap", "x", &device], &["--device", size, "capacity", "write it like 24GiB"]);
+            assert_usage(&["verify", "x", &device], &["--device", size, "capacity", "write it like 24GiB"]);
         }
     }
 }
 
 #[test]
 fn devices_that_are_none() {
-    for command in [&["demo"][..], &["nap", "x"], &["bench", "churn", "--load", "moe"], &["bench", "sleep"]] {
+    for command in
+        [&["demo"][..], &["verify", "x"], &["bench", "churn", "--load", "moe"], &["bench", "sleep"]]
+    {
         for device in
             ["gpu", "", "HOST", "host:", "host:8GiBs", "cuda:", "cuda:x", "cuda:-1", "cuda:4294967296"]
         {
@@ -146,24 +154,24 @@ fn numbers_out_of_bounds() {
     }
     assert_usage(&["bench", "sleep", "--changed", "-1"], &["--changed", "less than nothing"]);
     for cycles in ["0", "-1", "4294967296", "three", "", "1.5"] {
-        for command in [&["nap", "x"][..], &["bench", "sleep"]] {
+        for command in [&["verify", "x"][..], &["bench", "sleep"]] {
             assert_usage(&[command, &[&format!("--cycles={cycles}")]].concat(), &["--cycles", cycles]);
         }
     }
     for cycles in ["0", "-1", "4294967296"] {
-        for command in [&["nap", "x"][..], &["bench", "sleep"]] {
+        for command in [&["verify", "x"][..], &["bench", "sleep"]] {
             assert_usage(&[command, &["--cycles", cycles]].concat(), &["--cycles", cycles, "not in 1..="]);
         }
     }
     for size in ["--limit", "--kv-cache", "--host-budget"] {
-        assert_usage(&["nap", "x", size, "-1GiB"], &[size, "`-1GiB` is not a size"]);
+        assert_usage(&["verify", "x", size, "-1GiB"], &[size, "`-1GiB` is not a size"]);
     }
     for rounds in ["0", "-1", "4294967296", "three", "", "1.5"] {
         let args = ["bench", "churn", "--load=moe", &format!("--rounds={rounds}")];
         assert_usage(&args, &["--rounds", rounds]);
     }
     for level in ["0", "3", "-1", "257", "one", ""] {
-        assert_usage(&["nap", "x", &format!("--level={level}")], &["--level", level]);
+        assert_usage(&["verify", "x", &format!("--level={level}")], &["--level", level]);
     }
 }
 
@@ -172,12 +180,12 @@ fn arguments_need_not_be_unicode() {
     let folder = Folder::new();
     let name = OsStr::from_bytes(b"w\xffs.safetensors");
     folder.write_tensor(name, "w", 10);
-    let nap = |name: &OsStr| {
-        let args = [OsStr::new("nap"), name, OsStr::new("--cycles=1")];
+    let verify = |name: &OsStr| {
+        let args = [OsStr::new("verify"), name, OsStr::new("--cycles=1")];
         Ran::from(command(folder.path(), args).output().unwrap())
     };
-    nap(name).succeeded();
-    nap(OsStr::from_bytes(b"n\xff.safetensors")).failed(&["n\u{fffd}.safetensors", "no such file"]);
-    let device = [OsStr::new("nap"), OsStr::new("x"), OsStr::new("--device"), OsStr::from_bytes(b"\xff")];
+    verify(name).succeeded();
+    verify(OsStr::from_bytes(b"n\xff.safetensors")).failed(&["n\u{fffd}.safetensors", "no such file"]);
+    let device = [OsStr::new("verify"), OsStr::new("x"), OsStr::new("--device"), OsStr::from_bytes(b"\xff")];
     assert_eq!(Ran::from(command(folder.path(), device).output().unwrap()).code, 2);
 }

@@ -1,5 +1,5 @@
 //! As much of WebDriver as the page's tests need: Chromium without a window, driven by a `chromedriver` of its own.
-//! Both end with the [`Browser`], and what they write is in its world's folder.
+//! Both end with the [`Browser`], and what they write is in its fixture's folder.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::fixture::{Fixture, HANGS};
 use super::http::{self, Answer};
-use super::world::{HANGS, World};
 
 /// What Chromium is called; the first that is there.
 const PROGRAMS: [&str; 3] = ["chromium", "google-chrome", "chromium-browser"];
@@ -50,13 +50,13 @@ pub(crate) struct Browser {
 
 impl Browser {
     /// With a page of this machine.
-    pub(crate) fn open(world: &World, port: u16) -> Self {
-        let profile = world.folder.join("browser");
+    pub(crate) fn open(fixture: &Fixture, port: u16) -> Self {
+        let profile = fixture.folder.join("browser");
         fs::create_dir_all(&profile).unwrap();
         let log = profile.join("driver.log");
         let mut command = Command::new("chromedriver");
         command.args(["--port=0", &format!("--log-path={}", log.display())]);
-        world.mark(&mut command);
+        fixture.mark(&mut command);
         // Its browser has no other group, and leaves none of it behind.
         command
             .env("HOME", &profile)
@@ -65,15 +65,15 @@ impl Browser {
             .process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut driver = command.spawn().expect("chromedriver is on the path");
-        let said = BufReader::new(driver.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let output = BufReader::new(driver.stdout.take().unwrap()).lines().map_while(Result::ok);
         let mut browser = Self { driver, port: 0, session: String::new(), log };
         let port_of =
             |line: String| line.rsplit_once("successfully on port ")?.1.trim_matches('.').parse().ok();
         let (sender, ports) = mpsc::channel();
         thread::spawn(move || {
-            // All of it is read, whoever listens.
-            for port in said.filter_map(port_of) {
-                let _nobody_listens = sender.send(port);
+            // All of it is read, with or without a listener.
+            for port in output.filter_map(port_of) {
+                let _no_listener = sender.send(port);
             }
         });
         browser.port = ports.recv_timeout(HANGS).expect("chromedriver says where it listens");
@@ -214,7 +214,7 @@ impl Drop for Browser {
             .status();
         // One that was never there, or is gone, is waited for in vain.
         let _ = self.driver.wait();
-        // The browser was the driver's child and is nobody's here: it ends a moment after it is told to.
+        // The browser was the driver's child and is an orphan now: it ends a moment after the signal.
         let began = Instant::now();
         while is_running(self.driver.id()) && began.elapsed() < HANGS {
             sleep(Duration::from_millis(10));
@@ -222,7 +222,7 @@ impl Drop for Browser {
     }
 }
 
-/// Whether somebody of this process group has not ended.
+/// Whether a process of this group is still running.
 fn is_running(group: u32) -> bool {
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     entries.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok()).any(|stat| {

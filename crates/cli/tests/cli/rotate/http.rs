@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
-use super::world::HANGS;
+use super::fixture::HANGS;
 
 #[derive(Debug)]
 pub(crate) struct Answer {

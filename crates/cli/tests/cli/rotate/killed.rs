@@ -1,8 +1,9 @@
-//! A rotation that is killed in the middle of a swap, in each of its phases, and the one that follows: what was awake is
-//! found out by asking and measuring, every model answers what it always did, and no engine is lost or left.
+//! A service that is killed in each phase of a swap, and its successor. The successor finds awake models by
+//! requests and measurements. Every model gives the same answers as before, and no engine is lost or left
+//! over.
 //!
-//! Engines are told to hang where the phase would be over too fast. What hangs goes on with the kill, or hangs on; where
-//! both are tried, a quick run tries the first only.
+//! Engines hang where the phase would be too short. A hang ends with the kill, or goes on; a quick run tries
+//! only the first where both are tested.
 
 use std::ops::RangeInclusive;
 use std::thread::{self, Scope, sleep};
@@ -10,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use poorwill_testkit::effort::Effort;
 
+use super::fixture::{self, Fixture, Model, Rotator, until};
 use super::watch::{Scales, Watch, assert_fit, last_stage};
-use super::world::{self, Model, Rotator, World, until};
 
 const NAMES: [&str; 2] = ["amber", "birch"];
 const PROMPTS: [&str; 2] = ["Tell me of a river.", "Tell me of a stone."];
@@ -70,12 +71,12 @@ fn of_all(phases: &[(&'static str, Engines)]) {
     if Effort::of_this_run() == Effort::Quick {
         phases.dedup_by_key(|(phase, _)| *phase);
     }
-    let world = World::of_two();
-    let truth = NAMES.map(|name| world.truth(name, &PROMPTS, world::TOKENS));
+    let fixture = Fixture::of_two();
+    let truth = NAMES.map(|name| fixture.truth(name, &PROMPTS, fixture::TOKENS));
     thread::scope(|scope| {
         for some in phases.chunks(2) {
             let truth = &truth;
-            // Who panics says so by this name.
+            // A panic names the thread.
             let thread = thread::Builder::new().name(format!("{some:?}"));
             let run = move || some.iter().for_each(|(phase, engines)| killed_in(phase, *engines, truth));
             thread.spawn_scoped(scope, run).unwrap();
@@ -90,43 +91,43 @@ fn killed_in(phase: &'static str, engines: Engines, truth: &Truth) {
 
 /// Whether it was in that phase when it was killed.
 fn was_killed_in(phase: &'static str, engines: Engines, truth: &Truth) -> bool {
-    let mut world = World::of_two();
+    let mut fixture = Fixture::of_two();
     match phase {
-        "starting" => world.models[1].is_held = true,
-        // Whoever sleeps has more than that.
-        "finding room" => world.models[1].need = "127MiB",
+        "starting" => fixture.models[1].is_held = true,
+        // A sleeping model has more than that.
+        "finding room" => fixture.models[1].need = "127MiB",
         _ => {}
     }
-    let scales = Scales::of(&world);
+    let scales = Scales::of(&fixture);
     let goes = ["draining", "falling asleep", "giving back", "stopping", "ready"].contains(&phase);
     let who = if goes { "amber" } else { "birch" };
     let was_there = thread::scope(|scope| {
-        let rotator = world.start(&[]);
-        let watch = Watch::of(&world);
-        let is_there = lead(&world, phase, &rotator, &watch, scope, truth);
+        let rotator = fixture.start(&[]);
+        let watch = Watch::of(&fixture);
+        let is_there = lead(&fixture, phase, &rotator, &watch, scope, truth);
         if ["confirming", "stopping"].contains(&phase) {
             // The system ends those that are held up when who started them ends, so they go on before, unnoticed.
             rotator.signal("STOP");
-            NAMES.iter().filter_map(|name| world.engine(name)).for_each(|pid| world::signal("CONT", pid));
+            NAMES.iter().filter_map(|name| fixture.engine(name)).for_each(|pid| fixture::signal("CONT", pid));
         }
         rotator.kill();
-        let told = watch.ended();
-        assert_fit(&told, 1);
-        is_there && last_stage(&told, who) == phase
+        let events = watch.ended();
+        assert_fit(&events, 1);
+        is_there && last_stage(&events, who) == phase
     });
     if !was_there {
         return false;
     }
-    let engines_before = world.processes();
-    let has_engine = NAMES.map(|name| world.engine(name).is_some());
-    for (model, has_engine) in world.models.iter_mut().zip(has_engine) {
+    let engines_before = fixture.processes();
+    let has_engine = NAMES.map(|name| fixture.engine(name).is_some());
+    for (model, has_engine) in fixture.models.iter_mut().zip(has_engine) {
         if has_engine && [Engines::Well, Engines::GoOn].contains(&engines) {
-            model.lies(&[]);
+            model.faults(&[]);
         }
         if (phase, engines) == ("waking", Engines::Well) && model.name == "birch" {
             let began = Instant::now();
             while model.is_sleeping() != Some(false) {
-                assert!(began.elapsed() < world::HANGS, "it does not wake, though it may");
+                assert!(began.elapsed() < fixture::HANGS, "it does not wake, though it may");
                 sleep(Duration::from_millis(10));
             }
         }
@@ -136,19 +137,19 @@ fn was_killed_in(phase: &'static str, engines: Engines, truth: &Truth) -> bool {
         }
     }
 
-    let rotator = world.start(&[]);
-    let watch = Watch::of(&world);
-    world.open_gate();
+    let rotator = fixture.start(&[]);
+    let watch = Watch::of(&fixture);
+    fixture.open_latch();
     for (model, turn) in [(1, 0), (0, 1), (1, 1)] {
-        let name = world.models[model].name;
-        let said = if engines == Engines::HangOn {
-            world.say_at_last(name, PROMPTS[turn])
+        let name = fixture.models[model].name;
+        let output = if engines == Engines::HangOn {
+            fixture.say_at_last(name, PROMPTS[turn])
         } else {
-            world.say(name, PROMPTS[turn])
+            fixture.say(name, PROMPTS[turn])
         };
-        assert_eq!(said, truth[model][turn], "{phase} {engines:?}: {}", rotator.log());
+        assert_eq!(output, truth[model][turn], "{phase} {engines:?}: {}", rotator.log());
     }
-    let engines_now = world.processes();
+    let engines_now = fixture.processes();
     // The rotation, and an engine for each model at most.
     assert!(engines_now.len() <= 3, "{phase} {engines:?}: {engines_now:?}: {}", rotator.log());
     if engines == Engines::Well {
@@ -156,7 +157,7 @@ fn was_killed_in(phase: &'static str, engines: Engines, truth: &Truth) -> bool {
         assert!(engines_before.iter().all(is_there), "{phase}: an engine was lost: {}", rotator.log());
     }
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
     assert_fit(&watch.ended(), 1);
     scales.assert_within(HELD);
     true
@@ -164,74 +165,74 @@ fn was_killed_in(phase: &'static str, engines: Engines, truth: &Truth) -> bool {
 
 /// Leads a rotation to a phase, and says whether it got there.
 fn lead<'scope>(
-    world: &'scope World,
+    fixture: &'scope Fixture,
     phase: &'static str,
     rotator: &Rotator,
     watch: &Watch,
     scope: &'scope Scope<'scope, '_>,
     truth: &'scope Truth,
 ) -> bool {
-    let [amber, birch] = [&world.models[0], &world.models[1]];
+    let [amber, birch] = [&fixture.models[0], &fixture.models[1]];
     let ask = |model: usize| {
         scope.spawn(move || {
             // Most of them break off with the rotation.
             if let Some(answer) =
-                world.ask(world.models[model].name, PROMPTS[0]).ok().filter(|one| one.status == 200)
+                fixture.ask(fixture.models[model].name, PROMPTS[0]).ok().filter(|one| one.status == 200)
             {
-                assert_eq!(world::text_of(&answer), truth[model][0]);
+                assert_eq!(fixture::text_of(&answer), truth[model][0]);
             }
         });
     };
     if !["starting", "finding room"].contains(&phase) {
-        world.say("birch", PROMPTS[0]);
+        fixture.say("birch", PROMPTS[0]);
     }
-    world.say("amber", PROMPTS[0]);
+    fixture.say("amber", PROMPTS[0]);
     let from = watch.len();
-    // A stage is told of before its engine is.
-    let hangs = |model: &Model, lie| until(rotator, "its engine hangs", || model.has_told(lie));
+    // A stage is reported before its engine knows.
+    let hangs = |model: &Model, fault| until(rotator, "its engine hangs", || model.has_injected(fault));
     let sees = |model, stage| watch.sees(rotator, from, model, stage);
     match phase {
         "draining" | "ready" => {
-            amber.lies(&["hangs-in-answer"]);
+            amber.faults(&["hangs-in-answer"]);
             ask(0);
-            until(rotator, "it runs", || world.now("amber")["running"] == 1);
+            until(rotator, "it runs", || fixture.now("amber")["running"] == 1);
             if phase == "ready" {
                 return watch.stage("amber") == "ready";
             }
             ask(1);
         }
         "falling asleep" => {
-            amber.lies(&["hangs-in-sleep"]);
+            amber.faults(&["hangs-in-sleep"]);
             ask(1);
             hangs(amber, "hangs-in-sleep");
         }
         "giving back" => {
-            amber.lies(&["keeps-memory"]);
+            amber.faults(&["keeps-memory"]);
             ask(1);
         }
         "stopping" => {
-            world::signal("STOP", world.engine("amber").unwrap());
-            world.order(&["restart", "amber"]).succeeded();
+            fixture::signal("STOP", fixture.engine("amber").unwrap());
+            fixture.order(&["restart", "amber"]).succeeded();
         }
         "finding room" | "starting" => ask(1),
         "waking" => {
-            birch.lies(&["hangs-in-wake"]);
+            birch.faults(&["hangs-in-wake"]);
             ask(1);
             hangs(birch, "hangs-in-wake");
         }
         "confirming" => {
-            birch.lies(&["hangs-in-wake"]);
+            birch.faults(&["hangs-in-wake"]);
             ask(1);
             hangs(birch, "hangs-in-wake");
-            // It wakes while nobody takes its answer, and then says no more.
+            // It wakes while its reply is not read, and then reports nothing.
             rotator.signal("STOP");
-            birch.lies(&[]);
-            until(rotator, "it has answered", || world::has_unread_from(birch.port));
-            world::signal("STOP", world.engine("birch").unwrap());
+            birch.faults(&[]);
+            until(rotator, "it has answered", || fixture::has_unread_from(birch.port));
+            fixture::signal("STOP", fixture.engine("birch").unwrap());
             rotator.signal("CONT");
         }
         "canary" => {
-            birch.lies(&["hangs-in-answer"]);
+            birch.faults(&["hangs-in-answer"]);
             ask(1);
             hangs(birch, "hangs-in-answer");
         }

@@ -1,7 +1,7 @@
-//! The page of operators in a browser, before a rotation of mock engines: what it shows and when, orders by mouse and by
-//! keyboard, keys, and what becomes of it when the rotation goes away and comes back.
+//! The operators' page in a browser, with a rotation of mock engines: what it shows and when, commands by mouse
+//! and keyboard, and keys. It also survives a service that goes away and comes back.
 //!
-//! `cargo xtask test` runs these where Chromium and chromedriver are there.
+//! `cargo xtask test` runs these where Chromium and chromedriver are installed.
 
 use std::fs;
 use std::net::TcpStream;
@@ -10,8 +10,8 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::browser::{Browser, ENTER, ESCAPE, TAB};
+use super::fixture::{Fixture, KEY, Model};
 use super::http;
-use super::world::{KEY, Model, World};
 
 const PROMPT: &str = "Tell me of a tree.";
 /// Stands before scripts. Rows of models are found by what they say, since that is what people go by.
@@ -87,10 +87,10 @@ const SLOW: [&str; 2] = ["--tokens-per-s", "2"];
 const CANARY: &str = "[model.canary]\ntokens = 1\n";
 
 /// Has an answer come word by word, until this is dropped.
-fn long_answer(world: &World, model: &str) -> TcpStream {
+fn long_answer(fixture: &Fixture, model: &str) -> TcpStream {
     let body =
         json!({ "model": model, "prompt": PROMPT, "max_tokens": 80, "min_tokens": 80, "stream": true });
-    http::send(world.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap()
+    http::send(fixture.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap()
 }
 
 const MARKUP: &str = "<img src=x onerror=alert(1)>";
@@ -103,15 +103,15 @@ fn the_page_shows_what_happens_while_it_happens() {
         Model { more: SLOW.to_vec(), lines: canary.clone(), ..Model::new("amber") },
         Model { lines: canary, ..Model::new("birch") },
         // One whose engine does not start, and says so in markup.
-        Model { more: vec!["--lie", "<b onclick=alert(2)>"], ..Model::new(MARKUP) },
+        Model { more: vec!["--fault", "<b onclick=alert(2)>"], ..Model::new(MARKUP) },
     ];
     models[0].lines.insert_str(
         0,
         "aliases = [\"resin\", \"a-name-that-is-so-long-that-no-telephone-shows-it-in-one-line\"]\n",
     );
-    let world = World::new("128MiB", models);
-    let rotator = world.start(&[]);
-    let browser = Browser::open(&world, world.control);
+    let fixture = Fixture::new("128MiB", models);
+    let rotator = fixture.start(&[]);
+    let browser = Browser::open(&fixture, fixture.control);
 
     wait(&browser, "link() === 'Live' && list('#models > li').length === 3");
     let names = see(&browser, "list('#models h3').map(text)");
@@ -129,7 +129,7 @@ fn the_page_shows_what_happens_while_it_happens() {
         "list('#gpus > li').map((one) => [fact(one, 'Used'), one.querySelector('.bar .used').clientWidth])";
     let before = see(&browser, used);
     assert_eq!(before.as_array().unwrap().len(), 1);
-    let answer = long_answer(&world, "resin");
+    let answer = long_answer(&fixture, "resin");
     wait(&browser, "stage('amber') === 'ready' && fact(row('amber'), 'Running') === '1'");
     wait(&browser, "swaps().join() === 'amber'");
     wait(&browser, "parseFloat(fact(list('#gpus > li')[0], 'Used')) > 60");
@@ -137,9 +137,9 @@ fn the_page_shows_what_happens_while_it_happens() {
     wait(&browser, &format!("{used}[0][1] > {}", before[0][1]));
     wait(&browser, "list('#events strong').some((one) => text(one) === 'amber')");
 
-    // Whoever wants another model waits for the answer's end.
+    // A request for another model waits for the end of the answer.
     thread::scope(|scope| {
-        let waits = scope.spawn(|| world.say("birch", PROMPT));
+        let waits = scope.spawn(|| fixture.say("birch", PROMPT));
         wait(&browser, "queue().join() === 'birch 1 0'");
         wait(&browser, "text(row('birch')).includes('Queue 1') || fact(row('birch'), 'Queue') === '1'");
         assert_narrow(&browser, "with a queue");
@@ -155,7 +155,7 @@ fn the_page_shows_what_happens_while_it_happens() {
     assert_held(&browser, "after two swaps");
 
     // What engines say, and what they are called, is text.
-    assert_eq!(world.complete(MARKUP, PROMPT).status, 503, "{}", rotator.log());
+    assert_eq!(fixture.complete(MARKUP, PROMPT).status, 503, "{}", rotator.log());
     wait(&browser, "text(row('<img src=x onerror=alert(1)>')).includes(\"'<b onclick=alert(2)>'\")");
     wait(&browser, "text(document.querySelector('#events')).includes(\"'<b onclick=alert(2)>'\")");
     browser.click(&format!("[aria-label='Log {MARKUP}']"));
@@ -167,15 +167,15 @@ fn the_page_shows_what_happens_while_it_happens() {
     assert_eq!(see(&browser, "list('img, main b, main [onclick], main [onerror]').length"), 0);
     assert_narrow(&browser, "with failures");
 
-    // Nothing was asked for from anywhere else, and nobody complains.
+    // Nothing came from another host, and there is no error.
     assert_eq!(browser.complaints(), [] as [String; 0]);
-    let own = format!("http://127.0.0.1:{}/", world.control);
+    let own = format!("http://127.0.0.1:{}/", fixture.control);
     let asked = browser.requests();
     assert!(asked.contains(&own) && asked.contains(&format!("{own}rotate/status")), "{asked:?}");
     let other: Vec<_> = asked.iter().filter(|url| !url.starts_with(&own) && *url != "data:,").collect();
     assert!(other.is_empty(), "{other:?}");
     // Nor could be, by a script that got into it in spite of all: the front is there, and is not reached.
-    let elsewhere = format!("http://127.0.0.1:{}/v1/models", world.front);
+    let elsewhere = format!("http://127.0.0.1:{}/v1/models", fixture.front);
     let sent = format!("return fetch({elsewhere:?}, {{ mode: 'no-cors' }}).then(() => 'sent', () => 'kept')");
     assert_eq!(browser.run(&sent), "kept");
     let complaints = browser.complaints();
@@ -187,9 +187,9 @@ fn the_page_shows_what_happens_while_it_happens() {
 #[test]
 #[ignore = "needs chromium and chromedriver"]
 fn orders_are_given_by_mouse_and_by_keyboard_alone() {
-    let mut world = World::new("512MiB", vec![Model::new("amber"), Model::new("birch")]);
-    let rotator = world.start(&[]);
-    let browser = Browser::open(&world, world.control);
+    let mut fixture = Fixture::new("512MiB", vec![Model::new("amber"), Model::new("birch")]);
+    let rotator = fixture.start(&[]);
+    let browser = Browser::open(&fixture, fixture.control);
     wait(&browser, "link() === 'Live' && row('amber') && stage('amber') === 'cold'");
 
     for (label, then) in [
@@ -205,7 +205,7 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
         browser.click(&format!("[aria-label='{label}']"));
         wait(&browser, then);
     }
-    assert_eq!(world.models[0].is_sleeping(), Some(false));
+    assert_eq!(fixture.models[0].is_sleeping(), Some(false));
 
     browser.run("document.activeElement.blur()");
     for (label, key, then) in [
@@ -222,7 +222,7 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
         assert_held(&browser, label);
     }
     assert_eq!(
-        (&world.now("birch")["stage"], &world.now("birch")["is_pinned"]),
+        (&fixture.now("birch")["stage"], &fixture.now("birch")["is_pinned"]),
         (&json!("ready"), &json!(true))
     );
 
@@ -231,10 +231,10 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     hold(&browser);
     browser.keys(ENTER);
     browser.confirm(false);
-    // An order given behind it has been carried out, and it has not.
+    // A later command has been carried out, and this one has not.
     browser.click("[aria-label='Sleep amber']");
     wait(&browser, "stage('amber') === 'asleep'");
-    assert_eq!(world.now("birch")["starts"], 1);
+    assert_eq!(fixture.now("birch")["starts"], 1);
     browser.run(&format!("{WORDS} button('Restart birch').focus()"));
     browser.keys(ENTER);
     browser.confirm(true);
@@ -273,44 +273,44 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     wait(&browser, "!document.querySelector('#log').open");
 
     // A file that is wrong, and one in which the model above is gone.
-    let whole = world.config();
-    world.folder.write("rotation.toml", format!("{whole}alias = []\n"));
+    let whole = fixture.config();
+    fixture.folder.write("rotation.toml", format!("{whole}alias = []\n"));
     browser.run(&format!("{WORDS} button('Reload configuration').focus()"));
     browser.keys(ENTER);
     wait(&browser, "notice().includes('That was not done') && notice().includes('`aliases`')");
     assert_narrow(&browser, "with a notice");
     tab_to(&browser, "Pin birch");
     hold(&browser);
-    world.models.remove(0);
-    world.write();
+    fixture.models.remove(0);
+    fixture.write();
     rotator.signal("HUP");
     wait(&browser, "!row('amber')");
     assert_held(&browser, "after a model before it has gone");
     assert_eq!(browser.complaints().iter().filter(|one| !one.contains("422")).count(), 0);
     drop(browser);
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 #[ignore = "needs chromium and chromedriver"]
 fn keys_are_asked_for_and_a_rotation_that_went_away_is_found_again() {
-    let mut world = World::of_two();
-    world.has_keys = true;
-    let rotator = world.start(&[]);
-    let browser = Browser::open(&world, world.control);
+    let mut fixture = Fixture::of_two();
+    fixture.has_keys = true;
+    let rotator = fixture.start(&[]);
+    let browser = Browser::open(&fixture, fixture.control);
     let wrong = "text(document.querySelector('#key-wrong'))";
     wait(&browser, "link() === 'Key needed' && document.activeElement.id === 'key'");
     assert_eq!(see(&browser, &format!("[{wrong}, list('h3').length]")), json!(["", 0]));
     assert_narrow(&browser, "with the form for a key");
-    for (key, said) in [
+    for (key, output) in [
         ("with blanks", "without blanks"),
         ("another-key", "not one of control's"),
         ("yet-another-key", "not one of control's"),
     ] {
         browser.run("document.querySelector('#key').value = ''");
         browser.keys(&format!("{key}{ENTER}"));
-        wait(&browser, &format!("{wrong}.includes({said:?}) && document.activeElement.id === 'key'"));
+        wait(&browser, &format!("{wrong}.includes({output:?}) && document.activeElement.id === 'key'"));
         assert_eq!(see(&browser, "[link(), list('h3').length]"), json!(["Key needed", 0]));
     }
     browser.run("document.querySelector('#key').value = ''");
@@ -345,10 +345,10 @@ fn keys_are_asked_for_and_a_rotation_that_went_away_is_found_again() {
     assert_narrow(&browser, "without a rotation");
     browser.keys(ENTER);
     wait(&browser, "notice().startsWith('That was not done')");
-    let rotator = world.start(&[]);
+    let rotator = fixture.start(&[]);
     wait(&browser, "link() === 'Live' && notice() === '' && stage('amber') === 'cold'");
     assert_held(&browser, "with another rotation");
-    world.say("birch", PROMPT);
+    fixture.say("birch", PROMPT);
     wait(&browser, "stage('birch') === 'ready' && swaps().join() === 'birch'");
     wait(&browser, "list('#events strong').some((one) => text(one) === 'birch')");
     assert_held(&browser, "with another rotation");
@@ -366,8 +366,8 @@ fn keys_are_asked_for_and_a_rotation_that_went_away_is_found_again() {
     wait(&browser, "link() === 'Live' && row('birch') && stage('birch') === 'ready'");
     browser.click("#forget");
     wait(&browser, "link() === 'Key needed'");
-    // Nobody else heard of the key, or of anything.
-    let own = format!("http://127.0.0.1:{}/", world.control);
+    // No other address got the key, or any request.
+    let own = format!("http://127.0.0.1:{}/", fixture.control);
     let asked = browser.requests();
     assert!(
         asked.iter().all(|url| url.starts_with(&own) && !url.contains(KEY) || url == "data:,"),
@@ -375,7 +375,7 @@ fn keys_are_asked_for_and_a_rotation_that_went_away_is_found_again() {
     );
     drop(browser);
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 /// Where the guide's picture is written, if this names a file.
@@ -391,26 +391,26 @@ fn the_picture_for_the_guide_has_what_the_guide_says() {
         ..Model::new(name)
     });
     // Two of three have room.
-    let world = World::new("200MiB", models.to_vec());
-    let rotator = world.start(&[]);
-    let browser = Browser::open(&world, world.control);
+    let fixture = Fixture::new("200MiB", models.to_vec());
+    let rotator = fixture.start(&[]);
+    let browser = Browser::open(&fixture, fixture.control);
     for model in ["amber", "birch", "cedar", "amber"] {
         let body = json!({ "model": model, "prompt": PROMPT, "max_tokens": 1 });
-        http::ask(world.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap();
+        http::ask(fixture.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap();
     }
     let is_awake = |model: &&Model| model.is_sleeping() == Some(false);
-    let awake: Vec<_> = world.models.iter().filter(is_awake).map(|model| model.name).collect();
-    let waits = world.models.iter().find(|model| !is_awake(model)).unwrap().name;
+    let awake: Vec<_> = fixture.models.iter().filter(is_awake).map(|model| model.name).collect();
+    let waits = fixture.models.iter().find(|model| !is_awake(model)).unwrap().name;
     assert_eq!(awake.len(), 2, "{}", rotator.log());
     // So it is known which of the two has to leave.
-    world.order(&["pin", awake[1]]).succeeded();
+    fixture.order(&["pin", awake[1]]).succeeded();
     let (leaves, stays) = (awake[0], awake[1]);
-    let run = [leaves, leaves, stays].map(|model| long_answer(&world, model));
+    let run = [leaves, leaves, stays].map(|model| long_answer(&fixture, model));
     wait(
         &browser,
         &format!("fact(row('{leaves}'), 'Running') === '2' && fact(row('{stays}'), 'Running') === '1'"),
     );
-    let queued = [waits, waits].map(|model| long_answer(&world, model));
+    let queued = [waits, waits].map(|model| long_answer(&fixture, model));
     wait(&browser, &format!("link() === 'Live' && queue().join() === '{waits} 2 0'"));
     wait(&browser, "swaps().length === 4 && list('#gpus > li').length === 1");
     for (model, stage) in [(leaves, "draining"), (stays, "ready"), (waits, "asleep")] {

@@ -1,18 +1,18 @@
-//! `poorwill rotate` where it cannot begin, or nobody can be asked: the exit code, and what would help.
+//! `poorwill rotate` that cannot start, or has no service to control: the exit code, and what helps.
 
 use std::net::TcpListener;
 
-use super::world::{self, Model, World};
+use super::fixture::{self, Fixture, Model};
 
-fn world() -> World {
-    let world = World::new("512MiB", vec![Model::new("amber")]);
-    world.write();
-    world
+fn fixture() -> Fixture {
+    let fixture = Fixture::new("512MiB", vec![Model::new("amber")]);
+    fixture.write();
+    fixture
 }
 
 #[test]
 fn wrong_usage_says_what_is_missing() {
-    let world = world();
+    let fixture = fixture();
     for (args, word) in [
         (&["rotate"][..], "--config <FILE>"),
         (&["rotate", "--keep-engines"], "--config FILE is needed, or --demo"),
@@ -22,79 +22,79 @@ fn wrong_usage_says_what_is_missing() {
         (&["rotate", "--demo", "--config", "rotation.toml"], "--config"),
         (&["rotate", "wake", "--config", "rotation.toml"], "<MODEL>"),
         (&["rotate", "dance", "--config", "rotation.toml"], "dance"),
-        (&["rotate", "--demo", "--lasts", "soon"], "--lasts"),
+        (&["rotate", "--demo", "--duration", "soon"], "--duration"),
         (&["rotate", "validate", "--requests", "-1", "--config", "rotation.toml"], "-1"),
     ] {
-        let ran = world.run(args);
+        let ran = fixture.run(args);
         assert!(ran.code == 2 && ran.stdout.is_empty() && ran.stderr.contains(word), "{args:?}: {ran:?}");
     }
 }
 
 #[test]
 fn a_configuration_that_is_none_is_named_with_its_line() {
-    let world = world();
-    let lines = world.config().lines().count();
+    let fixture = fixture();
+    let lines = fixture.config().lines().count();
     let line = format!("line {}", lines + 1);
     for more in [&[][..], &["status"], &["validate"], &["reload"]] {
-        let run = |file: &str| world.run(&[&["rotate"], more, &["--config", file]].concat());
+        let run = |file: &str| fixture.run(&[&["rotate"], more, &["--config", file]].concat());
         run("nowhere.toml").failed(&["nowhere.toml", "No such file"]);
-        world.folder.write("odd.toml", format!("{}alias = [\"x\"]\n", world.config()));
+        fixture.folder.write("odd.toml", format!("{}alias = [\"x\"]\n", fixture.config()));
         run("odd.toml").failed(&["odd.toml", &line, "`alias`", "did you mean `aliases`?"]);
-        world.folder.write("odd.toml", format!("{}level = \n", world.config()));
+        fixture.folder.write("odd.toml", format!("{}level = \n", fixture.config()));
         run("odd.toml").failed(&["odd.toml", &line]);
-        world.folder.write("odd.toml", "");
+        fixture.folder.write("odd.toml", "");
         run("odd.toml").failed(&["odd.toml", "no model", "[[model]]"]);
     }
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_port_that_is_taken_is_named() {
-    let world = world();
-    for (door, port) in [("front", world.front), ("control", world.control)] {
+    let fixture = fixture();
+    for (door, port) in [("front", fixture.front), ("control", fixture.control)] {
         let _taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
-        let ran = world.run(&["rotate", "--config", "rotation.toml"]);
+        let ran = fixture.run(&["rotate", "--config", "rotation.toml"]);
         ran.failed(&[door, &format!("127.0.0.1:{port}"), "give it another address"]);
     }
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_state_folder_is_one_rotations() {
-    let mut world = world();
-    let rotator = world.start(&[]);
-    let first = world.config();
-    let state = world.folder.join("state");
-    (world.front, world.control) = (world::free_port(), world::free_port());
-    world.folder.write("second.toml", world.config());
-    let second = || world.run(&["rotate", "--config", "second.toml"]);
+    let mut fixture = fixture();
+    let rotator = fixture.start(&[]);
+    let first = fixture.config();
+    let state = fixture.folder.join("state");
+    (fixture.front, fixture.control) = (fixture::free_port(), fixture::free_port());
+    fixture.folder.write("second.toml", fixture.config());
+    let second = || fixture.run(&["rotate", "--config", "second.toml"]);
     second().failed(&[
         "state folder",
         &state.display().to_string(),
         "another rotation",
         "a folder of its own",
     ]);
-    // The first one goes on, and whoever ends leaves the folder to the next.
-    world.folder.write("rotation.toml", first);
-    world.order(&["status"]).succeeded();
+    // The first one goes on, and leaves the folder to the next when it ends.
+    fixture.folder.write("rotation.toml", first);
+    fixture.order(&["status"]).succeeded();
     rotator.end();
     std::fs::remove_dir_all(&state).unwrap();
-    world.folder.write("state", "no folder");
+    fixture.folder.write("state", "no folder");
     second().failed(&["state folder"]);
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
-fn nobody_who_runs_is_said_so() {
-    let world = world();
-    let control = format!("127.0.0.1:{}", world.control);
+fn a_missing_service_is_reported() {
+    let fixture = fixture();
+    let control = format!("127.0.0.1:{}", fixture.control);
     for args in [&["status"][..], &["wake", "amber"], &["reload"], &["validate"]] {
         let words = ["nobody answers", &control, "is `poorwill rotate --config …` running?"];
-        let ran = world.order(args);
+        let ran = fixture.order(args);
         ran.failed(&words);
         assert_eq!(ran.stdout, "");
     }
-    let ran = world.order(&["status", "--json"]);
+    let ran = fixture.order(&["status", "--json"]);
     assert!(ran.json()["error"].as_str().unwrap().contains(&control), "{ran:?}");
     ran.failed(&[&control]);
 }

@@ -1,9 +1,9 @@
-//! `poorwill rotate validate`: who passes, and what is said of those that lie.
+//! `poorwill rotate validate`: which models pass, and the report about faulty ones.
 
 use serde_json::{Value, json};
 
+use super::fixture::{Fixture, Model, TOKENS, text_of};
 use super::http;
-use super::world::{Model, TOKENS, World, text_of};
 use crate::support::Ran;
 
 const PROMPT: &str = "Tell me of a tree.";
@@ -16,9 +16,9 @@ fn walked(ran: &Ran, model: &str) -> Value {
 
 #[test]
 fn honest_ones_pass() {
-    let world = World::of_two();
-    let rotator = world.start(&[]);
-    let ran = world.order(&["validate", "--requests", "3", "--json"]);
+    let fixture = Fixture::of_two();
+    let rotator = fixture.start(&[]);
+    let ran = fixture.order(&["validate", "--requests", "3", "--json"]);
     assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{ran:?}\n{}", rotator.log());
     assert_eq!(ran.json()["requests"], 3);
     assert_eq!(ran.json()["models"].as_array().unwrap().len(), 2);
@@ -27,52 +27,52 @@ fn honest_ones_pass() {
         let is = |key: &str| walked[key].clone();
         assert_eq!([is("verdict"), is("right"), is("garbage")], [json!("pass"), json!(3), json!(0)]);
         assert!(walked["sleep_s"].is_f64() && walked["wake_s"].is_f64() && walked.get("because").is_none());
-        let now = world.now(name);
+        let now = fixture.now(name);
         assert_eq!((&now["starts"], &now["failures"]), (&json!(1), &json!(0)));
     }
-    let ran = world.order(&["validate", "--requests", "1"]);
+    let ran = fixture.order(&["validate", "--requests", "1"]);
     assert_eq!(ran.code, 0, "{ran:?}");
     assert!(
         ran.stdout.contains("amber") && ran.stdout.contains("birch") && ran.stdout.contains("pass"),
         "{ran:?}"
     );
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn liars_do_not_pass_though_no_answer_is_wrong() {
-    let mut cedar = Model::lying("cedar", "keeps-memory");
+    let mut cedar = Model::faulty("cedar", "keeps-memory");
     // It keeps it for ever.
     cedar.lines = "[model.rules]\nrelease_max = \"300ms\"\n".to_owned();
-    let models = vec![Model::new("amber"), Model::lying("birch", "gibberish"), cedar];
-    let world = World::new("1GiB", models);
-    let rotator = world.start(&[]);
-    let ran = world.order(&["validate", "--requests", "3", "--json"]);
+    let models = vec![Model::new("amber"), Model::faulty("birch", "gibberish"), cedar];
+    let fixture = Fixture::new("1GiB", models);
+    let rotator = fixture.start(&[]);
+    let ran = fixture.order(&["validate", "--requests", "3", "--json"]);
     assert_eq!(ran.code, 1, "{ran:?}");
     assert_eq!(ran.stderr, "error: not valid: birch, cedar\n");
     assert_eq!(walked(&ran, "amber")["verdict"], "pass");
     for name in ["birch", "cedar"] {
         let walked = walked(&ran, name);
-        // The service started it again, so what it said was right.
+        // The service started it again, so its answers were right.
         assert!(walked["verdict"] == "fail" && walked["right"] == 3 && walked["garbage"] == 0, "{walked}");
         assert!(walked["because"].as_str().unwrap().contains("started again"), "{walked}");
-        assert_eq!(world.now(name)["starts"], 2, "{}", rotator.log());
+        assert_eq!(fixture.now(name)["starts"], 2, "{}", rotator.log());
     }
     // Who looks now and then may have missed why.
     assert!(rotator.log().contains("its canary came out otherwise"), "{}", rotator.log());
-    for Model { name, .. } in &world.models {
-        assert_eq!([world.say(name, PROMPT)], world.truth(name, &[PROMPT], TOKENS)[..]);
+    for Model { name, .. } in &fixture.models {
+        assert_eq!([fixture.say(name, PROMPT)], fixture.truth(name, &[PROMPT], TOKENS)[..]);
     }
     rotator.end();
-    world.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn garbage_that_a_weak_canary_lets_through_is_found() {
-    let mut world = World::new("512MiB", vec![Model::lying("birch", "gibberish")]);
+    let mut fixture = Fixture::new("512MiB", vec![Model::faulty("birch", "gibberish")]);
     // A letter that is in what it says when it is well, and when it is not.
-    let (mut child, port) = world.mock("birch", &["--lie", "gibberish"]);
+    let (mut child, port) = fixture.mock("birch", &["--fault", "gibberish"]);
     let ask = |path: &str, body: &Value| http::ask(port, "POST", path, &[], &body.to_string()).unwrap();
     let canary = json!({ "model": "birch", "prompt": PROMPT, "max_tokens": 60 });
     let right = text_of(&ask("/v1/completions", &canary));
@@ -82,10 +82,10 @@ fn garbage_that_a_weak_canary_lets_through_is_found() {
     child.kill().unwrap();
     child.wait().unwrap();
     let letter = gibberish.chars().find(|c| c.is_ascii_lowercase() && right.contains(*c)).unwrap();
-    world.models[0].lines =
+    fixture.models[0].lines =
         format!("[model.canary]\nprompt = \"{PROMPT}\"\ntokens = 60\nexpect = \"{letter}\"\n");
-    let rotator = world.start(&[]);
-    let ran = world.order(&["validate", "--requests", "2", "--json"]);
+    let rotator = fixture.start(&[]);
+    let ran = fixture.order(&["validate", "--requests", "2", "--json"]);
     assert_eq!((ran.code, ran.stderr.as_str()), (1, "error: not valid: birch\n"), "{}", rotator.log());
     let walked = walked(&ran, "birch");
     assert!(walked["verdict"] == "garbage" && walked["garbage"] == 2 && walked["right"] == 0, "{walked}");

@@ -13,21 +13,21 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
+use super::fixture::{self, Fixture, Rotator, until};
 use super::http;
-use super::world::{self, Rotator, World, until};
 
 /// What follows the events of a rotation.
 pub(crate) struct Watch {
-    told: Arc<Mutex<Vec<Value>>>,
+    events: Arc<Mutex<Vec<Value>>>,
     follower: JoinHandle<()>,
 }
 
 impl Watch {
     /// From the first event on. The rotation has to be there.
-    pub(crate) fn of(world: &World) -> Self {
-        let stream = http::send(world.control, "GET", "/rotate/events?past=1000", &[], "").unwrap();
-        let told: Arc<Mutex<Vec<Value>>> = Arc::default();
-        let kept = Arc::clone(&told);
+    pub(crate) fn of(fixture: &Fixture) -> Self {
+        let stream = http::send(fixture.control, "GET", "/rotate/events?past=1000", &[], "").unwrap();
+        let events: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let kept = Arc::clone(&events);
         let follower = thread::spawn(move || {
             for line in BufReader::new(stream).lines().map_while(Result::ok) {
                 let Some(event) = line.strip_prefix("data: ") else { continue };
@@ -36,17 +36,17 @@ impl Watch {
                 kept.lock().unwrap().push(event);
             }
         });
-        Self { told, follower }
+        Self { events, follower }
     }
 
-    /// The stage that a model was in by the last that was told of it.
+    /// The last reported stage of a model.
     pub(crate) fn stage(&self, model: &str) -> String {
-        last_stage(&self.told.lock().unwrap(), model)
+        last_stage(&self.events.lock().unwrap(), model)
     }
 
-    /// How much was told.
+    /// Number of reported events.
     pub(crate) fn len(&self) -> usize {
-        self.told.lock().unwrap().len()
+        self.events.lock().unwrap().len()
     }
 
     /// Waits until a model is in a stage, and says whether it was found there. It was not if it went by too fast, behind
@@ -55,21 +55,20 @@ impl Watch {
         let is_it =
             |event: &Value| event["event"] == "stage" && event["model"] == model && event["stage"] == stage;
         until(rotator, &format!("{model} is {stage}"), || {
-            self.told.lock().unwrap()[behind..].iter().any(is_it)
+            self.events.lock().unwrap()[behind..].iter().any(is_it)
         });
         self.stage(model) == stage
     }
 
-    /// All that was told, once the rotation has ended. Nothing of it was lost, but for what was told before anybody could
-    /// follow.
+    /// All events, after the rotation has ended. Only those before the first follower are missing.
     pub(crate) fn ended(self) -> Vec<Value> {
         self.follower.join().unwrap();
-        let told = std::mem::take(&mut *self.told.lock().unwrap());
-        let first = told.first().map_or(1, |event| event["seq"].as_u64().unwrap());
-        for (seq, event) in (first..).zip(&told) {
+        let events = std::mem::take(&mut *self.events.lock().unwrap());
+        let first = events.first().map_or(1, |event| event["seq"].as_u64().unwrap());
+        for (seq, event) in (first..).zip(&events) {
             assert_eq!(event["seq"], seq, "events were lost");
         }
-        told
+        events
     }
 }
 
@@ -80,9 +79,9 @@ pub(crate) fn last_stage(events: &[Value], model: &str) -> String {
     last.map_or("unknown", |event| event["stage"].as_str().unwrap()).to_owned()
 }
 
-/// That no more than so many models were awake at a time, by what was told: a model is from its waking or starting, or
-/// from where it was found to be awake, until it sleeps by what was measured, or is being ended. One that dies is told of
-/// a moment after its memory is free, and does not count where that is the next that is told of it.
+/// At most so many models were awake at a time. A model counts from its wake or start, or from its discovery,
+/// until a measured sleep or the end of its engine. A crash is reported a moment after its memory is free: a
+/// model whose next event is its crash does not count.
 pub(crate) fn assert_fit(events: &[Value], most: usize) {
     let mut awake = BTreeSet::new();
     for (at, event) in events.iter().enumerate().filter(|(_, event)| event["event"] == "stage") {
@@ -103,7 +102,7 @@ pub(crate) fn assert_fit(events: &[Value], most: usize) {
     }
 }
 
-/// Whether the next that is told of a model, but for its requests coming to their end, is that its engine is gone.
+/// Whether the next event of a model, besides the end of requests, is the loss of its engine.
 fn is_dead(after: &[Value], model: &str) -> bool {
     let mut next = after.iter().filter(|event| event["model"] == model && event["stage"] != "draining");
     next.next().is_some_and(|event| {
@@ -111,10 +110,10 @@ fn is_dead(after: &[Value], model: &str) -> bool {
     })
 }
 
-/// How long two looks at who holds what may take, so that nobody can have slept and woken between them.
+/// Longest time between two looks at the memory, so that no model can sleep and wake between them.
 const LOOK_MAX: Duration = Duration::from_millis(30);
 
-/// Weighs the engines of a world, again and again.
+/// Measures the engines of a fixture repeatedly.
 pub(crate) struct Scales {
     is_over: Arc<AtomicBool>,
     weighing: JoinHandle<Weighed>,
@@ -129,9 +128,9 @@ struct Weighed {
 }
 
 impl Scales {
-    pub(crate) fn of(world: &World) -> Self {
+    pub(crate) fn of(fixture: &Fixture) -> Self {
         let is_over: Arc<AtomicBool> = Arc::default();
-        let state = world.folder.join("state");
+        let state = fixture.folder.join("state");
         let over = Arc::clone(&is_over);
         let weighing = thread::spawn(move || {
             let mut most = Weighed::default();
@@ -176,7 +175,7 @@ fn weighed(state: &Path) -> BTreeMap<String, (u32, u64)> {
     let engines = entries.filter_map(|entry| {
         // Others are on their way to be one.
         let name = entry.file_name().to_str()?.strip_suffix(".json")?.to_owned();
-        Some((name, world::engine_of(&entry.path())?))
+        Some((name, fixture::engine_of(&entry.path())?))
     });
     engines.map(|(name, pid)| (name, (pid, held_mib(pid)))).collect()
 }

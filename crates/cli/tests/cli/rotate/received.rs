@@ -1,5 +1,5 @@
-//! What came of a request, byte by byte, and what may come of one where engines do whatever they like: the right answer,
-//! an error in so many words, or an answer of which everybody sees that it is not whole.
+//! The bytes that a request received, and what is allowed with faulty engines. Allowed are the right answer,
+//! a clear error, and an answer that is visibly incomplete.
 
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::fixture::TOKENS;
 use super::http;
 use super::watch::now;
-use super::world::TOKENS;
 
 /// A request of a client.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +22,7 @@ pub(crate) struct Request<'a> {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Came {
+pub(crate) enum Received {
     Right,
     /// An error: its status, and its code.
     Refused(u16, String),
@@ -35,7 +35,7 @@ pub(crate) enum Came {
 /// What came, and when by the clock on the wall, in milliseconds.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    pub(crate) came: Came,
+    pub(crate) came: Received,
     pub(crate) sent: u128,
     pub(crate) first: u128,
     /// Whether it had words of its engine.
@@ -59,7 +59,7 @@ impl Request<'_> {
         let is_answer = bytes.starts_with(b"HTTP/1.1 200 ");
         let came = match (is_over, self.leaves_after) {
             (true, _) => judged(&bytes, self.is_stream, truth),
-            (false, Some(_)) => Ok(Came::Left),
+            (false, Some(_)) => Ok(Received::Left),
             (false, None) => Err(format!("it hangs for {most:?}")),
         };
         let came = came.map_err(|error| {
@@ -90,7 +90,7 @@ fn read(stream: &mut TcpStream, most: Duration) -> (Vec<u8>, u128, bool) {
             Err(error)
                 if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted]
                     .contains(&error.kind()) => {}
-            // It was reset, which is an end that everybody sees.
+            // It was reset, which every client sees.
             Err(_) => break,
         }
     }
@@ -98,7 +98,7 @@ fn read(stream: &mut TcpStream, most: Duration) -> (Vec<u8>, u128, bool) {
 }
 
 /// What it was, or why it may not be.
-fn judged(bytes: &[u8], is_stream: bool, truth: &str) -> Result<Came, String> {
+fn judged(bytes: &[u8], is_stream: bool, truth: &str) -> Result<Received, String> {
     let whole = http::parsed(bytes);
     let is_chunked = |end: usize| bytes[..end].to_ascii_lowercase().windows(26).any(|some| some == CHUNKED);
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").ok_or("it has no head")?;
@@ -110,13 +110,14 @@ fn judged(bytes: &[u8], is_stream: bool, truth: &str) -> Result<Came, String> {
             let Some(("[DONE]", events)) = events.split_last().map(|(last, events)| (*last, events)) else {
                 return Err("a stream that is whole does not say so".to_owned());
             };
-            let said = events.iter().map(|event| text(event).ok_or(*event)).collect::<Result<String, &str>>();
-            let said = said.map_err(|event| format!("`{event}` has no text"))?;
-            if said == truth { Ok(Came::Right) } else { Err(format!("it says {said:?}")) }
+            let output =
+                events.iter().map(|event| text(event).ok_or(*event)).collect::<Result<String, &str>>();
+            let output = output.map_err(|event| format!("`{event}` has no text"))?;
+            if output == truth { Ok(Received::Right) } else { Err(format!("it says {output:?}")) }
         }
         Ok(answer) => match text(&answer.body) {
-            Some(said) if said == truth => Ok(Came::Right),
-            said => Err(format!("it says {said:?}")),
+            Some(output) if output == truth => Ok(Received::Right),
+            output => Err(format!("it says {output:?}")),
         },
         Err(_) if !bytes.starts_with(b"HTTP/1.1 200 ") => Err("an error broke off".to_owned()),
         Err(_) if is_stream => {
@@ -126,10 +127,10 @@ fn judged(bytes: &[u8], is_stream: bool, truth: &str) -> Result<Came, String> {
             let body = some_of(&bytes[end + 4..]);
             let events = body.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
             // An event may have broken off, too, and the last may say what went wrong.
-            let said: String = events.filter_map(text).collect();
-            if truth.starts_with(&said) { Ok(Came::Broken) } else { Err(format!("it says {said:?}")) }
+            let output: String = events.filter_map(text).collect();
+            if truth.starts_with(&output) { Ok(Received::Broken) } else { Err(format!("it says {output:?}")) }
         }
-        Err(_) => Ok(Came::Broken),
+        Err(_) => Ok(Received::Broken),
     }
 }
 
@@ -141,13 +142,13 @@ fn text(json: &str) -> Option<String> {
 }
 
 /// An error as OpenAI's interface has them.
-fn refused(status: u16, body: &str) -> Result<Came, String> {
+fn refused(status: u16, body: &str) -> Result<Received, String> {
     let body: Value = serde_json::from_str(body).map_err(|error| format!("its error is no JSON: {error}"))?;
     let error = &body["error"];
     let has = |name: &str| error[name].as_str().is_some_and(|text| !text.is_empty());
     let code = error["code"].as_str().map_or_else(|| error["code"].to_string(), str::to_owned);
     if has("message") && has("type") && [429, 500, 502, 503].contains(&status) {
-        Ok(Came::Refused(status, code))
+        Ok(Received::Refused(status, code))
     } else {
         Err(format!("its error is {status} and {body}"))
     }
@@ -176,7 +177,7 @@ mod tests {
         format!("{:x}\r\n{data}\r\n", data.len())
     }
 
-    fn of_stream(body: &str) -> Result<Came, String> {
+    fn of_stream(body: &str) -> Result<Received, String> {
         let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
         judged(format!("{head}{body}").as_bytes(), true, "one two")
     }
@@ -185,9 +186,9 @@ mod tests {
     fn streams_are_right_broken_or_wrong() {
         let (done, end) = ("e\r\ndata: [DONE]\n\n\r\n", "0\r\n\r\n");
         let [one, two, three] = ["one", " two", " three"].map(event);
-        assert_eq!(of_stream(&format!("{one}{two}{done}{end}")), Ok(Came::Right));
+        assert_eq!(of_stream(&format!("{one}{two}{done}{end}")), Ok(Received::Right));
         for broken in ["", &one, &one[..one.len() - 9], &format!("{one}{two}{done}")] {
-            assert_eq!(of_stream(broken), Ok(Came::Broken), "{broken}");
+            assert_eq!(of_stream(broken), Ok(Received::Broken), "{broken}");
         }
         for wrong in [
             format!("{one}{done}{end}"),
@@ -207,11 +208,11 @@ mod tests {
             judged((head + body).as_bytes(), false, "one two")
         };
         let right = json!({ "choices": [{ "text": "one two" }] }).to_string();
-        assert_eq!(of("200 OK", &right, right.len()), Ok(Came::Right));
-        assert_eq!(of("200 OK", &right[..5], right.len()), Ok(Came::Broken));
+        assert_eq!(of("200 OK", &right, right.len()), Ok(Received::Right));
+        assert_eq!(of("200 OK", &right[..5], right.len()), Ok(Received::Broken));
         let wrong = right.replace("two", "three");
         let error = json!({ "error": { "message": "no", "type": "odd", "code": "so" } }).to_string();
-        assert_eq!(of("503 No", &error, error.len()), Ok(Came::Refused(503, "so".to_owned())));
+        assert_eq!(of("503 No", &error, error.len()), Ok(Received::Refused(503, "so".to_owned())));
         for (status, body, len) in [
             ("200 OK", wrong.as_str(), wrong.len()),
             ("200 OK", "", 0),

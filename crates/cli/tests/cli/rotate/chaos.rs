@@ -1,8 +1,8 @@
-//! Five models of which two fit, each with some of the lies that there are, told by chance, and clients that ask all of
-//! them at once, as streams and not, of which some go away.
+//! Five models, two of which fit, with random faults. Clients send requests to all of them at once, with and
+//! without streaming, and some disconnect.
 //!
-//! `POORWILL_EFFORT` says how many requests, and `POORWILL_SEED` which lies and which requests. Threads have their own order each time, and engines their own chance, so a seed gives the same plan
-//! and not the same run.
+//! `POORWILL_EFFORT` sets the number of requests, and `POORWILL_SEED` the faults and requests. The order of
+//! threads and the engines' own random numbers vary, so a seed repeats the plan and not the run.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,9 +14,9 @@ use poorwill_mock_engine::Lie;
 use poorwill_testkit::effort::{Effort, SEED, seed_of_this_run};
 use serde_json::Value;
 
-use super::came::{Came, Reply, Request};
+use super::fixture::{self, Fixture, Model};
+use super::received::{Received, Reply, Request};
 use super::watch::{Scales, Watch, assert_fit};
-use super::world::{self, Model, World};
 
 const NAMES: [&str; 5] = ["amber", "birch", "cedar", "dogwood", "elder"];
 const PROMPTS: [&str; 3] = ["Tell me of a road.", "Tell me of a mill.", "Tell me of bread."];
@@ -27,7 +27,7 @@ const CLIENTS: u64 = 8;
 const LINES: &str = "[model.rules]\nwait_max = \"10s\"\ndrain_max = \"1s\"\nsleep_max = \"500ms\"\nrelease_max = \"500ms\"\n\
                      wake_max = \"500ms\"\ncanary_max = \"500ms\"\nstart_max = \"10s\"\nstop_max = \"3s\"\n\
                      turn_max = \"300ms\"\nlook_every = \"500ms\"\n[model.canary]\ntokens = 4\n";
-/// Longer than a request may wait, and than it takes until an engine that hangs has to leave for somebody else.
+/// Longer than a request may wait, and than a hanging engine may stay.
 const BOUND: Duration = Duration::from_secs(60);
 /// Clocks are read before or behind what they tell of, by so many milliseconds at most.
 const CLOCK: u128 = 20;
@@ -49,10 +49,10 @@ impl Tally {
             self.answers.push((model, reply.sent, reply.first));
         }
         match reply.came {
-            Came::Right => self.right += 1,
-            Came::Broken => self.broken += 1,
-            Came::Left => self.left += 1,
-            Came::Refused(status, code) => *self.refused.entry((status, code)).or_default() += 1,
+            Received::Right => self.right += 1,
+            Received::Broken => self.broken += 1,
+            Received::Left => self.left += 1,
+            Received::Refused(status, code) => *self.refused.entry((status, code)).or_default() += 1,
         }
     }
 
@@ -64,8 +64,8 @@ impl Tally {
     }
 }
 
-struct Wild {
-    world: World,
+struct Chaos {
+    fixture: Fixture,
     truth: Vec<Vec<String>>,
     requests: u64,
     asked: AtomicU64,
@@ -73,7 +73,7 @@ struct Wild {
 }
 
 #[test]
-fn whatever_engines_do_each_request_is_answered_right_or_told_why() {
+fn every_request_gets_the_right_answer_or_an_error() {
     let requests = match Effort::of_this_run() {
         Effort::Quick => 100,
         Effort::Usual => 1000,
@@ -82,18 +82,18 @@ fn whatever_engines_do_each_request_is_answered_right_or_told_why() {
     let seed = seed_of_this_run().unwrap_or(1);
     println!("{SEED}={seed}, {requests} requests");
     let mut chance = Rng::with_seed(seed);
-    let world = world(&mut chance);
-    let truth = NAMES.iter().map(|name| world.truth(name, &PROMPTS, world::TOKENS)).collect();
-    let wild = Wild { world, truth, requests, asked: AtomicU64::new(0), is_over: AtomicBool::new(false) };
-    let scales = Scales::of(&wild.world);
-    let rotator = wild.world.start(&[]);
-    let watch = Watch::of(&wild.world);
+    let fixture = fixture(&mut chance);
+    let truth = NAMES.iter().map(|name| fixture.truth(name, &PROMPTS, fixture::TOKENS)).collect();
+    let chaos = Chaos { fixture, truth, requests, asked: AtomicU64::new(0), is_over: AtomicBool::new(false) };
+    let scales = Scales::of(&chaos.fixture);
+    let rotator = chaos.fixture.start(&[]);
+    let watch = Watch::of(&chaos.fixture);
     let began = Instant::now();
     let (mut tally, mut wrong) = (Tally::default(), Vec::new());
     let visits = thread::scope(|scope| {
         let clients: Vec<_> =
-            (0..CLIENTS).map(|_| chance.fork()).map(|chance| scope.spawn(|| wild.client(chance))).collect();
-        let visitor = scope.spawn(|| wild.visitor());
+            (0..CLIENTS).map(|_| chance.fork()).map(|chance| scope.spawn(|| chaos.client(chance))).collect();
+        let visitor = scope.spawn(|| chaos.visitor());
         for client in clients {
             match client.join() {
                 Ok(Ok(of_it)) => tally.add(of_it),
@@ -101,7 +101,7 @@ fn whatever_engines_do_each_request_is_answered_right_or_told_why() {
                 Err(_) => wrong.push("a client panicked".to_owned()),
             }
         }
-        wild.is_over.store(true, Ordering::Relaxed);
+        chaos.is_over.store(true, Ordering::Relaxed);
         visitor.join()
     });
     let took = began.elapsed();
@@ -109,65 +109,65 @@ fn whatever_engines_do_each_request_is_answered_right_or_told_why() {
     let visits = visits.expect("the visitor panicked").unwrap();
     // How many were answered goes by how late engines are on this machine; but all of them still answer.
     for (model, name) in NAMES.iter().enumerate() {
-        world::until(&rotator, &format!("{name} answers"), || {
-            let reply = wild.ask(model, 0, false, None).unwrap_or_else(|error| panic!("{error}"));
-            reply.came == Came::Right
+        fixture::until(&rotator, &format!("{name} answers"), || {
+            let reply = chaos.ask(model, 0, false, None).unwrap_or_else(|error| panic!("{error}"));
+            reply.came == Received::Right
         });
     }
     let log = rotator.end();
-    wild.world.assert_empty();
-    let told = watch.ended();
+    chaos.fixture.assert_empty();
+    let events = watch.ended();
 
     let refused: u64 = tally.refused.values().sum();
     println!(
         "{requests} requests in {took:.1?}: {} right, {} broke off, {} left, {refused} refused: {:?}",
         tally.right, tally.broken, tally.left, tally.refused
     );
-    println!("{}", counts(&told));
+    println!("{}", counts(&events));
     let _complaint = Complaint(&log);
     assert_eq!(tally.right + tally.broken + tally.left + refused, requests);
-    assert_tried(&told);
+    assert_tried(&events);
     let asked: Vec<_> = tally.answers.iter().chain(&visits.answers).copied().collect();
-    assert_ready(&told, &asked);
+    assert_ready(&events, &asked);
     // One that keeps half of its memory goes unnoticed where another's death makes up for it; a third never fits.
     scales.assert_within(60..=164);
-    assert_fit(&told, FIT);
+    assert_fit(&events, FIT);
 }
 
-/// Shows what the rotation said, if that is of interest.
+/// Prints the log of the rotation after a failure.
 struct Complaint<'a>(&'a str);
 
 impl Drop for Complaint<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            println!("the rotation said:\n{}", self.0);
+            println!("output of the rotation:\n{}", self.0);
         }
     }
 }
 
-/// Each lie is told by one of them at least.
-fn world(chance: &mut Rng) -> World {
-    let mut lies = Lie::ALL.map(Lie::name);
-    chance.shuffle(&mut lies);
+/// Each fault is injected by at least one of them.
+fn fixture(chance: &mut Rng) -> Fixture {
+    let mut faults = Lie::ALL.map(Lie::name);
+    chance.shuffle(&mut faults);
     let mut models = NAMES.map(Model::new).to_vec();
     for (nth, model) in models.iter_mut().enumerate() {
         model.more = vec!["--tokens-per-s", "1000"];
         model.lines = LINES.to_owned();
         model.is_moody = true;
-        for (at, lie) in lies.into_iter().enumerate() {
+        for (at, fault) in faults.into_iter().enumerate() {
             if at % NAMES.len() != nth && chance.u32(..6) != 0 {
                 continue;
             }
-            let is_often_asked = ["hangs-in-answer", "crashes-in-stream", "says-asleep"].contains(&lie);
+            let is_often_asked = ["hangs-in-answer", "crashes-in-stream", "says-asleep"].contains(&fault);
             let percent = if is_often_asked { 1 + chance.u64(..4) } else { 8 + chance.u64(..20) };
-            model.made.extend(["--lie".to_owned(), format!("{lie}=0.{percent:02}")]);
+            model.made.extend(["--fault".to_owned(), format!("{fault}=0.{percent:02}")]);
         }
         println!("{}: {}", model.name, model.made.join(" "));
     }
-    World::new(GPU, models)
+    Fixture::new(GPU, models)
 }
 
-impl Wild {
+impl Chaos {
     fn ask(
         &self,
         model: usize,
@@ -177,7 +177,7 @@ impl Wild {
     ) -> Result<Reply, String> {
         let (model_name, truth) = (NAMES[model], &self.truth[model][prompt]);
         let request = Request { model: model_name, prompt: PROMPTS[prompt], is_stream, leaves_after: leaves };
-        request.ask(self.world.front, truth, BOUND)
+        request.ask(self.fixture.front, truth, BOUND)
     }
 
     /// Stays with a model for a while, as clients do, and goes to another then, or when it is refused.
@@ -188,10 +188,10 @@ impl Wild {
             let leaves = (chance.u32(..10) == 0).then(|| Duration::from_millis(chance.u64(..400)));
             let (prompt, is_stream) = (chance.usize(..PROMPTS.len()), chance.bool());
             let reply = self.ask(model, prompt, is_stream, leaves).inspect_err(|_| {
-                // Nobody has to go on.
+                // No client has to go on.
                 self.asked.store(self.requests, Ordering::Relaxed);
             })?;
-            let is_refused = matches!(reply.came, Came::Refused(..));
+            let is_refused = matches!(reply.came, Received::Refused(..));
             tally.take_in(model, reply);
             if is_refused {
                 sleep(Duration::from_millis(50));
@@ -203,7 +203,7 @@ impl Wild {
         Ok(tally)
     }
 
-    /// Asks one model after the other and never stays for long, so that whoever hangs has to leave for somebody in the
+    /// Asks one model after the other and never stays for long, so that a hanging engine is evicted in the
     /// end.
     fn visitor(&self) -> Result<Tally, String> {
         let mut tally = Tally::default();
@@ -218,9 +218,9 @@ impl Wild {
     }
 }
 
-fn counts(told: &[Value]) -> String {
+fn counts(events: &[Value]) -> String {
     let mut counts = BTreeMap::from([("quarantined".to_owned(), 0), ("failed canary".to_owned(), 0)]);
-    for event in told {
+    for event in events {
         let what = match event["event"].as_str().unwrap() {
             "ready" => format!("ready {}", event["swap"]["path"].as_str().unwrap()),
             "failed" => format!("failed {}", event["stage"].as_str().unwrap()),
@@ -234,11 +234,11 @@ fn counts(told: &[Value]) -> String {
     counts.join(", ")
 }
 
-/// That nobody whose canary came out wrong is ready before another one was right.
-fn assert_tried(told: &[Value]) {
+/// No model becomes ready after a wrong canary without a right one.
+fn assert_tried(events: &[Value]) {
     for model in NAMES {
         let mut is_wrong = false;
-        for event in told.iter().filter(|event| event["model"] == model) {
+        for event in events.iter().filter(|event| event["model"] == model) {
             match (event["event"].as_str().unwrap(), event["stage"].as_str().unwrap_or_default()) {
                 ("failed", "canary") => is_wrong = true,
                 ("stage", "canary") => is_wrong = false,
@@ -249,12 +249,12 @@ fn assert_tried(told: &[Value]) {
     }
 }
 
-/// That each answer came from a model that was ready some time between the question and the first word.
-fn assert_ready(told: &[Value], answers: &[(usize, u128, u128)]) {
+/// Each answer came from a model that was ready between the request and the first word.
+fn assert_ready(events: &[Value], answers: &[(usize, u128, u128)]) {
     let ready = NAMES.map(|model| {
         let of_it = |event: &&Value| event["event"] == "stage" && event["model"] == model;
         let mut times: Vec<(u128, u128)> = Vec::new();
-        for event in told.iter().filter(of_it) {
+        for event in events.iter().filter(of_it) {
             let at = u128::from(event["at_unix_ms"].as_u64().unwrap());
             if event["stage"] == "ready" {
                 times.push((at, u128::MAX));

@@ -1,5 +1,5 @@
-//! A rotation of mock engines in a folder of its own, and how it is asked. Every process of it ends with the test, however
-//! that ends: all of them, engines too, have a variable in their environment that no other test's have.
+//! A rotation of mock engines in its own folder, and requests to it. A variable in the environment marks all
+//! of its processes, and ends them with the test.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -18,15 +18,15 @@ use serde_json::{Value, json};
 use super::http::{self, Answer};
 use crate::support::{Folder, Ran, command};
 
-/// Whoever takes longer hangs.
+/// A longer wait is a hang.
 pub(crate) const HANGS: Duration = Duration::from_secs(120);
 const MARK: &str = "POORWILL_TEST_ROTATION";
-/// The key of a world that has one, where its configuration says that it is.
+/// The key of a fixture that has one, where its configuration says that it is.
 pub(crate) const KEY_NAME: &str = "POORWILL_TEST_KEY";
 pub(crate) const KEY: &str = "a-key-of-this-test";
 pub(crate) const TOKENS: u32 = 12;
 
-pub(crate) struct World {
+pub(crate) struct Fixture {
     pub(crate) folder: Folder,
     pub(crate) front: u16,
     pub(crate) control: u16,
@@ -40,7 +40,7 @@ pub(crate) struct World {
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) port: u16,
-    /// What it is said to need.
+    /// Its configured memory need.
     pub(crate) need: &'static str,
     /// Arguments of its mock engine.
     pub(crate) more: Vec<&'static str>,
@@ -48,9 +48,9 @@ pub(crate) struct Model {
     pub(crate) made: Vec<String>,
     /// Lines of its table.
     pub(crate) lines: String,
-    /// Whether its engine waits until the world's gate is open before it listens.
+    /// Whether its engine waits for the latch before it listens.
     pub(crate) is_held: bool,
-    /// Whether its lies have another seed with each start.
+    /// Whether its faults have another seed with each start.
     pub(crate) is_moody: bool,
 }
 
@@ -68,21 +68,21 @@ impl Model {
         }
     }
 
-    pub(crate) fn lying(name: &'static str, lie: &'static str) -> Self {
-        Self { more: vec!["--lie", lie], ..Self::new(name) }
+    pub(crate) fn faulty(name: &'static str, fault: &'static str) -> Self {
+        Self { more: vec!["--fault", fault], ..Self::new(name) }
     }
 
-    /// Has the engine that is there now tell these lies, and no others.
-    pub(crate) fn lies(&self, lies: &[&str]) {
-        let body = json!(lies).to_string();
+    /// Sets the faults of the running engine.
+    pub(crate) fn faults(&self, faults: &[&str]) {
+        let body = json!(faults).to_string();
         let answer = http::ask(self.port, "PUT", "/mock/lies", &[], &body).unwrap();
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 
-    /// Whether its engine has told this lie since it began.
-    pub(crate) fn has_told(&self, lie: &str) -> bool {
+    /// Whether its engine has injected this fault.
+    pub(crate) fn has_injected(&self, fault: &str) -> bool {
         let answer = http::ask(self.port, "GET", "/metrics", &[], "").unwrap();
-        let line = answer.body.lines().find(|line| line.contains(&format!("lie=\"{lie}\""))).unwrap();
+        let line = answer.body.lines().find(|line| line.contains(&format!("lie=\"{fault}\""))).unwrap();
         !line.ends_with(" 0")
     }
 
@@ -93,8 +93,8 @@ impl Model {
     }
 }
 
-/// A port that nobody has, and that no other test takes, in this process or another: it is this process's as long as that
-/// has a socket by its name. Those that the system gives to clients are others.
+/// A free port that no other test takes, in any process: a socket with its name reserves it while this
+/// process runs. Ports that the system gives to clients are others.
 pub(crate) fn free_port() -> u16 {
     static TAKEN: Mutex<(u16, Vec<UnixListener>)> = Mutex::new((20_000, Vec::new()));
     let (next, taken) = &mut *TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +110,7 @@ pub(crate) fn free_port() -> u16 {
     panic!("no port is free from 20000 to 32000");
 }
 
-impl World {
+impl Fixture {
     /// With room for one model of two, whatever a mock engine has beside what it holds. No step of theirs is late, unless a
     /// test says so.
     pub(crate) fn of_two() -> Self {
@@ -136,7 +136,7 @@ impl World {
             self.gpu,
         );
         let until_open =
-            format!("until [ -e '{}' ]; do sleep 0.05; done; exec \"$0\" \"$@\"", self.gate().display());
+            format!("until [ -e '{}' ]; do sleep 0.05; done; exec \"$0\" \"$@\"", self.latch().display());
         for Model { name, port, need, more, made, lines, is_held, is_moody } in &self.models {
             let listen = format!("127.0.0.1:{port}");
             let mut words = Vec::new();
@@ -160,16 +160,16 @@ impl World {
         text
     }
 
-    fn gate(&self) -> PathBuf {
-        self.folder.join("gate")
+    fn latch(&self) -> PathBuf {
+        self.folder.join("latch")
     }
 
     /// Lets engines listen that are held.
-    pub(crate) fn open_gate(&self) {
-        fs::write(self.gate(), "").unwrap();
+    pub(crate) fn open_latch(&self) {
+        fs::write(self.latch(), "").unwrap();
     }
 
-    /// The command in this world.
+    /// The command in this fixture.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = command(self.folder.path(), args);
         self.mark(&mut command);
@@ -177,7 +177,7 @@ impl World {
         command
     }
 
-    /// Makes whatever a command starts one of this world's.
+    /// Makes whatever a command starts one of this fixture's.
     pub(crate) fn mark(&self, command: &mut Command) {
         command.env(MARK, self.folder.path()).env("TMPDIR", self.folder.path());
     }
@@ -206,12 +206,12 @@ impl World {
         rotator
     }
 
-    /// Runs an order of the command to its end.
+    /// Runs a command to its end.
     pub(crate) fn run(&self, args: &[&str]) -> Ran {
         ran(&mut self.command(args))
     }
 
-    /// The same of an order to the rotation.
+    /// The same for a command to the rotation.
     pub(crate) fn order(&self, args: &[&str]) -> Ran {
         self.run(&[&["rotate"], args, &["--config", "rotation.toml"]].concat())
     }
@@ -248,8 +248,7 @@ impl World {
         text_of(&self.complete(model, prompt))
     }
 
-    /// The same where engines have so little time that an honest one may be late, too, and be left alone for a while: asks
-    /// until it is answered.
+    /// The same where a correct engine may be too slow and be quarantined: repeats until there is an answer.
     pub(crate) fn say_at_last(&self, model: &str, prompt: &str) -> String {
         let began = Instant::now();
         loop {
@@ -261,20 +260,20 @@ impl World {
         }
     }
 
-    /// What a model says to some prompts, by a mock engine of its own that nobody puts to sleep.
+    /// Answers of a model to some prompts, from a separate mock engine that never sleeps.
     pub(crate) fn truth(&self, model: &str, prompts: &[&str], tokens: u32) -> Vec<String> {
         let (mut child, port) = self.mock(model, &[]);
-        let said = prompts.iter().map(|prompt| {
+        let output = prompts.iter().map(|prompt| {
             let body = json!({ "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0 });
             text_of(&http::ask(port, "POST", "/v1/completions", &[], &body.to_string()).unwrap())
         });
-        let said = said.collect();
+        let output = output.collect();
         child.kill().unwrap();
         child.wait().unwrap();
-        said
+        output
     }
 
-    /// A mock engine that is nobody's, and its port.
+    /// A mock engine outside the rotation, and its port.
     pub(crate) fn mock(&self, model: &str, more: &[&str]) -> (Child, u16) {
         let args = ["mock-engine", "--listen", "127.0.0.1:0", "--model", model, "--bytes", "1MiB"];
         let mut child = self.command(&[&args, more].concat()).spawn().unwrap();
@@ -283,7 +282,7 @@ impl World {
         (child, line.trim_end().rsplit_once(':').unwrap().1.parse().unwrap())
     }
 
-    /// Every process of this world, engines and all.
+    /// Every process of this fixture, engines and all.
     pub(crate) fn processes(&self) -> Vec<u32> {
         let mark = format!("{MARK}={}", self.folder.path().display());
         let is_ours = |pid: &u32| {
@@ -299,14 +298,14 @@ impl World {
         engine_of(&self.folder.join("state").join(format!("{model}.json")))
     }
 
-    /// That all of it has ended, and not only been told to.
+    /// All of it has ended, and did not only get the signal.
     pub(crate) fn assert_empty(&self) {
         let pids = self.processes();
         assert!(pids.is_empty(), "processes {pids:?} are left");
     }
 }
 
-impl Drop for World {
+impl Drop for Fixture {
     fn drop(&mut self) {
         for _ in 0..200 {
             let pids = self.processes();
@@ -329,7 +328,7 @@ pub(crate) struct Rotator {
 }
 
 impl Rotator {
-    /// What it has said until now.
+    /// Its output so far.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
@@ -344,7 +343,7 @@ impl Rotator {
         self.child.wait().unwrap();
     }
 
-    /// Its exit code, and all that it has said.
+    /// Its exit code and its whole output.
     pub(crate) fn ended(mut self) -> (Option<i32>, String) {
         let began = Instant::now();
         let status = loop {
@@ -372,7 +371,7 @@ impl Rotator {
 impl Drop for Rotator {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("the rotation said:\n{}", self.log());
+            eprintln!("output of the rotation:\n{}", self.log());
         }
         // One that has ended is waited for in vain.
         let _ = self.child.kill();
@@ -389,7 +388,7 @@ pub(crate) fn until(rotator: &Rotator, what: &str, mut is_so: impl FnMut() -> bo
     }
 }
 
-/// Runs a command to its end. One that has none is ended with its world.
+/// Runs a command to its end. A hanging one is killed with its fixture.
 pub(crate) fn ran(command: &mut Command) -> Ran {
     let child = command.spawn().unwrap();
     let (sender, receiver) = mpsc::channel();
@@ -409,7 +408,7 @@ pub(crate) fn signal(name: &str, pid: u32) {
         Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\" 2>/dev/null", name, &pid.to_string()]).status();
 }
 
-/// Whether somebody on this machine has not read yet what came from this port.
+/// Whether a process on this machine has unread bytes from this port.
 pub(crate) fn has_unread_from(port: u16) -> bool {
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
     // Of each socket: its number, its address, the other's, its state, and what waits to be sent and to be read.

@@ -1,4 +1,4 @@
-//! `poorwill nap` with checkpoints that are whole.
+//! `poorwill verify` with intact checkpoints.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use crate::support::{Folder, Ran, assert_clean, command, entry, file, run};
 
 const MIB: u64 = 1 << 20;
 
-/// What a nap with the checkpoint at `paths` should report, by default arguments.
+/// The expected report for the checkpoint at `paths` with default arguments.
 fn expected(folder: &Folder, paths: &[&str]) -> Expected {
     let paths: Vec<_> = paths.iter().map(|path| folder.join(path)).collect();
     let checkpoint = Checkpoint::open(&paths).unwrap();
@@ -29,9 +29,9 @@ fn expected(folder: &Folder, paths: &[&str]) -> Expected {
     }
 }
 
-/// Naps with `--json` and holds the report against `expected`.
+/// Runs with `--json`, and compares the report with `expected`.
 fn check(folder: &Folder, args: &[&str], expected: &Expected) {
-    let ran = run(folder, &[&["nap", "--json"], args].concat());
+    let ran = run(folder, &[&["verify", "--json"], args].concat());
     let report = ran.json();
     ran.succeeded();
     expected.check(&report);
@@ -79,10 +79,10 @@ fn only_the_first_of_five_sleeps_copies_and_none_that_was_prepared() {
     check(&folder, &["model", "--cycles", "5", "--prepare", "--kv-cache", "4MiB"], &expected);
     let expected = Expected { level: 2, ..expected };
     check(&folder, &["model", "--cycles", "5", "--prepare", "--kv-cache", "4MiB", "--level=2"], &expected);
-    let table = run(&folder, &["nap", "model", "--cycles", "1", "--prepare"]).succeeded();
+    let table = run(&folder, &["verify", "model", "--cycles", "1", "--prepare"]).succeeded();
     let flat = flat(&table);
     assert!(flat.contains("backed up in the background") && !flat.contains("copied to the host"), "{table}");
-    let table = run(&folder, &["nap", "model", "--cycles", "1", "--prepare", "--level=2"]).succeeded();
+    let table = run(&folder, &["verify", "model", "--cycles", "1", "--prepare", "--level=2"]).succeeded();
     assert!(self::flat(&table).contains("nothing to back up"), "{table}");
 }
 
@@ -94,9 +94,9 @@ fn host_memory_is_bounded_and_may_be_left_pageable() {
     {
         check(&folder, &[&["model", "--cycles", "2"], host_memory].concat(), &expected);
     }
-    let low = ["nap", "model", "--host-budget", "1KiB"];
+    let low = ["verify", "model", "--host-budget", "1KiB"];
     run(&folder, &low).failed(&["host memory", "the limit", "1 KiB", "raise"]);
-    let size = ["nap", "model", "--host-budget", "-1GiB"];
+    let size = ["verify", "model", "--host-budget", "-1GiB"];
     let ran = run(&folder, &size);
     assert!(ran.code == 2 && ran.stderr.contains("`-1GiB` is not a size"), "{ran:?}");
 }
@@ -134,7 +134,7 @@ fn a_limit_that_is_just_enough() {
     let enough = format!("{}MiB", 2 * (granules + 1));
     check(&folder, &["model", "--limit", &enough, "--cycles", "1"], &expected);
     let too_little = format!("{}MiB", 2 * (granules - 1));
-    run(&folder, &["nap", "model", "--limit", &too_little]).failed(&["tensor \"", "raise the limit"]);
+    run(&folder, &["verify", "model", "--limit", &too_little]).failed(&["tensor \"", "raise the limit"]);
 }
 
 #[test]
@@ -165,31 +165,30 @@ fn a_checkpoint_without_a_byte_is_verified() {
     folder.write("no tensors.safetensors", file("{}", b""));
     folder.write("no bytes.safetensors", file(&format!("{{{}}}", entry("none", "[0]", 0, 0)), b""));
     for path in ["no tensors.safetensors", "no bytes.safetensors"] {
-        let ran = run(&folder, &["nap", path, "--json"]);
+        let ran = run(&folder, &["verify", path, "--json"]);
         let report = ran.json();
         assert_eq!((&report["verified"], &report["bytes"]), (&true.into(), &0.into()));
         ran.succeeded();
-        run(&folder, &["nap", path]).succeeded();
+        run(&folder, &["verify", path]).succeeded();
     }
 }
 
 #[test]
 fn the_table_for_people() {
     let folder = Folder::with_model();
-    let table = run(&folder, &["nap", "model", "--kv-cache", "4MiB", "--cycles", "2"]).succeeded();
+    let table = run(&folder, &["verify", "model", "--kv-cache", "4MiB", "--cycles", "2"]).succeeded();
     assert_clean(&table);
     for step in ["load", "sleep 1", "wake 1", "sleep 2", "wake 2"] {
         assert_eq!(table.lines().filter(|line| line.contains(&format!("│ {step} "))).count(), 1, "{table}");
     }
-    for words in ["host:32GiB", "given back (confirmed)", "4 MiB dropped", "not copied again", "4 MiB zeroed"]
-    {
+    for words in ["host:32GiB", "released (confirmed)", "4 MiB dropped", "not copied again", "4 MiB zeroed"] {
         let flat = flat(&table);
         assert!(flat.contains(words), "`{words}` is not in:\n{table}\n{flat}");
     }
     assert!(table.lines().last().unwrap().starts_with("Verified after "), "{table}");
     assert!(table.lines().all(|line| line.chars().count() <= 120), "{table}");
 
-    let table = run(&folder, &["nap", "model", "--level", "2", "--cycles", "1"]).succeeded();
+    let table = run(&folder, &["verify", "model", "--level", "2", "--cycles", "1"]).succeeded();
     assert!(flat(&table).contains("weights read from the files again; same as the files"), "{table}");
     assert!(!table.contains("sleep 2"), "{table}");
 }
@@ -209,21 +208,21 @@ fn names_from_outside_reach_no_output_raw() {
     let file_name = format!("{escapes}.safetensors");
     folder.write_tensor(&file_name, r"\u001b]0;owned\u0007", 100);
     for json in [false, true] {
-        let mut args = vec!["nap", &file_name, "--cycles", "1"];
+        let mut args = vec!["verify", &file_name, "--cycles", "1"];
         args.extend(json.then_some("--json"));
         assert_clean(&run(&folder, &args).succeeded());
     }
 }
 
 #[test]
-fn files_that_change_during_the_nap_are_found() {
+fn files_that_change_during_verify_are_found() {
     let folder = Folder::new();
     folder.write_tensor("x.safetensors", "w", 3_000_000);
     let last = fs::metadata(folder.join("x.safetensors")).unwrap().len() - 1;
-    let args = ["nap", "x.safetensors", "--cycles", "4000000000", "--json"];
-    let nap = command(folder.path(), args).spawn().unwrap();
+    let args = ["verify", "x.safetensors", "--cycles", "4000000000", "--json"];
+    let child = command(folder.path(), args).spawn().unwrap();
     // Read meanwhile, so that a long report does not keep it from ending.
-    let ended = thread::spawn(move || nap.wait_with_output());
+    let ended = thread::spawn(move || child.wait_with_output());
     let file = OpenOptions::new().write(true).open(folder.join("x.safetensors")).unwrap();
     // Whenever the file was loaded, the last byte is another one soon.
     for value in (0..=u8::MAX).cycle() {
@@ -242,23 +241,24 @@ fn files_that_change_during_the_nap_are_found() {
     for part in ["x.safetensors", "\"w\"", "2999999", "3000000"] {
         assert!(mismatch.contains(part), "{mismatch}");
     }
-    // The nap ended there: every cycle but the last was verified.
+    // The run ended there: every cycle but the last was verified.
     let cycles = report["cycles"].as_array().unwrap();
     let verified = cycles.iter().take_while(|cycle| cycle["verified"] == true).count();
     assert!(verified + 1 >= cycles.len(), "{verified} of {}", cycles.len());
 }
 
 #[test]
-fn a_file_cut_during_the_nap_is_an_error() {
+fn a_file_cut_during_verify_is_an_error() {
     let folder = Folder::new();
     folder.write_tensor("x.safetensors", "w", 3_000_000);
-    let nap = command(folder.path(), ["nap", "x.safetensors", "--cycles", "4000000000"]).spawn().unwrap();
-    // A nap that comes later than this finds the file cut already, which is the same error.
+    let child =
+        command(folder.path(), ["verify", "x.safetensors", "--cycles", "4000000000"]).spawn().unwrap();
+    // A run that starts later finds the file cut already, which is the same error.
     thread::sleep(Duration::from_millis(200));
     let file = OpenOptions::new().write(true).open(folder.join("x.safetensors")).unwrap();
     file.set_len(1_000_000).unwrap();
-    let ran = Ran::from(nap.wait_with_output().unwrap());
+    let ran = Ran::from(child.wait_with_output().unwrap());
     ran.failed(&["x.safetensors", "\"w\"", "000"]);
-    // Whoever reads while the system cuts may see zeros where the end was: then the bytes differ.
+    // A read during the cut may see zeros where the end was: then the bytes differ.
     assert!(ran.stdout.is_empty() || ran.stderr.contains("differs from the file"), "{ran:?}");
 }

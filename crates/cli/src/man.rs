@@ -1,0 +1,37 @@
+//! `poorwill man`: man pages, as section 1 of the manual.
+
+use std::io;
+use std::path::Path;
+
+use clap::Command;
+use clap_mangen::Man;
+
+use crate::failure::Failure;
+use crate::reference::visible_commands;
+
+/// The main page, or a summary after writing all pages to `dir`.
+pub(crate) fn run(dir: Option<&Path>) -> Result<String, Failure> {
+    let mut main = visible_commands();
+    main.build();
+    let Some(dir) = dir else { return page(&main) };
+    let cannot = |action: &str, path: &Path, error: &io::Error| {
+        Failure::new(format!("cannot {action} {path:?}: {error}; choose a folder that can be written"))
+    };
+    std::fs::create_dir_all(dir).map_err(|error| cannot("create", dir, &error))?;
+    let mut pages = vec![&main];
+    let mut written = 0;
+    while let Some(command) = pages.pop() {
+        pages.extend(command.get_subcommands().filter(|command| command.get_name() != "help"));
+        let path = dir.join(Man::new(command.clone()).get_filename());
+        std::fs::write(&path, page(command)?).map_err(|error| cannot("write", &path, &error))?;
+        written += 1;
+    }
+    Ok(format!("{written} man pages written to {}\n", dir.to_string_lossy().escape_debug()))
+}
+
+fn page(command: &Command) -> Result<String, Failure> {
+    let mut page = Vec::new();
+    let rendered = Man::new(command.clone()).render(&mut page);
+    rendered.map_err(|error| Failure::new(format!("cannot render the man page: {error}")))?;
+    String::from_utf8(page).map_err(|error| Failure::new(format!("the man page is not UTF-8: {error}")))
+}

@@ -1,0 +1,126 @@
+//! Controls a service that runs: status, commands, and the validation of all models.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use poorwill_rotate::client::Client;
+use poorwill_rotate::validate::{self, Validation, Verdict};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{read, runtime};
+use crate::args::RotateCommand;
+use crate::failure::{Failure, Outcome};
+use crate::show::rotate::{status_text, validation_text, verdict_text};
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Reply {
+    Status(Value),
+    Command(CommandReply),
+    Reloaded(Value),
+}
+
+/// State of the model after an accepted command, which may still be running.
+#[derive(Debug, Serialize)]
+pub(crate) struct CommandReply {
+    model: String,
+    command: &'static str,
+    /// Deprecated key of `command`, for one release.
+    order: &'static str,
+    stage: String,
+    last_failure: Option<String>,
+}
+
+impl Outcome for Reply {
+    fn mismatch(&self) -> Option<&str> {
+        None
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Status(value) => status_text(value),
+            Self::Reloaded(_) => "the configuration was read again\n".to_owned(),
+            Self::Command(CommandReply { model, command, stage, last_failure, .. }) => {
+                let failure = last_failure.as_ref().map(|failure| format!("; last failure: {failure}"));
+                format!("{model}: {command} accepted; it is {stage}{}\n", failure.unwrap_or_default())
+            }
+        }
+    }
+}
+
+/// Sends one command.
+pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure> {
+    let config = read(path)?;
+    runtime()?.block_on(async {
+        let client = Client::of(&config);
+        let (model, command, body) = match command {
+            RotateCommand::Status => return Ok(Reply::Status(client.status().await?)),
+            RotateCommand::Reload => return Ok(Reply::Reloaded(client.reload().await?)),
+            RotateCommand::Wake { model } => (model, "wake", None),
+            RotateCommand::Sleep { model } => (model, "sleep", None),
+            RotateCommand::Restart { model } => (model, "restart", None),
+            RotateCommand::Pin { model, off: false } => (model, "pin", Some(json!({ "pinned": true }))),
+            RotateCommand::Pin { model, off: true } => (model, "pin --off", Some(json!({ "pinned": false }))),
+            // Done by `validate`.
+            RotateCommand::Validate { .. } => return Err(Failure::new("validate is not a single command")),
+        };
+        client.order(&model, command.split(' ').next().unwrap_or(command), body).await?;
+        command_reply(&client.status().await?, model, command).map(Reply::Command)
+    })
+}
+
+fn command_reply(status: &Value, model: String, command: &'static str) -> Result<CommandReply, Failure> {
+    let is_named = |now: &&Value| {
+        let aliases = now["aliases"].as_array().into_iter().flatten();
+        aliases.chain([&now["name"]]).any(|name| *name == model)
+    };
+    let Some(now) = status["models"].as_array().into_iter().flatten().find(is_named) else {
+        return Err(Failure::new(format!("`{model}`: {command} accepted; then the model was removed")));
+    };
+    let text = |key: &str| now[key].as_str().map(str::to_owned);
+    let stage = text("stage").unwrap_or_else(|| "in an unknown stage".to_owned());
+    Ok(CommandReply { model, command, order: command, stage, last_failure: text("last_failure") })
+}
+
+/// A validation, and the models that failed.
+#[derive(Debug, Serialize)]
+pub(crate) struct ValidateOutcome {
+    #[serde(flatten)]
+    validation: Validation,
+    #[serde(skip)]
+    failed: Option<String>,
+}
+
+impl Outcome for ValidateOutcome {
+    const MISMATCH: &'static str = "not valid";
+
+    fn mismatch(&self) -> Option<&str> {
+        self.failed.as_deref()
+    }
+
+    fn text(&self) -> String {
+        validation_text(&self.validation)
+    }
+}
+
+/// Puts every model through sleep and wake.
+pub(super) fn validate(path: &Path, requests: u32, json: bool) -> Result<ValidateOutcome, Failure> {
+    let config = read(path)?;
+    let mut observer = |walked: &validate::Walked| {
+        if !json {
+            let verdict = verdict_text(walked.verdict);
+            // Without standard error there is no place for the message.
+            let _ = writeln!(io::stderr(), "{}: {verdict}", walked.model);
+        }
+    };
+    let validation = runtime()?.block_on(validate::validate(&config, requests, &mut observer))?;
+    let failed: Vec<&str> = validation
+        .models
+        .iter()
+        .filter(|walked| walked.verdict != Verdict::Pass)
+        .map(|walked| walked.model.as_str())
+        .collect();
+    let failed = (!failed.is_empty()).then(|| failed.join(", "));
+    Ok(ValidateOutcome { validation, failed })
+}

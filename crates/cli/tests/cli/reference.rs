@@ -1,0 +1,95 @@
+//! `docs/reference/commands.md` is what the command prints, and lists every environment variable that is read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::support::{Folder, run};
+
+/// Parts of names of environment variables in the sources.
+const VARIABLES: [&str; 5] = ["POORWILL_", "VLLM_", "CUDA_DEVICE_", "CUDA_MPS_", "_VISIBLE_DEVICES"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn page() -> String {
+    run(&Folder::new(), &["reference"]).succeeded()
+}
+
+#[test]
+#[cfg(target_os = "linux")] // Other systems have fewer commands.
+fn the_page_is_what_the_command_prints() {
+    let path = root().join("docs/reference/commands.md");
+    let page = page();
+    if std::env::var_os("POORWILL_BLESS").is_some_and(|value| value == "1") {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, &page).unwrap();
+    }
+    let committed = fs::read_to_string(&path).unwrap();
+    assert!(committed == page, "run POORWILL_BLESS=1 cargo test -p poorwill-cli --test cli reference");
+    assert!(committed.lines().next().unwrap().contains("POORWILL_BLESS=1"));
+}
+
+#[test]
+fn every_visible_command_and_option_is_on_the_page() {
+    let folder = Folder::new();
+    let page = page();
+    let mut waiting: Vec<Vec<String>> = vec![Vec::new()];
+    let mut commands = 0;
+    while let Some(command) = waiting.pop() {
+        let args: Vec<&str> = command.iter().map(String::as_str).chain(["--help"]).collect();
+        let help = run(&folder, &args).succeeded();
+        let name = ["poorwill".to_owned()].into_iter().chain(command.clone()).collect::<Vec<_>>().join(" ");
+        assert!(command.is_empty() || page.contains(&format!("## `{name}`\n")), "{name}");
+        let section = page.split(&format!("## `{name}`\n")).last().unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let list = help.split("Commands:\n").nth(1).unwrap_or_default().split("\n\n").next().unwrap();
+        for line in list.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   ")) {
+            let name = line.split_whitespace().next().unwrap();
+            if name != "help" {
+                waiting.push([&command[..], &[name.to_owned()]].concat());
+            }
+        }
+        for option in help.split_whitespace().filter(|word| word.starts_with("--") && word.len() > 2) {
+            let option = option.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+            let is_own = help.lines().any(|line| line.trim_start().starts_with(option));
+            if is_own && !command.is_empty() && !["--help", "--version"].contains(&option) {
+                assert!(section.contains(&format!("`{option}")), "{name} {option}");
+            }
+        }
+        commands += 1;
+    }
+    assert!(commands > 10, "{commands}");
+    assert!(!page.contains("nap") && !page.contains("--lasts") && !page.contains("mock-engine"));
+}
+
+#[test]
+fn every_environment_variable_in_the_sources_is_on_the_page() {
+    let page = page();
+    let mut found = 0;
+    for name in ["bench", "cli", "core", "driver", "poorwill", "rotate"] {
+        let mut folders = vec![root().join("crates").join(name).join("src")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                // Tests of a module are at its end.
+                let source = fs::read_to_string(&path).unwrap_or_default();
+                let source = source.split("#[cfg(test)]").next().unwrap();
+                for text in source.split('"').skip(1).step_by(2) {
+                    let is_name =
+                        text.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_');
+                    let is_read = VARIABLES.iter().any(|part| text.contains(part)) && !text.ends_with('_');
+                    if is_name && is_read && !text.contains("_TEST_") && !text.contains("_FAKE_") {
+                        assert!(page.contains(&format!("`{text}`")), "{text} of {}", path.display());
+                        found += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(found >= 8, "{found}");
+}
