@@ -8,7 +8,7 @@ use poorwill_core::Op;
 
 use super::context::Context;
 use super::ffi::{CuResult, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Raw, STREAM_NON_BLOCKING};
-use crate::host_memory::Piece;
+use crate::host_memory::ArenaBuffer;
 use crate::ledger::Result;
 
 /// A stream of ours or of the caller's.
@@ -17,17 +17,18 @@ pub(super) struct Stream {
     context: Arc<Context>,
     raw: Raw,
     is_ours: bool,
-    /// Whether copies to the device are for a kernel here.
+    /// Whether a kernel makes its copies to the device.
     copies_by_kernel: bool,
-    /// Whether anybody else has its handle: only then can it be captured.
+    /// Whether other code has its handle: only then can it be captured.
     is_known: AtomicBool,
-    /// Pieces of work queued so far.
+    /// Number of operations queued so far.
     queued: AtomicU64,
-    /// What digests and copies with pageable memory pass through on this stream. Held while a piece is queued, so that pieces do not mix.
-    staging: Mutex<Option<Arc<Piece>>>,
+    /// The buffer for digests and copies of pageable memory. Locked while an operation is queued, so that
+    /// operations do not mix.
+    staging: Mutex<Option<Arc<ArenaBuffer>>>,
 }
 
-/// An event of the driver's, destroyed when nobody asks for it any more.
+/// An event of the driver's, destroyed with its last reference.
 #[derive(Debug)]
 pub(super) struct Event {
     context: Arc<Context>,
@@ -77,8 +78,8 @@ impl Stream {
         Ok(Self::of(context, raw, true))
     }
 
-    /// One whose kernels and copies are behind those of others, where the GPU has to choose.
-    pub(super) fn behind_others(context: &Arc<Context>) -> Result<Self> {
+    /// A stream of the lowest priority: the GPU prefers the work of others.
+    pub(super) fn low_priority(context: &Arc<Context>) -> Result<Self> {
         let api = context.api();
         let (mut lowest, mut highest) = (0, 0);
         // SAFETY: C2.
@@ -95,7 +96,7 @@ impl Stream {
         Self { context: Arc::clone(context), raw, is_ours, copies_by_kernel, is_known, queued, staging }
     }
 
-    /// The same, with copies to the device for a kernel.
+    /// Lets a kernel make its copies to the device.
     pub(super) fn copied_by_kernel(mut self) -> Self {
         self.copies_by_kernel = true;
         self
@@ -109,27 +110,26 @@ impl Stream {
         self.is_ours
     }
 
-    /// Whether copies to the device are for a kernel here.
     pub(super) fn copies_by_kernel(&self) -> bool {
         self.copies_by_kernel
     }
 
-    /// What digests and copies with pageable memory pass through, for as long as a piece is queued.
-    pub(super) fn staging(&self) -> MutexGuard<'_, Option<Arc<Piece>>> {
+    /// Locks the staging buffer, for as long as an operation is queued.
+    pub(super) fn staging(&self) -> MutexGuard<'_, Option<Arc<ArenaBuffer>>> {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pieces of work queued so far.
+    /// Number of operations queued so far.
     pub(super) fn queued(&self) -> u64 {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// Counts a piece of work that is to be queued.
+    /// Counts an operation before it is queued.
     pub(super) fn count(&self) {
         self.queued.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Has what is queued from now on wait for an event.
+    /// Makes work queued from now on wait for an event.
     pub(super) fn wait_for(&self, event: &Event) -> Result<()> {
         self.count();
         // SAFETY: C3.
@@ -141,24 +141,24 @@ impl Stream {
         self.context.api().check(unsafe { (self.context.api().stream_synchronize)(self.raw) })
     }
 
-    /// Its handle, for others.
-    pub(super) fn tell(&self) -> Raw {
+    /// Its handle, for other code, which may capture the stream.
+    pub(super) fn share(&self) -> Raw {
         self.is_known.store(true, Ordering::Release);
         self.raw
     }
 
-    /// Whether what is queued on it is captured into a graph instead of run.
+    /// Whether work on it is captured into a graph instead of run.
     pub(super) fn is_captured(&self) -> Result<bool> {
         if !self.is_known.load(Ordering::Acquire) {
             return Ok(false);
         }
         let mut status: c_int = 0;
         // SAFETY: C2 and C3.
-        let asked = unsafe { (self.context.api().stream_is_capturing)(self.raw, &raw mut status) };
-        if asked == CuResult::STREAM_CAPTURE_IMPLICIT {
+        let queried = unsafe { (self.context.api().stream_is_capturing)(self.raw, &raw mut status) };
+        if queried == CuResult::STREAM_CAPTURE_IMPLICIT {
             return Ok(true);
         }
-        self.context.api().check(asked).map(|()| status != 0)
+        self.context.api().check(queried).map(|()| status != 0)
     }
 }
 
