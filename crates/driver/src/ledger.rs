@@ -1,10 +1,9 @@
 //! A driver's record of its device: reservations, backings, and the mappings between them.
 //!
-//! This is where the contract's rules on sizes, ranges and handles are checked for all drivers. A change is a
-//! check, the driver's own step, and an entry. If the step fails, the ledger stays as it was. Methods that take
-//! the step as a closure do all three. A driver with slow steps runs them between `check_…` and the matching
-//! entry method, and allows no other change meanwhile. `R` is the driver's data of a reservation, `B` that of a
-//! backing.
+//! It checks the contract's rules on sizes, ranges and handles for all drivers. A change is a check, the driver's
+//! own step, and an entry. A failed step leaves the ledger as it was. Some methods take the step as a closure. A
+//! driver with slow steps calls `check_…`, the step and the entry method itself, and allows no other change
+//! meanwhile. `R` is the driver's data of a reservation, `B` that of a backing.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -45,16 +44,16 @@ struct Mapping {
     in_flight: u32,
 }
 
-/// Identifies a mapping: the address of its reservation, and its own.
+/// The addresses of a mapping's reservation and of itself.
 pub(crate) type MappingKey = (u64, u64);
 
-/// The part of an open range in one mapping.
+/// The part of a range in one mapping.
 #[derive(Debug)]
 pub(crate) struct Located<'a, R, B> {
     pub(crate) key: MappingKey,
     pub(crate) reservation: &'a R,
     pub(crate) backing: &'a B,
-    /// Offset from the start of the reservation; the next is from the start of the backing.
+    /// Offset from the start of the reservation; next, from that of the backing.
     pub(crate) in_reservation: u64,
     pub(crate) in_backing: u64,
     pub(crate) bytes: u64,
@@ -70,7 +69,6 @@ impl<R, B> Ledger<R, B> {
         self.granule_bytes
     }
 
-    /// Fails unless the size is a positive number of granules.
     pub(crate) fn check_size(&self, bytes: u64) -> Result<()> {
         check_size(self.granule_bytes, bytes)
     }
@@ -83,22 +81,17 @@ impl<R, B> Ledger<R, B> {
         Ok(())
     }
 
-    /// Enters addresses that the driver has reserved.
     pub(crate) fn reserved(&mut self, range: DeviceRange, machine: R) {
         let mappings = BTreeMap::new();
         self.reservations.insert(range.addr, Reservation { bytes: range.bytes, machine, mappings });
     }
 
-    pub(crate) fn unreserve(
-        &mut self,
-        range: DeviceRange,
-        step: impl FnOnce(&R) -> Result<()>,
-    ) -> Result<R> {
+    pub(crate) fn unreserve(&mut self, range: DeviceRange, step: impl FnOnce(&R) -> Result<()>) -> Result<R> {
         step(self.check_unreserve(range)?)?;
         self.unreserved(range)
     }
 
-    /// The driver's data, if the range is a whole reservation without mappings.
+    /// Requires a whole reservation without mappings.
     pub(crate) fn check_unreserve(&self, range: DeviceRange) -> Result<&R> {
         let found = self.reservations.get(&range.addr).filter(|found| found.bytes == range.bytes);
         let found = found.ok_or_else(|| not_a_reservation(range))?;
@@ -108,13 +101,11 @@ impl<R, B> Ledger<R, B> {
         Ok(&found.machine)
     }
 
-    /// Removes a reservation after [`Ledger::check_unreserve`].
     pub(crate) fn unreserved(&mut self, range: DeviceRange) -> Result<R> {
         let gone = self.reservations.remove(&range.addr);
         gone.map(|found| found.machine).ok_or_else(|| not_a_reservation(range))
     }
 
-    /// Enters memory that the driver has created.
     pub(crate) fn created(&mut self, bytes: u64, machine: B) -> BackingId {
         let id = self.next_backing;
         self.next_backing += 1;
@@ -123,23 +114,19 @@ impl<R, B> Ledger<R, B> {
     }
 
     /// Releases a backing. The step learns whether it is still mapped.
-    pub(crate) fn release(
-        &mut self,
-        id: BackingId,
-        step: impl FnOnce(&B, bool) -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn release(&mut self, id: BackingId, step: impl FnOnce(&B, bool) -> Result<()>) -> Result<()> {
         let (machine, mapped) = self.check_release(id)?;
         step(machine, mapped)?;
         self.released(id);
         Ok(())
     }
 
-    /// A backing that is not released yet, and whether it is mapped.
+    /// Returns whether an unreleased backing is mapped.
     pub(crate) fn check_release(&self, id: BackingId) -> Result<(&B, bool)> {
         self.live_backing(id).map(|backing| (&backing.machine, backing.mappings > 0))
     }
 
-    /// Marks a checked backing as released. It goes now, or with its last mapping.
+    /// The backing goes now, or with its last mapping.
     pub(crate) fn released(&mut self, id: BackingId) {
         match self.backings.get_mut(&id.0) {
             Some(backing) if backing.mappings > 0 => backing.released = true,
@@ -158,7 +145,7 @@ impl<R, B> Ledger<R, B> {
         self.mapped(range, id)
     }
 
-    /// Checks that a backing fits an unmapped range of a reservation.
+    /// Requires an unmapped range of the backing's size in one reservation.
     pub(crate) fn check_map(&self, range: DeviceRange, id: BackingId) -> Result<(&R, &B)> {
         self.check_range(range)?;
         let backing = self.live_backing(id)?;
@@ -173,7 +160,7 @@ impl<R, B> Ledger<R, B> {
         Ok((&reservation.machine, &backing.machine))
     }
 
-    /// Enters a mapping, without access, after [`Ledger::check_map`].
+    /// The mapping has no access yet.
     pub(crate) fn mapped(&mut self, range: DeviceRange, id: BackingId) -> Result<()> {
         let base = self.base_of(range)?;
         let (Some(reservation), Some(backing)) =
@@ -187,8 +174,8 @@ impl<R, B> Ledger<R, B> {
         Ok(())
     }
 
-    /// Opens a run of mappings. The step receives the closed parts, adjoining ones joined; without any it is
-    /// skipped.
+    /// Opens a run of mappings. The step receives the closed parts, adjoining ones joined, and is skipped without
+    /// any.
     pub(crate) fn set_access(
         &mut self,
         range: DeviceRange,
@@ -202,21 +189,20 @@ impl<R, B> Ledger<R, B> {
         self.opened(range)
     }
 
-    /// The closed parts of a run of mappings, adjoining ones joined.
+    /// Returns the closed parts of a run of mappings, adjoining ones joined.
     pub(crate) fn check_access(&self, range: DeviceRange) -> Result<(&R, Vec<DeviceRange>)> {
         let reservation = self.run(range)?;
         Ok((&reservation.machine, reservation.closed_runs(range)))
     }
 
-    /// Marks a run of mappings as open after [`Ledger::check_access`].
     pub(crate) fn opened(&mut self, range: DeviceRange) -> Result<()> {
         let mappings = &mut self.reservation_mut(range)?.mappings;
         mappings.range_mut(range.addr..range.end()).for_each(|(_, mapping)| mapping.open = true);
         Ok(())
     }
 
-    /// Closes a run of idle mappings before it is unmapped, so that look-ups fail. Returns the parts that were
-    /// open, for [`Ledger::opened`] if the unmap fails.
+    /// Closes a run of idle mappings before its unmap, so that look-ups fail. Returns the open parts, to reopen
+    /// if the unmap fails.
     pub(crate) fn close(&mut self, range: DeviceRange) -> Result<Vec<DeviceRange>> {
         self.check_unmap(range)?;
         let mut open = Vec::new();
@@ -239,7 +225,7 @@ impl<R, B> Ledger<R, B> {
         self.unmapped(range)
     }
 
-    /// The driver's data, if the range is a run of mappings without work in flight.
+    /// Requires a run of mappings without work in flight.
     fn check_unmap(&self, range: DeviceRange) -> Result<&R> {
         let reservation = self.run(range)?;
         if reservation.mappings.range(range.addr..range.end()).any(|(_, mapping)| mapping.in_flight > 0) {
@@ -248,7 +234,7 @@ impl<R, B> Ledger<R, B> {
         Ok(&reservation.machine)
     }
 
-    /// Removes a run of mappings after [`Ledger::close`]. Returns the released backings that went with it.
+    /// Returns the released backings that went with the mappings.
     pub(crate) fn unmapped(&mut self, range: DeviceRange) -> Result<Vec<B>> {
         let reservation = self.reservation_mut(range)?;
         let at: Vec<u64> = reservation.mappings.range(range.addr..range.end()).map(|(at, _)| *at).collect();
@@ -268,7 +254,7 @@ impl<R, B> Ledger<R, B> {
         Ok(gone)
     }
 
-    /// Finds the mappings of an open range, which may begin and end at any byte. An empty range has none.
+    /// The mappings of an open range, which may begin and end at any byte.
     pub(crate) fn locate(&self, range: DeviceRange) -> Result<Vec<Located<'_, R, B>>> {
         let mut located = Vec::new();
         if range.bytes == 0 {
@@ -300,12 +286,11 @@ impl<R, B> Ledger<R, B> {
         Ok(located)
     }
 
-    /// Counts work in flight on a mapping, which prevents unmapping until [`Ledger::end_work`].
+    /// Counts work in flight, which prevents unmapping until [`Ledger::end_work`].
     pub(crate) fn begin_work(&mut self, key: MappingKey) {
         self.mapping_mut(key).into_iter().for_each(|mapping| mapping.in_flight += 1);
     }
 
-    /// Ends work counted by [`Ledger::begin_work`].
     pub(crate) fn end_work(&mut self, key: MappingKey) {
         self.mapping_mut(key).into_iter().for_each(|mapping| mapping.in_flight -= 1);
     }
@@ -319,7 +304,6 @@ impl<R, B> Ledger<R, B> {
         live.ok_or_else(|| DriverErrorKind::unknown_backing(id))
     }
 
-    /// The address of the reservation that contains a range.
     fn base_of(&self, range: DeviceRange) -> Result<u64> {
         let below = self.reservations.range(..=range.addr).next_back();
         below
@@ -338,7 +322,7 @@ impl<R, B> Ledger<R, B> {
         self.reservations.get_mut(&base).ok_or_else(|| not_inside(range))
     }
 
-    /// The reservation in which a range is exactly a run of mappings without a gap.
+    /// Requires exactly a run of mappings without a gap.
     fn run(&self, range: DeviceRange) -> Result<&Reservation<R>> {
         self.check_range(range)?;
         let reservation = self.reservation_of(range)?;
@@ -370,12 +354,9 @@ impl<R> Ledger<R, u64> {
     }
 }
 
-/// What was never released.
 #[derive(Debug)]
 pub(crate) struct Leftovers<R> {
-    /// Each with its mappings.
     pub(crate) reservations: Vec<(DeviceRange, Vec<DeviceRange>, R)>,
-    /// Backings that were not released.
     pub(crate) backings: Vec<u64>,
 }
 
@@ -409,7 +390,6 @@ impl<R> Reservation<R> {
     }
 }
 
-/// Fails unless the size is a positive number of granules.
 pub(crate) fn check_size(granule_bytes: u64, bytes: u64) -> Result<()> {
     if bytes == 0 || !bytes.is_multiple_of(granule_bytes) {
         return Err(invalid(format!("{bytes} bytes are no multiple of the granule of {granule_bytes}")));
@@ -417,7 +397,6 @@ pub(crate) fn check_size(granule_bytes: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless all ranges begin and end on granules.
 pub(crate) fn check_granules(granule_bytes: u64, ranges: &[DeviceRange]) -> Result<()> {
     let is_whole = |range: &&DeviceRange| {
         range.addr.is_multiple_of(granule_bytes) && range.bytes.is_multiple_of(granule_bytes)

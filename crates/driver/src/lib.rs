@@ -7,6 +7,8 @@
 #![allow(unsafe_code)]
 
 #[cfg(target_os = "linux")]
+mod copy_ranges;
+#[cfg(target_os = "linux")]
 pub mod cuda;
 #[cfg(target_os = "linux")]
 pub mod host;
@@ -17,8 +19,6 @@ mod ledger;
 pub mod link;
 #[cfg(target_os = "linux")]
 pub mod nvml;
-#[cfg(target_os = "linux")]
-mod copy_ranges;
 #[cfg(target_os = "linux")]
 mod process;
 #[cfg(target_os = "linux")]

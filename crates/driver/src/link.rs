@@ -59,8 +59,7 @@ pub fn measure(driver: &dyn Driver, bytes: u64) -> Result<LinkSpeed> {
     })
 }
 
-/// Device memory for measurements, outside any pool: a reservation and its mappings. Dropping it releases what
-/// the driver lets go of.
+/// Device memory outside any pool. Dropping it releases what the driver lets go of.
 pub struct Scratch<'a> {
     driver: &'a dyn Driver,
     range: DeviceRange,
@@ -121,7 +120,9 @@ impl<'a> Scratch<'a> {
     /// # Errors
     /// What the driver reports.
     pub fn unmap_all(&mut self) -> Result<()> {
-        for (ranges, backings) in self.mapped.chunks(MAPPINGS_PER_CALL).zip(self.backings.chunks(MAPPINGS_PER_CALL)) {
+        for (ranges, backings) in
+            self.mapped.chunks(MAPPINGS_PER_CALL).zip(self.backings.chunks(MAPPINGS_PER_CALL))
+        {
             let (start, end) = (ranges[0].addr, ranges[ranges.len() - 1].end());
             self.driver.unmap(DeviceRange::new(start, end - start))?;
             backings.iter().try_for_each(|backing| self.driver.release(*backing))?;
@@ -134,8 +135,7 @@ impl<'a> Scratch<'a> {
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
-        // A failed call may have left some of it. Errors cannot be reported from here, and what is gone already
-        // is refused too.
+        // A failed call may have left some of it. What is gone already is refused.
         for range in &self.mapped {
             let _ = self.driver.unmap(*range);
         }

@@ -1,8 +1,8 @@
-//! NVML, the library behind `nvidia-smi`: reads GPU state without a CUDA context.
+//! Reads GPU state without a CUDA context, from NVML, the library behind `nvidia-smi`.
 //!
 //! The library comes with NVIDIA's driver and is loaded on demand. It is optional: without it, [`Nvml::load`]
-//! returns why, and queries without an answer return `None`. Errors are not remembered. Figures are passed on as
-//! NVML reports them, even odd ones: free memory may exceed the total.
+//! returns why, and queries without an answer return `None`. Errors are not remembered. Figures are NVML's own,
+//! even odd ones: free memory may exceed the total.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -15,13 +15,11 @@ use serde::Serialize;
 
 use crate::system::PciLink;
 
-/// The name that the driver installs, and the one of its development files.
+/// As the driver installs it, and as its development files do.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// UUID prefixes, in the order of look-up.
 const PREFIXES: [(&str, Handle); 2] = [("GPU-", Handle::Gpu), ("MIG-", Handle::MigInstance)];
 
-/// This process's library, once loaded.
 static LOADED: Mutex<Option<Nvml>> = Mutex::new(None);
 
 /// The loaded library. Cheap to clone.
@@ -63,8 +61,7 @@ pub struct NvmlMemory {
 }
 
 impl NvmlMemory {
-    /// Whether the figures describe a whole GPU in MIG mode. A process there has one instance, which these
-    /// figures do not describe.
+    /// Whether the figures describe a whole GPU in MIG mode, not the instance that a process has there.
     #[must_use]
     pub fn is_mig_parent(&self) -> bool {
         self.handle == Handle::Gpu && self.mig_mode == Some(true)
@@ -85,7 +82,6 @@ impl Nvml {
         for name in NAMES {
             match Self::open(name.as_ref()) {
                 Ok(nvml) => return Ok(loaded.insert(nvml).clone()),
-                // The error of the first name is the useful one.
                 Err(reason) => refused = refused.or(Some(reason)),
             }
         }
@@ -160,9 +156,8 @@ impl Nvml {
         )
     }
 
-    /// Memory that process `pid` uses of the GPU with this UUID. `None` where the driver keeps no such figure or
-    /// the process is not listed. In a container with its own process numbers, another process may be listed
-    /// under our number.
+    /// Memory that process `pid` uses of the GPU with this UUID. `None` without a figure, or if the process is
+    /// not listed. In a container with its own process numbers, another process may have our number.
     #[must_use]
     pub fn process_used_bytes(&self, uuid: &str, pid: u32) -> Option<u64> {
         let (_, device) = self.device(uuid).ok()??;
@@ -181,7 +176,7 @@ impl Nvml {
     }
 }
 
-/// The first hit. Without one, the first error other than "not found".
+/// Without a hit, the first error other than "not found".
 fn first<T>(answers: impl Iterator<Item = Result<T, NvmlError>>) -> Result<Option<T>, NvmlError> {
     let mut refused = None;
     for answer in answers {
@@ -195,7 +190,7 @@ fn first<T>(answers: impl Iterator<Item = Result<T, NvmlError>>) -> Result<Optio
     refused.map_or(Ok(None), Err)
 }
 
-/// Whether MIG mode is on. GPUs and drivers without MIG have it off.
+/// GPUs and drivers without MIG have it off.
 fn is_enabled(mode: &Result<u32, NvmlError>) -> Option<bool> {
     match mode {
         Ok(mode) => Some(*mode != 0),
@@ -206,7 +201,7 @@ fn is_enabled(mode: &Result<u32, NvmlError>) -> Option<bool> {
     }
 }
 
-/// The sum over a process's entries: each MIG instance has an entry.
+/// Each MIG instance has an entry.
 fn used_bytes<'a>(entries: impl Iterator<Item = &'a UsedGpuMemory>) -> Option<u64> {
     let known = entries.filter_map(|used| match used {
         UsedGpuMemory::Used(bytes) if *bytes < u64::MAX => Some(*bytes),

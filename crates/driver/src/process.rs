@@ -1,7 +1,7 @@
 //! Which process a handle belongs to.
 //!
-//! [`Owner`] detects, without a system call, that the caller runs in a fork of the process that made it. Promise:
-//! in a forked child [`Owner::check`] fails and [`Owner::is_here`] is false.
+//! [`Owner`] detects a fork without a system call. Promise: in a forked child [`Owner::check`] fails and
+//! [`Owner::is_here`] is false.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use poorwill_core::{DriverError, DriverErrorKind, Op};
 
-/// Number of forks between the first process and this one. Only forked children increment it.
+/// Forks between the first process and this one. Only forked children increment it.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// Result of registering the handler: 0, or an error number.
+/// 0, or an error number.
 static REGISTERED: OnceLock<c_int> = OnceLock::new();
 
 extern "C" fn count_fork() {
@@ -43,17 +43,14 @@ impl Owner {
         Ok(Self { forks: FORKS.load(Ordering::Relaxed), process: std::process::id() })
     }
 
-    /// Number of forks between the first process and the owner.
     pub(crate) fn forks(&self) -> u32 {
         self.forks
     }
 
-    /// Whether the caller runs in the owner's process.
     pub(crate) fn is_here(&self) -> bool {
         FORKS.load(Ordering::Relaxed) == self.forks
     }
 
-    /// Fails with `WrongProcess` in a fork of the owner.
     pub(crate) fn check(&self, op: Op) -> Result<(), DriverError> {
         if self.is_here() {
             return Ok(());

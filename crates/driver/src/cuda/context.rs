@@ -8,15 +8,13 @@ use super::ffi::{Api, CuDevice};
 use super::gpu::GpuInfo;
 use super::locked::Locked;
 use super::primary::Primary;
-use crate::host_memory::{HostArena, HostMemoryConfig, Options, MemoryKind};
+use crate::host_memory::{HostArena, HostMemoryConfig, MemoryKind, Options};
 use crate::ledger::Result;
 use crate::process::Owner;
 use crate::system::System;
 
-/// A retained primary context, with its host memory.
 pub(super) struct Context {
     primary: Arc<Primary>,
-    /// Memory for buffers.
     host_memory: Arc<HostArena>,
     /// Page-locked memory for bytes in transit, outside the limits for buffers.
     staging: Arc<HostArena>,
@@ -29,7 +27,6 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
-    /// Retains the primary context; makes no host memory yet.
     pub(super) fn retain(
         api: &'static Api,
         device: CuDevice,
@@ -68,13 +65,11 @@ impl Context {
         &self.host_memory
     }
 
-    /// Memory for bytes in transit.
     pub(super) fn staging(&self) -> &Arc<HostArena> {
         &self.staging
     }
 
-    /// The GPU's address of `len` bytes of host memory at `addr`, if they are page-locked memory of this context.
-    /// The caller has entered the context, or checked the process.
+    /// The device address of page-locked memory of this context. The context is entered, or the process checked.
     pub(super) fn pinned_at(&self, addr: usize, len: usize) -> Option<u64> {
         match self.host_memory.memory_kind(addr, len) {
             MemoryKind::Pinned(device) => Some(device),

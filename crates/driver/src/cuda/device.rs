@@ -15,7 +15,7 @@ use poorwill_core::{
 
 use super::context::Context;
 use super::copies::CopyKernel;
-use super::digest::{Digester, Digests, DigestJob, of_stored};
+use super::digest::{DigestJob, Digester, Digests, of_stored};
 use super::ffi::Api;
 use super::gpu::{GpuInfo, find};
 use super::job::HostJob;
@@ -30,9 +30,9 @@ use super::stream::Stream;
 use super::transfer::{self, Writable};
 use super::usage::Usage;
 use super::vm::{Vm, to_usize};
+use crate::copy_ranges;
 use crate::host_memory::{HostMemoryConfig, HostMemoryDetails};
 use crate::ledger::{Result, check_granules, of};
-use crate::copy_ranges;
 use crate::process::Owner;
 
 /// Copies in one direction run one after another on all streams, and switching streams costs time.
@@ -101,7 +101,7 @@ pub struct CudaDevice {
     state: State,
     usage: Option<Usage>,
     digester: Digester,
-    /// The kernel for copies to the device, or why there is none.
+    /// For copies to the device, or why there is none.
     copy_kernel: std::result::Result<Arc<CopyKernel>, String>,
     registrations: Arc<Registrations>,
 }
@@ -263,7 +263,6 @@ impl CudaDevice {
         self.context.api()
     }
 
-    /// Runs one call of the contract in the context; errors name the operation.
     fn call<T>(&self, op: Op, f: impl FnOnce(&'static Api) -> Result<T>) -> DriverResult<T> {
         let _entered = self.enter(op)?;
         f(self.api()).map_err(of(op))
@@ -285,7 +284,6 @@ impl CudaDevice {
         })
     }
 
-    /// Releases what is left, as far as the driver allows.
     fn release_everything(&mut self) {
         if !self.context.owner().is_here() {
             self.state.forget();
@@ -311,14 +309,14 @@ impl CudaDevice {
         self.state.clear();
     }
 
-    /// Releases unused host memory. The caller has entered the context.
+    /// The context is entered.
     fn trim(&self) {
         self.context.host_memory().trim();
         self.context.staging().trim();
     }
 }
 
-/// What a copy to the device keeps alive: the buffer, its staging work, and the kernel.
+/// The buffer, its staging work, and the kernel.
 type ToDevice = (Arc<HostBuffer>, Queued, Option<Arc<CopyKernel>>);
 
 impl Drop for CudaDevice {

@@ -172,7 +172,6 @@ symbols! {
         fn(Raw, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Raw, *mut *mut c_void, *mut *mut c_void);
 }
 
-/// The library's usual name.
 const LIBCUDA: &str = "libcuda.so.1";
 
 /// The oldest driver with every symbol here, and its CUDA version.
@@ -228,12 +227,11 @@ impl Api {
         Some(text.to_string_lossy().into_owned())
     }
 
-    /// Success, or the error.
     pub(super) fn check(&self, code: CuResult) -> Result<()> {
         if code == CuResult::SUCCESS { Ok(()) } else { Err(self.error(code)) }
     }
 
-    /// The value that a call wrote, if it succeeded.
+    /// The value that the call wrote.
     pub(super) fn get<T: Default>(&self, call: impl FnOnce(*mut T) -> CuResult) -> Result<T> {
         let mut value = T::default();
         self.check(call(&raw mut value)).map(|()| value)

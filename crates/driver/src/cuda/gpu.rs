@@ -71,7 +71,7 @@ pub fn gpu(library: Option<&Path>, ordinal: u32) -> DriverResult<GpuInfo> {
     known(api, ordinal).map(|(_, gpu)| gpu).map_err(of(Op::Open))
 }
 
-/// Handle and properties of a GPU with virtual memory management.
+/// Requires virtual memory management.
 pub(super) fn find(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     let (device, gpu) = known(api, ordinal)?;
     if gpu.granule_bytes == 0 {
@@ -93,7 +93,6 @@ fn known(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     query(api, ordinal)
 }
 
-/// How many GPUs the driver shows this process.
 pub(super) fn count(api: &Api) -> Result<u32> {
     // SAFETY: C2; initialising twice does nothing.
     let ready = unsafe { (api.init)(0) };
@@ -109,7 +108,6 @@ pub(super) fn count(api: &Api) -> Result<u32> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// The error of a driver that finds no GPU.
 fn no_device(api: &Api, code: CuResult) -> DriverErrorKind {
     let error = api.error(code);
     if code == CuResult::NO_DEVICE {
@@ -145,7 +143,6 @@ fn hint(call: &str, code: CuResult) -> Option<&'static str> {
     })
 }
 
-/// Replaces an error's text.
 fn reworded(error: DriverErrorKind, words: impl FnOnce(String) -> String) -> DriverErrorKind {
     match error {
         DriverErrorKind::Device { code, name, text } => {
@@ -155,20 +152,18 @@ fn reworded(error: DriverErrorKind, words: impl FnOnce(String) -> String) -> Dri
     }
 }
 
-/// Properties of a GPU; the error names the GPU.
+/// Errors name the GPU.
 fn query(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     let named = |error| reworded(error, |text| format!("cuda:{ordinal} does not say what it is: {text}"));
     properties(api, ordinal).map_err(named)
 }
 
-/// The driver's handle of a GPU.
 pub(super) fn handle(api: &'static Api, ordinal: u32) -> Result<CuDevice> {
     let number = c_int::try_from(ordinal).map_err(|_| invalid(format!("there is no GPU {ordinal}")))?;
     // SAFETY: C2.
     api.get(|device| unsafe { (api.device_get)(device, number) })
 }
 
-/// Whether a GPU reports virtual memory management.
 pub(super) fn has_virtual_memory(api: &Api, device: CuDevice) -> bool {
     attribute(api, device, ATTRIBUTE_VIRTUAL_MEMORY).is_ok_and(|has| has != 0)
 }
@@ -245,7 +240,6 @@ fn attribute(api: &Api, device: CuDevice, which: c_int) -> Result<c_int> {
     api.get(|value| unsafe { (api.device_get_attribute)(value, which, device) })
 }
 
-/// The text that a call writes into a buffer.
 fn text(api: &Api, call: impl FnOnce(*mut c_char, c_int) -> CuResult) -> Result<String> {
     let mut buffer = [0u8; 256];
     api.check(call(buffer.as_mut_ptr().cast(), 255))?;
@@ -253,7 +247,6 @@ fn text(api: &Api, call: impl FnOnce(*mut c_char, c_int) -> CuResult) -> Result<
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// A UUID in the usual form.
 fn dashed(uuid: [u8; 16]) -> String {
     let mut text = String::with_capacity(36);
     for (nth, byte) in uuid.into_iter().enumerate() {

@@ -11,7 +11,6 @@ use super::context::Context;
 use super::stream::Stream;
 use crate::ledger::Result;
 
-/// A host function with its outcome.
 #[derive(Default)]
 pub(super) struct HostJob {
     work: Mutex<Option<HostWork>>,
@@ -29,7 +28,7 @@ impl HostJob {
         Arc::new(Self { work: Mutex::new(Some(work)), outcome: Mutex::new(None) })
     }
 
-    /// Queues it. The caller has entered the context.
+    /// The context is entered.
     pub(super) fn launch(self: &Arc<Self>, context: &Context, stream: &Stream) -> Result<()> {
         let user = Arc::into_raw(Arc::clone(self)).cast_mut().cast::<c_void>();
         // SAFETY: C3 for the stream; `run` takes over the reference count that `user` stands for.
@@ -40,7 +39,7 @@ impl HostJob {
         })
     }
 
-    /// The outcome, once the stream has passed it.
+    /// Call it once the stream has passed it.
     pub(super) fn outcome(&self) -> Result<()> {
         let (name, text) = match *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(Outcome::Returned) => return Ok(()),
@@ -67,7 +66,6 @@ impl HostJob {
     }
 }
 
-/// The callback for the driver.
 extern "C" fn run(user: *mut c_void) {
     // SAFETY: `launch` made it of an `Arc` for this one call.
     let job = unsafe { Arc::from_raw(user.cast_const().cast::<HostJob>()) };

@@ -9,7 +9,7 @@ use super::ffi::{CuDeviceptr, CuResult, REGISTER_FLAGS};
 use super::primary::Primary;
 use crate::host_memory::{Backend, Refusal, Region};
 
-/// The system's memory, page-locked by one GPU's driver. It keeps the context.
+/// Keeps the context.
 #[derive(Debug)]
 pub(super) struct Locked {
     primary: Arc<Primary>,

@@ -28,17 +28,14 @@ pub enum Peers {
     Only(Vec<u32>),
 }
 
-/// The GPUs with access to a GPU's memory: itself and its peers.
 #[derive(Debug)]
 pub(super) struct Access {
     own: u32,
-    /// In ascending order.
     peers: Vec<u32>,
     descs: Vec<AccessDesc>,
 }
 
 impl Access {
-    /// Resolves the requested peers.
     pub(super) fn of(api: &'static Api, own: u32, device: CuDevice, requested: &Peers) -> Result<Self> {
         let peers = match requested {
             Peers::None => Vec::new(),
@@ -82,7 +79,6 @@ fn reachable(api: &'static Api, own: u32, device: CuDevice) -> Result<Vec<u32>> 
     Ok(others.filter(|peer| handle(api, *peer).is_ok_and(|peer| can_reach(api, peer, device))).collect())
 }
 
-/// These GPUs, each once, without the device itself.
 fn chosen(api: &'static Api, own: u32, device: CuDevice, peers: &[u32]) -> Result<Vec<u32>> {
     let mut peers: Vec<u32> = peers.iter().copied().filter(|peer| *peer != own).collect();
     peers.sort_unstable();

@@ -18,13 +18,11 @@ use super::gpu::failed;
 use crate::ledger::{Result, of};
 use crate::process::Owner;
 
-/// A retained primary context. Page-locked memory keeps it.
 pub(super) struct Primary {
     api: &'static Api,
     device: CuDevice,
     raw: Raw,
     owner: Owner,
-    /// Whether this process had no such context before.
     is_first: bool,
 }
 
@@ -33,7 +31,7 @@ pub(super) struct Primary {
 pub(super) struct Opening(&'static AtomicU64);
 
 impl Opening {
-    /// Waits for other openers of this GPU in this process. An opener from before a fork does not count.
+    /// Waits for other openers of this GPU here. An opener from before a fork does not count.
     pub(super) fn of(ordinal: u32, owner: Owner) -> Self {
         const FREE: u64 = 0;
         static BY: [AtomicU64; 64] = [const { AtomicU64::new(FREE) }; 64];
@@ -82,9 +80,8 @@ impl fmt::Debug for Primary {
 pub(super) struct Entered<'a> {
     context: &'a Primary,
     pushed: bool,
-    /// The thread's own capture mode, restored on drop.
+    /// The thread's own, restored on drop.
     mode: Option<c_int>,
-    /// Bound to one thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -141,7 +138,7 @@ impl Primary {
         Ok(entered)
     }
 
-    /// Sets this thread's capture mode, and returns the previous one.
+    /// Returns the previous mode.
     fn exchange_capture_mode(&self, mut mode: c_int) -> Result<c_int> {
         // SAFETY: C2.
         let exchanged = unsafe { (self.api.thread_exchange_stream_capture_mode)(&raw mut mode) };

@@ -1,9 +1,8 @@
 //! Streams, events, and what work in flight keeps alive.
 //!
-//! All work is queued as a [`Flight`], which owns what the work touches until an event recorded after the work
-//! has passed. Waiting returns these objects. Dropping the flight leaves them to the [`Queues`], which drop them
-//! once the event has passed. Promise: whatever fails, nothing that a copy or a host function may still touch is
-//! freed.
+//! All work is queued as a [`Flight`], which owns what the work touches until an event after the work has passed.
+//! Waiting returns these objects. Dropping the flight leaves them to the [`Queues`], which drop them after the
+//! event. Promise: whatever fails, nothing that a copy or a host function may still touch is freed.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -24,10 +23,9 @@ use crate::ledger::{Result, invalid, of};
 const STREAM_LEGACY: Raw = 1;
 const STREAM_PER_THREAD: Raw = 2;
 
-/// Longest pause between checks of a stream that is to be removed while other threads use it.
+/// Longest pause between checks of a stream to be removed while other threads use it.
 const REMOVAL_PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// Streams and events by id, and abandoned work.
 #[derive(Debug)]
 pub(super) struct Queues {
     context: Arc<Context>,
@@ -43,12 +41,10 @@ struct Abandoned {
     end: End,
 }
 
-/// The state at which the device closed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum End {
     #[default]
     NotYet,
-    /// All work had finished.
     Idle,
     /// Some work may still be running.
     Unknown,
@@ -64,9 +60,8 @@ struct Table {
     next_id: u64,
 }
 
-/// Abandoned work, with what it may touch.
 struct AbandonedWork {
-    /// Recorded after the work. Without it, only synchronizing the device shows that the work has finished.
+    /// After the work. Without it, only synchronizing the device shows the work's end.
     event: Option<Arc<Event>>,
     kept: Box<dyn Send>,
 }
@@ -77,10 +72,8 @@ impl fmt::Debug for AbandonedWork {
     }
 }
 
-/// Work in flight.
 pub(super) struct Flight<T: Send + 'static> {
     queues: Arc<Queues>,
-    /// Taken when the flight ends.
     work: Option<(Arc<Event>, T)>,
 }
 
@@ -105,14 +98,13 @@ impl Queues {
         if self.table().streams.contains_key(&id.0) { Ok(()) } else { Err(unknown(id)) }
     }
 
-    /// A stream that is not being captured: work on a captured stream would never finish, and waiting for it
-    /// would invalidate the capture.
+    /// A captured stream is refused: work on it would never finish, and waiting would invalidate the capture.
     pub(super) fn running_stream(&self, id: StreamId) -> Result<Arc<Stream>> {
         let stream = self.stream(id)?;
         if stream.is_captured()? { Err(captured(id)) } else { Ok(stream) }
     }
 
-    /// The first captured stream among those known here. The caller has entered the context.
+    /// The context is entered.
     pub(super) fn capturing(&self) -> Result<Option<StreamId>> {
         let mut streams: Vec<(u64, Arc<Stream>)> = {
             let table = self.table();
@@ -150,7 +142,7 @@ impl Queues {
         Ok(self.table().add(stream))
     }
 
-    /// The id of a stream of the caller's; stable until it is removed.
+    /// Stable until the stream is removed.
     pub(super) fn adopt(&self, raw: Raw) -> Result<StreamId> {
         match raw {
             0 | STREAM_LEGACY => return Ok(StreamId::DEFAULT),
@@ -178,7 +170,7 @@ impl Queues {
         }
         let mut pause = Duration::from_micros(10);
         loop {
-            // It stays known until its work is done: callers take the work of an unknown stream for finished.
+            // It stays known until its work is done: work of an unknown stream counts as finished.
             let stream = self.running_stream(id)?;
             let queued = stream.queued();
             stream.synchronize()?;
@@ -230,7 +222,7 @@ impl Queues {
         stream.wait_for(&event)
     }
 
-    /// Drops what finished, abandoned work kept, judging by a few events. The caller has entered the context.
+    /// Drops what finished work kept, checking a few events. The context is entered.
     pub(super) fn sweep(&self) {
         if self.abandoned_count.load(Ordering::Acquire) == 0 {
             return;
@@ -255,7 +247,7 @@ impl Queues {
         drop(passed);
     }
 
-    /// Ends everything. If the device is idle, drops what work kept; otherwise never frees it.
+    /// If the device is idle, drops what work kept; otherwise never frees it.
     pub(super) fn close(&self, is_idle: bool) {
         let abandoned = {
             let mut abandoned = self.abandoned();
@@ -286,7 +278,6 @@ impl Queues {
         std::mem::take(&mut self.abandoned().in_flight)
     }
 
-    /// Puts back what was taken, before newer work.
     fn put_back(&self, mut older: VecDeque<AbandonedWork>) {
         let mut abandoned = self.abandoned();
         older.append(&mut abandoned.in_flight);
@@ -300,8 +291,7 @@ impl Queues {
         self.retain(abandoned, in_flight);
     }
 
-    /// Abandons work that may be unfinished. In a forked child the lock may be held for ever, and nothing is ours
-    /// to free.
+    /// In a forked child the lock may be held for ever, and nothing is ours to free.
     fn abandon_unfinished<T: Send + 'static>(&self, event: Arc<Event>, kept: T) {
         if self.context.owner().is_here() {
             self.abandon(Some(event), Box::new(kept));
@@ -310,8 +300,7 @@ impl Queues {
         }
     }
 
-    /// Keeps what unfinished work touches as long as the device is open. After an idle close it is dropped, after
-    /// another never.
+    /// Until the device closes. After an idle close it is dropped, after another never.
     fn retain(&self, mut abandoned: MutexGuard<'_, Abandoned>, in_flight: VecDeque<AbandonedWork>) {
         match abandoned.end {
             End::NotYet => {
@@ -326,7 +315,7 @@ impl Queues {
         }
     }
 
-    /// Waits for all work in the context. Work abandoned before has finished then. The caller has entered.
+    /// Work abandoned before has finished then. The context is entered.
     pub(super) fn synchronize(&self) -> Result<()> {
         if let Some(stream) = self.capturing()? {
             return Err(captured(stream));
@@ -339,7 +328,7 @@ impl Queues {
         idle
     }
 
-    /// Queues work that touches `kept`, and keeps that alive until the work has finished.
+    /// Keeps `kept` alive until the work has finished.
     pub(super) fn submit<T: Send + 'static>(
         self: &Arc<Self>,
         stream: &Stream,
@@ -364,7 +353,7 @@ impl Queues {
 
 impl Drop for Queues {
     fn drop(&mut self) {
-        // Not empty only if the device was not closed, as in a forked child. What is in flight is unknown.
+        // Filled only if the device was not closed, as in a forked child. What is in flight is unknown.
         let abandoned = self.abandoned.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut abandoned.in_flight));
         if !self.context.owner().is_here() {
@@ -394,7 +383,6 @@ impl Table {
 }
 
 impl<T: Send + 'static> Flight<T> {
-    /// The outcome, computed from what the work touched.
     pub(super) fn pending<U: 'static>(
         self,
         op: Op,
@@ -408,7 +396,7 @@ impl<T: Send + 'static> Flight<T> {
         Pending::new(wait).telling(has_ended)
     }
 
-    /// Queries the event. An error counts as ended; waiting then returns it.
+    /// An error counts as ended; waiting then returns it.
     fn has_ended(&self, op: Op) -> impl Fn() -> bool + Send + use<T> {
         let context = Arc::clone(&self.queues.context);
         let event = self.work.as_ref().map(|(event, _)| Arc::clone(event));

@@ -1,13 +1,13 @@
 //! Host memory of other owners that kernels access in place.
 //!
 //! Memory that is already page-locked, by this device, PyTorch or other code, is found by its address. Other
-//! memory is registered in place, in whole pages, until its last view goes. A map counts the views of each
-//! registration, so that overlapping views share it, on all devices of the process.
+//! memory is registered in place, in whole pages, until its last view goes. Overlapping views share a
+//! registration, on all devices of the process.
 //!
 //! Memory with only some pages in a registration is refused: the driver copies nothing that crosses
 //! registrations. Measured: a copy of such a view fails with CUDA's "invalid argument", while kernels can read
-//! it. A registration that the driver refuses to end stays in the map. No overlapping view is given out
-//! meanwhile, since other memory may be at its addresses by then.
+//! it. A registration that the driver refuses to end is remembered, and blocks overlapping views: other memory
+//! may be at its addresses by then.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,11 +25,10 @@ use crate::host_memory::{Region, RegionOptions};
 use crate::ledger::{Result, invalid, of};
 use crate::process::Owner;
 
-/// The registrations of this process, by start address. They are portable: every GPU sees them, and a view on any
-/// device can end them.
+/// By start address. Every GPU sees every registration, and a view on any device can end it.
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
-    /// Held while memory is registered, but not while a registration ends: that waits for the GPU.
+    /// Not held while a registration ends: that waits for the GPU.
     entries: Mutex<Entries>,
     /// Notified when the driver has ended a registration, or refused to.
     changed: Condvar,
@@ -40,13 +39,11 @@ struct Registration {
     end: usize,
     /// 0 where the driver refused to end it.
     views: usize,
-    /// Whether the driver is ending it.
     is_ending: bool,
-    /// The context that registered it, and will unregister it.
+    /// It registered the memory, and will unregister it.
     context: Arc<Primary>,
 }
 
-/// The registrations of a process with a driver library.
 struct ProcessRegistrations {
     owner: Owner,
     api: &'static Api,
@@ -59,7 +56,7 @@ pub struct HostView {
     context: Arc<Context>,
     registrations: Arc<Registrations>,
     device_addr: u64,
-    /// Start of the registration that it shares.
+    /// Start of the shared registration.
     registered: Option<usize>,
 }
 
@@ -110,11 +107,12 @@ impl Drop for HostView {
 }
 
 impl Registrations {
-    /// The registrations made with a driver library in this process; a forked child has its own.
+    /// One for each driver library; a forked child has its own.
     pub(super) fn of(context: &Context) -> Arc<Self> {
         static ALL: Mutex<Vec<ProcessRegistrations>> = Mutex::new(Vec::new());
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |kept: &&ProcessRegistrations| kept.owner == context.owner() && ptr::eq(kept.api, context.api());
+        let is_same =
+            |kept: &&ProcessRegistrations| kept.owner == context.owner() && ptr::eq(kept.api, context.api());
         if let Some(kept) = all.iter().find(is_same) {
             return Arc::clone(&kept.registrations);
         }
@@ -128,8 +126,8 @@ impl Registrations {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device address of memory, with the registration that gained a view for it. `None` if the device cannot
-    /// see it and `may_lock` is false. The context has been entered.
+    /// The device address of memory, with the registration that gained a view. `None` if the device cannot see it
+    /// and `may_lock` is false. The context is entered.
     fn find_or_register(
         &self,
         context: &Context,
@@ -177,7 +175,6 @@ impl Registrations {
         Ok(Some((device?, Some(pages.start))))
     }
 
-    /// Removes one view; the last ends the registration.
     fn remove_view(&self, start: usize) {
         let mut entries = self.entries();
         let Some(registration) = entries.get_mut(&start) else { return };
@@ -188,7 +185,7 @@ impl Registrations {
     }
 
     /// Unregisters memory without views, which waits for the GPU; whether that succeeded. Only callers that want
-    /// this memory wait meanwhile.
+    /// this memory wait.
     fn end(&self, mut entries: MutexGuard<'_, Entries>, start: usize) -> bool {
         let Some(registration) = entries.get_mut(&start) else { return true };
         registration.is_ending = true;
@@ -212,13 +209,13 @@ impl Registrations {
 
 type Entries = BTreeMap<usize, Registration>;
 
-/// The last registration that overlaps these pages. Registrations do not overlap each other.
+/// The last registration that overlaps these pages. Registrations never overlap.
 fn last_within<'a>(entries: &'a mut Entries, pages: &Range<usize>) -> Option<(usize, &'a mut Registration)> {
     let (start, last) = entries.range_mut(..pages.end).next_back()?;
     (last.end > pages.start).then_some((*start, last))
 }
 
-/// The error for memory that is only partly in registered pages, or shares pages with them.
+/// Only some pages are registered, or it shares pages with other memory.
 fn shares_pages(memory: &Range<usize>) -> DriverErrorKind {
     invalid(format!(
         "{} at {:#x} share a page with memory that is page-locked already; take memory for them that is theirs alone, as \
@@ -228,7 +225,6 @@ fn shares_pages(memory: &Range<usize>) -> DriverErrorKind {
     ))
 }
 
-/// The error for a registration without views that the driver refuses to end.
 fn not_ended(start: usize) -> DriverErrorKind {
     let reason = format!(
         "memory at {start:#x} was page-locked for a view that is gone, and the driver does not let go of it; use other \
@@ -237,15 +233,14 @@ fn not_ended(start: usize) -> DriverErrorKind {
     DriverErrorKind::Unsupported { reason }
 }
 
-/// The device address of page-locked host memory. The context has been entered.
+/// The context is entered.
 fn address(context: &Primary, at: usize) -> Result<CuDeviceptr> {
     let (api, at) = (context.api(), ptr::with_exposed_provenance_mut(at));
     // SAFETY: C2; the driver looks the address up, and touches nothing there.
     api.get(|device| unsafe { (api.mem_host_get_device_pointer)(device, at, 0) })
 }
 
-/// The device address of memory that is page-locked throughout. Checks every page: a page between two
-/// registrations may be in neither. The context has been entered.
+/// Checks every page: one between two registrations may be in neither. The context is entered.
 fn seen_at(context: &Primary, memory: &Range<usize>) -> Option<u64> {
     let first = address(context, memory.start).ok()?;
     let is_next = |at: usize| {
@@ -257,8 +252,8 @@ fn seen_at(context: &Primary, memory: &Range<usize>) -> Option<u64> {
     (is_next(memory.end - 1) && pages.all(is_next)).then_some(first)
 }
 
-/// Waits for all work on the GPU, of any origin, without invalidating captures: the driver unregisters a page
-/// when the GPU is done. The context has been entered.
+/// Works without invalidating captures: the driver unregisters a page when the GPU is done. The context is
+/// entered.
 pub(super) fn wait_for_all_work(context: &Primary) -> Result<()> {
     let bytes = rustix::param::page_size();
     let no_page = |reason| DriverErrorKind::OutOfHostMemory { asked_bytes: bytes as u64, reason };
@@ -294,8 +289,7 @@ fn register(context: &Primary, memory: &Range<usize>, pages: &Range<usize>) -> R
     }
 }
 
-/// The result of unregistering memory; `None` where the context cannot be entered. Waits for all work on the
-/// device.
+/// `None` where the context cannot be entered. Waits for all work on the device.
 fn unregister(context: &Primary, start: usize) -> Option<CuResult> {
     let _entered = context.enter(Op::HostRegister).ok()?;
     let start = ptr::with_exposed_provenance_mut(start);

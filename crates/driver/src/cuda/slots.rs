@@ -20,7 +20,6 @@ const BLOCK_BYTES: usize = 1 << 20;
 /// Unit of allocation: enough for the granules of a backup.
 const UNIT_BYTES: usize = 1 << 10;
 
-/// The slots of one device.
 #[derive(Debug)]
 pub(super) struct PinnedSlots {
     context: Arc<Context>,
@@ -31,11 +30,9 @@ pub(super) struct PinnedSlots {
 struct PinnedBlock {
     memory: Arc<Staging>,
     device: CuDeviceptr,
-    /// One flag for each unit.
     taken: Vec<bool>,
 }
 
-/// A run of units that belongs to its owner alone.
 #[derive(Debug)]
 pub(super) struct PinnedSlot {
     slots: Arc<PinnedSlots>,
@@ -46,7 +43,7 @@ pub(super) struct PinnedSlot {
 }
 
 impl PinnedSlots {
-    /// Locks the first block. The caller has entered the context.
+    /// Locks the first block. The context is entered.
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let blocks = Mutex::new(vec![PinnedBlock::new(context, BLOCK_BYTES)?]);
         Ok(Arc::new(Self { context: Arc::clone(context), blocks }))
@@ -56,7 +53,7 @@ impl PinnedSlots {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// At least `bytes`, with any contents. The caller has entered the context.
+    /// The contents are arbitrary. The context is entered.
     pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Result<PinnedSlot> {
         let units = bytes.div_ceil(UNIT_BYTES).max(1);
         if let Some(slot) = self.take_there_is(&mut self.blocks(), units) {
@@ -93,7 +90,6 @@ impl PinnedBlock {
         Ok(Self { memory, device, taken: vec![false; bytes / UNIT_BYTES] })
     }
 
-    /// The first run of `count` free units.
     fn free_run(&self, count: usize) -> Option<Range<usize>> {
         let mut start = 0;
         for (unit, taken) in self.taken.iter().enumerate() {
@@ -108,7 +104,6 @@ impl PinnedBlock {
 }
 
 impl PinnedSlot {
-    /// The GPU's address.
     pub(super) fn device(&self) -> CuDeviceptr {
         self.device
     }
@@ -121,7 +116,7 @@ impl PinnedSlot {
         self.memory.start().wrapping_add(self.units.start * UNIT_BYTES)
     }
 
-    /// Writes words from the start on, as many as fit.
+    /// As many as fit.
     pub(super) fn write(&mut self, words: impl Iterator<Item = u64>) {
         let start = self.start().cast_mut();
         for (nth, word) in words.take(self.bytes() / 8).enumerate() {
@@ -131,7 +126,7 @@ impl PinnedSlot {
         }
     }
 
-    /// The 16-byte values that a kernel wrote, once it has finished.
+    /// Call it once the kernel has finished.
     pub(super) fn values(&self, at: usize, count: usize) -> impl Iterator<Item = u128> {
         assert!(at + 16 * count <= self.bytes(), "values lie inside of their slot");
         let first = self.start().wrapping_add(at);

@@ -1,8 +1,8 @@
 //! Copies of pageable host memory, through a page-locked buffer.
 //!
-//! The driver would copy such memory while the caller waits. Here the copy is queued and the call returns. The
-//! bytes pass in blocks through the stream's staging buffer, and host functions move them between it and the host
-//! memory. Stream order keeps the blocks apart, also from digests, which share the buffer.
+//! The driver would copy such memory while the caller waits. Here the copy is queued and the call returns. Host
+//! functions move the bytes, block by block, between the stream's staging buffer and the host memory. Stream
+//! order keeps the blocks apart, also from digests, which share the buffer.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -16,20 +16,17 @@ use super::stream::Stream;
 use crate::host_memory::{ArenaBuffer, MemoryKind};
 use crate::ledger::Result;
 
-/// Page-locked memory that a stream's bytes pass through.
 pub(super) type Staging = ArenaBuffer;
 
 /// Bytes of one block: enough for the link's full speed, and for several threads to move.
 pub(super) const BLOCK_BYTES: u64 = 32 << 20;
 
-/// Smallest staging buffer.
 const BUFFER_BYTES_MIN: u64 = 64 << 10;
 
 /// Most threads that move one block.
 const MOVERS_MAX: usize = 4;
 
-/// What queued work may touch until the stream has passed it. The flight keeps it, since the driver may not be
-/// called where a job ends.
+/// Kept by the flight until the stream has passed, since the driver may not be called where a job ends.
 pub(super) type Queued = Mutex<Vec<(Arc<HostJob>, Arc<Staging>)>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,13 +35,12 @@ pub(super) enum Direction {
     ToHost,
 }
 
-/// Whether copies of this host memory should use staging, if a page-locked buffer is available.
 pub(super) fn is_needed(context: &Context, addr: usize, len: usize) -> bool {
     context.host_memory().memory_kind(addr, len) == MemoryKind::Pageable
 }
 
-/// The stream's buffer, replaced if too small. Work in flight keeps the old one alive. Old buffers stay
-/// page-locked; powers of two keep all of them together no larger than the new one.
+/// Replaced if too small. Work in flight keeps the old one alive. Old buffers stay page-locked; powers of two
+/// keep all of them together no larger than the new one.
 pub(super) fn buffer(slot: &mut Option<Arc<Staging>>, context: &Context, bytes: u64) -> Result<Arc<Staging>> {
     if let Some(staging) = slot.as_ref().filter(|staging| staging.len() as u64 >= bytes) {
         return Ok(Arc::clone(staging));
@@ -55,9 +51,8 @@ pub(super) fn buffer(slot: &mut Option<Arc<Staging>>, context: &Context, bytes: 
     Ok(staging)
 }
 
-/// Queues a copy of `len` bytes between `device` and the host memory at `host`. Returns `false`, and queues
-/// nothing, where no page-locked staging buffer is available. The caller has entered the context. It keeps the
-/// host memory and what is put into `queued` until the stream has passed them.
+/// Queues a copy of `len` bytes. `false`, with nothing queued, without a page-locked staging buffer. The context
+/// is entered. The caller keeps the host memory and what is put into `queued` until the stream has passed.
 pub(super) fn copy(
     context: &Context,
     stream: &Stream,
@@ -103,13 +98,13 @@ pub(super) fn copy(
     Ok(true)
 }
 
-/// Whether all bytes were moved, once the stream has passed them.
+/// Call it once the stream has passed.
 pub(super) fn outcome(queued: &Queued) -> Result<()> {
     let queued = queued.lock().unwrap_or_else(PoisonError::into_inner);
     queued.iter().try_for_each(|(job, _)| job.outcome())
 }
 
-/// Moves bytes between a staging buffer and host memory, in stream order.
+/// Runs in stream order.
 fn move_bytes(from: usize, to: usize, len: usize) {
     // A thread costs more than moving a small block.
     let movers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOVERS_MAX);

@@ -1,12 +1,12 @@
 //! The GPU's memory: what is reserved, created and mapped, and how it changes.
 //!
 //! Two locks, in this order: `turn`, then `ledger`. A change of mappings holds `turn` during the driver's call;
-//! the driver makes such calls one at a time anyway. The ledger is locked for moments only, never during a call.
-//! So checks whether a range is open, one for each copy, return at once.
+//! the driver makes such calls one at a time anyway. The ledger is never locked during a call, so that each
+//! copy's check of its ranges returns at once.
 //!
 //! The ledger lists only what is certainly mapped. A mapping is entered after the driver has made it. It is
-//! closed before the driver is asked to unmap it, and reopened if the driver refuses. If a call panics in
-//! between, it stays closed.
+//! closed before the driver is asked to unmap it, and reopened if the driver refuses. After a panic in between,
+//! it stays closed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,7 +15,7 @@ use poorwill_core::{BackingId, DeviceRange};
 use super::vm::Vm;
 use crate::ledger::{Ledger, Result, check_size};
 
-/// Memory of one GPU. The callers have entered the context.
+/// The context is entered for all calls.
 #[derive(Debug)]
 pub(super) struct State {
     granule_bytes: u64,
@@ -103,13 +103,13 @@ impl State {
         self.ledger().unmapped(range).map(drop)
     }
 
-    /// Whether all ranges are mapped with access. Waits for no driver call.
+    /// Waits for no driver call.
     pub(super) fn check_open(&self, ranges: impl IntoIterator<Item = DeviceRange>) -> Result<()> {
         let ledger = self.ledger();
         ranges.into_iter().try_for_each(|range| ledger.locate(range).map(drop))
     }
 
-    /// Releases all that is left, as far as the driver allows, once nothing is in flight.
+    /// Releases what is left, as far as the driver allows. Nothing is in flight.
     pub(super) fn clear(&self) {
         let _turn = self.turn();
         let left = self.ledger().take_all();
@@ -124,8 +124,7 @@ impl State {
         }
     }
 
-    /// Leaves everything as it is, in a forked child, where a thread of the parent's may have been changing the
-    /// ledger.
+    /// For a forked child: a thread of the parent's may have been changing the ledger.
     pub(super) fn forget(&mut self) {
         let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::replace(ledger, Ledger::new(self.granule_bytes)));

@@ -11,7 +11,6 @@ use super::ffi::{CuResult, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Raw, STREA
 use crate::host_memory::ArenaBuffer;
 use crate::ledger::Result;
 
-/// A stream of ours or of the caller's.
 #[derive(Debug)]
 pub(super) struct Stream {
     context: Arc<Context>,
@@ -21,7 +20,6 @@ pub(super) struct Stream {
     copies_by_kernel: bool,
     /// Whether other code has its handle: only then can it be captured.
     is_known: AtomicBool,
-    /// Number of operations queued so far.
     queued: AtomicU64,
     /// The buffer for digests and copies of pageable memory. Locked while an operation is queued, so that
     /// operations do not mix.
@@ -78,7 +76,7 @@ impl Stream {
         Ok(Self::of(context, raw, true))
     }
 
-    /// A stream of the lowest priority: the GPU prefers the work of others.
+    /// The GPU prefers the work of other streams.
     pub(super) fn low_priority(context: &Arc<Context>) -> Result<Self> {
         let api = context.api();
         let (mut lowest, mut highest) = (0, 0);
@@ -96,7 +94,6 @@ impl Stream {
         Self { context: Arc::clone(context), raw, is_ours, copies_by_kernel, is_known, queued, staging }
     }
 
-    /// Lets a kernel make its copies to the device.
     pub(super) fn copied_by_kernel(mut self) -> Self {
         self.copies_by_kernel = true;
         self
@@ -114,22 +111,20 @@ impl Stream {
         self.copies_by_kernel
     }
 
-    /// Locks the staging buffer, for as long as an operation is queued.
+    /// Lock it as long as an operation is queued.
     pub(super) fn staging(&self) -> MutexGuard<'_, Option<Arc<ArenaBuffer>>> {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of operations queued so far.
     pub(super) fn queued(&self) -> u64 {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// Counts an operation before it is queued.
+    /// Call it before an operation is queued.
     pub(super) fn count(&self) {
         self.queued.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Makes work queued from now on wait for an event.
     pub(super) fn wait_for(&self, event: &Event) -> Result<()> {
         self.count();
         // SAFETY: C3.
@@ -141,13 +136,12 @@ impl Stream {
         self.context.api().check(unsafe { (self.context.api().stream_synchronize)(self.raw) })
     }
 
-    /// Its handle, for other code, which may capture the stream.
+    /// The handle, for other code, which may capture the stream.
     pub(super) fn share(&self) -> Raw {
         self.is_known.store(true, Ordering::Release);
         self.raw
     }
 
-    /// Whether work on it is captured into a graph instead of run.
     pub(super) fn is_captured(&self) -> Result<bool> {
         if !self.is_known.load(Ordering::Acquire) {
             return Ok(false);

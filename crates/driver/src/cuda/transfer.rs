@@ -1,5 +1,5 @@
-//! Copies between device and host memory. The path of each: a kernel on streams for that, with page-locked
-//! memory; the stream's staging buffer, with pageable memory; otherwise the copy engines.
+//! Copies between device and host memory. Streams for kernel copies use the kernel, if the memory is page-locked.
+//! Pageable memory goes through the stream's staging buffer. The rest uses the copy engines.
 
 use std::ops::Range;
 
@@ -7,16 +7,15 @@ use poorwill_core::{CopyPart, HostBuffer};
 
 use super::context::Context;
 use super::copies::CopyKernel;
-use super::staging::{self, Queued, Direction};
+use super::staging::{self, Direction, Queued};
 use super::stream::Stream;
 use crate::ledger::Result;
 
-/// A buffer by address: the copy may write to it until the flight has ended.
+/// The copy may write to it until the flight has ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Writable {
     start: usize,
     len: usize,
-    /// Whether copies use staging.
     is_staged: bool,
 }
 
@@ -28,7 +27,7 @@ impl Writable {
     }
 }
 
-/// Queues copies to the device from these ranges of `bytes`, which a flight owns.
+/// The flight owns `bytes`; `ranges` are those of the parts.
 pub(super) fn to_device(
     context: &Context,
     stream: &Stream,
@@ -61,7 +60,7 @@ pub(super) fn to_device(
     })
 }
 
-/// Queues copies into these ranges of a buffer, which a flight owns.
+/// The flight owns the buffer; `ranges` are those of the parts.
 pub(super) fn to_host(
     context: &Context,
     stream: &Stream,

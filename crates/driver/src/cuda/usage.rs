@@ -4,15 +4,13 @@ use poorwill_core::ProcessMemory;
 
 use crate::nvml::Nvml;
 
-/// The figures for one GPU.
 pub(super) struct Usage {
     nvml: Nvml,
-    /// The process's use when it had only a context; 0 if unknown.
+    /// When it had only a context; 0 if unknown.
     context_bytes: u64,
 }
 
 impl Usage {
-    /// `is_context_only`: the process has only a context on the GPU.
     pub(super) fn of(uuid: &str, is_context_only: bool) -> Option<Self> {
         let nvml = Nvml::load().ok()?;
         let used_bytes = nvml.process_used_bytes(uuid, std::process::id())?;

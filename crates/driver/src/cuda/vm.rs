@@ -13,7 +13,7 @@ use super::peers::Access;
 use super::primary::CudaMemory;
 use crate::ledger::{Result, invalid};
 
-/// The calls of one device. The callers have entered the context.
+/// The context is entered for all calls.
 #[derive(Debug)]
 pub(super) struct Vm {
     context: Arc<Context>,
@@ -72,7 +72,7 @@ impl Vm {
         self.check_memory(mapped, range.bytes)
     }
 
-    /// Opens a range for the GPU and its peers. Parts already open stay open.
+    /// For the GPU and its peers. Parts already open stay open.
     pub(super) fn open(&self, range: DeviceRange) -> Result<()> {
         let (bytes, descs) = (to_usize(range.bytes)?, self.access.descs());
         let set_access = self.context.api().mem_set_access;
@@ -87,7 +87,7 @@ impl Vm {
         api.check(unsafe { (api.mem_unmap)(range.addr, bytes) })
     }
 
-    /// Success, or the error; a full device is `OutOfMemory`.
+    /// A full device is `OutOfMemory`.
     fn check_memory(&self, code: CuResult, asked_bytes: u64) -> Result<()> {
         if code == CuResult::OUT_OF_MEMORY {
             // If the driver does not report free memory, none is available.

@@ -14,20 +14,19 @@ use poorwill_core::{
     HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
-use super::state::{Span, HostState, punch};
+use super::state::{HostState, Span, punch};
 use super::stream::{HostEvent, HostStream, system};
+use crate::copy_ranges;
 use crate::host_memory::{
     BufferMade, BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain,
 };
 use crate::ledger::{check_granules, of};
-use crate::copy_ranges;
 use crate::process::Owner;
 use crate::system::System;
 
 /// Default granule, the same as on NVIDIA's GPUs.
 pub const GRANULE_BYTES: u64 = 2 << 20;
 
-/// Most streams that copies are spread over.
 const COPY_STREAMS_MAX: usize = 4;
 
 /// Options of a host device.
@@ -165,8 +164,8 @@ impl HostDevice {
         self.host_memory.used_bytes()
     }
 
-    /// A buffer of exactly `bytes` bytes. It is never page-locked, whatever `pin` says: the device sees all
-    /// memory of the process. The text says why it is pageable.
+    /// A buffer of exactly `bytes` bytes, never page-locked: the device sees all memory of the process. The text
+    /// says why.
     ///
     /// # Errors
     /// `OutOfHostMemory`.
@@ -229,7 +228,6 @@ impl HostDevice {
         f(&mut self.shared.lock()).map_err(of(op))
     }
 
-    /// Queues `work` on the bytes of `ranges`.
     fn submit<T: Send + 'static>(
         &self,
         op: Op,
@@ -238,7 +236,8 @@ impl HostDevice {
         work: impl FnOnce(&Shared, &[Vec<Span>]) -> std::result::Result<T, DriverErrorKind> + Send + 'static,
     ) -> Result<Pending<T>> {
         self.owner.check(op)?;
-        let mut flight = InFlight { shared: Arc::clone(&self.shared), spans: Vec::with_capacity(ranges.len()) };
+        let mut flight =
+            InFlight { shared: Arc::clone(&self.shared), spans: Vec::with_capacity(ranges.len()) };
         for range in ranges {
             let spans = self.shared.lock().begin_work(*range).map_err(of(op))?;
             flight.spans.push(spans);
@@ -252,7 +251,7 @@ impl HostDevice {
     }
 }
 
-/// Marks mappings as in flight until it is dropped, even if the work never ran.
+/// Keeps mappings from being unmapped until dropped, even if the work never ran.
 struct InFlight {
     shared: Arc<Shared>,
     spans: Vec<Vec<Span>>,
@@ -304,7 +303,7 @@ impl Shared {
         Ok(())
     }
 
-    /// One digest per granule. Mappings consist of whole granules, so no granule crosses two.
+    /// Mappings consist of whole granules, so no granule crosses two.
     fn digests(&self, spans: &[Span]) -> std::result::Result<Vec<Digest>, DriverErrorKind> {
         // Small enough to stay in a core's cache between the read and the hash.
         let mut scratch = vec![0u8; self.granule_bytes.min(128 << 10)];

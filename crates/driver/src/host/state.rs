@@ -1,7 +1,7 @@
 //! The host device's memory: a file for physical memory, regions for addresses, and a ledger.
 //!
-//! One lock guards all of it. System calls that must agree with the ledger run under the lock. Every function
-//! does all it says or nothing.
+//! One lock guards it, also during system calls that must agree with the ledger. Every function does all it says
+//! or nothing.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +17,6 @@ use crate::ledger::{Ledger, MappingKey, Result, invalid};
 use crate::process::Owner;
 
 /// Logical size of the sparse file. Ranges are never reused: at 10 GiB/s of creation it lasts thirteen years.
-/// Only memory that is created, written and not released is physical.
 const FILE_BYTES: u64 = 1 << 62;
 
 #[derive(Debug)]
@@ -31,7 +30,6 @@ pub(super) struct HostState {
     ledger: Ledger<Arc<VmRegion>, Extent>,
 }
 
-/// A range of the file.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     offset: u64,
@@ -68,7 +66,6 @@ impl HostState {
         })
     }
 
-    /// The file with the bytes.
     pub(super) fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
@@ -85,7 +82,6 @@ impl HostState {
         self.capacity_bytes - self.held_bytes
     }
 
-    /// Bytes of the file that occupy memory.
     pub(super) fn resident_bytes(&self) -> io::Result<u64> {
         let blocks = fs::fstat(&self.file)?.st_blocks;
         Ok(u64::try_from(blocks).unwrap_or(0) * 512)
@@ -150,7 +146,7 @@ impl HostState {
                 if let Err(error) = region.open(at, len) {
                     for run in &closed[..=done] {
                         let (at, len) = offset_and_len(region, *run)?;
-                        // Already failing. What stays open is our memory, and nothing uses it.
+                        // Already failing. Our memory stays open, and nothing uses it.
                         let _ = region.close(at, len);
                     }
                     return Err(system("open a range with mprotect", &error));
@@ -170,7 +166,7 @@ impl HostState {
         Ok(())
     }
 
-    /// The mappings of an open range; marks work as in flight on each until [`HostState::end_work`].
+    /// The mappings of an open range; marks work in flight on each.
     pub(super) fn begin_work(&mut self, range: DeviceRange) -> Result<Vec<Span>> {
         let located = self.ledger.locate(range)?.into_iter().map(|found| {
             Ok(Span {
@@ -186,7 +182,6 @@ impl HostState {
         Ok(spans)
     }
 
-    /// Ends work counted by [`HostState::begin_work`].
     pub(super) fn end_work(&mut self, spans: &[Span]) {
         spans.iter().for_each(|span| self.ledger.end_work(span.key));
     }
@@ -199,7 +194,6 @@ impl HostState {
     }
 }
 
-/// Offset in the region and length, for system calls.
 fn offset_and_len(region: &VmRegion, range: DeviceRange) -> Result<(usize, usize)> {
     Ok((to_usize(range.addr - region.addr())?, to_usize(range.bytes)?))
 }

@@ -12,7 +12,6 @@ use crate::process::Owner;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A queue of jobs with its thread.
 #[derive(Debug)]
 pub(super) struct HostStream {
     id: StreamId,
@@ -63,12 +62,11 @@ impl HostStream {
         Ok(Pending::new(wait).telling(move || has_ended.load(Ordering::Acquire)))
     }
 
-    /// Whether everything queued has finished. Reliable only while the caller prevents queuing.
+    /// Reliable only while the caller prevents queuing.
     pub(super) fn is_idle(&self) -> bool {
         self.unfinished.load(Ordering::Acquire) == 0
     }
 
-    /// Runs what is queued, then ends the thread.
     pub(super) fn finish(self) {
         drop(self.jobs);
         if self.worker.thread().id() == thread::current().id() {
@@ -89,7 +87,7 @@ fn ended(op: Op, stream: StreamId) -> DriverError {
     DriverError::new(op, DriverErrorKind::Device { code: 0, name: "stream ended".into(), text })
 }
 
-/// An error of the operating system as a driver error.
+/// The contract's form of an operating system error.
 pub(super) fn system(what: &str, error: &std::io::Error) -> DriverErrorKind {
     let code = error.raw_os_error();
     let text = error.to_string();

@@ -1,8 +1,7 @@
 //! Virtual memory calls, the only `unsafe` code of the host device.
 //!
-//! A [`VmRegion`] owns a range of this process's addresses from [`VmRegion::reserve`] until it is dropped.
-//! Replacing mappings inside it cannot affect anything else, so every function here is safe to call. Rules H1 to
-//! H4 in `docs/unsafe.md` give the reasons.
+//! A [`VmRegion`] owns a range of addresses until it is dropped. Replacing mappings inside it affects nothing
+//! else, so every function here is safe. Rules H1 to H4 in `docs/unsafe.md` give the reasons.
 
 use std::ffi::c_void;
 use std::io;
@@ -14,7 +13,7 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::process::Owner;
 
-/// How much memory is populated before it is written.
+/// Populated before each write.
 const POPULATE_BYTES: usize = 256 << 10;
 
 /// Addresses that belong to a device, inaccessible until mapped and opened.
@@ -51,7 +50,7 @@ impl VmRegion {
         self.addr as u64
     }
 
-    /// Maps `bytes` of `file` from `file_offset`, at `offset` in the region, without access.
+    /// Maps `bytes` of `file` from `file_offset`, at `offset`, without access.
     pub(super) fn map(
         &self,
         offset: usize,
@@ -64,7 +63,7 @@ impl VmRegion {
         // SAFETY: H1, the range lies inside this region, which owns its addresses.
         unsafe { mm::mmap(at, bytes, ProtFlags::empty(), flags, file, file_offset) }?;
         self.keep_from_children(offset, bytes).inspect_err(|_| {
-            // Already failing. If this fails too, the range stays mapped without access, and faults as required.
+            // Already failing. If this fails too, the range stays without access, and faults as required.
             let _ = self.unmap(offset, bytes);
         })
     }
@@ -75,14 +74,13 @@ impl VmRegion {
         Ok(unsafe { mm::mprotect(at, bytes, MprotectFlags::READ | MprotectFlags::WRITE) }?)
     }
 
-    /// Removes access and keeps the mappings.
     pub(super) fn close(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let at = self.pointer(offset, bytes)?;
         // SAFETY: H1 and H2, no Rust reference points into a region.
         Ok(unsafe { mm::mprotect(at, bytes, MprotectFlags::empty()) }?)
     }
 
-    /// Replaces all mappings in a range by inaccessible addresses, in one step.
+    /// Makes a range inaccessible in one step.
     pub(super) fn unmap(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let at = self.pointer(offset, bytes)?;
         let flags = reserve_flags() | MapFlags::FIXED;

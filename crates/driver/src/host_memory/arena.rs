@@ -10,10 +10,10 @@ use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, HostMemory, HostMemoryInfo, Op, Pending};
 
 use super::backend::Backend;
-use super::table::{SlabTable, Slab, SlabRange, Unused, rounded};
 use super::budget::{Budget, Figures, Shortage};
 use super::extents::pack;
 use super::probe::HugePages;
+use super::table::{Slab, SlabRange, SlabTable, Unused, rounded};
 use super::{BufferPin, HostMemoryConfig, HostMemoryDetails, Pin, SURPLUS_BYTES, probe};
 use crate::ledger::{Result, invalid, of};
 use crate::process::Owner;
@@ -22,7 +22,7 @@ use crate::system::System;
 /// Smaller amounts may be allocated without reading the system's limits each time.
 const SMALL_BYTES: u64 = 2 << 20;
 
-/// Most that may be allocated so after one check, and its share of the memory left then.
+/// Most bytes allocated so per check, and their share of what was left.
 const CREDIT_MAX: u64 = 64 << 20;
 const CREDIT_SHARE: u64 = 16;
 
@@ -32,16 +32,13 @@ const ASKED_BYTES_MAX: u64 = 1 << 56;
 /// Attempts to allocate while other threads release memory.
 const ASSIGN_TRIES: u32 = 8;
 
-/// Most threads that make slabs concurrently.
 const THREADS_MAX: usize = 16;
 
-/// Options of an arena.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) config: HostMemoryConfig,
     /// Why its memory is never page-locked, whatever the configuration says.
     pub(crate) pageable_because: Option<String>,
-    /// The NUMA node nearest to the device.
     pub(crate) node: Option<u32>,
     /// Whether making slabs releases unused ones, so that they do not pile up. This may wait for work on the
     /// device.
@@ -49,7 +46,6 @@ pub(crate) struct Options {
     pub(crate) system: System,
 }
 
-/// Ranges for buffers, and the slabs to make for them.
 type Assigned = (Vec<SlabExtent>, Vec<Arc<Slab>>);
 
 #[derive(Debug)]
@@ -62,14 +58,13 @@ pub(crate) struct HostArena {
     pub(super) node: Option<u32>,
     /// Whether the system accepted the node preference.
     pub(super) is_bound: AtomicBool,
-    /// Whether the system's setting allows huge pages.
     pub(super) huge_is_allowed: bool,
     pub(super) huge: OnceLock<HugePages>,
     /// Why page-locking is not available; set once.
     pub(super) pageable: OnceLock<String>,
     /// Held while checking that the machine has a slab's memory.
     pub(super) checking: Mutex<()>,
-    /// Notified when slabs have been released.
+    /// Notified after releases.
     released: Condvar,
     /// Not dropped in a forked child, where it may be half changed.
     table: ManuallyDrop<Mutex<SlabTable>>,
@@ -81,7 +76,6 @@ pub(super) struct SlabExtent {
     range: SlabRange,
 }
 
-/// A slab while it is being released.
 struct Releasing<'a> {
     arena: &'a HostArena,
     bytes: u64,
@@ -94,7 +88,6 @@ pub(crate) struct ArenaBuffer {
     len: usize,
 }
 
-/// What kind of memory an address range is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
     /// Page-locked memory of the arena, which the device sees at this address.
@@ -124,7 +117,7 @@ impl HostArena {
             owner,
             backend,
             releases_surplus,
-            // Half the cores. With all of them, slabs are made a little faster, but copies into the first slabs
+            // Half the cores. With all of them, slabs are made a little faster, but copies into the first ones
             // wait longer for the driver's locks. On 16 cores, a first sleep of 8 GiB took a fifth less time with
             // 8 threads, in one run each.
             threads: (cores / 2).clamp(1, THREADS_MAX),
@@ -154,7 +147,6 @@ impl HostArena {
         Ok(extents.into_iter().map(pending).collect())
     }
 
-    /// One buffer, made before this returns.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: u64) -> DriverResult<ArenaBuffer> {
         self.alloc_one(bytes, true)
     }
@@ -169,7 +161,7 @@ impl HostArena {
         self.resolve_pin(bytes, pin, made)
     }
 
-    /// The result of a request, given the attempt with its preferred kind of memory.
+    /// The result of a request, given the attempt with its preferred kind.
     pub(super) fn resolve_pin(
         self: &Arc<Self>,
         bytes: u64,
@@ -220,7 +212,7 @@ impl HostArena {
         }
     }
 
-    /// Ranges for buffers, and the slabs to make for them, which the caller must make.
+    /// The caller must make the slabs.
     pub(super) fn assign(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> Result<Assigned> {
         if sizes.contains(&0) {
             return Err(invalid("0 bytes of host memory were asked for".into()));
@@ -239,9 +231,13 @@ impl HostArena {
             };
             let table = self.table();
             tries += 1;
-            // Memory that other threads released in the meantime may suffice.
+            // Memory released by other threads may suffice.
             if table.release_count == released || tries == ASSIGN_TRIES {
-                return Err(refused(format!("{} held before; {}", ByteSize(table.held_bytes), shortage.reason)));
+                return Err(refused(format!(
+                    "{} held before; {}",
+                    ByteSize(table.held_bytes),
+                    shortage.reason
+                )));
             }
         }
     }
@@ -262,10 +258,14 @@ impl HostArena {
         Err(shortage)
     }
 
-    fn try_assign(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> std::result::Result<Assigned, Shortage> {
+    fn try_assign(
+        self: &Arc<Self>,
+        sizes: &[u64],
+        is_locked: bool,
+    ) -> std::result::Result<Assigned, Shortage> {
         let (ranges, slabs, is_small) = self.assign_ranges(sizes, is_locked);
         let extent = |range| SlabExtent { arena: Arc::clone(self), range };
-        // From here on, dropping the ranges frees them, and unstarted slabs without users are removed.
+        // From here on, dropping the ranges frees them and removes unstarted slabs.
         let extents: Vec<SlabExtent> = ranges.into_iter().map(extent).collect();
         if slabs.is_empty() {
             return Ok((extents, slabs));
@@ -279,20 +279,21 @@ impl HostArena {
         Ok((extents, slabs))
     }
 
-    /// Whether releasing unused slabs, or waiting for releases in progress, may suffice.
+    /// Whether releasing unused slabs, or waiting for releases, may suffice.
     fn would_help(&self, shortage: &Shortage) -> bool {
         let table = self.table();
         table.unused() + table.releasing_bytes >= shortage.missing_bytes
     }
 
-    /// Assigns ranges, in existing and new slabs. The flag says that the new slabs are small.
+    /// Assigns ranges, in existing and new slabs. The flag: the new slabs are small.
     fn assign_ranges(&self, sizes: &[u64], is_locked: bool) -> (Vec<SlabRange>, Vec<Arc<Slab>>, bool) {
         // Where nothing is ever locked, there is one kind.
         let is_locked = is_locked || self.pageable.get().is_some();
         let mut table = self.table();
         let found = table.take_free(sizes, is_locked);
         let is_missing = |(_, range): &(&u64, &Option<SlabRange>)| range.is_none();
-        let missing: Vec<u64> = sizes.iter().zip(&found).filter(is_missing).map(|(bytes, _)| *bytes).collect();
+        let missing: Vec<u64> =
+            sizes.iter().zip(&found).filter(is_missing).map(|(bytes, _)| *bytes).collect();
         let to_pack: Vec<u64> = missing.iter().map(|bytes| rounded(*bytes)).collect();
         let plan = pack(&to_pack, rustix::param::page_size() as u64);
         let bytes: u64 = plan.slabs.iter().map(|slab| slab.bytes).sum();
@@ -306,7 +307,6 @@ impl HostArena {
         (ranges, slabs, is_small)
     }
 
-    /// Fails unless the announced slabs may be made.
     fn check(&self, is_small: bool) -> std::result::Result<(), Shortage> {
         let figures = {
             let table = self.table();
@@ -333,8 +333,8 @@ impl HostArena {
         if surplus > 0 { table.take_unused(surplus) } else { Vec::new() }
     }
 
-    /// Releases unused slabs of `bytes` bytes, or all of them, and waits for releases in progress. Whether that
-    /// released anything.
+    /// Releases unused slabs of `bytes` bytes, or all of them, and waits for releases in progress. Returns
+    /// whether any was.
     pub(super) fn release_unused(&self, bytes: u64) -> bool {
         let (releasing, unused, half_registered) = {
             let mut table = self.table();
@@ -356,8 +356,8 @@ impl HostArena {
         any || releasing > 0
     }
 
-    /// Releases unused slabs of at most `bytes` bytes, as long as more than the allowed surplus is unused. For
-    /// callers that dropped this much for good. May wait for all work on the device.
+    /// Releases unused slabs of at most `bytes` bytes, down to the allowed surplus, for callers that dropped this
+    /// much for good. May wait for all work on the device.
     pub(crate) fn release_surplus(&self, bytes: u64) {
         if self.owner.is_here() {
             let bytes = bytes.next_multiple_of(rustix::param::page_size() as u64);
@@ -366,7 +366,7 @@ impl HostArena {
         }
     }
 
-    /// Releases slabs; whether any was released. The arena keeps those that the device refuses to unregister.
+    /// Whether any was released. The arena keeps slabs that the device refuses to unregister.
     pub(super) fn release(&self, unused: Vec<Unused>) -> bool {
         let releasing = |one: Unused| (Releasing { arena: self, bytes: one.slab.bytes }, one);
         // All at once, so that a panic leaves no release to wait for.
@@ -384,8 +384,7 @@ impl HostArena {
         any
     }
 
-    /// Releases all unused slabs, including those in the making that no caller waits for. May wait for all work
-    /// on the device.
+    /// Releases all unused slabs, and abandoned ones in the making. May wait for all work on the device.
     pub(crate) fn trim(&self) {
         let abandoned = self.table().abandoned();
         for slab in abandoned {
@@ -394,8 +393,7 @@ impl HostArena {
         self.release_unused(u64::MAX);
     }
 
-    /// Ends the threads that make slabs, and makes no more. Existing memory stays usable. Does nothing in a
-    /// forked child.
+    /// Ends the threads that make slabs. Existing memory stays usable. Does nothing in a forked child.
     pub(crate) fn close(&self) {
         if !self.owner.is_here() {
             return;
@@ -431,7 +429,9 @@ impl HostArena {
             return HostMemoryInfo::default().limited_to(limit_bytes);
         }
         let table = self.table();
-        HostMemoryInfo::new(table.held_bytes, table.used_bytes).pinning(table.pinned_bytes).limited_to(limit_bytes)
+        HostMemoryInfo::new(table.held_bytes, table.used_bytes)
+            .pinning(table.pinned_bytes)
+            .limited_to(limit_bytes)
     }
 
     pub(crate) fn details(&self) -> HostMemoryDetails {
@@ -457,7 +457,7 @@ impl Drop for HostArena {
         if !self.owner.is_here() {
             return; // The memory is not there, and something else may be.
         }
-        // No buffer and no thread is left, since each holds the arena. What is still registered stays mapped.
+        // No buffer and no thread is left: each holds the arena. What is registered stays mapped.
         self.trim();
         // SAFETY: taken once, here, and not used afterwards.
         drop(unsafe { ManuallyDrop::take(&mut self.table) });
@@ -508,7 +508,6 @@ impl ArenaBuffer {
         );
     }
 
-    /// Whether the device copies it at full speed.
     pub(crate) fn is_pinned(&self) -> bool {
         matches!(self.extent.arena.memory_kind(self.start, self.len), MemoryKind::Pinned(_))
     }

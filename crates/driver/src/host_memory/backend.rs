@@ -21,12 +21,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         region.populate(threads, progress)
     }
 
-    /// Releases addresses and memory.
     fn unmap(&self, region: Region) {
         region.unmap();
     }
 
-    /// Page-locks the region and returns its device address, `None` on machines without page-locking.
+    /// Page-locks the region; its device address, if the machine has any.
     fn lock(&self, region: &Region) -> Result<Option<u64>, Refusal> {
         let _ = region;
         Ok(None)

@@ -1,8 +1,8 @@
 //! How much host memory may be held, and the texts of refusals.
 //!
-//! The caller's limit and the control groups are checked once for a whole request, because a group over its limit
-//! is killed, not refused. The machine's memory is checked before each slab is populated: some machines grow as
-//! memory is touched, and never report how far.
+//! The caller's limit and the control groups are checked once per request: a group over its limit is killed, not
+//! refused. The machine's memory is checked before each slab: some machines grow as memory is touched, and never
+//! report how far.
 
 use std::sync::OnceLock;
 use std::thread;
@@ -12,13 +12,13 @@ use poorwill_core::ByteSize;
 
 use crate::system::System;
 
-/// Upper bound of the margin for a control group's other needs (page tables, the process's own memory).
+/// Most to leave for a control group's other needs (page tables, the process's own memory).
 const GROUP_MARGIN_MAX: u64 = 256 << 20;
 
-/// Upper bound of the machine's margin.
+/// Most to leave for the machine.
 const MACHINE_MARGIN_MAX: u64 = 1 << 30;
 
-/// Share of the total that stays free, up to the bound.
+/// Share of the total to leave, up to these.
 const MARGIN_SHARE: u64 = 32;
 
 /// How long to wait for a machine whose memory grows.
@@ -33,10 +33,8 @@ pub(super) struct Budget {
     first_total: OnceLock<Option<u64>>,
 }
 
-/// Amounts at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Figures {
-    /// Including the current request.
     pub(super) held_bytes: u64,
     /// The part not made yet.
     pub(super) unmade_bytes: u64,
@@ -56,7 +54,6 @@ impl Budget {
         Self { limit_bytes, system, first_total: OnceLock::new() }
     }
 
-    /// Checks the caller's limit.
     pub(super) fn check_limit(&self, held_bytes: u64) -> Result<(), Shortage> {
         let Some(limit) = self.limit_bytes.filter(|limit| held_bytes > *limit) else { return Ok(()) };
         let reason = format!(
@@ -67,7 +64,7 @@ impl Budget {
         Err(Shortage { missing_bytes: held_bytes - limit, reason })
     }
 
-    /// Checks the control groups; returns how much they leave.
+    /// Returns how much more the control groups leave.
     pub(super) fn check_groups(&self, figures: Figures) -> Result<Option<u64>, Shortage> {
         let group = self.system.cgroup_memory();
         let (Some(limit), Some(left)) = (group.limit_bytes, group.available_bytes) else { return Ok(None) };
@@ -87,8 +84,12 @@ impl Budget {
         Err(Shortage { missing_bytes: figures.unmade_bytes - allowed, reason })
     }
 
-    /// Checks that the machine has what is not populated yet; may wait briefly for a machine that grows.
-    pub(super) fn check_machine(&self, unpopulated_bytes: impl Fn() -> u64, may_wait: bool) -> Result<(), Shortage> {
+    /// Checks unpopulated bytes against the machine; may wait briefly for one that grows.
+    pub(super) fn check_machine(
+        &self,
+        unpopulated_bytes: impl Fn() -> u64,
+        may_wait: bool,
+    ) -> Result<(), Shortage> {
         let start = Instant::now();
         loop {
             // In this order, so that memory populated in between counts twice rather than not at all.

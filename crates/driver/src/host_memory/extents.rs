@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A slab's number; older slabs have lower ones.
 pub(super) type SlabId = u64;
 
-/// Alignment of buffers, in bytes; each buffer loses less than this.
+/// Alignment of buffers, in bytes; each loses less than this.
 pub(super) const UNIT_BYTES: u64 = 512;
 
-/// Smallest and largest slab for several sizes. Registering holds the driver's locks, so a slab must not be too
-/// large. Each slab costs calls, so it must not be too small.
+/// Bounds of a slab for several sizes. Registering holds the driver's locks, so it must not be too large. Each
+/// slab costs calls, so it must not be too small.
 const SLAB_BYTES_MIN: u64 = 64 << 20;
 const SLAB_BYTES_MAX: u64 = 1 << 30;
 
@@ -27,7 +27,6 @@ pub(super) struct FreeExtents {
 }
 
 impl FreeExtents {
-    /// Adds a range, which was not free.
     pub(super) fn insert(&mut self, slab: SlabId, offset: u64, bytes: u64) {
         if bytes == 0 {
             return;
@@ -48,7 +47,7 @@ impl FreeExtents {
         self.remember(slab, start, len);
     }
 
-    /// Takes `bytes` from the smallest range that fits; ties go to the oldest slab.
+    /// Best fit; ties go to the oldest slab.
     pub(super) fn take(&mut self, bytes: u64) -> Option<(SlabId, u64)> {
         let &(len, slab, offset) = self.by_size.range((bytes, 0, 0)..).next()?;
         self.forget(slab, offset, len);
@@ -58,7 +57,6 @@ impl FreeExtents {
         Some((slab, offset))
     }
 
-    /// Removes all ranges of a slab.
     pub(super) fn remove(&mut self, slab: SlabId) {
         let gone: Vec<(u64, u64)> = self
             .by_position
@@ -79,7 +77,6 @@ impl FreeExtents {
     }
 }
 
-/// Slabs to make, and the position of each size in them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) slabs: Vec<PlannedSlab>,

@@ -6,18 +6,18 @@ use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, Op, Pending};
 
 use super::BufferPin;
-use super::arena::{SlabExtent, HostArena};
+use super::arena::{HostArena, SlabExtent};
 use crate::ledger::of;
 
-/// A buffer in the making. With it comes why it is not page-locked, if it should have been where possible.
+/// A buffer in the making. With it comes why it is not page-locked, if it should be.
 pub type BufferMade = Pending<(HostBuffer, Option<String>)>;
 
 impl HostArena {
     /// Buffers of these sizes, page-locked or not, made in the background.
     ///
     /// The caller's limit and the control groups are checked for all of it at the call. If they refuse, nothing
-    /// was begun. A machine that has too little memory now may grow as memory is touched. In that case all of it
-    /// is made before this returns, or nothing remains.
+    /// was begun. A machine with too little memory now may grow as memory is touched: then all of it is made
+    /// before this returns, or nothing remains.
     pub(crate) fn alloc_all_as(
         self: &Arc<Self>,
         sizes: &[u64],
@@ -44,7 +44,7 @@ impl HostArena {
         Ok(extents.into_iter().zip(sizes).map(pending).collect())
     }
 
-    /// A range for each size. All slabs exist, or will, as far as can be predicted.
+    /// Slabs that exist, or will, as far as can be predicted.
     fn take_all(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> DriverResult<Vec<SlabExtent>> {
         let (extents, slabs) = self.assign(sizes, is_locked).map_err(of(Op::HostAlloc))?;
         let is_uncertain =

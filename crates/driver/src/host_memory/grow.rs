@@ -1,5 +1,5 @@
-//! Making slabs: on the calling thread, or on several threads, each of which populates and registers one slab
-//! after another. Both steps overlap, and the first slabs are ready first.
+//! Making slabs: on the calling thread, or on several. Each thread populates and registers one slab after
+//! another, so both steps overlap, and the first slabs are ready first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,10 +8,10 @@ use std::thread;
 
 use super::arena::HostArena;
 use super::backend::Refusal;
-use super::table::{SlabMemory, Slab};
 use super::budget::Shortage;
 use super::probe;
 use super::region::{Region, RegionOptions};
+use super::table::{Slab, SlabMemory};
 
 /// Smaller totals are made without threads.
 const BACKGROUND_BYTES: u64 = 64 << 20;
@@ -24,8 +24,7 @@ const SHARED_BYTES: u64 = 128 << 20;
 
 struct Growth {
     slabs: Vec<Arc<Slab>>,
-    /// Addresses for each slab, reserved with one call: `mmap` waits for threads that populate, and delays others
-    /// that begin to.
+    /// Reserved with one call: `mmap` waits for threads that populate, and delays others that begin to.
     regions: Vec<Mutex<Option<Region>>>,
     /// Held until all threads exist, for the same reason.
     start: Mutex<()>,
@@ -37,7 +36,7 @@ struct Growth {
     has_failed: AtomicBool,
 }
 
-/// A slab in the making. On drop, its waiters receive the outcome, whatever happens.
+/// On drop, waiters receive the outcome, whatever happens.
 struct Making<'a> {
     arena: &'a HostArena,
     slab: &'a Slab,
@@ -77,7 +76,6 @@ impl HostArena {
         }
     }
 
-    /// Makes a slab, unless it is no longer wanted.
     fn make(&self, slab: &Slab, region: Option<Region>, growth: &Growth) {
         if !self.table().begin(slab) {
             region.into_iter().for_each(|region| self.backend.unmap(region));
@@ -125,7 +123,7 @@ impl HostArena {
         Ok(SlabMemory { region, device })
     }
 
-    /// Checks that the machine has this slab's memory besides what others still populate.
+    /// Counts what other slabs still populate.
     fn check_machine(&self, slab: &Slab, growth: &Growth) -> Result<(), Shortage> {
         self.table().add_populated(slab, slab.bytes); // Of an attempt before.
         // Small amounts are not worth a check: the control groups were checked.
@@ -143,7 +141,6 @@ impl HostArena {
         Ok(())
     }
 
-    /// Options of a region for `bytes` of a total of `all_bytes`.
     fn region_options(&self, bytes: u64, all_bytes: u64) -> Result<RegionOptions, String> {
         let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
         Ok(RegionOptions { bytes, huge: self.huge_pages(all_bytes), node: self.node })
@@ -188,7 +185,9 @@ impl Growth {
     fn mapped(mut self, arena: &HostArena) -> Self {
         let sizes: Result<Vec<usize>, _> =
             self.slabs.iter().map(|slab| usize::try_from(slab.bytes)).collect();
-        let (Ok(sizes), Ok(options)) = (sizes, arena.region_options(self.bytes, self.bytes)) else { return self };
+        let (Ok(sizes), Ok(options)) = (sizes, arena.region_options(self.bytes, self.bytes)) else {
+            return self;
+        };
         if let Ok(regions) = arena.backend.map_row(&options, &sizes) {
             self.regions = regions.into_iter().map(|region| Mutex::new(Some(region))).collect();
         }
@@ -199,8 +198,7 @@ impl Growth {
         self.regions.get(nth)?.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Makes each slab that no other thread takes. A failure does not stop it: other callers may wait for the
-    /// rest.
+    /// A failure does not stop it: callers may wait for the rest.
     fn run(&self, arena: &HostArena) {
         loop {
             let nth = self.next.fetch_add(1, Ordering::Relaxed);
@@ -217,7 +215,7 @@ impl Growth {
     }
 }
 
-/// Catches a panic, which has been reported. A slab in the making fails with it.
+/// The panic was reported, and fails a slab in the making.
 fn guarded(work: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
         std::mem::forget(payload); // Dropping what was thrown may throw again.

@@ -11,39 +11,27 @@
 //! - by `Driver::host_trim`,
 //! - when memory is short,
 //! - with the device,
-//! - where more than 1 GiB is unused: when slabs of other sizes are made, or when a caller dropped buffers for
-//!   good.
+//! - above 1 GiB: when slabs of other sizes are made, or when a caller dropped buffers for good.
 //!
 //! Allocation stays within a budget: the caller's limit, what the control groups leave (the system kills beyond
-//! that), and what the machine has.
-//!
-//! | file | its part |
-//! |---|---|
-//! | `extents` | free ranges of slabs, and how sizes are packed into new slabs; pure |
-//! | `table` | the table of slabs and their users; pure |
-//! | `budget` | how much may be held, and the texts of refusals |
-//! | `region` | one mapping |
-//! | `backend` | the calls that a machine can refuse, replaced in tests |
-//! | `probe` | whether huge pages are faster here |
-//! | `group` | requests for several buffers |
-//! | `grow` | making slabs, on several threads |
-//! | `arena` | the interface |
+//! that), and what the machine has. `extents` and `table` decide, `grow` and `region` act, `backend` has the
+//! calls that a machine can refuse.
 
 mod arena;
 mod backend;
-mod table;
 mod budget;
 mod extents;
 mod group;
 mod grow;
 mod probe;
 mod region;
+mod table;
 #[cfg(test)]
 mod tests;
 
 use serde::Serialize;
 
-pub(crate) use arena::{HostArena, Options, ArenaBuffer, MemoryKind};
+pub(crate) use arena::{ArenaBuffer, HostArena, MemoryKind, Options};
 pub(crate) use backend::{Backend, Plain, Refusal};
 pub use group::BufferMade;
 pub use probe::HugePages;
@@ -52,7 +40,6 @@ pub(crate) use region::{Region, RegionOptions};
 /// Unused slabs to keep when more are made, in bytes.
 pub(crate) const SURPLUS_BYTES: u64 = 1 << 30;
 
-/// Options of a device's host memory for buffers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct HostMemoryConfig {

@@ -38,7 +38,6 @@ pub(super) fn unmeasured(is_allowed: bool) -> HugePages {
     HugePages { used: is_allowed, because, small_s: None, huge_s: None }
 }
 
-/// Times both kinds, and keeps no memory.
 pub(super) fn measure(backend: &dyn Backend, node: Option<u32>) -> HugePages {
     let (mut small, mut huge) = (None, None);
     for _ in 0..ROUNDS {

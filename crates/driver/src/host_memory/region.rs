@@ -18,7 +18,6 @@ pub(crate) struct Region {
     node: Option<u32>,
 }
 
-/// How to map a region.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RegionOptions {
     pub(crate) bytes: usize,
@@ -27,7 +26,7 @@ pub(crate) struct RegionOptions {
     pub(crate) node: Option<u32>,
 }
 
-/// Called with the number of bytes populated since the last call.
+/// Receives the bytes populated since the last call.
 pub(crate) type Progress<'a> = dyn Fn(usize) + Sync + 'a;
 
 const HUGE_PAGE: usize = 2 << 20;
@@ -38,11 +37,11 @@ const STEP_BYTES: usize = 8 << 20;
 /// `MPOL_PREFERRED`: from this node first, then from others.
 const PREFERRED: c_int = 1;
 
-/// Words of a node mask, enough for any kernel.
+/// Enough for any kernel.
 const MASK_WORDS: usize = 16;
 
 impl Region {
-    /// Reserves addresses. Memory comes with [`Region::populate`], or on first touch.
+    /// Memory comes with [`Region::populate`], or on first touch.
     pub(crate) fn map(options: &RegionOptions) -> Result<Self, String> {
         // Huge pages need aligned addresses, so reserve some slack.
         let slack = if options.bytes >= HUGE_PAGE { HUGE_PAGE - rustix::param::page_size() } else { 0 };
@@ -95,7 +94,7 @@ impl Region {
         unsafe { mm::madvise(ptr::with_exposed_provenance_mut(self.start), self.bytes, advice) }
     }
 
-    /// Prefers a node as long as it has memory; whether the system accepted that.
+    /// Whether the system prefers this node from now on.
     fn prefer(&self, node: u32) -> bool {
         let mut mask = [0 as c_ulong; MASK_WORDS];
         let word_bits = c_ulong::BITS;
@@ -111,7 +110,7 @@ impl Region {
         set == 0
     }
 
-    /// Populates the region with this many threads. No other code knows the region yet.
+    /// No other code knows the region yet.
     pub(crate) fn populate(&self, threads: usize, progress: &Progress) -> Result<(), String> {
         let share = self.bytes.div_ceil(threads.max(1)).next_multiple_of(HUGE_PAGE);
         let failed = Mutex::new(None);
@@ -132,7 +131,7 @@ impl Region {
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Splits it into consecutive regions of these sizes. No other code knows it yet.
+    /// Consecutive regions of these sizes. No other code knows it yet.
     pub(crate) fn split(self, sizes: &[usize]) -> Vec<Self> {
         debug_assert_eq!(sizes.iter().sum::<usize>(), self.bytes, "no byte is lost");
         let mut start = self.start;
@@ -144,7 +143,6 @@ impl Region {
         sizes.iter().map(cut).collect()
     }
 
-    /// Releases addresses and memory.
     pub(crate) fn unmap(self) {
         let start = ptr::with_exposed_provenance_mut(self.start);
         // SAFETY: A1, the region is ours, and no code uses it any more.
@@ -156,8 +154,7 @@ impl Region {
     }
 }
 
-/// Populates new pages step by step: during a step, the kernel blocks other threads that map or unmap memory or
-/// start a thread.
+/// Step by step: during a step, the kernel blocks threads that map or unmap memory or start a thread.
 fn fault_in(start: usize, bytes: usize, progress: &Progress) -> Result<(), String> {
     (0..bytes).step_by(STEP_BYTES).try_for_each(|offset| {
         let step = STEP_BYTES.min(bytes - offset);

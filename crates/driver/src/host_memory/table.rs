@@ -8,12 +8,10 @@ use super::SURPLUS_BYTES;
 use super::extents::{FreeExtents, Plan, SlabId, UNIT_BYTES};
 use super::region::Region;
 
-/// Memory that several buffers may share.
 #[derive(Debug)]
 pub(super) struct Slab {
     pub(super) id: SlabId,
     pub(super) bytes: u64,
-    /// Whether to page-lock it, where the device does that.
     pub(super) is_locked: bool,
     phase: Mutex<Phase>,
     changed: Condvar,
@@ -58,21 +56,20 @@ struct SlabEntry {
     users: usize,
     used_bytes: u64,
     is_begun: bool,
-    /// While it is made: bytes not populated yet.
+    /// Bytes not populated yet, while it is made.
     unpopulated_bytes: u64,
     made: Option<SlabMemory>,
-    /// Ranges that are free once it is made. Not handed out before, since making it may fail.
+    /// Free once it is made. Not handed out before, since making it may fail.
     free_later: Vec<(u64, u64)>,
 }
 
-/// Free ranges, by whether their slabs are to be page-locked. The kinds never mix.
+/// By whether their slabs are to be page-locked. The kinds never mix.
 #[derive(Debug, Default)]
 struct Free {
     locked: FreeExtents,
     pageable: FreeExtents,
 }
 
-/// The table of all slabs.
 #[derive(Debug, Default)]
 pub(super) struct SlabTable {
     slabs: BTreeMap<SlabId, SlabEntry>,
@@ -81,16 +78,14 @@ pub(super) struct SlabTable {
     last_id: SlabId,
     /// Of slabs that exist, are announced, or are being released.
     pub(super) held_bytes: u64,
-    /// Of slabs that are being released.
     pub(super) releasing_bytes: u64,
-    /// Number of releases that have ended.
     pub(super) release_count: u64,
-    /// Of buffers, as requested.
+    /// As requested.
     pub(super) used_bytes: u64,
     pub(super) pinned_bytes: u64,
     /// Of slabs that are announced and not made yet.
     pub(super) unmade_bytes: u64,
-    /// Of slabs in the making: not populated yet.
+    /// In the making, not populated yet.
     pub(super) unpopulated_bytes: u64,
     /// May be allocated without checking the system's limits again.
     pub(super) credit_bytes: u64,
@@ -120,7 +115,6 @@ impl Slab {
     }
 }
 
-/// Bytes that a buffer takes from its slab.
 pub(super) fn rounded(bytes: u64) -> u64 {
     bytes.next_multiple_of(UNIT_BYTES)
 }
@@ -156,7 +150,6 @@ impl SlabTable {
         Some(SlabRange { slab: Arc::clone(&entry.slab), offset, bytes })
     }
 
-    /// Announces a plan's slabs; returns them and the range of each size.
     pub(super) fn announce(
         &mut self,
         plan: &Plan,
@@ -176,12 +169,13 @@ impl SlabTable {
             slabs.push(slab);
         }
         let positions = plan.positions.iter().zip(sizes);
-        let ranges = positions.filter_map(|((nth, offset), bytes)| self.occupy(slabs[*nth].id, *offset, *bytes));
+        let ranges =
+            positions.filter_map(|((nth, offset), bytes)| self.occupy(slabs[*nth].id, *offset, *bytes));
         let ranges = ranges.collect();
         (slabs, ranges)
     }
 
-    /// Frees a buffer's range. Removes an announced slab that is not begun when its last user goes.
+    /// Removes an announced slab that is not begun with its last user.
     pub(super) fn free_range(&mut self, range: &SlabRange) {
         let id = range.slab.id;
         // A failed slab went with all its buffers.
@@ -198,7 +192,7 @@ impl SlabTable {
         }
     }
 
-    /// Begins making the slab, unless it is no longer wanted.
+    /// Whether the slab is still wanted.
     pub(super) fn begin(&mut self, slab: &Slab) -> bool {
         match self.slabs.get_mut(&slab.id) {
             Some(entry) if !self.is_closed => {
@@ -209,7 +203,6 @@ impl SlabTable {
         }
     }
 
-    /// A begun slab will take memory from now on.
     pub(super) fn begin_populating(&mut self, slab: &Slab) {
         if let Some(entry) = self.slabs.get_mut(&slab.id) {
             self.unpopulated_bytes += slab.bytes - entry.unpopulated_bytes;
@@ -217,7 +210,6 @@ impl SlabTable {
         }
     }
 
-    /// Notes that some of it is populated.
     pub(super) fn add_populated(&mut self, slab: &Slab, bytes: u64) {
         if let Some(entry) = self.slabs.get_mut(&slab.id) {
             let bytes = bytes.min(entry.unpopulated_bytes);
@@ -249,7 +241,6 @@ impl SlabTable {
         }
     }
 
-    /// Making it failed; its waiters receive the reason.
     pub(super) fn fail(&mut self, slab: &Slab, reason: String) {
         self.add_populated(slab, slab.bytes); // Nor is anything still to come.
         if let Some(entry) = self.slabs.get(&slab.id) {
@@ -279,7 +270,6 @@ impl SlabTable {
         self.slabs.values().filter(|entry| entry.is_unused()).map(|entry| entry.slab.bytes).sum()
     }
 
-    /// Slabs in the making that no caller waits for.
     pub(super) fn abandoned(&self) -> Vec<Arc<Slab>> {
         let is_abandoned = |entry: &&SlabEntry| entry.users == 0 && entry.is_begun && entry.made.is_none();
         self.slabs.values().filter(is_abandoned).map(|entry| Arc::clone(&entry.slab)).collect()
@@ -327,14 +317,13 @@ impl SlabTable {
         Some(Unused { slab, made })
     }
 
-    /// A taken slab was released, or put back.
+    /// It was released, or put back.
     pub(super) fn release_ended(&mut self, bytes: u64) {
         self.held_bytes -= bytes;
         self.releasing_bytes -= bytes;
         self.release_count += 1;
     }
 
-    /// Puts back a slab that could not be released.
     pub(super) fn put_back(&mut self, unused: Unused) {
         let Unused { slab, made } = unused;
         let (id, bytes) = (slab.id, slab.bytes);
@@ -346,13 +335,12 @@ impl SlabTable {
         self.enter(id, made);
     }
 
-    /// Keeps a region that is unusable and cannot be released yet.
+    /// Keeps an unusable region that cannot be released yet.
     pub(super) fn keep_half_registered(&mut self, region: Region) {
         self.held_bytes += region.bytes() as u64;
         self.half_registered.push(region);
     }
 
-    /// Takes these regions, to try again.
     pub(super) fn take_half_registered(&mut self) -> Vec<Region> {
         let half_registered = std::mem::take(&mut self.half_registered);
         self.held_bytes -= half_registered.iter().map(|region| region.bytes() as u64).sum::<u64>();

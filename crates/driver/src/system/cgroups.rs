@@ -1,8 +1,8 @@
-//! Limits that this process's control groups set for host memory and GPU memory.
+//! Limits of this process's control groups on host memory and GPU memory.
 //!
-//! The limits of a group and all its ancestors apply, so the lowest counts. Both versions of control groups are
-//! read, also side by side. In a container, the group's path is often that of the outer system. Missing folders
-//! are skipped, and the mounted root is then the container's own group.
+//! A group's limit and those of its ancestors apply, so the lowest counts. Both versions are read, also side by
+//! side. In a container, the group's path is often that of the outer system. Missing folders are skipped, and the
+//! mounted root is the container's own group.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -11,10 +11,8 @@ use super::{PciAddress, System};
 /// Mount points of version 2: alone, or beside version 1.
 const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
-/// A file in every group of version 2.
 const UNIFIED_HAS: &str = "cgroup.controllers";
 
-/// Version 1's memory groups.
 const MEMORY: &str = "/sys/fs/cgroup/memory";
 
 /// From here on, version 1 means no limit.
@@ -91,14 +89,12 @@ impl System {
         lower(&mut least.available_bytes, Some(limit_bytes.saturating_sub(kept_bytes)));
     }
 
-    /// This process's groups of version 2, from its own up to the root.
     fn unified(&self) -> Vec<PathBuf> {
         let is_mounted = |mount: &&str| self.path(mount).join(UNIFIED_HAS).exists();
         let Some(mount) = UNIFIED.into_iter().find(is_mounted) else { return Vec::new() };
         self.groups(mount, str::is_empty)
     }
 
-    /// This process's memory groups of version 1.
     fn memory_groups(&self) -> Vec<PathBuf> {
         self.groups(MEMORY, |controllers| controllers.split(',').any(|controller| controller == "memory"))
     }
@@ -115,7 +111,7 @@ impl System {
     }
 }
 
-/// The folders of a group and its ancestors. For a group outside the mount (`/../a`), only the root.
+/// The folders of a group and its ancestors; outside the mount (`/../a`), only the root.
 fn upwards(mount: &str, group: &str) -> Vec<PathBuf> {
     let group = Path::new(group.trim_start_matches('/'));
     let is_inside = group.components().all(|component| matches!(component, Component::Normal(_)));
@@ -123,7 +119,7 @@ fn upwards(mount: &str, group: &str) -> Vec<PathBuf> {
     group.ancestors().map(|group| Path::new(mount).join(group)).collect()
 }
 
-/// The lines on this GPU's own memory, as in `nvidia/0000:4e:00.0/vidmem 1048576`. `max` is no limit.
+/// Lines on this GPU's own memory, as in `nvidia/0000:4e:00.0/vidmem 1048576`.
 fn own_memory(regions: &str, gpu: PciAddress) -> impl Iterator<Item = (&str, u64)> {
     regions.lines().filter_map(move |line| {
         let mut words = line.split_whitespace();
@@ -166,7 +162,6 @@ mod tests {
     use super::super::Fake;
     use super::*;
 
-    /// A system with version 2 mounted here, and a process in this group.
     fn unified(mount: &str, membership: &str) -> Fake {
         let fake = Fake::new();
         fake.put(&format!("{mount}/{UNIFIED_HAS}"), "memory dmem\n");

@@ -1,9 +1,9 @@
-//! What the operating system reports on this machine, its control groups and its GPUs, and what the environment
-//! says on how a GPU is shared.
+//! What the operating system reports on this machine, its control groups and GPUs, and what the environment says
+//! on sharing a GPU.
 //!
 //! [`System`] reads Linux's files below `/proc` and `/sys`, each time anew, since limits and free memory change.
 //! Nothing here fails: missing values are `None`, and unreadable lines are skipped. [`slices`] reads the
-//! environment and skips nothing: it reports an unreadable limit with its text.
+//! environment, and reports unreadable limits with their text.
 //!
 //! ```
 //! use poorwill_driver::system::System;
@@ -50,25 +50,23 @@ impl System {
     }
 
     /// Memory available without swapping, in bytes: the lower of the system's figure and what the control groups
-    /// leave. `None` where neither is known.
+    /// leave. `None` if both are unknown.
     #[must_use]
     pub fn available_bytes(&self) -> Option<u64> {
         self.memory().available_bytes.into_iter().chain(self.cgroup_memory().available_bytes).min()
     }
 
-    /// The real path of a path from `/`.
     fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// A short text file, without trailing whitespace.
+    /// Without trailing whitespace.
     fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let bytes = fs::read(self.path(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
     }
 
-    /// A file that contains only a number.
     fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
         self.text(path)?.trim().parse().ok()
     }
@@ -87,7 +85,6 @@ impl Fake {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    /// Writes the file at this path from `/`.
     fn put(&self, path: &str, text: &str) {
         let path = self.folder.path().join(path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().unwrap()).unwrap();

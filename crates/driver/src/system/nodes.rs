@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::System;
 
-/// More nodes than any kernel supports; bounds the length of a list.
+/// More than any kernel supports; bounds the length of a list.
 const NODES_MAX: u32 = 1 << 16;
 
 /// NUMA nodes, by number.

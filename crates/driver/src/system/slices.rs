@@ -1,13 +1,13 @@
-//! Limits on this process's share of a GPU, as environment variables state them.
+//! Limits on this process's share of a GPU, from environment variables.
 //!
-//! These are hints, not proof: a variable states an intention, and what enforces it may be missing. An unreadable
-//! limit is reported with its text, never skipped. Texts are escaped and truncated, since they may be printed to
-//! a terminal. Variables are read through a function, so callers choose the environment.
+//! These are hints, not proof: what enforces them may be missing. An unreadable limit is reported with its text,
+//! never skipped. Texts are escaped and truncated for terminals. Variables are read through a function, so
+//! callers choose the environment.
 //!
-//! - **HAMi** loads a library in front of the driver's. It reads limits from `CUDA_DEVICE_MEMORY_LIMIT_0`, …, and
-//!   `CUDA_DEVICE_MEMORY_LIMIT` for GPUs without their own.
+//! - **HAMi** loads a library in front of the driver's. It reads `CUDA_DEVICE_MEMORY_LIMIT_0`, …, and
+//!   `CUDA_DEVICE_MEMORY_LIMIT` for other GPUs.
 //! - **MPS**, NVIDIA's service for sharing a GPU, reads `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`. Its daemon may have a
-//!   lower limit that no client can query. The free memory that CUDA reports follows from both.
+//!   lower limit, which no client can query. CUDA's free memory follows from both.
 //! - **MIG** instances are named in `CUDA_VISIBLE_DEVICES` and `NVIDIA_VISIBLE_DEVICES`.
 
 use std::ffi::OsString;
@@ -19,22 +19,20 @@ use super::System;
 /// Looks a variable up, as [`std::env::var_os`] does.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// HAMi's limit: with a suffix `_<ordinal>` for one GPU, without for the others.
+/// Of one GPU with the suffix `_<ordinal>`, of the others without.
 const HAMI_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 
-/// The library that HAMi loads in front of the driver's.
+/// The library that HAMi loads.
 const HAMI_LIBRARY: &str = "libvgpu.so";
 
-/// MPS's limits of a client.
 const MPS_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 
 /// Where an MPS daemon listens.
 const MPS_FOLDER: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// Where it listens by default.
 const MPS_FOLDER_DEFAULT: &str = "/tmp/nvidia-mps";
 
-/// The devices that a process sees: the variables of the driver and of the container toolkit.
+/// Variables of the driver and of the container toolkit.
 const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 
 /// A limit on a GPU's memory in a variable.
@@ -103,8 +101,8 @@ pub fn mps_limit(lookup: Lookup<'_>, gpu: GpuName<'_>) -> Option<EnvLimit> {
     least
 }
 
-#[must_use]
 /// MIG instances that the environment shows this process.
+#[must_use]
 pub fn mig_hints(lookup: Lookup<'_>) -> Vec<MigHint> {
     let instances = |name: &str| {
         let text = variable(lookup, name).unwrap_or_default();
@@ -142,8 +140,8 @@ fn hami_limit_in(lookup: Lookup<'_>, name: String) -> Option<EnvLimit> {
     Some(EnvLimit { variable: name, text: shown(&text), bytes: hami_bytes(&text) })
 }
 
-/// Digits with an optional suffix `k`, `m` or `g`. HAMi itself ignores what it does not understand: it reads
-/// `8GiB` as eight bytes, which is never intended.
+/// Digits with an optional suffix `k`, `m` or `g`. HAMi itself reads `8GiB` as eight bytes, which is never
+/// intended.
 fn hami_bytes(text: &str) -> Result<Option<u64>, String> {
     let digits = text.trim_end_matches(|letter: char| "kKmMgG".contains(letter));
     // HAMi reads a leading zero as octal.
@@ -158,7 +156,7 @@ fn hami_bytes(text: &str) -> Result<Option<u64>, String> {
 }
 
 /// Digits with a suffix `M`, `MB`, `G` or `GB`, in powers of 1024. Measured: with limits of `1G`, `2G` and `4G`,
-/// CUDA reports 2^30, 2^31 and 2^32 bytes free, less a constant 24 MB.
+/// CUDA reports 2^30, 2^31 and 2^32 bytes free, less 24 MB each.
 fn mps_bytes(text: &str) -> Result<u64, String> {
     let refuse =
         || format!("`{}` is no limit to MPS; it is a whole number with M or G, like 512M", shown(text));
@@ -194,7 +192,7 @@ fn starts_with(text: &str, start: &str) -> bool {
     text.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start))
 }
 
-/// A variable's text. `None` where it is empty, which all of them treat as unset.
+/// An empty variable counts as unset, as for its readers.
 fn variable(lookup: Lookup<'_>, name: &str) -> Option<String> {
     let text = lookup(name)?.to_string_lossy().trim().to_owned();
     (!text.is_empty()).then_some(text)
@@ -203,7 +201,7 @@ fn variable(lookup: Lookup<'_>, name: &str) -> Option<String> {
 /// Longest text to report, in characters.
 const SHOWN_MAX: usize = 128;
 
-/// A variable's text for people: on one line, without control characters.
+/// On one line, without control characters.
 fn shown(text: &str) -> String {
     let mut shown = String::new();
     for c in text.chars().take(SHOWN_MAX) {

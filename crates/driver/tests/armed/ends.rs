@@ -20,8 +20,8 @@ fn memory_of_work_in_flight_outlives_a_device_whose_end_failed() {
     let device = open(0);
     let range = mapped(&device, 1);
     let stream = device.stream_create().unwrap();
-    let gate = Arc::new(Gate::default());
-    gated::hold(&device, stream, &gate);
+    let latch = Arc::new(Gate::default());
+    gated::hold(&device, stream, &latch);
     let source = gated::source(&device, &pattern::bytes(1, usize::try_from(range.bytes).unwrap()));
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let copy = device.copy_to_device(stream, Arc::clone(&source), &parts).unwrap();
@@ -31,7 +31,7 @@ fn memory_of_work_in_flight_outlives_a_device_whose_end_failed() {
     fake.disarm();
     drop(copy); // Behind the end of the device, too.
     let holders = Arc::strong_count(&source);
-    gate.open();
+    latch.open();
     // Gives the fake time to run the copy with the memory that is still here.
     open(0).synchronize().unwrap();
     assert_eq!(holders, 2, "the copy has not run yet, and nobody holds its memory");
@@ -128,7 +128,7 @@ fn backups_that_are_not_kept_leave_host_memory() {
 
 /// Host memory that lies unused must not be what keeps host memory from being had.
 #[test]
-fn unused_page_locked_memory_makes_room() {
+fn unused_page_locked_memory_is_released() {
     let _turn = alone();
     let fake = Fake::load();
     let device = open(0);
@@ -169,11 +169,11 @@ fn a_buffer_whose_end_panics_takes_no_other_with_it() {
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let (quick, held) = (device.stream_create().unwrap(), device.stream_create().unwrap());
     let len = usize::try_from(range.bytes).unwrap();
-    let (first, gate) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
+    let (first, latch) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
     gated::hold(&device, quick, &first);
     let bomb = Arc::new(HostBuffer::new(BombBuffer(vec![0; len])));
     drop(device.copy_to_device(quick, bomb, &parts).unwrap());
-    gated::hold(&device, held, &gate);
+    gated::hold(&device, held, &latch);
     let source = gated::source(&device, &pattern::bytes(1, len));
     drop(device.copy_to_device(held, Arc::clone(&source), &parts).unwrap());
     // Whichever call finds that the first copy has passed lets go of its buffer: this one, or the next.
@@ -182,7 +182,7 @@ fn a_buffer_whose_end_panics_takes_no_other_with_it() {
     let looked = catch_unwind(AssertUnwindSafe(|| device.memory_info().unwrap()));
     let panicked = waited.is_err() || looked.is_err();
     let holders = Arc::strong_count(&source);
-    gate.open(); // Before anything can fail: the device's end waits for it.
+    latch.open(); // Before anything can fail: the device's end waits for it.
     assert!(panicked, "the buffer was let go of");
     assert_eq!(holders, 2, "the copy that was held still had its memory");
     device.synchronize().unwrap();

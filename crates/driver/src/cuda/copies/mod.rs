@@ -35,14 +35,14 @@ const BLOCK_PAGES: usize = THREADS as usize / 32;
 /// Pages of the test sample: enough for one block and part of another.
 const SAMPLE_PAGES: usize = BLOCK_PAGES + 3;
 
-/// The loaded kernel. The caller of [`CopyKernel::copy`] keeps it until the stream has passed the copy.
+/// The caller of [`CopyKernel::copy`] keeps it until the stream has passed the copy.
 #[derive(Debug)]
 pub(super) struct CopyKernel {
     function: Function,
 }
 
 impl CopyKernel {
-    /// Loads and tests the kernel, or returns why it cannot be used. The caller has entered the context.
+    /// Loads and tests the kernel, or returns why it cannot be used. The context is entered.
     pub(super) fn open(
         context: &Arc<Context>,
         slots: &std::result::Result<Arc<PinnedSlots>, String>,
@@ -58,8 +58,7 @@ impl CopyKernel {
         }
     }
 
-    /// Whether it copies a sample correctly between two ranges of host memory. The driver may load the kernel
-    /// only here.
+    /// Copies a sample between two ranges of host memory. The driver may load the kernel only here.
     fn is_correct(&self, context: &Arc<Context>, slots: &Arc<PinnedSlots>) -> Result<bool> {
         let len = SAMPLE_PAGES * COPY_PAGE_BYTES;
         // Any bytes will do, as long as all words differ.
@@ -80,8 +79,8 @@ impl CopyKernel {
         Ok(from.values(0, count).eq(to.values(0, count)))
     }
 
-    /// Queues a copy of `len` bytes; `false` and nothing is queued if the kernel cannot make this one. The caller
-    /// has entered the context, and keeps the memory and the kernel until the stream has passed the copy.
+    /// Queues a copy; `false`, with nothing queued, if the kernel cannot make this one. The context is entered.
+    /// The caller keeps the memory and the kernel until the stream has passed the copy.
     pub(super) fn copy(
         &self,
         stream: &Stream,

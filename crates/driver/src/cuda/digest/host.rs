@@ -1,8 +1,8 @@
-//! Digests computed on the host, where there is no kernel: of device memory, in stream order, and of saved bytes.
+//! Digests on the host, where there is no kernel: of device memory, in stream order, and of saved bytes.
 //!
 //! Bytes pass in blocks through one staging buffer per stream: a copy, a host function that hashes the block, the
-//! next copy. Stream order keeps them apart. So one buffer serves any number of queued digests, and later work
-//! waits for them, as the contract says.
+//! next copy. Stream order keeps them apart, so one buffer serves any number of queued digests, and later work
+//! waits for them.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -21,7 +21,7 @@ use crate::ledger::Result;
 /// Most threads that hash one block.
 const HASHERS_MAX: usize = 4;
 
-/// The digests of a range, filled in as they are computed.
+/// Filled in as they are computed.
 #[derive(Debug)]
 pub(in crate::cuda) struct Digests {
     found: Mutex<Vec<Option<Digest>>>,
@@ -34,7 +34,7 @@ impl Digests {
         Ok(Arc::new(Self { found: Mutex::new(vec![None; count]), granule_bytes: to_usize(granule_bytes)? }))
     }
 
-    /// All digests, once the stream has passed them.
+    /// Call it once the stream has passed them.
     pub(in crate::cuda) fn take(&self) -> Result<Vec<Digest>> {
         let found = std::mem::take(&mut *self.found.lock().unwrap_or_else(PoisonError::into_inner));
         let lost = || {
@@ -44,8 +44,8 @@ impl Digests {
         found.into_iter().collect::<Option<Vec<_>>>().ok_or_else(lost)
     }
 
-    /// Queues the digests of `range`. The caller has entered the context. It keeps `self` and what is put into
-    /// `queued` alive until the stream has passed: where a job ends, the driver may not be called.
+    /// The context is entered. The caller keeps `self` and what is put into `queued` until the stream has passed:
+    /// where a job ends, the driver may not be called.
     pub(in crate::cuda) fn queue(
         self: &Arc<Self>,
         context: &Arc<Context>,
@@ -90,14 +90,13 @@ impl Digests {
     }
 }
 
-/// Digests of granules in host memory, in order.
 pub(in crate::cuda) fn of_stored(granules: &[&[u8]]) -> Vec<Digest> {
     let found = Mutex::new(vec![Digest(0); granules.len()]);
     hash(granules, |nth, digest| found.lock().unwrap_or_else(PoisonError::into_inner)[nth] = digest);
     found.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Hashes granules on this thread and, for larger totals, on some more.
+/// Uses more threads for larger totals.
 fn hash(granules: &[&[u8]], found: impl Fn(usize, Digest) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {

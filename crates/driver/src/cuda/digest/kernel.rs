@@ -29,21 +29,18 @@ pub(super) const ALIGNMENT: u64 = 16;
 /// Leaves of the test sample.
 const SAMPLE_LEAVES: u32 = 16;
 
-/// Where granules are.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Memory {
     Device,
     Host,
 }
 
-/// The kernel's entry for one kind of memory.
 #[derive(Debug)]
 struct Entry {
     function: Function,
     threads: u32,
 }
 
-/// The kernel, for granules of one size.
 #[derive(Debug)]
 pub(super) struct DigestKernel {
     of_device: Entry,
@@ -64,9 +61,9 @@ pub(in crate::cuda) struct DigestJob {
 
 impl Memory {
     fn entry(self, module: &Module) -> DriverResult<Entry> {
-        // The number of threads that the entries expect. For device memory they are few: most blocks of a
-        // multiprocessor read while a warp of one block computes a root. For host memory they are many: even a
-        // lone block, for one changed granule, has enough loads in flight.
+        // What the entries expect. For device memory few: most blocks of a multiprocessor read while a warp of
+        // one computes a root. For host memory many: even a lone block, for one changed granule, has enough loads
+        // in flight.
         let (name, threads) = match self {
             Self::Device => ("poorwill_digest", 64),
             Self::Host => ("poorwill_digest_host", 512),
@@ -76,7 +73,7 @@ impl Memory {
 }
 
 impl DigestKernel {
-    /// Loads and tests the kernel. The caller has entered the context.
+    /// The context is entered.
     pub(super) fn open(
         context: &Arc<Context>,
         slots: &std::result::Result<Arc<PinnedSlots>, String>,
@@ -105,7 +102,7 @@ impl DigestKernel {
         }
     }
 
-    /// Whether both entries digest a sample in host memory correctly. The driver may load the kernel only here.
+    /// Digests a sample in host memory with both entries. The driver may load the kernel only here.
     fn is_correct(&self, context: &Arc<Context>) -> Result<bool> {
         // Any bytes will do, as long as all words differ.
         let len = SAMPLE_LEAVES as usize * LEAF_BYTES;
@@ -135,7 +132,14 @@ impl DigestKernel {
         Ok(slot)
     }
 
-    fn launch(&self, memory: Memory, stream: &Stream, slot: &PinnedSlot, count: usize, leaves: u32) -> Result<()> {
+    fn launch(
+        &self,
+        memory: Memory,
+        stream: &Stream,
+        slot: &PinnedSlot,
+        count: usize,
+        leaves: u32,
+    ) -> Result<()> {
         let Entry { function, threads } = match memory {
             Memory::Device => &self.of_device,
             Memory::Host => &self.of_host,
@@ -154,15 +158,13 @@ impl DigestKernel {
 }
 
 impl DigestJob {
-    /// Digests of granules in one kind of memory, in order. The kernel must be able to read the addresses. `None`
-    /// where no slot can be allocated.
+    /// `None` where no slot can be allocated. The kernel can read the addresses, all in the same memory.
     pub(super) fn new(kernel: &Arc<DigestKernel>, memory: Memory, granules: &[CuDeviceptr]) -> Option<Self> {
         let slot = if granules.is_empty() { None } else { Some(kernel.slot(granules).ok()?) };
         Some(Self { kernel: Arc::clone(kernel), slot, count: granules.len(), memory })
     }
 
-    /// Queues the kernel. The caller has entered the context, and keeps this and the granules until the stream
-    /// has passed it.
+    /// The context is entered. The caller keeps this and the granules until the stream has passed it.
     pub(in crate::cuda) fn queue(&self, stream: &Stream) -> Result<()> {
         match &self.slot {
             Some(slot) => self.kernel.launch(self.memory, stream, slot, self.count, self.kernel.leaves),
@@ -170,18 +172,15 @@ impl DigestJob {
         }
     }
 
-    /// The digests, once the stream has passed it.
     pub(in crate::cuda) fn digests(&self) -> Vec<Digest> {
         self.slot.as_ref().map_or_else(Vec::new, |slot| digests_in(slot, self.count))
     }
 }
 
-/// The digests that the kernel wrote to a slot.
 fn digests_in(slot: &PinnedSlot, count: usize) -> Vec<Digest> {
     slot.values(digests_at(count), count).map(Digest).collect()
 }
 
-/// Offset of the digests in a slot.
 fn digests_at(count: usize) -> usize {
     (8 * count).next_multiple_of(16)
 }

@@ -19,7 +19,6 @@ pub(super) use kernel::DigestJob;
 pub use kernel::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN, DIGEST_PTX};
 use kernel::{DigestKernel, Memory};
 
-/// Computes a device's digests.
 #[derive(Debug, Clone)]
 pub(super) struct Digester {
     kernel: Result<Arc<DigestKernel>, String>,
@@ -27,7 +26,7 @@ pub(super) struct Digester {
 }
 
 impl Digester {
-    /// Uses page-locked slots, or the reason for having none. The caller has entered the context.
+    /// The context is entered.
     pub(super) fn open(
         context: &Arc<Context>,
         slots: &Result<Arc<PinnedSlots>, String>,
@@ -36,7 +35,6 @@ impl Digester {
         Self { kernel: DigestKernel::open(context, slots, granule_bytes).map(Arc::new), granule_bytes }
     }
 
-    /// Has no kernel, for a device that closes.
     pub(super) fn closed() -> Self {
         Self { kernel: Err("the device has been closed".into()), granule_bytes: 1 }
     }
@@ -45,16 +43,20 @@ impl Digester {
         self.kernel.as_ref().map(drop).map_err(String::as_str)
     }
 
-    /// The kernel's work for ranges of whole granules on the device, if possible.
+    /// The kernel's work for whole granules on the device, if possible.
     pub(super) fn of_device(&self, ranges: &[DeviceRange]) -> Option<DigestJob> {
         let kernel = self.kernel.as_ref().ok()?;
         let granules = ranges.iter().flat_map(|range| self.granules(range.addr, range.bytes));
         DigestJob::new(kernel, Memory::Device, &granules.collect::<Vec<_>>())
     }
 
-    /// The kernel's work for the stored parts of a copy, if possible: the buffer must be page-locked and its
-    /// granules aligned.
-    pub(super) fn of_stored(&self, context: &Context, buffer: &[u8], parts: &[CopyPart]) -> Option<DigestJob> {
+    /// The same for the stored parts of a copy: the buffer must be page-locked and its granules aligned.
+    pub(super) fn of_stored(
+        &self,
+        context: &Context,
+        buffer: &[u8],
+        parts: &[CopyPart],
+    ) -> Option<DigestJob> {
         let kernel = self.kernel.as_ref().ok()?;
         let start = context.pinned_at(buffer.as_ptr().addr(), buffer.len())?;
         let granules =

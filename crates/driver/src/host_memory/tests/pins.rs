@@ -3,7 +3,11 @@
 use super::*;
 
 /// The outcome of a request, and why it is not page-locked.
-fn alloc(arena: &Arc<HostArena>, bytes: u64, pin: BufferPin) -> Result<(ArenaBuffer, Option<String>), DriverError> {
+fn alloc(
+    arena: &Arc<HostArena>,
+    bytes: u64,
+    pin: BufferPin,
+) -> Result<(ArenaBuffer, Option<String>), DriverError> {
     arena.alloc_as(bytes, pin)
 }
 
