@@ -40,6 +40,7 @@ pub(crate) use region::{Region, RegionOptions};
 /// Unused slabs to keep when more are made, in bytes.
 pub(crate) const SURPLUS_BYTES: u64 = 1 << 30;
 
+/// Options of a device's host memory for buffers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct HostMemoryConfig {

@@ -328,8 +328,8 @@ mod tests {
                 assert!(limit.text.chars().count() <= 128, "{}", limit.text);
                 assert!(reason.chars().count() <= 256, "{reason}");
                 for reported in [limit.text, reason] {
-                    assert!(!reported.contains(char::is_control), "{told}");
-                    assert_eq!(reported.contains("\\u{1b}[31m"), text.contains('\x1b'), "{told}");
+                    assert!(!reported.contains(char::is_control), "{reported}");
+                    assert_eq!(reported.contains("\\u{1b}[31m"), text.contains('\x1b'), "{reported}");
                 }
             }
         }

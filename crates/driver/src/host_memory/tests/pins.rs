@@ -13,7 +13,7 @@ fn alloc(
 
 fn refusal(made: Result<(ArenaBuffer, Option<String>), DriverError>) -> String {
     let refusal = made.map(drop).unwrap_err().to_string();
-    assert!(!refusal.contains("  "), "{words}");
+    assert!(!refusal.contains("  "), "{refusal}");
     refusal
 }
 
