@@ -35,7 +35,7 @@ pub fn measure(driver: &dyn Driver, bytes: u64) -> Result<LinkSpeed> {
     memory.map_backings(&[bytes])?;
     let parts = [CopyPart { device: memory.range, host_offset: 0 }];
     let (pin_s, mut buffer) = timed(|| driver.host_alloc(bytes))?;
-    buffer.fill(1); // Pages that were never written are no memory.
+    buffer.fill(1); // Pages never written occupy no memory.
     let buffer = Arc::new(buffer);
     let (mut to_device_s, mut to_host_s) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..COPIES {

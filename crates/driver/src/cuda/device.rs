@@ -301,7 +301,7 @@ impl CudaDevice {
         let copy_kernel = std::mem::replace(&mut self.copy_kernel, Err("the device has been closed".into()));
         if !is_idle {
             std::mem::forget((digester, copy_kernel));
-            return; // Under work that may be running nothing can be taken away.
+            return; // Nothing can be released under work that may be running.
         }
         drop((digester, copy_kernel));
         // Not with the last buffer that outlives the device: other code may be at work by then.

@@ -18,11 +18,13 @@ use super::gpu::failed;
 use crate::ledger::{Result, of};
 use crate::process::Owner;
 
+/// A retained primary context. Page-locked memory keeps it.
 pub(super) struct Primary {
     api: &'static Api,
     device: CuDevice,
     raw: Raw,
     owner: Owner,
+    /// Whether this process had no such context before.
     is_first: bool,
 }
 

@@ -26,6 +26,7 @@ const STREAM_PER_THREAD: Raw = 2;
 /// Longest pause between checks of a stream to be removed while other threads use it.
 const REMOVAL_PAUSE_MAX: Duration = Duration::from_millis(1);
 
+/// Streams and events by id, and abandoned work.
 #[derive(Debug)]
 pub(super) struct Queues {
     context: Arc<Context>,
@@ -41,10 +42,12 @@ struct Abandoned {
     end: End,
 }
 
+/// How the device was closed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum End {
     #[default]
     NotYet,
+    /// All work had finished.
     Idle,
     /// Some work may still be running.
     Unknown,
@@ -61,19 +64,21 @@ struct Table {
 }
 
 struct AbandonedWork {
-    /// After the work. Without it, only synchronizing the device shows the work's end.
+    /// Recorded after the work. Without it, only synchronizing the device shows the work's end.
     event: Option<Arc<Event>>,
     kept: Box<dyn Send>,
 }
 
 impl fmt::Debug for AbandonedWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Left").field("event", &self.event).finish_non_exhaustive()
+        f.debug_struct("AbandonedWork").field("event", &self.event).finish_non_exhaustive()
     }
 }
 
+/// Work in flight, with what it may touch.
 pub(super) struct Flight<T: Send + 'static> {
     queues: Arc<Queues>,
+    /// Taken when the flight ends.
     work: Option<(Arc<Event>, T)>,
 }
 
@@ -177,7 +182,7 @@ impl Queues {
             let mut table = self.table();
             // One in the table, one here: no thread is between looking it up and queuing work.
             let is_unused = Arc::strong_count(&stream) == 2;
-            fence(Ordering::Acquire); // With whoever let go of it last.
+            fence(Ordering::Acquire); // Pairs with the release of the last other reference.
             if is_unused && stream.queued() == queued {
                 let removed = table.streams.remove(&id.0);
                 drop(table);
@@ -300,7 +305,8 @@ impl Queues {
         }
     }
 
-    /// Until the device closes. After an idle close it is dropped, after another never.
+    /// Keeps what unfinished work touches while the device is open. After an idle close it is dropped; after any
+    /// other it is never freed.
     fn retain(&self, mut abandoned: MutexGuard<'_, Abandoned>, in_flight: VecDeque<AbandonedWork>) {
         match abandoned.end {
             End::NotYet => {
@@ -315,7 +321,7 @@ impl Queues {
         }
     }
 
-    /// Work abandoned before has finished then. The context is entered.
+    /// Waits for all work in the context. Work abandoned before has finished then. The context is entered.
     pub(super) fn synchronize(&self) -> Result<()> {
         if let Some(stream) = self.capturing()? {
             return Err(captured(stream));
@@ -328,7 +334,7 @@ impl Queues {
         idle
     }
 
-    /// Keeps `kept` alive until the work has finished.
+    /// Queues work that touches `kept`, and keeps that alive until the work has finished.
     pub(super) fn submit<T: Send + 'static>(
         self: &Arc<Self>,
         stream: &Stream,

@@ -25,10 +25,10 @@ use crate::host_memory::{Region, RegionOptions};
 use crate::ledger::{Result, invalid, of};
 use crate::process::Owner;
 
-/// By start address. Every GPU sees every registration, and a view on any device can end it.
+/// The registrations of this process, by start address. Every GPU sees every registration, and a view on any device can end it.
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
-    /// Not held while a registration ends: that waits for the GPU.
+    /// Held while memory is registered, but not while a registration ends: that waits for the GPU.
     entries: Mutex<Entries>,
     /// Notified when the driver has ended a registration, or refused to.
     changed: Condvar,
@@ -227,7 +227,7 @@ fn shares_pages(memory: &Range<usize>) -> DriverErrorKind {
 
 fn not_ended(start: usize) -> DriverErrorKind {
     let reason = format!(
-        "memory at {start:#x} was page-locked for a view that is gone, and the driver does not let go of it; use other \
+        "memory at {start:#x} was page-locked for a view that is gone, and the driver does not release it; use other \
          memory, such as a new HostBuffer"
     );
     DriverErrorKind::Unsupported { reason }

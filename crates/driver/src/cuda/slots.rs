@@ -33,6 +33,7 @@ struct PinnedBlock {
     taken: Vec<bool>,
 }
 
+/// A run of units that belongs to one owner alone.
 #[derive(Debug)]
 pub(super) struct PinnedSlot {
     slots: Arc<PinnedSlots>,
@@ -116,7 +117,7 @@ impl PinnedSlot {
         self.memory.start().wrapping_add(self.units.start * UNIT_BYTES)
     }
 
-    /// As many as fit.
+    /// Writes as many words as fit.
     pub(super) fn write(&mut self, words: impl Iterator<Item = u64>) {
         let start = self.start().cast_mut();
         for (nth, word) in words.take(self.bytes() / 8).enumerate() {

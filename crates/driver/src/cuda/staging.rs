@@ -122,7 +122,7 @@ fn move_bytes(from: usize, to: usize, len: usize) {
         for offset in (share..len).step_by(share) {
             let spawned = thread::Builder::new().spawn_scoped(scope, move || work(offset));
             if spawned.is_err() {
-                work(offset); // Where no thread is to be had, this one does its share.
+                work(offset); // No thread can be started: this one does its share.
             }
         }
         work(0);

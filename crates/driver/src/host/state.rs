@@ -124,7 +124,7 @@ impl HostState {
         self.ledger.release(id, |extent, mapped| {
             if !mapped {
                 punch(file, extent.offset, extent.bytes)
-                    .map_err(|error| system("give memory of the device back", &error))?;
+                    .map_err(|error| system("release device memory", &error))?;
                 *held_bytes -= extent.bytes;
             }
             Ok(())

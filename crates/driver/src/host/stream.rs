@@ -70,7 +70,7 @@ impl HostStream {
     pub(super) fn finish(self) {
         drop(self.jobs);
         if self.worker.thread().id() == thread::current().id() {
-            return; // The device was dropped by its own last job: the thread ends by itself.
+            return; // The device was dropped by its own last job; the thread ends by itself.
         }
         // A job's panic was already reported to its waiter.
         let _ = self.worker.join();

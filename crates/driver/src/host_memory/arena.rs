@@ -39,6 +39,7 @@ pub(crate) struct Options {
     pub(crate) config: HostMemoryConfig,
     /// Why its memory is never page-locked, whatever the configuration says.
     pub(crate) pageable_because: Option<String>,
+    /// The NUMA node nearest to the device.
     pub(crate) node: Option<u32>,
     /// Whether making slabs releases unused ones, so that they do not pile up. This may wait for work on the
     /// device.
@@ -46,8 +47,10 @@ pub(crate) struct Options {
     pub(crate) system: System,
 }
 
+/// Ranges for buffers, and the slabs to make for them.
 type Assigned = (Vec<SlabExtent>, Vec<Arc<Slab>>);
 
+/// Host memory of one device.
 #[derive(Debug)]
 pub(crate) struct HostArena {
     pub(super) owner: Owner,
@@ -76,6 +79,7 @@ pub(super) struct SlabExtent {
     range: SlabRange,
 }
 
+/// A slab while it is being released.
 struct Releasing<'a> {
     arena: &'a HostArena,
     bytes: u64,
@@ -88,6 +92,7 @@ pub(crate) struct ArenaBuffer {
     len: usize,
 }
 
+/// What kind of memory an address range is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
     /// Page-locked memory of the arena, which the device sees at this address.
@@ -212,7 +217,7 @@ impl HostArena {
         }
     }
 
-    /// The caller must make the slabs.
+    /// Ranges for buffers in existing and new slabs. The caller must make the new ones.
     pub(super) fn assign(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> Result<Assigned> {
         if sizes.contains(&0) {
             return Err(invalid("0 bytes of host memory were asked for".into()));
@@ -307,6 +312,7 @@ impl HostArena {
         (ranges, slabs, is_small)
     }
 
+    /// Fails unless the announced slabs may be made.
     fn check(&self, is_small: bool) -> std::result::Result<(), Shortage> {
         let figures = {
             let table = self.table();
@@ -388,7 +394,7 @@ impl HostArena {
     pub(crate) fn trim(&self) {
         let abandoned = self.table().abandoned();
         for slab in abandoned {
-            let _ = slab.wait(); // Made or failed, nobody wants it.
+            let _ = slab.wait(); // Made or failed, it is not wanted.
         }
         self.release_unused(u64::MAX);
     }
@@ -455,7 +461,7 @@ impl Drop for Releasing<'_> {
 impl Drop for HostArena {
     fn drop(&mut self) {
         if !self.owner.is_here() {
-            return; // The memory is not there, and something else may be.
+            return; // The memory is absent, and something else may be there.
         }
         // No buffer and no thread is left: each holds the arena. What is registered stays mapped.
         self.trim();
@@ -515,7 +521,7 @@ impl ArenaBuffer {
 
 impl fmt::Debug for ArenaBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Piece").field("bytes", &self.len).finish_non_exhaustive()
+        f.debug_struct("ArenaBuffer").field("bytes", &self.len).finish_non_exhaustive()
     }
 }
 

@@ -75,7 +75,7 @@ impl Budget {
         }
         let reason = format!(
             "{} are held, {} more would be taken, and the control group of this process, whose limit is {}, leaves \
-             {} and kills who takes more; raise the group's memory limit, or set a limit for host memory below it",
+             {} and kills a process that takes more; raise the group's memory limit, or set a limit for host memory below it",
             ByteSize(figures.held_bytes - figures.unmade_bytes.min(figures.held_bytes)),
             ByteSize(figures.unmade_bytes),
             ByteSize(limit),

@@ -63,7 +63,7 @@ impl HostArena {
         }
         drop(starting);
         if workers.is_empty() {
-            return growth.run(self); // No thread is to be had.
+            return growth.run(self); // No thread can be started.
         }
         let mut table = self.table();
         table.workers.retain(|worker| !worker.is_finished());
@@ -125,7 +125,7 @@ impl HostArena {
 
     /// Counts what other slabs still populate.
     fn check_machine(&self, slab: &Slab, growth: &Growth) -> Result<(), Shortage> {
-        self.table().add_populated(slab, slab.bytes); // Of an attempt before.
+        self.table().add_populated(slab, slab.bytes); // From a previous attempt.
         // Small amounts are not worth a check: the control groups were checked.
         let is_little = growth.bytes < BACKGROUND_BYTES && slab.bytes < BACKGROUND_BYTES / 16;
         // One at a time, so that a refused slab does not count against another.
@@ -218,7 +218,7 @@ impl Growth {
 /// The panic was reported, and fails a slab in the making.
 fn guarded(work: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
-        std::mem::forget(payload); // Dropping what was thrown may throw again.
+        std::mem::forget(payload); // Dropping the payload may panic again.
     }
 }
 

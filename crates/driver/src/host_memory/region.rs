@@ -123,7 +123,7 @@ impl Region {
             for offset in (share..self.bytes).step_by(share) {
                 let spawned = thread::Builder::new().spawn_scoped(scope, move || work(offset));
                 if spawned.is_err() {
-                    work(offset); // Where no thread is to be had, this one does its share.
+                    work(offset); // No thread can be started: this one does its share.
                 }
             }
             work(0);

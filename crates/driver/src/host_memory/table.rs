@@ -8,10 +8,12 @@ use super::SURPLUS_BYTES;
 use super::extents::{FreeExtents, Plan, SlabId, UNIT_BYTES};
 use super::region::Region;
 
+/// Memory that several buffers may share.
 #[derive(Debug)]
 pub(super) struct Slab {
     pub(super) id: SlabId,
     pub(super) bytes: u64,
+    /// Whether to page-lock it, where the device does that.
     pub(super) is_locked: bool,
     phase: Mutex<Phase>,
     changed: Condvar,
@@ -63,13 +65,14 @@ struct SlabEntry {
     free_later: Vec<(u64, u64)>,
 }
 
-/// By whether their slabs are to be page-locked. The kinds never mix.
+/// Free ranges, by whether their slabs are to be page-locked. The kinds never mix.
 #[derive(Debug, Default)]
 struct Free {
     locked: FreeExtents,
     pageable: FreeExtents,
 }
 
+/// All slabs.
 #[derive(Debug, Default)]
 pub(super) struct SlabTable {
     slabs: BTreeMap<SlabId, SlabEntry>,
@@ -79,13 +82,14 @@ pub(super) struct SlabTable {
     /// Of slabs that exist, are announced, or are being released.
     pub(super) held_bytes: u64,
     pub(super) releasing_bytes: u64,
+    /// Number of releases that have ended.
     pub(super) release_count: u64,
-    /// As requested.
+    /// Of buffers, as requested.
     pub(super) used_bytes: u64,
     pub(super) pinned_bytes: u64,
     /// Of slabs that are announced and not made yet.
     pub(super) unmade_bytes: u64,
-    /// In the making, not populated yet.
+    /// Of slabs in the making, not populated yet.
     pub(super) unpopulated_bytes: u64,
     /// May be allocated without checking the system's limits again.
     pub(super) credit_bytes: u64,
@@ -242,7 +246,7 @@ impl SlabTable {
     }
 
     pub(super) fn fail(&mut self, slab: &Slab, reason: String) {
-        self.add_populated(slab, slab.bytes); // Nor is anything still to come.
+        self.add_populated(slab, slab.bytes); // Nothing remains to populate.
         if let Some(entry) = self.slabs.get(&slab.id) {
             self.used_bytes -= entry.used_bytes;
             self.forget(slab.id);
@@ -310,7 +314,7 @@ impl SlabTable {
         if made.device.is_some() {
             self.pinned_bytes -= slab.bytes;
         }
-        self.unmade_bytes += slab.bytes; // What `forget` takes off for slabs without memory.
+        self.unmade_bytes += slab.bytes; // `forget` subtracts this for slabs without memory.
         self.forget(id);
         self.held_bytes += slab.bytes;
         self.releasing_bytes += slab.bytes;

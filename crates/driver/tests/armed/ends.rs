@@ -29,7 +29,7 @@ fn memory_of_work_in_flight_outlives_a_device_whose_end_failed() {
     fake.arm_all();
     drop(device);
     fake.disarm();
-    drop(copy); // Behind the end of the device, too.
+    drop(copy); // After the end of the device, too.
     let holders = Arc::strong_count(&source);
     latch.open();
     // Gives the fake time to run the copy with the memory that is still here.
@@ -82,7 +82,7 @@ fn pages_that_stay_registered_stay_mapped() {
     assert!(!registered || still_mapped, "unmapped while the driver has it registered");
 }
 
-/// A view of memory of others', at whatever call it fails, alone or with the one behind it.
+/// A view of other owners' memory, whichever call fails, alone or with the next one.
 #[test]
 fn what_was_locked_for_a_view_that_failed_is_let_go_of() {
     let _turn = alone();
@@ -142,7 +142,7 @@ fn unused_page_locked_memory_is_released() {
     assert!(refused.is_ok() || after == before, "refused with 64 MiB lying idle: {refused:?}");
 }
 
-/// A buffer of the caller's whose end panics.
+/// A buffer of the caller's that panics when dropped.
 #[derive(Debug)]
 struct BombBuffer(Vec<u8>);
 
@@ -176,7 +176,7 @@ fn a_buffer_whose_end_panics_takes_no_other_with_it() {
     gated::hold(&device, held, &latch);
     let source = gated::source(&device, &pattern::bytes(1, len));
     drop(device.copy_to_device(held, Arc::clone(&source), &parts).unwrap());
-    // Whichever call finds that the first copy has passed lets go of its buffer: this one, or the next.
+    // The call that finds the first copy complete drops its buffer: this one, or the next.
     first.open();
     let waited = catch_unwind(AssertUnwindSafe(|| device.stream_synchronize(quick).unwrap()));
     let looked = catch_unwind(AssertUnwindSafe(|| device.memory_info().unwrap()));

@@ -68,7 +68,7 @@ fn every_call_of_the_library_may_fail() {
         let injector = Some(Box::new(counting.clone()) as Box<dyn Injector>);
         let assert_clean = move || {
             device.synchronize().unwrap();
-            device.memory_info().unwrap(); // Lets go of what nobody waited for.
+            device.memory_info().unwrap(); // Drops what abandoned work kept.
             assert_eq!((watched.held_bytes(), watched.host_bytes()), (0, 0));
             let left = fake.census(ORDINAL);
             assert_eq!((left.backings, left.mappings, left.held_bytes), (0, 0, 0), "{left:?}");

@@ -163,7 +163,7 @@ fn abandoned_work_keeps_its_memory_until_it_is_done() {
     assert!(sources.iter().all(|source| Arc::strong_count(source) == 2), "held while the stream is");
     latch.open();
     device.stream_synchronize(stream).unwrap();
-    device.memory_info().unwrap(); // Any call lets go of what is done.
+    device.memory_info().unwrap(); // Any call drops what finished work kept.
     assert!(sources.iter().all(|source| Arc::strong_count(source) == 1), "and no longer");
     device.stream_destroy(stream).unwrap();
     device.unmap(range).unwrap();

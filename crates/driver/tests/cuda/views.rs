@@ -335,7 +335,7 @@ fn a_registration_that_is_ending_does_not_block_other_memory() {
     let (first, other) = (seen(&device, pages.range(0, PAGE)), seen(&device, pages.range(2 * PAGE, PAGE)));
     hold(&*device, stream, &latch);
     let going = thread::spawn(move || drop(first));
-    Others::load().wait_for_a_call_that_waits(); // That which lets go of it.
+    Others::load().wait_for_a_call_that_waits(); // The call that unregisters it.
     let (on, of) = (Arc::clone(&device), Arc::clone(&pages));
     let again = requested(move || is_locked(&on, of.range(0, 10)));
     let (on, of) = (Arc::clone(&device), Arc::clone(&pages));

@@ -22,7 +22,7 @@ fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
     let stream = device.stream_create().unwrap();
     let latch = Arc::new(Gate::default());
     let kept = device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap();
-    gated::hold(&*device, stream, &latch); // Work that nobody waits for.
+    gated::hold(&*device, stream, &latch); // Work without a waiter.
     // SAFETY: a library of ours, which the driver under test loads as well.
     let library = unsafe { Library::new(poorwill_fake_libcuda::path()) }.unwrap();
     // SAFETY: the type that the symbol has there.

@@ -273,7 +273,7 @@ fn a_forked_child_gets_errors_and_does_no_damage() {
             device.copy_to_device(StreamId::DEFAULT, Arc::new(source), &[]).unwrap_err().kind,
             device.copy_to_host(StreamId::DEFAULT, into, &[]).unwrap_err().kind,
         ];
-        // Dropping both is a no-op here: it neither hangs on threads that do not exist nor gives anything back.
+        // Dropping both is a no-op here: it neither hangs on threads that do not exist nor releases anything.
         drop(pool);
         drop(device);
         refused

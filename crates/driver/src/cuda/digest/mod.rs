@@ -26,7 +26,7 @@ pub(super) struct Digester {
 }
 
 impl Digester {
-    /// The context is entered.
+    /// `slots` are page-locked memory, or why there is none. The context is entered.
     pub(super) fn open(
         context: &Arc<Context>,
         slots: &Result<Arc<PinnedSlots>, String>,
