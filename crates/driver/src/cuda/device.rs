@@ -217,7 +217,7 @@ impl CudaDevice {
         self.context.pinned_at(bytes.as_ptr().addr(), bytes.len())
     }
 
-    /// Registers a stream of the caller's (a `CUstream` or `cudaStream_t`) for use in calls; zero is the default
+    /// Adopts a stream of the caller's (a `CUstream` or `cudaStream_t`) for use in calls; zero is the default
     /// stream. A stream keeps its id until [`Driver::stream_destroy`], which forgets the id and leaves the stream
     /// to its owner.
     ///

@@ -240,8 +240,8 @@ impl Api {
 
 fn open(path: &Path) -> Result<Library> {
     let name: &OsStr = path.as_ref();
-    // SAFETY: C1; loading runs the initialisers of the NVIDIA driver, as in any program that uses a GPU, or of a
-    // library that the caller names.
+    // SAFETY: C1; loading runs the initialisers of the NVIDIA driver, as in any program that uses a GPU. If the
+    // caller names another library, it runs that library's.
     let opened = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
     opened.map_err(|error| DriverErrorKind::Unsupported {
         reason: format!(

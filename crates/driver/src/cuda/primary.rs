@@ -28,7 +28,7 @@ pub(super) struct Primary {
     is_first: bool,
 }
 
-/// Held while a device is opened: the first opener measures its context before another adds to it.
+/// Held while a device is opened: the first opener measures its context before another opener takes memory.
 #[derive(Debug)]
 pub(super) struct Opening(&'static AtomicU64);
 
