@@ -18,6 +18,7 @@ use crate::system::PciLink;
 /// As the driver installs it, and as its development files do.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
+/// UUID prefixes, in the order of look-up.
 const PREFIXES: [(&str, Handle); 2] = [("GPU-", Handle::Gpu), ("MIG-", Handle::MigInstance)];
 
 static LOADED: Mutex<Option<Nvml>> = Mutex::new(None);

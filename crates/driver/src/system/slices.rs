@@ -19,7 +19,7 @@ use super::System;
 /// Looks a variable up, as [`std::env::var_os`] does.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Of one GPU with the suffix `_<ordinal>`, of the others without.
+/// HAMi's limit: of one GPU with the suffix `_<ordinal>`, of the others without.
 const HAMI_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 
 /// The library that HAMi loads.

@@ -247,7 +247,7 @@ fn a_registration_that_cannot_end_is_not_shared() {
     drop(device.host_view(pages.range(0, PAGE), true).unwrap());
     // Other memory may lie there by now, and the device would see the old.
     let error = device.host_view(pages.range(64, 64), true).unwrap_err();
-    assert!(error.to_string().contains("does not let go"), "{error}");
+    assert!(error.to_string().contains("does not release"), "{error}");
     assert!(device.host_view(pages.range(64, 64), true).unwrap().unwrap().is_registered_here());
 }
 
