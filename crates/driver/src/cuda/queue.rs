@@ -120,7 +120,7 @@ impl Queues {
             match stream.is_captured() {
                 Ok(false) => {}
                 Ok(true) => return Ok(Some(StreamId(id))),
-                Err(error) if stream.is_ours() => return Err(error),
+                Err(error) if stream.is_owned() => return Err(error),
                 // Its owner has destroyed it.
                 Err(_) => {}
             }
@@ -133,12 +133,12 @@ impl Queues {
     }
 
     pub(super) fn create_stream(&self) -> Result<StreamId> {
-        let stream = Stream::ours(&self.context)?;
+        let stream = Stream::create(&self.context)?;
         Ok(self.table().add(stream))
     }
 
     pub(super) fn create_kernel_copy_stream(&self) -> Result<StreamId> {
-        let stream = Stream::ours(&self.context)?.copied_by_kernel();
+        let stream = Stream::create(&self.context)?.copied_by_kernel();
         Ok(self.table().add(stream))
     }
 

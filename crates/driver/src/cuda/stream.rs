@@ -15,7 +15,7 @@ use crate::ledger::Result;
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: Raw,
-    is_ours: bool,
+    is_owned: bool,
     /// Whether a kernel makes its copies to the device.
     copies_by_kernel: bool,
     /// Whether other code has its handle: only then can it be captured.
@@ -69,7 +69,7 @@ impl Drop for Event {
 }
 
 impl Stream {
-    pub(super) fn ours(context: &Arc<Context>) -> Result<Self> {
+    pub(super) fn create(context: &Arc<Context>) -> Result<Self> {
         // SAFETY: C2.
         let raw =
             context.api().get(|raw| unsafe { (context.api().stream_create)(raw, STREAM_NON_BLOCKING) })?;
@@ -88,10 +88,10 @@ impl Stream {
         Ok(Self::of(context, raw, true))
     }
 
-    pub(super) fn of(context: &Arc<Context>, raw: Raw, is_ours: bool) -> Self {
+    pub(super) fn of(context: &Arc<Context>, raw: Raw, is_owned: bool) -> Self {
         let (queued, staging, copies_by_kernel) = Default::default();
-        let is_known = AtomicBool::new(!is_ours);
-        Self { context: Arc::clone(context), raw, is_ours, copies_by_kernel, is_known, queued, staging }
+        let is_known = AtomicBool::new(!is_owned);
+        Self { context: Arc::clone(context), raw, is_owned, copies_by_kernel, is_known, queued, staging }
     }
 
     pub(super) fn copied_by_kernel(mut self) -> Self {
@@ -103,8 +103,8 @@ impl Stream {
         self.raw
     }
 
-    pub(super) fn is_ours(&self) -> bool {
-        self.is_ours
+    pub(super) fn is_owned(&self) -> bool {
+        self.is_owned
     }
 
     pub(super) fn copies_by_kernel(&self) -> bool {
@@ -158,7 +158,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.is_ours {
+        if !self.is_owned {
             return;
         }
         let Ok(_entered) = self.context.enter(Op::StreamDestroy) else { return };

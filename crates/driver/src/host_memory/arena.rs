@@ -27,7 +27,7 @@ const CREDIT_MAX: u64 = 64 << 20;
 const CREDIT_SHARE: u64 = 16;
 
 /// Largest request: more than any machine can address.
-const ASKED_BYTES_MAX: u64 = 1 << 56;
+const REQUEST_BYTES_MAX: u64 = 1 << 56;
 
 /// Attempts to allocate while other threads release memory.
 const ASSIGN_TRIES: u32 = 8;
@@ -224,7 +224,7 @@ impl HostArena {
         }
         let total = sizes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
         let refused = |reason| DriverErrorKind::OutOfHostMemory { asked_bytes: total, reason };
-        if total > ASKED_BYTES_MAX {
+        if total > REQUEST_BYTES_MAX {
             return Err(refused("no machine has as much; ask for less".to_owned()));
         }
         let mut tries = 0;
