@@ -1,18 +1,18 @@
-//! What a driver knows of its device: reservations, backings, and the mappings between them.
+//! A driver's record of its device: reservations, backings, and the mappings between them.
 //!
-//! The rules of the contract on sizes, ranges and handles are checked here, once for all machines. A change is a check,
-//! the machine's own step, and an entry: a step that fails leaves the books as they were. The calls that take the step as
-//! a function do all three; a machine whose steps take long makes them between a `check_…` and the entry of that name,
-//! and lets nobody else change anything meanwhile. `R` is what a machine keeps of a reservation, `B` of a backing.
+//! It checks the contract's rules on sizes, ranges and handles for all drivers. A change is a check, the driver's
+//! own step, and an entry. A failed step leaves the ledger as it was. Some methods take the step as a closure. A
+//! driver with slow steps calls `check_…`, the step and the entry method itself, and allows no other change
+//! meanwhile. `R` is the driver's data of a reservation, `B` that of a backing.
 
 use std::collections::{BTreeMap, HashMap};
 
 use poorwill_core::{BackingId, DeviceRange, DriverError, DriverErrorKind, Op};
 
-/// A result whose error has not been given the operation's name yet.
+/// A result whose error does not name its operation yet.
 pub(crate) type Result<T> = std::result::Result<T, DriverErrorKind>;
 
-/// The books of one device.
+/// The reservations, backings and mappings of one device.
 #[derive(Debug)]
 pub(crate) struct Ledger<R, B> {
     granule_bytes: u64,
@@ -44,16 +44,16 @@ struct Mapping {
     in_flight: u32,
 }
 
-/// Which mapping: the addresses of its reservation and of itself.
+/// The addresses of a mapping's reservation and of itself.
 pub(crate) type MappingKey = (u64, u64);
 
-/// The part of an open range that lies in one mapping.
+/// The part of a range in one mapping.
 #[derive(Debug)]
 pub(crate) struct Located<'a, R, B> {
     pub(crate) key: MappingKey,
     pub(crate) reservation: &'a R,
     pub(crate) backing: &'a B,
-    /// Where it begins, from the reservation's and from the backing's beginning.
+    /// Offset from the start of the reservation; next, from that of the backing.
     pub(crate) in_reservation: u64,
     pub(crate) in_backing: u64,
     pub(crate) bytes: u64,
@@ -69,7 +69,6 @@ impl<R, B> Ledger<R, B> {
         self.granule_bytes
     }
 
-    /// Whether a size is one that the machine can be asked for.
     pub(crate) fn check_size(&self, bytes: u64) -> Result<()> {
         check_size(self.granule_bytes, bytes)
     }
@@ -82,23 +81,17 @@ impl<R, B> Ledger<R, B> {
         Ok(())
     }
 
-    /// Enters addresses that the machine has reserved.
     pub(crate) fn reserved(&mut self, range: DeviceRange, machine: R) {
         let mappings = BTreeMap::new();
         self.reservations.insert(range.addr, Reservation { bytes: range.bytes, machine, mappings });
     }
 
-    /// Removes a whole reservation in which nothing is mapped.
-    pub(crate) fn unreserve(
-        &mut self,
-        range: DeviceRange,
-        give_back: impl FnOnce(&R) -> Result<()>,
-    ) -> Result<R> {
-        give_back(self.check_unreserve(range)?)?;
+    pub(crate) fn unreserve(&mut self, range: DeviceRange, step: impl FnOnce(&R) -> Result<()>) -> Result<R> {
+        step(self.check_unreserve(range)?)?;
         self.unreserved(range)
     }
 
-    /// Whether a range is a whole reservation in which nothing is mapped.
+    /// Requires a whole reservation without mappings.
     pub(crate) fn check_unreserve(&self, range: DeviceRange) -> Result<&R> {
         let found = self.reservations.get(&range.addr).filter(|found| found.bytes == range.bytes);
         let found = found.ok_or_else(|| not_a_reservation(range))?;
@@ -108,13 +101,11 @@ impl<R, B> Ledger<R, B> {
         Ok(&found.machine)
     }
 
-    /// The reservation that was checked is gone.
     pub(crate) fn unreserved(&mut self, range: DeviceRange) -> Result<R> {
         let gone = self.reservations.remove(&range.addr);
         gone.map(|found| found.machine).ok_or_else(|| not_a_reservation(range))
     }
 
-    /// Enters memory that the machine has created.
     pub(crate) fn created(&mut self, bytes: u64, machine: B) -> BackingId {
         let id = self.next_backing;
         self.next_backing += 1;
@@ -122,24 +113,20 @@ impl<R, B> Ledger<R, B> {
         BackingId(id)
     }
 
-    /// Gives a backing up. The machine's step is told whether it is still mapped.
-    pub(crate) fn release(
-        &mut self,
-        id: BackingId,
-        give_back: impl FnOnce(&B, bool) -> Result<()>,
-    ) -> Result<()> {
+    /// Releases a backing. The step learns whether it is still mapped.
+    pub(crate) fn release(&mut self, id: BackingId, step: impl FnOnce(&B, bool) -> Result<()>) -> Result<()> {
         let (machine, mapped) = self.check_release(id)?;
-        give_back(machine, mapped)?;
+        step(machine, mapped)?;
         self.released(id);
         Ok(())
     }
 
-    /// A backing that is not released yet, and whether it is mapped.
+    /// Returns whether an unreleased backing is mapped.
     pub(crate) fn check_release(&self, id: BackingId) -> Result<(&B, bool)> {
         self.live_backing(id).map(|backing| (&backing.machine, backing.mappings > 0))
     }
 
-    /// The backing that was checked is released: gone, or gone with its last mapping.
+    /// The backing goes now, or with its last mapping.
     pub(crate) fn released(&mut self, id: BackingId) {
         match self.backings.get_mut(&id.0) {
             Some(backing) if backing.mappings > 0 => backing.released = true,
@@ -151,14 +138,14 @@ impl<R, B> Ledger<R, B> {
         &mut self,
         range: DeviceRange,
         id: BackingId,
-        place: impl FnOnce(&R, &B) -> Result<()>,
+        step: impl FnOnce(&R, &B) -> Result<()>,
     ) -> Result<()> {
         let (reservation, backing) = self.check_map(range, id)?;
-        place(reservation, backing)?;
+        step(reservation, backing)?;
         self.mapped(range, id)
     }
 
-    /// Whether a backing fits into a range of a reservation in which nothing is mapped.
+    /// Requires an unmapped range of the backing's size in one reservation.
     pub(crate) fn check_map(&self, range: DeviceRange, id: BackingId) -> Result<(&R, &B)> {
         self.check_range(range)?;
         let backing = self.live_backing(id)?;
@@ -173,7 +160,7 @@ impl<R, B> Ledger<R, B> {
         Ok((&reservation.machine, &backing.machine))
     }
 
-    /// The backing that was checked is mapped, without access.
+    /// The mapping has no access yet.
     pub(crate) fn mapped(&mut self, range: DeviceRange, id: BackingId) -> Result<()> {
         let base = self.base_of(range)?;
         let (Some(reservation), Some(backing)) =
@@ -187,8 +174,8 @@ impl<R, B> Ledger<R, B> {
         Ok(())
     }
 
-    /// Opens a run of mappings. The machine's step is given the parts that are not open yet, adjoining ones
-    /// joined, and is not made when there are none.
+    /// Opens a run of mappings. The step receives the closed parts, adjoining ones joined, and is skipped without
+    /// any.
     pub(crate) fn set_access(
         &mut self,
         range: DeviceRange,
@@ -202,21 +189,20 @@ impl<R, B> Ledger<R, B> {
         self.opened(range)
     }
 
-    /// The parts of a run of mappings that are not open yet, adjoining ones joined.
+    /// Returns the closed parts of a run of mappings, adjoining ones joined.
     pub(crate) fn check_access(&self, range: DeviceRange) -> Result<(&R, Vec<DeviceRange>)> {
         let reservation = self.run(range)?;
         Ok((&reservation.machine, reservation.closed_runs(range)))
     }
 
-    /// The run of mappings that was checked is open.
     pub(crate) fn opened(&mut self, range: DeviceRange) -> Result<()> {
         let mappings = &mut self.reservation_mut(range)?.mappings;
         mappings.range_mut(range.addr..range.end()).for_each(|(_, mapping)| mapping.open = true);
         Ok(())
     }
 
-    /// Closes a run of mappings that nothing uses, so that it can be unmapped: whoever asks where it is finds nothing.
-    /// Returns the parts that were open, for [`Ledger::opened`] if it stays.
+    /// Closes a run of idle mappings before its unmap, so that look-ups fail. Returns the open parts, to reopen
+    /// if the unmap fails.
     pub(crate) fn close(&mut self, range: DeviceRange) -> Result<Vec<DeviceRange>> {
         self.check_unmap(range)?;
         let mut open = Vec::new();
@@ -229,7 +215,7 @@ impl<R, B> Ledger<R, B> {
         Ok(open)
     }
 
-    /// Removes a run of mappings. Returns the backings that were released before and are gone with it.
+    /// Removes a run of mappings. Returns the released backings that went with it.
     pub(crate) fn unmap(
         &mut self,
         range: DeviceRange,
@@ -239,7 +225,7 @@ impl<R, B> Ledger<R, B> {
         self.unmapped(range)
     }
 
-    /// Whether a range is a run of mappings that nothing uses.
+    /// Requires a run of mappings without work in flight.
     fn check_unmap(&self, range: DeviceRange) -> Result<&R> {
         let reservation = self.run(range)?;
         if reservation.mappings.range(range.addr..range.end()).any(|(_, mapping)| mapping.in_flight > 0) {
@@ -248,7 +234,7 @@ impl<R, B> Ledger<R, B> {
         Ok(&reservation.machine)
     }
 
-    /// The run of mappings that was checked is gone, and so are these backings, which were released before.
+    /// Returns the released backings that went with the mappings.
     pub(crate) fn unmapped(&mut self, range: DeviceRange) -> Result<Vec<B>> {
         let reservation = self.reservation_mut(range)?;
         let at: Vec<u64> = reservation.mappings.range(range.addr..range.end()).map(|(at, _)| *at).collect();
@@ -268,7 +254,7 @@ impl<R, B> Ledger<R, B> {
         Ok(gone)
     }
 
-    /// Where the bytes of an open range are, which may begin and end anywhere. None are nowhere.
+    /// The mappings of an open range, which may begin and end at any byte.
     pub(crate) fn locate(&self, range: DeviceRange) -> Result<Vec<Located<'_, R, B>>> {
         let mut located = Vec::new();
         if range.bytes == 0 {
@@ -300,13 +286,12 @@ impl<R, B> Ledger<R, B> {
         Ok(located)
     }
 
-    /// Counts a piece of work in flight on a mapping, which cannot be unmapped until [`Ledger::land`].
-    pub(crate) fn take_off(&mut self, key: MappingKey) {
+    /// Counts work in flight, which prevents unmapping until [`Ledger::end_work`].
+    pub(crate) fn begin_work(&mut self, key: MappingKey) {
         self.mapping_mut(key).into_iter().for_each(|mapping| mapping.in_flight += 1);
     }
 
-    /// A piece of work counted by [`Ledger::take_off`] has finished.
-    pub(crate) fn land(&mut self, key: MappingKey) {
+    pub(crate) fn end_work(&mut self, key: MappingKey) {
         self.mapping_mut(key).into_iter().for_each(|mapping| mapping.in_flight -= 1);
     }
 
@@ -319,7 +304,6 @@ impl<R, B> Ledger<R, B> {
         live.ok_or_else(|| DriverErrorKind::unknown_backing(id))
     }
 
-    /// The address of the reservation that a range lies in.
     fn base_of(&self, range: DeviceRange) -> Result<u64> {
         let below = self.reservations.range(..=range.addr).next_back();
         below
@@ -338,7 +322,7 @@ impl<R, B> Ledger<R, B> {
         self.reservations.get_mut(&base).ok_or_else(|| not_inside(range))
     }
 
-    /// The reservation in which a range is exactly a run of mappings without a gap.
+    /// Requires exactly a run of mappings without a gap.
     fn run(&self, range: DeviceRange) -> Result<&Reservation<R>> {
         self.check_range(range)?;
         let reservation = self.reservation_of(range)?;
@@ -356,7 +340,7 @@ fn not_inside(range: DeviceRange) -> DriverErrorKind {
 }
 
 impl<R> Ledger<R, u64> {
-    /// Every reservation with its mappings, for a machine that closes for good.
+    /// Removes and returns everything, for a device that closes.
     pub(crate) fn take_all(&mut self) -> Leftovers<R> {
         let reservations = std::mem::take(&mut self.reservations).into_iter().map(|(addr, found)| {
             let mapped = found.mappings.iter().map(|(at, mapping)| DeviceRange::new(*at, mapping.bytes));
@@ -370,12 +354,9 @@ impl<R> Ledger<R, u64> {
     }
 }
 
-/// What nobody gave back.
 #[derive(Debug)]
 pub(crate) struct Leftovers<R> {
-    /// Each with what is mapped in it.
     pub(crate) reservations: Vec<(DeviceRange, Vec<DeviceRange>, R)>,
-    /// Not released.
     pub(crate) backings: Vec<u64>,
 }
 
@@ -385,7 +366,6 @@ impl<R> Reservation<R> {
         last.is_some_and(|(addr, mapping)| DeviceRange::new(*addr, mapping.bytes).overlaps(&range))
     }
 
-    /// Whether the range is exactly a run of mappings without a gap.
     fn check_run(&self, range: DeviceRange) -> Result<()> {
         let mut at = range.addr;
         for (addr, mapping) in self.mappings.range(range.addr..range.end()) {
@@ -397,7 +377,6 @@ impl<R> Reservation<R> {
         if at == range.end() { Ok(()) } else { Err(DriverErrorKind::NotMapped { range }) }
     }
 
-    /// The parts of a run of mappings that are not open yet, adjoining ones joined.
     fn closed_runs(&self, range: DeviceRange) -> Vec<DeviceRange> {
         let mut runs: Vec<DeviceRange> = Vec::new();
         let closed = self.mappings.range(range.addr..range.end()).filter(|(_, mapping)| !mapping.open);
@@ -411,7 +390,6 @@ impl<R> Reservation<R> {
     }
 }
 
-/// Whether a size is a positive number of granules.
 pub(crate) fn check_size(granule_bytes: u64, bytes: u64) -> Result<()> {
     if bytes == 0 || !bytes.is_multiple_of(granule_bytes) {
         return Err(invalid(format!("{bytes} bytes are no multiple of the granule of {granule_bytes}")));
@@ -419,7 +397,6 @@ pub(crate) fn check_size(granule_bytes: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether ranges to be digested begin and end on granules.
 pub(crate) fn check_granules(granule_bytes: u64, ranges: &[DeviceRange]) -> Result<()> {
     let is_whole = |range: &&DeviceRange| {
         range.addr.is_multiple_of(granule_bytes) && range.bytes.is_multiple_of(granule_bytes)
@@ -432,12 +409,11 @@ pub(crate) fn check_granules(granule_bytes: u64, ranges: &[DeviceRange]) -> Resu
     }
 }
 
-/// An argument that is wrong.
 pub(crate) fn invalid(reason: String) -> DriverErrorKind {
     DriverErrorKind::InvalidArgument { reason }
 }
 
-/// Names the operation of an error.
+/// Adds the operation to an error.
 pub(crate) fn of(op: Op) -> impl Fn(DriverErrorKind) -> DriverError {
     move |kind| DriverError::new(op, kind)
 }

@@ -1,11 +1,13 @@
-//! The machines under poorwill.
+//! Drivers for the memory that Poorwill manages.
 //!
-//! Two modules are implementations of [`poorwill_core::Driver`]: [`host`], virtual memory that behaves like a
-//! GPU's, and [`cuda`], NVIDIA's GPUs; [`nvml`] asks what GPUs use, and [`system`] what the operating system tells. [`link`]
-//! measures what the link to a device moves.
-//! Nearly all of the project's `unsafe` lives in this crate; its rules are collected in `docs/unsafe.md`.
+//! [`host`] and [`cuda`] implement [`poorwill_core::Driver`]: virtual memory that behaves like a GPU's, and
+//! NVIDIA's GPUs. [`nvml`] reads what GPUs use, [`system`] what the operating system reports. [`link`] measures
+//! the bandwidth of the link to a device. Nearly all of the project's `unsafe` code is in this crate;
+//! `docs/unsafe.md` has its rules.
 #![allow(unsafe_code)]
 
+#[cfg(target_os = "linux")]
+mod copy_ranges;
 #[cfg(target_os = "linux")]
 pub mod cuda;
 #[cfg(target_os = "linux")]
@@ -17,8 +19,6 @@ mod ledger;
 pub mod link;
 #[cfg(target_os = "linux")]
 pub mod nvml;
-#[cfg(target_os = "linux")]
-mod places;
 #[cfg(target_os = "linux")]
 mod process;
 #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! What the link to a device moves at best, and memory to measure it with. No pool is involved.
+//! Bandwidth of the link to a device, and scratch memory to measure it with. Uses no pool.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,35 +7,35 @@ use std::time::Instant;
 use poorwill_core::driver::{BackingId, Result};
 use poorwill_core::{CopyPart, DeviceRange, Driver, StreamId};
 
-/// How many copies each way; the quickest counts.
+/// Copies in each direction; the fastest counts.
 const COPIES: usize = 5;
 
-/// How many pieces are opened, and unmapped, with one call.
-const RUN_PIECES: usize = 32;
+/// Mappings that one call opens or unmaps.
+const MAPPINGS_PER_CALL: usize = 32;
 
-/// What the link moved, in bytes per second.
+/// Measured bandwidth, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct LinkSpeed {
-    /// Getting the host memory that the copies use: page-locking it, on a GPU.
+    /// Allocation of the host memory for the copies; on a GPU this includes page-locking.
     pub pin_bytes_per_s: f64,
-    /// The quickest copy to the device.
+    /// The fastest copy to the device.
     pub to_device_bytes_per_s: f64,
-    /// The quickest copy from it.
+    /// The fastest copy to the host.
     pub to_host_bytes_per_s: f64,
 }
 
-/// Copies `bytes` in one piece on one stream, there and back, several times. Takes as much memory of the device, beside
-/// any pool, and of the host.
+/// Copies `bytes` in one part on one stream, several times in each direction. Takes that much device memory
+/// outside any pool, and as much host memory.
 ///
 /// # Errors
-/// What the driver says. Nothing is kept then.
+/// What the driver reports. Nothing stays allocated.
 pub fn measure(driver: &dyn Driver, bytes: u64) -> Result<LinkSpeed> {
     let mut memory = Scratch::reserve(driver, bytes)?;
-    memory.bring_in(&[bytes])?;
+    memory.map_backings(&[bytes])?;
     let parts = [CopyPart { device: memory.range, host_offset: 0 }];
     let (pin_s, mut buffer) = timed(|| driver.host_alloc(bytes))?;
-    buffer.fill(1); // Pages that were never written are no memory.
+    buffer.fill(1); // Pages never written occupy no memory.
     let buffer = Arc::new(buffer);
     let (mut to_device_s, mut to_host_s) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..COPIES {
@@ -59,13 +59,12 @@ pub fn measure(driver: &dyn Driver, bytes: u64) -> Result<LinkSpeed> {
     })
 }
 
-/// Memory of a device to measure with, beside any pool: a reservation, and what is in it. Gone when dropped, as far as
-/// the driver lets it.
+/// Device memory outside any pool. Dropping it releases what the driver lets go of.
 pub struct Scratch<'a> {
     driver: &'a dyn Driver,
     range: DeviceRange,
     backings: Vec<BackingId>,
-    /// Where they are, in the same order, as far as they are mapped.
+    /// Ranges of the mapped backings, in the same order.
     mapped: Vec<DeviceRange>,
 }
 
@@ -73,35 +72,35 @@ impl fmt::Debug for Scratch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scratch")
             .field("range", &self.range)
-            .field("pieces", &self.mapped.len())
+            .field("mappings", &self.mapped.len())
             .finish_non_exhaustive()
     }
 }
 
 impl<'a> Scratch<'a> {
-    /// Addresses without memory.
+    /// Reserves addresses without memory.
     ///
     /// # Errors
-    /// What the driver says.
+    /// What the driver reports.
     pub fn reserve(driver: &'a dyn Driver, bytes: u64) -> Result<Self> {
         let range = driver.reserve(bytes)?;
         Ok(Self { driver, range, backings: Vec::new(), mapped: Vec::new() })
     }
 
-    /// Where it is.
+    /// The reserved range.
     #[must_use]
     pub fn range(&self) -> DeviceRange {
         self.range
     }
 
-    /// Creates and maps memory in pieces of these sizes, whole granules, from the beginning on, and opens 32 of them with
-    /// a call.
+    /// Creates and maps backings of these sizes from the start of the range, and opens 32 with each call. Sizes
+    /// are whole granules.
     ///
     /// # Errors
-    /// What the driver says.
-    pub fn bring_in(&mut self, sizes: &[u64]) -> Result<()> {
+    /// What the driver reports.
+    pub fn map_backings(&mut self, sizes: &[u64]) -> Result<()> {
         let mut at = self.range.addr;
-        for run in sizes.chunks(RUN_PIECES) {
+        for run in sizes.chunks(MAPPINGS_PER_CALL) {
             let start = at;
             for bytes in run {
                 let backing = self.driver.create(*bytes)?;
@@ -116,12 +115,14 @@ impl<'a> Scratch<'a> {
         Ok(())
     }
 
-    /// Unmaps all of it, 32 pieces with a call, and releases it.
+    /// Unmaps everything, 32 mappings with each call, and releases it.
     ///
     /// # Errors
-    /// What the driver says.
-    pub fn give_back(&mut self) -> Result<()> {
-        for (ranges, backings) in self.mapped.chunks(RUN_PIECES).zip(self.backings.chunks(RUN_PIECES)) {
+    /// What the driver reports.
+    pub fn unmap_all(&mut self) -> Result<()> {
+        for (ranges, backings) in
+            self.mapped.chunks(MAPPINGS_PER_CALL).zip(self.backings.chunks(MAPPINGS_PER_CALL))
+        {
             let (start, end) = (ranges[0].addr, ranges[ranges.len() - 1].end());
             self.driver.unmap(DeviceRange::new(start, end - start))?;
             backings.iter().try_for_each(|backing| self.driver.release(*backing))?;
@@ -134,8 +135,7 @@ impl<'a> Scratch<'a> {
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
-        // What a failed call has left. There is nobody to tell of what is refused now; what is gone already is
-        // refused, too.
+        // A failed call may have left some of it. What is gone already is refused.
         for range in &self.mapped {
             let _ = self.driver.unmap(*range);
         }
@@ -146,14 +146,12 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// How many seconds something took, and what came of it.
 fn timed<T>(action: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
     let started = Instant::now();
     let outcome = action()?;
     Ok((started.elapsed().as_secs_f64(), outcome))
 }
 
-/// Bytes per second.
 #[allow(clippy::cast_precision_loss)] // Sizes of memory are far below where a float begins to round to whole bytes.
 fn rate(bytes: u64, seconds: f64) -> f64 {
     bytes as f64 / seconds.max(1e-9)

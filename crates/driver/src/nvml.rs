@@ -1,9 +1,8 @@
-//! What NVML, the library behind `nvidia-smi`, knows of GPUs without taking memory of any.
+//! Reads GPU state without a CUDA context, from NVML, the library behind `nvidia-smi`.
 //!
-//! It comes with NVIDIA's driver and is loaded when asked for. Nothing depends on it: where it is missing,
-//! [`Nvml::load`] says why, and a question that it has no answer to is answered with `None`. No error is
-//! remembered: the next question, and the next load, is judged on its own. Figures are handed on as NVML gives them, odd
-//! ones too: what is free may come out larger than what there is.
+//! The library comes with NVIDIA's driver and is loaded on demand. It is optional: without it, [`Nvml::load`]
+//! returns why, and queries without an answer return `None`. Errors are not remembered. Figures are NVML's own,
+//! even odd ones: free memory may exceed the total.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -16,13 +15,12 @@ use serde::Serialize;
 
 use crate::system::PciLink;
 
-/// By which name a driver installs it, and by which its development files do.
+/// As the driver installs it, and as its development files do.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// What stands before the number of a device in its UUID, in the order in which devices are looked for.
+/// UUID prefixes, in the order of look-up.
 const PREFIXES: [(&str, Handle); 2] = [("GPU-", Handle::Gpu), ("MIG-", Handle::MigInstance)];
 
-/// The one of this process, once it is there.
 static LOADED: Mutex<Option<Nvml>> = Mutex::new(None);
 
 /// The loaded library. Cheap to clone.
@@ -33,41 +31,40 @@ pub struct Nvml(Arc<Library>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct GpuMemory {
-    /// All of it, that of the driver's own included.
+    /// All memory, including the driver's own.
     pub total_bytes: u64,
-    /// Of which nobody uses.
+    /// Memory that is free.
     pub free_bytes: u64,
-    /// Of which processes use.
+    /// Memory that processes use.
     pub used_bytes: u64,
 }
 
-/// What NVML handed out for a UUID.
+/// What a UUID names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Handle {
     /// A whole GPU.
     Gpu,
-    /// An instance that a GPU is divided into.
+    /// A MIG instance.
     MigInstance,
 }
 
-/// What NVML knows of the memory behind a UUID.
+/// What NVML reports for a UUID.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NvmlMemory {
-    /// What the figures are about.
+    /// What the figures describe.
     pub handle: Handle,
-    /// Whether the GPU is divided into instances. `None` where NVML does not tell, and for an instance.
+    /// Whether the GPU is in MIG mode. `None` where NVML does not report it, and for an instance.
     pub mig_mode: Option<bool>,
-    /// The figures, or why NVML refuses them, for people: the user may not ask, or the device has none.
+    /// The figures. The error, for people, is NVML's: no permission, or no such figure.
     pub memory: Result<GpuMemory, String>,
 }
 
 impl NvmlMemory {
-    /// Whether the figures are those of a whole card that is divided. A process on it has one instance, and they
-    /// say nothing about that one.
+    /// Whether the figures describe a whole GPU in MIG mode, not the instance that a process has there.
     #[must_use]
-    pub fn is_of_a_divided_card(&self) -> bool {
+    pub fn is_mig_parent(&self) -> bool {
         self.handle == Handle::Gpu && self.mig_mode == Some(true)
     }
 }
@@ -76,7 +73,7 @@ impl Nvml {
     /// The system's library, loaded once in a process.
     ///
     /// # Errors
-    /// Why there is none, for people, with the name of the file.
+    /// Why it cannot be used, for people, with the file's name.
     pub fn load() -> Result<Self, String> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(nvml) = &*loaded {
@@ -86,7 +83,6 @@ impl Nvml {
         for name in NAMES {
             match Self::open(name.as_ref()) {
                 Ok(nvml) => return Ok(loaded.insert(nvml).clone()),
-                // What the first name lacks is what people should hear of.
                 Err(reason) => refused = refused.or(Some(reason)),
             }
         }
@@ -104,28 +100,28 @@ impl Nvml {
     fn open(name: &OsStr) -> Result<Self, String> {
         let library = Library::builder().lib_path(name).init();
         library.map(|library| Self(Arc::new(library))).map_err(|error| match error {
-            // The system's own words, which begin with the name.
+            // The system's text already begins with the name.
             NvmlError::LibloadingError(error) => format!("cannot load {error}"),
             error => format!("cannot use {}: {error}", Path::new(name).display()),
         })
     }
 
-    /// Version of the driver, as in `580.159.04`.
+    /// The driver's version, as in `580.159.04`.
     #[must_use]
     pub fn driver_version(&self) -> Option<String> {
         self.0.sys_driver_version().ok().filter(|version| !version.is_empty())
     }
 
-    /// Memory of the GPU with this UUID, which has no prefix.
+    /// Memory of the GPU with this UUID, without prefix.
     #[must_use]
     pub fn memory(&self, uuid: &str) -> Option<GpuMemory> {
         self.known_memory(uuid).ok()??.memory.ok()
     }
 
-    /// The same, with what NVML is talking of. `None` where it knows neither a GPU nor an instance of this UUID.
+    /// Memory, and what the UUID names. `None` if NVML knows no GPU or instance of this UUID.
     ///
     /// # Errors
-    /// Why NVML does not even say whether it knows it, for people.
+    /// Why NVML cannot tell whether it knows the UUID, for people.
     pub fn known_memory(&self, uuid: &str) -> Result<Option<NvmlMemory>, String> {
         let Some((handle, device)) = self.device(uuid).map_err(|error| error.to_string())? else {
             return Ok(None);
@@ -142,7 +138,7 @@ impl Nvml {
         Ok(Some(NvmlMemory { handle, mig_mode, memory: memory.map_err(|error| error.to_string()) }))
     }
 
-    /// The link of the GPU with this UUID, or of the one that this instance is a part of.
+    /// The link of the GPU with this UUID, or of the GPU that contains this instance.
     #[must_use]
     pub fn pci_link(&self, uuid: &str) -> PciLink {
         let Ok(Some((handle, device))) = self.device(uuid) else { return PciLink::default() };
@@ -161,9 +157,8 @@ impl Nvml {
         )
     }
 
-    /// What process `pid` uses of the GPU with this UUID. `None` also when the process is not listed, as in a
-    /// container with process numbers of its own, and where the driver keeps no such figure. In such a container NVML
-    /// may also list another process under our number, so that the figure of our own use can be another's.
+    /// Memory that process `pid` uses of the GPU with this UUID. `None` without a figure, or if the process is
+    /// not listed. In a container with its own process numbers, another process may have our number.
     #[must_use]
     pub fn process_used_bytes(&self, uuid: &str, pid: u32) -> Option<u64> {
         let (_, device) = self.device(uuid).ok()??;
@@ -173,7 +168,7 @@ impl Nvml {
         )
     }
 
-    /// The one with this UUID, by whichever prefix NVML knows it.
+    /// Looks a UUID up under every prefix.
     fn device(&self, uuid: &str) -> Result<Option<(Handle, Device<'_>)>, NvmlError> {
         first(PREFIXES.into_iter().map(|(prefix, handle)| {
             let device = self.0.device_by_uuid(format!("{prefix}{uuid}"));
@@ -182,13 +177,13 @@ impl Nvml {
     }
 }
 
-/// The first that was found. If there is none, what went wrong otherwise than that it was not found.
+/// Without a hit, the first error other than "not found".
 fn first<T>(answers: impl Iterator<Item = Result<T, NvmlError>>) -> Result<Option<T>, NvmlError> {
     let mut refused = None;
     for answer in answers {
         match answer {
             Ok(found) => return Ok(Some(found)),
-            // NVML's words for a UUID that it does not know, or that is none.
+            // NVML's errors for an unknown or malformed UUID.
             Err(NvmlError::NotFound | NvmlError::InvalidArg | NvmlError::NulError(_)) => {}
             Err(error) => refused = refused.or(Some(error)),
         }
@@ -196,7 +191,7 @@ fn first<T>(answers: impl Iterator<Item = Result<T, NvmlError>>) -> Result<Optio
     refused.map_or(Ok(None), Err)
 }
 
-/// Whether a GPU is divided, from its mode. One that cannot be is not, nor one whose driver is older than that.
+/// GPUs and drivers without MIG have it off.
 fn is_enabled(mode: &Result<u32, NvmlError>) -> Option<bool> {
     match mode {
         Ok(mode) => Some(*mode != 0),
@@ -207,7 +202,7 @@ fn is_enabled(mode: &Result<u32, NvmlError>) -> Option<bool> {
     }
 }
 
-/// What the entries of one process come to; each part of a divided GPU has an entry of its own.
+/// Each MIG instance has an entry.
 fn used_bytes<'a>(entries: impl Iterator<Item = &'a UsedGpuMemory>) -> Option<u64> {
     let known = entries.filter_map(|used| match used {
         UsedGpuMemory::Used(bytes) if *bytes < u64::MAX => Some(*bytes),
@@ -261,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn not_known_is_told_from_refused() {
+    fn unknown_differs_from_refused() {
         use NvmlError::{GpuLost, InvalidArg, NoPermission, NotFound};
         let found = |answers: [Result<u8, NvmlError>; 2]| first(answers.into_iter());
         assert!(matches!(found([Ok(1), Ok(2)]), Ok(Some(1))));
@@ -292,7 +287,7 @@ mod tests {
             (Handle::MigInstance, None, false),
         ] {
             let memory = NvmlMemory { handle, mig_mode, memory: Err(String::new()) };
-            assert_eq!(memory.is_of_a_divided_card(), expected, "{memory:?}");
+            assert_eq!(memory.is_mig_parent(), expected, "{memory:?}");
         }
     }
 }

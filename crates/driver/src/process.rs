@@ -1,7 +1,7 @@
 //! Which process a handle belongs to.
 //!
-//! [`Owner`] remembers the process that made it and tells, without a system call, whether the caller is a
-//! fork of that process. Promise: in a forked child [`Owner::check`] fails and [`Owner::is_here`] is false.
+//! [`Owner`] detects a fork without a system call. Promise: in a forked child [`Owner::check`] fails and
+//! [`Owner::is_here`] is false.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -9,16 +9,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use poorwill_core::{DriverError, DriverErrorKind, Op};
 
-/// How many forks lie between the first process and this one. Only forked children add to it.
+/// Forks between the first process and this one. Only forked children increment it.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// What registering the handler gave: 0, or an error number.
+/// 0, or an error number.
 static REGISTERED: OnceLock<c_int> = OnceLock::new();
 
 extern "C" fn count_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The process that opened a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
     forks: u32,
@@ -26,11 +25,10 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// This process.
     pub(crate) fn this() -> Result<Self, DriverError> {
         let failed = *REGISTERED.get_or_init(|| {
-            // SAFETY: `count_fork` is a plain function that lives as long as the program, touches one
-            // atomic and is therefore safe to run in a child between fork and exec.
+            // SAFETY: `count_fork` is a plain function that lives as long as the program. It touches one atomic
+            // and is therefore safe to run in a child between fork and exec.
             unsafe { libc::pthread_atfork(None, None, Some(count_fork)) }
         });
         if failed != 0 {
@@ -45,17 +43,14 @@ impl Owner {
         Ok(Self { forks: FORKS.load(Ordering::Relaxed), process: std::process::id() })
     }
 
-    /// How many forks lie between the first process and that one.
     pub(crate) fn forks(&self) -> u32 {
         self.forks
     }
 
-    /// Whether the caller runs in that process.
     pub(crate) fn is_here(&self) -> bool {
         FORKS.load(Ordering::Relaxed) == self.forks
     }
 
-    /// `WrongProcess` in a fork of it.
     pub(crate) fn check(&self, op: Op) -> Result<(), DriverError> {
         if self.is_here() {
             return Ok(());

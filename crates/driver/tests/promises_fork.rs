@@ -1,7 +1,7 @@
 //! A process that forks while a pool prepares a sleep: the child gets errors and hangs nowhere, and the parent loses
 //! nothing.
 //!
-//! A program of its own: whoever forks should have no threads of other tests beside it.
+//! A separate program: a forking process should have no threads of other tests.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 use std::sync::{Arc, Mutex, mpsc};
@@ -19,8 +19,8 @@ use poorwill_testkit::watchdog::PATIENCE;
 fn a_forked_child_does_not_wait_for_a_preparation_of_its_parent() {
     let device = TestDevice::open(16);
     let (tell, reached) = mpsc::channel();
-    let (tell, gate) = (Mutex::new(tell), Arc::new(Gate::default()));
-    let pass = Arc::clone(&gate);
+    let (tell, latch) = (Mutex::new(tell), Arc::new(Gate::default()));
+    let pass = Arc::clone(&latch);
     let driver = ScriptedDriver::new(device.driver(), move |call| {
         if call.op == Op::Save && !call.waiting {
             let _ = tell.lock().unwrap().send(());
@@ -61,7 +61,7 @@ fn a_forked_child_does_not_wait_for_a_preparation_of_its_parent() {
         // SAFETY: likewise.
         unsafe { libc::waitpid(child, ptr::null_mut(), 0) };
     }
-    gate.open();
+    latch.open();
     let report = preparation.wait().unwrap();
     assert_eq!(ended, child, "the child waits for a thread that does not exist there");
     assert_eq!(libc::WEXITSTATUS(status), 7, "the child's verdict, of status {status}");

@@ -8,17 +8,15 @@ use super::ffi::{Api, CuDevice};
 use super::gpu::GpuInfo;
 use super::locked::Locked;
 use super::primary::Primary;
-use crate::host_memory::{HostArena, HostMemoryConfig, Options, Place};
+use crate::host_memory::{HostArena, HostMemoryConfig, MemoryKind, Options};
 use crate::ledger::Result;
 use crate::process::Owner;
 use crate::system::System;
 
-/// A retained primary context, with its host memory.
 pub(super) struct Context {
     primary: Arc<Primary>,
-    /// Memory for buffers.
     host_memory: Arc<HostArena>,
-    /// Page-locked memory that bytes pass through on their way, apart from the limits of what is kept.
+    /// Page-locked memory for bytes in transit, outside the limits for buffers.
     staging: Arc<HostArena>,
 }
 
@@ -29,7 +27,6 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
-    /// Retains it, with no host memory made yet.
     pub(super) fn retain(
         api: &'static Api,
         device: CuDevice,
@@ -45,14 +42,14 @@ impl Context {
             config: HostMemoryConfig::default(),
             pageable_because: None,
             node,
-            gives_surplus_back: false,
+            releases_surplus: false,
             system: system.clone(),
         };
         let kept = Options {
             config: config.clone(),
             pageable_because: gpu.integrated.then(|| shares_memory.into()),
             node,
-            gives_surplus_back: true,
+            releases_surplus: true,
             system,
         };
         let arena = |options| HostArena::new(owner, Box::new(Locked::new(&primary)), options);
@@ -64,22 +61,19 @@ impl Context {
         &self.primary
     }
 
-    /// Memory for buffers.
     pub(super) fn host_memory(&self) -> &Arc<HostArena> {
         &self.host_memory
     }
 
-    /// Memory that bytes pass through.
     pub(super) fn staging(&self) -> &Arc<HostArena> {
         &self.staging
     }
 
-    /// The address at which the GPU sees `len` bytes of host memory from `addr` on, if they are page-locked memory of
-    /// this context's, whoever holds them. The caller has entered the context, or checked the process.
+    /// The device address of page-locked memory of this context. The context is entered, or the process checked.
     pub(super) fn pinned_at(&self, addr: usize, len: usize) -> Option<u64> {
-        match self.host_memory.place_of(addr, len) {
-            Place::Pinned(device) => Some(device),
-            Place::Pageable | Place::Foreign => None,
+        match self.host_memory.memory_kind(addr, len) {
+            MemoryKind::Pinned(device) => Some(device),
+            MemoryKind::Pageable | MemoryKind::Foreign => None,
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The driver contract on one GPU.
+//! [`Driver`] for one GPU.
 //!
-//! What the driver's calls check differently or not at all is checked in the books before they are made, so an
-//! error here is the contract's and has changed nothing.
+//! The ledger checks arguments before the driver is called, wherever the driver's own checks differ. So an error
+//! here is the contract's and has changed nothing.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use poorwill_core::{
 
 use super::context::Context;
 use super::copies::CopyKernel;
-use super::digest::{Digester, Digests, Job, of_stored};
+use super::digest::{DigestJob, Digester, Digests, of_stored};
 use super::ffi::Api;
 use super::gpu::{GpuInfo, find};
 use super::job::HostJob;
@@ -23,69 +23,68 @@ use super::peers::{Access, Peers};
 use super::primary::{CudaMemory, Entered, Opening};
 use super::queue::Queues;
 use super::registered::Registrations;
-use super::slots::Slots;
+use super::slots::PinnedSlots;
 use super::staging::{self, Queued};
 use super::state::State;
 use super::stream::Stream;
 use super::transfer::{self, Writable};
 use super::usage::Usage;
 use super::vm::{Vm, to_usize};
+use crate::copy_ranges;
 use crate::host_memory::{HostMemoryConfig, HostMemoryDetails};
 use crate::ledger::{Result, check_granules, of};
-use crate::places;
 use crate::process::Owner;
 
-/// Copies in one direction run one after another whatever their streams, and changing from one to another takes a
-/// moment.
+/// Copies in one direction run one after another on all streams, and switching streams costs time.
 const COPY_STREAMS: usize = 1;
 
-/// The digests of what one stream has stored are computed beside the copies of the others; of a single granule they
-/// take as long as several copies.
+/// Digests of one stream's saved bytes overlap the other streams' copies. The digests of a single granule take as
+/// long as several copies.
 const SAVE_STREAMS: usize = 8;
 
-/// Which GPU, and through which library.
+/// Options of a GPU device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct CudaConfig {
-    /// The GPU's number, as the driver counts (`CUDA_VISIBLE_DEVICES` applies).
+    /// The GPU's number in the driver's order (`CUDA_VISIBLE_DEVICES` applies).
     pub ordinal: u32,
-    /// The driver's library, for tests; otherwise the `libcuda.so.1` that the system finds.
+    /// The driver's library, for tests; by default the system's `libcuda.so.1`.
     pub library: Option<PathBuf>,
-    /// How its host memory is made.
+    /// How its host memory is allocated.
     pub host_memory: HostMemoryConfig,
-    /// Which other GPUs may use its memory.
+    /// Other GPUs that may access its memory.
     pub peers: Peers,
 }
 
 impl CudaConfig {
-    /// The GPU of this number, through the system's driver.
+    /// The GPU with this number, through the system's driver.
     #[must_use]
     pub fn gpu(ordinal: u32) -> Self {
         Self { ordinal, ..Self::default() }
     }
 
-    /// The same for the GPU of this number.
+    /// Sets the GPU's number.
     #[must_use]
     pub fn numbered(mut self, ordinal: u32) -> Self {
         self.ordinal = ordinal;
         self
     }
 
-    /// The same through this library, for tests; `None`: the system's.
+    /// Sets the driver's library, for tests; `None`: the system's.
     #[must_use]
     pub fn through(mut self, library: impl Into<Option<PathBuf>>) -> Self {
         self.library = library.into();
         self
     }
 
-    /// The same, with these other GPUs allowed to use its memory.
+    /// Sets the other GPUs that may access its memory.
     #[must_use]
     pub fn open_to(mut self, peers: Peers) -> Self {
         self.peers = peers;
         self
     }
 
-    /// The same, with how its host memory is made.
+    /// Sets how its host memory is allocated.
     #[must_use]
     pub fn backing_up_in(mut self, host_memory: HostMemoryConfig) -> Self {
         self.host_memory = host_memory;
@@ -93,7 +92,7 @@ impl CudaConfig {
     }
 }
 
-/// A GPU. What nobody has given back when it is dropped is given back then.
+/// A GPU. Dropping it releases everything that is left.
 pub struct CudaDevice {
     info: DeviceInfo,
     gpu: GpuInfo,
@@ -102,7 +101,7 @@ pub struct CudaDevice {
     state: State,
     usage: Option<Usage>,
     digester: Digester,
-    /// Copies to the device on streams made for it, or why it does not.
+    /// For copies to the device, or why there is none.
     copy_kernel: std::result::Result<Arc<CopyKernel>, String>,
     registrations: Arc<Registrations>,
 }
@@ -117,9 +116,8 @@ impl CudaDevice {
     /// Opens a GPU, retaining its primary context.
     ///
     /// # Errors
-    /// `Unsupported` where there is no driver, one that is too old, no GPU, or one without virtual memory
-    /// management; `InvalidArgument` for a number that no GPU has, and for a peer that
-    /// there is not or that does not reach it; what the driver says otherwise.
+    /// `Unsupported` without a usable driver, a GPU, or virtual memory management. `InvalidArgument` for a GPU or
+    /// peer that does not exist, and for a peer that cannot reach the GPU. Otherwise what the driver reports.
     pub fn open(config: &CudaConfig) -> DriverResult<Self> {
         let api = Api::load(config.library.as_deref())?;
         let owner = Owner::this()?;
@@ -131,7 +129,7 @@ impl CudaDevice {
         };
         let _opening = Opening::of(config.ordinal, owner);
         let mut device = open().map_err(of(Op::Open))?;
-        // NVML speaks of the system's GPUs, not of those of a library that the caller names.
+        // NVML knows the system's GPUs, not those of a library that the caller names.
         if config.library.is_none() {
             device.usage = Usage::of(&device.gpu.uuid, device.context.is_first());
         }
@@ -145,7 +143,7 @@ impl CudaDevice {
             CudaMemory::Known { total_bytes, .. } => total_bytes,
             CudaMemory::OverLimit { .. } => gpu.total_of_slice().unwrap_or(0),
         };
-        let slots = Slots::new(&context).map_err(|error| format!("trying it out failed: {error}"));
+        let slots = PinnedSlots::new(&context).map_err(|error| format!("trying it out failed: {error}"));
         let digester = Digester::open(&context, &slots, gpu.granule_bytes);
         let copy_kernel = match context.host_memory().details().pageable_because {
             None => CopyKernel::open(&context, &slots),
@@ -164,45 +162,44 @@ impl CudaDevice {
         Ok(Self { info, gpu, queues, context, state, usage: None, digester, copy_kernel, registrations })
     }
 
-    /// What the GPU says of itself.
+    /// Properties of the GPU.
     #[must_use]
     pub fn gpu(&self) -> &GpuInfo {
         &self.gpu
     }
 
-    /// The other GPUs that may read and write its memory, by number.
+    /// The other GPUs that may access its memory, by number.
     #[must_use]
     pub fn peers(&self) -> &[u32] {
         self.state.peers()
     }
 
-    /// What the driver tells about the GPU's memory, without anything made of it: no figure is corrected.
+    /// The driver's figures for the GPU's memory, uncorrected.
     ///
     /// # Errors
-    /// What the driver says.
-    pub fn memory_as_told(&self) -> DriverResult<CudaMemory> {
+    /// What the driver reports.
+    pub fn reported_memory(&self) -> DriverResult<CudaMemory> {
         self.call(Op::MemoryInfo, |_| self.context.memory())
     }
 
-    /// What this process holds of the GPU, in bytes, its context included, where NVML can tell.
+    /// GPU memory of this process in bytes, with its context, where NVML reports it.
     #[must_use]
     pub fn process_used_bytes(&self) -> Option<u64> {
         Some(self.usage.as_ref()?.now(&self.gpu.uuid)?.used_bytes)
     }
 
-    /// Whether digests are computed by a kernel on the GPU; if they are not, why.
+    /// Whether a kernel on the GPU computes digests.
     ///
     /// # Errors
-    /// The reason, which may be the driver's.
+    /// Why not; it may be the driver's text.
     pub fn digest_kernel(&self) -> std::result::Result<(), &str> {
         self.digester.kernel()
     }
 
-    /// Whether a kernel on the GPU makes copies to it, on streams made for that; if not, why. Copies there are made by
-    /// the copy engines then.
+    /// Whether a kernel on the GPU copies to it, on streams made for that. Without it, the copy engines do.
     ///
     /// # Errors
-    /// The reason, which may be the driver's.
+    /// Why not; it may be the driver's text.
     pub fn copy_kernel(&self) -> std::result::Result<(), &str> {
         self.copy_kernel.as_ref().map(drop).map_err(String::as_str)
     }
@@ -213,35 +210,34 @@ impl CudaDevice {
         self.context.host_memory().details()
     }
 
-    /// The address at which kernels find these bytes, if they are page-locked memory of this device's, whatever buffer
-    /// they are in.
+    /// The device address of these bytes, if they are in page-locked memory of this device.
     #[must_use]
     pub fn pinned_at(&self, bytes: &[u8]) -> Option<u64> {
         self.context.owner().check(Op::HostAlloc).ok()?;
         self.context.pinned_at(bytes.as_ptr().addr(), bytes.len())
     }
 
-    /// A stream of the caller's (a `CUstream` or `cudaStream_t`), to be named in calls from now on; zero is the
-    /// default stream. The same stream has one name until [`Driver::stream_destroy`], which forgets the name and
-    /// leaves the stream to its owner.
+    /// Adopts a stream of the caller's (a `CUstream` or `cudaStream_t`) for use in calls; zero is the default
+    /// stream. A stream keeps its id until [`Driver::stream_destroy`], which forgets the id and leaves the stream
+    /// to its owner.
     ///
     /// # Errors
     /// `InvalidArgument` for a stream of another context.
     ///
     /// # Safety
-    /// The stream must be alive, and stay so until its name is forgotten.
+    /// The stream must be alive, and stay so until its id is forgotten.
     pub unsafe fn adopt_stream(&self, stream: usize) -> DriverResult<StreamId> {
         let _entered = self.enter(Op::AdoptStream)?;
         self.queues.adopt(stream).map_err(of(Op::AdoptStream))
     }
 
-    /// The driver's handle of a stream, for calls of the caller's own, who may also have it captured into a graph.
+    /// The driver's handle of a stream, for the caller's own calls, which may capture the stream into a graph.
     ///
     /// # Errors
     /// `UnknownHandle`.
     pub fn raw_stream(&self, stream: StreamId) -> DriverResult<usize> {
         self.context.owner().check(Op::AdoptStream)?;
-        self.queues.stream(stream).map(|stream| stream.tell()).map_err(of(Op::AdoptStream))
+        self.queues.stream(stream).map(|stream| stream.share()).map_err(of(Op::AdoptStream))
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -256,7 +252,7 @@ impl CudaDevice {
         &self.queues
     }
 
-    /// Makes the context current, and lets go of what nobody waits for any more.
+    /// Makes the context current, and releases what finished work no longer needs.
     pub(super) fn enter(&self, op: Op) -> DriverResult<Entered<'_>> {
         let entered = self.context.enter(op)?;
         self.queues.sweep();
@@ -267,14 +263,13 @@ impl CudaDevice {
         self.context.api()
     }
 
-    /// One call of the contract: in the context, under the operation's name.
     fn call<T>(&self, op: Op, f: impl FnOnce(&'static Api) -> Result<T>) -> DriverResult<T> {
         let _entered = self.enter(op)?;
         f(self.api()).map_err(of(op))
     }
 
-    /// Queues `queue` on a stream, keeping `kept` alive until it is done.
-    fn fly<T: Send + 'static, U: 'static>(
+    /// Queues work on a stream, keeping `kept` alive until it has finished.
+    fn submit<T: Send + 'static, U: 'static>(
         &self,
         op: Op,
         stream: StreamId,
@@ -284,13 +279,12 @@ impl CudaDevice {
     ) -> DriverResult<Pending<U>> {
         self.call(op, |_| {
             let stream = self.queues.running_stream(stream)?;
-            let flight = self.queues.fly(&stream, kept, |kept| queue(kept, &stream))?;
+            let flight = self.queues.submit(&stream, kept, |kept| queue(kept, &stream))?;
             Ok(flight.pending(op, finish))
         })
     }
 
-    /// Gives back what is left, as far as the driver takes it.
-    fn give_everything_back(&mut self) {
+    fn release_everything(&mut self) {
         if !self.context.owner().is_here() {
             self.state.forget();
             return;
@@ -298,7 +292,7 @@ impl CudaDevice {
         self.context.host_memory().close();
         self.context.staging().close();
         let entered = self.context.enter(Op::Synchronize);
-        // Waiting would end a capture, and under it nothing can be taken away.
+        // Waiting would invalidate a capture, and during one nothing can be released.
         let is_idle = entered.is_ok()
             && matches!(self.queues.capturing(), Ok(None))
             && self.context.synchronize().is_ok();
@@ -307,28 +301,28 @@ impl CudaDevice {
         let copy_kernel = std::mem::replace(&mut self.copy_kernel, Err("the device has been closed".into()));
         if !is_idle {
             std::mem::forget((digester, copy_kernel));
-            return; // Under work that may be running nothing can be taken away.
+            return; // Nothing can be released under work that may be running.
         }
         drop((digester, copy_kernel));
-        // Now, and not with the last buffer that outlives the device: others may be at work by then.
+        // Not with the last buffer that outlives the device: other code may be at work by then.
         self.trim();
         self.state.clear();
     }
 
-    /// Gives host memory back that nobody uses. The caller has entered the context.
+    /// The context is entered.
     fn trim(&self) {
         self.context.host_memory().trim();
         self.context.staging().trim();
     }
 }
 
-/// What a copy to the device keeps: the buffer, what passes through staging, and the kernel.
+/// The buffer, its staging work, and the kernel.
 type ToDevice = (Arc<HostBuffer>, Queued, Option<Arc<CopyKernel>>);
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
         // In a forked child, entering fails, and nothing is touched.
-        self.give_everything_back();
+        self.release_everything();
     }
 }
 
@@ -430,13 +424,13 @@ impl Driver for CudaDevice {
     ) -> DriverResult<Pending<()>> {
         let op = Op::CopyToDevice;
         self.context.owner().check(op)?;
-        let places = places::in_buffer(src.len(), parts).map_err(of(op))?;
+        let ranges = copy_ranges::in_buffer(src.len(), parts).map_err(of(op))?;
         self.state.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
         let queue = |(src, queued, kernel): &ToDevice, stream: &Stream| {
-            transfer::to_device(&self.context, stream, kernel.as_deref(), src, parts, &places, queued)
+            transfer::to_device(&self.context, stream, kernel.as_deref(), src, parts, &ranges, queued)
         };
         let kept = (src, Queued::default(), self.copy_kernel.as_ref().ok().cloned());
-        self.fly(op, stream, kept, queue, |(_src, queued, _kernel)| staging::outcome(&queued))
+        self.submit(op, stream, kept, queue, |(_src, queued, _kernel)| staging::outcome(&queued))
     }
 
     fn copy_to_host(
@@ -447,14 +441,14 @@ impl Driver for CudaDevice {
     ) -> DriverResult<Pending<HostBuffer>> {
         let op = Op::CopyToHost;
         self.context.owner().check(op)?;
-        let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
+        let ranges = copy_ranges::in_buffer(dst.len(), parts).map_err(of(op))?;
         self.state.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
         let to = Writable::of(&self.context, &mut dst);
         let queue = |(_, queued): &(HostBuffer, Queued), stream: &Stream| {
-            transfer::to_host(&self.context, stream, to, parts, &places, queued)
+            transfer::to_host(&self.context, stream, to, parts, &ranges, queued)
         };
         let kept = (dst, Queued::default());
-        self.fly(op, stream, kept, queue, |(dst, queued)| staging::outcome(&queued).map(|()| dst))
+        self.submit(op, stream, kept, queue, |(dst, queued)| staging::outcome(&queued).map(|()| dst))
     }
 
     fn save(
@@ -466,21 +460,21 @@ impl Driver for CudaDevice {
         let op = Op::Save;
         self.context.owner().check(op)?;
         check_save(self.info.granule_bytes, parts)?;
-        let places = places::in_buffer(dst.len(), parts).map_err(of(op))?;
+        let ranges = copy_ranges::in_buffer(dst.len(), parts).map_err(of(op))?;
         self.state.check_open(parts.iter().map(|part| part.device)).map_err(of(op))?;
         let to = Writable::of(&self.context, &mut dst);
         let job = self.call(op, |_| Ok(self.digester.of_stored(&self.context, &dst, parts)))?;
-        let (granule, stored) = (to_usize(self.info.granule_bytes).map_err(of(op))?, places.clone());
-        let queue = |(_, job, queued): &(HostBuffer, Option<Job>, Queued), stream: &Stream| {
-            transfer::to_host(&self.context, stream, to, parts, &places, queued)?;
+        let (granule, stored) = (to_usize(self.info.granule_bytes).map_err(of(op))?, ranges.clone());
+        let queue = |(_, job, queued): &(HostBuffer, Option<DigestJob>, Queued), stream: &Stream| {
+            transfer::to_host(&self.context, stream, to, parts, &ranges, queued)?;
             job.as_ref().map_or(Ok(()), |job| job.queue(stream))
         };
         let kept = (dst, job, Queued::default());
-        self.fly(op, stream, kept, queue, move |(dst, job, queued)| {
+        self.submit(op, stream, kept, queue, move |(dst, job, queued)| {
             staging::outcome(&queued)?;
             let digests = job.map(|job| job.digests()).unwrap_or_else(|| {
                 let bytes: &[u8] = &dst;
-                let granules = stored.into_iter().flat_map(|place| bytes[place].chunks(granule));
+                let granules = stored.into_iter().flat_map(|range| bytes[range].chunks(granule));
                 of_stored(&granules.collect::<Vec<_>>())
             });
             Ok((dst, digests))
@@ -499,7 +493,7 @@ impl Driver for CudaDevice {
             // SAFETY: C3, the range is mapped with access.
             self.api().check(unsafe { (self.api().memset_d8_async)(range.addr, 0, bytes, stream.raw()) })
         };
-        self.fly(op, stream, (), queue, Ok)
+        self.submit(op, stream, (), queue, Ok)
     }
 
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> DriverResult<Pending<Vec<Digest>>> {
@@ -508,7 +502,7 @@ impl Driver for CudaDevice {
         check_granules(granule, ranges).map_err(of(op))?;
         self.state.check_open(ranges.iter().copied()).map_err(of(op))?;
         if let Some(job) = self.call(op, |_| Ok(self.digester.of_device(ranges)))? {
-            return self.fly(op, stream, job, Job::queue, |job| Ok(job.digests()));
+            return self.submit(op, stream, job, DigestJob::queue, |job| Ok(job.digests()));
         }
         let digests = ranges.iter().map(|range| Digests::of(*range, granule)).collect::<Result<Vec<_>>>();
         let digests = digests.map_err(of(op))?;
@@ -517,7 +511,7 @@ impl Driver for CudaDevice {
             let mut pairs = digests.iter().zip(ranges);
             pairs.try_for_each(|(digests, range)| digests.queue(&self.context, stream, *range, queued))
         };
-        self.fly(op, stream, (digests, queued), queue, |(digests, _queued)| {
+        self.submit(op, stream, (digests, queued), queue, |(digests, _queued)| {
             Ok(digests.iter().map(|digests| digests.take()).collect::<Result<Vec<_>>>()?.concat())
         })
     }
@@ -525,7 +519,7 @@ impl Driver for CudaDevice {
     fn launch_host(&self, stream: StreamId, work: HostWork) -> DriverResult<Pending<()>> {
         let job = HostJob::new(work);
         let queue = |job: &Arc<HostJob>, stream: &Stream| job.launch(&self.context, stream);
-        self.fly(Op::LaunchHost, stream, job, queue, |job| job.outcome())
+        self.submit(Op::LaunchHost, stream, job, queue, |job| job.outcome())
     }
 
     fn memory_info(&self) -> DriverResult<MemoryInfo> {

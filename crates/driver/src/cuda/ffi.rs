@@ -1,8 +1,8 @@
-//! The driver's library: the few symbols that are used, with their C types.
+//! The driver's library: the symbols in use, with their C types.
 //!
-//! NVIDIA publishes names, types and values in the documentation of the CUDA driver API; no header or toolkit is
-//! needed. Handles are integers here, since nothing of them is ever looked into. Every function is `unsafe` for
-//! the reason that C is: the rules for calling them are C1 to C5 in `docs/unsafe.md`.
+//! NVIDIA's documentation of the CUDA driver API has the names, types and values; no header or toolkit is needed.
+//! Handles are integers here, since only the driver looks into them. Every function is `unsafe` as a C function;
+//! rules C1 to C5 in `docs/unsafe.md` say how to call them.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use poorwill_core::{DriverErrorKind, Op};
 
 use crate::ledger::{Result, of};
 
-/// What a call of the driver returned: an integer, since later drivers have values that we do not know.
+/// Result of a driver call: an integer, since later drivers have values unknown here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct CuResult(pub(super) c_int);
@@ -28,16 +28,16 @@ impl CuResult {
     pub(super) const HOST_MEMORY_NOT_REGISTERED: Self = Self(713);
     pub(super) const NOT_PERMITTED: Self = Self(800);
     pub(super) const NOT_SUPPORTED: Self = Self(801);
-    /// Of the default stream: one that it would have to wait for is being captured.
+    /// For the default stream: a stream that it would wait for is being captured.
     pub(super) const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
 
-    /// Whether the process has lost its context by it: every later call will fail as well.
+    /// Whether it means that the process has lost its context, so that every later call fails.
     fn is_fatal(self) -> bool {
         matches!(self.0, 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }
 }
 
-/// A pointer of the driver's, to something that only the driver looks into.
+/// An opaque pointer of the driver's.
 pub(super) type Raw = usize;
 pub(super) type CuDevice = c_int;
 pub(super) type CuDeviceptr = u64;
@@ -94,7 +94,7 @@ pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 
 macro_rules! symbols {
     ($($field:ident: $since:literal, $($symbol:literal)|+, fn($($arg:ty),*);)+) => {
-        /// The symbols in use, each under the name that the driver exports (the first that it has).
+        /// The symbols in use, each under the first name that the driver exports.
         #[derive(Debug)]
         pub(super) struct Api {
             $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> CuResult,)+
@@ -104,8 +104,8 @@ macro_rules! symbols {
             fn of(library: &Library, path: &Path) -> Result<Self> {
                 Ok(Self { $($field: {
                     let found = symbol(library, path, $since, &[$($symbol),+])?;
-                    // SAFETY: C1, the documented type of the function under this name; a pointer to data and
-                    // a pointer to a function have one size on every system that has this library.
+                    // SAFETY: C1, the documented type of the function under this name. A pointer to data and a
+                    // pointer to a function have one size on every system with this library.
                     unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CuResult>(found) }
                 },)+ })
             }
@@ -172,14 +172,13 @@ symbols! {
         fn(Raw, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Raw, *mut *mut c_void, *mut *mut c_void);
 }
 
-/// The library's usual name.
 const LIBCUDA: &str = "libcuda.so.1";
 
-/// The oldest driver that has every symbol here, and the CUDA that it came with.
+/// The oldest driver with every symbol here, and its CUDA version.
 const DRIVER_MIN: &str = "440.33 (CUDA 10.2)";
 
 impl Api {
-    /// The driver's library, loaded at most once and never unloaded: it has threads and exit handlers of its own.
+    /// The driver's library, loaded once and never unloaded: it has its own threads and exit handlers.
     ///
     /// # Errors
     /// `Unsupported`, naming what is missing and where it comes from.
@@ -200,10 +199,10 @@ impl Api {
         Ok(api)
     }
 
-    /// The error of a result, in the driver's own words.
+    /// The error of a result, in the driver's words.
     pub(super) fn error(&self, code: CuResult) -> DriverErrorKind {
-        let name = self.words(self.get_error_name, code).unwrap_or_else(|| "CUDA error".into());
-        let text = self.words(self.get_error_string, code).unwrap_or_else(|| "no text".into());
+        let name = self.error_text(self.get_error_name, code).unwrap_or_else(|| "CUDA error".into());
+        let text = self.error_text(self.get_error_string, code).unwrap_or_else(|| "no text".into());
         let lost = if code.is_fatal() {
             "; by this the process has lost its CUDA context, and only a new process gets one"
         } else {
@@ -212,28 +211,27 @@ impl Api {
         DriverErrorKind::Device { code: code.0.into(), name, text: format!("{text}{lost}") }
     }
 
-    fn words(
+    fn error_text(
         &self,
-        ask: unsafe extern "C" fn(CuResult, *mut *const c_char) -> CuResult,
+        call: unsafe extern "C" fn(CuResult, *mut *const c_char) -> CuResult,
         code: CuResult,
     ) -> Option<String> {
         let mut text: *const c_char = std::ptr::null();
         // SAFETY: C2, `text` outlives the call.
-        let found = unsafe { ask(code, &raw mut text) };
+        let found = unsafe { call(code, &raw mut text) };
         if found != CuResult::SUCCESS || text.is_null() {
             return None;
         }
-        // SAFETY: the driver's answer is a C string that lives as long as the library, which is for ever.
+        // SAFETY: the driver returned a C string that lives as long as the library, which is for ever.
         let text = unsafe { CStr::from_ptr(text) };
         Some(text.to_string_lossy().into_owned())
     }
 
-    /// Success, or the error.
     pub(super) fn check(&self, code: CuResult) -> Result<()> {
         if code == CuResult::SUCCESS { Ok(()) } else { Err(self.error(code)) }
     }
 
-    /// What a call wrote, if it succeeded.
+    /// The value that the call wrote.
     pub(super) fn get<T: Default>(&self, call: impl FnOnce(*mut T) -> CuResult) -> Result<T> {
         let mut value = T::default();
         self.check(call(&raw mut value)).map(|()| value)
@@ -242,8 +240,8 @@ impl Api {
 
 fn open(path: &Path) -> Result<Library> {
     let name: &OsStr = path.as_ref();
-    // SAFETY: C1; loading runs the initialisers of the NVIDIA driver (or of a library that the caller names), as
-    // any program that uses a GPU does.
+    // SAFETY: C1; loading runs the initialisers of the NVIDIA driver, as in any program that uses a GPU. If the
+    // caller names another library, it runs that library's.
     let opened = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
     opened.map_err(|error| DriverErrorKind::Unsupported {
         reason: format!(
@@ -256,7 +254,7 @@ fn open(path: &Path) -> Result<Library> {
 
 fn symbol(library: &Library, path: &Path, since: &str, names: &[&str]) -> Result<*mut c_void> {
     for name in names {
-        // SAFETY: C1; only the address is asked for here.
+        // SAFETY: C1; this only looks the address up.
         let found = unsafe { library.get::<*mut c_void>(name.as_bytes()) };
         if let Ok(found) = found {
             let address = found.into_raw();

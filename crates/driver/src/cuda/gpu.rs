@@ -1,4 +1,4 @@
-//! Which GPUs there are, asked without making a context.
+//! Finds GPUs without creating a context.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::ffi::{
 use crate::ledger::{Result, invalid, of};
 use crate::system::slices::hami_limit;
 
-/// What a GPU says of itself.
+/// Properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GpuInfo {
     /// Its number, as the driver counts.
@@ -27,13 +27,13 @@ pub struct GpuInfo {
     pub compute_capability: (u32, u32),
     /// Newest CUDA version that the driver supports, major and minor.
     pub cuda_version: (u32, u32),
-    /// As NVML and `nvidia-smi` write it, without the prefix of what kind of device it is (`GPU-`, `MIG-`).
+    /// As NVML and `nvidia-smi` write it, without the prefix (`GPU-`, `MIG-`).
     pub uuid: String,
-    /// Where it sits, as `domain:bus:device.function`.
+    /// PCI address, as `domain:bus:device.function`.
     pub pci_bus_id: String,
-    /// Smallest unit that can be mapped, in bytes; 0 where it has no virtual memory management.
+    /// Smallest unit that can be mapped, in bytes; 0 without virtual memory management.
     pub granule_bytes: u64,
-    /// Physical memory as the driver tells it, in bytes; 0 on some slices.
+    /// Physical memory as the driver reports it, in bytes; 0 on some slices.
     pub total_bytes: u64,
     /// Shared memory that a block of threads may opt in to, in bytes.
     pub shared_memory_per_block_bytes: u64,
@@ -42,7 +42,8 @@ pub struct GpuInfo {
 }
 
 impl GpuInfo {
-    /// What a slice has whose driver does not say it now: the GPU's own word, or what the slice was told to have.
+    /// A slice's memory, for a driver that does not report it now: HAMi's limit or the GPU's total, whichever is
+    /// lower.
     pub(super) fn total_of_slice(&self) -> Option<u64> {
         let limit =
             hami_limit(&|name| std::env::var_os(name), self.ordinal).and_then(|limit| limit.bytes.ok()?);
@@ -50,27 +51,27 @@ impl GpuInfo {
     }
 }
 
-/// The GPUs that the driver shows this process, in its order, found out without taking memory of any. One that
-/// does not answer is an error that names it, and hides none of the others.
+/// The GPUs that the driver shows this process, in its order. Takes no GPU memory. A GPU whose queries fail is an
+/// error that names it, and does not hide the others.
 ///
 /// # Errors
-/// `Unsupported` where there is no driver, no usable one, or no GPU; `Device` with what the driver said.
+/// `Unsupported` without a usable driver or a GPU; `Device` with what the driver reports.
 pub fn gpus(library: Option<&Path>) -> DriverResult<Vec<DriverResult<GpuInfo>>> {
     let api = Api::load(library)?;
     let count = count(api).map_err(of(Op::Open))?;
-    Ok((0..count).map(|ordinal| ask(api, ordinal).map(|(_, gpu)| gpu).map_err(of(Op::Open))).collect())
+    Ok((0..count).map(|ordinal| query(api, ordinal).map(|(_, gpu)| gpu).map_err(of(Op::Open))).collect())
 }
 
-/// The GPU of this number, asked as [`gpus`] does.
+/// The GPU with this number, found as by [`gpus`].
 ///
 /// # Errors
-/// As there; `InvalidArgument` for a number that no GPU has.
+/// As for [`gpus`]; `InvalidArgument` for an unknown number.
 pub fn gpu(library: Option<&Path>, ordinal: u32) -> DriverResult<GpuInfo> {
     let api = Api::load(library)?;
     known(api, ordinal).map(|(_, gpu)| gpu).map_err(of(Op::Open))
 }
 
-/// The driver's handle of a GPU that can be used, and what it is.
+/// Requires virtual memory management.
 pub(super) fn find(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     let (device, gpu) = known(api, ordinal)?;
     if gpu.granule_bytes == 0 {
@@ -89,10 +90,9 @@ fn known(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
             "there is no GPU {ordinal}: the driver shows this process {count} ({known})"
         )));
     }
-    ask(api, ordinal)
+    query(api, ordinal)
 }
 
-/// How many GPUs the driver shows this process.
 pub(super) fn count(api: &Api) -> Result<u32> {
     // SAFETY: C2; initialising twice does nothing.
     let ready = unsafe { (api.init)(0) };
@@ -108,7 +108,6 @@ pub(super) fn count(api: &Api) -> Result<u32> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// The error of a driver that finds no GPU.
 fn no_device(api: &Api, code: CuResult) -> DriverErrorKind {
     let error = api.error(code);
     if code == CuResult::NO_DEVICE {
@@ -121,14 +120,13 @@ fn no_device(api: &Api, code: CuResult) -> DriverErrorKind {
     error
 }
 
-/// The error of a call that finds or takes a GPU: names the call, and what may help where the driver's words do
-/// not say it.
+/// Names the call in an error, and adds a hint where the driver's text has none.
 pub(super) fn failed(call: &str, code: CuResult) -> impl FnOnce(DriverErrorKind) -> DriverErrorKind {
     let hint = hint(call, code).map_or_else(String::new, |hint| format!("; {hint}"));
     move |error| reworded(error, |text| format!("{call} failed: {text}{hint}"))
 }
 
-/// What may be behind an error, and what to do about it.
+/// The likely cause of an error, and what to do.
 fn hint(call: &str, code: CuResult) -> Option<&'static str> {
     Some(match code.0 {
         2 if call == "cuDevicePrimaryCtxRetain" => {
@@ -145,7 +143,6 @@ fn hint(call: &str, code: CuResult) -> Option<&'static str> {
     })
 }
 
-/// The error with other words of the driver's.
 fn reworded(error: DriverErrorKind, words: impl FnOnce(String) -> String) -> DriverErrorKind {
     match error {
         DriverErrorKind::Device { code, name, text } => {
@@ -155,20 +152,18 @@ fn reworded(error: DriverErrorKind, words: impl FnOnce(String) -> String) -> Dri
     }
 }
 
-/// What a GPU is; the error names which.
-fn ask(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
+/// Errors name the GPU.
+fn query(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     let named = |error| reworded(error, |text| format!("cuda:{ordinal} does not say what it is: {text}"));
     properties(api, ordinal).map_err(named)
 }
 
-/// The driver's handle of a GPU.
 pub(super) fn handle(api: &'static Api, ordinal: u32) -> Result<CuDevice> {
     let number = c_int::try_from(ordinal).map_err(|_| invalid(format!("there is no GPU {ordinal}")))?;
     // SAFETY: C2.
     api.get(|device| unsafe { (api.device_get)(device, number) })
 }
 
-/// Whether a GPU has virtual memory management, as far as it says.
 pub(super) fn has_virtual_memory(api: &Api, device: CuDevice) -> bool {
     attribute(api, device, ATTRIBUTE_VIRTUAL_MEMORY).is_ok_and(|has| has != 0)
 }
@@ -186,7 +181,7 @@ fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     let gpu = GpuInfo {
         ordinal,
         name: text(api, |text, len| {
-            // SAFETY: C2, `text` has room for `len` bytes.
+            // SAFETY: C2, `text` has space for `len` bytes.
             unsafe { (api.device_get_name)(text, len, device) }
         })?,
         compute_capability: (
@@ -196,7 +191,7 @@ fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
         cuda_version: (version / 1000, version % 1000 / 10),
         uuid: dashed(uuid),
         pci_bus_id: text(api, |text, len| {
-            // SAFETY: C2, `text` has room for `len` bytes.
+            // SAFETY: C2, `text` has space for `len` bytes.
             unsafe { (api.device_get_pci_bus_id)(text, len, device) }
         })?,
         granule_bytes: granule_bytes(api, device)?,
@@ -207,7 +202,7 @@ fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     Ok((device, gpu))
 }
 
-/// What memory of a GPU is to be: its own, and open to network cards where the GPU can do that.
+/// Properties of a GPU's own memory, open to network cards where the GPU supports that.
 pub(super) fn memory_of(api: &Api, device: CuDevice) -> AllocationProp {
     let rdma = attribute(api, device, ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY).is_ok_and(|can| can != 0);
     AllocationProp {
@@ -233,7 +228,7 @@ fn granule_bytes(api: &Api, device: CuDevice) -> Result<u64> {
     Ok(bytes as u64)
 }
 
-/// What a block may opt in to; what it gets anyhow where the driver does not know of opting in.
+/// What a block may opt in to; its fixed amount where the driver does not support opting in.
 fn shared_memory_per_block(api: &Api, device: CuDevice) -> Result<u64> {
     let bytes = attribute(api, device, ATTRIBUTE_SHARED_MEMORY_PER_BLOCK_OPTIN)
         .or_else(|_| attribute(api, device, ATTRIBUTE_SHARED_MEMORY_PER_BLOCK))?;
@@ -245,15 +240,13 @@ fn attribute(api: &Api, device: CuDevice, which: c_int) -> Result<c_int> {
     api.get(|value| unsafe { (api.device_get_attribute)(value, which, device) })
 }
 
-/// A text that a call writes into room for it.
 fn text(api: &Api, call: impl FnOnce(*mut c_char, c_int) -> CuResult) -> Result<String> {
-    let mut room = [0u8; 256];
-    api.check(call(room.as_mut_ptr().cast(), 255))?;
-    let text = CStr::from_bytes_until_nul(&room).unwrap_or_default();
+    let mut buffer = [0u8; 256];
+    api.check(call(buffer.as_mut_ptr().cast(), 255))?;
+    let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// A UUID as it is usually written.
 fn dashed(uuid: [u8; 16]) -> String {
     let mut text = String::with_capacity(36);
     for (nth, byte) in uuid.into_iter().enumerate() {

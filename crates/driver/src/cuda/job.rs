@@ -1,4 +1,4 @@
-//! Functions of the host that a stream calls, and what became of them.
+//! Host functions that a stream calls, and their outcomes.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,6 @@ use super::context::Context;
 use super::stream::Stream;
 use crate::ledger::Result;
 
-/// Work for the host with its outcome.
 #[derive(Default)]
 pub(super) struct HostJob {
     work: Mutex<Option<HostWork>>,
@@ -29,10 +28,10 @@ impl HostJob {
         Arc::new(Self { work: Mutex::new(Some(work)), outcome: Mutex::new(None) })
     }
 
-    /// Queues it. The caller has entered the context.
+    /// The context is entered.
     pub(super) fn launch(self: &Arc<Self>, context: &Context, stream: &Stream) -> Result<()> {
         let user = Arc::into_raw(Arc::clone(self)).cast_mut().cast::<c_void>();
-        // SAFETY: C3 for the stream; `run` takes the count back that `user` stands for.
+        // SAFETY: C3 for the stream; `run` takes over the reference count that `user` stands for.
         let launched = unsafe { (context.api().launch_host_func)(stream.raw(), run, user) };
         context.api().check(launched).inspect_err(|_| {
             // SAFETY: refused, so `run` will not be called with it.
@@ -40,7 +39,7 @@ impl HostJob {
         })
     }
 
-    /// What became of it, once the stream is past it.
+    /// Call it once the stream has passed it.
     pub(super) fn outcome(&self) -> Result<()> {
         let (name, text) = match *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(Outcome::Returned) => return Ok(()),
@@ -58,7 +57,7 @@ impl HostJob {
         let outcome = match catch_unwind(AssertUnwindSafe(work)) {
             Ok(()) => Outcome::Returned,
             Err(payload) => {
-                // Dropping what was thrown may throw again, and nobody is left to catch it.
+                // Dropping the payload may panic again, with no handler left.
                 std::mem::forget(payload);
                 Outcome::Panicked
             }
@@ -67,12 +66,11 @@ impl HostJob {
     }
 }
 
-/// What the driver calls.
 extern "C" fn run(user: *mut c_void) {
     // SAFETY: `launch` made it of an `Arc` for this one call.
     let job = unsafe { Arc::from_raw(user.cast_const().cast::<HostJob>()) };
     job.run();
-    // The last reference may drop code of the caller's: its panic must not cross into the driver either.
+    // Dropping the last reference may run the caller's code. Its panic must not cross into the driver either.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(job))) {
         std::mem::forget(payload);
     }

@@ -1,4 +1,4 @@
-//! Kernels: modules of PTX, and launching what is in them.
+//! Kernels: PTX modules and their launches.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::ffi::Raw;
 use super::stream::Stream;
 use crate::ledger::{Result, of};
 
-/// Code on one GPU; unloaded with its last [`Function`].
+/// Loaded code on one GPU; unloaded with its last [`Function`].
 #[derive(Debug, Clone)]
 pub struct Module(Arc<Loaded>);
 
@@ -31,7 +31,7 @@ pub enum KernelArg {
     U64(u64),
 }
 
-/// How a kernel is spread over the GPU. Made of `(blocks, threads)` where it takes no dynamic shared memory.
+/// The grid of a launch. Converts from `(blocks, threads)`, without dynamic shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
     /// Blocks, in one dimension.
@@ -55,7 +55,6 @@ struct Loaded {
 }
 
 impl Module {
-    /// Compiles PTX in a context.
     pub(super) fn load_in(context: &Arc<Context>, ptx: &str) -> DriverResult<Self> {
         let _entered = context.enter(Op::LoadModule)?;
         let load = || -> Result<Self> {
@@ -71,7 +70,7 @@ impl Module {
     /// The entry of this name.
     ///
     /// # Errors
-    /// `Device` when there is none.
+    /// `Device` if there is none.
     pub fn function(&self, name: &str) -> DriverResult<Function> {
         let context = &self.0.context;
         let _entered = context.enter(Op::LoadModule)?;
@@ -96,22 +95,23 @@ impl Drop for Loaded {
 }
 
 impl Function {
-    /// Whether it was loaded in this context.
     pub(super) fn is_in(&self, context: &Context) -> bool {
         self.module.context.raw() == context.raw()
     }
 
-    /// Queues the kernel. The caller has entered the context, and keeps the function until the kernel has finished.
+    /// Queues the kernel. The caller has entered the context, and keeps the function until the kernel has
+    /// finished.
     ///
     /// # Safety
-    /// `args` are the parameters of the kernel, which touches only memory that stays mapped until it has finished.
+    /// `args` are the parameters of the kernel, which touches only memory that stays mapped until it has
+    /// finished.
     pub(super) unsafe fn queue(&self, stream: &Stream, grid: Grid, args: &[KernelArg]) -> Result<()> {
         let api = self.module.context.api();
         let mut values: Vec<u64> = args.iter().map(|arg| arg.value()).collect();
         let mut pointers: Vec<*mut c_void> =
             values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
         let Grid { blocks, threads, shared_bytes } = grid;
-        // SAFETY: C3; the parameters are read before the call returns, and are what the caller says.
+        // SAFETY: C3; the driver reads the parameters before the call returns, and the caller vouches for them.
         api.check(unsafe {
             (api.launch_kernel)(
                 self.raw,
@@ -131,7 +131,7 @@ impl Function {
 }
 
 impl KernelArg {
-    /// The bytes that the kernel reads, the first four of them for a `.u32`.
+    /// The bytes that the kernel reads, only the first four for a `.u32`.
     fn value(self) -> u64 {
         match self {
             Self::U32(value) => {

@@ -1,4 +1,4 @@
-//! Kernels of the device's callers.
+//! Launches of the callers' kernels.
 
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{Op, Pending, StreamId};
@@ -11,7 +11,7 @@ impl Module {
     /// Compiles PTX for the GPU.
     ///
     /// # Errors
-    /// `InvalidArgument` for a text with a zero in it; `Device` with what the driver says to the code.
+    /// `InvalidArgument` for text with a zero byte; `Device` with what the driver reports.
     pub fn load(device: &CudaDevice, ptx: &str) -> DriverResult<Self> {
         Self::load_in(device.context(), ptx)
     }
@@ -21,12 +21,12 @@ impl CudaDevice {
     /// Queues a kernel, on a grid or on `(blocks, threads)`.
     ///
     /// # Errors
-    /// `UnknownHandle`; `InvalidArgument` for a function of another GPU; what the driver says to the launch; at
-    /// `wait`, what the device reports.
+    /// `UnknownHandle`; `InvalidArgument` for a function of another GPU; what the driver reports for the launch;
+    /// at `wait`, what the device reports.
     ///
     /// # Safety
-    /// `args` must be the parameters of the kernel, in number, order and type, and the kernel must touch only
-    /// memory that stays mapped until it has finished, and that nothing else relies on meanwhile.
+    /// `args` must be the parameters of the kernel, in number, order and type. The kernel must touch only memory
+    /// that stays mapped until it has finished, and that nothing else relies on meanwhile.
     pub unsafe fn launch(
         &self,
         stream: StreamId,
@@ -42,8 +42,8 @@ impl CudaDevice {
                 return Err(invalid("the function was loaded on another GPU".into()));
             }
             let stream = self.queues().running_stream(stream)?;
-            let flight = self.queues().fly(&stream, function.clone(), |function| {
-                // SAFETY: what the caller of this promises.
+            let flight = self.queues().submit(&stream, function.clone(), |function| {
+                // SAFETY: what this function's caller promises.
                 unsafe { function.queue(&stream, grid, args) }
             })?;
             Ok(flight.pending(op, |_function| Ok(())))

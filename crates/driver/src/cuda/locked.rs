@@ -1,4 +1,4 @@
-//! Page-locking host memory with the GPU's driver.
+//! Page-locks host memory with the GPU's driver.
 
 use std::ptr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::ffi::{CuDeviceptr, CuResult, REGISTER_FLAGS};
 use super::primary::Primary;
 use crate::host_memory::{Backend, Refusal, Region};
 
-/// Memory of the system's that one GPU's driver page-locks. It keeps the context.
+/// Keeps the context.
 #[derive(Debug)]
 pub(super) struct Locked {
     primary: Arc<Primary>,
@@ -28,7 +28,7 @@ impl Backend for Locked {
         let _entered = self.primary.enter(Op::HostAlloc).map_err(|error| failed(&error.kind))?;
         let api = self.primary.api();
         let start = ptr::with_exposed_provenance_mut(region.start());
-        // SAFETY: C4, whoever has the region unregisters it before it goes.
+        // SAFETY: C4, the region's owner unregisters it before unmapping it.
         let registered = unsafe { (api.mem_host_register)(start, region.bytes(), REGISTER_FLAGS) };
         if matches!(registered, CuResult::NOT_PERMITTED | CuResult::NOT_SUPPORTED) {
             let words = api.error(registered);
@@ -40,14 +40,14 @@ impl Backend for Locked {
             api.get(|device| unsafe { (api.mem_host_get_device_pointer)(device, start, 0) });
         device.map(Some).map_err(|error| {
             let reason = format!("page-locked memory has no address for the device: {error}");
-            if self.unlock(region) { Refusal::Failed(reason) } else { Refusal::Stuck(reason) }
+            if self.unlock(region) { Refusal::Failed(reason) } else { Refusal::HalfRegistered(reason) }
         })
     }
 
     fn unlock(&self, region: &Region) -> bool {
         let Ok(_entered) = self.primary.enter(Op::HostTrim) else { return false };
         let start = ptr::with_exposed_provenance_mut(region.start());
-        // SAFETY: C4, registered when it was made, and used by nobody any more.
+        // SAFETY: C4, registered when it was made, and no code uses it any more.
         unsafe { (self.primary.api().mem_host_unregister)(start) == CuResult::SUCCESS }
     }
 }

@@ -1,26 +1,26 @@
-//! NVIDIA's GPUs, through whatever driver the machine has.
+//! NVIDIA's GPUs, with the machine's driver.
 //!
-//! The driver's library is opened at run time, so the same program runs where there is none and says so; nothing
-//! of a CUDA toolkit is needed, to build or to run. Memory is that of the driver's virtual memory management, in
-//! the primary context, which PyTorch and the CUDA runtime use as well.
+//! The driver's library is loaded at run time, so the same program also runs without one and reports that.
+//! Neither building nor running needs a CUDA toolkit. Memory comes from the driver's virtual memory management,
+//! in the primary context, which PyTorch and the CUDA runtime share.
 //!
-//! What a GPU cannot tell, the contract does not ask for: work in flight under an unmap is not noticed here (it is
-//! on the host device and in the tests' fake driver). Digests are computed by a kernel where the driver takes it, on the
-//! host otherwise; copies to the device are made by copy engines, and on streams made for that by a kernel.
+//! The contract does not ask for what a GPU cannot detect: an unmap under work in flight goes unnoticed here. The
+//! host device and the tests' fake driver detect it. Digests are computed by a kernel where possible, otherwise
+//! on the host. Copies to the device use the copy engines, or a kernel on streams made for that.
 //!
-//! Floors, each of which knows those below it alone (`host` has files of the same names for the same things):
+//! Layers, each of which uses only those below it (`host` uses the same file names):
 //!
 //! ```text
-//! device                the contract; beside it launch and buffers, what callers of a GPU get beyond it
-//! state                 what is mapped          transfer, copies, digest   how bytes move and are digested
-//! vm                    the calls for that      kernel, slots, staging     by kernels, through page-locked memory
-//! peers                                         queue, job, stream         work in order, and what it keeps alive
-//! context, registered   a GPU's context with host memory; locked page-locks it
-//! primary               the context itself
-//! gpu, ffi              which GPUs there are; the library
+//! device the contract; with launch and buffers, the extensions of a GPU
+//! state what is mapped transfer, copies, digest moving and digesting bytes
+//! vm the calls for that kernel, slots, staging kernels and page-locked memory
+//! peers queue, job, stream work in order, and what it keeps alive
+//! context, registered a GPU's context with host memory; locked page-locks it
+//! primary the context itself
+//! gpu, ffi which GPUs exist; the library
 //! ```
 //!
-//! The rules behind the `unsafe` here are C1 to C6 in `docs/unsafe.md`.
+//! Rules C1 to C6 in `docs/unsafe.md` cover the `unsafe` code here.
 
 mod buffers;
 mod context;

@@ -1,8 +1,7 @@
-//! Which other GPUs may use a GPU's memory.
+//! Which other GPUs may access a GPU's memory.
 //!
-//! Memory that is mapped can be used by the GPUs that were named then and by no others: what a process has allowed between
-//! its contexts (`cuCtxEnablePeerAccess`) does not concern it. A GPU that uses it without having been named loses its
-//! context. No context is needed to be named.
+//! A mapping is accessible to the GPUs named when it is opened, and to no others; `cuCtxEnablePeerAccess` does
+//! not matter. A GPU that accesses it without being named loses its context. Naming a GPU needs no context on it.
 
 use std::ffi::c_int;
 
@@ -15,12 +14,12 @@ use crate::ledger::{Result, invalid};
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_WRITE: c_int = 3;
 
-/// Which other GPUs may read and write a GPU's memory, by the driver's numbers. Each makes opening what was mapped take
-/// longer.
+/// Which other GPUs may read and write a GPU's memory, by the driver's numbers. Each peer makes opening mappings
+/// slower.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Peers {
-    /// All that the driver shows this process and that can reach it.
+    /// Every GPU that the driver shows this process and that can reach the memory.
     #[default]
     Reachable,
     /// None: for processes that use one GPU.
@@ -29,19 +28,16 @@ pub enum Peers {
     Only(Vec<u32>),
 }
 
-/// Who gets access to memory of a GPU: itself and its peers.
 #[derive(Debug)]
 pub(super) struct Access {
     own: u32,
-    /// By number, rising.
     peers: Vec<u32>,
     descs: Vec<AccessDesc>,
 }
 
 impl Access {
-    /// What is wished for, as far as the driver says that it can be had.
-    pub(super) fn of(api: &'static Api, own: u32, device: CuDevice, wished: &Peers) -> Result<Self> {
-        let peers = match wished {
+    pub(super) fn of(api: &'static Api, own: u32, device: CuDevice, requested: &Peers) -> Result<Self> {
+        let peers = match requested {
             Peers::None => Vec::new(),
             Peers::Only(peers) => chosen(api, own, device, peers)?,
             Peers::Reachable => reachable(api, own, device)?,
@@ -52,7 +48,6 @@ impl Access {
         Ok(Self { own, peers, descs })
     }
 
-    /// The others, by number.
     pub(super) fn peers(&self) -> &[u32] {
         &self.peers
     }
@@ -61,7 +56,7 @@ impl Access {
         &self.descs
     }
 
-    /// The error of opening memory for all of them: it may be the others' fault.
+    /// Explains an error of opening memory for all of them: a peer may be the cause.
     pub(super) fn refused(&self, error: DriverErrorKind) -> DriverErrorKind {
         match error {
             DriverErrorKind::Device { code, name, text } if !self.peers.is_empty() => {
@@ -78,13 +73,12 @@ impl Access {
     }
 }
 
-/// All that can reach it. One without virtual memory management, and one that does not answer, cannot.
+/// All GPUs that can reach the memory. Without virtual memory management, or on errors, a GPU cannot.
 fn reachable(api: &'static Api, own: u32, device: CuDevice) -> Result<Vec<u32>> {
     let others = (0..count(api)?).filter(|peer| *peer != own);
     Ok(others.filter(|peer| handle(api, *peer).is_ok_and(|peer| can_reach(api, peer, device))).collect())
 }
 
-/// These, each once, but for the device itself.
 fn chosen(api: &'static Api, own: u32, device: CuDevice, peers: &[u32]) -> Result<Vec<u32>> {
     let mut peers: Vec<u32> = peers.iter().copied().filter(|peer| *peer != own).collect();
     peers.sort_unstable();

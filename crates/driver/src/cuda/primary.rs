@@ -1,7 +1,7 @@
 //! The primary context of one GPU, retained, and made current for the length of a call.
 //!
-//! Promise: whatever context and mode of captures the calling thread had it has again when a call returns, and what is
-//! created in the primary context belongs to the same context that PyTorch and the CUDA runtime use.
+//! Promise: when a call returns, the calling thread has the context and capture mode that it had before. Objects
+//! are created in the same context that PyTorch and the CUDA runtime use.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -24,16 +24,16 @@ pub(super) struct Primary {
     device: CuDevice,
     raw: Raw,
     owner: Owner,
-    /// Whether nobody else in the process had it before.
+    /// Whether this process had no such context before.
     is_first: bool,
 }
 
-/// Held while a device is opened, so that who is first has nothing but a context until its size is known.
+/// Held while a device is opened: the first opener measures its context before another opener takes memory.
 #[derive(Debug)]
 pub(super) struct Opening(&'static AtomicU64);
 
 impl Opening {
-    /// Waits for whoever opens this GPU in this process. One that a fork has left behind is nobody.
+    /// Waits for other openers of this GPU here. An opener from before a fork does not count.
     pub(super) fn of(ordinal: u32, owner: Owner) -> Self {
         const FREE: u64 = 0;
         static BY: [AtomicU64; 64] = [const { AtomicU64::new(FREE) }; 64];
@@ -52,20 +52,20 @@ impl Drop for Opening {
     }
 }
 
-/// What the driver tells about a GPU's memory in a context (`cuMemGetInfo`), as it tells it.
+/// The driver's figures for a GPU's memory (`cuMemGetInfo`), uncorrected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CudaMemory {
-    /// Figures.
+    /// The figures.
     Known {
-        /// Of which free, in bytes.
+        /// Free memory in bytes.
         free_bytes: u64,
-        /// All of it, in bytes.
+        /// All memory in bytes.
         total_bytes: u64,
     },
-    /// The call is refused as invalid, which it cannot be: a limiter in front of the driver (HAMi) answers so when
-    /// more is in use than it allows.
+    /// The call fails as invalid, which the arguments cannot cause. HAMi's limiter returns this when more is in
+    /// use than it allows.
     OverLimit {
-        /// The driver's words.
+        /// The driver's error text.
         words: String,
     },
 }
@@ -76,15 +76,14 @@ impl fmt::Debug for Primary {
     }
 }
 
-/// The context is current on this thread until this is dropped, and nothing that is called meanwhile ends a capture
-/// into a graph for the one reason that it might be unsafe there.
+/// The context is current on this thread until this is dropped. Capture mode is relaxed, so that calls do not
+/// invalidate a capture as potentially unsafe.
 #[derive(Debug)]
 pub(super) struct Entered<'a> {
     context: &'a Primary,
     pushed: bool,
-    /// The thread's own mode of captures, to be put back.
+    /// The thread's own, restored on drop.
     mode: Option<c_int>,
-    /// Of one thread only.
     _thread: PhantomData<*const ()>,
 }
 
@@ -105,7 +104,7 @@ impl Primary {
         self.owner
     }
 
-    /// Whether nobody else in the process had it before.
+    /// Whether this process had no such context before.
     pub(super) fn is_first(&self) -> bool {
         self.is_first
     }
@@ -121,7 +120,7 @@ impl Primary {
         Ok(Self { api, device, raw, owner, is_first: active == 0 })
     }
 
-    /// Makes the context current, in the process that retained it.
+    /// Makes the context current. Fails in a fork of the process that retained it.
     pub(super) fn enter(&self, op: Op) -> DriverResult<Entered<'_>> {
         self.owner.check(op)?;
         self.make_current().map_err(of(op))
@@ -141,20 +140,18 @@ impl Primary {
         Ok(entered)
     }
 
-    /// Sets this thread's mode of captures, and gives the one it had.
+    /// Returns the previous mode.
     fn exchange_capture_mode(&self, mut mode: c_int) -> Result<c_int> {
         // SAFETY: C2.
         let exchanged = unsafe { (self.api.thread_exchange_stream_capture_mode)(&raw mut mode) };
         self.api.check(exchanged).map(|()| mode)
     }
 
-    /// Waits for all work in the context.
     pub(super) fn synchronize(&self) -> Result<()> {
         // SAFETY: C3; the callers have entered.
         self.api.check(unsafe { (self.api.ctx_synchronize)() })
     }
 
-    /// What the driver tells about the GPU's memory.
     pub(super) fn memory(&self) -> Result<CudaMemory> {
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: C2; the callers have entered.
@@ -170,7 +167,7 @@ impl Primary {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if let Some(mode) = self.mode {
-            // A context that is lost takes no mode any more, and has nothing to capture.
+            // A lost context accepts no mode, and has nothing to capture.
             let _ = self.context.exchange_capture_mode(mode);
         }
         if self.pushed {
@@ -187,7 +184,7 @@ impl Drop for Primary {
         if !self.owner.is_here() {
             return;
         }
-        // SAFETY: C3, given back once. A driver that is shutting down refuses, and has freed all by then.
+        // SAFETY: C3, released once. A driver that is shutting down refuses, and has freed all by then.
         let _ = unsafe { (self.api.primary_ctx_release)(self.device) };
     }
 }

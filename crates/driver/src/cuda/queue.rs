@@ -1,8 +1,8 @@
 //! Streams, events, and what work in flight keeps alive.
 //!
-//! [`Flight`] is the one way in which work leaves: it owns whatever the work touches until an event behind the work
-//! has passed. Who waits gets it back; who does not leaves it to the [`Queues`], which let go of it once the event
-//! has passed. Promise: nothing that a copy or a host function may still touch is freed, whatever fails.
+//! All work is queued as a [`Flight`], which owns what the work touches until an event after the work has passed.
+//! Waiting returns these objects. Dropping the flight leaves them to the [`Queues`], which drop them after the
+//! event. Promise: whatever fails, nothing that a copy or a host function may still touch is freed.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -19,41 +19,41 @@ use super::ffi::Raw;
 use super::stream::{Event, Stream};
 use crate::ledger::{Result, invalid, of};
 
-/// What the driver calls the default stream, and the default stream of each thread.
+/// The driver's handles of the default stream, and of each thread's default stream.
 const STREAM_LEGACY: Raw = 1;
 const STREAM_PER_THREAD: Raw = 2;
 
-/// Longest between two looks at a stream that is to be removed while others use it.
+/// Longest pause between checks of a stream to be removed while other threads use it.
 const REMOVAL_PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// Streams and events by number, and what is left in flight.
+/// Streams and events by id, and abandoned work.
 #[derive(Debug)]
 pub(super) struct Queues {
     context: Arc<Context>,
     table: Mutex<Table>,
-    left: Mutex<Remains>,
-    left_count: AtomicUsize,
+    abandoned: Mutex<Abandoned>,
+    abandoned_count: AtomicUsize,
 }
 
-/// Work that nobody waits for.
+/// Work that no caller waits for.
 #[derive(Debug, Default)]
-struct Remains {
-    flying: VecDeque<Left>,
+struct Abandoned {
+    in_flight: VecDeque<AbandonedWork>,
     end: End,
 }
 
-/// How the device has ended.
+/// How the device was closed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum End {
     #[default]
     NotYet,
     /// All work had finished.
     Idle,
-    /// Some may still be running, for all that is known.
+    /// Some work may still be running.
     Unknown,
 }
 
-/// How many events that have not passed are met before a sweep ends.
+/// Pending events after which a sweep stops.
 const SWEEP_MISSES: usize = 8;
 
 #[derive(Debug)]
@@ -63,24 +63,23 @@ struct Table {
     next_id: u64,
 }
 
-/// A piece of such work, with what it may touch.
-struct Left {
-    /// Behind the work; without one, only waiting for the whole device tells.
+struct AbandonedWork {
+    /// Recorded after the work. Without it, only synchronizing the device shows the work's end.
     event: Option<Arc<Event>>,
     kept: Box<dyn Send>,
 }
 
-impl fmt::Debug for Left {
+impl fmt::Debug for AbandonedWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Left").field("event", &self.event).finish_non_exhaustive()
+        f.debug_struct("AbandonedWork").field("event", &self.event).finish_non_exhaustive()
     }
 }
 
-/// Work on its way.
+/// Work in flight, with what it may touch.
 pub(super) struct Flight<T: Send + 'static> {
     queues: Arc<Queues>,
-    /// Taken by whoever ends the flight.
-    going: Option<(Arc<Event>, T)>,
+    /// Taken when the flight ends.
+    work: Option<(Arc<Event>, T)>,
 }
 
 impl Queues {
@@ -88,8 +87,8 @@ impl Queues {
         let default = Arc::new(Stream::of(context, 0, false));
         let mut table = Table::empty();
         table.streams.insert(StreamId::DEFAULT.0, default);
-        let (left, left_count) = Default::default();
-        Self { context: Arc::clone(context), table: Mutex::new(table), left, left_count }
+        let (abandoned, abandoned_count) = Default::default();
+        Self { context: Arc::clone(context), table: Mutex::new(table), abandoned, abandoned_count }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -104,14 +103,13 @@ impl Queues {
         if self.table().streams.contains_key(&id.0) { Ok(()) } else { Err(unknown(id)) }
     }
 
-    /// A stream that runs what is queued on it: while it is captured, work on it would never be done, and waiting for it
-    /// would end the capture.
+    /// A captured stream is refused: work on it would never finish, and waiting would invalidate the capture.
     pub(super) fn running_stream(&self, id: StreamId) -> Result<Arc<Stream>> {
         let stream = self.stream(id)?;
         if stream.is_captured()? { Err(captured(id)) } else { Ok(stream) }
     }
 
-    /// The first stream here that is captured. The caller has entered the context.
+    /// The context is entered.
     pub(super) fn capturing(&self) -> Result<Option<StreamId>> {
         let mut streams: Vec<(u64, Arc<Stream>)> = {
             let table = self.table();
@@ -122,8 +120,8 @@ impl Queues {
             match stream.is_captured() {
                 Ok(false) => {}
                 Ok(true) => return Ok(Some(StreamId(id))),
-                Err(error) if stream.is_ours() => return Err(error),
-                // Its owner has ended it.
+                Err(error) if stream.is_owned() => return Err(error),
+                // Its owner has destroyed it.
                 Err(_) => {}
             }
         }
@@ -135,21 +133,21 @@ impl Queues {
     }
 
     pub(super) fn create_stream(&self) -> Result<StreamId> {
-        let stream = Stream::ours(&self.context)?;
+        let stream = Stream::create(&self.context)?;
         Ok(self.table().add(stream))
     }
 
     pub(super) fn create_kernel_copy_stream(&self) -> Result<StreamId> {
-        let stream = Stream::ours(&self.context)?.copied_by_kernel();
+        let stream = Stream::create(&self.context)?.copied_by_kernel();
         Ok(self.table().add(stream))
     }
 
     pub(super) fn create_background_stream(&self) -> Result<StreamId> {
-        let stream = Stream::behind_others(&self.context)?;
+        let stream = Stream::low_priority(&self.context)?;
         Ok(self.table().add(stream))
     }
 
-    /// The number of a stream of the caller's: the same one as long as it is not removed.
+    /// Stable until the stream is removed.
     pub(super) fn adopt(&self, raw: Raw) -> Result<StreamId> {
         match raw {
             0 | STREAM_LEGACY => return Ok(StreamId::DEFAULT),
@@ -161,7 +159,7 @@ impl Queues {
             _ => {}
         }
         let api = self.context.api();
-        // SAFETY: C2; that the handle is a stream is what the caller of `adopt_stream` promises.
+        // SAFETY: C2; the caller of `adopt_stream` promises that the handle is a stream.
         let context: Raw = api.get(|context| unsafe { (api.stream_get_ctx)(raw, context) })?;
         if context != self.context.raw() {
             return Err(invalid("the stream belongs to another context than the GPU's primary one".into()));
@@ -177,15 +175,15 @@ impl Queues {
         }
         let mut pause = Duration::from_micros(10);
         loop {
-            // It stays known until its work is done: who does not know it takes its work for finished.
+            // It stays known until its work is done: work of an unknown stream counts as finished.
             let stream = self.running_stream(id)?;
             let queued = stream.queued();
             stream.synchronize()?;
             let mut table = self.table();
-            // One in the table, one here: nobody is between looking it up and queuing something.
-            let is_alone = Arc::strong_count(&stream) == 2;
-            fence(Ordering::Acquire); // With whoever let go of it last.
-            if is_alone && stream.queued() == queued {
+            // One in the table, one here: no thread is between looking it up and queuing work.
+            let is_unused = Arc::strong_count(&stream) == 2;
+            fence(Ordering::Acquire); // Pairs with the release of the last other reference.
+            if is_unused && stream.queued() == queued {
                 let removed = table.streams.remove(&id.0);
                 drop(table);
                 return removed.map(drop).ok_or_else(|| unknown(id));
@@ -201,7 +199,7 @@ impl Queues {
         let stream = self.running_stream(id)?;
         let event = Event::create(&self.context)?;
         event.record(&stream)?;
-        // If a capture has begun just now, the event says nothing, and whoever asks for it ends the capture.
+        // If a capture has just begun, the event is useless, and querying it would invalidate the capture.
         if stream.is_captured()? {
             return Err(captured(id));
         }
@@ -229,41 +227,40 @@ impl Queues {
         stream.wait_for(&event)
     }
 
-    /// Lets go of what work has finished with that nobody waits for, as far as a few events tell.
-    /// The caller has entered the context.
+    /// Drops what finished work kept, checking a few events. The context is entered.
     pub(super) fn sweep(&self) {
-        if self.left_count.load(Ordering::Acquire) == 0 {
+        if self.abandoned_count.load(Ordering::Acquire) == 0 {
             return;
         }
-        // With no lock held while the driver is asked, and while code of whoever made a buffer runs.
-        let mut asked = self.take_left();
+        // No lock is held during driver queries, and while a buffer's own code runs.
+        let mut queried = self.take_abandoned();
         let (mut passed, mut missed) = (Vec::new(), VecDeque::new());
         while missed.len() < SWEEP_MISSES
-            && let Some(left) = asked.pop_front()
+            && let Some(abandoned) = queried.pop_front()
         {
-            // What cannot be asked for may still be in flight.
-            if left.event.as_ref().is_some_and(|event| event.has_passed().unwrap_or(false)) {
-                passed.push(left);
+            // If the query fails, the work may still be in flight.
+            if abandoned.event.as_ref().is_some_and(|event| event.has_passed().unwrap_or(false)) {
+                passed.push(abandoned);
             } else {
-                missed.push_back(left);
+                missed.push_back(abandoned);
             }
         }
-        // Those that were missed go to the end, so that the next sweep looks at others.
-        asked.append(&mut missed);
-        self.leave_again(asked);
-        // Last, since this runs code of whoever made a buffer, which may panic.
+        // At the end, so that the next sweep checks others.
+        queried.append(&mut missed);
+        self.put_back(queried);
+        // Last, since it runs code of the buffers' owners, which may panic.
         drop(passed);
     }
 
-    /// At the end: nothing is in flight any more if the device says so; otherwise what may be is never freed.
+    /// If the device is idle, drops what work kept; otherwise never frees it.
     pub(super) fn close(&self, is_idle: bool) {
-        let left = {
-            let mut left = self.left();
-            left.end = if is_idle { End::Idle } else { End::Unknown };
-            self.left_count.store(0, Ordering::Release);
-            std::mem::take(&mut left.flying)
+        let abandoned = {
+            let mut abandoned = self.abandoned();
+            abandoned.end = if is_idle { End::Idle } else { End::Unknown };
+            self.abandoned_count.store(0, Ordering::Release);
+            std::mem::take(&mut abandoned.in_flight)
         };
-        for Left { kept, .. } in left {
+        for AbandonedWork { kept, .. } in abandoned {
             if is_idle { drop(kept) } else { std::mem::forget(kept) }
         }
         let mut table = self.table();
@@ -272,74 +269,73 @@ impl Queues {
         if is_idle {
             drop(streams);
         } else {
-            // Their staging buffers may be written to.
+            // Work in flight may still write to their staging buffers.
             std::mem::forget(streams);
         }
         drop(events);
     }
 
-    fn left(&self) -> MutexGuard<'_, Remains> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    fn abandoned(&self) -> MutexGuard<'_, Abandoned> {
+        self.abandoned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take_left(&self) -> VecDeque<Left> {
-        std::mem::take(&mut self.left().flying)
+    fn take_abandoned(&self) -> VecDeque<AbandonedWork> {
+        std::mem::take(&mut self.abandoned().in_flight)
     }
 
-    /// Puts back what was taken, before whatever was left meanwhile.
-    fn leave_again(&self, mut older: VecDeque<Left>) {
-        let mut left = self.left();
-        older.append(&mut left.flying);
-        self.keep(left, older);
+    fn put_back(&self, mut older: VecDeque<AbandonedWork>) {
+        let mut abandoned = self.abandoned();
+        older.append(&mut abandoned.in_flight);
+        self.retain(abandoned, older);
     }
 
-    fn leave(&self, event: Option<Arc<Event>>, kept: Box<dyn Send>) {
-        let mut left = self.left();
-        let mut flying = std::mem::take(&mut left.flying);
-        flying.push_back(Left { event, kept });
-        self.keep(left, flying);
+    fn abandon(&self, event: Option<Arc<Event>>, kept: Box<dyn Send>) {
+        let mut abandoned = self.abandoned();
+        let mut in_flight = std::mem::take(&mut abandoned.in_flight);
+        in_flight.push_back(AbandonedWork { event, kept });
+        self.retain(abandoned, in_flight);
     }
 
-    /// Work whose end nobody has seen. In a forked child the lock may be held for ever, and nothing is ours to free.
-    fn leave_in_doubt<T: Send + 'static>(&self, event: Arc<Event>, kept: T) {
+    /// In a forked child the lock may be held for ever, and nothing is ours to free.
+    fn abandon_unfinished<T: Send + 'static>(&self, event: Arc<Event>, kept: T) {
         if self.context.owner().is_here() {
-            self.leave(Some(event), Box::new(kept));
+            self.abandon(Some(event), Box::new(kept));
         } else {
             std::mem::forget((event, kept));
         }
     }
 
-    /// What work that has not been waited for touches is kept as long as the device is there; behind its end it
-    /// goes if the end was idle, and never otherwise.
-    fn keep(&self, mut left: MutexGuard<'_, Remains>, flying: VecDeque<Left>) {
-        match left.end {
+    /// Keeps what unfinished work touches while the device is open. After an idle close it is dropped; after any
+    /// other it is never freed.
+    fn retain(&self, mut abandoned: MutexGuard<'_, Abandoned>, in_flight: VecDeque<AbandonedWork>) {
+        match abandoned.end {
             End::NotYet => {
-                self.left_count.store(flying.len(), Ordering::Release);
-                left.flying = flying;
+                self.abandoned_count.store(in_flight.len(), Ordering::Release);
+                abandoned.in_flight = in_flight;
             }
             End::Idle => {
-                drop(left);
-                drop(flying);
+                drop(abandoned);
+                drop(in_flight);
             }
-            End::Unknown => std::mem::forget(flying),
+            End::Unknown => std::mem::forget(in_flight),
         }
     }
 
-    /// Waits for all work in the context. What was left until now has finished then. The caller has entered.
+    /// Waits for all work in the context. Work abandoned before has finished then. The context is entered.
     pub(super) fn synchronize(&self) -> Result<()> {
         if let Some(stream) = self.capturing()? {
             return Err(captured(stream));
         }
-        let left = self.take_left();
+        let abandoned = self.take_abandoned();
         let idle = self.context.synchronize();
         if idle.is_err() {
-            self.leave_again(left);
+            self.put_back(abandoned);
         }
         idle
     }
 
     /// Queues work that touches `kept`, and keeps that alive until the work has finished.
-    pub(super) fn fly<T: Send + 'static>(
+    pub(super) fn submit<T: Send + 'static>(
         self: &Arc<Self>,
         stream: &Stream,
         kept: T,
@@ -349,11 +345,11 @@ impl Queues {
         stream.count();
         let queued = queue(&kept).and_then(|()| event.record(stream));
         match queued {
-            Ok(()) => Ok(Flight { queues: Arc::clone(self), going: Some((event, kept)) }),
+            Ok(()) => Ok(Flight { queues: Arc::clone(self), work: Some((event, kept)) }),
             Err(error) => {
-                // Part of it may be on its way.
+                // Part of it may be in flight.
                 if stream.synchronize().is_err() {
-                    self.leave(None, Box::new(kept));
+                    self.abandon(None, Box::new(kept));
                 }
                 Err(error)
             }
@@ -363,9 +359,9 @@ impl Queues {
 
 impl Drop for Queues {
     fn drop(&mut self) {
-        // Only where the device was not closed, as in a forked child: nobody knows what is in flight.
-        let left = self.left.get_mut().unwrap_or_else(PoisonError::into_inner);
-        std::mem::forget(std::mem::take(&mut left.flying));
+        // Filled only if the device was not closed, as in a forked child. What is in flight is unknown.
+        let abandoned = self.abandoned.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::take(&mut abandoned.in_flight));
         if !self.context.owner().is_here() {
             // A thread of the parent's may have been changing it.
             let table = self.table.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -393,7 +389,6 @@ impl Table {
 }
 
 impl<T: Send + 'static> Flight<T> {
-    /// The outcome, given what the work has touched.
     pub(super) fn pending<U: 'static>(
         self,
         op: Op,
@@ -401,32 +396,32 @@ impl<T: Send + 'static> Flight<T> {
     ) -> Pending<U> {
         let has_ended = self.has_ended(op);
         let wait = move || {
-            let kept = self.land(op)?;
+            let kept = self.wait(op)?;
             finish(kept).map_err(of(op))
         };
         Pending::new(wait).telling(has_ended)
     }
 
-    /// Asks for the event. What cannot be asked for has ended, as whoever waits then learns.
+    /// An error counts as ended; waiting then returns it.
     fn has_ended(&self, op: Op) -> impl Fn() -> bool + Send + use<T> {
         let context = Arc::clone(&self.queues.context);
-        let event = self.going.as_ref().map(|(event, _)| Arc::clone(event));
+        let event = self.work.as_ref().map(|(event, _)| Arc::clone(event));
         move || {
             let Ok(_entered) = context.enter(op) else { return true };
             event.as_ref().is_none_or(|event| event.has_passed().unwrap_or(true))
         }
     }
 
-    fn land(mut self, op: Op) -> DriverResult<T> {
+    fn wait(mut self, op: Op) -> DriverResult<T> {
         let queues = Arc::clone(&self.queues);
-        let Some((event, kept)) = self.going.take() else {
+        let Some((event, kept)) = self.work.take() else {
             return Err(of(op)(invalid("the work was waited for before".into())));
         };
         let waited = queues.context.enter(op).and_then(|_entered| event.wait().map_err(of(op)));
         match waited {
             Ok(()) => Ok(kept),
             Err(error) => {
-                queues.leave_in_doubt(event, kept);
+                queues.abandon_unfinished(event, kept);
                 Err(error)
             }
         }
@@ -435,8 +430,8 @@ impl<T: Send + 'static> Flight<T> {
 
 impl<T: Send + 'static> Drop for Flight<T> {
     fn drop(&mut self) {
-        if let Some((event, kept)) = self.going.take() {
-            self.queues.leave_in_doubt(event, kept);
+        if let Some((event, kept)) = self.work.take() {
+            self.queues.abandon_unfinished(event, kept);
         }
     }
 }

@@ -1,12 +1,13 @@
-//! Host memory of somebody else's that kernels read and write where it is.
+//! Host memory of other owners that kernels access in place.
 //!
-//! Memory that is page-locked already, by this device, by PyTorch or by whoever else, is found by its address. Other
-//! memory is registered in place, in whole pages, for as long as a view of it is left: the process's book counts the
-//! views of each registration, so that two views of one tensor, or of parts of it, share it, whichever devices they are
-//! of. Memory that has some of its pages in a registration and others not is refused: the driver copies nothing that
-//! lies in two registrations (measured: a copy of such a view ends with CUDA's "invalid argument", while kernels read
-//! it). What the driver does not let go of stays in the book, and nothing that overlaps it is seen until it has gone:
-//! other memory may have come to its addresses.
+//! Memory that is already page-locked, by this device, PyTorch or other code, is found by its address. Other
+//! memory is registered in place, in whole pages, until its last view goes. Overlapping views share a
+//! registration, on all devices of the process.
+//!
+//! Memory with only some pages in a registration is refused: the driver copies nothing that crosses
+//! registrations. Measured: a copy of such a view fails with CUDA's "invalid argument", while kernels can read
+//! it. A registration that the driver refuses to end is remembered, and blocks overlapping views: other memory
+//! may be at its addresses by then.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,46 +21,42 @@ use poorwill_core::{ByteSize, DriverErrorKind, Op};
 use super::context::Context;
 use super::ffi::{Api, CuDeviceptr, CuResult, REGISTER_FLAGS};
 use super::primary::Primary;
-use crate::host_memory::{Region, Wish};
+use crate::host_memory::{Region, RegionOptions};
 use crate::ledger::{Result, invalid, of};
 use crate::process::Owner;
 
-/// The registrations of this process, by where they begin. Page-locking is portable: every GPU sees it, whichever device
-/// it was made by, and whoever's view goes last ends it.
+/// The registrations of this process, by start address. Every GPU sees every registration, and a view on any device can end it.
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
-    /// Held while memory is registered, and never while one is ended: that waits for the GPU.
-    book: Mutex<Book>,
-    /// Told when one that was on its way out has gone, or has not.
-    turned: Condvar,
+    /// Held while memory is registered, but not while a registration ends: that waits for the GPU.
+    entries: Mutex<Entries>,
+    /// Notified when the driver has ended a registration, or refused to.
+    changed: Condvar,
 }
 
 #[derive(Debug)]
 struct Registration {
     end: usize,
-    /// None where the driver did not let go of it.
+    /// 0 where the driver refused to end it.
     views: usize,
-    /// The driver is letting go of it.
-    is_leaving: bool,
-    /// Where it was made, and is ended.
+    is_ending: bool,
+    /// It registered the memory, and will unregister it.
     context: Arc<Primary>,
 }
 
-/// The registrations of a process with a driver library.
-struct Kept {
+struct ProcessRegistrations {
     owner: Owner,
     api: &'static Api,
     registrations: Arc<Registrations>,
 }
 
-/// Host memory as a GPU sees it, at [`HostView::device_addr`], as long as this lives and the memory does: whoever made
-/// it keeps the memory. Dropping the last view of memory that was registered for it waits for the work of the GPU that
-/// had it registered.
+/// Host memory as a GPU sees it, at [`HostView::device_addr`]. The owner of the memory keeps it at least as long.
+/// Dropping the last view of memory registered here waits for all work on the GPU that registered it.
 pub struct HostView {
     context: Arc<Context>,
     registrations: Arc<Registrations>,
     device_addr: u64,
-    /// Where the registration begins that was made for it, or for another view.
+    /// Start of the shared registration.
     registered: Option<usize>,
 }
 
@@ -74,13 +71,13 @@ impl fmt::Debug for HostView {
 }
 
 impl HostView {
-    /// Where the GPU finds the first byte.
+    /// The GPU's address of the first byte.
     #[must_use]
     pub fn device_addr(&self) -> u64 {
         self.device_addr
     }
 
-    /// Whether the memory was page-locked for this view or one before it, and not by its owner.
+    /// Whether the memory was page-locked for a view, and not by its owner.
     #[must_use]
     pub fn is_registered_here(&self) -> bool {
         self.registered.is_some()
@@ -104,32 +101,33 @@ impl Drop for HostView {
     fn drop(&mut self) {
         let Some(start) = self.registered else { return };
         if self.context.owner().is_here() {
-            self.registrations.leave(start);
+            self.registrations.remove_view(start);
         }
     }
 }
 
 impl Registrations {
-    /// Those made with a driver library in this process; a forked child has its own.
+    /// One for each driver library; a forked child has its own.
     pub(super) fn of(context: &Context) -> Arc<Self> {
-        static BOOKS: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
-        let mut books = BOOKS.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |kept: &&Kept| kept.owner == context.owner() && ptr::eq(kept.api, context.api());
-        if let Some(kept) = books.iter().find(is_same) {
+        static ALL: Mutex<Vec<ProcessRegistrations>> = Mutex::new(Vec::new());
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same =
+            |kept: &&ProcessRegistrations| kept.owner == context.owner() && ptr::eq(kept.api, context.api());
+        if let Some(kept) = all.iter().find(is_same) {
             return Arc::clone(&kept.registrations);
         }
         let registrations = Arc::<Self>::default();
         let (owner, api) = (context.owner(), context.api());
-        books.push(Kept { owner, api, registrations: Arc::clone(&registrations) });
+        all.push(ProcessRegistrations { owner, api, registrations: Arc::clone(&registrations) });
         registrations
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the device sees the memory, and the registration that it owes this to, which has one more view; nothing
-    /// where it does not see it and it may not be locked. The context has been entered.
+    /// The device address of memory, with the registration that gained a view. `None` if the device cannot see it
+    /// and `may_lock` is false. The context is entered.
     fn find_or_register(
         &self,
         context: &Context,
@@ -143,17 +141,17 @@ impl Registrations {
         let end = memory.end.checked_next_multiple_of(page);
         let end = end.ok_or_else(|| invalid(format!("{memory:#x?} is no memory")))?;
         let pages = memory.start / page * page..end;
-        let mut book = self.book();
-        while let Some((start, one)) = last_within(&mut book, &pages) {
-            if one.is_leaving {
-                book = self.turned.wait(book).unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries();
+        while let Some((start, one)) = last_within(&mut entries, &pages) {
+            if one.is_ending {
+                entries = self.changed.wait(entries).unwrap_or_else(PoisonError::into_inner);
             } else if one.views == 0 {
-                if !self.end(book, start) {
-                    return Err(stuck(start));
+                if !self.end(entries, start) {
+                    return Err(not_ended(start));
                 }
-                book = self.book();
+                entries = self.entries();
             } else if start > pages.start || one.end < pages.end {
-                return Err(shared(memory));
+                return Err(shares_pages(memory));
             } else {
                 let device = address(context, memory.start)?; // Each context may see it elsewhere.
                 one.views += 1;
@@ -168,58 +166,57 @@ impl Registrations {
         }
         register(context, memory, &pages)?;
         let device = address(context, memory.start);
-        let (end, views, is_leaving) = (pages.end, usize::from(device.is_ok()), false);
+        let (end, views, is_ending) = (pages.end, usize::from(device.is_ok()), false);
         let context = Arc::clone(context.primary());
-        book.insert(pages.start, Registration { end, views, is_leaving, context });
+        entries.insert(pages.start, Registration { end, views, is_ending, context });
         if device.is_err() {
-            self.end(book, pages.start);
+            self.end(entries, pages.start);
         }
         Ok(Some((device?, Some(pages.start))))
     }
 
-    /// One view less; with the last it ends.
-    fn leave(&self, start: usize) {
-        let mut book = self.book();
-        let Some(registration) = book.get_mut(&start) else { return };
+    fn remove_view(&self, start: usize) {
+        let mut entries = self.entries();
+        let Some(registration) = entries.get_mut(&start) else { return };
         registration.views -= 1;
         if registration.views == 0 {
-            self.end(book, start);
+            self.end(entries, start);
         }
     }
 
-    /// Has the driver let go of one without views, which waits for the GPU; whether it has. Nobody is kept from other
-    /// memory meanwhile, and who wants this waits.
-    fn end(&self, mut book: MutexGuard<'_, Book>, start: usize) -> bool {
-        let Some(registration) = book.get_mut(&start) else { return true };
-        registration.is_leaving = true;
-        // Kept until the lock is not held any more: giving a context back is a call of the driver's.
+    /// Unregisters memory without views, which waits for the GPU; whether that succeeded. Only callers that want
+    /// this memory wait.
+    fn end(&self, mut entries: MutexGuard<'_, Entries>, start: usize) -> bool {
+        let Some(registration) = entries.get_mut(&start) else { return true };
+        registration.is_ending = true;
+        // Kept until the lock is released: releasing a context is a driver call.
         let context = Arc::clone(&registration.context);
-        drop(book);
+        drop(entries);
         let ended = unregister(&context, start);
-        // Somebody else may have ended it.
-        let has_gone = matches!(ended, Some(CuResult::SUCCESS | CuResult::HOST_MEMORY_NOT_REGISTERED));
-        let mut book = self.book();
-        if has_gone {
-            book.remove(&start);
-        } else if let Some(registration) = book.get_mut(&start) {
-            registration.is_leaving = false;
+        // Other code may have unregistered it.
+        let has_ended = matches!(ended, Some(CuResult::SUCCESS | CuResult::HOST_MEMORY_NOT_REGISTERED));
+        let mut entries = self.entries();
+        if has_ended {
+            entries.remove(&start);
+        } else if let Some(registration) = entries.get_mut(&start) {
+            registration.is_ending = false;
         }
-        drop(book);
-        self.turned.notify_all();
-        has_gone
+        drop(entries);
+        self.changed.notify_all();
+        has_ended
     }
 }
 
-type Book = BTreeMap<usize, Registration>;
+type Entries = BTreeMap<usize, Registration>;
 
-/// The last registration that has some of these pages. They do not overlap one another.
-fn last_within<'a>(book: &'a mut Book, pages: &Range<usize>) -> Option<(usize, &'a mut Registration)> {
-    let (start, last) = book.range_mut(..pages.end).next_back()?;
+/// The last registration that overlaps these pages. Registrations never overlap.
+fn last_within<'a>(entries: &'a mut Entries, pages: &Range<usize>) -> Option<(usize, &'a mut Registration)> {
+    let (start, last) = entries.range_mut(..pages.end).next_back()?;
     (last.end > pages.start).then_some((*start, last))
 }
 
-/// Memory that lies in a page with such as is locked, and not wholly in pages that are.
-fn shared(memory: &Range<usize>) -> DriverErrorKind {
+/// Only some pages are registered, or it shares pages with other memory.
+fn shares_pages(memory: &Range<usize>) -> DriverErrorKind {
     invalid(format!(
         "{} at {:#x} share a page with memory that is page-locked already; take memory for them that is theirs alone, as \
          a HostBuffer is",
@@ -228,24 +225,22 @@ fn shared(memory: &Range<usize>) -> DriverErrorKind {
     ))
 }
 
-/// What is locked for nobody, and stays so.
-fn stuck(start: usize) -> DriverErrorKind {
+fn not_ended(start: usize) -> DriverErrorKind {
     let reason = format!(
-        "memory at {start:#x} was page-locked for a view that is gone, and the driver does not let go of it; use other \
+        "memory at {start:#x} was page-locked for a view that is gone, and the driver does not release it; use other \
          memory, such as a new HostBuffer"
     );
     DriverErrorKind::Unsupported { reason }
 }
 
-/// Where the device sees what is page-locked at an address of the host. The context has been entered.
+/// The context is entered.
 fn address(context: &Primary, at: usize) -> Result<CuDeviceptr> {
     let (api, at) = (context.api(), ptr::with_exposed_provenance_mut(at));
     // SAFETY: C2; the driver looks the address up, and touches nothing there.
     api.get(|device| unsafe { (api.mem_host_get_device_pointer)(device, at, 0) })
 }
 
-/// Where the device sees memory that somebody has page-locked, all of it: every page is asked for, since there may be
-/// one between two registrations that is in none. The context has been entered.
+/// Checks every page: one between two registrations may be in neither. The context is entered.
 fn seen_at(context: &Primary, memory: &Range<usize>) -> Option<u64> {
     let first = address(context, memory.start).ok()?;
     let is_next = |at: usize| {
@@ -257,16 +252,16 @@ fn seen_at(context: &Primary, memory: &Range<usize>) -> Option<u64> {
     (is_next(memory.end - 1) && pages.all(is_next)).then_some(first)
 }
 
-/// Waits for all work on the GPU, whoever queued it, and leaves captures alone: the driver lets go of a page when the GPU
-/// is done. The context has been entered.
+/// Works without invalidating captures: the driver unregisters a page when the GPU is done. The context is
+/// entered.
 pub(super) fn wait_for_all_work(context: &Primary) -> Result<()> {
     let bytes = rustix::param::page_size();
     let no_page = |reason| DriverErrorKind::OutOfHostMemory { asked_bytes: bytes as u64, reason };
-    let page = Region::map(&Wish { bytes, huge: false, node: None }).map_err(no_page)?;
+    let page = Region::map(&RegionOptions { bytes, huge: false, node: None }).map_err(no_page)?;
     let pages = page.start()..page.start() + bytes;
     let registered = register(context, &pages, &pages);
     if registered.is_ok() && unregister(context, pages.start) != Some(CuResult::SUCCESS) {
-        // The page stays mapped: the driver has it still.
+        // The page stays mapped: the driver still has it.
         let reason = "the driver does not say when the device's work has ended".to_owned();
         return Err(DriverErrorKind::Unsupported { reason });
     }
@@ -277,11 +272,11 @@ pub(super) fn wait_for_all_work(context: &Primary) -> Result<()> {
 fn register(context: &Primary, memory: &Range<usize>, pages: &Range<usize>) -> Result<()> {
     let api = context.api();
     let start = ptr::with_exposed_provenance_mut(pages.start);
-    // SAFETY: C6, whoever asks keeps the memory as long as the view.
+    // SAFETY: C6, the view's owner keeps the memory as long as the view.
     let registered = unsafe { (api.mem_host_register)(start, pages.len(), REGISTER_FLAGS) };
     match registered {
         CuResult::SUCCESS => Ok(()),
-        CuResult::HOST_MEMORY_ALREADY_REGISTERED => Err(shared(memory)),
+        CuResult::HOST_MEMORY_ALREADY_REGISTERED => Err(shares_pages(memory)),
         _ => {
             let (size, words) = (ByteSize(memory.len() as u64), api.error(registered));
             let reason = format!(
@@ -294,8 +289,7 @@ fn register(context: &Primary, memory: &Range<usize>, pages: &Range<usize>) -> R
     }
 }
 
-/// What the driver says when it is to let go of memory; nothing where it cannot be asked. Waits for the work of the
-/// device.
+/// `None` where the context cannot be entered. Waits for all work on the device.
 fn unregister(context: &Primary, start: usize) -> Option<CuResult> {
     let _entered = context.enter(Op::HostRegister).ok()?;
     let start = ptr::with_exposed_provenance_mut(start);

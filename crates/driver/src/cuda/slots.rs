@@ -1,7 +1,7 @@
-//! Small pieces of page-locked memory, for what a kernel is told and tells.
+//! Slots of page-locked memory for the arguments and results of kernels.
 //!
-//! Page-locking waits for work on the GPU, so it is done for many pieces at once, at the start, and again only where
-//! more are in flight than ever before. What was taken goes back without a call of the driver.
+//! Page-locking waits for all work on the GPU. So it is done in large blocks, once at the start, and again only
+//! when more slots are in flight than ever before. Returning a slot takes no driver call.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,89 +11,86 @@ use poorwill_core::DriverErrorKind;
 use super::context::Context;
 use super::ffi::CuDeviceptr;
 use super::staging::Staging;
-use crate::host_memory::Place;
+use crate::host_memory::MemoryKind;
 use crate::ledger::Result;
 
-/// What is page-locked at a time, at least: for the digests of 80 GiB.
-const PIECE_BYTES: usize = 1 << 20;
+/// Smallest block: enough for the digests of 80 GiB.
+const BLOCK_BYTES: usize = 1 << 20;
 
-/// What is taken of it: enough for the granules of a backup.
+/// Unit of allocation: enough for the granules of a backup.
 const UNIT_BYTES: usize = 1 << 10;
 
-/// Page-locked memory of one device.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(super) struct PinnedSlots {
     context: Arc<Context>,
-    pieces: Mutex<Vec<Piece>>,
+    blocks: Mutex<Vec<PinnedBlock>>,
 }
 
 #[derive(Debug)]
-struct Piece {
+struct PinnedBlock {
     memory: Arc<Staging>,
     device: CuDeviceptr,
-    /// By unit.
     taken: Vec<bool>,
 }
 
-/// A run of units that belongs to whoever has it.
+/// A run of units that belongs to one owner alone.
 #[derive(Debug)]
-pub(super) struct Slot {
-    slots: Arc<Slots>,
+pub(super) struct PinnedSlot {
+    slots: Arc<PinnedSlots>,
     memory: Arc<Staging>,
     device: CuDeviceptr,
-    piece: usize,
+    block: usize,
     units: Range<usize>,
 }
 
-impl Slots {
-    /// The caller has entered the context.
+impl PinnedSlots {
+    /// Locks the first block. The context is entered.
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
-        let pieces = Mutex::new(vec![Piece::new(context, PIECE_BYTES)?]);
-        Ok(Arc::new(Self { context: Arc::clone(context), pieces }))
+        let blocks = Mutex::new(vec![PinnedBlock::new(context, BLOCK_BYTES)?]);
+        Ok(Arc::new(Self { context: Arc::clone(context), blocks }))
     }
 
-    fn pieces(&self) -> MutexGuard<'_, Vec<Piece>> {
-        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
+    fn blocks(&self) -> MutexGuard<'_, Vec<PinnedBlock>> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// At least `bytes`, with any contents. The caller has entered the context.
-    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Result<Slot> {
+    /// The contents are arbitrary. The context is entered.
+    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Result<PinnedSlot> {
         let units = bytes.div_ceil(UNIT_BYTES).max(1);
-        if let Some(slot) = self.take_there_is(&mut self.pieces(), units) {
+        if let Some(slot) = self.take_there_is(&mut self.blocks(), units) {
             return Ok(slot);
         }
-        // With no lock held while the driver works.
-        let piece = Piece::new(&self.context, (units * UNIT_BYTES).next_multiple_of(PIECE_BYTES))?;
-        let mut pieces = self.pieces();
-        pieces.push(piece);
-        self.take_there_is(&mut pieces, units).ok_or_else(|| DriverErrorKind::OutOfHostMemory {
+        // No lock is held while the driver works.
+        let block = PinnedBlock::new(&self.context, (units * UNIT_BYTES).next_multiple_of(BLOCK_BYTES))?;
+        let mut blocks = self.blocks();
+        blocks.push(block);
+        self.take_there_is(&mut blocks, units).ok_or_else(|| DriverErrorKind::OutOfHostMemory {
             asked_bytes: bytes as u64,
             reason: "what was page-locked for it does not hold it".into(),
         })
     }
 
-    fn take_there_is(self: &Arc<Self>, pieces: &mut [Piece], units: usize) -> Option<Slot> {
-        pieces.iter_mut().enumerate().find_map(|(nth, piece)| {
-            let units = piece.free_run(units)?;
-            piece.taken[units.clone()].fill(true);
-            let device = piece.device + (units.start * UNIT_BYTES) as u64;
-            let (slots, memory) = (Arc::clone(self), Arc::clone(&piece.memory));
-            Some(Slot { slots, memory, device, piece: nth, units })
+    fn take_there_is(self: &Arc<Self>, blocks: &mut [PinnedBlock], units: usize) -> Option<PinnedSlot> {
+        blocks.iter_mut().enumerate().find_map(|(nth, block)| {
+            let units = block.free_run(units)?;
+            block.taken[units.clone()].fill(true);
+            let device = block.device + (units.start * UNIT_BYTES) as u64;
+            let (slots, memory) = (Arc::clone(self), Arc::clone(&block.memory));
+            Some(PinnedSlot { slots, memory, device, block: nth, units })
         })
     }
 }
 
-impl Piece {
+impl PinnedBlock {
     fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
         let memory = Arc::new(context.staging().alloc(bytes as u64).map_err(|error| error.kind)?);
-        let Place::Pinned(device) = context.staging().place_of(memory.start().addr(), bytes) else {
+        let MemoryKind::Pinned(device) = context.staging().memory_kind(memory.start().addr(), bytes) else {
             let reason = "the driver gives kernels no access to host memory".into();
             return Err(DriverErrorKind::Unsupported { reason });
         };
         Ok(Self { memory, device, taken: vec![false; bytes / UNIT_BYTES] })
     }
 
-    /// The first units in a row that nobody has.
     fn free_run(&self, count: usize) -> Option<Range<usize>> {
         let mut start = 0;
         for (unit, taken) in self.taken.iter().enumerate() {
@@ -107,8 +104,7 @@ impl Piece {
     }
 }
 
-impl Slot {
-    /// Where the GPU finds it.
+impl PinnedSlot {
     pub(super) fn device(&self) -> CuDeviceptr {
         self.device
     }
@@ -121,7 +117,7 @@ impl Slot {
         self.memory.start().wrapping_add(self.units.start * UNIT_BYTES)
     }
 
-    /// Writes words from the start on, as many as it holds.
+    /// Writes as many words as fit.
     pub(super) fn write(&mut self, words: impl Iterator<Item = u64>) {
         let start = self.start().cast_mut();
         for (nth, word) in words.take(self.bytes() / 8).enumerate() {
@@ -131,7 +127,7 @@ impl Slot {
         }
     }
 
-    /// Values of 16 bytes that a kernel wrote, once it has finished.
+    /// Call it once the kernel has finished.
     pub(super) fn values(&self, at: usize, count: usize) -> impl Iterator<Item = u128> {
         assert!(at + 16 * count <= self.bytes(), "values lie inside of their slot");
         let first = self.start().wrapping_add(at);
@@ -143,13 +139,13 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for PinnedSlot {
     fn drop(&mut self) {
         // In a forked child the lock may be held for ever.
         if self.slots.context.owner().is_here()
-            && let Some(piece) = self.slots.pieces().get_mut(self.piece)
+            && let Some(block) = self.slots.blocks().get_mut(self.block)
         {
-            piece.taken[self.units.clone()].fill(false);
+            block.taken[self.units.clone()].fill(false);
         }
     }
 }

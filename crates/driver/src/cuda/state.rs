@@ -1,10 +1,12 @@
-//! The GPU's memory: what is reserved, created and mapped, and who may ask while it changes.
+//! The GPU's memory: what is reserved, created and mapped, and how it changes.
 //!
-//! Two locks. Who changes what is mapped has its *turn* over the driver's call, which makes one at a time anyway. The
-//! books are locked for moments, never over a call: whether a range is open, which each copy asks, is answered at once.
-//! So they tell at every moment what is mapped for sure: what is being mapped is entered when the driver has done it, and
-//! what is to be unmapped is closed before the driver is asked, and open again if it refuses. If a call panics between the
-//! two, it stays closed.
+//! Two locks, in this order: `turn`, then `ledger`. A change of mappings holds `turn` during the driver's call;
+//! the driver makes such calls one at a time anyway. The ledger is never locked during a call, so that each
+//! copy's check of its ranges returns at once.
+//!
+//! The ledger lists only what is certainly mapped. A mapping is entered after the driver has made it. It is
+//! closed before the driver is asked to unmap it, and reopened if the driver refuses. After a panic in between,
+//! it stays closed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +15,7 @@ use poorwill_core::{BackingId, DeviceRange};
 use super::vm::Vm;
 use crate::ledger::{Ledger, Result, check_size};
 
-/// Memory of one GPU. The callers have entered the context.
+/// The context is entered for all calls.
 #[derive(Debug)]
 pub(super) struct State {
     granule_bytes: u64,
@@ -29,7 +31,6 @@ impl State {
         Self { granule_bytes, vm, turn, ledger }
     }
 
-    /// Other GPUs that may use it, by number.
     pub(super) fn peers(&self) -> &[u32] {
         self.vm.peers()
     }
@@ -45,7 +46,7 @@ impl State {
     pub(super) fn reserve(&self, bytes: u64) -> Result<DeviceRange> {
         check_size(self.granule_bytes, bytes)?;
         let range = self.vm.reserve(bytes, self.granule_bytes)?;
-        // Whoever has just given these addresses back has them in the books until its turn ends.
+        // A thread that has just freed these addresses keeps their entry until its turn ends.
         let _turn = self.turn();
         self.ledger().reserved(range, ());
         Ok(range)
@@ -81,7 +82,7 @@ impl State {
         self.ledger().mapped(range, backing)
     }
 
-    /// One call of the driver's for the range: what is open in it already stays so.
+    /// One driver call for the range; parts already open stay open.
     pub(super) fn set_access(&self, range: DeviceRange) -> Result<()> {
         let _turn = self.turn();
         if self.ledger().check_access(range)?.1.is_empty() {
@@ -102,13 +103,13 @@ impl State {
         self.ledger().unmapped(range).map(drop)
     }
 
-    /// Whether the bytes of all ranges are mapped with access. Waits for no call of the driver's.
+    /// Waits for no driver call.
     pub(super) fn check_open(&self, ranges: impl IntoIterator<Item = DeviceRange>) -> Result<()> {
         let ledger = self.ledger();
         ranges.into_iter().try_for_each(|range| ledger.locate(range).map(drop))
     }
 
-    /// Gives back all that is left, as far as the driver takes it, when nothing is in flight any more.
+    /// Releases what is left, as far as the driver allows. Nothing is in flight.
     pub(super) fn clear(&self) {
         let _turn = self.turn();
         let left = self.ledger().take_all();
@@ -123,7 +124,7 @@ impl State {
         }
     }
 
-    /// Leaves all as it is, in a forked child, where a thread of the parent's may have been changing the books.
+    /// For a forked child: a thread of the parent's may have been changing the ledger.
     pub(super) fn forget(&mut self) {
         let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::replace(ledger, Ledger::new(self.granule_bytes)));

@@ -8,26 +8,25 @@ use poorwill_core::Op;
 
 use super::context::Context;
 use super::ffi::{CuResult, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Raw, STREAM_NON_BLOCKING};
-use crate::host_memory::Piece;
+use crate::host_memory::ArenaBuffer;
 use crate::ledger::Result;
 
-/// A stream of ours or of the caller's.
 #[derive(Debug)]
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: Raw,
-    is_ours: bool,
-    /// Whether copies to the device are for a kernel here.
+    is_owned: bool,
+    /// Whether a kernel makes its copies to the device.
     copies_by_kernel: bool,
-    /// Whether anybody else has its handle: only then can it be captured.
+    /// Whether other code has its handle: only then can it be captured.
     is_known: AtomicBool,
-    /// Pieces of work queued so far.
     queued: AtomicU64,
-    /// What digests and copies with pageable memory pass through on this stream. Held while a piece is queued, so that pieces do not mix.
-    staging: Mutex<Option<Arc<Piece>>>,
+    /// The buffer for digests and copies of pageable memory. Locked while an operation is queued, so that
+    /// operations do not mix.
+    staging: Mutex<Option<Arc<ArenaBuffer>>>,
 }
 
-/// An event of the driver's, destroyed when nobody asks for it any more.
+/// An event of the driver's, destroyed with its last reference.
 #[derive(Debug)]
 pub(super) struct Event {
     context: Arc<Context>,
@@ -70,15 +69,15 @@ impl Drop for Event {
 }
 
 impl Stream {
-    pub(super) fn ours(context: &Arc<Context>) -> Result<Self> {
+    pub(super) fn create(context: &Arc<Context>) -> Result<Self> {
         // SAFETY: C2.
         let raw =
             context.api().get(|raw| unsafe { (context.api().stream_create)(raw, STREAM_NON_BLOCKING) })?;
         Ok(Self::of(context, raw, true))
     }
 
-    /// One whose kernels and copies are behind those of others, where the GPU has to choose.
-    pub(super) fn behind_others(context: &Arc<Context>) -> Result<Self> {
+    /// The GPU prefers the work of other streams.
+    pub(super) fn low_priority(context: &Arc<Context>) -> Result<Self> {
         let api = context.api();
         let (mut lowest, mut highest) = (0, 0);
         // SAFETY: C2.
@@ -89,13 +88,12 @@ impl Stream {
         Ok(Self::of(context, raw, true))
     }
 
-    pub(super) fn of(context: &Arc<Context>, raw: Raw, is_ours: bool) -> Self {
+    pub(super) fn of(context: &Arc<Context>, raw: Raw, is_owned: bool) -> Self {
         let (queued, staging, copies_by_kernel) = Default::default();
-        let is_known = AtomicBool::new(!is_ours);
-        Self { context: Arc::clone(context), raw, is_ours, copies_by_kernel, is_known, queued, staging }
+        let is_known = AtomicBool::new(!is_owned);
+        Self { context: Arc::clone(context), raw, is_owned, copies_by_kernel, is_known, queued, staging }
     }
 
-    /// The same, with copies to the device for a kernel.
     pub(super) fn copied_by_kernel(mut self) -> Self {
         self.copies_by_kernel = true;
         self
@@ -105,31 +103,28 @@ impl Stream {
         self.raw
     }
 
-    pub(super) fn is_ours(&self) -> bool {
-        self.is_ours
+    pub(super) fn is_owned(&self) -> bool {
+        self.is_owned
     }
 
-    /// Whether copies to the device are for a kernel here.
     pub(super) fn copies_by_kernel(&self) -> bool {
         self.copies_by_kernel
     }
 
-    /// What digests and copies with pageable memory pass through, for as long as a piece is queued.
-    pub(super) fn staging(&self) -> MutexGuard<'_, Option<Arc<Piece>>> {
+    /// Lock it as long as an operation is queued.
+    pub(super) fn staging(&self) -> MutexGuard<'_, Option<Arc<ArenaBuffer>>> {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pieces of work queued so far.
     pub(super) fn queued(&self) -> u64 {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// Counts a piece of work that is to be queued.
+    /// Call it before an operation is queued.
     pub(super) fn count(&self) {
         self.queued.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Has what is queued from now on wait for an event.
     pub(super) fn wait_for(&self, event: &Event) -> Result<()> {
         self.count();
         // SAFETY: C3.
@@ -141,30 +136,29 @@ impl Stream {
         self.context.api().check(unsafe { (self.context.api().stream_synchronize)(self.raw) })
     }
 
-    /// Its handle, for others.
-    pub(super) fn tell(&self) -> Raw {
+    /// The handle, for other code, which may capture the stream.
+    pub(super) fn share(&self) -> Raw {
         self.is_known.store(true, Ordering::Release);
         self.raw
     }
 
-    /// Whether what is queued on it is captured into a graph instead of run.
     pub(super) fn is_captured(&self) -> Result<bool> {
         if !self.is_known.load(Ordering::Acquire) {
             return Ok(false);
         }
         let mut status: c_int = 0;
         // SAFETY: C2 and C3.
-        let asked = unsafe { (self.context.api().stream_is_capturing)(self.raw, &raw mut status) };
-        if asked == CuResult::STREAM_CAPTURE_IMPLICIT {
+        let queried = unsafe { (self.context.api().stream_is_capturing)(self.raw, &raw mut status) };
+        if queried == CuResult::STREAM_CAPTURE_IMPLICIT {
             return Ok(true);
         }
-        self.context.api().check(asked).map(|()| status != 0)
+        self.context.api().check(queried).map(|()| status != 0)
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.is_ours {
+        if !self.is_owned {
             return;
         }
         let Ok(_entered) = self.context.enter(Op::StreamDestroy) else { return };

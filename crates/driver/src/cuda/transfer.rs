@@ -1,5 +1,5 @@
-//! Copies between memory of the device and host memory, each by the way that is open to it: a kernel, where the stream is
-//! for that and the memory is page-locked; the stream's staging buffer, where the memory is pageable; the copy engines.
+//! Copies between device and host memory. Streams for kernel copies use the kernel, if the memory is page-locked.
+//! Pageable memory goes through the stream's staging buffer. The rest uses the copy engines.
 
 use std::ops::Range;
 
@@ -7,16 +7,15 @@ use poorwill_core::{CopyPart, HostBuffer};
 
 use super::context::Context;
 use super::copies::CopyKernel;
-use super::staging::{self, Queued, Way};
+use super::staging::{self, Direction, Queued};
 use super::stream::Stream;
 use crate::ledger::Result;
 
-/// A buffer by address: what is written there belongs to the copy until the flight has landed.
+/// The copy may write to it until the flight has ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Writable {
     start: usize,
     len: usize,
-    /// Whether copies go through staging.
     is_staged: bool,
 }
 
@@ -28,31 +27,31 @@ impl Writable {
     }
 }
 
-/// Queues copies of `bytes`, which a flight owns, to the device: the parts lie at these places of it.
+/// The flight owns `bytes`; `ranges` are those of the parts.
 pub(super) fn to_device(
     context: &Context,
     stream: &Stream,
     kernel: Option<&CopyKernel>,
     bytes: &[u8],
     parts: &[CopyPart],
-    places: &[Range<usize>],
+    ranges: &[Range<usize>],
     queued: &Queued,
 ) -> Result<()> {
     let is_staged = is_staged(context, bytes);
     let kernel = kernel.filter(|_| stream.copies_by_kernel());
     let readable = kernel.and_then(|_| context.pinned_at(bytes.as_ptr().addr(), bytes.len()));
-    parts.iter().zip(places).try_for_each(|(part, place)| {
-        let Some(from) = bytes.get(place.clone()).filter(|from| !from.is_empty()) else {
+    parts.iter().zip(ranges).try_for_each(|(part, range)| {
+        let Some(from) = bytes.get(range.clone()).filter(|from| !from.is_empty()) else {
             return Ok(());
         };
         let (to, len) = (part.device.addr, from.len());
         if let Some((kernel, readable)) = kernel.zip(readable)
-            && kernel.copy(stream, to, readable + place.start as u64, len)?
+            && kernel.copy(stream, to, readable + range.start as u64, len)?
         {
             return Ok(());
         }
         let at = from.as_ptr().expose_provenance();
-        if is_staged && staging::copy(context, stream, Way::ToDevice, to, at, len, queued)? {
+        if is_staged && staging::copy(context, stream, Direction::ToDevice, to, at, len, queued)? {
             return Ok(());
         }
         let (api, pointer) = (context.api(), from.as_ptr().cast());
@@ -61,21 +60,21 @@ pub(super) fn to_device(
     })
 }
 
-/// Queues copies to a buffer that a flight owns. The parts lie at these places of it.
+/// The flight owns the buffer; `ranges` are those of the parts.
 pub(super) fn to_host(
     context: &Context,
     stream: &Stream,
     to: Writable,
     parts: &[CopyPart],
-    places: &[Range<usize>],
+    ranges: &[Range<usize>],
     queued: &Queued,
 ) -> Result<()> {
-    parts.iter().zip(places).try_for_each(|(part, place)| {
-        if place.is_empty() || place.end > to.len {
+    parts.iter().zip(ranges).try_for_each(|(part, range)| {
+        if range.is_empty() || range.end > to.len {
             return Ok(());
         }
-        let (from, at, len) = (part.device.addr, to.start + place.start, place.len());
-        if to.is_staged && staging::copy(context, stream, Way::ToHost, from, at, len, queued)? {
+        let (from, at, len) = (part.device.addr, to.start + range.start, range.len());
+        if to.is_staged && staging::copy(context, stream, Direction::ToHost, from, at, len, queued)? {
             return Ok(());
         }
         let (api, pointer) = (context.api(), std::ptr::with_exposed_provenance_mut(at));
@@ -84,7 +83,6 @@ pub(super) fn to_host(
     })
 }
 
-/// Whether copies with this memory go through staging.
 fn is_staged(context: &Context, bytes: &[u8]) -> bool {
-    staging::is_worth_it(context, bytes.as_ptr().addr(), bytes.len())
+    staging::is_needed(context, bytes.as_ptr().addr(), bytes.len())
 }

@@ -1,6 +1,6 @@
-//! The driver's calls on addresses and physical memory of one GPU.
+//! Driver calls on addresses and physical memory of one GPU.
 //!
-//! What they may be made with is what [`super::state`] knows.
+//! [`super::state`] ensures their preconditions.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::peers::Access;
 use super::primary::CudaMemory;
 use crate::ledger::{Result, invalid};
 
-/// Makes them. The callers have entered the context.
+/// The context is entered for all calls.
 #[derive(Debug)]
 pub(super) struct Vm {
     context: Arc<Context>,
@@ -22,13 +22,11 @@ pub(super) struct Vm {
 }
 
 impl Vm {
-    /// Memory of the context's GPU, opened for these.
     pub(super) fn new(context: &Arc<Context>, access: Access) -> Self {
         let memory = memory_of(context.api(), context.device());
         Self { context: Arc::clone(context), memory, access }
     }
 
-    /// Other GPUs that it is opened for, by number.
     pub(super) fn peers(&self) -> &[u32] {
         self.access.peers()
     }
@@ -45,14 +43,13 @@ impl Vm {
         Ok(DeviceRange::new(addr, bytes))
     }
 
-    /// A reservation of ours in which nothing is mapped.
     pub(super) fn free(&self, range: DeviceRange) -> Result<()> {
         let (api, bytes) = (self.context.api(), to_usize(range.bytes)?);
         // SAFETY: C3, a reservation of ours in which nothing is mapped.
         api.check(unsafe { (api.mem_address_free)(range.addr, bytes) })
     }
 
-    /// The handle of new memory. The driver may first have to clean what was just released.
+    /// Creates memory and returns its handle. The driver may first have to clean what was just released.
     pub(super) fn create(&self, bytes: u64) -> Result<u64> {
         let (mut handle, len) = (0, to_usize(bytes)?);
         let memory = &raw const self.memory;
@@ -75,7 +72,7 @@ impl Vm {
         self.check_memory(mapped, range.bytes)
     }
 
-    /// Opens a range for the GPU and its peers. What is open in it already stays so.
+    /// For the GPU and its peers. Parts already open stay open.
     pub(super) fn open(&self, range: DeviceRange) -> Result<()> {
         let (bytes, descs) = (to_usize(range.bytes)?, self.access.descs());
         let set_access = self.context.api().mem_set_access;
@@ -90,10 +87,10 @@ impl Vm {
         api.check(unsafe { (api.mem_unmap)(range.addr, bytes) })
     }
 
-    /// Success, or the error; a full device is one of its own kind.
+    /// A full device is `OutOfMemory`.
     fn check_memory(&self, code: CuResult, asked_bytes: u64) -> Result<()> {
         if code == CuResult::OUT_OF_MEMORY {
-            // Where the driver does not even say how much is free, none is what it has for us.
+            // If the driver does not report free memory, none is available.
             let free_bytes = match self.context.memory() {
                 Ok(CudaMemory::Known { free_bytes, .. }) => free_bytes,
                 _ => 0,
@@ -104,7 +101,6 @@ impl Vm {
     }
 }
 
-/// A size as the driver's calls take it.
 pub(super) fn to_usize(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).map_err(|_| invalid(format!("{bytes} bytes do not fit this machine's addresses")))
 }

@@ -1,4 +1,4 @@
-//! The driver contract on a host device: what is queued on which stream, and how bytes are read and written.
+//! [`Driver`] for the host device: streams, and how bytes are read and written.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,23 +14,22 @@ use poorwill_core::{
     HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
-use super::state::{Span, State, punch};
-use super::stream::{Event, Stream, system};
+use super::state::{HostState, Span, punch};
+use super::stream::{HostEvent, HostStream, system};
+use crate::copy_ranges;
 use crate::host_memory::{
     BufferMade, BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain,
 };
 use crate::ledger::{check_granules, of};
-use crate::places;
 use crate::process::Owner;
 use crate::system::System;
 
-/// Granule of a host device unless configured otherwise: that of NVIDIA's.
+/// Default granule, the same as on NVIDIA's GPUs.
 pub const GRANULE_BYTES: u64 = 2 << 20;
 
-/// How many streams copies are spread over at most.
 const COPY_STREAMS_MAX: usize = 4;
 
-/// What a host device should be.
+/// Options of a host device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostConfig {
@@ -38,19 +37,19 @@ pub struct HostConfig {
     pub capacity_bytes: u64,
     /// Granule, in bytes: a power of two and a multiple of the page size.
     pub granule_bytes: u64,
-    /// How memory for buffers is made.
+    /// How memory for buffers is allocated.
     pub host_memory: HostMemoryConfig,
 }
 
 impl HostConfig {
-    /// A device of this capacity with the default granule (or a page, where pages are larger).
+    /// A device of this capacity with the default granule, or a page where pages are larger.
     #[must_use]
     pub fn with_capacity(capacity_bytes: u64) -> Self {
         let granule_bytes = GRANULE_BYTES.max(rustix::param::page_size() as u64);
         Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default() }
     }
 
-    /// A device of this many granules, each as small as the machine allows: one page. For tests.
+    /// A device of this many granules of one page, the smallest granule, for tests.
     #[must_use]
     pub fn of_pages(granules: u64) -> Self {
         let granule_bytes = rustix::param::page_size() as u64;
@@ -58,14 +57,14 @@ impl HostConfig {
         Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default() }
     }
 
-    /// The same with granules of this size: a power of two and a multiple of the page size.
+    /// Sets the granule: a power of two and a multiple of the page size.
     #[must_use]
     pub fn in_granules_of(mut self, granule_bytes: u64) -> Self {
         self.granule_bytes = granule_bytes;
         self
     }
 
-    /// The same, with how its memory for buffers is made.
+    /// Sets how memory for buffers is allocated.
     #[must_use]
     pub fn backing_up_in(mut self, host_memory: HostMemoryConfig) -> Self {
         self.host_memory = host_memory;
@@ -80,21 +79,21 @@ pub struct HostDevice {
     owner: Owner,
     shared: Arc<Shared>,
     /// Not dropped in a forked child, where the threads do not exist.
-    queues: ManuallyDrop<Mutex<Queues>>,
+    queues: ManuallyDrop<Mutex<HostQueues>>,
     host_memory: Arc<HostArena>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<HostState>,
     file: Arc<OwnedFd>,
     granule_bytes: usize,
 }
 
 #[derive(Debug, Default)]
-struct Queues {
-    streams: HashMap<u64, Stream>,
-    events: HashMap<u64, Arc<Event>>,
+struct HostQueues {
+    streams: HashMap<u64, HostStream>,
+    events: HashMap<u64, Arc<HostEvent>>,
     next_id: u64,
 }
 
@@ -102,8 +101,8 @@ impl HostDevice {
     /// Opens a device.
     ///
     /// # Errors
-    /// `InvalidArgument` for a granule that is no power of two or no multiple of the page size, or a capacity
-    /// below it; what the operating system reports otherwise.
+    /// `InvalidArgument` if the granule is not a power of two and a multiple of the page size, or exceeds the
+    /// capacity. Otherwise what the operating system reports.
     pub fn open(config: &HostConfig) -> Result<Self> {
         let granule = config.granule_bytes;
         let page = rustix::param::page_size() as u64;
@@ -125,17 +124,17 @@ impl HostDevice {
             DriverError::invalid(Op::Open, format!("a granule of {granule} bytes is too large"))
         })?;
         let owner = Owner::this()?;
-        let state = State::new(capacity_bytes, granule)
+        let state = HostState::new(capacity_bytes, granule)
             .map_err(|error| DriverError::new(Op::Open, system("create a memfd", &error)))?;
-        let mut queues = Queues { next_id: 1, ..Queues::default() };
-        queues.streams.insert(StreamId::DEFAULT.0, Stream::start(StreamId::DEFAULT, owner, Op::Open)?);
+        let mut queues = HostQueues { next_id: 1, ..HostQueues::default() };
+        queues.streams.insert(StreamId::DEFAULT.0, HostStream::start(StreamId::DEFAULT, owner, Op::Open)?);
         let copy_streams = thread::available_parallelism().map_or(1, usize::from).min(COPY_STREAMS_MAX);
         let file = Arc::clone(state.file());
         let options = Options {
             config: config.host_memory.clone(),
             pageable_because: Some("the host device copies from any memory alike".into()),
             node: None,
-            gives_surplus_back: true,
+            releases_surplus: true,
             system: System::here(),
         };
         let name = format!("host device of {}", ByteSize(capacity_bytes));
@@ -151,8 +150,7 @@ impl HostDevice {
         })
     }
 
-    /// Memory that the operating system really keeps behind the device: pages created, touched and not
-    /// released.
+    /// Memory that the operating system keeps for the device: pages created, written and not released.
     ///
     /// # Errors
     /// What the operating system reports.
@@ -160,46 +158,47 @@ impl HostDevice {
         self.shared.lock().resident_bytes()
     }
 
-    /// Host memory given out by `host_alloc` and not dropped yet, in bytes.
+    /// Bytes of `host_alloc` buffers that are not dropped yet.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         self.host_memory.used_bytes()
     }
 
-    /// Host memory of exactly `bytes` bytes. Nothing of it is page-locked, and the device sees all memory of the process
-    /// at its own addresses, whatever `pin` says; what it says of a GPU is why it is pageable here.
+    /// A buffer of exactly `bytes` bytes, never page-locked: the device sees all memory of the process. The text
+    /// says why.
     ///
     /// # Errors
     /// `OutOfHostMemory`.
     pub fn host_buffer(&self, bytes: u64, pin: BufferPin) -> Result<(HostBuffer, Option<String>)> {
         let pin = if pin == BufferPin::Always { BufferPin::Auto } else { pin };
-        let (piece, because) = self.host_memory.alloc_as(bytes, pin)?;
-        Ok((HostBuffer::new(piece), because))
+        let (buffer, because) = self.host_memory.alloc_as(bytes, pin)?;
+        Ok((HostBuffer::new(buffer), because))
     }
 
-    /// Gives host memory back that nobody uses, `bytes` at most, where more than 1 GiB lies unused. Called with the size
-    /// of a buffer that has been dropped for good.
-    pub fn give_surplus_back(&self, bytes: u64) {
-        self.host_memory.give_surplus_back(bytes);
+    /// Releases at most `bytes` bytes of unused host memory, as long as more than 1 GiB is unused. Call it with
+    /// the size of a buffer that was dropped for good.
+    pub fn release_surplus(&self, bytes: u64) {
+        self.host_memory.release_surplus(bytes);
     }
 
-    /// Several such buffers at once, made meanwhile by other threads.
+    /// Several such buffers at once, made in the background.
     ///
     /// # Errors
-    /// `OutOfHostMemory`: at the call, before anything is made, when not all of it is to be had; the same at `wait`.
+    /// `OutOfHostMemory`: at the call, before anything is made, if it is known that not all of it is available;
+    /// otherwise at `wait`.
     pub fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>> {
         let pin = if pin == BufferPin::Always { BufferPin::Auto } else { pin };
         self.host_memory.alloc_all_as(sizes, pin)
     }
 
-    /// How host memory is made.
+    /// How host memory is allocated.
     #[must_use]
     pub fn host_memory_details(&self) -> HostMemoryDetails {
         self.host_memory.details()
     }
 
-    /// Queues `work` that reads or writes `ranges` through their addresses. Until it has returned, they count
-    /// as in flight: unmapping one of them is refused with `Busy`.
+    /// Queues `work` that reads or writes `ranges` through their addresses. Until it returns, unmapping one of
+    /// them fails with `Busy`.
     ///
     /// # Errors
     /// `NotMapped` when a range is not mapped with access throughout; `UnknownHandle`; at `wait`, that the work
@@ -210,27 +209,26 @@ impl HostDevice {
         ranges: &[DeviceRange],
         work: impl FnOnce() + Send + 'static,
     ) -> Result<Pending<()>> {
-        self.fly(Op::LaunchHost, stream, ranges, move |_, _| {
+        self.submit(Op::LaunchHost, stream, ranges, move |_, _| {
             work();
             Ok(())
         })
     }
 
-    fn queues(&self) -> MutexGuard<'_, Queues> {
+    fn queues(&self) -> MutexGuard<'_, HostQueues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn with_state<T>(
         &self,
         op: Op,
-        f: impl FnOnce(&mut State) -> std::result::Result<T, DriverErrorKind>,
+        f: impl FnOnce(&mut HostState) -> std::result::Result<T, DriverErrorKind>,
     ) -> Result<T> {
         self.owner.check(op)?;
         f(&mut self.shared.lock()).map_err(of(op))
     }
 
-    /// Queues `work` on the bytes of `ranges`.
-    fn fly<T: Send + 'static>(
+    fn submit<T: Send + 'static>(
         &self,
         op: Op,
         stream: StreamId,
@@ -238,35 +236,36 @@ impl HostDevice {
         work: impl FnOnce(&Shared, &[Vec<Span>]) -> std::result::Result<T, DriverErrorKind> + Send + 'static,
     ) -> Result<Pending<T>> {
         self.owner.check(op)?;
-        let mut flight = Flight { shared: Arc::clone(&self.shared), flown: Vec::with_capacity(ranges.len()) };
+        let mut flight =
+            InFlight { shared: Arc::clone(&self.shared), spans: Vec::with_capacity(ranges.len()) };
         for range in ranges {
-            let spans = self.shared.lock().take_off(*range).map_err(of(op))?;
-            flight.flown.push(spans);
+            let spans = self.shared.lock().begin_work(*range).map_err(of(op))?;
+            flight.spans.push(spans);
         }
-        // Only now, so that nobody who asks for a stream or event waits for a system call on memory.
+        // Not earlier, so that look-ups of streams and events do not wait for a system call on memory.
         self.queues().stream(op, stream)?.submit(op, move || {
-            let result = work(&flight.shared, &flight.flown);
+            let result = work(&flight.shared, &flight.spans);
             drop(flight);
             result
         })
     }
 }
 
-/// Work in flight: keeps its mappings from being unmapped until it is dropped, run or not.
-struct Flight {
+/// Keeps mappings from being unmapped until dropped, even if the work never ran.
+struct InFlight {
     shared: Arc<Shared>,
-    flown: Vec<Vec<Span>>,
+    spans: Vec<Vec<Span>>,
 }
 
-impl Drop for Flight {
+impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        self.flown.iter().for_each(|spans| state.land(spans));
+        self.spans.iter().for_each(|spans| state.end_work(spans));
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HostState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -304,7 +303,7 @@ impl Shared {
         Ok(())
     }
 
-    /// One digest per granule. Mappings are whole granules, so no granule spans two of them.
+    /// Mappings consist of whole granules, so no granule crosses two.
     fn digests(&self, spans: &[Span]) -> std::result::Result<Vec<Digest>, DriverErrorKind> {
         // Small enough to stay in a core's cache between the read and the hash.
         let mut scratch = vec![0u8; self.granule_bytes.min(128 << 10)];
@@ -312,8 +311,8 @@ impl Shared {
         for span in spans {
             for granule in (0..span.bytes).step_by(self.granule_bytes) {
                 let mut hasher = DigestHasher::default();
-                for piece in (0..self.granule_bytes).step_by(scratch.len()) {
-                    self.read_file(span.file_offset + (granule + piece) as u64, &mut scratch)?;
+                for part in (0..self.granule_bytes).step_by(scratch.len()) {
+                    self.read_file(span.file_offset + (granule + part) as u64, &mut scratch)?;
                     hasher.update(&scratch);
                 }
                 digests.push(hasher.finish());
@@ -322,7 +321,7 @@ impl Shared {
         Ok(digests)
     }
 
-    /// Whole pages become holes; the kernel overwrites what is left at the ends.
+    /// Whole pages become holes; the kernel overwrites the rest.
     fn zero(&self, spans: &[Span]) -> std::result::Result<(), DriverErrorKind> {
         spans.iter().try_for_each(|span| {
             punch(&self.file, span.file_offset, span.bytes as u64)
@@ -331,12 +330,12 @@ impl Shared {
     }
 }
 
-impl Queues {
-    fn stream(&self, op: Op, id: StreamId) -> Result<&Stream> {
+impl HostQueues {
+    fn stream(&self, op: Op, id: StreamId) -> Result<&HostStream> {
         self.streams.get(&id.0).ok_or_else(|| unknown(op, id.to_string()))
     }
 
-    fn event(&self, op: Op, id: EventId) -> Result<Arc<Event>> {
+    fn event(&self, op: Op, id: EventId) -> Result<Arc<HostEvent>> {
         self.events.get(&id.0).cloned().ok_or_else(|| unknown(op, id.to_string()))
     }
 
@@ -393,7 +392,7 @@ impl Driver for HostDevice {
         self.owner.check(Op::StreamCreate)?;
         let mut queues = self.queues();
         let id = StreamId(queues.next_id());
-        let stream = Stream::start(id, self.owner, Op::StreamCreate)?;
+        let stream = HostStream::start(id, self.owner, Op::StreamCreate)?;
         queues.streams.insert(id.0, stream);
         Ok(id)
     }
@@ -403,7 +402,7 @@ impl Driver for HostDevice {
         if stream == StreamId::DEFAULT {
             return Err(DriverError::invalid(Op::StreamDestroy, "the default stream cannot be destroyed"));
         }
-        // It stays known until its work is done, so that whoever waits for the device waits for it.
+        // The stream stays known until its work is done, so that `synchronize` waits for it too.
         self.stream_synchronize(stream).map_err(|error| DriverError::new(Op::StreamDestroy, error.kind))?;
         let ended = self.queues().streams.remove(&stream.0);
         ended.ok_or_else(|| unknown(Op::StreamDestroy, stream.to_string()))?.finish();
@@ -437,7 +436,7 @@ impl Driver for HostDevice {
     fn event_record(&self, stream: StreamId) -> Result<EventId> {
         self.owner.check(Op::EventRecord)?;
         let mut queues = self.queues();
-        let event = Arc::new(Event::default());
+        let event = Arc::new(HostEvent::default());
         let on = queues.stream(Op::EventRecord, stream)?;
         if on.is_idle() {
             event.pass();
@@ -486,9 +485,9 @@ impl Driver for HostDevice {
         parts: &[CopyPart],
     ) -> Result<Pending<()>> {
         self.owner.check(Op::CopyToDevice)?;
-        let places = places::in_buffer(src.len(), parts).map_err(of(Op::CopyToDevice))?;
-        self.fly(Op::CopyToDevice, stream, &device_ranges(parts), move |shared, flown| {
-            places.into_iter().zip(flown).try_for_each(|(place, spans)| shared.write(spans, &src[place]))
+        let ranges = copy_ranges::in_buffer(src.len(), parts).map_err(of(Op::CopyToDevice))?;
+        self.submit(Op::CopyToDevice, stream, &device_ranges(parts), move |shared, spans| {
+            ranges.into_iter().zip(spans).try_for_each(|(range, spans)| shared.write(spans, &src[range]))
         })
     }
 
@@ -499,12 +498,12 @@ impl Driver for HostDevice {
         parts: &[CopyPart],
     ) -> Result<Pending<HostBuffer>> {
         self.owner.check(Op::CopyToHost)?;
-        let places = places::in_buffer(dst.len(), parts).map_err(of(Op::CopyToHost))?;
-        self.fly(Op::CopyToHost, stream, &device_ranges(parts), move |shared, flown| {
-            places
+        let ranges = copy_ranges::in_buffer(dst.len(), parts).map_err(of(Op::CopyToHost))?;
+        self.submit(Op::CopyToHost, stream, &device_ranges(parts), move |shared, spans| {
+            ranges
                 .into_iter()
-                .zip(flown)
-                .try_for_each(|(place, spans)| shared.read(spans, &mut dst[place]))?;
+                .zip(spans)
+                .try_for_each(|(range, spans)| shared.read(spans, &mut dst[range]))?;
             Ok(dst)
         })
     }
@@ -518,24 +517,24 @@ impl Driver for HostDevice {
         self.owner.check(Op::Save)?;
         let (granule_bytes, stored) = (self.info.granule_bytes, parts.to_vec());
         check_save(granule_bytes, parts)?;
-        let places = places::in_buffer(dst.len(), parts).map_err(of(Op::Save))?;
-        self.fly(Op::Save, stream, &device_ranges(parts), move |shared, flown| {
-            let mut parts = places.into_iter().zip(flown);
-            parts.try_for_each(|(place, spans)| shared.read(spans, &mut dst[place]))?;
+        let ranges = copy_ranges::in_buffer(dst.len(), parts).map_err(of(Op::Save))?;
+        self.submit(Op::Save, stream, &device_ranges(parts), move |shared, spans| {
+            let mut parts = ranges.into_iter().zip(spans);
+            parts.try_for_each(|(range, spans)| shared.read(spans, &mut dst[range]))?;
             let digests = digests_of_saved(&dst, granule_bytes, &stored).map_err(|error| error.kind)?;
             Ok((dst, digests))
         })
     }
 
     fn zero(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<()>> {
-        self.fly(Op::Zero, stream, &[range], |shared, flown| {
-            flown.iter().try_for_each(|spans| shared.zero(spans))
+        self.submit(Op::Zero, stream, &[range], |shared, spans| {
+            spans.iter().try_for_each(|spans| shared.zero(spans))
         })
     }
 
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>> {
         check_granules(self.info.granule_bytes, ranges).map_err(of(Op::Digest))?;
-        self.fly(Op::Digest, stream, ranges, |shared, flown| shared.digests(&flown.concat()))
+        self.submit(Op::Digest, stream, ranges, |shared, spans| shared.digests(&spans.concat()))
     }
 
     fn launch_host(&self, stream: StreamId, work: HostWork) -> Result<Pending<()>> {
@@ -582,7 +581,7 @@ impl Drop for HostDevice {
             return; // The parent's threads and locks: not ours to touch.
         }
         let queues = std::mem::take(&mut *self.queues());
-        queues.streams.into_values().for_each(Stream::finish);
+        queues.streams.into_values().for_each(HostStream::finish);
         self.host_memory.close();
         self.host_memory.trim();
     }

@@ -1,17 +1,15 @@
 //! The host device: virtual memory that behaves like a GPU's.
 //!
-//! It is the embedded default and the test bench. Physical memory is one sparse memfd, counted against a
-//! capacity; a backing is a range of it, and releasing punches the hole. Reservations are inaccessible
-//! addresses, mappings are real ones, so touching device memory that is not mapped faults exactly as far as
-//! the pages go. Streams are threads.
+//! It is the default for embedding and for tests. Physical memory is one sparse memfd, counted against a
+//! capacity. A backing is a range of the file, and a release punches a hole. Reservations are inaccessible
+//! addresses and mappings are real ones, so access to unmapped pages faults. Streams are threads.
 //!
-//! It keeps every rule of the contract in [`poorwill_core::driver`] and can tell more than a GPU: work in
-//! flight is counted per mapping, so an early unmap is refused with `Busy`; and
-//! [`HostDevice::resident_bytes`] is the operating system's own count of the memory behind the device.
+//! It keeps every rule of [`poorwill_core::driver`] and detects more than a GPU. It counts work in flight per
+//! mapping, so an early unmap fails with `Busy`. [`HostDevice::resident_bytes`] is the operating system's count
+//! of its memory.
 //!
-//! How bytes move: reads and digests go through the file (`pread`), so a page that was never written costs
-//! nothing; writes go through the mapping, because writers to one file would wait for each other there;
-//! zeros are holes.
+//! Reads and digests use the file (`pread`), so pages never written cost nothing. Writes use the mapping, because
+//! writers to one file would wait for each other. Zeroing punches holes.
 
 mod device;
 mod state;

@@ -1,7 +1,7 @@
-//! The host device's memory: a file for what is physical, regions for addresses, and the books of both.
+//! The host device's memory: a file for physical memory, regions for addresses, and a ledger.
 //!
-//! All of it is under one lock of the device's; system calls that must agree with the books are made while the
-//! lock is held. Every function either does all it says or nothing.
+//! One lock guards it, also during system calls that must agree with the ledger. Every function does all it says
+//! or nothing.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,48 +12,44 @@ use rustix::fs::{self, FallocateFlags, MemfdFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::stream::system;
-use super::vm::Region;
+use super::vm::VmRegion;
 use crate::ledger::{Ledger, MappingKey, Result, invalid};
 use crate::process::Owner;
 
-/// Logical size of the sparse file. Ranges are handed out once and never again, which at 10 GiB/s of
-/// creation lasts thirteen years; physical memory is only ever what is created, touched and not released.
+/// Logical size of the sparse file. Ranges are never reused: at 10 GiB/s of creation it lasts thirteen years.
 const FILE_BYTES: u64 = 1 << 62;
 
-/// Physical memory: ranges of one sparse memfd.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct HostState {
     file: Arc<OwnedFd>,
     capacity_bytes: u64,
     held_bytes: u64,
     next_offset: u64,
-    /// Released and unmapped, but the system refused to take the memory back; still counted as held.
+    /// Released and unmapped, but the system refused to punch the hole. Counts as held.
     unpunched: Vec<Extent>,
-    ledger: Ledger<Arc<Region>, Extent>,
+    ledger: Ledger<Arc<VmRegion>, Extent>,
 }
 
-/// A range of the file.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     offset: u64,
     bytes: u64,
 }
 
-/// A mapped piece of a device range: where it is in the addresses, and where in the file.
+/// The part of a device range in one mapping: its addresses, and its place in the file.
 #[derive(Debug, Clone)]
 pub(super) struct Span {
-    pub(super) region: Arc<Region>,
+    pub(super) region: Arc<VmRegion>,
     pub(super) region_offset: usize,
     pub(super) file_offset: u64,
     pub(super) bytes: usize,
-    /// To count the work in flight.
     key: MappingKey,
 }
 
-impl State {
+impl HostState {
     pub(super) fn new(capacity_bytes: u64, granule_bytes: u64) -> io::Result<Self> {
         let file = fs::memfd_create("poorwill-host-device", MemfdFlags::CLOEXEC)?;
-        // Growing a file beyond this limit is a signal, not an error.
+        // Growing a file beyond this limit raises a signal instead of an error.
         if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < FILE_BYTES) {
             let limit = ByteSize(limit);
             let reason = format!("files may not exceed {limit} here; lift the limit (ulimit -f unlimited)");
@@ -70,7 +66,6 @@ impl State {
         })
     }
 
-    /// What holds the bytes.
     pub(super) fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
@@ -87,7 +82,6 @@ impl State {
         self.capacity_bytes - self.held_bytes
     }
 
-    /// Bytes of the file that really have memory behind them.
     pub(super) fn resident_bytes(&self) -> io::Result<u64> {
         let blocks = fs::fstat(&self.file)?.st_blocks;
         Ok(u64::try_from(blocks).unwrap_or(0) * 512)
@@ -99,21 +93,21 @@ impl State {
         let len = usize::try_from(bytes).map_err(|error| exhausted(error.to_string()))?;
         let align =
             usize::try_from(self.ledger.granule_bytes()).map_err(|error| exhausted(error.to_string()))?;
-        let region = Region::reserve(len, align, owner).map_err(|error| exhausted(error.to_string()))?;
+        let region = VmRegion::reserve(len, align, owner).map_err(|error| exhausted(error.to_string()))?;
         let range = DeviceRange::new(region.addr(), bytes);
         self.ledger.reserved(range, Arc::new(region));
         Ok(range)
     }
 
-    /// The region is unmapped when the last job that holds it lets go.
-    pub(super) fn unreserve(&mut self, range: DeviceRange) -> Result<Arc<Region>> {
+    /// The region is unmapped once no job uses it.
+    pub(super) fn unreserve(&mut self, range: DeviceRange) -> Result<Arc<VmRegion>> {
         self.ledger.unreserve(range, |_| Ok(()))
     }
 
     pub(super) fn create(&mut self, bytes: u64) -> Result<BackingId> {
         self.ledger.check_size(bytes)?;
         for extent in std::mem::take(&mut self.unpunched) {
-            self.take_memory_back(extent);
+            self.release_extent(extent);
         }
         let free_bytes = self.free_bytes();
         if bytes > free_bytes || bytes > FILE_BYTES - self.next_offset {
@@ -130,7 +124,7 @@ impl State {
         self.ledger.release(id, |extent, mapped| {
             if !mapped {
                 punch(file, extent.offset, extent.bytes)
-                    .map_err(|error| system("give memory of the device back", &error))?;
+                    .map_err(|error| system("release device memory", &error))?;
                 *held_bytes -= extent.bytes;
             }
             Ok(())
@@ -140,7 +134,7 @@ impl State {
     pub(super) fn map(&mut self, range: DeviceRange, id: BackingId) -> Result<()> {
         let file = self.file.as_fd();
         self.ledger.map(range, id, |region, extent| {
-            let (at, len) = place(region, range)?;
+            let (at, len) = offset_and_len(region, range)?;
             region.map(at, len, file, extent.offset).map_err(|error| map_error(&error, range.bytes))
         })
     }
@@ -148,11 +142,11 @@ impl State {
     pub(super) fn set_access(&mut self, range: DeviceRange) -> Result<()> {
         self.ledger.set_access(range, |region, closed| {
             for (done, run) in closed.iter().enumerate() {
-                let (at, len) = place(region, *run)?;
+                let (at, len) = offset_and_len(region, *run)?;
                 if let Err(error) = region.open(at, len) {
                     for run in &closed[..=done] {
-                        let (at, len) = place(region, *run)?;
-                        // Already failing: what stays open is memory of ours that nothing uses.
+                        let (at, len) = offset_and_len(region, *run)?;
+                        // Already failing. Our memory stays open, and nothing uses it.
                         let _ = region.close(at, len);
                     }
                     return Err(system("open a range with mprotect", &error));
@@ -164,17 +158,16 @@ impl State {
 
     pub(super) fn unmap(&mut self, range: DeviceRange) -> Result<()> {
         let gone = self.ledger.unmap(range, |region| {
-            let (at, len) = place(region, range)?;
+            let (at, len) = offset_and_len(region, range)?;
             region.unmap(at, len).map_err(|error| system("unmap a range", &error))
         })?;
-        // The unmap itself is done; a refusal here is tried again before the next create.
-        gone.into_iter().for_each(|extent| self.take_memory_back(extent));
+        // The unmap itself has succeeded. If punching fails, the next create tries again.
+        gone.into_iter().for_each(|extent| self.release_extent(extent));
         Ok(())
     }
 
-    /// Where the bytes of an open range are; counts one piece of work in flight on each mapping, until
-    /// [`State::land`].
-    pub(super) fn take_off(&mut self, range: DeviceRange) -> Result<Vec<Span>> {
+    /// The mappings of an open range; marks work in flight on each.
+    pub(super) fn begin_work(&mut self, range: DeviceRange) -> Result<Vec<Span>> {
         let located = self.ledger.locate(range)?.into_iter().map(|found| {
             Ok(Span {
                 region: Arc::clone(found.reservation),
@@ -185,16 +178,15 @@ impl State {
             })
         });
         let spans = located.collect::<Result<Vec<Span>>>()?;
-        spans.iter().for_each(|span| self.ledger.take_off(span.key));
+        spans.iter().for_each(|span| self.ledger.begin_work(span.key));
         Ok(spans)
     }
 
-    /// The work counted by [`State::take_off`] has finished.
-    pub(super) fn land(&mut self, spans: &[Span]) {
-        spans.iter().for_each(|span| self.ledger.land(span.key));
+    pub(super) fn end_work(&mut self, spans: &[Span]) {
+        spans.iter().for_each(|span| self.ledger.end_work(span.key));
     }
 
-    fn take_memory_back(&mut self, extent: Extent) {
+    fn release_extent(&mut self, extent: Extent) {
         match punch(&self.file, extent.offset, extent.bytes) {
             Ok(()) => self.held_bytes -= extent.bytes,
             Err(_) => self.unpunched.push(extent),
@@ -202,12 +194,11 @@ impl State {
     }
 }
 
-/// Offset into the region and length, for system calls.
-fn place(region: &Region, range: DeviceRange) -> Result<(usize, usize)> {
+fn offset_and_len(region: &VmRegion, range: DeviceRange) -> Result<(usize, usize)> {
     Ok((to_usize(range.addr - region.addr())?, to_usize(range.bytes)?))
 }
 
-/// Gives the memory behind a range of the file back; it reads as zeros afterwards.
+/// Releases the memory of a range of the file, which reads as zeros afterwards.
 pub(super) fn punch(file: &OwnedFd, offset: u64, bytes: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     Ok(rustix::io::retry_on_intr(|| fs::fallocate(file, flags, offset, bytes))?)

@@ -12,18 +12,16 @@ use crate::process::Owner;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A queue of jobs and the thread that works it off.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct HostStream {
     id: StreamId,
     owner: Owner,
     jobs: Sender<Job>,
-    /// Jobs that have not finished.
     unfinished: Arc<AtomicUsize>,
     worker: JoinHandle<()>,
 }
 
-impl Stream {
+impl HostStream {
     pub(super) fn start(id: StreamId, owner: Owner, op: Op) -> Result<Self, DriverError> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let work = move || queue.into_iter().for_each(|job| job());
@@ -34,7 +32,6 @@ impl Stream {
         Ok(Self { id, owner, jobs, unfinished: Arc::default(), worker })
     }
 
-    /// Queues `work` and gives its outcome.
     pub(super) fn submit<T: Send + 'static>(
         &self,
         op: Op,
@@ -45,11 +42,11 @@ impl Stream {
         let ended_here = Arc::new(AtomicBool::new(false));
         let has_ended = Arc::clone(&ended_here);
         let job = Box::new(move || {
-            // Work runs code of whoever made the host buffer; a panic there fails this work and no other.
+            // Work may run a caller's code (a host buffer's); a panic there fails only this work.
             let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked()));
-            // Before anybody is told: who has seen the work finish finds the stream idle.
+            // Before the outcome is sent: a waiter that sees the work finish finds the stream idle.
             unfinished.fetch_sub(1, Ordering::Release);
-            // Nobody may be waiting any more: then the outcome is dropped, as the contract says.
+            // Without a waiter the outcome is dropped, as the contract says.
             let _ = sender.send(result);
             ended_here.store(true, Ordering::Release);
         });
@@ -65,18 +62,17 @@ impl Stream {
         Ok(Pending::new(wait).telling(move || has_ended.load(Ordering::Acquire)))
     }
 
-    /// Whether everything queued has finished. Only who keeps others from queuing can rely on it.
+    /// Reliable only while the caller prevents queuing.
     pub(super) fn is_idle(&self) -> bool {
         self.unfinished.load(Ordering::Acquire) == 0
     }
 
-    /// Works off what is queued, then ends the thread.
     pub(super) fn finish(self) {
         drop(self.jobs);
         if self.worker.thread().id() == thread::current().id() {
-            return; // The device was dropped by its own last job: the thread ends by itself.
+            return; // The device was dropped by its own last job; the thread ends by itself.
         }
-        // A job that panicked has reported that already, to whoever waited for it.
+        // A job's panic was already reported to its waiter.
         let _ = self.worker.join();
     }
 }
@@ -91,11 +87,11 @@ fn ended(op: Op, stream: StreamId) -> DriverError {
     DriverError::new(op, DriverErrorKind::Device { code: 0, name: "stream ended".into(), text })
 }
 
-/// An error of the operating system, in the contract's form.
+/// The contract's form of an operating system error.
 pub(super) fn system(what: &str, error: &std::io::Error) -> DriverErrorKind {
     let code = error.raw_os_error();
     let text = error.to_string();
-    // The number stands beside the text already.
+    // The code is printed separately.
     let text = code.and_then(|code| text.strip_suffix(&format!(" (os error {code})"))).unwrap_or(&text);
     let hint = match code {
         Some(libc::EMFILE | libc::ENFILE) => "; raise the limit on open files (ulimit -n)",
@@ -109,14 +105,13 @@ pub(super) fn system(what: &str, error: &std::io::Error) -> DriverErrorKind {
     }
 }
 
-/// A flag that passes once.
 #[derive(Debug, Default)]
-pub(super) struct Event {
+pub(super) struct HostEvent {
     passed: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Event {
+impl HostEvent {
     pub(super) fn pass(self: &Arc<Self>) {
         *self.passed.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();

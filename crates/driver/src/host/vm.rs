@@ -1,8 +1,7 @@
-//! Virtual memory of the operating system: the only `unsafe` of the host device.
+//! Virtual memory calls, the only `unsafe` code of the host device.
 //!
-//! A [`Region`] owns a range of this process's addresses from [`Region::reserve`] until it is dropped.
-//! Because it owns them, replacing what is mapped inside cannot disturb anything else, and every function
-//! here is safe to call; the rules behind that are numbered in `docs/unsafe.md` (H1 to H4).
+//! A [`VmRegion`] owns a range of addresses until it is dropped. Replacing mappings inside it affects nothing
+//! else, so every function here is safe. Rules H1 to H4 in `docs/unsafe.md` give the reasons.
 
 use std::ffi::c_void;
 use std::io;
@@ -14,19 +13,19 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::process::Owner;
 
-/// How much memory is brought in before it is written.
+/// Populated before each write.
 const POPULATE_BYTES: usize = 256 << 10;
 
-/// Addresses that belong to a device, inaccessible until something is mapped and opened.
+/// Addresses that belong to a device, inaccessible until mapped and opened.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(super) struct VmRegion {
     addr: usize,
     bytes: usize,
     owner: Owner,
     writing: RangeLock,
 }
 
-impl Region {
+impl VmRegion {
     /// Reserves `bytes` of addresses aligned to `align`, a power of two no smaller than a page.
     pub(super) fn reserve(bytes: usize, align: usize, owner: Owner) -> io::Result<Self> {
         let padded = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -39,7 +38,7 @@ impl Region {
         let (head, tail) = (addr - start, padded - (addr - start) - bytes);
         for (at, len) in [(start, head), (addr + bytes, tail)] {
             if len > 0 {
-                // SAFETY: both ends belong to the mapping just made, and nobody knows them yet.
+                // SAFETY: both ends belong to the mapping just made, and no other code knows them yet.
                 unsafe { mm::munmap(ptr::without_provenance_mut(at), len) }?;
             }
         }
@@ -47,12 +46,11 @@ impl Region {
         Ok(region)
     }
 
-    /// First address.
     pub(super) fn addr(&self) -> u64 {
         self.addr as u64
     }
 
-    /// Maps `bytes` of `file`, from `file_offset` on, `offset` bytes into the region, without access.
+    /// Maps `bytes` of `file` from `file_offset`, at `offset`, without access.
     pub(super) fn map(
         &self,
         offset: usize,
@@ -65,57 +63,55 @@ impl Region {
         // SAFETY: H1, the range lies inside this region, which owns its addresses.
         unsafe { mm::mmap(at, bytes, ProtFlags::empty(), flags, file, file_offset) }?;
         self.keep_from_children(offset, bytes).inspect_err(|_| {
-            // Already failing; if this fails too the range stays mapped without access, and faults as it must.
+            // Already failing. If this fails too, the range stays without access, and faults as required.
             let _ = self.unmap(offset, bytes);
         })
     }
 
-    /// Opens a mapped range for reading and writing.
     pub(super) fn open(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let at = self.pointer(offset, bytes)?;
         // SAFETY: H1; giving more access to addresses that no Rust object lives at breaks no reference.
         Ok(unsafe { mm::mprotect(at, bytes, MprotectFlags::READ | MprotectFlags::WRITE) }?)
     }
 
-    /// Takes access away again, keeping the mappings.
     pub(super) fn close(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let at = self.pointer(offset, bytes)?;
         // SAFETY: H1 and H2, no Rust reference points into a region.
         Ok(unsafe { mm::mprotect(at, bytes, MprotectFlags::empty()) }?)
     }
 
-    /// Replaces whatever is mapped in a range by inaccessible addresses, in one step.
+    /// Makes a range inaccessible in one step.
     pub(super) fn unmap(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let at = self.pointer(offset, bytes)?;
         let flags = reserve_flags() | MapFlags::FIXED;
         // SAFETY: H1 and H2, the addresses are ours and no Rust reference points at them.
         unsafe { mm::mmap_anonymous(at, bytes, ProtFlags::empty(), flags) }?;
-        // The new mapping is private and inaccessible: a child that inherits it has nothing to damage.
+        // The new mapping is private and inaccessible, so a child that inherits it can damage nothing.
         let _ = self.keep_from_children(offset, bytes);
         Ok(())
     }
 
-    /// Copies `bytes` to `offset`, which must be mapped and open: otherwise an error, or a fault where
-    /// another thread unmaps it meanwhile.
+    /// Copies `bytes` to `offset`, which must be mapped and open. Otherwise it fails, or faults if another thread
+    /// unmaps the range meanwhile.
     pub(super) fn write(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
         self.pointer(offset, bytes.len())?;
         let _lock = self.writing.lock(offset, bytes.len());
-        // In windows that stay in a core's cache between the kernel's zeros and our bytes.
+        // In windows that stay in a core's cache between the kernel's zeroing and our write.
         for (nth, window) in bytes.chunks(POPULATE_BYTES).enumerate() {
             let at = offset + nth * POPULATE_BYTES;
             self.populate(at, window.len())?;
             let to = self.pointer(at, window.len())?;
-            // SAFETY: H1 and H3: `to` is inside this region and was just populated for writing; the source is
-            // a Rust slice, which can never overlap a region (H2); the range lock keeps other writers away.
+            // SAFETY: H1 and H3: `to` is inside this region and was just populated for writing. The source is a
+            // Rust slice, which can never overlap a region (H2). The range lock keeps other writers away.
             unsafe { ptr::copy_nonoverlapping(window.as_ptr(), to.cast::<u8>(), window.len()) };
         }
         Ok(())
     }
 
-    /// Brings the pages of a range in, so that a shortage of memory is an error here and not a signal later.
+    /// Populates a range's pages, so that a memory shortage is an error here and not a signal later.
     fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let page = rustix::param::page_size();
         let start = offset / page * page;
@@ -124,19 +120,19 @@ impl Region {
         // SAFETY: H1; populating changes no bytes.
         match unsafe { mm::madvise(at, len, Advice::LinuxPopulateWrite) } {
             Ok(()) => Ok(()),
-            // Linux before 5.14 does not know it; then a touch populates, as it always did.
+            // Linux before 5.14 lacks this advice. There, the first touch populates.
             Err(rustix::io::Errno::INVAL) if !Self::populate_is_known(at) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Advice about no bytes fails only when the advice is not known.
+    /// Advice on zero bytes fails only if the advice is unknown.
     fn populate_is_known(at: *mut c_void) -> bool {
         // SAFETY: no byte is concerned.
         unsafe { mm::madvise(at, 0, Advice::LinuxPopulateWrite) }.is_ok()
     }
 
-    /// Leaves a range out of forked children, which could otherwise write to memory they share with us.
+    /// Excludes a range from forked children, which could otherwise write to memory they share with us.
     fn keep_from_children(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let at = self.pointer(offset, bytes)?;
         // SAFETY: H1; the advice changes what a fork copies and nothing in this process.
@@ -154,11 +150,11 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for VmRegion {
     fn drop(&mut self) {
         if self.owner.is_here() {
-            // SAFETY: H1 and H2; nothing can reach the region any more. H4: not in a forked child, where
-            // something else may live at these addresses.
+            // SAFETY: H1 and H2; no code can reach the region any more. H4: not in a forked child, where
+            // something else may be at these addresses.
             let unmapped = unsafe { mm::munmap(ptr::without_provenance_mut(self.addr), self.bytes) };
             debug_assert!(unmapped.is_ok(), "munmap of a region failed: {unmapped:?}");
         }
@@ -169,7 +165,7 @@ fn reserve_flags() -> MapFlags {
     MapFlags::PRIVATE | MapFlags::NORESERVE
 }
 
-/// Keeps two threads from writing to overlapping ranges at once; which of them is first is open, as on a GPU.
+/// Prevents concurrent writes to overlapping ranges. Their order is unspecified, as on a GPU.
 #[derive(Debug, Default)]
 struct RangeLock {
     held: Mutex<Vec<(usize, usize)>>,
@@ -210,7 +206,7 @@ mod tests {
     #[test]
     fn a_region_is_aligned_and_guards_its_bounds() {
         let align = 2 << 20;
-        let region = Region::reserve(3 * align, align, Owner::this().unwrap()).unwrap();
+        let region = VmRegion::reserve(3 * align, align, Owner::this().unwrap()).unwrap();
         assert_eq!(region.addr() % align as u64, 0);
         assert!(region.unmap(2 * align, 2 * align).is_err());
         assert!(region.open(usize::MAX, 2).is_err());

@@ -1,4 +1,4 @@
-//! The face: buffers for one device.
+//! Buffers of host memory for one device.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,47 +10,45 @@ use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{ByteSize, DriverErrorKind, HostBuffer, HostMemory, HostMemoryInfo, Op, Pending};
 
 use super::backend::Backend;
-use super::books::{Books, Slab, Spot, Unused, rounded};
-use super::budget::{Budget, Figures, Lack};
+use super::budget::{Budget, Figures, Shortage};
 use super::extents::pack;
 use super::probe::HugePages;
+use super::table::{Slab, SlabRange, SlabTable, Unused, rounded};
 use super::{BufferPin, HostMemoryConfig, HostMemoryDetails, Pin, SURPLUS_BYTES, probe};
 use crate::ledger::{Result, invalid, of};
 use crate::process::Owner;
 use crate::system::System;
 
-/// Up to this much is made without a look at the system each time.
+/// Smaller amounts may be allocated without reading the system's limits each time.
 const SMALL_BYTES: u64 = 2 << 20;
 
-/// How much may be made so, after a look, and which share of what was left then.
+/// Most bytes allocated so per check, and their share of what was left.
 const CREDIT_MAX: u64 = 64 << 20;
 const CREDIT_SHARE: u64 = 16;
 
-/// Most that is ever asked for: more than any machine addresses.
-const ASKED_BYTES_MAX: u64 = 1 << 56;
+/// Largest request: more than any machine can address.
+const REQUEST_BYTES_MAX: u64 = 1 << 56;
 
-/// How often memory is looked for while others give some back.
-const PLACE_TRIES: u32 = 8;
+/// Attempts to allocate while other threads release memory.
+const ASSIGN_TRIES: u32 = 8;
 
-/// Most threads that make slabs at the same time.
 const THREADS_MAX: usize = 16;
 
-/// What an arena is for.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) config: HostMemoryConfig,
-    /// Why its memory is not page-locked, whatever the configuration says.
+    /// Why its memory is never page-locked, whatever the configuration says.
     pub(crate) pageable_because: Option<String>,
-    /// The node that the device is near to.
+    /// The NUMA node nearest to the device.
     pub(crate) node: Option<u32>,
-    /// Whether slabs that nobody uses go when others are made, so that they do not pile up. That may wait for work
-    /// on the device.
-    pub(crate) gives_surplus_back: bool,
+    /// Whether making slabs releases unused ones, so that they do not pile up. This may wait for work on the
+    /// device.
+    pub(crate) releases_surplus: bool,
     pub(crate) system: System,
 }
 
-/// A place for each size, and the slabs that are to be made for them.
-type Placed = (Vec<Extent>, Vec<Arc<Slab>>);
+/// Ranges for buffers, and the slabs to make for them.
+type Assigned = (Vec<SlabExtent>, Vec<Arc<Slab>>);
 
 /// Host memory of one device.
 #[derive(Debug)]
@@ -58,64 +56,63 @@ pub(crate) struct HostArena {
     pub(super) owner: Owner,
     pub(super) backend: Box<dyn Backend>,
     pub(super) budget: Budget,
-    gives_surplus_back: bool,
+    releases_surplus: bool,
     pub(super) threads: usize,
     pub(super) node: Option<u32>,
-    /// Whether the system takes memory from that node first, as it was asked to.
+    /// Whether the system accepted the node preference.
     pub(super) is_bound: AtomicBool,
-    /// Whether the system's setting leaves a choice of huge pages.
     pub(super) huge_is_allowed: bool,
     pub(super) huge: OnceLock<HugePages>,
-    /// Set once, where page-locking is not to be had.
+    /// Why page-locking is not available; set once.
     pub(super) pageable: OnceLock<String>,
-    /// Held while the machine is asked for a slab's memory.
-    pub(super) asking: Mutex<()>,
-    /// Told when slabs have gone that were to be given back.
-    gone: Condvar,
+    /// Held while checking that the machine has a slab's memory.
+    pub(super) checking: Mutex<()>,
+    /// Notified after releases.
+    released: Condvar,
     /// Not dropped in a forked child, where it may be half changed.
-    books: ManuallyDrop<Mutex<Books>>,
+    table: ManuallyDrop<Mutex<SlabTable>>,
 }
 
-/// Bytes of a slab that belong to one buffer, or will. Dropped, they are free.
-pub(super) struct Extent {
+/// A range of a slab that belongs to one buffer. Dropping it frees the range.
+pub(super) struct SlabExtent {
     arena: Arc<HostArena>,
-    spot: Spot,
+    range: SlabRange,
 }
 
-/// A slab on its way out.
-struct Leaving<'a> {
+/// A slab while it is being released.
+struct Releasing<'a> {
     arena: &'a HostArena,
     bytes: u64,
 }
 
-/// Memory of an arena. In a forked child whoever looks at its bytes panics.
-pub(crate) struct Piece {
-    extent: Extent,
+/// The memory of one buffer. Access to its bytes in a forked child panics.
+pub(crate) struct ArenaBuffer {
+    extent: SlabExtent,
     start: usize,
     len: usize,
 }
 
-/// What lies at an address.
+/// What kind of memory an address range is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryKind {
     /// Page-locked memory of the arena, which the device sees at this address.
     Pinned(u64),
     /// Other memory of the arena.
     Pageable,
-    /// Memory of somebody else's.
+    /// Memory outside the arena.
     Foreign,
 }
 
 impl HostArena {
     pub(crate) fn new(owner: Owner, backend: Box<dyn Backend>, options: Options) -> Arc<Self> {
-        let Options { config, pageable_because, node, gives_surplus_back, system } = options;
+        let Options { config, pageable_because, node, releases_surplus, system } = options;
         let never = "page-locking was switched off (Pin::Never)".to_owned();
         let pageable_because = pageable_because.or((config.pin == Pin::Never).then_some(never));
         let pageable = OnceLock::new();
         if let Some(because) = pageable_because {
             let _ = pageable.set(because);
         }
-        // Only of several nodes is one to be chosen, and never one that is a GPU's own memory.
+        // A choice needs several nodes. Nodes without processors are a GPU's own memory.
         let nodes = system.numa_nodes().unwrap_or_default().with_cpus;
         let nodes: BTreeSet<u32> = nodes.into_iter().collect();
         let node = node.filter(|node| nodes.len() > 1 && nodes.contains(node));
@@ -124,64 +121,64 @@ impl HostArena {
         Arc::new(Self {
             owner,
             backend,
-            gives_surplus_back,
-            // Half the cores: with all of them slabs are made a little faster, and whoever copies into the first ones
-            // meanwhile waits longer for the driver's locks. On 16 cores a first sleep of 8 GiB took a fifth less with 8, in one run each.
+            releases_surplus,
+            // Half the cores. With all of them, slabs are made a little faster, but copies into the first ones
+            // wait longer for the driver's locks. On 16 cores, a first sleep of 8 GiB took a fifth less time with
+            // 8 threads, in one run each.
             threads: (cores / 2).clamp(1, THREADS_MAX),
             node,
             is_bound: AtomicBool::new(false),
             huge_is_allowed: probe::is_allowed(setting.as_deref()),
             huge: OnceLock::new(),
             pageable,
-            asking: Mutex::new(()),
-            gone: Condvar::new(),
+            checking: Mutex::new(()),
+            released: Condvar::new(),
             budget: Budget::new(config.limit_bytes, system),
-            books: ManuallyDrop::new(Mutex::new(Books::default())),
+            table: ManuallyDrop::new(Mutex::new(SlabTable::default())),
         })
     }
 
-    /// The caller runs in the process that made the arena.
-    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Call it only in the process that made the arena.
+    pub(super) fn table(&self) -> MutexGuard<'_, SlabTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Memory of each of these sizes, made meanwhile by other threads.
+    /// Buffers of these sizes, made in the background.
     pub(crate) fn alloc_all(self: &Arc<Self>, sizes: &[u64]) -> DriverResult<Vec<Pending<HostBuffer>>> {
         self.owner.check(Op::HostAlloc)?;
-        let (extents, slabs) = self.place(sizes, true).map_err(of(Op::HostAlloc))?;
+        let (extents, slabs) = self.assign(sizes, true).map_err(of(Op::HostAlloc))?;
         self.make_in_background(slabs);
-        let pending = |extent: Extent| Pending::new(move || extent.wait().map(HostBuffer::new));
+        let pending = |extent: SlabExtent| Pending::new(move || extent.wait().map(HostBuffer::new));
         Ok(extents.into_iter().map(pending).collect())
     }
 
-    /// Memory of one size, at once.
-    pub(crate) fn alloc(self: &Arc<Self>, bytes: u64) -> DriverResult<Piece> {
+    pub(crate) fn alloc(self: &Arc<Self>, bytes: u64) -> DriverResult<ArenaBuffer> {
         self.alloc_one(bytes, true)
     }
 
-    /// Memory of one size, page-locked or not; where it is not and might have been, why.
+    /// One buffer with the given page-locking. The text says why it is not page-locked, if it might have been.
     pub(crate) fn alloc_as(
         self: &Arc<Self>,
         bytes: u64,
         pin: BufferPin,
-    ) -> DriverResult<(Piece, Option<String>)> {
+    ) -> DriverResult<(ArenaBuffer, Option<String>)> {
         let made = self.alloc_one(bytes, pin != BufferPin::Never);
-        self.as_asked(bytes, pin, made)
+        self.resolve_pin(bytes, pin, made)
     }
 
-    /// What a request comes to when memory of the kind that it would have first was made, or was not.
-    pub(super) fn as_asked(
+    /// The result of a request, given the attempt with its preferred kind.
+    pub(super) fn resolve_pin(
         self: &Arc<Self>,
         bytes: u64,
         pin: BufferPin,
-        made: DriverResult<Piece>,
-    ) -> DriverResult<(Piece, Option<String>)> {
+        made: DriverResult<ArenaBuffer>,
+    ) -> DriverResult<(ArenaBuffer, Option<String>)> {
         match (pin, made) {
             (BufferPin::Never, made) => Ok((made?, None)),
             (BufferPin::Always, made) => {
-                let piece = made?;
-                if piece.is_pinned() {
-                    return Ok((piece, None));
+                let buffer = made?;
+                if buffer.is_pinned() {
+                    return Ok((buffer, None));
                 }
                 let because = self.pageable_because();
                 let reason = format!(
@@ -191,14 +188,14 @@ impl HostArena {
                 );
                 Err(of(Op::HostAlloc)(DriverErrorKind::Unsupported { reason }))
             }
-            (BufferPin::Auto, Ok(piece)) => {
-                let because = (!piece.is_pinned()).then(|| self.pageable_because());
-                Ok((piece, because))
+            (BufferPin::Auto, Ok(buffer)) => {
+                let because = (!buffer.is_pinned()).then(|| self.pageable_because());
+                Ok((buffer, because))
             }
-            // What cannot be locked just now may be had all the same.
+            // Memory that cannot be page-locked now may still be available as pageable.
             (BufferPin::Auto, Err(refused)) if self.pageable.get().is_none() => {
                 match self.alloc_one(bytes, false) {
-                    Ok(piece) => Ok((piece, Some(refused.kind.to_string()))),
+                    Ok(buffer) => Ok((buffer, Some(refused.kind.to_string()))),
                     Err(_) => Err(refused),
                 }
             }
@@ -210,9 +207,9 @@ impl HostArena {
         self.pageable.get().map_or_else(|| "the device has no such thing".to_owned(), Clone::clone)
     }
 
-    pub(super) fn alloc_one(self: &Arc<Self>, bytes: u64, is_locked: bool) -> DriverResult<Piece> {
+    pub(super) fn alloc_one(self: &Arc<Self>, bytes: u64, is_locked: bool) -> DriverResult<ArenaBuffer> {
         self.owner.check(Op::HostAlloc)?;
-        let (mut extents, slabs) = self.place(&[bytes], is_locked).map_err(of(Op::HostAlloc))?;
+        let (mut extents, slabs) = self.assign(&[bytes], is_locked).map_err(of(Op::HostAlloc))?;
         self.make_here(&slabs);
         match extents.pop() {
             Some(extent) => extent.wait(),
@@ -220,209 +217,216 @@ impl HostArena {
         }
     }
 
-    /// A place for each size, and the slabs that are to be made for them. They are the caller's to make.
-    pub(super) fn place(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> Result<Placed> {
+    /// Ranges for buffers in existing and new slabs. The caller must make the new ones.
+    pub(super) fn assign(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> Result<Assigned> {
         if sizes.contains(&0) {
             return Err(invalid("0 bytes of host memory were asked for".into()));
         }
         let total = sizes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
         let refused = |reason| DriverErrorKind::OutOfHostMemory { asked_bytes: total, reason };
-        if total > ASKED_BYTES_MAX {
+        if total > REQUEST_BYTES_MAX {
             return Err(refused("no machine has as much; ask for less".to_owned()));
         }
         let mut tries = 0;
         loop {
-            let gone = self.books().gone;
-            let lack = match self.place_or_make_room(sizes, is_locked) {
-                Ok(placed) => return Ok(placed),
-                Err(lack) => lack,
+            let released = self.table().release_count;
+            let shortage = match self.assign_or_reclaim(sizes, is_locked) {
+                Ok(assigned) => return Ok(assigned),
+                Err(shortage) => shortage,
             };
-            let books = self.books();
+            let table = self.table();
             tries += 1;
-            // What others gave back between two looks may be what was lacking.
-            if books.gone == gone || tries == PLACE_TRIES {
-                return Err(refused(format!("{} held before; {}", ByteSize(books.held), lack.reason)));
+            // Memory released by other threads may suffice.
+            if table.release_count == released || tries == ASSIGN_TRIES {
+                return Err(refused(format!(
+                    "{} held before; {}",
+                    ByteSize(table.held_bytes),
+                    shortage.reason
+                )));
             }
         }
     }
 
-    fn place_or_make_room(
+    fn assign_or_reclaim(
         self: &Arc<Self>,
         sizes: &[u64],
         is_locked: bool,
-    ) -> std::result::Result<Placed, Lack> {
-        let lack = match self.try_place(sizes, is_locked) {
-            Ok(placed) => return Ok(placed),
-            Err(lack) => lack,
+    ) -> std::result::Result<Assigned, Shortage> {
+        let shortage = match self.try_assign(sizes, is_locked) {
+            Ok(assigned) => return Ok(assigned),
+            Err(shortage) => shortage,
         };
-        // Slabs that have some of the room must not be what keeps others from being made.
-        if self.would_help(&lack) && self.give_unused_back(u64::MAX) {
-            return self.try_place(sizes, is_locked);
+        // Unused slabs must not prevent the allocation.
+        if self.would_help(&shortage) && self.release_unused(u64::MAX) {
+            return self.try_assign(sizes, is_locked);
         }
-        Err(lack)
+        Err(shortage)
     }
 
-    fn try_place(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> std::result::Result<Placed, Lack> {
-        let (spots, slabs, is_small) = self.enter(sizes, is_locked);
-        let extent = |spot| Extent { arena: Arc::clone(self), spot };
-        // From here on they go back if they are dropped, and slabs that nobody waits for are forgotten.
-        let extents: Vec<Extent> = spots.into_iter().map(extent).collect();
+    fn try_assign(
+        self: &Arc<Self>,
+        sizes: &[u64],
+        is_locked: bool,
+    ) -> std::result::Result<Assigned, Shortage> {
+        let (ranges, slabs, is_small) = self.assign_ranges(sizes, is_locked);
+        let extent = |range| SlabExtent { arena: Arc::clone(self), range };
+        // From here on, dropping the ranges frees them and removes unstarted slabs.
+        let extents: Vec<SlabExtent> = ranges.into_iter().map(extent).collect();
         if slabs.is_empty() {
             return Ok((extents, slabs));
         }
-        if let Err(lack) = self.check(is_small) {
-            if !self.would_help(&lack) || !self.give_unused_back(lack.lacking_bytes) {
-                return Err(lack);
+        if let Err(shortage) = self.check(is_small) {
+            if !self.would_help(&shortage) || !self.release_unused(shortage.missing_bytes) {
+                return Err(shortage);
             }
             self.check(is_small)?;
         }
         Ok((extents, slabs))
     }
 
-    /// Whether it is worth it to give back what nobody uses, or to wait for what others are giving back.
-    fn would_help(&self, lack: &Lack) -> bool {
-        let books = self.books();
-        books.unused() + books.leaving >= lack.lacking_bytes
+    /// Whether releasing unused slabs, or waiting for releases, may suffice.
+    fn would_help(&self, shortage: &Shortage) -> bool {
+        let table = self.table();
+        table.unused() + table.releasing_bytes >= shortage.missing_bytes
     }
 
-    /// Writes down who gets what. Whether little is made for it.
-    fn enter(&self, sizes: &[u64], is_locked: bool) -> (Vec<Spot>, Vec<Arc<Slab>>, bool) {
-        // Where nothing is ever locked, all is of one kind.
+    /// Assigns ranges, in existing and new slabs. The flag: the new slabs are small.
+    fn assign_ranges(&self, sizes: &[u64], is_locked: bool) -> (Vec<SlabRange>, Vec<Arc<Slab>>, bool) {
+        // Where nothing is ever locked, there is one kind.
         let is_locked = is_locked || self.pageable.get().is_some();
-        let mut books = self.books();
-        let found = books.take_free(sizes, is_locked);
-        let lacking = |(_, spot): &(&u64, &Option<Spot>)| spot.is_none();
-        let missing: Vec<u64> = sizes.iter().zip(&found).filter(lacking).map(|(bytes, _)| *bytes).collect();
+        let mut table = self.table();
+        let found = table.take_free(sizes, is_locked);
+        let is_missing = |(_, range): &(&u64, &Option<SlabRange>)| range.is_none();
+        let missing: Vec<u64> =
+            sizes.iter().zip(&found).filter(is_missing).map(|(bytes, _)| *bytes).collect();
         let to_pack: Vec<u64> = missing.iter().map(|bytes| rounded(*bytes)).collect();
         let plan = pack(&to_pack, rustix::param::page_size() as u64);
         let bytes: u64 = plan.slabs.iter().map(|slab| slab.bytes).sum();
-        let is_small = bytes < SMALL_BYTES && bytes <= books.credit;
+        let is_small = bytes < SMALL_BYTES && bytes <= table.credit_bytes;
         if is_small {
-            books.credit -= bytes;
+            table.credit_bytes -= bytes;
         }
-        let (slabs, made) = books.announce(&plan, &missing, is_locked);
+        let (slabs, made) = table.announce(&plan, &missing, is_locked);
         let mut made = made.into_iter();
-        let spots = found.into_iter().filter_map(|spot| spot.or_else(|| made.next())).collect();
-        (spots, slabs, is_small)
+        let ranges = found.into_iter().filter_map(|range| range.or_else(|| made.next())).collect();
+        (ranges, slabs, is_small)
     }
 
-    /// Whether what is announced may be made.
-    fn check(&self, is_small: bool) -> std::result::Result<(), Lack> {
+    /// Fails unless the announced slabs may be made.
+    fn check(&self, is_small: bool) -> std::result::Result<(), Shortage> {
         let figures = {
-            let books = self.books();
-            Figures { held: books.held, unmade: books.unmade }
+            let table = self.table();
+            Figures { held_bytes: table.held_bytes, unmade_bytes: table.unmade_bytes }
         };
-        self.budget.check_limit(figures.held)?;
+        self.budget.check_limit(figures.held_bytes)?;
         if is_small {
             return Ok(());
         }
         let left = self.budget.check_groups(figures)?;
-        let credit = left.map_or(CREDIT_MAX, |left| (left / CREDIT_SHARE).min(CREDIT_MAX));
-        self.books().credit = credit;
+        let credit_bytes = left.map_or(CREDIT_MAX, |left| (left / CREDIT_SHARE).min(CREDIT_MAX));
+        self.table().credit_bytes = credit_bytes;
         Ok(())
     }
 
-    /// Slabs that lie unused beyond what is kept, for these to take their place.
+    /// Unused slabs beyond the allowed surplus, to be replaced by these.
     pub(super) fn surplus(&self, slabs: &[Arc<Slab>]) -> Vec<Unused> {
-        if !self.gives_surplus_back {
+        if !self.releases_surplus {
             return Vec::new();
         }
         let made: u64 = slabs.iter().map(|slab| slab.bytes).sum();
-        let mut books = self.books();
-        let surplus = books.unused().saturating_sub(SURPLUS_BYTES).min(made.saturating_mul(2));
-        if surplus > 0 { books.take_unused(surplus) } else { Vec::new() }
+        let mut table = self.table();
+        let surplus = table.unused().saturating_sub(SURPLUS_BYTES).min(made.saturating_mul(2));
+        if surplus > 0 { table.take_unused(surplus) } else { Vec::new() }
     }
 
-    /// Gives so many bytes back in slabs that nobody uses, or all there are, and waits for what others are giving
-    /// back; whether that was anything.
-    pub(super) fn give_unused_back(&self, bytes: u64) -> bool {
-        let (leaving, unused, stuck) = {
-            let mut books = self.books();
-            let leaving = books.leaving;
-            (leaving, books.take_unused(bytes.saturating_sub(leaving)), books.take_stuck())
+    /// Releases unused slabs of `bytes` bytes, or all of them, and waits for releases in progress. Returns
+    /// whether any was.
+    pub(super) fn release_unused(&self, bytes: u64) -> bool {
+        let (releasing, unused, half_registered) = {
+            let mut table = self.table();
+            let releasing = table.releasing_bytes;
+            (releasing, table.take_unused(bytes.saturating_sub(releasing)), table.take_half_registered())
         };
-        for region in stuck {
+        for region in half_registered {
             if self.backend.unlock(&region) {
                 self.backend.unmap(region);
             } else {
-                self.books().stick(region);
+                self.table().keep_half_registered(region);
             }
         }
-        let any = self.give_back(unused);
-        if leaving > 0 {
-            let wait = self.gone.wait_while(self.books(), |books| books.leaving > 0);
+        let any = self.release(unused);
+        if releasing > 0 {
+            let wait = self.released.wait_while(self.table(), |table| table.releasing_bytes > 0);
             drop(wait.unwrap_or_else(PoisonError::into_inner));
         }
-        any || leaving > 0
+        any || releasing > 0
     }
 
-    /// Gives slabs back that nobody uses, of `bytes` together at most, where more lies unused than is kept: for whoever
-    /// has dropped as much, and is not going to ask for it again. May wait for all work on the device.
-    pub(crate) fn give_surplus_back(&self, bytes: u64) {
+    /// Releases unused slabs of at most `bytes` bytes, down to the allowed surplus, for callers that dropped this
+    /// much for good. May wait for all work on the device.
+    pub(crate) fn release_surplus(&self, bytes: u64) {
         if self.owner.is_here() {
             let bytes = bytes.next_multiple_of(rustix::param::page_size() as u64);
-            let unused = self.books().take_surplus(bytes);
-            self.give_back(unused);
+            let unused = self.table().take_surplus(bytes);
+            self.release(unused);
         }
     }
 
-    /// What the device does not let go of stays as it was. Whether it let go of anything.
-    pub(super) fn give_back(&self, unused: Vec<Unused>) -> bool {
-        let leaving = |one: Unused| (Leaving { arena: self, bytes: one.slab.bytes }, one);
-        // All of them now, so that none is waited for if one panics.
-        let unused: Vec<_> = unused.into_iter().map(leaving).collect();
+    /// Whether any was released. The arena keeps slabs that the device refuses to unregister.
+    pub(super) fn release(&self, unused: Vec<Unused>) -> bool {
+        let releasing = |one: Unused| (Releasing { arena: self, bytes: one.slab.bytes }, one);
+        // All at once, so that a panic leaves no release to wait for.
+        let unused: Vec<_> = unused.into_iter().map(releasing).collect();
         let mut any = false;
-        for (leaving, one) in unused {
+        for (releasing, one) in unused {
             if one.made.device.is_some() && !self.backend.unlock(&one.made.region) {
-                self.books().put_back(one);
+                self.table().put_back(one);
             } else {
                 self.backend.unmap(one.made.region);
                 any = true;
             }
-            drop(leaving);
+            drop(releasing);
         }
         any
     }
 
-    /// Gives all slabs back that nobody uses, with those that are being made and that nobody waits for any more. May
-    /// wait for all work on the device.
+    /// Releases all unused slabs, and abandoned ones in the making. May wait for all work on the device.
     pub(crate) fn trim(&self) {
-        let abandoned = self.books().abandoned();
+        let abandoned = self.table().abandoned();
         for slab in abandoned {
-            let _ = slab.wait(); // Made or failed, nobody wants it.
+            let _ = slab.wait(); // Made or failed, it is not wanted.
         }
-        self.give_unused_back(u64::MAX);
+        self.release_unused(u64::MAX);
     }
 
-    /// Nothing more is made: the threads that do it have ended. What is there can still be used. Does nothing in a
-    /// forked child.
+    /// Ends the threads that make slabs. Existing memory stays usable. Does nothing in a forked child.
     pub(crate) fn close(&self) {
         if !self.owner.is_here() {
             return;
         }
         let workers = {
-            let mut books = self.books();
-            books.is_closed = true;
-            std::mem::take(&mut books.workers)
+            let mut table = self.table();
+            table.is_closed = true;
+            std::mem::take(&mut table.workers)
         };
         for worker in workers {
             let _ = worker.join();
         }
     }
 
-    /// What lies at `addr` and the `len` bytes from there on. The caller runs in the process that made the arena.
-    pub(crate) fn place_of(&self, addr: usize, len: usize) -> Place {
-        match self.books().at(addr, len) {
-            None => Place::Foreign,
+    /// The kind of memory at `addr`. Call it only in the process that made the arena.
+    pub(crate) fn memory_kind(&self, addr: usize, len: usize) -> MemoryKind {
+        match self.table().at(addr, len) {
+            None => MemoryKind::Foreign,
             Some((made, offset)) => {
-                made.device.map_or(Place::Pageable, |device| Place::Pinned(device + offset as u64))
+                made.device.map_or(MemoryKind::Pageable, |device| MemoryKind::Pinned(device + offset as u64))
             }
         }
     }
 
-    /// Buffers that were not dropped, in bytes as they were asked for.
+    /// Requested bytes of the buffers that are not dropped.
     pub(crate) fn used_bytes(&self) -> u64 {
-        if self.owner.is_here() { self.books().used } else { 0 }
+        if self.owner.is_here() { self.table().used_bytes } else { 0 }
     }
 
     pub(crate) fn info(&self) -> HostMemoryInfo {
@@ -430,13 +434,15 @@ impl HostArena {
         if !self.owner.is_here() {
             return HostMemoryInfo::default().limited_to(limit_bytes);
         }
-        let books = self.books();
-        HostMemoryInfo::new(books.held, books.used).pinning(books.pinned).limited_to(limit_bytes)
+        let table = self.table();
+        HostMemoryInfo::new(table.held_bytes, table.used_bytes)
+            .pinning(table.pinned_bytes)
+            .limited_to(limit_bytes)
     }
 
     pub(crate) fn details(&self) -> HostMemoryDetails {
         HostMemoryDetails {
-            slabs: if self.owner.is_here() { self.books().slabs() } else { 0 },
+            slabs: if self.owner.is_here() { self.table().slabs() } else { 0 },
             threads: self.threads,
             huge_pages: self.huge.get().cloned(),
             numa_node: self.node.filter(|_| self.is_bound.load(Ordering::Relaxed)),
@@ -445,62 +451,62 @@ impl HostArena {
     }
 }
 
-impl Drop for Leaving<'_> {
+impl Drop for Releasing<'_> {
     fn drop(&mut self) {
-        self.arena.books().left(self.bytes);
-        self.arena.gone.notify_all();
+        self.arena.table().release_ended(self.bytes);
+        self.arena.released.notify_all();
     }
 }
 
 impl Drop for HostArena {
     fn drop(&mut self) {
         if !self.owner.is_here() {
-            return; // The memory is not there, and something else may be.
+            return; // The memory is absent, and something else may be there.
         }
-        // No buffer and no thread is left: each has the arena. What is still registered stays mapped.
+        // No buffer and no thread is left: each holds the arena. What is registered stays mapped.
         self.trim();
         // SAFETY: taken once, here, and not used afterwards.
-        drop(unsafe { ManuallyDrop::take(&mut self.books) });
+        drop(unsafe { ManuallyDrop::take(&mut self.table) });
     }
 }
 
-impl Extent {
-    /// The memory, when it is made.
-    pub(super) fn wait(self) -> DriverResult<Piece> {
+impl SlabExtent {
+    /// Waits until the memory is made.
+    pub(super) fn wait(self) -> DriverResult<ArenaBuffer> {
         self.arena.owner.check(Op::HostAlloc)?;
-        let asked_bytes = self.spot.bytes;
+        let asked_bytes = self.range.bytes;
         let failed = |reason| of(Op::HostAlloc)(DriverErrorKind::OutOfHostMemory { asked_bytes, reason });
-        let slab = self.spot.slab.wait().map_err(failed)?;
-        let [offset, len] = [self.spot.offset, asked_bytes].map(usize::try_from);
+        let slab = self.range.slab.wait().map_err(failed)?;
+        let [offset, len] = [self.range.offset, asked_bytes].map(usize::try_from);
         match (offset, len) {
-            (Ok(offset), Ok(len)) => Ok(Piece { start: slab + offset, len, extent: self }),
+            (Ok(offset), Ok(len)) => Ok(ArenaBuffer { start: slab + offset, len, extent: self }),
             _ => Err(failed("it is more than this machine addresses".into())),
         }
     }
 }
 
-impl Drop for Extent {
+impl Drop for SlabExtent {
     fn drop(&mut self) {
         if self.arena.owner.is_here() {
-            self.arena.books().give_back(&self.spot);
+            self.arena.table().free_range(&self.range);
         } else {
             // In a forked child the lock may be held for ever, and both may be half changed.
-            std::mem::forget((Arc::clone(&self.arena), Arc::clone(&self.spot.slab)));
+            std::mem::forget((Arc::clone(&self.arena), Arc::clone(&self.range.slab)));
         }
     }
 }
 
-impl Piece {
+impl ArenaBuffer {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The first byte. Who reads or writes through it keeps others from doing so.
+    /// The first byte. The caller must exclude conflicting access through it.
     pub(crate) fn start(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.start)
     }
 
-    /// In a forked child the memory is not there, and something else may be.
+    /// In a forked child the memory is absent, and something else may be there.
     fn expect_memory(&self) {
         assert!(
             self.extent.arena.owner.is_here(),
@@ -508,28 +514,27 @@ impl Piece {
         );
     }
 
-    /// Whether copies of a device's go at full speed.
     pub(crate) fn is_pinned(&self) -> bool {
-        matches!(self.extent.arena.place_of(self.start, self.len), Place::Pinned(_))
+        matches!(self.extent.arena.memory_kind(self.start, self.len), MemoryKind::Pinned(_))
     }
 }
 
-impl fmt::Debug for Piece {
+impl fmt::Debug for ArenaBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Piece").field("bytes", &self.len).finish_non_exhaustive()
+        f.debug_struct("ArenaBuffer").field("bytes", &self.len).finish_non_exhaustive()
     }
 }
 
-impl HostMemory for Piece {
+impl HostMemory for ArenaBuffer {
     fn as_slice(&self) -> &[u8] {
         self.expect_memory();
-        // SAFETY: A2 and A3, these bytes of a slab are this piece's alone, readable, and there as long as it is.
+        // SAFETY: A2 and A3, these bytes of a slab are this buffer's alone, readable, and there as long as it is.
         unsafe { std::slice::from_raw_parts(self.start().cast_const(), self.len) }
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
         self.expect_memory();
-        // SAFETY: A2 and A3, likewise, and nobody else has the piece now.
+        // SAFETY: A2 and A3, likewise, and `&mut self` excludes other access.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.len) }
     }
 }

@@ -2,37 +2,36 @@
 
 use std::fmt;
 
-use super::region::{Came, Region, Wish};
+use super::region::{Progress, Region, RegionOptions};
 
-/// How slabs come and go. The defaults are the operating system's, without a GPU.
+/// How slabs are mapped and released. The defaults use the operating system, without a GPU.
 pub(crate) trait Backend: Send + Sync + fmt::Debug {
-    /// Addresses.
-    fn map(&self, wish: &Wish) -> Result<Region, String> {
-        Region::map(wish)
+    /// Reserves addresses.
+    fn map(&self, options: &RegionOptions) -> Result<Region, String> {
+        Region::map(options)
     }
 
-    /// Addresses in a row, cut into regions of these sizes.
-    fn map_row(&self, wish: &Wish, sizes: &[usize]) -> Result<Vec<Region>, String> {
-        self.map(wish).map(|region| region.split(sizes))
+    /// Reserves contiguous addresses, split into regions of these sizes.
+    fn map_row(&self, options: &RegionOptions, sizes: &[usize]) -> Result<Vec<Region>, String> {
+        self.map(options).map(|region| region.split(sizes))
     }
 
-    /// Memory behind them, by so many threads.
-    fn populate(&self, region: &Region, threads: usize, came: &Came) -> Result<(), String> {
-        region.populate(threads, came)
+    /// Brings in the region's memory, with this many threads.
+    fn populate(&self, region: &Region, threads: usize, progress: &Progress) -> Result<(), String> {
+        region.populate(threads, progress)
     }
 
-    /// Both are given back.
     fn unmap(&self, region: Region) {
         region.unmap();
     }
 
-    /// Page-locks it for the device, which sees it at the address that is given; `None` where there is no such thing.
+    /// Page-locks the region; its device address, if the machine has any.
     fn lock(&self, region: &Region) -> Result<Option<u64>, Refusal> {
         let _ = region;
         Ok(None)
     }
 
-    /// Ends that; whether it is at an end. May wait for all work on the device.
+    /// Ends the page-locking; whether that succeeded. May wait for all work on the device.
     fn unlock(&self, region: &Region) -> bool {
         let _ = region;
         true
@@ -42,12 +41,12 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
 /// Why memory is not page-locked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// This machine never does it.
+    /// This machine never page-locks.
     Unsupported(String),
-    /// This time.
+    /// It failed this time.
     Failed(String),
-    /// This time, and it may be locked all the same: the pages must stay where they are.
-    Stuck(String),
+    /// It failed this time, but may have registered the pages, so they must stay mapped.
+    HalfRegistered(String),
 }
 
 /// Memory of the operating system.

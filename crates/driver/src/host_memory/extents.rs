@@ -1,39 +1,38 @@
-//! Which bytes of slabs are free, and how sizes are packed into new slabs. Pure: nothing here touches memory.
+//! Free ranges of slabs, and how sizes are packed into new slabs. Pure: nothing here touches memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A slab's number; older slabs have lower ones.
 pub(super) type SlabId = u64;
 
-/// What the place of a buffer is a multiple of, in bytes: what is lost to it is less than this for each buffer.
+/// Alignment of buffers, in bytes; each loses less than this.
 pub(super) const UNIT_BYTES: u64 = 512;
 
-/// Smallest and largest slab that is made of several sizes. Registering takes locks of the driver's, so a piece must
-/// not be too large; each piece costs calls, so it must not be too small.
+/// Bounds of a slab for several sizes. Registering holds the driver's locks, so it must not be too large. Each
+/// slab costs calls, so it must not be too small.
 const SLAB_BYTES_MIN: u64 = 64 << 20;
 const SLAB_BYTES_MAX: u64 = 1 << 30;
 
-/// In so many slabs a very large total is made.
+/// Number of slabs for a very large total.
 const SLABS_AIM: u64 = 1024;
 
-/// What a huge page holds on nearly every machine.
+/// Size of a huge page on nearly every machine.
 pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Free bytes of slabs. Neighbours are one extent.
+/// Free ranges of slabs. Neighbours are merged.
 #[derive(Debug, Default)]
-pub(super) struct Extents {
-    by_place: BTreeMap<(SlabId, u64), u64>,
+pub(super) struct FreeExtents {
+    by_position: BTreeMap<(SlabId, u64), u64>,
     by_size: BTreeSet<(u64, SlabId, u64)>,
 }
 
-impl Extents {
-    /// Makes `bytes` at `offset` free, which they were not.
+impl FreeExtents {
     pub(super) fn insert(&mut self, slab: SlabId, offset: u64, bytes: u64) {
         if bytes == 0 {
             return;
         }
         let (mut start, mut len) = (offset, bytes);
-        let before = self.by_place.range((slab, 0)..(slab, offset)).next_back();
+        let before = self.by_position.range((slab, 0)..(slab, offset)).next_back();
         if let Some((&(_, other), &other_bytes)) = before {
             debug_assert!(other + other_bytes <= offset, "freed twice");
             if other + other_bytes == offset {
@@ -41,14 +40,14 @@ impl Extents {
                 (start, len) = (other, len + other_bytes);
             }
         }
-        if let Some(&behind) = self.by_place.get(&(slab, offset + bytes)) {
+        if let Some(&behind) = self.by_position.get(&(slab, offset + bytes)) {
             self.forget(slab, offset + bytes, behind);
             len += behind;
         }
         self.remember(slab, start, len);
     }
 
-    /// Takes `bytes` out of the smallest extent that has them, of the oldest slab that has one.
+    /// Best fit; ties go to the oldest slab.
     pub(super) fn take(&mut self, bytes: u64) -> Option<(SlabId, u64)> {
         let &(len, slab, offset) = self.by_size.range((bytes, 0, 0)..).next()?;
         self.forget(slab, offset, len);
@@ -58,45 +57,42 @@ impl Extents {
         Some((slab, offset))
     }
 
-    /// Forgets a slab that goes.
     pub(super) fn remove(&mut self, slab: SlabId) {
         let gone: Vec<(u64, u64)> = self
-            .by_place
+            .by_position
             .range((slab, 0)..=(slab, u64::MAX))
-            .map(|(place, bytes)| (place.1, *bytes))
+            .map(|(position, bytes)| (position.1, *bytes))
             .collect();
         gone.into_iter().for_each(|(offset, bytes)| self.forget(slab, offset, bytes));
     }
 
     fn remember(&mut self, slab: SlabId, offset: u64, bytes: u64) {
-        self.by_place.insert((slab, offset), bytes);
+        self.by_position.insert((slab, offset), bytes);
         self.by_size.insert((bytes, slab, offset));
     }
 
     fn forget(&mut self, slab: SlabId, offset: u64, bytes: u64) {
-        self.by_place.remove(&(slab, offset));
+        self.by_position.remove(&(slab, offset));
         self.by_size.remove(&(bytes, slab, offset));
     }
 }
 
-/// Slabs to be made, and where in them each size goes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    pub(super) slabs: Vec<Planned>,
-    /// For each size: which of the slabs, and where in it.
-    pub(super) places: Vec<(usize, u64)>,
+    pub(super) slabs: Vec<PlannedSlab>,
+    /// For each size: the index of its slab, and the offset in it.
+    pub(super) positions: Vec<(usize, u64)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Planned {
-    /// Whole pages.
+pub(super) struct PlannedSlab {
     pub(super) bytes: u64,
-    /// Of which for the sizes.
+    /// The part that the sizes take.
     pub(super) used_bytes: u64,
 }
 
-/// Packs sizes, in their order, so that the first slabs hold the first sizes. The sizes are multiples of
-/// [`UNIT_BYTES`] that add up to less than 2^63.
+/// Packs sizes in order, so that the first slabs contain the first sizes. Sizes are multiples of [`UNIT_BYTES`]
+/// with a sum below 2^63.
 pub(super) fn pack(sizes: &[u64], page_bytes: u64) -> Plan {
     let total: u64 = sizes.iter().sum();
     let target = (total / SLABS_AIM).next_multiple_of(HUGE_PAGE_BYTES).clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX);
@@ -107,7 +103,7 @@ pub(super) fn pack(sizes: &[u64], page_bytes: u64) -> Plan {
             plan.close(open_bytes, page_bytes);
             open_bytes = 0;
         }
-        plan.places.push((plan.slabs.len(), open_bytes));
+        plan.positions.push((plan.slabs.len(), open_bytes));
         open_bytes += bytes;
     }
     if open_bytes > 0 {
@@ -118,7 +114,7 @@ pub(super) fn pack(sizes: &[u64], page_bytes: u64) -> Plan {
 
 impl Plan {
     fn close(&mut self, used_bytes: u64, page_bytes: u64) {
-        self.slabs.push(Planned { bytes: used_bytes.next_multiple_of(page_bytes), used_bytes });
+        self.slabs.push(PlannedSlab { bytes: used_bytes.next_multiple_of(page_bytes), used_bytes });
     }
 }
 
@@ -132,17 +128,17 @@ mod tests {
 
     #[test]
     fn neighbours_are_one() {
-        let mut free = Extents::default();
+        let mut free = FreeExtents::default();
         for (offset, bytes) in [(0, 10), (20, 10), (40, 10), (10, 10), (30, 10)] {
             free.insert(1, offset, bytes);
         }
         free.insert(2, 50, 10);
-        assert_eq!(free.by_place.into_iter().collect::<Vec<_>>(), [((1, 0), 50), ((2, 50), 10)]);
+        assert_eq!(free.by_position.into_iter().collect::<Vec<_>>(), [((1, 0), 50), ((2, 50), 10)]);
     }
 
     #[test]
     fn the_smallest_that_is_enough_is_taken() {
-        let mut free = Extents::default();
+        let mut free = FreeExtents::default();
         free.insert(1, 0, 100);
         free.insert(2, 0, 30);
         free.insert(3, 0, 30);
@@ -152,12 +148,12 @@ mod tests {
         assert_eq!(free.take(1), None);
     }
 
-    /// Against a model that keeps a set of single units.
+    /// Compared with a model: a set of single units.
     #[test]
     fn random_taking_and_giving_back() {
         for seed in 0..200 {
             let mut random = Rng::with_seed(seed);
-            let (mut free, mut model) = (Extents::default(), BTreeSet::new());
+            let (mut free, mut model) = (FreeExtents::default(), BTreeSet::new());
             let mut taken: Vec<(SlabId, u64, u64)> = Vec::new();
             for slab in 0..3 {
                 free.insert(slab, 0, 64);
@@ -181,8 +177,8 @@ mod tests {
                         taken.push((slab, offset, bytes));
                     }
                 }
-                let listed: u64 = free.by_place.values().sum();
-                assert_eq!((listed, free.by_place.len()), (model.len() as u64, free.by_size.len()));
+                let listed: u64 = free.by_position.values().sum();
+                assert_eq!((listed, free.by_position.len()), (model.len() as u64, free.by_size.len()));
             }
         }
     }
@@ -210,7 +206,7 @@ mod tests {
             let plan = pack(&sizes, 4096);
             let mut ends = vec![0; plan.slabs.len()];
             let mut last = 0;
-            for (&(slab, offset), bytes) in plan.places.iter().zip(&sizes) {
+            for (&(slab, offset), bytes) in plan.positions.iter().zip(&sizes) {
                 assert!(slab >= last && offset == ends[slab], "in their order, one behind the other");
                 (last, ends[slab]) = (slab, offset + bytes);
             }

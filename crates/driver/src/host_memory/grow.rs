@@ -1,5 +1,5 @@
-//! Making slabs: here, or on several threads, of which each takes the next slab, brings its memory in and registers
-//! it. So both go on at the same time, and the first slabs are ready first.
+//! Making slabs: on the calling thread, or on several. Each thread populates and registers one slab after
+//! another, so both steps overlap, and the first slabs are ready first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,41 +8,39 @@ use std::thread;
 
 use super::arena::HostArena;
 use super::backend::Refusal;
-use super::books::{Made, Slab};
-use super::budget::Lack;
+use super::budget::Shortage;
 use super::probe;
-use super::region::{Region, Wish};
+use super::region::{Region, RegionOptions};
+use super::table::{Slab, SlabMemory};
 
-/// Less than this is made without threads.
+/// Smaller totals are made without threads.
 const BACKGROUND_BYTES: u64 = 64 << 20;
 
-/// From here on it is worth finding out whether huge pages are quicker.
+/// From this total on, the huge-page measurement pays off.
 const PROBE_BYTES: u64 = 256 << 20;
 
-/// A slab of this size or more is brought in by several threads, where there are fewer slabs than threads.
+/// Slabs from this size on are populated by several threads, where there are fewer slabs than threads.
 const SHARED_BYTES: u64 = 128 << 20;
 
-/// Slabs that are to be made.
 struct Growth {
     slabs: Vec<Arc<Slab>>,
-    /// Addresses for each, mapped with one call: mapping waits for whoever is bringing memory in, and holds up who
-    /// would begin to.
+    /// Reserved with one call: `mmap` waits for threads that populate, and delays others that begin to.
     regions: Vec<Mutex<Option<Region>>>,
-    /// Held until all threads are there, for the same reason.
+    /// Held until all threads exist, for the same reason.
     start: Mutex<()>,
     next: AtomicUsize,
     bytes: u64,
-    /// Threads to a slab.
+    /// Threads that populate one slab.
     faulters: usize,
-    /// Whether one was not to be had: then others are not waited for.
+    /// Whether one slab failed; the others then do not wait for memory.
     has_failed: AtomicBool,
 }
 
-/// A slab that is being made: whatever happens, those who wait for it hear of it.
+/// On drop, waiters receive the outcome, whatever happens.
 struct Making<'a> {
     arena: &'a HostArena,
     slab: &'a Slab,
-    made: Option<Result<Made, String>>,
+    made: Option<Result<SlabMemory, String>>,
 }
 
 impl HostArena {
@@ -65,11 +63,11 @@ impl HostArena {
         }
         drop(starting);
         if workers.is_empty() {
-            return growth.run(self); // No thread is to be had.
+            return growth.run(self); // No thread can be started.
         }
-        let mut books = self.books();
-        books.workers.retain(|worker| !worker.is_finished());
-        books.workers.append(&mut workers);
+        let mut table = self.table();
+        table.workers.retain(|worker| !worker.is_finished());
+        table.workers.append(&mut workers);
     }
 
     pub(super) fn make_here(&self, slabs: &[Arc<Slab>]) {
@@ -78,16 +76,15 @@ impl HostArena {
         }
     }
 
-    /// Makes a slab, unless nobody waits for it any more.
     fn make(&self, slab: &Slab, region: Option<Region>, growth: &Growth) {
-        if !self.books().begin(slab) {
+        if !self.table().begin(slab) {
             region.into_iter().for_each(|region| self.backend.unmap(region));
-            return self.books().fail(slab, "the device was closed before it was made".into());
+            return self.table().fail(slab, "the device was closed before it was made".into());
         }
         let mut making = Making { arena: self, slab, made: None };
         let made = self.try_make(slab, region, growth);
-        // What lies unused must not be what is lacking.
-        let again = made.is_err() && self.give_unused_back(u64::MAX);
+        // Unused slabs must not be the reason for a failure.
+        let again = made.is_err() && self.release_unused(u64::MAX);
         let made = if again { self.try_make(slab, None, growth) } else { made };
         if made.is_err() {
             growth.has_failed.store(true, Ordering::Relaxed);
@@ -95,27 +92,27 @@ impl HostArena {
         making.made = Some(made);
     }
 
-    fn try_make(&self, slab: &Slab, region: Option<Region>, growth: &Growth) -> Result<Made, String> {
-        if let Err(lack) = self.ask_machine(slab, growth) {
+    fn try_make(&self, slab: &Slab, region: Option<Region>, growth: &Growth) -> Result<SlabMemory, String> {
+        if let Err(shortage) = self.check_machine(slab, growth) {
             region.into_iter().for_each(|region| self.backend.unmap(region));
-            return Err(lack.reason);
+            return Err(shortage.reason);
         }
         let region = match region {
             Some(region) => region,
-            None => self.backend.map(&self.wish(slab.bytes, growth.bytes)?)?,
+            None => self.backend.map(&self.region_options(slab.bytes, growth.bytes)?)?,
         };
         if region.node().is_some() {
             self.is_bound.store(true, Ordering::Relaxed);
         }
-        let came = |bytes| self.books().came(slab, bytes as u64);
-        if let Err(reason) = self.backend.populate(&region, growth.faulters, &came) {
+        let progress = |bytes| self.table().add_populated(slab, bytes as u64);
+        if let Err(reason) = self.backend.populate(&region, growth.faulters, &progress) {
             self.backend.unmap(region);
             return Err(reason);
         }
         let device = match self.lock(slab, &region) {
             Ok(device) => device,
-            Err(Refusal::Stuck(reason)) => {
-                self.books().stick(region); // It may be registered, so it stays mapped.
+            Err(Refusal::HalfRegistered(reason)) => {
+                self.table().keep_half_registered(region); // It may be registered, so it stays mapped.
                 return Err(reason);
             }
             Err(Refusal::Failed(reason) | Refusal::Unsupported(reason)) => {
@@ -123,31 +120,30 @@ impl HostArena {
                 return Err(reason);
             }
         };
-        Ok(Made { region, device })
+        Ok(SlabMemory { region, device })
     }
 
-    /// Whether the machine has a slab's memory beside what is still to come of others.
-    fn ask_machine(&self, slab: &Slab, growth: &Growth) -> Result<(), Lack> {
-        self.books().came(slab, slab.bytes); // Of an attempt before.
-        // Little is not worth a look each time: what the groups left was looked at.
+    /// Counts what other slabs still populate.
+    fn check_machine(&self, slab: &Slab, growth: &Growth) -> Result<(), Shortage> {
+        self.table().add_populated(slab, slab.bytes); // From a previous attempt.
+        // Small amounts are not worth a check: the control groups were checked.
         let is_little = growth.bytes < BACKGROUND_BYTES && slab.bytes < BACKGROUND_BYTES / 16;
-        // One after the other, so that what is refused to one does not count as another's.
-        let _asking = (!is_little).then(|| self.asking.lock().unwrap_or_else(PoisonError::into_inner));
+        // One at a time, so that a refused slab does not count against another.
+        let _checking = (!is_little).then(|| self.checking.lock().unwrap_or_else(PoisonError::into_inner));
         if !is_little {
-            let is_patient = !growth.has_failed.load(Ordering::Relaxed);
-            let to_come = || self.books().to_come + slab.bytes;
+            let may_wait = !growth.has_failed.load(Ordering::Relaxed);
+            let unpopulated_bytes = || self.table().unpopulated_bytes + slab.bytes;
             self.budget
-                .check_machine(to_come, is_patient)
+                .check_machine(unpopulated_bytes, may_wait)
                 .inspect_err(|_| growth.has_failed.store(true, Ordering::Relaxed))?;
         }
-        self.books().expect(slab);
+        self.table().begin_populating(slab);
         Ok(())
     }
 
-    /// What a region for `bytes` of the `all_bytes` that are to be made is to be.
-    fn wish(&self, bytes: u64, all_bytes: u64) -> Result<Wish, String> {
+    fn region_options(&self, bytes: u64, all_bytes: u64) -> Result<RegionOptions, String> {
         let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
-        Ok(Wish { bytes, huge: self.huge_pages(all_bytes), node: self.node })
+        Ok(RegionOptions { bytes, huge: self.huge_pages(all_bytes), node: self.node })
     }
 
     fn lock(&self, slab: &Slab, region: &Region) -> Result<Option<u64>, Refusal> {
@@ -156,7 +152,7 @@ impl HostArena {
         }
         match self.backend.lock(region) {
             Err(Refusal::Unsupported(reason)) => {
-                // From now on it is pageable, and says why.
+                // From now on all memory is pageable, with this reason.
                 let _ = self.pageable.set(reason);
                 Ok(None)
             }
@@ -169,9 +165,9 @@ impl HostArena {
             return known.used;
         }
         if !self.huge_is_allowed {
-            return self.huge.get_or_init(|| probe::unasked(false)).used;
+            return self.huge.get_or_init(|| probe::unmeasured(false)).used;
         }
-        // Meanwhile other threads wait for the outcome.
+        // Other threads wait here for the result.
         bytes < PROBE_BYTES || self.huge.get_or_init(|| probe::measure(&*self.backend, self.node)).used
     }
 }
@@ -185,12 +181,14 @@ impl Growth {
         Self { slabs, regions, start, next, bytes, faulters, has_failed }
     }
 
-    /// The same with addresses for all of it. Where they are not to be had, each slab gets its own, or says why not.
+    /// Reserves addresses for all slabs. If that fails, each slab tries on its own.
     fn mapped(mut self, arena: &HostArena) -> Self {
         let sizes: Result<Vec<usize>, _> =
             self.slabs.iter().map(|slab| usize::try_from(slab.bytes)).collect();
-        let (Ok(sizes), Ok(wish)) = (sizes, arena.wish(self.bytes, self.bytes)) else { return self };
-        if let Ok(regions) = arena.backend.map_row(&wish, &sizes) {
+        let (Ok(sizes), Ok(options)) = (sizes, arena.region_options(self.bytes, self.bytes)) else {
+            return self;
+        };
+        if let Ok(regions) = arena.backend.map_row(&options, &sizes) {
             self.regions = regions.into_iter().map(|region| Mutex::new(Some(region))).collect();
         }
         self
@@ -200,37 +198,37 @@ impl Growth {
         self.regions.get(nth)?.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Visits each slab that nobody else visits, whatever becomes of one: somebody may wait for it.
+    /// A failure does not stop it: callers may wait for the rest.
     fn run(&self, arena: &HostArena) {
         loop {
             let nth = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(slab) = self.slabs.get(nth) else { break };
             guarded(|| arena.make(slab, self.region(nth), self));
             if nth == 0 {
-                // Here, since it takes its time, and may wait for work on the device; but not before there is
-                // something for whoever waits for the first.
+                // Here, because it takes time and may wait for work on the device. Not earlier, so that the first
+                // buffer is ready first.
                 guarded(|| {
-                    arena.give_back(arena.surplus(&self.slabs));
+                    arena.release(arena.surplus(&self.slabs));
                 });
             }
         }
     }
 }
 
-/// A panic has been told of, and a slab that was being made says so: no more is to come of it.
+/// The panic was reported, and fails a slab in the making.
 fn guarded(work: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
-        std::mem::forget(payload); // Dropping what was thrown may throw again.
+        std::mem::forget(payload); // Dropping the payload may panic again.
     }
 }
 
 impl Drop for Making<'_> {
     fn drop(&mut self) {
         let made = self.made.take().unwrap_or_else(|| Err("making it panicked".into()));
-        let mut books = self.arena.books();
+        let mut table = self.arena.table();
         match made {
-            Ok(made) => books.finish(self.slab, made),
-            Err(reason) => books.fail(self.slab, reason),
+            Ok(made) => table.finish(self.slab, made),
+            Err(reason) => table.fail(self.slab, reason),
         }
     }
 }

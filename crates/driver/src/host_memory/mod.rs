@@ -1,72 +1,64 @@
 //! Host memory for buffers: exactly sized, made by several threads, page-locked where a GPU copies from it.
 //!
-//! Making host memory is what a first sleep takes its time for, not copying: pages are zeroed, one fault each, and
-//! registered. So an arena is told of all buffers at once, packs what it does not have into slabs whose sizes
-//! add up to exactly that, and has several threads fault them in, with huge pages where these are quicker, and
-//! register them. Each buffer can be waited for by itself; the first ones are there long before the last.
+//! A first sleep spends its time on allocation, not copying: pages are faulted in, zeroed and registered. So an
+//! arena is given all buffers at once. It packs what it lacks into slabs of exactly that total. Several threads
+//! fault the slabs in, with huge pages where these are faster, and register them. Each buffer can be awaited
+//! separately; the first are ready long before the last.
 //!
-//! What is dropped stays, registered, for whoever asks next: a drop costs a lock and no call of the driver, since
-//! giving page-locked memory back waits for all work on the GPU. Slabs that nobody uses go when they are asked for
-//! (`Driver::host_trim`), when memory is lacking, with the device, and, where more than 1 GiB lies unused,
-//! when slabs of other sizes are made, or when whoever dropped them says that they were for that alone.
+//! Dropped buffers stay registered for reuse: a drop takes a lock and no driver call, since unregistering waits
+//! for all work on the GPU. Unused slabs are released:
 //!
-//! Nothing is made beyond a budget: what the caller allows, what the control groups leave (beyond that a system kills
-//! instead of refusing), and what the machine has.
+//! - by `Driver::host_trim`,
+//! - when memory is short,
+//! - with the device,
+//! - above 1 GiB: when slabs of other sizes are made, or when a caller dropped buffers for good.
 //!
-//! | file | its part |
-//! |---|---|
-//! | `extents` | which bytes of slabs are free, and how sizes are packed into new slabs; pure |
-//! | `books` | slabs and who uses them; pure |
-//! | `budget` | what may be held, and the words of a refusal |
-//! | `region` | one mapped piece of memory |
-//! | `backend` | the calls that a machine can refuse, so that tests can |
-//! | `probe` | whether huge pages are quicker here |
-//! | `group` | buffers that are asked for together, page-locked or not |
-//! | `grow` | making slabs, on several threads |
-//! | `arena` | the face |
+//! Allocation stays within a budget: the caller's limit, what the control groups leave (the system kills beyond
+//! that), and what the machine has. `extents` and `table` decide, `grow` and `region` act, `backend` has the
+//! calls that a machine can refuse.
 
 mod arena;
 mod backend;
-mod books;
 mod budget;
 mod extents;
 mod group;
 mod grow;
 mod probe;
 mod region;
+mod table;
 #[cfg(test)]
 mod tests;
 
 use serde::Serialize;
 
-pub(crate) use arena::{HostArena, Options, Piece, Place};
+pub(crate) use arena::{ArenaBuffer, HostArena, MemoryKind, Options};
 pub(crate) use backend::{Backend, Plain, Refusal};
 pub use group::BufferMade;
 pub use probe::HugePages;
-pub(crate) use region::{Region, Wish};
+pub(crate) use region::{Region, RegionOptions};
 
-/// How much may lie unused, in slabs without users, when more is made.
+/// Unused slabs to keep when more are made, in bytes.
 pub(crate) const SURPLUS_BYTES: u64 = 1 << 30;
 
-/// What a device may do about host memory for buffers.
+/// Options of a device's host memory for buffers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct HostMemoryConfig {
-    /// Most that it may hold, in bytes; without one, what the control groups and the machine leave.
+    /// Limit in bytes; `None`: what the control groups and the machine leave.
     pub limit_bytes: Option<u64>,
     /// Whether it is page-locked.
     pub pin: Pin,
 }
 
 impl HostMemoryConfig {
-    /// The same, holding at most `limit_bytes`; `None`: what the control groups and the machine leave.
+    /// Sets the limit in bytes; `None`: what the control groups and the machine leave.
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
         self.limit_bytes = limit_bytes.into();
         self
     }
 
-    /// The same, page-locked or not.
+    /// Sets page-locking.
     #[must_use]
     pub fn pinning(mut self, pin: Pin) -> Self {
         self.pin = pin;
@@ -74,16 +66,16 @@ impl HostMemoryConfig {
     }
 }
 
-/// Whether host memory is page-locked for a GPU. The host device has no use for that.
+/// Whether host memory is page-locked for a GPU. The host device ignores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Pin {
-    /// Where the GPU has memory of its own, and the driver does it. Otherwise it is pageable, which
-    /// [`HostMemoryDetails::pageable_because`] explains.
+    /// If the GPU has its own memory and the driver allows it. Otherwise [`HostMemoryDetails::pageable_because`]
+    /// has the reason.
     #[default]
     Auto,
-    /// Never: copies go through a small page-locked buffer for each stream.
+    /// Never: copies go through a small page-locked buffer of each stream.
     Never,
 }
 
@@ -92,12 +84,12 @@ pub enum Pin {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum BufferPin {
-    /// As the device's host memory is; pageable where it cannot be locked just now.
+    /// Like the device's host memory; pageable if locking fails now.
     #[default]
     Auto,
     /// No.
     Never,
-    /// Yes, or the buffer is refused.
+    /// Yes, or the request fails.
     Always,
 }
 
@@ -105,14 +97,14 @@ pub enum BufferPin {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct HostMemoryDetails {
-    /// Pieces that it is made in and given back by.
+    /// Slabs that exist now.
     pub slabs: usize,
-    /// Threads that make slabs at the same time, at most.
+    /// Most threads that make slabs concurrently.
     pub threads: usize,
-    /// What is known of huge pages; nothing before they were first needed.
+    /// The result for huge pages; `None` before they were first needed.
     pub huge_pages: Option<HugePages>,
-    /// The NUMA node that it is taken from first, where the machine has several and the GPU is near to one.
+    /// The preferred NUMA node, if the machine has several and the GPU is near one.
     pub numa_node: Option<u32>,
-    /// Why it is not page-locked, if it is not.
+    /// Why it is not page-locked, if so.
     pub pageable_because: Option<String>,
 }

@@ -1,20 +1,20 @@
-//! Whether huge pages are quicker here. Usually they are, by far; on a machine whose memory is cut up, looking for
-//! them takes longer than it saves.
+//! Measures whether huge pages are faster. Usually they are, by far; where memory is fragmented, finding them
+//! costs more than they save.
 
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use super::backend::Backend;
-use super::region::Wish;
+use super::region::RegionOptions;
 
-/// How much memory is made to see.
+/// Bytes for one measurement.
 const PROBE_BYTES: usize = 16 << 20;
 
-/// How often, of each kind; the best counts.
+/// Rounds for each kind; the fastest counts.
 const ROUNDS: usize = 2;
 
-/// What is known of huge pages on this machine.
+/// Whether this machine uses huge pages, and why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct HugePages {
@@ -22,9 +22,9 @@ pub struct HugePages {
     pub used: bool,
     /// Why.
     pub because: &'static str,
-    /// How long 16 MiB take without them, in seconds, if that was measured.
+    /// Time to populate 16 MiB without them, in seconds, if measured.
     pub small_s: Option<f64>,
-    /// And with them.
+    /// The same with them.
     pub huge_s: Option<f64>,
 }
 
@@ -33,31 +33,30 @@ pub(super) fn is_allowed(setting: Option<&str>) -> bool {
     matches!(setting, Some("always" | "madvise"))
 }
 
-pub(super) fn unasked(is_allowed: bool) -> HugePages {
+pub(super) fn unmeasured(is_allowed: bool) -> HugePages {
     let because = if is_allowed { "not measured" } else { "the system's setting is `never`, or it has none" };
     HugePages { used: is_allowed, because, small_s: None, huge_s: None }
 }
 
-/// Makes a little of both kinds, and keeps nothing.
 pub(super) fn measure(backend: &dyn Backend, node: Option<u32>) -> HugePages {
     let (mut small, mut huge) = (None, None);
     for _ in 0..ROUNDS {
         for (best, is_huge) in [(&mut small, false), (&mut huge, true)] {
-            let wish = Wish { bytes: PROBE_BYTES, huge: is_huge, node };
-            // Who has no memory even for that will hear it from what comes next.
-            let Some(took) = time(backend, &wish) else { return unasked(true) };
+            let options = RegionOptions { bytes: PROBE_BYTES, huge: is_huge, node };
+            // The next allocation reports the shortage.
+            let Some(took) = time(backend, &options) else { return unmeasured(true) };
             *best = Some(best.map_or(took, |before: Duration| before.min(took)));
         }
     }
     let [small_s, huge_s] = [small, huge].map(|took| took.map(|took| took.as_secs_f64()));
-    // A choice that makes no difference is made for fewer pages.
+    // On a tie, prefer fewer pages.
     let used = huge_s.zip(small_s).is_none_or(|(huge, small)| huge <= small * 1.1);
     let because = if used { "they are no slower here" } else { "they are slower here" };
     HugePages { used, because, small_s, huge_s }
 }
 
-fn time(backend: &dyn Backend, wish: &Wish) -> Option<Duration> {
-    let region = backend.map(wish).ok()?;
+fn time(backend: &dyn Backend, options: &RegionOptions) -> Option<Duration> {
+    let region = backend.map(options).ok()?;
     let start = Instant::now();
     let populated = backend.populate(&region, 1, &|_| {});
     let took = start.elapsed();

@@ -1,4 +1,4 @@
-//! Promises of the arena, over a machine that keeps accounts and touches no memory, and over the real one.
+//! Promises of the arena, tested with a mock backend that touches no memory, and with the real one.
 
 mod groups;
 mod pins;
@@ -12,7 +12,7 @@ use fastrand::Rng;
 use poorwill_core::{DriverError, DriverErrorKind, HostBuffer, Pending};
 use poorwill_testkit::pattern;
 
-use super::region::{Came, Wish};
+use super::region::{Progress, RegionOptions};
 use super::*;
 use crate::process::Owner;
 use crate::system::System;
@@ -24,7 +24,7 @@ fn page() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// A machine that keeps accounts only. Its addresses must not be touched.
+/// A mock machine that keeps accounts only. Its addresses must not be touched.
 #[derive(Debug, Default)]
 struct Accounts {
     mapped: Mutex<BTreeMap<usize, usize>>,
@@ -32,21 +32,21 @@ struct Accounts {
     locked: Mutex<BTreeMap<usize, usize>>,
     next: AtomicU64,
     calls: AtomicU64,
-    /// The call with this number, from 0, fails; none fails by default.
+    /// The number, from 0, of the call that fails; `None` for no failure.
     fails: Mutex<Option<u64>>,
     unlocks_nothing: AtomicBool,
-    /// Every lock fails halfway: registered, and of no use.
+    /// Every lock fails halfway: registered, but unusable.
     locks_halfway: AtomicBool,
     is_unsupported: AtomicBool,
     panics: AtomicBool,
-    /// What happens when half of the next region has been brought in.
+    /// Runs when half of the next region is populated.
     halfway: Hook,
-    /// What happens before the next region is unlocked.
+    /// Runs before the next region is unlocked.
     unlocking: Hook,
     peak: AtomicU64,
 }
 
-/// Something to be done once.
+/// An action that runs once.
 #[derive(Default)]
 struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
@@ -87,19 +87,19 @@ impl Accounts {
 }
 
 #[derive(Debug, Clone, Default)]
-struct Pretended(Arc<Accounts>);
+struct MockBackend(Arc<Accounts>);
 
-impl Backend for Pretended {
-    fn map(&self, wish: &Wish) -> Result<Region, String> {
+impl Backend for MockBackend {
+    fn map(&self, options: &RegionOptions) -> Result<Region, String> {
         self.0.call()?;
-        let step = (wish.bytes as u64).next_multiple_of(2 * MIB) + 2 * MIB;
+        let step = (options.bytes as u64).next_multiple_of(2 * MIB) + 2 * MIB;
         let start = usize::try_from((1 << 44) + self.0.next.fetch_add(step, Ordering::Relaxed)).unwrap();
-        self.0.mapped.lock().unwrap().insert(start, wish.bytes);
-        Ok(Region::pretended(start, wish.bytes))
+        self.0.mapped.lock().unwrap().insert(start, options.bytes);
+        Ok(Region::mock(start, options.bytes))
     }
 
-    fn map_row(&self, wish: &Wish, sizes: &[usize]) -> Result<Vec<Region>, String> {
-        let row = self.map(wish)?;
+    fn map_row(&self, options: &RegionOptions, sizes: &[usize]) -> Result<Vec<Region>, String> {
+        let row = self.map(options)?;
         let mut mapped = self.0.mapped.lock().unwrap();
         mapped.remove(&row.start());
         let regions = row.split(sizes);
@@ -107,12 +107,12 @@ impl Backend for Pretended {
         Ok(regions)
     }
 
-    fn populate(&self, region: &Region, _: usize, came: &Came) -> Result<(), String> {
+    fn populate(&self, region: &Region, _: usize, progress: &Progress) -> Result<(), String> {
         self.0.call()?;
         self.0.expect_calm();
-        came(region.bytes() / 2);
+        progress(region.bytes() / 2);
         self.0.halfway.run();
-        came(region.bytes() - region.bytes() / 2);
+        progress(region.bytes() - region.bytes() / 2);
         let mut populated = self.0.populated.lock().unwrap();
         populated.insert(region.start(), region.bytes());
         let bytes = populated.values().map(|bytes| *bytes as u64).sum();
@@ -133,7 +133,7 @@ impl Backend for Pretended {
         self.0.call().map_err(Refusal::Failed)?;
         self.0.locked.lock().unwrap().insert(region.start(), region.bytes());
         if self.0.locks_halfway.load(Ordering::Relaxed) {
-            return Err(Refusal::Stuck("halfway".into()));
+            return Err(Refusal::HalfRegistered("halfway".into()));
         }
         Ok(Some(region.start() as u64 + (1 << 46)))
     }
@@ -148,10 +148,10 @@ impl Backend for Pretended {
     }
 }
 
-/// A folder that plays an operating system.
-struct Files(tempfile::TempDir);
+/// A folder that serves as a mock operating system.
+struct FakeSystem(tempfile::TempDir);
 
-impl Files {
+impl FakeSystem {
     fn new() -> Self {
         let files = Self(tempfile::tempdir().unwrap());
         files.machine(2048 * GIB, 2048 * GIB);
@@ -187,14 +187,14 @@ impl Files {
     }
 }
 
-fn options(files: &Files, limit_bytes: Option<u64>) -> Options {
+fn options(files: &FakeSystem, limit_bytes: Option<u64>) -> Options {
     let config = HostMemoryConfig { limit_bytes, pin: Pin::Auto };
     let system = files.system();
-    Options { config, pageable_because: None, node: None, gives_surplus_back: true, system }
+    Options { config, pageable_because: None, node: None, releases_surplus: true, system }
 }
 
-fn pretended(options: Options) -> (Arc<HostArena>, Arc<Accounts>) {
-    let machine = Pretended::default();
+fn mock_arena(options: Options) -> (Arc<HostArena>, Arc<Accounts>) {
+    let machine = MockBackend::default();
     let accounts = Arc::clone(&machine.0);
     (HostArena::new(Owner::this().unwrap(), Box::new(machine), options), accounts)
 }
@@ -230,9 +230,9 @@ fn what_is_held_is_what_was_asked_for() {
         (257 * GIB, 1_234_567_891, 257 * GIB + GIB / 10),
         (65 * GIB, 65 * GIB, 65 * GIB),
     ] {
-        let files = Files::new();
-        // Who makes memory looks for a surplus when it is done, which may be behind the end of the buffers.
-        let (arena, accounts) = pretended(Options { gives_surplus_back: false, ..options(&files, None) });
+        let files = FakeSystem::new();
+        // Threads that make slabs look for a surplus afterwards, possibly after the buffers are gone.
+        let (arena, accounts) = mock_arena(Options { releases_surplus: false, ..options(&files, None) });
         let mut sizes = vec![chunk; usize::try_from(total / chunk).unwrap()];
         sizes.extend((total % chunk > 0).then_some(total % chunk));
         let buffers = wait_for_all(arena.alloc_all(&sizes).unwrap());
@@ -244,7 +244,7 @@ fn what_is_held_is_what_was_asked_for() {
         assert!(accounts.peak.load(Ordering::Relaxed) <= most + 16 * MIB, "probing takes little");
         drop(buffers);
         assert_eq!((arena.info().used_bytes, arena.info().held_bytes), (0, info.held_bytes), "kept");
-        // The same again takes no call.
+        // The same request again takes no call.
         let calls = accounts.calls.load(Ordering::Relaxed);
         drop(wait_for_all(arena.alloc_all(&sizes).unwrap()));
         let again = (accounts.calls.load(Ordering::Relaxed), arena.info().held_bytes);
@@ -258,15 +258,15 @@ fn what_is_held_is_what_was_asked_for() {
 fn any_failing_call_leaves_nothing_behind() {
     let sizes: Vec<u64> = (0..40).map(|nth| (1 + nth % 7) * 3 * MIB + nth * 1000).collect();
     for fails in 0.. {
-        let files = Files::new();
-        let (arena, accounts) = pretended(options(&files, None));
+        let files = FakeSystem::new();
+        let (arena, accounts) = mock_arena(options(&files, None));
         let small = arena.alloc(4096).unwrap();
         let before = accounts.calls.load(Ordering::Relaxed);
         *accounts.fails.lock().unwrap() = Some(before + fails);
         let made = wait(arena.alloc_all(&sizes).unwrap());
         let has_failed = accounts.calls.load(Ordering::Relaxed) > before + fails;
         let (good, bad): (Vec<_>, Vec<_>) = made.into_iter().partition(Result::is_ok);
-        // The first call asks for addresses in a row; where there are none, each slab gets its own.
+        // The first call reserves all addresses; if it fails, each slab reserves its own.
         assert_eq!(has_failed && fails > 0, !bad.is_empty(), "call {fails}");
         assert!(bad.iter().all(|one| one.as_ref().unwrap_err().to_string().contains(" fails")));
         let info = arena.info();
@@ -292,15 +292,15 @@ fn any_failing_call_leaves_nothing_behind() {
 
 #[test]
 fn unused_slabs_go_where_memory_is_lacking() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
     drop(arena.alloc(40 * MIB).unwrap());
     for call in 0..3 {
         let now = accounts.calls.load(Ordering::Relaxed);
         *accounts.fails.lock().unwrap() = Some(now + call);
-        let piece = arena.alloc(50 * MIB + call).unwrap();
+        let buffer = arena.alloc(50 * MIB + call).unwrap();
         assert_eq!(arena.info().held_bytes, (50 * MIB + call).next_multiple_of(page()));
-        drop(piece);
+        drop(buffer);
         drop(arena.alloc(51 * MIB).unwrap());
         arena.trim();
         drop(arena.alloc(40 * MIB).unwrap());
@@ -309,8 +309,8 @@ fn unused_slabs_go_where_memory_is_lacking() {
 
 #[test]
 fn what_the_device_does_not_let_go_of_stays() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
     drop(arena.alloc(3 * MIB).unwrap());
     accounts.unlocks_nothing.store(true, Ordering::Relaxed);
     arena.trim();
@@ -323,8 +323,8 @@ fn what_the_device_does_not_let_go_of_stays() {
 
 #[test]
 fn what_was_locked_halfway_is_held_until_it_is_let_go_of() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
     accounts.locks_halfway.store(true, Ordering::Relaxed);
     accounts.unlocks_nothing.store(true, Ordering::Relaxed);
     assert!(reason(arena.alloc(MIB).unwrap_err()).contains("halfway"));
@@ -339,8 +339,8 @@ fn what_was_locked_halfway_is_held_until_it_is_let_go_of() {
 
 #[test]
 fn where_locking_is_not_supported_memory_is_pageable_and_says_why() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
     let first = arena.alloc(MIB).unwrap();
     accounts.is_unsupported.store(true, Ordering::Relaxed);
     let second = arena.alloc(2 * MIB).unwrap();
@@ -349,7 +349,7 @@ fn where_locking_is_not_supported_memory_is_pageable_and_says_why() {
     assert_eq!((info.held_bytes, info.pinned_bytes), (3 * MIB, MIB));
     assert_eq!(arena.details().pageable_because.as_deref(), Some("not here"));
     let never = HostMemoryConfig { limit_bytes: None, pin: Pin::Never };
-    let (arena, accounts) = pretended(Options { config: never, ..options(&files, None) });
+    let (arena, accounts) = mock_arena(Options { config: never, ..options(&files, None) });
     assert!(!arena.alloc(MIB).unwrap().is_pinned());
     assert_eq!(accounts.locked_bytes(), 0);
     assert!(arena.details().pageable_because.unwrap().contains("Pin::Never"));
@@ -357,23 +357,23 @@ fn where_locking_is_not_supported_memory_is_pageable_and_says_why() {
 
 #[test]
 fn addresses_tell_what_lies_there() {
-    let files = Files::new();
-    let (arena, _accounts) = pretended(options(&files, None));
-    let pieces = [arena.alloc(10_000).unwrap(), arena.alloc(20_000).unwrap()];
-    for piece in &pieces {
-        let (start, len) = (piece.start().addr(), piece.len());
-        assert_eq!(arena.place_of(start, len), Place::Pinned(start as u64 + (1 << 46)));
-        assert_eq!(arena.place_of(start + 7, len - 7), Place::Pinned(start as u64 + 7 + (1 << 46)));
-        assert_eq!(arena.place_of(start, len + (256 << 10)), Place::Foreign, "beyond its slab");
+    let files = FakeSystem::new();
+    let (arena, _accounts) = mock_arena(options(&files, None));
+    let buffers = [arena.alloc(10_000).unwrap(), arena.alloc(20_000).unwrap()];
+    for buffer in &buffers {
+        let (start, len) = (buffer.start().addr(), buffer.len());
+        assert_eq!(arena.memory_kind(start, len), MemoryKind::Pinned(start as u64 + (1 << 46)));
+        assert_eq!(arena.memory_kind(start + 7, len - 7), MemoryKind::Pinned(start as u64 + 7 + (1 << 46)));
+        assert_eq!(arena.memory_kind(start, len + (256 << 10)), MemoryKind::Foreign, "beyond its slab");
     }
-    assert_eq!(arena.place_of(1 << 20, 1), Place::Foreign);
-    assert_eq!(arena.place_of(usize::MAX, 2), Place::Foreign);
+    assert_eq!(arena.memory_kind(1 << 20, 1), MemoryKind::Foreign);
+    assert_eq!(arena.memory_kind(usize::MAX, 2), MemoryKind::Foreign);
 }
 
 #[test]
 fn the_limit_of_the_caller() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, Some(100 * MIB)));
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, Some(100 * MIB)));
     let first = arena.alloc(60 * MIB).unwrap();
     let error = reason(arena.alloc(41 * MIB).unwrap_err());
     for words in ["41 MiB", "60 MiB held", "100 MiB", "raise the limit"] {
@@ -382,18 +382,18 @@ fn the_limit_of_the_caller() {
     reason(arena.alloc_all(&[20 * MIB, 20 * MIB, 4096]).unwrap_err());
     assert_eq!((arena.info().held_bytes, arena.info().used_bytes), (60 * MIB, 60 * MIB), "atomic");
     drop(first);
-    // What nobody uses gives way.
+    // Unused slabs are released for it.
     let other = arena.alloc(90 * MIB).unwrap();
     assert_eq!((arena.info().held_bytes, accounts.mapped_bytes()), (90 * MIB, 90 * MIB));
     assert_eq!(arena.info().limit_bytes, Some(100 * MIB));
     drop(other);
 }
 
-/// Slabs that have room for a part must not keep the whole from being had.
+/// Partially free slabs must not prevent the whole request.
 #[test]
 fn a_batch_that_fits_beside_nothing_else_is_had() {
-    let files = Files::new();
-    let (arena, _accounts) = pretended(options(&files, Some(8 * MIB)));
+    let files = FakeSystem::new();
+    let (arena, _accounts) = mock_arena(options(&files, Some(8 * MIB)));
     drop(arena.alloc(6 * MIB).unwrap());
     assert_eq!(wait_for_all(arena.alloc_all(&[4 * MIB, 4 * MIB]).unwrap()).len(), 2);
     assert_eq!(arena.info().held_bytes, 8 * MIB);
@@ -401,18 +401,18 @@ fn a_batch_that_fits_beside_nothing_else_is_had() {
 
 #[test]
 fn what_can_never_be_had_costs_nothing_of_what_is_kept() {
-    let files = Files::new();
-    let (arena, _accounts) = pretended(options(&files, Some(8 * MIB)));
+    let files = FakeSystem::new();
+    let (arena, _accounts) = mock_arena(options(&files, Some(8 * MIB)));
     drop(arena.alloc(6 * MIB).unwrap());
     reason(arena.alloc(9 * MIB).unwrap_err());
     assert_eq!(arena.info().held_bytes, 6 * MIB);
 }
 
-/// What another caller was refused is nothing that one waits for.
+/// A caller must not wait for memory that another caller was refused.
 #[test]
-fn refusals_beside_each_other_leave_nobody_waiting() {
-    let files = Files::new();
-    let (arena, _accounts) = pretended(options(&files, Some(4 * MIB)));
+fn concurrent_refusals_leave_no_caller_waiting() {
+    let files = FakeSystem::new();
+    let (arena, _accounts) = mock_arena(options(&files, Some(4 * MIB)));
     thread::scope(|scope| {
         for seed in 0..8 {
             let arena = &arena;
@@ -433,9 +433,9 @@ fn refusals_beside_each_other_leave_nobody_waiting() {
 #[test]
 fn the_limit_of_control_groups() {
     for version in [1, 2] {
-        let files = Files::new();
+        let files = FakeSystem::new();
         files.group(version, 256 * MIB, 56 * MIB);
-        let (arena, accounts) = pretended(options(&files, None));
+        let (arena, accounts) = mock_arena(options(&files, None));
         let error = reason(arena.alloc_all(&[100 * MIB, 100 * MIB]).unwrap_err());
         for words in ["200 MiB", "0 B held", "control group", "256 MiB", "192 MiB", "raise"] {
             assert!(error.contains(words), "{words}: {error}");
@@ -455,15 +455,15 @@ fn the_limit_of_control_groups() {
 
 #[test]
 fn small_ones_do_not_creep_beyond_a_control_group() {
-    let files = Files::new();
+    let files = FakeSystem::new();
     files.group(2, 64 * MIB, 0);
-    let (arena, _accounts) = pretended(options(&files, None));
+    let (arena, _accounts) = mock_arena(options(&files, None));
     let mut kept = Vec::new();
     loop {
-        let used: u64 = kept.iter().map(|piece: &Piece| piece.len() as u64).sum();
+        let used: u64 = kept.iter().map(|buffer: &ArenaBuffer| buffer.len() as u64).sum();
         files.group(2, 64 * MIB, used); // As the system counts.
         match arena.alloc(MIB) {
-            Ok(piece) => kept.push(piece),
+            Ok(buffer) => kept.push(buffer),
             Err(error) => break drop(reason(error)),
         }
     }
@@ -472,9 +472,9 @@ fn small_ones_do_not_creep_beyond_a_control_group() {
 
 #[test]
 fn the_machine_is_asked_before_a_slab_is_touched() {
-    let files = Files::new();
+    let files = FakeSystem::new();
     files.machine(32 * GIB, 3 * GIB);
-    let (arena, accounts) = pretended(options(&files, None));
+    let (arena, accounts) = mock_arena(options(&files, None));
     let made = wait(arena.alloc_all(&[64 * MIB, 5 * GIB, 64 * MIB]).unwrap());
     assert!(made[0].is_ok() && made[2].is_ok(), "what is there can be used");
     let error = reason(made.into_iter().nth(1).unwrap().unwrap_err());
@@ -482,21 +482,21 @@ fn the_machine_is_asked_before_a_slab_is_touched() {
         assert!(error.contains(words), "{words}: {error}");
     }
     assert!(accounts.peak.load(Ordering::Relaxed) <= 128 * MIB + 16 * MIB);
-    // Another 64 MiB are enough of the unused for that.
+    // Releasing another 64 MiB of unused slabs suffices.
     files.machine(32 * GIB, 32 * GIB);
     assert!(wait(arena.alloc_all(&[5 * GIB]).unwrap()).remove(0).is_ok());
 }
 
-/// What has come is missing from what is available, and must not be counted once more as what is still to come.
+/// What is populated no longer counts as available, and must not also count as missing.
 #[test]
 fn what_has_come_is_not_asked_of_the_machine_again() {
-    let files = Files::new();
+    let files = FakeSystem::new();
     files.machine(32 * GIB, 7 * GIB);
-    let (arena, accounts) = pretended(options(&files, None));
+    let (arena, accounts) = mock_arena(options(&files, None));
     let other = Arc::clone(&arena);
     accounts.halfway.set(move || {
         files.machine(32 * GIB, 5 * GIB);
-        // 1 GiB is a margin, and 2 are still to come.
+        // 1 GiB is a margin, and 2 GiB are not populated yet.
         reason(other.alloc(2 * GIB + 1).unwrap_err());
         other.alloc(2 * GIB).unwrap();
     });
@@ -505,9 +505,9 @@ fn what_has_come_is_not_asked_of_the_machine_again() {
 }
 
 #[test]
-fn whoever_waits_hears_of_a_panic() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
+fn waiters_are_notified_of_a_panic() {
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
     accounts.panics.store(true, Ordering::Relaxed);
     for sizes in [vec![64 * MIB; 100], vec![MIB; 3]] {
         for error in wait(arena.alloc_all(&sizes).unwrap()) {
@@ -518,7 +518,7 @@ fn whoever_waits_hears_of_a_panic() {
     let info = arena.info();
     assert_eq!((info.held_bytes, info.used_bytes), (0, 0));
     accounts.panics.store(false, Ordering::Relaxed);
-    // As does one while memory is given back.
+    // The same for a panic while memory is released.
     drop(wait_for_all(arena.alloc_all(&[GIB; 3]).unwrap()));
     accounts.unlocking.set(|| panic!("as the test asks for"));
     assert_eq!(wait_for_all(arena.alloc_all(&[3 * GIB / 2; 2]).unwrap()).len(), 2);
@@ -527,32 +527,32 @@ fn whoever_waits_hears_of_a_panic() {
     assert_eq!(arena.info().held_bytes, 0);
 }
 
-/// Giving back may wait for work on the device, and that for whoever waits for memory.
+/// Releasing may wait for work on the device, and that work for a caller that waits for memory.
 #[test]
 fn the_first_buffer_is_there_before_memory_is_given_back() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
     drop(wait_for_all(arena.alloc_all(&[GIB; 3]).unwrap()));
-    let (tell, told) = mpsc::channel();
-    accounts.unlocking.set(move || told.recv().unwrap());
+    let (release, released) = mpsc::channel();
+    accounts.unlocking.set(move || released.recv().unwrap());
     let mut pending = arena.alloc_all(&[3 * GIB / 2; 2]).unwrap();
     let last = pending.split_off(1);
     drop(wait_for_all(pending));
-    tell.send(()).unwrap();
+    release.send(()).unwrap();
     drop(wait_for_all(last));
 }
 
-/// Until the device has let go of it, memory counts; whoever lacks it meanwhile waits, and is not refused.
+/// Memory counts as held until the device lets go of it. A caller that needs it waits and is not refused.
 #[test]
 fn what_is_being_given_back_is_held_until_it_has_gone() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, Some(6 * GIB)));
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, Some(6 * GIB)));
     drop(wait_for_all(arena.alloc_all(&[GIB; 3]).unwrap()));
-    let (tell, told) = mpsc::channel();
+    let (release, released) = mpsc::channel();
     let (begin, begun) = mpsc::channel();
     accounts.unlocking.set(move || {
         begin.send(()).unwrap();
-        told.recv().unwrap();
+        released.recv().unwrap();
     });
     let mut pending = arena.alloc_all(&[3 * GIB / 2; 2]).unwrap();
     let last = pending.split_off(1);
@@ -561,9 +561,9 @@ fn what_is_being_given_back_is_held_until_it_has_gone() {
     let held = arena.info().held_bytes;
     let other = {
         let arena = Arc::clone(&arena);
-        thread::spawn(move || arena.alloc(2 * GIB).map(|piece| piece.len() as u64))
+        thread::spawn(move || arena.alloc(2 * GIB).map(|buffer| buffer.len() as u64))
     };
-    tell.send(()).unwrap();
+    release.send(()).unwrap();
     assert_eq!((held, other.join().unwrap().unwrap()), (6 * GIB, 2 * GIB));
     drop((first, wait_for_all(last)));
     arena.close();
@@ -571,13 +571,13 @@ fn what_is_being_given_back_is_held_until_it_has_gone() {
 }
 
 #[test]
-fn nobody_waits_for_what_was_dropped() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
-    // Nobody makes any before all but the last are dropped.
-    let asking = arena.asking.lock().unwrap();
+fn dropped_buffers_are_not_waited_for() {
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
+    // No slab is made before all buffers but the last are dropped.
+    let checking = arena.checking.lock().unwrap();
     let last = arena.alloc_all(&vec![64 * MIB; 2000]).unwrap().split_off(1999);
-    drop(asking);
+    drop(checking);
     assert_eq!(wait_for_all(last).len(), 1);
     arena.close();
     let info = arena.info();
@@ -591,7 +591,7 @@ fn nobody_waits_for_what_was_dropped() {
 
 #[test]
 fn many_threads() {
-    let files = Files::new();
+    let files = FakeSystem::new();
     let arena = plain(options(&files, Some(64 * MIB)));
     thread::scope(|scope| {
         for seed in 0..8 {
@@ -628,7 +628,7 @@ fn many_threads() {
 
 #[test]
 fn real_memory_is_made_in_the_background() {
-    let files = Files::new();
+    let files = FakeSystem::new();
     let arena = plain(options(&files, None));
     let sizes = [40 * MIB, 4097, 40 * MIB, 3 * MIB, 1];
     let mut buffers = wait_for_all(arena.alloc_all(&sizes).unwrap());
@@ -651,9 +651,9 @@ fn real_memory_is_made_in_the_background() {
 
 #[test]
 fn huge_pages_are_used_where_they_are_allowed_and_no_slower() {
-    let files = Files::new();
+    let files = FakeSystem::new();
     files.put("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
-    let (arena, _accounts) = pretended(options(&files, None));
+    let (arena, _accounts) = mock_arena(options(&files, None));
     assert_eq!(arena.details().huge_pages, None);
     drop(arena.alloc(300 * MIB).unwrap());
     let never = arena.details().huge_pages.unwrap();
@@ -670,7 +670,7 @@ fn huge_pages_are_used_where_they_are_allowed_and_no_slower() {
 
 #[test]
 fn the_node_of_the_gpu_is_one_with_processors() {
-    let files = Files::new();
+    let files = FakeSystem::new();
     let node_of = |node| {
         let arena = plain(Options { node, ..options(&files, None) });
         arena.node

@@ -1,57 +1,52 @@
-//! What the control groups of this process allow it, of host memory and of a GPU's.
+//! Limits of this process's control groups on host memory and GPU memory.
 //!
-//! A process may use what its group allows and what every group above that one allows, so the least counts. Both
-//! versions of control groups are looked at, also side by side. In a container the path of a group is often that
-//! of the system outside; what is not there is passed over, and what is mounted at the top is the container's own
-//! group then.
+//! A group's limit and those of its ancestors apply, so the lowest counts. Both versions are read, also side by
+//! side. In a container, the group's path is often that of the outer system. Missing folders are skipped, and the
+//! mounted root is the container's own group.
 
 use std::path::{Component, Path, PathBuf};
 
 use super::{PciAddress, System};
 
-/// Where groups of version 2 may be mounted: alone, or beside those of version 1.
+/// Mount points of version 2: alone, or beside version 1.
 const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
-/// A file that every group of version 2 has.
 const UNIFIED_HAS: &str = "cgroup.controllers";
 
-/// Where version 1 keeps its groups for memory.
 const MEMORY: &str = "/sys/fs/cgroup/memory";
 
-/// Where version 1 begins to mean that there is no limit.
+/// From here on, version 1 means no limit.
 const UNLIMITED_BYTES: u64 = 1 << 62;
 
-/// How the parts of a device begin that are its own memory; others are host memory that it may use. `vidmem` is
-/// NVIDIA's word, `vram` that of the drivers in the kernel.
+/// Prefixes of a device's own memory regions; other regions are host memory it may use. NVIDIA says `vidmem`, the
+/// kernel's drivers `vram`.
 const OWN_MEMORY: [&str; 2] = ["vidmem", "vram"];
 
-/// Host memory that control groups allow. Each figure is the least among the groups that have it, and `None` where
-/// none has.
+/// Host memory that control groups allow. Each figure is the lowest of all groups, `None` where no group has it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupMemory {
-    /// The limit: at it, processes are killed.
+    /// The limit, above which processes are killed.
     pub limit_bytes: Option<u64>,
-    /// Where the kernel begins to slow a group down and to take memory from it (`memory.high`), where that lies
-    /// below the limit.
+    /// Where the kernel begins to throttle and reclaim (`memory.high`), if below the limit.
     pub high_bytes: Option<u64>,
     /// What is left below a limit. Cached files count as used.
     pub remaining_bytes: Option<u64>,
-    /// What is left below a limit when caches of files that have not been used lately give way, as they do.
+    /// What is left below a limit, counting inactive file caches as free.
     pub available_bytes: Option<u64>,
 }
 
-/// Memory of one GPU that control groups allow, by the controller `dmem` of version 2. Each figure is the least
-/// among the groups that have it, and `None` where none has.
+/// GPU memory that control groups allow, by version 2's `dmem` controller. Each figure is the lowest of all
+/// groups, `None` where no group has it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupDeviceMemory {
-    /// The limit: beyond it, allocations fail.
+    /// The limit, above which allocations fail.
     pub limit_bytes: Option<u64>,
     /// What is left below a limit.
     pub remaining_bytes: Option<u64>,
 }
 
 impl System {
-    /// What the groups of this process allow of host memory.
+    /// Host memory that this process's groups allow.
     #[must_use]
     pub fn cgroup_memory(&self) -> GroupMemory {
         let mut least = GroupMemory::default();
@@ -65,7 +60,7 @@ impl System {
         least
     }
 
-    /// What the groups of this process allow of this GPU's memory.
+    /// Memory of this GPU that this process's groups allow.
     #[must_use]
     pub fn cgroup_device_memory(&self, gpu: PciAddress) -> GroupDeviceMemory {
         let mut least = GroupDeviceMemory::default();
@@ -94,14 +89,12 @@ impl System {
         lower(&mut least.available_bytes, Some(limit_bytes.saturating_sub(kept_bytes)));
     }
 
-    /// The groups of version 2 that this process is in, from its own to the top one.
     fn unified(&self) -> Vec<PathBuf> {
         let is_mounted = |mount: &&str| self.path(mount).join(UNIFIED_HAS).exists();
         let Some(mount) = UNIFIED.into_iter().find(is_mounted) else { return Vec::new() };
         self.groups(mount, str::is_empty)
     }
 
-    /// The same of version 1 for memory.
     fn memory_groups(&self) -> Vec<PathBuf> {
         self.groups(MEMORY, |controllers| controllers.split(',').any(|controller| controller == "memory"))
     }
@@ -118,7 +111,7 @@ impl System {
     }
 }
 
-/// The folders of a group and of those above it. Of one that lies outside of what is mounted (`/../a`), the top.
+/// The folders of a group and its ancestors; outside the mount (`/../a`), only the root.
 fn upwards(mount: &str, group: &str) -> Vec<PathBuf> {
     let group = Path::new(group.trim_start_matches('/'));
     let is_inside = group.components().all(|component| matches!(component, Component::Normal(_)));
@@ -126,7 +119,7 @@ fn upwards(mount: &str, group: &str) -> Vec<PathBuf> {
     group.ancestors().map(|group| Path::new(mount).join(group)).collect()
 }
 
-/// The lines about this GPU's own memory, as in `nvidia/0000:4e:00.0/vidmem 1048576`. One that is `max` is no limit.
+/// Lines on this GPU's own memory, as in `nvidia/0000:4e:00.0/vidmem 1048576`.
 fn own_memory(regions: &str, gpu: PciAddress) -> impl Iterator<Item = (&str, u64)> {
     regions.lines().filter_map(move |line| {
         let mut words = line.split_whitespace();
@@ -141,7 +134,7 @@ fn lower(least: &mut Option<u64>, bytes: Option<u64>) {
     *least = least.iter().copied().chain(bytes).min();
 }
 
-/// How a version of control groups names what it tells about memory.
+/// File names and keys of one version.
 struct Files {
     limit: &'static str,
     used: &'static str,
@@ -169,7 +162,6 @@ mod tests {
     use super::super::Fake;
     use super::*;
 
-    /// A computer with groups of version 2 mounted here, and a process in this one.
     fn unified(mount: &str, membership: &str) -> Fake {
         let fake = Fake::new();
         fake.put(&format!("{mount}/{UNIFIED_HAS}"), "memory dmem\n");
@@ -217,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn slowing_down_is_told_where_it_comes_first() {
+    fn throttling_is_reported_where_it_comes_first() {
         let fake = unified(UNIFIED[0], "0::/a/b");
         let high = || fake.system().cgroup_memory().high_bytes;
         fake.put("/sys/fs/cgroup/a/b/memory.high", "max\n");
@@ -253,7 +245,7 @@ mod tests {
             assert_eq!(memory(nonsense), GroupMemory::default(), "{nonsense}");
         }
 
-        // Beside it, groups of version 2 may have a say.
+        // Groups of version 2 may also apply.
         fake.put("/sys/fs/cgroup/unified/cgroup.controllers", "");
         fake.put("/sys/fs/cgroup/unified/z/memory.max", "1024\n");
         assert_eq!(memory("4:memory:/x\n0::/z\n").limit_bytes, Some(1024));
@@ -295,7 +287,7 @@ mod tests {
             remaining_bytes: Some(remaining_bytes),
         };
         assert_eq!(memory(), expected(4000, 500));
-        // What the group itself may take can be less, and what it has taken more.
+        // The group's own limit may be lower, and its usage higher.
         fake.put(&format!("{root}/pod/container/dmem.max"), "nvidia/0000:4e:00.0/vidmem 600\n");
         assert_eq!(memory(), expected(600, 300));
         fake.put(&format!("{root}/pod/container/dmem.current"), "nvidia/0000:4e:00.0/vidmem 601\n");

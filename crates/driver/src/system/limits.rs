@@ -1,20 +1,20 @@
-//! What the kernel allows this process.
+//! Resource limits of this process.
 
 use super::System;
 
-/// Up to where something is allowed.
+/// A resource limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
-    /// So many bytes.
+    /// A limit in bytes.
     Bytes(u64),
-    /// Without end.
+    /// No limit.
     Unlimited,
-    /// The system does not tell.
+    /// The system does not report it.
     Unknown,
 }
 
 impl Limit {
-    /// The bytes, if it is a number of bytes.
+    /// The bytes, unless unlimited or unknown.
     #[must_use]
     pub fn bytes(self) -> Option<u64> {
         match self {
@@ -24,31 +24,31 @@ impl Limit {
     }
 }
 
-/// How much memory a process may lock by itself, as with `mlock` and for `io_uring`. What NVIDIA's driver
-/// page-locks is not counted here.
+/// Memory that a process may lock itself, as with `mlock` and for `io_uring`. Page-locking by NVIDIA's driver
+/// does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockedMemory {
-    /// What is in force.
+    /// The limit in force.
     pub soft: Limit,
-    /// Up to where the process may raise that.
+    /// The maximum to which the process may raise it.
     pub hard: Limit,
 }
 
 impl System {
-    /// How much memory this process may lock. A process with `CAP_IPC_LOCK` may lock more.
+    /// Memory that this process may lock. A process with `CAP_IPC_LOCK` may lock more.
     #[must_use]
     pub fn locked_memory(&self) -> LockedMemory {
         locked_memory(&self.text("/proc/self/limits").unwrap_or_default())
     }
 
-    /// How many mappings a process may have.
+    /// Mappings that a process may have.
     #[must_use]
     pub fn max_map_count(&self) -> Option<u64> {
         self.number("/proc/sys/vm/max_map_count")
     }
 }
 
-/// Of a line like `Max locked memory   8388608   unlimited   bytes`.
+/// Parses a line like `Max locked memory 8388608 unlimited bytes`.
 fn locked_memory(limits: &str) -> LockedMemory {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
     let mut words = line.unwrap_or_default().split_whitespace();

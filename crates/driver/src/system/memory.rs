@@ -1,27 +1,27 @@
-//! The computer's memory and its pages.
+//! The machine's memory and page sizes.
 
 use super::System;
 
-/// Memory of a computer. What its system does not tell is `None`.
+/// Memory of a machine. `None` where the system does not report it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SystemMemory {
-    /// All of it, in bytes.
+    /// All memory, in bytes.
     pub total_bytes: Option<u64>,
-    /// What can be had without swapping, in bytes.
+    /// Memory available without swapping, in bytes.
     pub available_bytes: Option<u64>,
-    /// Size of a page of this process, in bytes.
+    /// Page size, in bytes.
     pub page_bytes: u64,
-    /// When the kernel uses transparent huge pages: `always`, `madvise` or `never`. None where it has none.
+    /// Mode of transparent huge pages: `always`, `madvise` or `never`. `None` where the kernel has none.
     pub transparent_huge_pages: Option<String>,
-    /// Size of a reserved huge page, in bytes, unless its user asks for another.
+    /// Default size of a reserved huge page, in bytes.
     pub huge_page_bytes: Option<u64>,
-    /// Reserved huge pages of that size that nobody uses or has been promised, in bytes.
+    /// Reserved huge pages of that size that are free and not promised, in bytes.
     pub huge_pages_free_bytes: Option<u64>,
 }
 
 impl System {
-    /// The computer's memory.
+    /// Reads the current figures.
     #[must_use]
     pub fn memory(&self) -> SystemMemory {
         let meminfo = self.text("/proc/meminfo").unwrap_or_default();
@@ -44,13 +44,13 @@ impl System {
     }
 }
 
-/// Of a line like `MemTotal:  16384 kB`.
+/// Parses a line like `MemTotal: 16384 kB`.
 fn bytes(meminfo: &str, name: &str) -> Option<u64> {
     let kib: u64 = value(meminfo, name)?.strip_suffix("kB")?.trim_end().parse().ok()?;
     kib.checked_mul(1 << 10)
 }
 
-/// Of a line like `HugePages_Free:  3`.
+/// Parses a line like `HugePages_Free: 3`.
 fn count(meminfo: &str, name: &str) -> Option<u64> {
     value(meminfo, name)?.parse().ok()
 }
@@ -60,7 +60,7 @@ fn value<'a>(meminfo: &'a str, name: &str) -> Option<&'a str> {
     named.next().map(str::trim)
 }
 
-/// The one in brackets, as in `always [madvise] never`.
+/// The mode in brackets, as in `always [madvise] never`.
 fn chosen(modes: &str) -> Option<String> {
     let (_, rest) = modes.split_once('[')?;
     rest.split_once(']').map(|(mode, _)| mode.to_owned())

@@ -1,10 +1,9 @@
-//! What the operating system tells about this computer, its control groups and its GPUs, and what the environment
-//! says about how a GPU is sliced.
+//! What the operating system reports on this machine, its control groups and GPUs, and what the environment says
+//! on sharing a GPU.
 //!
-//! [`System`] reads the files that Linux keeps below `/proc` and `/sys`, each time anew: limits and free memory
-//! change. Nothing here fails and nothing is remembered: what a system does not tell is `None`, and a line that
-//! cannot be read is skipped. What the environment says is told apart by [`slices`], where nothing is skipped: a
-//! limit that somebody wrote down and nobody can read is reported with its text.
+//! [`System`] reads Linux's files below `/proc` and `/sys`, each time anew, since limits and free memory change.
+//! Nothing here fails: missing values are `None`, and unreadable lines are skipped. [`slices`] reads the
+//! environment, and reports unreadable limits with their text.
 //!
 //! ```
 //! use poorwill_driver::system::System;
@@ -38,44 +37,42 @@ pub struct System {
 }
 
 impl System {
-    /// The one that this process runs on.
+    /// The system of this process.
     #[must_use]
     pub fn here() -> Self {
         Self::at("/")
     }
 
-    /// One whose `/proc`, `/sys` and `/etc` lie in this folder, for tests.
+    /// A system whose `/proc`, `/sys` and `/etc` are in this folder, for tests.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Memory that can be had without swapping, in bytes: what the system tells, and what the control groups of this
-    /// process leave, whichever is less. `None` where neither tells.
+    /// Memory available without swapping, in bytes: the lower of the system's figure and what the control groups
+    /// leave. `None` if both are unknown.
     #[must_use]
     pub fn available_bytes(&self) -> Option<u64> {
         self.memory().available_bytes.into_iter().chain(self.cgroup_memory().available_bytes).min()
     }
 
-    /// Where the file with this path, from `/`, lies.
     fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// A short file, without the end of its last line.
+    /// Without trailing whitespace.
     fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let bytes = fs::read(self.path(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
     }
 
-    /// A file that holds a number and nothing else.
     fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
         self.text(path)?.trim().parse().ok()
     }
 }
 
-/// A folder that plays an operating system.
+/// A folder that serves as a mock operating system.
 #[cfg(test)]
 #[derive(Debug)]
 struct Fake {
@@ -88,7 +85,6 @@ impl Fake {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    /// Writes the file with this path, from `/`.
     fn put(&self, path: &str, text: &str) {
         let path = self.folder.path().join(path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().unwrap()).unwrap();

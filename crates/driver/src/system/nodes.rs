@@ -1,23 +1,23 @@
-//! The nodes of a computer whose memory is not equally near to all processors.
+//! NUMA nodes.
 
 use std::collections::BTreeSet;
 
 use super::System;
 
-/// More nodes than any kernel can have, so that no list is longer than makes sense.
+/// More than any kernel supports; bounds the length of a list.
 const NODES_MAX: u32 = 1 << 16;
 
 /// NUMA nodes, by number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NumaNodes {
-    /// Those with processors.
+    /// Nodes with processors.
     pub with_cpus: Vec<u32>,
-    /// Those with memory and no processors: memory of a GPU that the system runs as its own, or of another device.
+    /// Nodes with memory only: that of a GPU which the system manages, or of another device.
     pub without_cpus: Vec<u32>,
 }
 
 impl System {
-    /// The nodes. None where the kernel does not tell them apart.
+    /// The nodes. `None` where the kernel does not report them.
     #[must_use]
     pub fn numa_nodes(&self) -> Option<NumaNodes> {
         let list = |name| self.text(format!("/sys/devices/system/node/{name}")).map(|text| numbers(&text));
@@ -28,7 +28,7 @@ impl System {
     }
 }
 
-/// Those of a list like `0-1,4`.
+/// Parses a list like `0-1,4`.
 fn numbers(list: &str) -> BTreeSet<u32> {
     let ranges = list.split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

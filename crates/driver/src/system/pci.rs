@@ -1,4 +1,4 @@
-//! Where a GPU sits, and how wide and fast the way to it is.
+//! PCI addresses, and the width and speed of a GPU's link.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,13 +7,12 @@ use serde::Serialize;
 
 use super::System;
 
-/// How fast a lane of each generation of PCI Express is, in tenths of a gigatransfer per second.
+/// Transfer rate of each PCI Express generation at width 1, in tenths of a gigatransfer per second.
 const GENERATIONS: [u64; 6] = [25, 50, 80, 160, 320, 640];
 
-/// How many lanes there can be.
 const WIDTH_MAX: u64 = 32;
 
-/// Address of a device on the PCI bus. Prints as `/sys` spells it, as in `0000:4e:00.0`.
+/// Address of a device on the PCI bus. Prints as in `/sys`: `0000:4e:00.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PciAddress {
     domain: u32,
@@ -22,28 +21,28 @@ pub struct PciAddress {
     function: u8,
 }
 
-/// Why a text is no address of a device on the PCI bus.
+/// The error for text that is no PCI address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidPciAddress {
-    /// What was given.
+    /// The given text.
     pub text: String,
 }
 
-/// The link of a device. What nobody tells is `None`.
+/// The link of a device. `None` where unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct PciLink {
-    /// Lanes in use now.
+    /// Width in use now.
     pub width: Option<u32>,
-    /// Lanes that it may use.
+    /// Maximum width.
     pub width_max: Option<u32>,
-    /// Generation of PCI Express now; GPUs go down when they have nothing to do.
+    /// Generation of PCI Express now; idle GPUs reduce it.
     pub generation: Option<u32>,
-    /// Generation that it may use.
+    /// Maximum generation.
     pub generation_max: Option<u32>,
 }
 
 impl PciLink {
-    /// This, and what it lacks from `other`.
+    /// Fills in missing values from `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -56,17 +55,17 @@ impl PciLink {
 }
 
 impl System {
-    /// The NUMA node that the device is nearest to.
+    /// The NUMA node nearest to the device.
     #[must_use]
     pub fn numa_node(&self, address: PciAddress) -> Option<u32> {
-        // Minus one stands for none.
+        // -1 means none.
         self.attribute(address, "numa_node")?.parse().ok()
     }
 
     /// The link of the device.
     #[must_use]
     pub fn pci_link(&self, address: PciAddress) -> PciLink {
-        let width = |name| lanes(&self.attribute(address, name)?);
+        let width = |name| link_width(&self.attribute(address, name)?);
         let generation = |name| generation(&self.attribute(address, name)?);
         PciLink {
             width: width("current_link_width"),
@@ -81,13 +80,13 @@ impl System {
     }
 }
 
-/// A link that is down, or unknown, has none or more than there can be.
-fn lanes(text: &str) -> Option<u32> {
-    let lanes: u64 = text.parse().ok()?;
-    (1..=WIDTH_MAX).contains(&lanes).then(|| u32::try_from(lanes).ok())?
+/// Links that are down or unknown report zero or impossible widths.
+fn link_width(text: &str) -> Option<u32> {
+    let link_width: u64 = text.parse().ok()?;
+    (1..=WIDTH_MAX).contains(&link_width).then(|| u32::try_from(link_width).ok())?
 }
 
-/// The generation with a speed like `16.0 GT/s PCIe`.
+/// Parses a speed like `16.0 GT/s PCIe`.
 fn generation(speed: &str) -> Option<u32> {
     let (number, rest) = speed.split_once(' ')?;
     if !rest.starts_with("GT/s") {
@@ -103,8 +102,8 @@ fn generation(speed: &str) -> Option<u32> {
 impl FromStr for PciAddress {
     type Err = InvalidPciAddress;
 
-    /// Reads `0000:4E:00.0` in any case, with a domain of up to eight digits as NVIDIA writes it, and without the
-    /// function, which is the first then.
+    /// Reads `0000:4E:00.0` in any case, with a domain of up to eight digits, as NVIDIA writes it. The function
+    /// is optional.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         parse(text).ok_or_else(|| InvalidPciAddress { text: text.to_owned() })
     }
@@ -225,10 +224,10 @@ mod tests {
         put("current_link_width", "63\n");
         put("max_link_width", "0\n");
         put("current_link_speed", "Unknown\n");
-        let told = system.pci_link(gpu);
+        let down = system.pci_link(gpu);
         assert_eq!(system.numa_node(gpu), None);
-        assert_eq!(told, PciLink { generation_max: Some(5), ..PciLink::default() });
-        assert_eq!(told.or(link), link);
-        assert_eq!(link.or(told), link);
+        assert_eq!(down, PciLink { generation_max: Some(5), ..PciLink::default() });
+        assert_eq!(down.or(link), link);
+        assert_eq!(link.or(down), link);
     }
 }

@@ -1,14 +1,13 @@
-//! What the environment says about how this process's share of a GPU is cut.
+//! Limits on this process's share of a GPU, from environment variables.
 //!
-//! These are hints, not proof: a variable says what somebody wanted, and whoever enforces it may not be there. A
-//! limit that is written down and cannot be read is told with its text, never passed over. Texts are escaped and cut
-//! before they are told, for they may go to a terminal. Variables are looked up by a function, so that the environment
-//! is whoever asks' own.
+//! These are hints, not proof: what enforces them may be missing. An unreadable limit is reported with its text,
+//! never skipped. Texts are escaped and truncated for terminals. Variables are read through a function, so
+//! callers choose the environment.
 //!
-//! - **HAMi** puts a library in front of the driver's and tells it the limits in `CUDA_DEVICE_MEMORY_LIMIT_0`, …,
-//!   and `CUDA_DEVICE_MEMORY_LIMIT` for GPUs without one of their own.
-//! - **MPS**, NVIDIA's service for sharing a GPU, takes `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`. Its daemon may have been
-//!   given less; nothing tells a client so, but what CUDA says is free follows from both.
+//! - **HAMi** loads a library in front of the driver's. It reads `CUDA_DEVICE_MEMORY_LIMIT_0`, …, and
+//!   `CUDA_DEVICE_MEMORY_LIMIT` for other GPUs.
+//! - **MPS**, NVIDIA's service for sharing a GPU, reads `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`. Its daemon may have a
+//!   lower limit, which no client can query. CUDA's free memory follows from both.
 //! - **MIG** instances are named in `CUDA_VISIBLE_DEVICES` and `NVIDIA_VISIBLE_DEVICES`.
 
 use std::ffi::OsString;
@@ -20,41 +19,39 @@ use super::System;
 /// Looks a variable up, as [`std::env::var_os`] does.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// HAMi's limit of a GPU, with its number behind, and of those without one.
+/// HAMi's limit: of one GPU with the suffix `_<ordinal>`, of the others without.
 const HAMI_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 
-/// The library that HAMi puts in front of the driver's.
+/// The library that HAMi loads.
 const HAMI_LIBRARY: &str = "libvgpu.so";
 
-/// MPS's limits of a client.
 const MPS_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 
-/// Where an MPS daemon waits for clients.
+/// Where an MPS daemon listens.
 const MPS_FOLDER: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// Where it does so by default.
 const MPS_FOLDER_DEFAULT: &str = "/tmp/nvidia-mps";
 
-/// Which devices a process sees, for the driver and for the container's toolkit.
+/// Variables of the driver and of the container toolkit.
 const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 
-/// A limit of a GPU's memory that a variable names.
+/// A limit on a GPU's memory in a variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnvLimit {
     /// The variable.
     pub variable: String,
-    /// What it says, as far as it is about this GPU, for people: escaped, and 128 characters at most.
+    /// The part of its value on this GPU, for people: escaped, and at most 128 characters.
     pub text: String,
-    /// What that comes to; none where it says that there is no limit. Otherwise, why it cannot be read, for people.
+    /// The limit; `None` for "no limit". The error says why it is unreadable, for people.
     pub bytes: Result<Option<u64>, String>,
 }
 
-/// A GPU as the environment may name it.
+/// The names under which the environment may mention a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuName<'a> {
-    /// Its number among those that this process sees.
+    /// Its number among the GPUs that this process sees.
     pub ordinal: u32,
-    /// Its UUID, without what stands before the first hyphen.
+    /// Its UUID, without the prefix up to the first hyphen.
     pub uuid: &'a str,
 }
 
@@ -63,12 +60,12 @@ pub struct GpuName<'a> {
 pub struct MigHint {
     /// The variable.
     pub variable: String,
-    /// The instance, as in `MIG-b57ef65c-…` or, of older drivers, `MIG-GPU-8932f937-…/1/0`.
+    /// The instance, as in `MIG-b57ef65c-…`, or `MIG-GPU-8932f937-…/1/0` from older drivers.
     pub instance: String,
 }
 
-/// HAMi's limit for the GPU with this number, read as HAMi reads it: an empty or zero limit of the GPU's own leaves
-/// it to the one for all. None where neither says anything.
+/// HAMi's limit for the GPU with this number, read as HAMi reads it. An empty or zero limit of the GPU defers to
+/// the general one. `None` where neither is set.
 #[must_use]
 pub fn hami_limit(lookup: Lookup<'_>, ordinal: u32) -> Option<EnvLimit> {
     let own = hami_limit_in(lookup, format!("{HAMI_LIMIT}_{ordinal}"));
@@ -77,8 +74,8 @@ pub fn hami_limit(lookup: Lookup<'_>, ordinal: u32) -> Option<EnvLimit> {
     general.or(own)
 }
 
-/// MPS's limit for this GPU: the least of those that name it, by number or by the beginning of its UUID. None where
-/// none does. A text without the shape of such a list is reported whichever GPU it may mean.
+/// MPS's limit for this GPU: the lowest of those that name its number or the start of its UUID. `None` where none
+/// does. Malformed text is reported for every GPU.
 #[must_use]
 pub fn mps_limit(lookup: Lookup<'_>, gpu: GpuName<'_>) -> Option<EnvLimit> {
     let text = variable(lookup, MPS_LIMIT)?;
@@ -104,7 +101,7 @@ pub fn mps_limit(lookup: Lookup<'_>, gpu: GpuName<'_>) -> Option<EnvLimit> {
     least
 }
 
-/// The MIG instances that the environment shows this process.
+/// MIG instances that the environment shows this process.
 #[must_use]
 pub fn mig_hints(lookup: Lookup<'_>) -> Vec<MigHint> {
     let instances = |name: &str| {
@@ -117,7 +114,7 @@ pub fn mig_hints(lookup: Lookup<'_>) -> Vec<MigHint> {
 }
 
 impl System {
-    /// Whether HAMi's library is loaded into processes like this one, as far as the loader's settings say.
+    /// Whether the loader's settings load HAMi's library into processes like this one.
     #[must_use]
     pub fn has_hami(&self, lookup: Lookup<'_>) -> bool {
         let preloaded = [variable(lookup, "LD_PRELOAD"), self.text("/etc/ld.so.preload")];
@@ -129,8 +126,8 @@ impl System {
         })
     }
 
-    /// Whether an MPS daemon seems to serve this process: where it would wait for clients, something is there. It
-    /// may be what a daemon left that is gone.
+    /// Whether an MPS daemon seems to serve this process: its control pipe exists. A dead daemon may have left
+    /// it.
     #[must_use]
     pub fn has_mps(&self, lookup: Lookup<'_>) -> bool {
         let folder = variable(lookup, MPS_FOLDER).unwrap_or_else(|| MPS_FOLDER_DEFAULT.into());
@@ -143,11 +140,11 @@ fn hami_limit_in(lookup: Lookup<'_>, name: String) -> Option<EnvLimit> {
     Some(EnvLimit { variable: name, text: shown(&text), bytes: hami_bytes(&text) })
 }
 
-/// Digits with `k`, `m` or `g` behind them or nothing. HAMi itself takes what it understands of a text and passes
-/// over the rest (`8GiB` is eight bytes to it), which nobody means.
+/// Digits with an optional suffix `k`, `m` or `g`. HAMi itself reads `8GiB` as eight bytes, which is never
+/// intended.
 fn hami_bytes(text: &str) -> Result<Option<u64>, String> {
     let digits = text.trim_end_matches(|letter: char| "kKmMgG".contains(letter));
-    // A zero at the start means base eight to HAMi.
+    // HAMi reads a leading zero as octal.
     let is_plain =
         is_number(digits) && (digits == "0" || !digits.starts_with('0')) && text.len() - digits.len() < 2;
     let size = if is_plain { text.parse().ok() } else { None };
@@ -158,8 +155,8 @@ fn hami_bytes(text: &str) -> Result<Option<u64>, String> {
     Ok((bytes > 0).then_some(bytes))
 }
 
-/// Digits with `M`, `MB`, `G` or `GB` behind them. These are powers of 1024: at a limit of `1G`, `2G` or `4G`, CUDA
-/// tells a client that 2^30, 2^31 or 2^32 bytes are free, less the same 24 MB that every client takes.
+/// Digits with a suffix `M`, `MB`, `G` or `GB`, in powers of 1024. Measured: with limits of `1G`, `2G` and `4G`,
+/// CUDA reports 2^30, 2^31 and 2^32 bytes free, less 24 MB each.
 fn mps_bytes(text: &str) -> Result<u64, String> {
     let refuse =
         || format!("`{}` is no limit to MPS; it is a whole number with M or G, like 512M", shown(text));
@@ -174,7 +171,7 @@ fn mps_bytes(text: &str) -> Result<u64, String> {
     bytes.filter(|bytes| *bytes > 0).ok_or_else(refuse)
 }
 
-/// A number, or something like a UUID.
+/// A number, or a prefix like that of a UUID.
 fn is_device(text: &str) -> bool {
     is_number(text) || ["GPU-", "MIG-"].into_iter().any(|kind| starts_with(text, kind))
 }
@@ -190,21 +187,21 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// In any case.
+/// Ignores case.
 fn starts_with(text: &str, start: &str) -> bool {
     text.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start))
 }
 
-/// What a variable says. None where it is empty, which means the same as its absence to everybody here.
+/// An empty variable counts as unset, as for its readers.
 fn variable(lookup: Lookup<'_>, name: &str) -> Option<String> {
     let text = lookup(name)?.to_string_lossy().trim().to_owned();
     (!text.is_empty()).then_some(text)
 }
 
-/// The longest text of a variable that is told, in characters.
+/// Longest text to report, in characters.
 const SHOWN_MAX: usize = 128;
 
-/// A variable's text as people are told it: on one line, with nothing that a terminal takes as a command.
+/// On one line, without control characters.
 fn shown(text: &str) -> String {
     let mut shown = String::new();
     for c in text.chars().take(SHOWN_MAX) {
@@ -316,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_told_escaped_and_cut() {
+    fn texts_are_escaped_and_truncated() {
         let value = |start: &str| format!("{start}{}", "x".repeat(3000 - start.len()));
         let (red, long) = (value("\x1b[31m"), value("1"));
         let (list_red, list_long) = (value("1=\x1b[31m"), value("1="));
@@ -330,13 +327,13 @@ mod tests {
                 let reason = limit.bytes.unwrap_err();
                 assert!(limit.text.chars().count() <= 128, "{}", limit.text);
                 assert!(reason.chars().count() <= 256, "{reason}");
-                for told in [limit.text, reason] {
-                    assert!(!told.contains(char::is_control), "{told}");
-                    assert_eq!(told.contains("\\u{1b}[31m"), text.contains('\x1b'), "{told}");
+                for reported in [limit.text, reason] {
+                    assert!(!reported.contains(char::is_control), "{reported}");
+                    assert_eq!(reported.contains("\\u{1b}[31m"), text.contains('\x1b'), "{reported}");
                 }
             }
         }
-        // The same of a limit that can be read.
+        // A readable limit is escaped and truncated alike.
         let long = format!("{}1g", "0".repeat(3000));
         let limit = mps_limit(&environment(&[(MPS_LIMIT, &format!("1={long}"))]), GPU).unwrap();
         assert_eq!((limit.bytes, limit.text.len()), (Ok(Some(1 << 30)), 128));

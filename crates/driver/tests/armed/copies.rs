@@ -119,7 +119,7 @@ fn whatever_fails_copies_are_whole_or_refused() {
         });
         let calls = fake.disarm();
         device.synchronize().unwrap();
-        device.memory_info().unwrap(); // Lets go of what nobody waited for.
+        device.memory_info().unwrap(); // Drops what abandoned work kept.
         assert_eq!(Arc::strong_count(&source), 1, "call {nth}: the buffer is held for ever");
         match copied {
             Ok(()) => {

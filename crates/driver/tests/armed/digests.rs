@@ -59,7 +59,7 @@ fn granules_of_a_page_are_not_for_the_kernel() {
     expect_right_digests(&device, 3);
 }
 
-/// A buffer that nobody knows to be the driver's, but by its address.
+/// A buffer that can be recognised as the driver's only by its address.
 #[derive(Debug)]
 struct Wrapped(HostBuffer);
 

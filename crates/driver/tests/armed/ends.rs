@@ -20,8 +20,8 @@ fn memory_of_work_in_flight_outlives_a_device_whose_end_failed() {
     let device = open(0);
     let range = mapped(&device, 1);
     let stream = device.stream_create().unwrap();
-    let gate = Arc::new(Gate::default());
-    gated::hold(&device, stream, &gate);
+    let latch = Arc::new(Gate::default());
+    gated::hold(&device, stream, &latch);
     let source = gated::source(&device, &pattern::bytes(1, usize::try_from(range.bytes).unwrap()));
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let copy = device.copy_to_device(stream, Arc::clone(&source), &parts).unwrap();
@@ -29,9 +29,9 @@ fn memory_of_work_in_flight_outlives_a_device_whose_end_failed() {
     fake.arm_all();
     drop(device);
     fake.disarm();
-    drop(copy); // Behind the end of the device, too.
+    drop(copy); // After the end of the device, too.
     let holders = Arc::strong_count(&source);
-    gate.open();
+    latch.open();
     // Gives the fake time to run the copy with the memory that is still here.
     open(0).synchronize().unwrap();
     assert_eq!(holders, 2, "the copy has not run yet, and nobody holds its memory");
@@ -82,7 +82,7 @@ fn pages_that_stay_registered_stay_mapped() {
     assert!(!registered || still_mapped, "unmapped while the driver has it registered");
 }
 
-/// A view of memory of others', at whatever call it fails, alone or with the one behind it.
+/// A view of other owners' memory, whichever call fails, alone or with the next one.
 #[test]
 fn what_was_locked_for_a_view_that_failed_is_let_go_of() {
     let _turn = alone();
@@ -128,7 +128,7 @@ fn backups_that_are_not_kept_leave_host_memory() {
 
 /// Host memory that lies unused must not be what keeps host memory from being had.
 #[test]
-fn unused_page_locked_memory_makes_room() {
+fn unused_page_locked_memory_is_released() {
     let _turn = alone();
     let fake = Fake::load();
     let device = open(0);
@@ -142,7 +142,7 @@ fn unused_page_locked_memory_makes_room() {
     assert!(refused.is_ok() || after == before, "refused with 64 MiB lying idle: {refused:?}");
 }
 
-/// A buffer of the caller's whose end panics.
+/// A buffer of the caller's that panics when dropped.
 #[derive(Debug)]
 struct BombBuffer(Vec<u8>);
 
@@ -169,20 +169,20 @@ fn a_buffer_whose_end_panics_takes_no_other_with_it() {
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let (quick, held) = (device.stream_create().unwrap(), device.stream_create().unwrap());
     let len = usize::try_from(range.bytes).unwrap();
-    let (first, gate) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
+    let (first, latch) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
     gated::hold(&device, quick, &first);
     let bomb = Arc::new(HostBuffer::new(BombBuffer(vec![0; len])));
     drop(device.copy_to_device(quick, bomb, &parts).unwrap());
-    gated::hold(&device, held, &gate);
+    gated::hold(&device, held, &latch);
     let source = gated::source(&device, &pattern::bytes(1, len));
     drop(device.copy_to_device(held, Arc::clone(&source), &parts).unwrap());
-    // Whichever call finds that the first copy has passed lets go of its buffer: this one, or the next.
+    // The call that finds the first copy complete drops its buffer: this one, or the next.
     first.open();
     let waited = catch_unwind(AssertUnwindSafe(|| device.stream_synchronize(quick).unwrap()));
     let looked = catch_unwind(AssertUnwindSafe(|| device.memory_info().unwrap()));
     let panicked = waited.is_err() || looked.is_err();
     let holders = Arc::strong_count(&source);
-    gate.open(); // Before anything can fail: the device's end waits for it.
+    latch.open(); // Before anything can fail: the device's end waits for it.
     assert!(panicked, "the buffer was let go of");
     assert_eq!(holders, 2, "the copy that was held still had its memory");
     device.synchronize().unwrap();

@@ -1,7 +1,7 @@
 //! Whichever call of NVIDIA's library fails, everything or nothing has happened.
 //!
-//! The suite of `poorwill_testkit::faults`, one floor down: not the calls of the driver trait fail here but the
-//! symbols of the (fake) libcuda that our driver calls, each in turn and in bursts.
+//! The suite of `poorwill_testkit::faults`, one layer down. Here the symbols of the (fake) libcuda fail instead
+//! of calls of the driver trait, each in turn and in bursts.
 
 use std::sync::{Arc, Mutex};
 
@@ -68,13 +68,13 @@ fn every_call_of_the_library_may_fail() {
         let injector = Some(Box::new(counting.clone()) as Box<dyn Injector>);
         let assert_clean = move || {
             device.synchronize().unwrap();
-            device.memory_info().unwrap(); // Lets go of what nobody waited for.
+            device.memory_info().unwrap(); // Drops what abandoned work kept.
             assert_eq!((watched.held_bytes(), watched.host_bytes()), (0, 0));
             let left = fake.census(ORDINAL);
             assert_eq!((left.backings, left.mappings, left.held_bytes), (0, 0, 0), "{left:?}");
             assert_eq!(left.reservations, 0, "{left:?}");
-            // An event or stream that is dropped is lost when its destruction is the call that fails: nobody is
-            // there to try again.
+            // A dropped event or stream is leaked when its destruction is the call that fails: no code tries
+            // again.
             let lost = counting.armed.lock().unwrap().failed - failed;
             let handles_max = handles + lost;
             assert!(left.streams + left.events <= handles_max, "{lost} of {handles_max}: {left:?}");

@@ -1,7 +1,7 @@
 //! What the CUDA driver promises where calls of the library fail, and what is left in the library then.
 //!
-//! A program of its own, over the fake library only: armed faults and counts concern the whole process, so the tests take
-//! turns with the [`fake::Fake`].
+//! A separate program, over the fake library only: armed faults and counts concern the whole process. So the
+//! tests take turns with the [`fake::Fake`].
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::unwrap_used)]
 

@@ -49,8 +49,8 @@ fn end_with_a_copy_in_flight() {
     let device = open(0);
     let range = mapped(&device, 1);
     let stream = device.stream_create().unwrap();
-    let gate = OpenedAtLast(Arc::default());
-    gated::hold(&device, stream, &gate.0);
+    let latch = OpenedAtLast(Arc::default());
+    gated::hold(&device, stream, &latch.0);
     let source = gated::source(&device, &pattern::bytes(1, usize::try_from(range.bytes).unwrap()));
     let parts = [CopyPart { device: range, host_offset: 0 }];
     drop(device.copy_to_device(stream, Arc::clone(&source), &parts).unwrap());
@@ -60,7 +60,7 @@ fn end_with_a_copy_in_flight() {
             drop(device);
             has_ended.store(true, Ordering::Release);
         });
-        // Either it waits for the device, which cannot be done before the gate is open, or it ends without that.
+        // Either it waits for the device, which cannot be done before the latch is open, or it ends without that.
         let waits = loop {
             if has_ended.load(Ordering::Acquire) {
                 break false;
@@ -70,12 +70,12 @@ fn end_with_a_copy_in_flight() {
             }
             thread::yield_now();
         };
-        // One here, one with whoever runs the copy.
+        // One here, one held by the copy.
         if Arc::strong_count(&source) < 2 {
             println!("FREED while the copy is in flight");
         }
         println!("{}", if waits { "the end waited for the copy" } else { "the end did not wait" });
-        gate.0.open();
+        latch.0.open();
     });
     // Has the copy run with the memory that is there; the call that fails may be one of these.
     let _ = CudaDevice::open(&config(0)).map(|device| device.synchronize());

@@ -125,7 +125,7 @@ impl Capturer for Machine {
 }
 
 #[test]
-fn a_capture_is_told_and_left_valid_by_the_driver() {
+fn a_capture_is_reported_and_left_valid_by_the_driver() {
     let machine = Machine::open();
     a_capture_is_told_and_left_valid(&*machine.device, &machine);
 }

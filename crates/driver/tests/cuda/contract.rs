@@ -9,7 +9,7 @@ use poorwill_testkit::device::cuda_config;
 
 use crate::turn;
 
-/// A device whose figures nobody else in this process moves meanwhile.
+/// A device whose figures no other test in this process changes meanwhile.
 struct Alone {
     device: CudaDevice,
     _turn: MutexGuard<'static, ()>,

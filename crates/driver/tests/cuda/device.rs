@@ -1,5 +1,5 @@
-//! What the CUDA driver promises beyond the contract: the caller's context and streams are left alone, work that
-//! nobody waits for keeps its memory, nothing is left behind, and what is wrong says so.
+//! What the CUDA driver promises beyond the contract. The caller's context and streams are left alone. Abandoned
+//! work keeps its memory, nothing is leaked, and errors explain themselves.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Barrier};
@@ -138,7 +138,7 @@ fn streams_of_the_callers_have_one_name_and_stay_theirs() {
 }
 
 #[test]
-fn work_that_nobody_waits_for_keeps_its_memory_until_it_is_done() {
+fn abandoned_work_keeps_its_memory_until_it_is_done() {
     let _turn = turn();
     let device = open();
     let granule = device.info().granule_bytes;
@@ -149,8 +149,8 @@ fn work_that_nobody_waits_for_keeps_its_memory_until_it_is_done() {
     let bytes = usize::try_from(granule).unwrap();
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let stream = device.stream_create().unwrap();
-    let gate = Arc::new(Gate::default());
-    gated::hold(&device, stream, &gate);
+    let latch = Arc::new(Gate::default());
+    gated::hold(&device, stream, &latch);
     // From the driver: other memory would be copied in pieces, by the call.
     let sources: Vec<Arc<HostBuffer>> =
         (0..4).map(|seed| gated::source(&device, &pattern::bytes(seed, bytes))).collect();
@@ -161,9 +161,9 @@ fn work_that_nobody_waits_for_keeps_its_memory_until_it_is_done() {
     drop(device.copy_to_host(stream, into, &parts).unwrap());
     drop(device.digest(stream, &[range]).unwrap());
     assert!(sources.iter().all(|source| Arc::strong_count(source) == 2), "held while the stream is");
-    gate.open();
+    latch.open();
     device.stream_synchronize(stream).unwrap();
-    device.memory_info().unwrap(); // Any call lets go of what is done.
+    device.memory_info().unwrap(); // Any call drops what finished work kept.
     assert!(sources.iter().all(|source| Arc::strong_count(source) == 1), "and no longer");
     device.stream_destroy(stream).unwrap();
     device.unmap(range).unwrap();
@@ -180,15 +180,15 @@ fn dropping_host_memory_waits_for_nothing() {
     let mut buffer = device.host_alloc(3 << 20).unwrap();
     let first = buffer.as_ptr();
     buffer.fill(1);
-    let gate = Arc::new(Gate::default());
-    gated::hold(&device, stream, &gate);
+    let latch = Arc::new(Gate::default());
+    gated::hold(&device, stream, &latch);
     drop(buffer);
     let event = device.event_record(stream).unwrap();
     assert!(!device.event_query(event).unwrap(), "the stream is still held: nobody has waited for it");
     let again = device.host_alloc(3 << 20).unwrap();
     assert_eq!(again.as_ptr(), first, "page-locked memory is used again");
     drop(again);
-    gate.open();
+    latch.open();
     device.synchronize().unwrap();
     device.event_destroy(event).unwrap();
     device.stream_destroy(stream).unwrap();
@@ -216,7 +216,7 @@ fn resident_bytes() -> u64 {
 }
 
 #[test]
-fn a_device_gives_back_what_nobody_did() {
+fn a_closing_device_releases_what_is_left() {
     let _turn = turn();
     let witness = open(); // Keeps the context, so that only the device's own things come and go.
     let granule = witness.info().granule_bytes;

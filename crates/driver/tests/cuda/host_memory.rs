@@ -115,7 +115,7 @@ fn buffers_outlive_their_device() {
         buffers[1].fill(7);
         drop(device);
         assert!(buffers[1].iter().all(|byte| *byte == 7));
-        // It was made, or it says why not; nobody waits for ever.
+        // It was made, or it says why not; no call waits for ever.
         match last.wait() {
             Ok(buffer) => assert_eq!(buffer.len() as u64, 80 * MIB),
             Err(error) => assert!(error.to_string().contains("closed"), "{error}"),
@@ -170,19 +170,19 @@ fn pageable_memory_is_copied_in_the_streams_turn() {
         source[start..].copy_from_slice(&pattern);
         let mut into = device.host_alloc(host_offset + bytes + 9).unwrap();
         into.fill(0xEE);
-        // Nobody waits: the stream is held while all of it is queued.
-        let gate = Arc::new(Gate::default());
-        gated::hold(&device, stream, &gate);
+        // No call waits: the stream is blocked while all of it is queued.
+        let latch = Arc::new(Gate::default());
+        gated::hold(&device, stream, &latch);
         let there = device.copy_to_device(stream, Arc::new(source), &parts).unwrap();
         let back = device.copy_to_host(stream, into, &parts).unwrap();
-        gate.open();
+        latch.open();
         there.wait().unwrap();
         let back = back.wait().unwrap();
         assert!(back[start..start + len] == pattern[..], "{bytes} bytes");
         let untouched = back[..start].iter().chain(&back[start + len..]);
         assert!(untouched.copied().all(|byte| byte == 0xEE));
     }
-    // Several parts, and nobody who waits.
+    // Several parts, and no waiter.
     let half = 20 * MIB;
     let parts = [0, 1].map(|nth| CopyPart {
         device: DeviceRange::new(range.addr + nth * half, half),

@@ -1,6 +1,6 @@
 //! Kernels in flight on several streams while the blocks under them are freed, trimmed and allocated again.
 //!
-//! On a GPU an unmap too early is an illegal address, which ends the context; the fake libcuda counts the work in
+//! On a GPU an early unmap causes an illegal address, which ends the context. The fake libcuda counts the work in
 //! flight and refuses the unmap with the same error.
 
 use std::sync::Arc;
@@ -36,8 +36,8 @@ fn fill(device: &CudaDevice, function: &Function, stream: StreamId, block: &Bloc
         KernelArg::U32(value),
         KernelArg::U32(rounds),
     ];
-    // SAFETY: the parameters of `poorwill_test_fill`; the block is freed on the same stream, so the pool keeps it
-    // mapped until the kernel has finished, which is what these tests are about.
+    // SAFETY: the parameters of `poorwill_test_fill`. The block is freed on the same stream, so the pool keeps it
+    // mapped until the kernel has finished: these tests check that.
     drop(unsafe { device.launch(stream, function, (8, 128), &args) }.unwrap());
 }
 
@@ -61,7 +61,7 @@ fn blocks_are_freed_and_unmapped_under_running_kernels() {
     let function = module.function("poorwill_test_fill").unwrap();
     assert!(module.function("poorwill_no_such_kernel").is_err());
 
-    // Blocks that nobody writes to but once: stale writes of the others would show in them.
+    // Blocks that are written only once: stale writes of the others would show in them.
     let bytes = 3 * granule - 512;
     let witnesses: Vec<Block> =
         (0..4).map(|_| pool.alloc(&AllocRequest::new(bytes, Tag::runtime())).unwrap()).collect();

@@ -49,8 +49,8 @@ macro_rules! call {
     }};
 }
 
-/// Has the other GPU copy the first half of a block onto the second, in its primary context, as PyTorch does once it
-/// knows that the two reach each other; what the driver says to that.
+/// Lets the other GPU copy the first half of a block onto the second, in its primary context. PyTorch does so
+/// once it knows that the two reach each other. Returns the driver's result.
 fn copied_by(peer: u32, block: &Block) -> c_int {
     let path = cuda_config().library.unwrap_or_else(|| "libcuda.so.1".into());
     // SAFETY: it is loaded already, by the driver under test.

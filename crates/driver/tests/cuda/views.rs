@@ -1,5 +1,5 @@
-//! Host memory of others' that the GPU sees where it is: registered once however many views there are, found where
-//! somebody has page-locked it, and let go of with the last view.
+//! Host memory of other owners that the GPU accesses in place. It is registered once for all views, found if
+//! already page-locked, and released with the last view.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ops::Range;
@@ -23,7 +23,7 @@ fn open() -> CudaDevice {
     CudaDevice::open(&cuda_config()).unwrap()
 }
 
-/// Bytes of whole pages that belong to nobody else, so that tests do not meet in one.
+/// Whole pages of this test's own, so that tests do not share one.
 struct Pages(Vec<u8>);
 
 const PAGE: usize = 1 << 16;
@@ -44,7 +44,7 @@ fn seen(device: &CudaDevice, memory: Range<usize>) -> HostView {
     device.host_view(memory, true).unwrap().unwrap()
 }
 
-/// Whether somebody has page-locked it.
+/// Whether it is page-locked.
 fn is_locked(device: &CudaDevice, memory: Range<usize>) -> bool {
     device.host_view(memory, false).unwrap().is_some()
 }
@@ -106,7 +106,7 @@ fn memory_of_the_device_is_found_and_left_turn() {
     assert_eq!(Some(view.device_addr()), device.pinned_at(&buffer[4096..8192]));
     drop(view);
     assert!(device.pinned_at(&buffer).is_some());
-    // A pageable buffer is locked like anybody's memory.
+    // A pageable buffer is locked like any other memory.
     let (pageable, _) = device.host_buffer(3 << 20, BufferPin::Never).unwrap();
     let start = pageable.as_ptr().expose_provenance();
     assert_eq!(device.pinned_at(&pageable), None);
@@ -136,7 +136,7 @@ fn threads_share_registrations() {
             scope.spawn(move || {
                 for turn in 0..200 {
                     let from = (nth * 13 + turn * 7) % 5 * PAGE + nth;
-                    // Whoever has the pages shares them with who asks for no more than these.
+                    // The owner of the pages shares them with requests for no more than these.
                     match device.host_view(pages.range(from, PAGE / 2), true) {
                         Ok(view) => assert!(view.is_some() && is_locked(device, pages.range(from, PAGE / 2))),
                         Err(error) => assert!(error.to_string().contains("share a page"), "{error}"),
@@ -214,7 +214,7 @@ fn what_others_have_locked_is_seen_and_stays_theirs() {
     let view = device.host_view(pages.range(10, PAGE), false).unwrap().unwrap();
     assert!(!view.is_registered_here());
     drop(view);
-    // Half theirs and half nobody's: never by halves, never a copy.
+    // Half page-locked by another owner: never locked in part, never copied.
     let error = device.host_view(pages.range(PAGE, 2 * PAGE), true).unwrap_err();
     assert!(matches!(error.kind, DriverErrorKind::InvalidArgument { .. }));
     assert!(error.to_string().contains("128 KiB") && error.to_string().contains("HostBuffer"), "{error}");
@@ -238,7 +238,7 @@ fn a_driver_that_refuses_says_so_and_nothing_is_left() {
 }
 
 #[test]
-fn what_the_driver_does_not_let_go_of_is_seen_by_nobody_until_it_does() {
+fn a_registration_that_cannot_end_is_not_shared() {
     if !child::in_a_child(&[("POORWILL_FAKE_CUDA_FAIL", "cuMemHostUnregister:1:2:999")]) {
         return;
     }
@@ -247,7 +247,7 @@ fn what_the_driver_does_not_let_go_of_is_seen_by_nobody_until_it_does() {
     drop(device.host_view(pages.range(0, PAGE), true).unwrap());
     // Other memory may lie there by now, and the device would see the old.
     let error = device.host_view(pages.range(64, 64), true).unwrap_err();
-    assert!(error.to_string().contains("does not let go"), "{error}");
+    assert!(error.to_string().contains("does not release"), "{error}");
     assert!(device.host_view(pages.range(64, 64), true).unwrap().unwrap().is_registered_here());
 }
 
@@ -264,7 +264,7 @@ fn a_view_outlives_the_device_that_made_it() {
 }
 
 #[test]
-fn devices_and_gpus_share_what_is_locked_whoever_goes_first() {
+fn devices_and_gpus_share_registrations_in_any_order_of_release() {
     let _turn = turn();
     let (one, another) = (fake(), fake());
     let gpu = CudaConfig::gpu(1).through(Some(poorwill_fake_libcuda::path()));
@@ -305,7 +305,7 @@ fn a_hole_between_what_others_have_locked_is_found() {
 }
 
 #[test]
-fn what_somebody_else_has_unlocked_is_forgotten() {
+fn memory_that_other_code_has_unlocked_is_forgotten() {
     let _turn = turn();
     let (device, others) = (fake(), Others::load());
     others.enter();
@@ -318,34 +318,34 @@ fn what_somebody_else_has_unlocked_is_forgotten() {
     assert!(seen(&device, pages.range(0, PAGE)).is_registered_here());
 }
 
-/// What a thread of its own makes of something, when it has.
-fn asked<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
-    let (tell, told) = mpsc::channel();
-    // Who asks may have given up.
-    thread::spawn(move || tell.send(ask()).is_ok());
-    told
+/// The result of a request on a separate thread.
+fn requested<T: Send + 'static>(request: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
+    let (sender, receiver) = mpsc::channel();
+    // The receiver may have given up.
+    thread::spawn(move || sender.send(request()).is_ok());
+    receiver
 }
 
 #[test]
-fn what_is_on_its_way_out_keeps_nobody_from_other_memory() {
+fn a_registration_that_is_ending_does_not_block_other_memory() {
     let _turn = turn();
     let (device, pages) = (Arc::new(fake()), Arc::new(Pages::new(4)));
     let stream = device.stream_create().unwrap();
-    let gate = Arc::new(Gate::default());
+    let latch = Arc::new(Gate::default());
     let (first, other) = (seen(&device, pages.range(0, PAGE)), seen(&device, pages.range(2 * PAGE, PAGE)));
-    hold(&*device, stream, &gate);
+    hold(&*device, stream, &latch);
     let going = thread::spawn(move || drop(first));
-    Others::load().wait_for_a_call_that_waits(); // That which lets go of it.
+    Others::load().wait_for_a_call_that_waits(); // The call that unregisters it.
     let (on, of) = (Arc::clone(&device), Arc::clone(&pages));
-    let again = asked(move || is_locked(&on, of.range(0, 10)));
+    let again = requested(move || is_locked(&on, of.range(0, 10)));
     let (on, of) = (Arc::clone(&device), Arc::clone(&pages));
-    let others = asked(move || {
+    let others = requested(move || {
         assert!(is_locked(&on, of.range(2 * PAGE, PAGE)));
         seen(&on, of.range(3 * PAGE, PAGE))
     });
     let others = others.recv_timeout(PATIENCE);
     let early = again.try_recv();
-    gate.open();
+    latch.open();
     going.join().unwrap();
     assert!(others.is_ok_and(|view| view.is_registered_here()), "other memory waited for the GPU's work");
     assert!(early.is_err(), "it had gone before the work had ended");
@@ -357,13 +357,13 @@ fn what_is_on_its_way_out_keeps_nobody_from_other_memory() {
 }
 
 #[test]
-fn a_forked_child_lets_go_of_nothing_and_waits_for_nobody() {
+fn a_forked_child_releases_nothing_and_waits_for_nothing() {
     let _turn = turn();
     let (device, pages) = (Arc::new(fake()), Pages::new(4));
     let stream = device.stream_create().unwrap();
-    let gate = Arc::new(Gate::default());
+    let latch = Arc::new(Gate::default());
     let (going, staying) = (seen(&device, pages.range(0, PAGE)), seen(&device, pages.range(2 * PAGE, PAGE)));
-    hold(&*device, stream, &gate);
+    hold(&*device, stream, &latch);
     // A thread that the child does not have is letting go of one.
     let going = thread::spawn(move || drop(going));
     Others::load().wait_for_a_call_that_waits();
@@ -387,7 +387,7 @@ fn a_forked_child_lets_go_of_nothing_and_waits_for_nobody() {
         // SAFETY: likewise.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
     }
-    gate.open();
+    latch.open();
     going.join().unwrap();
     assert_eq!((ended, status), (child, 0), "the child waits, or was given a view");
     assert!(is_locked(&device, pages.range(2 * PAGE, PAGE)), "it is the parent's still");

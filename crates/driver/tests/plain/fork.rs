@@ -20,9 +20,9 @@ fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
     let config = CudaConfig::default().through(Some(poorwill_fake_libcuda::path()));
     let device = Arc::new(CudaDevice::open(&config).unwrap());
     let stream = device.stream_create().unwrap();
-    let gate = Arc::new(Gate::default());
+    let latch = Arc::new(Gate::default());
     let kept = device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap();
-    gated::hold(&*device, stream, &gate); // Work that nobody waits for.
+    gated::hold(&*device, stream, &latch); // Work without a waiter.
     // SAFETY: a library of ours, which the driver under test loads as well.
     let library = unsafe { Library::new(poorwill_fake_libcuda::path()) }.unwrap();
     // SAFETY: the type that the symbol has there.
@@ -32,7 +32,7 @@ fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
         let device = Arc::clone(&device);
         thread::spawn(move || device.memory_info().unwrap())
     };
-    // It is asking, for as long as that is made to take: longer than anybody needs to fork.
+    // The query is in progress, for as long as the fake makes it take: longer than a fork.
     // SAFETY: the type that the symbol has there.
     let called: Symbol<unsafe extern "C" fn(u64, *mut [u8; 64]) -> c_int> =
         unsafe { library.get(b"poorwillFakeCalled") }.unwrap();
@@ -63,7 +63,7 @@ fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
         // SAFETY: likewise.
         unsafe { libc::waitpid(child, ptr::null_mut(), 0) };
     }
-    gate.open();
+    latch.open();
     sweeping.join().unwrap();
     assert_eq!(ended, child, "the child waits for a lock that nobody will open");
 }

@@ -1,5 +1,5 @@
-//! What the host device promises beyond the contract: memory that really comes and goes, faults that are
-//! exact to the page, forked children that can do no harm, and modest use of descriptors and mappings.
+//! What the host device promises beyond the contract. Memory is really allocated and released, faults are exact
+//! to the page, and forked children can do no harm. Few descriptors and mappings are used.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
@@ -82,8 +82,8 @@ fn reading_untouched_memory_costs_nothing() {
     assert_eq!(device.resident_bytes().unwrap(), 0);
 }
 
-/// Host memory whose bytes a copy gets only when the test sends a word. Whoever queues the copy asks for the
-/// length first, and gets it at once.
+/// Host memory whose bytes a copy gets only when the test sends a message. Queuing the copy reads the length
+/// first, and gets it at once.
 #[derive(Debug)]
 struct Held {
     bytes: Vec<u8>,
@@ -94,7 +94,7 @@ struct Held {
 impl HostMemory for Held {
     fn as_slice(&self) -> &[u8] {
         if self.looks.fetch_add(1, Ordering::Relaxed) > 0 {
-            // A test that ended without a word has dropped the sender: then nobody is waited for.
+            // A test that ended without a message has dropped the sender, which ends the wait.
             let _ = self.word.lock().unwrap().recv();
         }
         &self.bytes
@@ -226,7 +226,7 @@ fn faults_are_exact_to_the_page() {
 
 /// Forks; the child's verdict is what `child` returns. Must run alone in its process.
 fn fork(child: impl FnOnce() -> bool) -> i32 {
-    // SAFETY: the process runs one test on one thread beside the device's own, which hold no lock of the
+    // SAFETY: the process runs one test on one thread beside the device's own. Those hold no lock of the
     // allocator's that glibc would not take over the fork.
     match unsafe { libc::fork() } {
         0 => {
@@ -273,7 +273,7 @@ fn a_forked_child_gets_errors_and_does_no_damage() {
             device.copy_to_device(StreamId::DEFAULT, Arc::new(source), &[]).unwrap_err().kind,
             device.copy_to_host(StreamId::DEFAULT, into, &[]).unwrap_err().kind,
         ];
-        // Dropping both is a no-op here: it neither hangs on threads that do not exist nor gives anything back.
+        // Dropping both is a no-op here: it neither hangs on threads that do not exist nor releases anything.
         drop(pool);
         drop(device);
         refused
@@ -306,7 +306,7 @@ fn the_parent_of_a_fork_has_lost_nothing() {
 }
 
 #[test]
-fn shutdown_in_any_order_is_quiet() {
+fn shutdown_works_in_any_order() {
     let (device, pool, _) = asleep();
     drop(device);
     drop(pool);

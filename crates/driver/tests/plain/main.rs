@@ -1,5 +1,5 @@
-//! What comes out the same whatever the device of this run: over the host device, over a fake library in a process of its
-//! own, and without any.
+//! Tests with the same outcome on every device of a run: over the host device, a fake library in a separate
+//! process, or neither.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::unwrap_used)]
 

@@ -1,7 +1,7 @@
-//! What the CUDA driver makes of GPUs that are slices, lie, or are of another kind: what it tells of their memory, and
-//! what it says of them.
+//! How the CUDA driver handles GPUs that are slices, report wrong figures, or are of another kind: the memory and
+//! properties that it reports.
 //!
-//! Over the fake libcuda only, which reads its settings once: each test plays in a process of its own.
+//! Over the fake libcuda only, which reads its settings once: each test runs in a separate process.
 
 use poorwill_core::driver::Result;
 use poorwill_core::{AllocRequest, Driver, MemoryInfo, Pool, PoolConfig, PoolError, Tag};
@@ -15,8 +15,8 @@ const MIB: u64 = 1 << 20;
 const PLAY: &str = "POORWILL_FAKE_CUDA_PLAY";
 const FAIL: &str = "POORWILL_FAKE_CUDA_FAIL";
 
-/// Whether the caller is the child that plays; otherwise one has played, and done well.
-fn played(variables: &[(&str, &str)]) -> bool {
+/// Whether the caller is the child with these variables; otherwise one has run, and passed.
+fn runs_with(variables: &[(&str, &str)]) -> bool {
     let is_child = child::role().is_some();
     if !is_child {
         drop(play("alone", variables));
@@ -48,54 +48,57 @@ fn memory(device: &CudaDevice) -> (u64, u64) {
 #[test]
 fn over_its_limit_a_slice_has_nothing_free() {
     let variables = [(PLAY, "0:hami=23GiB,0:used=24GiB"), ("CUDA_DEVICE_MEMORY_LIMIT_0", "23g")];
-    if !played(&variables) {
+    if !runs_with(&variables) {
         return;
     }
     let device = open().unwrap();
-    let told = device.memory_as_told().unwrap();
-    assert!(matches!(&told, CudaMemory::OverLimit { words } if words.contains("INVALID_VALUE")), "{told:?}");
+    let reported = device.reported_memory().unwrap();
+    assert!(
+        matches!(&reported, CudaMemory::OverLimit { words } if words.contains("INVALID_VALUE")),
+        "{reported:?}"
+    );
     assert_eq!((device.info().total_bytes, memory(&device)), (23 * GIB, (23 * GIB, 0)));
     assert_eq!(device.gpu().total_bytes, 0, "as the driver says it");
     assert!(device.create(device.info().granule_bytes).unwrap_err().is_out_of_memory());
 }
 
 #[test]
-fn over_a_limit_that_nobody_tells_it_opens_with_nothing() {
+fn over_an_unreported_limit_it_opens_with_nothing() {
     let variables = [(PLAY, "0:hami=23GiB,0:used=24GiB"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "23g")];
-    if !played(&variables) {
+    if !runs_with(&variables) {
         return;
     }
     let device = open().unwrap();
-    assert!(matches!(device.memory_as_told().unwrap(), CudaMemory::OverLimit { .. }));
+    assert!(matches!(device.reported_memory().unwrap(), CudaMemory::OverLimit { .. }));
     assert_eq!((device.info().total_bytes, memory(&device)), (0, (0, 0)));
     assert!(device.create(device.info().granule_bytes).unwrap_err().is_out_of_memory());
 }
 
 #[test]
-fn figures_are_told_as_they_are() {
-    if !played(&[(PLAY, "0:info_total=8GiB,0:info_free=9GiB,0:total=7GiB")]) {
+fn figures_are_reported_as_they_are() {
+    if !runs_with(&[(PLAY, "0:info_total=8GiB,0:info_free=9GiB,0:total=7GiB")]) {
         return;
     }
     let device = open().unwrap();
-    let told = CudaMemory::Known { free_bytes: 9 * GIB, total_bytes: 8 * GIB };
-    assert_eq!((device.memory_as_told().unwrap(), device.gpu().total_bytes), (told, 7 * GIB));
+    let reported = CudaMemory::Known { free_bytes: 9 * GIB, total_bytes: 8 * GIB };
+    assert_eq!((device.reported_memory().unwrap(), device.gpu().total_bytes), (reported, 7 * GIB));
 }
 
 #[test]
 fn a_total_of_zero_is_looked_up_elsewhere() {
-    if !played(&[(PLAY, "0:info_total=0,0:used=1GiB")]) {
+    if !runs_with(&[(PLAY, "0:info_total=0,0:used=1GiB")]) {
         return;
     }
     let device = open().unwrap();
-    let told = CudaMemory::Known { free_bytes: 23 * GIB, total_bytes: 0 };
-    assert_eq!(device.memory_as_told().unwrap(), told);
+    let reported = CudaMemory::Known { free_bytes: 23 * GIB, total_bytes: 0 };
+    assert_eq!(device.reported_memory().unwrap(), reported);
     assert_eq!((device.info().total_bytes, memory(&device)), (24 * GIB, (24 * GIB, 23 * GIB)));
 }
 
 #[test]
-fn where_no_total_is_told_a_pool_takes_what_it_gets() {
+fn without_a_reported_total_a_pool_takes_what_it_gets() {
     let play = "0:info_total=0,0:total=0,0:used=24572MiB";
-    if !played(&[(PLAY, play)]) {
+    if !runs_with(&[(PLAY, play)]) {
         return;
     }
     let fills = |limit_bytes, bytes| {
@@ -111,12 +114,12 @@ fn where_no_total_is_told_a_pool_takes_what_it_gets() {
 
 #[test]
 fn memory_that_cannot_be_asked_for_is_an_error() {
-    if !played(&[(FAIL, "cuMemGetInfo_v2:2:2:999")]) {
+    if !runs_with(&[(FAIL, "cuMemGetInfo_v2:2:2:999")]) {
         return;
     }
     let device = open().unwrap();
     assert!(device.memory_info().unwrap_err().to_string().contains("CUDA_ERROR_UNKNOWN (999)"));
-    assert!(device.memory_as_told().is_err());
+    assert!(device.reported_memory().is_err());
     assert_eq!(memory(&device), (24 * GIB, 24 * GIB));
 }
 
@@ -164,7 +167,7 @@ fn a_driver_without_opting_in_tells_what_every_block_has() {
 
 #[test]
 fn a_gpu_that_does_not_reach_the_memory_is_no_peer() {
-    if !played(&[(PLAY, "1:reaches=none")]) {
+    if !runs_with(&[(PLAY, "1:reaches=none")]) {
         return;
     }
     assert_eq!(open().unwrap().peers(), [0u32; 0]);
@@ -179,7 +182,7 @@ fn a_gpu_that_does_not_reach_the_memory_is_no_peer() {
 #[test]
 fn memory_that_cannot_be_opened_for_peers_says_what_to_set() {
     // Not supported, whatever the driver has said before.
-    if !played(&[(FAIL, "cuMemSetAccess:1:1:801")]) {
+    if !runs_with(&[(FAIL, "cuMemSetAccess:1:1:801")]) {
         return;
     }
     let device = open().unwrap();

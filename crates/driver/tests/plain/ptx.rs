@@ -1,8 +1,8 @@
 //! Runs a kernel's PTX on the CPU, one thread block at a time, so that its text is tested where no GPU is.
 //!
-//! Only what our kernels say is understood; anything else is a panic that quotes the line. Threads run one after the
-//! other to the next place where they meet: a shuffle, which all threads of a warp must reach together, or the barrier.
-//! Accesses that are not aligned, or outside of the memory that the test names, panic as well.
+//! Only what our kernels use is understood; anything else is a panic that quotes the line. Threads run one after
+//! the other to the next point where they meet: the barrier, or a shuffle. All threads of a warp must reach a
+//! shuffle together. Accesses that are not aligned, or outside of the memory that the test names, panic as well.
 
 use std::collections::HashMap;
 
@@ -75,7 +75,7 @@ enum Op {
     Select(usize, Value, Value, usize),
     Unpack(usize, usize, usize),
     Pack(usize, usize, usize),
-    /// To, from, lanes' distance.
+    /// To, from, distance of the threads in the warp.
     Shuffle(usize, usize, usize),
     Branch(String),
     Barrier,

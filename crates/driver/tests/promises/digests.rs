@@ -1,5 +1,5 @@
-//! Digests of granules and of what is saved are `Digest::of` their bytes, whatever the bytes: on the device of this run,
-//! with granules as GPUs have them.
+//! Digests of granules and of saved bytes equal `Digest::of`, whatever the bytes: on the device of this run, with
+//! granules as on GPUs.
 
 use std::sync::Arc;
 

@@ -1,9 +1,8 @@
-//! Digests computed on the host, where there is no kernel: of device memory, in the order of the stream, and of what
-//! was saved.
+//! Digests on the host, where there is no kernel: of device memory, in stream order, and of saved bytes.
 //!
-//! Bytes pass piece by piece through one staging buffer per stream: a copy, then a host function that hashes what
-//! has arrived, then the next copy. The stream itself keeps them apart, so any number of digests can be queued
-//! with one buffer, and what is queued behind them waits for them, as the contract says.
+//! Bytes pass in blocks through one staging buffer per stream: a copy, a host function that hashes the block, the
+//! next copy. Stream order keeps them apart, so one buffer serves any number of queued digests, and later work
+//! waits for them.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -15,14 +14,14 @@ use poorwill_core::{DeviceRange, Digest, DriverErrorKind};
 
 use super::super::context::Context;
 use super::super::job::HostJob;
-use super::super::staging::{self, PIECE_BYTES, Queued, Staging};
+use super::super::staging::{self, BLOCK_BYTES, Queued, Staging};
 use super::super::stream::Stream;
 use crate::ledger::Result;
 
-/// Threads that hash one piece at most.
+/// Most threads that hash one block.
 const HASHERS_MAX: usize = 4;
 
-/// The digests of a range, as they come in.
+/// Filled in as they are computed.
 #[derive(Debug)]
 pub(in crate::cuda) struct Digests {
     found: Mutex<Vec<Option<Digest>>>,
@@ -35,7 +34,7 @@ impl Digests {
         Ok(Arc::new(Self { found: Mutex::new(vec![None; count]), granule_bytes: to_usize(granule_bytes)? }))
     }
 
-    /// All of them, once the stream is past them.
+    /// Call it once the stream has passed them.
     pub(in crate::cuda) fn take(&self) -> Result<Vec<Digest>> {
         let found = std::mem::take(&mut *self.found.lock().unwrap_or_else(PoisonError::into_inner));
         let lost = || {
@@ -45,8 +44,8 @@ impl Digests {
         found.into_iter().collect::<Option<Vec<_>>>().ok_or_else(lost)
     }
 
-    /// Queues the digests of `range`. The caller has entered the context, and keeps `self` and what is put into
-    /// `queued` alive until the stream is past them: the driver may not be called where a job ends.
+    /// The context is entered. The caller keeps `self` and what is put into `queued` until the stream has passed:
+    /// where a job ends, the driver may not be called.
     pub(in crate::cuda) fn queue(
         self: &Arc<Self>,
         context: &Arc<Context>,
@@ -58,9 +57,9 @@ impl Digests {
             return Ok(());
         }
         let granule_bytes = self.granule_bytes as u64;
-        let piece_bytes = (PIECE_BYTES / granule_bytes).max(1) * granule_bytes;
+        let block_bytes = (BLOCK_BYTES / granule_bytes).max(1) * granule_bytes;
         let mut slot = stream.staging();
-        let staging = staging::buffer(&mut slot, context, piece_bytes.min(range.bytes))?;
+        let staging = staging::buffer(&mut slot, context, block_bytes.min(range.bytes))?;
         let mut done_bytes = 0;
         while done_bytes < range.bytes {
             let bytes = (staging.len() as u64).min(range.bytes - done_bytes) / granule_bytes * granule_bytes;
@@ -70,8 +69,8 @@ impl Digests {
             let job = HostJob::new(Box::new(move || digests.hash(first, &staged, len)));
             let kept = (Arc::clone(&job), Arc::clone(&staging));
             queued.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
-            // SAFETY: C3 and C5: the staging buffer has room, lives as long as what was just queued, and is
-            // written and read in the order of this stream only.
+            // SAFETY: C3 and C5: the staging buffer is large enough, and lives as long as what was just queued.
+            // It is written and read in the order of this stream only.
             let copied =
                 unsafe { (context.api().memcpy_dtoh_async)(to, range.addr + done_bytes, len, stream.raw()) };
             context.api().check(copied)?;
@@ -91,14 +90,13 @@ impl Digests {
     }
 }
 
-/// Digests of granules that are in host memory, in their order.
 pub(in crate::cuda) fn of_stored(granules: &[&[u8]]) -> Vec<Digest> {
     let found = Mutex::new(vec![Digest(0); granules.len()]);
     hash(granules, |nth, digest| found.lock().unwrap_or_else(PoisonError::into_inner)[nth] = digest);
     found.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Hashes granules on this thread and, where they are many bytes, some more.
+/// Uses more threads for larger totals.
 fn hash(granules: &[&[u8]], found: impl Fn(usize, Digest) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -109,12 +107,12 @@ fn hash(granules: &[&[u8]], found: impl Fn(usize, Digest) + Sync) {
         }
     };
     let hashers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(HASHERS_MAX);
-    // A thread costs more than the hash of little.
+    // A thread costs more than hashing a small total.
     let bytes: usize = granules.iter().map(|granule| granule.len()).sum();
     let hashers = hashers.min(bytes >> 20);
     thread::scope(|scope| {
         for _ in 1..hashers {
-            // Where no thread is to be had, this one does its share.
+            // If no thread can be started, this one does its share.
             let _ = thread::Builder::new().spawn_scoped(scope, work);
         }
         work();

@@ -1,4 +1,4 @@
-//! The kernel that computes digests: loading it, trying it out, and queuing its work.
+//! The digest kernel: loading, testing, and queuing its work.
 
 use std::sync::Arc;
 
@@ -9,64 +9,61 @@ use poorwill_core::driver::Result as DriverResult;
 use super::super::context::Context;
 use super::super::ffi::CuDeviceptr;
 use super::super::kernel::{Function, Grid, KernelArg, Module};
-use super::super::slots::{Slot, Slots};
+use super::super::slots::{PinnedSlot, PinnedSlots};
 use super::super::stream::Stream;
 use crate::ledger::{Result, invalid};
 
-/// PTX of the kernel `poorwill_digest(u64 granules, u64 digests, u32 leaves)`: the digests of granules, by their
-/// addresses. `poorwill_digest_host` is the same for granules in memory of the host. Its head says what it asks for.
+/// PTX of the kernel `poorwill_digest(u64 granules, u64 digests, u32 leaves)`: digests of granules, by their
+/// addresses. `poorwill_digest_host` is the same for granules in host memory. The header states its requirements.
 pub const DIGEST_PTX: &str = include_str!("kernel.ptx");
 
-/// Fewest leaves of a granule that the kernel computes digests of.
+/// Fewest leaves of a granule that the kernel supports.
 pub const DIGEST_LEAVES_MIN: u64 = 15;
 
-/// Most leaves: their digests have to find room in the shared memory that every block has.
+/// Most leaves: their digests must fit the shared memory that every block has.
 pub const DIGEST_LEAVES_MAX: u64 = 2048;
 
-/// What a granule's address must be a multiple of.
+/// Required alignment of a granule's address.
 pub(super) const ALIGNMENT: u64 = 16;
 
-/// Leaves of what the kernel is tried out on.
+/// Leaves of the test sample.
 const SAMPLE_LEAVES: u32 = 16;
 
-/// Where granules are.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Memory {
     Device,
     Host,
 }
 
-/// What is launched for granules in one of them.
 #[derive(Debug)]
 struct Entry {
     function: Function,
     threads: u32,
 }
 
-/// The kernel, for granules of one size.
 #[derive(Debug)]
 pub(super) struct DigestKernel {
     of_device: Entry,
     of_host: Entry,
-    slots: Arc<Slots>,
+    slots: Arc<PinnedSlots>,
     leaves: u32,
 }
 
-/// Digests on their way. Whoever has queued it keeps it until the stream is past it.
+/// Digests in flight. The code that queues it keeps it until the stream has passed it.
 #[derive(Debug)]
-pub(in crate::cuda) struct Job {
+pub(in crate::cuda) struct DigestJob {
     kernel: Arc<DigestKernel>,
     /// The addresses of the granules, then their digests.
-    slot: Option<Slot>,
+    slot: Option<PinnedSlot>,
     count: usize,
     memory: Memory,
 }
 
 impl Memory {
     fn entry(self, module: &Module) -> DriverResult<Entry> {
-        // As many threads as the entries take. Over the device's memory they are few, so that of the blocks that share
-        // a multiprocessor most read while one warp of another computes a root. Over the host's they are many: a block
-        // that is alone, for the one granule that has changed, has enough loads on their way.
+        // What the entries expect. For device memory few: most blocks of a multiprocessor read while a warp of
+        // one computes a root. For host memory many: even a lone block, for one changed granule, has enough loads
+        // in flight.
         let (name, threads) = match self {
             Self::Device => ("poorwill_digest", 64),
             Self::Host => ("poorwill_digest_host", 512),
@@ -76,10 +73,10 @@ impl Memory {
 }
 
 impl DigestKernel {
-    /// Loads the kernel and tries it out. The caller has entered the context.
+    /// The context is entered.
     pub(super) fn open(
         context: &Arc<Context>,
-        slots: &std::result::Result<Arc<Slots>, String>,
+        slots: &std::result::Result<Arc<PinnedSlots>, String>,
         granule_bytes: u64,
     ) -> std::result::Result<Self, String> {
         let leaves = granule_bytes / LEAF_BYTES as u64;
@@ -98,24 +95,23 @@ impl DigestKernel {
         let [of_device, of_host] = load().map_err(|error| format!("the driver does not take it: {error}"))?;
         let failed = |error| format!("trying it out failed: {error}");
         let kernel = Self { of_device, of_host, slots: slots.clone()?, leaves };
-        if kernel.is_right(context).map_err(failed)? {
+        if kernel.is_correct(context).map_err(failed)? {
             Ok(kernel)
         } else {
             Err("it computes other digests than the host".into())
         }
     }
 
-    /// Whether both entries compute the digest of a sample right, which is memory of the host. Loading may be put off by
-    /// the driver until here.
-    fn is_right(&self, context: &Arc<Context>) -> Result<bool> {
-        // Any bytes do that are all different words.
+    /// Digests a sample in host memory with both entries. The driver may load the kernel only here.
+    fn is_correct(&self, context: &Arc<Context>) -> Result<bool> {
+        // Any bytes will do, as long as all words differ.
         let len = SAMPLE_LEAVES as usize * LEAF_BYTES;
         let words = (1..=len as u64 / 8).map(|nth| nth.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let bytes: Vec<u8> = words.clone().flat_map(u64::to_le_bytes).collect();
         let mut sample = self.slots.take(len)?;
         sample.write(words);
         let slots = [self.slot(&[sample.device()])?, self.slot(&[sample.device()])?];
-        let stream = Stream::ours(context)?;
+        let stream = Stream::create(context)?;
         let mut entries = [Memory::Device, Memory::Host].into_iter().zip(&slots);
         let launched =
             entries.try_for_each(|(memory, slot)| self.launch(memory, &stream, slot, 1, SAMPLE_LEAVES));
@@ -130,13 +126,20 @@ impl DigestKernel {
         Ok(slots.iter().all(|slot| digests_in(slot, 1) == expected))
     }
 
-    fn slot(&self, granules: &[CuDeviceptr]) -> Result<Slot> {
+    fn slot(&self, granules: &[CuDeviceptr]) -> Result<PinnedSlot> {
         let mut slot = self.slots.take(digests_at(granules.len()) + 16 * granules.len())?;
         slot.write(granules.iter().copied());
         Ok(slot)
     }
 
-    fn launch(&self, memory: Memory, stream: &Stream, slot: &Slot, count: usize, leaves: u32) -> Result<()> {
+    fn launch(
+        &self,
+        memory: Memory,
+        stream: &Stream,
+        slot: &PinnedSlot,
+        count: usize,
+        leaves: u32,
+    ) -> Result<()> {
         let Entry { function, threads } = match memory {
             Memory::Device => &self.of_device,
             Memory::Host => &self.of_host,
@@ -148,21 +151,20 @@ impl DigestKernel {
         let digests = slot.device() + digests_at(count) as u64;
         let args = [KernelArg::U64(slot.device()), KernelArg::U64(digests), KernelArg::U32(leaves)];
         let grid = Grid { blocks, threads: *threads, shared_bytes: 16 * leaves + 16 };
-        // SAFETY: C5: the parameters are the kernel's, the granules are mapped with access or in page-locked memory,
-        // and whoever queues this keeps the slot and that memory until the kernel has finished.
+        // SAFETY: C5: the parameters are the kernel's, and the granules are mapped with access or in page-locked
+        // memory. The code that queues it keeps the slot and that memory until the kernel has finished.
         unsafe { function.queue(stream, grid, &args) }
     }
 }
 
-impl Job {
-    /// Of granules at addresses that the kernel can read, all in the same memory, in order. `None` where there is no
-    /// memory for it.
+impl DigestJob {
+    /// `None` where no slot can be allocated. The kernel can read the addresses, all in the same memory.
     pub(super) fn new(kernel: &Arc<DigestKernel>, memory: Memory, granules: &[CuDeviceptr]) -> Option<Self> {
         let slot = if granules.is_empty() { None } else { Some(kernel.slot(granules).ok()?) };
         Some(Self { kernel: Arc::clone(kernel), slot, count: granules.len(), memory })
     }
 
-    /// Queues it. The caller has entered the context, and keeps it and the granules until the stream is past it.
+    /// The context is entered. The caller keeps this and the granules until the stream has passed it.
     pub(in crate::cuda) fn queue(&self, stream: &Stream) -> Result<()> {
         match &self.slot {
             Some(slot) => self.kernel.launch(self.memory, stream, slot, self.count, self.kernel.leaves),
@@ -170,18 +172,15 @@ impl Job {
         }
     }
 
-    /// The digests, once the stream is past it.
     pub(in crate::cuda) fn digests(&self) -> Vec<Digest> {
         self.slot.as_ref().map_or_else(Vec::new, |slot| digests_in(slot, self.count))
     }
 }
 
-/// The digests of so many granules that the kernel has written to their slot.
-fn digests_in(slot: &Slot, count: usize) -> Vec<Digest> {
+fn digests_in(slot: &PinnedSlot, count: usize) -> Vec<Digest> {
     slot.values(digests_at(count), count).map(Digest).collect()
 }
 
-/// Where the digests of so many granules begin in their slot.
 fn digests_at(count: usize) -> usize {
     (8 * count).next_multiple_of(16)
 }

@@ -1,7 +1,7 @@
-//! Digests, by a kernel where there is one, otherwise on the host.
+//! Digests: by a kernel where possible, otherwise on the host.
 //!
-//! The kernel is loaded and both its entries are tried out when the device is opened. A driver that refuses it, a GPU on
-//! which it computes something else, or granules that it is not made for leave the host's way, and the reason.
+//! Opening the device loads the kernel and tests both its entries. If the driver refuses it, it computes other
+//! digests, or it does not support the granule, the host computes them and the reason is kept.
 
 mod host;
 mod kernel;
@@ -12,14 +12,13 @@ use poorwill_core::{CopyPart, DeviceRange};
 
 use super::context::Context;
 use super::ffi::CuDeviceptr;
-use super::slots::Slots;
+use super::slots::PinnedSlots;
 
 pub(super) use host::{Digests, of_stored};
-pub(super) use kernel::Job;
+pub(super) use kernel::DigestJob;
 pub use kernel::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN, DIGEST_PTX};
 use kernel::{DigestKernel, Memory};
 
-/// What computes digests on a device.
 #[derive(Debug, Clone)]
 pub(super) struct Digester {
     kernel: Result<Arc<DigestKernel>, String>,
@@ -27,35 +26,37 @@ pub(super) struct Digester {
 }
 
 impl Digester {
-    /// With page-locked memory, or why there is none. The caller has entered the context.
+    /// `slots` are page-locked memory, or why there is none. The context is entered.
     pub(super) fn open(
         context: &Arc<Context>,
-        slots: &Result<Arc<Slots>, String>,
+        slots: &Result<Arc<PinnedSlots>, String>,
         granule_bytes: u64,
     ) -> Self {
         Self { kernel: DigestKernel::open(context, slots, granule_bytes).map(Arc::new), granule_bytes }
     }
 
-    /// One that has nothing, for a device that ends.
     pub(super) fn closed() -> Self {
         Self { kernel: Err("the device has been closed".into()), granule_bytes: 1 }
     }
 
-    /// Why there is no kernel, if there is none.
     pub(super) fn kernel(&self) -> Result<(), &str> {
         self.kernel.as_ref().map(drop).map_err(String::as_str)
     }
 
-    /// The kernel's work for ranges of the device, which begin and end on granules, if it can do it.
-    pub(super) fn of_device(&self, ranges: &[DeviceRange]) -> Option<Job> {
+    /// The kernel's work for whole granules on the device, if possible.
+    pub(super) fn of_device(&self, ranges: &[DeviceRange]) -> Option<DigestJob> {
         let kernel = self.kernel.as_ref().ok()?;
         let granules = ranges.iter().flat_map(|range| self.granules(range.addr, range.bytes));
-        Job::new(kernel, Memory::Device, &granules.collect::<Vec<_>>())
+        DigestJob::new(kernel, Memory::Device, &granules.collect::<Vec<_>>())
     }
 
-    /// The kernel's work for what the parts of a copy have stored in a buffer, if it can do it: the buffer is
-    /// page-locked, and its granules begin where the kernel's loads can.
-    pub(super) fn of_stored(&self, context: &Context, buffer: &[u8], parts: &[CopyPart]) -> Option<Job> {
+    /// The same for the stored parts of a copy: the buffer must be page-locked and its granules aligned.
+    pub(super) fn of_stored(
+        &self,
+        context: &Context,
+        buffer: &[u8],
+        parts: &[CopyPart],
+    ) -> Option<DigestJob> {
         let kernel = self.kernel.as_ref().ok()?;
         let start = context.pinned_at(buffer.as_ptr().addr(), buffer.len())?;
         let granules =
@@ -64,7 +65,7 @@ impl Digester {
         if !granules.iter().all(|granule| granule.is_multiple_of(kernel::ALIGNMENT)) {
             return None;
         }
-        Job::new(kernel, Memory::Host, &granules)
+        DigestJob::new(kernel, Memory::Host, &granules)
     }
 
     fn granules(&self, start: CuDeviceptr, bytes: u64) -> impl Iterator<Item = CuDeviceptr> + use<> {

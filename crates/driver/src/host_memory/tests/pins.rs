@@ -1,32 +1,36 @@
-//! Whether one buffer is page-locked: as it was asked for, and never in a place of the other kind.
+//! Whether one buffer is page-locked: as requested, and never in a slab of the other kind.
 
 use super::*;
 
-/// What a request came to, and why it is not page-locked if it was to be.
-fn asked(arena: &Arc<HostArena>, bytes: u64, pin: BufferPin) -> Result<(Piece, Option<String>), DriverError> {
+/// The outcome of a request, and why it is not page-locked.
+fn alloc(
+    arena: &Arc<HostArena>,
+    bytes: u64,
+    pin: BufferPin,
+) -> Result<(ArenaBuffer, Option<String>), DriverError> {
     arena.alloc_as(bytes, pin)
 }
 
-fn words(made: Result<(Piece, Option<String>), DriverError>) -> String {
-    let words = made.map(drop).unwrap_err().to_string();
-    assert!(!words.contains("  "), "{words}");
-    words
+fn refusal(made: Result<(ArenaBuffer, Option<String>), DriverError>) -> String {
+    let refusal = made.map(drop).unwrap_err().to_string();
+    assert!(!refusal.contains("  "), "{refusal}");
+    refusal
 }
 
 #[test]
 fn a_buffer_is_locked_as_it_was_asked_for() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
     for (pin, is_pinned) in [
         (BufferPin::Auto, true),
         (BufferPin::Never, false),
         (BufferPin::Always, true),
         (BufferPin::Never, false),
     ] {
-        let (piece, because) = asked(&arena, 5 * MIB, pin).unwrap();
-        assert_eq!((piece.is_pinned(), because), (is_pinned, None), "{pin:?}");
+        let (buffer, because) = alloc(&arena, 5 * MIB, pin).unwrap();
+        assert_eq!((buffer.is_pinned(), because), (is_pinned, None), "{pin:?}");
     }
-    // Each kind has its slab, which the next of that kind is given.
+    // Each kind has its slab, which the next request of that kind uses.
     assert_eq!((arena.info().held_bytes, arena.info().pinned_bytes), (10 * MIB, 5 * MIB));
     assert_eq!((accounts.mapped_bytes(), accounts.locked_bytes()), (10 * MIB, 5 * MIB));
     arena.trim();
@@ -35,30 +39,30 @@ fn a_buffer_is_locked_as_it_was_asked_for() {
 
 #[test]
 fn places_of_one_kind_are_never_given_to_the_other() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
     let mut random = Rng::with_seed(7);
-    let mut live: Vec<(Piece, bool)> = Vec::new();
+    let mut live: Vec<(ArenaBuffer, bool)> = Vec::new();
     for step in 0..4000 {
         if random.u64(..5) < 3 || live.is_empty() {
             let pin = [BufferPin::Auto, BufferPin::Never, BufferPin::Always][random.usize(..3)];
             let bytes = 1 + random.u64(..3 * MIB);
-            let (piece, because) = asked(&arena, bytes, pin).unwrap();
-            assert_eq!((piece.is_pinned(), because), (pin != BufferPin::Never, None), "step {step}");
-            assert_eq!(piece.len() as u64, bytes);
-            let range = |piece: &Piece| piece.start().addr()..piece.start().addr() + piece.len();
-            let new = range(&piece);
+            let (buffer, because) = alloc(&arena, bytes, pin).unwrap();
+            assert_eq!((buffer.is_pinned(), because), (pin != BufferPin::Never, None), "step {step}");
+            assert_eq!(buffer.len() as u64, bytes);
+            let range = |buffer: &ArenaBuffer| buffer.start().addr()..buffer.start().addr() + buffer.len();
+            let new = range(&buffer);
             assert!(live.iter().all(|(old, _)| range(old).end <= new.start || new.end <= range(old).start));
-            live.push((piece, pin != BufferPin::Never));
+            live.push((buffer, pin != BufferPin::Never));
         } else {
             drop(live.swap_remove(random.usize(..live.len())));
         }
         if step % 97 == 0 {
             arena.trim();
         }
-        assert!(live.iter().all(|(piece, is_pinned)| piece.is_pinned() == *is_pinned), "step {step}");
+        assert!(live.iter().all(|(buffer, is_pinned)| buffer.is_pinned() == *is_pinned), "step {step}");
         let info = arena.info();
-        assert_eq!(info.used_bytes, live.iter().map(|(piece, _)| piece.len() as u64).sum::<u64>());
+        assert_eq!(info.used_bytes, live.iter().map(|(buffer, _)| buffer.len() as u64).sum::<u64>());
         assert_eq!((info.held_bytes, info.pinned_bytes), (accounts.mapped_bytes(), accounts.locked_bytes()));
     }
     live.clear();
@@ -68,45 +72,45 @@ fn places_of_one_kind_are_never_given_to_the_other() {
 
 #[test]
 fn where_locking_fails_just_now_auto_is_pageable_and_says_why() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
-    // Addresses, memory, and then the lock.
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
+    // The calls reserve addresses, populate them, and lock them.
     let fails_at = |offset: u64| {
         let next = accounts.calls.load(Ordering::Relaxed) + offset;
         *accounts.fails.lock().unwrap() = Some(next);
     };
     fails_at(2);
-    let (piece, because) = asked(&arena, 3 * MIB, BufferPin::Auto).unwrap();
-    assert!(!piece.is_pinned() && because.unwrap().contains("fails"));
+    let (buffer, because) = alloc(&arena, 3 * MIB, BufferPin::Auto).unwrap();
+    assert!(!buffer.is_pinned() && because.unwrap().contains("fails"));
     fails_at(2);
-    let refused = words(asked(&arena, 4 * MIB, BufferPin::Always));
+    let refused = refusal(alloc(&arena, 4 * MIB, BufferPin::Always));
     assert!(refused.contains("fails"), "{refused}");
     assert_eq!((arena.info().used_bytes, arena.info().pinned_bytes), (3 * MIB, 0), "nothing is left behind");
     *accounts.fails.lock().unwrap() = None;
-    assert!(asked(&arena, 4 * MIB, BufferPin::Always).unwrap().0.is_pinned(), "no refusal is remembered");
+    assert!(alloc(&arena, 4 * MIB, BufferPin::Always).unwrap().0.is_pinned(), "no refusal is remembered");
 }
 
 #[test]
 fn where_nothing_is_ever_locked_only_always_is_refused() {
-    let files = Files::new();
+    let files = FakeSystem::new();
     for by_machine in [true, false] {
         let (arena, accounts) = if by_machine {
-            let (arena, accounts) = pretended(options(&files, None));
+            let (arena, accounts) = mock_arena(options(&files, None));
             accounts.is_unsupported.store(true, Ordering::Relaxed);
             (arena, accounts)
         } else {
             let mut options = options(&files, None);
             options.config.pin = Pin::Never;
-            pretended(options)
+            mock_arena(options)
         };
         let reason = if by_machine { "not here" } else { "switched off" };
-        let (piece, because) = asked(&arena, MIB, BufferPin::Auto).unwrap();
-        assert!(!piece.is_pinned() && because.unwrap().contains(reason));
-        let (other, because) = asked(&arena, MIB, BufferPin::Never).unwrap();
+        let (buffer, because) = alloc(&arena, MIB, BufferPin::Auto).unwrap();
+        assert!(!buffer.is_pinned() && because.unwrap().contains(reason));
+        let (other, because) = alloc(&arena, MIB, BufferPin::Never).unwrap();
         assert_eq!((other.is_pinned(), because), (false, None));
-        let refused = words(asked(&arena, MIB, BufferPin::Always));
+        let refused = refusal(alloc(&arena, MIB, BufferPin::Always));
         assert!(refused.contains(reason) && refused.contains("1 MiB"), "{refused}");
-        drop((piece, other));
+        drop((buffer, other));
         assert_eq!((arena.info().used_bytes, accounts.locked_bytes()), (0, 0));
     }
 }
@@ -115,10 +119,10 @@ fn where_nothing_is_ever_locked_only_always_is_refused() {
 fn any_failing_call_leaves_nothing_behind_whatever_was_asked_for() {
     for pin in [BufferPin::Auto, BufferPin::Never, BufferPin::Always] {
         for fails in 0..6 {
-            let files = Files::new();
-            let (arena, accounts) = pretended(options(&files, None));
+            let files = FakeSystem::new();
+            let (arena, accounts) = mock_arena(options(&files, None));
             *accounts.fails.lock().unwrap() = Some(fails);
-            let made = asked(&arena, 7 * MIB, pin);
+            let made = alloc(&arena, 7 * MIB, pin);
             let used = if made.is_ok() { 7 * MIB } else { 0 };
             assert_eq!(arena.info().used_bytes, used, "{pin:?}, call {fails}");
             assert_eq!(accounts.mapped_bytes(), arena.info().held_bytes, "{pin:?}, call {fails}");
@@ -131,49 +135,49 @@ fn any_failing_call_leaves_nothing_behind_whatever_was_asked_for() {
 
 #[test]
 fn the_limit_is_for_both_kinds_together() {
-    let files = Files::new();
-    let (arena, _) = pretended(options(&files, Some(10 * MIB)));
-    let locked = asked(&arena, 6 * MIB, BufferPin::Always).unwrap();
-    let refused = words(asked(&arena, 6 * MIB, BufferPin::Never));
+    let files = FakeSystem::new();
+    let (arena, _) = mock_arena(options(&files, Some(10 * MIB)));
+    let locked = alloc(&arena, 6 * MIB, BufferPin::Always).unwrap();
+    let refused = refusal(alloc(&arena, 6 * MIB, BufferPin::Never));
     assert!(
         refused.contains("6 MiB") && refused.contains("12 MiB") && refused.contains("10 MiB"),
         "{refused}"
     );
     drop(locked);
-    // What lies unused of the other kind makes room.
-    assert!(!asked(&arena, 6 * MIB, BufferPin::Never).unwrap().0.is_pinned());
+    // Unused slabs of the other kind are released for it.
+    assert!(!alloc(&arena, 6 * MIB, BufferPin::Never).unwrap().0.is_pinned());
     assert!(arena.info().held_bytes <= 10 * MIB);
 }
 
 #[test]
 fn what_was_dropped_for_good_goes_and_what_may_be_asked_for_again_stays() {
     for pin in [BufferPin::Auto, BufferPin::Never] {
-        let files = Files::new();
-        let (arena, accounts) = pretended(options(&files, None));
+        let files = FakeSystem::new();
+        let (arena, accounts) = mock_arena(options(&files, None));
         let held = || (arena.info().held_bytes, accounts.mapped_bytes());
         let kept = wait_for_all(arena.alloc_all(&[GIB]).unwrap());
         let sizes = [3 * GIB, GIB / 2 + 1, 5 * GIB];
-        let made = sizes.map(|bytes| asked(&arena, bytes, pin).unwrap().0);
+        let made = sizes.map(|bytes| alloc(&arena, bytes, pin).unwrap().0);
         drop(kept);
-        for (piece, bytes) in made.into_iter().zip(sizes) {
+        for (buffer, bytes) in made.into_iter().zip(sizes) {
             let before = held().0;
-            drop(piece);
+            drop(buffer);
             assert_eq!(held().0, before, "kept for whoever asks next");
-            arena.give_surplus_back(bytes);
+            arena.release_surplus(bytes);
             let left = before - bytes.next_multiple_of(page());
             assert_eq!(held(), (left, left), "{pin:?}");
         }
         // As much as is kept, and no more than was dropped.
         assert_eq!(held().0, GIB);
-        arena.give_surplus_back(u64::MAX / 2);
+        arena.release_surplus(u64::MAX / 2);
         assert_eq!(held().0, GIB);
-        let made = asked(&arena, 2 * GIB, pin).unwrap();
+        let made = alloc(&arena, 2 * GIB, pin).unwrap();
         drop(made);
-        arena.give_surplus_back(GIB - page());
+        arena.release_surplus(GIB - page());
         assert_eq!(held().0, 3 * GIB, "both are larger");
-        // What the device does not let go of stays as it was.
+        // The arena keeps what the device does not unregister.
         accounts.unlocks_nothing.store(pin == BufferPin::Auto, Ordering::Relaxed);
-        arena.give_surplus_back(2 * GIB);
+        arena.release_surplus(2 * GIB);
         assert_eq!(held().0, if pin == BufferPin::Auto { 3 * GIB } else { GIB });
         accounts.unlocks_nothing.store(false, Ordering::Relaxed);
         arena.trim();
@@ -183,8 +187,8 @@ fn what_was_dropped_for_good_goes_and_what_may_be_asked_for_again_stays() {
 
 #[test]
 fn sizes_that_do_not_come_again_do_not_pile_up() {
-    let files = Files::new();
-    let (arena, accounts) = pretended(options(&files, None));
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, None));
     for nth in 0..400 {
         drop(arena.alloc(4 * MIB + nth * 4096).unwrap());
     }

@@ -1,4 +1,4 @@
-//! Where the parts of a copy lie in its host buffer.
+//! Byte ranges of a copy's parts in its host buffer.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use poorwill_core::CopyPart;
 
 use crate::ledger::{Result, invalid};
 
-/// The range of a buffer of `len` bytes that each part takes.
+/// The range of each part in a buffer of `len` bytes.
 pub(crate) fn in_buffer(len: usize, parts: &[CopyPart]) -> Result<Vec<Range<usize>>> {
-    let place = |part: &CopyPart| {
+    let range = |part: &CopyPart| {
         let start = usize::try_from(part.host_offset).ok()?;
         let end = start.checked_add(usize::try_from(part.device.bytes).ok()?)?;
         (end <= len).then_some(start..end)
@@ -17,5 +17,5 @@ pub(crate) fn in_buffer(len: usize, parts: &[CopyPart]) -> Result<Vec<Range<usiz
         let (bytes, offset) = (part.device.bytes, part.host_offset);
         invalid(format!("{bytes} bytes at {offset} leave a host buffer of {len} bytes"))
     };
-    parts.iter().map(|part| place(part).ok_or_else(|| outside(part))).collect()
+    parts.iter().map(|part| range(part).ok_or_else(|| outside(part))).collect()
 }
