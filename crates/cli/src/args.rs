@@ -14,7 +14,7 @@ use poorwill::budget::Caps;
 use poorwill::{ByteSize, Cap, Config, DeviceSpec, HostMemoryUse, InvalidTag, ParseSizeError, Tag};
 use poorwill_bench::churn::{Load, ParseLoadError};
 use poorwill_bench::sleep::{Fraction, InvalidFraction};
-use poorwill_mock_engine::Telling;
+use poorwill_mock_engine::FaultSpec;
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -73,7 +73,7 @@ impl Args {
             }
             #[cfg(target_os = "linux")]
             Command::Rotate(args) if args.lasts.is_some() => names.push(("--lasts", "--duration")),
-            Command::MockEngine(args) if !args.lies.is_empty() => names.push(("--lie", "--fault")),
+            Command::MockEngine(args) if !args.faults.is_empty() => names.push(("--lie", "--fault")),
             _ => {}
         }
         names
@@ -486,11 +486,11 @@ pub(crate) struct MockEngineArgs {
 
     /// Fault to inject, with its probability, like gibberish or refuses=0.25; may be repeated
     #[arg(long = "fault", value_name = "NAME[=PROBABILITY]")]
-    pub(crate) faults: Vec<Telling>,
+    pub(crate) faults: Vec<FaultSpec>,
 
     /// Old name of --fault
     #[arg(long = "lie", value_name = "NAME[=PROBABILITY]", hide = true)]
-    pub(crate) lies: Vec<Telling>,
+    pub(crate) faults: Vec<FaultSpec>,
 
     /// Seed that decides when faults occur
     #[arg(long, value_name = "N", default_value_t = 0)]

@@ -57,7 +57,7 @@ failure_from!(
 
 #[cfg(target_os = "linux")]
 failure_from!(
-    poorwill::offload::BadSwitch,
+    poorwill::offload::InvalidSwitch,
     poorwill::offload::LoadError,
     poorwill_bench::offload::OffloadError
 );

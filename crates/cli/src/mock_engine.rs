@@ -28,7 +28,7 @@ pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
         Err(error) => Err(format!("cannot start threads: {error}")),
     };
     let (message, code) = match ended {
-        Ok(Ended::Told) => return ExitCode::SUCCESS,
+        Ok(Ended::Shutdown) => return ExitCode::SUCCESS,
         Ok(Ended::Crashed(lie)) => (format!("the mock engine crashes as requested: {lie}"), ABORTED),
         Err(failure) => (failure, 1),
     };
@@ -38,8 +38,8 @@ pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
 }
 
 async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
-    let MockEngineArgs { listen, model, bytes, tokens_per_s, faults, lies, seed } = args;
-    let lies = [faults, lies].concat();
+    let MockEngineArgs { listen, model, bytes, tokens_per_s, faults, faults, seed } = args;
+    let faults = [faults, faults].concat();
     let no_signals = |error: io::Error| format!("cannot wait for signals: {error}");
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
@@ -49,7 +49,7 @@ async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
     let address = listener.local_addr().map_err(cannot_listen)?;
     // A parent that ignores the output has chosen the port itself.
     let _ = writeln!(io::stdout(), "listening on http://{address}");
-    let options = MockEngine { tokens_per_s, lies, seed, ..MockEngine::new(model, bytes.get()) };
+    let options = MockEngine { tokens_per_s, faults, seed, ..MockEngine::new(model, bytes.get()) };
     let shutdown = async move {
         tokio::select! {
             _ = terminate.recv() => {}

@@ -10,16 +10,16 @@ use std::{ptr, thread};
 
 use poorwill_core::{AllocRequest, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, WakeRequest};
 use poorwill_testkit::device::TestDevice;
-use poorwill_testkit::gated::Gate;
+use poorwill_testkit::latch::Latch;
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
-use poorwill_testkit::watchdog::PATIENCE;
+use poorwill_testkit::watchdog::TEST_TIMEOUT;
 
 #[test]
 fn a_forked_child_does_not_wait_for_a_preparation_of_its_parent() {
     let device = TestDevice::open(16);
     let (tell, reached) = mpsc::channel();
-    let (tell, latch) = (Mutex::new(tell), Arc::new(Gate::default()));
+    let (tell, latch) = (Mutex::new(tell), Arc::new(Latch::default()));
     let pass = Arc::clone(&latch);
     let driver = ScriptedDriver::new(device.driver(), move |call| {
         if call.op == Op::Save && !call.waiting {
@@ -28,7 +28,7 @@ fn a_forked_child_does_not_wait_for_a_preparation_of_its_parent() {
         }
         Verdict::Pass
     });
-    let driver = driver.posing(|info| info.fast_digests = true);
+    let driver = driver.with_info(|info| info.fast_digests = true);
     let pool = Pool::new(Arc::new(driver), PoolConfig::default()).unwrap();
     let bytes = 3 * device.info().granule_bytes;
     let len = usize::try_from(bytes).unwrap();
@@ -50,7 +50,7 @@ fn a_forked_child_does_not_wait_for_a_preparation_of_its_parent() {
         unsafe { libc::_exit(if refused { 7 } else { 8 }) };
     }
     let (mut ended, mut status, started) = (0, 0, Instant::now());
-    while ended == 0 && started.elapsed() < PATIENCE {
+    while ended == 0 && started.elapsed() < TEST_TIMEOUT {
         // SAFETY: our own child, and `status` outlives the call.
         ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
         thread::sleep(Duration::from_millis(5));

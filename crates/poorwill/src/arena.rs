@@ -223,7 +223,7 @@ impl Arena {
     /// Allocates a block of at least the requested bytes, rounded up to 512, with unspecified contents. Its
     /// address stays valid until [`Arena::free`]. [`Arena::alloc_owned`] frees on drop.
     ///
-    /// May wait for device work when memory is short, and within [`AllocRequest::patience`] when that may avoid
+    /// May wait for device work when memory is short, and within [`AllocRequest::stream_wait_max`] when that may avoid
     /// creating memory. Never waits during a stream capture.
     ///
     /// # Errors
@@ -312,7 +312,7 @@ impl Arena {
     /// All others change nothing:
     /// - `UnknownTag`; `SleepConflict` for a tag that sleeps in another way; `Asleep` for a stranded tag.
     /// - `Undefined` for dropped bytes that were not restored; `Lost` for bytes of a corrupt backup.
-    /// - `Held` under a [hold](Arena::hold); `Capturing` during a stream capture; `TrustBroken` for a changed
+    /// - `Held` under a [hold](Arena::hold); `Capturing` during a stream capture; `ImmutableChanged` for a changed
     ///   immutable tag.
     /// - `TimedOut` after the time of [`SleepRequest::within`]; `SleepFailed` with the driver's error.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport, PoolError> {

@@ -99,7 +99,7 @@ impl Gpus {
         let uuid = uuid.map_err(|error| unreadable(error.to_string()))?;
         let known = self.nvml.known_memory(uuid.strip_prefix("GPU-").unwrap_or(&uuid)).map_err(unreadable)?;
         let known = known.ok_or_else(|| unreadable(format!("it no longer knows {uuid}")))?;
-        if known.is_of_a_divided_card() {
+        if known.is_mig_parent() {
             return Err(GpusError::Partitioned { position });
         }
         let memory = known.memory.map_err(unreadable)?;

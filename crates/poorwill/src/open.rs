@@ -8,7 +8,7 @@ use std::sync::Arc;
 use poorwill_core::HostBuffer;
 #[cfg(target_os = "linux")]
 use poorwill_core::budget::SourceName;
-use poorwill_core::budget::{Budget, Cap, Envelope, Fact};
+use poorwill_core::budget::{Budget, Cap, Envelope, Reading};
 use poorwill_core::{Driver, DriverError, PoolError};
 #[cfg(not(target_os = "linux"))]
 use poorwill_core::{DriverErrorKind, Op};
@@ -271,8 +271,8 @@ impl Device {
     #[cfg(target_os = "linux")]
     pub(crate) fn release_surplus(&self, bytes: u64) {
         match &self.backend {
-            Backend::Host(device) => device.give_surplus_back(bytes),
-            Backend::Cuda(device) => device.give_surplus_back(bytes),
+            Backend::Host(device) => device.release_surplus(bytes),
+            Backend::Cuda(device) => device.release_surplus(bytes),
         }
     }
 
@@ -327,14 +327,14 @@ impl Device {
 
     /// What each source reports about its memory now.
     #[must_use]
-    pub fn facts(&self) -> Vec<Fact> {
+    pub fn facts(&self) -> Vec<Reading> {
         match &self.backend {
             #[cfg(target_os = "linux")]
             Backend::Host(device) => vec![
-                Fact::bytes(SourceName::Capacity, device.info().total_bytes),
+                Reading::bytes(SourceName::Capacity, device.info().total_bytes),
                 match device.memory_info() {
                     Ok(memory) => capacity_free(memory.free_bytes),
-                    Err(error) => Fact::none(SourceName::CapacityFree, error.to_string()),
+                    Err(error) => Reading::none(SourceName::CapacityFree, error.to_string()),
                 },
             ],
             #[cfg(target_os = "linux")]
@@ -374,8 +374,8 @@ impl Device {
 
 /// Free capacity of the host device. It may exceed the computer's available memory.
 #[cfg(target_os = "linux")]
-fn capacity_free(bytes: u64) -> Fact {
-    let fact = Fact::bytes(SourceName::CapacityFree, bytes);
+fn capacity_free(bytes: u64) -> Reading {
+    let fact = Reading::bytes(SourceName::CapacityFree, bytes);
     match poorwill_driver::system::System::here().available_bytes() {
         Some(available) if available < bytes => {
             let available = poorwill_core::ByteSize(available);

@@ -10,7 +10,7 @@ use std::{ptr, thread};
 
 use poorwill::{AllocRequest, Arena, PoolConfig, PoolError, Tag};
 use poorwill_testkit::device::TestDevice;
-use poorwill_testkit::watchdog::PATIENCE;
+use poorwill_testkit::watchdog::TEST_TIMEOUT;
 
 #[test]
 fn a_forked_child_drops_blocks_of_its_parent() {
@@ -29,7 +29,7 @@ fn a_forked_child_drops_blocks_of_its_parent() {
         unsafe { libc::_exit(if refused { 7 } else { 8 }) };
     }
     let (mut ended, mut status, started) = (0, 0, Instant::now());
-    while ended == 0 && started.elapsed() < PATIENCE {
+    while ended == 0 && started.elapsed() < TEST_TIMEOUT {
         // SAFETY: our own child, and `status` outlives the call.
         ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
         thread::sleep(Duration::from_millis(5));

@@ -147,7 +147,7 @@ fn the_other_process() {
                 resident.sleep();
                 resident.pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
                 resident.verify();
-                assert_eq!(resident.pool.stats().unwrap().owed_bytes, 0, "round {round}");
+                assert_eq!(resident.pool.stats().unwrap().deferred_release_bytes, 0, "round {round}");
             }
             resident.pool.close().unwrap();
             say("clean");
@@ -202,7 +202,7 @@ fn stop_at(device: Arc<dyn Driver>, role: &str) {
         }
         Verdict::Pass
     });
-    let driver = driver.posing(|info| info.fast_digests = true);
+    let driver = driver.with_info(|info| info.fast_digests = true);
     let resident = Resident::new(Arc::new(driver), 11, &[33 * MIB, 3 * MIB, 600]);
     armed.store(true, Ordering::Relaxed);
     if moment == "preparing" {

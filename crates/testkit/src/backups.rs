@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use poorwill_core::backup::{Backups, Room, StoredBytes};
+use poorwill_core::backup::{Backups, BackupBuffer, StoredBytes};
 use poorwill_core::driver::Result;
 use poorwill_core::{CopyPart, Digest, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 
@@ -250,7 +250,7 @@ impl Drop for Claim {
 }
 
 impl Backups for TestBackups {
-    fn rooms(&self, sizes: &[u64]) -> Result<Vec<Pending<Room>>> {
+    fn buffers(&self, sizes: &[u64]) -> Result<Vec<Pending<BackupBuffer>>> {
         self.0.check(BackupCall::Allocate, Op::HostAlloc)?;
         let buffer = |bytes: &u64| {
             let (claim, storage, bytes) = (self.0.claim(*bytes)?, Arc::clone(&self.0), *bytes);
@@ -259,7 +259,7 @@ impl Backups for TestBackups {
                 let granules = usize::try_from(bytes / storage.driver.info().granule_bytes).unwrap();
                 let granules = Arc::new(Mutex::new(vec![None; granules]));
                 storage.stored.lock().unwrap().push(Arc::downgrade(&granules));
-                Ok(Room::new(TestBuffer { claim, granules }))
+                Ok(BackupBuffer::new(TestBuffer { claim, granules }))
             }))
         };
         sizes.iter().map(buffer).collect()
@@ -324,7 +324,7 @@ impl StoredBytes for TestBuffer {
         true // A reader has its own copy.
     }
 
-    fn save(self: Box<Self>, stream: StreamId, parts: &[CopyPart]) -> Result<Pending<(Room, Vec<Digest>)>> {
+    fn save(self: Box<Self>, stream: StreamId, parts: &[CopyPart]) -> Result<Pending<(BackupBuffer, Vec<Digest>)>> {
         let storage = Arc::clone(&self.claim.storage);
         storage.check(BackupCall::Save, Op::Save)?;
         let staging = storage.driver.host_alloc(self.claim.bytes)?;
@@ -340,7 +340,7 @@ impl StoredBytes for TestBuffer {
                 self.granules.lock().unwrap()[granule] = encoded;
                 digests.push(Digest::of(&self.decode(granule)));
             }
-            Ok((Room::new(*self), digests))
+            Ok((BackupBuffer::new(*self), digests))
         }))
     }
 

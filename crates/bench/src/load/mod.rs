@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use poorwill::Device;
 use poorwill::checkpoint::{Checkpoint, Tensor};
-use poorwill::offload::{HostCheckpoint, How, LoadError, LoadOptions, LoadReport, read_directly};
+use poorwill::offload::{HostCheckpoint, LoadError, ReadMethod, LoadOptions, LoadReport, read_directly};
 use serde::Serialize;
 
 use crate::figures::{rate, ratio};
@@ -75,7 +75,7 @@ pub struct LoadBenchReport {
     /// Peak of the process's own pages.
     pub peak_resident_bytes: Option<u64>,
     /// How most bytes were read.
-    pub how_read: How,
+    pub how_read: ReadMethod,
     /// Whether the loaded bytes are right.
     pub verified: bool,
     /// What differed.
@@ -201,7 +201,7 @@ pub fn run(
         peak_ratio: peak_bytes.and_then(|bytes| ratio(bytes, load.bytes.max(1))),
         peak_how,
         peak_resident_bytes: resident_bytes,
-        how_read: if load.buffered_bytes > load.bytes / 2 { How::Buffered } else { How::Direct },
+        how_read: if load.buffered_bytes > load.bytes / 2 { ReadMethod::Buffered } else { ReadMethod::Direct },
         verified: mismatch.is_none(),
         mismatch,
         device: info.id.clone(),

@@ -114,7 +114,7 @@ fn measure(
     let mut prefetcher = run.prefetcher(fit, slots)?;
 
     observer(OffloadStage::Copies);
-    let transfer_s = run.median_of(|run| run.copies(&prefetcher, prefetcher.copying()))?;
+    let transfer_s = run.median_of(|run| run.copies(&prefetcher, prefetcher.copy_stream()))?;
     let kernel = match uva.read {
         None => None,
         Some(InPlaceRead::Copy) => Some(Stream::new(arena.driver())?),
@@ -248,7 +248,7 @@ impl<'a> OffloadRun<'a> {
         let layers = self.layers.memory.len();
         let copy = |layer: usize| {
             let memory = &self.layers.memory[layer % layers];
-            let copy = || wait_all(vec![self.copy(probe, probe.copying(), layer % SLOTS_MIN, memory)?]);
+            let copy = || wait_all(vec![self.copy(probe, probe.copy_stream(), layer % SLOTS_MIN, memory)?]);
             seconds_of(copy)
         };
         // Warm-up: memory that was never touched, and one-time work of the device.
@@ -275,7 +275,7 @@ impl<'a> OffloadRun<'a> {
     fn computing(&self, probe: &Prefetcher<'_>) -> Result<Times, OffloadError> {
         let compute = |nth: usize| {
             seconds_of(|| {
-                let digests = self.compute(probe.computing(), range(probe, nth % SLOTS_MIN));
+                let digests = self.compute(probe.compute_stream(), range(probe, nth % SLOTS_MIN));
                 digests.and_then(PendingDigests::wait).map(drop).map_err(failed("compute a layer"))
             })
         };
@@ -310,7 +310,7 @@ impl<'a> OffloadRun<'a> {
 
     fn synchronize(&self, prefetcher: &Prefetcher<'_>) -> Result<(), PoolError> {
         let wait = |stream| self.arena.driver().stream_synchronize(stream);
-        let (copied, computed) = (wait(prefetcher.copying()), wait(prefetcher.computing()));
+        let (copied, computed) = (wait(prefetcher.copy_stream()), wait(prefetcher.compute_stream()));
         copied.and(computed).map_err(failed("wait for a pass"))
     }
 
@@ -331,7 +331,7 @@ impl<'a> OffloadRun<'a> {
     fn fill(&self, prefetcher: &Prefetcher<'_>) -> Result<usize, OffloadError> {
         let residents = prefetcher.slots().len().min(self.layers.memory.len());
         for (slot, memory) in self.layers.memory[..residents].iter().enumerate() {
-            wait_all(vec![self.copy(prefetcher, prefetcher.copying(), slot, memory)?])?;
+            wait_all(vec![self.copy(prefetcher, prefetcher.copy_stream(), slot, memory)?])?;
         }
         Ok(residents)
     }
@@ -342,10 +342,10 @@ impl<'a> OffloadRun<'a> {
         let seconds = seconds_of(|| {
             let queued = (0..self.layers.memory.len()).try_for_each(|layer| {
                 let slot = layer % residents;
-                digests.push((slot, self.compute(prefetcher.computing(), range(prefetcher, slot))?));
+                digests.push((slot, self.compute(prefetcher.compute_stream(), range(prefetcher, slot))?));
                 Ok(())
             });
-            let ended = self.arena.driver().stream_synchronize(prefetcher.computing());
+            let ended = self.arena.driver().stream_synchronize(prefetcher.compute_stream());
             queued.and(ended).map_err(failed("compute resident layers"))
         })?;
         self.check("with resident layers", digests)?;
@@ -358,8 +358,8 @@ impl<'a> OffloadRun<'a> {
         let (mut copies, mut digests) = (Vec::new(), Vec::new());
         let seconds = seconds_of(|| {
             let queued = self.layers.memory.iter().enumerate().try_for_each(|(layer, memory)| {
-                copies.push(self.copy(prefetcher, prefetcher.copying(), 1 + layer % others, memory)?);
-                let computed = self.compute(prefetcher.computing(), range(prefetcher, 0));
+                copies.push(self.copy(prefetcher, prefetcher.copy_stream(), 1 + layer % others, memory)?);
+                let computed = self.compute(prefetcher.compute_stream(), range(prefetcher, 0));
                 digests.push((0, computed.map_err(failed("compute a resident layer"))?));
                 Ok(())
             });
@@ -407,7 +407,7 @@ impl<'a> OffloadRun<'a> {
     fn overwrite_slots(&self, prefetcher: &Prefetcher<'_>) -> Result<(), OffloadError> {
         let layers = &self.layers.memory;
         for slot in 0..prefetcher.slots().len() {
-            let stream = prefetcher.copying();
+            let stream = prefetcher.copy_stream();
             if layers.len() == 1 {
                 self.arena.driver().zero(stream, range(prefetcher, slot))?.wait()?;
             } else {

@@ -133,7 +133,7 @@ impl Limits {
 
 fn digest(driver: &dyn Driver, bytes: u64) -> Result<f64> {
     let mut memory = Scratch::reserve(driver, bytes)?;
-    memory.bring_in(&[bytes])?;
+    memory.map_backings(&[bytes])?;
     driver.zero(StreamId::DEFAULT, memory.range())?.wait()?;
     let mut quickest_s = f64::INFINITY;
     for _ in 0..ROUNDS {
@@ -174,8 +174,8 @@ fn map_and_unmap(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, f64)> {
     let (mut map_s, mut unmap_s) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..ROUNDS {
         driver.synchronize()?;
-        map_s = map_s.min(timed(|| memory.bring_in(sizes))?.0);
-        unmap_s = unmap_s.min(timed(|| memory.give_back())?.0);
+        map_s = map_s.min(timed(|| memory.map_backings(sizes))?.0);
+        unmap_s = unmap_s.min(timed(|| memory.unmap_all())?.0);
     }
     Ok((map_s, unmap_s))
 }

@@ -11,7 +11,7 @@ use crate::progress::Steps;
 use crate::show;
 
 pub(crate) fn run(args: &LoadArgs) -> Result<LoadBenchReport, Failure> {
-    let switches = Switches::here()?;
+    let switches = Switches::from_env()?;
     let checkpoint = Checkpoint::open(&args.checkpoints)?;
     let config = args.budget.config(&args.device);
     let device = Device::open_with(&config.device, &config.host_memory)?;

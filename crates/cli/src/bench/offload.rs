@@ -10,7 +10,7 @@ use crate::progress::Steps;
 use crate::show;
 
 pub(crate) fn run(args: &OffloadArgs) -> Result<OffloadReport, Failure> {
-    let switches = Switches::here()?;
+    let switches = Switches::from_env()?;
     let (device, arena) = open(&args.budget.config(&args.device))?;
     let plan = OffloadPlan { layers: args.layers, ..OffloadPlan::new(args.bytes()) };
     let steps = Steps::default();

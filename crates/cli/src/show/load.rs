@@ -1,7 +1,7 @@
 //! Report of `bench load`: a row for each pass, and the fastest of each kind compared.
 
 use comfy_table::CellAlignment;
-use poorwill::offload::How;
+use poorwill::offload::ReadMethod;
 use poorwill_bench::load::{LoadBenchReport, PassKind};
 
 use super::{count, lines, size, table};
@@ -84,7 +84,7 @@ fn how(report: &LoadBenchReport) -> String {
             methods.push(format!("{} {method}", size(bytes)));
         }
     }
-    let buffered = load.files.iter().find(|file| file.how == How::Buffered);
+    let buffered = load.files.iter().find(|file| file.how == ReadMethod::Buffered);
     let because = buffered.and_then(|file| file.because.as_ref());
     let because = because.map(|because| format!(" ({because})")).unwrap_or_default();
     format!("{}{because}.", methods.join("; "))

@@ -220,7 +220,7 @@ mod on_gpus {
     fn slice() -> Gpus {
         Gpus::default()
             .with("POORWILL_FAKE_CUDA_DEVICES", "24GiB,48GiB")
-            .with("POORWILL_FAKE_CUDA_PLAY", "0:hami=23GiB")
+            .with("POORWILL_FAKE_CUDA_SIMULATE", "0:hami=23GiB")
             .with("CUDA_DEVICE_MEMORY_LIMIT_0", "23g")
     }
 
@@ -282,7 +282,7 @@ mod on_gpus {
     #[test]
     fn a_slice_over_its_limit_says_what_is_free() {
         let folder = Folder::with_model();
-        let gpus = slice().with("POORWILL_FAKE_CUDA_PLAY", "0:hami=23GiB,0:used=23.5GiB");
+        let gpus = slice().with("POORWILL_FAKE_CUDA_SIMULATE", "0:hami=23GiB,0:used=23.5GiB");
         let run: Runner<'_> = &|args| gpus.run(&folder, args);
         let words = ["tensor \"", "the device has 0 B free of 23 GiB"];
         refused(run, &["verify", "model", "--device=cuda:0"], &words);
@@ -305,7 +305,7 @@ mod on_gpus {
     #[test]
     fn unknown_memory_needs_a_budget_in_bytes() {
         let folder = Folder::with_model();
-        let gpus = slice().with("POORWILL_FAKE_CUDA_PLAY", "1:total=0,1:info_total=0");
+        let gpus = slice().with("POORWILL_FAKE_CUDA_SIMULATE", "1:total=0,1:info_total=0");
         let run: Runner<'_> = &|args| gpus.run(&folder, args);
         let verify = ["verify", "model", "--cycles=1", "--device=cuda:1"];
         for budget in [&[][..], &["--budget=0.92"]] {

@@ -19,12 +19,12 @@ const SLEEP: &[&str] = &[
     "copied_bytes",
     "unchanged_bytes",
     "discarded_bytes",
-    "uncovered_bytes",
+    "unaccounted_bytes",
     "device_free_before_bytes",
     "device_free_after_bytes",
     "phases",
 ];
-const SLEEP_BESIDES: &[&str] = &["already_asleep_tags", "trusted_bytes", "fast_digests"];
+const SLEEP_BESIDES: &[&str] = &["already_asleep_tags", "skipped_bytes", "fast_digests"];
 const PREPARED: &[&str] = &["tags", "end", "seconds", "copied_bytes", "unchanged_bytes", "held"];
 const WAKE: &[&str] = &[
     "tags",
@@ -126,7 +126,7 @@ impl Expected {
         assert_eq!([released, int(sleep, "planned_release_bytes")], [loaded_bytes; 2]);
         let (before, after) = (int(sleep, "device_free_before_bytes"), int(sleep, "device_free_after_bytes"));
         assert_eq!((after - before, after), (released, self.capacity_bytes));
-        assert_eq!(int(sleep, "uncovered_bytes"), 0);
+        assert_eq!(int(sleep, "unaccounted_bytes"), 0);
 
         let [copied, unchanged, discarded] =
             ["copied_bytes", "unchanged_bytes", "discarded_bytes"].map(|field| int(sleep, field));
@@ -139,7 +139,7 @@ impl Expected {
         self.assert_kv_cache_bytes(discarded);
         // Only the first sleep copies, or what prepared it: the weights do not change.
         assert_eq!(if number == 0 && !self.prepare { unchanged } else { copied }, 0);
-        assert_eq!((int(sleep, "trusted_bytes"), &sleep["fast_digests"]), (0, &true.into()));
+        assert_eq!((int(sleep, "skipped_bytes"), &sleep["fast_digests"]), (0, &true.into()));
     }
 
     /// The cache, in whole granules.

@@ -17,7 +17,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use poorwill_mock_engine::Lie;
+use poorwill_mock_engine::Fault;
 use poorwill_testkit::effort::Effort;
 use serde_json::{Value, json};
 
@@ -193,7 +193,7 @@ fn an_engine_that_was_starting_when_the_rotation_was_killed_is_no_hindrance() {
 
 #[test]
 fn whatever_an_engine_does_wrong_no_answer_is_wrong() {
-    let faults: Vec<&'static str> = Lie::ALL.iter().map(|fault| fault.name()).collect();
+    let faults: Vec<&'static str> = Fault::ALL.iter().map(|fault| fault.name()).collect();
     thread::scope(|scope| {
         for some in faults.chunks(2) {
             scope.spawn(move || some.iter().for_each(|fault| harms_no_other_model(fault)));
@@ -465,7 +465,7 @@ fn development_endpoints_are_behind_the_front_and_stay_there() {
         "/wake_up",
         "/collective_rpc",
         "/is_sleeping",
-        "/mock/lies",
+        "/mock/faults",
         "//sleep",
         "/v1/../sleep",
         "/v1/%2e%2e/sleep",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
 use poorwill_driver::{CudaDevice, HostMemoryConfig, Pin};
 use poorwill_testkit::child;
-use poorwill_testkit::gated::source;
+use poorwill_testkit::latch::source;
 use poorwill_testkit::pattern;
 
 use super::fake::{Fake, alone, config, mapped, open};

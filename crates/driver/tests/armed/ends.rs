@@ -7,7 +7,7 @@ use poorwill_core::{
     AllocRequest, CopyPart, Driver, HostBuffer, HostMemory, Level, Pool, PoolConfig, SleepRequest, StreamId,
     Tag, WakeRequest,
 };
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 
 use super::fake::{Fake, alone, mapped, open};
@@ -20,9 +20,9 @@ fn memory_of_work_in_flight_outlives_a_device_whose_end_failed() {
     let device = open(0);
     let range = mapped(&device, 1);
     let stream = device.stream_create().unwrap();
-    let latch = Arc::new(Gate::default());
-    gated::hold(&device, stream, &latch);
-    let source = gated::source(&device, &pattern::bytes(1, usize::try_from(range.bytes).unwrap()));
+    let latch = Arc::new(Latch::default());
+    latch::hold(&device, stream, &latch);
+    let source = latch::source(&device, &pattern::bytes(1, usize::try_from(range.bytes).unwrap()));
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let copy = device.copy_to_device(stream, Arc::clone(&source), &parts).unwrap();
     // The wait for the device fails as it ends.
@@ -169,12 +169,12 @@ fn a_buffer_whose_end_panics_takes_no_other_with_it() {
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let (quick, held) = (device.stream_create().unwrap(), device.stream_create().unwrap());
     let len = usize::try_from(range.bytes).unwrap();
-    let (first, latch) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
-    gated::hold(&device, quick, &first);
+    let (first, latch) = (Arc::new(Latch::default()), Arc::new(Latch::default()));
+    latch::hold(&device, quick, &first);
     let bomb = Arc::new(HostBuffer::new(BombBuffer(vec![0; len])));
     drop(device.copy_to_device(quick, bomb, &parts).unwrap());
-    gated::hold(&device, held, &latch);
-    let source = gated::source(&device, &pattern::bytes(1, len));
+    latch::hold(&device, held, &latch);
+    let source = latch::source(&device, &pattern::bytes(1, len));
     drop(device.copy_to_device(held, Arc::clone(&source), &parts).unwrap());
     // The call that finds the first copy complete drops its buffer: this one, or the next.
     first.open();

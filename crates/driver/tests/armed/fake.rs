@@ -39,7 +39,7 @@ impl Fake {
         // SAFETY: likewise.
         let hold = unsafe { library.get(b"poorwillFakeHold") }.unwrap();
         // SAFETY: likewise.
-        let let_go = unsafe { library.get(b"poorwillFakeLetGo") }.unwrap();
+        let let_go = unsafe { library.get(b"poorwillFakeResume") }.unwrap();
         // SAFETY: likewise.
         let held = unsafe { library.get(b"poorwillFakeHeld") }.unwrap();
         // SAFETY: likewise.

@@ -8,7 +8,7 @@ use std::thread;
 
 use poorwill_core::{CopyPart, Driver};
 use poorwill_driver::CudaDevice;
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::{child, pattern};
 
 use super::fake::{Fake, config, mapped, open};
@@ -36,7 +36,7 @@ fn left_work_keeps_its_memory_when_the_end_cannot_enter() {
 }
 
 /// Also where a call before the end fails: the device would wait for ever.
-struct OpenedAtLast(Arc<Gate>);
+struct OpenedAtLast(Arc<Latch>);
 
 impl Drop for OpenedAtLast {
     fn drop(&mut self) {
@@ -50,8 +50,8 @@ fn end_with_a_copy_in_flight() {
     let range = mapped(&device, 1);
     let stream = device.stream_create().unwrap();
     let latch = OpenedAtLast(Arc::default());
-    gated::hold(&device, stream, &latch.0);
-    let source = gated::source(&device, &pattern::bytes(1, usize::try_from(range.bytes).unwrap()));
+    latch::hold(&device, stream, &latch.0);
+    let source = latch::source(&device, &pattern::bytes(1, usize::try_from(range.bytes).unwrap()));
     let parts = [CopyPart { device: range, host_offset: 0 }];
     drop(device.copy_to_device(stream, Arc::clone(&source), &parts).unwrap());
     let has_ended = AtomicBool::new(false);

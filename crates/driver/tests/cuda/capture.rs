@@ -13,7 +13,7 @@ use poorwill_core::{
     TagState, Verify, WakeRequest,
 };
 use poorwill_driver::CudaDevice;
-use poorwill_testkit::contract::{Capturer, a_capture_is_told_and_left_valid};
+use poorwill_testkit::contract::{Capturer, a_capture_is_reported_and_stays_valid};
 use poorwill_testkit::device::cuda_config;
 use poorwill_testkit::pattern;
 use poorwill_testkit::watchdog::eventually;
@@ -127,7 +127,7 @@ impl Capturer for Machine {
 #[test]
 fn a_capture_is_reported_and_left_valid_by_the_driver() {
     let machine = Machine::open();
-    a_capture_is_told_and_left_valid(&*machine.device, &machine);
+    a_capture_is_reported_and_stays_valid(&*machine.device, &machine);
 }
 
 #[test]

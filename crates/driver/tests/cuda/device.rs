@@ -13,7 +13,7 @@ use poorwill_core::{
 };
 use poorwill_driver::{CudaConfig, CudaDevice, cuda};
 use poorwill_testkit::device::{Kind, cuda_config};
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 
 use crate::turn;
@@ -149,11 +149,11 @@ fn abandoned_work_keeps_its_memory_until_it_is_done() {
     let bytes = usize::try_from(granule).unwrap();
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let stream = device.stream_create().unwrap();
-    let latch = Arc::new(Gate::default());
-    gated::hold(&device, stream, &latch);
+    let latch = Arc::new(Latch::default());
+    latch::hold(&device, stream, &latch);
     // From the driver: other memory would be copied in pieces, by the call.
     let sources: Vec<Arc<HostBuffer>> =
-        (0..4).map(|seed| gated::source(&device, &pattern::bytes(seed, bytes))).collect();
+        (0..4).map(|seed| latch::source(&device, &pattern::bytes(seed, bytes))).collect();
     for source in &sources {
         drop(device.copy_to_device(stream, Arc::clone(source), &parts).unwrap());
     }
@@ -180,8 +180,8 @@ fn dropping_host_memory_waits_for_nothing() {
     let mut buffer = device.host_alloc(3 << 20).unwrap();
     let first = buffer.as_ptr();
     buffer.fill(1);
-    let latch = Arc::new(Gate::default());
-    gated::hold(&device, stream, &latch);
+    let latch = Arc::new(Latch::default());
+    latch::hold(&device, stream, &latch);
     drop(buffer);
     let event = device.event_record(stream).unwrap();
     assert!(!device.event_query(event).unwrap(), "the stream is still held: nobody has waited for it");

@@ -10,7 +10,7 @@ use poorwill_core::{
 use poorwill_driver::{CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
 use poorwill_testkit::child;
 use poorwill_testkit::device::cuda_config;
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 
 use crate::turn;
@@ -171,8 +171,8 @@ fn pageable_memory_is_copied_in_the_streams_turn() {
         let mut into = device.host_alloc(host_offset + bytes + 9).unwrap();
         into.fill(0xEE);
         // No call waits: the stream is blocked while all of it is queued.
-        let latch = Arc::new(Gate::default());
-        gated::hold(&device, stream, &latch);
+        let latch = Arc::new(Latch::default());
+        latch::hold(&device, stream, &latch);
         let there = device.copy_to_device(stream, Arc::new(source), &parts).unwrap();
         let back = device.copy_to_host(stream, into, &parts).unwrap();
         latch.open();
@@ -209,7 +209,7 @@ fn where_nothing_can_be_page_locked_copies_still_work() {
     }
     let Some(role) = child::role() else {
         let refused = ("POORWILL_FAKE_CUDA_FAIL", "cuMemHostRegister_v2:1:1000000:801");
-        let integrated = ("POORWILL_FAKE_CUDA_PLAY", "0:integrated=1");
+        let integrated = ("POORWILL_FAKE_CUDA_SIMULATE", "0:integrated=1");
         for (role, variable) in [("refused", refused), ("integrated", integrated)] {
             child::expect_success(child::command(role, &[variable]));
         }

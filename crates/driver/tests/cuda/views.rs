@@ -14,8 +14,8 @@ use poorwill_driver::{BufferPin, CudaConfig, CudaDevice};
 use poorwill_fake_libcuda::Census;
 use poorwill_testkit::child;
 use poorwill_testkit::device::cuda_config;
-use poorwill_testkit::gated::{Gate, hold};
-use poorwill_testkit::watchdog::{PATIENCE, eventually};
+use poorwill_testkit::latch::{Latch, hold};
+use poorwill_testkit::watchdog::{TEST_TIMEOUT, eventually};
 
 use crate::turn;
 
@@ -331,7 +331,7 @@ fn a_registration_that_is_ending_does_not_block_other_memory() {
     let _turn = turn();
     let (device, pages) = (Arc::new(fake()), Arc::new(Pages::new(4)));
     let stream = device.stream_create().unwrap();
-    let latch = Arc::new(Gate::default());
+    let latch = Arc::new(Latch::default());
     let (first, other) = (seen(&device, pages.range(0, PAGE)), seen(&device, pages.range(2 * PAGE, PAGE)));
     hold(&*device, stream, &latch);
     let going = thread::spawn(move || drop(first));
@@ -343,7 +343,7 @@ fn a_registration_that_is_ending_does_not_block_other_memory() {
         assert!(is_locked(&on, of.range(2 * PAGE, PAGE)));
         seen(&on, of.range(3 * PAGE, PAGE))
     });
-    let others = others.recv_timeout(PATIENCE);
+    let others = others.recv_timeout(TEST_TIMEOUT);
     let early = again.try_recv();
     latch.open();
     going.join().unwrap();
@@ -361,7 +361,7 @@ fn a_forked_child_releases_nothing_and_waits_for_nothing() {
     let _turn = turn();
     let (device, pages) = (Arc::new(fake()), Pages::new(4));
     let stream = device.stream_create().unwrap();
-    let latch = Arc::new(Gate::default());
+    let latch = Arc::new(Latch::default());
     let (going, staying) = (seen(&device, pages.range(0, PAGE)), seen(&device, pages.range(2 * PAGE, PAGE)));
     hold(&*device, stream, &latch);
     // A thread that the child does not have is letting go of one.
@@ -376,7 +376,7 @@ fn a_forked_child_releases_nothing_and_waits_for_nothing() {
         unsafe { libc::_exit(c_int::from(!is_refused)) };
     }
     let (mut ended, mut status, started) = (0, 0, Instant::now());
-    while ended == 0 && started.elapsed() < PATIENCE {
+    while ended == 0 && started.elapsed() < TEST_TIMEOUT {
         // SAFETY: our own child; `status` outlives the call.
         ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
         thread::sleep(Duration::from_millis(5));

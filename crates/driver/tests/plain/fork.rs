@@ -9,8 +9,8 @@ use libloading::os::unix::{Library, Symbol};
 use poorwill_core::{Driver, StreamId};
 use poorwill_driver::{CudaConfig, CudaDevice};
 use poorwill_testkit::child;
-use poorwill_testkit::gated::{self, Gate};
-use poorwill_testkit::watchdog::{PATIENCE, eventually};
+use poorwill_testkit::latch::{self, Latch};
+use poorwill_testkit::watchdog::{TEST_TIMEOUT, eventually};
 
 #[test]
 fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
@@ -20,9 +20,9 @@ fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
     let config = CudaConfig::default().through(Some(poorwill_fake_libcuda::path()));
     let device = Arc::new(CudaDevice::open(&config).unwrap());
     let stream = device.stream_create().unwrap();
-    let latch = Arc::new(Gate::default());
+    let latch = Arc::new(Latch::default());
     let kept = device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap();
-    gated::hold(&*device, stream, &latch); // Work without a waiter.
+    latch::hold(&*device, stream, &latch); // Work without a waiter.
     // SAFETY: a library of ours, which the driver under test loads as well.
     let library = unsafe { Library::new(poorwill_fake_libcuda::path()) }.unwrap();
     // SAFETY: the type that the symbol has there.
@@ -52,7 +52,7 @@ fn a_forked_child_drops_work_while_a_thread_of_the_parent_sweeps() {
         unsafe { libc::_exit(0) };
     }
     let (mut ended, started) = (0, Instant::now());
-    while ended == 0 && started.elapsed() < PATIENCE {
+    while ended == 0 && started.elapsed() < TEST_TIMEOUT {
         // SAFETY: our own child.
         ended = unsafe { libc::waitpid(child, ptr::null_mut(), libc::WNOHANG) };
         thread::sleep(Duration::from_millis(5));

@@ -12,7 +12,7 @@ use poorwill_testkit::child;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-const PLAY: &str = "POORWILL_FAKE_CUDA_PLAY";
+const PLAY: &str = "POORWILL_FAKE_CUDA_SIMULATE";
 const FAIL: &str = "POORWILL_FAKE_CUDA_FAIL";
 
 /// Whether the caller is the child with these variables; otherwise one has run, and passed.
@@ -27,7 +27,7 @@ fn runs_with(variables: &[(&str, &str)]) -> bool {
 /// What a child prints that plays the calling test in this environment, and does well.
 fn play(role: &str, variables: &[(&str, &str)]) -> String {
     let variables = [&[("POORWILL_FAKE_CUDA_DEVICES", "24GiB,24GiB")], variables].concat();
-    child::said_by(child::without_settings(child::command(role, &variables)))
+    child::output_of(child::without_settings(child::command(role, &variables)))
 }
 
 fn open() -> Result<CudaDevice> {

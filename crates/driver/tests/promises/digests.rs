@@ -6,7 +6,7 @@ use std::sync::Arc;
 use poorwill_core::digest::LEAF_BYTES;
 use poorwill_core::{BackingId, CopyPart, DeviceRange, Digest, StreamId};
 use poorwill_testkit::device::TestDevice;
-use poorwill_testkit::{gated, pattern};
+use poorwill_testkit::{latch, pattern};
 
 const GRANULE: usize = 2 << 20;
 
@@ -35,7 +35,7 @@ impl Mapped {
     fn write(&self, at: u64, bytes: &[u8]) {
         let device = DeviceRange::new(self.range.addr + at, bytes.len() as u64);
         let parts = [CopyPart { device, host_offset: 0 }];
-        let source = gated::source(&*self.device, bytes);
+        let source = latch::source(&*self.device, bytes);
         self.device.copy_to_device(StreamId::DEFAULT, source, &parts).unwrap().wait().unwrap();
     }
 

@@ -1,6 +1,6 @@
 //! The sources of a GPU's memory figures, and how the GPU is sliced.
 
-use poorwill_core::budget::{Answer, Fact, SourceName};
+use poorwill_core::budget::{Figure, Reading, SourceName};
 use poorwill_driver::CudaDevice;
 use poorwill_driver::cuda::{CudaMemory, GpuInfo};
 use poorwill_driver::nvml::{Handle, Nvml};
@@ -9,15 +9,15 @@ use poorwill_driver::system::{GroupDeviceMemory, System};
 
 use super::Slice;
 
-pub(crate) fn facts_of(device: &CudaDevice) -> Vec<Fact> {
-    let reported = device.memory_as_told().map_err(|error| error.kind.to_string());
+pub(crate) fn facts_of(device: &CudaDevice) -> Vec<Reading> {
+    let reported = device.reported_memory().map_err(|error| error.kind.to_string());
     GpuMemoryFacts::here(device.gpu(), &reported, &Nvml::load()).facts
 }
 
 /// The figures of all sources for a GPU, and how it is sliced.
 #[derive(Debug)]
 pub(crate) struct GpuMemoryFacts {
-    pub(crate) facts: Vec<Fact>,
+    pub(crate) facts: Vec<Reading>,
     /// With several slices, the one nearest to this process.
     pub(crate) slice: Option<Slice>,
     /// Sentences about limits in the environment that cannot be read.
@@ -50,14 +50,14 @@ impl GpuMemoryFacts {
         let hami = hami_limit(variables, gpu.ordinal);
         let is_enforced = system.has_hami(variables);
         facts.push(match &hami {
-            None => Fact::none(SourceName::MemoryLimit, "CUDA_DEVICE_MEMORY_LIMIT is not set"),
+            None => Reading::none(SourceName::MemoryLimit, "CUDA_DEVICE_MEMORY_LIMIT is not set"),
             Some(limit) if is_enforced => limit_fact(SourceName::MemoryLimit, limit),
             Some(limit) => limit_fact(SourceName::MemoryLimit, limit)
                 .with_note(format!("{}; HAMi's library is not preloaded here", limit.variable)),
         });
         let mps = mps_limit(variables, GpuName { ordinal: gpu.ordinal, uuid: &gpu.uuid });
         facts.push(match &mps {
-            None => Fact::none(SourceName::MpsLimit, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is not set for it"),
+            None => Reading::none(SourceName::MpsLimit, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is not set for it"),
             Some(limit) => limit_fact(SourceName::MpsLimit, limit),
         });
         let cgroup =
@@ -90,27 +90,27 @@ impl GpuMemoryFacts {
     }
 }
 
-fn driver_facts(gpu: &GpuInfo, reported: &Result<CudaMemory, String>) -> Vec<Fact> {
+fn driver_facts(gpu: &GpuInfo, reported: &Result<CudaMemory, String>) -> Vec<Reading> {
     let (total, free) = match reported {
         Ok(CudaMemory::Known { free_bytes, total_bytes }) => {
-            (Answer::Bytes(*total_bytes), Answer::Bytes(*free_bytes))
+            (Figure::Bytes(*total_bytes), Figure::Bytes(*free_bytes))
         }
         Ok(CudaMemory::OverLimit { words }) => {
-            (Answer::None(words.clone()), Answer::OverLimit(words.clone()))
+            (Figure::None(words.clone()), Figure::OverLimit(words.clone()))
         }
-        Err(reason) => (Answer::None(reason.clone()), Answer::None(reason.clone())),
+        Err(reason) => (Figure::None(reason.clone()), Figure::None(reason.clone())),
     };
     vec![
-        Fact::new(SourceName::CudaTotal, total),
-        Fact::new(SourceName::CudaFree, free),
-        Fact::bytes(SourceName::DeviceProperties, gpu.total_bytes),
+        Reading::new(SourceName::CudaTotal, total),
+        Reading::new(SourceName::CudaFree, free),
+        Reading::bytes(SourceName::DeviceProperties, gpu.total_bytes),
     ]
 }
 
 /// NVML's figures, and whether NVML knows the GPU as a MIG instance.
-fn nvml_facts(gpu: &GpuInfo, nvml: &Result<Nvml, String>) -> (Vec<Fact>, bool) {
+fn nvml_facts(gpu: &GpuInfo, nvml: &Result<Nvml, String>) -> (Vec<Reading>, bool) {
     let none = |reason: &str| {
-        [SourceName::NvmlTotal, SourceName::NvmlFree].map(|name| Fact::none(name, reason)).to_vec()
+        [SourceName::NvmlTotal, SourceName::NvmlFree].map(|name| Reading::none(name, reason)).to_vec()
     };
     let known = match nvml.as_ref().map_err(Clone::clone).and_then(|nvml| nvml.known_memory(&gpu.uuid)) {
         Err(reason) => return (none(&reason), false),
@@ -119,31 +119,31 @@ fn nvml_facts(gpu: &GpuInfo, nvml: &Result<Nvml, String>) -> (Vec<Fact>, bool) {
     };
     let is_instance = known.handle == Handle::MigInstance;
     let facts = match &known.memory {
-        _ if known.is_of_a_divided_card() || (known.handle == Handle::Gpu && is_named_instance(gpu)) => {
+        _ if known.is_mig_parent() || (known.handle == Handle::Gpu && is_named_instance(gpu)) => {
             none("NVML's figures are those of the whole card, which is divided")
         }
         Err(reason) => none(reason),
         Ok(memory) => vec![
-            Fact::bytes(SourceName::NvmlTotal, memory.total_bytes),
-            Fact::bytes(SourceName::NvmlFree, memory.free_bytes),
+            Reading::bytes(SourceName::NvmlTotal, memory.total_bytes),
+            Reading::bytes(SourceName::NvmlFree, memory.free_bytes),
         ],
     };
     (facts, is_instance)
 }
 
-fn limit_fact(name: SourceName, limit: &EnvLimit) -> Fact {
+fn limit_fact(name: SourceName, limit: &EnvLimit) -> Reading {
     let EnvLimit { variable, text, bytes } = limit;
     match bytes {
-        Ok(Some(bytes)) => Fact::bytes(name, *bytes).with_note(variable.clone()),
-        Ok(None) => Fact::none(name, format!("{variable} is `{text}`, which is no limit")),
-        Err(reason) => Fact::none(name, format!("{variable} cannot be read: {reason}")),
+        Ok(Some(bytes)) => Reading::bytes(name, *bytes).with_note(variable.clone()),
+        Ok(None) => Reading::none(name, format!("{variable} is `{text}`, which is no limit")),
+        Err(reason) => Reading::none(name, format!("{variable} cannot be read: {reason}")),
     }
 }
 
-fn cgroup_facts(cgroup: GroupDeviceMemory) -> [Fact; 2] {
+fn cgroup_facts(cgroup: GroupDeviceMemory) -> [Reading; 2] {
     let fact = |name, bytes: Option<u64>| match bytes {
-        Some(bytes) => Fact::bytes(name, bytes),
-        None => Fact::none(name, "no control group limits it"),
+        Some(bytes) => Reading::bytes(name, bytes),
+        None => Reading::none(name, "no control group limits it"),
     };
     [
         fact(SourceName::CgroupDmem, cgroup.limit_bytes),
@@ -158,16 +158,16 @@ fn system_fact(
     reported: &Result<CudaMemory, String>,
     may_be_cut: bool,
     system: &System,
-) -> Option<Fact> {
+) -> Option<Reading> {
     let name = SourceName::SystemAvailable;
     let is_whole = match reported {
         Ok(CudaMemory::Known { total_bytes, .. }) => *total_bytes >= gpu.total_bytes,
         _ => false,
     };
     gpu.integrated.then(|| match system.available_bytes() {
-        _ if may_be_cut || !is_whole => Fact::none(name, "this process may have a part of the GPU only"),
-        Some(bytes) => Fact::bytes(name, bytes),
-        None => Fact::none(name, "the system does not tell"),
+        _ if may_be_cut || !is_whole => Reading::none(name, "this process may have a part of the GPU only"),
+        Some(bytes) => Reading::bytes(name, bytes),
+        None => Reading::none(name, "the system does not tell"),
     })
 }
 

@@ -66,7 +66,7 @@ pub fn envelope(device: &str, budget: Budget) -> Result<(Budget, Envelope), Unkn
 #[must_use]
 pub fn claim_in_use(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
     let in_use_bytes = budget.budget_bytes?.saturating_sub(budget.headroom_bytes?);
-    unless_empty(envelope.claim_in_use(InUse::Everybodys, in_use_bytes))
+    unless_empty(envelope.claim_in_use(InUse::AllProcesses, in_use_bytes))
 }
 
 /// Claims what this process itself uses, its context included. It stays in use, unlike the memory of others.
@@ -87,9 +87,9 @@ mod tests {
     #[test]
     fn an_unknown_budget_names_the_sources() {
         let facts = [
-            Fact::none(SourceName::CudaTotal, "CUDA_ERROR_UNKNOWN"),
-            Fact::bytes(SourceName::DeviceProperties, 0),
-            Fact::none(SourceName::CudaFree, "no"),
+            Reading::none(SourceName::CudaTotal, "CUDA_ERROR_UNKNOWN"),
+            Reading::bytes(SourceName::DeviceProperties, 0),
+            Reading::none(SourceName::CudaFree, "no"),
         ];
         let error = envelope("cuda:3", Budget::decide(&facts, None, None)).unwrap_err().to_string();
         for words in ["cuda:3", "cuda_total: CUDA_ERROR_UNKNOWN", "0 is no total", "--budget 20GiB"] {

@@ -78,7 +78,7 @@ impl EngineAdvice {
 
 #[cfg(test)]
 mod tests {
-    use poorwill_core::budget::{Fact, SourceName};
+    use poorwill_core::budget::{Reading, SourceName};
 
     use super::*;
 
@@ -86,7 +86,7 @@ mod tests {
 
     fn advice(free_bytes: u64, cap: &str, claims: &[(&str, u64)]) -> EngineAdvice {
         let facts =
-            [Fact::bytes(SourceName::CudaTotal, 23 * GIB), Fact::bytes(SourceName::CudaFree, free_bytes)];
+            [Reading::bytes(SourceName::CudaTotal, 23 * GIB), Reading::bytes(SourceName::CudaFree, free_bytes)];
         let cap = (!cap.is_empty()).then(|| cap.parse().unwrap());
         let claims: Vec<_> = claims.iter().map(|(name, bytes)| (name.parse().unwrap(), *bytes)).collect();
         EngineAdvice::of(&Budget::decide(&facts, Some(0), cap), Some(23 * GIB), &claims)
@@ -119,7 +119,7 @@ mod tests {
     fn what_is_not_known_is_none() {
         let advice = EngineAdvice::of(&Budget::decide(&[], None, None), None, &[(Tag::weights(), 1)]);
         assert_eq!((advice.memory_bytes, advice.kv_cache_bytes, advice.refused), (None, None, None));
-        let facts = [Fact::bytes(SourceName::CudaTotal, 23 * GIB)];
+        let facts = [Reading::bytes(SourceName::CudaTotal, 23 * GIB)];
         let claims = [(Tag::weights(), 24 * GIB)];
         let advice = EngineAdvice::of(&Budget::decide(&facts, None, None), Some(23 * GIB), &claims);
         assert_eq!((advice.memory_bytes, advice.gpu_memory_utilization), (None, None));

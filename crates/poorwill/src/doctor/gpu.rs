@@ -132,7 +132,7 @@ mod linux {
             let device = opened.as_ref().map_err(Clone::clone);
             let reported = device
                 .clone()
-                .and_then(|device| device.memory_as_told().map_err(|error| error.kind.to_string()));
+                .and_then(|device| device.reported_memory().map_err(|error| error.kind.to_string()));
             let used_bytes = device.as_ref().ok().and_then(|device| device.process_used_bytes());
             let GpuMemoryFacts { facts, slice, problems } = GpuMemoryFacts::here(gpu, &reported, &self.nvml);
             let memory = Budget::decide(&facts, used_bytes, cap);

@@ -246,36 +246,36 @@ fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use poorwill_core::budget::{Answer, Fact};
+    use poorwill_core::budget::{Figure, Reading};
 
     use super::*;
 
     const GIB: u64 = 1 << 30;
 
-    fn warned(facts: &[Fact], used_bytes: Option<u64>, slice: Option<Slice>) -> String {
+    fn warned(facts: &[Reading], used_bytes: Option<u64>, slice: Option<Slice>) -> String {
         warnings_of("cuda:0", &Budget::decide(facts, used_bytes, None), slice).join("\n")
     }
 
     #[test]
     fn warnings_cover_what_people_should_know() {
         let card =
-            [Fact::bytes(SourceName::CudaTotal, 24 * GIB), Fact::bytes(SourceName::CudaFree, 24 * GIB)];
+            [Reading::bytes(SourceName::CudaTotal, 24 * GIB), Reading::bytes(SourceName::CudaFree, 24 * GIB)];
         assert_eq!(warned(&card, Some(0), None), "");
         let with = |fact| [&card[..], &[fact]].concat();
         for (facts, words) in [
             (vec![], "not known"),
             (card[..1].to_vec(), "how much of cuda:0 is free is not known"),
             (
-                with(Fact::bytes(SourceName::NvmlTotal, 30 * GIB)),
+                with(Reading::bytes(SourceName::NvmlTotal, 30 * GIB)),
                 "disagree about the memory of cuda:0: from 24 GiB to 30",
             ),
             (
-                with(Fact::bytes(SourceName::DeviceProperties, 0)),
+                with(Reading::bytes(SourceName::DeviceProperties, 0)),
                 "device_properties of cuda:0 says 0 bytes: 0 is no total",
             ),
-            (with(Fact::bytes(SourceName::NvmlFree, 20 * GIB)), "others use 4 GiB of what cuda:0 may give"),
+            (with(Reading::bytes(SourceName::NvmlFree, 20 * GIB)), "others use 4 GiB of what cuda:0 may give"),
             (
-                with(Fact::new(SourceName::CudaFree, Answer::OverLimit("E".into()))),
+                with(Reading::new(SourceName::CudaFree, Figure::OverLimit("E".into()))),
                 "cuda_free of cuda:0: E: more is in use",
             ),
         ] {

@@ -475,7 +475,7 @@ fn measuring_takes_turns_and_verifies() {
         write(&path, &all_kinds(""), 3);
         let (device, checkpoint) = (open(), checkpoint(&path));
         let mut stages = Vec::new();
-        let plan = load::Plan { options: options(2), rounds: NonZeroU32::new(3).unwrap() };
+        let plan = load::LoadPlan { options: options(2), rounds: NonZeroU32::new(3).unwrap() };
         let report = load::run(&device, &checkpoint, &plan, &mut |stage| stages.push(stage)).unwrap();
         assert!(report.verified && report.mismatch.is_none());
         let kinds: Vec<PassKind> = report.passes.iter().map(|pass| pass.kind).collect();

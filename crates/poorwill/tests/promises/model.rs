@@ -125,7 +125,7 @@ impl Host {
         assert_eq!(self.arena.stats().unwrap().live_blocks, 0);
         self.arena.trim().unwrap();
         let stats = self.arena.stats().unwrap();
-        let held = [stats.live_bytes, stats.mapped_bytes, stats.owed_bytes, stats.reserved_bytes];
+        let held = [stats.live_bytes, stats.mapped_bytes, stats.deferred_release_bytes, stats.reserved_bytes];
         assert_eq!((held, stats.backup_bytes, stats.segments), ([0; 4], 0, 0));
         assert_eq!(self.device.memory_info().unwrap().process.unwrap().used_bytes, 0);
         assert_eq!(self.device.resident_bytes(), 0);

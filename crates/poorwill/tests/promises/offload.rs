@@ -13,7 +13,7 @@ use poorwill_driver::system::System;
 use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
 use poorwill_testkit::child;
 use poorwill_testkit::device::{Kind, cuda_config, skipped_unless};
-use poorwill_testkit::gated::{Gate, hold};
+use poorwill_testkit::latch::{Latch, hold};
 use poorwill_testkit::pattern;
 
 const MIB: u64 = 1 << 20;
@@ -229,7 +229,7 @@ fn the_last_to_go_waits_for_the_device() {
         waits.push(Box::new(lent));
     }
     for held in waits {
-        let (latch, is_open) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
+        let (latch, is_open) = (Arc::new(Latch::default()), Arc::new(AtomicBool::new(false)));
         hold(&*driver, stream, &latch);
         thread::scope(|scope| {
             let (begins, begun) = mpsc::channel();
@@ -257,7 +257,7 @@ fn what_was_never_seen_waits_for_nothing() {
     let device = open();
     let driver = device.driver();
     let stream = driver.stream_create().unwrap();
-    let latch = Arc::new(Gate::default());
+    let latch = Arc::new(Latch::default());
     hold(&*driver, stream, &latch);
     // If the drop waited, no thread would open the latch.
     drop(buffer(&device, MIB, BufferPin::Auto));

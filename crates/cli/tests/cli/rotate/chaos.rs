@@ -10,7 +10,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use poorwill_mock_engine::Lie;
+use poorwill_mock_engine::Fault;
 use poorwill_testkit::effort::{Effort, SEED, seed_of_this_run};
 use serde_json::Value;
 
@@ -20,7 +20,7 @@ use super::watch::{Scales, Watch, assert_fit};
 
 const NAMES: [&str; 5] = ["amber", "birch", "cedar", "dogwood", "elder"];
 const PROMPTS: [&str; 3] = ["Tell me of a road.", "Tell me of a mill.", "Tell me of bread."];
-/// Room for two that are awake, and what three that sleep have of their own.
+/// BackupBuffer for two that are awake, and what three that sleep have of their own.
 const GPU: &str = "200MiB";
 const FIT: usize = 2;
 const CLIENTS: u64 = 8;
@@ -147,7 +147,7 @@ impl Drop for Complaint<'_> {
 
 /// Each fault is injected by at least one of them.
 fn fixture(chance: &mut Rng) -> Fixture {
-    let mut faults = Lie::ALL.map(Lie::name);
+    let mut faults = Fault::ALL.map(Fault::name);
     chance.shuffle(&mut faults);
     let mut models = NAMES.map(Model::new).to_vec();
     for (nth, model) in models.iter_mut().enumerate() {

@@ -75,7 +75,7 @@ impl Model {
     /// Sets the faults of the running engine.
     pub(crate) fn faults(&self, faults: &[&str]) {
         let body = json!(faults).to_string();
-        let answer = http::ask(self.port, "PUT", "/mock/lies", &[], &body).unwrap();
+        let answer = http::ask(self.port, "PUT", "/mock/faults", &[], &body).unwrap();
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 

@@ -47,7 +47,7 @@ fn a_share_too_small_is_refused_before_anything_is_lost() {
     assert_eq!(gib(left("0.92").unwrap()), "0.13 GiB");
     let refused = left("0.88").unwrap_err();
     assert_eq!(refused.name.to_string(), "cudagraph");
-    assert_eq!(refused.ground.budget_bytes, cap("0.88").of(23 * GIB));
+    assert_eq!(refused.basis.budget_bytes, cap("0.88").of(23 * GIB));
     let words = refused.to_string();
     for word in
         ["`cudagraph`", "`weights` has 16 GiB", "`activations` has 3.5 GiB", "raise the budget to", "0.92)"]

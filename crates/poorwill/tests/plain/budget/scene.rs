@@ -36,7 +36,7 @@ impl Scene {
 
     /// Sets the fake's options.
     pub(crate) fn playing(self, play: &str) -> Self {
-        self.variable("POORWILL_FAKE_CUDA_PLAY", play)
+        self.variable("POORWILL_FAKE_CUDA_SIMULATE", play)
     }
 
     /// Sets NVML's figures for the first GPU, known by the prefix `GPU` or `MIG`.

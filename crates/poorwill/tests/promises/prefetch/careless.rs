@@ -9,7 +9,7 @@ use poorwill::{
     CopyPart, DeviceInfo, DeviceRange, Digest, Driver, HostBuffer, HostMemoryInfo, MemoryInfo, Pending,
     StreamId,
 };
-use poorwill_testkit::gated::{Gate, hold};
+use poorwill_testkit::latch::{Latch, hold};
 
 /// What the driver does wrong. Copies to the device and digests count from 0. A wait is named by the copy or
 /// digest after it.
@@ -39,7 +39,7 @@ pub(crate) struct Careless {
     inner: Arc<dyn Driver>,
     fault: Fault,
     held: Held,
-    pub(crate) latch: Arc<Gate>,
+    pub(crate) latch: Arc<Latch>,
     copies: AtomicUsize,
     digests: AtomicUsize,
     streams: AtomicI64,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use poorwill::offload::{Prefetcher, Slots};
 use poorwill::{Arena, Driver, Op, Tag, chain};
-use poorwill_bench::offload::{Plan, Source, run};
+use poorwill_bench::offload::{OffloadPlan, Source, run};
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 
@@ -112,7 +112,7 @@ fn a_pass_that_fails_leaves_nothing_behind() {
 fn measuring_that_fails_leaves_nothing_behind() {
     at_every_place(3, |device, arena| {
         let bytes = NonZeroU64::new(6 * device.info().granule_bytes).unwrap();
-        let plan = Plan { layers: NonZeroU32::new(3).unwrap(), ..Plan::new(bytes) };
+        let plan = OffloadPlan { layers: NonZeroU32::new(3).unwrap(), ..OffloadPlan::new(bytes) };
         match run(arena, &Source::Driver, &plan, &mut |_| {}) {
             Ok(report) => {
                 assert!(report.verified && report.mismatch.is_none(), "{report:?}");

@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use poorwill::offload::{DISABLE_UVA, Switches};
 use poorwill::{Arena, Config, Device, Driver};
-use poorwill_bench::offload::{Error, Plan, Report, Source, Stage, run};
+use poorwill_bench::offload::{OffloadError, OffloadPlan, OffloadReport, Source, OffloadStage, run};
 use poorwill_testkit::device::{Kind, TestDevice};
 
 use super::arena;
 use super::careless::{Careless, Fault, Held};
 
-fn plan(bytes: u64, layers: u32) -> Plan {
-    Plan { layers: NonZeroU32::new(layers).unwrap(), ..Plan::new(NonZeroU64::new(bytes).unwrap()) }
+fn plan(bytes: u64, layers: u32) -> OffloadPlan {
+    OffloadPlan { layers: NonZeroU32::new(layers).unwrap(), ..OffloadPlan::new(NonZeroU64::new(bytes).unwrap()) }
 }
 
 /// Checks the figures of a report against each other.
-fn check(report: &Report) {
+fn check(report: &OffloadReport) {
     assert!(report.verified && report.mismatch.is_none());
     assert_eq!(report.host_bytes_asked, report.layer_bytes * u64::from(report.layers));
     assert!((2..=8).contains(&report.slots) && report.part_bytes <= report.layer_bytes && report.passes > 1);
@@ -54,7 +54,7 @@ fn every_device_is_measured_and_left_as_it_was() {
         assert_eq!(report.device, device.info().id);
         let in_place = device.kind() == Kind::Host || (device.info().kernel_copies && report.pinned);
         assert_eq!(report.uva_s.is_some(), in_place, "{}", report.uva_how);
-        assert_eq!((stages.first(), stages.last()), (Some(&Stage::Memory), Some(&Stage::Prefetch)));
+        assert_eq!((stages.first(), stages.last()), (Some(&OffloadStage::Memory), Some(&OffloadStage::Prefetch)));
         assert_eq!(arena.stats().unwrap().mapped_bytes, 0);
         assert_eq!(device.memory_info().unwrap().free_bytes, device.info().total_bytes);
         assert_eq!(device.host_bytes(), 0);
@@ -111,12 +111,12 @@ fn what_does_not_fit_is_refused_with_what_to_change() {
     };
     for (bytes, layers) in [(1, 1), (granule_bytes - 1, 1), (31 * granule_bytes, 32), (1 << 20, u32::MAX)] {
         let error = refused(bytes, layers);
-        assert!(matches!(error, Error::LayerTooSmall { .. }), "{error}");
+        assert!(matches!(error, OffloadError::LayerTooSmall { .. }), "{error}");
         assert!(error.to_string().contains("granule") && error.to_string().contains("or more"), "{error}");
     }
     for (bytes, layers) in [(5 * granule_bytes, 1), (100 * granule_bytes, 20), (u64::MAX, 1)] {
         let error = refused(bytes, layers);
-        assert!(matches!(error, Error::Slots { .. }), "{error}");
+        assert!(matches!(error, OffloadError::Slots { .. }), "{error}");
         assert!(
             error.to_string().contains("2 slots") && error.to_string().contains("more layers"),
             "{error}"
@@ -126,7 +126,7 @@ fn what_does_not_fit_is_refused_with_what_to_change() {
     check(&run(&arena, &Source::Driver, &plan(12 * granule_bytes, 3), &mut |_| {}).unwrap());
     // No computer has as much host memory.
     let error = refused(granule_bytes << 31, 1 << 30);
-    assert!(matches!(error, Error::HostMemory { is_limit: false, .. }), "{error}");
+    assert!(matches!(error, OffloadError::HostMemory { is_limit: false, .. }), "{error}");
 }
 
 #[test]

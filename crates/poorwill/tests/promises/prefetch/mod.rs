@@ -9,7 +9,7 @@ mod order;
 use std::sync::Arc;
 
 use poorwill::{Arena, Digest, Driver, HostBuffer, PoolConfig};
-use poorwill_testkit::gated::source;
+use poorwill_testkit::latch::source;
 
 fn arena(driver: Arc<dyn Driver>) -> Arena {
     Arena::over(driver, PoolConfig::default().in_chunks_of(4)).unwrap()

@@ -8,7 +8,7 @@ use std::time::Duration;
 use poorwill::offload::{Prefetcher, Slots};
 use poorwill::{Arena, Digest, Driver, HostBuffer, Pending, PoolError, Tag, chain};
 use poorwill_testkit::device::TestDevice;
-use poorwill_testkit::watchdog::{PATIENCE, watched};
+use poorwill_testkit::watchdog::{TEST_TIMEOUT, watched};
 
 use super::careless::{Careless, Fault, Held};
 use super::{arena, layer};
@@ -123,7 +123,7 @@ fn held_pass(fault: Fault, held: Held) -> (bool, Vec<usize>) {
     for slot in prefetcher.slots() {
         device.zero(poorwill::StreamId::DEFAULT, slot.range).unwrap().wait().unwrap();
     }
-    let timeout = if fault == Fault::None { A_WHILE } else { PATIENCE / 2 };
+    let timeout = if fault == Fault::None { A_WHILE } else { TEST_TIMEOUT / 2 };
     let (notify, queued) = mpsc::channel::<Vec<Pending<Vec<Digest>>>>();
     let (answer, answered) = mpsc::channel();
     let watching = Arc::clone(&careless);
