@@ -44,8 +44,8 @@ def test_asking_again_returns_the_same(arena: poorwill.Arena) -> None:
 @pytest.mark.parametrize(
     ("device", "name", "options", "words"),
     [
-        (DEVICE, "tested", {"limit": "32MiB"}, "with a limit of 64 MiB, and a limit of 32 MiB is asked for"),
-        (DEVICE, "tested", {"limit": 0.25}, "and a limit of 0.25 is asked for"),
+        (DEVICE, "tested", {"limit": "32MiB"}, "with a limit of 64 MiB, and a limit of 32 MiB is requested"),
+        (DEVICE, "tested", {"limit": 0.25}, "and a limit of 0.25 is requested"),
         ("host:1GiB", "tested", {}, "host:256MiB is open not as host:1GiB, for `tested`"),
         ("host:1GiB", "other", {}, "all arenas of a device share it"),
         ("host", "other", {"host_limit": "1GiB"}, "is open with another host_limit"),
