@@ -39,7 +39,7 @@ class HTTPException(Exception):
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine here is busy unless a test says so."""
-    monkeypatch.setattr(_frontend, "_PATIENCE_SECONDS", HANGS_SECONDS)
+    monkeypatch.setattr(_frontend, "_HEALTH_TIMEOUT_SECONDS", HANGS_SECONDS)
     monkeypatch.setattr(_lives, "_LOOK_SECONDS", 0.01)
 
 
@@ -197,7 +197,7 @@ async def test_an_output_stream_that_is_given_up_is_closed(vllm: Any) -> None:
 def test_an_engine_that_is_busy_keeps_the_health_that_is_known(
     vllm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_frontend, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(_frontend, "_HEALTH_TIMEOUT_SECONDS", 0.0)
 
     async def story() -> None:
         first, second = pair(vllm)
@@ -296,7 +296,7 @@ async def test_an_operation_ends_with_its_engine(vllm: Any, operation: str) -> N
 async def test_a_request_that_asks_for_the_state_ends_with_its_engine(vllm: Any) -> None:
     frontend = alone(vllm)
     await frontend.sleep(1)
-    frontend._poorwill.doubt()
+    frontend._poorwill.invalidate()
     processes = frontend.processes
     processes.is_by_hand = True
     pending = asyncio.ensure_future(texts(generate(frontend)))

@@ -51,9 +51,9 @@ def status(
     engine: int = 0,
     rank: int = 0,
     host_bytes: int = 100,
-    uncovered_bytes: int | None = None,
+    unaccounted_bytes: int | None = None,
 ) -> dict[str, Any]:
-    figures = {"host_bytes": host_bytes, "uncovered_bytes": uncovered_bytes}
+    figures = {"host_bytes": host_bytes, "unaccounted_bytes": unaccounted_bytes}
     ranks = [{"rank": rank, **figures, "events": list(events)}]
     return {"engine": engine, "not_ready": None, "ranks": ranks}
 
@@ -69,6 +69,7 @@ def test_each_figure_has_its_collector(registry: dict[str, Metric]) -> None:
         "poorwill_shortfalls_total": {sleep: [0], wake: [0]},
         "poorwill_failures_total": {sleep: [0], wake: [0]},
         "poorwill_host_bytes": {("0", "0"): [100]},
+        "poorwill_unaccounted_bytes": {},
         "poorwill_uncovered_bytes": {},
     }
 
@@ -86,25 +87,35 @@ def test_engines_and_ranks_are_kept_apart(registry: dict[str, Metric]) -> None:
     assert registry["poorwill_host_bytes"].told == {("0", "0"): [1], ("1", "2"): [4]}
 
 
-def test_what_no_sleep_covers_is_a_gauge_from_the_first_sleep_on(registry: dict[str, Metric]) -> None:
-    _metrics.record([status(rank=1), status(rank=2, uncovered_bytes=0), status(rank=2, uncovered_bytes=5)])
-    gauge = registry["poorwill_uncovered_bytes"]
+# The second is the name of one release ago.
+@pytest.mark.parametrize("name", ["poorwill_unaccounted_bytes", "poorwill_uncovered_bytes"])
+def test_unaccounted_memory_is_a_gauge_from_the_first_sleep_on(
+    registry: dict[str, Metric], name: str
+) -> None:
+    _metrics.record(
+        [status(rank=1), status(rank=2, unaccounted_bytes=0), status(rank=2, unaccounted_bytes=5)]
+    )
+    gauge = registry[name]
     assert gauge.told == {("0", "2"): [0, 5]}
     assert gauge.options == {"multiprocess_mode": "mostrecent"}
 
 
-def test_what_the_last_sleep_did_not_cover_is_kept() -> None:
+def test_unaccounted_memory_of_the_last_sleep_is_kept() -> None:
     events = Events()
     told = {"copied_bytes": 0, "unchanged_bytes": 0, "released_bytes": 1, "release": "confirmed"}
     phases = SimpleNamespace(as_dict=dict)
-    seen = [events.uncovered_bytes]
-    for uncovered_bytes in (7, 5):
+    seen = [events.unaccounted_bytes]
+    for unaccounted_bytes in (7, 5):
         with events.of("sleep") as event:
-            event.slept(cast(Any, SimpleNamespace(**told, uncovered_bytes=uncovered_bytes, phases=phases)))
+            event.slept(
+                cast(Any, SimpleNamespace(**told, unaccounted_bytes=unaccounted_bytes, phases=phases))
+            )
         with events.of("wake"):
-            seen.append(events.uncovered_bytes)
-    assert [*seen, events.uncovered_bytes] == [None, 7, 5, 5]
-    assert [event["uncovered_bytes"] for event in events.take()] == [7, None, 5, None]
+            seen.append(events.unaccounted_bytes)
+    assert [*seen, events.unaccounted_bytes] == [None, 7, 5, 5]
+    taken = events.take()
+    for key in ("unaccounted_bytes", "uncovered_bytes"):  # The second is the name of one release ago.
+        assert [event[key] for event in taken] == [7, None, 5, None]
 
 
 def test_collectors_are_made_once_and_last(registry: dict[str, Metric]) -> None:

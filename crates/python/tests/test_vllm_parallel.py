@@ -138,6 +138,6 @@ async def test_in_doubt_a_health_check_looks(vllm: Any) -> None:
         core.model_executor.workers[0].load_weights(WEIGHTS)
         vars(core)["_poorwill"].look()
     frontend._poorwill.know(None)
-    frontend._poorwill.doubt()
+    frontend._poorwill.invalidate()
     await frontend.check_health()
     assert paused(frontend) == [False] * 3

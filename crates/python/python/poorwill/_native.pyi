@@ -219,7 +219,8 @@ def cuda_ordinal(device: object = None, /) -> int:
 def budget(device: _Device | None = None, cap: _Cap | Mapping[Any, _Cap] | None = None) -> Budget:
     """Decides how much memory of a device this process may use, from every available source.
 
-    `device` is None or "cuda" for the current GPU (PyTorch's, or the first), a number, "cuda:1", "host", "host:8GiB", or a torch.device.
+    `device` is None or "cuda" for the current GPU (PyTorch's, or the first), a number, "cuda:1", "host",
+    "host:8GiB", or a torch.device.
 
     `cap` is the user's upper bound:
 
@@ -308,7 +309,9 @@ class Claimed:
 class Claim:
     """A part of a budget, reserved until it is released or this object is dropped.
 
-    A `with` block measures usage and releases the claim at its end. Usage above the claim is a BudgetWarning where the rest of the budget covers it, otherwise a BudgetError. An exception of the block takes precedence.
+    A `with` block measures usage and releases the claim at its end. Usage above the claim is a BudgetWarning
+    where the rest of the budget covers it, otherwise a BudgetError. An exception of the block takes
+    precedence.
     """
 
     @property
@@ -351,7 +354,8 @@ def arena(
 ) -> Arena:
     """Opens an arena, or finds the open one: device memory that can sleep and wake.
 
-    `device` is as for `budget`. Several arenas share a device and differ by name. Options given for an open arena must agree with it.
+    `device` is as for `budget`. Several arenas share a device and differ by name. Options given for an open
+    arena must agree with it.
 
     `limit` bounds what the arena may map:
 
@@ -361,7 +365,9 @@ def arena(
 
     Without a limit it is what is left of the budget; several such arenas compete for that.
 
-    `host_limit` bounds the device's host memory for backups, and `pageable` leaves that unlocked. `peers` are the GPUs that may access this GPU's memory, by default all that can; `()` suits a process with one GPU. The first arena of a device decides all three.
+    `host_limit` bounds the device's host memory for backups, and `pageable` leaves that unlocked. `peers`
+    are the GPUs that may access this GPU's memory, by default all that can; `()` suits a process with one
+    GPU. The first arena of a device decides all three.
 
     Unless `keep_backups` is False, backups stay after a wake for the next sleep.
 
@@ -400,7 +406,8 @@ class Arena:
     def sleep(self, level: int = 1, tags: _Tags | None = None) -> SleepReport:
         """Puts tags to sleep: releases their memory to the device and keeps their addresses.
 
-        `level` 1 backs up weights in host memory, 2 drops them. `tags` is one, several, or None for all. All or nothing; tags that sleep already are left alone. Do not access sleeping memory.
+        `level` 1 backs up weights in host memory, 2 drops them. `tags` is one, several, or None for all. All
+        or nothing; tags that sleep already are left alone. Do not access sleeping memory.
 
         Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
         failed.
@@ -420,9 +427,12 @@ class Arena:
         `verify` says how many granules are compared with their backups' digests: "all", or "sample" for one
         in 64. None means all on GPUs, otherwise a sample.
 
-        `timeout` is how many seconds to wait for other calls with these tags, and for memory that others release; Ctrl-C does not end that.
+        `timeout` is how many seconds to wait for other calls with these tags, and for memory that others
+        release; Ctrl-C does not end that.
 
-        All or nothing: raises OutOfMemoryError or WakeError, and everything sleeps as before. A WakeError names all damaged backups. With `accept_losses` the rest wakes, and the report's `lost` lists the ranges to write again before `mark_restored`.
+        All or nothing: raises OutOfMemoryError or WakeError, and everything sleeps as before. A WakeError
+        names all damaged backups. With `accept_losses` the rest wakes, and the report's `lost` lists the
+        ranges to write again before `mark_restored`.
         """
     def discard(self, tags: _Tags) -> SleepReport:
         """Drops the bytes of tags, awake or asleep, with their backups, whatever their policy.
@@ -462,14 +472,16 @@ class Arena:
     def drop_backups(self, tags: _Tags | None = None) -> int:
         """Drops the backups of awake tags and releases unused host memory; returns the bytes released.
 
-        `tags` is one, several, or None for all that are awake. Memory that shares an extent with a remaining backup is released later. The next sleep copies the bytes again.
+        `tags` is one, several, or None for all that are awake. Memory that shares an extent with a remaining
+        backup is released later. The next sleep copies the bytes again.
 
         Raises TagError, with nothing changed, for a named tag that sleeps with a backup.
         """
     def hold(self, tag: str, holder: str) -> Hold:
         """Declares that `holder` has the physical memory of a tag registered, say with a network card.
 
-        Until the hold ends, that memory stays mapped: a sleep or discard of the tag fails, and so does closing the arena. Take it before registering, and end it after deregistering. Holds add up.
+        Until the hold ends, that memory stays mapped: a sleep or discard of the tag fails, and so does
+        closing the arena. Take it before registering, and end it after deregistering. Holds add up.
 
         Raises TagError for an unknown or sleeping tag, and ValueError for an empty holder.
         """
@@ -486,9 +498,9 @@ class Arena:
     ) -> None:
         """Declares how a tag sleeps, before its first allocation, and how its bytes change, at any time.
 
-        `level1` and `level2` choose "backup" or "drop" for such a sleep. `dropped`
-        memory wakes as "zeros" or "undefined". `changes` are "compared" (unknown), "immutable" (promised;
-        only a sample is compared) or "volatile" (always copied). Omitted options keep the tag's defaults.
+        `level1` and `level2` choose "backup" or "drop" for such a sleep. `dropped` memory wakes as "zeros"
+        or "undefined". `changes` are "compared" (unknown), "immutable" (promised; only a sample is compared)
+        or "volatile" (always copied). Omitted options keep the tag's defaults.
 
         Raises TagError when the tag is in use, or declared, with another policy.
         """
@@ -516,7 +528,8 @@ class Arena:
 class Block:
     """An arena's memory as an array of elements, shared by DLPack: `numpy.from_dlpack(block)`.
 
-    It is freed with the last of this object and its arrays. Access while its tag sleeps is a segmentation fault or a GPU error. So is access to a closed arena and, on the host device, from a forked child.
+    It is freed with the last of this object and its arrays. Access while its tag sleeps is a segmentation
+    fault or a GPU error. So is access to a closed arena and, on the host device, from a forked child.
 
     On a GPU it belongs to the default stream. Other streams' work must complete before it is freed.
     """
@@ -559,7 +572,8 @@ class Block:
 class Preparation:
     """Backups in the background, so that a later sleep copies only what changed since.
 
-    A sleep or discard of one of its tags ends it. The end of a `with` block waits for it, or cancels it after an exception.
+    A sleep or discard of one of its tags ends it. The end of a `with` block waits for it, or cancels it
+    after an exception.
     """
 
     @property
@@ -637,8 +651,7 @@ class SleepReport:
         """Actual release."""
     @property
     def release(self) -> Literal["confirmed", "ledger", "shortfall"]:
-        """Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls.
-        """
+        """Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls."""
     @property
     def copied_bytes(self) -> int:
         """Copied to host memory."""
@@ -841,7 +854,7 @@ class TagStats:
     def tag(self) -> str: ...
     @property
     def state(self) -> _State:
-        """"awake", "undefined", "asleep_backed_up", "asleep_dropped" or "stranded"."""
+        """ "awake", "undefined", "asleep_backed_up", "asleep_dropped" or "stranded"."""
     @property
     def live_bytes(self) -> int:
         """In use by live blocks."""
@@ -962,10 +975,12 @@ def make_immortal(object: object) -> None:
 class HostBuffer:
     """Host memory of exactly `nbytes` bytes, from a device's host arena; its bytes are unspecified.
 
-    `device` is as for `budget`. `pin` True page-locks the memory or raises PoorwillError. "auto" does so where possible for a GPU with memory of its own; otherwise `pageable_because` says why not. POORWILL_DISABLE_PIN=1 and VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY=1
-    override `pin`.
+    `device` is as for `budget`. `pin` True page-locks the memory or raises PoorwillError. "auto" does so
+    where possible for a GPU with memory of its own; otherwise `pageable_because` says why not.
+    POORWILL_DISABLE_PIN=1 and VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY=1 override `pin`.
 
-    DLPack shares it as a flat uint8 array on the CPU: `numpy.from_dlpack(buffer)`. It is freed with the last of this object, its arrays and views. A forked child does not have it.
+    DLPack shares it as a flat uint8 array on the CPU: `numpy.from_dlpack(buffer)`. It is freed with the last
+    of this object, its arrays and views. A forked child does not have it.
 
     Raises OutOfMemoryError, with the requested, held and allowed bytes, where it does not fit.
     """
@@ -1013,7 +1028,8 @@ class HostBuffer:
 class LoadedTensor:
     """The bytes of a tensor that `load_checkpoint` read: a slice of a host buffer.
 
-    DLPack shares it as a flat uint8 array on the CPU. The buffer is freed with the last of its tensors, their arrays and views.
+    DLPack shares it as a flat uint8 array on the CPU. The buffer is freed with the last of its tensors,
+    their arrays and views.
     """
 
     @property
@@ -1081,7 +1097,8 @@ def load_checkpoint(
 class DeviceView:
     """Host memory at its device address, without a copy; see `HostBuffer.device_view` and `device_view_of`.
 
-    DLPack shares it as a flat uint8 array on the device. The memory stays until the last of this object and its arrays is gone, which waits for the device's work.
+    DLPack shares it as a flat uint8 array on the device. The memory stays until the last of this object and
+    its arrays is gone, which waits for the device's work.
     """
 
     @property

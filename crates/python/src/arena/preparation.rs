@@ -74,7 +74,7 @@ impl RunningPreparation {
 
 /// Backups in the background, so that a later sleep copies only what changed since.
 ///
-/// A sleep or discard of one of its tags ends it. The wait_until_ended of a `with` block waits for it, or cancels it after
+/// A sleep or discard of one of its tags ends it. The end of a `with` block waits for it, or cancels it after
 /// an exception.
 #[pyclass(frozen, module = "poorwill")]
 #[derive(Debug)]
@@ -110,13 +110,13 @@ impl Preparation {
         Ok(self.progress()?.is_ended)
     }
 
-    /// Requests its wait_until_ended. Copies in progress are finished and kept.
+    /// Requests its end. Copies in progress are finished and kept.
     fn cancel(&self) -> PyResult<()> {
         self.0.get()?.cancel();
         Ok(())
     }
 
-    /// Waits for its wait_until_ended and reports what was done.
+    /// Waits for its end and reports what was done.
     ///
     /// Raises TimeoutError after `timeout` seconds; the preparation continues. Raises SleepError when host
     /// memory was missing or the device failed; finished backups stay.

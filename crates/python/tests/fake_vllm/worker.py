@@ -116,7 +116,7 @@ class Worker:
             "unwritten": self._told() if self.unwritten else None,
             "sleeping": sorted(self.asleep),
             "host_bytes": 1000,
-            "uncovered_bytes": None,
+            "unaccounted_bytes": None,
             "events": events,
         }
 
