@@ -59,19 +59,22 @@ fn sleep_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     const ABOUT: &str = "A sleep or its preparation failed; the message says in which state that leaves the tags.\n\n\
         `report` is set where the tags sleep, but part of their memory could not be released.";
-    class(py, &CLASS, "SleepError", ABOUT, &["report"], &[py.get_type::<PoorwillError>()])
+    class(py, &CLASS, "SleepError", ABOUT, &["report"], &[], &[py.get_type::<PoorwillError>()])
 }
 
 /// Attributes of `OutOfMemoryError`; unknown ones are None.
 const FIGURES: [&str; 6] =
-    ["needed_bytes", "limit_bytes", "live_bytes", "mapped_bytes", "idle_bytes", "device_free_bytes"];
+    ["needed_bytes", "limit_bytes", "live_bytes", "mapped_bytes", "reclaimable_bytes", "device_free_bytes"];
+
+/// An old name, which works until the next release.
+const RENAMED: (&str, &str) = (concat!("idle", "_bytes"), "reclaimable_bytes");
 
 fn out_of_memory_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     const ABOUT: &str = "More memory than the arena's limit allows, or than the device has.\n\n\
         `needed_bytes` is what was needed beyond what could be reclaimed. Unknown figures are None.";
     let bases = [py.get_type::<PoorwillError>(), py.get_type::<PyMemoryError>()];
-    class(py, &CLASS, "OutOfMemoryError", ABOUT, &FIGURES, &bases)
+    class(py, &CLASS, "OutOfMemoryError", ABOUT, &FIGURES, &[RENAMED], &bases)
 }
 
 /// Creates an exception class, once, with attributes that default to None.
@@ -81,6 +84,7 @@ fn class<'py>(
     name: &str,
     about: &str,
     attributes: &[&str],
+    renamed: &[(&str, &str)],
     bases: &[Bound<'py, PyType>],
 ) -> PyResult<&'py Bound<'py, PyType>> {
     let made = kept.get_or_try_init(py, || {
@@ -88,6 +92,10 @@ fn class<'py>(
         members.set_item("__module__", "poorwill")?;
         members.set_item("__doc__", about)?;
         attributes.iter().try_for_each(|attribute| members.set_item(attribute, py.None()))?;
+        for (old, new) in renamed {
+            let read = py.import("operator")?.getattr("attrgetter")?.call1((*new,))?;
+            members.set_item(*old, py.import("builtins")?.getattr("property")?.call1((read,))?)?;
+        }
         let bases = PyTuple::new(py, bases)?;
         let made = py.get_type::<PyType>().call1((name, bases, members))?;
         Ok::<_, PyErr>(made.cast_into::<PyType>()?.unbind())

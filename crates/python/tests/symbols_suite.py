@@ -80,7 +80,7 @@ def test_what_is_mapped_follows_what_pytorch_has(
     for number in range(10):
         replay(calls, functions, handles, look if number < 2 else lambda live: None)
         stats = arena.stats()
-        assert (stats.live_bytes, stats.peak_live_bytes, stats.deferred_bytes) == (0, peak, 0)
+        assert (stats.live_bytes, stats.peak_live_bytes, stats.deferred_release_bytes) == (0, peak, 0)
         assert gpu.used_bytes() - used_before == stats.mapped_bytes
         # Addresses come and go, as long as memory does not.
         assert stats.reserved_bytes <= 8 * peak

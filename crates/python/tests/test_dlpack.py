@@ -163,7 +163,7 @@ def test_more_than_the_limit_says_what_there_is(arena: poorwill.Arena) -> None:
     error = raised.value
     assert isinstance(error, MemoryError)
     assert (error.needed_bytes, error.limit_bytes) == (8 * MIB, 64 * MIB)
-    assert (error.live_bytes, error.mapped_bytes, error.idle_bytes) == (60 * MIB, 60 * MIB, 0)
+    assert (error.live_bytes, error.mapped_bytes, error.reclaimable_bytes) == (60 * MIB, 60 * MIB, 0)
     assert error.device_free_bytes is None
     held.free()
     assert arena.empty(64 * MIB).nbytes == 64 * MIB

@@ -111,7 +111,7 @@ class OutOfMemoryError(PoorwillError, MemoryError):
     limit_bytes: int | None
     live_bytes: int | None
     mapped_bytes: int | None
-    idle_bytes: int | None
+    reclaimable_bytes: int | None
     device_free_bytes: int | None
 
 class BudgetWarning(UserWarning):
@@ -486,7 +486,7 @@ class Arena:
         Raises TagError for an unknown or sleeping tag, and ValueError for an empty holder.
         """
     def held(self) -> dict[str, dict[str, Any]]:
-        """The held tags, each with its `holders` and the `idle_bytes` that stay mapped only for them."""
+        """The held tags, each with `holders` and the `reclaimable_bytes` that stay mapped only for them."""
     def declare(
         self,
         tag: str,
@@ -629,7 +629,7 @@ class Hold:
 
 @final
 class SleepReport:
-    """What a sleep did. Sizes in bytes, times in seconds."""
+    """What a sleep did."""
 
     @property
     def level(self) -> int:
@@ -702,7 +702,7 @@ class SleepPhases:
 
 @final
 class WakeReport:
-    """What a wake did. Sizes in bytes, times in seconds."""
+    """What a wake did."""
 
     @property
     def tags(self) -> list[str]:
@@ -782,7 +782,7 @@ class WakePhases:
 
 @final
 class PrepareReport:
-    """What a preparation did. Sizes in bytes, times in seconds."""
+    """What a preparation did."""
 
     @property
     def tags(self) -> list[str]:
@@ -804,7 +804,7 @@ class PrepareReport:
 
 @final
 class Stats:
-    """Figures of an arena, in bytes unless the name says otherwise."""
+    """Figures of an arena."""
 
     @property
     def live_bytes(self) -> int:
@@ -825,7 +825,7 @@ class Stats:
     def cached_bytes(self) -> int:
         """Held, but not live."""
     @property
-    def deferred_bytes(self) -> int:
+    def deferred_release_bytes(self) -> int:
         """Part of `cached_bytes` whose release the driver refused so far."""
     @property
     def reserved_bytes(self) -> int:
@@ -848,7 +848,7 @@ class Stats:
 
 @final
 class TagStats:
-    """Figures of one tag, in bytes unless the name says otherwise."""
+    """Figures of one tag."""
 
     @property
     def tag(self) -> str: ...

@@ -59,8 +59,8 @@ def allocator_settings(
     may be replaced.
 
     It does nothing without a GPU, and on device types other than "cuda" and "hip". A refused or ignored
-    option is an error that changes nothing. Lowering the split limit is unsafe in PyTorch while a memory pool holds blocks
-    that were split under another one; begin a new pool.
+    option is an error that changes nothing. Lowering the split limit is unsafe in PyTorch while a memory
+    pool holds blocks that were split under another one; begin a new pool.
     """
     wanted: dict[str, int | bool] = {}
     if max_split_size_mb is not ...:

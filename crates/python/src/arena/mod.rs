@@ -339,14 +339,16 @@ impl Arena {
         self.with(py, |arena| arena.hold(&tag, holder)).map(Hold::new)
     }
 
-    /// The held tags, each with its `holders` and the `idle_bytes` that stay mapped only for them.
+    /// The held tags, each with `holders` and the `reclaimable_bytes` that stay mapped only for them.
     fn held<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let held = self.with(py, poorwill::Arena::held)?;
         let tags = PyDict::new(py);
         for one in held {
             let about = PyDict::new(py);
             about.set_item("holders", one.holders)?;
-            about.set_item("idle_bytes", one.idle_bytes)?;
+            about.set_item("reclaimable_bytes", one.idle_bytes)?;
+            // The old key, until the next release.
+            about.set_item(concat!("idle", "_bytes"), one.idle_bytes)?;
             tags.set_item(one.tag.as_str(), about)?;
         }
         Ok(tags)

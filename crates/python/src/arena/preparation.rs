@@ -23,7 +23,7 @@ pub(super) struct RunningPreparation(Mutex<PreparationState>);
 
 #[derive(Debug)]
 struct PreparationState {
-    /// None once its wait_until_ended was seen.
+    /// None once its end was seen.
     running: Option<poorwill::Preparation>,
     progress: PrepareProgress,
     outcome: Option<Outcome>,

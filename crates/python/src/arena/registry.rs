@@ -5,7 +5,7 @@
 //!
 //! Lock order: the registry, then a device. The registry's lock is held only with Python's lock, so a fork by
 //! Python never finds it taken. A device's lock is held for long, without Python's lock. A forked child
-//! starts with an empty registry and leaves the parent's sole.
+//! starts with an empty registry and leaves the parent's alone.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,7 +92,6 @@ impl ArenaOptions {
     }
 }
 
-/// An entry of the registry.
 #[derive(Debug)]
 pub(super) struct Entry {
     name: String,

@@ -29,7 +29,7 @@ pub(super) fn plain<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bo
 
 /// Stems of attributes that end in `_bytes` and have new names. The old ones work until the next release.
 const RENAMED: [(&str, &str); 3] =
-    [("trusted", "skipped_bytes"), ("uncovered", "unaccounted_bytes"), ("owed", "deferred_bytes")];
+    [("trusted", "skipped_bytes"), ("uncovered", "unaccounted_bytes"), ("owed", "deferred_release_bytes")];
 
 /// An attribute by its old name, with a DeprecationWarning.
 fn renamed<'py>(report: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
@@ -75,7 +75,7 @@ macro_rules! report {
                 }
             )+
 
-            /// The same as plain values: what the command line prints as JSON.
+            /// Plain values, like the command line's JSON.
             fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 plain(py, &self.0)
             }
@@ -93,7 +93,7 @@ macro_rules! report {
 }
 
 report! {
-    /// What a sleep did. Sizes in bytes, times in seconds.
+    /// What a sleep did.
     SleepReport of poorwill::SleepReport, shown by |it| {
         let [released, copied] = [it.released_bytes, it.copied_bytes].map(ByteSize);
         let (level, tags, how) = (it.level, listed(&it.tags), it.release.name());
@@ -149,7 +149,7 @@ report! {
 }
 
 report! {
-    /// What a wake did. Sizes in bytes, times in seconds.
+    /// What a wake did.
     WakeReport of poorwill::WakeReport, shown by |it| {
         let [mapped, copied, verified] = [it.mapped_bytes, it.copied_bytes, it.verified_bytes].map(ByteSize);
         let (tags, seconds) = (listed(&it.tags), it.seconds);
@@ -211,7 +211,7 @@ report! {
 }
 
 report! {
-    /// What a preparation did. Sizes in bytes, times in seconds.
+    /// What a preparation did.
     PrepareReport of poorwill::PrepareReport, shown by |it| {
         let [copied, unchanged] = [it.copied_bytes, it.unchanged_bytes].map(ByteSize);
         let (tags, how) = (listed(&it.tags), it.end.name());
@@ -230,7 +230,7 @@ report! {
 }
 
 report! {
-    /// Figures of an arena, in bytes unless the name says otherwise.
+    /// Figures of an arena.
     Stats of PoolStats, shown by |it| {
         let [live, mapped, limit] = [it.live_bytes, it.mapped_bytes, it.limit_bytes].map(ByteSize);
         let tags = it.tags.iter().map(|tag| tag.tag.clone()).collect::<Vec<_>>();
@@ -249,7 +249,7 @@ report! {
     /// Held, but not live.
     cached_bytes: u64 = |it| it.cached_bytes;
     /// Part of `cached_bytes` whose release the driver refused so far.
-    deferred_bytes: u64 = |it| it.owed_bytes;
+    deferred_release_bytes: u64 = |it| it.owed_bytes;
     /// Address space.
     reserved_bytes: u64 = |it| it.reserved_bytes;
     /// Host memory of backups.
@@ -263,7 +263,7 @@ report! {
 }
 
 report! {
-    /// Figures of one tag, in bytes unless the name says otherwise.
+    /// Figures of one tag.
     TagStats of TagFigures, shown by |it| {
         let [live, mapped, backup] = [it.live_bytes, it.mapped_bytes, it.backup_bytes].map(ByteSize);
         format!("{} ({}): {live} live, {mapped} mapped, {backup} backed up", it.tag, it.state)

@@ -156,7 +156,7 @@ impl LoadedTensor {
 
 /// Reads a checkpoint into host memory; returns its tensors in file order, and a report.
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // They are dict for the call.
+#[allow(clippy::needless_pass_by_value)] // They are made for the call.
 #[pyo3(
     signature = (paths, dtypes, *, device=None, pin=None, readers=None),
     text_signature = "(paths, dtypes, *, device=None, pin=\"auto\", readers=None)"

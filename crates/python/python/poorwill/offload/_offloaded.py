@@ -70,7 +70,7 @@ class Offloaded:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A deep or unpickled copy is offloaded anew: tensors copied one by one would not alias each other."""
+        """A deep or unpickled copy is offloaded anew; tensors copied singly would not alias each other."""
         return _offload_again, (self.host, *self._asked)
 
     @property

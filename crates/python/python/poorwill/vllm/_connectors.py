@@ -68,7 +68,7 @@ class _Connector:
 
 
 def problem(vllm_config: Any) -> str | None:
-    """Why an engine of this configuration cannot sleep for its KV connector, and what to do; None if it can."""
+    """Why this configuration cannot sleep because of its KV connector, and what to do; None if it can."""
     release = _versions.known(_versions.running())
     for connector in _chosen(vllm_config):
         if objection := _objection(connector, release):

@@ -25,7 +25,7 @@ class Environment:
     """Every setting of the plugin, parsed."""
 
     sleep_mode: bool = False
-    """Whether Poorwill is the sleep mode of a vLLM without a registry of backends (before 0.25)."""
+    """Whether sleep mode is Poorwill's; a backend other than vLLM's default is then refused."""
     offload: bool = False
     """Whether weights that vLLM offloads are in Poorwill's host memory."""
     budget: str | None = None
