@@ -22,7 +22,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 def group_bytes() -> int | None:
-    """What the control group of this process has charged but for page cache; None where nobody tells."""
+    """The control group's charge for this process without page cache; None if unknown."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

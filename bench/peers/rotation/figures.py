@@ -106,7 +106,7 @@ def of_swap(events: list[dict], leaves: str, comes: str, whole_s: float, answer_
 
 
 def of_swaps(each: list[dict], direct: dict) -> dict:
-    """All swaps, beside the same engine's sleeps and wakes with nobody in between."""
+    """All swaps, beside the same engine's sleeps and wakes without a service in between."""
     own_ms = [swap["own_s"] * 1000 for swap in each]
     stages = {stage: spread([swap["stages"][stage] * 1000 for swap in each]) for stage in (*LEAVING, *COMING)}
     without_ms = [(swap["whole_s"] - swap["answer_s"] - swap["canary_s"]) * 1000 for swap in each]

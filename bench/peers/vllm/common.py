@@ -122,7 +122,7 @@ def parse_sizes(lines: list[str], names: tuple[str, ...]) -> dict[str, float]:
 
 
 def host_memory(pid: int | str = "self") -> dict[str, float]:
-    """What a process and the machine hold of host memory, in GiB; figures that nobody tells are left out."""
+    """Host memory of a process and the machine, in GiB; unknown figures are left out."""
     figures = {}
     for path, names in {
         f"/proc/{pid}/status": ("VmRSS", "VmLck", "VmPin"),
@@ -267,8 +267,10 @@ class Ballast:
 
 
 def utilization(free: int, total: int, free_gib: float | None, wanted: float) -> float:
-    """Which part of the card vLLM is to be told it may have, when little of it is free: it refuses to start
-    with more than there is, and its process's context comes off that first."""
+    """The share of the card for vLLM when little of it is free.
+
+    It refuses to start with more than is free after its process's context.
+    """
     if free_gib is None:
         return wanted
     return round(min(wanted, max((free - GIB) / total, 0.01)), 4)

@@ -146,7 +146,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             good = [reference is not None, take("before", lambda: passed(*clients, reference))]
             good.append(take("memory", lambda: gives_back(clients[0], ballast, enough)))
             for name, act in STEPS:
-                # In two steps, so that a sleep that fails and tokens that are wrong are told apart.
+                # In two steps, so that a failed sleep differs from wrong tokens.
                 good.append(take(f"sleep: {name}", lambda act=act: (act(clients), {})))
                 good.append(take(f"tokens: {name}", lambda: passed(*clients, reference)))
         finally:

@@ -250,7 +250,7 @@ def child(options: argparse.Namespace) -> bool:
         wake_s = time.perf_counter() - start
         after, _ = device_memory(cuda)
         equal = copies.read(weights.address, WEIGHTS_BYTES) == pattern
-        # By the figure of whoever cuts the slice.
+        # By the figure of the tool that cuts the slice.
         given_back = between - awake >= asleep.released_bytes - SLACK_BYTES
         tell(
             "cycle",

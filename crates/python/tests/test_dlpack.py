@@ -1,4 +1,4 @@
-"""What blocks promise that are lent to NumPy and its like: on the host device, and over a stand-in."""
+"""What blocks promise that are lent to NumPy and its like: on the host device, and over a fake."""
 
 import ctypes
 import gc
@@ -50,7 +50,7 @@ def test_both_forms_of_capsules_are_made(arena: poorwill.Arena, versioned: bool)
     name = "dltensor_versioned" if versioned else "dltensor"
     assert f'"{name}"' in repr(capsule)
     assert ('"dltensor"' in repr(block.__dlpack__())) is True
-    # One that nobody takes anything out of gives it back itself.
+    # An unconsumed capsule frees it itself.
     block.free()
     assert live_bytes(arena) > 0
     del capsule
@@ -58,7 +58,7 @@ def test_both_forms_of_capsules_are_made(arena: poorwill.Arena, versioned: bool)
 
 
 class OfVersion:
-    """Lends as somebody does who knows only this version."""
+    """A consumer that knows only this version."""
 
     def __init__(self, block: poorwill.Block, version: tuple[int, int] | None) -> None:
         self.block, self.version = block, version

@@ -237,7 +237,7 @@ def backed_up(arena: poorwill.Arena) -> int:
     return arena.stats().backup_bytes
 
 
-def test_backups_go_when_told_to(arena: poorwill.Arena) -> None:
+def test_backups_are_dropped_on_request(arena: poorwill.Arena) -> None:
     weights, runtime = filled(arena, "weights"), filled(arena, "runtime")
     expected = weights.copy()
     arena.sleep()
@@ -315,7 +315,7 @@ def test_a_hold_ends_with_the_block_whatever_happens(arena: poorwill.Arena) -> N
         raise ZeroDivisionError
     assert arena.held() == {}
     arena.hold("weights", "NIXL")
-    # Nobody has it.
+    # No reference is left.
     assert arena.held() == {}
     for holder in ("", " "):
         with pytest.raises(ValueError, match="needs a name"):
@@ -341,7 +341,7 @@ def test_what_was_prepared_is_not_copied_again(arena: poorwill.Arena) -> None:
     assert (report.tags, report.end, report.copied_bytes) == (["weights"], "finished", 8 * MIB)
     assert (preparation.done_bytes, preparation.total_bytes, preparation.is_ended) == (8 * MIB, 8 * MIB, True)
     assert repr(preparation) == "<poorwill.Preparation: 8 MiB of 8 MiB, ended>"
-    # Whoever asks again is told the same.
+    # A second call reports the same.
     assert preparation.wait(timeout=0).as_dict() == report.as_dict()
     preparation.cancel()
     array[:10] += 1
@@ -374,10 +374,10 @@ def test_a_sleep_overtakes_its_preparation(arena: poorwill.Arena) -> None:
 # Reports.
 
 
-def as_plain(told: Any) -> Any:
-    if isinstance(told, list):
-        return [as_plain(each) for each in told]
-    return getattr(told, "as_dict", lambda: told)()
+def as_plain(reported: Any) -> Any:
+    if isinstance(reported, list):
+        return [as_plain(each) for each in reported]
+    return getattr(reported, "as_dict", lambda: reported)()
 
 
 def test_attributes_keep_their_old_names_for_a_release(arena: poorwill.Arena) -> None:
@@ -391,7 +391,7 @@ def test_attributes_keep_their_old_names_for_a_release(arena: poorwill.Arena) ->
             with pytest.warns(DeprecationWarning, match=new):
                 assert getattr(report, old) == getattr(report, new)
     with pytest.raises(poorwill.OutOfMemoryError) as caught:
-        arena.empty(1 << 40)
+        arena.empty(1 << 40, tag="kv_cache")
     assert getattr(caught.value, OLD_KEY) == caught.value.reclaimable_bytes
     assert kept is not None
 
@@ -446,7 +446,7 @@ def test_a_snapshot_is_plain(arena: poorwill.Arena) -> None:
 # Failures.
 
 
-def test_a_failing_driver_is_told_by_what_it_failed(fake: dict[str, str]) -> None:
+def test_a_failing_driver_is_reported_with_the_failed_operation(fake: dict[str, str]) -> None:
     # Each call of the driver fails in turn, of those that a sleep makes, and of those that a wake makes.
     said = run(
         """

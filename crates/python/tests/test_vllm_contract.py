@@ -148,14 +148,14 @@ def test_a_planted_tag_is_found(tmp_path: Path) -> None:
             class CuMemAllocator:
                 default_tag: str = "mine"
 
-            def load(self, level, told):
+            def load(self, level, reported):
                 self.use_memory_pool("one")
-                self._maybe_get_memory_pool_context(tag="two" if level else told)
-                self.use_memory_pool(told)
+                self._maybe_get_memory_pool_context(tag="two" if level else reported)
+                self.use_memory_pool(reported)
                 self.use_memory_pool(tag=f"of {level}")
-                self.use_memory_pool(told[level])
+                self.use_memory_pool(reported[level])
                 self.sleep(offload_tags=("three",) if level == 1 else ())
-                if "four" in told.tags:
+                if "four" in reported.tags:
                     self.tags |= {"five"}
             """
         )
@@ -198,7 +198,7 @@ def replacements(version: str) -> list[tuple[tuple[str, str], tuple[str, str]]]:
 
 
 def test_ours_have_all_that_vllms_have(tree: Tree, version: str) -> None:
-    """So that whoever has ours can call what vLLM's has, and nothing is left to a default of vLLM's."""
+    """So that a caller of ours can pass what vLLM's takes, and no default of vLLM's is left out."""
     for place, original in replacements(version):
         theirs = {name for name in tree.definition(*original).methods() if not name.startswith("_")}
         assert theirs <= OURS.definition(*place).fields(), place
@@ -249,7 +249,7 @@ def test_ours_take_all_that_vllms_take(tree: Tree, version: str) -> None:
         ("def f(self): ...", "@classmethod\n    def f(cls): ...", "is a method, and theirs a classmethod"),
     ],
 )
-def test_what_cannot_stand_in_is_found(tmp_path: Path, ours: str, theirs: str, says: str | None) -> None:
+def test_what_cannot_fake_is_found(tmp_path: Path, ours: str, theirs: str, says: str | None) -> None:
     (tmp_path / "two.py").write_text(f"class Ours:\n    {ours}\nclass Theirs:\n    {theirs}\n")
     both = Tree(tmp_path)
     said = replacing(*(both.definition("two", f"{name}.f").found() for name in ("Ours", "Theirs")))

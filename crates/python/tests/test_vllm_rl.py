@@ -114,7 +114,7 @@ def test_nothing_of_ours_has_to_be_called(vllm: Any, flow: Flow, level: int) -> 
 
 
 def test_weights_that_are_written_last_count_as_well(vllm: Any) -> None:
-    """By the model itself, when everything is awake; so nobody hears of it before the next request."""
+    """By the model itself, when everything is awake; so only the next request finds out."""
     llm = Colocated(vllm)
     for level in (2, 1, 2):
         llm.engine.sleep(level)

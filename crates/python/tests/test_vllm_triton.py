@@ -1,6 +1,6 @@
 """vLLM's kernels are tuned within the GPU's shared memory where `POORWILL_TRITON=1` asks for it.
 
-The kernels are those of vLLM's sources, with a stand-in for Triton or Triton itself around them; the GPU is
+The kernels are those of vLLM's sources, with a fake of Triton or Triton itself around them; the GPU is
 one that says what it has.
 """
 
@@ -138,7 +138,7 @@ def estimated_bytes(name: str, config: Any, keys: int) -> int:
     return _triton.ESTIMATES[name].estimate_bytes(given)
 
 
-# Kernels of vLLM's sources, over a stand-in for Triton.
+# Kernels of vLLM's sources, over a fake of Triton.
 
 
 @needs_sources
@@ -376,7 +376,7 @@ def test_a_size_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: s
         _platform.decide_triton()
     with pytest.raises(ValueError, match=says):
         _triton.install(module(f"{OPS}.chunk_o", OUTPUT, *FITTING))
-    # Nobody is told who does not want it.
+    # A process without the setting is not affected.
     monkeypatch.setenv(_environment.TRITON, "0")
     _platform.decide_triton()
 
@@ -396,7 +396,7 @@ def test_a_switch_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def laid_out(monkeypatch: pytest.MonkeyPatch, root: Path, version: str, *modules: str) -> None:
-    """A vLLM of files which nobody may import."""
+    """A vLLM of files which must not be imported."""
     monkeypatch.syspath_prepend(root)
     for name in modules:
         path = root.joinpath(*name.split(".")).with_suffix(".py")

@@ -1,4 +1,4 @@
-"""The loads that were measured on a GPU, and an allocator that counts: for PyTorch and its stand-in."""
+"""The loads that were measured on a GPU, and an allocator that counts: for PyTorch and its fake."""
 
 import ctypes
 import random

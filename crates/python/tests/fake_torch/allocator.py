@@ -316,7 +316,7 @@ class DeviceAllocator:
                 self._release_block(block)
 
     def _release_block(self, block: Block) -> None:
-        """Gives a block back as a segment: whoever picks it sees to it that it is one."""
+        """Gives a block back as a segment: the caller ensures that it is one."""
         pool, owner = block.pool, block.pool.owner
         segments: Segments = self._machine
         if owner is not None and owner.segments is not None and not block.is_expandable:

@@ -1,4 +1,4 @@
-"""vLLM's own worker, and what of vLLM puts its memory to sleep, where vLLM has it: over the stand-in for
+"""vLLM's own worker, and what of vLLM puts its memory to sleep, where vLLM has it: over the fake of
 PyTorch, with a model runner that is not vLLM's, and with modules of ours that no test has touched.
 
     with workers.installed("0.20.2") as vllm:

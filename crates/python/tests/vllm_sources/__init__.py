@@ -14,7 +14,7 @@ VARIABLE = "POORWILL_VLLM_SOURCES"
 
 
 def sources() -> Path | None:
-    """The folder of versions; `None` where nobody has named one."""
+    """The folder of versions; `None` if the environment names none."""
     named = os.environ.get(VARIABLE)
     return Path(named) if named else None
 
