@@ -6,8 +6,8 @@ PyTorch's. Prints one JSON line.
     host_memory.py --whose torch --gib 33
     host_memory.py --whose poorwill --gib 0.4 --device host  # any machine
 
-What was taken is asked of three who do not ask each other: the control group of this process, what the
-machine has available, and Poorwill's own account. All pages are there when a page-locked buffer is; of a
+Three independent sources report what was taken: this process's control group, the machine's available memory,
+and Poorwill's own accounting. All pages are there when a page-locked buffer is; of a
 pageable one each is touched first.
 """
 

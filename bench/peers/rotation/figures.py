@@ -39,8 +39,8 @@ def median(values: list[float | None]) -> float | None:
 class Events:
     """When each event of a stream had come, in the bytes as they are on the wire.
 
-    An event ends with an empty line, and JSON has none in it; nor have the head of an answer and the frames
-    of its body, whose lines end with CR LF.
+    An event ends with an empty line, and JSON has none. Nor have the head of an answer and the frames of its
+    body, whose lines end with CR LF.
     """
 
     def __init__(self):

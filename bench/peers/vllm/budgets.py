@@ -6,10 +6,10 @@ in the end.
     budgets.py --shares 0.95,0.88 --v2
 
 For each share one engine with --gpu-memory-utilization and one with POORWILL_BUDGET, each in a process of its
-own. Other shares have to make other KV caches, larger by what the shares differ in, and under POORWILL_BUDGET
-nothing may be in use beyond it, after prompts have been answered as well. Then two engines with the last
-share as POORWILL_BUDGET, whose KV cache is given: one so large that the graphs do not fit beside it, which
-has to be refused with the size that would fit, and one with that size, which has to start.
+own. Other shares have to make other KV caches, larger by the difference of the shares. Under POORWILL_BUDGET
+nothing may be in use beyond it, also after prompts were answered. Then two engines get the last share as
+POORWILL_BUDGET and a KV cache size. One is so large that the graphs do not fit beside it; it has to be
+refused with the size that would fit. The other has that size, and has to start.
 
 Prints JSON lines; exit code 1 if anything is not as it should be.
 """

@@ -1,5 +1,6 @@
-"""What the scripts here share that needs neither PyTorch nor vLLM: JSON lines, environments, host memory,
-processes, and a card of which only so much is free."""
+"""What the scripts here share without PyTorch and vLLM.
+
+JSON lines, environments, host memory, processes, and a card with limited free memory."""
 
 import ctypes
 import json

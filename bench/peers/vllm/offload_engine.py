@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A vLLM engine with a part of its weights in host memory: its own offloaders, or poorwill's drop-in
+"""A vLLM engine with a part of its weights in host memory, by its own offloaders or poorwill's drop-in
 (`POORWILL_OFFLOAD=1`), beside the same engine with all of its weights on the GPU. Prints JSON lines.
 
     offload_engine.py --whose nobody --tokens-file /tmp/tokens.json     # writes what the others compare with

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What verl, TRL and OpenRLHF have vLLM do in a step of training, one step after the other: sleep, wake by
-tag, write new weights, generate. With poorwill nothing of poorwill's is called.
+"""The calls of verl, TRL and OpenRLHF in steps of training: sleep, wake by tag, write new weights, generate.
+With poorwill nothing of poorwill's is called.
 
     rl.py --kind small                              # all three, with poorwill and with vLLM's own allocator
     rl.py --kind small-moe --flows trl --levels 2

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Two engines behind `poorwill rotate`, of which the card holds one: every answer has to be right, whatever
-was done to an engine or to the rotation meanwhile. Prints JSON lines, one for each step.
+"""Two engines behind `poorwill rotate`, of which the card holds one.
+
+Every answer has to be right, whatever happened to an engine or to the rotation meanwhile. Prints JSON lines,
+one for each step.
 
     rotation.py --mode poorwill                    # vLLM with poorwill's sleep mode
     rotation.py --mode cumem                       # vLLM with its own
@@ -241,8 +243,9 @@ def leaving(events: list[dict]) -> dict[str, float]:
 
 
 def ours(events: list[dict]) -> list[float]:
-    """Of each swap, from when one began to leave until the next was ready, what was neither the engines' own
-    sleep and wake nor the canary, in seconds."""
+    """Overhead of each swap in seconds: its time without the engines' own sleep and wake and without the
+    canary.
+    """
     found: list[float] = []
     began_ms, own_s = None, 0.0
     for event in events:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Cut a slice of a GPU by HAMi and by MPS, and print what Poorwill makes of it: its budget beside the limit,
-and a sleep and a wake within it. What prevents a slice is printed in the place of that.
+"""Cut a slice of a GPU by HAMi and by MPS, and print Poorwill's budget for it, with a sleep and a wake within
+it. What prevents a slice is printed in the place of that.
 
     slices.py --hami ~/HAMi-core --limit-gib 8      # sources of https://github.com/Project-HAMi/HAMi-core
     slices.py --only mps

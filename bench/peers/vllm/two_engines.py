@@ -2,8 +2,8 @@
 """Two engines in two processes on one GPU, of which one is awake at a time, alternating.
 
 A ballast leaves less of the card free than both need (`--free-gib`), so that each can only wake because the
-other sleeps. After every wake the tokens have to be those from before; at the end, when both have ended, as
-much is free as at the start. Prints JSON lines.
+other sleeps. After every wake the tokens have to be those from before. After both have ended, as much is free
+as at the start. Prints JSON lines.
 """
 
 import argparse

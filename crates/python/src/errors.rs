@@ -94,7 +94,9 @@ fn class<'py>(
         attributes.iter().try_for_each(|attribute| members.set_item(attribute, py.None()))?;
         for (old, new) in renamed {
             let read = py.import("operator")?.getattr("attrgetter")?.call1((*new,))?;
-            members.set_item(*old, py.import("builtins")?.getattr("property")?.call1((read,))?)?;
+            let about = format!("Deprecated: the old name of `{new}`.");
+            let property = py.import("builtins")?.getattr("property")?;
+            members.set_item(*old, property.call1((read, py.None(), py.None(), about))?)?;
         }
         let bases = PyTuple::new(py, bases)?;
         let made = py.get_type::<PyType>().call1((name, bases, members))?;

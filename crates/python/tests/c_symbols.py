@@ -65,8 +65,10 @@ class Functions:
 
 
 class CachingAllocatorsLock:
-    """Functions that are called as PyTorch calls them: with a lock of its own, which is waited for with the
-    interpreter's lock given away, and taken again by who has it."""
+    """Functions that are called as PyTorch calls them, with a lock of its own.
+
+    A wait for it releases the interpreter's lock; the thread that has it may take it again.
+    """
 
     def __init__(self, functions: Functions, mutex: Any) -> None:
         self._functions, self._mutex = functions, mutex

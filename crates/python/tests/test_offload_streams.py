@@ -1,8 +1,8 @@
 """That prefetched layers' copies and uses are in order, over a model of streams, events and graphs.
 
-The model knows what has happened before what, and no more: a use that is not ordered after its copy, a copy
-that is not ordered after the last use of its slot, and a graph that is not joined or waits for what is
-outside of it fail here, whatever the timing. It needs no PyTorch.
+The model knows only what happened before what. Whatever the timing, it detects a use before its copy, and a
+copy before the last use of its slot. It also detects a graph that is not joined, or that waits for something
+outside of it. It needs no PyTorch.
 """
 
 import random

@@ -17,13 +17,9 @@ from reference import PACKAGE, SWITCHES, python_page, settings, settings_page, v
 PAGES = Path(__file__).parents[3] / "docs" / "reference"
 
 
-@pytest.mark.parametrize(
-    ("name", "made"),
-    [("python.md", python_page), ("vllm-settings.md", settings_page)],
-    ids=lambda each: str(each),
-)
-def test_the_page_is_what_the_code_says(name: str, made: Any) -> None:
-    page = PAGES / name
+@pytest.mark.parametrize("name", ["python.md", "vllm-settings.md"])
+def test_the_page_is_what_the_code_says(name: str) -> None:
+    page, made = PAGES / name, python_page if name == "python.md" else settings_page
     if os.environ.get("POORWILL_BLESS") == "1":
         PAGES.mkdir(exist_ok=True)
         page.write_text(made())

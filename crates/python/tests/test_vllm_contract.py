@@ -1,5 +1,6 @@
-"""What poorwill's plugin takes for granted about vLLM, held against the sources of its versions: of all
-that are `TESTED`, or with little effort of those where the contract changes.
+"""What poorwill's plugin assumes about vLLM, compared with the sources of its versions.
+
+Those are all that are `TESTED`, or with little effort the ones where the contract changes.
 
 Both vLLM and what is ours are read here and not run: this shows that names and parameters fit.
 """
@@ -170,8 +171,9 @@ def test_a_planted_tag_is_found(tmp_path: Path) -> None:
 
 
 def replacing(ours: Found, theirs: Found) -> str | None:
-    """What a caller of theirs could do that ours does not take: give all there is or what has to be given, by
-    place or by name.
+    """A call that theirs accepts and ours does not.
+
+    With all or only the required arguments, by position or by name.
     """
     if (ours.kind, ours.is_async) != (theirs.kind, theirs.is_async):
         return f"is a {ours.kind}, and theirs a {theirs.kind}" if ours.kind != theirs.kind else "waits or not"

@@ -1,9 +1,8 @@
-"""What trainers for reinforcement learning call, one after the other, with nothing of ours in it: verl 0.9,
-TRL 1.16 and OpenRLHF 0.11, whose engines are built, put to sleep, woken, written to and asked by their own
-code.
+"""The calls of trainers for reinforcement learning, in order: verl 0.9, TRL 1.16 and OpenRLHF 0.11.
 
-Each flow is a list of calls as its framework makes them in one step of training, against the engine of each
-client that it uses.
+Their own code builds engines, puts them to sleep, wakes, writes and queries them.
+
+Each flow lists its framework's calls in one step of training, against the engine of each client that it uses.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """vLLM's kernels are tuned within the GPU's shared memory where `POORWILL_TRITON=1` asks for it.
 
-The kernels are those of vLLM's sources, with a fake of Triton or Triton itself around them; the GPU is
-one that says what it has.
+The kernels are those of vLLM's sources, over a fake of Triton or Triton itself. The GPU only reports figures.
 """
 
 import importlib
@@ -269,8 +268,8 @@ def test_the_estimates_know_how_the_state_lies(version: str) -> None:
             assert not [name for name in names if "FIRST" in name or "TRANSPOSE" in name]
 
 
-# What Triton 3.7 and 3.8 take for the output where one tile holds all keys: a tile of each operand bounds it,
-# and the estimate made for 3.6 does not.
+# What Triton 3.7 and 3.8 take for the output where one tile holds all keys. A tile of each operand bounds it;
+# the estimate made for 3.6 does not.
 ONE_TILE = [
     ((8, 0), {"BK": 128, "BV": 64}, 2, 4, 128, 4, 69632),
     ((8, 0), {"BK": 128, "BV": 128}, 8, 4, 128, 4, 98304),

@@ -1,5 +1,7 @@
-"""How ours get into the place of vLLM's offloaders, and what our UVA offloader promises; over the fakes
-for PyTorch and the driver, with the fake's and vLLM's own offloaders. `test_vllm_suites.py` runs it.
+"""How our offloaders replace vLLM's, and what our UVA offloader promises.
+
+Over the fakes of PyTorch and the driver, with the fake's and vLLM's own offloaders. `test_vllm_suites.py`
+runs it.
 """
 
 import gc

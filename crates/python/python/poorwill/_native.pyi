@@ -113,6 +113,9 @@ class OutOfMemoryError(PoorwillError, MemoryError):
     mapped_bytes: int | None
     reclaimable_bytes: int | None
     device_free_bytes: int | None
+    @property
+    def idle_bytes(self) -> int | None:
+        """Deprecated: the old name of `reclaimable_bytes`."""
 
 class BudgetWarning(UserWarning):
     """More memory was taken than was claimed, and the rest of the budget covers it."""

@@ -1,8 +1,8 @@
 """Memory of another library, by the DLPack protocol: `torch.from_dlpack`.
 
-The capsule is read as PyTorch reads it, in both forms. At the end of the last tensor over it the deleter
-runs with the interpreter's lock held, as in PyTorch where a tensor ends in Python. PyTorch's own threads end
-some without that lock, which is not modelled.
+The capsule is read as PyTorch reads it, in both forms. The deleter runs at the end of the last tensor, with
+the interpreter's lock held, as in PyTorch where a tensor ends in Python. PyTorch's own threads end some
+without that lock, which is not modelled.
 """
 
 from __future__ import annotations

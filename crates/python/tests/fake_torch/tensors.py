@@ -1,8 +1,8 @@
 """Tensors, and the few operations that make and change them. On the GPU their memory is the allocator's, or
 lent.
 
-Their elements lie wherever strides and an offset say, as PyTorch's do, but what an operation makes is
-contiguous always, also where PyTorch keeps the order of what it was made from.
+Their elements lie wherever strides and an offset say, as PyTorch's do. But results of operations are always
+contiguous, also where PyTorch keeps the order of the source.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""vLLM's Python sources: `tree` finds what is defined in them, `tags` collects the names that memory has, and
-`versions` says of which versions they are read.
+"""vLLM's Python sources: `tree` finds definitions, `tags` collects the tags of memory, and `versions` chooses
+the versions.
 
 `POORWILL_VLLM_SOURCES` names a folder with one folder for each version, called by it. `cargo xtask` makes it
 and sets the variable.
