@@ -77,8 +77,8 @@ def of_streams(at_engine: dict[str, list[int]], at_client: dict[str, list[int]])
 def of_swap(events: list[dict], leaves: str, comes: str, whole_s: float, answer_s: float) -> dict:
     """Whose each second of a swap was.
 
-    `events` are those of the service in the swap; `whole_s` is how long the request took that forced it, and
-    `answer_s` how long one takes whose model is ready. What neither the engines nor the canary took is the
+    `events` are those of the service in the swap. `whole_s` is the duration of the request that forced it,
+    and `answer_s` that of one whose model is ready. What neither the engines nor the canary took is the
     rotation's own, also where no stage tells of it.
     """
     stages: dict[str, float] = {}

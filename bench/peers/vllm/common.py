@@ -221,8 +221,10 @@ def device_memory(cuda) -> tuple[int, int]:
 
 
 class Ballast:
-    """A child process that holds so much of a card that `free_gib` GiB stay free; with None it holds
-    nothing, and only says how much is free. It ends with this process."""
+    """A child process that leaves `free_gib` GiB of a card free, or holds nothing with None.
+
+    It reports how much is free, and ends with this process.
+    """
 
     def __init__(self, free_gib: float | None = None, ordinal: int = 0):
         command = [sys.executable, str(HERE / "ballast.py"), "--ordinal", str(ordinal)]
@@ -249,8 +251,10 @@ class Ballast:
         return self.first["total_bytes"]
 
     def settled(self, aim: int, seconds: float = 30, slack: int = 64 * MIB) -> int:
-        """Free bytes when `aim` is reached but for a little, or when the time is up: a process that was
-        killed gives its memory back a little later."""
+        """Free bytes once `aim` is nearly reached, or the time is up.
+
+        A process that was killed releases its memory a little later.
+        """
         end = time.monotonic() + seconds
         while (free := self.free()) < aim - slack and time.monotonic() < end:
             time.sleep(0.25)

@@ -4,12 +4,12 @@
     ranks.py --mode poorwill --ranks 2
     ranks.py --mode cumem --ranks 2 --kind dense --layers 8 --kv-gib 8 --cycles 10
 
-vLLM runs as it does behind a server: the engine in one process, and every rank in one of its own. What is to
-be known of the ranks is asked through `LLM.collective_rpc`; what their GPUs have in use is read by processes
-that do not sleep. The weights are made up, and overwritten with other numbers on every rank, so that tokens
-depend on all of them. Level 1 is cycled, woken as a whole and tag by tag; after level 2 the weights are
-written back from a copy. With poorwill one rank alone then refuses to sleep: no rank may stay asleep. At the
-end, when the engine is gone, as much of each GPU has to be free as at the start. Prints JSON lines.
+vLLM runs as it does behind a server: the engine in one process, and every rank in one of its own. The ranks
+are queried through `LLM.collective_rpc`. Processes that do not sleep read what their GPUs have in use. The
+weights are made up, and overwritten with other numbers on every rank, so that tokens depend on all of them.
+Level 1 is cycled, woken as a whole and tag by tag; after level 2 the weights are written back from a copy.
+With poorwill one rank alone then refuses to sleep: no rank may stay asleep. At the end, when the engine is
+gone, as much of each GPU has to be free as at the start. Prints JSON lines.
 
 The ranks speak by NCCL alone, without multicast over NVLink and without symmetric memory.
 """

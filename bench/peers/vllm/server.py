@@ -2,9 +2,9 @@
 """Take vLLM's HTTP server through everything that can be asked of it around sleeping.
 
 Writes a small checkpoint, and starts the server with it, in several processes and with the routes for
-sleeping (`VLLM_SERVER_DEV_MODE=1`), and goes through the steps below in order. Each prints a JSON line with
-`ok` and what was seen; one that fails does not keep the others from being tried, and what it left is brought
-in order first, with a new server if need be. With vLLM's own allocator the same steps say what differs.
+sleeping (`VLLM_SERVER_DEV_MODE=1`). It goes through the steps below in order. Each prints a JSON line with
+`ok` and what was seen. A failed step does not prevent the others: the state is repaired first, with a new
+server if needed. With vLLM's own allocator the same steps say what differs.
 """
 
 import argparse

@@ -12,10 +12,10 @@ vLLM runs in this process, for its allocator and its model are looked at. With m
 allocator counts, and does nothing else; with mode poorwill the installed package's plugin does everything
 by itself. Which class is in place is checked and printed.
 
-After the start the weights that are plain numbers are overwritten, so that tokens depend on every layer; what
-was backed up until then is worth nothing for the first sleep, unless it is prepared again (`--first
-prepared`). Tokens of quantised models hardly depend on their weights: `bytes_equal` counts there, which
-compares sums over the bytes of every parameter.
+After the start the weights that are plain numbers are overwritten, so that tokens depend on every layer.
+Earlier backups are useless for the first sleep, unless it is prepared again (`--first prepared`). Tokens of
+quantised models hardly depend on their weights: `bytes_equal` counts there, which compares sums over the
+bytes of every parameter.
 """
 
 import argparse

@@ -5,10 +5,10 @@ it. What prevents a slice is printed in the place of that.
     slices.py --hami ~/HAMi-core --limit-gib 8      # sources of https://github.com/Project-HAMi/HAMi-core
     slices.py --only mps
 
-HAMi's library is built here with the C compiler, against CUDA's headers (`cuda.h`, `nvml.h`) from a folder
-of `--headers`, from CUDA_HOME or from NVIDIA's Python packages, and preloaded. MPS gets a daemon of its own,
-with folders of its own, which ends with this script; no setting of the card is touched. Needs no PyTorch and
-no vLLM. Prints JSON lines; a slice that could not be cut is no failure of the run.
+HAMi's library is built here with the C compiler and preloaded. CUDA's headers (`cuda.h`, `nvml.h`) come from
+a folder of `--headers`, from CUDA_HOME or from NVIDIA's Python packages. MPS gets a daemon of its own, with
+folders of its own, which ends with this script; no setting of the card is touched. Needs no PyTorch and no
+vLLM. Prints JSON lines; a slice that could not be cut is no failure of the run.
 """
 
 import argparse

@@ -8,8 +8,8 @@ model.
 
 Each starts vLLM in this process, and sleeps and wakes at levels 1 and 2, as a whole and by tag. It compares
 greedy tokens, and checks what each sleep releases by the driver's figure. The scales are set to what nothing
-would be reset to. With `--swaps` another engine, whose KV cache takes what is free of the card, is then awake
-in turns with this one, and many requests are compared after that.
+would be reset to. With `--swaps` another engine, whose KV cache takes what is free of the card, then
+alternates with this one. Many requests are compared after that.
 
 After level 2 a checkpoint is loaded again, or the weights are written from a copy. A hybrid model has no
 checkpoint here, and vLLM 0.20 cannot load one again into a model with LoRA. Its layers are wrapped, which
@@ -229,8 +229,10 @@ def is_wrapped(name: str, parameters: list[str]) -> bool:
 
 
 def checkpoint_again(engine, reference: list) -> dict:
-    """What comes of `reload_weights` with LoRA after level 2: it works, or it fails as vLLM itself does and
-    the engine stays what it was, not ready."""
+    """The result of `reload_weights` with LoRA after level 2.
+
+    It works, or fails as vLLM itself does and the engine stays not ready.
+    """
     engine.llm.sleep(level=2)
     engine.llm.wake_up()
     parameters = [name for name, _ in engine.model.named_parameters()]
