@@ -11,7 +11,7 @@ from typing import Any
 
 import poorwill
 import pytest
-from poorwill import offload
+from poorwill import _native, offload
 from reference import PACKAGE, SWITCHES, python_page, settings, settings_page, variables_read
 
 PAGES = Path(__file__).parents[3] / "docs" / "reference"
@@ -34,13 +34,12 @@ def test_every_variable_that_the_package_names_is_on_the_page() -> None:
 
 def documented() -> list[tuple[str, Any, str]]:
     """Path, object and docstring of each public name that the stub documents."""
-    public = {*poorwill.__all__, *offload.__all__}
     found = []
     for node in ast.parse((PACKAGE / "_native.pyi").read_text()).body:
-        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name not in public:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
-        owner = getattr(poorwill, node.name, None) or getattr(offload, node.name)
-        if not owner.__module__.startswith("poorwill.") and owner.__module__ != "poorwill":
+        owner = getattr(_native, node.name)
+        if owner not in (getattr(poorwill, node.name, None), getattr(offload, node.name, None)):
             continue
         nodes: list[tuple[str, Any, ast.FunctionDef | ast.ClassDef]] = [(node.name, owner, node)]
         if isinstance(node, ast.ClassDef):

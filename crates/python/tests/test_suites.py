@@ -6,13 +6,13 @@ What is marked `real_torch` needs PyTorch, and what is marked `gpu` a GPU that P
 import pytest
 from suites import FAKES, run_suite
 
-OFFLOADING = ("offload_suite", "offload_ways_suite")
+OFFLOADING = ("offload_suite", "offload_paths_suite")
 # Where the fixtures of a suite are.
 TENSORS = ("-p", "offload_tensors")
 MODELS = (*TENSORS, "-p", "offload_models")
 FIXTURES = {
     **dict.fromkeys((*OFFLOADING, "offload_load_suite"), TENSORS),
-    **dict.fromkeys(("offload_modules_suite", "offload_lives_suite", "offload_prefetch_suite"), MODELS),
+    **dict.fromkeys(("offload_modules_suite", "offload_lifetimes_suite", "offload_prefetch_suite"), MODELS),
 }
 SLOW_DRIVER = "cuMemCreate:50,cuMemUnmap:300,cuEventRecord:200,cuEventQuery:100"
 

@@ -15,7 +15,7 @@ from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous, in_p
 from fake_vllm.engines import PARAMS, make_config
 from fake_vllm.worker import WEIGHTS
 from poorwill import PoorwillError
-from poorwill.vllm import _frontend, _lives, _metrics
+from poorwill.vllm import _frontend, _liveness, _metrics
 from poorwill.vllm._engine import NotReadyError
 from vllm_sources import needs_sources
 
@@ -40,7 +40,7 @@ class HTTPException(Exception):
 def health_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine here is busy unless a test says so."""
     monkeypatch.setattr(_frontend, "_HEALTH_TIMEOUT_SECONDS", HANGS_SECONDS)
-    monkeypatch.setattr(_lives, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(_liveness, "_POLL_SECONDS", 0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -613,7 +613,7 @@ class _StateOf:
 
 def _unknown(names: Sequence[str]) -> ReplacedError:
     return ReplacedError(
-        f"{len(names)} parameters were made of prefetched ones, and nobody knows of which layer's bytes: "
+        f"{len(names)} parameters were made of prefetched ones, with the bytes of an unknown layer: "
         f"{', '.join(names)}; put back what was there, or give them memory of their own"
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 from poorwill import PoorwillError
 from poorwill.vllm import _generations, _metrics
 from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, replace
-from poorwill.vllm._lives import outlive, outlive_async
+from poorwill.vllm._liveness import outlive, outlive_async
 from poorwill.vllm._platform import is_active
 
 __all__ = ["install_async", "install_sync"]

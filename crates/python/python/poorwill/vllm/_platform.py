@@ -132,7 +132,7 @@ def decide_triton() -> None:
     if getattr(sys.modules.get("vllm.envs"), FIRST_CONFIG, False):
         raise ConfigurationError(
             f"{_environment.TRITON}=1 drops configurations before vLLM tries them, and with {FIRST_CONFIG} "
-            "it tries them in their order and asks nobody: unset one of them"
+            "it tries them in their order without a pruner: unset one of them"
         )
     for hook in _hooks.TRITON_HOOKS:
         hook.look()

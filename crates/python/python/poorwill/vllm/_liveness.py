@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["outlive", "outlive_async"]
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 async def outlive_async(client: Any, operation: Awaitable[Any]) -> Any:
@@ -23,7 +23,7 @@ async def outlive_async(client: Any, operation: Awaitable[Any]) -> Any:
     task = asyncio.ensure_future(operation)
     try:
         while not task.done():
-            await asyncio.wait({task}, timeout=_LOOK_SECONDS)
+            await asyncio.wait({task}, timeout=_POLL_SECONDS)
             if not task.done():
                 client.ensure_alive()
     finally:
@@ -50,7 +50,7 @@ def outlive(client: Any, operation: Callable[[], Any]) -> Any:
 
 def _fail_what_waits(client: Any, ended: threading.Event) -> None:
     """Fails the answers that a client waits for, as soon as its engine has died."""
-    while not ended.wait(_LOOK_SECONDS):
+    while not ended.wait(_POLL_SECONDS):
         try:
             client.ensure_alive()
         except Exception as error:
