@@ -243,7 +243,7 @@ rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_SetName", ctypes.pythonapi))
 
 class Loan:
-    '''An array of somebody who gives it back without the interpreter's lock.'''
+    '''An array whose owner frees it without the interpreter's lock.'''
     def __init__(self, lender):
         self.capsule = lender.__dlpack__()
         self.managed = pointer(self.capsule, b"dltensor")

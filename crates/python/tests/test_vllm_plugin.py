@@ -200,7 +200,7 @@ def test_a_patched_module_is_as_any(package: str) -> None:
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.loader is not None
-    # Whoever asks the loader before the import gets what the module's own says.
+    # A query of the loader before the import gets what the module's own says.
     assert "VALUE" in spec.loader.get_source(package)  # type: ignore[attr-defined]
     assert spec.submodule_search_locations
     module = importlib.import_module(package)
