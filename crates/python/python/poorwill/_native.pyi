@@ -369,8 +369,8 @@ def arena(
     Without a limit it is what is left of the budget; several such arenas compete for that.
 
     `host_limit` bounds the device's host memory for backups, and `pageable` leaves that unlocked. `peers`
-    are the GPUs that may access this GPU's memory, by default all that can; `()` suits a process with one
-    GPU. The first arena of a device decides all three.
+    are the numbers of GPUs that may access this GPU's memory, by default all that can; `()` suits a process
+    with one GPU. The first arena of a device decides all three.
 
     Unless `keep_backups` is False, backups stay after a wake for the next sleep.
 
@@ -428,7 +428,7 @@ class Arena:
         `tags` is one, several, or None for all that sleep; awake tags are left alone.
 
         `verify` says how many granules are compared with their backups' digests: "all", or "sample" for one
-        in 64. None means all on GPUs, otherwise a sample.
+        in 64. None means all where digests are fast, as on GPUs, otherwise a sample.
 
         `timeout` is how many seconds to wait for other calls with these tags, and for memory that others
         release; Ctrl-C does not end that.
