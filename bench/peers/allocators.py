@@ -71,7 +71,7 @@ class Poorwill:
     def wake(self):
         report = self._poorwill.wake()
         if report.undefined_tags:
-            # Nobody loads the weights again here; without this the next sleep is refused.
+            # The weights are not loaded again here; without this the next sleep is refused.
             self._poorwill.mark_restored(report.undefined_tags)
 
 

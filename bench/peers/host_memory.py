@@ -6,8 +6,8 @@ PyTorch's. Prints one JSON line.
     host_memory.py --whose torch --gib 33
     host_memory.py --whose poorwill --gib 0.4 --device host  # any machine
 
-What was taken is asked of three who do not ask each other: the control group of this process, what the
-machine has available, and Poorwill's own account. All pages are there when a page-locked buffer is; of a
+Three independent sources report what was taken: this process's control group, the machine's available memory,
+and Poorwill's own accounting. All pages are there when a page-locked buffer is; of a
 pageable one each is touched first.
 """
 
@@ -22,7 +22,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 def group_bytes() -> int | None:
-    """What the control group of this process has charged but for page cache; None where nobody tells."""
+    """The control group's charge for this process without page cache; None if unknown."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

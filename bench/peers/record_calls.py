@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Record what PyTorch's caching allocator asks of poorwill's allocator, as crates/python/tests/calls has it.
 
-Needs a GPU, PyTorch and the package. Each line of the output is a call: `a` with the size and the number of
-the stream, or `f` with the number of the call that got the segment. Times are not kept.
+Needs a GPU, PyTorch and the package. Each line of the output is a call. `a` has the size and the number of
+the stream, `f` the number of the call that got the segment. Times are not kept.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 """Measure the machine, the peers and poorwill in one go, into one file of JSON lines.
 
 Every line says which run and which round it comes from: `line` is what that run printed, `ended` says how
-it ended. The order rotates from round to round, so that nobody always comes first. A run that fails, is
+it ended. The order rotates from round to round, so that no peer always comes first. A run that fails, is
 killed or takes too long is recorded and the rest goes on. table.py reads the file.
 """
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Print what run.py wrote about sleeping and waking as one table: peers, poorwill, and its limits.
 
-Every figure is the median over the rounds. Within a round a peer's later sleeps and wakes are medians, and
-its sleeps and wakes without a copy the quickest, as poorwill reports its own.
+Every figure is the median over the rounds. Within a round a peer's later sleeps and wakes are medians. Those
+without a copy are the quickest, as in poorwill's own report.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python3 bench/pytorch/emptying.py >> torch-2.11.jsonl
 
 Needs a GPU, PyTorch and the package; run it with each PyTorch that is to be compared. A load keeps 1000
-tensors and frees a transient beside each: outside of pools, in `use_mem_pool`, and in poorwill's pools,
-whichever way they look; with nothing in the default pool's cache, and with 2 GiB in 64 segments. `calls` are
-the segments that PyTorch asked the GPU or an allocator for, and those that it gave back; `again` is what it
-takes to allocate the 64 tensors outside of the pool afterwards: no call, where their cache was left alone.
+tensors and frees a transient beside each. It runs outside of pools, in `use_mem_pool`, and in poorwill's
+pools with either `watch`. The default pool's cache is empty, or has 2 GiB in 64 segments. `calls` are the
+segments that PyTorch requested and freed. `again` is the cost of allocating the 64 tensors outside of the
+pool afterwards: no call if their cache was left alone.
 """
 
 import argparse

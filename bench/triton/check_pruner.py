@@ -2,8 +2,8 @@
 
     python bench/triton/check_pruner.py [--configs 40] [--seed 0]
 
-Random configurations of a matrix product and of attention are launched one by one, without an autotuner: a
-configuration that fits runs, one that does not raises `OutOfResources`. Beside it stand what `exact` with no
+Random configurations of a matrix product and of attention are launched one by one, without an autotuner. A
+configuration that fits runs; one that does not raises `OutOfResources`. Beside it stand what `exact` with no
 margin decides, and the estimates. Needs PyTorch, Triton and a GPU. Prints one JSON object; exit code 1 if
 `exact` was wrong once, or an estimate kept what does not fit.
 """

@@ -2,7 +2,7 @@
 """Record how much shared memory Triton gives kernels: record.py [--rows N] [--seed N] [--only KERNEL] FOLDER.
 
 Draws random configurations of four kernels, compiles each for five kinds of GPU, and writes one table per
-kernel into FOLDER. No GPU is needed, and neither is PyTorch: the compiler is told what to compile for, and
+kernel into FOLDER. No GPU is needed, and neither is PyTorch: the compiler gets its target explicitly, and
 stops as soon as it has laid out shared memory. So configurations that fit no GPU are in the tables, too.
 
     pip install triton==3.6.0

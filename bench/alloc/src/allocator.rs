@@ -1,4 +1,4 @@
-//! The two allocators, made to look alike.
+//! The two allocators behind one interface.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use poorwill_driver::{HostConfig, HostDevice};
 
 use crate::Outcome;
 
-/// What every block begins and ends on: the pool's own unit, and the one the peer is given.
+/// Alignment of blocks: the pool's own unit, which the peer is given, too.
 pub(crate) const UNIT_BYTES: u32 = 512;
 
 /// Addresses of a process. Nothing is written to a block, so a device of this size takes no memory.
 const CAPACITY_BYTES: u64 = 1 << 46;
 
-/// What is measured. Handles are what a caller keeps to free a block again.
+/// What is measured. A handle frees its block.
 pub(crate) trait Allocator {
     const NAME: &'static str;
     type Handle: Copy;
@@ -26,11 +26,11 @@ pub(crate) trait Allocator {
     /// The addresses of a live block.
     fn range(&self, block: Self::Handle) -> Outcome<Range<u64>>;
 
-    /// How much address space it takes now.
+    /// Current size of its address space.
     fn extent(&self) -> Outcome<Extent>;
 }
 
-/// The outcome, in which an error says whose it is.
+/// An error names its allocator.
 pub(crate) fn named<A: Allocator, T>(outcome: Outcome<T>) -> Outcome<T> {
     outcome.map_err(|error| format!("{}: {error}", A::NAME).into())
 }
@@ -38,9 +38,9 @@ pub(crate) fn named<A: Allocator, T>(outcome: Outcome<T>) -> Outcome<T> {
 /// Address space of an allocator.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Extent {
-    /// So many bytes are reserved.
+    /// Reserved bytes.
     Reserved(u64),
-    /// Everything from zero to the end of the highest block that there has been.
+    /// From zero to the end of the highest block so far.
     ToHighestBlock,
 }
 
@@ -86,7 +86,7 @@ impl Allocator for Poorwill {
 pub(crate) struct Peer(Offsets);
 
 impl Peer {
-    /// With room for `live` blocks and as many gaps.
+    /// With capacity for `live` blocks and as many gaps.
     pub(crate) fn new(live: u32) -> Self {
         Self(Offsets::with_max_allocs(u32::MAX, 2 * live + 16))
     }

@@ -2,15 +2,15 @@
 //!
 //! `cargo xtask bench alloc [--live N] [--rounds N] [--json]`
 //!
-//! Both allocators are filled with the same blocks and then run the same trace: each step frees a random live
-//! block and allocates a new one. The pool stands on the host device with its default configuration and
-//! allocates everything for one tag on the default stream; the peer, `offset-allocator`, hands out ranges of
-//! one arena in units of 512 bytes. Nothing is ever written to a block.
+//! Both allocators are filled with the same blocks and then run the same trace. Each step frees a random live
+//! block and allocates a new one. The pool is on the host device with its default configuration, with one tag
+//! on the default stream. The peer, `offset-allocator`, hands out ranges of one arena in units of 512 bytes.
+//! No block is ever written.
 //!
-//! The two do not do the same: the pool also keeps memory under its blocks, counts per tag, takes a lock, and
-//! knows a stale handle. What that costs is the figure.
+//! The pool does more: it also backs its blocks with memory, counts per tag, takes a lock, and detects stale
+//! handles. The figure is the cost of that.
 //!
-//! Exit codes: 0 done, 1 an allocator failed or handed out what was taken, 2 wrong usage.
+//! Exit codes: 0 done, 1 an allocator failed or handed out live addresses, 2 wrong usage.
 #![forbid(unsafe_code)]
 
 mod allocator;
@@ -27,7 +27,7 @@ use self::allocator::{Peer, Poorwill};
 use self::report::Report;
 use self::survey::Survey;
 
-/// Whatever goes wrong here ends the run.
+/// Any error ends the run.
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Allocating and freeing in a full pool, beside a peer on the same trace.
@@ -47,19 +47,19 @@ struct Options {
     json: bool,
 }
 
-/// So many blocks of this trace fit the peer's arena three times.
+/// This many blocks of the trace fit the peer's arena three times.
 const LIVE_MAX: i64 = 4_000_000;
 
 fn main() -> ExitCode {
     let options = match Options::try_parse() {
         Ok(options) => options,
         Err(error) => {
-            // Help is an error to clap, and goes to standard output. A closed pipe is the reader's choice.
+            // Help is an error to clap, and goes to standard output. A closed pipe is no error.
             let _ = error.print();
             if !error.use_stderr() {
                 return ExitCode::SUCCESS;
             }
-            // A wrong value is told without it.
+            // A wrong value is reported without it.
             if !error.to_string().contains("Usage:") {
                 eprintln!("\n{}", Options::command().render_usage());
             }

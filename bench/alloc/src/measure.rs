@@ -1,9 +1,9 @@
-//! What a free–alloc pair costs, of both allocators in one run.
+//! The cost of a free–alloc pair in both allocators, in one run.
 //!
-//! Both are filled and then warmed up, until the gaps between their blocks are as they stay. In each round both
-//! replay the same pairs; they take turns in beginning, so that what drifts hits both alike. Before a timed
-//! part comes an untimed one, in which an allocator finds its own data in the caches again. Sizes and victims
-//! are computed before the clock starts.
+//! Both are filled and warmed up until the gaps between their blocks are stable. In each round both replay
+//! the same pairs. They alternate in going first, so that drift affects both. An untimed part before each
+//! timed one restores an allocator's data in the caches. Sizes and victims are computed before the clock
+//! starts.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::Outcome;
 use crate::allocator::{Allocator, named};
 use crate::trace::{Pair, Trace};
 
-/// Fewest pairs that are timed together, so that the clock and the scheduler do not matter.
+/// Fewest pairs timed together, so that the clock and the scheduler do not matter.
 const PAIRS_MIN: u32 = 100_000;
 
 /// Pairs per live block before the first round.
@@ -23,9 +23,9 @@ const WARM_UP: u32 = 2;
 pub(crate) struct Times {
     pub(crate) poorwill: Series,
     pub(crate) peer: Series,
-    /// Pairs of one round, and of the pass in which each is timed.
+    /// Pairs of one round, and of the pass that times each.
     pub(crate) pairs: u32,
-    /// What it costs to time one pair, in the median.
+    /// Median cost of timing one pair.
     pub(crate) clock_ns: u64,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Times {
 pub(crate) struct Series {
     /// Of each round.
     pub(crate) ns_per_pair: Vec<f64>,
-    /// The clock's own cost included.
+    /// With the clock's own cost.
     pub(crate) p99_ns: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What is printed: one JSON object, or a table.
+//! The output: one JSON object, or a table.
 
 use std::fmt;
 
@@ -15,15 +15,15 @@ pub(crate) struct Report {
     live_blocks: u32,
     /// Median of the rounds, as for the peer.
     poorwill_ns_per_pair: f64,
-    /// Of pairs timed one by one, the clock's own cost included.
+    /// Of pairs timed one by one, with the clock's own cost.
     poorwill_p99_ns: u64,
     peer: &'static str,
     peer_ns_per_pair: f64,
-    /// Poorwill's time in the peer's.
+    /// Poorwill's time divided by the peer's.
     ratio: f64,
     poorwill_extent_bytes: u64,
     peer_extent_bytes: u64,
-    /// Most bytes of live blocks, in whole units: what an extent cannot be smaller than.
+    /// Peak bytes of live blocks, in whole units: a lower bound of an extent.
     live_bytes: u64,
     /// Of the fastest round.
     poorwill_best_ns_per_pair: f64,

@@ -1,7 +1,6 @@
-//! One run that nobody times: whether every block lies where no other does, and how much address space all
-//! of them took.
+//! An untimed run that checks that no blocks overlap, and measures their address space.
 //!
-//! It has a length of its own, so its figures depend on the number of live blocks and on nothing else.
+//! Its length is fixed, so its figures depend only on the number of live blocks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,19 +9,19 @@ use crate::Outcome;
 use crate::allocator::{Allocator, Extent, UNIT_BYTES, named};
 use crate::trace::Trace;
 
-/// How often each live block is replaced, on average.
+/// Average replacements of each live block.
 const TURNS: u32 = 8;
 
-/// How often reserved address space is looked up during one turn. Looking is slow, and in between no more
-/// than a thousandth of the blocks can change.
+/// Checks of reserved address space during one turn. A check is slow, and at most a thousandth of the blocks
+/// change in between.
 const SAMPLES_PER_TURN: usize = 1024;
 
-/// What a run took.
+/// Result of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Survey {
-    /// Most bytes of live blocks at any time, in whole units.
+    /// Peak bytes of live blocks, in whole units.
     pub(crate) live_bytes: u64,
-    /// Most address space at any time.
+    /// Peak address space.
     pub(crate) extent_bytes: u64,
 }
 
@@ -35,7 +34,7 @@ impl Survey {
     }
 }
 
-/// An allocator with what is known of its live blocks.
+/// An allocator with its live blocks.
 struct Watch<A> {
     allocator: A,
     places: Places,
@@ -101,7 +100,7 @@ impl<A: Allocator> Watch<A> {
 struct Places {
     /// Ends by starts.
     taken: BTreeMap<u64, u64>,
-    /// Of all blocks that have ever been there.
+    /// Of all blocks so far.
     highest_end: u64,
 }
 

@@ -1,12 +1,11 @@
-//! What is allocated and freed: sizes and victims from a fixed seed, the same on every machine.
+//! The trace of frees and allocations: sizes and victims from a fixed seed, the same on every machine.
 //!
-//! Sizes are log-uniform from 512 bytes up to 1 MiB: half of the blocks lie below 23 KiB, and each doubling has
-//! the same share, so neither allocator lives off one size class. That is the range in which allocators differ
-//! by their bookkeeping: below it all round up to the same, and above it what counts is the driver's calls, and
-//! engines have few such blocks. Sizes are arbitrary bytes; each allocator rounds them as it must.
+//! Sizes are log-uniform from 512 bytes to 1 MiB. Half of the blocks are below 23 KiB, and each doubling has
+//! the same share, so no size class dominates. In that range allocators differ by their bookkeeping. Below it
+//! all round up alike; above it the driver's calls dominate, and engines have few such blocks. Sizes are
+//! arbitrary bytes; each allocator rounds them.
 //!
-//! Victims are uniform over the live blocks: no order of freeing that an allocator could profit from, and no
-//! mercy on the caches.
+//! Victims are uniform over the live blocks, so neither an order of frees nor the caches help.
 
 use std::iter;
 
@@ -21,7 +20,7 @@ const SEED: u64 = 0x5007_1e57;
 /// One free–alloc pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pair {
-    /// Which of the live blocks is freed; the new one takes its place.
+    /// Index of the live block that is freed; the new one takes its index.
     pub(crate) victim: u32,
     /// Size of the new block.
     pub(crate) bytes: u32,
@@ -40,7 +39,7 @@ impl Trace {
         Self { live, random: Rng::with_seed(SEED) }
     }
 
-    /// Sizes of the blocks that are there before the first pair.
+    /// Sizes of the initial blocks.
     pub(crate) fn fill(&mut self) -> Vec<u32> {
         (0..self.live).map(|_| self.bytes()).collect()
     }
@@ -51,8 +50,8 @@ impl Trace {
         iter::repeat_with(pair).take(count as usize).collect()
     }
 
-    /// A size with the density 1/x: first a doubling, then uniform sizes within it until one is kept, each
-    /// with the probability (the doubling's beginning)/x. Whole numbers only, so that all machines agree.
+    /// A size with density 1/x: a random doubling, then uniform sizes within it, each kept with the
+    /// probability (the doubling's beginning)/x. Integers only, so that all machines agree.
     fn bytes(&mut self) -> u32 {
         let least = BYTES_MIN << self.random.u32(..DOUBLINGS);
         loop {

@@ -39,8 +39,8 @@ def median(values: list[float | None]) -> float | None:
 class Events:
     """When each event of a stream had come, in the bytes as they are on the wire.
 
-    An event ends with an empty line, and JSON has none in it; nor have the head of an answer and the frames
-    of its body, whose lines end with CR LF.
+    An event ends with an empty line, and JSON has none. Nor have the head of an answer and the frames of its
+    body, whose lines end with CR LF.
     """
 
     def __init__(self):
@@ -77,8 +77,8 @@ def of_streams(at_engine: dict[str, list[int]], at_client: dict[str, list[int]])
 def of_swap(events: list[dict], leaves: str, comes: str, whole_s: float, answer_s: float) -> dict:
     """Whose each second of a swap was.
 
-    `events` are those of the service in the swap; `whole_s` is how long the request took that forced it, and
-    `answer_s` how long one takes whose model is ready. What neither the engines nor the canary took is the
+    `events` are those of the service in the swap. `whole_s` is the duration of the request that forced it,
+    and `answer_s` that of one whose model is ready. What neither the engines nor the canary took is the
     rotation's own, also where no stage tells of it.
     """
     stages: dict[str, float] = {}
@@ -106,7 +106,7 @@ def of_swap(events: list[dict], leaves: str, comes: str, whole_s: float, answer_
 
 
 def of_swaps(each: list[dict], direct: dict) -> dict:
-    """All swaps, beside the same engine's sleeps and wakes with nobody in between."""
+    """All swaps, beside the same engine's sleeps and wakes without a service in between."""
     own_ms = [swap["own_s"] * 1000 for swap in each]
     stages = {stage: spread([swap["stages"][stage] * 1000 for swap in each]) for stage in (*LEAVING, *COMING)}
     without_ms = [(swap["whole_s"] - swap["answer_s"] - swap["canary_s"]) * 1000 for swap in each]

@@ -18,10 +18,10 @@ def chat(model: str, bytes_: int) -> bytes:
             {"model": model, "messages": messages, "max_tokens": 128, "temperature": 0}
         ).encode()
 
-    room = bytes_ - len(body(""))
-    if room < 0:
-        raise ValueError(f"a body of {bytes_} bytes has no room for a question")
-    return body((WORDS * (room // len(WORDS) + 1))[:room])
+    left = bytes_ - len(body(""))
+    if left < 0:
+        raise ValueError(f"a body of {bytes_} bytes has no space for a question")
+    return body((WORDS * (left // len(WORDS) + 1))[:left])
 
 
 def answer(bytes_: int) -> str:
@@ -42,8 +42,8 @@ def answer(bytes_: int) -> str:
             }
         )
 
-    room = max(bytes_ - len(whole("")), 0)
-    return whole((WORDS * (room // len(WORDS) + 1))[:room])
+    left = max(bytes_ - len(whole("")), 0)
+    return whole((WORDS * (left // len(WORDS) + 1))[:left])
 
 
 def flags(oha_help: str) -> list[str]:

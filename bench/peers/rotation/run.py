@@ -50,7 +50,7 @@ UNLOGGED = ("nginx-unlogged", "poorwill-unlogged")
 MODEL = "bench"
 ANSWER_BYTES = 1024
 TOKENS_PER_S = 100  # a token each 10 ms
-QUIET_LOAD = 0.5
+IDLE_LOAD = 0.5
 
 
 def rotated(names: tuple[str, ...], turn: int) -> list[str]:
@@ -153,7 +153,7 @@ def tell_proxy(record: dict) -> None:
 
 
 class Tapped:
-    """An engine with somebody at its door who writes down when what came out."""
+    """An engine behind a tap that records when what came out."""
 
     def __init__(self, children: Children, engine: int, cpus: list[int]):
         command = pinned(cpus, [sys.executable, "-B", str(HERE / "tap.py"), "--to", f"127.0.0.1:{engine}"])
@@ -310,7 +310,7 @@ def main(argv: list[str] | None = None) -> int:
         },
     }
     busy = result["machine"]["load_average_before"][0]
-    if busy > QUIET_LOAD:
+    if busy > IDLE_LOAD:
         tell(f"the load average is {busy:.2f}: figures that count need a machine with nothing else to do")
     began = time.monotonic()
     with (

@@ -22,7 +22,7 @@ SIZE = "512MiB"
 GPU = "800MiB"  # a sleeping engine keeps what its program takes, some tens of MiB
 NEED = "600MiB"
 TOKENS_PER_S = 200
-# Nobody has to stay, so that each request forces its swap at once.
+# No minimum residence, so that each request forces its swap at once.
 RULES = '[every_model]\nresidence_min = "0s"\nslack = "24MiB"\n'
 ANSWERS = 5  # requests at a model that is ready, for what an answer takes
 REST_S = 0.1
@@ -55,7 +55,7 @@ class Follower:
             return len(self.events)
 
     def until_ready(self, model: str, since: int) -> list[dict]:
-        """What was told since then, once this model was ready."""
+        """Events since then, once this model was ready."""
 
         def is_ready() -> bool:
             events = self.events[since:]

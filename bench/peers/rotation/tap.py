@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Stand at an engine's door, pass bytes on, and write down when each event of each stream came out.
+"""A proxy before an engine that records when each event of each stream came out.
 
-So what an engine does and what comes of it at the client behind a proxy are known of the same stream, by
-one clock. It says in its first line of output where it listens, is told to end by the end of its input, and
-prints the times by `X-Request-Id`.
+So the times at the engine and at the client behind another proxy are of one stream and one clock. Its first
+line of output is its address. It ends with its input, and prints the times by `X-Request-Id`.
 """
 
 import argparse
@@ -25,7 +24,7 @@ class Tap:
 
 
 class Door(asyncio.Protocol):
-    """A connection of whoever asks the engine."""
+    """A connection of a client of the engine."""
 
     def __init__(self, tap: Tap):
         self.tap = tap

@@ -154,11 +154,11 @@ class Configurations(unittest.TestCase):
         self.assertIn('fastcgi_temp_path "/nowhere/of ours/fastcgi";', text)
         self.assertNotIn(" scgi_temp_path", text)
         self.assertIn('access_log "/nowhere/of ours/access.log";', text)
-        quiet = programs.nginx_conf(folder, set(), "", is_logged=False)
-        self.assertIn("access_log off", quiet)
+        unlogged = programs.nginx_conf(folder, set(), "", is_logged=False)
+        self.assertIn("access_log off", unlogged)
         self.assertEqual(text.count("{"), text.count("}"))
 
-    def test_an_engines_answer_is_told_as_it_is(self):
+    def test_an_engines_answer_is_reported_as_it_is(self):
         self.assertIn(load.answer(1024), programs.nginx_engine(1, load.answer(1024)))
         for wrong in ["$host", "it's", "\\n"]:
             with self.assertRaises(ValueError):
@@ -196,7 +196,7 @@ class Processes(unittest.TestCase):
             self.assertGreater(len(programs.family(process.pid)), 1)
         self.assertEqual(programs.marked(children.mark), [])
 
-    def test_what_ends_or_fails_is_told_with_its_words(self):
+    def test_ends_and_failures_are_reported_with_their_messages(self):
         with programs.Children(self.folder) as children:
             self.assertEqual(children.run(["echo", "words"], HANGS_S), "words\n")
             with self.assertRaisesRegex(programs.Failed, "it broke"):
@@ -309,14 +309,14 @@ class Run(unittest.TestCase):
             self.assertLess(time.monotonic() - began, HANGS_S)
             time.sleep(0.01)
 
-    def test_nobody_is_left_when_it_is_told_to_end(self):
+    def test_no_process_is_left_after_a_request_to_end(self):
         run, started = self.run_until_started()
         run.send_signal(signal.SIGTERM)
         self.assertEqual(run.wait(HANGS_S), 143)
         self.until_gone(started)
         self.assertEqual(list(self.folder.glob("poorwill-rotation-*")), [])
 
-    def test_nobody_is_left_when_it_is_killed(self):
+    def test_no_process_is_left_after_a_kill(self):
         run, started = self.run_until_started()
         run.kill()
         run.wait()

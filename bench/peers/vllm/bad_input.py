@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Give vLLM with poorwill what it has to refuse, and print what came of it.
 
-A refusal is good when it comes as an error with a sentence that names the setting; what is to be named is
-looked for, and the whole sentence printed for whoever judges it. An engine that has refused something has to
-give the same tokens afterwards. What is refused while vLLM reads its settings, before anything is started, is
-tried in one process, and what one engine can refuse with one engine; every other case has a process of its
-own. Prints one JSON line a case.
+A refusal is good when it is an error that names the setting: the name is checked, and the message printed.
+An engine that has refused something has to give the same tokens afterwards. Settings that vLLM refuses before
+it starts anything are tried in one process, and those that one engine can refuse with one engine. Every other
+case has a process of its own. Prints one JSON line a case.
 """
 
 import argparse
@@ -53,7 +52,7 @@ def setting(name: str, names: list[str], environment: dict[str, str], **settings
 
 
 def action(name: str, refused: str, names: list[str], *actions: tuple) -> Case:
-    """What an engine that is as it should be is told to do."""
+    """What a healthy engine is asked to do."""
     return Case(name, refused, names, actions=list(actions), process=ENGINE)
 
 
@@ -122,7 +121,7 @@ def child(cases: list[Case]) -> None:
 
 
 def started(case: Case, path: Path):
-    """The engine of a case; none if it did not start, which is told then."""
+    """The engine of a case; None, with a report, if it did not start."""
     import engine as engines
 
     chosen = engines.settings(path, mode="poorwill", kv_gib=KV_GIB, utilization=0.5)

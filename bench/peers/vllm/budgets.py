@@ -6,10 +6,10 @@ in the end.
     budgets.py --shares 0.95,0.88 --v2
 
 For each share one engine with --gpu-memory-utilization and one with POORWILL_BUDGET, each in a process of its
-own. Other shares have to make other KV caches, larger by what the shares differ in, and under POORWILL_BUDGET
-nothing may be in use beyond it, after prompts have been answered as well. Then two engines with the last
-share as POORWILL_BUDGET, whose KV cache is given: one so large that the graphs do not fit beside it, which
-has to be refused with the size that would fit, and one with that size, which has to start.
+own. Other shares have to make other KV caches, larger by the difference of the shares. Under POORWILL_BUDGET
+nothing may be in use beyond it, also after prompts were answered. Then two engines get the last share as
+POORWILL_BUDGET and a KV cache size. One is so large that the graphs do not fit beside it; it has to be
+refused with the size that would fit. The other has that size, and has to start.
 
 Prints JSON lines; exit code 1 if anything is not as it should be.
 """
@@ -113,7 +113,7 @@ def run(way: str, share: float, kv_bytes: int, is_v2: bool, model: Path) -> dict
     return found[-1] if found else {"event": "failed", "error": f"ended with code {ran.returncode}"}
 
 
-def told(way: str, share: float, line: dict, good: bool) -> bool:
+def reported(way: str, share: float, line: dict, good: bool) -> bool:
     """Says what came of an engine, in GiB."""
     sizes = {name.replace("_bytes", "_gib"): gib(line[name]) for name in line if name.endswith("_bytes")}
     rest = {name: line[name] for name in ("kv_blocks", "runner", "error_type", "error") if name in line}
@@ -152,10 +152,10 @@ def given(share: float, sized: dict, is_v2: bool, model: Path) -> bool:
     line = run("budget", share, too_large, is_v2, model)
     said = line.get("error", "")
     refused = line["event"] == "refused" and BUDGET in said and CACHE in said
-    good = told("budget-and-cache", share, line, refused)
+    good = reported("budget-and-cache", share, line, refused)
     size = fitting(said) or sized["cache_bytes"] - GIB
     line = run("budget", share, size, is_v2, model)
-    return told("budget-and-fitting-cache", share, line, is_within("budget", line)) and good
+    return reported("budget-and-fitting-cache", share, line, is_within("budget", line)) and good
 
 
 def compare(shares: list[float], is_v2: bool, folder: Path) -> bool:
@@ -166,7 +166,7 @@ def compare(shares: list[float], is_v2: bool, folder: Path) -> bool:
         lines = []
         for share in shares:
             lines.append(run(way, share, 0, is_v2, model))
-            good = told(way, share, lines[-1], is_within(way, lines[-1])) and good
+            good = reported(way, share, lines[-1], is_within(way, lines[-1])) and good
         if all(line["event"] == "engine" for line in lines):
             apart = are_apart(lines)
             emit("caches", way=way, cache_gib=[gib(line["cache_bytes"]) for line in lines], ok=apart)

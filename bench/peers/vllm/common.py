@@ -1,5 +1,6 @@
-"""What the scripts here share that needs neither PyTorch nor vLLM: JSON lines, environments, host memory,
-processes, and a card of which only so much is free."""
+"""What the scripts here share without PyTorch and vLLM.
+
+JSON lines, environments, host memory, processes, and a card with limited free memory."""
 
 import ctypes
 import json
@@ -122,7 +123,7 @@ def parse_sizes(lines: list[str], names: tuple[str, ...]) -> dict[str, float]:
 
 
 def host_memory(pid: int | str = "self") -> dict[str, float]:
-    """What a process and the machine hold of host memory, in GiB; figures that nobody tells are left out."""
+    """Host memory of a process and the machine, in GiB; unknown figures are left out."""
     figures = {}
     for path, names in {
         f"/proc/{pid}/status": ("VmRSS", "VmLck", "VmPin"),
@@ -220,8 +221,10 @@ def device_memory(cuda) -> tuple[int, int]:
 
 
 class Ballast:
-    """A child process that holds so much of a card that `free_gib` GiB stay free; with None it holds
-    nothing, and only says how much is free. It ends with this process."""
+    """A child process that leaves `free_gib` GiB of a card free, or holds nothing with None.
+
+    It reports how much is free, and ends with this process.
+    """
 
     def __init__(self, free_gib: float | None = None, ordinal: int = 0):
         command = [sys.executable, str(HERE / "ballast.py"), "--ordinal", str(ordinal)]
@@ -248,8 +251,10 @@ class Ballast:
         return self.first["total_bytes"]
 
     def settled(self, aim: int, seconds: float = 30, slack: int = 64 * MIB) -> int:
-        """Free bytes when `aim` is reached but for a little, or when the time is up: a process that was
-        killed gives its memory back a little later."""
+        """Free bytes once `aim` is nearly reached, or the time is up.
+
+        A process that was killed releases its memory a little later.
+        """
         end = time.monotonic() + seconds
         while (free := self.free()) < aim - slack and time.monotonic() < end:
             time.sleep(0.25)
@@ -267,8 +272,10 @@ class Ballast:
 
 
 def utilization(free: int, total: int, free_gib: float | None, wanted: float) -> float:
-    """Which part of the card vLLM is to be told it may have, when little of it is free: it refuses to start
-    with more than there is, and its process's context comes off that first."""
+    """The share of the card for vLLM when little of it is free.
+
+    It refuses to start with more than is free after its process's context.
+    """
     if free_gib is None:
         return wanted
     return round(min(wanted, max((free - GIB) / total, 0.01)), 4)

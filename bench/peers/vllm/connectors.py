@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """A pair of vLLM servers with NIXL between them: one computes prompts, the other reads their KV cache.
 
-Both sleep with Poorwill and wake again: both at once, each alone, at level 2, by tag, and once more while
-only the cache is awake. After every wake a prompt has to pass from one to the other, and the tokens to be
-those of a server that computes alone; a sleep has to give memory back. Needs vLLM 0.33 or later and NIXL's
-wheel: without that it says so and ends with status 3. Prints JSON lines. `--gpus 0,1` gives each server a GPU
-of its own.
+Both sleep with Poorwill and wake again: together, alone, at level 2, by tag, and while only the cache is
+awake. After every wake a prompt has to pass from one to the other, with the tokens of a server that computes
+alone. A sleep has to release memory. Needs vLLM 0.33 or later and NIXL's wheel: without that it says so and
+ends with status 3. Prints JSON lines. `--gpus 0,1` gives each server a GPU of its own.
 """
 
 import argparse
@@ -146,7 +145,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             good = [reference is not None, take("before", lambda: passed(*clients, reference))]
             good.append(take("memory", lambda: gives_back(clients[0], ballast, enough)))
             for name, act in STEPS:
-                # In two steps, so that a sleep that fails and tokens that are wrong are told apart.
+                # In two steps, so that a failed sleep differs from wrong tokens.
                 good.append(take(f"sleep: {name}", lambda act=act: (act(clients), {})))
                 good.append(take(f"tokens: {name}", lambda: passed(*clients, reference)))
         finally:

@@ -1,5 +1,6 @@
-"""A plugin of vLLM that counts: in the place of its allocator a subclass that does all that the allocator
-does, and keeps account of what it maps and of where the time of a sleep goes."""
+"""A vLLM plugin that replaces its allocator by a counting subclass.
+
+It behaves the same, and counts what is mapped and where the time of a sleep goes."""
 
 import time
 

@@ -197,7 +197,7 @@ class Engine:
             self._listen()
 
     def _listen(self) -> None:
-        """Keeps what each operation tells, whoever asks for it first."""
+        """Keeps what each operation reports, whichever caller asks first."""
         ask = self.worker.poorwill_status
 
         def poorwill_status():
@@ -219,7 +219,7 @@ class Engine:
         """What poorwill's worker says of itself; what happened is kept in `events`."""
         return self.llm.collective_rpc("poorwill_status")[0] if self.mode == "poorwill" else {}
 
-    def told(self) -> list[dict] | dict[str, float]:
+    def reported(self) -> list[dict] | dict[str, float]:
         """What is known of the operations since this was asked last."""
         if self.mode == "poorwill":
             self.status()

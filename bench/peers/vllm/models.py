@@ -1,5 +1,6 @@
-"""The models that the scripts here run: folders with made-up weights, or with a configuration alone; and a
-tokenizer for those that are asked in words."""
+"""The scripts' models: folders with random weights or only a configuration, and a tokenizer for prompts in
+words.
+"""
 
 import json
 from pathlib import Path

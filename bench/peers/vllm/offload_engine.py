@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""A vLLM engine with a part of its weights in host memory: its own offloaders, or poorwill's drop-in
-(`POORWILL_OFFLOAD=1`), beside the same engine with all of its weights on the GPU. Prints JSON lines.
+"""A vLLM engine with a part of its weights in host memory, beside one with all of them on the GPU.
+
+The offloaders are vLLM's own or poorwill's drop-in (`POORWILL_OFFLOAD=1`). Prints JSON lines.
 
     offload_engine.py --whose nobody --tokens-file /tmp/tokens.json     # writes what the others compare with
     offload_engine.py --whose vllm --way uva --tokens-file /tmp/tokens.json
     offload_engine.py --whose poorwill --way prefetch --graphs --sleep --tokens-file /tmp/tokens.json
 
-Each starts vLLM in this process over the same checkpoint of random numbers, of which 60 % are in host memory
+Each starts vLLM in this process over the same checkpoint of random numbers. Of that 60 % are in host memory
 (`uva`), or every other layer (`prefetch`). Greedy tokens are compared with those in the file. With `--sleep`
 poorwill's sleep mode is on too, and the engine sleeps and wakes between.
 """

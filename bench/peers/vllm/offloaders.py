@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Time forward passes over layers whose weights are in host memory: vLLM's offloaders or Poorwill's, on the
-same layers, beside the same layers resident and the bare copies, and print JSON lines.
+"""Time forward passes over layers whose weights are in host memory, and print JSON lines.
+
+These are vLLM's offloaders or Poorwill's on the same layers, beside the resident layers and the bare copies.
 
     offloaders.py --whose poorwill --way prefetch            # tokens that take as long as the copies
     offloaders.py --whose vllm --way prefetch --tokens 64

@@ -179,7 +179,7 @@ PLANS: dict[str, list[Run]] = {
         offloaders("vllm-uva-few", "--whose vllm --way uva --tokens 64"),
         offloaders("drop-in-uva-few", "--whose poorwill-in-vllm --way uva --tokens 64"),
     ],
-    # An engine with a part of its weights in host memory. Runs of nobody's write what others compare with.
+    # Runs without an offloader write what others compare with.
     "offload-engine": [
         offload_engine("nobody", "--whose nobody"),
         *(

@@ -5,11 +5,11 @@ shared memory, and print JSON lines.
     pruner.py                          # 99 and 64 KiB, as on smaller GPUs
     pruner.py --budgets-kib 48 --keys 64
 
-No engine is started: the functions of vLLM's that launch the kernels are called, each time in a process of
-its own which compiles everything anew. The plugin gets there as in any process of vLLM's. For each kernel it
-is counted how many configurations there are, how many a pruner has left, how many were compiled and what the
-largest of them takes. All inputs are small whole numbers, so that sums are exact in any order and results are
-the same bits with any configuration.
+No engine is started. Each call of vLLM's functions that launch the kernels has a process of its own, which
+compiles everything anew. The plugin gets there as in any process of vLLM's. For each kernel it counts the
+configurations, those that a pruner left, those that were compiled, and the size of the largest. All inputs
+are small whole numbers, so that sums are exact in any order and results are the same bits with any
+configuration.
 """
 
 import argparse

@@ -18,8 +18,7 @@ def within(worker):
 
 
 def begin(worker, mode: str) -> dict:
-    """Says what this rank is, and has it keep what its operations tell, whoever asks for that first. Raises
-    if the allocator in place is not the mode's."""
+    """Reports what this rank is, and makes it keep its operations' reports."""
     import engine as engines
     import torch
 
@@ -46,8 +45,8 @@ def begin(worker, mode: str) -> dict:
     }
 
 
-def told(worker) -> list:
-    """What the operations have told since this was asked last."""
+def reported(worker) -> list:
+    """Reports of the operations since the last call."""
     inner = within(worker)
     events, inner.bench_events = inner.bench_events, []
     return events

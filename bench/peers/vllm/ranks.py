@@ -4,12 +4,12 @@
     ranks.py --mode poorwill --ranks 2
     ranks.py --mode cumem --ranks 2 --kind dense --layers 8 --kv-gib 8 --cycles 10
 
-vLLM runs as it does behind a server: the engine in one process, and every rank in one of its own. What is to
-be known of the ranks is asked through `LLM.collective_rpc`; what their GPUs have in use is read by processes
-that do not sleep. The weights are made up, and overwritten with other numbers on every rank, so that tokens
-depend on all of them. Level 1 is cycled, woken as a whole and tag by tag; after level 2 the weights are
-written back from a copy. With poorwill one rank alone then refuses to sleep: no rank may stay asleep. At the
-end, when the engine is gone, as much of each GPU has to be free as at the start. Prints JSON lines.
+vLLM runs as it does behind a server: the engine in one process, and every rank in one of its own. The ranks
+are queried through `LLM.collective_rpc`. Processes that do not sleep read what their GPUs have in use. The
+weights are made up, and overwritten with other numbers on every rank, so that tokens depend on all of them.
+Level 1 is cycled, woken as a whole and tag by tag; after level 2 the weights are written back from a copy.
+With poorwill one rank alone then refuses to sleep: no rank may stay asleep. At the end, when the engine is
+gone, as much of each GPU has to be free as at the start. Prints JSON lines.
 
 The ranks speak by NCCL alone, without multicast over NVLink and without symmetric memory.
 """
@@ -120,10 +120,10 @@ class Ranks:
         statuses = self.llm.collective_rpc("poorwill_status")
         return [{name: value for name, value in one.items() if name != "events"} for one in statuses]
 
-    def told(self) -> list[list[dict]]:
-        """What the operations have told since this was asked last, by rank."""
+    def reported(self) -> list[list[dict]]:
+        """Reports of the operations since the last call, by rank."""
         self.status()
-        return self.each(rank_worker.told)
+        return self.each(rank_worker.reported)
 
     def timed(self, action, **named) -> float:
         """Seconds until all GPUs are done with it."""
@@ -135,7 +135,7 @@ class Ranks:
 
     def sleep(self, level: int) -> dict:
         """Sleeps, and says what came of it on every GPU."""
-        self.told()
+        self.reported()
         awake = self.cards.used()
         seconds = self.timed(self.llm.sleep, level=level)
         asleep = self.cards.used()
@@ -153,7 +153,7 @@ class Ranks:
         }
         if self.mode == "poorwill":
             record["host_held_gib"] = all_gib([rank["host_bytes"] for rank in self.status()])
-            record["sleep_told"] = self.told()
+            record["sleep_told"] = self.reported()
         return record
 
     def wake(self, tags: list[str] | None = None) -> dict:
@@ -161,7 +161,7 @@ class Ranks:
         name = "_".join(["wake", *(tags or [])])
         figures = {f"{name}_s": round(seconds, 4), f"used_after_{name}_gib": all_gib(self.cards.used())}
         if self.mode == "poorwill":
-            figures[f"{name}_told"] = self.told()
+            figures[f"{name}_told"] = self.reported()
         return figures
 
     def checks(self) -> dict:
@@ -267,7 +267,7 @@ def exercise(options: argparse.Namespace, ranks: Ranks) -> bool:
     ranks.overwrite(options.seed)
     repeatable = ranks.tokens() == ranks.reference
     emit("reference", tokens=ranks.reference, repeatable=repeatable, tensors=len(ranks.prints[0]))
-    emit("before", told=ranks.told(), status=ranks.status())
+    emit("before", told=ranks.reported(), status=ranks.status())
     good = True
 
     def keep(step: str, record: dict, **fields) -> None:

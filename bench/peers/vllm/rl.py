@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What verl, TRL and OpenRLHF have vLLM do in a step of training, one step after the other: sleep, wake by
-tag, write new weights, generate. With poorwill nothing of poorwill's is called.
+"""The calls of verl, TRL and OpenRLHF in steps of training: sleep, wake by tag, write new weights, generate.
+With poorwill nothing of poorwill's is called.
 
     rl.py --kind small                              # all three, with poorwill and with vLLM's own allocator
     rl.py --kind small-moe --flows trl --levels 2
@@ -8,13 +8,13 @@ tag, write new weights, generate. With poorwill nothing of poorwill's is called.
 
 First an engine that never sleeps gets the weights of every step and says its tokens. Then each framework's
 calls are made in a process of their own, with each allocator: the tokens of every step have to be the same.
-The trainer is this script: its weights are others in every step, and while the engine sleeps a small model is
-trained beside it, whose losses have to be the same, too.
+The trainer is this script: its weights change in every step. While the engine sleeps a small model is trained
+beside it, whose losses have to be the same, too.
 
 TRL has its engine in its own process and writes to the model itself. The engines of verl and OpenRLHF are in
 another one, and their weights go there through memory of the GPU. Prints JSON lines: `trained` for each
 step, a `flow` for each framework, allocator and level, and `beside` with both allocators. What fails with
-vLLM's own allocator is told, and is no failure of the run.
+vLLM's own allocator is reported, and is no failure of the run.
 """
 
 import argparse
@@ -128,7 +128,7 @@ class Trainer:
         self.torch.cuda.synchronize()
 
     def used_bytes(self) -> int:
-        """Of the card, by the driver's figure, whoever uses them."""
+        """Used bytes of the card, by the driver's figure, of all processes."""
         free, total = self.torch.cuda.mem_get_info()
         return total - free
 

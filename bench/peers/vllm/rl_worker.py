@@ -1,5 +1,6 @@
-"""How weights get from a trainer's process into vLLM's workers, as verl and OpenRLHF have it: the extensions
-of the worker that write them, and the other end.
+"""How weights get from a trainer's process into vLLM's workers, as in verl and OpenRLHF.
+
+The worker extensions that write them, and the sender.
 
 Both pass memory of the GPU between processes: verl a buffer that is filled again and again, OpenRLHF every
 tensor by itself. PyTorch and ZeroMQ are imported in the functions, for the script itself does without a GPU.
@@ -14,8 +15,9 @@ DEVICE_ARGUMENT = 6  # of what PyTorch rebuilds a tensor from: the ordinal that 
 
 
 def buckets(sizes: dict[str, int], bucket_bytes: int) -> list[dict[str, int | None]]:
-    """Which tensors go together, and at which byte of the buffer each begins; one that is larger than the
-    buffer goes alone, and not through it."""
+    """Which tensors go together, and their offsets in the buffer. A tensor larger than the buffer goes alone,
+    and not through it.
+    """
     whole: list[dict[str, int | None]] = []
     bucket: dict[str, int | None] = {}
     end = 0

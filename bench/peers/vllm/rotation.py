@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Two engines behind `poorwill rotate`, of which the card holds one: every answer has to be right, whatever
-was done to an engine or to the rotation meanwhile. Prints JSON lines, one for each step.
+"""Two engines behind `poorwill rotate`, of which the card holds one.
+
+Every answer has to be right, whatever happened to an engine or to the rotation meanwhile. Prints JSON lines,
+one for each step.
 
     rotation.py --mode poorwill                    # vLLM with poorwill's sleep mode
     rotation.py --mode cumem                       # vLLM with its own
@@ -49,7 +51,7 @@ CARD_SHARE = 0.6  # of the card, for each: one fits, two do not
 ANSWER_S = 200  # an answer may wait for a start
 UP_S, END_S = 20, 90
 LOOK_S = 2  # how often the rotation looks at ready engines
-QUIET_S = 0.5  # no event for so long: there are no more
+NO_EVENT_S = 0.5  # no event for so long: there are no more
 STAND_IN_MIB = 512
 SLACK_BYTES = GIB // 4
 LEAVING = ["draining", "weighing before sleep", "falling asleep", "giving back"]
@@ -180,14 +182,14 @@ class Rotation:
         found = []
         url = f"{self.control.base}/rotate/events?past=1024"
         # A socket that says nothing for a while says no more.
-        with contextlib.suppress(TimeoutError), urllib.request.urlopen(url, timeout=QUIET_S) as stream:
+        with contextlib.suppress(TimeoutError), urllib.request.urlopen(url, timeout=NO_EVENT_S) as stream:
             for line in stream:
                 if line.startswith(b"data: "):
                     found.append(json.loads(line[len(b"data: ") :]))
         return found
 
     def roots(self, name: str) -> list[int]:
-        """The processes of a model's command, to the letter: nobody else is taken for one."""
+        """The processes whose command line is exactly this model's."""
         words = " " + " ".join(self.commands[name][1:])
         return [pid for pid in parents() if name_of(pid).rstrip().endswith(words)]
 
@@ -198,7 +200,7 @@ class Rotation:
         return sorted({pid for root in roots for pid in [root, *descendants(root, of)]})
 
     def engine_of(self, name: str) -> int | None:
-        """The process that has the GPU for a model: vLLM calls it so, and a stand-in is but one."""
+        """The process that has the GPU for a model: vLLM names it so; a mock engine is a single process."""
         of = parents()
         for root in self.roots(name):
             below = [pid for pid in descendants(root, of) if "EngineCore" in name_of(pid)]
@@ -241,8 +243,9 @@ def leaving(events: list[dict]) -> dict[str, float]:
 
 
 def ours(events: list[dict]) -> list[float]:
-    """Of each swap, from when one began to leave until the next was ready, what was neither the engines' own
-    sleep and wake nor the canary, in seconds."""
+    """Overhead of each swap in seconds: its time without the engines' own sleep and wake and without the
+    canary.
+    """
     found: list[float] = []
     began_ms, own_s = None, 0.0
     for event in events:
@@ -348,7 +351,7 @@ def many_at_once(rotation: Rotation) -> tuple[bool, dict]:
 
 
 def slept_by_others(rotation: Rotation) -> tuple[bool, dict]:
-    """Somebody else puts the engine to sleep that is ready."""
+    """Another client puts the ready engine to sleep."""
     name = NAMES[0]
     first = rotation.right(name, rotation.ask(name))
     answer = rotation.engines[name].ask("/sleep?level=1")
@@ -430,7 +433,7 @@ def rotation_killed(rotation: Rotation) -> tuple[bool, dict]:
 
 
 def ended(rotation: Rotation) -> tuple[bool, dict]:
-    """It ends when it is told to, with all of its engines."""
+    """It ends on request, with all of its engines."""
     code = rotation.stop()
     end = time.monotonic() + 20
     while (left := rotation.engine_pids()) and time.monotonic() < end:

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Take vLLM's HTTP server through everything that can be asked of it around sleeping.
 
-Writes a small checkpoint, starts the server with it, in several processes as it is by default and with the
-routes for sleeping (`VLLM_SERVER_DEV_MODE=1`), and goes through the steps below in order. Each prints a JSON
-line with `ok` and what was seen; one that fails does not keep the others from being tried, and what it left
-is brought in order first, with a new server if need be. With vLLM's own allocator the same steps say what
-differs.
+Writes a small checkpoint, and starts the server with it, in several processes and with the routes for
+sleeping (`VLLM_SERVER_DEV_MODE=1`). It goes through the steps below in order. Each prints a JSON line with
+`ok` and what was seen. A failed step does not prevent the others: the state is repaired first, with a new
+server if needed. With vLLM's own allocator the same steps say what differs.
 """
 
 import argparse
@@ -96,7 +95,7 @@ class Visitor:
 
 
 def waits_or_refuses(pending: Pending) -> dict:
-    """What became of a request that was sent when there was nobody to serve it."""
+    """The result of a request that was sent without a server to serve it."""
     if pending.waits(LOOK_S):
         return {"waits": True}
     return {"waits": False, "answer": pending.result().brief(), "refused": pending.result().refused}
@@ -276,7 +275,7 @@ def metrics_move(visitor: Visitor) -> tuple[bool, dict]:
 
 
 def level_2(visitor: Visitor) -> tuple[bool, dict]:
-    """Between the wake and the reload nobody is served, and everybody is told why."""
+    """Between the wake and the reload no request is served, and each gets the reason."""
     client = visitor.client
     slept = client.sleep(2)
     early = Pending(client.complete)
@@ -301,8 +300,8 @@ def level_2(visitor: Visitor) -> tuple[bool, dict]:
         "health_after": healthy.status,
         "right_after": right,
     }
-    told = "reload_weights" in stream.text
-    refused = health.status == 503 and answer.status == 503 and says(answer, "reload_weights") and told
+    reported = "reload_weights" in stream.text
+    refused = health.status == 503 and answer.status == 503 and says(answer, "reload_weights") and reported
     refused = refused and resumed.refused and again.refused
     return ok and refused and slept.good and woke.good and reloaded.good and healthy.good and right, seen
 
@@ -322,7 +321,7 @@ def level_2_by_tag(visitor: Visitor) -> tuple[bool, dict]:
 
 
 def level_2_marked(visitor: Visitor) -> tuple[bool, dict]:
-    """Whoever writes the weights by other means says so; here nobody has, and the tokens say that."""
+    """Weights that are written by other means are reported so; here none were, and the tokens show that."""
     client = visitor.client
     client.sleep(2)
     client.wake()
@@ -354,7 +353,7 @@ def many_cycles(visitor: Visitor) -> tuple[bool, dict]:
 
 
 def stop_and_start(visitor: Visitor) -> tuple[bool, dict]:
-    """Asleep, and told to end: at the same port the next one starts, in all of the memory."""
+    """Asleep, and asked to end: the next one starts at the same port, in all of the memory."""
     visitor.client.sleep(1)
     seconds = visitor.server.stop()
     free = visitor.ballast.settled(visitor.free_at_start)
@@ -366,8 +365,7 @@ def stop_and_start(visitor: Visitor) -> tuple[bool, dict]:
 
 
 def killed(visitor: Visitor, asleep: bool) -> tuple[bool, dict]:
-    """The process with the GPU is killed, in the middle of a sleep that has everything to copy still, or
-    asleep. Nobody may hang, all memory is given back, and the next server starts at the same port."""
+    """No call may hang, all memory is released, and the next server starts at the same port."""
     if visitor.server:
         visitor.server.stop()
         visitor.ballast.settled(visitor.free_at_start)
@@ -472,7 +470,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
         finally:
             if visitor.server:
                 visitor.server.stop()
-                # Beside the JSON lines, for whoever has to find out why.
+                # Beside the JSON lines, to find out why.
                 sys.stderr.write(visitor.server.last_words(200_000))
         missing = visitor.free_at_start - ballast.settled(visitor.free_at_start)
         emit("end", missing_gib=gib(missing), ok=missing <= SLACK_GIB * GIB)

@@ -12,10 +12,10 @@ vLLM runs in this process, for its allocator and its model are looked at. With m
 allocator counts, and does nothing else; with mode poorwill the installed package's plugin does everything
 by itself. Which class is in place is checked and printed.
 
-After the start the weights that are plain numbers are overwritten, so that tokens depend on every layer; what
-was backed up until then is worth nothing for the first sleep, unless it is prepared again (`--first
-prepared`). Tokens of quantised models hardly depend on their weights: `bytes_equal` counts there, which
-compares sums over the bytes of every parameter.
+After the start the weights that are plain numbers are overwritten, so that tokens depend on every layer.
+Earlier backups are useless for the first sleep, unless it is prepared again (`--first prepared`). Tokens of
+quantised models hardly depend on their weights: `bytes_equal` counts there, which compares sums over the
+bytes of every parameter.
 """
 
 import argparse
@@ -65,11 +65,11 @@ class Measured:
         """Sleeps, and says what came of it."""
         from engine import timed, used_memory
 
-        self.engine.told()
+        self.engine.reported()
         awake = used_memory()
         seconds = timed(self.engine.llm.sleep, level=level)
         asleep = used_memory()
-        status_figures = {"sleep_told": self.engine.told()}
+        status_figures = {"sleep_told": self.engine.reported()}
         if self.engine.mode == "poorwill":
             status_figures["host_held_gib"] = gib(self.engine.status()["host_bytes"])
         return {
@@ -86,7 +86,7 @@ class Measured:
 
         seconds = timed(self.engine.llm.wake_up, tags=tags)
         name = "_".join(["wake", *(tags or [])])
-        figures = {f"{name}_s": round(seconds, 4), f"{name}_told": self.engine.told()}
+        figures = {f"{name}_s": round(seconds, 4), f"{name}_told": self.engine.reported()}
         return {**figures, f"used_after_{name}_gib": gib(used_memory())}
 
     def cycle(self, number: int) -> dict:
@@ -162,10 +162,10 @@ def run(options: argparse.Namespace, ballast: Ballast | None, folder: Path) -> b
         return True
     ours = options.mode == "poorwill"
     if ours:
-        emit("before", told=engine.told(), status=engine.status())
+        emit("before", told=engine.reported(), status=engine.status())
     if ours and options.first == "prepared":
         seconds = engine.prepare()
-        emit("prepared", prepare_s=round(seconds, 4), told=engine.told(), status=engine.status())
+        emit("prepared", prepare_s=round(seconds, 4), told=engine.reported(), status=engine.status())
 
     cycles = []
     for number in range(1, options.cycles + 1):

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Cut a slice of a GPU by HAMi and by MPS, and print what Poorwill makes of it: its budget beside the limit,
-and a sleep and a wake within it. What prevents a slice is printed in the place of that.
+"""Cut a slice of a GPU by HAMi and by MPS, and print Poorwill's budget for it, with a sleep and a wake within
+it. What prevents a slice is printed in the place of that.
 
     slices.py --hami ~/HAMi-core --limit-gib 8      # sources of https://github.com/Project-HAMi/HAMi-core
     slices.py --only mps
 
-HAMi's library is built here with the C compiler, against CUDA's headers (`cuda.h`, `nvml.h`) from a folder
-of `--headers`, from CUDA_HOME or from NVIDIA's Python packages, and preloaded. MPS gets a daemon of its own,
-with folders of its own, which ends with this script; no setting of the card is touched. Needs no PyTorch and
-no vLLM. Prints JSON lines; a slice that could not be cut is no failure of the run.
+HAMi's library is built here with the C compiler and preloaded. CUDA's headers (`cuda.h`, `nvml.h`) come from
+a folder of `--headers`, from CUDA_HOME or from NVIDIA's Python packages. MPS gets a daemon of its own, with
+folders of its own, which ends with this script; no setting of the card is touched. Needs no PyTorch and no
+vLLM. Prints JSON lines; a slice that could not be cut is no failure of the run.
 """
 
 import argparse
@@ -250,7 +250,7 @@ def child(options: argparse.Namespace) -> bool:
         wake_s = time.perf_counter() - start
         after, _ = device_memory(cuda)
         equal = copies.read(weights.address, WEIGHTS_BYTES) == pattern
-        # By the figure of whoever cuts the slice.
+        # By the figure of the tool that cuts the slice.
         given_back = between - awake >= asleep.released_bytes - SLACK_BYTES
         tell(
             "cycle",

@@ -76,18 +76,18 @@ class Budgets(unittest.TestCase):
         self.assertEqual(lines[-1]["cache_gib"], common.gib(41943040))
 
     def test_what_came_of_an_engine_is_said_before_the_next_one_starts(self):
-        told, paths = [], []
+        reported, paths = [], []
 
         def answer(*asked: object) -> dict:
             paths.append(asked[-1] / "config.json")
             self.assertTrue(paths[-1].is_file())
-            told.append(said.getvalue().count('"event": "budget"'))
+            reported.append(said.getvalue().count('"event": "budget"'))
             return self.answer(*asked)
 
         with contextlib.redirect_stdout(io.StringIO()) as said, tempfile.TemporaryDirectory() as folder:
             with mock.patch.object(budgets, "run", answer):
                 self.assertTrue(budgets.compare([0.95, 0.92], False, Path(folder)))
-        self.assertEqual(told, [0, 1, 2, 3, 4, 5])
+        self.assertEqual(reported, [0, 1, 2, 3, 4, 5])
         self.assertEqual(len(set(paths)), 1)
 
     def test_what_is_wrong_is_no_success(self):
@@ -212,7 +212,7 @@ class BadInput(unittest.TestCase):
         self.assertEqual([line["at"] for line in lines[first.name]], ["never"])
         self.assertEqual(lines[second.name], [])
 
-    def test_who_breaks_the_engine_is_told_from_who_comes_behind(self):
+    def test_the_call_that_breaks_the_engine_differs_from_later_ones(self):
         cases = [self.case(name) for name in ["good", "tag-unknown", "level-unknown"]]
         good = {"event": "outcome", "at": "never"}, {"event": "afterwards", "tokens_equal": True}
 
@@ -329,10 +329,10 @@ class Lora(unittest.TestCase):
 
     def test_what_vllm_cannot_leaves_the_engine_not_ready(self):
         # Poorwill's hooks put the class before the words, and in vLLM's own there are the words alone.
-        told = RuntimeError("KeyError: 'layers.0.mlp.gate_up_proj.weight'")
-        record = self.outcome("poorwill", told)
+        reported = RuntimeError("KeyError: 'layers.0.mlp.gate_up_proj.weight'")
+        record = self.outcome("poorwill", reported)
         self.assertTrue(record["ok"] and record["afterwards"]["refused"], record)
-        self.assertFalse(self.outcome("poorwill", told, gibberish=True)["ok"])
+        self.assertFalse(self.outcome("poorwill", reported, gibberish=True)["ok"])
         record = self.outcome("cumem", KeyError("layers.0.mlp.gate_up_proj.weight"))
         self.assertTrue(record["ok"] and "afterwards" not in record, record)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds connectors.py to what it says, over a pair that a stand-in plays."""
+"""Holds connectors.py to what it says, over a simulated pair."""
 
 # There may be no pytest where this runs.
 # ruff: noqa: PT009, PT027
@@ -19,7 +19,7 @@ from test_scripts import printed  # noqa: E402
 
 
 class Connectors(unittest.TestCase):
-    """A pair that a stand-in plays: what one has computed the other reads, unless it is told not to."""
+    """A simulated pair: what one has computed the other reads, unless a test prevents it."""
 
     def setUp(self):
         self.read, self.asked, self.moves, self.params = 0.0, [], True, {"remote_engine_id": "a"}

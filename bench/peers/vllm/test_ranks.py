@@ -64,8 +64,8 @@ class Worker:
     def poorwill_status(self) -> dict:
         events, self.events = self.events, []
         undefined = ["weights"] if self.undefined else []
-        told = {"rank": self.rank, "host_bytes": WEIGHTS, "undefined": undefined, "events": events}
-        return {**told, "sleeping": sorted(self.asleep)}
+        reported = {"rank": self.rank, "host_bytes": WEIGHTS, "undefined": undefined, "events": events}
+        return {**reported, "sleeping": sorted(self.asleep)}
 
     def poorwill_mark_restored(self) -> list[str]:
         restored, self.undefined = ["weights"] if self.undefined else [], False
@@ -262,7 +262,7 @@ class Several(unittest.TestCase):
         step = next(line for line in lines if line["event"] == "step")
         self.assertEqual((step["bytes_equal"], step["different"]), ([True, False], [[], ["weights"]]))
 
-    def test_a_refusal_has_to_come_and_leave_nobody_asleep(self):
+    def test_a_refusal_has_to_come_and_leave_no_engine_asleep(self):
         self.assertEqual(self.wrong("poorwill", "refusal lost"), ["refused by one rank"])
         self.assertIn("refused by one rank", self.wrong("poorwill", "half asleep"))
 

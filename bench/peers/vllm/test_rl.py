@@ -359,7 +359,7 @@ class Run(Folder):
         self.assertEqual((beside["flow"], beside["level"]), ("trl", 2))
         self.assertEqual(beside["poorwill"], {"steps": 1, "tokens_equal": 1, "ok": True})
 
-    def test_what_vllms_own_cannot_is_told_and_no_failure(self):
+    def test_limits_of_vllms_own_are_reported_and_no_failure(self):
         failed = [{"event": "failed", "error": "AssertionError: expandable segments"}]
         good, lines, _ = self.run_with({"trl-cumem": failed})
         self.assertTrue(good)

@@ -177,14 +177,14 @@ class Sleep(unittest.TestCase):
         self.assertEqual([line["tags"] for line in by_tag], sleep.ORDERS)
         self.assertIn("wake_kv_cache_s", by_tag[0])
         level2 = [line for line in lines if line["event"] == "level2"]
-        # All of the weights were written, and nobody has to say so.
+        # All of the weights were written, so no call has to say so.
         self.assertEqual((level2[0]["undefined"], "restored" in level2[0]), ([], False))
         self.assertTrue(level2[0]["tokens_equal"])
         cycles = [line for line in lines if line["event"] == "cycle"]
         self.assertEqual([cycle["first"] for cycle in cycles], ["prepared", None, None])
         self.assertEqual(cycles[0]["sleep_told"], [{"operation": "sleep"}])
 
-    def test_weights_that_nobody_can_write_are_said_to_be_whole(self):
+    def test_weights_that_cannot_be_written_count_as_whole(self):
         _, lines = self.run_with(fake_engine(quantised=2), "--mode", "poorwill", "--level2")
         level2 = [line for line in lines if line["event"] == "level2"]
         self.assertEqual(level2[0]["undefined"], ["weights"])
@@ -247,9 +247,9 @@ def fake_engine(spoil: int | None = None, quantised: int = 0) -> types.ModuleTyp
                 raise AssertionError("it is not ready")
             return [[0 if spoil is None or self.sleeps < spoil else 1]]
 
-        def told(self):
-            told, self.events = self.events, []
-            return told
+        def reported(self):
+            reported, self.events = self.events, []
+            return reported
 
         def status(self):
             return {"host_bytes": 3 << 30, "undefined": ["weights"] if self.dropped else []}
@@ -480,7 +480,7 @@ class Web(unittest.TestCase):
         self.assertTrue(server.says(web.Answer(400, "There is no tag Nonsense", 0.1), "nonsense"))
         self.assertFalse(server.says(web.Answer(200, "nonsense", 0.1), "nonsense"))
 
-    def test_nobody_answers(self):
+    def test_no_server_answers(self):
         answer = web.Client(web.free_port()).get("/health", limit_s=5)
         self.assertEqual(answer.status, 0)
         self.assertFalse(answer.hung)

@@ -2,8 +2,8 @@
 """Two engines in two processes on one GPU, of which one is awake at a time, alternating.
 
 A ballast leaves less of the card free than both need (`--free-gib`), so that each can only wake because the
-other sleeps. After every wake the tokens have to be those from before; at the end, when both have ended, as
-much is free as at the start. Prints JSON lines.
+other sleeps. After every wake the tokens have to be those from before. After both have ended, as much is free
+as at the start. Prints JSON lines.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SLACK_GIB = 0.1  # of free memory, between the start and the end
 
 
 class Child:
-    """An engine in a process of its own, which does what it is told over a pipe."""
+    """An engine in a process of its own, with commands over a pipe."""
 
     def __init__(self, name: str, arguments: list[str]):
         self.name = name
@@ -101,10 +101,10 @@ def serve(options: argparse.Namespace, folder: Path) -> None:
         try:
             if what == "sleep":
                 seconds = engines.timed(engine.llm.sleep, level=1)
-                emit("answer", seconds=round(seconds, 4), told=engine.told(), host=host_memory())
+                emit("answer", seconds=round(seconds, 4), reported=engine.reported(), host=host_memory())
             elif what == "wake":
                 seconds = engines.timed(engine.llm.wake_up)
-                emit("answer", seconds=round(seconds, 4), told=engine.told())
+                emit("answer", seconds=round(seconds, 4), reported=engine.reported())
             elif what == "check":
                 emit("answer", tokens_equal=engine.tokens() == reference)
             else:

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""What of an engine's state is easily lost in a sleep: the scales of an FP8 KV cache, a LoRA adapter, and the
-state of a hybrid model.
+"""State that a sleep could lose: the scales of an FP8 KV cache, a LoRA adapter, and the state of a hybrid
+model.
 
     variants.py --mode poorwill fp8-kv
     variants.py --mode poorwill lora
     variants.py --mode cumem --swaps 10 hybrid
 
-Each starts vLLM in this process, sleeps and wakes at levels 1 and 2, as a whole and by tag, compares greedy
-tokens, and looks at what each sleep gives back, by the driver's figure. The scales are set to what nothing
-would be reset to. With `--swaps` another engine, whose KV cache takes what is free of the card, is then awake
-in turns with this one, and many requests are compared after that.
+Each starts vLLM in this process, and sleeps and wakes at levels 1 and 2, as a whole and by tag. It compares
+greedy tokens, and checks what each sleep releases by the driver's figure. The scales are set to what nothing
+would be reset to. With `--swaps` another engine, whose KV cache takes what is free of the card, then
+alternates with this one. Many requests are compared after that.
 
-After level 2 a checkpoint is loaded again, or the weights are written from a copy: a hybrid model has no
+After level 2 a checkpoint is loaded again, or the weights are written from a copy. A hybrid model has no
 checkpoint here, and vLLM 0.20 cannot load one again into a model with LoRA. Its layers are wrapped, which
 renames their parameters (`gate_up_proj.weight` is `gate_up_proj.base_layer.weight` then), and
-`reload_weights` fails over a name. That is tried last, since it leaves the model without its parameters. It
-counts as vLLM's own failure if the name that is missed is that of a wrapped parameter; poorwill has to go on
-saying that the engine is not ready.
+`reload_weights` fails over a name. That is tried last, since it leaves the model without its parameters. A
+missing name of a wrapped parameter counts as vLLM's own failure. Poorwill still has to report that the engine
+is not ready.
 
 vLLM adds up LoRA's products in pieces, in whatever order those come, so that the same adapter does not always
 give the same tokens. Here they come in one piece, as with `VLLM_BATCH_INVARIANT=1`, and the adapter's bytes
@@ -229,8 +229,10 @@ def is_wrapped(name: str, parameters: list[str]) -> bool:
 
 
 def checkpoint_again(engine, reference: list) -> dict:
-    """What comes of `reload_weights` with LoRA after level 2: it works, or it fails as vLLM itself does and
-    the engine stays what it was, not ready."""
+    """The result of `reload_weights` with LoRA after level 2.
+
+    It works, or fails as vLLM itself does and the engine stays not ready.
+    """
     engine.llm.sleep(level=2)
     engine.llm.wake_up()
     parameters = [name for name, _ in engine.model.named_parameters()]

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Run plans of measurements one after the other, each run in its own process, into files that are written as
-it goes: DIR/PLAN.jsonl has what the runs printed, DIR/PLAN.log the end of what each complained of.
+"""Run plans of measurements one after the other, each run in its own process.
+
+The files grow as it goes: DIR/PLAN.jsonl has what the runs printed, DIR/PLAN.log the end of each log.
 
     visit.py --out DIR dense            # one plan
     visit.py --out DIR dense moe        # several

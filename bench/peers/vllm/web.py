@@ -171,7 +171,7 @@ def families(text: str, prefix: str = "poorwill_") -> dict[str, float]:
 
 
 def free_port() -> int:
-    """A port that nobody has; none of those that connections are given, for a server comes back to it."""
+    """An unused port outside of the range of connections, since a server comes back to it."""
     while True:
         port = random.randrange(20000, 32000)
         with socket.socket() as listener, contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-//! Devices as Python names them, and what can be asked about one without opening it.
+//! Devices as Python names them, and queries that do not open them.
 
 use poorwill::{DeviceSpec, DriverErrorKind, OpenError};
 use pyo3::prelude::*;
@@ -14,9 +14,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(shared_memory_of_device, module)?)
 }
 
-/// The number of the GPU that is meant: None or "cuda" for the current one, a number, "cuda:1", or a torch.device.
-///
-/// Asks no driver, so whether there is such a GPU stays open. Raises ValueError for what is no GPU.
+/// Number of a GPU: None or "cuda" for the current one, a number, "cuda:1", or a torch.device.
 #[pyfunction]
 #[pyo3(signature = (device=None, /))]
 fn cuda_ordinal(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u32> {
@@ -28,14 +26,11 @@ fn cuda_ordinal(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u
     }
 }
 
-/// Shared memory, in bytes, that a block of threads may opt in to on a GPU.
-///
-/// Asks the driver without opening the GPU. Raises ValueError where the driver has no such GPU, and PoorwillError
-/// where there is no driver, no GPU at all, or no answer.
+/// Shared memory, in bytes, that a thread block may opt in to on a GPU.
 #[pyfunction]
 fn shared_memory_of_device(py: Python<'_>, ordinal: u32) -> PyResult<u64> {
-    let asked = py.detach(|| poorwill::shared_memory_per_block_bytes(ordinal));
-    asked.map_err(|error| match &error {
+    let bytes = py.detach(|| poorwill::shared_memory_per_block_bytes(ordinal));
+    bytes.map_err(|error| match &error {
         OpenError::Device { source, .. }
             if matches!(source.kind, DriverErrorKind::InvalidArgument { .. }) =>
         {
@@ -45,12 +40,12 @@ fn shared_memory_of_device(py: Python<'_>, ordinal: u32) -> PyResult<u64> {
     })
 }
 
-/// The device that is meant: a number, a text, or what has a type and an index as `torch.device` has. Where it is
-/// left open which GPU, it is the current one.
+/// A number, a text, or an object with `type` and `index` like `torch.device`. Without an index it is the
+/// current GPU.
 pub(crate) fn named(device: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<DeviceSpec> {
     let Some(device) = device else { return current(py) };
     if let Ok(text) = device.cast::<PyString>() {
-        // Not its `Display`, which has Python look for signals and swallows what their handlers raise.
+        // `Display` would run signal handlers and swallow what they raise.
         return match &*text.to_string_lossy() {
             "cuda" => current(py),
             text => text.parse().map_err(invalid),
@@ -84,13 +79,12 @@ fn numbered(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<DeviceSpec>> {
     }
 }
 
-/// PyTorch's current GPU if PyTorch is in use already, otherwise the first. PyTorch is neither imported for this nor
-/// made to open one.
+/// PyTorch's current GPU if PyTorch is in use, otherwise the first. Neither imports nor initializes PyTorch.
 fn current(py: Python<'_>) -> PyResult<DeviceSpec> {
     let first = DeviceSpec::Cuda { ordinal: 0 };
     let modules = py.import("sys")?.getattr("modules")?;
     let Ok(torch) = modules.get_item("torch") else { return Ok(first) };
-    // While it is being imported its attributes come one by one.
+    // During its import attributes may be missing.
     let Some(cuda) = torch.getattr_opt("cuda")? else { return Ok(first) };
     let Some(is_initialized) = cuda.getattr_opt("is_initialized")? else { return Ok(first) };
     if !is_initialized.call0()?.is_truthy()? {

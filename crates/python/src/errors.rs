@@ -1,5 +1,4 @@
-//! What goes wrong, as Python's exceptions: which of the library's errors is which of these, and the figures they
-//! carry. The words are the library's.
+//! The library's errors as Python exceptions, with their figures. The messages are the library's.
 
 use std::fmt::Display;
 
@@ -16,37 +15,32 @@ create_exception!(
     poorwill,
     PoorwillError,
     PyRuntimeError,
-    "What poorwill could not do, and what would help."
+    "An operation failed; the message says what would help."
 );
 create_exception!(
     poorwill,
     BudgetError,
     PoorwillError,
-    "A claim or a limit that the budget does not allow, or a budget that nobody knows."
+    "A claim or a limit exceeds the budget, or the budget is unknown."
 );
-create_exception!(
-    poorwill,
-    ClosedError,
-    PoorwillError,
-    "Something of an arena that has been closed, or of a block that has been freed."
-);
+create_exception!(poorwill, ClosedError, PoorwillError, "The arena was closed, or the block freed.");
 create_exception!(
     poorwill,
     TagError,
     PoorwillError,
-    "A tag that the arena does not know, or that is in no state for what was to be done."
+    "The arena does not know the tag, or the tag's state does not allow the call."
 );
 create_exception!(
     poorwill,
     WakeError,
     PoorwillError,
-    "A wake that failed; everything sleeps as before, with its backups."
+    "A wake failed; everything sleeps as before, with its backups."
 );
 create_exception!(
     poorwill,
     BudgetWarning,
     PyUserWarning,
-    "Something took more memory than it had claimed, and the rest of the budget covers it."
+    "More memory was taken than was claimed, and the rest of the budget covers it."
 );
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -61,34 +55,36 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("BudgetWarning", py.get_type::<BudgetWarning>())
 }
 
-/// The class of sleeps that failed. `report` is there where the tags sleep all the same.
 fn sleep_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    const ABOUT: &str = "A sleep, or its preparation, that failed. The message says what state that leaves.\n\n\
-        `report` says what was done where the tags sleep, but not all of their memory could be given back.";
-    class(py, &CLASS, "SleepError", ABOUT, &["report"], &[py.get_type::<PoorwillError>()])
+    const ABOUT: &str = "A sleep or its preparation failed; the message says in which state that leaves the tags.\n\n\
+        `report` is set where the tags sleep, but part of their memory could not be released.";
+    class(py, &CLASS, "SleepError", ABOUT, &["report"], &[], &[py.get_type::<PoorwillError>()])
 }
 
-/// What was needed and what there is. Whatever does not apply is None.
+/// Attributes of `OutOfMemoryError`; unknown ones are None.
 const FIGURES: [&str; 6] =
-    ["needed_bytes", "limit_bytes", "live_bytes", "mapped_bytes", "idle_bytes", "device_free_bytes"];
+    ["needed_bytes", "limit_bytes", "live_bytes", "mapped_bytes", "reclaimable_bytes", "device_free_bytes"];
 
-/// The class of what does not fit. It is a `MemoryError`, too.
+/// An old name, which works until the next release.
+const RENAMED: (&str, &str) = (concat!("idle", "_bytes"), "reclaimable_bytes");
+
 fn out_of_memory_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     const ABOUT: &str = "More memory than the arena's limit allows, or than the device has.\n\n\
-        Its figures say what was needed beyond what could be reclaimed, and what there was; what is not known is None.";
+        `needed_bytes` is what was needed beyond what could be reclaimed. Unknown figures are None.";
     let bases = [py.get_type::<PoorwillError>(), py.get_type::<PyMemoryError>()];
-    class(py, &CLASS, "OutOfMemoryError", ABOUT, &FIGURES, &bases)
+    class(py, &CLASS, "OutOfMemoryError", ABOUT, &FIGURES, &[RENAMED], &bases)
 }
 
-/// A class of exceptions with attributes, which are None unless somebody sets them.
+/// Creates an exception class, once, with attributes that default to None.
 fn class<'py>(
     py: Python<'py>,
     kept: &'static PyOnceLock<Py<PyType>>,
     name: &str,
     about: &str,
     attributes: &[&str],
+    renamed: &[(&str, &str)],
     bases: &[Bound<'py, PyType>],
 ) -> PyResult<&'py Bound<'py, PyType>> {
     let made = kept.get_or_try_init(py, || {
@@ -96,6 +92,12 @@ fn class<'py>(
         members.set_item("__module__", "poorwill")?;
         members.set_item("__doc__", about)?;
         attributes.iter().try_for_each(|attribute| members.set_item(attribute, py.None()))?;
+        for (old, new) in renamed {
+            let read = py.import("operator")?.getattr("attrgetter")?.call1((*new,))?;
+            let about = format!("Deprecated: the old name of `{new}`.");
+            let property = py.import("builtins")?.getattr("property")?;
+            members.set_item(*old, property.call1((read, py.None(), py.None(), about))?)?;
+        }
         let bases = PyTuple::new(py, bases)?;
         let made = py.get_type::<PyType>().call1((name, bases, members))?;
         Ok::<_, PyErr>(made.cast_into::<PyType>()?.unbind())
@@ -103,7 +105,6 @@ fn class<'py>(
     Ok(made.bind(py))
 }
 
-/// An instance of such a class, with some of its attributes.
 fn raised<T>(
     class: PyResult<&Bound<'_, PyType>>,
     words: impl Display,
@@ -119,7 +120,6 @@ where
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
-/// A call of an arena's that failed.
 pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
     let words = chain(error);
     match error {
@@ -165,17 +165,14 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
     }
 }
 
-/// Host memory that is not to be had.
 pub(crate) fn out_of_host_memory(py: Python<'_>, error: impl Display, needed_bytes: u64) -> PyErr {
     raised(out_of_memory_error(py), error, [(FIGURES[0], needed_bytes)])
 }
 
-/// A refusal of the library's, in its words.
 pub(crate) fn refused(error: impl Display) -> PyErr {
     PoorwillError::new_err(error.to_string())
 }
 
-/// A device, or an arena on it, that would not open.
 pub(crate) fn not_opened(error: &OpenError) -> PyErr {
     match error {
         OpenError::Budget(_) | OpenError::Claim(_) | OpenError::Pool(PoolError::InvalidConfig { .. }) => {
@@ -185,22 +182,19 @@ pub(crate) fn not_opened(error: &OpenError) -> PyErr {
     }
 }
 
-/// What was closed or freed before.
 pub(crate) fn closed(error: impl Display) -> PyErr {
     ClosedError::new_err(error.to_string())
 }
 
-/// What does not fit into a budget, or is not known of one.
 pub(crate) fn over_budget(error: impl Display) -> PyErr {
     BudgetError::new_err(error.to_string())
 }
 
-/// A value that is none of those that are understood, in the library's words.
 pub(crate) fn invalid(error: impl Display) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// A value of a type that is not understood; `wanted` is a sentence's beginning, as in "a size is an int".
+/// `wanted` begins the sentence, as in "a size is an int".
 pub(crate) fn wrong_type(wanted: &str, value: &Bound<'_, PyAny>) -> PyErr {
     match value.get_type().name() {
         Ok(name) => PyTypeError::new_err(format!("{wanted}, not {name}")),

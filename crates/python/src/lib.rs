@@ -1,11 +1,10 @@
-//! The native half of the Python package `poorwill`: the module `poorwill._native`.
+//! The module `poorwill._native`: the native half of the Python package.
 //!
-//! Each module here owns the bindings of one part of the library and puts them in place with `register`;
-//! `python/poorwill/__init__.py` says which of them are the package's own. Bindings hold no policy: they turn
-//! Python's values into the library's types, and the library's errors into Python's, with the library's words.
+//! `python/poorwill/__init__.py` chooses what is public. Bindings hold no policy: they convert values and
+//! errors, and keep the library's messages. Docs of public Python names equal those of `_native.pyi`, which a
+//! test checks.
 //!
-//! Memory leaves the library for C in `block/dlpack.rs` and `torch/`, and nowhere else is there anything unsafe; the
-//! rules are in `docs/unsafe.md`.
+//! Only `block/dlpack.rs` and `torch/` have unsafe code, for C callers; see `docs/unsafe.md`.
 
 #![allow(unsafe_code)]
 
@@ -22,7 +21,7 @@ mod torch;
 
 use pyo3::prelude::*;
 
-/// The native half of poorwill; use the package `poorwill`.
+/// Native half of poorwill; use the package `poorwill`.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

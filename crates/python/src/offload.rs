@@ -1,7 +1,7 @@
-//! Host memory that a device reads where it is: buffers of exact size, and views of them and of others' memory.
+//! Host memory that a device accesses in place: buffers of exact size, and views.
 //!
-//! What is lent by DLPack keeps what is behind it, and so does a view. The last to go has the device's work waited
-//! for, without Python's lock.
+//! Exported arrays and views keep the memory. The last one waits for the device's work, without Python's
+//! lock.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,10 +13,10 @@ use pyo3::types::{PyBool, PyCapsule, PyDict, PyString};
 
 use crate::arena::device_for_host_memory;
 use crate::block::Dtype;
-use crate::block::dlpack::{self, Kept, Layout};
+use crate::block::dlpack::{self, Keepalive, Layout};
 use crate::device;
 use crate::errors::{closed, invalid, out_of_host_memory, refused, wrong_type};
-use crate::process::Here;
+use crate::process::ProcessLocal;
 use crate::sizes::size_of;
 
 mod load;
@@ -29,8 +29,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(offload_policy, module)?)
 }
 
-/// What the library says, as an exception.
-fn raised(py: Python<'_>, error: &DriverError) -> PyErr {
+fn driver_error(py: Python<'_>, error: &DriverError) -> PyErr {
     match &error.kind {
         DriverErrorKind::OutOfHostMemory { asked_bytes, .. } => out_of_host_memory(py, error, *asked_bytes),
         DriverErrorKind::InvalidArgument { .. } => invalid(error),
@@ -42,7 +41,6 @@ fn switches() -> PyResult<Switches> {
     Switches::here().map_err(refused)
 }
 
-/// The device that is named, open.
 fn opened(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Device> {
     let any_size = device.is_some_and(|device| device.cast::<PyString>().is_ok_and(|text| text == "host"));
     let spec = device::named(device, py)?;
@@ -63,35 +61,35 @@ fn pin_of(pin: &Bound<'_, PyAny>) -> PyResult<BufferPin> {
     }
 }
 
-/// Something that goes once, on the caller's word or with the object.
-type Place<T> = Here<Mutex<Option<Arc<T>>>>;
+/// A value that is dropped once: by a call, or with its object.
+type Shared<T> = ProcessLocal<Mutex<Option<Arc<T>>>>;
 
-fn place<T: Send + Sync>(value: Arc<T>) -> Place<T> {
-    Here::new(Mutex::new(Some(value)))
+fn shared<T: Send + Sync>(value: Arc<T>) -> Shared<T> {
+    ProcessLocal::new(Mutex::new(Some(value)))
 }
 
-fn held<T: Send + Sync>(place: &Place<T>) -> PyResult<Option<Arc<T>>> {
-    Ok(place.get()?.lock().unwrap_or_else(PoisonError::into_inner).clone())
+fn get<T: Send + Sync>(shared: &Shared<T>) -> PyResult<Option<Arc<T>>> {
+    Ok(shared.get()?.lock().unwrap_or_else(PoisonError::into_inner).clone())
 }
 
-/// What a library says of the capsule that it wants.
+/// A DLPack consumer's request.
 #[derive(Debug, Clone, Copy)]
-struct Wish {
+struct DlpackRequest {
     max_version: Option<(u32, u32)>,
     dl_device: Option<(i32, i32)>,
     copy: Option<bool>,
 }
 
-/// Lends bytes as a flat array of `uint8`. They are as they are: no work is queued on them, so any stream will do.
-fn lend<'py>(
+/// Exports bytes as a flat array of `uint8`. No work is queued on them, so any stream will do.
+fn export<'py>(
     py: Python<'py>,
-    kept: Kept,
+    keepalive: Keepalive,
     (addr, bytes): (u64, u64),
     device: dlpack::Device,
-    wish: Wish,
+    request: DlpackRequest,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    let Wish { max_version, dl_device, copy } = wish;
-    if dl_device.is_some_and(|wanted| wanted != (device.kind, device.ordinal)) {
+    let DlpackRequest { max_version, dl_device, copy } = request;
+    if dl_device.is_some_and(|wanted| wanted != (device.device_type, device.device_id)) {
         let words = "host memory is lent where it is only; copy the array".to_owned();
         return Err(PyBufferError::new_err(words));
     }
@@ -100,20 +98,19 @@ fn lend<'py>(
     }
     let shape = [i64::try_from(bytes)?];
     let layout = Layout { addr, device, dtype: Dtype::UINT8.as_dlpack(), shape: &shape };
-    dlpack::capsule(py, kept, layout, max_version.is_some_and(|(major, _)| major >= 1))
+    dlpack::capsule(py, keepalive, layout, max_version.is_some_and(|(major, _)| major >= 1))
 }
 
-/// Host memory of exactly `nbytes` bytes, of a device's host arena.
+/// Host memory of exactly `nbytes` bytes, from a device's host arena; its bytes are unspecified.
 ///
-/// `device` is named as for `budget`. With `pin` True the memory is page-locked for the device, or this raises
-/// PoorwillError; with "auto" it is where the GPU has memory of its own and the machine does it, and otherwise
-/// `pageable_because` says why not; with False it is not. POORWILL_DISABLE_PIN=1 and
-/// VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY=1 win over `pin`. What the bytes are at first is unspecified.
+/// `device` is as for `budget`. `pin` True page-locks the memory or raises PoorwillError. "auto" does so
+/// where possible for a GPU with memory of its own; otherwise `pageable_because` says why not.
+/// POORWILL_DISABLE_PIN=1 and VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY=1 override `pin`.
 ///
-/// It is lent by the DLPack protocol as a flat array of uint8 on the CPU: `numpy.from_dlpack(buffer)`. The memory goes
-/// when neither this, nor an array, nor a view of it is left; in a forked child it is not there.
+/// DLPack shares it as a flat uint8 array on the CPU: `numpy.from_dlpack(buffer)`. It is freed with the last
+/// of this object, its arrays and views. A forked child does not have it.
 ///
-/// Raises OutOfMemoryError, with what is asked, held and allowed, where there is no room for it.
+/// Raises OutOfMemoryError, with the requested, held and allowed bytes, where it does not fit.
 #[pyclass(frozen, module = "poorwill.offload")]
 #[derive(Debug)]
 pub(crate) struct HostBuffer {
@@ -122,12 +119,12 @@ pub(crate) struct HostBuffer {
     device: DeviceSpec,
     is_pinned: bool,
     pageable_because: Option<String>,
-    buffer: Place<offload::Buffer>,
+    buffer: Shared<offload::Buffer>,
 }
 
 impl HostBuffer {
     fn buffer(&self) -> PyResult<Arc<offload::Buffer>> {
-        held(&self.buffer)?.ok_or_else(|| {
+        get(&self.buffer)?.ok_or_else(|| {
             let size = ByteSize(self.bytes);
             closed(format!("this host buffer of {size} has been freed; take another one"))
         })
@@ -151,34 +148,34 @@ impl HostBuffer {
         let pin = pin.map_or(Ok(BufferPin::Auto), pin_of)?;
         let (switches, device) = (switches()?, opened(py, device)?);
         let taken = py.detach(|| offload::Buffer::new(&device, bytes, pin, switches));
-        let buffer = taken.map_err(|error| raised(py, &error))?;
+        let buffer = taken.map_err(|error| driver_error(py, &error))?;
         Ok(Self {
             bytes,
             address: buffer.addr() as u64,
             device: device.spec().clone(),
             is_pinned: buffer.is_pinned(),
             pageable_because: buffer.pageable_because().map(str::to_owned),
-            buffer: place(Arc::new(buffer)),
+            buffer: shared(Arc::new(buffer)),
         })
     }
 
-    /// Its size in bytes.
+    /// Size in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Where it begins in this process.
+    /// Its address in this process.
     #[getter]
     fn address(&self) -> u64 {
-        // Of one that was freed, and in a forked child, it is a number.
-        if let Ok(Some(buffer)) = held(&self.buffer) {
+        // Hands the address out. A freed buffer, and a forked child, have only a number.
+        if let Ok(Some(buffer)) = get(&self.buffer) {
             let _ = buffer.lend();
         }
         self.address
     }
 
-    /// The device, by name.
+    /// Name of the device.
     #[getter]
     fn device(&self) -> String {
         self.device.to_string()
@@ -196,26 +193,24 @@ impl HostBuffer {
         self.pageable_because.as_deref()
     }
 
-    /// The same bytes as the device sees them.
+    /// The same bytes at their device address.
     ///
-    /// Raises PoorwillError where the device does not: for a pageable buffer of a GPU, and with
-    /// VLLM_WEIGHT_OFFLOADING_DISABLE_UVA=1.
+    /// Raises PoorwillError for a pageable buffer of a GPU, and with VLLM_WEIGHT_OFFLOADING_DISABLE_UVA=1.
     fn device_view(&self, py: Python<'_>) -> PyResult<DeviceView> {
         let view = View::of(&self.buffer()?, switches()?);
-        view.map(DeviceView::of).map_err(|error| raised(py, &error))
+        view.map(DeviceView::of).map_err(|error| driver_error(py, &error))
     }
 
-    /// Lets go of the memory. Arrays and views that were made of it keep it until they are gone, too. Freeing again
-    /// does nothing.
+    /// Frees the memory once its last array and view are gone. Repeating it does nothing.
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         let buffer = self.buffer.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(buffer));
         Ok(())
     }
 
-    /// A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+    /// Exports a DLPack capsule.
     ///
-    /// Raises BufferError for another device, and for a copy.
+    /// Raises BufferError for another device, a copy, or a stream.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -230,21 +225,20 @@ impl HostBuffer {
         }
         let buffer = self.buffer()?;
         let bytes = (buffer.lend() as u64, self.bytes);
-        let kept = Arc::new(Here::new(buffer));
-        lend(py, kept, bytes, dlpack::Device::CPU, Wish { max_version, dl_device, copy })
+        let keepalive = Arc::new(ProcessLocal::new(buffer));
+        export(py, keepalive, bytes, dlpack::Device::CPU, DlpackRequest { max_version, dl_device, copy })
     }
 
-    /// Where it is, as the DLPack protocol has it: on the CPU.
     #[allow(clippy::unused_self)] // Python calls it of an object.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        let dlpack::Device { kind, ordinal } = dlpack::Device::CPU;
-        (kind, ordinal)
+        let dlpack::Device { device_type, device_id } = dlpack::Device::CPU;
+        (device_type, device_id)
     }
 
     fn __repr__(&self) -> String {
         let Self { bytes, device, is_pinned, .. } = self;
         let kind = if *is_pinned { "page-locked" } else { "pageable" };
-        let freed = match held(&self.buffer) {
+        let freed = match get(&self.buffer) {
             Ok(Some(_)) => "",
             Ok(None) => ", freed",
             Err(_) => ", of another process",
@@ -253,17 +247,17 @@ impl HostBuffer {
     }
 }
 
-/// Host memory as a device sees it, without a copy: `HostBuffer.device_view` and `device_view_of` make one.
+/// Host memory at its device address, without a copy; see `HostBuffer.device_view` and `device_view_of`.
 ///
-/// It is lent by the DLPack protocol as a flat array of uint8 on the device. The memory stays as long as this or an
-/// array of it is left, and the last to go waits for the device's work.
+/// DLPack shares it as a flat uint8 array on the device. The memory stays until the last of this object and
+/// its arrays is gone, which waits for the device's work.
 #[pyclass(frozen, module = "poorwill.offload")]
 #[derive(Debug)]
 pub(crate) struct DeviceView {
     bytes: u64,
     address: u64,
     device: DeviceSpec,
-    view: Here<Arc<View>>,
+    view: ProcessLocal<Arc<View>>,
 }
 
 impl DeviceView {
@@ -272,11 +266,11 @@ impl DeviceView {
             bytes: view.bytes(),
             address: view.device_addr(),
             device: view.device().spec().clone(),
-            view: Here::new(Arc::new(view)),
+            view: ProcessLocal::new(Arc::new(view)),
         }
     }
 
-    fn place(&self) -> PyResult<dlpack::Device> {
+    fn dlpack_device(&self) -> PyResult<dlpack::Device> {
         match self.device {
             DeviceSpec::Cuda { ordinal } => Ok(dlpack::Device::cuda(i32::try_from(ordinal)?)),
             _ => Ok(dlpack::Device::CPU),
@@ -286,27 +280,27 @@ impl DeviceView {
 
 #[pymethods]
 impl DeviceView {
-    /// Its size in bytes.
+    /// Size in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Where the device sees it.
+    /// Its address on the device.
     #[getter]
     fn address(&self) -> u64 {
         self.address
     }
 
-    /// The device, by name.
+    /// Name of the device.
     #[getter]
     fn device(&self) -> String {
         self.device.to_string()
     }
 
-    /// A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+    /// Exports a DLPack capsule.
     ///
-    /// Raises BufferError for another device, and for a copy.
+    /// Raises BufferError for another device, or a copy.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -316,16 +310,21 @@ impl DeviceView {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        // Nothing is queued on it, whichever stream that would be.
+        // No work is queued on it, so any stream will do.
         let _ = stream;
-        let kept = Arc::new(Here::new(Arc::clone(self.view.get()?)));
-        lend(py, kept, (self.address, self.bytes), self.place()?, Wish { max_version, dl_device, copy })
+        let keepalive = Arc::new(ProcessLocal::new(Arc::clone(self.view.get()?)));
+        export(
+            py,
+            keepalive,
+            (self.address, self.bytes),
+            self.dlpack_device()?,
+            DlpackRequest { max_version, dl_device, copy },
+        )
     }
 
-    /// Where it is, as the DLPack protocol has it: (1, 0) for the host device, (2, N) for a GPU.
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        let dlpack::Device { kind, ordinal } = self.place()?;
-        Ok((kind, ordinal))
+        let dlpack::Device { device_type, device_id } = self.dlpack_device()?;
+        Ok((device_type, device_id))
     }
 
     fn __repr__(&self) -> String {
@@ -334,14 +333,7 @@ impl DeviceView {
     }
 }
 
-/// `nbytes` of host memory of somebody else's at `address`, as the device sees them. `keep` is what keeps the memory,
-/// and is held until the last array of the view has gone.
-///
-/// Memory that is page-locked, by whomever, is seen as it is; other memory is page-locked in place, in whole pages,
-/// until its last view has gone. It must not be freed before.
-///
-/// Raises ValueError for no bytes and for memory that shares a page with such as somebody else has page-locked, and
-/// PoorwillError where it cannot be page-locked, or a variable of the environment says not to.
+/// A device view of `nbytes` of host memory at `address` that another owner allocated.
 #[pyfunction]
 #[pyo3(signature = (address, nbytes, keep, *, device=None))]
 fn device_view_of(
@@ -355,15 +347,12 @@ fn device_view_of(
     let Some(end) = address.checked_add(nbytes).filter(|_| address != 0) else {
         return Err(invalid(format!("{nbytes} bytes at {address:#x} are no memory")));
     };
-    let keep = Box::new(Here::new(keep));
+    let keep = Box::new(ProcessLocal::new(keep));
     let view = py.detach(|| View::over(&device, address..end, keep, switches));
-    view.map(DeviceView::of).map_err(|error| raised(py, &error))
+    view.map(DeviceView::of).map_err(|error| driver_error(py, &error))
 }
 
-/// What the environment turns off now: `pin` and `uva` are whether host memory may be page-locked, and seen in place;
-/// `pin_because` and `uva_because` name the variable where not.
-///
-/// Raises PoorwillError for one that is neither 0 nor 1.
+/// What the environment allows now, by key.
 #[pyfunction]
 fn offload_policy(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let Switches { pin_off, uva_off, .. } = switches()?;

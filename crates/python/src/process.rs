@@ -1,9 +1,8 @@
-//! Values that only the process that made them may touch.
+//! Values that belong to the process that created them.
 //!
-//! A forked child has copies of everything, and none of the threads: a lock may be held there for ever, and whoever
-//! waits for a thread waits for ever. So in a child getting at such a value is an error, and letting go of it does
-//! nothing. [`Here`] is for what Python holds, and is dropped while other Python threads go on; [`Owned`] is for what
-//! threads hold that know nothing of Python.
+//! A forked child has locks that no thread will release. There, access to such a value is an error and
+//! dropping it does nothing. [`ProcessLocal`] is for Python objects and drops with Python's lock released;
+//! [`ProcessOwned`] is for threads without Python.
 
 use std::ops::Deref;
 use std::{mem, process};
@@ -12,20 +11,20 @@ use pyo3::prelude::*;
 
 use crate::errors::PoorwillError;
 
-/// A value of this process.
+/// A value of this process, for Python objects.
 #[derive(Debug)]
-pub(crate) struct Here<T: Send> {
-    /// There until it is dropped.
+pub(crate) struct ProcessLocal<T: Send> {
+    /// Taken by `drop`.
     value: Option<T>,
     process: u32,
 }
 
-impl<T: Send> Here<T> {
+impl<T: Send> ProcessLocal<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { value: Some(value), process: process::id() }
     }
 
-    /// The value; an error in a fork of the process that made it.
+    /// Fails in a fork of the process that created it.
     pub(crate) fn get(&self) -> PyResult<&T> {
         self.value.as_ref().filter(|_| self.is_here()).ok_or_else(|| {
             let (opened_by, this) = (self.process, process::id());
@@ -40,7 +39,7 @@ impl<T: Send> Here<T> {
     }
 }
 
-impl<T: Send> Drop for Here<T> {
+impl<T: Send> Drop for ProcessLocal<T> {
     fn drop(&mut self) {
         let Some(value) = self.value.take() else { return };
         if !self.is_here() {
@@ -48,21 +47,20 @@ impl<T: Send> Drop for Here<T> {
             return;
         }
         let mut value = Some(value);
-        // Where Python is not to be had any more, nobody waits for it.
+        // Once Python has ended there is no lock to release.
         Python::try_attach(|py| py.detach(|| drop(value.take())));
     }
 }
 
-/// A value that is let go of in the process that made it, and in a fork of it left as it is. Who uses it is known to
-/// be in that process.
+/// A value that a fork leaks. Callers know that they run in the owning process.
 #[derive(Debug)]
-pub(crate) struct Owned<T> {
-    /// There until it is dropped.
+pub(crate) struct ProcessOwned<T> {
+    /// Taken by `drop`.
     value: Option<T>,
     process: u32,
 }
 
-impl<T> Owned<T> {
+impl<T> ProcessOwned<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { value: Some(value), process: process::id() }
     }
@@ -72,7 +70,7 @@ impl<T> Owned<T> {
     }
 }
 
-impl<T> Deref for Owned<T> {
+impl<T> Deref for ProcessOwned<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -80,7 +78,7 @@ impl<T> Deref for Owned<T> {
     }
 }
 
-impl<T> Drop for Owned<T> {
+impl<T> Drop for ProcessOwned<T> {
     fn drop(&mut self) {
         if !self.is_here() {
             mem::forget(self.value.take());

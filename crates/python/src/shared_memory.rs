@@ -1,4 +1,4 @@
-//! Which Triton kernels fit which GPU: the numbers behind `poorwill.triton`.
+//! Shared memory of Triton kernels and GPUs: the numbers of `poorwill.triton`.
 
 use poorwill_triton::{
     AttentionTiles, DeltaRuleOutputTiles, DeltaRuleStateTiles, MatmulTiles, WITHOUT_OPT_IN_BYTES,
@@ -16,19 +16,19 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(estimate_chunk_gated_delta_rule_fwd_h, module)?)
 }
 
-/// The compute capabilities whose shared memory is known, in ascending order.
+/// Compute capabilities whose shared memory is known, in ascending order.
 #[pyfunction]
 fn known_compute_capabilities() -> Vec<(u32, u32)> {
     known_capabilities().map(|known| (known.major, known.minor)).collect()
 }
 
-/// The bytes of shared memory that a block may opt in to; None where the capability is not known.
+/// Shared memory, in bytes, that a block may opt in to; None for an unknown capability.
 #[pyfunction]
 fn shared_memory_of_capability(major: u32, minor: u32) -> Option<u64> {
     per_block_bytes((major, minor))
 }
 
-/// The shared memory that a matrix product takes at most, in bytes.
+/// Upper bound of a matrix product's shared memory, in bytes.
 #[pyfunction]
 #[pyo3(signature = (
     capability, *, block_m, block_n, block_k, a_bytes, b_bytes, output_bytes, num_stages, num_warps
@@ -49,7 +49,7 @@ fn estimate_matmul(
         .estimate_bytes(capability)
 }
 
-/// The shared memory that attention takes at most, in bytes.
+/// The same for attention.
 #[pyfunction]
 #[pyo3(signature = (capability, *, block_m, block_n, head_dim, element_bytes, num_stages, num_warps))]
 fn estimate_attention(
@@ -65,7 +65,7 @@ fn estimate_attention(
         .estimate_bytes(capability)
 }
 
-/// The shared memory that flash-linear-attention's `chunk_fwd_kernel_o` takes at most, in bytes.
+/// The same for flash-linear-attention's `chunk_fwd_kernel_o`.
 #[pyfunction]
 #[pyo3(signature = (
     capability, *, block_t, block_k, block_v, key_dim, element_bytes, state_v_first, num_stages, num_warps
@@ -95,8 +95,7 @@ fn estimate_chunk_fwd_o(
     .estimate_bytes(capability)
 }
 
-/// The shared memory that flash-linear-attention's `chunk_gated_delta_rule_fwd_kernel_h_blockdim64` takes at most,
-/// in bytes.
+/// The same for its `chunk_gated_delta_rule_fwd_kernel_h_blockdim64`.
 #[pyfunction]
 #[pyo3(signature = (
     capability, *, block_t, block_v, k_blocks, element_bytes, state_v_first, num_stages, num_warps

@@ -1,4 +1,4 @@
-//! Sizes in bytes as people write them.
+//! Sizes in bytes as users write them.
 
 use poorwill::{ByteSize, ParseSizeError};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
@@ -11,10 +11,10 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parse_bytes, module)?)
 }
 
-/// How many bytes a size like "24GiB", "1.5GiB", "512m" or "1048576" stands for.
+/// Bytes of a size like "24GiB", "1.5GiB", "512m" or "1048576".
 ///
-/// Units are powers of 1024, except for "kB", "MB", "GB" and so on, which are powers of 1000.
-/// Raises ValueError for anything else.
+/// Units are powers of 1024, except for "kB", "MB", "GB" and so on, which are powers of 1000. Raises
+/// ValueError for anything else.
 #[pyfunction]
 #[pyo3(signature = (text, /))]
 fn parse_bytes(text: &str) -> PyResult<u64> {
@@ -22,7 +22,6 @@ fn parse_bytes(text: &str) -> PyResult<u64> {
     Ok(size.0)
 }
 
-/// A size as an int or a text.
 pub(crate) fn size_of(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     if let Ok(text) = value.extract::<String>() {
         return text.parse::<ByteSize>().map(|size| size.0).map_err(invalid);
@@ -34,7 +33,7 @@ pub(crate) fn size_of(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     }
 }
 
-/// The number that an int is, or why it is none that counts something; `None` for what is no int.
+/// The value of an int, or why it is no `u64`; `None` if it is no int.
 pub(crate) fn whole_number(value: &Bound<'_, PyAny>) -> PyResult<Option<Result<u64, &'static str>>> {
     if value.is_instance_of::<PyBool>() {
         return Ok(None);

@@ -1,7 +1,7 @@
 """Rows of calls as PyTorch's caching allocator makes them: read, made up, and made again.
 
-A file of `calls/` holds one call a line, as `bench/peers/record_calls.py` writes them: `a SIZE STREAM` gets a
-segment, `r SIZE STREAM` was refused one, and `f INDEX` gives the segment of the call of that number back.
+A file of `calls/` has one call a line, as `bench/peers/record_calls.py` writes them. `a SIZE STREAM` gets a
+segment, `r SIZE STREAM` was refused one, and `f INDEX` frees the segment of the call of that number.
 """
 
 import bisect

@@ -65,8 +65,10 @@ class Functions:
 
 
 class CachingAllocatorsLock:
-    """Functions that are called as PyTorch calls them: with a lock of its own, which is waited for with the
-    interpreter's lock given away, and taken again by who has it."""
+    """Functions that are called as PyTorch calls them, with a lock of its own.
+
+    A wait for it releases the interpreter's lock; the thread that has it may take it again.
+    """
 
     def __init__(self, functions: Functions, mutex: Any) -> None:
         self._functions, self._mutex = functions, mutex
@@ -92,7 +94,7 @@ class Gpu(Driver):
         return total_bytes - free_bytes
 
     def census(self, device: int = 0) -> dict[str, int]:
-        """What there is on a device, by the stand-in's own count."""
+        """What there is on a device, by the fake's own count."""
         names = (
             *("reservations", "backings", "mappings", "streams", "events", "captures", "graphs"),
             *("host", "contexts", "bytes", "waiting_calls"),
@@ -102,7 +104,7 @@ class Gpu(Driver):
         return dict(zip(names, counts, strict=True))
 
     def pause(self, stream: int, microseconds: int, device: int = 0) -> None:
-        """Has the stream do nothing for a while. Nobody has to be awake for its end."""
+        """Makes the stream do nothing for a while. No thread has to be awake for its end."""
         with self._current(device):
             self._call("cuLaunchHostFunc", c_void_p(stream), _libc.usleep, c_size_t(microseconds))
 
@@ -160,7 +162,7 @@ class Crowd:
         self._others.append(repeat)
 
     def run(self) -> None:
-        """Whoever is stuck is shown by the suite's watchdog."""
+        """The suite's watchdog shows stuck threads."""
         together(self._work, *self._others)
 
     def _work(self) -> None:

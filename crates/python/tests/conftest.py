@@ -18,7 +18,7 @@ from suites import SUITE
 
 HERE = Path(__file__).resolve().parent
 
-# Its assertions say what differs, whoever imports it first.
+# Its assertions report differences, whichever module imports it first.
 pytest.register_assert_rewrite("vllm_cores")
 
 
@@ -56,7 +56,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    # Whoever runs a suite knows what is there, or plays it.
+    # The caller of a suite knows what is there, or simulates it.
     if SUITE in os.environ:
         return
     if item.get_closest_marker("real_torch") and importlib.util.find_spec("torch") is None:
@@ -74,7 +74,7 @@ def arena() -> Iterator[poorwill.Arena]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The environment in which the driver's library is the stand-in, and scripts find the tests' modules."""
+    """The environment in which the driver's library is the fake, and scripts find the tests' modules."""
     library = os.environ.get("POORWILL_FAKE_LIBCUDA")
     if library is None or not Path(library).is_file():
         pytest.skip("POORWILL_FAKE_LIBCUDA names no library; `cargo xtask python` builds one")

@@ -1,4 +1,4 @@
-"""Packages that are imported anew for a while: stand-ins, and what of ours stands on them."""
+"""Packages that are imported anew for a while: fakes, and what of ours stands on them."""
 
 import contextlib
 import sys

@@ -1,5 +1,5 @@
-"""What only a GPU shows of weights in host memory: kernels read them in place, whoever drops the last view
-waits for work on any stream, and nobody ends a capture by that.
+"""Weights in host memory, as only a GPU shows them: kernels read them in place. Dropping the last view waits
+for work on any stream, and ends no capture.
 """
 
 import gc

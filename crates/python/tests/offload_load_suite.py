@@ -1,4 +1,4 @@
-"""What loading a checkpoint into host memory promises of PyTorch's tensors: over the stand-in, and over
+"""What loading a checkpoint into host memory promises of PyTorch's tensors: over the fake, and over
 PyTorch.
 
 `test_suites.py` runs it.
@@ -53,7 +53,7 @@ def test_every_type_that_pytorch_has(device: str, tmp_path: Path) -> None:
         stride = shape[-1]
         assert layout(tensor) == (getattr(torch, NAMES[dtype]), shape, (3 * stride, stride, 1), 0)
         assert tensor.device == torch.device("cpu")
-        # A storage of its own, so that whoever takes all of a tensor's storage takes no others with it.
+        # A storage of its own, so that taking all of a tensor's storage takes no other tensor.
         storage = tensor.untyped_storage()
         assert storage.nbytes() == len(contents[dtype])
         flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),), (1,))

@@ -1,4 +1,4 @@
-"""What weights in host memory promise of PyTorch's tensors: on a GPU, and over the stand-in for PyTorch.
+"""What weights in host memory promise of PyTorch's tensors: on a GPU, and over the fake of PyTorch.
 
 `test_suites.py` runs it. Every promise is one of the host device, too, which needs no GPU. Bytes are
 compared as they are, never as numbers.
@@ -340,7 +340,7 @@ def test_a_copy_under_way_keeps_what_it_reads(device: str, monkeypatch: pytest.M
         del kept
         gc.collect()
         if is_queued:
-            # Made or not, nobody has looked since.
+            # Complete or not, no call has checked since.
             with pytest.raises(poorwill.OutOfMemoryError):
                 HostBuffer(LIMIT, device=device)
         assert content(staged) == expected

@@ -20,7 +20,7 @@ OPEN = [HOST, "cuda:0"] if HAS_GPU else [HOST]
 DEVICES = [HOST, pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 LIMIT = "16MiB"
-# Whoever opens a device says how much host memory it may hold; that is how what is held is found out.
+# The first open of a device sets its host memory limit; errors there reveal what is held.
 for name in OPEN:
     poorwill.arena(name, "offloading", limit="64MiB", host_limit=LIMIT)
 

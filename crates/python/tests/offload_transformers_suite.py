@@ -1,5 +1,7 @@
-"""Models of transformers with their weights in host memory: outputs are those of the resident model, bit for
-bit, on the host device and on a GPU; and graphs over prefetched layers after a sleep and a wake.
+"""Models of transformers with their weights in host memory, on the host device and on a GPU.
+
+Outputs equal those of the resident model, bit for bit, also of graphs over prefetched layers after a sleep
+and a wake.
 """
 
 import copy

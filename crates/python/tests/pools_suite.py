@@ -1,4 +1,4 @@
-"""What pools promise of PyTorch's tensors: on a GPU, and over the stand-ins for PyTorch and the driver.
+"""What pools promise of PyTorch's tensors: on a GPU, and over fakes of PyTorch and the driver.
 
 `test_suites.py` runs it. Each test opens an arena of its own, so that none finds what another has left.
 """
@@ -117,7 +117,7 @@ def test_a_refusal_says_why_and_leaves_nothing_behind(arena: poorwill.Arena) -> 
         kept = filled(32 * MIB, 1)
         with pytest.raises(torch.OutOfMemoryError) as refused:
             torch.empty(4 * GIB, dtype=torch.uint8, device="cuda")
-        # Where no operation is seen, only who leaves the scope is told.
+        # Where no operation is checked, only leaving the scope reports it.
         if WATCH == "operations":
             notes = " ".join(getattr(refused.value, "__notes__", map(str, refused.value.args)))
             assert "poorwill: cannot allocate 4 GiB for `weights`" in notes

@@ -20,8 +20,8 @@ HERE = Path(__file__).resolve().parent
 # Set where a suite runs.
 SUITE = "POORWILL_TEST_SUITE"
 
-# What has pytest run over the stand-ins for PyTorch and NVIDIA's driver.
-STAND_INS = ("-p", "pools_on_the_stand_in", "-m", "not real_torch")
+# What has pytest run over fakes of PyTorch and NVIDIA's driver.
+FAKES = ("-p", "pools_on_the_fake", "-m", "not real_torch")
 
 
 def run_suite(

@@ -80,7 +80,7 @@ def test_what_is_mapped_follows_what_pytorch_has(
     for number in range(10):
         replay(calls, functions, handles, look if number < 2 else lambda live: None)
         stats = arena.stats()
-        assert (stats.live_bytes, stats.peak_live_bytes, stats.owed_bytes) == (0, peak, 0)
+        assert (stats.live_bytes, stats.peak_live_bytes, stats.deferred_release_bytes) == (0, peak, 0)
         assert gpu.used_bytes() - used_before == stats.mapped_bytes
         # Addresses come and go, as long as memory does not.
         assert stats.reserved_bytes <= 8 * peak
@@ -135,7 +135,7 @@ def test_a_segment_stays_mapped_while_work_on_its_stream_may_touch_it(
         functions.free(segment, 64 * MIB, stream)
     for other, tag in others:
         Functions.of(arena, tag).free(other, 64 * MIB)
-    # What the stand-in was asked to do on memory that was gone by then would have broken it.
+    # What the fake was asked to do on memory that was gone by then would have broken it.
     gpu.synchronize(0, None)
     arena.trim()
     assert gpu.used_bytes() == 0
@@ -175,7 +175,7 @@ def test_what_is_refused_leaves_nothing(
     functions.free(kept, 4 * MIB)
 
 
-def test_a_full_arena_says_so_until_there_is_room(arena: poorwill.Arena, functions: Functions) -> None:
+def test_a_full_arena_is_reported_until_there_is_space(arena: poorwill.Arena, functions: Functions) -> None:
     first = functions.alloc(600 * MIB)
     for _ in range(3):
         assert functions.alloc(600 * MIB) == 0
@@ -191,7 +191,7 @@ def test_a_full_arena_says_so_until_there_is_room(arena: poorwill.Arena, functio
     functions.free(second, 600 * MIB)
 
 
-def test_a_full_device_says_so_until_there_is_room(gpu: Gpu) -> None:
+def test_a_full_device_is_reported_until_there_is_space(gpu: Gpu) -> None:
     arena = poorwill.arena("cuda:1", next(NAMES), limit=0.99)
     functions = Functions.of(arena, "weights")
     free_bytes, _ = gpu.memory_bytes(1)

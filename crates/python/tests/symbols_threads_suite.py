@@ -1,7 +1,7 @@
-"""That nothing waits for ever: threads that allocate, free, ask, sleep, wake, open and close.
+"""That no thread waits for ever: threads that allocate, free, query, sleep, wake, open and close.
 
-Python's own lock is kept in some calls and given away in others, as PyTorch does, and PyTorch's lock stands
-around them. `test_suites.py` runs this over the fake libcuda, and shows where whoever is stuck is.
+Some calls keep Python's own lock and some release it, as PyTorch does, and PyTorch's lock surrounds them.
+`test_suites.py` runs this over the fake libcuda, and shows where a thread is stuck.
 """
 
 import itertools
@@ -48,7 +48,7 @@ def functions_of(arena: poorwill.Arena, tag: str, keeps_gil: bool, mutex: Any) -
     return made if mutex is None else CachingAllocatorsLock(made, mutex)
 
 
-class Books:
+class Accounting:
     """The segments of all threads together."""
 
     def __init__(self) -> None:
@@ -63,22 +63,24 @@ class Books:
             return self._live.remove(segment)
 
 
-def churn(functions: Any, books: Books, stream: int, seed: int, kept: int = 8, largest: int = 8) -> None:
-    """Gets segments and gives them back. Where there is no room it gives back, as PyTorch does."""
+def churn(
+    functions: Any, accounting: Accounting, stream: int, seed: int, kept: int = 8, largest: int = 8
+) -> None:
+    """Gets segments and gives them back. When full it gives back, as PyTorch does."""
     rng, mine = random.Random(seed), list[int]()
     for _ in range(STEPS):
         if mine and (len(mine) > kept or rng.random() < 0.45):
             segment = mine.pop(rng.randrange(len(mine)))
-            # Whoever gets it next must find it gone from the books.
-            functions.free(segment, books.remove(segment), stream)
+            # The next owner must find it gone from the accounting.
+            functions.free(segment, accounting.remove(segment), stream)
             continue
         size = rng.randint(1, largest) * 2 * MIB
         segment = functions.alloc(size, stream)
         if segment != 0:
-            books.add(segment, size)
+            accounting.add(segment, size)
             mine.append(segment)
     for segment in mine:
-        functions.free(segment, books.remove(segment), stream)
+        functions.free(segment, accounting.remove(segment), stream)
 
 
 def ask(arena: poorwill.Arena) -> None:
@@ -115,8 +117,8 @@ def open_and_close(gpu: Gpu, name: str) -> None:
 
 @GIL
 @MUTEX
-def test_nobody_waits_for_ever(gpu: Gpu, arena: poorwill.Arena, keeps_gil: bool, has_mutex: bool) -> None:
-    mutex, crowd, books = threading.RLock(), Crowd(), Books()
+def test_no_thread_waits_for_ever(gpu: Gpu, arena: poorwill.Arena, keeps_gil: bool, has_mutex: bool) -> None:
+    mutex, crowd, accounting = threading.RLock(), Crowd(), Accounting()
     names = map(f"{arena.name}-other-{{}}".format, range(20))
 
     def open_some() -> None:
@@ -132,7 +134,7 @@ def test_nobody_waits_for_ever(gpu: Gpu, arena: poorwill.Arena, keeps_gil: bool,
     for number in range(4):
         functions = functions_of(arena, f"t{number % 2}", keeps_gil, mutex if has_mutex else None)
         stream = 0 if number == 0 else gpu.new_stream(0)
-        crowd.works(churn, functions, books, stream, number)
+        crowd.works(churn, functions, accounting, stream, number)
     crowd.keeps_on(ask, arena)
     crowd.keeps_on(ask_as_pytorch_does)
     crowd.keeps_on(sleep_and_wake, arena, "t1")
@@ -143,10 +145,10 @@ def test_nobody_waits_for_ever(gpu: Gpu, arena: poorwill.Arena, keeps_gil: bool,
 
 @GIL
 @MUTEX
-def test_who_waits_for_the_device_at_the_limit_holds_nobody_up(
+def test_a_wait_for_the_device_at_the_limit_blocks_no_other_thread(
     gpu: Gpu, arena: poorwill.Arena, keeps_gil: bool, has_mutex: bool
 ) -> None:
-    mutex, crowd, books = threading.RLock(), Crowd(), Books()
+    mutex, crowd, accounting = threading.RLock(), Crowd(), Accounting()
     stream, other = gpu.new_stream(0), gpu.new_stream(0)
 
     def functions(tag: str, keeps_gil: bool) -> Any:
@@ -159,7 +161,7 @@ def test_who_waits_for_the_device_at_the_limit_holds_nobody_up(
             assert first != 0, _native.torch_refusal()
             gpu.pause(stream, 5_000)
             for_weights.free(first, 400 * MIB, stream)
-            # Its memory is wanted on another stream before it is quiet.
+            # Another stream wants its memory before it is complete.
             second = for_weights.alloc(402 * MIB, other)
             assert second != 0, _native.torch_refusal()
             for_weights.free(second, 402 * MIB, other)
@@ -173,8 +175,8 @@ def test_who_waits_for_the_device_at_the_limit_holds_nobody_up(
             for_others.free(segment, 16 * MIB, stream)
 
     crowd.works(wait_at_the_limit)
-    crowd.works(churn, functions("others", False), books, gpu.new_stream(0), 1, 2, 4)
-    crowd.works(churn, functions("others", True), books, gpu.new_stream(0), 2, 2, 4)
+    crowd.works(churn, functions("others", False), accounting, gpu.new_stream(0), 1, 2, 4)
+    crowd.works(churn, functions("others", True), accounting, gpu.new_stream(0), 2, 2, 4)
     crowd.keeps_on(carve, random.Random(3), gpu.new_stream(0))
     crowd.keeps_on(ask, arena)
     crowd.run()
@@ -195,7 +197,7 @@ def test_a_segment_goes_back_once_however_many_give_it_back(gpu: Gpu, arena: poo
 
 def test_arenas_of_two_gpus_do_not_wait_for_each_other(gpu: Gpu, arena: poorwill.Arena) -> None:
     second = poorwill.arena("cuda:1", next(NAMES), limit="512MiB")
-    crowd, books = Crowd(), Books()
+    crowd, accounting = Crowd(), Accounting()
 
     class OnSecond:
         def __init__(self, functions: Functions) -> None:
@@ -207,8 +209,8 @@ def test_arenas_of_two_gpus_do_not_wait_for_each_other(gpu: Gpu, arena: poorwill
         def free(self, segment: int, size: int, stream: int = 0) -> None:
             self.functions.free(segment, size, stream, 1)
 
-    crowd.works(churn, Functions.of(arena, "weights"), books, gpu.new_stream(0), 1)
-    crowd.works(churn, OnSecond(Functions.of(second, "weights")), books, gpu.new_stream(1), 2)
+    crowd.works(churn, Functions.of(arena, "weights"), accounting, gpu.new_stream(0), 1)
+    crowd.works(churn, OnSecond(Functions.of(second, "weights")), accounting, gpu.new_stream(1), 2)
     crowd.keeps_on(ask, arena)
     crowd.keeps_on(ask, second)
     crowd.run()

@@ -1,4 +1,4 @@
-"""What arenas promise: on the host device, and over a stand-in for NVIDIA's library."""
+"""What arenas promise: on the host device, and over a fake of NVIDIA's library."""
 
 import gc
 import sys
@@ -44,8 +44,8 @@ def test_asking_again_returns_the_same(arena: poorwill.Arena) -> None:
 @pytest.mark.parametrize(
     ("device", "name", "options", "words"),
     [
-        (DEVICE, "tested", {"limit": "32MiB"}, "with a limit of 64 MiB, and a limit of 32 MiB is asked for"),
-        (DEVICE, "tested", {"limit": 0.25}, "and a limit of 0.25 is asked for"),
+        (DEVICE, "tested", {"limit": "32MiB"}, "with a limit of 64 MiB, and a limit of 32 MiB is requested"),
+        (DEVICE, "tested", {"limit": 0.25}, "and a limit of 0.25 is requested"),
         ("host:1GiB", "tested", {}, "host:256MiB is open not as host:1GiB, for `tested`"),
         ("host:1GiB", "other", {}, "all arenas of a device share it"),
         ("host", "other", {"host_limit": "1GiB"}, "is open with another host_limit"),
@@ -138,7 +138,7 @@ def test_closing_ends_all_that_names_it() -> None:
     reopened.close()
 
 
-def test_a_closed_arena_holds_no_memory_whoever_has_its_blocks() -> None:
+def test_a_closed_arena_holds_no_memory_while_its_blocks_live() -> None:
     arena, watching = poorwill.arena(DEVICE, "held"), poorwill.arena(DEVICE, "watching")
     arrays = [filled(arena, tag) for tag in ("weights", "kv_cache", "mine")]
     assert poorwill.arena(DEVICE, "first").budget.process_used_bytes == 12 * MIB
@@ -216,7 +216,7 @@ def test_others_run_while_a_thread_waits() -> None:
     woken: list[poorwill.WakeReport] = []
     thread = threading.Thread(target=lambda: woken.append(waiting.wake(timeout=900)))
     thread.start()
-    # If the wake held Python's lock, nobody could give it what it waits for.
+    # If the wake held Python's lock, no thread could give it what it waits for.
     other.free()
     giving.trim()
     thread.join()
@@ -226,7 +226,7 @@ def test_others_run_while_a_thread_waits() -> None:
     giving.close()
 
 
-# The current device's arena, and GPUs: over the stand-in for NVIDIA's library.
+# The current device's arena, and GPUs: over the fake of NVIDIA's library.
 
 
 def test_the_functions_are_of_the_current_gpus_arena(fake: dict[str, str]) -> None:
@@ -322,7 +322,7 @@ print(first.state(), second.state())
     assert said == ["256 256 True", "[64, 64, 64]", "{'weights': 'awake'} {'weights': 'asleep_backed_up'}"]
 
 
-def test_where_nobody_knows_how_much_there_is_a_limit_in_bytes_will_do(fake: dict[str, str]) -> None:
+def test_without_a_known_total_a_limit_in_bytes_will_do(fake: dict[str, str]) -> None:
     said = run(
         """
 for limit in (None, 0.5, "256MiB", "256MiB"):

@@ -1,4 +1,4 @@
-"""What budgets and claims promise: on the host device, and over a stand-in for NVIDIA's library."""
+"""What budgets and claims promise: on the host device, and over a fake of NVIDIA's library."""
 
 import gc
 import json
@@ -223,7 +223,7 @@ def test_threads_share_a_budget() -> None:
             except poorwill.BudgetError as error:
                 refused.append(error)
 
-    # With it there is room for three of the others, and for a byte more of it.
+    # With it there is space for three of the others, and for a byte more of it.
     shared = budget.claim("shared", 1)
 
     def touch_often() -> None:
@@ -272,7 +272,7 @@ for ask in [*asks, lambda: poorwill.arena(7)]:
     assert said == "".join(f"PoorwillError cannot use device cuda:{n}\n" for n in (0, 7, 7, 7))
 
 
-# Over the stand-in for NVIDIA's library: a slice of 23 GiB of a card of 24 GiB.
+# Over the fake of NVIDIA's library: a slice of 23 GiB of a card of 24 GiB.
 
 SLICE = {
     "POORWILL_FAKE_CUDA_DEVICES": "24GiB",

@@ -1,4 +1,4 @@
-"""What blocks promise that are lent to NumPy and its like: on the host device, and over a stand-in."""
+"""What blocks promise that are lent to NumPy and its like: on the host device, and over a fake."""
 
 import ctypes
 import gc
@@ -50,7 +50,7 @@ def test_both_forms_of_capsules_are_made(arena: poorwill.Arena, versioned: bool)
     name = "dltensor_versioned" if versioned else "dltensor"
     assert f'"{name}"' in repr(capsule)
     assert ('"dltensor"' in repr(block.__dlpack__())) is True
-    # One that nobody takes anything out of gives it back itself.
+    # An unconsumed capsule frees it itself.
     block.free()
     assert live_bytes(arena) > 0
     del capsule
@@ -58,7 +58,7 @@ def test_both_forms_of_capsules_are_made(arena: poorwill.Arena, versioned: bool)
 
 
 class OfVersion:
-    """Lends as somebody does who knows only this version."""
+    """A consumer that knows only this version."""
 
     def __init__(self, block: poorwill.Block, version: tuple[int, int] | None) -> None:
         self.block, self.version = block, version
@@ -163,7 +163,7 @@ def test_more_than_the_limit_says_what_there_is(arena: poorwill.Arena) -> None:
     error = raised.value
     assert isinstance(error, MemoryError)
     assert (error.needed_bytes, error.limit_bytes) == (8 * MIB, 64 * MIB)
-    assert (error.live_bytes, error.mapped_bytes, error.idle_bytes) == (60 * MIB, 60 * MIB, 0)
+    assert (error.live_bytes, error.mapped_bytes, error.reclaimable_bytes) == (60 * MIB, 60 * MIB, 0)
     assert error.device_free_bytes is None
     held.free()
     assert arena.empty(64 * MIB).nbytes == 64 * MIB

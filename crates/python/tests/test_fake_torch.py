@@ -1,4 +1,4 @@
-"""The stand-in for PyTorch: its allocator does what was measured and read of the real one."""
+"""The fake of PyTorch: its allocator does what was measured and read of the real one."""
 
 import gc
 import random
@@ -44,8 +44,8 @@ def pool_of(torch: Any, counter: Alloc) -> Any:
         (dense, 20, True, 30.33, 29.39, 0.001),
         (dense, None, False, 31.46, 31.45, 0.001),
         (dense, None, True, 31.46, 31.46, 0.001),
-        # As docs/benchmarks/pytorch.md has it. Elsewhere it was 28.5: without a limit equal blocks are
-        # told apart by their addresses, which a GPU chooses.
+        # From docs/benchmarks/pytorch.md. Elsewhere it was 28.5: without a limit, equal blocks differ only by
+        # their addresses, which a GPU chooses.
         (moe, None, False, 31.06, 27.14, 0.01),
         (moe, None, True, 30.89, 26.97, 0.001),
     ],

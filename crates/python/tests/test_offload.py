@@ -23,7 +23,7 @@ def test_a_buffer_is_an_array_of_exactly_its_bytes() -> None:
 
 
 def test_arrays_keep_a_buffer_that_was_freed() -> None:
-    # In a process of its own, where nobody else holds host memory of the device.
+    # In a process of its own, without other host memory of the device.
     script = f"""
 import numpy as np
 {IS_NOTHING_HELD}
@@ -97,11 +97,11 @@ except offload.MissingTorchError:
     assert run(script) == "done\n"
 
 
-# Over the stand-in for NVIDIA's library
+# Over the fake of NVIDIA's library
 
 
-# All that PyTorch's stand-in needs, before anything of poorwill's asks for PyTorch.
-OVER_THE_STAND_INS = """
+# All that PyTorch's fake needs, before anything of poorwill's asks for PyTorch.
+OVER_THE_FAKES = """
 import ctypes, gc, os
 import fake_torch
 fake_torch.install(fake_torch.Driver())
@@ -152,7 +152,7 @@ print("done")
 def test_where_locking_is_refused_it_falls_back_or_fails_as_asked(fake: dict[str, str], code: int) -> None:
     """As under a limit on locked memory, and where the driver has no such call."""
     fails = {"POORWILL_FAKE_CUDA_FAIL": f"cuMemHostRegister_v2:1:1000000:{code}"}
-    assert run(OVER_THE_STAND_INS + f"CODE = {code}" + REFUSED, **fake, **fails) == "done\n"
+    assert run(OVER_THE_FAKES + f"CODE = {code}" + REFUSED, **fake, **fails) == "done\n"
 
 
 FAULTS = """
@@ -199,7 +199,7 @@ print("done")
 
 
 def test_every_call_of_the_driver_may_fail(fake: dict[str, str]) -> None:
-    assert run(OVER_THE_STAND_INS + IS_NOTHING_HELD + FAULTS, **fake) == "done\n"
+    assert run(OVER_THE_FAKES + IS_NOTHING_HELD + FAULTS, **fake) == "done\n"
 
 
 OUTLIVED = """
@@ -229,7 +229,7 @@ print("done")
 
 
 def test_views_outlive_the_arena_and_may_end_with_the_process(fake: dict[str, str]) -> None:
-    assert run(OVER_THE_STAND_INS + OUTLIVED, **fake) == "done\n"
+    assert run(OVER_THE_FAKES + OUTLIVED, **fake) == "done\n"
 
 
 DELETERS = """
@@ -243,7 +243,7 @@ rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_SetName", ctypes.pythonapi))
 
 class Loan:
-    '''An array of somebody who gives it back without the interpreter's lock.'''
+    '''An array whose owner frees it without the interpreter's lock.'''
     def __init__(self, lender):
         self.capsule = lender.__dlpack__()
         self.managed = pointer(self.capsule, b"dltensor")
@@ -269,7 +269,7 @@ print("done")
 """
 
 
-def test_what_is_kept_ends_with_the_view_whoever_has_the_interpreters_lock(fake: dict[str, str]) -> None:
+def test_what_is_kept_ends_with_the_view_with_and_without_the_interpreters_lock(fake: dict[str, str]) -> None:
     assert run(DELETERS, **fake) == "done\n"
 
 

@@ -144,7 +144,7 @@ def have_read():
 
 signal.signal(signal.SIGALRM, ring)
 load = functools.partial(_native.load_checkpoint, [{str(path)!r}], ["U8"], device="{DEVICE}", readers=1)
-# Python runs handlers between steps of its own, and there is none between these: it is the load that is told.
+# Python runs handlers between its own steps, and there is none between these: the load has to stop.
 steps = [functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGALRM), load]
 before = have_read()
 try:

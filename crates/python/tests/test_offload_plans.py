@@ -73,17 +73,17 @@ def test_groups_keep_the_order_and_lose_nothing(seed: int) -> None:
 def test_what_is_taken_fits_and_what_is_left_did_not(seed: int) -> None:
     rng = random.Random(seed)
     sizes = [rng.randrange(1, 50) for _ in range(rng.randrange(10))]
-    room = rng.randrange(150)
-    taken = fitting(sizes, room)
+    capacity = rng.randrange(150)
+    taken = fitting(sizes, capacity)
     assert len(taken) == len(sizes)
-    assert sum(size for size, is_taken in zip(sizes, taken, strict=True) if is_taken) <= room
+    assert sum(size for size, is_taken in zip(sizes, taken, strict=True) if is_taken) <= capacity
     for index, is_taken in enumerate(taken):
         before = sum(size for size, was in zip(sizes[:index], taken[:index], strict=True) if was)
-        assert is_taken == (before + sizes[index] <= room)
+        assert is_taken == (before + sizes[index] <= capacity)
     # In two calls it is the same as in one.
     cut = rng.randrange(len(sizes) + 1)
     used = sum(size for size, was in zip(sizes[:cut], taken[:cut], strict=True) if was)
-    assert fitting(sizes[:cut], room) + fitting(sizes[cut:], room - used) == taken
+    assert fitting(sizes[:cut], capacity) + fitting(sizes[cut:], capacity - used) == taken
     assert all(fitting(sizes, None))
 
 

@@ -1,8 +1,8 @@
 """That prefetched layers' copies and uses are in order, over a model of streams, events and graphs.
 
-The model knows what has happened before what, and no more: a use that is not ordered after its copy, a copy
-that is not ordered after the last use of its slot, and a graph that is not joined or waits for what is
-outside of it fail here, whatever the timing. It needs no PyTorch.
+The model knows only what happened before what. Whatever the timing, it detects a use before its copy, and a
+copy before the last use of its slot. It also detects a graph that is not joined, or that waits for something
+outside of it. It needs no PyTorch.
 """
 
 import random
@@ -176,7 +176,7 @@ class Slot:
     def copy_(self, layer: int, non_blocking: bool) -> None:
         assert non_blocking
         stream = self._machine.current
-        # Its memory is nobody else's while the copy writes to it.
+        # Its memory is not reused while the copy writes to it.
         assert stream in self.streams
         stream.write(self._number, layer)
         if stream.capture is None:
@@ -228,7 +228,7 @@ def test_everything_is_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
             forward(machine, engine, [rng.choice(every) for _ in range(5)])
             engine.settle()
         elif step < 0.7:
-            # Another stream, which somebody has put in order with the one before.
+            # Another stream, ordered after the one before.
             stream = rng.choice(others)
             stream.wait_stream(machine.current)
             with machine.on(stream):

@@ -20,6 +20,23 @@ def test_version_is_that_of_the_crates() -> None:
     assert importlib.metadata.version("poorwill") == version
 
 
+def test_the_metadata_is_complete_and_that_of_the_crates() -> None:
+    workspace = (WORKSPACE / "Cargo.toml").read_text()
+    project = (WORKSPACE / "crates/python/pyproject.toml").read_text()
+    for field in ("description", "readme", "license", "authors", "keywords", "classifiers"):
+        assert re.search(rf"^{field} = ", project, re.MULTILINE), field
+    [license_] = re.findall(r"^license = .*$", workspace, re.MULTILINE)
+    assert f"\n{license_}\n" in project
+    for keywords in re.findall(r"^keywords = .*$", workspace, re.MULTILINE):
+        assert f"\n{keywords}\n" in project
+    for author in re.findall(r'^authors = \["(.*)"\]$', workspace, re.MULTILINE):
+        assert f'\nauthors = [{{ name = "{author}" }}]\n' in project
+    # Until the project is public there is no address to give.
+    addresses = re.findall(r'^repository = "(.*)"$', workspace, re.MULTILINE)
+    for name in ("Repository", "Documentation", "Changelog") if addresses else ():
+        assert re.search(rf'^{name} = "{re.escape(addresses[0])}', project, re.MULTILINE), name
+
+
 def test_imports_without_torch_and_without_a_gpu() -> None:
     # `None` in `sys.modules` makes an import fail; a library by this name does not exist.
     script = (

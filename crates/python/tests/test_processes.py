@@ -145,7 +145,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_end_of_a_process_is_quiet(end: str) -> None:
+def test_a_process_ends_without_output(end: str) -> None:
     script = f"""
 import threading
 import numpy

@@ -56,7 +56,7 @@ def conf_of(torch: Torch, conf: str) -> dict[str, Any]:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """What a real PyTorch made of one text after the other, on a GPU, and told afterwards."""
+    """What a real PyTorch made of one text after the other on a GPU, and reported afterwards."""
     lines = (Path(__file__).parent / "calls" / "settings.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines[1:]]
     for step in steps:
@@ -65,7 +65,7 @@ def recorded() -> list[dict[str, Any]]:
     return steps
 
 
-def test_the_stand_in_makes_of_texts_what_a_real_pytorch_made(torch: Torch) -> None:
+def test_the_fake_makes_of_texts_what_a_real_pytorch_made(torch: Torch) -> None:
     for step in recorded():
         if step["error"] is None:
             torch._set(step["text"])
@@ -77,17 +77,17 @@ def test_the_stand_in_makes_of_texts_what_a_real_pytorch_made(torch: Torch) -> N
 
 
 @pytest.mark.parametrize("step", recorded(), ids=lambda step: step["text"])
-def test_what_a_real_pytorch_told_is_written_back_as_it_was(torch: Torch, step: dict[str, Any]) -> None:
+def test_what_a_real_pytorch_reported_is_written_back_as_it_was(torch: Torch, step: dict[str, Any]) -> None:
     torch.settings.snapshot = lambda: dict(step["settings"])  # type: ignore[method-assign]
     options = _settings._live(torch)
     restored = AllocatorSettings()
     restored.parse(options.text(frozenset({"expandable"})))
-    told = restored.snapshot()
+    reported = restored.snapshot()
     for key in (
         *("max_split_size", "garbage_collection_threshold"),
         *("expandable_segments", "roundup_power2_divisions"),
     ):
-        assert told[key] == step["settings"][key]
+        assert reported[key] == step["settings"][key]
 
 
 CONFS = [

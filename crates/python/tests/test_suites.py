@@ -1,23 +1,23 @@
-"""Runs the suites: over the stand-ins for PyTorch and NVIDIA's driver, over PyTorch itself, and on a GPU.
+"""Runs the suites: over fakes of PyTorch and NVIDIA's driver, over PyTorch itself, and on a GPU.
 
 What is marked `real_torch` needs PyTorch, and what is marked `gpu` a GPU that PyTorch finds.
 """
 
 import pytest
-from suites import STAND_INS, run_suite
+from suites import FAKES, run_suite
 
-OFFLOADING = ("offload_suite", "offload_ways_suite")
+OFFLOADING = ("offload_suite", "offload_paths_suite")
 # Where the fixtures of a suite are.
 TENSORS = ("-p", "offload_tensors")
 MODELS = (*TENSORS, "-p", "offload_models")
 FIXTURES = {
     **dict.fromkeys((*OFFLOADING, "offload_load_suite"), TENSORS),
-    **dict.fromkeys(("offload_modules_suite", "offload_lives_suite", "offload_prefetch_suite"), MODELS),
+    **dict.fromkeys(("offload_modules_suite", "offload_lifetimes_suite", "offload_prefetch_suite"), MODELS),
 }
 SLOW_DRIVER = "cuMemCreate:50,cuMemUnmap:300,cuEventRecord:200,cuEventQuery:100"
 
-# By name: the suites, the GPUs that the stand-in plays, and what else is in their environment.
-OVER_STAND_INS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+# By name: the suites, the simulated GPUs, and what else is in their environment.
+OVER_FAKES: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "pools by operations": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_WATCH": "operations"}),
     "pools by segments": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_WATCH": "segments"}),
     "pools of PyTorch 2.13": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_PYTORCH": "empties_default"}),
@@ -35,11 +35,11 @@ OVER_PYTORCH = (*FIXTURES, "offload_transformers_suite")
 ON_A_GPU = (*OVER_PYTORCH, "offload_gpu_suite", "gpu_suite", "pools_exit_suite", "pools_models_suite")
 
 
-@pytest.mark.parametrize("run", OVER_STAND_INS)
-def test_over_the_stand_ins(subtests: pytest.Subtests, fake: dict[str, str], run: str) -> None:
-    suites, devices, more = OVER_STAND_INS[run]
+@pytest.mark.parametrize("run", OVER_FAKES)
+def test_over_the_fakes(subtests: pytest.Subtests, fake: dict[str, str], run: str) -> None:
+    suites, devices, more = OVER_FAKES[run]
     environment = {**fake, "POORWILL_FAKE_CUDA_DEVICES": devices, **more}
-    run_suite(subtests, suites, *STAND_INS, *FIXTURES.get(suites[0], ()), environment=environment)
+    run_suite(subtests, suites, *FAKES, *FIXTURES.get(suites[0], ()), environment=environment)
 
 
 @pytest.mark.parametrize("run", OVER_THE_DRIVER)

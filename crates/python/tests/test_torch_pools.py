@@ -1,4 +1,4 @@
-"""Pools over the stand-ins for PyTorch and NVIDIA's library: all that an allocation passes, without a GPU."""
+"""Pools over the fakes of PyTorch and NVIDIA's library: all that an allocation passes, without a GPU."""
 
 import pytest
 from helpers import Script, cases, run, scripts
@@ -18,7 +18,7 @@ whole = torch.cuda.mem_get_info()[0]
 """
 
 
-def over_stand_ins(
+def over_fakes(
     script: str,
     environment: dict[str, str],
     *,
@@ -63,7 +63,7 @@ for seed in range({len(cases(2))}):
     poorwill.trim()
     assert used() == 0, used()
 """
-    said = over_stand_ins(script, {**environment, "PYTORCH_ALLOC_CONF": conf})
+    said = over_fakes(script, {**environment, "PYTORCH_ALLOC_CONF": conf})
     print(said)
     held = [float(line.split()[0]) for line in said.splitlines()]
     assert max(held) <= 1.02, held
@@ -101,7 +101,7 @@ del kept
 poorwill.trim()
 assert used() == 0, used()
 """
-    said = over_stand_ins(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "64GiB"})
+    said = over_fakes(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "64GiB"})
     held, retired, carved = map(float, said.split())
     assert held <= 1.02
     # One each at the end, and those that cached 32 MiB: PyTorch's segments of 20 MiB have some MiB left each.
@@ -119,7 +119,7 @@ with poorwill.torch.Pool(poorwill.arena(), "weights", watch="segments"):
     kept = blocks(torch, random.Random(0), 1200, frees=True)
 print(used() / sum(tensor.nbytes for tensor in kept))
 """
-    assert float(over_stand_ins(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "64GiB"})) <= 1.035
+    assert float(over_fakes(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "64GiB"})) <= 1.035
 
 
 # What each script is about, what it has in its environment, and the script.
@@ -242,13 +242,13 @@ assert tags["cudagraph"] > 0, tags
 
 @pytest.mark.parametrize("script", scripts(SCRIPTS))
 def test_pools(environment: dict[str, str], script: Script) -> None:
-    over_stand_ins(script.text, {**environment, **script.settings})
+    over_fakes(script.text, {**environment, **script.settings})
 
 
 @pytest.mark.parametrize("first_wins", [False, True])
 @pytest.mark.parametrize("script", scripts(NESTED))
 def test_pools_in_any_order(environment: dict[str, str], script: Script, first_wins: bool) -> None:
-    over_stand_ins(script.text, environment, first_wins=first_wins)
+    over_fakes(script.text, environment, first_wins=first_wins)
 
 
 # Where there is something in the default pool's cache, and what is said of it.
@@ -278,7 +278,7 @@ def calls():
 """
 
 
-def test_what_emptying_takes_from_the_default_pool_is_told_once(environment: dict[str, str]) -> None:
+def test_what_emptying_takes_from_the_default_pool_is_logged_once(environment: dict[str, str]) -> None:
     script = f"""{EMPTYING}
 live = served()
 first = load()
@@ -293,7 +293,7 @@ second = load()
 assert calls()[1] - before >= 4, (calls(), before)
 assert len(said) == 1, said
 """
-    over_stand_ins(script, environment, empties_default=True)
+    over_fakes(script, environment, empties_default=True)
 
 
 def test_a_load_beside_an_empty_cache_takes_nothing_from_it(environment: dict[str, str]) -> None:
@@ -307,7 +307,7 @@ world.machine.free = lambda address, *given: (freed.append(address), free(addres
 kept = load()
 assert (freed, said) == ([], []), (freed, said)
 """
-    over_stand_ins(script, environment, empties_default=True)
+    over_fakes(script, environment, empties_default=True)
 
 
 def test_what_the_default_pool_caches_stays_where_pytorch_leaves_it(environment: dict[str, str]) -> None:
@@ -320,7 +320,7 @@ live = served()
 assert calls()[0] == before, (calls(), before)
 assert said == [], said
 """
-    over_stand_ins(script, environment)
+    over_fakes(script, environment)
 
 
 @pytest.mark.parametrize("made", ["pool", "graph_pool"])
@@ -335,7 +335,7 @@ except poorwill.PoorwillError as error:
 else:
     raise AssertionError("it has no pools")
 """
-    over_stand_ins(script, environment)
+    over_fakes(script, environment)
 
 
 PRODUCTS = {
@@ -362,7 +362,7 @@ def multiply(device):
 multiply(0)
 multiply(1)
 """
-    over_stand_ins(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB"})
+    over_fakes(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "4GiB,4GiB"})
 
 
 ENDS = {
@@ -379,4 +379,4 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_process_ends_in_peace_with(environment: dict[str, str], end: str) -> None:
-    over_stand_ins(ENDS[end], environment)
+    over_fakes(ENDS[end], environment)

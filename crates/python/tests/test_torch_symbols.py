@@ -1,4 +1,4 @@
-"""The functions that PyTorch calls for segments, without PyTorch, over the stand-in for NVIDIA's library."""
+"""The functions that PyTorch calls for segments, without PyTorch, over the fake of NVIDIA's library."""
 
 import pytest
 from helpers import run
@@ -83,7 +83,7 @@ atexit.register(arena.close)
 
 @pytest.mark.parametrize("keeps_gil", [False, True], ids=["", "with the interpreter's lock"])
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_end_of_a_process_is_quiet(fake: dict[str, str], ending: str, keeps_gil: bool) -> None:
+def test_a_process_ends_without_output(fake: dict[str, str], ending: str, keeps_gil: bool) -> None:
     script = f"""
 import poorwill
 from c_symbols import MIB, Functions, Gpu

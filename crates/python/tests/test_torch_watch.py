@@ -1,8 +1,8 @@
-"""Scopes that look after requests for segments, over the stand-ins: when, and when they come close."""
+"""Scopes that look after requests for segments, over the fakes: when, and when they come close."""
 
 import pytest
 from helpers import Script, run, scripts
-from test_torch_pools import over_stand_ins
+from test_torch_pools import over_fakes
 
 # `is_close` tells whether each operation is seen; `pool` is one that would rather not.
 PREAMBLE = """
@@ -19,7 +19,7 @@ def pool(arena, tag="weights"):
 def limit():
     return torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"]
 
-# A mode of somebody else's.
+# A mode of other code.
 from torch.utils._python_dispatch import TorchDispatchMode
 
 class Plain(TorchDispatchMode):
@@ -29,7 +29,7 @@ class Plain(TorchDispatchMode):
 
 # What each script is about, what it has in its environment, and the script.
 SCRIPTS = """
-### operations are not seen while there is room
+### operations are not seen while there is headroom
 arena = poorwill.arena(limit="4GiB")
 before = limit()
 with pool(arena):
@@ -58,7 +58,7 @@ with pool(poorwill.arena()):
     assert 0 < limit() <= 32 * MIB, limit()
 assert limit() == before, (limit(), before)
 
-### each operation is seen once room is short
+### each operation is seen once headroom is short
 arena = poorwill.arena(limit="4GiB")
 with pool(arena):
     kept = take(torch, 2048)
@@ -74,7 +74,7 @@ with pool(arena):
     again = take(torch, 1000)
 assert not is_close()
 
-### room on the device counts (POORWILL_FAKE_CUDA_DEVICES=8GiB)
+### headroom on the device counts (POORWILL_FAKE_CUDA_DEVICES=8GiB)
 arena = poorwill.arena(limit="7GiB")
 others = take(torch, 4500)
 with pool(arena):
@@ -290,7 +290,7 @@ del torch._C._len_torch_dispatch_stack
 with pool(poorwill.arena()):
     assert is_close()
 
-### room is looked for where less is mapped as well (POORWILL_FAKE_CUDA_DEVICES=8GiB)
+### headroom is checked where less is mapped as well (POORWILL_FAKE_CUDA_DEVICES=8GiB)
 arena = poorwill.arena(limit="7GiB")
 others = []
 with pool(arena):
@@ -317,20 +317,20 @@ else:
 import atexit
 from poorwill import _native
 
-told = []
+reported = []
 tell = _native.torch_call_afterwards
-_native.torch_call_afterwards = lambda look: (told.append(look is not None), tell(look))
+_native.torch_call_afterwards = lambda look: (reported.append(look is not None), tell(look))
 left_open = pool(poorwill.arena())
 left_open.__enter__()
-assert told == [True], told
+assert reported == [True], reported
 atexit._run_exitfuncs()
-assert told == [True, False], told
+assert reported == [True, False], reported
 """
 
 
 @pytest.mark.parametrize("script", scripts(SCRIPTS))
 def test_scopes_that_look_after_requests(environment: dict[str, str], script: Script) -> None:
-    over_stand_ins(PREAMBLE + script.text, {**environment, **script.settings})
+    over_fakes(PREAMBLE + script.text, {**environment, **script.settings})
 
 
 def test_a_pytorch_that_asks_the_first_pool_is_watched_closely(environment: dict[str, str]) -> None:
@@ -338,7 +338,7 @@ def test_a_pytorch_that_asks_the_first_pool_is_watched_closely(environment: dict
 with pool(poorwill.arena()):
     assert is_close()
 """
-    over_stand_ins(PREAMBLE + script, environment, first_wins=True)
+    over_fakes(PREAMBLE + script, environment, first_wins=True)
 
 
 @pytest.mark.parametrize("mode", ["Plain", "contextlib.nullcontext"])
@@ -360,7 +360,7 @@ with pool(arena), MODE():
     assert arena.stats().live_bytes == before + 256 * MIB, arena.stats()
 assert fake_torch.modes_of_this_thread() == []
 """
-    over_stand_ins(PREAMBLE + script.replace("MODE", mode), environment)
+    over_fakes(PREAMBLE + script.replace("MODE", mode), environment)
 
 
 def test_large_segments_come_in_large_pieces(environment: dict[str, str]) -> None:
@@ -371,9 +371,9 @@ with poorwill.torch.Pool(arena, "weights", watch=WATCH):
     kept = take(torch, 6144)
 """
     few = {**environment, "POORWILL_FAKE_CUDA_FAIL": "cuMemCreate:100:1000000"}
-    over_stand_ins(PREAMBLE + "WATCH = 'segments'" + script, few)
+    over_fakes(PREAMBLE + "WATCH = 'segments'" + script, few)
     with pytest.raises(AssertionError, match="create a backing"):
-        over_stand_ins(PREAMBLE + "WATCH = 'operations'" + script, few)
+        over_fakes(PREAMBLE + "WATCH = 'operations'" + script, few)
 
 
 NATIVE = """

@@ -81,7 +81,7 @@ def test_what_registers_with_a_network_card_needs_a_vllm_that_has_it_unregister(
 
 @pytest.mark.parametrize("number", ["0.20.0", "0.33.0"])
 @pytest.mark.parametrize("name", sorted(UNTOLD))
-def test_what_is_never_told_is_refused_in_every_version(
+def test_unknown_connectors_are_refused_in_every_version(
     monkeypatch: pytest.MonkeyPatch, number: str, name: str
 ) -> None:
     run(monkeypatch, number)
@@ -148,7 +148,7 @@ def test_the_engine_is_refused_where_it_is_configured(monkeypatch: pytest.Monkey
     ):
         _platform.decide(refused)
     assert refused.parallel_config.worker_cls == _platform.STOCK_WORKER
-    # Who does not sleep with Poorwill is not told.
+    # An engine that does not sleep with Poorwill is not affected.
     refused.model_config.sleep_mode_backend = "cumem"
     _platform.decide(refused)
     for may_stay in (config("ExampleConnector"), config()):

@@ -1,5 +1,6 @@
-"""What poorwill's plugin takes for granted about vLLM, held against the sources of its versions: of all
-that are `TESTED`, or with little effort of those where the contract changes.
+"""What poorwill's plugin assumes about vLLM, compared with the sources of its versions.
+
+Those are all that are `TESTED`, or with little effort the ones where the contract changes.
 
 Both vLLM and what is ours are read here and not run: this shows that names and parameters fit.
 """
@@ -148,14 +149,14 @@ def test_a_planted_tag_is_found(tmp_path: Path) -> None:
             class CuMemAllocator:
                 default_tag: str = "mine"
 
-            def load(self, level, told):
+            def load(self, level, reported):
                 self.use_memory_pool("one")
-                self._maybe_get_memory_pool_context(tag="two" if level else told)
-                self.use_memory_pool(told)
+                self._maybe_get_memory_pool_context(tag="two" if level else reported)
+                self.use_memory_pool(reported)
                 self.use_memory_pool(tag=f"of {level}")
-                self.use_memory_pool(told[level])
+                self.use_memory_pool(reported[level])
                 self.sleep(offload_tags=("three",) if level == 1 else ())
-                if "four" in told.tags:
+                if "four" in reported.tags:
                     self.tags |= {"five"}
             """
         )
@@ -170,8 +171,9 @@ def test_a_planted_tag_is_found(tmp_path: Path) -> None:
 
 
 def replacing(ours: Found, theirs: Found) -> str | None:
-    """What a caller of theirs could do that ours does not take: give all there is or what has to be given, by
-    place or by name.
+    """A call that theirs accepts and ours does not.
+
+    With all or only the required arguments, by position or by name.
     """
     if (ours.kind, ours.is_async) != (theirs.kind, theirs.is_async):
         return f"is a {ours.kind}, and theirs a {theirs.kind}" if ours.kind != theirs.kind else "waits or not"
@@ -198,7 +200,7 @@ def replacements(version: str) -> list[tuple[tuple[str, str], tuple[str, str]]]:
 
 
 def test_ours_have_all_that_vllms_have(tree: Tree, version: str) -> None:
-    """So that whoever has ours can call what vLLM's has, and nothing is left to a default of vLLM's."""
+    """So that a caller of ours can pass what vLLM's takes, and no default of vLLM's is left out."""
     for place, original in replacements(version):
         theirs = {name for name in tree.definition(*original).methods() if not name.startswith("_")}
         assert theirs <= OURS.definition(*place).fields(), place
@@ -249,7 +251,7 @@ def test_ours_take_all_that_vllms_take(tree: Tree, version: str) -> None:
         ("def f(self): ...", "@classmethod\n    def f(cls): ...", "is a method, and theirs a classmethod"),
     ],
 )
-def test_what_cannot_stand_in_is_found(tmp_path: Path, ours: str, theirs: str, says: str | None) -> None:
+def test_what_cannot_fake_is_found(tmp_path: Path, ours: str, theirs: str, says: str | None) -> None:
     (tmp_path / "two.py").write_text(f"class Ours:\n    {ours}\nclass Theirs:\n    {theirs}\n")
     both = Tree(tmp_path)
     said = replacing(*(both.definition("two", f"{name}.f").found() for name in ("Ours", "Theirs")))

@@ -37,8 +37,8 @@ def test_without_the_hooks_answers_come_one_call_late() -> None:
     workers(engine)[0].fails["sleep"] = [PoorwillError("no")]
     with pytest.raises(RuntimeError, match="Worker failed"):
         engine.sleep(1)
-    told = engine.collective_rpc("poorwill_status")
-    assert [status and status["rank"] for status in told] == [0, None, None]
+    reported = engine.collective_rpc("poorwill_status")
+    assert [status and status["rank"] for status in reported] == [0, None, None]
 
 
 # Sleeping and waking
@@ -176,40 +176,40 @@ def test_a_wake_of_nothing_that_sleeps_does_nothing(engine: Any) -> None:
 @since_registry
 def test_the_connector_hears_of_the_cache_that_woke(vllm: Any) -> None:
     engine = vllm.engine()
-    told: list[Any] = []
-    engine.scheduler.connector = SimpleNamespace(set_xfer_handshake_metadata_pp_aware=told.append)
+    reported: list[Any] = []
+    engine.scheduler.connector = SimpleNamespace(set_xfer_handshake_metadata_pp_aware=reported.append)
     engine.sleep(1)
     engine.wake_up(["weights"])
-    assert told == []
+    assert reported == []
     engine.wake_up()
-    assert told == [{rank: "shaken" for rank in range(3)}]
+    assert reported == [{rank: "shaken" for rank in range(3)}]
 
 
 @since_registry
 @pytest.mark.parametrize("wakes", [True, False])
 def test_it_hears_of_a_cache_that_a_failed_sleep_has_registered_anew(vllm: Any, wakes: bool) -> None:
     engine = vllm.engine()
-    told: list[Any] = []
-    engine.scheduler.connector = SimpleNamespace(set_xfer_handshake_metadata_pp_aware=told.append)
+    reported: list[Any] = []
+    engine.scheduler.connector = SimpleNamespace(set_xfer_handshake_metadata_pp_aware=reported.append)
     if not wakes:
         last(engine).asleep = {"kv_cache"}
         last(engine).fails["wake_up"] = [PoorwillError("the card is full")]
     fails_to_sleep(engine, "a shortfall", "awake again" if wakes else "kv_cache could not be woken again")
-    assert told == ([{rank: "shaken" for rank in range(3)}] if wakes else [])
+    assert reported == ([{rank: "shaken" for rank in range(3)}] if wakes else [])
     if not wakes:
         engine.wake_up()
-        assert len(told) == 1
+        assert len(reported) == 1
     assert is_serving(engine)
 
 
 @since_registry
-def test_a_cache_that_nobody_can_be_told_of_counts_as_asleep(vllm: Any) -> None:
+def test_a_cache_without_a_listener_counts_as_asleep(vllm: Any) -> None:
     engine = vllm.engine()
-    told: list[Any] = [PoorwillError("no peer")]
+    reported: list[Any] = [PoorwillError("no peer")]
 
     def tell(metadata: Any) -> None:
-        if told:
-            raise told.pop()
+        if reported:
+            raise reported.pop()
 
     engine.scheduler.connector = SimpleNamespace(set_xfer_handshake_metadata_pp_aware=tell)
     fails_to_sleep(engine, "a shortfall", r"kv_cache, weights could not be woken again \(no peer\)")
@@ -330,7 +330,7 @@ def test_a_failed_wake_leaves_the_engine_asleep(engine: Any, what: str, says: st
     assert is_serving(engine)
 
 
-def test_a_dead_executor_is_told_as_it_is(vllm: Any) -> None:
+def test_a_dead_executor_is_reported_as_it_is(vllm: Any) -> None:
     engine = vllm.engine()
     engine.sleep(1)
     engine.model_executor.is_failed = True
@@ -491,7 +491,7 @@ def test_the_status_tells_of_failures(engine: Any) -> None:
     assert [event["error"] for event in events if event["operation"] == "sleep"] == ["a shortfall"]
 
 
-def test_readiness_is_told_without_asking_the_ranks(engine: Any) -> None:
+def test_readiness_is_reported_without_asking_the_ranks(engine: Any) -> None:
     calls = list(last(engine).calls)
     assert engine.poorwill_not_ready() is None
     assert last(engine).calls == calls

@@ -15,7 +15,7 @@ from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous, in_p
 from fake_vllm.engines import PARAMS, make_config
 from fake_vllm.worker import WEIGHTS
 from poorwill import PoorwillError
-from poorwill.vllm import _frontend, _lives, _metrics
+from poorwill.vllm import _frontend, _liveness, _metrics
 from poorwill.vllm._engine import NotReadyError
 from vllm_sources import needs_sources
 
@@ -37,18 +37,18 @@ class HTTPException(Exception):
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def health_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine here is busy unless a test says so."""
-    monkeypatch.setattr(_frontend, "_PATIENCE_SECONDS", HANGS_SECONDS)
-    monkeypatch.setattr(_lives, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(_frontend, "_HEALTH_TIMEOUT_SECONDS", HANGS_SECONDS)
+    monkeypatch.setattr(_liveness, "_POLL_SECONDS", 0.01)
 
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the metrics are told: engine, rank, operation, error."""
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr(_metrics, "record", told.extend)
-    return told
+    """What the metrics get: engine, rank, operation, error."""
+    reported: list[dict[str, Any]] = []
+    monkeypatch.setattr(_metrics, "record", reported.extend)
+    return reported
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ async def test_an_output_stream_that_is_given_up_is_closed(vllm: Any) -> None:
 def test_an_engine_that_is_busy_keeps_the_health_that_is_known(
     vllm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_frontend, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(_frontend, "_HEALTH_TIMEOUT_SECONDS", 0.0)
 
     async def story() -> None:
         first, second = pair(vllm)
@@ -208,7 +208,7 @@ def test_an_engine_that_is_busy_keeps_the_health_that_is_known(
         with pytest.raises(NotReadyError, match=NOT_WRITTEN):
             await first.check_health()
         await second.check_health()
-        # Answers that nobody waits for any more.
+        # Answers without a waiting caller.
         while processes.turn():
             pass
 
@@ -216,7 +216,7 @@ def test_an_engine_that_is_busy_keeps_the_health_that_is_known(
 
 
 @runs
-async def test_a_dead_engine_is_told_first(vllm: Any) -> None:
+async def test_a_dead_engine_is_reported_first(vllm: Any) -> None:
     frontend = alone(vllm)
     await frontend.sleep(2)
     await frontend.wake_up()
@@ -246,7 +246,7 @@ async def test_a_resume_while_asleep_is_refused(vllm: Any) -> None:
 
 
 @runs
-async def test_a_call_that_is_given_up_leaves_a_doubt(vllm: Any) -> None:
+async def test_an_abandoned_call_makes_the_state_stale(vllm: Any) -> None:
     frontend = alone(vllm)
     await frontend.sleep(2)
     processes = frontend.processes
@@ -296,7 +296,7 @@ async def test_an_operation_ends_with_its_engine(vllm: Any, operation: str) -> N
 async def test_a_request_that_asks_for_the_state_ends_with_its_engine(vllm: Any) -> None:
     frontend = alone(vllm)
     await frontend.sleep(1)
-    frontend._poorwill.doubt()
+    frontend._poorwill.invalidate()
     processes = frontend.processes
     processes.is_by_hand = True
     pending = asyncio.ensure_future(texts(generate(frontend)))
@@ -440,7 +440,7 @@ async def test_requests_are_refused_until_something_writes_the_weights(
 
 
 @runs
-async def test_failures_are_told_and_counted(server: Server, recorded: list[dict[str, Any]]) -> None:
+async def test_failures_are_reported_and_counted(server: Server, recorded: list[dict[str, Any]]) -> None:
     server.fails["sleep"] = [PoorwillError("10 of 16 bytes were given back")]
     with pytest.raises(PoorwillError, match=r"10 of 16 bytes.*awake again and the engine serves"):
         await server.call("sleep", 1)
@@ -495,7 +495,7 @@ async def test_the_engine_is_asked_behind_any_call_before_a_refusal(server: Serv
 
 @runs
 async def test_weights_that_are_written_past_the_engine_end_the_refusals(server: Server) -> None:
-    """By the workers themselves, in any way: whoever asks next learns of it, or who asks after that."""
+    """By the workers themselves, on any path: the next request finds out, or the one after it."""
     for ask in ("tokens", "check_health"):
         if ask == "check_health" and not server.is_asynchronous:
             continue
@@ -547,7 +547,7 @@ async def test_who_pauses_the_engine_is_who_resumes_it(vllm: Any) -> None:
 
 
 @runs
-async def test_an_interrupt_leaves_a_doubt(vllm: Any) -> None:
+async def test_an_interrupt_makes_the_state_stale(vllm: Any) -> None:
     server = Server(synchronous(vllm, EngineProcesses(vllm.engine(count=1))))
     await server.call("sleep", 1)
     await server.call("wake_up")

@@ -1,4 +1,4 @@
-"""The hooks on EngineCore behind a sleep at level 2, in all versions: somebody has to write the weights."""
+"""The hooks on EngineCore after a sleep at level 2, in all versions: the weights have to be written again."""
 
 from typing import Any
 
@@ -152,19 +152,19 @@ def test_what_continues_a_request_or_ends_one_is_not_refused(vllm: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("reported", "says"),
     [
         ({"is_updating": True}, "an update of them has begun and not ended; call finish_weight_update"),
         ({"is_updating": False}, "tensors whose memory is hidden; call reload_weights"),
     ],
 )
-def test_what_keeps_an_engine_that_misses_nothing_is_told(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch, told: dict[str, bool], says: str
+def test_what_holds_an_engine_with_all_weights_is_reported(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, reported: dict[str, bool], says: str
 ) -> None:
     engine = vllm.engine("EngineCore", count=1)
     engine.sleep(2)
     nothing = {"tensors": 0, "of_tensors": 3, "bytes": 0, "of_bytes": 30, "is_all": True, "names": []}
-    monkeypatch.setattr(last(engine), "_told", lambda: {**nothing, **told})
+    monkeypatch.setattr(last(engine), "_reported", lambda: {**nothing, **reported})
     engine.wake_up()
     with pytest.raises(NotReadyError, match=says) as refused:
         engine.add_request(Request("asked"))

@@ -1,4 +1,4 @@
-"""What the engines' answers become in prometheus_client, of which a small stand-in is enough."""
+"""What the engines' answers become in prometheus_client, of which a small fake is enough."""
 
 import logging
 import sys
@@ -12,17 +12,17 @@ from poorwill.vllm._events import Events
 
 
 class Metric:
-    """A collector that writes down what it is told."""
+    """A collector that records its calls."""
 
     def __init__(self, name: str, documentation: str, labelnames: tuple[str, ...], **options: Any) -> None:
         self.name, self.labelnames, self.options = name, labelnames, options
         self.documentation = documentation
-        self.told: dict[tuple[str, ...], list[float]] = {}
+        self.reported: dict[tuple[str, ...], list[float]] = {}
 
     def labels(self, **labels: str) -> Any:
         assert set(labels) == set(self.labelnames)
-        told = self.told.setdefault(tuple(labels[name] for name in self.labelnames), [])
-        return SimpleNamespace(inc=told.append, observe=told.append, set=told.append)
+        reported = self.reported.setdefault(tuple(labels[name] for name in self.labelnames), [])
+        return SimpleNamespace(inc=reported.append, observe=reported.append, set=reported.append)
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Metric]]:
 
 
 def event(operation: str, **others: Any) -> dict[str, Any]:
-    told = {"seconds": 0.5, "copied_bytes": 7, "skipped_bytes": 3, "released_bytes": 9}
-    return {"operation": operation, **told, "release": None, "error": None, **others}
+    reported = {"seconds": 0.5, "copied_bytes": 7, "skipped_bytes": 3, "released_bytes": 9}
+    return {"operation": operation, **reported, "release": None, "error": None, **others}
 
 
 def status(
@@ -51,24 +51,25 @@ def status(
     engine: int = 0,
     rank: int = 0,
     host_bytes: int = 100,
-    uncovered_bytes: int | None = None,
+    unaccounted_bytes: int | None = None,
 ) -> dict[str, Any]:
-    figures = {"host_bytes": host_bytes, "uncovered_bytes": uncovered_bytes}
+    figures = {"host_bytes": host_bytes, "unaccounted_bytes": unaccounted_bytes}
     ranks = [{"rank": rank, **figures, "events": list(events)}]
     return {"engine": engine, "not_ready": None, "ranks": ranks}
 
 
 def test_each_figure_has_its_collector(registry: dict[str, Metric]) -> None:
     _metrics.record([status(event("sleep", release="confirmed"), event("wake", seconds=0.25))])
-    told = {name: metric.told for name, metric in registry.items()}
+    reported = {name: metric.reported for name, metric in registry.items()}
     sleep, wake = ("sleep", "0", "0"), ("wake", "0", "0")
-    assert told == {
+    assert reported == {
         "poorwill_operation_seconds": {sleep: [0.5], wake: [0.25]},
         "poorwill_copied_bytes_total": {sleep: [7], wake: [7]},
         "poorwill_skipped_bytes_total": {sleep: [3], wake: [3]},
         "poorwill_shortfalls_total": {sleep: [0], wake: [0]},
         "poorwill_failures_total": {sleep: [0], wake: [0]},
         "poorwill_host_bytes": {("0", "0"): [100]},
+        "poorwill_unaccounted_bytes": {},
         "poorwill_uncovered_bytes": {},
     }
 
@@ -76,42 +77,52 @@ def test_each_figure_has_its_collector(registry: dict[str, Metric]) -> None:
 def test_failures_and_shortfalls_count(registry: dict[str, Metric]) -> None:
     _metrics.record([status(event("sleep", release="shortfall", error="too little was given back"))])
     place = ("sleep", "0", "0")
-    assert registry["poorwill_shortfalls_total"].told == {place: [1]}
-    assert registry["poorwill_failures_total"].told == {place: [1]}
-    assert registry["poorwill_operation_seconds"].told == {}
+    assert registry["poorwill_shortfalls_total"].reported == {place: [1]}
+    assert registry["poorwill_failures_total"].reported == {place: [1]}
+    assert registry["poorwill_operation_seconds"].reported == {}
 
 
 def test_engines_and_ranks_are_kept_apart(registry: dict[str, Metric]) -> None:
     _metrics.record([status(engine=0, host_bytes=1), status(engine=1, rank=2, host_bytes=4)])
-    assert registry["poorwill_host_bytes"].told == {("0", "0"): [1], ("1", "2"): [4]}
+    assert registry["poorwill_host_bytes"].reported == {("0", "0"): [1], ("1", "2"): [4]}
 
 
-def test_what_no_sleep_covers_is_a_gauge_from_the_first_sleep_on(registry: dict[str, Metric]) -> None:
-    _metrics.record([status(rank=1), status(rank=2, uncovered_bytes=0), status(rank=2, uncovered_bytes=5)])
-    gauge = registry["poorwill_uncovered_bytes"]
-    assert gauge.told == {("0", "2"): [0, 5]}
+# The second is the name of one release ago.
+@pytest.mark.parametrize("name", ["poorwill_unaccounted_bytes", "poorwill_uncovered_bytes"])
+def test_unaccounted_memory_is_a_gauge_from_the_first_sleep_on(
+    registry: dict[str, Metric], name: str
+) -> None:
+    _metrics.record(
+        [status(rank=1), status(rank=2, unaccounted_bytes=0), status(rank=2, unaccounted_bytes=5)]
+    )
+    gauge = registry[name]
+    assert gauge.reported == {("0", "2"): [0, 5]}
     assert gauge.options == {"multiprocess_mode": "mostrecent"}
 
 
-def test_what_the_last_sleep_did_not_cover_is_kept() -> None:
+def test_unaccounted_memory_of_the_last_sleep_is_kept() -> None:
     events = Events()
-    told = {"copied_bytes": 0, "unchanged_bytes": 0, "released_bytes": 1, "release": "confirmed"}
+    reported = {"copied_bytes": 0, "unchanged_bytes": 0, "released_bytes": 1, "release": "confirmed"}
     phases = SimpleNamespace(as_dict=dict)
-    seen = [events.uncovered_bytes]
-    for uncovered_bytes in (7, 5):
+    seen = [events.unaccounted_bytes]
+    for unaccounted_bytes in (7, 5):
         with events.of("sleep") as event:
-            event.slept(cast(Any, SimpleNamespace(**told, uncovered_bytes=uncovered_bytes, phases=phases)))
+            event.slept(
+                cast(Any, SimpleNamespace(**reported, unaccounted_bytes=unaccounted_bytes, phases=phases))
+            )
         with events.of("wake"):
-            seen.append(events.uncovered_bytes)
-    assert [*seen, events.uncovered_bytes] == [None, 7, 5, 5]
-    assert [event["uncovered_bytes"] for event in events.take()] == [7, None, 5, None]
+            seen.append(events.unaccounted_bytes)
+    assert [*seen, events.unaccounted_bytes] == [None, 7, 5, 5]
+    taken = events.take()
+    for key in ("unaccounted_bytes", "uncovered_bytes"):  # The second is the name of one release ago.
+        assert [event[key] for event in taken] == [7, None, 5, None]
 
 
 def test_collectors_are_made_once_and_last(registry: dict[str, Metric]) -> None:
     _metrics.record([status()])
     assert registry["poorwill_host_bytes"].options == {"multiprocess_mode": "mostrecent"}
     _metrics.record([status()])
-    assert registry["poorwill_host_bytes"].told == {("0", "0"): [100, 100]}
+    assert registry["poorwill_host_bytes"].reported == {("0", "0"): [100, 100]}
 
 
 def test_without_prometheus_client_it_is_said_once(

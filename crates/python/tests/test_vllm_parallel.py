@@ -14,7 +14,7 @@ from vllm_sources import needs_sources
 
 pytest_plugins = ["vllm_cores"]
 pytestmark = needs_sources
-patience, recorded, no_http = frontends.patience, frontends.recorded, frontends.no_http
+health_timeout, recorded, no_http = frontends.health_timeout, frontends.recorded, frontends.no_http
 
 
 @runs
@@ -80,8 +80,8 @@ def paused(frontend: Any) -> list[bool]:
 
 
 @runs
-async def test_data_parallel_engines_go_on_whoever_had_them_written(vllm: Any) -> None:
-    """By a server that knows of no sleep, and by a method that nobody knows."""
+async def test_data_parallel_engines_resume_whichever_frontend_had_them_written(vllm: Any) -> None:
+    """By a server that knows of no sleep, and by an unknown method."""
     first, second = fleet(vllm)
     await first.sleep(2)
     await first.wake_up()
@@ -130,7 +130,7 @@ async def test_one_data_parallel_engine_that_is_not_ready_keeps_all(vllm: Any, h
 
 
 @runs
-async def test_in_doubt_a_health_check_looks(vllm: Any) -> None:
+async def test_a_health_check_queries_a_stale_state(vllm: Any) -> None:
     [frontend] = fleet(vllm, 1)
     await frontend.sleep(2)
     await frontend.wake_up()
@@ -138,6 +138,6 @@ async def test_in_doubt_a_health_check_looks(vllm: Any) -> None:
         core.model_executor.workers[0].load_weights(WEIGHTS)
         vars(core)["_poorwill"].look()
     frontend._poorwill.know(None)
-    frontend._poorwill.doubt()
+    frontend._poorwill.invalidate()
     await frontend.check_health()
     assert paused(frontend) == [False] * 3

@@ -119,7 +119,7 @@ def test_settings_that_cannot_be_read(
     with pytest.raises(ValueError, match=f"^POORWILL_{name}='{text}' ") as refused:
         _environment.read({f"POORWILL_{name}": text})
     assert says in str(refused.value)
-    # Before anything is started, if an engine is to sleep with Poorwill; and nobody else is told.
+    # Before anything is started, if an engine is to sleep with Poorwill; other engines are not affected.
     monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
     monkeypatch.setenv(f"POORWILL_{name}", text)
     with pytest.raises(ValueError, match=f"^POORWILL_{name}="):
@@ -200,7 +200,7 @@ def test_a_patched_module_is_as_any(package: str) -> None:
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.loader is not None
-    # Whoever asks the loader before the import gets what the module's own says.
+    # A query of the loader before the import gets what the module's own says.
     assert "VALUE" in spec.loader.get_source(package)  # type: ignore[attr-defined]
     assert spec.submodule_search_locations
     module = importlib.import_module(package)
@@ -284,7 +284,7 @@ def test_a_module_that_does_not_fit_is_left_alone_unless_poorwill_is_chosen(
     assert module.CudaPlatformBase.__dict__["check_and_update_config"] is stock
     with pytest.raises(UnsupportedVllmError, match=r"check_and_update_config does not take vllm_config"):
         _hooks.refuse()
-    # Who does not want it is not told.
+    # An engine without Poorwill is not affected.
     _platform.decide(config(enable_sleep_mode=True, sleep_mode_backend="cumem"))
     with pytest.raises(UnsupportedVllmError, match="check_and_update_config"):
         _platform.decide(config())

@@ -1,9 +1,8 @@
-"""What trainers for reinforcement learning call, one after the other, with nothing of ours in it: verl 0.9,
-TRL 1.16 and OpenRLHF 0.11, whose engines are built, put to sleep, woken, written to and asked by their own
-code.
+"""The calls of trainers for reinforcement learning, in order: verl 0.9, TRL 1.16 and OpenRLHF 0.11.
 
-Each flow is a list of calls as its framework makes them in one step of training, against the engine of each
-client that it uses.
+Their own code builds engines, puts them to sleep, wakes, writes and queries them.
+
+Each flow lists its framework's calls in one step of training, against the engine of each client that it uses.
 """
 
 import asyncio
@@ -114,7 +113,7 @@ def test_nothing_of_ours_has_to_be_called(vllm: Any, flow: Flow, level: int) -> 
 
 
 def test_weights_that_are_written_last_count_as_well(vllm: Any) -> None:
-    """By the model itself, when everything is awake; so nobody hears of it before the next request."""
+    """By the model itself, when everything is awake; so only the next request finds out."""
     llm = Colocated(vllm)
     for level in (2, 1, 2):
         llm.engine.sleep(level)

@@ -1,4 +1,4 @@
-"""Runs the suites of the plugin in vLLM's own code: over the stand-ins for PyTorch and NVIDIA's driver, over
+"""Runs the suites of the plugin in vLLM's own code: over fakes of PyTorch and NVIDIA's driver, over
 PyTorch itself, and on a GPU.
 """
 
@@ -7,7 +7,7 @@ import os
 import pytest
 from helpers import run
 from poorwill.vllm._versions import RUN
-from suites import STAND_INS, run_suite
+from suites import FAKES, run_suite
 from vllm_sources import VARIABLE, needs_sources
 from vllm_sources.versions import played
 
@@ -26,7 +26,7 @@ each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_o
         *("vllm_allocator_suite", "vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite"),
     ],
 )
-def test_a_worker_over_the_stand_ins(
+def test_a_worker_over_the_fakes(
     subtests: pytest.Subtests, suite: str, version: str, fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = ("POORWILL_FAKE_LIBCUDA", "POORWILL_EFFORT", VARIABLE)
@@ -34,7 +34,7 @@ def test_a_worker_over_the_stand_ins(
         if name.startswith(("POORWILL_", "VLLM_", "CUDA_")) and name not in kept:
             monkeypatch.delenv(name)
     # A process can have only so many arenas with tags.
-    run_suite(subtests, [suite], *STAND_INS, "-p", "vllm_engines", "-k", version, environment=fake)
+    run_suite(subtests, [suite], *FAKES, "-p", "vllm_engines", "-k", version, environment=fake)
 
 
 if OTHERS:
@@ -50,12 +50,12 @@ if OTHERS:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """What our worker promises whichever vLLM it is in, over the worker of each."""
-        test_a_worker_over_the_stand_ins(subtests, suite, version, fake, monkeypatch)
+        test_a_worker_over_the_fakes(subtests, suite, version, fake, monkeypatch)
 
 
 @each_offloader
-def test_offloaders_over_the_stand_ins(subtests: pytest.Subtests, suite: str, fake: dict[str, str]) -> None:
-    run_suite(subtests, [suite], *STAND_INS, "-p", "vllm_offload_models", environment=fake)
+def test_offloaders_over_the_fakes(subtests: pytest.Subtests, suite: str, fake: dict[str, str]) -> None:
+    run_suite(subtests, [suite], *FAKES, "-p", "vllm_offload_models", environment=fake)
 
 
 @pytest.mark.real_torch

@@ -1,7 +1,6 @@
 """vLLM's kernels are tuned within the GPU's shared memory where `POORWILL_TRITON=1` asks for it.
 
-The kernels are those of vLLM's sources, with a stand-in for Triton or Triton itself around them; the GPU is
-one that says what it has.
+The kernels are those of vLLM's sources, over a fake of Triton or Triton itself. The GPU only reports figures.
 """
 
 import importlib
@@ -138,7 +137,7 @@ def estimated_bytes(name: str, config: Any, keys: int) -> int:
     return _triton.ESTIMATES[name].estimate_bytes(given)
 
 
-# Kernels of vLLM's sources, over a stand-in for Triton.
+# Kernels of vLLM's sources, over a fake of Triton.
 
 
 @needs_sources
@@ -269,8 +268,8 @@ def test_the_estimates_know_how_the_state_lies(version: str) -> None:
             assert not [name for name in names if "FIRST" in name or "TRANSPOSE" in name]
 
 
-# What Triton 3.7 and 3.8 take for the output where one tile holds all keys: a tile of each operand bounds it,
-# and the estimate made for 3.6 does not.
+# What Triton 3.7 and 3.8 take for the output where one tile holds all keys. A tile of each operand bounds it;
+# the estimate made for 3.6 does not.
 ONE_TILE = [
     ((8, 0), {"BK": 128, "BV": 64}, 2, 4, 128, 4, 69632),
     ((8, 0), {"BK": 128, "BV": 128}, 8, 4, 128, 4, 98304),
@@ -376,7 +375,7 @@ def test_a_size_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: s
         _platform.decide_triton()
     with pytest.raises(ValueError, match=says):
         _triton.install(module(f"{OPS}.chunk_o", OUTPUT, *FITTING))
-    # Nobody is told who does not want it.
+    # A process without the setting is not affected.
     monkeypatch.setenv(_environment.TRITON, "0")
     _platform.decide_triton()
 
@@ -396,7 +395,7 @@ def test_a_switch_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def laid_out(monkeypatch: pytest.MonkeyPatch, root: Path, version: str, *modules: str) -> None:
-    """A vLLM of files which nobody may import."""
+    """A vLLM of files which must not be imported."""
     monkeypatch.syspath_prepend(root)
     for name in modules:
         path = root.joinpath(*name.split(".")).with_suffix(".py")

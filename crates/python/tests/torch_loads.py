@@ -1,4 +1,4 @@
-"""The loads that were measured on a GPU, and an allocator that counts: for PyTorch and its stand-in."""
+"""The loads that were measured on a GPU, and an allocator that counts: for PyTorch and its fake."""
 
 import ctypes
 import random
@@ -52,8 +52,10 @@ def moe(torch: Any, rng: random.Random) -> tuple[list[Any], int]:
 
 
 def experts(torch: Any, rng: random.Random, layers: int = 5, count: int = 64) -> tuple[list[Any], int]:
-    """Experts that are quantised and laid out anew one by one, a layer's weights stacked after each step:
-    hundreds of small operations for a few large tensors. Returns the same."""
+    """Experts that are quantised and laid out anew one by one, with a layer's weights stacked after each
+    step.
+
+    These are hundreds of small operations for a few large tensors. Returns the same."""
     kept = []
     live = peak = 0.0
     for _layer in range(layers):

@@ -1,5 +1,5 @@
-"""What our worker does when calls of the driver fail, and what our allocator and our backend do for whoever
-calls them; `test_vllm_suites.py` runs it.
+"""Our worker when calls of the driver fail, and our allocator and backend for their callers.
+`test_vllm_suites.py` runs it.
 """
 
 import importlib
@@ -71,8 +71,8 @@ def test_a_wake_that_fails_leaves_the_engine_asleep(start: Start, faults: Faults
             raised += 1
             if isinstance(fails, poorwill.PoorwillError):
                 assert not {"awake", "undefined"} & set(engine.states().values()), (number, fails)
-                [told] = engine.events("wake")
-                assert type(fails).__name__ in told["error"]
+                [reported] = engine.events("wake")
+                assert type(fails).__name__ in reported["error"]
                 assert free_bytes() == engine.free_at_start, (number, fails)
             engine.worker.wake_up()
         assert engine.is_awake()
@@ -191,17 +191,17 @@ def test_what_there_is_can_be_looked_at(start: Start) -> None:
         if asleep:
             engine.worker.sleep(1)
             engine.worker.wake_up([] if len(asleep) > 1 else ["weights"])
-        told = allocator.pointer_to_data
-        assert {data.tag for data in told.values() if data.is_asleep} <= asleep
-        assert {"weights", "kv_cache"} & asleep <= {data.tag for data in told.values() if data.is_asleep}
-        assert all(data.handle == (0, data.handle[1], address, 0) for address, data in told.items())
+        reported = allocator.pointer_to_data
+        assert {data.tag for data in reported.values() if data.is_asleep} <= asleep
+        assert {"weights", "kv_cache"} & asleep <= {data.tag for data in reported.values() if data.is_asleep}
+        assert all(data.handle == (0, data.handle[1], address, 0) for address, data in reported.items())
         lies = [
-            (address, address + data.handle[1]) for address, data in told.items() if data.tag == "weights"
+            (address, address + data.handle[1]) for address, data in reported.items() if data.tag == "weights"
         ]
         assert lies == allocator.ranges("weights")
         assert allocator.is_sleeping == bool(asleep)
     with pytest.raises(TypeError):
-        told[0] = None
+        reported[0] = None
     with pytest.raises(AttributeError):
         allocator.current_tag = "weights"
 

@@ -1,6 +1,5 @@
-"""What our worker promises beside a KV connector: nothing of the cache is registered while its memory sleeps,
-and all of it is again once it is awake. `test_vllm_suites.py` runs it, over vLLM's own worker and a connector
-that records.
+"""What our worker promises beside a KV connector: none of the cache is registered while it sleeps, and all of
+it once it is awake. `test_vllm_suites.py` runs it, over vLLM's own worker and a connector that records.
 """
 
 import contextlib
@@ -16,8 +15,8 @@ RESTORED = ("restored", "awake")
 
 
 class Connector:
-    """One that registers the cache. It notes what it does, and how the cache's memory is then; what is done
-    already it does not do again, as vLLM asks of connectors.
+    """One that registers the cache. It records its calls and the cache's state then. Repeated calls do
+    nothing, as vLLM requires of connectors.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -48,11 +48,11 @@ def step(engine: Any) -> dict[str, list[str]]:
 def asleep(engine: Any) -> frozenset[str]:
     """What sleeps, once the ranks and vLLM's own bookkeeping agree on it."""
     executor = engine.model_executor
-    told = frozenset(executor.sleeping_tags)
-    assert executor.is_sleeping == bool(told)
+    reported = frozenset(executor.sleeping_tags)
+    assert executor.is_sleeping == bool(reported)
     for worker in workers(engine):
-        assert worker.asleep == told
-    return told
+        assert worker.asleep == reported
+    return reported
 
 
 def is_serving(engine: Any) -> bool:

@@ -112,8 +112,8 @@ class Engine:
         return set(self.states().values()) == {"awake"}
 
     def events(self, operation: str | None = None) -> list[dict[str, Any]]:
-        told = self.worker.poorwill_status()["events"]
-        return [event for event in told if operation in (None, event["operation"])]
+        reported = self.worker.poorwill_status()["events"]
+        return [event for event in reported if operation in (None, event["operation"])]
 
     def prepared(self) -> None:
         """Waits for what was begun at the start."""

@@ -204,7 +204,7 @@ def test_a_graphs_profile_that_fits_is_left_alone(start: Start) -> None:
 def test_a_profile_ends_at_the_first_graph_beyond_the_budget(
     start: Start, setting: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beyond the share that vLLM has by itself it is told, once."""
+    """Beyond vLLM's own share it is logged, once."""
     engine = start(Shape(page=4096, activations=MIB), **GRAPHS, **setting).load()
     begun: list[int] = []
 
@@ -219,7 +219,7 @@ def test_a_profile_ends_at_the_first_graph_beyond_the_budget(
     if "POORWILL_BUDGET" not in setting:
         with caplog.at_level(logging.WARNING, "vllm.poorwill"):
             engine.worker.determine_available_memory()
-            # What captured graphs take is another matter, and told as well.
+            # What captured graphs take is another matter, and logged as well.
             for _ in range(2):
                 engine.worker._graphs._hold(engine.worker._envelope.requested_bytes + MIB)
         assert caplog.text.count(takes) == caplog.text.count("1 MiB too much") == 1
@@ -243,7 +243,7 @@ def test_graphs_that_find_no_memory_are_refused_in_words(start: Start, step: str
     if step == "capturing":
         said = refusal(engine, "compile_or_warm_up_model")
     else:
-        # The share is not what is short: somebody else's memory is.
+        # The share is not what is short: other processes' memory is.
         engine.worker._envelope.free_at_start_bytes -= taken.numel()
         said = refusal(engine, "determine_available_memory")
     assert said.startswith(
@@ -367,7 +367,9 @@ def test_graphs_beyond_a_cap_end_the_start(start: Start) -> None:
     assert fitting(said) < engine.worker.available_kv_cache_memory_bytes
 
 
-def test_an_estimate_that_was_a_little_low_is_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_estimate_that_was_a_little_low_is_reported(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = start(shape(), **GRAPHS, **CAP).load()
     stock = engine.runner.profile_cudagraph_memory
     engine.runner.profile_cudagraph_memory = lambda: stock() - 12 * MIB
@@ -378,7 +380,7 @@ def test_an_estimate_that_was_a_little_low_is_told(start: Start, caplog: pytest.
     assert 0 < fitting(said) < engine.worker.available_kv_cache_memory_bytes
 
 
-def test_graphs_that_nobody_estimated_are_held_to_the_cap(start: Start) -> None:
+def test_graphs_without_an_estimate_are_held_to_the_cap(start: Start) -> None:
     of = shape(activations=32 * MIB)
     engine = sized(profiles_nothing(start(of, **GRAPHS, **CAP).load()))
     said = refusal(engine, "compile_or_warm_up_model")

@@ -1,5 +1,5 @@
-"""What our prefetching offloader promises in vLLM, over the stand-ins for PyTorch and the driver, with the
-stand-in's and vLLM's own offloaders. `test_vllm_suites.py` runs it.
+"""What our prefetching offloader promises in vLLM, over fakes of PyTorch and the driver, with the
+fake's and vLLM's own offloaders. `test_vllm_suites.py` runs it.
 """
 
 import gc
@@ -115,7 +115,7 @@ def test_only_what_is_meant_is_offloaded(vllm: Vllm, said: Said) -> None:
     assert "--offload-params: no layer that is offloaded has a parameter called mlp.w1, so nothing" in text
 
 
-def test_where_nothing_is_meant_that_is_told(vllm: Vllm, said: Said) -> None:
+def test_a_selection_of_nothing_is_reported(vllm: Vllm, said: Said) -> None:
     made(vllm, [Layer(0)], group=2)
     assert "Nothing is offloaded: of 1 layers, --offload-group-size 2" in said()
     made(vllm, [Layer(0)], offload_params={"nowhere"})
@@ -180,7 +180,7 @@ def test_what_is_replaced_gives_its_memory_back(vllm: Vllm, monkeypatch: pytest.
     offloader = made(vllm, layers)
     experts = layers[0].experts
 
-    # Within a budget that has no room for both, and none for what vLLM would make of its own.
+    # Within a budget that has no space for both, and none for what vLLM would make of its own.
     def quantise() -> None:
         experts.w2_weight = parameter(9 * PAGE, 50)
         experts.w2_weight_scale.data = tensor(PAGE, 51)
@@ -323,7 +323,7 @@ def test_buffers_that_were_lost_in_a_sleep_are_filled_by_the_wake(vllm: Vllm, ta
     worker.wake_up(tags)
     seen = forward(layers)
     if tags == ["kv_cache"]:
-        # Weights that sleep are touched by nobody.
+        # Nothing accesses weights that sleep.
         assert seen[0] != expected(0)
     else:
         assert seen == [expected(number) for number in range(3)]

@@ -1,5 +1,7 @@
-"""How ours get into the place of vLLM's offloaders, and what our UVA offloader promises; over the stand-ins
-for PyTorch and the driver, with the stand-in's and vLLM's own offloaders. `test_vllm_suites.py` runs it.
+"""How our offloaders replace vLLM's, and what our UVA offloader promises.
+
+Over the fakes of PyTorch and the driver, with the fake's and vLLM's own offloaders. `test_vllm_suites.py`
+runs it.
 """
 
 import gc
@@ -138,7 +140,7 @@ def test_what_does_not_fit_is_refused_and_no_offloader_of_vllms_made(
     assert f"vLLM {version}" in str(refused.value)
 
 
-def test_an_offloader_that_nobody_knows_is_refused(vllm: Vllm) -> None:
+def test_an_unknown_offloader_is_refused(vllm: Vllm) -> None:
     class Other(vllm.base.BaseOffloader):  # type: ignore[misc, name-defined]
         def wrap_modules(self, modules_generator: Any, prefix: str = "") -> Any:
             return list(modules_generator)
@@ -270,14 +272,14 @@ def test_names_of_towers_have_their_prefix(vllm: Vllm) -> None:
     assert offloader.host_bytes == held
 
 
-def test_a_name_that_no_parameter_has_is_told(vllm: Vllm, said: Said) -> None:
+def test_a_name_that_no_parameter_has_is_reported(vllm: Vllm, said: Said) -> None:
     offloader = wrapped(vllm, [Layer(0)], cpu_offload_params={"mlp.w2", "norm"})
     offloader.post_init()
     assert "--cpu-offload-params: no parameter is called mlp.w2, so nothing is offloaded for it" in said()
     assert "experts.w2_weight_scale" in said()
 
 
-def test_no_budget_is_told(vllm: Vllm, said: Said) -> None:
+def test_an_unknown_budget_is_an_error(vllm: Vllm, said: Said) -> None:
     layers = [Layer(0)]
     offloader = vllm.make("uva")
     offloader.wrap_modules(iter(layers))

@@ -2,8 +2,8 @@
 `functional_call` and compiling show. `test_vllm_suites.py` runs it, a version at a time: the compiler keeps
 vLLM's modules for the whole process.
 
-A model on the CPU has nothing to offload for vLLM, so that its guards against one are taken out of a copy of
-its sources, the host device stands for the GPU, and streams that do nothing for CUDA's.
+vLLM offloads nothing of a model on the CPU, so its guards are removed from a copy of its sources. The host
+device takes the role of the GPU, and streams that do nothing that of CUDA's.
 """
 
 import contextlib

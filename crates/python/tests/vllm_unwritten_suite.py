@@ -31,8 +31,8 @@ def dropped(engine: Engine, tags: list[str] | None = None) -> Engine:
 def unwritten(engine: Engine) -> dict[str, Any] | None:
     status = engine.worker.poorwill_status()
     assert (status["unwritten"] is None) == (status["undefined"] == [])
-    told: dict[str, Any] | None = status["unwritten"]
-    return told
+    reported: dict[str, Any] | None = status["unwritten"]
+    return reported
 
 
 def checkpoint(engine: Engine) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def copied_into_parameters(engine: Engine) -> None:
 
 
 def moved_elsewhere(engine: Engine) -> None:
-    """In other memory than before, which nobody has dropped."""
+    """In other memory than before, which no sleep has dropped."""
     for name, tensor in checkpoint(engine).items():
         engine.runner.model.add(name, tensor.to("cuda"))
 
@@ -74,10 +74,10 @@ def test_every_way_of_writing_counts(
     engine = start(WITH_LORA).start()
     before = contents(engine.kept())
     dropped(engine, tags)
-    told = unwritten(engine)
-    assert told is not None
-    assert (told["tensors"], told["of_tensors"]) == (3, 3)
-    assert told["bytes"] == told["of_bytes"] == sum(SMALL.weights)
+    reported = unwritten(engine)
+    assert reported is not None
+    assert (reported["tensors"], reported["of_tensors"]) == (3, 3)
+    assert reported["bytes"] == reported["of_bytes"] == sum(SMALL.weights)
     write(engine)
     engine.worker.wake_up(None if tags is None else ["kv_cache"])
     assert unwritten(engine) is None
@@ -115,8 +115,8 @@ def test_half_a_tensor_is_not_all_of_it(start: Start) -> None:
     halves = (slice(0, 256 * KIB), slice(256 * KIB, 512 * KIB))
     for half, left in zip(halves, (256 * KIB, 0), strict=True):
         whole[half].copy_(weights[NAMES[0]][half])
-        told = unwritten(engine)
-        assert (told["bytes"] if told else 0) == left
+        reported = unwritten(engine)
+        assert (reported["bytes"] if reported else 0) == left
     assert contents(engine.kept()) == before
 
 
@@ -132,14 +132,14 @@ def test_a_load_that_breaks_off_goes_on_where_it_was(start: Start) -> None:
 
     with pytest.raises(ConnectionError):
         engine.runner.model.load_weights(broken())
-    told = unwritten(engine)
-    # The stand-in takes all before it writes any.
-    assert told is not None
-    assert told["tensors"] == 3
+    reported = unwritten(engine)
+    # The fake takes all before it writes any.
+    assert reported is not None
+    assert reported["tensors"] == 3
     engine.runner.model.load_weights([(NAMES[0], weights[NAMES[0]])])
-    told = unwritten(engine)
-    assert told is not None
-    assert told["names"] == list(NAMES[1:])
+    reported = unwritten(engine)
+    assert reported is not None
+    assert reported["names"] == list(NAMES[1:])
     engine.runner.model.load_weights([(name, weights[name]) for name in NAMES[1:]])
     assert unwritten(engine) is None
     assert contents(engine.kept()) == before
@@ -149,9 +149,9 @@ def test_tied_weights_are_written_once(start: Start) -> None:
     engine = start(SMALL).start()
     engine.runner.model.add("lm_head.0.weight", engine.weights()[NAMES[0]])
     dropped(engine)
-    told = unwritten(engine)
-    assert told is not None
-    assert told["of_tensors"] == 3
+    reported = unwritten(engine)
+    assert reported is not None
+    assert reported["of_tensors"] == 3
     weights = checkpoint(engine)
     for name in ("lm_head.0.weight", *NAMES[1:]):
         engine.runner.model.load_weights([(name, weights[name])])
@@ -191,12 +191,12 @@ def test_what_a_tensor_has_of_its_memory_is_what_is_asked_for(start: Start, name
     for own in NAMES:
         engine.weights()[own].fill_(1)
     if name != "nothing":
-        told = unwritten(engine)
-        assert told is not None
-        assert told["names"] == ["view.0.weight"]
-        assert told["bytes"] <= view.nbytes
+        reported = unwritten(engine)
+        assert reported is not None
+        assert reported["names"] == ["view.0.weight"]
+        assert reported["bytes"] <= view.nbytes
         (view[:1] if name == "expanded" else view).zero_()
-    # What lies between the tensor's elements nobody writes, and nobody has to.
+    # The bytes between the tensor's elements are never written, and need not be.
     assert unwritten(engine) is None
 
 
@@ -211,16 +211,16 @@ def test_a_drafters_weights_are_kept(start: Start, attribute: str) -> None:
         engine.worker.sleep(level)
         engine.worker.wake_up(["weights"])
         if level == 2:
-            told = unwritten(engine)
-            assert told is not None
-            assert told["of_tensors"] == 3
+            reported = unwritten(engine)
+            assert reported is not None
+            assert reported["of_tensors"] == 3
             engine.worker.reload_weights()
         engine.worker.wake_up()
         assert unwritten(engine) is None
         assert contents(dict(drafting.named_parameters())) == before
 
 
-def test_what_nobody_loads_is_zeros_and_not_what_tells_it(start: Start) -> None:
+def test_unloaded_weights_are_zeros_and_not_the_pattern(start: Start) -> None:
     engine = dropped(start(SMALL).start())
     weights = checkpoint(engine)
     engine.weights()[NAMES[0]][: 256 * KIB].copy_(weights[NAMES[0]][: 256 * KIB])
@@ -238,10 +238,10 @@ def test_weights_that_are_nowhere_are_missing(start: Start) -> None:
     for name, tensor in inside.items():
         engine.runner.model.add(name, torch.empty(tensor.shape, dtype=torch.uint8, device="meta"))
     dropped(engine)
-    told = unwritten(engine)
-    assert told is not None
-    assert told["tensors"] == 3
-    # Once they are somewhere, that is memory which nobody has dropped.
+    reported = unwritten(engine)
+    assert reported is not None
+    assert reported["tensors"] == 3
+    # Once they have an address, that is memory which no sleep has dropped.
     engine.runner.model._parameters.update({name: tensor.clone() for name, tensor in inside.items()})
     assert unwritten(engine) is None
 
@@ -293,14 +293,14 @@ def with_a(kind: type[Hidden], start: Start) -> Engine:
 
 def test_a_tensor_that_is_a_face_is_what_it_is_made_of(start: Start) -> None:
     engine = with_a(Face, start)
-    told = unwritten(engine)
-    assert told is not None
-    assert told["of_tensors"] == 4
+    reported = unwritten(engine)
+    assert reported is not None
+    assert reported["of_tensors"] == 4
     weights = checkpoint(engine)
     engine.runner.model.load_weights([(name, weights[name]) for name in NAMES])
-    told = unwritten(engine)
-    assert told is not None
-    assert (told["names"], told["bytes"]) == (["face.3.weight.inner"], KIB)
+    reported = unwritten(engine)
+    assert reported is not None
+    assert (reported["names"], reported["bytes"]) == (["face.3.weight.inner"], KIB)
     engine.runner.model.load_weights([("face.3.weight", weights["face.3.weight"])])
     assert unwritten(engine) is None
 
@@ -308,9 +308,9 @@ def test_a_tensor_that_is_a_face_is_what_it_is_made_of(start: Start) -> None:
 def test_what_cannot_be_seen_counts_after_a_reload_of_all(start: Start) -> None:
     engine = with_a(Hidden, start)
     engine.runner.model.load_weights()
-    told = unwritten(engine)
-    assert told is not None
-    assert (told["tensors"], told["of_tensors"], told["is_updating"]) == (0, 3, False)
+    reported = unwritten(engine)
+    assert reported is not None
+    assert (reported["tensors"], reported["of_tensors"], reported["is_updating"]) == (0, 3, False)
     engine.worker.reload_weights()
     assert unwritten(engine) is None
     assert engine.is_awake()
@@ -323,10 +323,10 @@ def test_what_was_not_dropped_is_left_alone(start: Start) -> None:
     engine.runner.model.add("lora.70.weight", engine.runner.lora[0])
     before = contents(engine.kept())
     dropped(engine)
-    told = unwritten(engine)
-    assert told is not None
-    # As far as the stand-in's offloaded weights lie in the pool, nobody looks at them.
-    assert (told["names"], told["of_tensors"]) == (["layers.0.weight"], 1)
+    reported = unwritten(engine)
+    assert reported is not None
+    # Weights that the fake offloads within the pool are not checked.
+    assert (reported["names"], reported["of_tensors"]) == (["layers.0.weight"], 1)
     after = contents(engine.kept())
     for name in ("outside.0.weight", "lora.70.weight", "rotary.0", "attention.k_scale"):
         assert after[name] == before[name]
@@ -342,7 +342,7 @@ def test_a_flow_of_both_levels_goes_on(start: Start) -> None:
         engine.worker.wake_up()
         if level == 2:
             engine.runner.model.load_weights()
-            # Nobody is asked in between: the next sleep looks for itself.
+            # No query in between: the next sleep checks for itself.
             assert engine.worker._preparation is None
         assert contents(engine.kept()) == before
     assert engine.is_awake()
@@ -354,14 +354,14 @@ def test_weights_that_are_not_whole_are_not_kept(start: Start) -> None:
     engine.runner.model.load_weights([(NAMES[0], weights[NAMES[0]])])
     with pytest.raises(poorwill.PoorwillError, match="weights"):
         engine.worker.sleep(1)
-    told = unwritten(engine)
-    assert told is not None
-    assert told["tensors"] == 2
+    reported = unwritten(engine)
+    assert reported is not None
+    assert reported["tensors"] == 2
     # Dropped once more, all are missing.
     dropped(engine)
-    told = unwritten(engine)
-    assert told is not None
-    assert told["tensors"] == 3
+    reported = unwritten(engine)
+    assert reported is not None
+    assert reported["tensors"] == 3
     assert engine.worker.poorwill_mark_restored() == ["weights"]
     assert unwritten(engine) is None
 
@@ -373,14 +373,14 @@ def test_nothing_is_whole_in_the_midst_of_an_update(start: Start) -> None:
     inside = dict(engine.runner.model._parameters)
     # vLLM has none of them on the GPU meanwhile.
     engine.runner.model._parameters.clear()
-    told = unwritten(engine)
-    assert told is not None
-    assert told["tensors"] == 3
+    reported = unwritten(engine)
+    assert reported is not None
+    assert reported["tensors"] == 3
     engine.runner.model._parameters.update(inside)
     engine.worker.update_weights({})
-    told = unwritten(engine)
-    assert told is not None
-    assert (told["tensors"], told["is_updating"]) == (0, True)
+    reported = unwritten(engine)
+    assert reported is not None
+    assert (reported["tensors"], reported["is_updating"]) == (0, True)
     engine.worker.finish_weight_update()
     assert unwritten(engine) is None
 

@@ -86,7 +86,7 @@ def test_that_can_be_turned_off(start: Start) -> None:
     assert report["unchanged_bytes"] > 0
 
 
-def test_backups_go_when_told_to(start: Start) -> None:
+def test_backups_are_dropped_on_request(start: Start) -> None:
     engine = start().start()
     engine.worker.poorwill_prepare(wait=True)
     engine.worker.sleep(1)
@@ -122,14 +122,14 @@ def test_what_is_held_keeps_the_engine_awake(start: Start) -> None:
     engine.worker.wake_up()
 
 
-def test_every_preparation_is_told_of(start: Start) -> None:
+def test_every_preparation_is_reported(start: Start) -> None:
     engine = start(Shape(weights=(90 * MIB, 90 * MIB))).start()
     engine.worker.poorwill_prepare()
     engine.worker.poorwill_prepare(wait=True)
-    told = engine.events("prepare")
-    assert [event["error"] for event in told] == [None] * 3
+    reported = engine.events("prepare")
+    assert [event["error"] for event in reported] == [None] * 3
     # Together they have copied everything, and nothing twice.
-    copied = sum(event["copied_bytes"] for event in told)
+    copied = sum(event["copied_bytes"] for event in reported)
     assert copied == engine.arena.stats().backup_bytes
     engine.worker.sleep(1)
     [slept] = engine.events("sleep")
@@ -242,7 +242,7 @@ def test_level_1_brings_everything_back(start: Start) -> None:
 def test_status_is_of_plain_values_and_tells_events_once(start: Start) -> None:
     engine = start().start()
     status = engine.worker.poorwill_status()
-    assert status["uncovered_bytes"] is None
+    assert status["unaccounted_bytes"] is status["uncovered_bytes"] is None
     assert [event["operation"] for event in status["events"]] == ["load"]
     engine.prepared()
     engine.worker.sleep(1)
@@ -252,7 +252,9 @@ def test_status_is_of_plain_values_and_tells_events_once(start: Start) -> None:
     assert status["host_bytes"] >= sum(engine.shape.weights)
     assert [event["operation"] for event in status["events"]] == ["prepare", "sleep"]
     slept = status["events"][-1]
-    assert status["uncovered_bytes"] == slept["uncovered_bytes"] is not None
+    assert status["unaccounted_bytes"] == slept["unaccounted_bytes"] is not None
+    # The names of one release ago.
+    assert status["uncovered_bytes"] == slept["uncovered_bytes"] == slept["unaccounted_bytes"]
     assert slept["released_bytes"] > 0
     assert slept["release"] in ("confirmed", "ledger")
     assert slept["seconds"] > 0
@@ -400,7 +402,7 @@ def test_a_reload_that_fails_lifts_nothing(start: Start, monkeypatch: pytest.Mon
     assert status["undefined"] == ["weights"]
     [failed] = status["events"]
     assert (failed["operation"], failed["error"]) == ("load", "KeyError: 'layers.0.weight'")
-    # Nothing is backed up that nobody has written.
+    # Nothing is backed up before it is written.
     assert engine.worker._preparation is None
     engine.worker.sleep(2)
     engine.worker.wake_up()
@@ -539,7 +541,7 @@ def test_graphs_share_a_pool_until_it_is_released(start: Start) -> None:
         assert tuple(third) != place
 
 
-def test_nobody_sleeps_under_a_capture(start: Start) -> None:
+def test_no_tag_sleeps_during_a_capture(start: Start) -> None:
     engine = start().start()
     weight = engine.weights()["layers.0.weight"]
     graph = torch.cuda.CUDAGraph()
@@ -608,7 +610,7 @@ def test_weights_in_host_memory_do_not_count(start: Start) -> None:
 # The host's budget
 
 
-def test_a_host_budget_that_is_too_small_is_told_at_start(
+def test_a_host_budget_that_is_too_small_is_reported_at_start(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "vllm.poorwill"):
@@ -629,7 +631,7 @@ def test_a_host_budget_that_is_too_small_is_told_at_start(
     assert contents(engine.kept()) == before
 
 
-def test_a_host_budget_for_the_weights_alone_is_told_of_as_well(
+def test_a_host_budget_for_the_weights_alone_is_reported_as_well(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     shape = Shape(builder=12 * MIB)

@@ -76,60 +76,62 @@ __all__ = [
 __version__: str
 
 SHARED_MEMORY_WITHOUT_OPT_IN_BYTES: int
-"""The shared memory of a block on every GPU, if its kernel does not opt in to more."""
+"""Shared memory, in bytes, of a thread block that does not opt in to more, on every GPU."""
 
 class PoorwillError(RuntimeError):
-    """What poorwill could not do, and what would help."""
+    """An operation failed; the message says what would help."""
 
 class BudgetError(PoorwillError):
-    """A claim or a limit that the budget does not allow, or a budget that nobody knows."""
+    """A claim or a limit exceeds the budget, or the budget is unknown."""
 
 class ClosedError(PoorwillError):
-    """Something of an arena that has been closed, or of a block that has been freed."""
+    """The arena was closed, or the block freed."""
 
 class TagError(PoorwillError):
-    """A tag that the arena does not know, or that is in no state for what was to be done."""
+    """The arena does not know the tag, or the tag's state does not allow the call."""
 
 class SleepError(PoorwillError):
-    """A sleep, or its preparation, that failed. The message says what state that leaves.
+    """A sleep or its preparation failed; the message says in which state that leaves the tags.
 
-    `report` says what was done where the tags sleep, but not all of their memory could be given back.
+    `report` is set where the tags sleep, but part of their memory could not be released.
     """
 
     report: SleepReport | None
 
 class WakeError(PoorwillError):
-    """A wake that failed; everything sleeps as before, with its backups."""
+    """A wake failed; everything sleeps as before, with its backups."""
 
 class OutOfMemoryError(PoorwillError, MemoryError):
     """More memory than the arena's limit allows, or than the device has.
 
-    Its figures say what was needed beyond what could be reclaimed, and what there was; what is not known
-    is None.
+    `needed_bytes` is what was needed beyond what could be reclaimed. Unknown figures are None.
     """
 
     needed_bytes: int | None
     limit_bytes: int | None
     live_bytes: int | None
     mapped_bytes: int | None
-    idle_bytes: int | None
+    reclaimable_bytes: int | None
     device_free_bytes: int | None
+    @property
+    def idle_bytes(self) -> int | None:
+        """Deprecated: the old name of `reclaimable_bytes`."""
 
 class BudgetWarning(UserWarning):
-    """Something took more memory than it had claimed, and the rest of the budget covers it."""
+    """More memory was taken than was claimed, and the rest of the budget covers it."""
 
 def parse_bytes(text: str, /) -> int:
-    """How many bytes a size like "24GiB", "1.5GiB", "512m" or "1048576" stands for.
+    """Bytes of a size like "24GiB", "1.5GiB", "512m" or "1048576".
 
-    Units are powers of 1024, except for "kB", "MB", "GB" and so on, which are powers of 1000.
-    Raises ValueError for anything else.
+    Units are powers of 1024, except for "kB", "MB", "GB" and so on, which are powers of 1000. Raises
+    ValueError for anything else.
     """
 
 def known_compute_capabilities() -> list[tuple[int, int]]:
-    """The compute capabilities whose shared memory is known, in ascending order."""
+    """Compute capabilities whose shared memory is known, in ascending order."""
 
 def shared_memory_of_capability(major: int, minor: int) -> int | None:
-    """The bytes of shared memory that a block may opt in to; None where the capability is not known."""
+    """Shared memory, in bytes, that a block may opt in to; None for an unknown capability."""
 
 def estimate_matmul(
     capability: tuple[int, int],
@@ -143,7 +145,7 @@ def estimate_matmul(
     num_stages: int,
     num_warps: int,
 ) -> int:
-    """The shared memory that a matrix product takes at most, in bytes."""
+    """Upper bound of a matrix product's shared memory, in bytes."""
 
 def estimate_attention(
     capability: tuple[int, int],
@@ -155,7 +157,7 @@ def estimate_attention(
     num_stages: int,
     num_warps: int,
 ) -> int:
-    """The shared memory that attention takes at most, in bytes."""
+    """The same for attention."""
 
 def estimate_chunk_fwd_o(
     capability: tuple[int, int],
@@ -169,7 +171,7 @@ def estimate_chunk_fwd_o(
     num_stages: int,
     num_warps: int,
 ) -> int:
-    """The shared memory that flash-linear-attention's `chunk_fwd_kernel_o` takes at most, in bytes."""
+    """The same for flash-linear-attention's `chunk_fwd_kernel_o`."""
 
 def estimate_chunk_gated_delta_rule_fwd_h(
     capability: tuple[int, int],
@@ -182,17 +184,17 @@ def estimate_chunk_gated_delta_rule_fwd_h(
     num_stages: int,
     num_warps: int,
 ) -> int:
-    """The shared memory that `chunk_gated_delta_rule_fwd_kernel_h_blockdim64` takes at most, in bytes."""
+    """The same for its `chunk_gated_delta_rule_fwd_kernel_h_blockdim64`."""
 
 def shared_memory_of_device(ordinal: int) -> int:
-    """Shared memory, in bytes, that a block of threads may opt in to on a GPU.
+    """Shared memory, in bytes, that a thread block may opt in to on a GPU.
 
     Asks the driver without opening the GPU. Raises ValueError where the driver has no such GPU, and
-    PoorwillError where there is no driver, no GPU at all, or no answer.
+    PoorwillError where there is no driver, no GPU, or no answer.
     """
 
 class _DeviceLike(Protocol):
-    """What names a device as torch.device does."""
+    """A device as torch.device describes it."""
 
     @property
     def type(self) -> str: ...
@@ -200,7 +202,7 @@ class _DeviceLike(Protocol):
     def index(self) -> int | None: ...
 
 class _HasName(Protocol):
-    """What names a type of elements as numpy.dtype does."""
+    """An element type as numpy.dtype describes it."""
 
     @property
     def name(self) -> str: ...
@@ -212,127 +214,128 @@ _Dtype: TypeAlias = str | _HasName | type
 _State: TypeAlias = Literal["awake", "undefined", "asleep_backed_up", "asleep_dropped", "stranded"]
 
 def cuda_ordinal(device: object = None, /) -> int:
-    """The number of the GPU that is meant: None or "cuda" for the current one, a number, "cuda:1", or a
-    torch.device.
+    """Number of a GPU: None or "cuda" for the current one, a number, "cuda:1", or a torch.device.
 
-    Asks no driver, so whether there is such a GPU stays open. Raises ValueError for what is no GPU.
+    Does not ask the driver whether that GPU exists. Raises ValueError for anything that is not a GPU.
     """
 
 def budget(device: _Device | None = None, cap: _Cap | Mapping[Any, _Cap] | None = None) -> Budget:
-    """How much memory of a device this process may use: everyone who can be asked about it is asked.
+    """Decides how much memory of a device this process may use, from every available source.
 
-    `device` is None or "cuda" for the current GPU (PyTorch's, if PyTorch is in use already, otherwise the
-    first), the number of one, a text like "cuda:1", "host" or "host:8GiB", or a torch.device.
+    `device` is None or "cuda" for the current GPU (PyTorch's, or the first), a number, "cuda:1", "host",
+    "host:8GiB", or a torch.device.
 
-    `cap` is what the user allows at most: bytes as an int or a text like "20GiB" or "22528m"; a share of what
-    there is, as a float, or a text like "0.92" or "92%"; or one for each device, as a mapping or a text like
-    "cuda:0=20GiB,cuda:1=0.92".
+    `cap` is the user's upper bound:
 
-    What is in use already is claimed as `in_use`. Raises BudgetError where nobody tells how much memory there
-    is, and PoorwillError where the device cannot be opened.
+    - bytes, as an int or a text like "20GiB" or "22528m";
+    - a share of what there is, as a float or a text like "0.92" or "92%";
+    - one for each device, as a mapping or a text like "cuda:0=20GiB,cuda:1=0.92".
+
+    Memory that is in use already is claimed as `in_use`. Raises BudgetError where no source knows the
+    device's memory, and PoorwillError where the device cannot be opened.
     """
 
 @final
 class Budget:
-    """How much memory of a device this process may use, who says so, and who has claimed how much of it.
+    """How much memory of a device this process may use, with sources and claims.
 
-    Figures other than the unclaimed one are as they were decided when it was opened.
+    All figures but `unclaimed_bytes` are as of its opening.
     """
 
     @property
     def device(self) -> str:
-        """The device, by name."""
+        """Name of the device."""
     @property
     def sources(self) -> list[Source]:
-        """Everyone who was asked, with their figures as given."""
+        """Every source that was consulted, with its figure."""
     @property
     def winner(self) -> str:
-        """Whose figure the budget is."""
+        """Source of the budget."""
     @property
     def total_bytes(self) -> int | None:
-        """The smallest plausible total, before the user's cap."""
+        """Smallest plausible total, before the user's cap."""
     @property
     def budget_bytes(self) -> int:
         """What this process may use."""
     @property
     def headroom_bytes(self) -> int | None:
-        """What it could have on top of what it had. None where nobody tells what is free."""
+        """What the process could take beyond that; None if unknown."""
     @property
     def process_used_bytes(self) -> int | None:
-        """What it had in use, its context included. None where that is not known."""
+        """What the process had in use, with its context; None if unknown."""
     @property
     def unclaimed_bytes(self) -> int:
-        """What nobody has claimed, now."""
+        """Bytes without a claim, now."""
     def claims(self) -> list[Claimed]:
-        """The claims there are now, in the order in which they were made."""
+        """Current claims, in the order in which they were made."""
     def claim(self, name: str, size: int | str) -> Claim:
-        """Claims memory by name before it is taken; `size` is an int, in bytes, or a text like "1.53GiB".
+        """Claims memory by name; `size` is bytes as an int, or a text like "1.53GiB".
 
-        Several claims may have one name. Raises BudgetError when less is unclaimed; nothing has changed then.
+        Several claims may have one name. Raises BudgetError, with nothing changed, when less is unclaimed.
         """
     def as_dict(self) -> dict[str, Any]:
-        """The decision as plain values: what the command line prints as JSON."""
+        """The decision as plain values, like the command line's JSON."""
 
 @final
 class Source:
-    """Who was asked about a device's memory, and what came of it."""
+    """A source of a device's memory figure, and its result."""
 
     @property
     def name(self) -> str:
-        """Who."""
+        """Name of the source."""
     @property
     def bytes(self) -> int | None:
-        """The figure as it was given; None where there was none."""
+        """Its figure; None where it had none."""
     @property
     def note(self) -> str | None:
-        """Why there is none, or what is odd about it."""
+        """Why there is none, or what is unusual about it."""
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
 class Claimed:
-    """An entry in the book of a budget."""
+    """A claim, as its budget lists it."""
 
     @property
     def name(self) -> str:
-        """Who claims."""
+        """Name of the claim."""
     @property
     def bytes(self) -> int:
-        """How much."""
+        """Claimed size."""
     @property
     def peak_bytes(self) -> int | None:
-        """Most that was measured for it; None where nobody has measured."""
+        """Measured peak; None if not measured."""
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
 class Claim:
-    """A part of a budget that belongs to whoever holds this, until it is released or no longer used.
+    """A part of a budget, reserved until it is released or this object is dropped.
 
-    In a `with` statement the memory in use is watched, and the end of the block returns the claim. What was
-    taken beyond the claim is a BudgetWarning where the rest of the budget covers it; otherwise it is a
-    BudgetError, unless the block has raised something itself.
+    A `with` block measures usage and releases the claim at its end. Usage above the claim is a BudgetWarning
+    where the rest of the budget covers it, otherwise a BudgetError. An exception of the block takes
+    precedence.
     """
 
     @property
     def name(self) -> str:
-        """Who claims."""
+        """Name of the claim."""
     @property
     def bytes(self) -> int:
-        """How much is claimed; after the release, how much was."""
+        """Claimed size; the last one after the release."""
     @property
     def peak_bytes(self) -> int | None:
-        """Most that was taken in `with` blocks. None where nobody has measured."""
+        """Measured peak in `with` blocks; None if not measured."""
     @property
     def over_bytes(self) -> int:
-        """By how much that exceeds the claim."""
+        """By how much the peak exceeds the claim."""
     def resize(self, size: int | str) -> None:
-        """Makes it another size: an int, in bytes, or a text like "1.53GiB".
+        """Changes the size: bytes as an int, or a text like "1.53GiB".
 
-        Raises BudgetError when less is unclaimed beside it; it stays as it was then.
+        Raises BudgetError, with nothing changed, when less is unclaimed.
         """
     def release(self) -> None:
-        """Returns it to the budget. Doing so again does nothing."""
+        """Returns the claim to the budget. Repeating it does nothing."""
     def __enter__(self) -> Claim: ...
     def __exit__(
         self,
@@ -352,68 +355,64 @@ def arena(
     peers: Sequence[int] | None = None,
     keep_backups: bool | None = None,
 ) -> Arena:
-    """Opens an arena, or finds it: memory of a device that can be put to sleep and woken.
+    """Opens an arena, or finds the open one: device memory that can sleep and wake.
 
-    `device` is named as for `budget`. Several arenas of one device share it and have names. Asking again for
-    one that is open returns it; options that are given then must be those that it was opened with.
+    `device` is as for `budget`. Several arenas share a device and differ by name. Options given for an open
+    arena must agree with it.
 
-    `limit` is the most that it may map: bytes as an int or a text like "24GiB"; a share of the device's
-    budget, as a float, or a text like "0.92" or "92%"; or one for each device, as a mapping or a text
-    like "cuda:0=20GiB,0.92". It has to fit beside what this process has of the device already; a share is
-    lowered until it does. Without a limit the arena may have what is left of the budget. Each arena finds
-    its budget when it is opened and none is kept for the others, so several without a limit compete, and
-    in the end it is the device that refuses.
+    `limit` bounds what the arena may map:
 
-    `host_limit` bounds the host memory that the device may hold for backups, and `pageable` leaves it
-    unlocked. `peers` are the numbers of the other GPUs that may use a GPU's memory: without, all that the
-    process sees and that can reach it; `()` for a process that uses one GPU. All three are the device's, and
-    so those of its first arena.
+    - bytes, as an int or a text like "24GiB";
+    - a share of the device's budget, as a float or a text like "0.92" or "92%", lowered until it fits;
+    - one for each device, as a mapping or a text like "cuda:0=20GiB,0.92".
 
-    Backups stay in host memory after a wake and save the next sleep's copy of what has not changed, unless
-    `keep_backups` is False; `Arena.drop_backups` lets them go at any other time.
+    Without a limit it is what is left of the budget; several such arenas compete for that.
 
-    Raises BudgetError for a limit that does not fit or where nobody tells how much memory there is, and
-    PoorwillError where the device cannot be opened, or is open in another way.
+    `host_limit` bounds the device's host memory for backups, and `pageable` leaves that unlocked. `peers`
+    are the numbers of GPUs that may access this GPU's memory, by default all that can; `()` suits a process
+    with one GPU. The first arena of a device decides all three.
+
+    Unless `keep_backups` is False, backups stay after a wake for the next sleep.
+
+    Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where
+    the device cannot be opened, or is open with other options.
     """
 
 @final
 class Arena:
-    """Memory of a device that can be put to sleep and woken; `poorwill.arena` opens one.
+    """Device memory that can sleep and wake; `poorwill.arena` opens one.
 
-    It stays open until it is closed, whether or not anybody holds this object.
+    It stays open until it is closed, also without references to this object.
     """
 
     @property
     def device(self) -> str:
-        """The device, by name."""
+        """Name of the device."""
     @property
     def name(self) -> str:
-        """Its own name."""
+        """Name of the arena."""
     @property
     def limit_bytes(self) -> int:
         """Most that it may map."""
     @property
     def budget(self) -> Budget:
-        """The budget that its limit comes from, as it was decided when it was opened, and the claims on it
-        now.
-        """
+        """The budget that the limit came from, with its current claims."""
     def empty(self, shape: int | Sequence[int], dtype: _Dtype = "uint8", tag: str = "weights") -> Block:
-        """Takes memory for an array. Its bytes are unspecified.
+        """Allocates a block for an array; its bytes are unspecified.
 
-        `shape` is a number of elements, or one for each dimension; `dtype` a text like "float32", or a
-        type of NumPy's. `numpy.from_dlpack` makes an array of it that shares the memory, on the host
-        device;
-        from NumPy 2.2 on it can be written to.
+        `shape` is a number of elements, or one for each dimension. `dtype` is a text like "float32", or a
+        NumPy type. On the host device `numpy.from_dlpack` shares the memory; from NumPy 2.2 on that array is
+        writable.
 
         Raises OutOfMemoryError at the limit, and TagError while the tag sleeps.
         """
     def sleep(self, level: int = 1, tags: _Tags | None = None) -> SleepReport:
-        """Puts tags to sleep: their memory goes back to the device, their addresses stay.
+        """Puts tags to sleep: releases their memory to the device and keeps their addresses.
 
-        `level` 1 keeps weights in host memory, 2 drops them. `tags` is one, several, or None for all. All or
-        nothing; tags that sleep already are reported and left alone. Nobody may touch what sleeps.
+        `level` 1 backs up weights in host memory, 2 drops them. `tags` is one, several, or None for all. All
+        or nothing; tags that sleep already are left alone. Do not access sleeping memory.
 
-        Raises TagError for a tag that is not there or has no bytes worth keeping, and SleepError when it
+        Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
         failed.
         """
     def wake(
@@ -424,72 +423,73 @@ class Arena:
         accept_losses: bool = False,
         timeout: float | None = None,
     ) -> WakeReport:
-        """Wakes tags: the same bytes at the same addresses, or what their policy says of dropped ones.
+        """Wakes tags: the same bytes at the same addresses, or dropped memory by the tag's policy.
 
-        `tags` is one, several, or None for all that sleep. Tags that are awake are reported and left
-        alone. `verify` says how many granules are compared with their backups' digests: "all", "sample" for
-        one in 64, or None for all where the device computes digests at the speed of its memory, as GPUs do,
-        and else a sample. With a `timeout`, in seconds, it waits so long for memory of the device that others
-        are about to give back, and for other calls that have the tags; Ctrl-C does not end that.
+        `tags` is one, several, or None for all that sleep; awake tags are left alone.
 
-        All or nothing: raises OutOfMemoryError for lack of memory and WakeError when it failed, and
-        everything sleeps as before then. Where backups have spoiled in host memory that names all of them;
-        with `accept_losses` the rest wakes, and the report's `lost` says what has to be written again before
-        it is marked as restored.
+        `verify` says how many granules are compared with their backups' digests: "all", or "sample" for one
+        in 64. None means all where digests are fast, as on GPUs, otherwise a sample.
+
+        `timeout` is how many seconds to wait for other calls with these tags, and for memory that others
+        release; Ctrl-C does not end that.
+
+        All or nothing: raises OutOfMemoryError or WakeError, and everything sleeps as before. A WakeError
+        names all damaged backups. With `accept_losses` the rest wakes, and the report's `lost` lists the
+        ranges to write again before `mark_restored`.
         """
     def discard(self, tags: _Tags) -> SleepReport:
-        """Drops the bytes of tags whatever their policy says, awake or asleep, backups included.
+        """Drops the bytes of tags, awake or asleep, with their backups, whatever their policy.
 
-        They sleep until they are woken, and hold then what their policy says of dropped memory.
+        They then sleep; a wake gives them what their policy says of dropped memory.
         """
     def mark_restored(self, tags: _Tags) -> list[str]:
-        """Says that the bytes of tags have been written again after they were dropped or lost. Returns the
-        tags that were undefined until now.
+        """Marks tags as written again after their bytes were dropped or lost.
+
+        Returns the tags that were undefined until now.
         """
     def lost_ranges(self) -> list[LostRange]:
-        """What was lost of awake tags because its backup had spoiled in host memory, and was neither written
-        again and marked as restored nor freed since, in address order.
+        """Ranges of awake tags that were lost to damaged backups, in address order.
+
+        A range stays listed until its tag is marked as restored or the block freed.
         """
     def prepare_sleep(self, level: int = 1, tags: _Tags | None = None) -> Preparation:
-        """Begins to back up, in the background, what such a sleep would, so that even the first sleep copies
-        nothing but what has changed by then. Everything can be used meanwhile.
+        """Starts to back up in the background what such a sleep would.
+
+        The sleep then copies only what changed since. All memory stays usable meanwhile.
         """
     def state(self) -> dict[str, _State]:
-        """Where the bytes of each tag are that has blocks, holds memory or sleeps: "awake", "undefined"
-        (awake, but dropped by a sleep and not restored since), "asleep_backed_up", "asleep_dropped", or
-        "stranded" (asleep with its memory, after a sleep that could not be undone).
+        """State of each tag that has blocks, holds memory or sleeps.
+
+        It is "awake", "asleep_backed_up" or "asleep_dropped". "undefined" is awake, but dropped by a sleep
+        and not restored since. "stranded" is asleep with its memory, after a sleep that could not be undone.
         """
     def stats(self) -> Stats:
-        """Figures, now."""
+        """Current figures."""
     def snapshot(self) -> list[dict[str, Any]]:
         """Every segment with its blocks, in address order, as plain values."""
     def trim(self) -> int:
-        """Gives back all memory of the device that serves no byte, but for what a hold keeps, waiting for
-        work that may still touch it. Returns how many bytes that was.
+        """Releases all memory that serves no byte and that no hold keeps.
+
+        Waits for work that may still use it. Returns the bytes released.
         """
     def drop_backups(self, tags: _Tags | None = None) -> int:
-        """Lets go of the backups of tags that are awake, and gives host memory back that nothing uses.
-        Returns how many bytes that was; what lies in one piece with a backup that stays comes back with that.
+        """Drops the backups of awake tags and releases unused host memory; returns the bytes released.
 
-        `tags` is one, several, or None for all that are awake. What sleeps keeps its backups. The next sleep
-        copies what is let go of.
+        `tags` is one, several, or None for all that are awake. Memory that shares an extent with a remaining
+        backup is released later. The next sleep copies the bytes again.
 
-        Raises TagError for a tag that is named and sleeps with a backup; nothing has happened then.
+        Raises TagError, with nothing changed, for a named tag that sleeps with a backup.
         """
     def hold(self, tag: str, holder: str) -> Hold:
-        """Says that somebody else, `holder` by name, has the physical memory of a tag registered: with a
-        network card, say, or another process. Until the hold is ended, as by the end of a `with` statement,
-        none of it leaves its address: a sleep or a discard that means the tag is refused, and so is closing
-        the arena.
+        """Declares that `holder` has the physical memory of a tag registered, say with a network card.
 
-        Take it before registering, and end it after deregistering. Holds add up.
+        Until the hold ends, that memory stays mapped: a sleep or discard of the tag fails, and so does
+        closing the arena. Take it before registering, and end it after deregistering. Holds add up.
 
-        Raises TagError for a tag that is not there or sleeps, and ValueError for a holder without a name.
+        Raises TagError for an unknown or sleeping tag, and ValueError for an empty holder.
         """
     def held(self) -> dict[str, dict[str, Any]]:
-        """The tags that are held, each with its `holders` and the `idle_bytes` that serve nobody and stay
-        because of it.
-        """
+        """The held tags, each with `holders` and the `reclaimable_bytes` that stay mapped only for them."""
     def declare(
         self,
         tag: str,
@@ -499,71 +499,63 @@ class Arena:
         dropped: Literal["zeros", "undefined"] | None = None,
         changes: Literal["compared", "immutable", "volatile"] | None = None,
     ) -> None:
-        """Says what sleep does with a tag, before anything is put into it; and what is known about changes to
-        its bytes between two sleeps, at any time.
+        """Declares how a tag sleeps, before its first allocation, and how its bytes change, at any time.
 
-        At `level1` and `level2` a sleep has a "backup" made of it or is to "drop" it, and `dropped`
-        memory comes back as "zeros" or "undefined". `changes` are "compared" (nothing is known),
-        "immutable" (promised to stay, and only a sample is compared) or "volatile" (always copied). What
-        is left open is as it is for this tag by default.
+        `level1` and `level2` choose "backup" or "drop" for such a sleep. `dropped` memory wakes as "zeros"
+        or "undefined". `changes` are "compared" (unknown), "immutable" (promised; only a sample is compared)
+        or "volatile" (always copied). Omitted options keep the tag's defaults.
 
-        Raises TagError when the tag is in use, or was declared, in another way.
+        Raises TagError when the tag is in use, or declared, with another policy.
         """
     def pool(self, tag: str = "weights") -> AbstractContextManager[Any]:
-        """Where PyTorch's allocations go in a `with` statement over what this returns: into this arena, as
-        `tag`.
+        """A context manager that routes PyTorch's allocations into this arena, as `tag`.
 
         Needs PyTorch. See `poorwill.torch`.
         """
     def graph_pool(self) -> Any:
-        """What to give `torch.cuda.graph` as its pool, for graphs whose memory is to be this arena's.
+        """A pool for `torch.cuda.graph` that takes graph memory from this arena.
 
         Needs PyTorch. See `poorwill.torch`.
         """
     def close(self) -> None:
-        """Gives everything back and ends it, after what is under way. Closing again does nothing. Raises
-        SleepError while a CUDA graph is being captured, and TagError while a tag is held, with nothing done.
+        """Releases everything and closes the arena, after calls in progress. Repeating it does nothing.
 
-        What still lives in it loses its bytes and its memory at once; the addresses stay reserved, so that
-        nothing else comes to lie there, until the last has let go.
+        Live blocks lose their memory at once; their addresses stay reserved until the last is freed.
+
+        Raises SleepError during a CUDA graph capture, and TagError while a tag is held; both change nothing.
         """
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
 class Block:
-    """Memory of an arena, as an array of elements. It is lent by the DLPack protocol:
-    `numpy.from_dlpack(block)`.
+    """An arena's memory as an array of elements, shared by DLPack: `numpy.from_dlpack(block)`.
 
-    The memory is freed when neither this nor an array made of it is left. While its tag sleeps it has none:
-    whoever reads or writes it then, through an array, ends the process with a segmentation fault, or gets an
-    error from the GPU. The same goes for a closed arena, and, on the host device, for a forked child.
+    It is freed with the last of this object and its arrays. Access while its tag sleeps is a segmentation
+    fault or a GPU error. So is access to a closed arena and, on the host device, from a forked child.
 
-    On a GPU it belongs to the default stream. Work on others has to be done before the memory is freed.
+    On a GPU it belongs to the default stream. Other streams' work must complete before it is freed.
     """
 
     @property
-    def tag(self) -> str:
-        """What it is, as its sleep sees it."""
+    def tag(self) -> str: ...
     @property
     def dtype(self) -> str:
-        """The name of the type of its elements."""
+        """Name of the element type."""
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many elements it has in each dimension."""
+        """Elements in each dimension."""
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """Size in bytes."""
     @property
     def address(self) -> int:
-        """Where it is, asleep or awake."""
+        """Its address, the same asleep and awake."""
     @property
     def device(self) -> str:
-        """The device, by name."""
+        """Name of the device."""
     def free(self) -> None:
-        """Lets go of the memory. Arrays that were made of it keep it until they are gone, too. Freeing
-        again does nothing.
-        """
+        """Frees the memory once its last array is gone. Repeating it does nothing."""
     def __dlpack__(
         self,
         *,
@@ -572,39 +564,37 @@ class Block:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+        """Exports a DLPack capsule.
 
-        Raises TagError while the tag sleeps, and BufferError for another device, a copy, or a stream of a GPU
-        that is not in order with its default stream.
+        Raises TagError while the tag sleeps. Raises BufferError for another device, a copy, or a GPU stream
+        that is not ordered with the default stream.
         """
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Where it is, as the DLPack protocol has it: (1, 0) for the host device, (2, N) for a GPU."""
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 @final
 class Preparation:
-    """A sleep that is being prepared: backups are made in the background, so that the sleep copies only
-    what has changed by then.
+    """Backups in the background, so that a later sleep copies only what changed since.
 
-    Nobody has to hold or to wait for it; a sleep or a discard of one of the tags ends it. In a `with`
-    statement the end of the block waits for it, and an exception in the block cancels it.
+    A sleep or discard of one of its tags ends it. The end of a `with` block waits for it, or cancels it
+    after an exception.
     """
 
     @property
     def done_bytes(self) -> int:
-        """Looked at so far."""
+        """Bytes processed so far."""
     @property
     def total_bytes(self) -> int:
-        """Live bytes that there were to look at when it began."""
+        """Live bytes when it began."""
     @property
     def is_ended(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether it has ended, for whatever reason."""
     def cancel(self) -> None:
-        """Asks it to end. What is being copied is finished and kept."""
+        """Requests its end. Copies in progress are finished and kept."""
     def wait(self, timeout: float | None = None) -> PrepareReport:
-        """Waits for its end and says what was done.
+        """Waits for its end and reports what was done.
 
-        Raises TimeoutError when it has not ended after `timeout` seconds; it goes on then. Raises SleepError
-        when host memory was lacking or the device failed; what was backed up by then stays.
+        Raises TimeoutError after `timeout` seconds; the preparation continues. Raises SleepError when host
+        memory was missing or the device failed; finished backups stay.
         """
     def __enter__(self) -> Preparation: ...
     def __exit__(
@@ -617,21 +607,21 @@ class Preparation:
 
 @final
 class Hold:
-    """Keeps the memory of a tag where it is until it is ended, or no longer used.
+    """Keeps the memory of a tag at its address until it is ended or dropped.
 
-    In a `with` statement the end of the block ends it.
+    The end of a `with` block ends it.
     """
 
     @property
     def tag(self) -> str:
-        """What is held."""
+        """The held tag."""
     @property
     def holder(self) -> str:
-        """By whom."""
+        """Name of the holder."""
     def end(self) -> None:
-        """Lets the memory go. Doing so again does nothing."""
+        """Ends the hold. Repeating it does nothing."""
     def __enter__(self) -> Hold:
-        """Raises PoorwillError when it is ended: nothing would be held."""
+        """Raises PoorwillError when it has ended, since nothing would be held."""
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
@@ -642,62 +632,58 @@ class Hold:
 
 @final
 class SleepReport:
-    """What a sleep did. Sizes in bytes, times in seconds."""
+    """What a sleep did."""
 
     @property
     def level(self) -> int:
-        """The level asked for; 2 for a discard."""
+        """Requested level; 2 for a discard."""
     @property
     def tags(self) -> list[str]:
         """Tags that this call put to sleep."""
     @property
     def already_asleep_tags(self) -> list[str]:
-        """Tags that slept already: for them nothing was done."""
+        """Tags that slept before."""
     @property
     def seconds(self) -> float:
         """Whole duration."""
     @property
     def planned_release_bytes(self) -> int:
-        """What the plan was to give back."""
+        """Planned release."""
     @property
     def released_bytes(self) -> int:
-        """What was given back."""
+        """Actual release."""
     @property
     def release(self) -> Literal["confirmed", "ledger", "shortfall"]:
-        """How that is known: "confirmed" by the driver's figure for this process, or by the "ledger" of
-        releases.
-        """
+        """Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls."""
     @property
     def copied_bytes(self) -> int:
         """Copied to host memory."""
     @property
     def unchanged_bytes(self) -> int:
-        """Not copied, because the backup's digest matched, or because the tag was declared immutable."""
+        """Not copied: equal to the backup, or declared immutable."""
     @property
-    def trusted_bytes(self) -> int:
-        """Of which nobody compared, because the tag was declared immutable."""
+    def skipped_bytes(self) -> int:
+        """Part of `unchanged_bytes` that was not compared: declared immutable."""
     @property
     def fast_digests(self) -> bool:
-        """Whether the device computes digests at the speed of its memory. Where it does not, everything is
-        copied.
-        """
+        """Whether the device computes digests at memory speed; otherwise everything is copied."""
     @property
     def discarded_bytes(self) -> int:
-        """Held live bytes and were dropped, in whole granules."""
+        """Live bytes that were dropped, in whole granules."""
     @property
-    def uncovered_bytes(self) -> int:
-        """What this process still holds of the device beyond this arena and its bare context."""
+    def unaccounted_bytes(self) -> int:
+        """Device memory of this process beyond this arena and its context."""
     @property
     def device_free_before_bytes(self) -> int:
-        """Free memory of the device before."""
+        """Free device memory before."""
     @property
     def device_free_after_bytes(self) -> int | None:
-        """Free memory of the device after; None where the device would not say any more."""
+        """Free device memory after; None if unknown."""
     @property
     def phases(self) -> SleepPhases:
         """Where the time went."""
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values: what the command line prints as JSON."""
+        """Plain values, like the command line's JSON."""
 
 @final
 class SleepPhases:
@@ -705,35 +691,34 @@ class SleepPhases:
 
     @property
     def copy_s(self) -> float:
-        """Getting host memory, copying to it, and digests of what was stored, which run beside the copies."""
+        """Getting host memory, copying, and digests of what was stored."""
     @property
     def digest_s(self) -> float:
-        """Comparing with the backups before that: digests of what is on the device."""
+        """Comparing with the backups before that."""
     @property
-    def unmap_s(self) -> float:
-        """Unmapping."""
+    def unmap_s(self) -> float: ...
     @property
     def release_s(self) -> float:
-        """Giving memory back."""
+        """Releasing memory."""
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values: what the command line prints as JSON."""
+        """Plain values, like the command line's JSON."""
 
 @final
 class WakeReport:
-    """What a wake did. Sizes in bytes, times in seconds."""
+    """What a wake did."""
 
     @property
     def tags(self) -> list[str]:
         """Tags that this call woke."""
     @property
     def already_awake_tags(self) -> list[str]:
-        """Tags that were awake already: for them nothing was done."""
+        """Tags that were awake before."""
     @property
     def seconds(self) -> float:
         """Whole duration."""
     @property
     def mapped_bytes(self) -> int:
-        """Memory brought back to its addresses."""
+        """Memory mapped at its addresses again."""
     @property
     def copied_bytes(self) -> int:
         """Copied from host memory."""
@@ -745,65 +730,62 @@ class WakeReport:
         """Compared with the backup's digests, and equal."""
     @property
     def undefined_tags(self) -> list[str]:
-        """Tags that are undefined now, until they are marked restored."""
+        """Tags that are undefined until they are marked as restored."""
     @property
     def lost(self) -> list[LostRange]:
-        """What did not come back because its backup had spoiled, where that was accepted: undefined until it
-        is written again.
-        """
+        """Accepted losses: undefined until they are written again."""
     @property
     def phases(self) -> WakePhases:
         """Where the time went."""
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values: what the command line prints as JSON."""
+        """Plain values, like the command line's JSON."""
 
 @final
 class LostRange:
-    """Bytes that were lost because their backup had spoiled in host memory."""
+    """A range of bytes that a damaged backup lost."""
 
     @property
-    def tag(self) -> str:
-        """Their tag."""
+    def tag(self) -> str: ...
     @property
     def block(self) -> str:
-        """The block that they are of, as errors name it."""
+        """Its block, as errors name it."""
     @property
     def offset_bytes(self) -> int:
-        """Where in the block they begin."""
+        """Offset in the block."""
     @property
     def addr(self) -> int:
-        """Where on the device they begin."""
+        """Address on the device."""
     @property
     def bytes(self) -> int:
-        """How many they are."""
+        """Size."""
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values: what the command line prints as JSON."""
+        """Plain values, like the command line's JSON."""
 
 @final
 class WakePhases:
-    """Where the time of a wake went, in seconds. Copying runs beside the other phases."""
+    """Where the time of a wake went, in seconds. Copies overlap the other phases."""
 
     @property
     def create_s(self) -> float:
-        """Getting memory from the device."""
+        """Creating device memory."""
     @property
     def map_s(self) -> float:
-        """Mapping it and opening it for access."""
+        """Mapping it and enabling access."""
     @property
     def copy_s(self) -> float:
-        """From the first copy, or the first zeros, to the end of the last."""
+        """First to last copy or zero fill."""
     @property
     def verify_s(self) -> float:
         """Waiting for digests after that, and comparing them."""
     @property
     def wait_s(self) -> float:
-        """Waiting, with nothing held, for memory that others gave back."""
+        """Waiting for memory that others release."""
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values: what the command line prints as JSON."""
+        """Plain values, like the command line's JSON."""
 
 @final
 class PrepareReport:
-    """What a preparation did. Sizes in bytes, times in seconds."""
+    """What a preparation did."""
 
     @property
     def tags(self) -> list[str]:
@@ -819,35 +801,35 @@ class PrepareReport:
         """Copied to the backups."""
     @property
     def unchanged_bytes(self) -> int:
-        """Not copied, because the backup's digest matched, or because the tag was declared immutable."""
+        """Not copied: equal to the backup, or declared immutable."""
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values: what the command line prints as JSON."""
+        """Plain values, like the command line's JSON."""
 
 @final
 class Stats:
-    """Figures of an arena, in bytes unless the name says otherwise."""
+    """Figures of an arena."""
 
     @property
     def live_bytes(self) -> int:
-        """In use by live blocks, rounded to 512."""
+        """In use by live blocks, rounded up to 512."""
     @property
     def mapped_bytes(self) -> int:
-        """Memory of the device that is held."""
+        """Device memory held."""
     @property
     def peak_live_bytes(self) -> int:
-        """Most bytes of live blocks at any time."""
+        """Peak of `live_bytes`."""
     @property
     def peak_mapped_bytes(self) -> int:
-        """Most memory held at any time."""
+        """Peak of `mapped_bytes`."""
     @property
     def created_bytes(self) -> int:
-        """Memory created since the arena was opened, whether released since or not."""
+        """Memory created so far, released since or not."""
     @property
     def cached_bytes(self) -> int:
         """Held, but not live."""
     @property
-    def owed_bytes(self) -> int:
-        """Of which the driver has refused a release so far."""
+    def deferred_release_bytes(self) -> int:
+        """Part of `cached_bytes` whose release the driver refused so far."""
     @property
     def reserved_bytes(self) -> int:
         """Address space."""
@@ -858,57 +840,49 @@ class Stats:
     def limit_bytes(self) -> int:
         """Most that may be mapped."""
     @property
-    def live_blocks(self) -> int:
-        """Live blocks."""
+    def live_blocks(self) -> int: ...
     @property
-    def segments(self) -> int:
-        """Segments."""
+    def segments(self) -> int: ...
     @property
     def tags(self) -> list[TagStats]:
-        """The same by tag, for tags that have blocks, hold memory or sleep."""
+        """Figures of each tag in use."""
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values: what the command line prints as JSON."""
+        """Plain values, like the command line's JSON."""
 
 @final
 class TagStats:
-    """Figures of one tag, in bytes unless the name says otherwise."""
+    """Figures of one tag."""
 
     @property
-    def tag(self) -> str:
-        """The tag."""
+    def tag(self) -> str: ...
     @property
     def state(self) -> _State:
-        """Where its bytes are: "awake", "undefined", "asleep_backed_up", "asleep_dropped" or "stranded"."""
+        """ "awake", "undefined", "asleep_backed_up", "asleep_dropped" or "stranded"."""
     @property
     def live_bytes(self) -> int:
         """In use by live blocks."""
     @property
     def mapped_bytes(self) -> int:
-        """Memory of the device that is held."""
+        """Device memory held."""
     @property
     def backup_bytes(self) -> int:
         """Host memory of backups."""
     @property
-    def live_blocks(self) -> int:
-        """Live blocks."""
+    def live_blocks(self) -> int: ...
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values: what the command line prints as JSON."""
+        """Plain values, like the command line's JSON."""
 
 def pool(tag: str = "weights", device: _Device | None = None) -> AbstractContextManager[Any]:
-    """`Arena.pool` of a device's arena, which is opened if need be. The device is the current one if None is
-    given.
-    """
+    """`Arena.pool` of a device's default arena, opened on first use. None is the current device."""
 
 def graph_pool(device: _Device | None = None) -> Any:
-    """`Arena.graph_pool` of a device's arena, which is opened if need be. The device is the current one
-    if None is given.
-    """
+    """`Arena.graph_pool` of a device's default arena, opened on first use. None is the current device."""
 
 def prepare_sleep(level: int = 1, tags: _Tags | None = None) -> Preparation:
-    """`Arena.prepare_sleep` of the current device's arena."""
+    """`Arena.prepare_sleep` of the current device."""
 
 def sleep(level: int = 1, tags: _Tags | None = None) -> SleepReport:
-    """`Arena.sleep` of the current device's arena."""
+    """`Arena.sleep` of the current device."""
 
 def wake(
     tags: _Tags | None = None,
@@ -917,100 +891,101 @@ def wake(
     accept_losses: bool = False,
     timeout: float | None = None,
 ) -> WakeReport:
-    """`Arena.wake` of the current device's arena."""
+    """`Arena.wake` of the current device."""
 
 def discard(tags: _Tags) -> SleepReport:
-    """`Arena.discard` of the current device's arena."""
+    """`Arena.discard` of the current device."""
 
 def mark_restored(tags: _Tags) -> list[str]:
-    """`Arena.mark_restored` of the current device's arena."""
+    """`Arena.mark_restored` of the current device."""
 
 def state() -> dict[str, _State]:
-    """`Arena.state` of the current device's arena."""
+    """`Arena.state` of the current device."""
 
 def stats() -> Stats:
-    """`Arena.stats` of the current device's arena."""
+    """`Arena.stats` of the current device."""
 
 def trim() -> int:
-    """`Arena.trim` of the current device's arena."""
+    """`Arena.trim` of the current device."""
 
 def drop_backups(tags: _Tags | None = None) -> int:
-    """`Arena.drop_backups` of the current device's arena."""
+    """`Arena.drop_backups` of the current device."""
 
 def torch_allocator(arena: Arena, tag: str) -> tuple[int, int]:
-    """The addresses of two C functions, to get segments for a tag of an arena and to give them back: for
-    `torch._C._cuda_customAllocator`.
+    """Addresses of two C functions, alloc and free, for segments of a tag of an arena.
 
-    Raises ValueError for a name that no tag can have, and PoorwillError where PyTorch cannot use the arena.
+    For `torch._C._cuda_customAllocator`. Raises ValueError for an invalid tag, and PoorwillError where
+    PyTorch cannot use the arena.
     """
 
 def torch_make_default(arena: Arena, tag: str) -> None:
-    """Has the symbol `poorwill_alloc` serve a tag of an arena, for the arena's device.
+    """Makes the symbol `poorwill_alloc` serve a tag of an arena, for the arena's device.
 
     Raises as `torch_allocator`.
     """
 
 def torch_call_afterwards(look: Callable[[], None] | None) -> None:
-    """Has a function called, in Python's main thread, soon after PyTorch was given a segment; None ends that.
+    """Sets what Python's main thread calls after PyTorch got a segment; None unsets it.
 
-    What it raises is raised where the main thread is.
+    Its exceptions are raised in the main thread.
     """
 
 def torch_leave_uncut(arena: Arena, tag: str, begins: bool) -> None:
-    """A scope begins, or ends, in which PyTorch gives the large segments of a tag of an arena back without
-    having cut them: they get memory in large pieces.
+    """Begins or ends a scope in which PyTorch frees a tag's large segments whole.
+
+    They get large chunks then.
 
     Raises as `torch_allocator`, and does nothing for an arena that was closed meanwhile.
     """
 
 def torch_moment() -> int:
-    """Now: segments that are handed out later are not carved by who names this moment."""
+    """Serial number of the latest segment, for `torch_carve`."""
 
 def torch_carve(moment: int, segments: Sequence[tuple[int, int, Sequence[tuple[int, int]]]]) -> int:
-    """Gives parts of segments back that PyTorch never hands out again.
+    """Releases parts of segments that PyTorch never hands out again.
 
     Each segment is its address, its size, and its free parts, each an address and a size. Returns the bytes
-    given back, which are whole granules. Raises PoorwillError for what an arena says first, when everything
-    else was tried.
+    released, in whole granules. Raises the first PoorwillError after trying everything else.
     """
 
 def torch_segments(ordinal: int | None = None) -> tuple[int, int]:
-    """How many segments PyTorch has, and the bytes of them that are still held: on one GPU, or on all if None
-    is given.
-    """
+    """Number of PyTorch's segments and their held bytes, on one GPU, or on all for None."""
 
 def torch_has_segment_at(addr: int) -> bool:
-    """Whether a segment that PyTorch has begins at an address."""
+    """Whether one of PyTorch's segments begins at an address."""
 
 def torch_set_cached_max(arena: Arena, max_bytes: int | None) -> None:
-    """How many bytes an arena may keep mapped that nothing uses, before a thread of its own gives them back;
-    None for as many as there are.
+    """Sets how many unused bytes an arena may keep mapped.
 
-    Raises ClosedError when it is closed.
+    A thread of its own releases what exceeds that.
+
+    None means no bound. Raises ClosedError when the arena is closed.
     """
 
 def torch_trim(arena: Arena) -> int:
-    """`Arena.trim`, of what PyTorch has given back by itself."""
+    """`Arena.trim`, without asking PyTorch to free its cache first."""
 
 def torch_refusal() -> str | None:
-    """What was refused to PyTorch last, in words; None where nothing was since this was asked last."""
+    """Takes the message of PyTorch's last refused request, or None.
+
+    This thread's requests come first.
+    """
 
 def make_immortal(object: object) -> None:
-    """Keeps an object for ever: for those of PyTorch's whose end would end the process."""
+    """Leaks an object whose destructor would end the process."""
 
 @final
 class HostBuffer:
-    """Host memory of exactly `nbytes` bytes, of a device's host arena.
+    """Host memory of exactly `nbytes` bytes, from a device's host arena; its bytes are unspecified.
 
-    `device` is named as for `budget`. With `pin` True the memory is page-locked for the device, or this
-    raises PoorwillError; with "auto" it is where the GPU has memory of its own and the machine does it, and
-    otherwise `pageable_because` says why not; with False it is not. POORWILL_DISABLE_PIN=1 and
-    VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY=1 win over `pin`. What the bytes are at first is unspecified.
+    `device` is as for `budget`. `pin` True page-locks the memory or raises PoorwillError. "auto" does so
+    where possible for a GPU with memory of its own; otherwise `pageable_because` says why not.
+    POORWILL_DISABLE_PIN=1 and VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY=1 override `pin`.
 
-    It is lent by the DLPack protocol as a flat array of uint8 on the CPU: `numpy.from_dlpack(buffer)`. The
-    memory goes when neither this, nor an array, nor a view of it is left; in a forked child it is not there.
+    DLPack shares it as a flat uint8 array on the CPU: `numpy.from_dlpack(buffer)`. It is freed with the last
+    of this object, its arrays and views. A forked child does not have it.
 
-    Raises OutOfMemoryError, with what is asked, held and allowed, where there is no room for it.
+    Raises OutOfMemoryError, with the requested, held and allowed bytes, where it does not fit.
     """
 
     def __new__(
@@ -1018,13 +993,13 @@ class HostBuffer:
     ) -> HostBuffer: ...
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """Size in bytes."""
     @property
     def address(self) -> int:
-        """Where it begins in this process."""
+        """Its address in this process."""
     @property
     def device(self) -> str:
-        """The device, by name."""
+        """Name of the device."""
     @property
     def is_pinned(self) -> bool:
         """Whether it is page-locked for a GPU."""
@@ -1032,15 +1007,12 @@ class HostBuffer:
     def pageable_because(self) -> str | None:
         """Why it is not page-locked; None if it is."""
     def device_view(self) -> DeviceView:
-        """The same bytes as the device sees them.
+        """The same bytes at their device address.
 
-        Raises PoorwillError where the device does not: for a pageable buffer of a GPU, and with
-        VLLM_WEIGHT_OFFLOADING_DISABLE_UVA=1.
+        Raises PoorwillError for a pageable buffer of a GPU, and with VLLM_WEIGHT_OFFLOADING_DISABLE_UVA=1.
         """
     def free(self) -> None:
-        """Lets go of the memory. Arrays and views that were made of it keep it until they are gone, too.
-        Freeing again does nothing.
-        """
+        """Frees the memory once its last array and view are gone. Repeating it does nothing."""
     def __dlpack__(
         self,
         *,
@@ -1049,40 +1021,38 @@ class HostBuffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+        """Exports a DLPack capsule.
 
-        Raises BufferError for another device, and for a copy.
+        Raises BufferError for another device, a copy, or a stream.
         """
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Where it is, as the DLPack protocol has it: on the CPU."""
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 @final
 class LoadedTensor:
-    """A tensor of a checkpoint that `load_checkpoint` has read, or rather its bytes: a piece of a buffer of
-    host memory.
+    """The bytes of a tensor that `load_checkpoint` read: a slice of a host buffer.
 
-    It is lent by the DLPack protocol as a flat array of uint8 on the CPU. The buffer goes when neither this,
-    nor an array, nor a view of any of its pieces is left; in a forked child it is not there.
+    DLPack shares it as a flat uint8 array on the CPU. The buffer is freed with the last of its tensors,
+    their arrays and views.
     """
 
     @property
     def name(self) -> str:
-        """Its name, as the file has it."""
+        """Its name in the file."""
     @property
     def dtype(self) -> str:
-        """The type of its elements, as the format names it: "BF16"."""
+        """Element type, as the format names it, like "BF16"."""
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its dimensions."""
+        """Elements in each dimension."""
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """Size in bytes."""
     @property
     def address(self) -> int:
-        """Where it begins in this process; 0 without bytes."""
+        """Its address in this process; 0 without bytes."""
     @property
     def device(self) -> str:
-        """The device, by name."""
+        """Name of the device."""
     @property
     def is_pinned(self) -> bool:
         """Whether it is page-locked for a GPU."""
@@ -1090,10 +1060,9 @@ class LoadedTensor:
     def pageable_because(self) -> str | None:
         """Why it is not page-locked; None if it is, or has no bytes."""
     def device_view(self) -> DeviceView:
-        """The same bytes as the device sees them.
+        """The same bytes at their device address.
 
-        Raises PoorwillError where the device does not, as `HostBuffer.device_view`, and ValueError without
-        bytes.
+        Raises PoorwillError as `HostBuffer.device_view`, and ValueError for no bytes.
         """
     def __dlpack__(
         self,
@@ -1103,12 +1072,11 @@ class LoadedTensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+        """Exports a DLPack capsule.
 
-        Raises BufferError for another device, and for a copy.
+        Raises BufferError for another device, a copy, or a stream.
         """
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Where it is, as the DLPack protocol has it: on the CPU."""
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 def load_checkpoint(
     paths: Sequence[str | os.PathLike[str]],
@@ -1118,36 +1086,33 @@ def load_checkpoint(
     pin: bool | Literal["auto"] = "auto",
     readers: int | None = None,
 ) -> tuple[list[LoadedTensor], dict[str, Any]]:
-    """Reads the checkpoint that `paths` make up into host memory, and gives its tensors, in the order of the
-    files, and a dictionary of what was done.
+    """Reads a checkpoint into host memory; returns its tensors in file order, and a report.
 
-    `dtypes` are those that the caller can have tensors of, by the format's names. `device`, `pin` are as for
-    `HostBuffer`; `readers` is how many read at the same time, 1 to 256, chosen from the machine if it is
-    None. Python code goes on meanwhile, and a signal's handler that raises ends the load: everything is given
-    back then, as after every error.
+    `dtypes` are the format's names of the types that the caller supports. `device` and `pin` are as for
+    `HostBuffer`. `readers` is the number of concurrent reads, 1 to 256, or None to choose by machine. Other
+    Python threads run meanwhile. A signal handler that raises ends the load; every error frees everything.
 
-    Raises ValueError for a tensor of another type, OutOfMemoryError, before anything is read, where there is
-    no room for all of it, FileNotFoundError, and PoorwillError for files that are no checkpoint, or that
-    cannot be read.
+    Raises ValueError for a tensor of another type, and OutOfMemoryError before reading if it does not fit.
+    Raises FileNotFoundError, and PoorwillError for files that are unreadable or no checkpoint.
     """
 
 @final
 class DeviceView:
-    """Host memory as a device sees it, without a copy: `HostBuffer.device_view` and `device_view_of` make it.
+    """Host memory at its device address, without a copy; see `HostBuffer.device_view` and `device_view_of`.
 
-    It is lent by the DLPack protocol as a flat array of uint8 on the device. The memory stays as long as this
-    or an array of it is left, and the last to go waits for the device's work.
+    DLPack shares it as a flat uint8 array on the device. The memory stays until the last of this object and
+    its arrays is gone, which waits for the device's work.
     """
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """Size in bytes."""
     @property
     def address(self) -> int:
-        """Where the device sees it."""
+        """Its address on the device."""
     @property
     def device(self) -> str:
-        """The device, by name."""
+        """Name of the device."""
     def __dlpack__(
         self,
         *,
@@ -1156,28 +1121,28 @@ class DeviceView:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+        """Exports a DLPack capsule.
 
-        Raises BufferError for another device, and for a copy.
+        Raises BufferError for another device, or a copy.
         """
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Where it is, as the DLPack protocol has it: (1, 0) for the host device, (2, N) for a GPU."""
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 def device_view_of(address: int, nbytes: int, keep: object, *, device: _Device | None = None) -> DeviceView:
-    """`nbytes` of host memory of somebody else's at `address`, as the device sees them. `keep` is what keeps
-    the memory, and is held until the last array of the view has gone.
+    """A device view of `nbytes` of host memory at `address` that another owner allocated.
 
-    Memory that is page-locked, by whomever, is seen as it is; other memory is page-locked in place, in whole
-    pages, until its last view has gone. It must not be freed before.
+    `keep` owns that memory, and is referenced until the last array of the view is gone. Page-locked memory
+    is used as it is. Other memory is page-locked in place, in whole pages, until its last view is gone; it
+    must not be freed before.
 
-    Raises ValueError for no bytes and for memory that shares a page with such as somebody else has
-    page-locked, and PoorwillError where it cannot be page-locked, or a variable of the environment says not
-    to.
+    Raises ValueError for no bytes, and for memory that shares a page with memory that is page-locked
+    already. Raises PoorwillError where it cannot be page-locked, or the environment forbids it.
     """
 
 def offload_policy() -> dict[str, Any]:
-    """What the environment turns off now: `pin` and `uva` are whether host memory may be page-locked, and
-    seen in place; `pin_because` and `uva_because` name the variable where not.
+    """What the environment allows now, by key.
 
-    Raises PoorwillError for one that is neither 0 nor 1.
+    `pin` and `uva` say whether host memory may be page-locked, and accessed in place. `pin_because` and
+    `uva_because` name the variable that forbids it, or are None.
+
+    Raises PoorwillError for a variable that is neither 0 nor 1.
     """

@@ -1,8 +1,8 @@
 """Single options of PyTorch's caching allocator, changed for a while.
 
-PyTorch takes its allocator's options as one text, and every text resets what it does not name: the split
-limit, the rounding, the garbage collection threshold. So a text that changes one option has to repeat the
-others, and the only place that tells their live values is a snapshot of the allocator.
+PyTorch takes its allocator's options as one text. Every text resets options that it does not name: the split
+limit, the rounding, the garbage collection threshold. So a text has to repeat the others, and only a
+snapshot of the allocator has their live values.
 """
 
 import importlib
@@ -22,19 +22,19 @@ __all__ = ["allocator_settings"]
 
 _MIB = 1 << 20
 
-# PyTorch keeps the limit in 64 bits without a sign, and tells it with one. No limit is the greatest number.
+# PyTorch keeps the limit as unsigned 64 bits and reports it as signed. No limit is the maximum.
 _BITS = 64
 _NO_LIMIT = (1 << _BITS) - 1
 _MIN_SPLIT_MB = 20
 _MAX_SPLIT_MB = _NO_LIMIT // _MIB
 
-# What the snapshot calls the text that was set last, whichever variable or call it came from.
+# The snapshot's key of the last text, whichever variable or call set it.
 _TEXT_SUFFIX = "_ALLOC_CONF"
 _ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 
-# Of a pool that nobody has (one of the two numbers is always 0) the snapshot lists no segment, and what it
-# costs does not grow. PyTorch 2.11 gives references to the items of its argument away, which does
-# no harm where they are immortal, as small numbers are from Python 3.12 on. Before that, all is listed.
+# One of the two numbers is always 0, so this pool does not exist: the snapshot lists no segment, and its cost
+# does not grow. PyTorch 2.11 drops references to the items of its argument. Immortal objects, as small
+# numbers from Python 3.12 on, survive that. Earlier Pythons list everything.
 _ASKED = (1, 1, False) if sys.version_info >= (3, 12) else None
 
 
@@ -44,26 +44,23 @@ def allocator_settings(
     expandable_segments: bool | EllipsisType = ...,
     device_type: str = "cuda",
 ) -> AbstractContextManager[None]:
-    """Changes options of PyTorch's caching allocator for the block, and puts them back at its end.
+    """Changes options of PyTorch's caching allocator for the block, and restores them at its end.
 
-    `max_split_size_mb` is the largest block, in MiB, that may be split: 20 is the least, `None` means no
-    limit. `expandable_segments` lets segments grow. What is not given stays as it is, and so does every
-    option that has no argument here, wherever it was set: in PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF,
-    PYTORCH_HIP_ALLOC_CONF, or by a call.
+    `max_split_size_mb` is the largest block, in MiB, that may be split: at least 20, `None` for no limit.
+    `expandable_segments` lets segments grow. Options that are not given stay as they are, wherever they were
+    set: PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF, PYTORCH_HIP_ALLOC_CONF, or a call.
 
-    At the end, also after an exception, the options that this block changed have the values again that were
-    live when it began, whatever was done to them in between. Other options that were changed inside keep
-    their new values.
+    At the end, also after an exception, the changed options get back their values from the beginning,
+    whatever happened in between. Other options that were changed inside keep their new values.
 
-    The options are the whole process's, so a block in one thread counts for the others too. Blocks nest, and
-    blocks of several threads may overlap: of those that are open the one entered last counts, and when all
-    have ended the options are as they were before the first. Code that sets allocator options by itself in
-    another thread, at the very moment when a block begins or ends, may find its text replaced.
+    The options are process-wide, so a block in one thread affects the others. Blocks nest, and blocks of
+    several threads may overlap. The open one entered last counts; after all have ended, the options are as
+    before the first. Do not set allocator options in another thread while a block begins or ends: that text
+    may be replaced.
 
-    On a device type other than "cuda" and "hip", and where PyTorch has no GPU to use, it does nothing. What
-    PyTorch refuses or does not take over is an error, and then nothing has changed. Lowering the split limit
-    while a memory pool holds blocks that were split under another one is unsafe in PyTorch; begin a new pool
-    for it.
+    It does nothing without a GPU, and on device types other than "cuda" and "hip". A refused or ignored
+    option is an error that changes nothing. Lowering the split limit is unsafe in PyTorch while a memory
+    pool holds blocks that were split under another one; begin a new pool.
     """
     wanted: dict[str, int | bool] = {}
     if max_split_size_mb is not ...:
@@ -85,7 +82,7 @@ def allocator_settings(
 def lower_split_limit(max_split_size_mb: int) -> Iterator[None]:
     """`allocator_settings` with this split limit, or with the live one if that is lower.
 
-    A block in either case: whoever has set a lower limit may end before this does.
+    Opens a block in either case: an outer block with the lower limit may end first.
     """
     torch = importlib.import_module("torch")
     wanted_bytes = _split_bytes(max_split_size_mb)
@@ -117,22 +114,22 @@ def _split_bytes(max_split_size_mb: object) -> int:
 
 @dataclass(frozen=True)
 class _Options:
-    """The options that a text sets anew or that we change, as the allocator has them now."""
+    """The options that a text resets or that we change, with their current values."""
 
     max_split_bytes: int
     expandable: bool
     garbage_collection_threshold: float
     roundup_power2_divisions: Mapping[str, int]
     max_non_split_rounding_mb: str | None
-    """As it stood in the last text; no snapshot tells it."""
+    """From the last text; no snapshot has it."""
     rest: Mapping[str, object]
-    """What a text leaves alone unless it names it, and what we do not know."""
+    """Options that a text leaves alone unless it names them, with unknown values."""
 
     def changed(self, wanted: Mapping[str, Any]) -> "_Options":
         return replace(self, **wanted)
 
     def text(self, named: frozenset[str]) -> str:
-        """What makes PyTorch have these options, out of those that a text resets and those `named`."""
+        """A text that sets these options: those that a text resets, and those `named`."""
         entries: list[str] = []
         if self.max_split_bytes != _NO_LIMIT:
             entries.append(f"max_split_size_mb:{self.max_split_bytes // _MIB}")
@@ -155,7 +152,7 @@ class _Options:
 
 
 def _live(torch: Any) -> _Options:
-    """The options as they are now."""
+    """The current options."""
     try:
         settings = dict(_snapshot(torch)["allocator_settings"])
         text = "".join(settings.pop(key) for key in list(settings) if key.endswith(_TEXT_SUFFIX))
@@ -187,12 +184,12 @@ def _snapshot(torch: Any) -> Any:
     try:
         return take(_ASKED)
     except (TypeError, RuntimeError):
-        # A version that takes no such argument; the settings are the same, the way there is longer.
+        # This version takes no such argument; it returns the same settings more slowly.
         return take(None)
 
 
 def _in_text(key: str, text: str) -> str | None:
-    """The value of an option in a text of settings; of several the last, which is the one that counts."""
+    """An option's value in a text of settings: the last one counts."""
     found = None
     for entry in _ENTRY.findall(text):
         name, _, value = entry.partition(":")
@@ -202,7 +199,7 @@ def _in_text(key: str, text: str) -> str | None:
 
 
 def _write(torch: Any, live: _Options, wanted: Mapping[str, Any]) -> None:
-    """Makes the options what they are now, but for `wanted`; after an error they are as they were."""
+    """Sets the options to the current ones with `wanted`; restores them after an error."""
     goal, named = live.changed(wanted), frozenset(wanted)
     if goal == live:
         return
@@ -214,7 +211,7 @@ def _write(torch: Any, live: _Options, wanted: Mapping[str, Any]) -> None:
                 f"after {goal.text(named)!r}; this device or version does not take the option over"
             )
     except BaseException:
-        # PyTorch resets before it looks at what a text says, so a refused text has changed something too.
+        # PyTorch resets before it parses, so a refused text has changed options, too.
         _set(torch, live.text(named))
         raise
 
@@ -229,19 +226,19 @@ def _set(torch: Any, text: str) -> None:
 
 
 class _Block:
-    """An open block: what it changed, and what was live before."""
+    """An open block: what it changed, and the previous values."""
 
     def __init__(self, before: dict[str, Any]) -> None:
         self.before = before
 
 
-# The blocks that are open, in the order in which they were entered, and the lock of all rewriting.
+# The open blocks in order of entry, and the lock of all rewriting.
 _open: list[_Block] = []
 _lock = threading.RLock()
 
 
 def _forget_other_threads() -> None:
-    # Another thread may have held the lock when this process was forked off, and is not here to release it.
+    # Another thread may have held the lock at the fork, and is not here to release it.
     global _lock
     _lock = threading.RLock()
 
@@ -279,7 +276,7 @@ def _enter(torch: Any, wanted: Mapping[str, Any]) -> _Block:
 
 
 def _leave(torch: Any, block: _Block) -> None:
-    """Puts back what the block changed; where a later one has changed it as well, that one will."""
+    """Restores what the block changed; a later block that changed it as well restores it then."""
     with _lock:
         place = _open.index(block)
         later = _open[place + 1 :]

@@ -1,8 +1,8 @@
 """Puts NumPy arrays to sleep and wakes them, on any machine: `python -m poorwill.demo`.
 
-The memory is that of the host device, lent to NumPy by the DLPack protocol, so neither a GPU nor PyTorch is
-needed. Every byte is compared after each wake. Ends with 0 when all was as it has to be, with 1 when
-something was not or could not be done, and with 2 for wrong usage.
+The memory is the host device's, shared with NumPy by DLPack, so it needs neither a GPU nor PyTorch. Every
+byte is compared after each wake. The exit code is 0 for success, 1 for wrong bytes or an error, and 2 for
+wrong usage.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SIZES_MIB = (64, 16 << 10)
 
 @dataclass(frozen=True)
 class Row:
-    """What became of an array."""
+    """The result for one array."""
 
     tag: str
     dtype: str
@@ -61,7 +61,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Shown:
-    """All that the demo has found."""
+    """The demo's results."""
 
     device: str
     rows: list[Row]
@@ -106,7 +106,7 @@ class Shown:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the demo, and says how it should end."""
+    """Runs the demo, and returns the exit code."""
     about = "Puts NumPy arrays to sleep and wakes them, without a GPU."
     parser = argparse.ArgumentParser(prog="python -m poorwill.demo", description=about)
     parser.add_argument("--json", action="store_true", help="print one object")
@@ -126,14 +126,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(json.dumps(shown.as_dict()) if chosen.json else shown.as_text(), flush=True)
     except OSError as error:
-        # Otherwise Python tries once more at its end, and ends with a code of its own.
+        # Otherwise Python flushes again at exit, and fails with another code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _failed(f"what was found cannot be printed: {error}")
     return 0 if shown.is_right else 1
 
 
 def show(numpy: Any, size_bytes: int) -> Shown:
-    """Takes arrays of so many bytes through two cycles, and compares them."""
+    """Takes arrays of `size_bytes` through two cycles, and compares them."""
     arena = poorwill.arena(f"host:{2 * size_bytes}", "demo")
     try:
         return _show(numpy, arena, size_bytes)
@@ -148,7 +148,7 @@ def _show(numpy: Any, arena: poorwill.Arena, size_bytes: int) -> Shown:
         arena.empty(size_bytes // 4, "uint8", "kv_cache"),
         arena.empty(size_bytes // 16 // 8, "int64", "runtime"),
     ]
-    # Those stay where they are, asleep or awake. Nothing may touch them while they sleep.
+    # They keep their addresses. Nothing may access them while they sleep.
     arrays = [numpy.from_dlpack(block) for block in blocks]
     noise = numpy.random.default_rng(7)
     for array in arrays:
@@ -168,7 +168,7 @@ def _show(numpy: Any, arena: poorwill.Arena, size_bytes: int) -> Shown:
         cycles.append(Cycle(changed * columns * 4, slept, woken))
         for nth, (array, digest) in enumerate(zip(arrays, before, strict=True)):
             now = "identical" if _digest(array) == digest else "wrong" if array.any() else "zeros"
-            # What was wrong once stays so, and zeros that were zeros before are both.
+            # A wrong result stays wrong, and zeros that were zeros before count as identical.
             if found[nth] != "wrong" and now != "identical":
                 found[nth] = now
             kept[nth] &= numpy.from_dlpack(blocks[nth]).ctypes.data == array.ctypes.data

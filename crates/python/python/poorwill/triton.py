@@ -1,9 +1,11 @@
 """Keep Triton's autotuner to configurations that fit the GPU's shared memory.
 
-`shared_memory_budget` says what a block may have. `shared_memory_pruner` makes the callback that
-`triton.autotune` takes as `prune_configs_by={"early_config_prune": ...}` out of an estimate: one of `matmul`,
-`attention`, `chunk_fwd_o` and `chunk_gated_delta_rule_fwd_h`, which know their kernels' tiles, `exact`, which
-compiles each configuration and reads what it takes, or a function of your own.
+`shared_memory_budget` returns the shared memory of a block. `shared_memory_pruner` makes a callback from an
+estimate, for `triton.autotune(prune_configs_by={"early_config_prune": ...})`. An estimate is one of:
+
+- `matmul`, `attention`, `chunk_fwd_o` and `chunk_gated_delta_rule_fwd_h`, which know their kernels' tiles;
+- `exact`, which compiles each configuration and reads its size;
+- a function of your own.
 
 Importing this needs neither Triton nor PyTorch nor a GPU.
 """
@@ -41,7 +43,7 @@ Capability: TypeAlias = tuple[int, int]
 
 
 class TorchDevice(Protocol):
-    """A `torch.device`, or what looks like one."""
+    """A `torch.device`, or an object like it."""
 
     @property
     def type(self) -> str: ...
@@ -50,12 +52,12 @@ class TorchDevice(Protocol):
     def index(self) -> int | None: ...
 
 
-# `None`, 1, "cuda:1" and a `torch.device` are GPUs of this computer; "sm_120" and (12, 0) are kinds of GPU.
+# `None`, 1, "cuda:1" and a `torch.device` are GPUs of this machine; "sm_120" and (12, 0) are kinds of GPU.
 Device: TypeAlias = int | str | Capability | TorchDevice | None
 
 
 class Config(Protocol):
-    """A `triton.Config`, or what looks like one."""
+    """A `triton.Config`, or an object like it."""
 
     @property
     def kwargs(self) -> dict[str, Any]: ...
@@ -72,15 +74,15 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 @dataclass(frozen=True)
 class Launch:
-    """What an estimate is made from: a configuration, and the launch that the autotuner was called for."""
+    """Input of an estimate: a configuration, and the launch that the autotuner was called for."""
 
     config: Config
     named_args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the kernel that were passed by position, by name."""
+    """Positional arguments of the kernel, by name."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What was passed by name, `grid` included."""
+    """Keyword arguments, with `grid`."""
     capabilities: Sequence[Capability] = ()
-    """What the GPU may be: one kind where it was named, otherwise those that have its shared memory."""
+    """Possible kinds of GPU: the named one, or all with its shared memory."""
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -90,7 +92,7 @@ class Launch:
 
 
 class Estimator(Protocol):
-    """Says how much shared memory a block of a kernel takes."""
+    """Estimates the shared memory of a kernel's block."""
 
     def estimate_bytes(self, launch: Launch) -> int: ...
 
@@ -99,12 +101,12 @@ Estimate: TypeAlias = Estimator | Callable[[dict[str, Any]], int]
 
 
 def shared_memory_budget(device: Device = None) -> int:
-    """The bytes of shared memory that a block may have on `device`, if its kernel opts in.
+    """Shared memory, in bytes, of a block on `device` whose kernel opts in.
 
-    A GPU of this computer is asked, once: `None` (PyTorch's current one where PyTorch uses CUDA, otherwise
-    the first), a number, "cuda:1", or a `torch.device`. `ValueError` says that there is no such GPU; where
-    nothing can be asked, as without a driver, it is the 48 KiB that every GPU has. For a kind of GPU,
-    "sm_120" or (12, 0), it comes from a table; `ValueError` names those that are known.
+    A GPU of this machine is queried once: `None` (PyTorch's current one if PyTorch uses CUDA, otherwise the
+    first), a number, "cuda:1", or a `torch.device`. Without a driver the result is the 48 KiB of every GPU.
+    A kind of GPU, "sm_120" or (12, 0), is looked up in a table. Raises ValueError for a GPU that does not
+    exist and for an unknown kind.
     """
     return _target(device).budget_bytes
 
@@ -117,19 +119,19 @@ def shared_memory_pruner(
     device: Device = None,
     budget_bytes: int | None = None,
 ) -> "Pruner":
-    """A callback for `early_config_prune` that drops the configurations which cannot fit `device`.
+    """A callback for `early_config_prune` that drops configurations which cannot fit `device`.
 
-    A configuration is dropped if its estimate exceeds the budget less `margin_bytes`; the others keep their
-    order. `estimate` is an estimator of this module, or a function that is called with everything known by
-    name (arguments, meta-parameters, `num_stages`, `num_warps`) and returns bytes. A configuration that it
-    raises for is kept, as it would be without a pruner, and a warning says so once. One also says why it is
-    the 48 KiB of every GPU that counts, where nothing can be asked.
+    It drops a configuration whose estimate exceeds the budget less `margin_bytes`, in bytes; the others keep
+    their order. `estimate` is an estimator of this module, or a function that returns bytes. The function
+    gets everything known by name: arguments, meta-parameters, `num_stages`, `num_warps`. A configuration
+    whose estimate raises is kept, with one warning. Another warning says why the 48 KiB of every GPU are
+    used where no GPU can be queried.
 
-    If none fits, "smallest" keeps the one that takes least and warns once; "error" raises `ValueError` with
-    what each takes. Triton does not call the pruner of a kernel that has a single configuration.
+    If none fits, "smallest" keeps the smallest and warns once; "error" raises `ValueError` with all sizes.
+    Triton does not call the pruner of a kernel with a single configuration.
 
-    `budget_bytes` counts where the device has more: the kernel is still compiled for that device, so that it
-    may take another size than on a GPU that has no more.
+    `budget_bytes` bounds the device's own budget. The kernel is still compiled for that device, so its size
+    may differ from that on a smaller GPU.
     """
     margin_bytes = _number("margin_bytes", margin_bytes)
     if margin_bytes < 0:
@@ -161,7 +163,7 @@ def _number(name: str, value: int) -> int:
 
 @dataclass
 class Pruner:
-    """What `shared_memory_pruner` returns. Called with configurations alone, it prunes a list by hand."""
+    """The callback of `shared_memory_pruner`. It also prunes a list by hand, given only configurations."""
 
     estimate: Estimate
     margin_bytes: int
@@ -178,9 +180,9 @@ class Pruner:
         **options: Any,
     ) -> list[AnyConfig]:
         target = _target(self.device)
-        if target.doubt is not None:
+        if target.fallback is not None:
             self._warn(
-                "doubt", f"configurations are held to the {target.budget_bytes} bytes of {target.doubt}"
+                "fallback", f"configurations are held to the {target.budget_bytes} bytes of {target.fallback}"
             )
         if self.budget_bytes is not None and self.budget_bytes < target.budget_bytes:
             target = replace(target, budget_bytes=self.budget_bytes)
@@ -235,7 +237,7 @@ PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def _callers_level() -> int:
-    """The `stacklevel` at which who calls this finds the nearest caller outside of the package."""
+    """The `stacklevel` of the nearest caller outside of the package."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, level = frame.f_back, level + 1
@@ -256,9 +258,9 @@ def _bytes(size_bytes: int) -> str:
     return "more than any GPU has" if size_bytes >= DOES_NOT_FIT_BYTES else f"{size_bytes} bytes"
 
 
-# A size is a number, or the name of a parameter; for the size of an element, also that of a tensor.
+# A number, or the name of a parameter; for an element's size, also the name of a tensor.
 Size: TypeAlias = int | str
-# Left open, the size of an element is that of the widest tensor in the launch.
+# None is the size of the widest tensor's elements in the launch.
 ElementSize: TypeAlias = Size | None
 
 
@@ -271,10 +273,10 @@ def matmul(
     b_bytes: ElementSize = None,
     output_bytes: ElementSize = None,
 ) -> Estimator:
-    """Estimates a kernel that multiplies matrices: a loop over K, and an accumulator.
+    """Estimates a matrix product: a loop over K, and an accumulator.
 
-    Elements whose size is not given are as wide as those of the widest tensor in the launch, and have four
-    bytes where there is none. Tensors of 64-bit whole numbers hold no operands and do not count.
+    Without a given size, elements are as wide as the widest tensor's in the launch, or four bytes without
+    tensors. Tensors of 64-bit integers are not operands and do not count.
     """
     sizes = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
     elements = {"a_bytes": a_bytes, "b_bytes": b_bytes, "output_bytes": output_bytes}
@@ -294,9 +296,9 @@ def attention(
     head_dim: Size = "HEAD_DIM",
     element_bytes: ElementSize = None,
 ) -> Estimator:
-    """Estimates a flash attention kernel, forward: queries stay, keys and values pass by.
+    """Estimates a flash attention kernel, forward: queries stay, keys and values are loaded in a loop.
 
-    Without `element_bytes`, elements are reckoned as by `matmul`.
+    The default of `element_bytes` is as for `matmul`.
     """
     sizes = {"block_m": block_m, "block_n": block_n, "head_dim": head_dim}
     elements = {"element_bytes": element_bytes}
@@ -320,8 +322,8 @@ def chunk_fwd_o(
 ) -> Estimator:
     """Estimates flash-linear-attention's `chunk_fwd_kernel_o`.
 
-    Where the launch has no `key_dim`, `element_bytes` or `state_v_first` of that name, it counts as whatever
-    takes more: elements of up to four bytes, for one.
+    If the launch lacks `key_dim`, `element_bytes` or `state_v_first`, the estimate uses the value that takes
+    most. Elements count as up to four bytes.
     """
     sizes = {"block_t": block_t, "block_k": block_k, "block_v": block_v}
 
@@ -353,8 +355,8 @@ def chunk_gated_delta_rule_fwd_h(
 ) -> Estimator:
     """Estimates flash-linear-attention's `chunk_gated_delta_rule_fwd_kernel_h_blockdim64`.
 
-    Where the launch has no `key_dim`, `element_bytes` or `state_v_first` of that name, it counts as whatever
-    takes more: 256 keys, which are the most that the kernel takes, and elements of up to four bytes.
+    If the launch lacks `key_dim`, `element_bytes` or `state_v_first`, the estimate uses the value that takes
+    most. That is 256 keys, the kernel's maximum, and elements of up to four bytes.
     """
     sizes = {"block_t": block_t, "block_v": block_v}
 
@@ -379,19 +381,19 @@ def chunk_gated_delta_rule_fwd_h(
 
 KEYS_PER_BLOCK = 64
 KEYS_MAX = 256
-# What elements have that are multiplied, unless a tensor says more.
+# Sizes of multiplied elements, unless a tensor says more.
 ELEMENT_BYTES = [1, 2, 4]
 
 
 @dataclass(frozen=True)
 class _Tiles:
-    """An estimate from tile sizes, by the name of what it estimates."""
+    """An estimate from tile sizes, by kernel name."""
 
     kernel: str
     of: Callable[[Launch, Capability], int] = field(repr=False)
 
     def estimate_bytes(self, launch: Launch) -> int:
-        """What the kernel takes on the kind of GPU where it takes most."""
+        """The maximum over the possible kinds of GPU."""
         kinds = launch.capabilities or _native.known_compute_capabilities()
         return max(self.of(launch, capability) for capability in kinds)
 
@@ -415,7 +417,7 @@ def _size(launch: Launch, size: Size) -> int:
 
 
 def _elements(launch: Launch, sizes: Mapping[str, ElementSize]) -> dict[str, int]:
-    """Sizes of elements as given; what is left open is as wide as the launch's tensors."""
+    """Element sizes as given; a missing one is that of the launch's widest tensor."""
     widest = _widest(launch)
     return {name: widest if size is None else _size(launch, size) for name, size in sizes.items()}
 
@@ -427,13 +429,13 @@ def _widest(launch: Launch) -> int:
 
 
 def _is_index(tensor: Any) -> bool:
-    """Whether it holds 64-bit whole numbers, such as offsets: nothing multiplies tiles of them."""
+    """Whether it holds 64-bit integers, such as offsets, which are never multiplied."""
     is_whole = not getattr(getattr(tensor, "dtype", None), "is_floating_point", True)
     return is_whole and tensor.element_size() > max(ELEMENT_BYTES)
 
 
 def _possible_elements(launch: Launch, size: Size) -> list[int]:
-    """The size of an element, or all that it may be where nobody tells."""
+    """The possible sizes of an element: the known one, or all."""
     return ELEMENT_BYTES if _is_missing(launch, size) else [_size(launch, size)]
 
 
@@ -454,17 +456,17 @@ def exact(
     signature: Mapping[str, str] | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Estimator:
-    """Compiles each configuration and reads what it takes, so that nothing is estimated.
+    """Compiles each configuration and reads its exact size.
 
-    `kernel` is what `triton.jit` returned, or a function that returns it: `exact(lambda: my_kernel)` names a
-    kernel that is only being defined. It is compiled for the launch that the autotuner was called for, and
-    the autotuner then finds it in Triton's cache. That needs the GPU.
+    `kernel` is the result of `triton.jit`, or a function that returns it: `exact(lambda: my_kernel)` names a
+    kernel that is still being defined. It is compiled for the launch that the autotuner was called for,
+    which later finds it in Triton's cache. That needs the GPU.
 
-    With a `signature`, from the names of the arguments that are passed to their types ("*fp16", "i32"), it is
-    compiled without one, for the kind of GPU that the pruner's `device` names, otherwise for the one that
-    Triton uses; pointers and sizes count as multiples of 16. `constants` are compile-time arguments that no
-    configuration has. Others are as in the launch, or as the kernel has them by default; what is named
-    nowhere is `None`. Names that are not the kernel's are a `ValueError`.
+    `signature` maps the names of passed arguments to types ("*fp16", "i32"). With it the kernel is compiled
+    without a launch, for the pruner's `device`, or for the GPU that Triton uses. Pointers and sizes then
+    count as multiples of 16. `constants` are compile-time arguments outside of the configurations. Others
+    come from the launch or the kernel's defaults, or are `None`. Raises ValueError for names that the kernel
+    does not have.
     """
     estimator = _Exact(kernel, signature, dict(constants or {}))
     if hasattr(kernel, "warmup"):
@@ -472,7 +474,7 @@ def exact(
     return estimator
 
 
-# What the compiler refuses, because it is too large for any GPU.
+# A size that the compiler refuses, too large for any GPU.
 DOES_NOT_FIT_BYTES = sys.maxsize
 
 
@@ -497,7 +499,7 @@ class _Exact:
         return operator.index(compiled.metadata.shared)
 
     def check_names(self) -> None:
-        """Raises `ValueError` if the signature or the constants have what the kernel has not."""
+        """Raises `ValueError` for names in the signature or the constants that the kernel does not have."""
         if self.signature is None:
             return
         names = list(_jit_function(self.kernel).arg_names)
@@ -509,9 +511,9 @@ class _Exact:
 
 
 def _jit_function(kernel: Any) -> Any:
-    """What is below the kernel's autotuner, which would prune again.
+    """The kernel without its autotuner, which would prune again.
 
-    Heuristics below it stay: they give the kernel arguments. Those above it have put theirs into the launch.
+    Heuristics inside it stay, since they set arguments. Those outside have set theirs in the launch already.
     """
     found = kernel if hasattr(kernel, "warmup") or not callable(kernel) else kernel()
     at = found
@@ -525,7 +527,7 @@ def _jit_function(kernel: Any) -> Any:
 
 
 def _innermost(kernel: Any) -> Any:
-    """What `triton.jit` returned, without heuristics."""
+    """The result of `triton.jit`, without heuristics."""
     while not hasattr(kernel, "arg_names") or not hasattr(kernel, "params"):
         kernel = kernel.fn
     return kernel
@@ -537,7 +539,7 @@ def _warmed_up(kernel: Any, launch: Launch) -> Any:
 
 
 def _all_kwargs(config: Config) -> dict[str, Any]:
-    """Everything that a configuration sets, the compiler's options included."""
+    """All settings of a configuration, with the compiler's options."""
     if hasattr(config, "all_kwargs"):
         everything: dict[str, Any] = config.all_kwargs()
         return everything
@@ -571,7 +573,7 @@ THREADS_PER_WARP = 32
 
 
 def _refused_bytes(error: Exception) -> int | None:
-    """What a configuration takes that was refused for it; `None` where it was refused for something else."""
+    """The size for which a configuration was refused; `None` for another reason."""
     kind = type(error).__name__
     if kind == "OutOfResources" and getattr(error, "name", None) == "shared memory":
         return operator.index(error.required)  # type: ignore[attr-defined]
@@ -581,13 +583,13 @@ def _refused_bytes(error: Exception) -> int | None:
 
 @dataclass(frozen=True)
 class Target:
-    """The GPU that kernels are for."""
+    """The GPU that kernels are compiled for."""
 
     name: str
     capabilities: Sequence[Capability]
     budget_bytes: int
-    doubt: str | None = None
-    """Where nothing could be asked: whose the budget is, and why."""
+    fallback: str | None = None
+    """Where no GPU could be queried: the source of the budget, and the reason."""
 
 
 def _target(device: Device) -> Target:
@@ -598,12 +600,12 @@ def _target(device: Device) -> Target:
     try:
         return _of_gpu(ordinal)
     except _native.PoorwillError as error:
-        doubt = f"every GPU, since cuda:{ordinal} could not be asked: {error}"
-        return Target("an unknown GPU", (), _native.SHARED_MEMORY_WITHOUT_OPT_IN_BYTES, doubt)
+        fallback = f"every GPU, since cuda:{ordinal} could not be asked: {error}"
+        return Target("an unknown GPU", (), _native.SHARED_MEMORY_WITHOUT_OPT_IN_BYTES, fallback)
 
 
 def _kind(device: object) -> Capability | None:
-    """The kind of GPU that `device` names, if it names one."""
+    """The kind of GPU that `device` names; None for a GPU of this machine."""
     if isinstance(device, str) and device.startswith("sm_"):
         if named := re.fullmatch(r"sm_([0-9]+)([0-9])[af]?", device):
             return int(named[1]), int(named[2])
@@ -627,9 +629,9 @@ def _of_kind(capability: Capability) -> Target:
 
 @cache
 def _of_gpu(ordinal: int) -> Target:
-    """What a GPU says of itself. Only answers are kept: what cannot be asked now is asked again.
+    """A GPU's own figures. Failed queries are repeated at the next call.
 
-    Kinds of GPU with the same shared memory also use it alike, so which of them it is need not be asked.
+    Kinds of GPU with the same shared memory also use it alike, so the exact kind does not matter.
     """
     budget_bytes = _native.shared_memory_of_device(ordinal)
     kinds = _native.known_compute_capabilities()

@@ -1,6 +1,6 @@
-//! The methods of arenas as functions of the package: on the arena without a name of the current device.
+//! `Arena`'s methods as package functions, on the current device's default arena.
 //!
-//! Only what puts something into an arena opens one. Everything else says where there is none.
+//! Only `pool` and `graph_pool` open it; the others fail where it is not open.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -26,7 +26,6 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(drop_backups, module)?)
 }
 
-/// The current device's arena, if it is open.
 fn current(py: Python<'_>) -> PyResult<Arena> {
     let device = device::named(None, py)?;
     if let Some(entry) = registry::find(py, &device, DEFAULT) {
@@ -46,7 +45,7 @@ fn current(py: Python<'_>) -> PyResult<Arena> {
     )))
 }
 
-/// `Arena.pool` of a device's arena, which is opened if need be. The device is the current one if None is given.
+/// `Arena.pool` of a device's default arena, opened on first use. None is the current device.
 #[pyfunction]
 #[pyo3(signature = (tag="weights", device=None))]
 fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
@@ -55,7 +54,7 @@ fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> 
     Arena::pool(&arena, tag)
 }
 
-/// `Arena.graph_pool` of a device's arena, which is opened if need be. The device is the current one if None is given.
+/// `Arena.graph_pool` of a device's default arena, opened on first use. None is the current device.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn graph_pool<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
@@ -64,21 +63,21 @@ fn graph_pool<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyRes
     Arena::graph_pool(&arena)
 }
 
-/// `Arena.prepare_sleep` of the current device's arena.
+/// `Arena.prepare_sleep` of the current device.
 #[pyfunction]
 #[pyo3(signature = (level=1, tags=None))]
 fn prepare_sleep(py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<Preparation> {
     current(py)?.prepare_sleep(py, level, tags)
 }
 
-/// `Arena.sleep` of the current device's arena.
+/// `Arena.sleep` of the current device.
 #[pyfunction]
 #[pyo3(signature = (level=1, tags=None))]
 fn sleep(py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<SleepReport> {
     current(py)?.sleep(py, level, tags)
 }
 
-/// `Arena.wake` of the current device's arena.
+/// `Arena.wake` of the current device.
 #[pyfunction]
 #[pyo3(signature = (tags=None, *, verify=None, accept_losses=false, timeout=None))]
 fn wake(
@@ -91,37 +90,37 @@ fn wake(
     current(py)?.wake(py, tags, verify, accept_losses, timeout)
 }
 
-/// `Arena.discard` of the current device's arena.
+/// `Arena.discard` of the current device.
 #[pyfunction]
 fn discard(py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<SleepReport> {
     current(py)?.discard(py, tags)
 }
 
-/// `Arena.mark_restored` of the current device's arena.
+/// `Arena.mark_restored` of the current device.
 #[pyfunction]
 fn mark_restored(py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     current(py)?.mark_restored(py, tags)
 }
 
-/// `Arena.state` of the current device's arena.
+/// `Arena.state` of the current device.
 #[pyfunction]
 fn state(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     current(py)?.state(py)
 }
 
-/// `Arena.stats` of the current device's arena.
+/// `Arena.stats` of the current device.
 #[pyfunction]
 fn stats(py: Python<'_>) -> PyResult<Stats> {
     current(py)?.stats(py)
 }
 
-/// `Arena.trim` of the current device's arena.
+/// `Arena.trim` of the current device.
 #[pyfunction]
 fn trim(py: Python<'_>) -> PyResult<u64> {
     current(py)?.trim(py)
 }
 
-/// `Arena.drop_backups` of the current device's arena.
+/// `Arena.drop_backups` of the current device.
 #[pyfunction]
 #[pyo3(signature = (tags=None))]
 fn drop_backups(py: Python<'_>, tags: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {

@@ -1,28 +1,28 @@
-//! Holds on the memory of a tag, as a `with` statement has them.
+//! `Hold`: keeps a tag's memory in place, as a context manager.
 
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
 use crate::errors::refused;
-use crate::process::Here;
+use crate::process::ProcessLocal;
 
-/// Keeps the memory of a tag where it is until it is ended, or no longer used.
+/// Keeps the memory of a tag at its address until it is ended or dropped.
 ///
-/// In a `with` statement the end of the block ends it.
+/// The end of a `with` block ends it.
 #[pyclass(frozen, module = "poorwill")]
 #[derive(Debug)]
 pub(crate) struct Hold {
     tag: String,
     holder: String,
-    /// There until it is ended.
-    hold: Here<Mutex<Option<poorwill::Hold>>>,
+    /// None once it is ended.
+    hold: ProcessLocal<Mutex<Option<poorwill::Hold>>>,
 }
 
 impl Hold {
     pub(super) fn new(hold: poorwill::Hold) -> Self {
         let (tag, holder) = (hold.tag().to_string(), hold.holder().to_owned());
-        Self { tag, holder, hold: Here::new(Mutex::new(Some(hold))) }
+        Self { tag, holder, hold: ProcessLocal::new(Mutex::new(Some(hold))) }
     }
 
     fn is_ended(&self) -> PyResult<bool> {
@@ -32,26 +32,26 @@ impl Hold {
 
 #[pymethods]
 impl Hold {
-    /// What is held.
+    /// The held tag.
     #[getter]
     fn tag(&self) -> &str {
         &self.tag
     }
 
-    /// By whom.
+    /// Name of the holder.
     #[getter]
     fn holder(&self) -> &str {
         &self.holder
     }
 
-    /// Lets the memory go. Doing so again does nothing.
+    /// Ends the hold. Repeating it does nothing.
     fn end(&self, py: Python<'_>) -> PyResult<()> {
         let ended = self.hold.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(ended));
         Ok(())
     }
 
-    /// Raises PoorwillError when it is ended: nothing would be held.
+    /// Raises PoorwillError when it has ended, since nothing would be held.
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let Self { tag, holder, .. } = slf.get();
         if slf.get().is_ended()? {

@@ -1,4 +1,4 @@
-//! Arenas: memory of a device that can be put to sleep and woken.
+//! `Arena`: device memory that can sleep and wake.
 
 mod current;
 mod hold;
@@ -14,9 +14,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use self::hold::Hold;
-use self::preparation::{Begun, Preparation};
-use self::registry::{Entry, Wanted};
-pub(crate) use self::registry::{Failed, Opened, device as device_for_host_memory};
+use self::preparation::{Preparation, RunningPreparation};
+pub(crate) use self::registry::{ArenaError, Opened, device as device_for_host_memory};
+use self::registry::{ArenaOptions, Entry};
 pub(crate) use self::report::SleepReport;
 use self::report::{LostRange, Stats, WakeReport};
 use self::request::Declaration;
@@ -24,7 +24,7 @@ use crate::block::{Block, Dtype};
 use crate::budget::{Budget, cap};
 use crate::device;
 use crate::errors::{failed, invalid};
-use crate::process::Here;
+use crate::process::ProcessLocal;
 use crate::sizes::size_of;
 use crate::torch;
 
@@ -39,37 +39,38 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.py().import("atexit")?.call_method1("register", (at_exit,)).map(drop)
 }
 
-/// Called before the interpreter ends: a thread that copies must not meet a driver that is being taken down.
+/// Runs at exit: no thread may still copy while the driver is torn down.
 #[pyfunction]
 fn end_preparations(py: Python<'_>) {
     let opened: Vec<_> = registry::all(py).iter().filter_map(|entry| entry.opened().ok()).collect();
-    // It may be the last to hold one, if that is being closed.
+    // May drop a closed arena's last reference, which waits for the device.
     py.detach(move || opened.iter().for_each(|opened| opened.end_preparations()));
 }
 
-/// The name of the arena that is meant where none is named.
+/// Name of an arena that is opened without one.
 const DEFAULT: &str = "default";
 
-/// Opens an arena, or finds it: memory of a device that can be put to sleep and woken.
+/// Opens an arena, or finds the open one: device memory that can sleep and wake.
 ///
-/// `device` is named as for `budget`. Several arenas of one device share it and have names. Asking again for one that
-/// is open returns it; options that are given then must be those that it was opened with.
+/// `device` is as for `budget`. Several arenas share a device and differ by name. Options given for an open
+/// arena must agree with it.
 ///
-/// `limit` is the most that it may map: bytes as an int or a text like "24GiB"; a share of the device's budget, as a
-/// float, or a text like "0.92" or "92%"; or one for each device, as a mapping or a text like "cuda:0=20GiB,0.92".
-/// It has to fit beside what this process has of the device already; a share is lowered until it does. Without a
-/// limit the arena may have what is left of the budget. Each arena finds its budget when it is opened and none is
-/// kept for the others, so several without a limit compete, and in the end it is the device that refuses.
+/// `limit` bounds what the arena may map:
 ///
-/// `host_limit` bounds the host memory that the device may hold for backups, and `pageable` leaves it unlocked. `peers`
-/// are the numbers of the other GPUs that may use a GPU's memory: without, all that the process sees and that can reach
-/// it; `()` for a process that uses one GPU. All three are the device's, and so those of its first arena.
+/// - bytes, as an int or a text like "24GiB";
+/// - a share of the device's budget, as a float or a text like "0.92" or "92%", lowered until it fits;
+/// - one for each device, as a mapping or a text like "cuda:0=20GiB,0.92".
 ///
-/// Backups stay in host memory after a wake and save the next sleep's copy of what has not changed, unless
-/// `keep_backups` is False; `Arena.drop_backups` lets them go at any other time.
+/// Without a limit it is what is left of the budget; several such arenas compete for that.
 ///
-/// Raises BudgetError for a limit that does not fit or where nobody tells how much memory there is, and PoorwillError
-/// where the device cannot be opened, or is open in another way.
+/// `host_limit` bounds the device's host memory for backups, and `pageable` leaves that unlocked. `peers` are
+/// the numbers of GPUs that may access this GPU's memory, by default all that can; `()` suits a process with
+/// one GPU. The first arena of a device decides all three.
+///
+/// Unless `keep_backups` is False, backups stay after a wake for the next sleep.
+///
+/// Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where the
+/// device cannot be opened, or is open with other options.
 #[pyfunction]
 #[pyo3(signature = (
     device=None, name="default", *, limit=None, host_limit=None, pageable=false, peers=None, keep_backups=None
@@ -97,29 +98,29 @@ fn arena(
     let limit_bytes = host_limit.map(size_of).transpose()?;
     let host_memory = HostMemoryUse::default().limited_to(limit_bytes).left_pageable(pageable);
     let name = name.to_owned();
-    let wanted = Wanted { device: spec, any_size, name, limit, host_memory, peers, keep_backups };
-    torch::bury_closed(py);
-    registry::open(py, &wanted).map(Arena::new)
+    let options = ArenaOptions { device: spec, any_size, name, limit, host_memory, peers, keep_backups };
+    torch::drop_closed(py);
+    registry::open(py, &options).map(Arena::new)
 }
 
-/// Memory of a device that can be put to sleep and woken; `poorwill.arena` opens one.
+/// Device memory that can sleep and wake; `poorwill.arena` opens one.
 ///
-/// It stays open until it is closed, whether or not anybody holds this object.
+/// It stays open until it is closed, also without references to this object.
 #[pyclass(frozen, module = "poorwill")]
 #[derive(Debug)]
 pub(crate) struct Arena {
     name: String,
     device: DeviceSpec,
-    entry: Here<Arc<Entry>>,
+    entry: ProcessLocal<Arc<Entry>>,
 }
 
 impl Arena {
     fn new(entry: Arc<Entry>) -> Self {
         let (name, device) = (entry.name().to_owned(), entry.device().clone());
-        Self { name, device, entry: Here::new(entry) }
+        Self { name, device, entry: ProcessLocal::new(entry) }
     }
 
-    /// What is open; an error where it has been closed, and in a fork of the process that opened it.
+    /// Fails if it was closed, and in a fork of the process that opened it.
     pub(crate) fn opened(&self) -> PyResult<Arc<Opened>> {
         self.entry.get()?.opened()
     }
@@ -128,23 +129,21 @@ impl Arena {
         &self.device
     }
 
-    /// Whether it has not been closed; an error in a fork of the process that opened it.
     pub(crate) fn is_open(&self) -> PyResult<bool> {
         Ok(self.entry.get()?.is_open())
     }
 
-    /// Does something with it while other Python threads go on.
     pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
         act: impl FnOnce(&poorwill::Arena) -> Result<T, PoolError> + Send,
     ) -> PyResult<T> {
         let opened = self.opened()?;
-        // It may be the last to hold it, if it is being closed.
+        // May drop a closed arena's last reference, which waits for the device.
         py.detach(move || opened.with(act)).map_err(|error| error.raise(py))
     }
 
-    /// The same, after whoever else caches its memory has given back what is not in use.
+    /// `with`, after PyTorch released the segments that it only caches.
     fn settled<T: Send>(
         &self,
         py: Python<'_>,
@@ -157,13 +156,13 @@ impl Arena {
 
 #[pymethods]
 impl Arena {
-    /// The device, by name.
+    /// Name of the device.
     #[getter]
     fn device(&self) -> String {
         self.device.to_string()
     }
 
-    /// Its own name.
+    /// Name of the arena.
     #[getter]
     fn name(&self) -> &str {
         &self.name
@@ -175,7 +174,7 @@ impl Arena {
         Ok(self.opened()?.arena.limit_bytes())
     }
 
-    /// The budget that its limit comes from, as it was decided when it was opened, and the claims on it now.
+    /// The budget that the limit came from, with its current claims.
     #[getter]
     fn budget(&self) -> PyResult<Budget> {
         let opened = self.opened()?;
@@ -183,11 +182,11 @@ impl Arena {
         Ok(Budget::shared(opened.device.clone(), opened.budget.clone(), envelope))
     }
 
-    /// Takes memory for an array. Its bytes are unspecified.
+    /// Allocates a block for an array; its bytes are unspecified.
     ///
-    /// `shape` is a number of elements, or one for each dimension; `dtype` a text like "float32", or a type of NumPy's.
-    /// `numpy.from_dlpack` makes an array of it that shares the memory, on the host device; from NumPy 2.2 on
-    /// it can be written to.
+    /// `shape` is a number of elements, or one for each dimension. `dtype` is a text like "float32", or a
+    /// NumPy type. On the host device `numpy.from_dlpack` shares the memory; from NumPy 2.2 on that array is
+    /// writable.
     ///
     /// Raises OutOfMemoryError at the limit, and TagError while the tag sleeps.
     #[pyo3(
@@ -199,28 +198,32 @@ impl Arena {
         Block::take(py, opened, shape, dtype, tag)
     }
 
-    /// Puts tags to sleep: their memory goes back to the device, their addresses stay.
+    /// Puts tags to sleep: releases their memory to the device and keeps their addresses.
     ///
-    /// `level` 1 keeps weights in host memory, 2 drops them. `tags` is one, several, or None for all. All or nothing;
-    /// tags that sleep already are reported and left alone. Nobody may touch what sleeps.
+    /// `level` 1 backs up weights in host memory, 2 drops them. `tags` is one, several, or None for all. All
+    /// or nothing; tags that sleep already are left alone. Do not access sleeping memory.
     ///
-    /// Raises TagError for a tag that is not there or has no bytes worth keeping, and SleepError when it failed.
+    /// Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
+    /// failed.
     #[pyo3(signature = (level=1, tags=None))]
     fn sleep(&self, py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<SleepReport> {
         let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
         self.settled(py, |arena| arena.sleep(&request)).map(SleepReport::from)
     }
 
-    /// Wakes tags: the same bytes at the same addresses, or what their policy says of dropped ones.
+    /// Wakes tags: the same bytes at the same addresses, or dropped memory by the tag's policy.
     ///
-    /// `tags` is one, several, or None for all that sleep. Tags that are awake are reported and left alone. `verify`
-    /// says how many granules are compared with their backups' digests: "all", "sample" for one in 64, or None for all
-    /// where the device computes digests at the speed of its memory, as GPUs do, and else a sample. With a `timeout`, in
-    /// seconds, it waits so long for memory of the device that others are about to give back; Ctrl-C does not end that.
+    /// `tags` is one, several, or None for all that sleep; awake tags are left alone.
     ///
-    /// All or nothing: raises OutOfMemoryError for lack of memory and WakeError when it failed, and everything sleeps
-    /// as before then. Where backups have spoiled in host memory that names all of them; with `accept_losses` the rest
-    /// wakes, and the report's `lost` says what has to be written again before it is marked as restored.
+    /// `verify` says how many granules are compared with their backups' digests: "all", or "sample" for one
+    /// in 64. None means all where digests are fast, as on GPUs, otherwise a sample.
+    ///
+    /// `timeout` is how many seconds to wait for other calls with these tags, and for memory that others
+    /// release; Ctrl-C does not end that.
+    ///
+    /// All or nothing: raises OutOfMemoryError or WakeError, and everything sleeps as before. A WakeError
+    /// names all damaged backups. With `accept_losses` the rest wakes, and the report's `lost` lists the
+    /// ranges to write again before `mark_restored`.
     #[pyo3(signature = (tags=None, *, verify=None, accept_losses=false, timeout=None))]
     fn wake(
         &self,
@@ -234,31 +237,34 @@ impl Arena {
         self.with(py, |arena| arena.wake(&request)).map(WakeReport::from)
     }
 
-    /// Drops the bytes of tags whatever their policy says, awake or asleep, backups included.
+    /// Drops the bytes of tags, awake or asleep, with their backups, whatever their policy.
     ///
-    /// They sleep until they are woken, and hold then what their policy says of dropped memory.
+    /// They then sleep; a wake gives them what their policy says of dropped memory.
     fn discard(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<SleepReport> {
         let tags = request::named_tags(tags)?;
         self.settled(py, |arena| arena.discard(&tags)).map(SleepReport::from)
     }
 
-    /// Says that the bytes of tags have been written again after they were dropped or lost. Returns the tags that were
-    /// undefined until now.
+    /// Marks tags as written again after their bytes were dropped or lost.
+    ///
+    /// Returns the tags that were undefined until now.
     fn mark_restored(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let tags = request::named_tags(tags)?;
         let restored = self.with(py, |arena| arena.mark_restored(&tags))?;
         Ok(restored.iter().map(Tag::to_string).collect())
     }
 
-    /// What was lost of awake tags because its backup had spoiled in host memory, and neither written again and marked as
-    /// restored nor freed since, in address order.
+    /// Ranges of awake tags that were lost to damaged backups, in address order.
+    ///
+    /// A range stays listed until its tag is marked as restored or the block freed.
     fn lost_ranges(&self, py: Python<'_>) -> PyResult<Vec<LostRange>> {
         let lost = self.with(py, poorwill::Arena::lost_ranges)?;
         Ok(lost.into_iter().map(LostRange::from).collect())
     }
 
-    /// Begins to back up, in the background, what such a sleep would, so that even the first sleep copies nothing but
-    /// what has changed by then. Everything can be used meanwhile.
+    /// Starts to back up in the background what such a sleep would.
+    ///
+    /// The sleep then copies only what changed since. All memory stays usable meanwhile.
     #[pyo3(signature = (level=1, tags=None))]
     fn prepare_sleep(
         &self,
@@ -270,16 +276,17 @@ impl Arena {
         torch::settle(py, self)?;
         let opened = self.opened()?;
         let begun = py.detach(move || {
-            let begun = Begun::new(opened.with(|arena| arena.prepare_sleep(&request))?);
-            opened.watch(&begun);
+            let begun = RunningPreparation::new(opened.with(|arena| arena.prepare_sleep(&request))?);
+            opened.add_preparation(&begun);
             Ok(begun)
         });
-        begun.map(Preparation::new).map_err(|error: Failed| error.raise(py))
+        begun.map(Preparation::new).map_err(|error: ArenaError| error.raise(py))
     }
 
-    /// Where the bytes of each tag are that has blocks, holds memory or sleeps: "awake", "undefined" (awake, but
-    /// dropped by a sleep and not restored since), "asleep_backed_up", "asleep_dropped", or "stranded" (asleep with
-    /// its memory, after a sleep that could not be undone).
+    /// State of each tag that has blocks, holds memory or sleeps.
+    ///
+    /// It is "awake", "asleep_backed_up" or "asleep_dropped". "undefined" is awake, but dropped by a sleep
+    /// and not restored since. "stranded" is asleep with its memory, after a sleep that could not be undone.
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.with(py, poorwill::Arena::stats)?;
         let states = PyDict::new(py);
@@ -288,7 +295,7 @@ impl Arena {
         Ok(states)
     }
 
-    /// Figures, now.
+    /// Current figures.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         self.with(py, poorwill::Arena::stats).map(Stats::from)
     }
@@ -299,61 +306,61 @@ impl Arena {
         report::plain(py, &snapshot.segments)
     }
 
-    /// Gives back all memory of the device that serves no byte, but for what a hold keeps, waiting for work that may still
-    /// touch it. Returns how many bytes that was.
+    /// Releases all memory that serves no byte and that no hold keeps.
+    ///
+    /// Waits for work that may still use it. Returns the bytes released.
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
         self.settled(py, poorwill::Arena::trim)
     }
 
-    /// Lets go of the backups of tags that are awake, and gives host memory back that nothing uses. Returns how many bytes
-    /// that was; what lies in one piece with a backup that stays comes back with that.
+    /// Drops the backups of awake tags and releases unused host memory; returns the bytes released.
     ///
-    /// `tags` is one, several, or None for all that are awake. What sleeps keeps its backups. The next sleep copies what
-    /// is let go of.
+    /// `tags` is one, several, or None for all that are awake. Memory that shares an extent with a remaining
+    /// backup is released later. The next sleep copies the bytes again.
     ///
-    /// Raises TagError for a tag that is named and sleeps with a backup; nothing has happened then.
+    /// Raises TagError, with nothing changed, for a named tag that sleeps with a backup.
     #[pyo3(signature = (tags=None))]
     fn drop_backups(&self, py: Python<'_>, tags: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         let tags = request::tags(tags)?;
         self.with(py, |arena| arena.drop_backups(tags.as_deref()))
     }
 
-    /// Says that somebody else, `holder` by name, has the physical memory of a tag registered: with a network card, say,
-    /// or another process. Until the hold is ended, as by the end of a `with` statement, none of it leaves its address:
-    /// a sleep or a discard that means the tag is refused, and so is closing the arena.
+    /// Declares that `holder` has the physical memory of a tag registered, say with a network card.
     ///
-    /// Take it before registering, and end it after deregistering. Holds add up.
+    /// Until the hold ends, that memory stays mapped: a sleep or discard of the tag fails, and so does
+    /// closing the arena. Take it before registering, and end it after deregistering. Holds add up.
     ///
-    /// Raises TagError for a tag that is not there or sleeps, and ValueError for a holder without a name.
+    /// Raises TagError for an unknown or sleeping tag, and ValueError for an empty holder.
     fn hold(&self, py: Python<'_>, tag: &str, holder: &str) -> PyResult<Hold> {
         let tag = request::tag(tag)?;
         if holder.trim().is_empty() {
-            return Err(invalid("who holds memory has a name, for those who are refused: like \"NIXL\""));
+            return Err(invalid("a holder needs a name for error messages, like \"NIXL\""));
         }
         self.with(py, |arena| arena.hold(&tag, holder)).map(Hold::new)
     }
 
-    /// The tags that are held, each with its `holders` and the `idle_bytes` that serve nobody and stay because of it.
+    /// The held tags, each with `holders` and the `reclaimable_bytes` that stay mapped only for them.
     fn held<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let held = self.with(py, poorwill::Arena::held)?;
         let tags = PyDict::new(py);
         for one in held {
             let about = PyDict::new(py);
             about.set_item("holders", one.holders)?;
-            about.set_item("idle_bytes", one.idle_bytes)?;
+            about.set_item("reclaimable_bytes", one.idle_bytes)?;
+            // The old key, until the next release.
+            about.set_item(concat!("idle", "_bytes"), one.idle_bytes)?;
             tags.set_item(one.tag.as_str(), about)?;
         }
         Ok(tags)
     }
 
-    /// Says what sleep does with a tag, before anything is put into it; and what is known about changes to its bytes
-    /// between two sleeps, at any time.
+    /// Declares how a tag sleeps, before its first allocation, and how its bytes change, at any time.
     ///
-    /// At `level1` and `level2` a sleep has a "backup" made of it or is to "drop" it, and `dropped` memory comes back
-    /// as "zeros" or "undefined". `changes` are "compared" (nothing is known), "immutable" (promised to stay, and only
-    /// a sample is compared) or "volatile" (always copied). What is left open is as it is for this tag by default.
+    /// `level1` and `level2` choose "backup" or "drop" for such a sleep. `dropped` memory wakes as "zeros" or
+    /// "undefined". `changes` are "compared" (unknown), "immutable" (promised; only a sample is compared) or
+    /// "volatile" (always copied). Omitted options keep the tag's defaults.
     ///
-    /// Raises TagError when the tag is in use, or was declared, in another way.
+    /// Raises TagError when the tag is in use, or declared, with another policy.
     #[pyo3(signature = (tag, *, level1=None, level2=None, dropped=None, changes=None))]
     fn declare(
         &self,
@@ -372,7 +379,7 @@ impl Arena {
         })
     }
 
-    /// Where PyTorch's allocations go in a `with` statement over what this returns: into this arena, as `tag`.
+    /// A context manager that routes PyTorch's allocations into this arena, as `tag`.
     ///
     /// Needs PyTorch. See `poorwill.torch`.
     #[pyo3(signature = (tag="weights"))]
@@ -381,21 +388,21 @@ impl Arena {
         torch.call_method1("Pool", (slf, tag))
     }
 
-    /// What to give `torch.cuda.graph` as its pool, for graphs whose memory is to be this arena's.
+    /// A pool for `torch.cuda.graph` that takes graph memory from this arena.
     ///
     /// Needs PyTorch. See `poorwill.torch`.
     fn graph_pool<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("poorwill.torch")?.call_method1("graph_pool", (slf,))
     }
 
-    /// Gives everything back and ends it, after what is under way. Closing again does nothing. Raises SleepError while a
-    /// CUDA graph is being captured, and TagError while a tag is held, with nothing done.
+    /// Releases everything and closes the arena, after calls in progress. Repeating it does nothing.
     ///
-    /// What still lives in it loses its bytes and its memory at once; the addresses stay reserved, so that nothing
-    /// else comes to lie there, until the last has let go.
+    /// Live blocks lose their memory at once; their addresses stay reserved until the last is freed.
+    ///
+    /// Raises SleepError during a CUDA graph capture, and TagError while a tag is held; both change nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let entry = self.entry.get()?;
-        // PyTorch may be beyond settling anything, as after an error of the device: that is no reason to stay open.
+        // PyTorch may be broken by an error of the device; close the arena all the same.
         let settled = torch::settle(py, self);
         py.detach(|| entry.close()).map_err(|error| failed(py, &error))?;
         settled

@@ -1,6 +1,6 @@
-//! Sleeps that are being prepared in the background.
+//! `Preparation`: backups that run in the background.
 //!
-//! An arena knows the preparations that were begun on it, so that none of them is at work when the process ends.
+//! An arena knows its own, so that none still runs when the process ends.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -13,123 +13,120 @@ use pyo3::prelude::*;
 use super::report::PrepareReport;
 use super::request;
 use crate::errors::failed;
-use crate::process::Here;
+use crate::process::ProcessLocal;
 
-/// How long nobody looks whether Python has been interrupted, at most.
-const LOOK_EVERY_MAX: Duration = Duration::from_millis(20);
-
-/// A preparation that was begun.
-#[derive(Debug)]
-pub(super) struct Begun(Mutex<State>);
+/// Longest delay of a poll, and so of a signal handler.
+const POLL_INTERVAL_MAX: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
-struct State {
-    /// There until its end has been seen.
-    under_way: Option<poorwill::Preparation>,
+pub(super) struct RunningPreparation(Mutex<PreparationState>);
+
+#[derive(Debug)]
+struct PreparationState {
+    /// None once its end was seen.
+    running: Option<poorwill::Preparation>,
     progress: PrepareProgress,
     outcome: Option<Outcome>,
 }
 
 type Outcome = Result<Done, Arc<PoolError>>;
 
-impl Begun {
+impl RunningPreparation {
     pub(super) fn new(preparation: poorwill::Preparation) -> Arc<Self> {
         let progress = preparation.progress();
-        Arc::new(Self(Mutex::new(State { under_way: Some(preparation), progress, outcome: None })))
+        Arc::new(Self(Mutex::new(PreparationState { running: Some(preparation), progress, outcome: None })))
     }
 
     pub(super) fn cancel(&self) {
-        if let Some(preparation) = &self.look().under_way {
+        if let Some(preparation) = &self.poll().running {
             preparation.cancel();
         }
     }
 
     pub(super) fn is_ended(&self) -> bool {
-        self.look().under_way.is_none()
+        self.poll().running.is_none()
     }
 
-    /// What came of it, waiting for that.
-    pub(super) fn end(&self) {
-        // Whoever else waits looks every now and then, and finds it.
+    pub(super) fn wait_until_ended(&self) {
+        // By polling, since `Preparation.wait` may wait for the same one.
         let mut pause = Duration::from_millis(1);
         while !self.is_ended() {
             thread::sleep(pause);
-            pause = (pause * 2).min(LOOK_EVERY_MAX);
+            pause = (pause * 2).min(POLL_INTERVAL_MAX);
         }
     }
 
-    /// How it is now. Nothing waits with this lock held.
-    fn look(&self) -> MutexGuard<'_, State> {
+    /// The current state. No caller waits while it holds this lock.
+    fn poll(&self) -> MutexGuard<'_, PreparationState> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(preparation) = state.under_way.take() {
+        if let Some(preparation) = state.running.take() {
             state.progress = preparation.progress();
             if state.progress.is_ended {
-                // It has ended, so this does not wait.
+                // Returns at once, since it has ended.
                 state.outcome = Some(preparation.wait().map_err(Arc::new));
             } else {
-                state.under_way = Some(preparation);
+                state.running = Some(preparation);
             }
         }
         state
     }
 }
 
-/// A sleep that is being prepared: backups are made in the background, so that the sleep copies only what has changed
-/// by then.
+/// Backups in the background, so that a later sleep copies only what changed since.
 ///
-/// Nobody has to hold or to wait for it; a sleep or a discard of one of the tags ends it. In a `with` statement the
-/// end of the block waits for it, and an exception in the block cancels it.
+/// A sleep or discard of one of its tags ends it. The end of a `with` block waits for it, or cancels it after
+/// an exception.
 #[pyclass(frozen, module = "poorwill")]
 #[derive(Debug)]
-pub(crate) struct Preparation(Here<Arc<Begun>>);
+pub(crate) struct Preparation(ProcessLocal<Arc<RunningPreparation>>);
 
 impl Preparation {
-    pub(super) fn new(begun: Arc<Begun>) -> Self {
-        Self(Here::new(begun))
+    pub(super) fn new(running: Arc<RunningPreparation>) -> Self {
+        Self(ProcessLocal::new(running))
     }
 
     fn progress(&self) -> PyResult<PrepareProgress> {
-        Ok(self.0.get()?.look().progress)
+        Ok(self.0.get()?.poll().progress)
     }
 }
 
 #[pymethods]
 impl Preparation {
-    /// Looked at so far.
+    /// Bytes processed so far.
     #[getter]
     fn done_bytes(&self) -> PyResult<u64> {
         Ok(self.progress()?.done_bytes)
     }
 
-    /// Live bytes that there were to look at when it began.
+    /// Live bytes when it began.
     #[getter]
     fn total_bytes(&self) -> PyResult<u64> {
         Ok(self.progress()?.total_bytes)
     }
 
-    /// Whether it has ended, in whatever way.
+    /// Whether it has ended, for whatever reason.
     #[getter]
     fn is_ended(&self) -> PyResult<bool> {
         Ok(self.progress()?.is_ended)
     }
 
-    /// Asks it to end. What is being copied is finished and kept.
+    /// Requests its end. Copies in progress are finished and kept.
     fn cancel(&self) -> PyResult<()> {
         self.0.get()?.cancel();
         Ok(())
     }
 
-    /// Waits for its end and says what was done.
+    /// Waits for its end and reports what was done.
     ///
-    /// Raises TimeoutError when it has not ended after `timeout` seconds; it goes on then. Raises SleepError when
-    /// host memory was lacking or the device failed; what was backed up by then stays.
+    /// Raises TimeoutError after `timeout` seconds; the preparation continues. Raises SleepError when host
+    /// memory was missing or the device failed; finished backups stay.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<PrepareReport> {
-        let begun = self.0.get()?;
-        let patience = timeout.map(request::timeout).transpose()?;
-        let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
+        let running = self.0.get()?;
+        let timeout = timeout.map(request::timeout).transpose()?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut pause = Duration::from_millis(1);
-        while !begun.is_ended() {
+        while !running.is_ended() {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 let PrepareProgress { done_bytes, total_bytes, .. } = self.progress()?;
@@ -140,9 +137,9 @@ impl Preparation {
             }
             py.detach(|| thread::sleep(pause.min(left.unwrap_or(pause))));
             py.check_signals()?;
-            pause = (pause * 2).min(LOOK_EVERY_MAX);
+            pause = (pause * 2).min(POLL_INTERVAL_MAX);
         }
-        match &begun.look().outcome {
+        match &running.poll().outcome {
             Some(Ok(report)) => Ok(PrepareReport::from(report.clone())),
             Some(Err(error)) => Err(failed(py, error)),
             None => Err(failed(py, &PoolError::Poisoned)),

@@ -1,7 +1,10 @@
-//! Reports and figures, as Python's objects: what the library says, with the same names as in its JSON.
+//! The library's reports and figures as Python objects, with the names of its JSON.
+
+use std::ffi::CString;
 
 use poorwill::pool::TagStats as TagFigures;
 use poorwill::{ByteSize, PoolStats, Tag};
+use pyo3::exceptions::{PyAttributeError, PyDeprecationWarning};
 use pyo3::prelude::*;
 use serde::Serialize;
 
@@ -18,18 +21,37 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<TagStats>()
 }
 
-/// What serialises, as Python's plain values.
+/// Converts by way of JSON.
 pub(super) fn plain<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     let json = serde_json::to_string(value).map_err(refused)?;
     py.import("json")?.call_method1("loads", (json,))
 }
 
-/// A class over one of the library's reports: an attribute for each field, `as_dict`, and a line for people.
+/// Stems of attributes that end in `_bytes` and have new names. The old ones work until the next release.
+const RENAMED: [(&str, &str); 3] =
+    [("trusted", "skipped_bytes"), ("uncovered", "unaccounted_bytes"), ("owed", "deferred_release_bytes")];
+
+/// An attribute by its old name, with a DeprecationWarning.
+fn renamed<'py>(report: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    let (py, class) = (report.py(), report.get_type());
+    let stem = name.strip_suffix("_bytes");
+    for (_, new) in RENAMED.iter().filter(|(old, _)| Some(*old) == stem) {
+        if class.hasattr(new)? {
+            let notice = format!("`{name}` is called `{new}` now; the old name goes with the next release");
+            let category = py.get_type::<PyDeprecationWarning>();
+            PyErr::warn(py, &category, &CString::new(notice)?, 1)?;
+            return report.getattr(*new);
+        }
+    }
+    Err(PyAttributeError::new_err(format!("'{}' object has no attribute '{name}'", class.name()?)))
+}
+
+/// A class over a report: an attribute for each field, `as_dict`, and `__repr__`.
 macro_rules! report {
     (
         $(#[doc = $about:literal])+
-        $name:ident of $inner:ty, said by $say:expr;
-        $($(#[doc = $doc:literal])+ $field:ident: $type:ty = $read:expr;)+
+        $name:ident of $inner:ty, shown by $display:expr;
+        $($(#[doc = $doc:literal])* $field:ident: $type:ty = $read:expr;)+
     ) => {
         $(#[doc = $about])+
         #[pyclass(frozen, module = "poorwill")]
@@ -45,7 +67,7 @@ macro_rules! report {
         #[pymethods]
         impl $name {
             $(
-                $(#[doc = $doc])+
+                $(#[doc = $doc])*
                 #[getter]
                 fn $field(&self) -> $type {
                     let read: fn(&$inner) -> $type = $read;
@@ -53,55 +75,59 @@ macro_rules! report {
                 }
             )+
 
-            /// The same as plain values: what the command line prints as JSON.
+            /// Plain values, like the command line's JSON.
             fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 plain(py, &self.0)
             }
 
+            fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+                renamed(slf.as_any(), name)
+            }
+
             fn __repr__(&self) -> String {
-                let say: fn(&$inner) -> String = $say;
-                format!("<poorwill.{} {}>", stringify!($name), say(&self.0))
+                let display: fn(&$inner) -> String = $display;
+                format!("<poorwill.{} {}>", stringify!($name), display(&self.0))
             }
         }
     };
 }
 
 report! {
-    /// What a sleep did. Sizes in bytes, times in seconds.
-    SleepReport of poorwill::SleepReport, said by |it| {
+    /// What a sleep did.
+    SleepReport of poorwill::SleepReport, shown by |it| {
         let [released, copied] = [it.released_bytes, it.copied_bytes].map(ByteSize);
         let (level, tags, how) = (it.level, listed(&it.tags), it.release.name());
         format!("level {level} of {tags}: {released} released ({how}), {copied} copied, {:.3} s", it.seconds)
     };
-    /// The level asked for; 2 for a discard.
+    /// Requested level; 2 for a discard.
     level: u8 = |it| it.level.number();
     /// Tags that this call put to sleep.
     tags: Vec<String> = |it| names(&it.tags);
-    /// Tags that slept already: for them nothing was done.
+    /// Tags that slept before.
     already_asleep_tags: Vec<String> = |it| names(&it.already_asleep_tags);
     /// Whole duration.
     seconds: f64 = |it| it.seconds;
-    /// What the plan was to give back.
+    /// Planned release.
     planned_release_bytes: u64 = |it| it.planned_release_bytes;
-    /// What was given back.
+    /// Actual release.
     released_bytes: u64 = |it| it.released_bytes;
-    /// How that is known: "confirmed" by the driver's figure for this process, or by the "ledger" of releases.
+    /// Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls.
     release: &'static str = |it| it.release.name();
     /// Copied to host memory.
     copied_bytes: u64 = |it| it.copied_bytes;
-    /// Not copied, because the backup's digest matched, or because the tag was declared immutable.
+    /// Not copied: equal to the backup, or declared immutable.
     unchanged_bytes: u64 = |it| it.unchanged_bytes;
-    /// Of which nobody compared, because the tag was declared immutable.
-    trusted_bytes: u64 = |it| it.trusted_bytes;
-    /// Whether the device computes digests at the speed of its memory. Where it does not, everything is copied.
+    /// Part of `unchanged_bytes` that was not compared: declared immutable.
+    skipped_bytes: u64 = |it| it.trusted_bytes;
+    /// Whether the device computes digests at memory speed; otherwise everything is copied.
     fast_digests: bool = |it| it.fast_digests;
-    /// Held live bytes and were dropped, in whole granules.
+    /// Live bytes that were dropped, in whole granules.
     discarded_bytes: u64 = |it| it.discarded_bytes;
-    /// What this process still holds of the device beyond this arena and its bare context.
-    uncovered_bytes: u64 = |it| it.uncovered_bytes;
-    /// Free memory of the device before.
+    /// Device memory of this process beyond this arena and its context.
+    unaccounted_bytes: u64 = |it| it.uncovered_bytes;
+    /// Free device memory before.
     device_free_before_bytes: u64 = |it| it.device_free_before_bytes;
-    /// Free memory of the device after; None where the device would not say any more.
+    /// Free device memory after; None if unknown.
     device_free_after_bytes: Option<u64> = |it| it.device_free_after_bytes;
     /// Where the time went.
     phases: SleepPhases = |it| SleepPhases(it.phases);
@@ -109,34 +135,33 @@ report! {
 
 report! {
     /// Where the time of a sleep went, in seconds.
-    SleepPhases of poorwill::SleepPhases, said by |it| {
+    SleepPhases of poorwill::SleepPhases, shown by |it| {
         let poorwill::SleepPhases { copy_s, digest_s, unmap_s, release_s, .. } = it;
         format!("copy {copy_s:.3} s, digest {digest_s:.3} s, unmap {unmap_s:.3} s, release {release_s:.3} s")
     };
-    /// Getting host memory, copying to it, and digests of what was stored, which run beside the copies.
+    /// Getting host memory, copying, and digests of what was stored.
     copy_s: f64 = |it| it.copy_s;
-    /// Comparing with the backups before that: digests of what is on the device.
+    /// Comparing with the backups before that.
     digest_s: f64 = |it| it.digest_s;
-    /// Unmapping.
     unmap_s: f64 = |it| it.unmap_s;
-    /// Giving memory back.
+    /// Releasing memory.
     release_s: f64 = |it| it.release_s;
 }
 
 report! {
-    /// What a wake did. Sizes in bytes, times in seconds.
-    WakeReport of poorwill::WakeReport, said by |it| {
+    /// What a wake did.
+    WakeReport of poorwill::WakeReport, shown by |it| {
         let [mapped, copied, verified] = [it.mapped_bytes, it.copied_bytes, it.verified_bytes].map(ByteSize);
         let (tags, seconds) = (listed(&it.tags), it.seconds);
         format!("of {tags}: {mapped} mapped, {copied} copied, {verified} verified, {seconds:.3} s")
     };
     /// Tags that this call woke.
     tags: Vec<String> = |it| names(&it.tags);
-    /// Tags that were awake already: for them nothing was done.
+    /// Tags that were awake before.
     already_awake_tags: Vec<String> = |it| names(&it.already_awake_tags);
     /// Whole duration.
     seconds: f64 = |it| it.seconds;
-    /// Memory brought back to its addresses.
+    /// Memory mapped at its addresses again.
     mapped_bytes: u64 = |it| it.mapped_bytes;
     /// Copied from host memory.
     copied_bytes: u64 = |it| it.copied_bytes;
@@ -144,51 +169,50 @@ report! {
     zeroed_bytes: u64 = |it| it.zeroed_bytes;
     /// Compared with the backup's digests, and equal.
     verified_bytes: u64 = |it| it.verified_bytes;
-    /// Tags that are undefined now, until they are marked restored.
+    /// Tags that are undefined until they are marked as restored.
     undefined_tags: Vec<String> = |it| names(&it.undefined_tags);
-    /// What did not come back because its backup had spoiled, where that was accepted: undefined until it is written again.
+    /// Accepted losses: undefined until they are written again.
     lost: Vec<LostRange> = |it| it.lost.iter().cloned().map(LostRange).collect();
     /// Where the time went.
     phases: WakePhases = |it| WakePhases(it.phases);
 }
 
 report! {
-    /// Bytes that were lost because their backup had spoiled in host memory.
-    LostRange of poorwill::LostRange, said by |it| it.to_string();
-    /// Their tag.
+    /// A range of bytes that a damaged backup lost.
+    LostRange of poorwill::LostRange, shown by |it| it.to_string();
     tag: String = |it| it.tag.to_string();
-    /// The block that they are of, as errors name it.
+    /// Its block, as errors name it.
     block: String = |it| it.block.to_string();
-    /// Where in the block they begin.
+    /// Offset in the block.
     offset_bytes: u64 = |it| it.offset_bytes;
-    /// Where on the device they begin.
+    /// Address on the device.
     addr: u64 = |it| it.range.addr;
-    /// How many they are.
+    /// Size.
     bytes: u64 = |it| it.range.bytes;
 }
 
 report! {
-    /// Where the time of a wake went, in seconds. Copying runs beside the other phases.
-    WakePhases of poorwill::WakePhases, said by |it| {
+    /// Where the time of a wake went, in seconds. Copies overlap the other phases.
+    WakePhases of poorwill::WakePhases, shown by |it| {
         let poorwill::WakePhases { create_s, map_s, copy_s, verify_s, wait_s, .. } = it;
-        let moved = format!("create {create_s:.3} s, map {map_s:.3} s, copy {copy_s:.3} s");
-        format!("{moved}, verify {verify_s:.3} s, wait {wait_s:.3} s")
+        let copied = format!("create {create_s:.3} s, map {map_s:.3} s, copy {copy_s:.3} s");
+        format!("{copied}, verify {verify_s:.3} s, wait {wait_s:.3} s")
     };
-    /// Getting memory from the device.
+    /// Creating device memory.
     create_s: f64 = |it| it.create_s;
-    /// Mapping it and opening it for access.
+    /// Mapping it and enabling access.
     map_s: f64 = |it| it.map_s;
-    /// From the first copy, or the first zeros, to the end of the last.
+    /// First to last copy or zero fill.
     copy_s: f64 = |it| it.copy_s;
     /// Waiting for digests after that, and comparing them.
     verify_s: f64 = |it| it.verify_s;
-    /// Waiting, with nothing held, for memory that others gave back.
+    /// Waiting for memory that others release.
     wait_s: f64 = |it| it.wait_s;
 }
 
 report! {
-    /// What a preparation did. Sizes in bytes, times in seconds.
-    PrepareReport of poorwill::PrepareReport, said by |it| {
+    /// What a preparation did.
+    PrepareReport of poorwill::PrepareReport, shown by |it| {
         let [copied, unchanged] = [it.copied_bytes, it.unchanged_bytes].map(ByteSize);
         let (tags, how) = (listed(&it.tags), it.end.name());
         format!("of {tags}, {how}: {copied} copied, {unchanged} unchanged, {:.3} s", it.seconds)
@@ -201,62 +225,58 @@ report! {
     seconds: f64 = |it| it.seconds;
     /// Copied to the backups.
     copied_bytes: u64 = |it| it.copied_bytes;
-    /// Not copied, because the backup's digest matched, or because the tag was declared immutable.
+    /// Not copied: equal to the backup, or declared immutable.
     unchanged_bytes: u64 = |it| it.unchanged_bytes;
 }
 
 report! {
-    /// Figures of an arena, in bytes unless the name says otherwise.
-    Stats of PoolStats, said by |it| {
+    /// Figures of an arena.
+    Stats of PoolStats, shown by |it| {
         let [live, mapped, limit] = [it.live_bytes, it.mapped_bytes, it.limit_bytes].map(ByteSize);
         let tags = it.tags.iter().map(|tag| tag.tag.clone()).collect::<Vec<_>>();
         format!("of {}: {live} live, {mapped} mapped of {limit}", listed(&tags))
     };
-    /// In use by live blocks, rounded to 512.
+    /// In use by live blocks, rounded up to 512.
     live_bytes: u64 = |it| it.live_bytes;
-    /// Memory of the device that is held.
+    /// Device memory held.
     mapped_bytes: u64 = |it| it.mapped_bytes;
-    /// Most bytes of live blocks at any time.
+    /// Peak of `live_bytes`.
     peak_live_bytes: u64 = |it| it.peak_live_bytes;
-    /// Most memory held at any time.
+    /// Peak of `mapped_bytes`.
     peak_mapped_bytes: u64 = |it| it.peak_mapped_bytes;
-    /// Memory created since the arena was opened, whether released since or not.
+    /// Memory created so far, released since or not.
     created_bytes: u64 = |it| it.created_bytes;
     /// Held, but not live.
     cached_bytes: u64 = |it| it.cached_bytes;
-    /// Of which the driver has refused a release so far.
-    owed_bytes: u64 = |it| it.owed_bytes;
+    /// Part of `cached_bytes` whose release the driver refused so far.
+    deferred_release_bytes: u64 = |it| it.owed_bytes;
     /// Address space.
     reserved_bytes: u64 = |it| it.reserved_bytes;
     /// Host memory of backups.
     backup_bytes: u64 = |it| it.backup_bytes;
     /// Most that may be mapped.
     limit_bytes: u64 = |it| it.limit_bytes;
-    /// Live blocks.
     live_blocks: usize = |it| it.live_blocks;
-    /// Segments.
     segments: usize = |it| it.segments;
-    /// The same by tag, for tags that have blocks, hold memory or sleep.
+    /// Figures of each tag in use.
     tags: Vec<TagStats> = |it| it.tags.iter().cloned().map(TagStats).collect();
 }
 
 report! {
-    /// Figures of one tag, in bytes unless the name says otherwise.
-    TagStats of TagFigures, said by |it| {
+    /// Figures of one tag.
+    TagStats of TagFigures, shown by |it| {
         let [live, mapped, backup] = [it.live_bytes, it.mapped_bytes, it.backup_bytes].map(ByteSize);
         format!("{} ({}): {live} live, {mapped} mapped, {backup} backed up", it.tag, it.state)
     };
-    /// The tag.
     tag: String = |it| it.tag.to_string();
-    /// Where its bytes are: "awake", "undefined", "asleep_backed_up", "asleep_dropped" or "stranded".
+    /// "awake", "undefined", "asleep_backed_up", "asleep_dropped" or "stranded".
     state: &'static str = |it| it.state.name();
     /// In use by live blocks.
     live_bytes: u64 = |it| it.live_bytes;
-    /// Memory of the device that is held.
+    /// Device memory held.
     mapped_bytes: u64 = |it| it.mapped_bytes;
     /// Host memory of backups.
     backup_bytes: u64 = |it| it.backup_bytes;
-    /// Live blocks.
     live_blocks: usize = |it| it.live_blocks;
 }
 

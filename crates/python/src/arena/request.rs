@@ -1,4 +1,4 @@
-//! What is asked of an arena, as Python says it.
+//! Arguments of `Arena`'s methods, converted to the library's requests.
 
 use std::time::Duration;
 
@@ -11,17 +11,15 @@ use crate::sizes::whole_number;
 
 const TAGS: &str = "tags are a str, or a sequence of them";
 
-/// One tag by name.
 pub(super) fn tag(name: &str) -> PyResult<Tag> {
     name.parse().map_err(invalid)
 }
 
-/// A tag or several; None is all that there are.
+/// None means all.
 pub(super) fn tags(tags: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<Tag>>> {
     tags.map(named_tags).transpose()
 }
 
-/// A tag or several.
 pub(super) fn named_tags(tags: &Bound<'_, PyAny>) -> PyResult<Vec<Tag>> {
     if let Ok(name) = tags.cast::<PyString>() {
         return Ok(vec![tag(&name.to_string())?]);
@@ -35,7 +33,6 @@ pub(super) fn named_tags(tags: &Bound<'_, PyAny>) -> PyResult<Vec<Tag>> {
     names.map(one).collect()
 }
 
-/// How deep a sleep goes.
 pub(super) fn level(level: i64) -> PyResult<Level> {
     match level {
         1 => Ok(Level::One),
@@ -44,7 +41,6 @@ pub(super) fn level(level: i64) -> PyResult<Level> {
     }
 }
 
-/// What a wake is asked.
 pub(super) fn wake(
     tags: Option<&Bound<'_, PyAny>>,
     verify: Option<&str>,
@@ -61,7 +57,6 @@ pub(super) fn wake(
     })
 }
 
-/// How long to wait.
 pub(super) fn timeout(seconds: &Bound<'_, PyAny>) -> PyResult<Duration> {
     let known = match whole_number(seconds)? {
         Some(_) => true,
@@ -74,14 +69,14 @@ pub(super) fn timeout(seconds: &Bound<'_, PyAny>) -> PyResult<Duration> {
     if given.is_nan() || given < 0.0 {
         return Err(invalid(format!("`{given}` is no timeout: it is a number of seconds from 0 on")));
     }
-    // What is too long to be told is for ever.
+    // Longer than a `Duration` can hold: without bound.
     Ok(Duration::try_from_secs_f64(given).unwrap_or(Duration::MAX))
 }
 
-/// What a user says about a tag.
+/// Arguments of `Arena.declare`.
 #[derive(Debug)]
 pub(super) struct Declaration {
-    /// What sleep does with it, where anything was said about that.
+    /// None if nothing was given about it.
     pub(super) policy: Option<TagPolicy>,
     pub(super) changes: Option<Changes>,
 }
@@ -119,7 +114,6 @@ impl Declaration {
     }
 }
 
-/// The value that a word stands for.
 fn one_of<T: Copy>(what: &str, text: &str, known: &[(&str, T)]) -> PyResult<T> {
     if let Some((_, value)) = known.iter().find(|(name, _)| *name == text) {
         return Ok(*value);

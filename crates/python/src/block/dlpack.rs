@@ -1,9 +1,7 @@
-//! DLPack: how memory is lent to NumPy, PyTorch and whoever else reads this protocol.
+//! DLPack 1.0, and the unversioned protocol before it: how NumPy and PyTorch share memory.
 //!
-//! A capsule holds a description of the memory and a function that gives it back. Who takes the description out
-//! renames the capsule, and calls that function when nothing uses the memory any more, on whatever thread, with
-//! Python's lock or without. A capsule that nobody took from does it itself. Structures and names are those of DLPack
-//! 1.0, and those that were there before it had versions.
+//! A consumer renames the capsule and calls its deleter when it is done, on any thread, with Python's lock or
+//! without. An unconsumed capsule calls it itself. Names follow `dlpack.h`.
 
 use std::any::Any;
 use std::ffi::{CStr, c_void};
@@ -16,23 +14,23 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-/// Where memory is.
+/// `DLDevice`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Device {
-    pub(crate) kind: i32,
-    pub(crate) ordinal: i32,
+    pub(crate) device_type: i32,
+    pub(crate) device_id: i32,
 }
 
 impl Device {
-    pub(crate) const CPU: Self = Self { kind: 1, ordinal: 0 };
+    pub(crate) const CPU: Self = Self { device_type: 1, device_id: 0 };
 
-    pub(crate) fn cuda(ordinal: i32) -> Self {
-        Self { kind: 2, ordinal }
+    pub(crate) fn cuda(device_id: i32) -> Self {
+        Self { device_type: 2, device_id }
     }
 }
 
-/// What an element is.
+/// `DLDataType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct DataType {
@@ -53,68 +51,67 @@ struct Tensor {
     byte_offset: u64,
 }
 
-/// Called once, with what was lent.
-type GiveBack<M> = unsafe extern "C" fn(*mut M);
+/// Called once.
+type Deleter<M> = unsafe extern "C" fn(*mut M);
 
 /// `DLManagedTensor`.
 #[derive(Debug)]
 #[repr(C)]
-struct Unversioned {
+struct ManagedTensor {
     tensor: Tensor,
-    context: *mut c_void,
-    give_back: Option<GiveBack<Self>>,
+    manager_ctx: *mut c_void,
+    deleter: Option<Deleter<Self>>,
 }
 
 /// `DLManagedTensorVersioned`.
 #[derive(Debug)]
 #[repr(C)]
-struct Versioned {
+struct ManagedTensorVersioned {
     major: u32,
     minor: u32,
-    context: *mut c_void,
-    give_back: Option<GiveBack<Self>>,
+    manager_ctx: *mut c_void,
+    deleter: Option<Deleter<Self>>,
     flags: u64,
     tensor: Tensor,
 }
 
-/// One of the two.
 trait Managed: Sized {
-    /// Name of a capsule that nobody has taken from.
+    /// Name of an unconsumed capsule.
     const NAME: &'static CStr;
 
     fn of(tensor: Tensor) -> Self;
 }
 
-impl Managed for Unversioned {
+impl Managed for ManagedTensor {
     const NAME: &'static CStr = c"dltensor";
 
     fn of(tensor: Tensor) -> Self {
-        Self { tensor, context: ptr::null_mut(), give_back: Some(give_back::<Self>) }
+        Self { tensor, manager_ctx: ptr::null_mut(), deleter: Some(deleter::<Self>) }
     }
 }
 
-impl Managed for Versioned {
+impl Managed for ManagedTensorVersioned {
     const NAME: &'static CStr = c"dltensor_versioned";
 
     fn of(tensor: Tensor) -> Self {
-        let (context, give_back) = (ptr::null_mut(), Some(give_back::<Self> as GiveBack<Self>));
-        Self { major: 1, minor: 0, context, give_back, flags: 0, tensor }
+        let (manager_ctx, deleter) = (ptr::null_mut(), Some(deleter::<Self> as Deleter<Self>));
+        Self { major: 1, minor: 0, manager_ctx, deleter, flags: 0, tensor }
     }
 }
 
-/// What is lent: what the protocol sees comes first, and has the address of the whole.
+/// What a capsule points to. `managed` comes first, so that both have one address.
 #[repr(C)]
-struct Lent<M> {
+struct Exported<M> {
     managed: M,
-    /// What the tensor's shape and strides point to.
+    /// The tensor's shape and strides point here.
     _dimensions: Vec<i64>,
-    _memory: Kept,
+    _memory: Keepalive,
 }
 
-/// What keeps memory that is lent. It may be dropped on any thread, with Python's lock or without.
-pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
+/// Keeps exported memory alive. It may be dropped on any thread, with Python's lock or without.
+pub(crate) type Keepalive = Arc<dyn Any + Send + Sync>;
 
-/// A dense array in memory, in C's order.
+/// A dense array in C order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout<'a> {
     pub(crate) addr: u64,
@@ -123,107 +120,110 @@ pub(crate) struct Layout<'a> {
     pub(crate) shape: &'a [i64],
 }
 
-/// A capsule of the protocol with versions, or of the one before.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
-    memory: Kept,
+    memory: Keepalive,
     layout: Layout<'_>,
     versioned: bool,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    if versioned { lend::<Versioned>(py, memory, layout) } else { lend::<Unversioned>(py, memory, layout) }
+    if versioned {
+        export::<ManagedTensorVersioned>(py, memory, layout)
+    } else {
+        export::<ManagedTensor>(py, memory, layout)
+    }
 }
 
-fn lend<'py, M: Managed>(
+fn export<'py, M: Managed>(
     py: Python<'py>,
-    memory: Kept,
+    memory: Keepalive,
     layout: Layout<'_>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
     let Layout { addr, device, dtype, shape } = layout;
     let mut dimensions = [shape, &strides(shape)].concat();
-    // Where a vector's elements are does not change when the vector is moved.
-    let (shape_at, strides_at) = dimensions.split_at_mut(shape.len());
+    // Moving a vector does not move its elements.
+    let (shape_part, strides_part) = dimensions.split_at_mut(shape.len());
     let tensor = Tensor {
         data: ptr::with_exposed_provenance_mut(usize::try_from(addr)?),
         device,
         dimensions: i32::try_from(shape.len())?,
         dtype,
-        shape: shape_at.as_mut_ptr(),
-        strides: strides_at.as_mut_ptr(),
+        shape: shape_part.as_mut_ptr(),
+        strides: strides_part.as_mut_ptr(),
         byte_offset: 0,
     };
-    let lent = Box::new(Lent { managed: M::of(tensor), _dimensions: dimensions, _memory: memory });
-    let lent = NonNull::from(Box::leak(lent)).cast::<c_void>();
-    // SAFETY: P1: the pointer is to a `Lent<M>`, as the name says, and lives until it is given back; `end_of_capsule::<M>`
-    // does that if nobody else has taken it over, on any thread.
-    let capsule =
-        unsafe { PyCapsule::new_with_pointer_and_destructor(py, lent, M::NAME, Some(end_of_capsule::<M>)) };
+    let exported = Box::new(Exported { managed: M::of(tensor), _dimensions: dimensions, _memory: memory });
+    let exported = NonNull::from(Box::leak(exported)).cast::<c_void>();
+    // SAFETY: P1: the pointer is to an `Exported<M>`, as the name says, and lives until its deleter runs.
+    // `capsule_destructor::<M>` runs that, on any thread, unless a consumer took it over.
+    let capsule = unsafe {
+        PyCapsule::new_with_pointer_and_destructor(py, exported, M::NAME, Some(capsule_destructor::<M>))
+    };
     if capsule.is_err() {
         // SAFETY: P1: there is no capsule, so this is the only pointer to it.
-        unsafe { give_back::<M>(lent.as_ptr().cast()) };
+        unsafe { deleter::<M>(exported.as_ptr().cast()) };
     }
     capsule
 }
 
-/// Elements from one index to the next, for each dimension. All of them together fit, so their products do.
+/// In elements, by dimension. The total size fits, so these products do.
 fn strides(shape: &[i64]) -> Vec<i64> {
     (0..shape.len()).map(|dimension| shape[dimension + 1..].iter().product()).collect()
 }
 
-/// Gives back what was lent.
+/// Frees what was exported.
 ///
 /// # Safety
-/// P1: `lent` is what a capsule of the name of `M` held. It is not used after this.
-unsafe extern "C" fn give_back<M: Managed>(lent: *mut M) {
-    if lent.is_null() {
+/// P1: `exported` came from a capsule with `M`'s name, and is not used afterwards.
+unsafe extern "C" fn deleter<M: Managed>(exported: *mut M) {
+    if exported.is_null() {
         return;
     }
-    // SAFETY: P1: it is the first field of a `Lent<M>` that was a box, and nobody uses it any more.
-    let lent = unsafe { Box::from_raw(lent.cast::<Lent<M>>()) };
-    let held = Held::lock();
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(lent))) {
-        // Nothing of a panic crosses to C; what it carries might panic once more.
+    // SAFETY: P1: it is the first field of a boxed `Exported<M>`, and nothing else uses it any more.
+    let exported = unsafe { Box::from_raw(exported.cast::<Exported<M>>()) };
+    let gil = GilGuard::lock();
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(exported))) {
+        // No panic may cross into C; dropping the payload might panic again.
         mem::forget(panic);
     }
-    drop(held);
+    drop(gil);
 }
 
-/// Python's lock, on a thread of Python's. A library may have let go of it beneath a frame of ours that counts on it,
-/// and call from there: what is dropped then would let go of a lock that it does not have. Other threads have no such
-/// frame, and what is dropped there asks for the lock itself.
-struct Held(Option<ffi::PyGILState_STATE>);
+/// Takes Python's lock on a Python thread. A library may have released it below a frame of ours, and PyO3
+/// would release it again. On other threads the dropped value takes the lock itself.
+struct GilGuard(Option<ffi::PyGILState_STATE>);
 
-impl Held {
+impl GilGuard {
     fn lock() -> Self {
-        // SAFETY: P1: both may be asked on any thread, with the lock or without.
-        let is_pythons = unsafe { ffi::Py_IsInitialized() } != 0;
+        // SAFETY: P1: callable on any thread, with the lock or without.
+        let is_python_thread = unsafe { ffi::Py_IsInitialized() } != 0;
         // SAFETY: as above.
-        let is_pythons = is_pythons && !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null();
-        // SAFETY: P1: this thread has a state, and may ask for the lock whether it has it or not.
-        Self(is_pythons.then(|| unsafe { ffi::PyGILState_Ensure() }))
+        let is_python_thread = is_python_thread && !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null();
+        // SAFETY: P1: this thread has a state, and may take the lock whether it has it or not.
+        Self(is_python_thread.then(|| unsafe { ffi::PyGILState_Ensure() }))
     }
 }
 
-impl Drop for Held {
+impl Drop for GilGuard {
     fn drop(&mut self) {
-        if let Some(before) = self.0.take() {
-            // SAFETY: P1: what this thread asked for, once.
-            unsafe { ffi::PyGILState_Release(before) };
+        if let Some(state) = self.0.take() {
+            // SAFETY: P1: releases what this thread took, once.
+            unsafe { ffi::PyGILState_Release(state) };
         }
     }
 }
 
-/// The end of a capsule: gives back what nobody has taken out.
+/// Frees what an unconsumed capsule exported.
 ///
 /// # Safety
-/// P1: called by Python, with a capsule that `lend::<M>` made.
-unsafe extern "C" fn end_of_capsule<M: Managed>(capsule: *mut ffi::PyObject) {
-    // SAFETY: P1: a capsule, while Python's lock is held.
-    let is_untouched = unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } != 0;
-    if !is_untouched {
+/// P1: called by Python, with a capsule that `export::<M>` made.
+unsafe extern "C" fn capsule_destructor<M: Managed>(capsule: *mut ffi::PyObject) {
+    // SAFETY: P1: a capsule, with Python's lock gil.
+    let is_unconsumed = unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } != 0;
+    if !is_unconsumed {
         return;
     }
     // SAFETY: P1: it has this name.
-    let lent = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) };
-    // SAFETY: P1: nobody has taken it out, and the capsule is gone after this.
-    unsafe { give_back::<M>(lent.cast()) };
+    let exported = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) };
+    // SAFETY: P1: no consumer took it, and the capsule ends now.
+    unsafe { deleter::<M>(exported.cast()) };
 }

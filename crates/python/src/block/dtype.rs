@@ -1,4 +1,4 @@
-//! Types of elements, by the names that NumPy and PyTorch have for them.
+//! Element types, by the names of NumPy and PyTorch.
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -6,7 +6,7 @@ use pyo3::types::PyString;
 use super::dlpack::DataType;
 use crate::errors::{invalid, wrong_type};
 
-/// Codes of DLPack.
+/// `DLDataTypeCode`.
 const INT: u8 = 0;
 const UINT: u8 = 1;
 const FLOAT: u8 = 2;
@@ -33,7 +33,6 @@ const KNOWN: &[(&str, u8, u8)] = &[
     ("bool", BOOL, 1),
 ];
 
-/// The type of an array's elements: one of those that are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dtype {
     name: &'static str,
@@ -42,7 +41,6 @@ pub(crate) struct Dtype {
 }
 
 impl Dtype {
-    /// Plain bytes.
     pub(crate) const UINT8: Self = Self { name: "uint8", code: UINT, bytes: 1 };
 
     pub(super) fn name(self) -> &'static str {
@@ -70,7 +68,7 @@ impl Dtype {
 impl FromPyObject<'_, '_> for Dtype {
     type Error = PyErr;
 
-    /// A name, or what has one as NumPy's types have.
+    /// A name, or an object that has one, as NumPy's types do.
     fn extract(dtype: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         if let Ok(name) = dtype.cast::<PyString>() {
             return Self::named(&name.to_string());

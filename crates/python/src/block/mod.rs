@@ -1,4 +1,4 @@
-//! Blocks: pieces of an arena's memory that Python holds, and lends to libraries of arrays.
+//! `Block`: a part of an arena's memory, exported by DLPack.
 
 pub(crate) mod dlpack;
 mod dtype;
@@ -12,38 +12,37 @@ use pyo3::types::{PyCapsule, PyTuple};
 
 use self::dlpack::Layout;
 pub(crate) use self::dtype::Dtype;
-use crate::arena::{Failed, Opened};
+use crate::arena::{ArenaError, Opened};
 use crate::errors::{closed, failed, invalid, wrong_type};
-use crate::process::{Here, Owned};
+use crate::process::{ProcessLocal, ProcessOwned};
 use crate::sizes::whole_number;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Block>()
 }
 
-/// Memory that is taken, until whoever holds it has let go. In a forked child that does nothing.
+/// Frees the block when dropped, except in a forked child.
 #[derive(Debug)]
 struct Memory {
-    opened: Owned<Arc<Opened>>,
+    opened: ProcessOwned<Arc<Opened>>,
     block: poorwill::Block,
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.opened.is_here() {
-            // A block is freed once and by its own arena, so all that can fail is an arena that is broken anyhow.
+            // Only a broken arena can refuse: a block is freed once, by its own arena.
             let _ = self.opened.arena.free(self.block.id);
         }
     }
 }
 
-/// Memory of an arena, as an array of elements. It is lent by the DLPack protocol: `numpy.from_dlpack(block)`.
+/// An arena's memory as an array of elements, shared by DLPack: `numpy.from_dlpack(block)`.
 ///
-/// The memory is freed when neither this nor an array made of it is left. While its tag sleeps it has none: whoever
-/// reads or writes it then, through an array, ends the process with a segmentation fault, or gets an error from the
-/// GPU. The same goes for a closed arena, and, on the host device, for a forked child.
+/// It is freed with the last of this object and its arrays. Access while its tag sleeps is a segmentation
+/// fault or a GPU error. So is access to a closed arena and, on the host device, from a forked child.
 ///
-/// On a GPU it belongs to the default stream. Work on others has to be done before the memory is freed.
+/// On a GPU it belongs to the default stream. Other streams' work must complete before it is freed.
 #[pyclass(frozen, module = "poorwill")]
 #[derive(Debug)]
 pub(crate) struct Block {
@@ -53,12 +52,11 @@ pub(crate) struct Block {
     bytes: u64,
     address: u64,
     device: DeviceSpec,
-    /// None when it was freed.
-    memory: Here<Mutex<Option<Arc<Memory>>>>,
+    /// None once it was freed.
+    memory: ProcessLocal<Mutex<Option<Arc<Memory>>>>,
 }
 
 impl Block {
-    /// Takes memory from an arena that is open.
     pub(crate) fn take(
         py: Python<'_>,
         opened: Arc<Opened>,
@@ -72,11 +70,11 @@ impl Block {
         let request = AllocRequest::new(bytes, tag.clone());
         let taken = py.detach(move || {
             let block = opened.with(|arena| arena.alloc(&request))?;
-            Ok(Memory { opened: Owned::new(opened), block })
+            Ok(Memory { opened: ProcessOwned::new(opened), block })
         });
-        let memory = taken.map_err(|error: Failed| error.raise(py))?;
+        let memory = taken.map_err(|error: ArenaError| error.raise(py))?;
         let address = memory.block.range.addr;
-        let memory = Here::new(Mutex::new(Some(Arc::new(memory))));
+        let memory = ProcessLocal::new(Mutex::new(Some(Arc::new(memory))));
         Ok(Self { tag, dtype, shape, bytes, address, device, memory })
     }
 
@@ -84,18 +82,18 @@ impl Block {
         Ok(self.memory.get()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn place(&self) -> PyResult<dlpack::Device> {
+    fn dlpack_device(&self) -> PyResult<dlpack::Device> {
         match self.device {
             DeviceSpec::Cuda { ordinal } => Ok(dlpack::Device::cuda(i32::try_from(ordinal)?)),
             _ => Ok(dlpack::Device::CPU),
         }
     }
 
-    /// Whoever works on the stream must be in order with the default stream, which is where this is freed.
+    /// The block is freed on the default stream, so the consumer's stream must be ordered with it.
     fn check_stream(&self, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let Some(stream) = stream else { return Ok(()) };
         let known = match self.device {
-            // The legacy default stream, and a thread's own, which waits for it.
+            // The legacy default stream, and the per-thread one, which waits for it.
             DeviceSpec::Cuda { .. } => matches!(stream.extract::<i64>()?, 1 | 2),
             _ => false,
         };
@@ -112,53 +110,52 @@ impl Block {
 
 #[pymethods]
 impl Block {
-    /// What it is, as its sleep sees it.
     #[getter]
     fn tag(&self) -> &str {
         self.tag.as_str()
     }
 
-    /// The name of the type of its elements.
+    /// Name of the element type.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.dtype.name()
     }
 
-    /// How many elements it has in each dimension.
+    /// Elements in each dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.shape)
     }
 
-    /// Its size in bytes.
+    /// Size in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Where it is, asleep or awake.
+    /// Its address, the same asleep and awake.
     #[getter]
     fn address(&self) -> u64 {
         self.address
     }
 
-    /// The device, by name.
+    /// Name of the device.
     #[getter]
     fn device(&self) -> String {
         self.device.to_string()
     }
 
-    /// Lets go of the memory. Arrays that were made of it keep it until they are gone, too. Freeing again does nothing.
+    /// Frees the memory once its last array is gone. Repeating it does nothing.
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         let memory = self.memory()?.take();
         py.detach(|| drop(memory));
         Ok(())
     }
 
-    /// A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+    /// Exports a DLPack capsule.
     ///
-    /// Raises TagError while the tag sleeps, and BufferError for another device, a copy, or a stream of a GPU that is
-    /// not in order with its default stream.
+    /// Raises TagError while the tag sleeps. Raises BufferError for another device, a copy, or a GPU stream
+    /// that is not ordered with the default stream.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -171,8 +168,8 @@ impl Block {
         let Some(memory) = self.memory()?.clone() else {
             return Err(closed(format!("this block of `{}` has been freed; take another one", self.tag)));
         };
-        let device = self.place()?;
-        if dl_device.is_some_and(|wanted| wanted != (device.kind, device.ordinal)) {
+        let device = self.dlpack_device()?;
+        if dl_device.is_some_and(|wanted| wanted != (device.device_type, device.device_id)) {
             let words =
                 format!("this block is on {}, and is lent where it is only; copy the array", self.device);
             return Err(PyBufferError::new_err(words));
@@ -192,10 +189,9 @@ impl Block {
         dlpack::capsule(py, memory, layout, versioned)
     }
 
-    /// Where it is, as the DLPack protocol has it: (1, 0) for the host device, (2, N) for a GPU.
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        let dlpack::Device { kind, ordinal } = self.place()?;
-        Ok((kind, ordinal))
+        let dlpack::Device { device_type, device_id } = self.dlpack_device()?;
+        Ok((device_type, device_id))
     }
 
     fn __repr__(&self) -> String {
@@ -212,7 +208,7 @@ impl Block {
 
 const SHAPE: &str = "a shape is an int, or a sequence of them";
 
-/// The dimensions that are meant; one where only a number is given.
+/// A single number is one dimension.
 fn shape_of(shape: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     if let Some(size) = dimension(shape)? {
         return Ok(vec![size]);
@@ -237,7 +233,7 @@ fn dimension(size: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     }
 }
 
-/// Size of an array in bytes, which has to be something.
+/// Size of an array in bytes, at least one.
 fn bytes_of(shape: &[i64], dtype: Dtype) -> PyResult<u64> {
     let one = i64::from(dtype.bytes());
     let bytes = shape.iter().try_fold(one, |bytes, size| bytes.checked_mul(*size));

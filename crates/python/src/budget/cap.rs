@@ -1,4 +1,4 @@
-//! What the user allows, as Python says it.
+//! Caps: the user's limit, in the forms that Python has for it.
 
 use poorwill::budget::{Caps, InvalidCap, InvalidCaps};
 use poorwill::{Cap, DeviceSpec};
@@ -12,7 +12,7 @@ use crate::sizes::whole_number;
 const UNDERSTOOD: &str =
     "a cap is an int, in bytes, a float, as a share, or a text like \"20GiB\" or \"0.92\"";
 
-/// The cap of this device: one for all devices, or its own in a mapping or a text that names devices.
+/// The cap of one device: a cap for all, or its own in a mapping or text.
 pub(crate) fn of(caps: &Bound<'_, PyAny>, spec: &DeviceSpec) -> PyResult<Option<Cap>> {
     if let Ok(text) = caps.cast::<PyString>() {
         let caps: Caps = text.to_string().parse().map_err(invalid)?;
@@ -24,7 +24,7 @@ pub(crate) fn of(caps: &Bound<'_, PyAny>, spec: &DeviceSpec) -> PyResult<Option<
     }
 }
 
-/// All of them are read, so that a mistake shows whichever device is opened.
+/// Parses all entries, so that a mistake shows whichever device is opened.
 fn of_named(caps: &Bound<'_, PyMapping>, spec: &DeviceSpec) -> PyResult<Option<Cap>> {
     let mut named: Vec<(String, Cap)> = Vec::new();
     for entry in caps.items()?.iter() {
@@ -53,14 +53,14 @@ fn one(cap: &Bound<'_, PyAny>) -> PyResult<Cap> {
         };
     }
     match whole_number(cap)? {
-        // As a text, since the library knows which numbers are slips.
+        // As text: the library detects implausible numbers there.
         Some(Ok(bytes)) => bytes.to_string().parse().map_err(invalid),
         Some(Err(reason)) => Err(refused(reason)),
         None => Err(wrong_type(UNDERSTOOD, cap)),
     }
 }
 
-/// The shortest decimal fraction that stands for this number, which is what its owner wrote: `0.92`.
+/// The shortest decimal, which is what the user wrote: `0.92`.
 fn decimal(share: f64) -> String {
     let text = share.abs().to_string();
     if text.contains('.') { text } else { text + ".0" }

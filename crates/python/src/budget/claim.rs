@@ -1,4 +1,4 @@
-//! Claims: parts of a budget, and whether what is taken stays within them.
+//! `Claim`: a part of a budget, and whether usage stays within it.
 
 use std::ffi::CString;
 use std::mem;
@@ -9,67 +9,65 @@ use poorwill::{ByteSize, ClaimError, Device, DriverError};
 use pyo3::prelude::*;
 
 use crate::errors::{BudgetWarning, over_budget, refused};
-use crate::process::Here;
+use crate::process::ProcessLocal;
 use crate::sizes::size_of;
 
-/// A part of a budget that belongs to whoever holds this, until it is released or no longer used.
+/// A part of a budget, reserved until it is released or this object is dropped.
 ///
-/// In a `with` statement the memory in use is watched, and the end of the block returns the claim. What was taken
-/// beyond the claim is a BudgetWarning where the rest of the budget covers it; otherwise it is a BudgetError, unless
-/// the block has raised something itself.
+/// A `with` block measures usage and releases the claim at its end. Usage above the claim is a BudgetWarning
+/// where the rest of the budget covers it, otherwise a BudgetError. An exception of the block takes
+/// precedence.
 #[pyclass(frozen, module = "poorwill")]
 #[derive(Debug)]
 pub(crate) struct Claim {
-    /// Who claims.
+    /// Name of the claim.
     #[pyo3(get)]
     name: String,
-    /// Locked only while Python's lock is not held: who has this lock may wait, though never for Python.
-    state: Here<Mutex<State>>,
+    /// Locked only without Python's lock, so that its holder may wait, but never for Python.
+    state: ProcessLocal<Mutex<ClaimState>>,
 }
 
 #[derive(Debug)]
-enum State {
-    Held(Held),
-    Returned { figures: Figures, over: Option<Over> },
+enum ClaimState {
+    Active(ActiveClaim),
+    Released { figures: Usage, over: Option<Overuse> },
 }
 
 #[derive(Debug)]
-struct Held {
+struct ActiveClaim {
     claim: Arc<poorwill::Claim>,
     device: Device,
-    /// From the beginning of the `with` block on.
     watch: Option<Watch>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Figures {
+struct Usage {
     bytes: u64,
     peak_bytes: Option<u64>,
     over_bytes: u64,
 }
 
-/// More was taken than was claimed.
+/// Usage above the claim.
 #[derive(Debug)]
-struct Over {
-    figures: Figures,
-    /// Why it could not have been claimed.
+struct Overuse {
+    figures: Usage,
+    /// Why the excess could not have been claimed.
     refused: Option<ClaimError>,
 }
 
 impl Claim {
     pub(super) fn new(claim: poorwill::Claim, device: Device) -> Self {
         let name = claim.name().to_string();
-        let held = Held { claim: Arc::new(claim), device, watch: None };
-        Self { name, state: Here::new(Mutex::new(State::Held(held))) }
+        let held = ActiveClaim { claim: Arc::new(claim), device, watch: None };
+        Self { name, state: ProcessLocal::new(Mutex::new(ClaimState::Active(held))) }
     }
 
-    /// Does something with the state while other Python threads go on.
-    fn with<T: Send>(&self, py: Python<'_>, act: impl FnOnce(&mut State) -> T + Send) -> PyResult<T> {
+    fn with<T: Send>(&self, py: Python<'_>, act: impl FnOnce(&mut ClaimState) -> T + Send) -> PyResult<T> {
         let state = self.state.get()?;
         Ok(py.detach(|| act(&mut locked(state))))
     }
 
-    fn figures(&self, py: Python<'_>) -> PyResult<Figures> {
+    fn figures(&self, py: Python<'_>) -> PyResult<Usage> {
         self.with(py, |state| state.figures())
     }
 
@@ -82,27 +80,27 @@ const RELEASED: &str = "has been returned to the budget; claim again";
 
 #[pymethods]
 impl Claim {
-    /// How much is claimed; after the release, how much was.
+    /// Claimed size; the last one after the release.
     #[getter]
     fn bytes(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.figures(py)?.bytes)
     }
 
-    /// Most that was taken in `with` blocks. None where nobody has measured.
+    /// Measured peak in `with` blocks; None if not measured.
     #[getter]
     fn peak_bytes(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         Ok(self.figures(py)?.peak_bytes)
     }
 
-    /// By how much that exceeds the claim.
+    /// By how much the peak exceeds the claim.
     #[getter]
     fn over_bytes(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.figures(py)?.over_bytes)
     }
 
-    /// Makes it another size: an int, in bytes, or a text like "1.53GiB".
+    /// Changes the size: bytes as an int, or a text like "1.53GiB".
     ///
-    /// Raises BudgetError when less is unclaimed beside it; it stays as it was then.
+    /// Raises BudgetError, with nothing changed, when less is unclaimed.
     fn resize(&self, py: Python<'_>, size: &Bound<'_, PyAny>) -> PyResult<()> {
         let bytes = size_of(size)?;
         match self.with(py, |state| state.held().map(|held| held.claim.resize(bytes)))? {
@@ -111,9 +109,9 @@ impl Claim {
         }
     }
 
-    /// Returns it to the budget. Doing so again does nothing.
+    /// Returns the claim to the budget. Repeating it does nothing.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, State::release)?.map_err(refused)
+        self.with(py, ClaimState::release)?.map_err(refused)
     }
 
     fn __enter__<'py>(slf: Bound<'py, Self>, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
@@ -141,14 +139,14 @@ impl Claim {
     ) -> PyResult<()> {
         let (_, _) = (exc_value, traceback);
         let left = self.leave(py);
-        // What the block has raised says more than what can be said here.
+        // An exception of the block matters more.
         if exc_type.is_none() { left } else { Ok(()) }
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
         let name = &self.name;
-        let told = self.with(py, |state| (state.figures(), state.held().is_some()));
-        let Ok((figures, is_held)) = told else {
+        let snapshot = self.with(py, |state| (state.figures(), state.held().is_some()));
+        let Ok((figures, is_held)) = snapshot else {
             return format!("<poorwill.Claim {name} of another process>");
         };
         let peak = figures.peak_bytes.map(|bytes| format!(", at most {} taken", ByteSize(bytes)));
@@ -158,77 +156,75 @@ impl Claim {
 }
 
 impl Claim {
-    /// Ends a `with` block: the claim is returned, whatever there is to be said about it.
+    /// Ends a `with` block and returns the claim in every case.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let (released, over) = self.with(py, |state| (state.release(), state.take_over()))?;
         released.map_err(refused)?;
         let Some(over) = over else { return Ok(()) };
-        let said = over.describe(&self.name);
+        let message = over.describe(&self.name);
         if over.refused.is_some() {
-            return Err(over_budget(said));
+            return Err(over_budget(message));
         }
         let category = py.get_type::<BudgetWarning>();
         // One frame up is the `with` statement.
-        PyErr::warn(py, &category, &CString::new(said)?, 1)
+        PyErr::warn(py, &category, &CString::new(message)?, 1)
     }
 }
 
-/// Nothing that is done under the lock leaves a state half changed, so a panic under it spoils nothing.
-fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+/// A panic leaves nothing half changed under this lock.
+fn locked(state: &Mutex<ClaimState>) -> MutexGuard<'_, ClaimState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
-    fn held(&mut self) -> Option<&mut Held> {
+impl ClaimState {
+    fn held(&mut self) -> Option<&mut ActiveClaim> {
         match self {
-            Self::Held(held) => Some(held),
-            Self::Returned { .. } => None,
+            Self::Active(held) => Some(held),
+            Self::Released { .. } => None,
         }
     }
 
-    fn figures(&self) -> Figures {
+    fn figures(&self) -> Usage {
         match self {
-            Self::Held(held) => Figures::of(&held.claim),
-            Self::Returned { figures, .. } => *figures,
+            Self::Active(held) => Usage::of(&held.claim),
+            Self::Released { figures, .. } => *figures,
         }
     }
 
-    fn take_over(&mut self) -> Option<Over> {
+    fn take_over(&mut self) -> Option<Overuse> {
         match self {
-            Self::Held(_) => None,
-            Self::Returned { over, .. } => over.take(),
+            Self::Active(_) => None,
+            Self::Released { over, .. } => over.take(),
         }
     }
 
-    /// Stops watching and returns the claim. An error when the last look at the device failed; it is returned then,
-    /// too.
+    /// Stops measuring and returns the claim, also where the last measurement failed.
     fn release(&mut self) -> Result<(), DriverError> {
-        let Self::Held(held) = self else { return Ok(()) };
+        let Self::Active(held) = self else { return Ok(()) };
         let (claim, watch) = (Arc::clone(&held.claim), held.watch.take());
         let was_watched = watch.is_some();
-        let looked = watch.map_or(Ok(()), |watch| watch.stop().map(drop));
-        let figures = Figures::of(&claim);
-        let over = (was_watched && figures.over_bytes > 0).then(|| Over::of(&claim, figures));
-        drop(mem::replace(self, Self::Returned { figures, over }));
-        looked
+        let measured = watch.map_or(Ok(()), |watch| watch.stop().map(drop));
+        let figures = Usage::of(&claim);
+        let over = (was_watched && figures.over_bytes > 0).then(|| Overuse::of(&claim, figures));
+        drop(mem::replace(self, Self::Released { figures, over }));
+        measured
     }
 }
 
-impl Figures {
+impl Usage {
     fn of(claim: &poorwill::Claim) -> Self {
         Self { bytes: claim.bytes(), peak_bytes: claim.peak_bytes(), over_bytes: claim.over_bytes() }
     }
 }
 
-impl Over {
-    fn of(claim: &poorwill::Claim, figures: Figures) -> Self {
+impl Overuse {
+    fn of(claim: &poorwill::Claim, figures: Usage) -> Self {
         let refused = claim.resize(figures.peak_bytes.unwrap_or(figures.bytes)).err();
         Self { figures, refused }
     }
 
-    /// What happened, and what to change.
     fn describe(&self, name: &str) -> String {
-        let Figures { bytes, peak_bytes, over_bytes } = self.figures;
+        let Usage { bytes, peak_bytes, over_bytes } = self.figures;
         let [claimed, over] = [bytes, over_bytes].map(ByteSize);
         let peak = ByteSize(peak_bytes.unwrap_or(bytes)).rounded_up();
         let happened = format!("`{name}` claimed {claimed} and took up to {peak}, {over} more");

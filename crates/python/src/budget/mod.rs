@@ -1,4 +1,4 @@
-//! Budgets: how much of a device may be used, and who has claimed how much of it.
+//! `Budget`: how much of a device may be used, and the claims on it.
 
 pub(crate) mod cap;
 mod claim;
@@ -11,7 +11,7 @@ use pyo3::types::PyDict;
 use self::claim::Claim;
 use crate::device;
 use crate::errors::{invalid, not_opened, over_budget, refused};
-use crate::process::Here;
+use crate::process::ProcessLocal;
 use crate::sizes::size_of;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -22,17 +22,19 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(budget, module)?)
 }
 
-/// How much memory of a device this process may use: everyone who can be asked about it is asked.
+/// Decides how much memory of a device this process may use, from every available source.
 ///
-/// `device` is None or "cuda" for the current GPU (PyTorch's, if PyTorch is in use already, otherwise the first), the
-/// number of one, a text like "cuda:1", "host" or "host:8GiB", or a torch.device.
+/// `device` is None or "cuda" for the current GPU (PyTorch's, or the first), a number, "cuda:1", "host",
+/// "host:8GiB", or a torch.device.
 ///
-/// `cap` is what the user allows at most: bytes as an int or a text like "20GiB" or "22528m"; a share of what there
-/// is, as a float, or a text like "0.92" or "92%"; or one for each device, as a mapping or a text like
-/// "cuda:0=20GiB,cuda:1=0.92".
+/// `cap` is the user's upper bound:
 ///
-/// What is in use already is claimed as `in_use`. Raises BudgetError where nobody tells how much memory there is, and
-/// PoorwillError where the device cannot be opened.
+/// - bytes, as an int or a text like "20GiB" or "22528m";
+/// - a share of what there is, as a float or a text like "0.92" or "92%";
+/// - one for each device, as a mapping or a text like "cuda:0=20GiB,cuda:1=0.92".
+///
+/// Memory that is in use already is claimed as `in_use`. Raises BudgetError where no source knows the
+/// device's memory, and PoorwillError where the device cannot be opened.
 #[pyfunction]
 #[pyo3(signature = (device=None, cap=None))]
 fn budget(
@@ -46,56 +48,60 @@ fn budget(
         let device = Device::open(&spec)?;
         let (budget, envelope) = device.envelope(cap)?;
         let in_use = claim_in_use(&budget, &envelope);
-        Ok((budget, Opened { envelope, _in_use: in_use, device }))
+        Ok((budget, OpenBudget { envelope, _in_use: in_use, device }))
     });
     let (decided, opened) = opened.map_err(|error: OpenError| not_opened(&error))?;
-    Ok(Budget { device: spec.to_string(), decided, opened: Here::new(opened) })
+    Ok(Budget { device: spec.to_string(), decided, opened: ProcessLocal::new(opened) })
 }
 
-/// How much memory of a device this process may use, who says so, and who has claimed how much of it.
+/// How much memory of a device this process may use, with sources and claims.
 ///
-/// Figures other than the unclaimed one are as they were decided when it was opened.
+/// All figures but `unclaimed_bytes` are as of its opening.
 #[pyclass(frozen, module = "poorwill")]
 #[derive(Debug)]
 pub(crate) struct Budget {
-    /// The device, by name.
+    /// Name of the device.
     #[pyo3(get)]
     device: String,
     decided: poorwill::Budget,
-    opened: Here<Opened>,
+    opened: ProcessLocal<OpenBudget>,
 }
 
 #[derive(Debug)]
-struct Opened {
+struct OpenBudget {
     envelope: Envelope,
-    /// Keeps what cannot be had from being handed out.
+    /// Reserves what cannot be had.
     _in_use: Option<poorwill::Claim>,
     device: Device,
 }
 
 impl Budget {
-    /// The budget of something that is open, which stays in that one's hands.
+    /// The budget of an open arena, which keeps its own claim.
     pub(crate) fn shared(device: Device, decided: poorwill::Budget, envelope: Envelope) -> Self {
         let name = device.spec().to_string();
-        Self { device: name, decided, opened: Here::new(Opened { envelope, _in_use: None, device }) }
+        Self {
+            device: name,
+            decided,
+            opened: ProcessLocal::new(OpenBudget { envelope, _in_use: None, device }),
+        }
     }
 }
 
 #[pymethods]
 impl Budget {
-    /// Everyone who was asked, with their figures as given.
+    /// Every source that was consulted, with its figure.
     #[getter]
     fn sources(&self) -> Vec<Source> {
         self.decided.sources.iter().map(Source::from).collect()
     }
 
-    /// Whose figure the budget is.
+    /// Source of the budget.
     #[getter]
     fn winner(&self) -> Option<&'static str> {
         self.decided.winner.map(poorwill::budget::SourceName::as_str)
     }
 
-    /// The smallest plausible total, before the user's cap.
+    /// Smallest plausible total, before the user's cap.
     #[getter]
     fn total_bytes(&self) -> Option<u64> {
         self.decided.total_bytes
@@ -107,41 +113,41 @@ impl Budget {
         self.decided.budget_bytes
     }
 
-    /// What it could have on top of what it had. None where nobody tells what is free.
+    /// What the process could take beyond that; None if unknown.
     #[getter]
     fn headroom_bytes(&self) -> Option<u64> {
         self.decided.headroom_bytes
     }
 
-    /// What it had in use, its context included. None where that is not known.
+    /// What the process had in use, with its context; None if unknown.
     #[getter]
     fn process_used_bytes(&self) -> Option<u64> {
         self.decided.process_used_bytes
     }
 
-    /// What nobody has claimed, now.
+    /// Bytes without a claim, now.
     #[getter]
     fn unclaimed_bytes(&self) -> PyResult<u64> {
         Ok(self.opened.get()?.envelope.unclaimed_bytes())
     }
 
-    /// The claims there are now, in the order in which they were made.
+    /// Current claims, in the order in which they were made.
     fn claims(&self) -> PyResult<Vec<Claimed>> {
         let claims = self.opened.get()?.envelope.claims();
         Ok(claims.into_iter().map(Claimed::from).collect())
     }
 
-    /// Claims memory by name before it is taken; `size` is an int, in bytes, or a text like "1.53GiB".
+    /// Claims memory by name; `size` is bytes as an int, or a text like "1.53GiB".
     ///
-    /// Several claims may have one name. Raises BudgetError when less is unclaimed; nothing has changed then.
+    /// Several claims may have one name. Raises BudgetError, with nothing changed, when less is unclaimed.
     fn claim(&self, name: &str, size: &Bound<'_, PyAny>) -> PyResult<Claim> {
-        let Opened { envelope, device, .. } = self.opened.get()?;
+        let OpenBudget { envelope, device, .. } = self.opened.get()?;
         let (name, bytes) = (name.parse().map_err(invalid)?, size_of(size)?);
         let claim = envelope.claim(name, bytes).map_err(over_budget)?;
         Ok(Claim::new(claim, device.clone()))
     }
 
-    /// The decision as plain values: what the command line prints as JSON.
+    /// The decision as plain values, like the command line's JSON.
     fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let json = serde_json::to_string(&self.decided).map_err(refused)?;
         Ok(py.import("json")?.call_method1("loads", (json,))?.cast_into()?)
@@ -157,20 +163,20 @@ impl Budget {
             Ok(opened) => format!("{} unclaimed", ByteSize(opened.envelope.unclaimed_bytes())),
             Err(_) => "of another process".to_owned(),
         };
-        let winner = self.winner().unwrap_or("nobody");
+        let winner = self.winner().unwrap_or("no source");
         format!("<poorwill.Budget {}: {budget} of {total}, from {winner}; {unclaimed}>", self.device)
     }
 }
 
-/// Who was asked about a device's memory, and what came of it.
+/// A source of a device's memory figure, and its result.
 #[pyclass(frozen, eq, hash, get_all, module = "poorwill")]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Source {
-    /// Who.
+    /// Name of the source.
     name: String,
-    /// The figure as it was given; None where there was none.
+    /// Its figure; None where it had none.
     bytes: Option<u64>,
-    /// Why there is none, or what is odd about it.
+    /// Why there is none, or what is unusual about it.
     note: Option<String>,
 }
 
@@ -189,15 +195,15 @@ impl From<&poorwill::budget::Source> for Source {
     }
 }
 
-/// An entry in the book of a budget.
+/// A claim, as its budget lists it.
 #[pyclass(frozen, eq, hash, get_all, module = "poorwill")]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Claimed {
-    /// Who claims.
+    /// Name of the claim.
     name: String,
-    /// How much.
+    /// Claimed size.
     bytes: u64,
-    /// Most that was measured for it; None where nobody has measured.
+    /// Measured peak; None if not measured.
     peak_bytes: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! A checkpoint in host memory: its tensors as pieces of buffers, each lent by itself.
+//! A checkpoint in host memory: its tensors as slices of buffers, exported one by one.
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -12,20 +12,20 @@ use pyo3::exceptions::{PyBufferError, PyFileNotFoundError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
-use super::{DeviceView, Wish, lend, opened, pin_of, switches};
+use super::{DeviceView, DlpackRequest, export, opened, pin_of, switches};
 use crate::block::dlpack;
 use crate::errors::{invalid, out_of_host_memory, refused};
-use crate::process::Here;
+use crate::process::ProcessLocal;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<LoadedTensor>()?;
     module.add_function(wrap_pyfunction!(load_checkpoint, module)?)
 }
 
-/// A tensor of a checkpoint that `load_checkpoint` has read, or rather its bytes: a piece of a buffer of host memory.
+/// The bytes of a tensor that `load_checkpoint` read: a slice of a host buffer.
 ///
-/// It is lent by the DLPack protocol as a flat array of uint8 on the CPU. The buffer goes when neither this, nor an array,
-/// nor a view of any of its pieces is left; in a forked child it is not there.
+/// DLPack shares it as a flat uint8 array on the CPU. The buffer is freed with the last of its tensors, their
+/// arrays and views.
 #[pyclass(frozen, module = "poorwill.offload")]
 #[derive(Debug)]
 pub(crate) struct LoadedTensor {
@@ -35,61 +35,61 @@ pub(crate) struct LoadedTensor {
     bytes: u64,
     address: u64,
     device: DeviceSpec,
-    /// None where there are no bytes.
-    buffer: Option<Piece>,
+    /// None without bytes.
+    buffer: Option<BufferSlice>,
 }
 
 #[derive(Debug)]
-struct Piece {
-    buffer: Here<Arc<offload::Buffer>>,
+struct BufferSlice {
+    buffer: ProcessLocal<Arc<offload::Buffer>>,
     offset: u64,
     is_pinned: bool,
     pageable_because: Option<String>,
 }
 
 impl LoadedTensor {
-    fn piece(&self) -> PyResult<&Piece> {
+    fn slice(&self) -> PyResult<&BufferSlice> {
         self.buffer.as_ref().ok_or_else(|| invalid("a tensor without elements has no memory"))
     }
 }
 
 #[pymethods]
 impl LoadedTensor {
-    /// Its name, as the file has it.
+    /// Its name in the file.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// The type of its elements, as the format names it: "BF16".
+    /// Element type, as the format names it, like "BF16".
     #[getter]
     fn dtype(&self) -> &str {
         &self.dtype
     }
 
-    /// Its dimensions.
+    /// Elements in each dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.shape)
     }
 
-    /// Its size in bytes.
+    /// Size in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Where it begins in this process; 0 without bytes.
+    /// Its address in this process; 0 without bytes.
     #[getter]
     fn address(&self) -> u64 {
-        // In a forked child it is a number.
-        if let Some(Ok(buffer)) = self.buffer.as_ref().map(|piece| piece.buffer.get()) {
+        // Hands the address out. A forked child has only a number.
+        if let Some(Ok(buffer)) = self.buffer.as_ref().map(|slice| slice.buffer.get()) {
             let _ = buffer.lend();
         }
         self.address
     }
 
-    /// The device, by name.
+    /// Name of the device.
     #[getter]
     fn device(&self) -> String {
         self.device.to_string()
@@ -98,29 +98,30 @@ impl LoadedTensor {
     /// Whether it is page-locked for a GPU.
     #[getter]
     fn is_pinned(&self) -> bool {
-        self.buffer.as_ref().is_some_and(|piece| piece.is_pinned)
+        self.buffer.as_ref().is_some_and(|slice| slice.is_pinned)
     }
 
     /// Why it is not page-locked; None if it is, or has no bytes.
     #[getter]
     fn pageable_because(&self) -> Option<&str> {
-        self.buffer.as_ref().and_then(|piece| piece.pageable_because.as_deref())
+        self.buffer.as_ref().and_then(|slice| slice.pageable_because.as_deref())
     }
 
-    /// The same bytes as the device sees them.
+    /// The same bytes at their device address.
     ///
-    /// Raises PoorwillError where the device does not, as `HostBuffer.device_view`, and ValueError without bytes.
+    /// Raises PoorwillError as `HostBuffer.device_view`, and ValueError for no bytes.
     fn device_view(&self, py: Python<'_>) -> PyResult<DeviceView> {
-        let piece = self.piece()?;
-        let view = View::of(piece.buffer.get()?, switches()?).map_err(|error| super::raised(py, &error))?;
+        let slice = self.slice()?;
+        let view =
+            View::of(slice.buffer.get()?, switches()?).map_err(|error| super::driver_error(py, &error))?;
         let mut seen = DeviceView::of(view);
-        (seen.address, seen.bytes) = (seen.address + piece.offset, self.bytes);
+        (seen.address, seen.bytes) = (seen.address + slice.offset, self.bytes);
         Ok(seen)
     }
 
-    /// A capsule of the DLPack protocol; `max_version` says which of its versions is understood.
+    /// Exports a DLPack capsule.
     ///
-    /// Raises BufferError for another device, and for a copy.
+    /// Raises BufferError for another device, a copy, or a stream.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -133,18 +134,17 @@ impl LoadedTensor {
         if stream.is_some() {
             return Err(PyBufferError::new_err("memory of the CPU has no streams"));
         }
-        let buffer = self.piece()?.buffer.get()?;
+        let buffer = self.slice()?.buffer.get()?;
         let _ = buffer.lend();
-        let kept = Arc::new(Here::new(Arc::clone(buffer)));
+        let keepalive = Arc::new(ProcessLocal::new(Arc::clone(buffer)));
         let bytes = (self.address, self.bytes);
-        lend(py, kept, bytes, dlpack::Device::CPU, Wish { max_version, dl_device, copy })
+        export(py, keepalive, bytes, dlpack::Device::CPU, DlpackRequest { max_version, dl_device, copy })
     }
 
-    /// Where it is, as the DLPack protocol has it: on the CPU.
     #[allow(clippy::unused_self)] // Python calls it of an object.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        let dlpack::Device { kind, ordinal } = dlpack::Device::CPU;
-        (kind, ordinal)
+        let dlpack::Device { device_type, device_id } = dlpack::Device::CPU;
+        (device_type, device_id)
     }
 
     fn __repr__(&self) -> String {
@@ -154,16 +154,7 @@ impl LoadedTensor {
     }
 }
 
-/// Reads the checkpoint that `paths` make up into host memory, and gives its tensors, in the order of the files, and a
-/// dictionary of what was done.
-///
-/// `dtypes` are those that the caller can have tensors of, by the format's names. `device`, `pin` are as for
-/// `HostBuffer`; `readers` is how many read at the same time, 1 to 256, chosen from the machine if it is None. Python
-/// code goes on meanwhile, and a signal's handler that raises ends the load: everything is given back then, as after
-/// every error.
-///
-/// Raises ValueError for a tensor of another type, OutOfMemoryError, before anything is read, where there is no room for
-/// all of it, FileNotFoundError, and PoorwillError for files that are no checkpoint, or that cannot be read.
+/// Reads a checkpoint into host memory; returns its tensors in file order, and a report.
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value)] // They are made for the call.
 #[pyo3(
@@ -184,7 +175,7 @@ fn load_checkpoint<'py>(
         allowed.ok_or_else(|| invalid(format!("readers is {readers}, and can be 1 to 256")))
     });
     let (switches, readers) = (switches()?, readers.transpose()?);
-    let checkpoint = py.detach(|| Checkpoint::open(&paths)).map_err(|error| no_checkpoint(&error))?;
+    let checkpoint = py.detach(|| Checkpoint::open(&paths)).map_err(|error| checkpoint_error(&error))?;
     check_dtypes(&checkpoint, &dtypes)?;
     let device = opened(py, device)?;
     let options = LoadOptions::default().pinning(pin).switching(switches).reading_with(readers);
@@ -208,34 +199,33 @@ fn load_checkpoint<'py>(
             py.detach(|| drop(outcome));
             return Err(raised);
         }
-        (Err(error), None) => return Err(not_loaded(py, &error)),
+        (Err(error), None) => return Err(load_error(py, &error)),
     };
     let tensors = loaded.tensors().iter().map(|tensor| {
-        let piece = tensor.place.and_then(|place| Some((place.offset, loaded.buffers().get(place.buffer)?)));
+        let slice = tensor.place.and_then(|place| Some((place.offset, loaded.buffers().get(place.buffer)?)));
         LoadedTensor {
             name: tensor.name.clone(),
             dtype: tensor.dtype.to_string(),
             shape: tensor.shape.clone(),
             bytes: tensor.bytes,
-            address: piece.as_ref().map_or(0, |(offset, buffer)| buffer.addr() as u64 + offset),
+            address: slice.as_ref().map_or(0, |(offset, buffer)| buffer.addr() as u64 + offset),
             device: device.spec().clone(),
-            buffer: piece.map(|(offset, buffer)| Piece {
-                buffer: Here::new(Arc::clone(buffer)),
+            buffer: slice.map(|(offset, buffer)| BufferSlice {
+                buffer: ProcessLocal::new(Arc::clone(buffer)),
                 offset,
                 is_pinned: buffer.is_pinned(),
                 pageable_because: buffer.pageable_because().map(str::to_owned),
             }),
         }
     });
-    Ok((tensors.collect(), dictionary(py, loaded.report())?))
+    Ok((tensors.collect(), report_dict(py, loaded.report())?))
 }
 
-/// What a handler of a signal's raises, if one has come.
 fn signal_raised(py: Python<'_>) -> PyResult<()> {
     py.check_signals()
 }
 
-/// Before anything is taken: a tensor that the caller can have none of.
+/// Fails for a tensor that the caller cannot have, before anything is allocated.
 fn check_dtypes(checkpoint: &Checkpoint, dtypes: &[String]) -> PyResult<()> {
     for tensor in checkpoint.tensors() {
         // A file may name its tensors anything, at any length.
@@ -247,7 +237,7 @@ fn check_dtypes(checkpoint: &Checkpoint, dtypes: &[String]) -> PyResult<()> {
                  another type"
             )));
         }
-        // Two of them are an element of PyTorch's.
+        // PyTorch packs two of them into an element.
         let last = tensor.shape.last().copied().unwrap_or(1);
         if tensor.dtype == FileDtype::F4 && !last.is_multiple_of(2) {
             let shape = &tensor.shape;
@@ -260,7 +250,7 @@ fn check_dtypes(checkpoint: &Checkpoint, dtypes: &[String]) -> PyResult<()> {
     Ok(())
 }
 
-fn no_checkpoint(error: &CheckpointError) -> PyErr {
+fn checkpoint_error(error: &CheckpointError) -> PyErr {
     match error {
         CheckpointError::NothingNamed => invalid(chain(error)),
         CheckpointError::NotFound { .. } => PyFileNotFoundError::new_err(chain(error)),
@@ -268,9 +258,9 @@ fn no_checkpoint(error: &CheckpointError) -> PyErr {
     }
 }
 
-fn not_loaded(py: Python<'_>, error: &LoadError) -> PyErr {
+fn load_error(py: Python<'_>, error: &LoadError) -> PyErr {
     match error {
-        LoadError::Checkpoint(error) => no_checkpoint(error),
+        LoadError::Checkpoint(error) => checkpoint_error(error),
         LoadError::Staging { bytes } => out_of_host_memory(py, chain(error), *bytes),
         LoadError::Memory { source, bytes, .. } => match source.kind {
             DriverErrorKind::OutOfHostMemory { .. } => out_of_host_memory(py, chain(error), *bytes),
@@ -280,24 +270,24 @@ fn not_loaded(py: Python<'_>, error: &LoadError) -> PyErr {
     }
 }
 
-/// A report, by the names of its fields.
-fn dictionary<'py>(py: Python<'py>, report: &LoadReport) -> PyResult<Bound<'py, PyDict>> {
-    let made = PyDict::new(py);
-    made.set_item("bytes", report.bytes)?;
-    made.set_item("tensors", report.tensors)?;
-    made.set_item("host_bytes", report.host_bytes)?;
-    made.set_item("buffers", report.buffers)?;
-    made.set_item("alignment_bytes", report.alignment_bytes)?;
-    made.set_item("seconds", report.seconds)?;
-    made.set_item("memory_s", report.memory_s)?;
-    made.set_item("readers", report.readers)?;
-    made.set_item("piece_bytes", report.piece_bytes)?;
-    made.set_item("direct_bytes", report.direct_bytes)?;
-    made.set_item("staged_bytes", report.staged_bytes)?;
-    made.set_item("buffered_bytes", report.buffered_bytes)?;
-    made.set_item("staging_bytes", report.staging_bytes)?;
-    made.set_item("pinned", report.pinned)?;
-    made.set_item("pageable_because", report.pageable_because.clone())?;
+/// By the names of its fields.
+fn report_dict<'py>(py: Python<'py>, report: &LoadReport) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("bytes", report.bytes)?;
+    dict.set_item("tensors", report.tensors)?;
+    dict.set_item("host_bytes", report.host_bytes)?;
+    dict.set_item("buffers", report.buffers)?;
+    dict.set_item("alignment_bytes", report.alignment_bytes)?;
+    dict.set_item("seconds", report.seconds)?;
+    dict.set_item("memory_s", report.memory_s)?;
+    dict.set_item("readers", report.readers)?;
+    dict.set_item("piece_bytes", report.piece_bytes)?;
+    dict.set_item("direct_bytes", report.direct_bytes)?;
+    dict.set_item("staged_bytes", report.staged_bytes)?;
+    dict.set_item("buffered_bytes", report.buffered_bytes)?;
+    dict.set_item("staging_bytes", report.staging_bytes)?;
+    dict.set_item("pinned", report.pinned)?;
+    dict.set_item("pageable_because", report.pageable_because.clone())?;
     let mut files = Vec::new();
     for file in &report.files {
         let how = match file.how {
@@ -312,6 +302,6 @@ fn dictionary<'py>(py: Python<'py>, report: &LoadReport) -> PyResult<Bound<'py, 
         entry.set_item("because", file.because.clone())?;
         files.push(entry);
     }
-    made.set_item("files", files)?;
-    Ok(made)
+    dict.set_item("files", files)?;
+    Ok(dict)
 }

@@ -1,9 +1,9 @@
-//! Where PyTorch's caching allocator gets its segments: see [`symbols`] for what it calls, [`route`] for where a call
-//! goes, [`segments`] for what PyTorch has, and [`afterwards`] for who looks then.
+//! PyTorch's segments: its allocator calls [`symbols`], [`route`] chooses the arena, [`segments`] knows what
+//! PyTorch holds, and [`pending_call`] notifies Python.
 //!
-//! The Python half is `poorwill/torch/`, which decides which allocations are routed here.
+//! The Python half, `poorwill/torch/`, decides which allocations come here.
 
-mod afterwards;
+mod pending_call;
 mod route;
 mod segments;
 mod symbols;
@@ -12,14 +12,14 @@ use poorwill::{DeviceRange, Tag};
 use pyo3::prelude::*;
 
 use self::route::routes;
-use self::segments::Moment;
+use self::segments::SegmentSerial;
 use crate::arena::Arena;
 use crate::errors::{failed, invalid, refused};
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(torch_allocator, module)?)?;
     module.add_function(wrap_pyfunction!(torch_make_default, module)?)?;
-    module.add_function(wrap_pyfunction!(afterwards::torch_call_afterwards, module)?)?;
+    module.add_function(wrap_pyfunction!(pending_call::torch_call_afterwards, module)?)?;
     module.add_function(wrap_pyfunction!(torch_leave_uncut, module)?)?;
     module.add_function(wrap_pyfunction!(torch_moment, module)?)?;
     module.add_function(wrap_pyfunction!(torch_carve, module)?)?;
@@ -31,19 +31,14 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(make_immortal, module)?)
 }
 
-/// The addresses of two C functions, to get segments for a tag of an arena and to give them back: for
-/// `torch._C._cuda_customAllocator`.
-///
-/// Raises ValueError for a name that no tag can have, and PoorwillError where PyTorch cannot use the arena.
+/// Addresses of two C functions, alloc and free, for segments of a tag of an arena.
 #[pyfunction]
 fn torch_allocator(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<(usize, usize)> {
     let number = route_to(py, arena, tag)?;
     symbols::addresses(number).ok_or_else(|| refused("no function is left for another tag"))
 }
 
-/// Has the symbol `poorwill_alloc` serve a tag of an arena, for the arena's device.
-///
-/// Raises as `torch_allocator`.
+/// Makes the symbol `poorwill_alloc` serve a tag of an arena, for the arena's device.
 #[pyfunction]
 fn torch_make_default(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<()> {
     routes().make_default(route_to(py, arena, tag)?);
@@ -53,14 +48,11 @@ fn torch_make_default(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> Py
 fn route_to(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<usize> {
     let tag = Tag::new(tag).map_err(invalid)?;
     let opened = arena.get().opened()?;
-    // It may be the last to hold it, if it is being closed.
+    // May drop a closed arena's last reference, which waits for the device.
     py.detach(move || routes().to(&opened, &tag)).map_err(refused)
 }
 
-/// A scope begins, or ends, in which PyTorch gives the large segments of a tag of an arena back without having cut them:
-/// they get memory in large pieces.
-///
-/// Raises as `torch_allocator`, and does nothing for an arena that was closed meanwhile.
+/// Begins or ends a scope in which PyTorch frees a tag's large segments whole.
 #[pyfunction]
 fn torch_leave_uncut(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str, begins: bool) -> PyResult<()> {
     if begins || arena.get().is_open()? {
@@ -69,16 +61,13 @@ fn torch_leave_uncut(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str, begins
     Ok(())
 }
 
-/// Now: segments that are handed out later are not carved by who names this moment.
+/// Serial number of the latest segment, for `torch_carve`.
 #[pyfunction]
 fn torch_moment() -> u64 {
-    routes().moment().0
+    routes().last_serial().0
 }
 
-/// Gives parts of segments back that PyTorch never hands out again. Each segment is its address, its size, and its
-/// free parts, each an address and a size. Returns the bytes given back, which are whole granules.
-///
-/// Raises PoorwillError for what an arena says first, when everything else was tried.
+/// Releases parts of segments that PyTorch never hands out again.
 #[pyfunction]
 #[allow(clippy::type_complexity)] // As Python has it: segments with their holes.
 fn torch_carve(py: Python<'_>, moment: u64, segments: Vec<(u64, u64, Vec<(u64, u64)>)>) -> PyResult<u64> {
@@ -87,7 +76,7 @@ fn torch_carve(py: Python<'_>, moment: u64, segments: Vec<(u64, u64, Vec<(u64, u
         for (addr, size, holes) in segments {
             let holes: Vec<_> =
                 holes.into_iter().map(|(addr, bytes)| DeviceRange::new(addr, bytes)).collect();
-            match routes().carve(Moment(moment), DeviceRange::new(addr, size), &holes) {
+            match routes().carve(SegmentSerial(moment), DeviceRange::new(addr, size), &holes) {
                 Ok(carved) => bytes += carved,
                 Err(error) => failed = failed.or(Some(error)),
             }
@@ -97,66 +86,62 @@ fn torch_carve(py: Python<'_>, moment: u64, segments: Vec<(u64, u64, Vec<(u64, u
     carved.map_err(|error| failed(py, &error))
 }
 
-/// How many segments PyTorch has, and the bytes of them that are still held: on one GPU, or on all if None is given.
+/// Number of PyTorch's segments and their held bytes, on one GPU, or on all for None.
 #[pyfunction]
 #[pyo3(signature = (ordinal=None))]
 fn torch_segments(py: Python<'_>, ordinal: Option<u32>) -> (usize, u64) {
     py.detach(|| routes().held(ordinal))
 }
 
-/// Whether a segment that PyTorch has begins at an address.
+/// Whether one of PyTorch's segments begins at an address.
 #[pyfunction]
 fn torch_has_segment_at(py: Python<'_>, addr: u64) -> bool {
     py.detach(|| routes().begins_at(addr))
 }
 
-/// How many bytes an arena may keep mapped that nothing uses, before a thread of its own gives them back; None for as
-/// many as there are.
-///
-/// Raises ClosedError when it is closed.
+/// Sets how many unused bytes an arena may keep mapped.
 #[pyfunction]
 fn torch_set_cached_max(py: Python<'_>, arena: &Bound<'_, Arena>, max_bytes: Option<u64>) -> PyResult<()> {
     arena.get().with(py, |arena| arena.set_cached_max_bytes(max_bytes))
 }
 
-/// `Arena.trim`, of what PyTorch has given back by itself.
+/// `Arena.trim`, without asking PyTorch to free its cache first.
 #[pyfunction]
 fn torch_trim(py: Python<'_>, arena: &Bound<'_, Arena>) -> PyResult<u64> {
     arena.get().with(py, poorwill::Arena::trim)
 }
 
-/// Before an arena sleeps, is trimmed or closed: PyTorch, if its pools are in use, gives back what it caches, and the arena
-/// comes to know the streams on which a graph is most likely being captured.
+/// Before a sleep, a trim or a close: PyTorch's pools release their cache, and the arena learns the streams
+/// that graphs are likely captured on.
 pub(crate) fn settle(py: Python<'_>, arena: &Arena) -> PyResult<()> {
-    bury_closed(py);
+    drop_closed(py);
     if !arena.is_open()? {
         return Ok(());
     }
     let modules = py.import("sys")?.getattr("modules")?;
     let Ok(pools) = modules.get_item("poorwill.torch") else { return Ok(()) };
-    // While it is being imported its functions come one by one, and no pool can have been used.
+    // During its import functions may be missing, and no pool is in use.
     let Some(settle) = pools.getattr_opt("settle")? else { return Ok(()) };
     let streams: Vec<usize> = settle.call1((arena.spec().id(),))?.extract()?;
-    // If it has been closed meanwhile, what comes next says so.
+    // If it was closed meanwhile, the next call fails with that.
     let Ok(opened) = arena.opened() else { return Ok(()) };
-    // It may be the last to hold it, if it is being closed.
-    py.detach(move || streams.iter().try_for_each(|stream| route::watch(&opened, *stream).map(drop)))
+    // May drop a closed arena's last reference, which waits for the device.
+    py.detach(move || streams.iter().try_for_each(|stream| route::adopt_stream(&opened, *stream).map(drop)))
         .map_err(refused)
 }
 
-/// Lets go of arenas that were closed before PyTorch had given back all that it had of them.
-pub(crate) fn bury_closed(py: Python<'_>) {
+/// Drops closed arenas whose last segments PyTorch has freed since.
+pub(crate) fn drop_closed(py: Python<'_>) {
     py.detach(|| drop(routes().take_closed()));
 }
 
-/// What was refused to PyTorch last, in words, to this thread if anything was; None where nothing was since this was
-/// asked last.
+/// Takes the message of PyTorch's last refused request, or None.
 #[pyfunction]
 fn torch_refusal() -> Option<String> {
     routes().take_refusal()
 }
 
-/// Keeps an object for ever: for those of PyTorch's whose end would end the process.
+/// Leaks an object whose destructor would end the process.
 #[pyfunction]
 fn make_immortal(object: Bound<'_, PyAny>) {
     std::mem::forget(object.unbind());

@@ -1,4 +1,4 @@
-//! Routes: which arena, and which tag, PyTorch's segments are taken from.
+//! Routes: the pairs of an arena and a tag that PyTorch's segments come from.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -10,59 +10,58 @@ use std::time::Duration;
 
 use poorwill::{AllocRequest, Block, DeviceRange, DeviceSpec, PoolError, StreamId, Tag, chain};
 
-use super::afterwards;
-use super::segments::{Book, Moment};
-use crate::arena::{Failed, Opened};
+use super::pending_call;
+use super::segments::{SegmentSerial, SegmentTable};
+use crate::arena::{ArenaError, Opened};
 
-/// Most pairs of an arena and a tag in the life of a process.
+/// Most routes in the life of a process.
 pub(super) const ROUTES_MAX: usize = 256;
 
-/// How long a segment waits for work on freed memory before more is created: longer than the copies and conversions of
-/// a load, which would map all that they have freed meanwhile.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long a segment waits to reuse freed memory before more is created. Longer than a load's copies and
+/// conversions, which would otherwise map all that they free.
+const REUSE_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// All routes of this process. Never torn down: PyTorch gives segments back until the very end.
+/// All routes of this process. Never dropped: PyTorch frees segments until the process ends.
 ///
-/// In a forked child there are none: nothing is handed out there, nothing taken back, and no lock waited for, which
-/// a thread may hold that does not exist there.
+/// A forked child has none. It allocates and frees nothing, and takes no lock, which a thread that does not
+/// exist there might hold.
 #[derive(Debug)]
 pub(super) struct Routes {
-    /// Whose they are; 0 as long as they are nobody's.
+    /// The owning process; 0 before the first route.
     process: AtomicU32,
     routes: [OnceLock<Route>; ROUTES_MAX],
-    /// How many there are. Held by who adds one.
+    /// Locked by the thread that adds a route.
     count: Mutex<usize>,
-    /// The routes of `poorwill_alloc`, by the number of the device.
+    /// The route of `poorwill_alloc`, by device number.
     by_device: Mutex<HashMap<u32, usize>>,
-    book: Book,
-    /// What was refused to each thread last, until somebody asks, in the order of time.
+    table: SegmentTable,
+    /// The last refusal of each thread, in order of time, until it is read.
     refusals: Mutex<Vec<Refusal>>,
 }
 
 #[derive(Debug)]
 struct Refusal {
-    words: String,
-    /// Whose request it was: the mark of the thread.
+    message: String,
+    /// The thread that was refused.
     thread: usize,
 }
 
 #[derive(Debug)]
 struct Route {
-    /// An arena that was closed is not kept.
+    /// Does not keep a closed arena.
     opened: Weak<Opened>,
     tag: Tag,
     ordinal: u32,
-    /// The names of PyTorch's streams.
+    /// By CUDA handle.
     streams: Mutex<HashMap<usize, StreamId>>,
-    /// How many scopes say that PyTorch gives large segments back without having cut them.
+    /// Open scopes in which PyTorch frees large segments whole.
     uncut: AtomicUsize,
 }
 
-/// Why there is no route.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoRoute {
+pub(super) enum RouteError {
     #[error("{device} is no GPU: PyTorch's tensors need an arena on one, like poorwill.arena(\"cuda:0\")")]
-    NoGpu { device: DeviceSpec },
+    NotGpu { device: DeviceSpec },
     #[error(
         "this process has had {ROUTES_MAX} pairs of an arena and a tag, the most there can be: use arenas and tags again \
          instead of opening others"
@@ -72,7 +71,7 @@ pub(super) enum NoRoute {
     Forked(#[from] Forked),
 }
 
-/// The caller is a fork of the process whose routes these are.
+/// This is a fork of the owning process.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "PyTorch's segments are those of process {owner}, and this is its fork {}: use a process that was started afresh, \
@@ -90,14 +89,14 @@ pub(super) fn routes() -> &'static Routes {
         routes: [const { OnceLock::new() }; ROUTES_MAX],
         count: Mutex::new(0),
         by_device: Mutex::default(),
-        book: Book::default(),
+        table: SegmentTable::default(),
         refusals: Mutex::default(),
     })
 }
 
 impl Routes {
-    /// Makes them this process's, unless they are another's.
-    fn own(&self) -> Result<(), Forked> {
+    /// Makes this process the owner; fails if another is.
+    fn own_by_this_process(&self) -> Result<(), Forked> {
         let this = process::id();
         match self.process.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed) {
             Err(owner) if owner != this => Err(Forked { owner }),
@@ -105,17 +104,16 @@ impl Routes {
         }
     }
 
-    /// Whether there may be anything, and it is this process's.
     pub(super) fn is_here(&self) -> bool {
         self.process.load(Ordering::Relaxed) == process::id()
     }
 
-    /// The number of the route to an arena and a tag, made if need be.
-    pub(super) fn to(&self, opened: &Arc<Opened>, tag: &Tag) -> Result<usize, NoRoute> {
+    /// The number of the route to a tag, created on first use.
+    pub(super) fn to(&self, opened: &Arc<Opened>, tag: &Tag) -> Result<usize, RouteError> {
         let DeviceSpec::Cuda { ordinal } = *opened.device.spec() else {
-            return Err(NoRoute::NoGpu { device: opened.device.spec().clone() });
+            return Err(RouteError::NotGpu { device: opened.device.spec().clone() });
         };
-        self.own()?;
+        self.own_by_this_process()?;
         let mut count = lock(&self.count);
         let known = self.routes[..*count].iter().position(|route| {
             route
@@ -126,9 +124,9 @@ impl Routes {
             return Ok(known);
         }
         let number = *count;
-        let Some(route) = self.routes.get(number) else { return Err(NoRoute::TooMany) };
+        let Some(route) = self.routes.get(number) else { return Err(RouteError::TooMany) };
         let (streams, uncut) = Default::default();
-        // Nobody else sets it: the count is held.
+        // Cannot fail: `count` is locked.
         let _ =
             route.set(Route { opened: Arc::downgrade(opened), tag: tag.clone(), ordinal, streams, uncut });
         *count += 1;
@@ -136,17 +134,17 @@ impl Routes {
     }
 
     pub(super) fn alloc(&self, number: usize, bytes: isize, device: c_int, stream: usize) -> *mut c_void {
-        if self.own().is_err() {
+        if self.own_by_this_process().is_err() {
             return ptr::null_mut();
         }
         let Some(route) = self.routes.get(number).and_then(OnceLock::get) else {
-            return self.refuse("an allocator that nobody has made was called".to_owned());
+            return self.refuse("an unknown allocator was called".to_owned());
         };
         match route.alloc(bytes, device, stream) {
             Ok((opened, block)) => {
-                self.book.add(opened, block);
+                self.table.add(opened, block);
                 self.forget_refusal();
-                afterwards::note();
+                pending_call::schedule();
                 match usize::try_from(block.range.addr) {
                     Ok(addr) => ptr::with_exposed_provenance_mut(addr),
                     Err(error) => self.refuse(error.to_string()),
@@ -156,7 +154,6 @@ impl Routes {
         }
     }
 
-    /// Has `poorwill_alloc` take this route for the route's device.
     pub(super) fn make_default(&self, number: usize) {
         let route = self.routes.get(number).and_then(OnceLock::get).filter(|_| self.is_here());
         if let Some(route) = route {
@@ -164,7 +161,6 @@ impl Routes {
         }
     }
 
-    /// Notes that a scope begins, or ends, in which segments of this route are given back as a whole.
     pub(super) fn leave_uncut(&self, number: usize, begins: bool) {
         if let Some(route) = self.routes.get(number).and_then(OnceLock::get).filter(|_| self.is_here()) {
             if begins {
@@ -176,7 +172,7 @@ impl Routes {
     }
 
     pub(super) fn alloc_by_default(&self, bytes: isize, device: c_int, stream: usize) -> *mut c_void {
-        if self.own().is_err() {
+        if self.own_by_this_process().is_err() {
             return ptr::null_mut();
         }
         let number =
@@ -189,72 +185,72 @@ impl Routes {
         }
     }
 
-    pub(super) fn free(&self, place: DeviceRange) {
+    pub(super) fn free(&self, range: DeviceRange) {
         if !self.is_here() {
             return;
         }
-        match self.book.free(place) {
-            // A closed arena has taken everything back itself.
+        match self.table.free(range) {
+            // A closed arena has released everything itself.
             Ok(_) | Err(PoolError::Closed) => {}
-            Err(error) => self.note(chain(&error)),
+            Err(error) => self.record_refusal(chain(&error)),
         }
     }
 
     pub(super) fn take_closed(&self) -> Vec<Arc<Opened>> {
-        if self.is_here() { self.book.take_closed() } else { Vec::new() }
+        if self.is_here() { self.table.take_closed() } else { Vec::new() }
     }
 
-    pub(super) fn moment(&self) -> Moment {
-        if self.is_here() { self.book.moment() } else { Moment(0) }
+    pub(super) fn last_serial(&self) -> SegmentSerial {
+        if self.is_here() { self.table.last_serial() } else { SegmentSerial(0) }
     }
 
     pub(super) fn carve(
         &self,
-        moment: Moment,
-        place: DeviceRange,
+        serial: SegmentSerial,
+        range: DeviceRange,
         holes: &[DeviceRange],
     ) -> Result<u64, PoolError> {
-        if self.is_here() { self.book.carve(moment, place, holes) } else { Ok(0) }
+        if self.is_here() { self.table.carve(serial, range, holes) } else { Ok(0) }
     }
 
     pub(super) fn begins_at(&self, addr: u64) -> bool {
-        self.is_here() && self.book.begins_at(addr)
+        self.is_here() && self.table.begins_at(addr)
     }
 
     pub(super) fn held(&self, ordinal: Option<u32>) -> (usize, u64) {
-        if self.is_here() { self.book.held(ordinal) } else { (0, 0) }
+        if self.is_here() { self.table.held(ordinal) } else { (0, 0) }
     }
 
-    /// What was refused last to this thread, or else to any, which may have worked for this one; unless the same thread
-    /// has been served since. It is forgotten then. In a forked child, why everything is.
+    /// Takes this thread's last refusal, or else any thread's, which may have worked for this one. An
+    /// allocation clears its thread's. In a forked child it is always [`Forked`].
     pub(super) fn take_refusal(&self) -> Option<String> {
         match self.process.load(Ordering::Relaxed) {
             0 => None,
             owner if owner != process::id() => Some(Forked { owner }.to_string()),
             _ => {
-                let (thread, mut refusals) = (mark_of_thread(), lock(&self.refusals));
+                let (thread, mut refusals) = (thread_key(), lock(&self.refusals));
                 let own = refusals.iter().position(|refusal| refusal.thread == thread);
                 let number = own.or(refusals.len().checked_sub(1))?;
-                Some(refusals.remove(number).words)
+                Some(refusals.remove(number).message)
             }
         }
     }
 
-    fn refuse(&self, words: String) -> *mut c_void {
-        self.note(words);
+    fn refuse(&self, message: String) -> *mut c_void {
+        self.record_refusal(message);
         ptr::null_mut()
     }
 
-    fn note(&self, words: String) {
-        let thread = mark_of_thread();
+    fn record_refusal(&self, message: String) {
+        let thread = thread_key();
         let mut refusals = lock(&self.refusals);
         refusals.retain(|refusal| refusal.thread != thread);
-        refusals.push(Refusal { words, thread });
+        refusals.push(Refusal { message, thread });
     }
 
-    /// PyTorch asks again, when it has given back what it could.
+    /// PyTorch retries after it freed what it could.
     fn forget_refusal(&self) {
-        let thread = mark_of_thread();
+        let thread = thread_key();
         lock(&self.refusals).retain(|refusal| refusal.thread != thread);
     }
 }
@@ -277,15 +273,14 @@ impl Route {
             ));
         };
         let stream = self.stream(&opened, stream)?;
-        let mut request = AllocRequest::new(bytes, self.tag.clone()).on(stream).patient_for(PATIENCE);
+        let mut request = AllocRequest::new(bytes, self.tag.clone()).on(stream).patient_for(REUSE_TIMEOUT);
         request.is_freed_whole = is_one_block(bytes) && self.uncut.load(Ordering::Relaxed) > 0;
         match opened.with(|arena| arena.alloc(&request)) {
             Ok(block) => Ok((opened, block)),
-            Err(Failed::Closed(words)) => Err(words),
-            Err(Failed::Pool(error)) => {
+            Err(ArenaError::Closed(message)) => Err(message),
+            Err(ArenaError::Pool(error)) => {
                 if matches!(error, PoolError::DeviceFull { .. }) {
-                    // The last that the device had was not enough: others may need it now. What is refused here, the
-                    // next trim tells.
+                    // Others may need the rest of the device. The next trim reports an error of this one.
                     let _ = opened.arena.trim();
                 }
                 Err(chain(&error))
@@ -293,34 +288,32 @@ impl Route {
         }
     }
 
-    /// The name of a stream of PyTorch's.
     fn stream(&self, opened: &Opened, raw: usize) -> Result<StreamId, String> {
         if let Some(known) = lock(&self.streams).get(&raw) {
             return Ok(*known);
         }
-        let adopted = watch(opened, raw)?;
+        let adopted = adopt_stream(opened, raw)?;
         lock(&self.streams).insert(raw, adopted);
         Ok(adopted)
     }
 }
 
-/// Whether PyTorch asks for a segment of this size for one block: it cuts those of 20 MiB, which it asks for where blocks
-/// of 1 to 10 MiB are to go, and smaller ones.
+/// Whether PyTorch requests this size for a single block. It splits segments of 20 MiB, for blocks of 1 to 10
+/// MiB, and smaller ones.
 fn is_one_block(bytes: u64) -> bool {
     bytes >= 10 << 20 && bytes != 20 << 20
 }
 
-/// The name of a stream of PyTorch's on the device of an arena.
-pub(super) fn watch(opened: &Opened, stream: usize) -> Result<StreamId, String> {
+pub(super) fn adopt_stream(opened: &Opened, stream: usize) -> Result<StreamId, String> {
     let Some(gpu) = opened.device.cuda() else { return Err(format!("{} is no GPU", opened.device.spec())) };
     // SAFETY: P5.
     unsafe { gpu.adopt_stream(stream) }.map_err(|error| error.to_string())
 }
 
-/// Tells the threads that there are from each other. Also there while a thread ends.
-fn mark_of_thread() -> usize {
-    thread_local!(static MARK: u8 = const { 0 });
-    MARK.with(|mark| ptr::from_ref(mark).addr())
+/// Distinguishes live threads; works also while a thread ends.
+fn thread_key() -> usize {
+    thread_local!(static KEY: u8 = const { 0 });
+    KEY.with(|key| ptr::from_ref(key).addr())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,8 +1,7 @@
-//! The segments that PyTorch has from us: where they are, and which blocks of an arena they are made of.
+//! The segments that PyTorch has: their addresses, and the arena blocks that they consist of.
 //!
-//! PyTorch gives a segment back by the address and the size that it asked for, which only one segment has at a time.
-//! Until then parts of it may be given back already ([`Book::carve`]): those whose addresses PyTorch has promised never
-//! to hand out again.
+//! PyTorch frees a segment by its address and requested size, which are unique among live segments. Before
+//! that, [`SegmentTable::carve`] can free parts whose addresses PyTorch promised never to hand out again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,13 +10,12 @@ use poorwill::{Block, DeviceRange, DeviceSpec, PoolError};
 
 use crate::arena::Opened;
 
-/// A segment of PyTorch's.
 #[derive(Debug)]
 struct Segment {
     opened: Arc<Opened>,
-    /// What is left of it, in ascending order.
+    /// Remaining parts, in ascending order.
     parts: Vec<Block>,
-    /// Counts the segments: one that takes the place of another has a higher one.
+    /// Higher than that of every earlier segment.
     serial: u64,
 }
 
@@ -27,38 +25,37 @@ impl Segment {
     }
 }
 
-/// All segments of this process.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct SegmentTable {
     segments: Mutex<Segments>,
-    /// Closed arenas that a segment was of. Whoever lets go of the last may have to wait for the device, which nobody
-    /// can in PyTorch's locks.
+    /// Closed arenas that had segments. Dropping the last reference may wait for the device, which must not
+    /// happen in PyTorch's locks.
     closed: Mutex<Vec<Arc<Opened>>>,
 }
 
 #[derive(Debug, Default)]
 struct Segments {
-    by_place: HashMap<DeviceRange, Segment>,
+    by_range: HashMap<DeviceRange, Segment>,
     last_serial: u64,
 }
 
-/// A moment: what was handed out by then can be told from what was handed out later.
+/// A serial number that separates earlier segments from later ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Moment(pub(super) u64);
+pub(super) struct SegmentSerial(pub(super) u64);
 
-impl Book {
-    /// A block is a segment from now on. The place is what PyTorch has asked for, at the block's address.
+impl SegmentTable {
+    /// Adds a block, at the range that PyTorch requested.
     pub(super) fn add(&self, opened: Arc<Opened>, block: Block) {
-        let mut book = self.lock();
-        book.last_serial += 1;
-        let serial = book.last_serial;
-        let place = DeviceRange::new(block.range.addr, block.requested_bytes);
-        book.by_place.insert(place, Segment { opened, parts: vec![block], serial });
+        let mut table = self.lock();
+        table.last_serial += 1;
+        let serial = table.last_serial;
+        let range = DeviceRange::new(block.range.addr, block.requested_bytes);
+        table.by_range.insert(range, Segment { opened, parts: vec![block], serial });
     }
 
-    /// Gives a segment back to its arena. Returns whether there was one at this place.
-    pub(super) fn free(&self, place: DeviceRange) -> Result<bool, PoolError> {
-        let Some(segment) = self.lock().by_place.remove(&place) else { return Ok(false) };
+    /// Frees a segment. Returns whether there was one at this range.
+    pub(super) fn free(&self, range: DeviceRange) -> Result<bool, PoolError> {
+        let Some(segment) = self.lock().by_range.remove(&range) else { return Ok(false) };
         let Segment { opened, parts, .. } = segment;
         let mut failed = None;
         for part in parts {
@@ -77,48 +74,47 @@ impl Book {
         }
     }
 
-    /// The closed arenas that segments were of. To be let go of with no lock held.
+    /// Takes the closed arenas; drop them with no lock held.
     pub(super) fn take_closed(&self) -> Vec<Arc<Opened>> {
         std::mem::take(&mut *self.closed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Now.
-    pub(super) fn moment(&self) -> Moment {
-        Moment(self.lock().last_serial)
+    pub(super) fn last_serial(&self) -> SegmentSerial {
+        SegmentSerial(self.lock().last_serial)
     }
 
-    /// Gives whole granules of `holes` back, which lie in the segment at `place`, if that is still the one of this
-    /// moment: all of them that are still there. Returns the bytes given back, or the first error when everything
-    /// else was tried.
+    /// Frees the whole granules of `holes` in the segment at `range`, unless that segment is later than
+    /// `serial`. Returns the bytes freed, or the first error after trying all.
     ///
-    /// The caller vouches that PyTorch never hands the holes out again: they belong to a pool that was retired before
-    /// the moment, and were free then.
+    /// The caller guarantees that PyTorch never hands the holes out again: they were free in a pool that was
+    /// retired before `serial`.
     pub(super) fn carve(
         &self,
-        moment: Moment,
-        place: DeviceRange,
+        serial: SegmentSerial,
+        range: DeviceRange,
         holes: &[DeviceRange],
     ) -> Result<u64, PoolError> {
-        // Held until it is done, so that the segment cannot be given back under way.
-        let mut book = self.lock();
-        let Some(segment) = book.by_place.get_mut(&place) else { return Ok(0) };
-        if segment.serial > moment.0 {
+        // Locked throughout, so that the segment cannot be freed meanwhile.
+        let mut table = self.lock();
+        let Some(segment) = table.by_range.get_mut(&range) else { return Ok(0) };
+        if segment.serial > serial.0 {
             return Ok(0);
         }
         let granule_bytes = segment.opened.arena.driver().info().granule_bytes;
-        // The granule of its address stays: another segment there could have the same.
-        let first_end = (place.addr - place.addr % granule_bytes).saturating_add(granule_bytes);
+        // The first granule stays: another segment could get its address.
+        let first_end = (range.addr - range.addr % granule_bytes).saturating_add(granule_bytes);
         let (mut carved_bytes, mut failed) = (0, None);
         for hole in holes.iter().filter_map(|hole| whole_granules(*hole, granule_bytes)) {
             let mut at = 0;
-            // What was a hole before may lie within one that has grown.
+            // An earlier hole may lie within one that has grown.
             while let Some(part) = segment.parts.get(at) {
-                let piece = common(&part.range, &hole, first_end);
-                let carved = piece.map(|piece| (piece, segment.opened.arena.free_part(part.id, piece)));
+                let overlap = common(&part.range, &hole, first_end);
+                let carved =
+                    overlap.map(|overlap| (overlap, segment.opened.arena.free_part(part.id, overlap)));
                 at += match carved {
                     None => 1,
-                    Some((piece, Ok(rest))) => {
-                        carved_bytes += piece.bytes;
+                    Some((overlap, Ok(rest))) => {
+                        carved_bytes += overlap.bytes;
                         let left = rest.len();
                         segment.parts.splice(at..=at, rest);
                         left
@@ -133,15 +129,13 @@ impl Book {
         failed.map_or(Ok(carved_bytes), Err)
     }
 
-    /// Whether a segment begins at this address.
     pub(super) fn begins_at(&self, addr: u64) -> bool {
-        self.lock().by_place.keys().any(|place| place.addr == addr)
+        self.lock().by_range.keys().any(|range| range.addr == addr)
     }
 
-    /// How many segments there are, and the bytes of them that are still held: on one GPU, or on all.
     pub(super) fn held(&self, ordinal: Option<u32>) -> (usize, u64) {
-        let book = self.lock();
-        let segments = book.by_place.values().filter(|segment| ordinal.is_none_or(|gpu| segment.is_on(gpu)));
+        let table = self.lock();
+        let segments = table.by_range.values().filter(|segment| ordinal.is_none_or(|gpu| segment.is_on(gpu)));
         segments.fold((0, 0), |(count, bytes), segment| {
             (count + 1, bytes + segment.parts.iter().map(|part| part.range.bytes).sum::<u64>())
         })
@@ -152,7 +146,6 @@ impl Book {
     }
 }
 
-/// The granules that lie in a range as a whole.
 fn whole_granules(range: DeviceRange, granule_bytes: u64) -> Option<DeviceRange> {
     let start = range.addr.checked_next_multiple_of(granule_bytes)?;
     let end = range.end() - range.end() % granule_bytes;

@@ -1,11 +1,10 @@
-//! The C functions that PyTorch's caching allocator calls to get and to give back its segments.
+//! The C functions by which PyTorch's caching allocator gets and frees segments.
 //!
-//! They are called with the allocator's lock held, and by threads that hold Python's. So nothing here takes the one or
-//! the other, runs Python, or calls PyTorch ([`afterwards`](super::afterwards) leaves a call for later); no lock of ours is
-//! held while an arena calls the driver; and no panic gets out.
+//! PyTorch calls them with its allocator's lock held, on threads that may hold Python's. So they take neither
+//! lock, run no Python and call no PyTorch. They hold no lock of ours while an arena calls the driver, and
+//! let no panic out.
 //!
-//! Which arena and which tag an allocation is for, PyTorch cannot say. So each pair of them, a *route*, has a function
-//! of its own, and PyTorch is given the address of that.
+//! PyTorch cannot pass an arena and a tag, so each pair of them, a *route*, has its own function.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,19 +14,19 @@ use poorwill::DeviceRange;
 
 use super::route::{ROUTES_MAX, routes};
 
-/// Gives PyTorch a segment of the arena that was named for the device with `poorwill.torch.library`. NULL where none was,
-/// or it has no room.
+/// Allocates from the arena that `poorwill.torch.library` set for the device. NULL without one, or if it is
+/// full.
 #[unsafe(no_mangle)]
 extern "C" fn poorwill_alloc(bytes: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     guarded(ptr::null_mut(), || routes().alloc_by_default(bytes, device, stream.addr()))
 }
 
-/// Takes a segment back. One that is not ours is left alone.
+/// Frees a segment; ignores addresses that are not ours.
 #[unsafe(no_mangle)]
 extern "C" fn poorwill_free(segment: *mut c_void, bytes: isize, _device: c_int, _stream: *mut c_void) {
     let bytes = u64::try_from(bytes).unwrap_or(0);
-    let place = DeviceRange::new(segment.addr() as u64, bytes);
-    guarded((), || routes().free(place));
+    let range = DeviceRange::new(segment.addr() as u64, bytes);
+    guarded((), || routes().free(range));
 }
 
 extern "C" fn alloc_on<const ROUTE: usize>(bytes: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
@@ -36,7 +35,7 @@ extern "C" fn alloc_on<const ROUTE: usize>(bytes: isize, device: c_int, stream: 
 
 fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        // What it carries might panic once more.
+        // Dropping the payload might panic again.
         mem::forget(panic);
         otherwise
     })
@@ -44,7 +43,6 @@ fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
 
 type Alloc = extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void;
 
-/// Sixteen routes in a row.
 macro_rules! row {
     ($row:literal) => {
         [
@@ -87,7 +85,7 @@ static ALLOC: [[Alloc; 16]; ROUTES_MAX / 16] = [
     row!(15),
 ];
 
-/// The addresses of the functions for a route: to get segments, and to give them back.
+/// The alloc and free functions of a route.
 pub(super) fn addresses(route: usize) -> Option<(usize, usize)> {
     let alloc = *ALLOC.get(route / 16)?.get(route % 16)?;
     let free: extern "C" fn(*mut c_void, isize, c_int, *mut c_void) = poorwill_free;

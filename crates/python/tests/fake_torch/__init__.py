@@ -1,4 +1,4 @@
-"""A stand-in for the part of PyTorch that poorwill's pools use, for tests without PyTorch and without a GPU.
+"""A fake of the part of PyTorch that poorwill's pools use, for tests without PyTorch and without a GPU.
 
 Its heart is a model of the caching allocator (`allocator`), which calls real C functions where a pool has
 an allocator of its own. Below that lies a machine: the fake libcuda (`Driver`), or one that only counts
@@ -7,7 +7,7 @@ an allocator of its own. Below that lies a machine: the fake libcuda (`Driver`),
     with fake_torch.installed(fake_torch.Driver()) as world:
         import poorwill.torch
 
-`import torch` then gives the stand-in, until the end of the block.
+`import torch` then gives the fake, until the end of the block.
 """
 
 import contextlib
@@ -139,7 +139,7 @@ def modules(world: World) -> dict[str, ModuleType]:
 
 
 def install(machine: Driver, *, first_wins: bool = False, empties_default: bool = False) -> World:
-    """Has `import torch` give the stand-in from now on, with the settings of the environment."""
+    """Has `import torch` give the fake from now on, with the settings of the environment."""
     conf = next((os.environ[name] for name in VARIABLES if name in os.environ), None)
     world = World(machine, conf, first_wins=first_wins, empties_default=empties_default)
     sys.modules.update(modules(world))
@@ -159,7 +159,7 @@ def installed(machine: Driver, *, first_wins: bool = False, empties_default: boo
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:
-    module = ModuleType(name, f"The stand-in's {name}.")
+    module = ModuleType(name, f"The fake's {name}.")
     module.__dict__.update(contents)
     if name in ("torch", "torch.cuda", "torch.utils"):
         module.__path__ = []

@@ -1,10 +1,9 @@
 """A model of PyTorch's caching allocator on one device.
 
-Which block an allocation gets, and what is given back when, is decided as PyTorch 2.11 does, on segments that
-a machine or a pluggable allocator hands out. Not modelled are uses by other streams, the garbage collection
-threshold, memory fractions, checkpoints, inter-process handles and the growth of expandable segments, which
-are segments of the machine's here. Waiting for the lock gives the interpreter's lock away, so deadlocks of
-the two do not show.
+Which block an allocation gets, and what is freed when, is decided as in PyTorch 2.11. Segments come from a
+machine or a pluggable allocator. Not modelled are uses by other streams, the garbage collection threshold,
+memory fractions, checkpoints, inter-process handles and the growth of expandable segments. Waiting for the
+lock gives the interpreter's lock away, so deadlocks of the two do not show.
 """
 
 from collections.abc import Callable
@@ -268,8 +267,10 @@ class DeviceAllocator:
     # What goes back
 
     def _release_available(self, pool: BlockPool, size: int, stream: int) -> bool:
-        """Gives blocks back that are too large to be split, of this pool and stream: one that is large
-        enough, or else the largest, until there is enough of them."""
+        """Frees blocks of this pool and stream that are too large to be split.
+
+        One that is large enough, or else the largest ones until they suffice.
+        """
         limit = self._settings.max_split_bytes
         if limit == NO_LIMIT:
             return False
@@ -316,7 +317,7 @@ class DeviceAllocator:
                 self._release_block(block)
 
     def _release_block(self, block: Block) -> None:
-        """Gives a block back as a segment: whoever picks it sees to it that it is one."""
+        """Gives a block back as a segment: the caller ensures that it is one."""
         pool, owner = block.pool, block.pool.owner
         segments: Segments = self._machine
         if owner is not None and owner.segments is not None and not block.is_expandable:

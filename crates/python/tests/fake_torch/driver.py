@@ -251,7 +251,7 @@ class Driver:
 
 
 class Segments(Protocol):
-    """Where segments come from: the machine, or an allocator that somebody plugged in."""
+    """The source of segments: the machine, or a plugged-in allocator."""
 
     def allocate(self, size: int, device: int, stream: int) -> int:
         """The address of a segment; 0 where there is none."""

@@ -42,7 +42,7 @@ class Figures:
             for figure in pools.values():
                 figure["peak"] = figure["current"]
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         kinds = {
             kind: {pool: dict(figure) for pool, figure in pools.items()}
             for kind, pools in self._kinds.items()

@@ -1,8 +1,8 @@
-"""Memory that somebody else lends by the DLPack protocol: `torch.from_dlpack`.
+"""Memory of another library, by the DLPack protocol: `torch.from_dlpack`.
 
-The capsule is read as PyTorch reads it, in both forms. At the end of the last tensor over it the lender is
-told so with the interpreter's lock held, as PyTorch has it where a tensor ends in Python; that threads of its
-own end some without that lock is not modelled.
+The capsule is read as PyTorch reads it, in both forms. The deleter runs at the end of the last tensor, with
+the interpreter's lock held, as in PyTorch where a tensor ends in Python. PyTorch's own threads end some
+without that lock, which is not modelled.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class Memory:
             "_cuda_endAllocateToPool": lambda device, pool_id: allocators[device].end(pool_id),
             "_cuda_releasePool": lambda device, pool_id: allocators[device].release(pool_id),
             "_cuda_emptyCache": self._empty_cache,
-            "_cuda_memoryStats": lambda device: allocators[device].figures.told(),
-            "_accelerator_getDeviceStats": lambda device: allocators[device].figures.told(),
+            "_cuda_memoryStats": lambda device: allocators[device].figures.reported(),
+            "_accelerator_getDeviceStats": lambda device: allocators[device].figures.reported(),
             "_cuda_memorySnapshot": self.snapshot,
             "_cuda_resetPeakMemoryStats": lambda device: allocators[device].figures.reset_peaks(),
             "_cuda_getAllocatorBackend": lambda: "native",
@@ -106,7 +106,7 @@ class Memory:
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
         """The figures with the names put together, as `torch.cuda.memory_stats` has them."""
-        return dict(sorted(_flat("", self._allocator(device).figures.told())))
+        return dict(sorted(_flat("", self._allocator(device).figures.reported())))
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         return self.world.machine.memory_bytes(index_of(self.world, device))

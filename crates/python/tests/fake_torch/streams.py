@@ -25,7 +25,7 @@ class Stream:
 
     @property
     def stream_id(self) -> int:
-        """PyTorch's own number of one of its streams; only somebody else's stream has its handle as one."""
+        """PyTorch's own number of one of its streams; only a foreign stream has its handle as one."""
         return 0 if self.cuda_stream == 0 else ~self.cuda_stream
 
     def __eq__(self, other: object) -> bool:

@@ -1,8 +1,8 @@
 """Tensors, and the few operations that make and change them. On the GPU their memory is the allocator's, or
 lent.
 
-Their elements lie wherever strides and an offset say, as PyTorch's do, but what an operation makes is
-contiguous always, also where PyTorch keeps the order of what it was made from.
+Their elements lie wherever strides and an offset say, as PyTorch's do. But results of operations are always
+contiguous, also where PyTorch keeps the order of the source.
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ class Library:
         return self.call("aten::empty.memory_format", _shape(shape), dtype=dtype, device=device, **pinned)
 
     def from_dlpack(self, lender: Any) -> Tensor:
-        """Bytes that somebody else lends; they go back with the last tensor over them."""
+        """Bytes of another library; they go back with the last tensor over them."""
         ordinals = range(len(self.world.allocators))
         loan = lent.take(lender, {ordinal: self.world.stream(ordinal) for ordinal in ordinals})
         device = Device(loan.device, loan.ordinal if loan.device == "cuda" else None)
@@ -539,7 +539,7 @@ class Library:
         return tensor
 
     def _copy(self, tensor: Tensor, other: Tensor, non_blocking: bool = False) -> Tensor:
-        """The host may not see the end of a copy to a GPU that is to block nobody: the memory has to stay."""
+        """The host may not see the end of a non-blocking copy to a GPU: the memory has to stay."""
         if tensor.nbytes != other.nbytes:
             raise RuntimeError("the sizes of the tensors have to be the same")
         if not tensor.is_contiguous():

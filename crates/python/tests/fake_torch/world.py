@@ -1,4 +1,4 @@
-"""What all parts of the stand-in share: the machine, the allocators, and what is current in each thread."""
+"""What all parts of the fake share: the machine, the allocators, and what is current in each thread."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class World:
         self.allocators[device].begin(pool_id, lambda stream: threading.get_ident() == thread)
 
     def custom(self, segments: object) -> Segments | None:
-        """An allocator that somebody made, or none."""
+        """A user's allocator, or none."""
         if segments is not None and not hasattr(segments, "allocate"):
             raise TypeError("allocator has to be a _cuda_CUDAAllocator")
         return segments  # type: ignore[return-value]

@@ -1,5 +1,7 @@
-"""vLLM's own code, run from its sources, over stand-ins for what lies below it: `loader` runs modules with
-stubs around them; `engines`, `clients`, `workers` and `offloaders` put together what is tested.
+"""vLLM's own code, run from its sources, over fakes of what lies below it.
+
+`loader` runs modules with stubs around them; `engines`, `clients`, `workers` and `offloaders` assemble what
+is tested.
 """
 
 from vllm_sources.versions import played

@@ -28,7 +28,7 @@ class EngineProcesses:
         self.clients: dict[int, Any] = {}
         # Whether loops turn only when a test says so.
         self.is_by_hand = False
-        # An engine that has died answers nobody, and nobody fails who waits.
+        # A dead engine answers no call, and no other part fails its callers.
         self._has_died = False
 
     def die(self) -> None:
@@ -49,7 +49,7 @@ class EngineProcesses:
         for core in self.cores:
             while not core.output_queue.empty():
                 index, outputs = core.output_queue.get_nowait()
-                # Nobody coordinates.
+                # There is no coordinator.
                 if index >= 0:
                     self.clients[index].receive(outputs)
         return any(did)
@@ -144,13 +144,13 @@ class Collector:
 
     def get_nowait(self) -> Any:
         with contextlib.suppress(asyncio.QueueEmpty):
-            return self._told(self._outputs.get_nowait())
+            return self._reported(self._outputs.get_nowait())
         return None
 
     async def get(self) -> Any:
-        return self._told(await self._outputs.get())
+        return self._reported(await self._outputs.get())
 
-    def _told(self, output: Any) -> Any:
+    def _reported(self, output: Any) -> Any:
         if isinstance(output, Exception):
             raise output
         return output

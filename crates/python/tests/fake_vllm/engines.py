@@ -184,7 +184,7 @@ class DataParallel:
 
 
 class Vllm:
-    """A version, with modules that nobody has hooked."""
+    """A version, with modules without hooks."""
 
     def __init__(self, version: str) -> None:
         self.loader = Loader(version, REAL, {"poorwill"})
@@ -291,7 +291,7 @@ def turn_until_idle(core: Any) -> list[Any]:
     """The outputs of requests that come of it."""
     while turn(core):
         pass
-    told: list[Any] = []
+    reported: list[Any] = []
     while not core.output_queue.empty():
-        told += core.output_queue.get_nowait()[1].outputs
-    return told
+        reported += core.output_queue.get_nowait()[1].outputs
+    return reported

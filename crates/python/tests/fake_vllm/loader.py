@@ -5,7 +5,7 @@
 
 A module that is listed is run from its source. Every other one of vLLM's is a stub, and so is every package
 that is neither Python's own nor listed as `outside`. Modules import through their loader, not through
-`sys.modules`: nothing of it stays in the process, and its modules are those that nobody has hooked.
+`sys.modules`: nothing of it stays in the process, and its modules have no hooks.
 """
 
 import builtins

@@ -1,5 +1,6 @@
-"""vLLM's own offloaders, and what takes parameters to the device while they load: imported from its sources
-as vLLM imports them, over whatever `torch` is, with stubs around them.
+"""vLLM's own offloaders, and the code that moves parameters to the device while they load.
+
+They are imported from its sources as vLLM imports them, over the current `torch`, with stubs around them.
 
     with offloaders.installed("0.33.0") as vllm:
         offloader = vllm.make(cpu_offload_gb=1)

@@ -99,7 +99,7 @@ class Worker:
         self.load_weights(names)
 
     def load_weights(self, names: Iterable[str]) -> None:
-        """As the model's: by it nobody is told of anything."""
+        """As the model's: no other part learns of it."""
         if "weights" in self.asleep:
             raise MemoryFault(f"rank {self.rank} writes weights that sleep")
         self.unwritten -= set(names)
@@ -111,16 +111,16 @@ class Worker:
             "rank": self.rank,
             "device": f"cuda:{self.rank}",
             "state": {tag: "asleep" if tag in self.asleep else "awake" for tag in ("weights", "kv_cache")},
-            # What was dropped is told before it is mapped again, too.
+            # What was dropped is reported before it is mapped again, too.
             "undefined": ["weights"] if self.unwritten or self.dropped else [],
-            "unwritten": self._told() if self.unwritten else None,
+            "unwritten": self._reported() if self.unwritten else None,
             "sleeping": sorted(self.asleep),
             "host_bytes": 1000,
-            "uncovered_bytes": None,
+            "unaccounted_bytes": None,
             "events": events,
         }
 
-    def _told(self) -> dict[str, Any]:
+    def _reported(self) -> dict[str, Any]:
         return {
             "tensors": len(self.unwritten),
             "of_tensors": len(WEIGHTS),

@@ -1,6 +1,6 @@
 """What vLLM's own worker runs on here: a model in tensors with its runner, settings, and a trainer.
 
-The tensors are the stand-in's for PyTorch, so that their memory is where PyTorch's allocator, and what is
+The tensors are the fake's for PyTorch, so that their memory is where PyTorch's allocator, and what is
 plugged into it, has it.
 """
 

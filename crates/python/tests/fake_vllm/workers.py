@@ -1,5 +1,6 @@
-"""vLLM's own worker, and what of vLLM puts its memory to sleep, where vLLM has it: over the stand-in for
-PyTorch, with a model runner that is not vLLM's, and with modules of ours that no test has touched.
+"""vLLM's own worker and its sleep mode, over the fake of PyTorch.
+
+The model runner is not vLLM's, and the modules of ours are freshly imported.
 
     with workers.installed("0.20.2") as vllm:
         worker = vllm.Worker(config, 0, 0, "")

@@ -1,5 +1,5 @@
-"""vLLM's Python sources: `tree` finds what is defined in them, `tags` collects the names that memory has, and
-`versions` says of which versions they are read.
+"""vLLM's Python sources: `tree` finds definitions, `tags` collects the tags of memory, and `versions` chooses
+the versions.
 
 `POORWILL_VLLM_SOURCES` names a folder with one folder for each version, called by it. `cargo xtask` makes it
 and sets the variable.
@@ -14,7 +14,7 @@ VARIABLE = "POORWILL_VLLM_SOURCES"
 
 
 def sources() -> Path | None:
-    """The folder of versions; `None` where nobody has named one."""
+    """The folder of versions; `None` if the environment names none."""
     named = os.environ.get(VARIABLE)
     return Path(named) if named else None
 

@@ -14,7 +14,7 @@ _POOLS = ("use_memory_pool", "_maybe_get_memory_pool_context")
 
 
 def collect(tree: Tree) -> Iterator[tuple[str | None, str]]:
-    """Each tag with its place; None where what a pool is for cannot be told from the source."""
+    """Each tag with its pool; None where the source does not show the pool's purpose."""
     modules = dict(tree.mentioning(*ALLOCATING))
     for name in _SENDING:
         with contextlib.suppress(MissingError):
@@ -24,10 +24,10 @@ def collect(tree: Tree) -> Iterator[tuple[str | None, str]]:
             for value in _values(node):
                 leaves = [leaf.value for leaf in ast.walk(value) if isinstance(leaf, ast.Constant)]
                 texts = [leaf for leaf in leaves if isinstance(leaf, str)]
-                is_told = (
+                is_reported = (
                     texts or isinstance(value, ast.Name | ast.Constant) or not isinstance(node, ast.Call)
                 )
-                for text in texts if is_told else [None]:
+                for text in texts if is_reported else [None]:
                     yield text, f"{path}:{value.lineno}"
 
 

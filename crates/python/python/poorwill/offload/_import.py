@@ -1,6 +1,6 @@
-"""PyTorch, when tensors are asked for and no sooner.
+"""Imports PyTorch when tensors are requested, not before.
 
-Any version will do that has `torch.from_dlpack`, so this is not what pools import.
+Any version with `torch.from_dlpack` will do; pools have another check.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from poorwill._native import PoorwillError
 
 
 class MissingTorchError(PoorwillError, ImportError):
-    """Tensors were asked for, and PyTorch cannot be imported."""
+    """Tensors were requested, and PyTorch cannot be imported."""
 
 
 def import_torch() -> Any:
@@ -25,7 +25,9 @@ def import_torch() -> Any:
 
 
 def forget_compiled() -> None:
-    """Has PyTorch's compiler forget what it made before hooks came or went: it does not look at the hooks of
-    modules again, and what it made would go on without them."""
+    """Makes PyTorch's compiler discard its code before hooks come or go.
+
+    It does not check a module's hooks again, so its code would run without them.
+    """
     if "torch._dynamo" in sys.modules:
         import_torch()._dynamo.reset()

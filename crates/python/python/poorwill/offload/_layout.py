@@ -1,7 +1,7 @@
 """How a tensor lies in its storage, and the same tensor over other memory.
 
-A layout counts from the storage's beginning, so a copy of those bytes holds whatever the tensor sees, however
-its elements overlap.
+A layout counts from the storage's beginning, so a copy of those bytes has whatever the tensor sees, also
+with overlapping elements.
 """
 
 import math
@@ -22,7 +22,7 @@ class Layout:
     is_conj: bool
     is_neg: bool
     nbytes: int
-    """From the storage's beginning to the end of the last element; 0 where there are no elements."""
+    """From the storage's beginning to the end of the last element; 0 without elements."""
 
     @classmethod
     def of(cls, tensor: Any) -> "Layout":
@@ -40,11 +40,11 @@ class Layout:
         )
 
     def over(self, flat: Any) -> Any:
-        """A tensor of this layout that shares the storage of `flat`, and keeps it."""
+        """A tensor of this layout that shares the storage of `flat` and keeps it alive."""
         torch = import_torch()
         tensor = torch.empty(0, dtype=self.dtype, device=flat.device)
         tensor.set_(flat.untyped_storage(), self.offset, self.shape, self.strides)
-        # Bits of the tensor that say how its bytes are read; they are in no storage.
+        # Flags of the tensor that say how to read its bytes; the storage does not have them.
         if self.is_conj:
             tensor = tensor.conj()
         if self.is_neg:
@@ -83,12 +83,12 @@ def checked(tensor: Any, what: str) -> Any:
     if problem is not None:
         raise ValueError(f"{what} takes dense tensors on the CPU or a GPU: {problem}")
     storage = tensor.untyped_storage()
-    # A fake tensor says that it is on a device, and its storage is not.
+    # A fake tensor claims a device that its storage is not on.
     if storage.device.type != tensor.device.type or (storage.nbytes() and not storage.data_ptr()):
         raise ValueError(f"{what} takes tensors with memory, and this one has none")
     needed = Layout.of(tensor).nbytes
     if storage.nbytes() < needed:
-        # PyTorch would make it larger, with bytes of no meaning, as soon as somebody looked.
+        # PyTorch would enlarge it on access, with meaningless bytes.
         raise ValueError(
             f"{what} takes tensors with memory, and this one sees {needed} bytes of a storage that was "
             f"resized to {storage.nbytes()}: give it its memory back first"

@@ -13,7 +13,7 @@ from poorwill.offload._offloaded import Offloaded
 from poorwill.offload._policy import policy
 from poorwill.offload._views import nothing_on, torch_device
 
-# What PyTorch calls the types of the format. Those of which a version has none are left out there.
+# PyTorch's names of the format's types. A version without one leaves it out.
 _DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -40,14 +40,16 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class FileReport:
-    """How a file was read."""
+    """How one file was read."""
 
     path: str
     """The path by which it was opened."""
     bytes: int
-    """Of its tensors."""
+    """Bytes of its tensors."""
     how: Literal["direct", "buffered", "unread"]
-    """Past the page cache, through it (and it was dropped behind), or not at all, without bytes to read."""
+    """"direct" past the page cache, "buffered" through it (and dropped afterwards), or "unread" without
+    bytes.
+    """
     because: str | None
     """Why it was not read directly; None if it was."""
 
@@ -57,31 +59,31 @@ class LoadReport:
     """What a load did. Times are in seconds."""
 
     bytes: int
-    """Of all tensors."""
+    """Bytes of all tensors."""
     tensors: int
-    """How many there are."""
+    """Number of tensors."""
     host_bytes: int
-    """Of the buffers that they lie in."""
+    """Bytes of the buffers."""
     buffers: int
-    """How many there are."""
+    """Number of buffers."""
     alignment_bytes: int | None
-    """What each tensor begins at a multiple of; None where that is the size of its elements."""
+    """Alignment of each tensor; None for that of its elements."""
     seconds: float
     """From the call until all bytes were there."""
     memory_s: float
-    """From the call until all memory was there; reading goes on beside it."""
+    """From the call until all memory was allocated; reading overlaps it."""
     readers: int
-    """How many read at the same time."""
+    """Number of concurrent readers."""
     piece_bytes: int
-    """The most that one reads with a call."""
+    """Most bytes of one read."""
     direct_bytes: int
-    """Read past the page cache straight into place."""
+    """Read past the page cache into their final location."""
     staged_bytes: int
-    """Read past the page cache into a reader's own memory, and copied from there."""
+    """Read past the page cache into a reader's staging memory, and copied from there."""
     buffered_bytes: int
-    """Read through the page cache, which was dropped behind."""
+    """Read through the page cache, which was dropped afterwards."""
     staging_bytes: int
-    """The readers' own memory, which was given back."""
+    """The readers' staging memory, which was freed."""
     pinned: bool
     """Whether all buffers are page-locked."""
     pageable_because: str | None
@@ -91,21 +93,21 @@ class LoadReport:
 
     @property
     def gib_per_s(self) -> float:
-        """The rate of the whole."""
+        """Overall rate."""
         return self.bytes / (1 << 30) / max(self.seconds, 1e-9)
 
 
 class HostCheckpoint(Mapping[str, Any]):
-    """CPU tensors by their names, over buffers of host memory. `load_checkpoint` makes one.
+    """CPU tensors by name, over buffers of host memory. `load_checkpoint` makes one.
 
-    Each tensor has a storage of its own, exactly its bytes. A buffer holds many of them, and stays as long as
-    any of its tensors or their views.
+    Each tensor has a storage of exactly its bytes. A buffer holds many of them, and stays as long as any of
+    its tensors or their views.
     """
 
     def __init__(
         self, pieces: Sequence[LoadedTensor], report: LoadReport, pin: bool | Literal["auto"]
     ) -> None:
-        """Not for users. `pin` is what was asked for."""
+        """Internal. `pin` is the requested value."""
         self._pieces = {piece.name: piece for piece in pieces}
         self._tensors = {piece.name: _tensor(piece) for piece in pieces}
         self._report = report
@@ -130,8 +132,7 @@ class HostCheckpoint(Mapping[str, Any]):
         return self._report
 
     def offloaded(self, name: str) -> Offloaded:
-        """A tensor as `offload` would give it, and unlike that it ALIASES the loaded one: nothing is copied
-        before it is staged in."""
+        """A tensor as `offload` would give it, but it ALIASES the loaded one: only `stage_in` may copy."""
         piece, tensor = self._pieces[name], self._tensors[name]
         place, layout, allowed = torch_device(piece.device), Layout.of(tensor), policy()
         because = None if allowed.uva else f"{allowed.uva_because}=1 is set"
@@ -145,7 +146,7 @@ class HostCheckpoint(Mapping[str, Any]):
             try:
                 view = torch.from_dlpack(piece.device_view())
             except PoorwillError as error:
-                # Pageable memory some devices read and others do not. Page-locked memory all do.
+                # Only some devices read pageable memory; all read page-locked memory.
                 if piece.is_pinned:
                     raise
                 because = piece.pageable_because or str(error)
@@ -160,19 +161,18 @@ def load_checkpoint(
     pin: bool | Literal["auto"] = "auto",
     readers: int | None = None,
 ) -> HostCheckpoint:
-    """Reads a safetensors checkpoint into host memory, and gives its tensors by their names.
+    """Reads a safetensors checkpoint into host memory; returns its tensors by name.
 
     `paths` is a file, a folder with its index, an index, or several of them, as for the `poorwill` command.
-    `device` and `pin` are as for `HostBuffer`. All memory is taken before a byte is read. The files are read
-    by `readers` threads, as many as suit the machine if it is None, past the page cache where their file
-    system does that; `report` says how. Ctrl-C ends it, and everything is given back, as after every error.
+    `device` and `pin` are as for `HostBuffer`. All memory is allocated before reading. `readers` threads
+    read the files, past the page cache where the file system allows that; None chooses the number by
+    machine. `report` has the details. Ctrl-C and every error free everything.
 
-    The tensors are on the CPU, and ALIAS the buffers. `device_view` of them copies nothing, and neither does
+    The tensors are on the CPU, and ALIAS the buffers. Their `device_view` copies nothing, and neither does
     `HostCheckpoint.offloaded`.
 
-    Raises ValueError for a tensor of a type that PyTorch has not, OutOfMemoryError where there is not so much
-    host memory, FileNotFoundError, and PoorwillError for files that are no checkpoint, or that cannot be
-    read.
+    Raises ValueError for a type that PyTorch does not have, and OutOfMemoryError without enough host memory.
+    Raises FileNotFoundError, and PoorwillError for files that are unreadable or no checkpoint.
     """
     torch = import_torch()
     named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
@@ -183,11 +183,11 @@ def load_checkpoint(
 
 
 def _tensor(piece: LoadedTensor) -> Any:
-    """The tensor over a piece's bytes, which keeps them."""
+    """A tensor over a loaded tensor's bytes, which it keeps alive."""
     torch = import_torch()
     dtype, shape = getattr(torch, _DTYPES[piece.dtype]), piece.shape
     if piece.dtype == "F4":
-        # An element of PyTorch's is a pair.
+        # PyTorch packs two into an element.
         shape = (*shape[:-1], shape[-1] // 2)
     if piece.nbytes == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")

@@ -1,4 +1,4 @@
-"""The parameters of modules by name, and which of them are of one memory."""
+"""The parameters of modules by name, and which of them share memory."""
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -11,25 +11,25 @@ from poorwill.offload._layout import Layout, checked
 from poorwill.offload._plans import Selection, grouped
 
 Key = tuple[str, int]
-"""Where a storage is: its device, and its address there."""
+"""Key of a storage: its device and address."""
 
 
 def key_of(tensor: Any) -> Key | None:
-    """None for what has no memory that could be moved."""
+    """None without memory that could be moved."""
     try:
         address = tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError, ValueError):
-        # Sparse tensors, subclasses without a storage, and what a lazy module has not made yet.
+        # Sparse tensors, subclasses without a storage, and parameters that a lazy module has not made yet.
         return None
     return (str(tensor.device), address) if address else None
 
 
 prefetched_slots: weakref.WeakValueDictionary[Key | None, Any] = weakref.WeakValueDictionary()
-"""The memory of prefetched layers, which has the bytes of one of them and then of another."""
+"""The slots of prefetched layers, which hold one layer's bytes after another's."""
 
 
 class Place:
-    """Where a module holds a parameter or a buffer, by name. It does not keep the module."""
+    """A parameter or buffer of a module, by name. It does not keep the module alive."""
 
     def __init__(self, name: str, owner: Any, attribute: str, is_buffer: bool) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Place:
         return self._owner()
 
     def tensor(self) -> Any | None:
-        """What is there now."""
+        """The current tensor."""
         owner = self._owner()
         if owner is None:
             return None
@@ -52,7 +52,7 @@ class Place:
 
 
 def places_of(module: Any, name: str = "") -> list[Place]:
-    """All that a module and those in it hold; what it has under several names is there under each."""
+    """All parameters and buffers of a module and its submodules, under each of their names."""
     found = []
     for prefix, owner in module.named_modules(prefix=name, remove_duplicate=False):
         for tensors, is_buffer in ((owner._parameters, False), (owner._buffers, True)):
@@ -64,8 +64,10 @@ def places_of(module: Any, name: str = "") -> list[Place]:
 
 
 class Layers:
-    """Which of some modules a name leads through. A module that is in a layer and elsewhere has names for
-    both, so it is the names that tell."""
+    """Which of some modules a name leads through.
+
+    A module that is both in a layer and elsewhere has names for both, so the names decide.
+    """
 
     def __init__(self, module: Any, name: str, layers: Sequence[Any]) -> None:
         numbers: dict[int, set[int]] = {}
@@ -78,7 +80,7 @@ class Layers:
         }
 
     def of(self, place: Place) -> set[int]:
-        """Their numbers."""
+        """Numbers of the layers."""
         segments = place.name.split(".")
         prefixes = (".".join(segments[:end]) for end in range(len(segments)))
         found: set[int] = set()
@@ -87,7 +89,7 @@ class Layers:
 
 @dataclass
 class Group:
-    """What shares one storage. It is moved as one, so that what is tied stays tied."""
+    """Everything that shares one storage. It is moved as one, so tied tensors stay tied."""
 
     key: Key | None
     places: list[Place]
@@ -103,7 +105,7 @@ class Group:
     def nbytes(self) -> int:
         """From the storage's beginning to the last element of any of them.
 
-        Raises as `checked`, with the name, and PoorwillError for what is prefetched.
+        Raises as `checked`, with the name, and PoorwillError for prefetched memory.
         """
         if self.key in prefetched_slots:
             raise PoorwillError(
@@ -127,7 +129,7 @@ def distinct(places: Iterable[Place]) -> list[Any]:
 
 
 def selected_groups(places: Sequence[Place], selection: Selection) -> list[Group]:
-    """The groups of which a parameter is selected by one of its names, with all else that is in them."""
+    """The groups with a parameter that is selected by one of its names."""
 
     def identity(place: Place) -> object:
         tensor = place.tensor()
@@ -142,9 +144,9 @@ def selected_groups(places: Sequence[Place], selection: Selection) -> list[Group
 
 
 def point(tensors: Sequence[Any], at: Callable[[Any], Any]) -> None:
-    """Has each tensor look at `at(tensor)` instead; all of them, or on an error none."""
+    """Makes each tensor refer to `at(tensor)`; all of them, or on an error none."""
     before: list[tuple[Any, Any]] = []
-    # What is made in inference mode could not be used outside of it later.
+    # Inference tensors could not be used outside of inference mode later.
     with import_torch().inference_mode(False):
         try:
             for tensor in tensors:
@@ -163,11 +165,11 @@ def spelt(names: Sequence[str]) -> str:
 
 
 def about(error: Exception, what: str) -> Exception:
-    """The same kind of error that also says what it is about."""
+    """The same kind of error, with its subject added."""
     text = f"{what}: {error}"
     if isinstance(error, OutOfMemoryError):
         said = OutOfMemoryError(text)
-        # What the allocator knows of sizes.
+        # The allocator's size figures.
         said.__dict__.update(error.__dict__)
         return said
     for kind in (PoorwillError, TypeError, ValueError):

@@ -1,11 +1,12 @@
 """Modules with their parameters in host memory, where the device reads them in place.
 
-What is promised: a parameter is moved as a whole or stays what it was, whatever fails. What is tied stays
-tied. Nothing is taken beyond the budget or twice, and nothing goes back to the device without being named.
+Guarantees: a parameter is moved as a whole or stays as it was, whatever fails. Tied parameters stay tied.
+Nothing exceeds the budget or is taken twice, and nothing returns to the device without being reported.
 """
 
 import operator
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,58 +34,67 @@ from poorwill.offload._plans import Selection, fitting
 
 
 class ReplacedError(PoorwillError):
-    """Parameters that were offloaded are not in host memory any more: somebody has replaced them."""
+    """Offloaded parameters are not in host memory any more: other code has replaced them."""
 
 
 @dataclass(frozen=True)
 class OffloadedPart:
-    """One piece of memory, and all names that it has."""
+    """One storage, with all its names."""
 
     names: tuple[str, ...]
     nbytes: int
     because: str | None = None
-    """Of what is in host memory: why the device gets copies of it; None where it reads it in place. Of what
-    was left: why."""
+    """For an offloaded part, why the device gets copies; None if it reads in place. For a part that was
+    left, why.
+    """
 
 
 @dataclass(frozen=True)
 class OffloadReport:
-    """What one call has found and done."""
+    """What one call found and did."""
 
     taken: tuple[OffloadedPart, ...]
     """Moved to host memory by this call."""
     already: tuple[OffloadedPart, ...]
     """Selected, and in host memory before."""
     left: tuple[OffloadedPart, ...]
-    """Selected, and where it was."""
+    """Selected, and left where it was."""
     replaced: tuple[str, ...]
-    """Names that were offloaded and were found to hold other memory. They are in `taken` or `left`, if they
-    are selected."""
+    """Offloaded names that now hold other memory. If selected, they are also in `taken` or `left`."""
     gone: tuple[str, ...]
-    """Names that were offloaded and are no parameters any more."""
+    """Offloaded names that are no parameters any more."""
     unmatched: tuple[str, ...]
-    """Patterns that have selected nothing."""
+    """Patterns that selected nothing."""
     used_bytes: int
-    """Host memory that the offloader holds after the call."""
+    """Host memory of the offloader after the call, in bytes."""
     max_bytes: int | None
-    """What it may hold; None without a limit."""
+    """Its limit; None without one."""
 
     @property
     def taken_bytes(self) -> int:
+        """Bytes of `taken`."""
         return sum(part.nbytes for part in self.taken)
 
     @property
     def left_bytes(self) -> int:
+        """Bytes of `left`."""
         return sum(part.nbytes for part in self.left)
 
     @property
-    def asked_bytes(self) -> int:
-        """All that was selected."""
+    def selected_bytes(self) -> int:
+        """Bytes of all that was selected."""
         return self.taken_bytes + self.left_bytes + sum(part.nbytes for part in self.already)
+
+    @property
+    def asked_bytes(self) -> int:
+        """Deprecated: the old name of `selected_bytes`."""
+        notice = "`asked_bytes` is called `selected_bytes` now; the old name goes with the next release"
+        warnings.warn(notice, DeprecationWarning, stacklevel=2)
+        return self.selected_bytes
 
 
 class _Moved:
-    """One storage in host memory, and those who look at it."""
+    """One storage in host memory, and the tensors that refer to it."""
 
     def __init__(self, kept: Offloaded, nbytes: int) -> None:
         self.kept = kept
@@ -93,7 +103,7 @@ class _Moved:
         self._depth = 0
         self._staged: Any = None
         self._lock = threading.Lock()
-        # At rest, what a device cannot read in place is a tensor on the CPU.
+        # At rest, a parameter that a device cannot read in place is a CPU tensor.
         self.resting = kept.stage_in() if kept.is_zero_copy else kept.host
 
     def add(self, places: Iterable[Place]) -> None:
@@ -107,7 +117,7 @@ class _Moved:
         return {key_of(flat) for flat in (self.resting, self._staged) if flat is not None}
 
     def holds(self, place: Place) -> bool:
-        """Also while another thread has it brought in."""
+        """Also while another thread has it staged in."""
         with self._lock:
             tensor = place.tensor()
             return tensor is not None and key_of(tensor) in self.keys()
@@ -117,7 +127,7 @@ class _Moved:
         return OffloadedPart(names, self.nbytes, self.kept.copies_because)
 
     def enter(self) -> None:
-        """Brings it to the device, if it is not there yet."""
+        """Stages it in, if it is not on the device yet."""
         with self._lock:
             if self._depth == 0 and (tensors := self._looking_at(self.resting)):
                 staged = self.kept.stage_in()
@@ -133,13 +143,13 @@ class _Moved:
                 self._staged = None
 
     def _looking_at(self, flat: Any) -> list[Any]:
-        """Not those that were replaced."""
+        """Without replaced ones."""
         key = key_of(flat)
         return [tensor for tensor in distinct(self.all_places()) if key_of(tensor) == key]
 
 
 def _point_into(flat: Any, tensors: list[Any]) -> None:
-    """Each tensor at the same place of `flat`."""
+    """Makes each tensor refer to the same offset of `flat`."""
     point(tensors, lambda tensor: Layout.of(tensor).over(flat))
 
 
@@ -159,7 +169,7 @@ class _Unit:
         except BaseException:
             for moved in entered:
                 moved.leave()
-            # What PyTorch calls after a failure, too, finds nothing to do.
+            # PyTorch's call after a failure finds nothing to do.
             self._entered.append([])
             raise
         self._entered.append(entered)
@@ -170,7 +180,7 @@ class _Unit:
 
 
 class _Hook:
-    """What a module calls. In a copy of the module it does nothing: the copy has parameters of its own."""
+    """A module's hook. In a copy of the module it does nothing: the copy has its own parameters."""
 
     def __init__(self, unit: _Unit | None, is_before: bool = False) -> None:
         self._unit = unit
@@ -192,7 +202,7 @@ class _Hook:
 
 @dataclass(frozen=True)
 class _Root:
-    """A module that was given, weakly, and how."""
+    """A given module, weakly referenced, with its options."""
 
     module: "weakref.ref[Any]"
     name: str
@@ -202,25 +212,26 @@ class _Root:
 class UvaOffloader:
     """Moves parameters of modules to host memory, where the device reads them in place.
 
-        offloader = UvaOffloader(max_bytes="40GiB", parameters=("experts.w2_weight",))
-        for number, layer in enumerate(model.layers):
-            report = offloader.offload(layer, name=f"layers.{number}")
+    ```python
+    offloader = UvaOffloader(max_bytes="40GiB", parameters=("experts.w2_weight",))
+    for number, layer in enumerate(model.layers):
+        report = offloader.offload(layer, name=f"layers.{number}")
+    ```
 
-    `max_bytes` is what it may hold in host memory, in bytes or as "40GiB", and without an end if it is None.
-    `parameters` are names, or runs of whole segments of names, and all parameters if there are none. `device`
-    and `pin` are as for `offload`.
+    `max_bytes` bounds its host memory, in bytes or as "40GiB"; None is no limit. `parameters` are names or
+    runs of whole name segments; without any, all parameters are selected. `device` and `pin` are as for
+    `offload`.
 
-    Parameters are moved, and with them whatever shares their memory: other parameters of the module, selected
-    or not, and buffers. Other buffers stay. `parameter.data` is pointed at the new memory; the Parameter, its
-    attributes, `requires_grad`, its strides and its offset stay what they were. As with `offload`, what is
-    taken is all from the beginning of the storage to the last element that one of them sees.
+    A parameter moves with all that shares its memory: other parameters of the module, selected or not, and
+    buffers. Other buffers stay. `parameter.data` refers to the new memory. The Parameter, its attributes,
+    `requires_grad`, strides and offset stay as they were. As with `offload`, the bytes from the storage's
+    beginning to the last visible element are moved.
 
-    Where the device cannot read the memory in place, the parameters are on the CPU, and hooks bring them to
-    the device, on the current stream, while a module runs. What is written to them there is lost. Those hooks
-    run when a module is called, one thread at a time, and not when somebody calls its `forward` or uses
-    its parameters otherwise.
+    Where the device cannot read the memory in place, the parameters are on the CPU. Hooks stage them in, on
+    the current stream, while a module runs; writes to the copies are lost. Those hooks run for calls of a
+    module, in one thread at a time. Calls of its `forward` and other uses of its parameters bypass them.
 
-    Nothing keeps the modules. The memory lives until neither a parameter nor the offloader holds it.
+    Modules are not kept alive. The memory lives until neither a parameter nor the offloader holds it.
     """
 
     def __init__(
@@ -243,30 +254,29 @@ class UvaOffloader:
 
     @property
     def used_bytes(self) -> int:
-        """Host memory that it holds."""
+        """Host memory that it holds, in bytes."""
         with self._lock:
             self._forget_the_dead()
             return sum(moved.nbytes for moved in self._moved)
 
     @property
     def max_bytes(self) -> int | None:
-        """What it may hold; None without a limit."""
+        """Its limit, in bytes; None without one."""
         return self._max_bytes
 
     def offload(self, module: Any, *, name: str = "", layers: Iterable[Any] = ()) -> OffloadReport:
-        """Moves what is selected of a module, in the order of its names, and goes on with what is left of the
-        budget.
+        """Moves the selected parameters of a module, in the order of their names, within the budget.
 
-        What does not fit into that is left, and smaller ones that come later may still be taken. What is in
-        host memory already is not taken again. `name` is the module's own, before those of its parameters.
-        Where copies are needed, each of `layers`, which are in `module`, is brought in by itself, and the
-        rest while `module` runs. A `ModuleList` is never called, and its modules are its layers.
+        One that does not fit is left, and later smaller ones may still be taken. One that is in host memory
+        already is not taken again. `name` is the module's own name, before those of its parameters. `layers`
+        are submodules that are staged in one by one where copies are needed; the rest is staged in while
+        `module` runs. A `ModuleList` is never called, and its modules are its layers.
 
-        Parameters of this module that were replaced are taken anew, as `again` does.
+        Parameters of this module that were replaced are taken again, as by `again`.
 
-        Raises OutOfMemoryError where there is not so much host memory, and, before anything is moved,
-        TypeError or ValueError for what is no plain tensor. After any error each parameter is where it was
-        or in host memory, and the module can be used.
+        Raises OutOfMemoryError without enough host memory. Raises TypeError or ValueError for tensors that
+        are not plain, before moving any. After an error each parameter is in its old memory or in host
+        memory, and the module is usable.
         """
         torch = import_torch()
         if not isinstance(module, torch.nn.Module):
@@ -287,10 +297,10 @@ class UvaOffloader:
             return self._take([root])
 
     def again(self) -> OffloadReport:
-        """Looks at all modules that were given, and offloads what is not in host memory any more.
+        """Checks all given modules, and offloads what is not in host memory any more.
 
-        The memory of parameters that were replaced, and that nobody else has a name for, is given back first.
-        Then it goes on as `offload` for all modules in turn, but what was replaced comes first.
+        First it frees the memory of replaced parameters that no other name holds. Then it acts as `offload`
+        on all modules in turn, replaced parameters first.
 
         Raises as `offload`.
         """
@@ -299,7 +309,7 @@ class UvaOffloader:
             return self._take([root for root in self._roots if root.module() is not None])
 
     def replaced(self) -> tuple[str, ...]:
-        """The names that were offloaded and now hold other memory, or none. It changes nothing."""
+        """Offloaded names that now hold other memory, or none. Changes nothing."""
         with self._lock:
             self._forget_the_dead()
             found = {
@@ -328,7 +338,7 @@ class UvaOffloader:
         )
         replaced, gone = self._forget_the_replaced(roots, places)
         groups = selected_groups(places, self._selection)
-        # Plain or not, and how large, before anything is moved.
+        # Check all, and their sizes, before moving any.
         sizes = {id(group): group.nbytes() for group in groups}
         groups = [group for group in groups if sizes[id(group)]]
         by_key = {key: moved for moved in self._moved for key in moved.keys()}
@@ -343,9 +353,9 @@ class UvaOffloader:
             self._hook(moved, by_root)
         lost = {identity for identity, _ in self._lost}
         new.sort(key=lambda group: not any(each.identity in lost for each in group.places))
-        room = None if self._max_bytes is None else self._max_bytes - self.used_bytes
+        capacity = None if self._max_bytes is None else self._max_bytes - self.used_bytes
         taken, left = [], []
-        for group, fits in zip(new, fitting([sizes[id(group)] for group in new], room), strict=True):
+        for group, fits in zip(new, fitting([sizes[id(group)] for group in new], capacity), strict=True):
             nbytes = sizes[id(group)]
             if not fits:
                 because = f"{nbytes} bytes, and {self._max_bytes} bytes are allowed in all"
@@ -355,7 +365,7 @@ class UvaOffloader:
             self._hook(moved, by_root)
             taken.append(moved.part())
             self._found(group.places)
-        # What is not selected any more was named, and is nobody's concern from now on.
+        # A part that is not selected any more was reported, and is ignored from now on.
         waiting = {place.identity for group in new for place in group.places}
         self._found([place for place in places if place.identity not in waiting])
         return OffloadReport(
@@ -391,7 +401,7 @@ class UvaOffloader:
         return moved
 
     def _hook(self, moved: _Moved, by_root: list[tuple[_Root, list[Place]]]) -> None:
-        """Has the modules whose parameters it has bring it in, where copies are needed."""
+        """Makes the modules of its parameters stage it in, where copies are needed."""
         if moved.kept.is_zero_copy:
             return
         named = {(place.identity, place.name) for place in moved.all_places()}
@@ -416,7 +426,7 @@ class UvaOffloader:
             unit.moved.append(moved)
 
     def _forget_the_dead(self) -> None:
-        """Gives back what belongs to modules that are gone."""
+        """Frees the memory of modules that are gone."""
         self._roots = [root for root in self._roots if root.module() is not None]
         self._lost = {key: place for key, place in self._lost.items() if place.owner is not None}
         for moved in self._moved:
@@ -430,8 +440,10 @@ class UvaOffloader:
     def _forget_the_replaced(
         self, roots: list[_Root], places: list[Place]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Lets go of what these modules do not look at any more. Gives the names that hold other memory, and
-        those that hold nothing."""
+        """Drops storages that these modules do not use any more.
+
+        Returns the names that hold other memory, and those that hold nothing.
+        """
         owners = {id(owner) for root in roots for owner in root.module().modules()}  # type: ignore[union-attr]
         replaced, gone = [], []
         for moved in self._moved:
@@ -464,17 +476,17 @@ class UvaOffloader:
 def _bytes_of(size: int | str) -> int:
     nbytes = _native.parse_bytes(size) if isinstance(size, str) else operator.index(size)
     if nbytes < 0:
-        raise ValueError(f"max_bytes is {nbytes}, and there is no room of less than nothing")
+        raise ValueError(f"max_bytes is {nbytes}, and there is no capacity of less than nothing")
     return nbytes
 
 
 def _is_called(module: Any) -> bool:
-    """Lists and dictionaries of modules are not."""
+    """False for lists and dictionaries of modules."""
     return type(module).forward is not import_torch().nn.Module.forward
 
 
 def _called(module: Any) -> list[Any]:
-    """It, or the modules in it that are called."""
+    """The module, or the modules in it that are called."""
     if _is_called(module):
         return [module]
     return [part for child in module.children() for part in _called(child)]

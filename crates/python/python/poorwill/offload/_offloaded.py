@@ -1,4 +1,4 @@
-"""One tensor in host memory, for systems where the device reads it there and for those where it must not."""
+"""One tensor in host memory, for systems where the device reads it there and for others."""
 
 import threading
 from typing import Any, Literal
@@ -11,21 +11,21 @@ from poorwill.offload._views import fill, home_of, nothing_on, torch_device
 
 
 class _Queued:
-    """Copies that a GPU has been given and may not have made: what they read stays until they have."""
+    """Queued copies that a GPU may not have completed: their sources stay until then."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._copies: list[tuple[Any, Any]] = []
 
     def forget_made(self) -> None:
-        """Asks the GPU, which it may not be while this thread's stream is being captured."""
+        """Asks the GPU, which is not allowed while this thread's stream is being captured."""
         if import_torch().cuda.is_current_stream_capturing():
             return
         with self._lock:
             made = [event.query() for event, _ in self._copies]
             sources = [copy for copy, is_made in zip(self._copies, made, strict=True) if is_made]
             self._copies = [copy for copy, is_made in zip(self._copies, made, strict=True) if not is_made]
-        # What they read may go here, with no lock held.
+        # Sources may be freed here, with no lock held.
         del sources
 
     def add(self, event: Any, source: Any) -> None:
@@ -37,7 +37,7 @@ _queued = _Queued()
 
 
 class Offloaded:
-    """A tensor in host memory, and how it gets to its device. `offload` makes one."""
+    """A tensor in host memory, and its path to the device. `offload` makes one."""
 
     def __init__(
         self,
@@ -49,8 +49,10 @@ class Offloaded:
         copies_because: str | None,
         asked: tuple[Any, bool | Literal["auto"]],
     ) -> None:
-        """Not for users. `host` and `view` are the bytes on the CPU and as the device sees them; there is no
-        view where the device gets copies. `asked` is what another one is made with: the device, and `pin`."""
+        """Internal. `host` is the CPU tensor, `view` the device's, or None where it gets copies.
+
+        `asked` holds the device and `pin`, for another one like it.
+        """
         self._layout = layout
         self._host = host
         self._view = view
@@ -68,18 +70,17 @@ class Offloaded:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A deep copy, or what is unpickled, is offloaded anew: tensors that are copied one by one would not
-        alias one another any more."""
+        """A deep or unpickled copy is offloaded anew; tensors copied singly would not alias each other."""
         return _offload_again, (self.host, *self._asked)
 
     @property
     def host(self) -> Any:
-        """The tensor on the CPU, which ALIASES the memory: what is written to it is staged in later."""
+        """The tensor on the CPU, which ALIASES the memory: writes to it are staged in later."""
         return self._layout.over(self._host)
 
     @property
     def device(self) -> Any:
-        """Where `stage_in` puts it: a torch.device."""
+        """The torch.device that `stage_in` uses."""
         return self._device
 
     @property
@@ -94,20 +95,20 @@ class Offloaded:
 
     @property
     def copies_because(self) -> str | None:
-        """Why `stage_in` copies; None where it does not."""
+        """Why `stage_in` copies; None if it does not."""
         return self._copies_because
 
     def stage_in(self, stream: Any = None) -> Any:
         """The tensor on its device, with the same type, shape, strides and storage offset.
 
-        With `is_zero_copy` it ALIASES `host`, and nothing is queued. Otherwise it is a new COPY of `host` in
-        device memory, queued on a stream of PyTorch's: the current one of the device if None is given.
-        Whoever uses it on another stream waits for that one, and calls `record_stream` on it.
+        With `is_zero_copy` it ALIASES `host`, and nothing is queued. Otherwise it is a new COPY in device
+        memory, queued on `stream`, or on the device's current stream for None. To use it on another stream,
+        let that one wait and call `record_stream`.
 
-        Where the memory is page-locked the call does not wait for the copy. Nobody may write to `host` until
-        it was made. What it reads stays in place until then, and if everybody else has dropped it, the next
-        call that offloads or copies gives it back. A graph that captures the copy reads `host` in every
-        replay and does not keep it.
+        With page-locked memory the call does not wait for the copy. Do not write to `host` until the copy is
+        complete. Its source stays until then; if all else has dropped it, the next call that offloads or
+        copies frees it. A graph that captures the copy reads `host` in every replay and does not keep it
+        alive.
 
         Raises ValueError for a stream of another device.
         """
@@ -139,11 +140,11 @@ class Offloaded:
 def offload(tensor: Any, *, device: Any = None, pin: bool | Literal["auto"] = "auto") -> Offloaded:
     """COPIES a tensor to host memory of its own, from where `stage_in` brings it to a device.
 
-    For both kinds of system: where the device reads host memory in place nothing is copied afterwards, and
-    where that is switched off or the memory is pageable, every `stage_in` copies. `tensor`, `device`, and
-    which bytes are copied, are as for `to_host_view`.
+    For both kinds of system. Where the device reads host memory in place, nothing is copied afterwards.
+    Where that is disabled or the memory is pageable, every `stage_in` copies. `tensor`, `device`, and the
+    copied bytes are as for `to_host_view`.
 
-    Raises as `to_host_view`, but not because the device cannot read the memory.
+    Raises as `to_host_view`, except that the device need not be able to read the memory.
     """
     torch = import_torch()
     checked(tensor, "offload")
@@ -173,12 +174,12 @@ def _offload_again(host: Any, device: Any, pin: bool | Literal["auto"]) -> Offlo
 
 
 def _view_of(buffer: HostBuffer) -> tuple[Any, str | None]:
-    """What the device sees, or why it sees nothing."""
+    """The device's view of a buffer, or why there is none."""
     torch = import_torch()
     try:
         return torch.from_dlpack(buffer.device_view()), None
     except PoorwillError as error:
-        # Pageable memory some devices read and others do not. Page-locked memory all do.
+        # Only some devices read pageable memory; all read page-locked memory.
         if buffer.is_pinned:
             raise
         return None, buffer.pageable_because or str(error)

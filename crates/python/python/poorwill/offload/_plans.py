@@ -1,7 +1,7 @@
-"""What is moved, where it comes to lie, and in which order it is copied: decisions only, without PyTorch.
+"""What is moved, its offset, and the order of copies: decisions only, without PyTorch.
 
-Nothing here touches memory. The same question always has the same answer, so that a model's layout on the
-host and on the device does not depend on timing.
+Nothing here touches memory. Results depend only on the arguments, so a model's layout does not depend on
+timing.
 """
 
 import operator
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 ALIGNMENT_BYTES = 256
-"""Where a weight begins in a slot, as PyTorch's own allocator would place it at least."""
+"""Alignment of a weight in a slot, the least of PyTorch's own allocator."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which names are meant: those that have one of the patterns as a run of whole segments.
+    """Selected names: those that contain one of the patterns as a run of whole segments.
 
     `experts.w2_weight` is in `mlp.experts.w2_weight`, and not in `mlp.experts.w2_weight_scale`. No patterns
-    mean every name.
+    select every name.
     """
 
     patterns: tuple[str, ...]
 
     @classmethod
     def of(cls, parameters: Iterable[str]) -> "Selection":
-        """Raises TypeError for what is no row of names, and ValueError for a name with an empty segment."""
+        """Raises TypeError unless it is a sequence of names, and ValueError for an empty segment."""
         if isinstance(parameters, str):
             raise TypeError(f"parameters are several names: ({parameters!r},) and not {parameters!r}")
         patterns = tuple(parameters)
@@ -39,47 +39,47 @@ class Selection:
         return cls(patterns)
 
     def matching(self, name: str) -> tuple[str, ...]:
-        """The patterns that mean this name."""
+        """The patterns that match this name."""
         return tuple(pattern for pattern in self.patterns if f".{pattern}." in f".{name}.")
 
     def has(self, name: str) -> bool:
         return not self.patterns or bool(self.matching(name))
 
     def unmatched(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The patterns that mean none of the names."""
+        """The patterns that match none of the names."""
         matched = {pattern for name in names for pattern in self.matching(name)}
         return tuple(pattern for pattern in self.patterns if pattern not in matched)
 
 
 def grouped(items: Iterable[_T], key_of: Callable[[_T], Hashable]) -> list[list[_T]]:
-    """The items by key, both in the order in which they come."""
+    """The items by key; keys and items keep their order."""
     groups: dict[Hashable, list[_T]] = {}
     for item in items:
         groups.setdefault(key_of(item), []).append(item)
     return list(groups.values())
 
 
-def fitting(sizes: Sequence[int], room: int | None) -> list[bool]:
-    """Which sizes are taken into the room, in order: each that fits into what those before it have left.
+def fitting(sizes: Sequence[int], capacity: int | None) -> list[bool]:
+    """Which sizes are taken, in order: each that fits into the capacity left by those before it.
 
-    One that does not fit is left, and later smaller ones may still be taken. None is room without an end.
+    One that does not fit is left, and later smaller ones may still be taken. None is unlimited.
     """
     taken = []
     for size in sizes:
-        is_taken = room is None or size <= room
-        if room is not None and is_taken:
-            room -= size
+        is_taken = capacity is None or size <= capacity
+        if capacity is not None and is_taken:
+            capacity -= size
         taken.append(is_taken)
     return taken
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Where the parts of a layer lie in its slot, and in its host memory, which are laid out alike."""
+    """Offsets of a layer's parts, the same in its slot and in its host memory."""
 
     offsets: tuple[int, ...]
     nbytes: int
-    """To the end of the last part."""
+    """Bytes to the end of the last part."""
 
     @classmethod
     def of(cls, sizes: Iterable[int]) -> "SlotLayout":
@@ -92,22 +92,22 @@ class SlotLayout:
 
 
 def next_of(layer: int, layers: int, slots: int) -> int:
-    """The layer that comes into the slot of `layer` after it: the next in the row that is at home there, and
-    after the last the first."""
+    """The layer that follows `layer` in its slot: the next of the slot's layers, or the first after the
+    last.
+    """
     after = layer + slots
     return after if after < layers else layer % slots
 
 
 class Ring:
-    """Which layer is in which slot, or on its way there. Layer i is at home in slot i % slots.
+    """Which layer is in which slot, or being copied there. Layer i belongs to slot i % slots.
 
-    `enter` and `leave` are called around each layer's work, and say which copies are to be started; the ring
-    takes it that they are. Called in order, over and over, a layer is in its slot whenever it is entered. Out
-    of order it may not be, and then it is copied at once: nothing is ever assumed to be there that is not.
+    `enter` and `leave` surround each layer's work and return the copies to start; the ring assumes that they
+    are started. If layers run in order, over and over, each is in its slot when it is entered. Otherwise it
+    may be missing, and is then copied at once. The ring never assumes a layer that is not there.
 
-    With `is_linear`, as while a graph is captured, nothing that an earlier forward left is trusted: the first
-    layer that is entered, or one that does not follow the last, begins anew, and the end does not copy the
-    first layers again.
+    With `is_linear`, as during a graph capture, nothing of an earlier forward is used. The first layer, or
+    one out of order, starts anew, and the end does not copy the first layers again.
     """
 
     def __init__(self, layers: int, slots: int) -> None:
@@ -119,27 +119,30 @@ class Ring:
         self._last: int | None = None
 
     def held(self) -> tuple[int | None, ...]:
-        """What is in each slot."""
+        """The layer in each slot."""
         return tuple(self._holds)
 
     def forget(self) -> None:
-        """Nobody knows what is in the slots any more."""
+        """Marks the contents of all slots as unknown."""
         self._holds = [None] * self.slots
         self._last = None
 
     def interrupt(self) -> None:
-        """Whatever comes next does not follow what came last."""
+        """The next layer does not follow the last one."""
         self._last = None
 
     def fill(self) -> list[int]:
-        """The copies with which the first layers come into their slots."""
+        """The copies that fill the slots with the first layers."""
         self._holds = list(range(self.slots))
         self._last = None
         return list(range(self.slots))
 
     def enter(self, layer: int, is_linear: bool = False) -> list[int]:
-        """The copies that have to be started before `layer` may be used: none if it is in its slot or on its
-        way, and otherwise it, first, with those that come after it where it begins a row anew."""
+        """The copies to start before `layer` may be used.
+
+        None if it is in its slot or being copied. Otherwise it, first, with those that follow where it
+        starts a row anew.
+        """
         slot = layer % self.slots
         follows = self._last is not None and layer == self._last + 1
         self._last = layer
@@ -155,8 +158,10 @@ class Ring:
         return copies
 
     def leave(self, layer: int, is_linear: bool = False) -> int | None:
-        """The copy to be started when the work of `layer` is queued; None if its slot has what comes next, or
-        was taken by another layer meanwhile."""
+        """The copy to start once the work of `layer` is queued.
+
+        None if its slot holds what comes next, or another layer took it meanwhile.
+        """
         slot = layer % self.slots
         coming = next_of(layer, self.layers, self.slots)
         if self._holds[slot] != layer or coming == layer or (is_linear and coming < layer):
@@ -173,15 +178,16 @@ _CLOSE = 1.01
 def choose_ahead(
     link_gib_per_s: float, layer_bytes: int | Sequence[int], compute_s: float | Sequence[float]
 ) -> int:
-    """How many layers to copy ahead: the fewest with which forward passes, one after the other, take no more
-    than 1 % longer than the slower of all copies and all computing alone.
+    """How many layers to copy ahead, at least.
 
-    No number of slots does better while every layer is copied once a forward. Where none gets there, as with
-    one large layer among small ones, it is the fewest within 1 % of the best. `layer_bytes` and `compute_s`
-    are one figure for all layers, or one for each. A layer is copied when the one before it in its slot has
-    been computed and the link has made the copies before; nothing else is in the model.
+    That is the fewest with which repeated forward passes take at most 1 % longer than the slower of copying
+    and computing alone. No number of slots does better while every layer is copied once a forward. If none
+    gets there, as with one large layer among small ones, it is the fewest within 1 % of the best.
 
-    Raises ValueError for figures that are not positive, or rows of different lengths.
+    `layer_bytes` and `compute_s` are one figure for all layers, or one for each. In the model a layer's copy
+    waits for the previous layer of its slot and for earlier copies on the link, and for nothing else.
+
+    Raises ValueError for figures that are not positive, or sequences of different lengths.
     """
     sizes = [layer_bytes] if not isinstance(layer_bytes, Sequence) else list(layer_bytes)
     times = [compute_s] if not isinstance(compute_s, Sequence) else list(compute_s)
@@ -205,7 +211,7 @@ def choose_ahead(
 
 
 def _forward_s(copy_s: Sequence[float], work_s: Sequence[float], slots: int) -> float:
-    """How long a forward takes when several have gone before."""
+    """Duration of a forward after several others."""
     layers = len(copy_s)
     ring = Ring(layers, slots)
     link_s = 0.0

@@ -1,4 +1,4 @@
-"""What the environment says of page-locked memory and of views."""
+"""What the environment allows: page-locked memory and device views."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ from poorwill._native import PoorwillError
 
 @dataclass(frozen=True)
 class Policy:
-    """What the switches of the environment allow. Where they are silent, everything is allowed."""
+    """What the environment's switches allow; unset ones allow everything."""
 
     pin: bool
     """Whether memory may be page-locked."""
     pin_because: str | None
-    """The variable that says no; None where it may."""
+    """The variable that forbids it, or None."""
     uva: bool
     """Whether a device may read host memory in place."""
     uva_because: str | None
-    """The variable that says no; None where it may."""
+    """The variable that forbids it, or None."""
 
     def require_views(self, nbytes: int) -> None:
         """Raises PoorwillError where a device may not read host memory in place."""

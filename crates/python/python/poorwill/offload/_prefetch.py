@@ -1,11 +1,10 @@
 """A row of layers in host memory, copied to the device a few ahead of the one that is computed.
 
-What is promised: a layer that is called has its own bytes, in whatever order layers are called and whatever
-failed before. Its parameters have the same addresses in every forward. Nothing is waited for on the CPU where
-the host memory is page-locked.
+Guarantees: a called layer has its own bytes, in any order of layers and after any failure. Its parameters
+have the same addresses in every forward. The CPU never waits if host memory is page-locked.
 
-Layer i has its parameters in slot i % slots for good. One stream makes all copies, in the order in which they
-are started: each waits until the layer before it in its slot is done, and a layer waits for its copy.
+Layer i always has its parameters in slot i % slots. One stream makes all copies, in the order in which they
+are started. A copy waits until the previous layer of its slot is computed, and a layer waits for its copy.
 """
 
 import dataclasses
@@ -41,33 +40,36 @@ from poorwill.offload._views import home_of, torch_device
 
 @dataclass(frozen=True)
 class PrefetchStats:
-    """Copies since the offloader was made. What a graph copies is counted when it is captured."""
+    """Copies since the offloader was made. A graph's copies are counted once, at its capture."""
 
     copied_ahead: int = 0
-    """Started before their layer was called: all but the next, if layers are called in order."""
+    """Started before their layer was called, as all but the next one, if layers are called in order."""
     copied_at_once: int = 0
-    """Started when their layer was called, which waits for all of it: a layer out of order, after one that
-    was left out, after a forward that raised, or the first of a forward with graphs."""
+    """Started when their layer was called, which waits for the whole copy.
+
+    Such is a layer out of order, after a skipped one or a forward that raised, and the first of a forward
+    with graphs.
+    """
     copied_bytes: int = 0
 
 
 class _Part:
-    """One storage of a layer: where it lies in the layer's slot and host memory, and who looks at it."""
+    """One storage of a layer: its offset in the layer's slot and host memory, and its tensors."""
 
     def __init__(self, group: Group, nbytes: int, offset: int) -> None:
         self.places = group.places
         self.nbytes = nbytes
         self.offset = offset
-        # They are kept, so that an id stays theirs.
+        # Kept, so that an id stays unique.
         self.tensors = group.tensors()
         self.layouts = {id(tensor): Layout.of(tensor) for tensor in self.tensors}
 
     def in_slot(self, tensor: Any) -> Layout:
-        """Where one of its tensors is given its place."""
+        """The layout of one of its tensors in the slot."""
         return _shifted(self.layouts[id(tensor)], self.offset)
 
     def out_of_slot(self, tensor: Any) -> Layout:
-        """As one of its tensors lies now, in memory that has this storage alone."""
+        """The current layout of one of its tensors, in memory with this storage alone."""
         return _shifted(Layout.of(tensor), -self.offset)
 
     def has(self, tensor: Any) -> bool:
@@ -104,11 +106,11 @@ class _Layer:
         return [place.name for part in self.parts for place in part.places]
 
     def part_of(self, tensor: Any) -> _Part | None:
-        """None for what somebody else has made of the slot's memory."""
+        """None for a tensor that other code made of the slot's memory."""
         return next((part for part in self.parts if part.has(tensor)), None)
 
     def tensors(self) -> list[tuple[_Part, Any]]:
-        """Those that were there when it was made, and are there now."""
+        """The tensors that were there when it was made, and still are."""
         return [
             (part, tensor)
             for part in self.parts
@@ -117,7 +119,7 @@ class _Layer:
         ]
 
     def places(self) -> list[Place]:
-        """All that its module holds now, by the names that it had."""
+        """All that its module holds now, under its original names."""
         module = self.module()
         known = {place.identity: place.name for part in self.parts for place in part.places}
         found = [] if module is None else places_of(module)
@@ -126,7 +128,7 @@ class _Layer:
         return found
 
     def fill(self, device: Any, pin: bool | Literal["auto"]) -> str:
-        """Copies it to host memory, and says which device that is for."""
+        """Copies it to host memory, and returns that memory's device."""
         buffer = HostBuffer(self.nbytes, device=device, pin=pin)
         self.host = import_torch().from_dlpack(buffer)
         self.is_pinned = buffer.is_pinned
@@ -137,7 +139,7 @@ class _Layer:
         return buffer.device
 
     def remember(self) -> None:
-        """Which its tensors are, and where, from now on."""
+        """Records its tensors and their addresses."""
         self._given = [
             (place, tensor, tensor.data_ptr())
             for part in self.parts
@@ -146,7 +148,7 @@ class _Layer:
         ]
 
     def strangers(self) -> list[str]:
-        """The names that have another tensor than they had, or look at other memory than they were given."""
+        """Names with another tensor than before, or with other memory than assigned."""
         return [
             place.name
             for place, given, address in self._given
@@ -154,13 +156,13 @@ class _Layer:
         ]
 
     def overwritten(self) -> None:
-        """Has a backward pass find that its tensors are not those of the forward any more."""
+        """Makes a backward pass detect that its tensors were overwritten since the forward."""
         for _, tensor, _ in self._given:
             import_torch().autograd.graph.increment_version(tensor)
 
 
 class _HostCopies:
-    """Copies without streams: each is made when it is started."""
+    """Copies without streams: each completes when it is started."""
 
     is_capturing = False
     is_new = False
@@ -175,25 +177,25 @@ class _HostCopies:
         """Nothing is ever captured."""
 
     def forget(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
     def after_what_is_queued(self, slots: Sequence[int]) -> None:
         """Nothing is queued."""
 
     def wait_for(self, slot: int) -> None:
-        """It is there."""
+        """Complete already."""
 
     def release(self, slot: int) -> None:
-        """Nobody uses it any more."""
+        """Not in use any more."""
 
     def after_release(self, slot: int) -> None:
-        """Nobody uses it any more."""
+        """Not in use any more."""
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
 
 class _StreamCopies:
@@ -209,20 +211,20 @@ class _StreamCopies:
         self.is_capturing = False
         self.is_new = False
         for slot in slots:
-            # Its memory goes to nobody else while a copy writes to it.
+            # Its memory is not reused while a copy writes to it.
             slot.record_stream(self._stream)
 
     def look(self) -> None:
-        """Whether the current stream is captured, and whether that is another capture, or the end of one."""
+        """Whether the current stream is captured, and whether a capture has begun or ended since."""
         before = self.is_capturing
         self.is_capturing = self._is_capturing(self._current())
-        # The stream of copies is in a capture from its first copy in it until it ends.
+        # The copy stream is part of a capture from its first copy there until the capture ends.
         self.is_new = (
             not self._is_capturing(self._stream) if self.is_capturing else before != self.is_capturing
         )
 
     def forget(self) -> None:
-        """Lets go of events that a capture must not see, or that were only captured."""
+        """Drops events that a capture must not see, or that were only captured."""
         self._ready = [None] * len(self._slots)
         self._free = [None] * len(self._slots)
 
@@ -247,7 +249,7 @@ class _StreamCopies:
             event.record(self._stream)
         self._ready[slot] = event
         if not self.is_capturing:
-            # Also if the model goes before the copy was made.
+            # Also if the model is dropped before the copy completes.
             _queued.add(event, layer.host)
 
     def wait_for(self, slot: int) -> None:
@@ -269,7 +271,7 @@ class _StreamCopies:
     def synchronize(self) -> None:
         if self._is_capturing(self._current()):
             raise PoorwillError("cannot close a prefetch offloader while a graph is being captured")
-        # On whatever stream layers were called.
+        # Layers may have run on any stream.
         import_torch().cuda.synchronize(self._device)
 
     def _current(self) -> Any:
@@ -282,7 +284,7 @@ class _StreamCopies:
 
 
 class _Engine:
-    """What hooks call: the ring, and its copies. It belongs to the hooks, and goes with the modules."""
+    """The hooks' target: the ring and its copies. The hooks own it, and it goes with the modules."""
 
     def __init__(self, layers: list[_Layer], slots: Sequence[Any], copies: Any) -> None:
         self.layers = layers
@@ -292,13 +294,13 @@ class _Engine:
         self.stats = PrefetchStats()
         self._is_linear = False
         self._has_graphs = False
-        # The layer at work, as often as it is within itself.
+        # Indices of the layers that are running, innermost last.
         self._active: list[int] = []
-        # What somebody may keep of a slot for a backward pass.
+        # Layers of the slots whose tensors a backward pass may need.
         self._graded: list[int | None] = [None] * len(slots)
 
     def fill(self) -> None:
-        """The first layers, before anybody calls them."""
+        """Copies the first layers, before their first call."""
         self.copies.after_what_is_queued(range(len(self.slots)))
         self._start(self.ring.fill(), at_once=0)
         for slot in range(len(self.slots)):
@@ -325,7 +327,7 @@ class _Engine:
             self.ring.forget()
             self.copies.forget()
         self._has_graphs = self._has_graphs or self.copies.is_capturing
-        # A replay is not seen here, and leaves other layers in the slots.
+        # A replay is invisible here, and leaves other layers in the slots.
         self._is_linear = self._has_graphs
         copied = self.ring.enter(index, self._is_linear)
         if copied:
@@ -357,7 +359,7 @@ class _Engine:
                     self.layers[before].overwritten()
                 self.copies.start(slot, self.layers[layer])
         except BaseException:
-            # What was not copied is not there.
+            # A failed copy leaves the slot's contents unknown.
             self.ring.forget()
             raise
         self.stats = PrefetchStats(
@@ -368,7 +370,7 @@ class _Engine:
 
 
 class _Hook:
-    """What a module calls. It cannot be copied, so that no module is that has other layers' bytes."""
+    """A module's hook. It refuses to be copied, so that no copied module refers to slots."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
@@ -398,33 +400,34 @@ def _refuse_to_load(*_: Any) -> NoReturn:
 
 
 class PrefetchOffloader:
-    """Has the parameters of a row of layers in host memory, and copies each layer in before it is called.
+    """Keeps the parameters of a row of layers in host memory, and copies each layer in before its call.
 
-        offloader = PrefetchOffloader(model.layers, ahead=2, within=model)
+    ```python
+    offloader = PrefetchOffloader(model.layers, ahead=2, within=model)
+    ```
 
-    `layers` are modules that are called one after the other, over and over, one forward at a time. The device
-    holds `ahead + 1` slots, each as large as the largest layer, and no more than there are layers; after the
-    last layer the first ones are copied again. Layers that are called out of order, or after one that was
-    left out, are copied when they are called: `stats` counts them.
+    `layers` are modules that are called one after the other, over and over, one forward at a time. The
+    device holds `ahead + 1` slots, at most one for each layer, each as large as the largest layer. After the
+    last layer the first ones are copied again. A layer out of order, or after a skipped one, is copied when
+    it is called; `stats` counts those.
 
-    `parameters` are names, or runs of whole segments of names, as for `UvaOffloader`; the name of a
-    parameter is the one in `within`, or else the layer's number and the name in the layer. What shares memory
-    with something outside of its layer stays resident, and is in `report.left`. That is found out for what is
-    in the layers, and in `within`: give the model there if anything of it may be tied to its layers.
+    `parameters` are names, or runs of whole name segments, as for `UvaOffloader`. A parameter's name is the
+    one in `within`, or else the layer's number and the name in the layer. Memory that is shared with
+    something outside of its layer stays resident, and is in `report.left`. Only `layers` and `within` are
+    searched for that: pass the model if anything of it may be tied to its layers.
 
-    It is for inference: what a forward writes to these parameters is lost. Until `close`, modules with them
-    cannot be copied, pickled, or loaded into; their `state_dict` has CPU tensors of the right bytes, which
-    ALIAS the host memory. Whoever uses a parameter without calling its layer finds any layer's bytes.
+    It is for inference: what a forward writes to these parameters is lost. Until `close`, such modules
+    cannot be copied, pickled, or loaded into. Their `state_dict` has CPU tensors of the right bytes, which
+    ALIAS the host memory. A parameter that is used without a call of its layer may have any layer's bytes.
 
-    **Graphs.** A capture trusts nothing that was in a slot: it begins with copies of the first layers that it
-    calls, and copies only what comes later in the same forward, not the first layers again. From the first
-    capture on every forward is made like this, since nobody sees a replay. A capture that ends before the
-    last layer calls `settle` first, and so does whoever replays a graph when the forward before has raised,
-    or has not come to its last layer yet. Host memory has to be page-locked. A graph keeps nothing: keep the
-    model.
+    **Graphs.** A capture uses nothing that was in a slot before. It begins with copies of its first layers,
+    and copies only what the same forward needs. From the first capture on every forward works so, since
+    replays are invisible. Call `settle` before the end of a capture that stops short of the last layer. Also
+    call it before a replay, if the forward before has raised or not reached its last layer. Host memory has
+    to be page-locked. A graph keeps nothing alive: keep the model.
 
-    All of it or nothing: after an error here every parameter is what it was. Hooks run when a layer is
-    called, and not its `forward`.
+    All or nothing: after an error here every parameter is as it was. Hooks run for calls of a layer, not of
+    its `forward`.
     """
 
     choose_ahead = staticmethod(_plans.choose_ahead)
@@ -439,8 +442,10 @@ class PrefetchOffloader:
         pin: bool | Literal["auto"] = "auto",
         within: Any = None,
     ) -> None:
-        """Raises OutOfMemoryError where there is not so much host memory, and TypeError or ValueError for
-        what is no plain tensor."""
+        """Raises OutOfMemoryError without enough host memory.
+
+        Raises TypeError or ValueError for tensors that are not plain.
+        """
         torch = import_torch()
         if not hasattr(torch.nn.Module, "register_state_dict_post_hook"):
             raise PoorwillError(f"prefetching needs PyTorch 2.5 or newer, and this is {torch.__version__}")
@@ -457,12 +462,12 @@ class PrefetchOffloader:
         self._handles: list[Any] = []
         held = [_Layer(modules[number], groups) for number, groups in rows]
         if held:
-            # What is made in inference mode could not be written to outside of it later.
+            # Inference tensors could not be written outside of inference mode later.
             with torch.inference_mode(False), torch.no_grad():
                 self._engine = _set_up(held, ahead, device, pin)
             self._device = self._engine.slots[0].device
             try:
-                # First, so that no parameter is in a slot that nobody fills.
+                # First, so that no parameter is in a slot that is never filled.
                 self._hook(self._engine)
                 _move_in(self._engine)
             except BaseException:
@@ -496,25 +501,28 @@ class PrefetchOffloader:
 
     @property
     def slots(self) -> tuple[Any, ...]:
-        """The memory that layers are copied to: flat tensors of uint8. Empty when it was closed."""
+        """The slots: flat tensors of uint8. Empty after `close`."""
         return () if self._engine is None else tuple(self._engine.slots)
 
     def replaced(self) -> tuple[str, ...]:
-        """The names that look at other memory than their slot. Calling their layer is an error."""
+        """Names with other memory than their slot. Calling their layer is an error."""
         layers = [] if self._engine is None else self._engine.layers
         return tuple(name for layer in layers for name in layer.strangers())
 
     def settle(self) -> None:
-        """Has the current stream wait for all copies that were started, and ends a forward that did not come
-        to its last layer: a graph may be replayed, or a capture end. The CPU does not wait."""
+        """Makes the current stream wait for all started copies, and ends an incomplete forward.
+
+        A graph may then be replayed, or a capture end. The CPU does not wait.
+        """
         if self._engine is not None:
             self._engine.settle()
 
     def close(self, *, on: Literal["device", "host"] = "device") -> None:
-        """Puts the parameters back as resident ones: on the device, in memory of their own, or as CPU tensors
-        that ALIAS the host memory. All of them, or after an error none, and then everything stays as it was.
+        """Makes the parameters resident again, all or none.
 
-        Parameters that were replaced are left alone. It waits for the device. Closing again does nothing.
+        They go to memory of their own on the device, or become CPU tensors that ALIAS the host memory. After
+        an error everything stays as it was. Replaced parameters are left alone. It waits for the device.
+        Repeating it does nothing.
         """
         if on not in ("device", "host"):
             raise ValueError(f"on is {on!r}, and it is 'device' or 'host'")
@@ -587,7 +595,7 @@ class PrefetchOffloader:
 
 
 class _StateOf:
-    """Puts the bytes of the host memory into a state."""
+    """Puts the bytes of the host memory into a state dict."""
 
     def __init__(self, layer: _Layer, slots: Sequence[Any]) -> None:
         self._layer = layer
@@ -605,7 +613,7 @@ class _StateOf:
 
 def _unknown(names: Sequence[str]) -> ReplacedError:
     return ReplacedError(
-        f"{len(names)} parameters were made of prefetched ones, and nobody knows of which layer's bytes: "
+        f"{len(names)} parameters were made of prefetched ones, with the bytes of an unknown layer: "
         f"{', '.join(names)}; put back what was there, or give them memory of their own"
     )
 
@@ -613,8 +621,10 @@ def _unknown(names: Sequence[str]) -> ReplacedError:
 def _sorted_out(
     modules: Sequence[Any], within: Any, selection: Selection
 ) -> tuple[list[tuple[int, list[Group]]], list[Group], list[Place]]:
-    """The groups of each layer that has some, those that stay because more than one layer or something else
-    has them, and all places."""
+    """Sorts parameters into groups for each layer and groups that stay, and lists all.
+
+    A group stays if more than one layer, or something else, shares it.
+    """
     if within is None:
         numbered = [
             (place, {number})
@@ -644,7 +654,7 @@ def _sorted_out(
 
 
 def _set_up(layers: list[_Layer], ahead: int, device: Any, pin: bool | Literal["auto"]) -> _Engine:
-    """Everything in memory."""
+    """Allocates and fills host memory and slots."""
     torch = import_torch()
     first = layers[0].tensors()[0][1]
     home = home_of(first, device)
@@ -677,7 +687,7 @@ def _set_up(layers: list[_Layer], ahead: int, device: Any, pin: bool | Literal["
 
 
 def _move_in(engine: _Engine) -> None:
-    """The parameters to their slots."""
+    """Moves the parameters to their slots."""
     homes = {
         id(tensor): (part, engine.slots[index % len(engine.slots)])
         for index, layer in enumerate(engine.layers)

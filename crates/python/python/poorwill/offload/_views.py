@@ -1,4 +1,4 @@
-"""Tensors over host memory: aliases of it, on the CPU and as a device sees them."""
+"""Tensors over host memory: aliases on the CPU and at the device's address."""
 
 import math
 import operator
@@ -18,7 +18,7 @@ def host_tensor(buffer: HostBuffer, shape: int | Sequence[int], dtype: Any, *, o
     `dtype` is PyTorch's. The tensor begins `offset_bytes` into the buffer, a multiple of an element's size,
     and need not reach its end.
 
-    Raises ValueError for what the buffer has no room for.
+    Raises ValueError for a tensor that exceeds the buffer.
     """
     torch = import_torch()
     extents = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
@@ -49,20 +49,19 @@ def host_tensor(buffer: HostBuffer, shape: int | Sequence[int], dtype: Any, *, o
 
 
 def device_view(tensor: Any, *, device: Any = None) -> Any:
-    """The same bytes as a device sees them. It ALIASES: nothing is copied, and what is written to one is in
-    the other.
+    """The same bytes at their device address. It ALIASES: writes to one appear in the other.
 
-    The tensor is on the CPU. One that is not page-locked yet is locked where it lies, or there is an error.
-    Pages are locked whole: what else lies in the first or the last seems page-locked to CUDA and PyTorch then
-    and is not, so that copying it to a GPU may fail. Tensors of 32 MiB and more have pages of their own; give
-    small ones memory that has, as a `HostBuffer`, or copy them with `to_host_view`.
-    Type, shape, strides and storage offset stay; what the view keeps is the whole storage, as long as it or
-    any tensor made of it lives. Nobody may resize that storage meanwhile. The view is detached: it never
-    requires gradients. On the host device it is a CPU tensor. A tensor whose storage has no bytes has a
-    device tensor without elements and with nothing behind it.
+    `tensor` is on the CPU. If it is not page-locked yet, it is locked in place, or an error is raised. Whole
+    pages are locked. CUDA and PyTorch then take other data in the first and last page for page-locked, so
+    that copying it to a GPU may fail. Tensors of 32 MiB and more have pages of their own. Put small ones
+    into a `HostBuffer`, or copy them with `to_host_view`.
 
-    Raises TypeError for what is no plain tensor, ValueError for one that is not on the CPU or not dense, and
-    PoorwillError where the device cannot read it or the environment says that it must not.
+    Type, shape, strides and storage offset stay. The view keeps the whole storage, as long as it or any
+    tensor made of it lives; do not resize that storage meanwhile. The view never requires gradients. On the
+    host device it is a CPU tensor. For an empty storage it is a device tensor without elements.
+
+    Raises TypeError for a tensor that is not plain, and ValueError for one that is not dense on the CPU.
+    Raises PoorwillError where the device cannot read it or the environment forbids that.
     """
     torch = import_torch()
     storage = checked(tensor, "device_view")
@@ -81,15 +80,14 @@ def device_view(tensor: Any, *, device: Any = None) -> Any:
 
 
 def to_host_view(tensor: Any, *, device: Any = None, pin: bool | Literal["auto"] = "auto") -> Any:
-    """COPIES a tensor to host memory, and gives it as a device sees it there.
+    """COPIES a tensor to host memory, and returns it at its device address.
 
-    The tensor is on the CPU or a GPU, and has nothing to do with the result, which has its type, shape,
-    strides and storage offset. So the memory has all bytes from the storage's beginning to the tensor's last
-    element: of a slice of a large storage, all that lies before it as well (`.clone()` it first). It lives as
-    long as the result or any tensor made of it. Without `device` it is for the GPU that the tensor is on, or
-    the current one.
+    `tensor` is on the CPU or a GPU, and independent of the result, which has its type, shape, strides and
+    storage offset. The copy has all bytes from the storage's beginning to the tensor's last element. Clone a
+    slice of a large storage first (`.clone()`), or all before it is copied as well. The memory lives as long
+    as the result or any tensor made of it. `device` defaults to the tensor's GPU, or the current one.
 
-    Raises as `device_view`, and OutOfMemoryError where there is not so much host memory.
+    Raises as `device_view`, and OutOfMemoryError without enough host memory.
     """
     torch = import_torch()
     checked(tensor, "to_host_view")
@@ -98,20 +96,19 @@ def to_host_view(tensor: Any, *, device: Any = None, pin: bool | Literal["auto"]
     if layout.nbytes == 0:
         return layout.over(nothing_on(home_of(tensor, device)))
     buffer = HostBuffer(layout.nbytes, device=home_of(tensor, device), pin=pin)
-    # First, so that memory that the device cannot read is not written for nothing.
+    # First, so that nothing is copied to memory that the device cannot read.
     view = torch.from_dlpack(buffer.device_view())
     fill(torch.from_dlpack(buffer), tensor)
     return layout.over(view)
 
 
 def home_of(tensor: Any, device: Any) -> Any:
-    """The device that is meant."""
+    """The device for a tensor's host memory: the given one, its own, or the current one."""
     return tensor.device if device is None and tensor.device.type == "cuda" else device
 
 
 def fill(host: Any, tensor: Any) -> None:
-    """Copies the bytes that a tensor sees, and those before and between them; they are there when it
-    returns."""
+    """Copies the bytes that a tensor sees, and those before and between them. Waits for the copy."""
     host.copy_(flat_bytes(tensor.untyped_storage(), host.numel(), tensor.device))
 
 
@@ -122,7 +119,7 @@ def nothing_on(device: Any) -> Any:
 
 
 def torch_device(device: Any) -> Any:
-    """PyTorch's name of a device of ours."""
+    """PyTorch's device for one of ours."""
     torch = import_torch()
     if isinstance(device, str) and device.partition(":")[0] == "host":
         return torch.device("cpu")

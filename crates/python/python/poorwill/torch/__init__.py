@@ -1,23 +1,22 @@
-"""PyTorch's tensors in memory that can be put to sleep: `with poorwill.pool(tag="weights"):`.
+"""PyTorch's tensors in memory that can sleep: `with poorwill.pool(tag="weights"):`.
 
-PyTorch's caching allocator sits above ours and keeps what its user has freed. What makes it give that
-back, so that a load maps what lives and little more, is how a scope is built:
+PyTorch's caching allocator sits above ours and keeps freed memory. A scope makes it release that, so that a
+load maps little more than what lives:
 
-- A scope is a row of *generations*, each a `torch.cuda.MemPool` over one of our allocators. One that is
-  *retired* serves no allocation any more, and its tensors stay as they are. Of retired generations
-  PyTorch gives every segment back that holds no tensor when its cache is emptied; while a scope is open
-  that touches nothing else, and waits for nothing.
-- The scope sees every operation before it runs, or looks after each request for a segment (`Pool`'s
-  `watch`). When PyTorch's cache has grown by 32 MiB, or where requests are seen by a sixty-fourth of what is
-  mapped, the generation is retired, another one begun, and the cache emptied.
-- The free parts of a retired generation's segments that still hold a tensor are never handed out again,
-  so their granules are given back as well: the segments are *carved*.
-- What does not fit is tried a second time when everything was given back, unless the operation changes
-  its arguments.
+- A scope is a row of *generations*, each a `torch.cuda.MemPool` over one of our allocators. A *retired* one
+  serves no more allocations, and its tensors stay as they are. When its cache is emptied, PyTorch frees a
+  retired generation's segments that hold no tensor. While a scope is open that affects nothing else, and
+  waits for nothing.
+- The scope checks before every operation, or after each request for a segment (`Pool`'s `watch`). It acts
+  when PyTorch's cache has grown by 32 MiB, or in the second mode by a sixty-fourth of what is mapped. Then
+  it retires the generation, begins another, and empties the cache.
+- Free parts of a retired segment that still holds a tensor are never handed out again. So their granules are
+  released as well: the segments are *carved*.
+- A failed allocation is retried after everything is released, unless the operation changes its arguments.
 
-Nothing of this minds a split limit, synchronises the device, or records an event; looking after requests
-sets one. That is PyTorch 2.11; of a later one, which is put to the test when the first scope is entered,
-emptying the cache may take more (`_emptying`).
+None of this changes a split limit, synchronises the device, or records an event; only checks after requests
+set a split limit. That holds for PyTorch 2.11. Later versions are tested when the first scope is entered;
+there, emptying the cache may cost more (`_emptying`).
 """
 
 from poorwill._settings import allocator_settings

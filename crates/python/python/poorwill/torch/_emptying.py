@@ -1,10 +1,9 @@
-"""What emptying PyTorch's cache for our pools takes from its default pool, told once in the log.
+"""Logs once what emptying PyTorch's cache for our pools takes from its default pool.
 
-PyTorch leaves the default pool alone while any pool is begun, until 2.12. Since 2.13 it does so only while
-the current stream is captured; otherwise what the default pool caches goes back to the GPU as well, and who
-allocates there next asks for it again. That is right and takes time, so it is told where there was something
-to take, with how much it was. It is found out by doing, before the first scope that is entered while enough
-is cached.
+Until 2.12 PyTorch leaves the default pool alone while any pool is begun. Since 2.13 it does so only while
+the current stream is captured. Otherwise the default pool's cache goes back to the GPU as well, and its next
+allocations request it again. That is correct but slow, so the log has its size. It is measured before the
+first scope that is entered with enough cached.
 """
 
 import logging
@@ -16,20 +15,20 @@ from poorwill.torch._import import torch
 __all__ = ["LEAST_BYTES", "look"]
 
 LEAST_BYTES = 64 << 20
-"""What has to be cached to be worth a look: asking the GPU for it takes longer than to look."""
+"""Least cached bytes worth a look; below that, requesting them from the GPU takes longer."""
 
 _log = logging.getLogger("poorwill.torch")
 
 
 class _Once:
-    """Whether this process knows what its PyTorch does: it does the same on each GPU."""
+    """Whether this process knows what its PyTorch does, which is the same on each GPU."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.is_over = False
 
     def begins(self) -> bool:
-        """Whether the caller is the one that looks."""
+        """Whether the caller is the one that measures."""
         with self._lock:
             is_first, self.is_over = not self.is_over, True
         return is_first
@@ -39,7 +38,7 @@ _once = _Once()
 
 
 def look(gpu: Gpu) -> None:
-    """Empties the cache as scopes do, and says what that took from the default pool, unless that is known.
+    """Empties the cache as scopes do, and logs what the default pool lost, unless that is known.
 
     Not while this thread's stream is captured.
     """
@@ -63,7 +62,7 @@ def look(gpu: Gpu) -> None:
 
 
 def _default_cache(gpu: Gpu) -> dict[int, int]:
-    """The sizes of the default pool's segments that nothing lies in, by address."""
+    """Sizes of the default pool's empty segments, by address."""
     return {
         segment["address"]: segment["total_size"]
         for segment in snapshot_segments()

@@ -1,7 +1,6 @@
-"""What PyTorch's caching allocator is asked to do on one GPU: generations begin, retire, and give back.
+"""Calls to PyTorch's caching allocator on one GPU: generations begin, retire, and free memory.
 
-The calls are those that `torch.cuda.use_mem_pool` is made of, in another order. What each relies on is
-said where it is made.
+The calls are those of `torch.cuda.use_mem_pool`, in another order. Each states what it relies on.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from poorwill.torch._import import UnsupportedTorchError, torch
 
 
 class Gpu:
-    """One GPU, for all scopes on it."""
+    """One GPU, shared by all scopes on it."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -26,17 +25,18 @@ class Gpu:
         self._idle_shields: list[Any] = []
         self._is_proved = False
         self.scopes_in_force = 0
-        """How many threads allocate to a generation of ours."""
+        """Number of threads that allocate from a generation of ours."""
         self.uncarved_from = 0
-        """What PyTorch says it caches when all free parts of retired segments are carved."""
+        """Cached bytes, by PyTorch's count, after all free parts of retired segments were carved."""
         self.asks_last_begun = False
-        """Whether what a graph allocates while a pool is begun is the graph's unasked. Known when
-        this PyTorch was put to the test."""
+        """Whether a graph's allocations go to the graph's pool while another pool is begun. Known after
+        `prove`.
+        """
 
     def allocator(self, arena: Arena, tag: str) -> Any:
         """PyTorch's handle of the allocator for a tag of an arena.
 
-        Kept for ever: PyTorch calls it until the end.
+        Never dropped: PyTorch calls it until the process ends.
         """
         alloc, free = _native.torch_allocator(arena, tag)
         with self._lock:
@@ -49,58 +49,58 @@ class Gpu:
     def pool(self, allocator: Any) -> Any:
         """A pool of PyTorch's, over an allocator or its own.
 
-        When it ends is ours to say: its destructor would end the process while any scope is open.
+        Never dropped: its destructor would end the process while any scope is open.
         """
-        # It belongs to the GPU that is current.
+        # It belongs to the current GPU.
         with on(self.ordinal):
             pool = torch.cuda.MemPool(allocator)
         _native.make_immortal(pool)
         return pool
 
     def begin(self, pool: Any) -> None:
-        """What this thread allocates on the GPU comes from the pool, if no other is begun."""
+        """This thread's allocations on the GPU now come from the pool, if no other is begun."""
         torch._C._cuda_beginAllocateCurrentThreadToPool(self.ordinal, pool.id)
 
     def retire(self, pool: Any) -> None:
-        """Ends what was begun, and the pool. What it holds stays until it is free and the cache emptied."""
+        """Ends the pool. Its memory stays until it is free and the cache is emptied."""
         identity = pool.id
         with self._lock:
             self._retired.add(identity)
         torch._C._cuda_endAllocateToPool(self.ordinal, identity)
-        # Beginning has counted as a use, and so has making the pool. Without uses nothing is taken from it.
+        # Both beginning and creating the pool counted as a use. Only an unused pool's memory is freed.
         torch._C._cuda_releasePool(self.ordinal, identity)
         torch._C._cuda_releasePool(self.ordinal, identity)
 
     def cached_bytes(self) -> int:
-        """The bytes that PyTorch has on this GPU and that no tensor uses."""
+        """PyTorch's bytes on this GPU that no tensor uses."""
         stats = _stats(self.ordinal)
         reserved, active = (stats[f"{name}_bytes"]["all"]["current"] for name in ("reserved", "active"))
         return int(reserved) - int(active)
 
     def idle_bytes(self, pool: Any) -> int:
-        """The bytes that a pool caches."""
+        """Cached bytes of a pool."""
         segments = snapshot_segments(pool.id)
         return sum(int(segment["total_size"]) - int(segment["active_size"]) for segment in segments)
 
     def empty(self) -> None:
-        """Takes the free segments of retired pools back.
+        """Frees the empty segments of retired pools.
 
-        While this thread allocates to a pool, that is all that emptying the cache does on this GPU with
-        PyTorch 2.11; where other GPUs have a cache, a pool is begun on them for as long. Since 2.13 the
-        default pools' caches go as well, which `_emptying` tells.
+        While this thread allocates from a pool, emptying the cache does only that on this GPU with PyTorch
+        2.11. Other GPUs with a cache are shielded by a begun pool. Since 2.13 the default pools' caches go
+        as well, which `_emptying` logs.
         """
         with self._others_shielded():
             torch._C._cuda_emptyCache()
 
     def empty_default(self) -> None:
-        """Takes the free segments of retired pools back, and of the default pool unless a scope is open."""
+        """Frees the empty segments of retired pools, and of the default pool unless a scope is open."""
         torch._C._cuda_emptyCache()
 
     def carve(self) -> int:
-        """Takes the free parts of retired pools' segments back. Returns how many bytes they were."""
+        """Releases the free parts of retired pools' segments. Returns the bytes released."""
         with self._lock:
             retired = set(self._retired)
-        # A segment that takes the place of one in the snapshot is younger than this.
+        # A later segment at the same address has a higher serial number.
         moment = _native.torch_moment()
         segments = [
             segment
@@ -114,31 +114,30 @@ class Gpu:
         return carved_bytes
 
     def carve_pool(self, pool: Any) -> None:
-        """Takes the free parts of one retired pool's segments back: the next generation's go there."""
+        """Releases the free parts of one retired pool's segments for the next generation."""
         moment = _native.torch_moment()
         self.uncarved_from += _carve(moment, snapshot_segments(pool.id))
 
     def has_to_carve(self, cached_bytes: int, step_bytes: int) -> bool:
-        """Whether so much more is cached than there was when all was carved, for each thread that may have
-        it in its generation."""
+        """Whether the cache has grown by so much since the last carve, for each thread with a generation."""
         self.uncarved_from = min(self.uncarved_from, cached_bytes)
         return cached_bytes - self.uncarved_from >= step_bytes * max(self.scopes_in_force, 1)
 
     def note_scope(self, change: int) -> None:
-        """One more thread, or one less, allocates to a generation."""
+        """Counts a thread that begins or ends allocating from a generation."""
         with self._lock:
             self.scopes_in_force += change
 
     def flush(self) -> None:
-        """Takes back what retired pools do not need, outside of every scope."""
+        """Releases what retired pools do not need, outside of every scope."""
         with self._shielded():
             self.empty()
             self.carve()
 
     def prove(self, allocator: Any) -> None:
-        """Puts this PyTorch to the test, once, with one small tensor.
+        """Tests this PyTorch, once, with one small tensor.
 
-        Raises UnsupportedTorchError where it does not do what generations are built on.
+        Raises UnsupportedTorchError if it does not behave as generations need.
         """
         if self._is_proved:
             return
@@ -171,7 +170,7 @@ class Gpu:
         self._is_proved = True
 
     def _asks_last_begun(self) -> bool:
-        """Whether a pool that is begun within another's scope is the one that is asked."""
+        """Whether PyTorch asks the pool that was begun last, within another's scope."""
         within = self.pool(None)
         self.begin(within)
         try:
@@ -192,8 +191,8 @@ class Gpu:
     def _shielded(self) -> Iterator[None]:
         """While a pool is begun, emptying the cache leaves the default pool alone, with PyTorch 2.11.
 
-        Pools that nothing is allocated from are used again, since none of them ever goes: as many are made
-        as threads do this at once.
+        These pools serve no allocation and are reused, since none is ever dropped. There are as many as
+        threads that do this at once.
         """
         with self._lock:
             pool = self._idle_shields.pop() if self._idle_shields else None
@@ -220,13 +219,13 @@ def gpu_of(ordinal: int) -> Gpu:
 
 
 def known_gpu(ordinal: int) -> Gpu | None:
-    """The GPU of this number, if it has ever had a pool."""
+    """The GPU of this number, if it ever had a pool."""
     with _gpus_lock:
         return _gpus.get(ordinal)
 
 
 def ordinal_of(device: str) -> int | None:
-    """The number of a GPU by its name; None for what is none."""
+    """The number of a GPU by its name; None for other devices."""
     kind, _, number = device.partition(":")
     return int(number) if kind == "cuda" and number.isdecimal() else None
 
@@ -243,16 +242,16 @@ def _has_cache(ordinal: int) -> bool:
 
 
 def _stats(ordinal: int) -> dict[str, Any]:
-    """PyTorch's counters. Those of `torch.cuda` take 2 µs more for each pool there ever was, since 2.13."""
+    """PyTorch's counters. Since 2.13 those of `torch.cuda` take 2 µs more for each pool ever made."""
     return cast(dict[str, Any], torch._C._accelerator_getDeviceStats(ordinal))
 
 
 def snapshot_segments(pool: tuple[int, int] = (0, 0)) -> list[dict[str, Any]]:
     """Every segment that PyTorch has, or those of one private pool.
 
-    PyTorch 2.11 gives away references to the items of its argument: each gets one more before. That of
-    others is never given back, and is nothing beside the pool, which is immortal. Before Python 3.12 there is
-    no argument, and all segments are looked at.
+    PyTorch 2.11 drops references to the items of its argument, so each gets one more before. Versions
+    without that defect leak it, which is little beside the pool, which is immortal. Before Python 3.12 there
+    is no argument, and all segments are listed.
     """
     argument = (*pool, False) if sys.version_info >= (3, 12) else None
     for item in argument or ():
@@ -271,6 +270,6 @@ def _carve(moment: int, segments: list[dict[str, Any]]) -> int:
 
 
 def _holes(blocks: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """The free parts of a segment that is not free as a whole."""
+    """The free parts of a segment that is partly in use."""
     free = [(block["address"], block["size"]) for block in blocks if block["state"] == "inactive"]
     return free if len(free) < len(blocks) else []

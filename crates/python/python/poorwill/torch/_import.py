@@ -1,4 +1,4 @@
-"""PyTorch itself, if it is one that pools can be built on."""
+"""Imports PyTorch, if pools can be built on it."""
 
 import importlib
 from typing import Any

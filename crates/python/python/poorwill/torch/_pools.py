@@ -1,4 +1,4 @@
-"""Pools as their users see them, for tensors and for CUDA graphs."""
+"""Pools for tensors and for CUDA graphs: the public API."""
 
 import contextlib
 import os
@@ -16,21 +16,20 @@ from poorwill.torch._watch import explain, undisturbed
 
 
 class Pool(contextlib.ContextDecorator):
-    """A context in which what a thread allocates with PyTorch comes from an arena, under a tag.
+    """A context in which a thread's PyTorch allocations come from an arena, under a tag.
 
-    Contexts can be nested, entered again, and entered by several threads at once; the innermost counts.
-    The tensors outlive them. What a CUDA graph allocates while it is captured belongs to the graph's pool,
-    not to this one; see `graph_pool`.
+    Contexts can be nested, re-entered, and used by several threads at once; the innermost counts. Tensors
+    outlive them. A CUDA graph's allocations during capture belong to the graph's pool; see `graph_pool`.
 
-    What PyTorch caches is given back as it grows. With `watch="operations"`, before each operation, which
-    takes some 20 µs of each. With `watch="segments"` operations run as they are, for loads of thousands of
-    small ones: it is given back after PyTorch has asked for more, in Python's main thread and as long as a
-    quarter of what is mapped and 1 GiB are left; otherwise as before. PyTorch's split limit, the whole
-    process's, is then 32 MiB or less until the end of the context, and cuBLAS gets its workspaces first.
-    An operation that fails for lack of memory is not tried again as long as none is seen.
+    What PyTorch caches is released as it grows. `watch="operations"` checks before each operation, which
+    costs some 20 µs each. `watch="segments"` leaves operations alone, for loads of thousands of small ones.
+    It checks in Python's main thread after PyTorch requested a segment, as long as a quarter of what is
+    mapped and 1 GiB are free. Otherwise it checks each operation. PyTorch's process-wide split limit is then
+    32 MiB or less until the context ends, and cuBLAS gets its workspaces first. Without checks of
+    operations, one that runs out of memory is not retried.
 
-    Raises PoorwillError where the arena is on no GPU, or PyTorch finds none, UnsupportedTorchError where
-    PyTorch's allocator is not its own, and ValueError for a name that no tag can have, or another `watch`.
+    Raises PoorwillError for an arena without a GPU or a PyTorch without one. Raises UnsupportedTorchError
+    for a custom allocator in PyTorch, and ValueError for an invalid tag or `watch`.
     """
 
     def __init__(
@@ -98,9 +97,9 @@ class Pool(contextlib.ContextDecorator):
 
 
 class GraphPool(tuple[int, int]):
-    """The pool of CUDA graphs whose memory can be put to sleep: `torch.cuda.graph(graph, pool=...)` takes it.
+    """A pool of CUDA graphs whose memory can sleep, for `torch.cuda.graph(graph, pool=...)`.
 
-    Several graphs may share it. It ends when neither it nor any of the graphs is left.
+    Several graphs may share it. It ends with the last of this object and its graphs.
     """
 
     _gpu: Gpu
@@ -116,7 +115,7 @@ class GraphPool(tuple[int, int]):
         raise TypeError("a pool of graphs belongs to its process and cannot be pickled: make one there")
 
     def __del__(self) -> None:
-        # In a fork PyTorch's lock may be held by a thread that is not there.
+        # In a fork, a thread that does not exist may hold PyTorch's lock.
         if not sys.is_finalizing() and self._process == os.getpid():
             torch._C._cuda_releasePool(self._gpu.ordinal, tuple(self))
 
@@ -131,10 +130,10 @@ def graph_pool(arena: Arena) -> GraphPool:
 
 
 def library(arena: Arena, tag: str = "torch") -> str:
-    """The path of the shared library whose symbols `poorwill_alloc` and `poorwill_free` a
-    `torch.cuda.memory.CUDAPluggableAllocator` can load.
+    """The path of the shared library with the symbols `poorwill_alloc` and `poorwill_free`.
 
-    They serve this tag of this arena from now on, for the arena's GPU. Pools need neither.
+    For `torch.cuda.memory.CUDAPluggableAllocator`; pools do not need it. The symbols serve this tag of this
+    arena from now on, on the arena's GPU.
     """
     _native.torch_make_default(arena, tag)
     return str(_native.__file__)
@@ -142,10 +141,9 @@ def library(arena: Arena, tag: str = "torch") -> str:
 
 @undisturbed()
 def settle(device: str) -> list[int]:
-    """What an arena calls before it sleeps, prepares to, is trimmed or closed: PyTorch gives back what it
-    caches on the device.
+    """Makes PyTorch release its cache on the device, before an arena sleeps, prepares, trims or closes.
 
-    Returns the streams on which a graph is most likely being captured, for the arena to look at.
+    Returns the streams on which a graph is most likely being captured, for the arena to check.
     """
     ordinal = ordinal_of(device)
     gpu = None if ordinal is None else known_gpu(ordinal)
@@ -162,7 +160,7 @@ def settle(device: str) -> list[int]:
             gpu.carve()
         else:
             gpu.flush()
-    # A stream of the user's own may be gone when it is looked at next; PyTorch calls it by its handle.
+    # A user's stream may be gone at the next check; PyTorch would call it by its handle.
     lasting = [
         stream for stream in streams if stream.cuda_stream == 0 or stream.stream_id != stream.cuda_stream
     ]

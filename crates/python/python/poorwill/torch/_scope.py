@@ -1,4 +1,4 @@
-"""Scopes: whose memory a thread's allocations are, and when a generation is retired."""
+"""Scopes: which memory a thread allocates from, and when a generation is retired."""
 
 import contextlib
 import os
@@ -18,22 +18,21 @@ from poorwill.torch._watch import (
     EachOperation,
     counts_modes,
     explain,
-    has_room,
+    has_headroom,
     is_main_thread,
     modes,
 )
 
-# How much PyTorch's cache may grow before a generation is retired. It is the chunk of an arena: what is
-# freed in larger pieces is given back as a whole and never cut, and smaller pieces lie in single granules,
-# which can be carved.
+# Growth of PyTorch's cache before a generation is retired: an arena's chunk. Larger freed parts are released
+# whole. Smaller ones lie in single granules, which can be carved.
 _STEP_BYTES = 32 << 20
 
-# Of what is mapped, the part that it may grow by where only requests for segments are seen, if that is more:
-# then nothing large lies in what is cached that could be cut.
+# With checks after requests, the cache may grow by this part of what is mapped, if that is more. Then no
+# cached part is so large that it would be split.
 _STEPS = 64
 
-# How much more is mapped, or less, before the device is asked again how much is free.
-_ROOM_STEP_BYTES = 256 << 20
+# Change of mapped bytes before the device's free memory is queried again.
+_HEADROOM_STEP_BYTES = 256 << 20
 
 
 class Scope:
@@ -50,44 +49,44 @@ class Scope:
         self._floor = 0
         self._each_operation = EachOperation(self)
         self._watches_segments = watches_segments
-        # Whether each operation is seen, or only requests for segments; and how many modes were there before.
+        # Whether each operation is checked, or only requests for segments; and the number of earlier modes.
         self._is_close = True
         self._modes_before = 0
-        # What was mapped when room was looked for.
-        self._mapped_bytes = -_ROOM_STEP_BYTES
+        # Mapped bytes at the last query of free memory.
+        self._mapped_bytes = -_HEADROOM_STEP_BYTES
         self._uncut: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
     @property
     def is_innermost(self) -> bool:
-        """Whether this thread has entered no other on the GPU since."""
+        """Whether this thread has entered no later scope on the GPU."""
         return innermost(self.gpu) is self
 
     @property
     def is_in_force(self) -> bool:
-        """Whether what this thread allocates on the GPU comes from here."""
+        """Whether this thread's allocations on the GPU come from here."""
         return self._generation is not None
 
     def begin(self) -> None:
-        """What this thread allocates comes from here, in a new generation."""
+        """Starts a new generation for this thread's allocations."""
         pool = self.gpu.pool(self.allocator)
         self.gpu.begin(pool)
         self._generation = pool
         self.gpu.note_scope(1)
 
     def pause(self) -> None:
-        """What this thread allocates comes from elsewhere, until the scope begins again."""
+        """Lets this thread allocate from elsewhere until the scope resumes."""
         if self._generation is not None:
             generation, self._generation = self._generation, None
             self.gpu.note_scope(-1)
             self.gpu.retire(generation)
 
     def resume(self) -> None:
-        """Begins again, if it was paused."""
+        """Resumes a paused scope."""
         if self._generation is None:
             self.begin()
 
     def renew(self) -> None:
-        """Retires the generation, and takes back what retired ones hold for no tensor."""
+        """Retires the generation, and frees what retired ones hold without a tensor."""
         retired = self._generation
         self.pause()
         self.begin()
@@ -96,11 +95,11 @@ class Scope:
             self.gpu.carve_pool(retired)
 
     def look_before(self, operation: Operation) -> None:
-        """Before an operation: takes back what PyTorch caches, if it may allocate and that is worth it."""
+        """Before an operation that may allocate: releases PyTorch's cache, if that is worth it."""
         if torch.cuda.is_current_stream_capturing():
-            # What a graph allocates belongs to the graph's pool. PyTorch 2.11 asks the pool that was begun
-            # last, which that is; others ask the first. An operation that returns nothing new may need
-            # memory for a while as well.
+            # A graph's allocations belong to the graph's pool. PyTorch 2.11 asks the pool that was begun
+            # last, which is this one; other versions ask the first. An operation that returns nothing new may
+            # still need temporary memory.
             self.pause()
             return
         if operation.multiplies:
@@ -110,22 +109,22 @@ class Scope:
             self._take_back_growth(_STEP_BYTES)
 
     def look_after_segment(self) -> None:
-        """After an operation for which PyTorch was given a segment: the same, if operations are not seen."""
+        """The same after an operation that requested a segment, if operations are not checked."""
         if self._is_close or not self.is_in_force or torch.cuda.is_current_stream_capturing():
             return
         try:
-            # Of an arena that was closed meanwhile nothing is allocated any more.
+            # Nothing allocates from an arena that was closed meanwhile.
             with contextlib.suppress(ClosedError):
                 self._look_after(self.arena.stats().mapped_bytes)
         finally:
-            # Whoever interrupts this: what comes next is allocated here.
+            # Also after an interrupt: the next allocations come from here.
             self.resume()
 
     def _look_after(self, mapped_bytes: int) -> None:
         self._take_back_growth(max(_STEP_BYTES, mapped_bytes // _STEPS))
         with on(self.gpu.ordinal):
             is_at_home = self._place() in _threads.places_with_workspaces
-        if not is_at_home or not self._has_room(mapped_bytes):
+        if not is_at_home or not self._has_headroom(mapped_bytes):
             self._come_close()
 
     def _take_back_growth(self, step_bytes: int) -> None:
@@ -133,8 +132,8 @@ class Scope:
         self._floor = min(self._floor, cached)
         if cached - self._floor < step_bytes:
             return
-        # What others' generations cache is for them to give back: a generation that is retired for nothing
-        # leaves segments behind of which little is used.
+        # The caches of other threads' generations are theirs to release. Retiring one without need leaves
+        # segments that are little used.
         idle = self.gpu.idle_bytes(self._generation)
         if idle >= step_bytes:
             self.renew()
@@ -143,7 +142,7 @@ class Scope:
             self.gpu.empty()
         cached = self.gpu.cached_bytes()
         if self.gpu.has_to_carve(cached, step_bytes):
-            # What is carved PyTorch goes on counting as cached.
+            # PyTorch still counts carved bytes as cached.
             self.gpu.carve()
         self._floor = cached - min(idle, step_bytes // 2)
 
@@ -153,20 +152,20 @@ class Scope:
             and is_main_thread()
             and counts_modes()
             and self.gpu.asks_last_begun
-            and self._has_room(self.arena.stats().mapped_bytes)
+            and self._has_headroom(self.arena.stats().mapped_bytes)
         )
 
-    def _has_room(self, mapped_bytes: int) -> bool:
-        """Whether there is so much left that looking afterwards is early enough."""
-        if abs(mapped_bytes - self._mapped_bytes) < _ROOM_STEP_BYTES:
+    def _has_headroom(self, mapped_bytes: int) -> bool:
+        """Whether enough memory is left to check only after requests."""
+        if abs(mapped_bytes - self._mapped_bytes) < _HEADROOM_STEP_BYTES:
             return True
         self._mapped_bytes = mapped_bytes
         with on(self.gpu.ordinal):
             free_bytes, _ = torch.cuda.mem_get_info()
-        return has_room(self.arena.limit_bytes, mapped_bytes, free_bytes)
+        return has_headroom(self.arena.limit_bytes, mapped_bytes, free_bytes)
 
     def _come_close(self) -> None:
-        """Sees every operation from now on, if no mode was entered since that would be left before."""
+        """Checks every operation from now on, if no mode was entered since that would be left before."""
         if modes() == self._modes_before:
             if not torch.cuda.is_current_stream_capturing():
                 self._keep_workspaces_out()
@@ -175,24 +174,24 @@ class Scope:
             _afterwards.end(self)
         else:
             # At the next request, then.
-            self._mapped_bytes = -_ROOM_STEP_BYTES
+            self._mapped_bytes = -_HEADROOM_STEP_BYTES
 
     def _place(self) -> tuple[int, int]:
         return (self.gpu.ordinal, torch.cuda.current_stream().cuda_stream)
 
     def _keep_workspaces_out(self) -> None:
-        """cuBLAS and cuBLASLt have a workspace each for a stream. PyTorch allocates it with the first product
-        that needs it, and keeps it.
+        """Creates the workspaces of cuBLAS and cuBLASLt, one each for a stream, outside of this pool.
 
-        They are everybody's, so they must not sleep with what is allocated here.
+        PyTorch allocates them with the first product that needs them, and keeps them. The whole process uses
+        them, so they must not sleep.
         """
         with on(self.gpu.ordinal):
             place = self._place()
             if place not in _threads.places_with_workspaces:
                 self.pause()
                 torch.cuda.current_blas_handle()
-                # Only a product brings cuBLASLt's, one that adds a vector. What is wrong with products, the
-                # operation itself will say.
+                # Only a product with an added vector creates cuBLASLt's. If products fail, the operation
+                # itself will say why.
                 with contextlib.suppress(RuntimeError):
                     kind = {"dtype": torch.float16, "device": f"cuda:{self.gpu.ordinal}"}
                     square = torch.zeros((64, 64), **kind)
@@ -200,7 +199,7 @@ class Scope:
                     _threads.places_with_workspaces.add(place)
 
     def give_all_back(self) -> None:
-        """Takes back what PyTorch caches, in the default pool too, and what the arena keeps."""
+        """Frees PyTorch's cache, the default pool's as well, and the arena's."""
         self.pause()
         self.gpu.empty_default()
         self.begin()
@@ -209,16 +208,16 @@ class Scope:
         _native.torch_trim(self.arena)
 
     def enter(self) -> None:
-        """What this thread allocates comes from here, until it leaves or enters another."""
+        """This thread's allocations come from here, until it leaves or enters another scope."""
         outer = innermost(self.gpu)
         if not _threads.scopes:
-            # Since the last time PyTorch may have been told to let go of them.
+            # PyTorch may have freed them since the last time.
             _threads.places_with_workspaces.clear()
         is_capturing = torch.cuda.is_current_stream_capturing()
         try:
             if outer is not None and (outer._is_close or not is_capturing):
-                # PyTorch asks the pool that was begun last, or first, by its version. So one is begun at a
-                # time. While a graph is captured neither is asked, and nothing would say when that is over.
+                # PyTorch asks the pool that was begun last, or first, by version. So one is begun at a time.
+                # While a graph is captured it asks neither, and no call reports the end of that.
                 outer.pause()
             with contextlib.ExitStack() as undo:
                 _threads.scopes.append(self)
@@ -230,7 +229,7 @@ class Scope:
                     self._modes_before = modes()
                     self._uncut = _leave_uncut(self.arena, self.tag)
                     undo.enter_context(self._uncut)
-                    # Nothing will say when it is the first product's turn.
+                    # No call reports the first product.
                     self._keep_workspaces_out()
                 if not is_capturing:
                     self.begin()
@@ -251,7 +250,7 @@ class Scope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Takes back what nobody needs any more; the scope around this one, if any, is in force again."""
+        """Frees what is unused; an outer scope, if any, is in force again."""
         with contextlib.ExitStack() as undo:
             undo.push(self._uncut)
             undo.callback(_let_cache_go, self.arena)
@@ -271,7 +270,7 @@ class Scope:
 
     def _end(self) -> None:
         with contextlib.suppress(ValueError):
-            # Whoever interrupts its beginning may have come before.
+            # An interrupt may come before its beginning.
             _threads.scopes.remove(self)
         outer = innermost(self.gpu)
         if outer is None or outer.is_in_force:
@@ -279,7 +278,7 @@ class Scope:
         if not torch.cuda.is_current_stream_capturing():
             outer.begin()
         elif not outer._is_close:
-            # Nothing else will say when the capture is over.
+            # No call reports the end of the capture.
             outer._come_close()
 
 
@@ -294,7 +293,7 @@ _threads = _Threads()
 
 
 def innermost(gpu: Gpu | None = None) -> Scope | None:
-    """The scope that this thread has entered last, of those on a GPU or of all."""
+    """The scope that this thread entered last, on a GPU or on any."""
     scopes = (scope for scope in reversed(_threads.scopes) if gpu is None or scope.gpu is gpu)
     return next(scopes, None)
 
@@ -304,7 +303,7 @@ _users: dict[Arena, int] = {}
 
 
 def _hold_cache(arena: Arena) -> None:
-    """While a scope is open, what is freed stays mapped for the next allocation."""
+    """While a scope is open, freed memory stays mapped for the next allocation."""
     with _users_lock:
         if arena not in _users:
             _native.torch_set_cached_max(arena, None)
@@ -312,8 +311,8 @@ def _hold_cache(arena: Arena) -> None:
 
 
 def _let_cache_go(arena: Arena) -> None:
-    """Behind the last scope, what is freed goes back to the GPU as soon as the work on it has passed."""
-    # An arena that was closed meanwhile has given everything back.
+    """After the last scope, freed memory goes back to the GPU once its work is complete."""
+    # An arena that was closed meanwhile has released everything.
     with contextlib.suppress(ClosedError):
         with _users_lock:
             _users[arena] -= 1
@@ -327,7 +326,7 @@ def _let_cache_go(arena: Arena) -> None:
 
 @contextlib.contextmanager
 def _leave_uncut(arena: Arena, tag: str) -> Iterator[None]:
-    """PyTorch does not cut large free pieces meanwhile: what is freed is whole when it is looked at."""
+    """PyTorch does not split large free parts meanwhile, so they are whole at the next check."""
     with lower_split_limit(_STEP_BYTES >> 20):
         _native.torch_leave_uncut(arena, tag, True)
         try:

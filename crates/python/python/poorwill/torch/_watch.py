@@ -1,14 +1,14 @@
-"""When a scope looks at what PyTorch caches: before each operation, or after each request for a segment.
+"""When a scope checks PyTorch's cache: before each operation, or after each request for a segment.
 
-Before each operation (`EachOperation`), nothing is ever mapped beside what could have been given back, and
-an operation that fails for lack of memory is tried once more. But every operation passes through Python,
-which takes some 20 µs: a load that converts thousands of small tensors takes twice as long.
+Before each operation (`EachOperation`), nothing is mapped while the cache could be released instead, and an
+operation that runs out of memory is retried. But each operation passes through Python, which takes some 20
+µs: a load that converts thousands of small tensors takes twice as long.
 
-After each request (`Afterwards`), operations run as they are. PyTorch has to ask for a segment before more
-can be mapped, so nothing is missed: what was freed since the last request is given back after the next, and
-until then at most that one operation's segments are mapped beside it. What is cached may grow by a part of
-what is mapped before it is given back, and so may what is to be carved. So the peak is no higher than the
-most that lived, those two parts, and an operation. That is for who has room for it.
+After each request (`Afterwards`), operations run unchanged. PyTorch has to request a segment before more can
+be mapped, so no growth is missed. Memory that was freed since the last request is released after the next
+one. Until then at most that one operation's segments are mapped in addition. The cache and the carvable
+parts may each grow by a part of what is mapped. So the peak is at most the peak of live memory, those two
+parts, and one operation. It needs memory to spare.
 """
 
 import atexit
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from poorwill.torch._scope import Scope
 
 SPARE_BYTES = 1 << 30
-"""How much has to be left, and a quarter of what is mapped, to look afterwards: more than one operation of
-a load takes."""
+"""Least free memory for checks after requests, besides a quarter of what is mapped: more than one operation
+of a load takes.
+"""
 
 
 class EachOperation(DispatchMode):  # type: ignore[misc]
-    """Sees every operation of a scope's thread before it runs."""
+    """Checks every operation of a scope's thread before it runs."""
 
     supports_higher_order_operators = True
 
@@ -42,7 +43,7 @@ class EachOperation(DispatchMode):  # type: ignore[misc]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Otherwise PyTorch imports its compiler, which takes seconds, to keep it out of here.
+        # Otherwise PyTorch imports its compiler, which takes seconds, to exclude this.
         return False
 
     def __init__(self, scope: "Scope") -> None:
@@ -62,11 +63,11 @@ class EachOperation(DispatchMode):  # type: ignore[misc]
         try:
             return func(*args, **kwargs)
         except torch.OutOfMemoryError as error:
-            # A subclass runs code of its own, in which anything may have happened.
+            # A subclass runs code of its own, with unknown effects.
             if types or not what.is_repeatable or not scope.is_in_force:
                 explain(error)
                 raise
-        # Behind the handler, where nothing holds what the first try has left.
+        # After the handler, where nothing holds what the first try left.
         with undisturbed():
             scope.give_all_back()
         try:
@@ -77,9 +78,9 @@ class EachOperation(DispatchMode):  # type: ignore[misc]
 
 
 class Afterwards:
-    """Has the scopes of Python's main thread look after PyTorch was given a segment.
+    """Makes the scopes of Python's main thread check after PyTorch got a segment.
 
-    Between any two of its instructions, that is: not while it is in a function that may not be disturbed.
+    The check runs between two instructions, but not in a function that must not be disturbed.
     """
 
     def __init__(self, look: Callable[[], None]) -> None:
@@ -87,18 +88,18 @@ class Afterwards:
         self._scopes: set[Scope] = set()
 
     def begin(self, scope: "Scope") -> None:
-        """For this scope, too."""
+        """Adds this scope."""
         self._scopes.add(scope)
         _native.torch_call_afterwards(self._look_undisturbed)
 
     def end(self, scope: "Scope") -> None:
-        """Not for this scope any more, if it was."""
+        """Removes this scope, if it was added."""
         self._scopes.discard(scope)
         if not self._scopes:
             _native.torch_call_afterwards(None)
 
     def forget(self) -> None:
-        """In a fork: for none of the scopes, which are the parent's."""
+        """In a fork: removes all scopes, which are the parent's."""
         self._scopes.clear()
 
     def _look_undisturbed(self) -> None:
@@ -109,7 +110,7 @@ class Afterwards:
 
 @atexit.register
 def _end_with_python() -> None:
-    # Threads that are not Python's go on, and a scope may never have been left.
+    # Threads that are not Python's go on, and a scope may still be open.
     _native.torch_call_afterwards(None)
 
 
@@ -122,7 +123,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Nothing looks afterwards in this thread meanwhile: for what begins and ends pools, or takes locks."""
+    """Suppresses checks in this thread, for code that begins and ends pools or takes locks."""
     _thread.undisturbed += 1
     try:
         yield
@@ -131,17 +132,17 @@ def undisturbed() -> Iterator[None]:
 
 
 def is_main_thread() -> bool:
-    """Whether looking afterwards is possible in this thread."""
+    """Whether this thread can check after requests."""
     return threading.current_thread() is threading.main_thread()
 
 
-def has_room(limit_bytes: int, mapped_bytes: int, free_bytes: int) -> bool:
-    """Whether what is mapped leaves so much that nothing has to be given back before an operation."""
+def has_headroom(limit_bytes: int, mapped_bytes: int, free_bytes: int) -> bool:
+    """Whether so much is free that nothing has to be released before an operation."""
     return min(limit_bytes - mapped_bytes, free_bytes) >= mapped_bytes // 4 + SPARE_BYTES
 
 
 def counts_modes() -> bool:
-    """Whether this PyTorch tells how many dispatch modes a thread is in."""
+    """Whether this PyTorch reports how many dispatch modes a thread is in."""
     return hasattr(torch._C, "_len_torch_dispatch_stack")
 
 
@@ -151,7 +152,7 @@ def modes() -> int:
 
 
 def explain(error: BaseException) -> None:
-    """Adds to an error of PyTorch's what the arena has said."""
+    """Adds the arena's message to an error of PyTorch's."""
     refusal = _native.torch_refusal()
     if refusal is None:
         return

@@ -1,20 +1,20 @@
-"""vLLM's sleep mode and its offloaded weights with Poorwill, as a plugin: nothing has to be imported or
-patched by hand.
+"""A vLLM plugin: sleep mode and offloaded weights with Poorwill, without imports or patches by hand.
 
-vLLM finds `register` by its entry point and calls it in every process of an engine. Where vLLM has a
-registry of sleep-mode backends (0.25 and later), `--enable-sleep-mode --sleep-mode-backend poorwill` chooses
-it; before that, `--enable-sleep-mode` with `POORWILL_SLEEP_MODE=1` in the environment. Whoever chooses
-neither has vLLM as it is.
+vLLM finds `register` by its entry point and calls it in every process of an engine. vLLM 0.25 and later has
+a registry of sleep-mode backends: `--enable-sleep-mode --sleep-mode-backend poorwill`. Earlier ones take
+`--enable-sleep-mode` with `POORWILL_SLEEP_MODE=1` in the environment. Without either, vLLM is unchanged.
 
-How the parts fit: the engine's configuration gets our worker in the place of vLLM's (`_platform`), and the
-worker an allocator in the place of `CuMemAllocator` (`worker`, `allocator`). What only the engine's core or
-its frontend can do (refusing what cannot be done, taking a failed sleep back, saying that the weights are not
-there yet, metrics) is hooked where those are defined (`_engine`, `_frontend`, `_metrics`). What is hooked was
-held against what we need of it before (`_versions`).
+How the parts fit:
 
-With `POORWILL_OFFLOAD=1`, whether or not the engine sleeps, weights that vLLM offloads are in host memory of
-Poorwill's (`_offload`, and the offloaders in `_offload_uva` and `_offload_prefetch`). With
-`POORWILL_TRITON=1`, in the same way, kernels are tuned within the GPU's shared memory (`_triton`).
+- `_platform` puts our worker into the engine's configuration, and `worker` replaces `CuMemAllocator` by
+  `allocator`.
+- `_engine`, `_frontend` and `_metrics` hook the engine's core and frontend. They refuse what cannot work,
+  undo a failed sleep, report missing weights, and export metrics.
+- `_versions` first checks that this vLLM has what the hooks need.
+
+With `POORWILL_OFFLOAD=1`, weights that vLLM offloads are in Poorwill's host memory (`_offload`,
+`_offload_uva`, `_offload_prefetch`). With `POORWILL_TRITON=1`, kernels are tuned within the GPU's shared
+memory (`_triton`). Both work with and without sleep mode.
 """
 
 from poorwill.vllm import _environment, _hooks
@@ -23,9 +23,9 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """What vLLM calls, at least once in every process: cheap, and the same as called once.
+    """Installs the hooks. vLLM calls it at least once in every process; repeating it does nothing.
 
-    Imports neither vLLM nor PyTorch: what is hooked is hooked when vLLM imports it.
+    Imports neither vLLM nor PyTorch: a hook acts when vLLM imports its module.
     """
     for hook in _hooks.HOOKS:
         hook.wait()

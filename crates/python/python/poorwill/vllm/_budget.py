@@ -1,9 +1,9 @@
-"""An engine's share of its GPU, as Poorwill finds it, in the place of what vLLM measures.
+"""An engine's share of its GPU, from Poorwill's budget instead of vLLM's measurement.
 
-vLLM takes the card's total for what there is, and counts as foreign whatever PyTorch has not reserved. On a
-slice the total is another one, and what our pools have given back behind PyTorch's back still counts as
-reserved. Both are put right in the snapshots that vLLM takes, so that its own arithmetic comes out right; on
-a whole card nothing changes. What cannot fit is refused before the engine is profiled, with figures.
+vLLM takes the card's total, and counts all that PyTorch has not reserved as foreign. A slice has another
+total, and memory that our pools released still counts as reserved. Both are corrected in vLLM's snapshots,
+so that its own arithmetic is right; a whole card needs no correction. A configuration that cannot fit is
+refused with figures before the engine is profiled.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 
 def install(memory_module: Any) -> None:
-    """Hooks `vllm.utils.mem_utils` of this process, for good: its snapshots are right for every engine."""
+    """Corrects the snapshots of `vllm.utils.mem_utils` in this process, for every engine."""
     snapshot = memory_module.MemorySnapshot
     if getattr(snapshot.measure, "__poorwill__", False):
         return
@@ -37,9 +37,9 @@ def install(memory_module: Any) -> None:
 
 @contextlib.contextmanager
 def capped(worker_module: Any, cap: str | None) -> Iterator[None]:
-    """Has `vllm.v1.worker.gpu_worker` request the user's cap, if there is one.
+    """Makes `vllm.v1.worker.gpu_worker` request the user's cap, if there is one.
 
-    Only while our worker takes its GPU: the next engine of the process may sleep with something else.
+    Only while our worker opens its GPU: the next engine of the process may use another backend.
     """
     if cap is None:
         yield
@@ -58,7 +58,7 @@ def capped(worker_module: Any, cap: str | None) -> Iterator[None]:
 
 
 def correct(snapshot: Any) -> None:
-    """Puts the total, the free memory and PyTorch's part in a snapshot of vLLM's right."""
+    """Corrects the total, the free memory and PyTorch's part in a snapshot of vLLM's."""
     device = f"cuda:{snapshot.device_.index}"
     budget = _native.budget(device)
     if budget.total_bytes is not None:
@@ -71,9 +71,7 @@ def correct(snapshot: Any) -> None:
 
 
 def unmapped_bytes(ordinal: int) -> int:
-    """What PyTorch counts as reserved on a GPU though it was given back: the parts of our segments that are
-    not mapped.
-    """
+    """Bytes that PyTorch counts as reserved on a GPU although they are not mapped any more."""
     ours = sum(
         segment["total_size"]
         for segment in snapshot_segments()
@@ -84,8 +82,9 @@ def unmapped_bytes(ordinal: int) -> int:
 
 
 def _requested(snapshot: Any, cap: str, external_bytes: int = 0) -> int:
-    """What an engine may use under the user's cap, which stands for vLLM's share of the total: without the
-    weights that another process holds for it.
+    """What an engine may use under the user's cap, in the place of vLLM's share of the total.
+
+    Weights that another process holds for it are subtracted.
     """
     device = f"cuda:{snapshot.device_.index}"
     budget_bytes = int(_native.budget(device, cap).budget_bytes)
@@ -114,9 +113,9 @@ class Envelope:
         self.free_at_start_bytes = int(worker.init_snapshot.free_memory)
         self.cap = cap
         given_bytes = int(worker.cache_config.kv_cache_memory_bytes or 0)
-        # vLLM lets the user say how large the KV cache is, and then keeps to nothing else. A cap is kept to.
+        # With a given KV cache size vLLM enforces no other bound. A cap is still enforced.
         self.is_bounding = cap is not None or not given_bytes
-        # With a cap the size that was given has to fit in it, and without one in nothing.
+        # A given size has to fit in the cap.
         self._cache_bytes = given_bytes if cap is not None else 0
         if self._cache_bytes >= self.requested_bytes:
             self._refuse_cache("leaves nothing for weights")
@@ -128,7 +127,7 @@ class Envelope:
         return min(self.requested_bytes, _native.budget(self.device).unclaimed_bytes)
 
     def used_bytes(self, snapshot: Any) -> int:
-        """What has been used since the beginning."""
+        """Bytes used since the first snapshot."""
         return self.free_at_start_bytes - int(snapshot.free_memory)
 
     def refuse_full(self, snapshot: Any, hint: str) -> None:
@@ -141,8 +140,9 @@ class Envelope:
             )
 
     def refuse_cache_beside(self, snapshot: Any, what: str, graphs_bytes: int) -> None:
-        """Raises BudgetError if the KV cache whose size was given does not fit beside what is used, and what
-        CUDA graphs take at least.
+        """Raises BudgetError if a KV cache of the given size does not fit beside what is used.
+
+        CUDA graphs are counted with their minimum.
         """
         used = self.used_bytes(snapshot)
         if self._cache_bytes and used + self._cache_bytes + graphs_bytes > self.requested_bytes:
@@ -169,19 +169,19 @@ class Envelope:
             )
 
     def ran_out(self, what: str, snapshot: Any, hint: str, error: BaseException) -> BudgetError:
-        """What to raise in the place of an error of PyTorch's that there is no memory."""
+        """A BudgetError for an out-of-memory error of PyTorch's."""
         return BudgetError(
             f"{what} ran out of memory: of the {gib(self.requested_bytes)} that the engine may use of "
             f"{self.device} {gib(self.used_bytes(snapshot))} are in use: {hint} ({error})"
         )
 
     def allowance(self) -> str:
-        """What the engine is allowed and by what, as the beginning of a sentence."""
+        """The allowance and its source, as the beginning of a sentence."""
         by = "--gpu-memory-utilization" if self.cap is None else f"{_environment.BUDGET}={self.cap}"
         return f"{by} allows the engine {gib(self.requested_bytes)} of {self.device}"
 
     def refused(self, error: BaseException, hint: str) -> BudgetError:
-        """What to raise in the place of PyTorch's error where loading has met the envelope's end."""
+        """A BudgetError for PyTorch's error where loading exceeded the budget."""
         why = " ".join([str(error), *getattr(error, "__notes__", ())])
         return BudgetError(
             f"the weights do not fit in the {gib(self.requested_bytes)} that the engine may use of "
@@ -189,7 +189,7 @@ class Envelope:
         )
 
     def refuse_what_cannot_fit(self, what: str, needed_bytes: int, snapshot: Any, hint: str) -> None:
-        """Raises BudgetError if so much does not fit beside what is used."""
+        """Raises BudgetError if `needed_bytes` do not fit beside what is used."""
         if not self.is_bounding:
             return
         used = self.used_bytes(snapshot)

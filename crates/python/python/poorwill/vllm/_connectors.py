@@ -1,13 +1,13 @@
-"""KV connectors beside an engine that sleeps: which may be there, and what they have to let go of.
+"""KV connectors of an engine that sleeps: which are allowed, and what they must release.
 
-A connector that has a network card or another process use the KV cache's memory holds its pages. A sleep
-would not give them back, and after the wake, with others at the same addresses, the old ones would be read
-and written. So such a connector is refused (`problem`), but where vLLM has it unregister before a sleep and
-register again after the wake (0.33). Then that happens on every way into sleep and back, also where vLLM's
-own methods are not called (`unregister`, `announce`).
+A connector that registers the KV cache with a network card or another process pins its pages. A sleep would
+not release them. After the wake, with other pages at the same addresses, the old ones would be accessed. So
+such a connector is refused (`problem`), unless vLLM unregisters it before a sleep and registers it after the
+wake (0.33). Then that happens on every path into sleep and back, also where vLLM's own methods are not
+called (`unregister`, `announce`).
 
-What a connector is said to do here was read in the sources of vLLM 0.20 to 0.33. One that is not known counts
-as one that registers.
+The behaviour of connectors is from the sources of vLLM 0.20 to 0.33. An unknown one counts as one that
+registers.
 """
 
 import importlib
@@ -21,9 +21,9 @@ from poorwill.vllm import _versions
 from poorwill.vllm._versions import Version
 
 UNREGISTERS: Version = (0, 33, 0)
-"""The first vLLM that has connectors unregister for a sleep, and asks them whether they can."""
+"""First vLLM that unregisters connectors for a sleep, and asks whether they can."""
 RESETS: Version = (0, 23, 0)
-"""The first that tells a connector at a sleep that the cache is dropped."""
+"""First vLLM that tells a connector that a sleep drops the cache."""
 
 COPYING = frozenset(
     {
@@ -31,10 +31,10 @@ COPYING = frozenset(
         *("P2pNcclConnector", "HF3FSKVConnector"),
     }
 )
-"""Those that copy out of the KV cache and into it while the engine computes, and hold addresses at most."""
+"""Connectors that copy to and from the KV cache during a step. They hold addresses at most."""
 
 OFFLOADING = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
-"""Those that do so with copies that are due in a later step, and with what they have copied before."""
+"""The same with copies that run in a later step, and with what was copied before."""
 
 BY_NETWORK = frozenset(
     {
@@ -42,7 +42,7 @@ BY_NETWORK = frozenset(
         *("MooncakeConnector", "MooncakeStoreConnector", "MoRIIOConnector"),
     }
 )
-"""Those that register the KV cache with a network card. In 0.33 each says whether it can let go."""
+"""Connectors that register the KV cache with a network card. In 0.33 each says whether it can unregister."""
 
 _MAPPED = "has another process map the KV cache, so that a sleep would not give its memory back"
 UNTOLD = {
@@ -50,18 +50,17 @@ UNTOLD = {
     "FlexKVConnectorV1": _MAPPED,
     "LMCacheConnectorV1": "may register memory, as LMCache's own settings say, and is told of no sleep",
 }
-"""Those that no vLLM has let go, and why they would have to."""
+"""Connectors that no vLLM unregisters, with the reason why they would have to."""
 
 SEVERAL = "MultiConnector"
 
-# What vLLM makes of --kv-offloading-backend once it has asked us. By version and setting it takes others of
-# the same kinds.
+# What vLLM makes of --kv-offloading-backend after asking us. The choice depends on version and settings.
 _BY_BACKEND = {"native": "OffloadingConnector", "lmcache": "LMCacheConnectorV1"}
 
 
 @dataclass(frozen=True)
 class _Connector:
-    """What of its configuration tells which it is, by vLLM's names."""
+    """The identifying part of its configuration, by vLLM's names."""
 
     kv_connector: str
     kv_connector_module_path: str | None = None
@@ -69,7 +68,7 @@ class _Connector:
 
 
 def problem(vllm_config: Any) -> str | None:
-    """Why an engine of this configuration cannot sleep for its KV connector, and what to do; if it cannot."""
+    """Why this configuration cannot sleep because of its KV connector, and what to do; None if it can."""
     release = _versions.known(_versions.running())
     for connector in _chosen(vllm_config):
         if objection := _objection(connector, release):
@@ -82,8 +81,9 @@ def problem(vllm_config: Any) -> str | None:
 
 
 def unregister(gpu_worker: ModuleType) -> None:
-    """Has this process's connector let go of the KV cache, where vLLM has it do so before a sleep. A second
-    time it does nothing.
+    """Unregisters the KV cache from this process's connector, where vLLM does so before a sleep.
+
+    Repeating it does nothing.
     """
     connector = _running(gpu_worker)
     if connector is not None and hasattr(connector, "unregister_kv_caches"):
@@ -91,16 +91,16 @@ def unregister(gpu_worker: ModuleType) -> None:
 
 
 def announce(core: Any) -> None:
-    """Has the engine's core tell peers what the ranks have registered at a wake, as vLLM's own wake does."""
+    """Makes the engine's core tell peers what the ranks registered at a wake, as vLLM's own wake does."""
     announce_again = getattr(core, "_set_kv_connector_handshake_metadata", None)
     if announce_again is not None:
         announce_again()
 
 
 def pool_problem(gpu_worker: ModuleType) -> str | None:
-    """Why the KV cache would not sleep, if this process's connector allocates it in a pool of its own."""
+    """Why the KV cache would not sleep: this process's connector allocates it in its own pool."""
     connector = _running(gpu_worker)
-    # Since 0.31; before that nobody asks for one.
+    # Since 0.31.
     if connector is None or not hasattr(connector, "get_mem_pool_context"):
         return None
     if connector.get_mem_pool_context() is None:
@@ -126,7 +126,7 @@ def _chosen(vllm_config: Any) -> Iterator[_Connector]:
 
 
 def _single(connector: _Connector) -> Iterator[_Connector]:
-    """It, or those that it passes everything on to."""
+    """The connector, or those that it delegates to."""
     if connector.kv_connector != SEVERAL or connector.kv_connector_module_path:
         yield connector
         return
@@ -136,7 +136,7 @@ def _single(connector: _Connector) -> Iterator[_Connector]:
 
 
 def _objection(connector: _Connector, release: Version) -> tuple[str, str] | None:
-    """What speaks against it, and what would help beside taking another."""
+    """The objection, and a remedy besides another connector."""
     name = None if connector.kv_connector_module_path else connector.kv_connector
     if name in COPYING:
         return None
@@ -154,7 +154,7 @@ def _objection(connector: _Connector, release: Version) -> tuple[str, str] | Non
         said = registers if name in BY_NETWORK else "is not known to be one that registers nothing"
         return f"{said}, and this vLLM does not have it unregister for a sleep", "take vLLM 0.33, "
     if name in BY_NETWORK or _speaks_for_itself(connector):
-        # vLLM asks it, and refuses what cannot.
+        # vLLM asks it, and refuses one that cannot.
         return None
     return (
         "says nothing of sleeping, and is not known to be one that registers nothing",
@@ -164,7 +164,7 @@ def _objection(connector: _Connector, release: Version) -> tuple[str, str] | Non
 
 
 def _speaks_for_itself(connector: _Connector) -> bool:
-    """Whether its class says that it can sleep, or what it does then."""
+    """Whether its class says that it can sleep, or what it then does."""
     package = "vllm.distributed.kv_transfer.kv_connector"
     factory: Any = importlib.import_module(f"{package}.factory")
     base: Any = importlib.import_module(f"{package}.v1.base")

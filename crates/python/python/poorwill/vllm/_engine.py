@@ -1,8 +1,7 @@
-"""Hooks on vLLM's EngineCore: a sleep that fails leaves the engine awake, and nothing runs on memory without
-weights.
+"""Hooks on vLLM's EngineCore: a failed sleep leaves the engine awake, and nothing runs without weights.
 
-They act where poorwill's worker is in use. vLLM's own methods still do the work; a hook looks before and
-behind them.
+They act only with poorwill's worker. vLLM's own methods still do the work; a hook checks before and after
+them.
 """
 
 import functools
@@ -19,19 +18,19 @@ from poorwill.vllm._platform import WORKER, is_active
 __all__ = ["NotReadyError", "attempt", "install_core"]
 
 TAGS = ("weights", "kv_cache")
-"""What vLLM lets sleep and wake on its own."""
+"""Tags that vLLM can put to sleep and wake on its own."""
 
 LEVELS = (0, 1, 2)
 
 RESTORING = frozenset(
     {"reload_weights", "update_weights", "finish_weight_update", "poorwill_mark_restored", "poorwill_prepare"}
 )
-"""Methods of the worker behind which the state of the memory may be another."""
+"""Methods of the worker that may change the state of the memory."""
 
 _SCHEDULING = "scheduling"
 
-# What is asked so that each rank answers, also with an error. vLLM's own way stops reading at the first rank
-# that fails, and from then on takes the answers of the others for those of the next call.
+# Calls for which each rank answers, also with an error. vLLM's own way stops at the first rank that fails. It
+# then takes the other ranks' answers for those of the next call.
 _ANSWERED = RESTORING | {"sleep", "wake_up", "discard", "poorwill_status", "poorwill_drop_backups"}
 
 _ALL_WAKE = "call wake_up, in which all data parallel ranks take part"
@@ -47,7 +46,7 @@ class NotReadyError(PoorwillError):
 
 
 def check_level(level: object) -> None:
-    """Refuses what is no sleep level."""
+    """Raises for anything that is no sleep level."""
     if isinstance(level, bool) or level not in LEVELS:
         raise ValueError(
             f"sleep: level is {level!r}; it is 0 (only the scheduler pauses), 1 (the weights go to the host) "
@@ -56,7 +55,7 @@ def check_level(level: object) -> None:
 
 
 def check_tags(tags: Iterable[object] | None) -> None:
-    """Refuses tags that nothing sleeps under."""
+    """Raises for tags that nothing sleeps under."""
     known = (*TAGS, _SCHEDULING)
     for tag in tags or ():
         if tag not in known:
@@ -66,7 +65,7 @@ def check_tags(tags: Iterable[object] | None) -> None:
 
 
 def replace(of: type, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Puts a hook in the place of a method of vLLM's. A second time it does nothing."""
+    """Replaces a method of vLLM's by a hook. Repeating it does nothing."""
     stock = vars(of).get(name)
     if stock is None:
         raise PoorwillError(
@@ -80,7 +79,7 @@ def replace(of: type, name: str, make: Callable[[Any], Callable[..., Any]]) -> N
 
 
 def attempt(worker: Any, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Calls a method of a worker, in the worker's process; an error is an answer, too."""
+    """Calls a worker's method in the worker's process; an error is an answer, too."""
     try:
         return {"value": getattr(worker, method)(*args, **kwargs), "error": None}
     except Exception as error:
@@ -92,10 +91,10 @@ def attempt(worker: Any, method: str, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _sentence(undefined: Sequence[str], unwritten: Sequence[dict[str, Any]]) -> str:
-    """Why the engine is not ready; `unwritten` is what ranks say of weights of theirs that are missing."""
+    """Why the engine is not ready; `unwritten` lists the missing weights of each rank."""
     dropped = " and ".join(undefined)
     said = f"the {dropped} were dropped by a level 2 sleep and have not been written again since"
-    most = max(unwritten, key=lambda told: int(told["tensors"]), default=None)
+    most = max(unwritten, key=lambda missing: int(missing["tensors"]), default=None)
     if most is not None and not most["tensors"]:
         if most["is_updating"]:
             return f"{said}: an update of them has begun and not ended; call finish_weight_update"
@@ -122,7 +121,7 @@ def _list(tags: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class _Before:
-    """What an engine was before a sleep, for the way back."""
+    """State of an engine before a sleep, to restore after a failure."""
 
     asleep: frozenset[str]
     is_paused: bool
@@ -130,7 +129,7 @@ class _Before:
 
 
 class _Engine:
-    """What the hooks know about one EngineCore, and do with it."""
+    """State and actions of the hooks on one EngineCore."""
 
     def __init__(self, core: Any) -> None:
         self.core = core
@@ -139,11 +138,11 @@ class _Engine:
         self.level: int | None = None
         """The level at which the weights sleep."""
         self.not_ready: str | None = None
-        """Why nothing may be computed although the memory is awake, by what the ranks said last."""
+        """Why nothing may be computed although the memory is awake, from the ranks' last report."""
         self.is_resuming = False
         self._draining: tuple[int, Future[Any]] | None = None
         self._is_waking = False
-        # Whether only the missing weights keep the scheduler from running.
+        # Whether only the missing weights hold the scheduler.
         self._is_held = False
         self._was_committed = False
         self._events: dict[Any, list[Any]] = {}
@@ -154,18 +153,18 @@ class _Engine:
 
     @property
     def asleep(self) -> frozenset[str]:
-        """The tags that the executor holds for asleep."""
+        """The tags that the executor believes to be asleep."""
         return frozenset(self.executor.sleeping_tags)
 
     @property
     def is_short(self) -> bool:
-        """Whether weights were missing when it was looked last, or the scheduler stands still for that."""
+        """Whether weights were missing at the last check, or hold the scheduler."""
         return self.not_ready is not None or self._is_held
 
     # Sleeping
 
     def sleep(self, stock: Callable[..., Any], level: int, mode: str) -> Any:
-        """Pauses, drains and sleeps, or leaves the engine as it was and says why."""
+        """Pauses, drains and sleeps. On failure it restores the engine and says why."""
         if self._draining is not None and self._draining[0] == level:
             return self._draining[1]
         if not self._has_to_sleep(level):
@@ -184,7 +183,7 @@ class _Engine:
         return result
 
     def _has_to_sleep(self, level: int) -> bool:
-        """What speaks against a sleep before anything is touched; and whether there is anything to do."""
+        """Raises for a sleep that cannot work, before any change; returns whether there is anything to do."""
         check_level(level)
         if self._draining is not None:
             raise PoorwillError(
@@ -202,7 +201,7 @@ class _Engine:
         return asleep != set(TAGS)
 
     def _commit_sleep(self) -> None:
-        """The last look before the ranks give memory away."""
+        """The last check before the ranks release memory."""
         if not self.core.is_scheduler_paused():
             raise PoorwillError(
                 "sleep: given up, because the engine was resumed while its requests were finishing"
@@ -235,7 +234,7 @@ class _Engine:
         self._is_held = False
 
     def _go_back(self, error: Exception, level: int, before: _Before) -> NoReturn:
-        """After a sleep that failed: wakes what sleeps, goes on if that is safe, and says what is."""
+        """After a failed sleep: wakes what sleeps, resumes if that is safe, and raises with the state."""
         paused = self.core.is_scheduler_paused() and not before.is_paused
         if not self._was_committed:
             self._is_held = before.is_held
@@ -247,12 +246,12 @@ class _Engine:
                 ) from error
             self._resume()
             raise error
-        asleep, doubt = self._wake_again(before)
+        asleep, reason = self._wake_again(before)
         self._hold_for_asleep(asleep | before.asleep)
         if asleep:
             self.level = level
             raise PoorwillError(
-                f"{error}; {_list(asleep)} could not be woken again{doubt}, so the engine counts as asleep "
+                f"{error}; {_list(asleep)} could not be woken again{reason}, so the engine counts as asleep "
                 f"at level {level}: call wake_up to try again"
             ) from error
         if self.not_ready is not None:
@@ -268,33 +267,31 @@ class _Engine:
         raise PoorwillError(f"{error}; all ranks are awake again and the engine serves") from error
 
     def _wake_again(self, before: _Before) -> tuple[frozenset[str], str]:
-        """Wakes what was awake before a sleep. What sleeps nevertheless, and why."""
+        """Wakes what was awake before a sleep. Returns what sleeps nevertheless, and why."""
         tags = [tag for tag in TAGS if tag not in before.asleep]
-        doubt = ""
+        reason = ""
         try:
             self._ask("wake_up", kwargs={"tags": tags if before.asleep else None})
         except Exception as error:
-            doubt = f" ({error})"
+            reason = f" ({error})"
         try:
             asleep = self._sleeping(self.look()) - before.asleep
             if "kv_cache" in tags and "kv_cache" not in asleep:
                 _connectors.announce(self.core)
         except Exception as error:
-            return frozenset(tags), doubt or f" ({error})"
-        return asleep, doubt
+            return frozenset(tags), reason or f" ({error})"
+        return asleep, reason
 
     def _goes_on(self) -> bool:
-        # With data parallel ranks the schedulers run together: one that goes on alone would wait for the
-        # others before its client has an answer (from 0.21 on), or have them compute asleep.
+        # Data parallel schedulers run together. One that resumes alone would wait for the others before its
+        # client has an answer (from 0.21 on), or make them compute while asleep.
         return getattr(self.core, "dp_group", None) is None
 
     def _resume(self) -> None:
         self.core.resume_scheduler()
 
     def _sleep(self, level: int = 1) -> Any:
-        """Stands in front of the executor's own, which has no sleep for what is half awake. The ranks leave
-        alone what sleeps.
-        """
+        """Replaces the executor's sleep, which cannot sleep when half awake. The ranks skip what sleeps."""
         asleep = self.asleep
         self._hold_for_asleep(frozenset())
         try:
@@ -309,10 +306,10 @@ class _Engine:
     # Waking
 
     def wake_up(self, stock: Callable[..., Any], tags: Sequence[str] | None) -> Any:
-        """Wakes what is named. The scheduler goes on once nothing sleeps and nothing is undefined."""
+        """Wakes the named tags. The scheduler resumes once nothing sleeps or is undefined."""
         check_tags(tags)
         if tags is not None:
-            # vLLM wakes nothing at all if one of the tags is awake already.
+            # vLLM wakes nothing if one of the tags is awake already.
             tags = [tag for tag in dict.fromkeys(tags) if tag == _SCHEDULING or tag in self.asleep]
         self._is_waking = True
         try:
@@ -333,7 +330,7 @@ class _Engine:
         return "the memory is awake, but the scheduler is paused"
 
     def resume(self, stock: Callable[[], Any]) -> Any:
-        """Lets the scheduler run, if the memory has what it computes with."""
+        """Resumes the scheduler if the memory has what it computes with."""
         if not self._may_run():
             return None
         self.is_resuming = True
@@ -345,7 +342,7 @@ class _Engine:
         return result
 
     def pause(self) -> None:
-        """Whoever pauses the scheduler is who lets it run again."""
+        """A pause by the user also ends only by the user."""
         self._is_held = False
 
     def _may_run(self) -> bool:
@@ -362,12 +359,12 @@ class _Engine:
         return True
 
     def _is_whole(self) -> bool:
-        """After a wake of all tags: whether the ranks have them, and what was in them."""
+        """After a wake of all tags: whether the ranks have them with their bytes."""
         asleep = self._sleeping(self.look())
         if asleep:
             self._hold_for_asleep(asleep)
             raise PoorwillError(f"wake_up: {_list(asleep)} still sleep on some rank")
-        # Of data parallel ranks another may miss weights that this one has.
+        # Another data parallel rank may miss weights that this one has.
         may_wait = self._is_held or self.level == 2
         self._is_held = self.not_ready is not None or (may_wait and not self._goes_on())
         return not self._is_held
@@ -375,7 +372,7 @@ class _Engine:
     # Ranks
 
     def look(self) -> list[dict[str, Any]]:
-        """Asks the ranks what they have. Their events are kept for the next frontend that asks."""
+        """Asks the ranks for their status. Keeps their events for the next frontend."""
         statuses: list[dict[str, Any]] = self._ask("poorwill_status")
         self.keep_events(statuses)
         undefined, unwritten = set(), []
@@ -388,20 +385,20 @@ class _Engine:
         return statuses
 
     def keep_events(self, statuses: list[dict[str, Any]]) -> None:
-        """What has happened is for the next frontend that asks."""
+        """Keeps events for the next frontend that asks."""
         for status in statuses:
             self._events.setdefault(status["rank"], []).extend(status["events"])
 
     @staticmethod
     def _sleeping(statuses: list[dict[str, Any]]) -> frozenset[str]:
-        """What sleeps, in tags that vLLM can wake."""
-        told = {tag for status in statuses for tag in status["sleeping"]}
-        return frozenset(told if told <= set(TAGS) else TAGS)
+        """The tags that sleep and that vLLM can wake."""
+        sleeping = {tag for status in statuses for tag in status["sleeping"]}
+        return frozenset(sleeping if sleeping <= set(TAGS) else TAGS)
 
     def look_again(self) -> None:
-        """After what may have written the weights: the scheduler goes on if only they were missing."""
+        """After a call that may have written weights: resumes the scheduler if only they were missing."""
         self.look()
-        # Data parallel ranks meet in that: their frontend lets all of them go on, once all are ready.
+        # Data parallel ranks resume together: their frontend resumes all once all are ready.
         if self._goes_on():
             self.go_on()
 
@@ -414,16 +411,19 @@ class _Engine:
         return self.not_ready
 
     def go_on(self) -> None:
-        """Lets the scheduler run if it stands still for weights that are there by now: once for each time it
-        was held, whoever asks, since data parallel ranks meet in it.
+        """Resumes the scheduler if it was held for weights that are there now.
+
+        Once for each hold, whichever frontend asks, since data parallel ranks meet in it.
         """
         if self._is_held and self.not_ready is None and not self.executor.is_sleeping:
             self._is_held = False
             self._resume()
 
     def status(self) -> dict[str, Any]:
-        """What the ranks have, and what has happened since a frontend asked last. `is_held` asks the frontend
-        to let the scheduler run as soon as all its engines are ready, which go on together.
+        """The ranks' memory, and the events since a frontend asked last.
+
+        `is_held` asks the frontend to resume the scheduler once all its engines are ready, since they resume
+        together.
         """
         ranks = self.look()
         if self._goes_on():
@@ -446,7 +446,7 @@ class _Engine:
         *others: Any,
         **options: Any,
     ) -> Any:
-        """Stands in front of the executor's own."""
+        """Replaces the executor's own."""
         if others or options or not isinstance(method, str) or not self._is_answered(method):
             return self._stock_rpc(method, timeout, args, kwargs, *others, **options)
         if method == "sleep":
@@ -463,27 +463,27 @@ class _Engine:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """What each rank returns; or one error of all that failed."""
+        """The result of each rank, or one error of all that failed."""
         answers = self._stock_rpc(attempt, timeout, (method, tuple(args), kwargs or {}), None)
         errors = {rank: answer["error"] for rank, answer in enumerate(answers) if answer["error"] is not None}
         if errors:
             if len(answers) == 1:
                 raise PoorwillError(errors[0])
-            told = "; ".join(f"rank {rank}: {words}" for rank, words in errors.items())
-            raise PoorwillError(f"{method}: {len(errors)} of {len(answers)} ranks failed: {told}")
+            failures = "; ".join(f"rank {rank}: {words}" for rank, words in errors.items())
+            raise PoorwillError(f"{method}: {len(errors)} of {len(answers)} ranks failed: {failures}")
         return [answer["value"] for answer in answers]
 
     # Requests
 
     def refuses(self, request: Any) -> bool:
-        """Whether a request would be computed with weights that are not there."""
+        """Whether a request would be computed with missing weights."""
         if self.not_ready is None or self.vllm.is_aborted(request):
             return False
-        # What adds to a request that was there before the sleep waits with it.
+        # A request that continues one from before the sleep waits with it.
         return not self.vllm.is_known(self.core.scheduler, request)
 
     def refuse(self, module: Any, stock: Callable[..., Any], request: Any, wave: int) -> None:
-        """Answers a request with the reason. In a process of its own nothing may be raised: it would end."""
+        """Answers a request with the reason. In a process of its own an exception would end the core."""
         assert self.not_ready is not None
         core = self.core
         if not hasattr(core, "output_queue"):
@@ -503,8 +503,9 @@ def _engine_of(core: Any) -> _Engine | None:
 
 
 def install_core(module: Any, vllm: _generations.Generation | None = None) -> None:
-    """Puts the hooks on the EngineCore classes of `vllm.v1.engine.core`; of this process's vLLM, if it is not
-    said of which.
+    """Installs the hooks on the EngineCore classes of `vllm.v1.engine.core`.
+
+    `vllm` is the adapter; None is that of this process's vLLM.
     """
     base = module.EngineCore
     base.poorwill_vllm = vllm = vllm or _generations.chosen()
@@ -515,7 +516,7 @@ def install_core(module: Any, vllm: _generations.Generation | None = None) -> No
     if vllm.releases_cache:
         replace(base, "release_kv_cache_memory", _release_kv_cache_memory)
     for of in list(vars(module).values()):
-        # Each class that has its own, since they do something before they ask the class above.
+        # Each class with its own method, since they act before they call the parent's.
         for name, make in (("resume_scheduler", _resume_scheduler), ("pause_scheduler", _pause_scheduler)):
             if isinstance(of, type) and issubclass(of, base) and name in vars(of):
                 replace(of, name, make)
@@ -546,7 +547,7 @@ def _wake_up(stock: Any) -> Callable[..., Any]:
 
 def _release_kv_cache_memory(stock: Any) -> Callable[..., Any]:
     def release_kv_cache_memory(self: Any) -> Any:
-        # From here on the ranks are asked so that each answers.
+        # From here on each rank answers.
         _engine_of(self)
         return stock(self)
 
@@ -585,9 +586,9 @@ def _collective_rpc(stock: Any) -> Callable[..., Any]:
         engine = _engine_of(self)
         result = stock(self, method, timeout, args, kwargs)
         if engine is not None and method == "poorwill_status":
-            # Whoever else asked has taken them, and the metrics want them, too.
+            # The caller has taken the events, and the metrics need them, too.
             engine.keep_events(result)
-        # What has another name, or none, may write weights just as well.
+        # Any other method may also write weights.
         if engine is not None and engine.is_short:
             engine.look_again()
         return result
@@ -606,7 +607,7 @@ def _add_request(module: Any, stock: Any) -> Callable[..., Any]:
 
 
 def _poorwill_status(self: Any) -> dict[str, Any]:
-    """For frontends: what the ranks have, and what has happened since one asked last."""
+    """For frontends: the ranks' memory, and the events since one asked last."""
     engine = _engine_of(self)
     if engine is None:
         raise PoorwillError(f"poorwill_status: the workers are not poorwill's; worker_cls is not {WORKER}")

@@ -1,4 +1,4 @@
-"""What the environment says to the plugin. Everything has a default; what cannot be read is a ValueError."""
+"""The plugin's settings, from environment variables. Each has a default; a bad value is a ValueError."""
 
 import os
 from collections.abc import Mapping
@@ -22,36 +22,36 @@ TRITON_SHARED_MEMORY = "POORWILL_TRITON_SHARED_MEMORY"
 
 @dataclass(frozen=True)
 class Environment:
-    """The settings, read."""
+    """Every setting of the plugin, parsed."""
 
     sleep_mode: bool = False
-    """Whether sleep mode is Poorwill's where vLLM has no registry of backends."""
+    """Whether sleep mode is Poorwill's; a backend other than vLLM's default is then refused."""
     offload: bool = False
-    """Whether weights that vLLM offloads are kept in Poorwill's host memory."""
+    """Whether weights that vLLM offloads are in Poorwill's host memory."""
     budget: str | None = None
-    """What one engine may use of its GPU: bytes, or a share; in the place of `--gpu-memory-utilization`."""
+    """What one engine may use of its GPU, in bytes or as a share; replaces `--gpu-memory-utilization`."""
     host_budget_bytes: int | None = None
-    """What backups and offloaded weights may take of host memory, for each GPU."""
+    """Host memory for backups and offloaded weights, for each GPU."""
     pageable: bool = False
-    """Whether backups are left unlocked, in memory that the system may move."""
+    """Whether backups are in pageable instead of page-locked memory."""
     prepare: bool = True
     """Whether the weights are backed up in the background once the engine has started."""
     keep_backups: bool = True
-    """Whether backups stay in host memory after a wake, for the next sleep to copy only what has changed."""
+    """Whether backups stay in host memory after a wake, so that the next sleep copies only what changed."""
     wake_timeout_s: float = 2.0
-    """How long a wake waits for memory that another process is about to give back, in seconds."""
+    """How long a wake waits for memory that another process is about to release."""
     after_level2: Literal["refuse", "serve"] = "refuse"
-    """What becomes of requests after a wake from level 2, until all weights were written."""
+    """Whether requests after a wake from level 2 are refused or served until all weights are written."""
     triton: bool = False
-    """Whether configurations of vLLM's kernels that do not fit the GPU's shared memory are dropped."""
+    """Whether configurations of vLLM's kernels that exceed the GPU's shared memory are dropped."""
     triton_shared_memory_bytes: int | None = None
-    """What counts as the shared memory of a block there, if the GPU has more."""
+    """Upper bound of a thread block's shared memory for that, where the GPU has more."""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
-    """The settings as the environment has them; those of this process if None is given.
+    """Reads the settings from `environ`, or from this process's environment.
 
-    Raises ValueError naming the variable, its value, and what it may be.
+    Raises ValueError with the variable, its value, and the accepted values.
     """
     given = os.environ if environ is None else environ
     default = Environment()
@@ -71,22 +71,22 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
 
 
 def wants_sleep_mode(environ: Mapping[str, str] | None = None) -> bool:
-    """That setting alone, for who has not chosen Poorwill yet."""
+    """`sleep_mode` alone, for engines that may not use Poorwill."""
     return _switch(os.environ if environ is None else environ, SLEEP_MODE, Environment.sleep_mode)
 
 
 def wants_offload(environ: Mapping[str, str] | None = None) -> bool:
-    """The same for weights that are offloaded."""
+    """`offload` alone."""
     return _switch(os.environ if environ is None else environ, OFFLOAD, Environment.offload)
 
 
 def may_want_offload() -> bool:
-    """Whether that is anything but off, read or not: what cannot be read is told where somebody hears it."""
+    """Whether it is set to anything but off, also to an invalid value: that error is raised later."""
     return _is_given(OFFLOAD)
 
 
 def wants_triton(environ: Mapping[str, str] | None = None) -> bool:
-    """The same for kernels whose configurations are pruned."""
+    """`triton` alone."""
     return _switch(os.environ if environ is None else environ, TRITON, Environment.triton)
 
 
@@ -96,7 +96,7 @@ def may_want_triton() -> bool:
 
 
 def triton_shared_memory_bytes(environ: Mapping[str, str] | None = None) -> int | None:
-    """That setting alone."""
+    """`triton_shared_memory_bytes` alone."""
     given = os.environ if environ is None else environ
     text = given.get(TRITON_SHARED_MEMORY, "").strip()
     if text and not _is_size(text):
@@ -174,7 +174,7 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    # Not a number is neither.
+    # Refuses NaN, too.
     if not 0 <= seconds <= 3600:
         raise ValueError(f"{name}={text!r} is no number of seconds from 0 to 3600")
     return seconds

@@ -1,4 +1,4 @@
-"""What has happened to an engine's memory, as plain values that travel between processes."""
+"""Events of an engine's memory, as plain values that can cross processes."""
 
 import contextlib
 import time
@@ -8,11 +8,11 @@ from typing import Any
 from poorwill._native import PrepareReport, SleepError, SleepReport, WakeReport
 
 MOST = 1000
-"""How many are kept for whoever takes them; older ones are lost first."""
+"""Most events kept until they are taken; the oldest are dropped first."""
 
 
 class Event:
-    """One operation, while it is done."""
+    """One operation, in progress."""
 
     def __init__(self, operation: str) -> None:
         self.values: dict[str, Any] = {
@@ -22,6 +22,8 @@ class Event:
             "skipped_bytes": 0,
             "released_bytes": 0,
             "release": None,
+            "unaccounted_bytes": None,
+            # Until the next release: the old name.
             "uncovered_bytes": None,
             "error": None,
             "phases": {},
@@ -34,7 +36,8 @@ class Event:
             "skipped_bytes": report.unchanged_bytes,
             "released_bytes": report.released_bytes,
             "release": report.release,
-            "uncovered_bytes": report.uncovered_bytes,
+            "unaccounted_bytes": report.unaccounted_bytes,
+            "uncovered_bytes": report.unaccounted_bytes,
             "phases": report.phases.as_dict(),
         }
 
@@ -48,18 +51,20 @@ class Event:
 
 
 class Events:
-    """What has happened and was not taken yet, oldest first."""
+    """Events that were not taken yet, oldest first."""
 
     def __init__(self) -> None:
         self._untaken: list[dict[str, Any]] = []
-        self.uncovered_bytes: int | None = None
-        """What this process held of its GPU when it slept last, beyond what sleeps and a bare context: CUDA
-        graphs, workspaces, communicators. None before the first sleep; 0 too where the driver tells of no
-        process."""
+        self.unaccounted_bytes: int | None = None
+        """Device memory of this process beyond the arena and its context at the last sleep, in bytes.
+
+        That is CUDA graphs, workspaces and communicators. None before the first sleep; 0 also where the
+        driver knows no process.
+        """
 
     @contextlib.contextmanager
     def of(self, operation: str) -> Iterator[Event]:
-        """Times the block as one event. What it raises is the event's error."""
+        """Times the block as one event. An exception becomes the event's error."""
         event = Event(operation)
         began = time.perf_counter()
         try:
@@ -74,13 +79,13 @@ class Events:
             self.add(event)
 
     def add(self, event: Event) -> None:
-        """Keeps an event that was timed elsewhere."""
-        if event.values["uncovered_bytes"] is not None:
-            self.uncovered_bytes = event.values["uncovered_bytes"]
+        """Adds an event that was timed elsewhere."""
+        if event.values["unaccounted_bytes"] is not None:
+            self.unaccounted_bytes = event.values["unaccounted_bytes"]
         self._untaken.append(event.values)
         del self._untaken[:-MOST]
 
     def take(self) -> list[dict[str, Any]]:
-        """All that was not taken yet; it is then."""
+        """Takes all events since the last call."""
         taken, self._untaken = self._untaken, []
         return taken

@@ -1,7 +1,7 @@
-"""Hooks on vLLM's AsyncLLM and LLMEngine: an engine without weights answers with a sentence, not gibberish.
+"""Hooks on vLLM's AsyncLLM and LLMEngine: an engine without weights answers with an error, not gibberish.
 
-They act where poorwill's worker is in use. After each operation they ask the engine what it has, for the next
-request and for the metrics. A request costs one look at an attribute as long as the engine is ready.
+They act only with poorwill's worker. After each operation they ask for the engine's state, for the next
+request and for the metrics. While the engine is ready, a request costs one look at an attribute.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ from typing import Any
 from poorwill import PoorwillError
 from poorwill.vllm import _generations, _metrics
 from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, replace
-from poorwill.vllm._lives import outlive, outlive_async
+from poorwill.vllm._liveness import outlive, outlive_async
 from poorwill.vllm._platform import is_active
 
 __all__ = ["install_async", "install_sync"]
 
 _WATCH = "_poorwill"
 
-# How long a health check waits for an engine that is computing or copying, before it goes by what is known.
-_PATIENCE_SECONDS = 1.0
+# How long a health check waits for a busy engine before it answers from the last known state.
+_HEALTH_TIMEOUT_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 def unavailable(sentence: str) -> NotReadyError:
-    """The error that a server answers with HTTP 503 and the sentence; without a server, the plain one."""
-    # Where requests come by HTTP, this has been imported.
+    """The error that a server answers with HTTP 503; without a server, a plain NotReadyError."""
+    # Imported wherever requests arrive by HTTP.
     fastapi = sys.modules.get("fastapi")
     if fastapi is None:
         return NotReadyError(sentence)
@@ -42,41 +42,41 @@ def unavailable(sentence: str) -> NotReadyError:
 @functools.cache
 def _unavailable_type(http_exception: Any) -> Any:
     class UnavailableError(NotReadyError, http_exception):  # type: ignore[misc]
-        """What vLLM's handlers of FastAPI's exceptions turn into an answer."""
+        """An exception that vLLM's FastAPI handlers turn into an answer."""
 
         def __init__(self, sentence: str) -> None:
             http_exception.__init__(self, status_code=HTTPStatus.SERVICE_UNAVAILABLE.value, detail=sentence)
 
         def __str__(self) -> str:
-            # In a stream, this is all that reaches the client.
+            # In a stream only this reaches the client.
             return str(self.detail)
 
     return UnavailableError
 
 
 class _Watch:
-    """What a frontend knows of its engine."""
+    """A frontend's knowledge of its engine."""
 
     def __init__(self) -> None:
         self.not_ready: str | None = None
-        self.is_in_doubt = False
+        self.is_stale = False
         self.is_clear = True
         """Whether requests may pass without another look."""
         self._look: asyncio.Future[None] | None = None
 
-    def doubt(self) -> None:
-        """An operation has ended, and nobody knows how."""
-        self.is_in_doubt = True
+    def invalidate(self) -> None:
+        """An operation ended in an unknown state."""
+        self.is_stale = True
         self.is_clear = False
 
     def know(self, not_ready: str | None) -> None:
-        """What an engine said last."""
+        """Takes an engine's last answer."""
         self.not_ready = not_ready
-        self.is_in_doubt = False
+        self.is_stale = False
         self.is_clear = not_ready is None
 
     def take(self, statuses: list[dict[str, Any]]) -> None:
-        """What all engines of a frontend said last, with what has happened."""
+        """Takes the last status of all engines of a frontend, with their events."""
         self.know(next((status["not_ready"] for status in statuses if status["not_ready"] is not None), None))
         try:
             _metrics.record(statuses)
@@ -84,27 +84,28 @@ class _Watch:
             _log.exception("metrics of poorwill could not be recorded")
 
     def look_beside(self, frontend: Any) -> "asyncio.Future[None]":
-        """Has the engine asked, while whoever wants to know goes on or waits. One such look at a time."""
+        """Queries the engine in a task that callers may await. One such query runs at a time."""
         if self._look is None or self._look.done():
             self._look = asyncio.ensure_future(_look_async(frontend, self))
         return self._look
 
     def look_soon(self, frontend: Any) -> None:
-        """The same, where nobody waits for it. Without a loop that runs there is nobody to ask."""
+        """The same, not awaited. Does nothing without a running event loop."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return
         self.look_beside(frontend)
 
-    def told_awake(self, is_awake: bool | None) -> bool | None:
-        """What a wake is answered with, which vLLM tells the client as its state: an engine that is not ready
-        sleeps, as it says itself when it is asked.
+    def wake_result(self, is_awake: bool | None) -> bool | None:
+        """The result of a wake, which vLLM reports to the client as its state.
+
+        An engine that is not ready counts as asleep.
         """
         return is_awake if is_awake is None else is_awake and self.not_ready is None
 
     def refuse(self) -> None:
-        """Raises if the engine is not ready."""
+        """Raises NotReadyError if the engine is not ready."""
         if self.not_ready is not None:
             raise unavailable(self.not_ready)
 
@@ -117,8 +118,8 @@ def _watch_of(frontend: Any) -> _Watch | None:
     return watch
 
 
-def _told(error: Exception) -> Exception:
-    """The error of an engine in another process, which has come as a bare exception with its words."""
+def _original(error: Exception) -> Exception:
+    """The error of an engine in another process, which arrives as a bare exception with its message."""
     return PoorwillError(str(error)) if type(error) is Exception else error
 
 
@@ -127,14 +128,15 @@ def _not_asked(error: Exception) -> None:
 
 
 def _are_only_held(statuses: list[dict[str, Any]]) -> bool:
-    """Whether all is there that engines compute with, and all schedulers stand still for the lack of it.
-    Where one has gone on, another frontend is about to have all do so.
+    """Whether every engine has all it needs and every scheduler is held for missing weights.
+
+    If one has resumed, another frontend is about to resume all.
     """
     return all(status["is_held"] and status["not_ready"] is None for status in statuses)
 
 
 def _is_watched(watch: _Watch, method: Any) -> bool:
-    """Whether a call of the workers may change what the engine has."""
+    """Whether a call of the workers may change the engine's memory."""
     return not watch.is_clear or (isinstance(method, str) and method in RESTORING)
 
 
@@ -142,7 +144,7 @@ def _is_watched(watch: _Watch, method: Any) -> bool:
 
 
 async def _ask_async(frontend: Any, utility: str) -> list[Any]:
-    """What each engine answers; vLLM's own way passes on only the first one's answer."""
+    """Each engine's answer; vLLM's own method returns only the first one's."""
     client = frontend.engine_core
 
     async def answers() -> list[Any]:
@@ -156,7 +158,7 @@ async def _ask_async(frontend: Any, utility: str) -> list[Any]:
 async def _take_async(frontend: Any, watch: _Watch) -> None:
     statuses = await _ask_async(frontend, "poorwill_status")
     if _are_only_held(statuses):
-        # Weights were written by a way that leads past the engines' cores.
+        # Weights were written on a path that bypasses the engines' cores.
         await _ask_async(frontend, "poorwill_go_on")
     watch.take(statuses)
 
@@ -165,7 +167,7 @@ async def _look_async(frontend: Any, watch: _Watch) -> None:
     try:
         await _take_async(frontend, watch)
     except Exception as error:
-        watch.doubt()
+        watch.invalidate()
         _not_asked(error)
 
 
@@ -174,10 +176,10 @@ async def _operate_async(frontend: Any, watch: _Watch, operation: Awaitable[Any]
         result = await outlive_async(frontend.engine_core, operation)
     except Exception as error:
         await _look_async(frontend, watch)
-        raise _told(error) from error
+        raise _original(error) from error
     except BaseException:
-        # The client went away; the engine goes on with what it does.
-        watch.doubt()
+        # The client disconnected; the engine continues.
+        watch.invalidate()
         raise
     await _look_async(frontend, watch)
     return result
@@ -192,7 +194,7 @@ async def _check_health(frontend: Any, watch: _Watch) -> None:
     if not watch.is_clear or not _is_alone(frontend):
         asked = _ask_async(frontend, "poorwill_not_ready")
         try:
-            sentences = await asyncio.wait_for(asked, _PATIENCE_SECONDS)
+            sentences = await asyncio.wait_for(asked, _HEALTH_TIMEOUT_SECONDS)
         except asyncio.TimeoutError:
             _log.info("the engine is busy: its health is what was known last")
         else:
@@ -201,14 +203,14 @@ async def _check_health(frontend: Any, watch: _Watch) -> None:
                 watch.know(not_ready)
     if not watch.is_clear:
         # The weights may have been written meanwhile.
-        await asyncio.wait({watch.look_beside(frontend)}, timeout=_PATIENCE_SECONDS)
+        await asyncio.wait({watch.look_beside(frontend)}, timeout=_HEALTH_TIMEOUT_SECONDS)
     watch.refuse()
 
 
 async def _requested(
     frontend: Any, watch: _Watch, request: Callable[[], AsyncIterator[Any]]
 ) -> AsyncIterator[Any]:
-    """The outputs of a request, if the engine says that it is ready by now."""
+    """The outputs of a request, if the engine is ready by now."""
     await _take_async(frontend, watch)
     watch.refuse()
     async with aclosing(request()) as outputs:  # type: ignore[type-var]
@@ -221,9 +223,9 @@ def _requesting(stock: Any) -> Callable[..., Any]:
         watch = vars(self).get(_WATCH)
         if watch is None or watch.is_clear:
             return stock(self, *args, **kwargs)
-        if not watch.is_in_doubt and _is_alone(self):
-            # At once, so that a client that wants a stream gets the status and not the error in a stream. If
-            # the weights were written since, by a way that leads past this, the next request knows.
+        if not watch.is_stale and _is_alone(self):
+            # At once, so that a client of a stream gets the status and not an error within the stream. If the
+            # weights were written on another path meanwhile, the next request finds out.
             watch.look_soon(self)
             watch.refuse()
         return _requested(self, watch, functools.partial(stock, self, *args, **kwargs))
@@ -232,7 +234,7 @@ def _requesting(stock: Any) -> Callable[..., Any]:
 
 
 def install_async(module: Any, vllm: _generations.Generation | None = None) -> None:
-    """Puts the hooks on the AsyncLLM of `vllm.v1.engine.async_llm`."""
+    """Installs the hooks on the AsyncLLM of `vllm.v1.engine.async_llm`."""
     frontend = module.AsyncLLM
     for name in ("generate", "encode"):
         replace(frontend, name, _requesting)
@@ -265,7 +267,7 @@ def _wake_up_async(stock: Any) -> Callable[..., Any]:
         if watch is None:
             return await stock(self, tags)
         check_tags(tags)
-        return watch.told_awake(await _operate_async(self, watch, stock(self, tags)))
+        return watch.wake_result(await _operate_async(self, watch, stock(self, tags)))
 
     return wake_up
 
@@ -284,7 +286,7 @@ def _resume_async(stock: Any) -> Callable[..., Any]:
         if watch is None:
             return await stock(self)
         if not (watch.is_clear and _is_alone(self)):
-            # Data parallel engines meet in that, so that one which refuses would keep the others.
+            # Data parallel engines meet in it, so one that refuses would block the others.
             await _take_async(self, watch)
             if watch.not_ready is not None:
                 raise NotReadyError(f"resume: {watch.not_ready}")
@@ -305,7 +307,7 @@ def _collective_rpc_async(stock: Any) -> Callable[..., Any]:
         call = stock(self, method, timeout, args, kwargs)
         return await (
             _operate_async(self, watch, call)
-            # What another frontend has learnt is not known to this one.
+            # This frontend does not know what another one has learnt.
             if watch is not None and (_is_watched(watch, method) or not _is_alone(self))
             else call
         )
@@ -345,7 +347,7 @@ def _look(frontend: Any, watch: _Watch) -> None:
     try:
         _take(frontend, watch)
     except Exception as error:
-        watch.doubt()
+        watch.invalidate()
         _not_asked(error)
 
 
@@ -354,19 +356,19 @@ def _operate(frontend: Any, watch: _Watch, operation: Callable[[], Any]) -> Any:
         result = outlive(frontend.engine_core, operation)
     except Exception as error:
         _look(frontend, watch)
-        told = _told(error)
-        if told is error:
+        original = _original(error)
+        if original is error:
             raise
-        raise told from error
+        raise original from error
     except BaseException:
-        watch.doubt()
+        watch.invalidate()
         raise
     _look(frontend, watch)
     return result
 
 
 def install_sync(module: Any, vllm: _generations.Generation | None = None) -> None:
-    """Puts the hooks on the LLMEngine of `vllm.v1.engine.llm_engine`."""
+    """Installs the hooks on the LLMEngine of `vllm.v1.engine.llm_engine`."""
     frontend = module.LLMEngine
     for name, make in {
         "sleep": _sleep,
@@ -396,7 +398,7 @@ def _wake_up(stock: Any) -> Callable[..., Any]:
         if watch is None:
             return stock(self, tags)
         check_tags(tags)
-        return watch.told_awake(_operate(self, watch, functools.partial(stock, self, tags)))
+        return watch.wake_result(_operate(self, watch, functools.partial(stock, self, tags)))
 
     return wake_up
 

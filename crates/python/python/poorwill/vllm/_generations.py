@@ -1,10 +1,8 @@
-"""What vLLM does differently from one version to the next, as far as it concerns an engine that sleeps: one
-adapter for each generation, and the right one is chosen by the version.
+"""Differences between vLLM versions that concern an engine that sleeps: one adapter for each generation.
 
-Each stands for its version and those up to the next one here. It has what they have and does what it takes
-there; what a class leaves out is as in the one above. Nobody else asks what this vLLM has: whether it is what
-its version says, the contract has looked (`_versions`), and the tests hold what is said here against the
-sources of each.
+An adapter stands for its version and those up to the next one here; a subclass inherits what it does not
+override. Only this module depends on the version. The contract (`_versions`) checks that a vLLM is what its
+version says, and the tests check the adapters against each version's sources.
 """
 
 import functools
@@ -16,59 +14,57 @@ from poorwill.vllm import _versions
 from poorwill.vllm._versions import Version
 
 Maker = tuple[Any, str]
-"""An object, and the name of a function of it."""
+"""An object, and the name of one of its functions."""
 
-# The second model runner, which vLLM takes for more and more models from 0.22 on.
+# The second model runner, which vLLM uses for more and more models from 0.22 on.
 _SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
 
 
 class Vllm0_20:
-    """Of everything what came first: no names for backends, no beginning of an update, two pools."""
+    """The first: no named backends, no start of an update, two pools."""
 
     since: ClassVar[Version] = (0, 20, 0)
 
     touching: ClassVar[frozenset[str]] = frozenset(
         {"add_lora", "save_sharded_state", "save_tensorized_model"}
     )
-    """Methods of the worker, beside those that write weights, that read or write what may sleep."""
+    """Methods of the worker that access what may sleep, besides those that write weights."""
     saved: ClassVar[frozenset[str]] = frozenset({"_sleep_saved_buffers"})
-    """What the worker remembers between a sleep at level 2 and the wake, by name."""
+    """Attributes that the worker keeps between a sleep at level 2 and the wake."""
     restores_at_any_wake: ClassVar[bool] = True
-    """Whether a wake without `weights` writes into them what was saved."""
+    """Whether a wake without `weights` restores the saved buffers into them."""
     resets_scales: ClassVar[bool] = True
-    """Whether a wake has the first model runner set scales of an FP8 cache to 1."""
+    """Whether a wake makes the first model runner set the scales of an FP8 cache to 1."""
     bounds_profile_by_requests: ClassVar[bool] = False
-    """Whether graphs are profiled with no more blocks than there are requests."""
+    """Whether graphs are profiled with no more blocks than requests."""
     has_state_pool: ClassVar[bool] = False
-    """Whether what is made around the KV cache has a pool of its own."""
+    """Whether state beside the KV cache has a pool of its own."""
     has_adapter_pool: ClassVar[bool] = False
-    """Whether LoRA's adapters have one."""
+    """Whether LoRA adapters have one."""
     releases_cache: ClassVar[bool] = False
-    """Whether the cache alone can be given back, by `release_kv_cache_memory`."""
+    """Whether `release_kv_cache_memory` can release the cache alone."""
 
     # The worker
 
     def suspend(self, worker: Any, level: int) -> None:
-        """Puts memory to sleep as the worker would, without what it does around that."""
+        """Puts memory to sleep as the worker would, without its other steps."""
         worker.allocator.suspend(level)
 
     def resumes_communicators(self, worker: Any) -> bool:
-        """Whether a wake lets NCCL's communicators resume, that a sleep has suspended."""
+        """Whether a wake resumes NCCL's communicators that a sleep suspended."""
         return False
 
     def is_updating(self, worker: Any) -> bool:
-        """Whether an update of the weights has begun and not ended."""
+        """Whether an update of the weights is in progress."""
         return False
 
     def drafter(self, runner: Any) -> Any:
-        """What drafts tokens, by the name that the runner has for it; None if nothing does."""
+        """The drafter of a runner; None if there is none."""
         return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
 
     def cache_makers(self, runner: Any) -> list[Maker]:
-        """What allocates the KV cache and nothing else, where what is made around it is in the cache's pool,
-        too.
-        """
-        # The second of these where a connector wants the caches of all layers in one tensor.
+        """Functions that allocate only the KV cache, where state beside it is in the cache's pool."""
+        # The second where a connector wants all layers' caches in one tensor.
         names = ("_allocate_kv_cache_tensors", "allocate_uniform_kv_caches")
         if hasattr(runner, names[0]):
             return [(runner, name) for name in names]
@@ -77,28 +73,26 @@ class Vllm0_20:
     # The engine's core
 
     def tell_asleep(self, executor: Any, tags: frozenset[str]) -> None:
-        """Makes these what the executor holds for asleep."""
+        """Sets the tags that the executor believes to be asleep."""
         executor.sleeping_tags = set(tags)
         executor.is_sleeping = bool(tags)
 
     def is_known(self, scheduler: Any, request: Any) -> bool:
-        """Whether a request adds to one that was there before."""
+        """Whether a request continues an earlier one."""
         return False
 
     def is_aborted(self, request: Any) -> bool:
-        """Whether a request comes to be ended at once."""
+        """Whether a request is to be aborted at once."""
         return False
 
     def answer_refused(self, module: Any, core: Any, request: Any, sentence: str) -> bool:
-        """Answers a request that is refused, in the process of the core. Whether more is to be done with it
-        then.
-        """
+        """Answers a refused request in the core's process. Returns whether vLLM has to finish it."""
         core._send_error_outputs_to_client([request.request_id], request.client_index)
         return False
 
 
 class Vllm0_21(Vllm0_20):
-    """An update of the weights has a beginning and an end."""
+    """An update of the weights has a start and an end."""
 
     since = (0, 21, 0)
     touching = Vllm0_20.touching | {"start_weight_update"}
@@ -111,7 +105,7 @@ class Vllm0_21(Vllm0_20):
 
 
 class Vllm0_25(Vllm0_21):
-    """Backends of sleep mode have names."""
+    """Sleep-mode backends have names."""
 
     since = (0, 25, 0)
 
@@ -129,7 +123,7 @@ class Vllm0_26(Vllm0_25):
 
 
 class Vllm0_27(Vllm0_26):
-    """What was saved is restored with the weights."""
+    """Saved buffers are restored with the weights."""
 
     since = (0, 27, 0)
     saved = Vllm0_25.saved | {"_sleep_saved_draft_buffers"}
@@ -137,7 +131,7 @@ class Vllm0_27(Vllm0_26):
 
 
 class Vllm0_29(Vllm0_27):
-    """The cache's pool has the cache and nothing else."""
+    """The cache's pool holds only the cache."""
 
     since = (0, 29, 0)
     resets_scales = False
@@ -147,7 +141,7 @@ class Vllm0_29(Vllm0_27):
 
 
 class Vllm0_30(Vllm0_29):
-    """The backend is a property of the worker, and NCCL's communicators may sleep."""
+    """The backend is an attribute of the worker, and NCCL's communicators may sleep."""
 
     since = (0, 30, 0)
 
@@ -159,7 +153,7 @@ class Vllm0_30(Vllm0_29):
 
 
 class Vllm0_31(Vllm0_30):
-    """Tags alone say what sleeps, and the cache can be given back alone."""
+    """Tags alone define what sleeps, and the cache can be released alone."""
 
     since = (0, 31, 0)
     saved = Vllm0_30.saved | {"_sleep_saved_parameters"}
@@ -178,7 +172,7 @@ class Vllm0_32(Vllm0_31):
 
 
 class Vllm0_33(Vllm0_32):
-    """Adapters have one, too, and a refused request is told why."""
+    """Adapters have a pool, too, and a refused request gets the reason."""
 
     since = (0, 33, 0)
     has_adapter_pool = True
@@ -199,7 +193,7 @@ Generation = Vllm0_20
 ALL: Sequence[type[Generation]] = (
     *(Vllm0_20, Vllm0_21, Vllm0_25, Vllm0_26, Vllm0_27, Vllm0_29, Vllm0_30, Vllm0_31, Vllm0_32, Vllm0_33),
 )
-"""In the order of their versions."""
+"""Sorted by version."""
 
 
 @functools.cache

@@ -1,13 +1,13 @@
-"""What CUDA graphs take of an engine's share of a GPU.
+"""CUDA graphs' part of an engine's share of a GPU.
 
-They are captured when the KV cache is there already, so their memory has to be left out of it. vLLM profiles
-it before, and takes its estimate out unless VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0; it does not with
---kv-cache-memory-bytes, nor with its second model runner before 0.29.
+Graphs are captured after the KV cache is allocated, so its size must leave space for them. vLLM profiles
+graphs before and subtracts its estimate, with three exceptions: VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0,
+--kv-cache-memory-bytes, and its second model runner before 0.29.
 
-Promised is that a profile which cannot fit is refused before it begins, and that running out of memory over
-graphs is a BudgetError with figures. Under the user's cap an engine that grows beyond it while it profiles is
-refused at the next graph, graphs come out of the KV cache in every version, and what they took is held
-against the cap: what exceeds it ends the start. Without a cap that is a line in the log.
+A profile that cannot fit is refused before it begins, and running out of memory over graphs is a BudgetError
+with figures. Under the user's cap, an engine that exceeds it while profiling is refused at the next graph.
+Every version then subtracts graphs from the KV cache, and captured graphs that exceed the cap end the start.
+Without a cap that is only logged.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill"
 
 MIB = 1 << 20
 GRANULE_BYTES = 2 * MIB
-"""What memory of a GPU is mapped in."""
+"""Granularity of mapped GPU memory."""
 
 GRAPH_BYTES = MIB
-"""What a graph takes at least, as vLLM reckons in its estimates."""
+"""Least memory of a graph, as vLLM estimates it."""
 
 _PROFILED = 2
-"""How many graphs of a kind are captured for an estimate."""
+"""Graphs of each kind that are captured for an estimate."""
 
 _FEWER = "capture fewer sizes (cudagraph_capture_sizes in --compilation-config), or give --enforce-eager"
 _PROFILE_LESS = (
@@ -46,32 +46,32 @@ _PROFILE_LESS = (
 
 
 class Graphs:
-    """The graphs of one worker, from their profile to the end of its start."""
+    """The graphs of one worker, from profiling to the end of its start."""
 
     def __init__(self, worker: Any, envelope: Envelope) -> None:
-        # It has us, and ends when nobody else has it.
+        # It refers to us, and ends with its last other reference.
         self._worker: Any = weakref.proxy(worker)
         self._envelope = envelope
         self.pass_bytes = 0
-        """What a pass of the model takes for a while."""
+        """Temporary memory of one pass of the model."""
         self._resident_bytes: int | None = None
-        """What is in use with the weights loaded and after a pass, before there are graphs."""
+        """Memory in use with the weights loaded and after a pass, before graphs."""
         self._cache_bytes = 0
-        # Whether the KV cache was sized with all that the engine takes besides.
+        # Whether the KV cache was sized with everything else counted.
         self._is_reckoned_with = False
         self._before_bytes = 0
         self.graphs_bytes = 0
-        """What graphs have taken, once they are captured."""
+        """Memory of the captured graphs."""
         self._warned: set[str] = set()
 
     @property
     def least_bytes(self) -> int:
-        """What all graphs take at least."""
+        """Least memory of all graphs."""
         return self._count * GRAPH_BYTES
 
     @contextlib.contextmanager
     def profiled(self) -> Iterator[None]:
-        """While vLLM finds out how much memory there is for a KV cache."""
+        """While vLLM measures how much memory is left for a KV cache."""
         runner = self._worker.model_runner
         with (
             wrapped(runner, "profile_run", self._measured),
@@ -81,9 +81,7 @@ class Graphs:
             yield
 
     def left_for_cache(self, available_bytes: int) -> int:
-        """What of the memory that vLLM has for the KV cache is left beside graphs. Raises BudgetError if none
-        is.
-        """
+        """How much of vLLM's KV cache memory is left beside graphs. Raises BudgetError if none is."""
         worker, envelope = self._worker, self._envelope
         if not worker.cache_config.kv_cache_memory_bytes:
             estimate = int(worker.cudagraph_memory_estimate)
@@ -91,7 +89,7 @@ class Graphs:
             if envelope.cap is not None:
                 self._is_reckoned_with = estimate > 0 or not self._count
                 reserved = estimate or self._estimated_bytes()
-                # vLLM may have set some of it aside, and tells the whole of it later.
+                # vLLM may have reserved some of it, and reports the whole later.
                 whole = int(worker.available_kv_cache_memory_bytes)
                 worker.available_kv_cache_memory_bytes = min(whole, self._left_by_the_cap(reserved))
                 available_bytes -= whole - worker.available_kv_cache_memory_bytes
@@ -101,12 +99,12 @@ class Graphs:
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
-        """While vLLM warms up and captures. Raises BudgetError in the end if the user's cap is exceeded."""
+        """While vLLM warms up and captures. Raises BudgetError at the end if the cap is exceeded."""
         with wrapped(self._worker.model_runner, "capture_model", self._held), self._without_plans():
             yield
         envelope = self._envelope
         if envelope.is_bounding and self._used_bytes() > envelope.requested_bytes:
-            # Not before there is need to: vLLM has PyTorch keep some memory on purpose.
+            # Only if needed: vLLM keeps some of PyTorch's cache on purpose.
             torch.cuda.empty_cache()
             self._hold(self._used_bytes())
 
@@ -114,7 +112,7 @@ class Graphs:
 
     @property
     def _count(self) -> int:
-        """How many graphs there will be, at least."""
+        """Least number of graphs."""
         configured = self._worker.vllm_config
         compilation = configured.compilation_config
         if (
@@ -125,8 +123,9 @@ class Graphs:
         return len(compilation.cudagraph_capture_sizes or ())
 
     def _left_by_the_cap(self, graphs_bytes: int) -> int:
-        """What of the cap is left for the KV cache, by what is in use: vLLM before 0.27 counts the weights'
-        tensors and not their memory.
+        """How much of the cap is left for the KV cache, by the memory in use.
+
+        vLLM before 0.27 counts the weights' tensors instead of their memory.
         """
         if self._resident_bytes is None:
             torch.cuda.empty_cache()
@@ -136,12 +135,14 @@ class Graphs:
 
     @property
     def _rounding_bytes(self) -> int:
-        """What the parts of the KV cache may take more than they have, one for each layer."""
+        """Most bytes that rounding adds to the KV cache, one granule for each layer."""
         return GRANULE_BYTES * len(self._worker.model_runner.get_kv_cache_spec())
 
     def _estimated_bytes(self) -> int:
-        """What graphs may take where vLLM does not find it out: what each takes at least, and in their pool
-        the activations of the largest, which are those of a pass in proportion to its tokens.
+        """An estimate of graphs' memory where vLLM makes none.
+
+        It is the least memory of each, and in their pool the activations of the largest, in proportion to
+        its tokens.
         """
         if not self._count:
             return 0
@@ -194,8 +195,9 @@ class Graphs:
 
     @contextlib.contextmanager
     def _watched(self, doing: str, refuse: Callable[[int], None], hint: str) -> Iterator[None]:
-        """Has each graph begin with a look at what is in use: `refuse` is told once it is beyond the engine's
-        share. Makes an error in words of running out of memory.
+        """Checks the memory in use at the start of each graph, and calls `refuse` beyond the engine's share.
+
+        Turns out-of-memory errors into a BudgetError.
         """
         envelope = self._envelope
         if not envelope.is_bounding:
@@ -206,7 +208,7 @@ class Graphs:
 
         @functools.wraps(enter)
         def entered(graph: Any) -> Any:
-            # There may be thousands of graphs, so that the rest is measured only if this is too much.
+            # There may be thousands of graphs, so the rest is measured only beyond this.
             free, _ = torch.cuda.mem_get_info(device)
             if envelope.free_at_start_bytes - free > envelope.requested_bytes:
                 torch.cuda.empty_cache()
@@ -233,7 +235,7 @@ class Graphs:
         )
         if envelope.cap is not None:
             raise BudgetError(said)
-        # For a while, as vLLM does: the KV cache that it decides on afterwards is smaller by as much.
+        # Temporary, as with vLLM: the KV cache that it sizes afterwards is smaller by as much.
         self._warn("profile", said)
 
     def _refuse_captured(self, used_bytes: int) -> None:
@@ -242,14 +244,14 @@ class Graphs:
             self._hold(used_bytes)
 
     def _hold(self, used_bytes: int, pass_bytes: int = 0) -> None:
-        """Holds what is in use, and what a pass takes on top, against the engine's share."""
+        """Checks the memory in use, plus that of a pass, against the engine's share."""
         envelope = self._envelope
         excess = used_bytes + pass_bytes - envelope.requested_bytes
         if excess <= 0:
             return
         is_exceeded = used_bytes > envelope.requested_bytes
         if envelope.cap is None and not is_exceeded:
-            # How well vLLM judges what a pass takes beside its graphs is its own matter.
+            # vLLM's own estimate of a pass is its own matter.
             return
         beside = f", and a pass of the model takes {gib(pass_bytes)} for a while" if pass_bytes else ""
         said = (
@@ -267,20 +269,21 @@ class Graphs:
             logger.warning("%s", said)
 
     def _next_step(self, excess_bytes: int) -> str:
-        """What to do about so much too much. The cache that would fit is a number of bytes to copy."""
+        """What to do about an excess. The size of a fitting cache is given as bytes to copy."""
         fitting = max(0, self._cache_bytes - excess_bytes - self._rounding_bytes) // MIB * MIB
         steps = [_FEWER]
         if fitting and excess_bytes:
             steps.insert(0, f"give --kv-cache-memory-bytes {fitting}")
         if self._envelope.cap is not None and self._worker.cache_config.kv_cache_memory_bytes:
-            # Of a larger share, a cache that takes the rest would only be larger.
+            # With a larger share, a cache that takes the rest would only grow.
             steps.insert(0, f"raise {_environment.BUDGET}")
         return ", ".join(steps)
 
     @contextlib.contextmanager
     def _without_plans(self) -> Iterator[None]:
-        """Under a cap, has vLLM (0.26 and later) neither take the size of the cache from an earlier start nor
-        keep it for a later one: it does not know of the cap.
+        """Under a cap, stops vLLM (0.26 and later) from reusing or storing the cache size of a start.
+
+        It does not know of the cap.
         """
         names = ("maybe_apply_startup_plan", "maybe_save_startup_plan")
         with contextlib.ExitStack() as stack:
@@ -297,20 +300,20 @@ class Graphs:
 
 
 def profile_cache_bytes(runner: Any) -> int:
-    """What the KV cache takes, at least, that vLLM profiles CUDA graphs with."""
-    # None, or 0, where no graphs of the model are captured, but others are.
+    """Least KV cache that vLLM profiles CUDA graphs with, in bytes."""
+    # None, or 0, where only other graphs than the model's are captured.
     largest = int(runner.compilation_config.max_cudagraph_capture_size or 1)
     if _generations.chosen().bounds_profile_by_requests:
         largest = min(runner.max_num_reqs, largest)
     by_kind: dict[type, int] = {}
     for spec in runner.get_kv_cache_spec().values():
         by_kind[type(spec)] = by_kind.get(type(spec), 0) + int(spec.page_size_bytes)
-    # Layers of different kinds share memory, as many of each as there are of the rarest.
+    # Layers of different kinds share memory, as many of each as of the rarest.
     return largest * min(by_kind.values(), default=0)
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether it is for lack of memory: ending a capture that has failed raises an error of its own."""
+    """Whether memory ran out: ending a failed capture raises its own error."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError):
@@ -321,4 +324,4 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What is left of a step that is not to be."""
+    """Replaces a step that must not run."""

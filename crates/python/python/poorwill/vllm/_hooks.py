@@ -1,7 +1,7 @@
-"""What of vLLM is hooked, by whom, and what became of it.
+"""The hooks on vLLM's modules, and the reasons why some could not be installed.
 
-A vLLM that is not what a hook needs is left alone by that hook, and nobody is told who does not want to sleep
-with Poorwill. Who does is refused, with what was found (`refuse`).
+A hook leaves a vLLM that does not have what it needs unchanged. An engine that wants to sleep with Poorwill
+is then refused with the reason (`refuse`); others are not affected.
 """
 
 import importlib
@@ -24,15 +24,15 @@ class Hook:
     function: str
 
     def wait(self) -> None:
-        """Has the function called with the module, as soon as vLLM has imported it."""
+        """Calls the function with the module, as soon as vLLM imports it."""
         when_imported(self.module, self._install)
 
     def look(self) -> None:
-        """Imports the module. Raises UnsupportedVllmError if there is none, and this vLLM has to have it."""
+        """Imports the module. Raises UnsupportedVllmError if this vLLM lacks a module that it must have."""
         try:
             importlib.import_module(self.module)
         except ModuleNotFoundError as error:
-            # Something else that it imports is no matter of ours.
+            # A failed import of another module is not our concern.
             if error.name is None or not f"{self.module}.".startswith(f"{error.name}."):
                 raise
             _versions.refuse_missing(_versions.running(), self.module)
@@ -41,7 +41,7 @@ class Hook:
         try:
             _versions.check(_versions.running(), module)
         except UnsupportedVllmError as refusal:
-            # Remembered also if it is raised: whoever imports the module again gets it without the hook.
+            # Remembered also if it is raised: a second import of the module would go without the hook.
             _refusals.append(refusal)
             if _environment.wants_sleep_mode():
                 raise
@@ -51,12 +51,14 @@ class Hook:
 
 @dataclass(frozen=True)
 class OffloadHook(Hook):
-    """One for weights that vLLM offloads. It waits only where the environment asks for it, so that an unfit
-    vLLM is refused always: when an offloader is made, since vLLM does without some modules that fail.
+    """A hook for weights that vLLM offloads.
+
+    It is installed only if the environment asks for it. An unfit vLLM is then refused when an offloader is
+    made, since vLLM ignores failed imports of some modules.
     """
 
     is_checked: bool = True
-    """Not where the rest of what is needed of the module is needed for sleeping."""
+    """False where the sleep hooks need the rest of the module."""
 
     def _install(self, module: ModuleType) -> None:
         ours = importlib.import_module(self.ours)
@@ -70,13 +72,16 @@ class OffloadHook(Hook):
 
 @dataclass(frozen=True)
 class TritonHook(Hook):
-    """One for kernels whose configurations are pruned. It waits only where the environment asks for it, so
-    that an unfit vLLM is refused always: when it imports the kernels.
+    """A hook for kernels whose configurations are pruned.
+
+    It is installed only if the environment asks for it. An unfit vLLM is refused when it imports the
+    kernels.
     """
 
     def look(self) -> None:
-        """Raises UnsupportedVllmError as `Hook.look` does, and imports nothing: the kernels' package looks
-        for GPUs, which is for workers to do.
+        """Raises UnsupportedVllmError as `Hook.look`, but imports nothing.
+
+        The kernels' package looks for GPUs, which only workers may do.
         """
         if not is_there(self.module):
             _versions.refuse_missing(_versions.running(), self.module, _versions.WITHOUT_TRITON)
@@ -102,7 +107,7 @@ HOOKS = (
 
 _OFFLOADER = "vllm.model_executor.offloader"
 OFFLOAD_HOOKS = (
-    # Who imports names from there later has ours; who did before is given them.
+    # Later imports by name get ours; earlier ones are replaced.
     OffloadHook(f"{_OFFLOADER}.base", "poorwill.vllm._offload", "install_base"),
     OffloadHook(_OFFLOADER, "poorwill.vllm._offload", "install_names"),
     OffloadHook(f"{_OFFLOADER}.uva", "poorwill.vllm._offload", "install_names"),
@@ -115,15 +120,16 @@ OFFLOAD_HOOKS = (
 
 TRITON_HOOKS = tuple(
     TritonHook(f"{package}.{module}", "poorwill.vllm._triton", "install")
-    # Where they are until 0.25, and from 0.26 on.
+    # The first until 0.25, the second from 0.26 on.
     for package in ("vllm.model_executor.layers.fla.ops", "vllm.third_party.flash_linear_attention.ops")
     for module in ("chunk_delta_h", "chunk_o")
 )
 
 
 def refuse_any() -> None:
-    """As `refuse`, when all that is hooked has been looked at: in the process that begins an engine, which
-    imports most of it anyway.
+    """As `refuse`, after importing every hooked module.
+
+    Only for the process that starts an engine, which imports most of them anyway.
     """
     refuse()
     for hook in HOOKS:
@@ -132,7 +138,7 @@ def refuse_any() -> None:
 
 
 def refuse() -> None:
-    """Raises UnsupportedVllmError if this vLLM is not known, or something could not be hooked in it."""
+    """Raises UnsupportedVllmError for an unknown vLLM, or if a hook could not be installed."""
     _versions.known(_versions.running())
     if _refusals:
         raise _refusals[0]

@@ -1,4 +1,4 @@
-"""Doing something as soon as a module is imported, without importing it."""
+"""Calls a function once a module is imported, without importing it."""
 
 import importlib.abc
 import importlib.machinery
@@ -16,8 +16,7 @@ _lock = threading.RLock()
 
 
 def when_imported(name: str, patch: Patch) -> None:
-    """Calls `patch` with the module of that name: at once if it is imported already, otherwise right after it
-    is. Once, however often this is said.
+    """Calls `patch` once with the module: now if it is imported, otherwise right after its import.
 
     What `patch` raises is raised by the import.
     """
@@ -35,7 +34,7 @@ def when_imported(name: str, patch: Patch) -> None:
 
 
 def is_there(name: str) -> bool:
-    """Whether there is a module of that name. Imports nothing."""
+    """Whether a module of that name exists. Imports nothing."""
     package, *below = name.split(".")
     imported = sys.modules.get(package)
     if imported is not None:
@@ -55,7 +54,7 @@ def is_there(name: str) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules where they would be found anyway, with a loader that calls back."""
+    """Finds modules as usual, with a loader that calls back."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -75,7 +74,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """A module's own loader, and the patch behind it."""
+    """A module's own loader, followed by the patch."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -96,7 +95,7 @@ class _Loader(importlib.abc.Loader):
         patch(module)
 
     def __getattr__(self, name: str) -> object:
-        # Resources, sources and the like are the loader's own.
+        # Resources, sources and the like come from the loader itself.
         return getattr(self._loader, name)
 
 

@@ -1,7 +1,6 @@
-"""What sleeping and waking costs, on vLLM's `/metrics`.
+"""Metrics of sleeping and waking, on vLLM's `/metrics`.
 
-Names begin with `poorwill_`: when it starts an engine, vLLM takes what has "vllm" in its name out of the
-registry.
+Names begin with `poorwill_`: when vLLM starts an engine, it removes metrics with "vllm" in their names.
 """
 
 import functools
@@ -21,7 +20,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0,
 
 
 class _Collectors:
-    """One collector for each figure, in prometheus_client's own registry as vLLM's are."""
+    """One collector for each figure, in prometheus_client's own registry like vLLM's."""
 
     def __init__(self, prometheus: Any) -> None:
         self.seconds = prometheus.Histogram(
@@ -35,12 +34,12 @@ class _Collectors:
         )
         self.skipped = prometheus.Counter(
             "poorwill_skipped_bytes_total",
-            "Bytes that did not have to be copied, since the host had them already.",
+            "Bytes that were not copied, since the host had them already.",
             _BY_OPERATION,
         )
         self.shortfalls = prometheus.Counter(
             "poorwill_shortfalls_total",
-            "Operations that gave back less memory than they should.",
+            "Operations that released less memory than they should.",
             _BY_OPERATION,
         )
         self.failures = prometheus.Counter(
@@ -48,32 +47,40 @@ class _Collectors:
         )
         self.host = prometheus.Gauge(
             "poorwill_host_bytes",
-            "Host memory that one rank holds for what sleeps or is prepared to.",
+            "Host memory of one rank for backups.",
             _BY_RANK,
             multiprocess_mode="mostrecent",
         )
+        self.unaccounted = prometheus.Gauge(
+            "poorwill_unaccounted_bytes",
+            "GPU memory that one rank held at its last sleep, beyond what sleeps and its context.",
+            _BY_RANK,
+            multiprocess_mode="mostrecent",
+        )
+        # Until the next release: the old name.
         self.uncovered = prometheus.Gauge(
             "poorwill_uncovered_bytes",
-            "GPU memory that one rank held when it slept last, beyond what sleeps and its bare context.",
+            "Deprecated: poorwill_unaccounted_bytes has the same value.",
             _BY_RANK,
             multiprocess_mode="mostrecent",
         )
 
     def add(self, status: Mapping[str, Any]) -> None:
-        """Takes over what an engine says of its ranks."""
+        """Records an engine's status."""
         engine = str(status["engine"])
         for rank in status["ranks"]:
-            place = {"engine": engine, "rank": str(rank["rank"])}
-            self.host.labels(**place).set(rank["host_bytes"])
-            if rank["uncovered_bytes"] is not None:
-                self.uncovered.labels(**place).set(rank["uncovered_bytes"])
+            labels = {"engine": engine, "rank": str(rank["rank"])}
+            self.host.labels(**labels).set(rank["host_bytes"])
+            if rank["unaccounted_bytes"] is not None:
+                for gauge in (self.unaccounted, self.uncovered):
+                    gauge.labels(**labels).set(rank["unaccounted_bytes"])
             for event in rank["events"]:
-                self._add_event(event, {"operation": event["operation"], **place})
+                self._add_event(event, {"operation": event["operation"], **labels})
 
     def _add_event(self, event: Mapping[str, Any], labels: dict[str, str]) -> None:
         self.copied.labels(**labels).inc(event["copied_bytes"])
         self.skipped.labels(**labels).inc(event["skipped_bytes"])
-        # Also a 0, so that a rate can be told from the first operation on.
+        # A 0 as well, so that a rate is known from the first operation on.
         self.shortfalls.labels(**labels).inc(event["release"] == "shortfall")
         failed = event["error"] is not None
         self.failures.labels(**labels).inc(failed)
@@ -83,7 +90,7 @@ class _Collectors:
 
 @functools.cache
 def _collectors() -> _Collectors | None:
-    # As late as this: vLLM names the folder for several processes first, and it is read only once.
+    # Not earlier: vLLM first sets the folder for several processes, which is read once.
     try:
         return _Collectors(importlib.import_module("prometheus_client"))
     except ImportError as error:
@@ -92,7 +99,7 @@ def _collectors() -> _Collectors | None:
 
 
 def record(statuses: Iterable[Mapping[str, Any]]) -> None:
-    """Takes over what engines answered to `poorwill_status`."""
+    """Records what engines answered to `poorwill_status`."""
     collectors = _collectors()
     if collectors is not None:
         for status in statuses:

@@ -1,9 +1,9 @@
-"""Weights that vLLM offloads, in host memory of Poorwill's: how ours get into the place of vLLM's offloaders.
+"""Offloaded weights in Poorwill's host memory: how our offloaders replace vLLM's.
 
-With `POORWILL_OFFLOAD=1` `create_offloader` gives, for what vLLM would make, ours of the same class
-(`_offload_uva`, `_offload_prefetch`). Around it stand two more hooks, which do nothing for any other
-offloader: where vLLM takes parameters to the device to change them and puts them back, and where a worker
-writes weights anew or wakes. Nothing here imports vLLM or PyTorch before vLLM has.
+With `POORWILL_OFFLOAD=1`, `create_offloader` returns our class for vLLM's (`_offload_uva`,
+`_offload_prefetch`). Two more hooks act only for our offloaders. One is where vLLM moves parameters to the
+device to change them and back. The other is where a worker rewrites weights or wakes. Nothing here imports
+vLLM or PyTorch before vLLM does.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ WRITING = (
     *("reload_weights", "update_weights"),
     *("start_weight_update", "start_draft_weight_update", "finish_weight_update"),
 )
-"""Methods of the worker, as far as there are, that write weights anew."""
+"""Methods of the worker that rewrite weights; not every version has all."""
 
 _refusals: list[UnsupportedVllmError] = []
-# What stood where ours stands now, by name.
+# vLLM's functions that ours replaced, by name.
 _stock: dict[str, Callable[..., Any]] = {}
 
 
 def refuse(refusal: UnsupportedVllmError) -> None:
-    """Remembers that a module of vLLM's is not as it has to be: no offloader is made then."""
+    """Records that a module of vLLM's is unfit, so that no offloader is made."""
     _refusals.append(refusal)
 
 
@@ -47,7 +47,7 @@ def install_base(module: ModuleType) -> None:
     for name, ours in _OURS.items():
         found = getattr(module, name, None)
         if found is None:
-            # Whoever asks for it gets vLLM's own error, and would have to know ours.
+            # vLLM's own error, which callers expect.
             raise _refusals[-1]
         if found is not ours:
             _stock[name] = found
@@ -62,7 +62,7 @@ def install_names(module: ModuleType) -> None:
 
 
 def install_loading(module: ModuleType) -> None:
-    """Has our offloaders put back what vLLM takes to the device for a while."""
+    """Makes our offloaders put back what vLLM moves to the device for a while."""
     stock = getattr(module, "device_loading_context", None)
     if stock is None or getattr(stock, "__poorwill__", False):
         return
@@ -83,7 +83,7 @@ def install_loading(module: ModuleType) -> None:
 
 
 def install_worker(module: ModuleType) -> None:
-    """Has offloaded weights written where they are kept, and brought in again when the others are back."""
+    """Writes offloaded weights where they are stored, and refills buffers after a wake."""
     worker = getattr(module, "Worker", None)
     for name in (*WRITING, "wake_up"):
         stock = getattr(worker, name, None)
@@ -120,16 +120,16 @@ def _waking(stock: Any) -> Any:
 
 
 def create_offloader(offload_config: Any) -> Any:
-    """vLLM's offloader for a configuration, with host memory of ours.
+    """vLLM's offloader for a configuration, with our host memory.
 
-    Raises ValueError for a switch that cannot be read, ConfigurationError where there is no NVIDIA GPU, and
-    UnsupportedVllmError for a vLLM that is not as it has to be.
+    Raises ValueError for an unreadable switch, and ConfigurationError without an NVIDIA GPU. Raises
+    UnsupportedVllmError for an unfit vLLM.
     """
     stock = _stock["create_offloader"]
     if not _environment.wants_offload():
         return stock(offload_config)
     _versions.known(_versions.running(), _versions.WITHOUT_OFFLOAD)
-    # What is hooked later than this is looked at now.
+    # Checks the hooks that are installed later.
     importlib.import_module("vllm.model_executor.model_loader.utils")
     if _refusals:
         raise _refusals[0]
@@ -143,7 +143,7 @@ def create_offloader(offload_config: Any) -> Any:
             f"{_environment.OFFLOAD}=1 offloads weights of NVIDIA's GPUs, and this vLLM runs on "
             f"{platform.device_name}: unset it for vLLM's own offloading"
         )
-    # What cannot be read is told before anything is loaded.
+    # Errors in the settings come before anything is loaded.
     _environment.read()
     offload.policy()
     kind = type(made).__name__
@@ -162,7 +162,7 @@ def create_offloader(offload_config: Any) -> Any:
 
 
 def should_pin_memory() -> bool:
-    """vLLM's answer, and ours: our switch counts where it asks. It is asked before each copy."""
+    """vLLM's answer and ours: our switch counts here, too. vLLM asks before each copy."""
     return bool(_stock["should_pin_memory"]()) and os.environ.get("POORWILL_DISABLE_PIN") != "1"
 
 
@@ -176,13 +176,13 @@ _OURS: dict[str, Callable[..., Any]] = {
 
 
 def current() -> Any:
-    """The offloader of this process, if it is ours."""
+    """This process's offloader, if it is ours."""
     base = sys.modules.get(f"{OFFLOADER}.base")
     offloader = None if base is None else base.get_offloader()
     return offloader if getattr(offloader, "is_poorwills", False) else None
 
 
 def held_bytes() -> int:
-    """Host memory that offloaded weights have."""
+    """Host memory of offloaded weights."""
     offloader = current()
     return 0 if offloader is None else int(offloader.host_bytes)

@@ -1,4 +1,4 @@
-"""Host memory for weights that vLLM offloads: its limit, whether it is page-locked, what is said of it."""
+"""Host memory for offloaded weights: its limit, pinning, and messages."""
 
 import importlib
 import sys
@@ -14,24 +14,24 @@ from poorwill.offload._members import about
 from poorwill.vllm import _environment
 
 DEVICES = ("cuda",)
-"""The kinds of device whose parameters are offloaded, as PyTorch names them."""
+"""PyTorch's names of the device types whose parameters are offloaded."""
 
 _ARENA = "vllm-offload"
-# It maps nothing; an arena is what a limit of host memory comes with.
+# It maps nothing, but only an arena carries a limit of host memory.
 _NOTHING = "2MiB"
 
 _NO_PIN = "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"
 
 
 def home(device: Any) -> Any:
-    """The device of ours whose host memory is meant, by PyTorch's name of it."""
+    """Our name of the device whose host memory is meant, from PyTorch's."""
     return _native.cuda_ordinal(device)
 
 
 def keep_to_budget(owner: Any, device: Any) -> None:
-    """Has `POORWILL_HOST_BUDGET` count for host memory of the device, as long as `owner` lives.
+    """Applies `POORWILL_HOST_BUDGET` to the device's host memory, as long as `owner` lives.
 
-    Where the engine sleeps with Poorwill its arena has that limit already, for backups and weights together.
+    An engine that sleeps with Poorwill has an arena with that limit already, for backups and weights.
     """
     limit = _environment.read().host_budget_bytes
     sleeping = getattr(sys.modules.get("poorwill.vllm.allocator"), "Allocator", None)
@@ -42,7 +42,7 @@ def keep_to_budget(owner: Any, device: Any) -> None:
 
 
 def unfit(tensor: Any) -> str | None:
-    """Why a tensor of the GPU's cannot be copied as the bytes that it has, if it cannot."""
+    """Why a tensor on the GPU cannot be copied byte by byte; None if it can."""
     try:
         checked(tensor, "offloading")
     except (TypeError, ValueError) as error:
@@ -52,8 +52,9 @@ def unfit(tensor: Any) -> str | None:
 
 @contextmanager
 def explaining(what: str, lower: str) -> Iterator[None]:
-    """Says of an error of host memory what it was for, and what helps. `lower` is the setting that asks for
-    less.
+    """Adds the purpose and a remedy to an error of host memory.
+
+    `lower` is the setting that requests less.
     """
     try:
         yield
@@ -70,7 +71,7 @@ def explaining(what: str, lower: str) -> Iterator[None]:
 
 
 def kind(is_pinned: bool, is_read_in_place: bool | None = None) -> str:
-    """How the GPU gets at the memory, and why not better; None where it is to be copied in any case."""
+    """How the GPU accesses the memory, and why not better; None where it is copied in any case."""
     allowed = offload.policy()
     if is_read_in_place:
         return "page-locked, and read in place"

@@ -1,8 +1,8 @@
-"""vLLM's prefetching offloader with host memory of ours: `--offload-backend prefetch`.
+"""vLLM's prefetching offloader with our host memory: `--offload-backend prefetch`.
 
-Which layers are offloaded, the buffers on the GPU, the copies and what they wait for are vLLM's. Ours is the
-memory that is copied from: exactly as much as the weights take now, page-locked or not as the switches say,
-and written to where somebody writes weights anew.
+vLLM decides which layers are offloaded, and owns the GPU buffers, copies and waits. We own the memory that
+is copied from. It has exactly the weights' current size, is page-locked as the switches say, and takes
+rewritten weights.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ torch: Any = importlib.import_module("torch")
 logger: Any = _offload_memory.logger()
 
 MODE = "poorwill"
-"""What vLLM calls a way of keeping parameters; its own is `cpu`."""
+"""vLLM's name of a storage mode; its own is `cpu`."""
 
 
 def _source_of(function: Any) -> str:
@@ -33,7 +33,7 @@ def _source_of(function: Any) -> str:
         return ""
 
 
-# How the versions count that need to be put right in `_start_prefetch`.
+# How versions count that `_start_prefetch` has to correct.
 _GOES_ROUND = "(index + self.prefetch_step) % len(self.module_offloaders)" in _source_of(
     _prefetch.PrefetchOffloader._hook_module_forward
 )
@@ -42,7 +42,7 @@ _LOWER = "raise --offload-group-size or lower --offload-num-in-group"
 
 
 class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
-    """vLLM's class, so that models which ask for it find it."""
+    """vLLM's class, so that models which look for it find it."""
 
     is_poorwills = True
 
@@ -90,13 +90,14 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def loading(self, module: Any, target_device: Any) -> Iterator[None]:
-        """Around a time in which parameters of a module are changed on the device: they are put back into
-        their host memory behind it, or into memory that has their new size.
+        """Around a change of a module's parameters on the device.
+
+        Afterwards they are copied back into their host memory, or into memory of their new size.
         """
         inside = {id(parameter) for parameter in module.parameters()}
         ours = [each for each in self._parameters() if id(each.parameter) in inside and each.is_at_rest]
         for each in ours:
-            # vLLM would put back what it sees on the CPU, to memory of its own.
+            # vLLM would copy what it sees on the CPU to memory of its own.
             each.parameter.data = each.parameter.data.to(target_device)
         yield
         for each in ours:
@@ -128,9 +129,9 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
     def _start_prefetch(self, layer_idx: int) -> None:
         """Copies a layer's weights into its buffers.
 
-        Some versions ask for the layer `prefetch_step` further on, round and round, which in the last ones
-        may overwrite a layer that is still to be computed. The one that is due is the next in the same
-        buffers, or the first there.
+        Some versions request the layer `prefetch_step` ahead, modulo the number of layers. The latest may so
+        overwrite a layer that is still to be computed. The right one is the next layer of the same buffers,
+        or their first.
         """
         if _GOES_ROUND:
             layers = len(self.module_offloaders)
@@ -140,12 +141,12 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around a time in which weights are written: the parameters are their host memory while it lasts, as
-        the GPU sees it where it may, so that what is computed from them is computed there.
+        """Around a rewrite of weights: the parameters are their host memory meanwhile.
 
-        Written to the buffers they would be lost with the next layer that is copied there.
+        Where allowed they are at their device address, so that the GPU computes what derives from them. In
+        the buffers the new bytes would be lost with the next copy.
         """
-        # Those that have buffers. A reload has other parameters in their places for a while.
+        # Those with buffers. A reload replaces parameters for a while.
         ours = [each for each in self._parameters() if each._gpu_buffer is not None]
         if not ours or self._writers:
             yield
@@ -164,8 +165,9 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
             self.refill()
 
     def refill(self) -> None:
-        """Copies the first layers in, as the forward before this one would have: when buffers are back after
-        a sleep, or the weights have changed.
+        """Copies the first layers in, as the previous forward would have.
+
+        Needed when buffers are back after a sleep, or when weights changed.
         """
         if self.buffer_pool is not None:
             for layer in self.module_offloaders[: self.prefetch_step]:
@@ -173,7 +175,7 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
 
 
 class _Layers:
-    """What is known while vLLM takes one layer after the other: what shares memory, and with whom."""
+    """What is shared between layers, collected while vLLM visits one after the other."""
 
     current: "_Layers | None" = None
 
@@ -181,10 +183,10 @@ class _Layers:
         self._offloader = offloader
         self._module: Any = None
         self._number = -1
-        # All parameters by the first name that they have, and of those in several layers another one.
+        # All parameters by their first name, and those in several layers by another.
         self._names: dict[int, str] = {}
         self._others: dict[int, str] = {}
-        # What has taken the place of storages that several parameters of the module have. It keeps them.
+        # Replacements of storages that several parameters of the module share. Keeps them alive.
         self._shared: dict[int, tuple[Any, Any]] = {}
         self._tied: list[list[Any]] = []
         self._taken: dict[int, Any] = {}
@@ -197,7 +199,7 @@ class _Layers:
         _Layers.current = None
 
     def looked_at(self, modules: Iterator[Any]) -> Iterator[Any]:
-        """The modules, one by one. Raises PoorwillError for one that has a parameter of an offloaded one."""
+        """Yields the modules. Raises PoorwillError for one that shares a parameter with an offloaded one."""
         for number, module in enumerate(modules):
             self._number = number
             for name, parameter in module.named_parameters(prefix=f"#{number}"):
@@ -215,14 +217,14 @@ class _Layers:
         )
 
     def host_of(self, module: Any, name: str, parameter: Any) -> Any:
-        """Host memory for a parameter, with what it holds. What is tied stays tied."""
+        """Host memory for a parameter, with its bytes. Tied parameters stay tied."""
         device = parameter.device
         if module is not self._module:
             self._module, self._shared = module, {}
         said = f"#{self._number}.{name}"
         if id(parameter) in self._others:
             self._refuse_tied(parameter)
-        # It is kept, so that its id stays its own.
+        # Kept, so that its id stays unique.
         self._taken[id(parameter)] = parameter
         if device.type not in _offload_memory.DEVICES:
             raise PoorwillError(
@@ -238,14 +240,14 @@ class _Layers:
         if key not in self._shared and (len(users) == 1 or not key):
             return hosted(parameter.data, said, device)
         if key not in self._shared:
-            # All that they see, before the first of them leaves it.
+            # All that see it, before the first of them leaves it.
             self._tied.append(users)
             nbytes = max(Layout.of(each.data).nbytes for each in users)
             self._shared[key] = (hosted(flat_bytes(storage, nbytes, device), said, device), storage)
         return Layout.of(parameter.data).over(self._shared[key][0])
 
     def refuse_untied(self, offloaded: Iterator["ParameterInHost"]) -> None:
-        """Raises PoorwillError where one of several parameters of the same memory is left on the GPU."""
+        """Raises PoorwillError where one of several parameters of the same memory stays on the GPU."""
         names = {id(each.parameter): each.name for each in offloaded}
         for users in self._tied:
             ours = [names[id(each)] for each in users if id(each) in names]
@@ -257,7 +259,7 @@ class _Layers:
 
 
 class ParameterInHost(_prefetch._CpuParamOffloader):  # type: ignore[misc]
-    """One parameter of a layer, in host memory of ours."""
+    """One parameter of a layer, in our host memory."""
 
     def __init__(self, module: Any, param_name: str) -> None:
         self.parameter: Any = None
@@ -272,11 +274,11 @@ class ParameterInHost(_prefetch._CpuParamOffloader):  # type: ignore[misc]
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the parameter is its host memory, as until the buffers are made."""
+        """Whether the parameter is its host memory, as before the buffers are made."""
         return self._cpu_storage is not None and _address(self.parameter) == self.host_storage.data_ptr()
 
     def host_for_writing(self) -> Any:
-        """The host memory, as the GPU sees it if it does."""
+        """The host memory, at its device address if it has one."""
         host = self._cpu_storage
         if not (host.numel() and self.is_pinned and offload.policy().uva):
             return host
@@ -296,23 +298,23 @@ class ParameterInHost(_prefetch._CpuParamOffloader):  # type: ignore[misc]
         except AttributeError:
             parameter = None
         if parameter is None:
-            # What is gone has no memory. vLLM leaves it out from now on.
+            # A deleted parameter has no memory; vLLM skips it from now on.
             self._param_deleted, self._cpu_storage, self.parameter = True, None, None
             return
         self._param_deleted = False
         self._update_cpu_storage_from_param()
 
     def _update_cpu_storage_from_param(self) -> None:
-        """Has the host memory be what the parameter is now, and the parameter be that."""
+        """Copies the parameter to host memory, and makes it refer to that."""
         self.parameter = parameter = self._param
         if self.is_at_rest:
-            # Perhaps by other strides.
+            # Strides may differ.
             self._cpu_storage = parameter.data
             return
         if self._cpu_storage is not None and _is_alike(self._cpu_storage, parameter.data):
             self._cpu_storage.copy_(parameter.data)
         else:
-            # What was replaced gives its memory back first.
+            # The replaced memory is freed first.
             self._cpu_storage = None
             self._cpu_storage = hosted(parameter.data, self.name, self._home)
             self.offloaded_bytes = self._cpu_storage.numel() * self._cpu_storage.element_size()
@@ -320,7 +322,7 @@ class ParameterInHost(_prefetch._CpuParamOffloader):  # type: ignore[misc]
 
 
 def hosted(tensor: Any, name: str, device: Any) -> Any:
-    """A CPU tensor with a tensor's bytes and strides, in host memory for a device of exactly its size."""
+    """A CPU tensor with a tensor's bytes and strides, in host memory of exactly its size."""
     is_pinned = bool(_prefetch.should_pin_memory())
     elements = sum(
         (extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -350,7 +352,7 @@ _create = _prefetch._BaseParamOffloader.create
 
 
 def create(mode: str, **kwargs: Any) -> Any:
-    """vLLM's own, which knows our mode as well; no other offloader has it."""
+    """vLLM's own mode and ours; no other offloader has it."""
     return ParameterInHost(**kwargs) if mode == MODE else _create(mode, **kwargs)
 
 

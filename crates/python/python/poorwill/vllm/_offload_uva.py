@@ -1,8 +1,8 @@
-"""vLLM's UVA offloader with host memory of ours: `--cpu-offload-gb`, `--offload-backend uva`.
+"""vLLM's UVA offloader with our host memory: `--cpu-offload-gb`, `--offload-backend uva`.
 
-The names that are meant, the order, and the budget's meaning are vLLM's, but the budget is kept to: a
-parameter that does not fit is left on the GPU, and later smaller ones may still be taken. Where the GPU may
-not read host memory in place, vLLM's own forward copies the parameters in, which compiled models know.
+Names, order and the budget's meaning are vLLM's, but the budget is enforced. A parameter that does not fit
+stays on the GPU, and later smaller ones may still be taken. Where the GPU may not access host memory in
+place, vLLM's own forward copies the parameters in; compiled models know that one.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ torch: Any = importlib.import_module("torch")
 logger: Any = _offload_memory.logger()
 
 MARK = "_vllm_is_uva_offloaded"
-"""What vLLM looks for on a parameter that the GPU reads in host memory."""
+"""vLLM's mark of a parameter that the GPU reads in host memory."""
 _OURS = "_poorwill_is_offloaded"
 
 _LOWER = "lower --cpu-offload-gb"
@@ -42,14 +42,14 @@ class _Selected(Selection):
 
 
 class _Kept(offload.UvaOffloader):
-    """Parameters in host memory, where vLLM's forward copies them in if they have to be copied."""
+    """Parameters in host memory, copied in by vLLM's forward where needed."""
 
     def __init__(self, selected: _Selected, max_bytes: int, is_pinned: bool) -> None:
         super().__init__(max_bytes=max_bytes, pin=is_pinned)
         self._selection = selected
 
     def keep_for(self, device: Any) -> None:
-        """Has the memory be a device's, before there is any; otherwise it is that of each parameter."""
+        """Sets the device of the memory in advance; otherwise it is each parameter's."""
         self._device = _offload_memory.home(device)
 
     @property
@@ -58,23 +58,23 @@ class _Kept(offload.UvaOffloader):
 
     @property
     def device(self) -> Any:
-        """Where what it has is read; None if it has nothing."""
+        """The device that reads it; None without parameters."""
         return self._moved[0].kept.device if self._moved else None
 
     def _hook(self, *_: Any) -> None:
-        """No hooks: those of PyTorch's would end a compilation."""
+        """No hooks: PyTorch's would break compilation."""
 
 
 @dataclass(frozen=True)
 class _Root:
-    """A module that vLLM has handed over, and what its parameters are called from there on."""
+    """A module that vLLM passed, and the prefix of its parameters' names."""
 
     module: "weakref.ref[Any]"
     name: str
 
 
 class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
-    """vLLM's class, so that models which ask for it find it."""
+    """vLLM's class, so that models which look for it find it."""
 
     is_poorwills = True
 
@@ -89,7 +89,7 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
         self._roots: list[_Root] = []
         self._roots_of: weakref.WeakKeyDictionary[Any, list[_Root]] = weakref.WeakKeyDictionary()
         self._with_forward: weakref.WeakSet[Any] = weakref.WeakSet()
-        # What is on the GPU and no plain tensor, and why that matters.
+        # Tensors on the GPU that are not plain, with the reason.
         self._unfit: dict[str, str] = {}
         self._names: list[str] = []
         if not self.cpu_offload_max_bytes:
@@ -106,8 +106,8 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
     # Building the model
 
     def _maybe_offload_to_cpu(self, module: Any, prefix: str = "") -> Any:
-        """Offloads what is meant of a module, which is there before vLLM builds the next one."""
-        # Only vLLM's rule sees the prefix; the number tells modules apart, and no module is called so.
+        """Offloads the selected part of a module before vLLM builds the next one."""
+        # Only vLLM's rule sees the prefix; the number distinguishes modules, and no module has such a name.
         name = f"#{len(self._roots)}.{prefix}".rstrip(".")
         named = dict(module.named_parameters(prefix=name, remove_duplicate=False))
         if not named or not self.cpu_offload_max_bytes:
@@ -134,7 +134,7 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
         self._note(root, module, report)
 
     def _leave_out(self, root: _Root, module: Any) -> None:
-        """Finds what cannot be offloaded as it is now: on the CPU, without memory yet, or no plain tensor."""
+        """Finds what cannot be offloaded now: on the CPU, without memory yet, or no plain tensor."""
         for name, parameter in module.named_parameters(prefix=root.name, remove_duplicate=False):
             self._unfit.pop(name, None)
             is_left = False
@@ -145,7 +145,7 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
             (self._selected.elsewhere.add if is_left else self._selected.elsewhere.discard)(name)
 
     def _note(self, root: _Root, module: Any, report: OffloadReport) -> None:
-        """Says on the parameters of a module where they are."""
+        """Marks the parameters of a module with their location."""
         self.cpu_offload_bytes = self._kept.used_bytes
         ours = {name for part in (*report.taken, *report.already) for name in part.names}
         for name, parameter in module.named_parameters(prefix=root.name, remove_duplicate=False):
@@ -160,9 +160,9 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
             self._with_forward.add(module)
 
     def _put_forward_around(self, module: Any, device: Any) -> None:
-        """Has vLLM put its forward around the module, which copies in whatever rests on the CPU.
+        """Makes vLLM wrap the module's forward, which copies in what rests on the CPU.
 
-        vLLM does so for what it has moved itself, so it is given a parameter of no bytes to move.
+        vLLM does so for what it moved itself, so it gets a parameter of no bytes to move.
         """
         bait = torch.nn.Parameter(torch.empty(0, device=device), requires_grad=False)
         names = ("cpu_offload_max_bytes", "cpu_offload_bytes", "cpu_offload_params", "pin_memory")
@@ -187,8 +187,10 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def loading(self, module: Any, target_device: Any) -> Iterator[None]:
-        """Around a time in which parameters of a module are changed on the device: those of ours that were
-        replaced are offloaded again behind it, in exactly as much memory as they take now.
+        """Around a change of a module's parameters on the device.
+
+        Those of ours that were replaced are offloaded again afterwards, in exactly the memory that they need
+        now.
         """
         rests = self._taken_from_vllm(module, target_device)
         if rests is None:
@@ -203,8 +205,10 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
             self._offload(root)
 
     def _taken_from_vllm(self, module: Any, target_device: Any) -> list[tuple[Any, Any]] | None:
-        """Hides ours, which vLLM would move to memory of PyTorch's where it sees a mark or the CPU. Gives
-        what was moved, and from where; None if there are none of ours. What is read in place is not kept.
+        """Hides our parameters, which vLLM would move to PyTorch's memory if it sees a mark or the CPU.
+
+        Returns what was moved, and from where; None without any of ours. Memory that is read in place is not
+        kept.
         """
         ours = [each for each in module.parameters() if _is_ours(each)]
         for parameter in ours:
@@ -217,11 +221,11 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
         return rests
 
     def post_init(self) -> None:
-        """When the model is loaded: what was replaced meanwhile is offloaded again, or named."""
+        """After the model is loaded: offloads what was replaced meanwhile, or names it."""
         super().post_init()
         left: tuple[OffloadedPart, ...] = ()
         if self._roots and _are_experts_moved():
-            # Who moves experts between GPUs has taken down where they are.
+            # Expert balancing across GPUs has recorded their addresses.
             logger.debug("no parameter is moved any more, since --enable-eplb is on")
         elif self._roots:
             for root in self._roots:
@@ -281,15 +285,15 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
     # While the engine runs
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """Around a time in which weights are written: written to a parameter, they are in host memory."""
+        """Around a rewrite of weights: parameters are host memory already."""
         return contextlib.nullcontext()
 
     def refill(self) -> None:
-        """When the weights are back after a sleep: host memory has not slept."""
+        """After a sleep: host memory did not sleep."""
 
 
 def _put_back(parameter: Any, rest: Any) -> None:
-    """Back to where it was, if there is room in it for what it is now."""
+    """Puts it back where it was, if it still fits."""
     if _is_alike(parameter.data, rest):
         rest.copy_(parameter.data)
         parameter.data = rest

@@ -1,7 +1,7 @@
-"""Whether an engine is Poorwill's, decided where vLLM completes its configuration.
+"""Decides whether an engine is Poorwill's, where vLLM completes its configuration.
 
-An engine that is gets our worker class, by name: the configuration carries it into every process of the
-engine, whichever way those are started. What cannot work is refused here, before any of them is.
+Such an engine gets our worker class by name, which the configuration carries into every process of the
+engine. What cannot work is refused here, before any of them starts.
 """
 
 import functools
@@ -16,13 +16,13 @@ STOCK_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 WORKER = "poorwill.vllm.worker.Worker"
 BACKEND = "poorwill"
 STOCK_BACKEND = "cumem"
-"""What the option is where nobody gave it, so that it cannot be told from a choice."""
+"""The option's default, so that it differs from any choice."""
 FIRST_CONFIG = "VLLM_TRITON_FORCE_FIRST_CONFIG"
-"""A switch of vLLM's that has Triton's autotuner take the first configuration that launches."""
+"""vLLM's switch that makes Triton's autotuner take the first configuration that launches."""
 
 
 class ConfigurationError(PoorwillError, ValueError):
-    """Settings of vLLM's and Poorwill's that do not go together."""
+    """Conflicting settings of vLLM and Poorwill."""
 
 
 _was_chosen = False
@@ -47,7 +47,7 @@ def install(module: ModuleType) -> None:
 
 
 def install_graph_pool(module: ModuleType) -> None:
-    """Has vLLM capture graphs into the allocator's pool with our backend, too, where it can with its own."""
+    """Makes vLLM capture graphs into the allocator's pool with our backend, as with its own."""
     config = module.VllmConfig
     stock = getattr(config, "use_cumem_cudagraph_pool", None)
     if not isinstance(stock, property) or getattr(stock.fget, "__poorwill__", False):
@@ -57,7 +57,7 @@ def install_graph_pool(module: ModuleType) -> None:
     def use_cumem_cudagraph_pool(self: Any) -> bool:
         if not is_active(self):
             return bool(decides(self))
-        # What is asked is whether the pool exists and graphs are to be kept, and it does.
+        # Asks whether the pool exists and graphs are kept, which is so.
         return bool(decides(_View(self, model_config=_View(self.model_config, sleep_mode_backend="cumem"))))
 
     use_cumem_cudagraph_pool.__dict__["__poorwill__"] = True
@@ -65,14 +65,14 @@ def install_graph_pool(module: ModuleType) -> None:
 
 
 def install_backend(module: ModuleType) -> None:
-    """Enters our backend into vLLM's registry."""
+    """Adds our backend to vLLM's registry."""
     factory = module.SleepModeBackendFactory
     if BACKEND not in getattr(factory, "_registry", ()):
         factory.register_backend(BACKEND, "poorwill.vllm.backend", "Backend")
 
 
 class _View:
-    """An object as it is, but for some attributes."""
+    """An object with some attributes replaced."""
 
     def __init__(self, of: Any, **instead: Any) -> None:
         self.__dict__.update(instead)
@@ -83,8 +83,9 @@ class _View:
 
 
 def decide(vllm_config: Any) -> None:
-    """Gives an engine that is to sleep with Poorwill our worker. Raises ConfigurationError, or
-    UnsupportedVllmError, for what cannot work.
+    """Gives an engine that is to sleep with Poorwill our worker.
+
+    Raises ConfigurationError or UnsupportedVllmError for what cannot work.
     """
     global _was_chosen
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -92,9 +93,9 @@ def decide(vllm_config: Any) -> None:
         return
     if not _is_chosen(model, _environment.wants_sleep_mode()):
         return
-    # What cannot be read is told before anything is started.
+    # Errors in the settings come before anything is started.
     _environment.read()
-    # Once: what is completed later in this process is derived from what was decided, for a drafter say.
+    # Once: later configurations in this process derive from this one, say for a drafter.
     if _was_chosen:
         _hooks.refuse()
     else:
@@ -114,15 +115,16 @@ def decide(vllm_config: Any) -> None:
 
 
 def decide_offload() -> None:
-    """Raises ValueError for a switch that cannot be read, and UnsupportedVllmError for a vLLM that is not
-    known where weights are to be offloaded with Poorwill: before anything is started.
+    """Checks the settings for offloaded weights, before anything is started.
+
+    Raises ValueError for an unreadable switch, and UnsupportedVllmError for an unknown vLLM.
     """
     if _environment.wants_offload():
         _versions.known(_versions.running(), _versions.WITHOUT_OFFLOAD)
 
 
 def decide_triton() -> None:
-    """The same for kernels that are to be tuned with Poorwill; ConfigurationError where none are tuned."""
+    """The same for kernel tuning; ConfigurationError where no kernels are tuned."""
     if not _environment.wants_triton():
         return
     _environment.triton_shared_memory_bytes()
@@ -130,15 +132,16 @@ def decide_triton() -> None:
     if getattr(sys.modules.get("vllm.envs"), FIRST_CONFIG, False):
         raise ConfigurationError(
             f"{_environment.TRITON}=1 drops configurations before vLLM tries them, and with {FIRST_CONFIG} "
-            "it tries them in their order and asks nobody: unset one of them"
+            "it tries them in their order without a pruner: unset one of them"
         )
     for hook in _hooks.TRITON_HOOKS:
         hook.look()
 
 
 def note_chosen() -> None:
-    """Says that this process has an engine of Poorwill's: what is completed here is derived from its
-    configuration, which has come from elsewhere.
+    """Marks this process as having an engine of Poorwill's.
+
+    Its configurations derive from one that was made elsewhere.
     """
     global _was_chosen
     _was_chosen = True
@@ -152,7 +155,7 @@ def is_active(vllm_config: Any) -> bool:
 def _is_chosen(model: Any, by_environment: bool) -> bool:
     backend = getattr(model, "sleep_mode_backend", None)
     if not model.enable_sleep_mode:
-        # A configuration that is derived from an engine's, for a drafter say, is none to complain about.
+        # A derived configuration, say of a drafter, is no reason for an error.
         if not _was_chosen and (by_environment or backend == BACKEND):
             said = f"--sleep-mode-backend {BACKEND}" if backend == BACKEND else f"{_environment.SLEEP_MODE}=1"
             raise ConfigurationError(

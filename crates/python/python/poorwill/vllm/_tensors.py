@@ -1,7 +1,7 @@
-"""What of a model lies in GPU memory, by name.
+"""A model's tensors in GPU memory, by name.
 
-A tensor that is a face for others (a wrapper subclass, as torchao's) is taken for those that it is made of.
-What is in host memory, seen from the GPU, is left out: it sleeps with nobody.
+A wrapper subclass, as torchao's, stands for the tensors that it consists of. Host memory at its device
+address is left out, since it does not sleep.
 """
 
 from collections.abc import Iterator
@@ -9,9 +9,7 @@ from typing import Any
 
 
 def parameters(model: Any) -> Iterator[tuple[str, Any]]:
-    """The model's parameters that are on the GPU, or nowhere in the midst of an update; by each name of what
-    is tied.
-    """
+    """The model's parameters on the GPU, or without memory during an update, with every name of tied ones."""
     for name, tensor in model.named_parameters(remove_duplicate=False):
         for inner, part in _parts(name, tensor):
             if part.device.type in ("cuda", "meta"):
@@ -19,12 +17,12 @@ def parameters(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def storages(models: list[Any]) -> Iterator[tuple[int, int, str]]:
-    """Address, bytes and a name of everything of the models' on the GPU that can be seen, once each."""
+    """Address, bytes and a name of every visible storage of the models on the GPU, once each."""
     seen: set[int] = set()
     for named in (named for model in models for named in (model.named_parameters, model.named_buffers)):
         for name, tensor in named():
             for inner, part in _parts(name, tensor):
-                # Hidden memory has no address, and asking its storage for one is an error.
+                # Hidden memory has no address, and asking for its storage is an error.
                 if not part.is_cuda or not part.data_ptr():
                     continue
                 storage = part.untyped_storage()

@@ -1,9 +1,9 @@
-"""vLLM's kernels of the gated delta rule, tuned within the shared memory of the GPU they run on.
+"""vLLM's gated delta rule kernels, tuned within the shared memory of their GPU.
 
-vLLM tunes them among a list of configurations, of which some take more shared memory than many GPUs have.
-Those are compiled, fail to launch, and are skipped. With `POORWILL_TRITON=1` our pruner (`poorwill.triton`)
-stands in the autotuner of each kernel, behind a pruner that vLLM may have: what would not fit is dropped
-before it is compiled, and of a list in which nothing fits the smallest stays. No file of vLLM's is changed.
+vLLM tunes them over a list of configurations, of which some exceed many GPUs' shared memory. Those are
+compiled, fail to launch, and are skipped. With `POORWILL_TRITON=1` our pruner (`poorwill.triton`) runs in
+each kernel's autotuner, after vLLM's own pruner if there is one. It drops what would not fit before it is
+compiled; if nothing fits, the smallest stays. No file of vLLM's is changed.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from poorwill import triton as pruning
 from poorwill.vllm import _environment, _versions
 from poorwill.vllm._platform import ConfigurationError
 
-# Below vLLM's, whose handlers it has.
+# Below vLLM's logger, for its handlers.
 _log = logging.getLogger("vllm.poorwill.triton")
 
 
@@ -27,8 +27,8 @@ _log = logging.getLogger("vllm.poorwill.triton")
 class Output:
     """Estimates `chunk_fwd_kernel_o` for every Triton that vLLM pins.
 
-    Where one tile holds all keys there is no loop, and Triton 3.7 and 3.8 take more than 3.6, from which the
-    estimate is: less than the tiles of all three operands together.
+    Where one tile holds all keys there is no loop, and Triton 3.7 and 3.8 take more than 3.6, the source of
+    the estimate. The difference is less than the tiles of all three operands.
     """
 
     looped: pruning.Estimator
@@ -42,27 +42,27 @@ class Output:
         return max(taken_bytes, operator.index(elements * given["q"].element_size()))
 
 
-# In vLLM the state's tiles have values for rows, always.
+# vLLM always stores the state's tiles with values as rows.
 ESTIMATES: dict[str, pruning.Estimator] = {
     "chunk_gated_delta_rule_fwd_kernel_h_blockdim64": pruning.chunk_gated_delta_rule_fwd_h(
         state_v_first=True
     ),
     "chunk_fwd_kernel_o": Output(pruning.chunk_fwd_o(state_v_first=True)),
 }
-"""What is pruned, by the kernel's name."""
+"""Estimators of the pruned kernels, by name."""
 
 Prune = Callable[..., list[Any]]
 
 
 def is_compiling() -> bool:
-    """Whether this process has Triton. Without it vLLM's kernels are functions that nobody can launch."""
+    """Whether this process has Triton. Without it vLLM's kernels cannot be launched."""
     return bool(getattr(sys.modules.get("vllm.triton_utils"), "HAS_TRITON", True))
 
 
 def install(module: ModuleType) -> None:
-    """Puts a pruner into the autotuner of each kernel of the module that there is an estimate for.
+    """Adds a pruner to the autotuner of each kernel of the module that has an estimate.
 
-    Raises ValueError for settings that cannot be read, and ConfigurationError where there is no NVIDIA GPU.
+    Raises ValueError for unreadable settings, and ConfigurationError without an NVIDIA GPU.
     """
     if not _environment.wants_triton():
         return
@@ -83,17 +83,17 @@ def install(module: ModuleType) -> None:
 
 @dataclass
 class Fitting:
-    """The pruner in a kernel's autotuner: keeps what fits of what the kernel's own keeps."""
+    """The pruner of a kernel's autotuner: keeps what fits of what the kernel's own keeps."""
 
     kernel: str
     pruner: pruning.Pruner
     stock: Prune | None
-    _told: set[tuple[int, int]] = field(default_factory=set, repr=False)
+    _logged: set[tuple[int, int]] = field(default_factory=set, repr=False)
 
     def __call__(self, configs: Sequence[Any], named_args: Any, /, **options: Any) -> list[Any]:
         given = list(configs) if self.stock is None else self.stock(configs, named_args, **options)
         kept = self.pruner(given, named_args, **options)
-        if len(kept) < len(given) and (len(kept), len(given)) not in self._told:
-            self._told.add((len(kept), len(given)))
+        if len(kept) < len(given) and (len(kept), len(given)) not in self._logged:
+            self._logged.add((len(kept), len(given)))
             _log.info("%s is tuned among %d of %d configurations", self.kernel, len(kept), len(given))
         return kept

@@ -1,14 +1,12 @@
-"""Which weights were written since a wake that dropped their bytes, whoever wrote them and in whatever way.
+"""Which weights were written since a wake that dropped their bytes, by any caller on any path.
 
-Such a wake fills the weights with a word that none has: as a number of 64, 32 or 16 bits it is not a number,
-and of single bytes nobody has these in a row. Where it still stands, nobody has written. So a write of any
-bytes counts, also of those that were there before the sleep, and half a tensor counts as half.
+Such a wake fills the weights with a pattern: NaN in 64, 32 or 16 bits, and an unlikely row of single bytes.
+Where it remains, nothing was written. So a write of any bytes counts, also of the bytes from before the
+sleep, and half a tensor counts as half.
 
-Bytes are looked at eight at a time, so up to seven of them count as written with their neighbours. Of a
-tensor whose elements are single bytes apart from each other, it is known only whether any was written; one of
-255 alone cannot be told from one that was not.
-
-No memory is kept by it: what is looked at is what the model has at that moment.
+The comparison reads eight bytes at a time, so up to seven count as written with their neighbours. Of a
+tensor of single bytes that are apart, it is known only whether any was written. A single 255 cannot be
+distinguished from an unwritten byte. It keeps no memory alive: it looks at the model's current tensors.
 """
 
 import importlib
@@ -21,14 +19,15 @@ from typing import Any
 torch: Any = importlib.import_module("torch")
 
 WORD = 0x7FF3_FFA5_7F96_FFFF
-"""As one element of eight bytes; its last bytes are what smaller elements are filled with."""
+"""The pattern as an element of eight bytes; smaller elements are filled with its last bytes."""
 
 ENOUGH = 4
-"""How many tensors are found missing before the others are left alone. So who writes one and asks, again and
-again, does not read the whole model each time.
+"""Missing tensors found before a check stops.
+
+So a loop that writes one tensor and checks again does not read the whole model each time.
 """
 
-# Elements that are compared at a time, so that what the comparison takes of a full GPU is little.
+# Elements compared at a time, which bounds temporary memory on a full GPU.
 _STEP = 1 << 20
 
 _UNITS = ((8, "int64"), (4, "int32"), (2, "int16"), (1, "uint8"))
@@ -36,30 +35,30 @@ _UNITS = ((8, "int64"), (4, "int32"), (2, "int16"), (1, "uint8"))
 
 @dataclass(frozen=True)
 class Missing:
-    """A tensor that was not written, or not as a whole."""
+    """A tensor that was not written, or only in part."""
 
     name: str
     nbytes: int
-    """Of it that were not."""
+    """Its unwritten bytes."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was found."""
+    """Result of a check."""
 
     missing: list[Missing]
     is_all: bool
-    """Whether there is no more than that: not where there was enough."""
+    """Whether the list is complete; False if the check stopped early."""
 
 
 @dataclass
 class _Place:
-    """Memory that was filled."""
+    """A filled range of memory."""
 
     address: int
     nbytes: int
     names: list[str]
-    """Of the parameters that had it; tied ones are several."""
+    """Names of the parameters there; tied ones have several."""
 
 
 class Unwritten:
@@ -67,23 +66,21 @@ class Unwritten:
 
     def __init__(self) -> None:
         self.is_blind = False
-        """Whether there is anything whose memory cannot be seen, so that nobody can tell whether it was
-        written.
-        """
+        """Whether some memory cannot be seen, so that it is unknown whether it was written."""
         self.tensors = 0
-        """How many there were in the beginning."""
+        """Number of filled tensors."""
         self.nbytes = 0
-        """How many bytes of theirs."""
+        """Their bytes."""
         self._places: list[_Place] = []
         self._absent: set[str] = set()
 
     def begin(self, named: Iterable[tuple[str, Any]], ranges: Iterable[tuple[int, int]]) -> None:
-        """Fills these tensors as far as they lie in the ranges, whose bytes are gone; and forgets all others.
+        """Fills these tensors within the ranges, whose bytes are gone, and forgets all others.
 
         The ranges ascend.
         """
         self.forget()
-        # Until this has come to its end, nothing is known.
+        # Unknown until this has completed.
         self.is_blind = True
         places: dict[Any, _Place] = {}
         spans, is_blind, device = list(ranges), False, None
@@ -104,7 +101,7 @@ class Unwritten:
             elements.fill_(_of_size(elements.element_size()))
             places[key] = _Place(address, elements.nbytes, [name])
         if device is not None:
-            # Who writes next may do so on another stream.
+            # The next writer may use another stream.
             torch.cuda.synchronize(device)
         self._places = list(places.values())
         self.tensors = len(self._places) + len(self._absent)
@@ -112,10 +109,9 @@ class Unwritten:
         self.is_blind = is_blind or not self.tensors
 
     def look(self, named: Iterable[tuple[str, Any]]) -> Look:
-        """What is missing still; `named` are the tensors that the model has now.
+        """What is still missing; `named` are the model's current tensors.
 
-        One that lies elsewhere by now needs its old memory as little as that lasts. One that is not there for
-        now, in the midst of an update, does.
+        One that has moved does not need its old memory. One that is absent during an update still does.
         """
         now = {name: tensor for name, tensor in named if tensor.is_cuda}
         self._absent -= now.keys()
@@ -141,7 +137,7 @@ class Unwritten:
         return Look(missing, is_all=True)
 
     def clear(self, named: Iterable[tuple[str, Any]]) -> None:
-        """Zeroes what was not written, as memory is when it comes, and lets go of all."""
+        """Zeroes what was not written, like new memory, and forgets everything."""
         addresses = {place.address for place in self._places}
         for _, tensor in named:
             if tensor.is_cuda and tensor.data_ptr() in addresses and missing_bytes(tensor):
@@ -150,14 +146,14 @@ class Unwritten:
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of all."""
+        """Forgets everything."""
         self._places, self._absent = [], set()
         self.is_blind = False
         self.tensors = self.nbytes = 0
 
 
 def missing_bytes(tensor: Any) -> int:
-    """How many bytes of a tensor nobody has written since they were filled."""
+    """Bytes of a tensor that were not written since they were filled."""
     elements = _elements(tensor)
     unit = int(elements.element_size())
     parts = list(_parts(elements))
@@ -166,7 +162,7 @@ def missing_bytes(tensor: Any) -> int:
         counts[at : at + 1].copy_(torch.eq(part, _of_size(unit)).sum())
     # Waits for the GPU once.
     count = int(counts.sum().item())
-    # Single bytes are anything: only all of them together say something.
+    # Single bytes may have any value: only all of them together count.
     if unit == 1 and count < elements.numel():
         return 0
     return count * unit
@@ -179,12 +175,12 @@ def _is_within(address: int, spans: list[tuple[int, int]]) -> bool:
 
 def _of_size(unit: int) -> int:
     word = WORD & ((1 << 8 * unit) - 1)
-    # Bytes have no sign here, all others do.
+    # Bytes are unsigned here, all others signed.
     return word - (1 << 8 * unit) if unit > 1 and word >> (8 * unit - 1) else word
 
 
 def _parts(elements: Any) -> Iterator[Any]:
-    """Little by little, along the first dimension."""
+    """In steps along the first dimension."""
     rows = int(elements.shape[0])
     step = max(1, _STEP // max(1, elements.numel() // rows))
     for at in range(0, rows, step):
@@ -194,10 +190,10 @@ def _parts(elements: Any) -> Iterator[Any]:
 def _elements(tensor: Any) -> Any:
     """The tensor's memory in the largest units that fit.
 
-    Made from its storage, since what was made for inference may not be filled outside of that.
+    Made from its storage, since inference tensors may not be filled outside of inference mode.
     """
     size = tensor.element_size()
-    # What is expanded is there once.
+    # Expanded dimensions have one copy.
     shape, strides = zip(
         *((1 if stride == 0 else extent, stride) for extent, stride in _dimensions(tensor)), strict=True
     )
@@ -219,7 +215,7 @@ def _dimensions(tensor: Any) -> list[tuple[int, int]]:
 def _widened(
     shape: tuple[int, ...], strides: tuple[int, ...], unit: int, size: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The same memory in other units, if its rows can be cut into them; a row of its own may leave a rest."""
+    """The same memory in other units, if its rows can be divided; a single row may leave a rest."""
     if unit <= size:
         more = size // unit
         if more == 1:

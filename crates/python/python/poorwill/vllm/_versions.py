@@ -1,12 +1,11 @@
-"""Which vLLM poorwill knows, and what it needs of one.
+"""The vLLM versions that poorwill knows, and what it needs of each.
 
-A version is known by its number, and that is not enough: a build between two releases, or one that somebody
-has changed, has the number and not the functions. So `CONTRACT` lists what each hook needs, and `check` holds
-the modules of the running process against it before anything of them is replaced. What does not fit is
-refused at start, by a sentence that says what it is and what to do.
+A version number is not enough: a development build or a patched one has the number and not the functions. So
+`CONTRACT` lists what each hook needs, and `check` compares the running process's modules with it before any
+is replaced. A mismatch is refused at start, with the reason and a remedy.
 
-Nothing here imports vLLM: a process is asked for the modules that it has. The same list is held against the
-sources of the versions in `TESTED` by the tests, which find out in the same way (`Need.problem`).
+Nothing here imports vLLM: it looks at modules that are imported already. The tests compare the same list
+with the sources of the versions in `TESTED`, by the same rule (`Need.problem`).
 """
 
 import importlib.metadata
@@ -23,21 +22,21 @@ from poorwill._native import PoorwillError
 Version = tuple[int, int, int]
 
 OLDEST: Version = (0, 20, 0)
-"""The first that is known."""
+"""First known version."""
 TOO_NEW: Version = (0, 34, 0)
-"""The first that is not known any more."""
+"""First version that is not known any more."""
 REGISTRY: Version = (0, 25, 0)
-"""The first with a registry of backends, and so with `--sleep-mode-backend`."""
+"""First with a registry of backends, and so with `--sleep-mode-backend`."""
 TESTED = (
     *("0.20.0", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0"),
     *("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
 )
-"""Those whose sources the contract is held against."""
+"""Versions whose sources the contract is checked against."""
 RUN = ("0.20.2", "0.33.0")
 """Those of them whose code the tests run with ours."""
 
 TAGS = frozenset({"weights", "kv_cache", "runtime", "workspace", "cudagraph", "default"})
-"""What vLLM calls the memory that it takes; a sleep has to know what to do with each."""
+"""vLLM's tags of memory; a sleep needs a policy for each."""
 
 _RELEASE = re.compile(
     r"v?(\d{1,9}(?:\.\d{1,9})+)"
@@ -48,42 +47,46 @@ _RELEASE = re.compile(
 
 
 class UnsupportedVllmError(PoorwillError):
-    """This vLLM is not one that poorwill can work in.
+    """Poorwill cannot work in this vLLM.
 
-    No `ImportError`: it may be raised while vLLM imports a module, and vLLM does without some that fail so.
+    Not an `ImportError`: it may be raised during an import of vLLM's, and vLLM ignores some of those.
     """
 
 
 WITHOUT_SLEEP = "unset POORWILL_SLEEP_MODE or choose --sleep-mode-backend cumem"
 WITHOUT_OFFLOAD = "unset POORWILL_OFFLOAD"
 WITHOUT_TRITON = "unset POORWILL_TRITON"
-"""How to do without poorwill, for whoever chose one of them."""
+"""How to run without poorwill."""
 
 Kind = Literal["value", "field", "function", "method", "classmethod", "staticmethod", "kernel"]
 
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that has to be there in vLLM, as a hook uses it.
+    """One thing that a hook needs in vLLM.
 
-    A `value` is anything that can be read. A `field` is an attribute of instances, which `__init__` may set:
-    of a class one cannot tell, so that only the tests look. The others can be called, and methods are found
-    in a class. A `kernel` is one of Triton's that is tuned, and may have other parameters.
+    - `value`: can be read.
+    - `field`: an attribute of instances that `__init__` may set. A class does not show it, so only the tests
+      check it.
+    - `method`: is found in a class, and can be called like the remaining kinds.
+    - `kernel`: a tuned Triton kernel, which may have other parameters.
     """
 
     module: str
     qualname: str
     kind: Kind
     parameters: tuple[str, ...] = ()
-    """What we pass or are passed, in order and without `self`; `*args` and `**kwargs` by these names. What it
-    has beyond these must have a default."""
+    """Parameters that we pass or receive, in order, without `self`; `*args` and `**kwargs` by these names.
+
+    Further ones must have defaults.
+    """
     is_whole: bool = False
-    """Whether there may be no other parameter: what stands in its place takes these and no more."""
+    """Whether further parameters are refused: the hook takes exactly these."""
     is_async: bool = False
     since: Version = OLDEST
-    """The first version that has it."""
+    """First version that has it."""
     until: Version = TOO_NEW
-    """The first that has it no more."""
+    """First version without it again."""
 
     @property
     def name(self) -> str:
@@ -125,7 +128,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in the place of a need: of what can be called, how; without `self` and `cls`."""
+    """What was found for a need, with the parameters of callables, without `self` and `cls`."""
 
     kind: Kind
     parameters: tuple[inspect.Parameter, ...] = ()
@@ -153,7 +156,7 @@ def _contract() -> Iterator[Need]:
     yield need("DEFAULT_PLUGINS_GROUP", "value")
     yield need("load_general_plugins", "function")
 
-    # Where poorwill is chosen, and everything refused that does not go with it.
+    # Where poorwill is chosen, and conflicting settings are refused.
     need = _in_module("vllm.platforms.cuda")
     yield need("CudaPlatformBase.check_and_update_config", "classmethod", "vllm_config", is_whole=True)
     need = _in_module("vllm.config.parallel")
@@ -168,7 +171,7 @@ def _contract() -> Iterator[Need]:
     yield need("ModelConfig.enable_nccl_comm_suspend", "field", since=(0, 30, 0))
     yield Need("vllm.config.vllm", "VllmConfig.use_cumem_cudagraph_pool", "field", since=(0, 32, 0))
 
-    # KV connectors: which is chosen, and what it does for a sleep.
+    # KV connectors: which is chosen, and its part in a sleep.
     need = _in_module("vllm.config.vllm")
     yield need("VllmConfig.kv_transfer_config", "field")
     yield need("VllmConfig._verify_kv_transfer_compat", "method", is_whole=True, since=(0, 21, 0))
@@ -192,14 +195,14 @@ def _contract() -> Iterator[Need]:
     yield need(f"{connector}.restore_kv_caches", "method", **unregisters)
     yield need(f"{connector}.get_mem_pool_context", "method", is_whole=True, since=(0, 31, 0))
 
-    # The allocator whose place ours takes.
+    # The allocator that ours replaces.
     need = _in_module("vllm.device_allocator.cumem")
     yield need("cumem_available", "value")
     yield need("CuMemAllocator.get_instance", "staticmethod", is_whole=True)
     yield need("CuMemAllocator.instance", "value")
     yield need("CuMemAllocator.default_tag", "value")
 
-    # Pools for state and for LoRA's adapters, and what is loaded and made elsewhere without them.
+    # Pools for state and for LoRA's adapters, and their allocations in versions without pools.
     need = _in_module("vllm.device_allocator")
     yield need("DEFERRABLE_TAGS", "value", since=(0, 32, 0))
     need = _in_module("vllm.v1.worker.lora_model_runner_mixin")
@@ -223,7 +226,7 @@ def _contract() -> Iterator[Need]:
     ):
         yield need(f"{base}.{flag}", "classmethod", is_whole=True, since=REGISTRY)
 
-    # The worker that ours derives from.
+    # The base class of our worker.
     need = _in_module("vllm.v1.worker.gpu_worker")
     names = ("vllm_config", "local_rank", "rank", "distributed_init_method", "is_driver_worker")
     yield need("Worker.__init__", "method", *names)
@@ -256,7 +259,7 @@ def _contract() -> Iterator[Need]:
         yield need(f"Worker.{method}", "value", since=(0, 32, 0))
     yield need("Worker._get_sleep_mode_backend", "method", is_whole=True, since=REGISTRY, until=(0, 30, 0))
     yield need("Worker.sleep_mode_backend", "value", since=(0, 30, 0))
-    # The connector of its process, by the names under which it looks that up.
+    # The connector of its process, by the names that it is looked up by.
     yield need("has_kv_transfer_group", "value")
     yield need("get_kv_transfer_group", "value")
     yield need("suspend_device_comms", "value", since=(0, 30, 0))
@@ -265,7 +268,7 @@ def _contract() -> Iterator[Need]:
     yield need("CUDAGraphMode", "value")
     for function in ("maybe_apply_startup_plan", "maybe_save_startup_plan"):
         yield need(function, "value", since=(0, 26, 0))
-    # What the worker measures with, by the names under which it looks them up.
+    # What the worker measures with, by the names that it is looked up by.
     yield need("MemorySnapshot", "value")
     yield need("memory_profiling", "function", "baseline_snapshot", "weights_memory")
     yield need("request_memory", "function", "init_snapshot", "cache_config")
@@ -282,7 +285,7 @@ def _contract() -> Iterator[Need]:
     yield need("GPUModelRunner.speculator", "field")
     yield need("init_kv_cache", "value")
 
-    # The budget: what a snapshot says.
+    # The budget: fields of a snapshot.
     need = _in_module("vllm.utils.mem_utils")
     yield need("MemorySnapshot.measure", "method", is_whole=True)
     for field in (
@@ -294,14 +297,14 @@ def _contract() -> Iterator[Need]:
         yield Need(module, "GPUModelRunner.profile_cudagraph_memory", "method", is_whole=True)
         yield Need(module, "GPUModelRunner.profile_run", "method")
         yield Need(module, "GPUModelRunner.capture_model", "method")
-    # Whether its estimate of graphs comes out of the KV cache.
+    # Whether its estimate of graphs is subtracted from the KV cache.
     yield Need("vllm.envs", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "value")
     need = _in_module("vllm.config.compilation")
     for field in ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"):
         yield need(f"CompilationConfig.{field}", "field")
     yield Need("vllm.config.scheduler", "SchedulerConfig.max_num_batched_tokens", "field")
 
-    # The engine's core, and the executor that it sends to its workers through.
+    # The engine's core, and the executor that calls its workers.
     need = _in_module("vllm.v1.engine.core")
     rpc = ("method", "timeout", "args", "kwargs")
     yield need("EngineCore.sleep", "method", "level", "mode", is_whole=True)
@@ -370,7 +373,7 @@ def _contract() -> Iterator[Need]:
 
 
 def _offload_contract() -> Iterator[Need]:
-    """Where weights are offloaded; nobody else looks at these modules."""
+    """For offloaded weights only."""
     package = "vllm.model_executor.offloader"
     need = _in_module(f"{package}.base")
     yield need("create_offloader", "function", "offload_config", is_whole=True)
@@ -410,20 +413,20 @@ def _offload_contract() -> Iterator[Need]:
     for field in ("_cpu_storage", "_gpu_buffer", "_param_name", "_param_deleted", "offloaded_bytes"):
         yield need(f"_CpuParamOffloader.{field}", "field")
 
-    # Where parameters are taken to the device, changed, and put back.
+    # Where parameters are moved to the device, changed, and moved back.
     need = _in_module("vllm.model_executor.model_loader.utils")
     yield need("device_loading_context", "function", "module", "target_device", is_whole=True)
 
     yield Need("vllm.config", "get_current_vllm_config_or_none", "function", is_whole=True)
     yield Need("vllm.config.parallel", "ParallelConfig.enable_eplb", "field")
 
-    # Who asks for an offloader, by a name of its own.
+    # Callers of `create_offloader` with a name of their own.
     yield Need("vllm.v1.worker.gpu_model_runner", "create_offloader", "value")
     yield Need("vllm.v1.worker.gpu.model_runner", "create_offloader", "value", since=(0, 28, 0))
 
 
 def _triton_contract() -> Iterator[Need]:
-    """Where kernels are tuned within the GPU's shared memory: what is estimated from."""
+    """Kernels tuned within the GPU's shared memory: the inputs of the estimates."""
     yield Need("vllm.triton_utils", "HAS_TRITON", "value")
     yield Need("vllm.envs", "VLLM_TRITON_FORCE_FIRST_CONFIG", "value", since=(0, 24, 0))
     moved: Version = (0, 26, 0)
@@ -451,7 +454,7 @@ def parse(version: str, instead: str = WITHOUT_SLEEP) -> Version:
 
 
 def known(version: str, instead: str = WITHOUT_SLEEP) -> Version:
-    """The same, if it is a release that is known. `instead` is how to do without poorwill."""
+    """The same, if it is a known release. `instead` is how to run without poorwill."""
     release = parse(version, instead)
     if not OLDEST <= release < TOO_NEW:
         newer = release >= TOO_NEW
@@ -465,7 +468,7 @@ def known(version: str, instead: str = WITHOUT_SLEEP) -> Version:
 
 
 def running() -> str:
-    """The version of the vLLM in this process, or of the one that it would import, as vLLM spells it."""
+    """Version of this process's vLLM, or of the one that it would import, in vLLM's spelling."""
     module = sys.modules.get("vllm.version")
     said = getattr(module, "__version__", None)
     if isinstance(said, str):
@@ -477,16 +480,15 @@ def running() -> str:
 
 
 def needs(version: str, module: str | None = None, instead: str = WITHOUT_SLEEP) -> list[Need]:
-    """What is needed of this version, or of one of its modules."""
+    """The needs of this version, or of one of its modules."""
     release = known(version, instead)
     return [need for need in CONTRACT if module in (None, need.module) and need.concerns(release)]
 
 
 def check(version: str, module: ModuleType, instead: str = WITHOUT_SLEEP) -> None:
-    """Raises `UnsupportedVllmError` unless this module of vLLM has all that is needed of it.
+    """Raises `UnsupportedVllmError` unless this module of vLLM has everything needed of it.
 
-    It has to run before anything of the module is replaced. Where nothing is needed of the module, the
-    version alone is looked at.
+    Call it before anything of the module is replaced. Without needs only the version is checked.
     """
     for need in needs(version, module.__name__, instead):
         try:
@@ -501,19 +503,19 @@ def check(version: str, module: ModuleType, instead: str = WITHOUT_SLEEP) -> Non
 
 
 def refuse_missing(version: str, module: str, instead: str = WITHOUT_SLEEP) -> None:
-    """Raises `UnsupportedVllmError` if something is needed of this module of vLLM, which there is not."""
+    """Raises `UnsupportedVllmError` if this missing module of vLLM is needed."""
     if needs(version, module, instead):
         raise _unsupported(version, f"the module {module} is missing", instead)
 
 
 def refuse_unexpected(version: str, module: str, instead: str) -> None:
-    """The same for a module that there is, and of which nothing is known in this version."""
+    """The same for an existing module that is unknown in this version."""
     if not needs(version, module, instead):
         raise _unsupported(version, f"the module {module} is not expected in it", instead)
 
 
 def tuner_of(kernel: Any) -> Any:
-    """The autotuner of a kernel of Triton's, above heuristics or below; `None` where there is none."""
+    """The autotuner of a Triton kernel, above heuristics or below; `None` without one."""
     while kernel is not None and not (hasattr(kernel, "configs") and hasattr(kernel, "early_config_prune")):
         kernel = getattr(kernel, "fn", None)
     return kernel

@@ -1,4 +1,4 @@
-"""Functions of vLLM's objects and modules that do more for a while."""
+"""Temporary wrappers of functions of vLLM's objects and modules."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Has a function of an object or a module wrapped for a while, if there is one."""
+    """Wraps a function of an object or a module for a while, if it has one."""
     if not hasattr(owner, name):
         yield
         return

@@ -1,8 +1,7 @@
-"""What vLLM's workers call in the place of `CuMemAllocator`: pools by tag, sleep, wake, discard.
+"""The replacement of vLLM's `CuMemAllocator` in its workers: pools by tag, sleep, wake, discard.
 
-One for each process, as vLLM's own, over one arena of the worker's GPU. Methods and their meaning are
-`CuMemAllocator`'s as of 0.20 and 0.33; what differs is said where it does. What has happened is in `events`,
-for whoever keeps count.
+One for each process, over one arena of the worker's GPU. Methods and their meaning are `CuMemAllocator`'s as
+of 0.20 and 0.33, except where noted. `events` has what happened, for metrics.
 """
 
 import contextlib
@@ -17,22 +16,22 @@ from poorwill._native import Arena, PoorwillError, Preparation
 from poorwill.vllm._events import Events
 
 DEFERRABLE = ("weights", "kv_cache")
-"""What a wake by tag may leave asleep. Every wake brings back all else."""
+"""Tags that a wake by tag may leave asleep. Every wake brings back all others."""
 
 _DROPPED = ("kv_cache", "workspace")
-"""What no sleep keeps."""
+"""Tags that every sleep drops."""
 
 
 @dataclass(frozen=True)
 class AllocationData:
-    """A segment of memory, as vLLM's allocator tells of what it has allocated; to look at."""
+    """A segment of memory, in the form of vLLM's allocator, to read only."""
 
     handle: tuple[int, int, int, int]
-    """The GPU, the bytes and the address; and 0 for the driver's handle, which is nobody's to unmap."""
+    """The GPU, the bytes, the address, and 0 for the driver's handle, which callers must not unmap."""
     tag: str
     is_asleep: bool
     cpu_backup_tensor: None = None
-    """Always: a backup is not a tensor."""
+    """Always None: a backup is not a tensor."""
 
 
 class Allocator:
@@ -40,7 +39,7 @@ class Allocator:
 
     instance: ClassVar["Allocator | None"] = None
     stock: ClassVar[Any] = None
-    """vLLM's class, whose place this one has taken."""
+    """vLLM's class that this one replaced."""
     default_tag: str = "default"
 
     def __init__(self, arena: Arena, *, wake_timeout_s: float = 0.0) -> None:
@@ -53,7 +52,7 @@ class Allocator:
         self._renamed: dict[str, str] = {}
         self._current_tag = self.default_tag
         self._level: int | None = None
-        # Scratch memory that holds nothing from one step to the next.
+        # Scratch memory holds nothing from one step to the next.
         arena.declare("workspace", level1="drop", level2="drop", dropped="undefined")
 
     @classmethod
@@ -67,9 +66,9 @@ class Allocator:
         keep_backups: bool = True,
         wake_timeout_s: float = 0.0,
     ) -> "Allocator":
-        """Makes the process's allocator, over an arena with these limits.
+        """Opens the process's allocator, over an arena with these limits.
 
-        One that an engine has left takes its leave: the next engine has limits of its own.
+        One that an engine has left is closed: the next engine has its own limits.
         """
         if cls.instance is not None:
             if cls.instance.arena.device != device:
@@ -78,7 +77,7 @@ class Allocator:
                     f"has one such GPU: start the engine on {device} in a process of its own"
                 )
             if cls.instance.get_current_usage() > 0:
-                # vLLM refuses that, in its own words, when it loads the weights.
+                # vLLM refuses that itself, when it loads the weights.
                 return cls.instance
             cls.instance.arena.close()
             cls.instance = None
@@ -97,9 +96,7 @@ class Allocator:
 
     @staticmethod
     def get_instance() -> "Allocator":
-        """The process's allocator. Where no worker has opened one, it is opened over the current GPU, without
-        limits.
-        """
+        """The process's allocator; opened over the current GPU without limits if no worker opened one."""
         if Allocator.instance is None:
             torch: Any = importlib.import_module("torch")
             return Allocator.open(f"cuda:{torch.cuda.current_device()}")
@@ -107,11 +104,11 @@ class Allocator:
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
-        """What PyTorch allocates in the context sleeps by this tag."""
+        """PyTorch's allocations in the context sleep by this tag."""
         from poorwill.torch import Pool
 
         name = self.default_tag if tag is None else tag
-        # Weights are quantised expert by expert, with a hundred thousand operations and more.
+        # Weights are quantised expert by expert, in a hundred thousand operations and more.
         watch: Literal["operations", "segments"] = "segments" if name == "weights" else "operations"
         before, self._current_tag = self._current_tag, self._renamed.get(name, name)
         try:
@@ -122,7 +119,7 @@ class Allocator:
 
     @contextlib.contextmanager
     def renaming(self, tags: dict[str, str]) -> Iterator[None]:
-        """While it lasts, whoever asks for a pool by one of these tags gets the other."""
+        """Makes requests for a pool by one of these tags use the other, in the context."""
         before = self._renamed
         self._renamed = {**before, **tags}
         try:
@@ -132,16 +129,16 @@ class Allocator:
 
     @contextlib.contextmanager
     def cudagraph_pool(self) -> Iterator[tuple[int, int]]:
-        """The pool for graphs that are captured in the context. They sleep as `cudagraph`."""
+        """A pool for graphs that are captured in the context. They sleep as `cudagraph`."""
         if self._graph_pool is None:
             self._graph_pool = self.arena.graph_pool()
         yield self._graph_pool
 
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
-        """Puts everything to sleep, and keeps the bytes of `offload_tags` and no others, as vLLM's does; of
-        the engine's own sleep (`sleeping_by`) what its level says.
+        """Puts everything to sleep and backs up `offload_tags` only, like vLLM's.
 
-        Raises SleepError, with everything awake as before, or with a report of what was not given back.
+        In the engine's own sleep (`sleeping_by`) the level decides. Raises SleepError, with everything awake
+        as before, or with a report of what was not released.
         """
         if self._level is not None:
             self.suspend(self._level)
@@ -166,7 +163,7 @@ class Allocator:
 
     @contextlib.contextmanager
     def sleeping_by(self, level: int) -> Iterator[None]:
-        """While it lasts, a sleep is the engine's, at this level."""
+        """Marks a sleep in the context as the engine's, at this level."""
         before, self._level = self._level, level
         try:
             yield
@@ -174,17 +171,19 @@ class Allocator:
             self._level = before
 
     def suspend(self, level: int) -> None:
-        """Puts everything to sleep as the engine does: the weights are kept at level 1 and dropped at level
-        2, and runtime state, graphs and whatever has a tag of its own are kept at both.
+        """Puts everything to sleep as the engine does.
 
-        Raises SleepError, with everything awake as before, or with a report of what was not given back.
+        Weights are backed up at level 1 and dropped at level 2. Runtime state, graphs and other tags are
+        backed up at both. Raises SleepError, with everything awake as before, or with a report of what was
+        not released.
         """
         with self.events.of("sleep") as event:
             event.slept(self.arena.sleep(level))
 
     def discard(self, tags: Sequence[str]) -> None:
-        """Drops the memory of awake tags with its bytes. Those that sleep stay as they are; raises
-        PoorwillError for one that sleeps with a backup.
+        """Drops the memory and bytes of awake tags. Sleeping ones stay as they are.
+
+        Raises PoorwillError for one that sleeps with a backup.
         """
         states = self.arena.state()
         names = self._names(tags)
@@ -200,10 +199,10 @@ class Allocator:
                 event.slept(self.arena.discard(awake))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Brings everything back, or all but those of `DEFERRABLE` that are not named.
+        """Wakes everything, or all but those of `DEFERRABLE` that are not named.
 
-        Raises ValueError for a tag that there is not, and WakeError or OutOfMemoryError with everything
-        asleep as before.
+        Raises ValueError for an unknown tag. Raises WakeError or OutOfMemoryError with everything asleep as
+        before.
         """
         asleep = self.sleeping()
         if tags is not None:
@@ -218,10 +217,10 @@ class Allocator:
         if not asleep:
             return
         with self.events.of("wake") as event:
-            # Without a timeout others' memory is not waited for, but the engine's own work is.
+            # Without a timeout it waits for the engine's own work, not for others' memory.
             report = self.arena.wake(asleep, timeout=self._wake_timeout_s or None)
             event.woken(report)
-        # Nobody writes scratch memory again before it is used, and nobody has to.
+        # Scratch memory needs no rewrite: it is written before each use.
         scratch = [tag for tag in report.undefined_tags if tag in _DROPPED]
         if scratch:
             self.arena.mark_restored(scratch)
@@ -230,14 +229,12 @@ class Allocator:
 
     @property
     def current_tag(self) -> str:
-        """What memory is called that is allocated in the pool that is in use, or would be in one without a
-        tag.
-        """
+        """The tag of allocations in the current pool, or of a pool without a tag."""
         return self._current_tag
 
     @property
     def pointer_to_data(self) -> Mapping[int, AllocationData]:
-        """What there is at each address by now."""
+        """The segment at each address, now."""
         ordinal = int(self.arena.device.removeprefix("cuda:"))
         asleep = set(self.sleeping())
         return MappingProxyType(
@@ -259,11 +256,11 @@ class Allocator:
         return [tag for tag, state in self.arena.state().items() if state not in ("awake", "undefined")]
 
     def undefined(self) -> list[str]:
-        """The tags that are awake without the bytes that they had."""
+        """The tags that are awake without their former bytes."""
         return [tag for tag, state in self.arena.state().items() if state == "undefined"]
 
     def prepare(self) -> Preparation:
-        """Begins to back up what a sleep at level 1 keeps, in the background."""
+        """Starts to back up what a sleep at level 1 keeps, in the background."""
         return self.arena.prepare_sleep(1)
 
     def get_current_usage(self) -> int:
@@ -272,14 +269,14 @@ class Allocator:
         return self.arena.stats().live_bytes
 
     def release_pools(self) -> None:
-        """Lets go of graphs' memory, and of all that nobody uses."""
+        """Releases graphs' memory, and all unused memory."""
         self._graph_pool = None
         self.settle()
 
     close = release_pools
 
     def ranges(self, tag: str | None = None) -> list[tuple[int, int]]:
-        """From where to where there is memory that sleeps, or that sleeps by this tag, in ascending order."""
+        """Address ranges of memory that sleeps, or that sleeps by this tag, in ascending order."""
         return [
             (segment["addr"], segment["addr"] + segment["bytes"])
             for segment in self.arena.snapshot()
@@ -287,7 +284,7 @@ class Allocator:
         ]
 
     def settle(self) -> None:
-        """Gives back what PyTorch caches here, and all that serves no byte."""
+        """Releases what PyTorch caches here, and all that serves no byte."""
         from poorwill.torch import settle
 
         settle(self.arena.device)

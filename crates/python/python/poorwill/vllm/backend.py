@@ -1,6 +1,6 @@
-"""The sleep-mode backend `poorwill`, for a vLLM that has a registry of them (0.25 and later).
+"""The sleep-mode backend `poorwill`, for vLLM's registry of backends (0.25 and later).
 
-It asks the same allocator that the worker's pools are of, as vLLM's own backend does.
+It uses the allocator of the worker's pools, as vLLM's own backend does.
 """
 
 import importlib
@@ -16,8 +16,9 @@ class Backend(_stock.SleepModeBackend):  # type: ignore[misc]
     """Puts an engine's memory to sleep with Poorwill."""
 
     def suspend(self, level: int = 1) -> None:
-        """Puts everything to sleep; at level 2 the weights are dropped. Raises SleepError, with everything
-        awake as before, or with a report of what was not given back.
+        """Puts everything to sleep; level 2 drops the weights.
+
+        Raises SleepError, with everything awake as before, or with a report of what was not released.
         """
         try:
             Allocator.get_instance().suspend(level)
@@ -25,7 +26,7 @@ class Backend(_stock.SleepModeBackend):  # type: ignore[misc]
             self._look()
 
     def resume(self, tags: list[str] | None = None) -> None:
-        """Wakes everything, or all but what of the weights and the KV cache is not named."""
+        """Wakes everything, or all but the weights and the KV cache where they are not named."""
         self._state = "RESUMING"
         try:
             Allocator.get_instance().wake_up(tags)
@@ -33,7 +34,7 @@ class Backend(_stock.SleepModeBackend):  # type: ignore[misc]
             self._look()
 
     def discard(self, tags: tuple[str, ...]) -> None:
-        """Drops the memory of these tags with its bytes."""
+        """Drops the memory and bytes of these tags."""
         try:
             Allocator.get_instance().discard(tags)
         finally:
@@ -53,12 +54,12 @@ class Backend(_stock.SleepModeBackend):  # type: ignore[misc]
 
     @classmethod
     def preserves_communicators(cls) -> bool:
-        """Their memory is not the pools', and stays."""
+        """Their memory is outside of the pools, and stays."""
         return True
 
     @classmethod
     def preserves_compiled_artifacts(cls) -> bool:
-        """The process and its context live on, and with them every kernel."""
+        """The process and its context stay, and with them every kernel."""
         return True
 
     @classmethod

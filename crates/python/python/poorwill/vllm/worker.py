@@ -1,10 +1,13 @@
-"""vLLM's worker, with memory that sleeps by Poorwill.
+"""vLLM's worker with memory that sleeps by Poorwill.
 
-The configuration names this class (`_platform`), and vLLM makes it in the processes where its own would be.
-It opens the allocator once the GPU and the engine's share of it are known, has the weights backed up in the
-background when the engine has started, refuses a sleep that would not give the weights' memory back, knows
-which weights were written since a wake from level 2, and answers what the engine's core asks it by name
-(`poorwill_status`, `poorwill_prepare`, `poorwill_drop_backups`, `poorwill_mark_restored`).
+The configuration names this class (`_platform`), and vLLM creates it in place of its own. It:
+
+- opens the allocator once the GPU and the engine's share of it are known;
+- backs up the weights in the background after the start;
+- refuses a sleep that would not release the weights' memory;
+- knows which weights were written since a wake from level 2;
+- answers the engine's core by name: `poorwill_status`, `poorwill_prepare`, `poorwill_drop_backups`,
+  `poorwill_mark_restored`.
 """
 
 import contextlib
@@ -41,30 +44,30 @@ torch: Any = importlib.import_module("torch")
 logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill")
 
 COVERED_AT_LEAST = 0.9
-"""Of the weights' bytes, the share that a sleep has to give back."""
+"""Least share of the weights' bytes that a sleep has to release."""
 
 _LESS_OR_MORE = (
     f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, take a smaller or "
     "quantized model, or spread it over more GPUs"
 )
 
-# How many of the weights that are missing are named.
+# Most missing weights that are named.
 _NAMED = 3
 
-# What vLLM says where less is free after a sleep than before, and in which class of error.
+# vLLM's message and error class where less memory is free after a sleep than before.
 _LESS_FREE = "Memory usage increased after sleeping."
 
 _vllm = _generations.chosen()
 
 
 class Worker(gpu_worker.Worker):  # type: ignore[misc]
-    """vLLM's worker. What is overridden calls the original."""
+    """vLLM's worker. Overridden methods call the original."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _hooks.refuse()
         for module in (_memory, _cumem):
             _versions.check(_versions.running(), module)
-        # A process that was started afresh has decided nothing, and drafters are configured in it.
+        # A spawned process has decided nothing itself, and configures drafters.
         _platform.note_chosen()
         super().__init__(*args, **kwargs)
         self._environment = _environment.read()
@@ -73,9 +76,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._envelope: Envelope | None = None
         self._graphs: Graphs | None = None
         self._unwritten = Unwritten()
-        # What was lost of the weights when it was looked last.
+        # Lost ranges of the weights at the last check.
         self._lost: list[tuple[int, int]] = []
-        # Whether this worker has opened the allocator, and not found one that another engine has in use.
+        # Whether this worker opened the allocator, instead of finding one that another engine uses.
         self._is_its_owner = False
         self._has_warned = False
 
@@ -84,9 +87,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def init_device(self) -> None:
         _budget.install(_memory)
         if Allocator.instance is not None:
-            # What an engine before this one has left is free before vLLM measures what is.
+            # What an earlier engine left is freed before vLLM measures.
             Allocator.instance.settle()
-        # Whoever asks vLLM for its allocator from now on gets ours.
+        # From now on vLLM's allocator is ours.
         if _cumem.CuMemAllocator is not Allocator:
             Allocator.stock, _cumem.CuMemAllocator = _cumem.CuMemAllocator, Allocator
         try:
@@ -112,7 +115,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         )
         self._is_its_owner = self._allocator is not before
         if self._is_its_owner:
-            # It outlives the worker, which it must not keep.
+            # It outlives the worker and must not keep it alive.
             expect = weakref.WeakMethod(self._expect_weights)
             self._allocator.when_dropped = lambda tags: _call(expect(), tags)
         arena = self._allocator.arena
@@ -134,7 +137,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
                 if not envelope.is_bounding:
                     raise
                 raise envelope.refused(error, _LESS_OR_MORE) from error
-        # Scales and caches come back as they were, or zeroed; calibrated scales would be lost by this.
+        # Scales and caches wake as they were, or zeroed; this would lose calibrated scales.
         if _vllm.resets_scales:
             self.model_runner.init_fp8_kv_scales = _nothing
         self._warn_of_shortage()
@@ -148,7 +151,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         envelope.refuse_cache_beside(loaded, "with the weights loaded", graphs.least_bytes)
         with graphs.profiled():
             available = int(super().determine_available_memory())
-        # What a pass takes is known now, and vLLM has not reckoned with it if the cache's size was given.
+        # The cost of a pass is known now, and vLLM ignores it if the cache's size was given.
         passed = _memory.MemorySnapshot(device=self.device)
         envelope.refuse_cache_beside(passed, "after a pass of the model", graphs.least_bytes)
         return graphs.left_for_cache(available)
@@ -157,7 +160,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if _vllm.has_state_pool:
             super().initialize_from_config(*args, **kwargs)
             return
-        # The cache itself is dropped by a sleep; what is made around it is state, and has to survive.
+        # A sleep drops the cache itself; what is made around it is state, and has to survive.
         with contextlib.ExitStack() as stack:
             makers = _vllm.cache_makers(self.model_runner)
             if makers:
@@ -169,7 +172,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             super().initialize_from_config(*args, **kwargs)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> Any:
-        # Asked for when there is a connector, and before anything is allocated for the cache.
+        # vLLM asks with a connector, before anything is allocated for the cache.
         if problem := _connectors.pool_problem(gpu_worker):
             raise _platform.ConfigurationError(problem)
         return super()._maybe_get_memory_pool_context(tag)
@@ -185,7 +188,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         if self._preparation is not None:
-            # What is left of it is for nobody.
+            # The rest of it is not needed any more.
             self._preparation.cancel()
         self._unwritten.forget()
         try:
@@ -196,15 +199,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     @staticmethod
     def _give_place_back() -> None:
-        """The next engine of this process may be to sleep with vLLM's own."""
+        """The next engine of this process may use vLLM's own sleep."""
         if Allocator.stock is not None:
             _cumem.CuMemAllocator = Allocator.stock
 
     # Sleeping and waking
 
     def sleep(self, level: int = 1) -> None:
-        # A preparation that has ended was before this, and weights may have been written with nobody asking
-        # since.
+        # A preparation that ended was before this; weights may have been written since.
         self._note_preparation(wait=False)
         self._missing()
         self._refuse_uncovered()
@@ -213,7 +215,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         torch.cuda.empty_cache()
         before = self.allocator.sleeping()
         if "weights" in before:
-            # vLLM would read the model's buffers, whose memory is gone. What it saved of them it still has.
+            # vLLM would read the model's buffers, whose memory is gone. It still has the copies that it
+            # saved.
             self._suspend(level)
             return
         try:
@@ -222,9 +225,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         except BaseException as error:
             after = self.allocator.sleeping()
             if "weights" not in after:
-                # What was saved for this sleep's wake must not be written by another's.
+                # Another wake must not write what was saved for this one.
                 self._forget_saved()
-            # vLLM compares the device's free memory, which other processes move. What we gave back is known.
+            # vLLM compares the device's free memory, which other processes change. What we released is known.
             is_of_others = isinstance(error, AssertionError) and str(error) == _LESS_FREE
             if not is_of_others or after == before:
                 raise
@@ -234,7 +237,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if tags is None or "weights" in tags or not _vllm.restores_at_any_wake:
             super().wake_up(tags)
             return
-        # What was saved belongs into the weights, which are not there yet.
+        # The saved buffers belong to the weights, which are not there yet.
         saved = self._forget_saved()
         try:
             super().wake_up(tags)
@@ -260,7 +263,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     # What the engine's core asks by name
 
     def poorwill_status(self) -> dict[str, Any]:
-        """Where this rank's memory is, and what has happened to it since this was asked last."""
+        """Where this rank's memory is, and the events since the last call."""
         allocator = self.allocator
         self._note_preparation(wait=False)
         looked = self._missing()
@@ -270,29 +273,27 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "state": dict(allocator.arena.state()),
             "sleeping": allocator.sleeping(),
             "undefined": allocator.undefined(),
-            "unwritten": None if looked is None else self._told(looked),
+            "unwritten": None if looked is None else self._as_dict(looked),
             "host_bytes": allocator.arena.stats().backup_bytes,
-            "uncovered_bytes": allocator.events.uncovered_bytes,
+            "unaccounted_bytes": allocator.events.unaccounted_bytes,
+            # Until the next release: the old name.
+            "uncovered_bytes": allocator.events.unaccounted_bytes,
             "events": allocator.events.take(),
         }
 
     def poorwill_mark_restored(self) -> list[str]:
-        """Says that the weights are whole, whatever was written of them. Returns what was undefined until
-        now.
-        """
+        """Marks the weights as complete, whatever was written. Returns the tags that were undefined."""
         allocator = self.allocator
         if "weights" in allocator.undefined():
-            # Not a number where there were zeros would be worse than either.
+            # NaN instead of zeros would be worse than either.
             self._unwritten.clear(parameters(self.model_runner.model))
         return allocator.arena.mark_restored(allocator.undefined())
 
     def poorwill_prepare(self, wait: bool = False) -> dict[str, Any] | None:
-        """Begins to back up what a sleep at level 1 would, and waits for its end if told so. Returns its
-        report then.
-        """
+        """Starts to back up what a sleep at level 1 would. With `wait` it returns the report at the end."""
         self._note_preparation(wait=False)
         if self._preparation is not None:
-            # What it has done so far is kept, and told of.
+            # Finished backups stay and are reported.
             self._preparation.cancel()
             with contextlib.suppress(PoorwillError):
                 self._note_preparation(wait=True)
@@ -301,9 +302,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         return None if report is None else report.as_dict()
 
     def poorwill_drop_backups(self) -> int:
-        """Lets go of the backups of what is awake, and of a preparation, and gives their host memory back.
-        Returns how many bytes that was.
-        """
+        """Drops the backups of awake memory and of a preparation. Returns the host bytes released."""
         dropped = self.allocator.arena.drop_backups()
         self._note_preparation(wait=False)
         return dropped
@@ -312,7 +311,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     @property
     def allocator(self) -> Allocator:
-        """What this rank's memory is of."""
+        """The owner of this rank's memory."""
         if self._allocator is None:
             raise PoorwillError("the worker has no GPU yet: vLLM calls init_device first")
         return self._allocator
@@ -334,7 +333,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._unwritten.begin(parameters(self.model_runner.model), self.allocator.ranges("weights"))
 
     def _expect_lost(self) -> None:
-        """Where backups of weights have spoiled, the parameters in them are to be written again."""
+        """After damaged backups of weights: their parameters are to be written again."""
         lost = [
             (lost.addr, lost.addr + lost.bytes)
             for lost in self.allocator.arena.lost_ranges()
@@ -355,22 +354,24 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._unwritten.begin(had_any, self.allocator.ranges("weights"))
 
     def _missing(self, *, is_whole: bool = False) -> Look | None:
-        """What of the weights has not been written since they were dropped, if they are not whole. Once
-        nothing is missing, they count as restored; where that cannot be seen, after what writes the whole.
+        """The weights that were not written since they were dropped; None if complete.
+
+        Once nothing is missing they count as restored. Where that cannot be seen, they do after a full
+        write.
         """
         if "weights" not in self.allocator.undefined():
             self._lost = []
             return None
         self._expect_lost()
         looked = self._unwritten.look(parameters(self.model_runner.model))
-        # Between an update's beginning and its end, what is there is not all that is to come.
+        # During an update, more weights are still to come.
         is_known = is_whole or not self._unwritten.is_blind
         if looked.missing or not is_known or _vllm.is_updating(self):
             return looked
         self.allocator.arena.mark_restored(["weights"])
         return None
 
-    def _told(self, looked: Look) -> dict[str, Any]:
+    def _as_dict(self, looked: Look) -> dict[str, Any]:
         largest = sorted(looked.missing, key=lambda tensor: -tensor.nbytes)
         return {
             "tensors": len(looked.missing),
@@ -393,15 +394,15 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         return allocate_kv_cache
 
     def _suspend(self, level: int) -> None:
-        """Puts to sleep what is awake, with what vLLM does around it but for the model's buffers."""
+        """Puts what is awake to sleep, with vLLM's own steps except for the model's buffers."""
         _connectors.unregister(gpu_worker)
         _vllm.suspend(self, level)
         if _vllm.resumes_communicators(self):
-            # The wake has resumed them, whatever it was to wake.
+            # The wake resumed them, whichever tags it woke.
             gpu_worker.suspend_device_comms()
 
     def _forget_saved(self) -> dict[str, Any]:
-        """Makes what vLLM remembers for the next wake as it was in the beginning. Returns what it was."""
+        """Resets what vLLM saved for the next wake. Returns what it was."""
         saved = {name: self.__dict__[name] for name in _vllm.saved}
         self.__dict__.update({name: type(value)() for name, value in saved.items()})
         return saved
@@ -411,7 +412,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self.poorwill_prepare()
 
     def _note_preparation(self, *, wait: bool) -> PrepareReport | None:
-        """Makes an event of a preparation that has ended. Raises its error if that was waited for."""
+        """Makes an event of a finished preparation. With `wait`, raises its error."""
         preparation = self._preparation
         if preparation is None or not (wait or preparation.is_ended):
             return None
@@ -433,14 +434,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self.allocator.events.add(event)
 
     def _host_shortage(self) -> str | None:
-        """Why the weights cannot be kept asleep, if they cannot."""
+        """Why the weights cannot be backed up; None if they can."""
         limit = self._environment.host_budget_bytes
         if limit is None:
             return None
         offloaded = _offload.held_bytes()
         needed = self._kept_bytes()
         if needed + offloaded > limit:
-            # What is cached has no bytes to keep.
+            # Cached memory has no bytes to keep.
             self.allocator.settle()
             needed = self._kept_bytes()
         if needed + offloaded <= limit:
@@ -452,7 +453,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         )
 
     def _kept_bytes(self) -> int:
-        """What of the memory that is mapped a sleep at level 1 keeps, or more."""
+        """Upper bound of the mapped bytes that a sleep at level 1 keeps."""
         dropped = ("kv_cache", "workspace")
         return sum(tag.mapped_bytes for tag in self.allocator.arena.stats().tags if tag.tag not in dropped)
 
@@ -467,7 +468,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             raise PoorwillError(f"{operation} needs the weights, which sleep: wake them first")
 
     def _refuse_uncovered(self) -> None:
-        """Raises PoorwillError for a model whose weights are, for the most part, nowhere that sleeps."""
+        """Raises PoorwillError for a model whose weights are mostly outside of sleeping memory."""
         ranges = iter(self.allocator.ranges())
         begin, end = next(ranges, (0, 0))
         total = covered = 0
@@ -491,7 +492,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         )
 
     def _keep_out_of_the_weights(self) -> None:
-        """Has adapters and drafters loaded where no sleep drops them: no reload writes them."""
+        """Loads adapters and drafters where no sleep drops them: no reload writes them."""
         runner, allocator = self.model_runner, self.allocator
 
         def kept(load: Any) -> Any:
@@ -510,7 +511,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
 
 def _refusing(name: str) -> Any:
-    """A method of vLLM's worker that is refused while the weights sleep."""
+    """A method of vLLM's worker, refused while the weights sleep."""
     stock = getattr(gpu_worker.Worker, name)
 
     @functools.wraps(stock)
@@ -522,7 +523,7 @@ def _refusing(name: str) -> Any:
 
 
 _versions.check(_versions.running(), gpu_worker)
-# What is not mapped cannot be touched: the GPU would fault, and the engine end.
+# Unmapped memory cannot be accessed: the GPU would fault, and the engine end.
 for _name in _vllm.touching:
     setattr(Worker, _name, _refusing(_name))
 
@@ -533,4 +534,4 @@ def _call(method: Callable[[list[str]], None] | None, tags: list[str]) -> None:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What is left of a step that is not needed."""
+    """Replaces a step that is not needed."""

@@ -1,4 +1,4 @@
-"""Has pytest run over the stand-ins for PyTorch and NVIDIA's driver: `-p pools_on_the_stand_in`."""
+"""Has pytest run over fakes of PyTorch and NVIDIA's driver: `-p pools_on_the_fake`."""
 
 import os
 

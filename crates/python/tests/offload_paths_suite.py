@@ -164,7 +164,7 @@ def test_staging_in_is_queued_on_the_stream_that_is_given(monkeypatch: pytest.Mo
     assert torch.cuda.current_stream() == before
     before.wait_stream(stream)
     assert content(staged) == content(kept.host)
-    # Its memory is the stream's, for whoever allocates there next.
+    # Its memory is the stream's, for the next allocation there.
     address = staged.data_ptr()
     del staged
     with torch.cuda.stream(stream):

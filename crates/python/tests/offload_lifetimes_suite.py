@@ -1,6 +1,5 @@
-"""What becomes of offloaded modules: parameters that somebody replaces, copies, and how long memory lives.
-
-`test_suites.py` runs it.
+"""Lifetimes of offloaded modules: replaced parameters, copies, and how long memory lives. `test_suites.py`
+runs it.
 """
 
 import copy
@@ -25,7 +24,7 @@ from offload_models import (
 )
 from poorwill.offload import PrefetchOffloader, ReplacedError, UvaOffloader
 
-# What somebody replaces
+# Replaced parameters
 
 
 def test_replaced_parameters_are_named_and_offloaded_again(device: str, way: str) -> None:
@@ -158,8 +157,8 @@ def test_a_parameter_outlives_its_module_and_the_offloader(device: str, way: str
 def test_threads_share_an_offloader(device: str, way: str) -> None:
     models = [made(device, layers=1) for _ in range(5)]
     expected = [model(words(device)) for model in models]
-    room = sum(nbytes_of(*model.parameters()) for model in models[:3])
-    offloader = UvaOffloader(device=device, max_bytes=room)
+    capacity = sum(nbytes_of(*model.parameters()) for model in models[:3])
+    offloader = UvaOffloader(device=device, max_bytes=capacity)
 
     def work(number: int) -> None:
         # Gradients are turned off in each thread by itself.
@@ -171,7 +170,7 @@ def test_threads_share_an_offloader(device: str, way: str) -> None:
                 offloader.check()
 
     together(*(partial(work, number) for number in range(len(models))))
-    assert 0 < offloader.used_bytes <= room
+    assert 0 < offloader.used_bytes <= capacity
     assert offloader.again().taken == ()
 
 

@@ -1,9 +1,9 @@
-"""Operations end with their engine: who waits for one hears that the engine has died, and waits no longer.
+"""Operations fail when their engine dies.
 
-vLLM fails the requests of an engine that has died. It does not fail calls of the engine (a sleep, a wake):
-they wait for an answer that nobody is left to give, so that a client hangs, and a server that wants to end
-waits for that client. The operations that poorwill watches look twice a second whether the engine lives, as
-vLLM itself knows it, and raise vLLM's own error for that, which ends its server.
+vLLM fails the requests of a dead engine, but not calls like sleep and wake. Those wait for an answer that
+never comes, so a client hangs, and so does a server that waits for it. The operations that poorwill watches
+check twice a second whether vLLM considers the engine alive. If not, they raise vLLM's own error, which ends
+its server.
 """
 
 import asyncio
@@ -15,25 +15,25 @@ from typing import Any
 
 __all__ = ["outlive", "outlive_async"]
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 async def outlive_async(client: Any, operation: Awaitable[Any]) -> Any:
-    """What an operation on the engines of an asynchronous client comes to; raises if they die meanwhile."""
+    """The result of an operation on an asynchronous client's engines; raises if they die meanwhile."""
     task = asyncio.ensure_future(operation)
     try:
         while not task.done():
-            await asyncio.wait({task}, timeout=_LOOK_SECONDS)
+            await asyncio.wait({task}, timeout=_POLL_SECONDS)
             if not task.done():
                 client.ensure_alive()
     finally:
-        # Only if it has not ended: the client went away, or the engine did.
+        # Only if it is unfinished: the client disconnected, or the engine died.
         task.cancel()
     return task.result()
 
 
 def outlive(client: Any, operation: Callable[[], Any]) -> Any:
-    """The same where the caller waits in a thread; engines in this process end with it."""
+    """The same for a caller that waits in a thread; engines in this process end with it."""
     if not hasattr(client, "utility_results"):
         return operation()
     ended = threading.Event()
@@ -50,11 +50,11 @@ def outlive(client: Any, operation: Callable[[], Any]) -> Any:
 
 def _fail_what_waits(client: Any, ended: threading.Event) -> None:
     """Fails the answers that a client waits for, as soon as its engine has died."""
-    while not ended.wait(_LOOK_SECONDS):
+    while not ended.wait(_POLL_SECONDS):
         try:
             client.ensure_alive()
         except Exception as error:
             for answer in list(client.utility_results.values()):
-                # One that has come at this moment stays.
+                # An answer that has just arrived stays.
                 with contextlib.suppress(InvalidStateError):
                     answer.set_exception(error)
