@@ -1,5 +1,5 @@
-//! Copies of a wake over two copy paths, on a device that reports kernel copies: which path they take, and that a
-//! wake's promises do not depend on it.
+//! Copies of a wake over two copy paths, on a device that reports kernel copies: which path they take. No promise of
+//! a wake depends on it.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -176,7 +176,10 @@ fn progress_is_reported_while_copies_are_queued_and_may_panic() {
     let reports = std::mem::take(&mut *reports.lock().unwrap());
     let total_bytes = report.copied_bytes;
     assert!(reports.is_sorted_by(|a, b| a.0 < b.0), "{reports:?}");
-    assert!(reports.iter().all(|(filled, total, queued)| *total == total_bytes && filled <= queued), "{reports:?}");
+    assert!(
+        reports.iter().all(|(filled, total, queued)| *total == total_bytes && filled <= queued),
+        "{reports:?}"
+    );
     assert_eq!(reports.last().map(|report| report.0), Some(total_bytes));
     // Buffers do not suffice for all of it, so some had arrived before the last was queued.
     assert!(reports[0].2 < total_bytes, "{reports:?}");

@@ -1,4 +1,4 @@
-//! What other threads do during a driver call: no spoiled backup is forgotten, none of their bytes are lost with one,
+//! What other threads do during a driver call. No spoiled backup is forgotten, none of their bytes are lost with one,
 //! and no wait becomes longer than its deadline.
 
 use std::cell::Cell;

@@ -65,7 +65,8 @@ fn stopped(
     let (latch, unmapped) = (Arc::new(Gate::default()), Arc::new(Mutex::new(Vec::new())));
     let awaited = Arc::new(AtomicBool::new(false));
     let awaits = Arc::clone(&awaited);
-    let (reached_sender, seen, is_stopped) = (Mutex::new(reached_sender), AtomicU64::new(0), AtomicBool::new(false));
+    let (reached_sender, seen, is_stopped) =
+        (Mutex::new(reached_sender), AtomicU64::new(0), AtomicBool::new(false));
     let (pass, noted) = (Arc::clone(&latch), Arc::clone(&unmapped));
     let driver = ScriptedDriver::new(device.driver(), move |call| {
         if is_preparing() && stops(&call) && seen.fetch_add(1, Ordering::Relaxed) == nth {

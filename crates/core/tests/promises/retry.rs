@@ -285,7 +285,11 @@ fn free_blocks_of_streams_are_joined_when_waiting_was_in_vain() {
                 Some(Box::new(move || found.store(World::pieces(&pool, halves) as u64, Ordering::Relaxed)));
             world.get(requester, 7);
             assert_eq!(pieces.load(Ordering::Relaxed), 2, "{requester:?}: while there was work to wait for");
-            assert_eq!(World::pieces(&world.pool, halves), 2, "{requester:?}: it was served by what had passed");
+            assert_eq!(
+                World::pieces(&world.pool, halves),
+                2,
+                "{requester:?}: it was served by what had passed"
+            );
             world.alloc(1, Tag::weights(), StreamId::DEFAULT);
             assert_eq!(world.held_granules(), 8);
         });

@@ -91,11 +91,15 @@ impl World {
                 self.served += 1;
                 true
             }
-            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) if headroom_bytes < needed_bytes => {
+            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. })
+                if headroom_bytes < needed_bytes =>
+            {
                 self.refused += 1;
                 false
             }
-            Err(error) => panic!("{headroom_bytes} are not touched, and {needed_bytes} were refused: {error}"),
+            Err(error) => {
+                panic!("{headroom_bytes} are not touched, and {needed_bytes} were refused: {error}")
+            }
         }
     }
 

@@ -271,7 +271,10 @@ fn an_allocation_at_the_limit_does_not_wait_for_a_stream_that_it_does_not_need()
         stuck.pass();
         early
     });
-    assert!(matches!(early, Ok(Report::Done(Ok(_)))), "{early:?}, and three of five free granules had passed");
+    assert!(
+        matches!(early, Ok(Report::Done(Ok(_)))),
+        "{early:?}, and three of five free granules had passed"
+    );
     pool.close().unwrap();
 }
 

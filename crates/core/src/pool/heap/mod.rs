@@ -400,7 +400,8 @@ impl Heap {
             let Some(segment) = self.segments.get(key) else { continue };
             let touched = self.touched_chunks(segment);
             let unused = segment.chunks().filter(|(at, chunk)| !touched.contains(at) && unfit(chunk.backing));
-            let unused: Vec<Mapping> = unused.filter_map(|(at, _)| self.segments.mapping((key, at))).collect();
+            let unused: Vec<Mapping> =
+                unused.filter_map(|(at, _)| self.segments.mapping((key, at))).collect();
             let mut near = segment.first();
             for mapping in unused {
                 near = self.block_at(near, mapping.range.addr);

@@ -136,7 +136,8 @@ impl Heap {
     /// Large blocks of at least `bytes`.
     fn reclaimable_large<'a>(&'a self, ready: Ready<'a>, bytes: u64) -> impl Iterator<Item = BlockKey> + 'a {
         let of_reclaimable_tags = self.of_reclaimable_tags(ready);
-        of_reclaimable_tags.flat_map(move |lists| lists.large().range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key))
+        of_reclaimable_tags
+            .flat_map(move |lists| lists.large().range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key))
     }
 
     /// Small blocks that may hold a granule.
