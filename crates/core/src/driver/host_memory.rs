@@ -26,6 +26,7 @@ impl HostMemory for Vec<u8> {
 pub struct HostBuffer(Box<dyn HostMemory>);
 
 impl HostBuffer {
+    /// A buffer over `memory`.
     #[must_use]
     pub fn new(memory: impl HostMemory + 'static) -> Self {
         Self(Box::new(memory))

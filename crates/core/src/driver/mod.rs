@@ -4,21 +4,18 @@
 //!
 //! # What a driver is
 //!
-//! One device, seen by one process. Its memory has three parts with separate lifetimes: address space
+//! One device, seen by one process. Three parts of its memory have separate lifetimes: address space
 //! (*reservations*), physical memory (*backings*), and *mappings* between the two. Sizes and addresses are multiples
-//! of [`DeviceInfo::granule_bytes`] unless a call says otherwise. Work that moves bytes is queued on *streams*, and
-//! finishes later.
+//! of [`DeviceInfo::granule_bytes`] unless a call says otherwise. Work that moves bytes is queued on *streams*.
 //!
 //! # What every call promises
 //!
-//! - **\[atomic\]** A failed call has changed nothing: no address reserved, no memory held, no mapping added or
-//!   removed, not even in part.
+//! - **\[atomic\]** A failed call has changed nothing, not even in part: no address, memory or mapping.
 //! - **\[no-memory\]** A failure does not affect later calls.
 //! - **\[threads\]** Any thread may make any call at any time. Calls on the same objects are ordered as if by one
 //!   lock.
 //! - **\[validate\]** Bad arguments are [`DriverErrorKind::InvalidArgument`] or a more specific kind, never undefined
-//!   behaviour. Such are sizes of zero or no multiple of the granule, overlapping ranges, unknown or released
-//!   handles.
+//!   behaviour: zero sizes, fractions of a granule, overlapping ranges, unknown or released handles.
 //! - **\[process\]** In a process forked after the driver was opened, every call is
 //!   [`DriverErrorKind::WrongProcess`]. Dropping the driver there changes nothing that the parent holds.
 //!
@@ -30,42 +27,41 @@
 //! create ───► backing ─────┘     (copies, digests) └─► (backing) release
 //! ```
 //!
-//! - **\[reserve\]** returns addresses aligned to the granule, exclusive until `unreserve`. That takes exactly a
-//!   reserved range, in which nothing is mapped.
-//! - **\[create\]** takes physical memory of unspecified content: `free_bytes` falls by exactly the size. With less,
+//! - **\[reserve\]** returns granule-aligned addresses, exclusive until `unreserve`. That takes exactly a reserved
+//!   range, in which nothing is mapped.
+//! - **\[create\]** takes physical memory of unspecified content: `free_bytes` falls by exactly the size.
 //!   [`DriverErrorKind::OutOfMemory`] holds how much the device has.
-//! - **\[map\]** puts a whole backing at a range of its size, inside one reservation, where nothing is mapped. A
-//!   mapping has no access until `set_access`; touching it faults.
+//! - **\[map\]** puts a whole backing at a range of its size, inside one reservation, where nothing is mapped.
+//!   Touching it faults until `set_access`.
 //! - **\[access\]** `set_access` opens a wholly mapped range for reading and writing. A second call does nothing.
 //! - **\[unmap\]** removes all mappings in a range in one step. The range must begin and end where mappings do,
-//!   without a gap. Touching it then faults. The backings keep their bytes for the next mapping.
+//!   without gaps. Touching it then faults. The backings keep their bytes for the next mapping.
 //! - **\[release\]** returns a backing's memory to the device at once, or with its last unmap. A released backing
 //!   cannot be mapped or released again.
 //! - **\[in-flight\]** The caller unmaps only when no work on the range is in flight. A driver that can detect such
-//!   work refuses with [`DriverErrorKind::Busy`]; others need not notice.
+//!   work refuses with [`DriverErrorKind::Busy`]; others need not.
 //!
 //! # Streams, events, and copies
 //!
 //! - **\[order\]** Work on one stream runs in the order queued, on different streams in any order, unless an event
 //!   says otherwise. [`StreamId::DEFAULT`] always exists.
 //! - **\[streams\]** `check_stream` is one look-up, without a device call. Numbers of destroyed streams are never
-//!   reused. A stream exists until the work queued on it has finished, so an unknown stream has none left.
+//!   reused. A stream exists until its queued work has finished, so an unknown stream has none left.
 //! - **\[owned\]** A copy owns or shares its host buffer until it has finished, so safe code cannot free it before.
-//!   Dropping a [`Pending`] neither cancels nor waits. After `wait` the driver holds no reference to the buffer. With
-//!   memory of `host_alloc`, copy calls only queue, and dropping it waits for nothing. With other memory a call may
-//!   last until the copy is done.
+//!   Dropping a [`Pending`] neither cancels nor waits. After `wait` the driver holds no reference to the buffer.
+//!   Copies with memory of `host_alloc` are only queued by the call; with other memory it may last until they are
+//!   done. Dropping memory of `host_alloc` never waits.
 //! - **\[ended\]** [`Pending::has_ended`] never waits. Once it returns true, `wait` returns at once. A driver with
 //!   [`DeviceInfo::kernel_copies`] supports it for every copy to the device.
 //! - **\[kernel-copies\]** Copies on a stream of `stream_create_kernel_copies` keep every promise of other copies.
-//!   What the kernel cannot copy (memory that is not page-locked, odd bytes) is copied as elsewhere, in stream order.
-//! - **\[ranges\]** Copies, `zero` and `digest` check at the call that their device range is mapped with access, or
-//!   fail with [`DriverErrorKind::NotMapped`]. Copies may begin and end at any byte.
+//!   What the kernel cannot copy (not page-locked, odd bytes) is copied as elsewhere, in stream order.
+//! - **\[ranges\]** Copies, `zero` and `digest` fail at the call with [`DriverErrorKind::NotMapped`] unless their
+//!   device range is mapped with access. Copies may begin and end at any byte.
 //! - **\[events\]** Recording an event on a stream creates it. It has passed when everything queued there before it
 //!   has finished. Queries never block.
 //! - **\[host-work\]** `launch_host` runs a host function after everything queued on the stream, and holds the stream
-//!   until it returns. The function must not call the driver, nor drop its host memory. It may not rely on functions
-//!   of other streams to run meanwhile: some machines run all on one thread. A panic in it fails that work and
-//!   nothing else.
+//!   until it returns. The function must not call the driver, drop its host memory, or rely on functions of other
+//!   streams to run meanwhile: some machines run all on one thread. A panic in it fails that work only.
 //! - **\[capture\]** The owner of a stream may capture its work into a graph. `capturing` names such a stream among
 //!   those that the driver created or adopted, without harm to the capture; without graph support, none. Meanwhile
 //!   `synchronize`, and calls that would queue, record or wait on that stream, or destroy it, are refused with
@@ -75,8 +71,8 @@
 //!
 //! # Errors
 //!
-//! A [`DriverError`] names the operation; its kind tells what the caller can do. \[validate\] leaves only the
-//! unforeseeable: memory that is gone, and [`DriverErrorKind::Device`] with the words of the device or operating
+//! A [`DriverError`] names the operation; its kind tells what the caller can do. Besides \[validate\] it is
+//! unforeseeable: memory that is gone, or [`DriverErrorKind::Device`] with the words of the device or operating
 //! system.
 
 mod error;
@@ -144,8 +140,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Maps the whole of `backing` at `range`.
     ///
     /// # Errors
-    /// `AlreadyMapped` when part of the range is. `InvalidArgument` when sizes differ or the range leaves its
-    /// reservation. `UnknownHandle`. `OutOfMemory` when the machine's own tables are full.
+    /// `AlreadyMapped`; `InvalidArgument` when sizes differ or the range leaves its reservation; `UnknownHandle`;
+    /// `OutOfMemory` when the machine's own tables are full.
     fn map(&self, range: DeviceRange, backing: BackingId) -> Result<()>;
 
     /// Opens `range` for reading and writing by the device (and, on the host device, by its process).
@@ -174,8 +170,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         self.stream_create()
     }
 
-    /// Creates a stream whose copies to the device are made by a kernel, not by copy engines, where
-    /// [`DeviceInfo::kernel_copies`] is true. In all else it is a stream like others; see \[kernel-copies\].
+    /// Creates a stream whose copies to the device a kernel makes, where [`DeviceInfo::kernel_copies`] is true; see
+    /// \[kernel-copies\].
     ///
     /// # Errors
     /// As for [`Driver::stream_create`].
@@ -189,8 +185,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// `UnknownHandle`; `InvalidArgument` for [`StreamId::DEFAULT`].
     fn stream_destroy(&self, stream: StreamId) -> Result<()>;
 
-    /// Checks that `stream` exists: the default stream, or one created or adopted by this driver and not destroyed;
-    /// see \[streams\].
+    /// Fails unless `stream` exists: the default one, or one created or adopted by this driver; see \[streams\].
     ///
     /// # Errors
     /// `UnknownHandle`; `WrongProcess`.
@@ -263,7 +258,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         parts: &[CopyPart],
     ) -> Result<Pending<()>>;
 
-    /// Queues copies from the device into `dst`, as one unit of work; `wait` returns the buffer.
+    /// Queues copies from the device into `dst`, as one unit of work; `wait` returns it.
     ///
     /// # Errors
     /// As for [`Driver::copy_to_device`]. The buffer of a failed copy is dropped once nothing touches it.
@@ -280,8 +275,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// `NotMapped`; at `wait`, what the device reports.
     fn zero(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<()>>;
 
-    /// Queues copies of whole granules from the device into `dst`, and digests the stored bytes of each, by
-    /// [`Digest::of`]. `wait` returns the buffer, and one digest for each granule, in the order of the parts.
+    /// Queues copies of whole granules from the device into `dst`. `wait` returns it, and [`Digest::of`] each stored
+    /// granule, in the order of the parts. Bytes are digested as stored, never on the device.
     ///
     /// # Errors
     /// As for [`Driver::copy_to_host`]; `InvalidArgument` when a part does not begin and end on granules.
@@ -302,13 +297,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
         }))
     }
 
-    /// Queues [`Digest::of`] each granule in `ranges`, which begin and end on granules. Digests come in order.
+    /// Queues [`Digest::of`] each granule in `ranges`, which begin and end on granules; in order.
     ///
     /// # Errors
     /// `NotMapped`; `InvalidArgument`; at `wait`, what the device reports.
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>>;
 
-    /// Queues a function of the host; see \[host-work\].
+    /// Queues a host function; see \[host-work\].
     ///
     /// # Errors
     /// `UnknownHandle`; at `wait`, what the device reports, or that the function panicked.

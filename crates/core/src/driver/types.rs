@@ -14,6 +14,7 @@ pub struct DeviceRange {
 }
 
 impl DeviceRange {
+    /// `bytes` bytes at `addr`.
     #[must_use]
     pub const fn new(addr: u64, bytes: u64) -> Self {
         Self { addr, bytes }

@@ -1,16 +1,15 @@
 //! What is stored of a pool's bytes, by location.
 //!
-//! A backup holds an *extent*: consecutive granules, however they are divided into chunks. So a wake with chunks of
-//! other sizes never moves or splits what is stored, and no granule lies in two backups. Extents never overlap.
+//! A backup holds an *extent*: consecutive granules, whatever their chunks. So a wake with chunks of other sizes
+//! never moves or splits what is stored. Extents never overlap.
 //!
 //! A stored granule is *verified* when a sleep has seen, with nothing in flight, that the device holds the same
-//! bytes. Where the owner has promised not to change them, a sleep skips only verified granules. A new block in the
-//! granule invalidates it, and so does every declaration. Meanwhile a backup may be out of the index, to be written.
-//! Before it is put back, the tag's count of invalidations is compared. A backup that is only read stays in the
-//! index.
+//! bytes. Where the owner has promised not to change them, sleeps skip verified granules. New blocks and declarations
+//! invalidate them. A backup may be out of the index just then, to be written: before it is put back, the tag's count
+//! of invalidations is compared. A backup that is only read stays in the index.
 //!
-//! A stored granule is *unseen* when a wake has copied it to the device, and its digest has been checked neither here
-//! nor there. It must be checked before its backup is dropped or overwritten ([`super::super::spoiled`]).
+//! A stored granule is *unseen* when a wake has copied it to the device, and its digest has not matched since, here
+//! or there. It must be checked before its backup is dropped or overwritten ([`super::super::spoiled`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,10 +50,10 @@ pub(in crate::pool) struct Backup {
 pub(in crate::pool) struct Stored {
     /// Of the stored bytes.
     pub(in crate::pool) digest: Digest,
-    /// Whether these were the granule's bytes at the last sleep that looked, with nothing in flight. A write may have
-    /// come during or after a background copy.
+    /// Whether the device held these bytes at the last sleep that looked, with nothing in flight. A write may have
+    /// overtaken a background copy.
     pub(in crate::pool) verified: bool,
-    /// Whether a wake has copied it to the device, and its digest has not matched since, here or there.
+    /// Whether it is unseen.
     pub(in crate::pool) loaded_unseen: bool,
 }
 
@@ -74,7 +73,7 @@ impl Backup {
         Self { buffer: Arc::clone(&self.buffer), granules: self.granules.clone() }
     }
 
-    /// Whether it has no other reader, and can be written.
+    /// Whether it can be written, without other readers.
     pub(in crate::pool) fn is_ours(&self) -> bool {
         Arc::strong_count(&self.buffer) == 1 && self.buffer.is_free()
     }
@@ -83,7 +82,6 @@ impl Backup {
         self.granules.iter().flatten().any(|stored| stored.loaded_unseen)
     }
 
-    /// The unseen granules of an extent that begins at `at`.
     fn unseen(&self, at: u64, granule_bytes: u64) -> impl Iterator<Item = Suspect> {
         let offsets = (0..).map(move |nth| nth * granule_bytes);
         offsets.zip(&self.granules).filter_map(move |(offset, stored)| {
@@ -130,7 +128,7 @@ impl BackupIndex {
         backup.filter(|backup| backup.is_of(save, self.granule_bytes))
     }
 
-    /// The extents of a segment and their backups, in address order.
+    /// In address order.
     pub(in crate::pool) fn of_segment(
         &self,
         tag: TagKey,
@@ -147,7 +145,7 @@ impl BackupIndex {
         if is_of { extents.remove(&save.location) } else { None }
     }
 
-    /// The same, if the backup still is what was `shared`, has no other reader, and has no unseen granule.
+    /// The same, if the backup still is what was `shared`, without other readers and unseen granules.
     pub(in crate::pool) fn take_back(&mut self, save: &Save, shared: Backup) -> Option<Backup> {
         let is_same = self.get(save).is_some_and(|backup| Arc::ptr_eq(&backup.buffer, &shared.buffer));
         drop(shared);
@@ -156,7 +154,7 @@ impl BackupIndex {
         if is_ready { self.take(save) } else { None }
     }
 
-    /// Replaces all backups of the same granules. None of those may be unseen.
+    /// Replaces all backups of the same granules, none of which may be unseen.
     pub(in crate::pool) fn insert(&mut self, save: &Save, backup: Backup) {
         let (segment, start) = save.location;
         let overlapping = self.overlapping(save.tag, segment, start, start + save.bytes);
@@ -168,7 +166,7 @@ impl BackupIndex {
         extents.insert(save.location, backup);
     }
 
-    /// The extents that `start..end` of a segment touches.
+    /// The extents that `start..end` touches.
     pub(in crate::pool) fn overlapping(
         &self,
         tag: TagKey,
@@ -215,7 +213,6 @@ impl BackupIndex {
         bytes
     }
 
-    /// How often all backups of a tag were dropped.
     pub(in crate::pool) fn forgets(&self, tag: TagKey) -> u64 {
         // A forgotten tag had none.
         self.tags.get(tag).map_or(0, |of_tag| of_tag.forgets)
@@ -223,7 +220,7 @@ impl BackupIndex {
 
     // ---- verified granules ----
 
-    /// The device holds these granules of an extent, with nothing in flight.
+    /// The device holds these granules, with nothing in flight.
     pub(in crate::pool) fn mark_verified(&mut self, save: &Save, granules: &[usize]) {
         let Some(backup) = self.tags[save.tag].extents.get_mut(&save.location) else { return };
         for granule in granules {
@@ -232,12 +229,11 @@ impl BackupIndex {
         }
     }
 
-    /// How often stored granules of a tag were invalidated.
     pub(in crate::pool) fn invalidations(&self, tag: TagKey) -> u64 {
         self.tags[tag].invalidations
     }
 
-    /// The bytes on the device may differ from what is stored of these granules.
+    /// The device's bytes may differ from what is stored.
     pub(in crate::pool) fn invalidate(&mut self, tag: TagKey, segment: SegmentKey, range: DeviceRange) {
         // Counts for backups that were taken to be updated, too.
         self.tags[tag].invalidations += 1;
@@ -267,7 +263,7 @@ impl BackupIndex {
         extents.flat_map(|((_, at), backup)| backup.unseen(*at, self.granule_bytes))
     }
 
-    /// The unseen granules of the extents that `range` touches.
+    /// Of the extents that `range` touches.
     pub(in crate::pool) fn unseen_in(
         &self,
         tag: TagKey,
@@ -284,7 +280,7 @@ impl BackupIndex {
         self.tags[tag].extents.values().any(Backup::has_unseen)
     }
 
-    /// The stored granules of an extent in the index that `range` touches.
+    /// Those of an extent in the index that `range` touches.
     pub(in crate::pool) fn stored_granules(
         &self,
         tag: TagKey,
@@ -303,7 +299,7 @@ impl BackupIndex {
         self.stored(tag, location).is_some_and(|stored| stored.loaded_unseen && stored.digest == expected)
     }
 
-    /// Sets whether the granules that begin in `range` are unseen.
+    /// For granules that begin in `range`.
     pub(in crate::pool) fn note_loaded(
         &mut self,
         tag: TagKey,
@@ -316,7 +312,7 @@ impl BackupIndex {
         }
     }
 
-    /// Granules that the reader of `shared` has checked are no longer unseen.
+    /// What the reader of `shared` has checked is no longer unseen.
     pub(in crate::pool) fn note_looked_at(&mut self, save: &Save, shared: &Backup) {
         let granule_bytes = self.granule_bytes;
         let Some(backup) =
@@ -335,7 +331,7 @@ impl BackupIndex {
         }
     }
 
-    /// The stored granules that begin in `range` of a segment.
+    /// Those that begin in `range`.
     fn stored_in(
         &mut self,
         tag: TagKey,

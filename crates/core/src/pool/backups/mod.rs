@@ -1,8 +1,7 @@
 //! Backups: what is stored of a pool's bytes ([`index`]), and what has to be ([`saves`]).
 //!
 //! [`super::save`] updates backups in a sleep, [`super::prepare`] before it, in the background. [`sample`] chooses
-//! what a spot check compares. [`super::spoiled`] ensures that a spoiled backup is never taken for changed device
-//! memory.
+//! what a spot check compares. [`super::spoiled`] never lets a spoiled backup pass for changed device memory.
 
 mod index;
 pub(super) mod sample;
@@ -31,9 +30,9 @@ pub(super) fn tags_of(saves: &[Save]) -> Vec<TagKey> {
     tags.into_iter().collect()
 }
 
-/// The saves after which every live granule of a segment is stored: of existing extents, and of new ones for the
-/// rest. A new extent covers one live block, or granules that several share, so that freeing a block frees its
-/// backup. It is at most `extent_bytes` long. An extent less than half live is replaced.
+/// The saves that store every live granule of a segment: existing extents, and new ones for the rest. A new extent
+/// covers one live block, or granules that several share: freeing a block frees its backup. It has at most
+/// `extent_bytes`. Extents less than half live are replaced.
 pub(super) fn saves(
     heap: &Heap,
     index: &BackupIndex,

@@ -1,8 +1,7 @@
 //! Blocks: how the addresses of segments are divided.
 //!
-//! Every byte of a segment belongs to one block. Its blocks form a list in address order. Only splitting a block and
-//! joining two neighbours change it. Blocks are small: with a hundred thousand of them, reading memory is what costs
-//! time.
+//! Every byte of a segment belongs to one block, of a list in address order. Only splitting a block and joining
+//! neighbours change it. Blocks are small: with a hundred thousand of them, reading memory is what costs time.
 
 use std::ops::{Index, IndexMut};
 
@@ -43,7 +42,7 @@ pub(in crate::pool) struct HeapBlock {
     pub(super) bin_next: BlockKey,
     /// The list of the tag and stream that allocated or freed it.
     pub(in crate::pool) list: u16,
-    /// Bytes of rounding at the end.
+    /// Rounding at the end, in bytes.
     pub(super) slack: u16,
 }
 
@@ -163,7 +162,7 @@ impl Blocks {
         self.kinds[key.0 as usize] = kind;
     }
 
-    /// The second part gets a new key, and is otherwise the same.
+    /// The second part gets a new key.
     pub(super) fn split(&mut self, key: BlockKey, at: u64) -> BlockKey {
         let whole = self[key];
         let units = to_units(whole.end() - at);

@@ -25,7 +25,7 @@ struct Waiting {
 }
 
 impl Deferred {
-    /// Notes that work on another stream uses a live block. Of many streams, destroyed ones are dropped.
+    /// Of many streams that use a block, destroyed ones are dropped.
     pub(super) fn record_use(
         &mut self,
         block: BlockKey,

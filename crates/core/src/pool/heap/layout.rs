@@ -1,9 +1,9 @@
 //! Lays out sleeping blocks anew, so that a wake maps chunks as large as possible.
 //!
-//! While a model loads, blocks are cut and freed, and small chunks keep mapped memory close to live memory
-//! ([`super::placement`]). Blocks that are live at a wake are likely to stay, and are mapped as a whole. So granules
-//! that only one live block touches become one chunk, or a few of the largest size, and the next sleep unmaps fewer
-//! chunks. The free end of a block's last granule becomes pinned.
+//! While a model loads, small chunks keep mapped memory close to live memory ([`super::placement`]). Blocks that are
+//! live at a wake are likely to stay, and are mapped as a whole. So granules that only one live block touches become
+//! one chunk, or a few of the largest size, and the next sleep unmaps fewer chunks. The free end of a block's last
+//! granule becomes pinned.
 
 use super::super::keys::{BlockKey, SegmentKey, TagKey};
 use super::super::mapping::Backing;
@@ -13,8 +13,8 @@ use super::{Heap, Segment};
 use crate::driver::DeviceRange;
 
 impl Heap {
-    /// Lays out the absent memory of sleeping tags in chunks of at most `largest_bytes`. The caller has locked the
-    /// tags. Unused chunks without memory may be left.
+    /// Lays out the absent memory of sleeping tags, locked by the caller, in chunks of at most `largest_bytes`.
+    /// Unused chunks without memory may be left.
     pub(in crate::pool) fn lay_out(&mut self, tags: &[TagKey], largest_bytes: u64) {
         for tag in tags.iter().copied() {
             for key in self.segments.keys_of(tag) {
@@ -26,7 +26,7 @@ impl Heap {
         }
     }
 
-    /// Whether a chunk larger than a granule now lies in a small block, or partly outside its block.
+    /// Returns whether any chunk [is cut](Self::is_cut).
     fn lay_out_segment(&mut self, key: SegmentKey, regions: &[DeviceRange], largest_bytes: u64) -> bool {
         let Some(segment) = self.segments.get(key) else { return false };
         let (base, first, shape) = (segment.range().addr, segment.first(), self.shape);
@@ -54,7 +54,7 @@ impl Heap {
         cuts
     }
 
-    /// Whether the chunk for `run` would lie in a small block, or partly outside its block.
+    /// Whether a chunk for `run`, if larger than a granule, would lie in a small block, or partly outside its block.
     fn is_cut(&self, is: Use, run: DeviceRange) -> bool {
         let Use::Live(key) = is else { return false };
         let block = &self.blocks[key];
@@ -72,7 +72,7 @@ impl Heap {
             near = key;
             if matches!(self.blocks.kind(key), Kind::Small | Kind::Large | Kind::Pinned) {
                 self.unlink(key);
-                // Until they have theirs, its parts must not be joined with neighbours.
+                // Its parts must not be joined before all have their kind.
                 self.blocks.set_kind(key, Kind::Live);
                 let is_inside = region.addr <= block.addr && block.end() <= region.end();
                 let is_complete = is_inside || self.has_passed(&block);

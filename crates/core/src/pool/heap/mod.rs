@@ -16,7 +16,7 @@
 //! A free block of one stream serves another once it is complete ([`super::clocks`]).
 //!
 //! [`placement`] decides where a request goes, [`reclaimable`] what may be unmapped, [`layout`] what a wake maps,
-//! [`sweep`] which free lists are forgotten. [`uses`] tells what uses each granule. The other modules own data.
+//! [`sweep`] which free lists are forgotten. The other modules own data.
 //!
 //! Invariants, which the property tests check from outside:
 //! - every byte of a live, small or large block lies in a chunk, mapped with access while the tag is awake;
@@ -161,7 +161,6 @@ impl Heap {
         !self.deferred.is_empty()
     }
 
-    /// Whether `more` further blocks can be numbered.
     pub(super) fn has_capacity(&self, more: u32) -> bool {
         self.blocks.has_capacity(more)
     }
@@ -207,7 +206,7 @@ impl Heap {
         self.lists.list(list).tag()
     }
 
-    /// While pinned, an awake tag's memory stays in place: none is reclaimable.
+    /// While pinned, an awake tag's memory is not reclaimable.
     pub(super) fn set_pinned(&mut self, tag: TagKey, is_pinned: bool) {
         self.lists.set_pinned(tag, is_pinned);
     }
@@ -229,7 +228,6 @@ impl Heap {
         self.clocks.is_complete(self.lists.list(block.list).clock(), block.freed_epoch)
     }
 
-    /// Whether `list` may take a free block now.
     fn is_usable(&self, block: &HeapBlock, list: ListKey) -> bool {
         block.list == list || self.is_complete(block)
     }
@@ -305,7 +303,7 @@ impl Heap {
         self.free_by_chunk(key, freed_epoch)
     }
 
-    /// As [`Heap::free_split`], for a block that may lack memory. Returns the last free block.
+    /// As [`Heap::free_split`], but the block may lack memory. Returns the last free block.
     fn free_by_chunk(&mut self, key: BlockKey, freed_epoch: u64) -> BlockKey {
         let block = self.blocks[key];
         let (mut key, mut last) = (key, key);
@@ -321,7 +319,7 @@ impl Heap {
         last
     }
 
-    /// The kinds of memory in a block, in address order, with their end addresses.
+    /// In address order, with the end addresses.
     fn kinds_of(&self, block: &HeapBlock) -> Vec<(Kind, u64)> {
         let mut kinds: Vec<(Kind, u64)> = Vec::new();
         let mut add = |kind: Kind, end: u64| match kinds.last_mut() {
@@ -363,8 +361,8 @@ impl Heap {
         key
     }
 
-    /// Forgets the chunks in `start..end`, whose memory is gone or owned by the caller: they become unmapped. `near`
-    /// is any block of the segment.
+    /// Forgets the chunks in `start..end`, whose memory is gone or owned by the caller. `near` is any block of the
+    /// segment.
     fn remove_chunks_from(&mut self, segment: SegmentKey, near: BlockKey, start: u64, end: u64) -> BlockKey {
         self.segments.forget_chunks(segment, start, end);
         let key = self.claim(self.block_at(near, start), start, end);
@@ -389,7 +387,7 @@ impl Heap {
         }
     }
 
-    /// Removes a tag's unused chunks whose memory is `unfit`. Returns those with memory, which the caller then owns.
+    /// Removes a tag's unused chunks whose memory is `unfit`. Returns those with memory, owned by the caller.
     pub(super) fn remove_unused_chunks(
         &mut self,
         tag: TagKey,
@@ -444,7 +442,6 @@ impl Heap {
             while let Some(next) = self.blocks[key].next.some() {
                 let next = if self.blocks.kind(next) == Kind::Pinned { self.unpin_chunk(next) } else { next };
                 if self.blocks[key].next != next {
-                    // It was joined with `key`'s block.
                     key = next;
                     continue;
                 }
@@ -504,7 +501,7 @@ impl Heap {
         }
     }
 
-    /// For an unreserved segment, whatever lived there. The heap serves no request any more.
+    /// For an unreserved segment and its blocks. The heap serves no request any more.
     pub(super) fn remove_swept(&mut self, key: SegmentKey) {
         self.segments.remove(key);
     }
@@ -537,7 +534,7 @@ impl Heap {
         BlockId { pool: self.pool, key, serial }
     }
 
-    /// Notes that work on `stream` uses a live block of `list`. Of many streams, destroyed ones are forgotten.
+    /// Of many streams that use a block, destroyed ones are forgotten.
     pub(super) fn record_use(
         &mut self,
         block: BlockId,
@@ -550,7 +547,7 @@ impl Heap {
         }
     }
 
-    /// Frees a live block. Returns a block near it, or nothing while it waits for other streams.
+    /// Returns a block near it, or nothing while it waits for other streams.
     pub(super) fn free(&mut self, op: &'static str, id: BlockId) -> Result<(HeapBlock, Option<BlockKey>)> {
         let block = self.live_block(op, id)?;
         let list = self.lists.list(block.list);
@@ -570,12 +567,12 @@ impl Heap {
         Ok((block, None))
     }
 
-    /// Takes the freed blocks whose other streams have passed, with their epochs. [`Heap::release`] must follow.
+    /// Freed blocks whose other streams have passed, with their epochs. [`Heap::release`] must follow.
     pub(super) fn take_passed(&mut self) -> Vec<(BlockKey, u64)> {
         if self.deferred.is_empty() { Vec::new() } else { self.deferred.take_passed(&mut self.clocks) }
     }
 
-    /// Frees a block that has waited. Returns it, and a block near it.
+    /// Returns the block that it was, and a block near it.
     pub(super) fn release(&mut self, key: BlockKey, freed_epoch: u64) -> (HeapBlock, BlockKey) {
         (self.blocks[key], self.free_split(key, freed_epoch))
     }
@@ -603,8 +600,8 @@ impl Heap {
             let first = self.block_at(segment.first(), range.addr);
             let blocks = || self.blocks.walk(first).take_while(|(_, block)| block.addr < range.end());
             let is_free = |kind| matches!(kind, Kind::Small | Kind::Large);
-            // Whichever stream freed it: incomplete blocks of several streams stay apart. A block that only begins or
-            // ends here has other chunks that wait as well.
+            // Whichever stream freed it: incomplete blocks of several streams stay apart. Chunks beside a block that
+            // only begins or ends here wait as well.
             let holds_up = blocks().all(|(kind, _)| is_free(kind))
                 || blocks().any(|(kind, block)| is_free(kind) && self.holds_chunk(block));
             holds_up.then(|| segment.tag())

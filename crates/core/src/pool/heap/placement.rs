@@ -19,7 +19,7 @@ use crate::driver::DeviceRange;
 /// Blocks looked at for a request smaller than a chunk.
 const LOOKS: usize = 64;
 
-/// The same for a large request, which costs driver calls anyway.
+/// The same for large requests, which cost driver calls anyway.
 const MANY_LOOKS: usize = 512;
 
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +31,6 @@ pub(in crate::pool) struct Candidate {
     pub(in crate::pool) absent_bytes: u64,
     /// A free chunk that the end would cut, by address and size. It has to be unmapped first.
     cut: Option<(u64, u64)>,
-    /// Size of the free block `first`.
     block_bytes: u64,
 }
 
@@ -74,8 +73,8 @@ impl Heap {
         Candidate { first, start, absent_bytes: 0, cut: None, block_bytes: self.blocks[first].bytes() }
     }
 
-    /// One of the first large blocks that fit, if it lacks nothing; else the granules of an earlier block of this
-    /// size.
+    /// One of the first large blocks that fit, if it lacks nothing; else what an earlier block of this size has left
+    /// in granules.
     fn ready_large_candidate(&self, tag: TagKey, list: ListKey, bytes: u64) -> Option<Candidate> {
         let chunks_bytes = bytes / self.shape.chunk_bytes * self.shape.chunk_bytes;
         let large = self.lists.tag(tag).large().range((chunks_bytes, BlockKey::FIRST)..).take(LOOKS);
@@ -115,7 +114,7 @@ impl Heap {
             .find(|key| self.is_complete(&self.blocks[*key]))
     }
 
-    /// For at least a granule: takes the fewest wholly free granules, by sharing granules with live neighbours. Among
+    /// For at least a granule: takes the fewest wholly free granules, by sharing some with live neighbours. Among
     /// equals the largest block: the next request can share the last granule, and smaller blocks are unmapped whole.
     fn tightest_candidate(&self, tag: TagKey, list: ListKey, bytes: u64, align: u64) -> Option<Candidate> {
         let granule = self.shape.granule_bytes;
@@ -236,8 +235,7 @@ impl Heap {
         None
     }
 
-    /// The chunk of a large block that `to` cuts, by address and size, if any. `None` where no block can lie at
-    /// `from..to`.
+    /// The chunk of a large block that `to` cuts, by address and size, if any. `None` where no block can lie.
     fn cut_off(&self, block: &HeapBlock, from: u64, to: u64) -> Option<Option<(u64, u64)>> {
         if from == block.addr && to == block.end() {
             return Some(None);
@@ -250,7 +248,7 @@ impl Heap {
         }
     }
 
-    /// Makes a candidate a block in use, without a handle yet, with the rest of its last granule. New chunks have at
+    /// Makes a candidate and the rest of its last granule a block in use, without a handle yet. New chunks have at
     /// most `largest_bytes`.
     pub(in crate::pool) fn occupy(
         &mut self,

@@ -1,9 +1,8 @@
 //! The free lists of streams, by tag.
 //!
-//! A list is found in constant time. Its stream's clock says when its blocks are complete. The lists of gone streams
-//! are forgotten; their complete blocks go to the tag's *shared* list, which has no stream and is always complete.
-//! List numbers are small, to keep blocks small, and are reused: a list is forgotten only when no block has its
-//! number.
+//! A list is found in constant time. Its stream's clock says when its blocks are complete. Lists of gone streams are
+//! forgotten; their complete blocks go to the tag's *shared* list, without a stream and always complete. List numbers
+//! are small, to keep blocks small, and are reused: a list is forgotten only when no block has its number.
 
 use std::collections::HashMap;
 
@@ -110,7 +109,7 @@ impl StreamLists {
         Some(key)
     }
 
-    /// Makes a list of complete blocks its tag's shared one, which must not exist yet.
+    /// For a list of complete blocks, and a tag without a shared list.
     pub(super) fn share(&mut self, key: ListKey, clocks: &mut Clocks) {
         let list = &mut self.stream_lists[usize::from(key)];
         self.keys.remove(&(list.tag, list.stream.take()));

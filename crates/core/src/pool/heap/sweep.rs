@@ -12,8 +12,8 @@ use crate::driver::StreamId;
 const BLOCKS_PER_LIST: usize = 256;
 
 impl Heap {
-    /// Forgets the lists of destroyed streams that have nothing in use. When numbers are short, also those of other
-    /// streams with nothing in use or in flight. Their blocks go to the shared list of their tag.
+    /// Forgets the lists of destroyed streams with nothing in use; when numbers are short, also of other streams with
+    /// nothing in use or in flight. Their blocks go to the shared list of their tag.
     pub(in crate::pool) fn forget_lists(&mut self, exists: impl Fn(StreamId) -> bool) {
         let all = self.lists.stream_lists().are_short();
         let targets = self.targets(|stream| all || !exists(stream));
@@ -36,7 +36,7 @@ impl Heap {
         self.lists.stream_lists_mut().swept(spare);
     }
 
-    /// Moves a complete block to another list of its tag. Returns the joined block.
+    /// Moves a complete block to another list. Returns the joined block.
     fn move_to_list(&mut self, key: BlockKey, target: ListKey) -> BlockKey {
         let kind = self.blocks.kind(key);
         if !matches!(kind, Kind::Small | Kind::Large | Kind::Pinned) {
@@ -58,8 +58,8 @@ impl Heap {
         stream_lists
     }
 
-    /// By number: the shared list that takes the blocks of a list whose stream is `over` and whose blocks are
-    /// complete. A tag without a shared list makes one of these it.
+    /// By number: the shared list for the blocks of a list, if its stream is `over` and all are complete. A tag
+    /// without one makes one of these lists it.
     fn targets(&mut self, over: impl Fn(StreamId) -> bool) -> Vec<Option<ListKey>> {
         let mut targets = self.lists.stream_lists().table();
         let is_busy = |kind: Kind, block: &HeapBlock| {

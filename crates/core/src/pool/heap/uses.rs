@@ -23,7 +23,6 @@ pub(in crate::pool) enum Use {
 }
 
 impl Use {
-    /// Whether a live block touches the granule.
     pub(in crate::pool) fn is_live(self) -> bool {
         matches!(self, Self::Live(_) | Self::Shared)
     }
@@ -45,9 +44,8 @@ pub(in crate::pool) struct Landmark {
 }
 
 impl Heap {
-    /// For an `extent` of a segment: its granules that hold a live byte, ascending, the backings of its chunks, and a
-    /// live block in it. `None` if no block lives there, or a chunk is not mapped. The search starts at `near`, if
-    /// that is live.
+    /// For an `extent` of a segment: its live granules, ascending, the backings of its chunks, and a live block in
+    /// it. `None` if no block lives there, or a chunk is not mapped. The search starts at `near`, if that is live.
     pub(in crate::pool) fn live_granules(
         &self,
         segment: SegmentKey,
