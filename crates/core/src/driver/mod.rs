@@ -60,8 +60,8 @@
 //! - **\[events\]** Recording an event on a stream creates it. It has passed when everything queued there before it
 //!   has finished. Queries never block.
 //! - **\[host-work\]** `launch_host` runs a host function after everything queued on the stream, and holds the stream
-//!   until it returns. The function must not call the driver, drop its host memory, or rely on functions of other
-//!   streams to run meanwhile: some machines run all on one thread. A panic in it fails that work only.
+//!   until it returns. The function must not call the driver, or drop its host memory. It must not wait for functions of
+//!   other streams: some machines run all on one thread. A panic in it fails that work only.
 //! - **\[capture\]** The owner of a stream may capture its work into a graph. `capturing` names such a stream among
 //!   those that the driver created or adopted, without harm to the capture; without graph support, none. Meanwhile
 //!   `synchronize`, and calls that would queue, record or wait on that stream, or destroy it, are refused with

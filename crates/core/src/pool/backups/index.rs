@@ -22,7 +22,6 @@ use crate::backup::BackupBuffer;
 use crate::digest::Digest;
 use crate::driver::DeviceRange;
 
-/// All backups of a pool.
 #[derive(Debug)]
 pub(in crate::pool) struct BackupIndex {
     granule_bytes: u64,
@@ -117,7 +116,6 @@ impl BackupIndex {
         !self.tags[tag].extents.is_empty()
     }
 
-    /// Host memory of a tag's backups.
     pub(in crate::pool) fn bytes(&self, tag: TagKey) -> u64 {
         self.tags[tag].extents.values().map(|backup| backup.buffer.bytes()).sum()
     }

@@ -2,7 +2,6 @@
 
 pub(in crate::pool) const SAMPLE: u64 = 64;
 
-/// The choice of one check among `count` granules.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::pool) struct Sample {
     residue: u64,
