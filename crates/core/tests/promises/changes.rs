@@ -231,7 +231,7 @@ fn a_promise_covers_nothing_that_changed_before_it() {
         tenant.touch_granule(0, 1);
         let preparation = tenant.pool.prepare_sleep(&SleepRequest::all(Level::One)).unwrap();
         reached.recv().unwrap();
-        tenant.touch_granule(0, 1); // Torn: the copy has landed.
+        tenant.touch_granule(0, 1); // Torn: the copy has completed.
         tenant.touch_granule(0, 2); // Was the same when the preparation looked.
         tenant.pool.declare_changes(&Tag::weights(), Changes::Immutable).unwrap();
         latch.open();

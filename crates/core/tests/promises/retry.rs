@@ -185,7 +185,7 @@ impl World {
     }
 
     /// The number of blocks that the pool has at these addresses.
-    fn pieces(pool: &Pool, range: DeviceRange) -> usize {
+    fn block_count(pool: &Pool, range: DeviceRange) -> usize {
         let segments = pool.snapshot().unwrap().segments;
         let blocks = segments.iter().flat_map(|segment| &segment.blocks);
         blocks.filter(|block| DeviceRange::new(block.addr, block.bytes).overlaps(&range)).count()
@@ -279,14 +279,19 @@ fn free_blocks_of_streams_are_joined_when_waiting_was_in_vain() {
             let halves = world.halves();
             let block = world.alloc(7, Tag::weights(), busy);
             world.free_under_work([block], busy);
-            let (pool, pieces) = (Arc::clone(&world.pool), Arc::new(AtomicU64::new(0)));
-            let found = Arc::clone(&pieces);
-            *world.script.on_wait.lock().unwrap() =
-                Some(Box::new(move || found.store(World::pieces(&pool, halves) as u64, Ordering::Relaxed)));
+            let (pool, block_count) = (Arc::clone(&world.pool), Arc::new(AtomicU64::new(0)));
+            let found = Arc::clone(&block_count);
+            *world.script.on_wait.lock().unwrap() = Some(Box::new(move || {
+                found.store(World::block_count(&pool, halves) as u64, Ordering::Relaxed)
+            }));
             world.get(requester, 7);
-            assert_eq!(pieces.load(Ordering::Relaxed), 2, "{requester:?}: while there was work to wait for");
             assert_eq!(
-                World::pieces(&world.pool, halves),
+                block_count.load(Ordering::Relaxed),
+                2,
+                "{requester:?}: while there was work to wait for"
+            );
+            assert_eq!(
+                World::block_count(&world.pool, halves),
                 2,
                 "{requester:?}: it was served by what had passed"
             );
