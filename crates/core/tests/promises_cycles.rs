@@ -10,8 +10,8 @@ use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::eventually;
 
-/// Mappings of device memory, open descriptors, and threads of this process; on the host device, since a GPU's
-/// driver has some of its own and keeps what it likes.
+/// Mappings of device memory, open descriptors, and threads of this process. On the host device, since a GPU's driver
+/// has some of its own and keeps what it likes.
 fn system() -> [usize; 3] {
     if Kind::of_this_run() != Kind::Host {
         return [0; 3];
@@ -23,7 +23,7 @@ fn system() -> [usize; 3] {
 
 #[test]
 fn cycles_leave_nothing_behind() {
-    let bare = system();
+    let baseline = system();
     let device = TestDevice::open(64);
     let config = PoolConfig::default().in_chunks_of(4).in_spans_of(8).in_segments_of(8);
     let pool = Arc::new(Pool::new(device.driver(), config).unwrap());
@@ -67,13 +67,13 @@ fn cycles_leave_nothing_behind() {
                 let info = device.memory_info().unwrap();
                 (pool.snapshot().unwrap(), stats, info)
             };
-            // A thread that has just been waited for may still be shown, also among the first.
+            // A joined thread may still be counted, also among the first.
             let most = *fewest.get_or_insert_with(system);
             let is_as_before = || system().iter().zip(most).all(|(now, most)| *now <= most);
             eventually("no thread, descriptor or mapping is left", is_as_before);
             let now = system();
             fewest = Some(std::array::from_fn(|nth| most[nth].min(now[nth])));
-            // So preparations that nobody waits for have ended, and what they had has gone.
+            // So preparations that no call waits for have ended, and their buffers are released.
             device.expect_host_bytes(13 * granule, "one backup of each preserved byte");
             let first = first.get_or_insert_with(here);
             assert_eq!(*first, here(), "cycle {cycle}");
@@ -84,5 +84,5 @@ fn cycles_leave_nothing_behind() {
     pool.close().unwrap();
     drop(pool);
     drop(device);
-    eventually("mappings, descriptors and threads are as before", || system() == bare);
+    eventually("mappings, descriptors and threads are as before", || system() == baseline);
 }

@@ -1,4 +1,5 @@
-//! Pools of different drivers share the machine's memory: who lacks some gets what only saves time elsewhere.
+//! Pools of different drivers share the machine's memory: a pool that lacks memory gets what only saves time
+//! elsewhere.
 //!
 //! A program of its own, one test at a time: a sleep that lacks memory takes backups from every pool of the process.
 #![cfg(target_os = "linux")]
@@ -88,7 +89,7 @@ fn a_sleep_has_the_idle_backups_of_pools_over_other_drivers() {
         assert_eq!(machine.held_bytes(), sleeper.backup_bytes());
         sleeper.wake();
     }
-    // What sleeps keeps what it has, and who lacks memory is as it was.
+    // Sleeping tags keep their backups, and the pool that lacks memory is unchanged.
     first.sleep().unwrap();
     let refused = second.sleep().unwrap_err();
     assert!(matches!(refused, PoolError::SleepFailed { .. }), "{refused}");
@@ -110,7 +111,7 @@ fn a_limit_of_its_own_takes_nothing_from_others() {
     other.wake();
 }
 
-/// What it makes only saves time, as theirs does: it has what they keep for nobody, and no more.
+/// A preparation only saves time, as other pools' backups do: it gets the buffers that they do not use, and no more.
 #[test]
 fn a_preparation_takes_no_backups() {
     let _alone = alone();
@@ -123,7 +124,7 @@ fn a_preparation_takes_no_backups() {
     let failed = prepare();
     assert!(matches!(failed, Err(PoolError::PrepareFailed { .. })), "{failed:?}");
     assert_eq!(first.backup_bytes(), 8 * granule());
-    // Now its store keeps as much for later.
+    // Now its storage keeps as much for later.
     second.tenant.pool.drop_backups(None).unwrap();
     let block = first.tenant.blocks[0].block.id;
     first.tenant.pool.free(block).unwrap();
@@ -133,7 +134,7 @@ fn a_preparation_takes_no_backups() {
     second.wake();
 }
 
-/// Pools that are gone have nothing, and stand in nobody's way.
+/// Closed pools hold nothing, and do not limit others.
 #[test]
 fn pools_come_and_go() {
     let _alone = alone();
@@ -155,7 +156,7 @@ fn pools_come_and_go() {
     }
 }
 
-/// Each wants what the other has; neither may wait for the other for ever.
+/// Each pool needs what the other has; neither may wait forever.
 #[test]
 fn pools_that_starve_at_once_come_to_an_end() {
     let _alone = alone();
@@ -177,7 +178,7 @@ fn pools_that_starve_at_once_come_to_an_end() {
                         drop(model.tenant.pool.prepare_sleep(&all).unwrap());
                         match model.sleep() {
                             Ok(_) => model.wake(),
-                            // The other one sleeps just now.
+                            // The other one is falling asleep.
                             Err(error) => assert!(chain(&error).contains("host memory"), "{error}"),
                         }
                         model.tenant.verify();

@@ -10,7 +10,7 @@ use crate::bytes::ByteSize;
 #[error("{op}: {kind}")]
 #[non_exhaustive]
 pub struct DriverError {
-    /// The operation that failed.
+    /// Which call failed.
     pub op: Op,
     /// Why.
     pub kind: DriverErrorKind,
@@ -120,10 +120,10 @@ impl fmt::Display for Op {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverErrorKind {
-    /// An argument that no state of the device could make right.
+    /// Wrong in any state of the device.
     #[error("{reason}")]
     InvalidArgument {
-        /// Which and why.
+        /// Which argument, and why.
         reason: String,
     },
     /// The stream's work is being captured into a graph; see \[capture\].
@@ -145,7 +145,7 @@ pub enum DriverErrorKind {
     OutOfAddressSpace {
         /// Bytes asked for.
         asked_bytes: u64,
-        /// What the operating system or device said.
+        /// What the operating system or device reported.
         reason: String,
     },
     /// The host has too little memory.
@@ -153,7 +153,7 @@ pub enum DriverErrorKind {
     OutOfHostMemory {
         /// Bytes asked for.
         asked_bytes: u64,
-        /// What the operating system said.
+        /// What the operating system reported.
         reason: String,
     },
     /// Part of the range is not mapped with access (for `unmap`: not exactly a run of mappings).
@@ -168,7 +168,7 @@ pub enum DriverErrorKind {
         /// The range of the call.
         range: DeviceRange,
     },
-    /// Work on the range is in flight: wait for it first.
+    /// Work on the range is in flight. Wait for it first.
     #[error("work on {range} is still in flight; wait for its streams first")]
     Busy {
         /// The range of the call.
@@ -196,10 +196,10 @@ pub enum DriverErrorKind {
         /// What is missing.
         reason: String,
     },
-    /// The device or the operating system failed, in its own words.
+    /// A failure in the words of the device or operating system.
     #[error("{name} ({code}): {text}")]
     Device {
-        /// The error's number, as the device or system counts.
+        /// The error's number.
         code: i64,
         /// Its name.
         name: String,

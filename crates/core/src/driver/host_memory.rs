@@ -3,9 +3,9 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// A piece of host memory: pageable, pinned, or whatever its driver copies from best.
+/// Host memory: pageable, page-locked, or whatever its driver copies from best.
 ///
-/// It is dropped wherever a driver lets go of it, in any call: dropping it must not call the driver or the pool.
+/// A driver drops it in any of its calls. So dropping it must not call the driver or the pool.
 pub trait HostMemory: Send + Sync + fmt::Debug {
     /// The bytes.
     fn as_slice(&self) -> &[u8];

@@ -11,7 +11,6 @@ pub struct Pending<T> {
     has_ended: Option<HasEnded>,
 }
 
-/// Looks whether work has ended.
 type HasEnded = Box<dyn Fn() -> bool + Send>;
 
 impl<T> fmt::Debug for Pending<T> {
@@ -26,13 +25,13 @@ impl<T: 'static> Pending<T> {
         Self { wait: Box::new(wait), has_ended: None }
     }
 
-    /// The same work; `has_ended` says, without blocking, whether it has ended, well or not.
+    /// The same work; `has_ended` returns, without blocking, whether it has ended, with success or failure.
     pub fn telling(mut self, has_ended: impl Fn() -> bool + Send + 'static) -> Self {
         self.has_ended = Some(Box::new(has_ended));
         self
     }
 
-    /// Whether the work has ended, well or not, where that can be told without waiting for it.
+    /// Whether the work has ended, with success or failure. `None` where only [`Pending::wait`] can find out.
     #[must_use]
     pub fn has_ended(&self) -> Option<bool> {
         self.has_ended.as_ref().map(|has_ended| has_ended())
@@ -46,7 +45,7 @@ impl<T: 'static> Pending<T> {
         (self.wait)()
     }
 
-    /// The same work with another outcome, computed by whoever waits.
+    /// The same work with another outcome, computed in [`Pending::wait`].
     pub fn then<U: 'static>(self, f: impl FnOnce(Result<T>) -> Result<U> + Send + 'static) -> Pending<U> {
         let Self { wait, has_ended } = self;
         Pending { wait: Box::new(move || f(wait())), has_ended }

@@ -1,9 +1,9 @@
-//! What [`super::Driver::save`] promises, for drivers that let whoever waits compute the digests.
+//! What [`super::Driver::save`] promises, for drivers that compute the digests in `wait`.
 
 use super::{CopyPart, DriverError, Op, Result};
 use crate::digest::Digest;
 
-/// Whether every part begins and ends on granules of the device.
+/// Checks that every part begins and ends on granules of the device.
 ///
 /// # Errors
 /// `InvalidArgument`.
@@ -21,7 +21,7 @@ pub fn check(granule_bytes: u64, parts: &[CopyPart]) -> Result<()> {
     }
 }
 
-/// Digests of the granules of `parts` as they are stored in `bytes`.
+/// Digests of the granules of `parts` as stored in `bytes`.
 ///
 /// # Errors
 /// `InvalidArgument` when a part is not inside.

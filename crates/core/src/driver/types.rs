@@ -1,10 +1,10 @@
-//! The nouns of the driver contract.
+//! The types of the driver contract.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// A range of device addresses, in bytes. Addresses are integers, never pointers.
+/// A range of device addresses. Addresses are integers, never pointers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct DeviceRange {
     /// First address.
@@ -14,13 +14,13 @@ pub struct DeviceRange {
 }
 
 impl DeviceRange {
-    /// The range of `bytes` bytes at `addr`.
+    /// `bytes` bytes at `addr`.
     #[must_use]
     pub const fn new(addr: u64, bytes: u64) -> Self {
         Self { addr, bytes }
     }
 
-    /// First address behind the range (saturating, so a hostile range compares as too long).
+    /// First address after the range. Saturates, so that an invalid range compares as too long.
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.addr.saturating_add(self.bytes)
@@ -38,7 +38,7 @@ impl DeviceRange {
         self.addr < other.end() && other.addr < self.end()
     }
 
-    /// The part of `bytes` bytes that begins `offset` bytes in, if it lies inside.
+    /// `bytes` bytes from `offset` on, if they lie inside.
     #[must_use]
     pub const fn slice(&self, offset: u64, bytes: u64) -> Option<Self> {
         match offset.checked_add(bytes) {
@@ -54,12 +54,12 @@ impl fmt::Display for DeviceRange {
     }
 }
 
-/// One stretch of a copy between a host buffer and the device.
+/// One part of a copy between a host buffer and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyPart {
-    /// Where on the device, and how many bytes.
+    /// The device's side, and the length.
     pub device: DeviceRange,
-    /// Where in the host buffer, in bytes.
+    /// Offset in the host buffer, in bytes.
     pub host_offset: u64,
 }
 
@@ -98,36 +98,34 @@ impl StreamId {
     pub const DEFAULT: Self = Self(0);
 }
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// How the command line names it: `host`, `cuda:0`.
+    /// Its name on the command line: `host`, `cuda:0`.
     pub id: String,
-    /// Name for people.
+    /// Its name for people.
     pub name: String,
-    /// Smallest unit that can be mapped, a power of two, in bytes.
+    /// The smallest unit that can be mapped, in bytes; a power of two.
     pub granule_bytes: u64,
-    /// Physical memory of the device, in bytes; 0 where it does not tell.
+    /// Physical memory of the device, in bytes; 0 where unknown.
     pub total_bytes: u64,
-    /// Number of streams over which copies to the device are worth spreading.
+    /// Number of streams worth using for copies to the device.
     pub copy_streams: usize,
-    /// Whether a kernel of the device copies from host memory at about the speed of the link, so that it pays to copy
-    /// on a stream of [`stream_create_kernel_copies`](super::Driver::stream_create_kernel_copies), too.
+    /// Whether a kernel of the device copies from host memory at about link speed. Then copying on a stream of
+    /// [`stream_create_kernel_copies`](super::Driver::stream_create_kernel_copies), too, pays.
     pub kernel_copies: bool,
-    /// Number of streams over which saves and digests are: the digest of what one has stored may run beside the copy
-    /// of another.
+    /// Number of streams worth using for saves and digests: the digest of one save may run beside the copy of
+    /// another.
     pub save_streams: usize,
-    /// Whether digests of the device's memory cost far less than copying it, so that it pays to compare before
-    /// a copy.
+    /// Whether digests of device memory cost far less than copies, so that comparing before a copy pays.
     pub fast_digests: bool,
 }
 
 impl DeviceInfo {
-    /// A device that does its copies, saves and digests on one stream each, copies by engines only, and digests slowly.
+    /// A device with one stream each for copies, saves and digests, without kernel copies, and with slow digests.
     ///
-    /// `id` is what the command line calls it, `name` is for people; `granule_bytes` is a power of two, `total_bytes` is 0
-    /// where the device does not tell.
+    /// For the parameters, see the fields.
     #[must_use]
     pub fn new(id: impl Into<String>, name: impl Into<String>, granule_bytes: u64, total_bytes: u64) -> Self {
         Self {
@@ -142,28 +140,28 @@ impl DeviceInfo {
         }
     }
 
-    /// The same, with copies to the device spread over this many streams.
+    /// Sets [`DeviceInfo::copy_streams`].
     #[must_use]
     pub fn copying_over(mut self, copy_streams: usize) -> Self {
         self.copy_streams = copy_streams;
         self
     }
 
-    /// The same, with saves and digests spread over this many streams.
+    /// Sets [`DeviceInfo::save_streams`].
     #[must_use]
     pub fn saving_over(mut self, save_streams: usize) -> Self {
         self.save_streams = save_streams;
         self
     }
 
-    /// The same, where a kernel copies from host memory at about the speed of the link, or does not.
+    /// Sets [`DeviceInfo::kernel_copies`].
     #[must_use]
     pub fn copying_by_kernel(mut self, kernel_copies: bool) -> Self {
         self.kernel_copies = kernel_copies;
         self
     }
 
-    /// The same, where digests cost far less than copies, or do not.
+    /// Sets [`DeviceInfo::fast_digests`].
     #[must_use]
     pub fn digesting_fast(mut self, fast_digests: bool) -> Self {
         self.fast_digests = fast_digests;
@@ -175,31 +173,31 @@ impl DeviceInfo {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct HostMemoryInfo {
-    /// All that it holds, in use or kept for later.
+    /// All of it, in use or kept for later.
     pub held_bytes: u64,
-    /// Of which in use by buffers.
+    /// The part in use by buffers.
     pub used_bytes: u64,
-    /// Of what it holds, page-locked: the device copies from and to it at the full speed of the link.
+    /// The page-locked part of what is held. The device copies from and to it at full link speed.
     pub pinned_bytes: u64,
-    /// Most that it may hold by what it was told, if anything.
+    /// Its configured limit, if any.
     pub limit_bytes: Option<u64>,
 }
 
 impl HostMemoryInfo {
-    /// `held_bytes`, of which `used_bytes` are in use by buffers; nothing is page-locked, and there is no limit.
+    /// Nothing page-locked, and no limit.
     #[must_use]
     pub const fn new(held_bytes: u64, used_bytes: u64) -> Self {
         Self { held_bytes, used_bytes, pinned_bytes: 0, limit_bytes: None }
     }
 
-    /// The same, with this much of it page-locked.
+    /// Sets [`HostMemoryInfo::pinned_bytes`].
     #[must_use]
     pub const fn pinning(mut self, pinned_bytes: u64) -> Self {
         self.pinned_bytes = pinned_bytes;
         self
     }
 
-    /// The same, with a limit on what is held, if there is one.
+    /// Sets [`HostMemoryInfo::limit_bytes`].
     #[must_use]
     pub const fn limited_to(mut self, limit_bytes: Option<u64>) -> Self {
         self.limit_bytes = limit_bytes;
@@ -213,20 +211,20 @@ impl HostMemoryInfo {
 pub struct MemoryInfo {
     /// Physical memory of the device, in bytes.
     pub total_bytes: u64,
-    /// Of which free, in bytes. Other processes move this figure.
+    /// The free part, in bytes. Other processes change it.
     pub free_bytes: u64,
-    /// What this process holds, where the machine can tell.
+    /// What this process holds, where known.
     pub process: Option<ProcessMemory>,
 }
 
 impl MemoryInfo {
-    /// A device of `total_bytes`, of which `free_bytes` are free; what this process holds is not known.
+    /// Without the figures of this process.
     #[must_use]
     pub const fn new(total_bytes: u64, free_bytes: u64) -> Self {
         Self { total_bytes, free_bytes, process: None }
     }
 
-    /// The same, with what this process holds, where that is known.
+    /// Sets [`MemoryInfo::process`].
     #[must_use]
     pub const fn of_process(mut self, process: Option<ProcessMemory>) -> Self {
         self.process = process;
@@ -238,14 +236,14 @@ impl MemoryInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ProcessMemory {
-    /// All of it, in bytes, as the driver counts.
+    /// All of it, in bytes, by the driver's count.
     pub used_bytes: u64,
-    /// The part that being on the device at all costs (a bare context), in bytes; 0 where that is not known.
+    /// The part that a bare context takes, in bytes; 0 where unknown.
     pub context_bytes: u64,
 }
 
 impl ProcessMemory {
-    /// A process that holds `used_bytes`, of which a bare context takes `context_bytes`; 0 where that is not known.
+    /// For the parameters, see the fields.
     #[must_use]
     pub const fn new(used_bytes: u64, context_bytes: u64) -> Self {
         Self { used_bytes, context_bytes }

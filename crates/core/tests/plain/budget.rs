@@ -1,5 +1,5 @@
-//! Budgets over generated sources and claims: whatever the others say, one truthful source is enough, and what is
-//! handed out never exceeds the budget.
+//! Budgets over generated sources and claims: whatever the others report, one truthful source is enough, and what is
+//! granted never exceeds the budget.
 
 use poorwill_core::budget::{
     Answer, Budget, Cap, ClaimError, Envelope, Fact, PLAUSIBLE_BYTES_MAX, SourceName,
@@ -28,7 +28,7 @@ const FREE: [SourceName; 5] = [
     SourceName::SystemAvailable,
 ];
 
-/// What drivers have been seen to say, and anything else.
+/// Answers that drivers have been seen to give, and any others.
 fn any_answer() -> impl Strategy<Value = Answer> {
     prop_oneof![
         Just(Answer::Bytes(0)),
@@ -68,7 +68,7 @@ fn any_facts(true_bytes: u64) -> impl Strategy<Value = Vec<Fact>> {
     })
 }
 
-/// What must be right whatever the others say, where one of the totals is `true_bytes`.
+/// What must hold whatever the others report, where one of the totals is `true_bytes`.
 fn check_decision(
     true_bytes: u64,
     facts: &[Fact],
@@ -84,18 +84,18 @@ fn check_decision(
     let winner = budget.source(budget.winner.unwrap()).unwrap();
     prop_assert_eq!(winner.bytes, Some(bytes));
     prop_assert_eq!(budget.sources.len(), facts.len() + usize::from(cap.is_some()));
-    // No figure vanishes without a word: one that is absent or odd has a note.
+    // No figure vanishes silently: an absent or odd one has a note.
     for source in &budget.sources {
         prop_assert!(
             source.bytes.is_some_and(|bytes| 0 < bytes && bytes < PLAUSIBLE_BYTES_MAX)
             || source.note.is_some() || (source.bytes == Some(0) && source.name.is_about_free())
             || [SourceName::User, SourceName::SystemAvailable].contains(&source.name)
-            // The host device has what it was opened with.
+            // The host device has the capacity it was opened with.
             || (source.name == SourceName::Capacity && source.bytes != Some(0)),
             "{source:?}"
         );
     }
-    // The order of the questions makes no difference to the figures.
+    // The order of the queries makes no difference to the figures.
     let mut reversed = facts.to_vec();
     reversed.reverse();
     let again = Budget::decide(&reversed, used_bytes, cap);
@@ -106,13 +106,13 @@ fn check_decision(
     Ok(())
 }
 
-/// Failures are printed whole; a file of seeds in the tree would be left behind by CI.
+/// Failures are printed in full; CI would leave a file of seeds in the tree.
 fn cases(usual: u32) -> ProptestConfig {
     let cases = Effort::of_this_run().cases(usual);
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// One that was wrong once: a free figure beyond all plausible ones beside a single total that is not 0.
+/// A past defect: a free figure beyond all plausible ones beside a single total that is not 0.
 #[test]
 fn a_single_total_between_zeros_is_right() {
     let true_bytes = 5_116_776_210;

@@ -1,4 +1,4 @@
-//! What no device has a part in.
+//! Tests without a device.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
 

@@ -1,5 +1,5 @@
-//! Where backups are is nobody's business but the store's: the same promises over several, with too little room, with
-//! failures, and with bytes that go bad.
+//! The pool's promises over several backup storages: with too little space, with failures, and with bytes that go
+//! bad.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -126,7 +126,7 @@ fn a_store_may_keep_less_than_it_is_given() {
     tenant.verify();
 }
 
-/// Every call of the store fails in turn: everything or nothing has happened, and the next try succeeds.
+/// Every call of the storage fails in turn: everything or nothing has happened, and the next attempt succeeds.
 #[test]
 fn a_store_that_fails_loses_nothing() {
     for nth in 0.. {
@@ -181,7 +181,7 @@ fn lacks_host_memory(error: &PoolError) -> bool {
 }
 
 #[test]
-fn too_little_room_costs_backups_that_only_save_time() {
+fn a_full_storage_drops_only_backups_that_save_time() {
     let device = TestDevice::open(64);
     let driver = quick(&device);
     let (weights, runtime) = (Tag::weights(), Tag::runtime());
@@ -195,7 +195,7 @@ fn too_little_room_costs_backups_that_only_save_time() {
     assert_eq!(store.used_bytes(), 0, "what was copied in vain stands in nobody's way");
     tenant.verify();
     for tag in [&weights, &runtime, &weights] {
-        // The other one's backup is there, and it is awake.
+        // The other tag's backup exists, and it is awake.
         tenant.pool.sleep(&only(tag)).unwrap();
         tenant.pool.wake(&all()).unwrap();
         tenant.verify();
@@ -212,18 +212,18 @@ fn too_little_room_costs_backups_that_only_save_time() {
     tenant.verify();
 }
 
-/// A preparation has announced all the room there is; the sleep of another tag needs it.
+/// A preparation has allocated all buffers there are; the sleep of another tag needs them.
 #[test]
-fn a_preparation_makes_way_for_a_sleep_that_lacks_room() {
+fn a_preparation_ends_for_a_sleep_that_lacks_host_memory() {
     watched(|| {
         let device = TestDevice::open(64);
-        let (tell, reached) = mpsc::channel();
-        let (tell, gate) = (Mutex::new(tell), Arc::new(Gate::default()));
-        let pass = Arc::clone(&gate);
+        let (reached_sender, reached) = mpsc::channel();
+        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Gate::default()));
+        let pass = Arc::clone(&latch);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             let preparing = thread::current().name() == Some("poorwill-prepare");
             if preparing && call.op == Op::CopyToHost && !call.waiting {
-                let _ = tell.lock().unwrap().send(());
+                let _ = reached_sender.lock().unwrap().send(());
                 pass.pass();
             }
             Verdict::Pass
@@ -239,7 +239,7 @@ fn a_preparation_makes_way_for_a_sleep_that_lacks_room() {
         let pool = Arc::clone(&tenant.pool);
         let sleeper = thread::spawn(move || pool.sleep(&only(&Tag::runtime())));
         eventually("it lacks room", || tenant.pool.waiting_calls().unwrap() == 1);
-        gate.open();
+        latch.open();
         sleeper.join().unwrap().unwrap();
         assert_eq!(preparation.wait().unwrap().end, PrepareEnd::Overtaken);
         tenant.pool.wake(&all()).unwrap();
@@ -272,7 +272,7 @@ fn a_spoiled_backup_is_always_found_when_everything_is_compared() {
     tenant.verify();
 }
 
-/// A sample of a sixty-fourth, another one each time: also where another tag wakes every second time.
+/// Each check samples one granule in 64, different ones each time, also when another tag wakes every second time.
 #[test]
 fn a_spoiled_backup_is_found_by_samples_in_64_wakes() {
     let granules = 66;
@@ -286,7 +286,7 @@ fn a_spoiled_backup_is_found_by_samples_in_64_wakes() {
         let block = tenant.load(granules as u64 * granule, &Tag::weights());
         tenant.load(3 * granule, &Tag::runtime());
         tenant.pool.sleep(&level_1()).unwrap();
-        // The weights' rooms come first or last, whichever segments the store has seen first.
+        // The weights' buffers come first or last, whichever segments the storage has seen first.
         let is_weights = |nth: usize| {
             store.spoil(nth);
             let found = tenant.pool.wake(&all()).unwrap_err();
@@ -314,9 +314,9 @@ fn a_spoiled_backup_is_found_by_samples_in_64_wakes() {
     }
 }
 
-/// Rooms that were announced for one chunk must not be taken by another of another size, whatever is freed meanwhile.
+/// Buffers allocated for one chunk must not serve a chunk of another size, whatever is freed meanwhile.
 #[test]
-fn a_block_freed_while_a_sleep_asks_for_room_leaves_the_others_theirs() {
+fn a_block_freed_while_a_sleep_allocates_buffers_takes_none_of_another_size() {
     let device = TestDevice::open(64);
     let driver = quick(&device);
     let granule = driver.info().granule_bytes;
@@ -332,7 +332,7 @@ fn a_block_freed_while_a_sleep_asks_for_room_leaves_the_others_theirs() {
         let gone = tenant.load(sizes[0], &Tag::weights());
         tenant.pool.sleep(&level_1()).unwrap();
         tenant.pool.wake(&all()).unwrap();
-        // Now it has room and needs a copy; the other has none.
+        // Now it has a buffer and needs a copy; the other has none.
         tenant.touch_granule(gone, 0);
         tenant.load(sizes[1], &Tag::weights());
         let gone = tenant.blocks.swap_remove(gone);
@@ -345,10 +345,10 @@ fn a_block_freed_while_a_sleep_asks_for_room_leaves_the_others_theirs() {
     }
 }
 
-/// What copies read must not be unmapped under them: also when a store panics between one copy and the next.
+/// Memory that a copy reads must not be unmapped, also when a storage panics between two copies.
 #[test]
 fn a_wake_is_undone_when_a_store_panics() {
-    // So many pieces are filled here, and so many by a thread beside.
+    // So few mappings are filled by this thread, and so many by another.
     for tensors in [2, 20] {
         watched(move || {
             let device = TestDevice::open(64);

@@ -1,7 +1,7 @@
-//! Promise 6 while a stream is being captured into a graph: nothing touches an event, what would wait for the device
-//! is refused before anything has happened, and what was freed meanwhile is caught up with.
+//! Promise 6 while a stream is being captured into a graph. Nothing touches an event. What would wait for the device
+//! is refused before anything has happened. What was freed meanwhile is freed later.
 //!
-//! The capture is one that the test declares; those of real graphs are tested with the drivers.
+//! The test declares the capture; captures of real graphs are tested with the drivers.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,7 +22,7 @@ struct World {
     pool: Pool,
     capture: Arc<Capture>,
     granule: u64,
-    /// The one that is captured, and another.
+    /// The captured stream, and another.
     streams: [StreamId; 2],
 }
 
@@ -123,7 +123,7 @@ fn sleep_discard_and_close_are_refused_before_anything_has_happened() {
 }
 
 #[test]
-fn the_reaper_catches_up_when_the_capture_has_ended_though_nobody_calls() {
+fn the_reaper_catches_up_after_the_capture_without_a_call() {
     watched(|| {
         let world = open(None);
         let [captured, other] = world.streams;
@@ -145,9 +145,10 @@ fn the_reaper_catches_up_when_the_capture_has_ended_though_nobody_calls() {
     });
 }
 
-/// The capture ends between the look by which the reaper records nothing, and the one by which it would wait.
+/// The capture ends between two queries of the reaper: it records nothing after the first, and would wait after the
+/// second.
 #[test]
-fn the_reaper_catches_up_when_the_capture_ends_under_its_eyes() {
+fn the_reaper_catches_up_when_the_capture_ends_between_its_queries() {
     watched(|| {
         let ending: Arc<OnceLock<Arc<Capture>>> = Arc::default();
         let (capture, asked) = (Arc::clone(&ending), AtomicU64::new(0));
@@ -273,14 +274,14 @@ fn a_trim_waits_for_nothing_during_a_capture() {
         let world = open(None);
         let [captured, other] = world.streams;
         let block = world.alloc(4, other).unwrap();
-        let gate = Arc::new(Gate::default());
+        let latch = Arc::new(Gate::default());
         let len = usize::try_from(block.requested_bytes).unwrap();
-        let copy = gated::write(&world.pool, other, &block, &gate, &vec![1; len]);
+        let copy = gated::write(&world.pool, other, &block, &latch, &vec![1; len]);
         world.pool.free(block.id).unwrap();
         world.alloc(1, captured).unwrap(); // Records the event behind the work.
         world.capture.begin(captured);
         assert_eq!(world.pool.trim().unwrap() / world.granule, 0);
-        gate.open();
+        latch.open();
         copy.wait().unwrap();
         world.capture.end();
         assert!(world.pool.trim().unwrap() >= 4 * world.granule);

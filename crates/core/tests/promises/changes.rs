@@ -1,7 +1,7 @@
-//! What is known about changes between sleeps: only what was touched moves, and what is promised not to change is
-//! taken on trust, checked in turns, and never beyond the promise.
+//! What is known about changes between sleeps: only changed bytes are copied. Bytes promised not to change are
+//! skipped, and checked in turns, never beyond the promise.
 //!
-//! Digests are taken to be fast here, as they are where a GPU computes them, unless a test says otherwise.
+//! Digests count as fast, as on a GPU, unless a test says otherwise.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::watched;
 
-/// A tenant, and how many bytes' digests were asked of the device.
+/// A tenant, and the bytes of device memory that were digested.
 fn tenant_with(
     fast_digests: bool,
     script: impl Fn(&Call) + Send + Sync + 'static,
@@ -55,13 +55,13 @@ fn wake(tenant: &Tenant) {
     tenant.pool.wake(&WakeRequest::all()).unwrap();
 }
 
-/// All of a sleep's bytes, in granules: copied, unchanged, and of these on trust.
+/// All of a sleep's bytes, in granules: copied, unchanged, and of these skipped.
 fn moved(tenant: &Tenant, report: &SleepReport) -> [u64; 3] {
     [report.copied_bytes, report.unchanged_bytes, report.skipped_bytes].map(|bytes| bytes / tenant.granule())
 }
 
 /// A tag of a block that was backed up, declared immutable, and compared once since.
-fn proven(granules: u64, fast_digests: bool) -> (TestDevice, Tenant, Arc<AtomicU64>) {
+fn verified_tag(granules: u64, fast_digests: bool) -> (TestDevice, Tenant, Arc<AtomicU64>) {
     let (device, mut tenant, digested) = tenant_with(fast_digests, |_| ());
     let bytes = granules * tenant.granule();
     tenant.load(bytes, &Tag::weights());
@@ -80,10 +80,10 @@ fn proven(granules: u64, fast_digests: bool) -> (TestDevice, Tenant, Arc<AtomicU
 }
 
 #[test]
-fn of_what_is_immutable_each_granule_is_compared_once_in_64_sleeps() {
+fn each_immutable_granule_is_compared_once_in_64_sleeps() {
     for fast_digests in [true, false] {
         let granules = 64 + 7;
-        let (_device, tenant, digested) = proven(granules, fast_digests);
+        let (_device, tenant, digested) = verified_tag(granules, fast_digests);
         let mut compared = Vec::new();
         for _ in 0..64 {
             let before = digested.load(Ordering::Relaxed);
@@ -100,10 +100,10 @@ fn of_what_is_immutable_each_granule_is_compared_once_in_64_sleeps() {
 }
 
 #[test]
-fn a_broken_promise_is_found_in_its_turn_and_ends_the_trust() {
+fn a_broken_promise_is_found_in_its_turn_and_ends_the_skipping() {
     for (fast_digests, touched) in [(true, 0), (true, 37), (false, 70)] {
         let granules = 71;
-        let (_device, mut tenant, _) = proven(granules, fast_digests);
+        let (_device, mut tenant, _) = verified_tag(granules, fast_digests);
         tenant.touch_granule(0, touched);
         let mut sleeps = 0;
         let broken = loop {
@@ -128,12 +128,12 @@ fn a_broken_promise_is_found_in_its_turn_and_ends_the_trust() {
     }
 }
 
-/// One count of turns for all tags would let a tag that sleeps every second time see every second granule only.
+/// With one count of turns for all tags, a tag that sleeps every second time would see only every second granule.
 #[test]
-fn a_tag_has_its_turns_whoever_sleeps_with_it() {
+fn a_tag_has_its_own_turns_beside_other_tags() {
     let (weights, runtime) = (Tag::weights(), Tag::runtime());
     for touched in [32, 33] {
-        let (_device, mut tenant, _) = proven(64, true);
+        let (_device, mut tenant, _) = verified_tag(64, true);
         let granule = tenant.granule();
         let block = tenant.load(64 * granule, &runtime);
         tenant.pool.declare_changes(&runtime, Changes::Immutable).unwrap();
@@ -158,7 +158,7 @@ fn a_tag_has_its_turns_whoever_sleeps_with_it() {
 }
 
 #[test]
-fn what_is_new_in_an_immutable_tag_is_copied_and_never_trusted() {
+fn new_bytes_in_an_immutable_tag_are_copied_and_never_skipped() {
     let (_device, mut tenant, _) = tenant();
     let weights = Tag::weights();
     let granule = tenant.granule();
@@ -169,7 +169,7 @@ fn what_is_new_in_an_immutable_tag_is_copied_and_never_trusted() {
     wake(&tenant);
     assert!(moved(&tenant, &sleep(&tenant))[2] > 0);
     wake(&tenant);
-    // In the same granule as the small one; in a granule of its own; where another one was.
+    // In the same granule as the small one; in a granule of its own; in the place of another block.
     let small = tenant.load(600, &weights);
     tenant.load(granule, &weights);
     let report = sleep(&tenant);
@@ -190,7 +190,7 @@ fn what_is_new_in_an_immutable_tag_is_copied_and_never_trusted() {
 
 #[test]
 fn a_new_declaration_begins_anew() {
-    let (_device, mut tenant, _) = proven(12, true);
+    let (_device, mut tenant, _) = verified_tag(12, true);
     tenant.pool.declare_changes(&Tag::weights(), Changes::Compared).unwrap();
     tenant.touch_granule(0, 5);
     tenant.pool.declare_changes(&Tag::weights(), Changes::Immutable).unwrap();
@@ -210,17 +210,17 @@ fn a_new_declaration_begins_anew() {
     assert_eq!(moved(&tenant, &sleep(&tenant)), [0, 12, 11]);
 }
 
-/// A promise is made while the preparation has the backup in hand.
+/// A promise is made while the preparation updates the backup.
 #[test]
 fn a_promise_covers_nothing_that_changed_before_it() {
     watched(|| {
-        let (tell, reached) = mpsc::channel();
-        let (tell, gate) = (Mutex::new(tell), Arc::new(Gate::default()));
-        let pass = Arc::clone(&gate);
+        let (reached_sender, reached) = mpsc::channel();
+        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Gate::default()));
+        let pass = Arc::clone(&latch);
         let (_device, mut tenant, _) = tenant_with(true, move |call| {
             let preparing = thread::current().name() == Some("poorwill-prepare");
             if preparing && call.op == Op::Save && call.waiting {
-                let _ = tell.lock().unwrap().send(());
+                let _ = reached_sender.lock().unwrap().send(());
                 pass.pass();
             }
         });
@@ -231,10 +231,10 @@ fn a_promise_covers_nothing_that_changed_before_it() {
         tenant.touch_granule(0, 1);
         let preparation = tenant.pool.prepare_sleep(&SleepRequest::all(Level::One)).unwrap();
         reached.recv().unwrap();
-        tenant.touch_granule(0, 1); // Torn: the copy has landed.
+        tenant.touch_granule(0, 1); // Torn: the copy has completed.
         tenant.touch_granule(0, 2); // Was the same when the preparation looked.
         tenant.pool.declare_changes(&Tag::weights(), Changes::Immutable).unwrap();
-        gate.open();
+        latch.open();
         assert_eq!(preparation.wait().unwrap().copied_bytes, granule);
         assert_eq!(moved(&tenant, &sleep(&tenant)), [2, 2, 0]);
         wake(&tenant);
@@ -245,7 +245,7 @@ fn a_promise_covers_nothing_that_changed_before_it() {
 
 #[test]
 fn a_preparation_leaves_it_to_the_sleep_whether_a_promise_was_kept() {
-    let (_device, mut tenant, digested) = proven(8, true);
+    let (_device, mut tenant, digested) = verified_tag(8, true);
     let before = digested.load(Ordering::Relaxed);
     tenant.touch_granule(0, 3);
     let report = tenant.pool.prepare_sleep(&SleepRequest::all(Level::One)).unwrap().wait().unwrap();
@@ -275,7 +275,7 @@ fn without_fast_digests_everything_is_copied_and_still_verified() {
         let wake = tenant.pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
         assert_eq!(wake.verified_bytes, 9 * granule);
         tenant.verify();
-        // A preparation has nothing to copy either, but makes room.
+        // A preparation has nothing to copy either, but allocates buffers.
         let report = tenant.pool.prepare_sleep(&SleepRequest::all(Level::One)).unwrap().wait().unwrap();
         assert_eq!(report.copied_bytes, 0);
     }

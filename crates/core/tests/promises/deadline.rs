@@ -1,5 +1,5 @@
-//! Waking where others have the memory: refused with nothing held, repeatable, or waited for until a deadline; and
-//! who is told how far it is.
+//! Waking when others use the memory: the wake is refused with nothing held, can be repeated, or waits until a
+//! deadline. It reports its progress.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::watched;
 
-/// Far beyond what any of these waits for.
+/// Far beyond the waits of these tests.
 const LONG: Duration = Duration::from_secs(3600);
 
 fn config() -> PoolConfig {
@@ -39,20 +39,20 @@ fn asleep(driver: Arc<dyn Driver>) -> Tenant {
     tenant
 }
 
-/// A driver that tells whenever somebody asks what is free.
-fn telling(device: &TestDevice) -> (Arc<dyn Driver>, mpsc::Receiver<()>) {
-    let (tell, told) = mpsc::channel();
+/// A driver that reports each query of free memory.
+fn reporting_queries(device: &TestDevice) -> (Arc<dyn Driver>, mpsc::Receiver<()>) {
+    let (sender, queries) = mpsc::channel();
     let driver = ScriptedDriver::new(device.driver(), move |call| {
         if call.op == Op::MemoryInfo {
-            // Behind the test's end nobody listens.
-            let _ = tell.send(());
+            // After the test's end there is no receiver.
+            let _ = sender.send(());
         }
         Verdict::Pass
     });
-    (Arc::new(driver), told)
+    (Arc::new(driver), queries)
 }
 
-/// Another pool that has so many granules of the device.
+/// Another pool that holds `granules` of the device.
 fn other(device: &TestDevice, granules: u64) -> Pool {
     let pool = Pool::new(device.driver(), config()).unwrap();
     let bytes = granules * device.info().granule_bytes;
@@ -95,16 +95,16 @@ fn a_refused_wake_holds_nothing_and_can_be_repeated() {
 }
 
 #[test]
-fn a_wake_with_a_deadline_waits_for_what_others_give_back() {
+fn a_wake_with_a_deadline_waits_for_memory_that_others_release() {
     watched(|| {
         let device = TestDevice::open(32);
-        let (driver, told) = telling(&device);
+        let (driver, queries) = reporting_queries(&device);
         let tenant = asleep(driver);
         let other = other(&device, 20);
-        told.try_iter().for_each(drop);
+        queries.try_iter().for_each(drop);
         let leaver = thread::spawn(move || {
-            // The wake has found no room, and asks again and again.
-            told.iter().take(9).for_each(drop);
+            // The wake has found no memory, and polls again and again.
+            queries.iter().take(9).for_each(drop);
             other.sleep(&SleepRequest::all(Level::Two)).unwrap();
             other
         });
@@ -116,24 +116,24 @@ fn a_wake_with_a_deadline_waits_for_what_others_give_back() {
     });
 }
 
-/// What was awake when a wake of everything began, and sleeps by the time there is memory, was put to sleep later: the
-/// wake neither brings it back nor needs room for it.
+/// A tag that was awake when a wake of all tags began, and falls asleep before there is memory, stays asleep. The
+/// wake needs no memory for it.
 #[test]
 fn a_wake_that_waits_leaves_asleep_what_falls_asleep_meanwhile() {
     watched(|| {
         let device = TestDevice::open(32);
-        let (driver, told) = telling(&device);
+        let (driver, queries) = reporting_queries(&device);
         let tenant = asleep(driver);
         let (pool, granule) = (Arc::clone(&tenant.pool), tenant.granule());
         // Too large to be awake beside the others.
         let kv = pool.alloc(&AllocRequest::new(20 * granule, Tag::kv_cache())).unwrap();
-        told.try_iter().for_each(drop);
+        queries.try_iter().for_each(drop);
         let waker = thread::spawn({
             let pool = Arc::clone(&pool);
             move || pool.wake(&all().within(LONG))
         });
-        // The wake was undone, and asks again and again.
-        told.iter().take(9).for_each(drop);
+        // The wake was undone, and polls again and again.
+        queries.iter().take(9).for_each(drop);
         pool.sleep(&SleepRequest::of([Tag::kv_cache()], Level::One)).unwrap();
         let wake = waker.join().unwrap().unwrap();
         assert_eq!(wake.tags, [Tag::runtime(), Tag::weights()]);
@@ -146,17 +146,17 @@ fn a_wake_that_waits_leaves_asleep_what_falls_asleep_meanwhile() {
 }
 
 #[test]
-fn a_wake_that_waits_makes_way_for_the_end_of_its_pool() {
+fn a_waiting_wake_ends_with_its_pool() {
     watched(|| {
         let device = TestDevice::open(32);
-        let (driver, told) = telling(&device);
+        let (driver, queries) = reporting_queries(&device);
         let tenant = asleep(driver);
         let other = other(&device, 20);
-        told.try_iter().for_each(drop);
+        queries.try_iter().for_each(drop);
         let pool = Arc::clone(&tenant.pool);
         let waker = thread::spawn(move || pool.wake(&all().within(LONG)));
-        // It has found no room, and asks again and again.
-        told.iter().take(9).for_each(drop);
+        // It has found no memory, and polls again and again.
+        queries.iter().take(9).for_each(drop);
         tenant.pool.close().unwrap();
         let ended = waker.join().unwrap();
         assert!(matches!(ended, Err(PoolError::Closed)), "{ended:?}");
@@ -167,7 +167,7 @@ fn a_wake_that_waits_makes_way_for_the_end_of_its_pool() {
 
 /// Each has more than half of the device, so only one can be awake.
 #[test]
-fn pools_that_wait_for_each_other_come_on_in_turns() {
+fn pools_that_wait_for_each_other_take_turns() {
     watched(|| {
         let device = TestDevice::open(32);
         let tenants = [1, 2, 3].map(|seed| {
@@ -194,19 +194,19 @@ fn pools_that_wait_for_each_other_come_on_in_turns() {
     });
 }
 
-/// What a wake said of its progress.
-fn told(request: WakeRequest) -> (WakeRequest, Arc<Mutex<Vec<WakeProgress>>>) {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let note = Arc::clone(&told);
-    (request.telling(move |progress| note.lock().unwrap().push(progress)), told)
+/// Records a wake's progress.
+fn record_progress(request: WakeRequest) -> (WakeRequest, Arc<Mutex<Vec<WakeProgress>>>) {
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let note = Arc::clone(&reports);
+    (request.telling(move |progress| note.lock().unwrap().push(progress)), reports)
 }
 
-fn assert_monotone(told: &[WakeProgress], total_bytes: u64) {
+fn assert_monotone(reports: &[WakeProgress], total_bytes: u64) {
     assert!(
-        told.iter().all(|at| at.total_bytes == total_bytes && at.filled_bytes <= total_bytes),
-        "{told:?}"
+        reports.iter().all(|at| at.total_bytes == total_bytes && at.filled_bytes <= total_bytes),
+        "{reports:?}"
     );
-    assert!(told.is_sorted_by(|a, b| a.filled_bytes < b.filled_bytes), "{told:?}");
+    assert!(reports.is_sorted_by(|a, b| a.filled_bytes < b.filled_bytes), "{reports:?}");
 }
 
 #[test]
@@ -217,17 +217,17 @@ fn progress_grows_until_everything_is_filled() {
     tenant.load(13 * granule, &Tag::weights());
     let kv = tenant.pool.alloc(&AllocRequest::new(6 * granule, Tag::kv_cache())).unwrap();
     tenant.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
-    let (request, told) = told(all());
+    let (request, reports) = record_progress(all());
     tenant.pool.wake(&request).unwrap();
-    let told = told.lock().unwrap();
-    assert_monotone(&told, 19 * granule);
-    assert!(told.len() > 1 && told.last().unwrap().filled_bytes == 19 * granule, "{told:?}");
+    let reports = reports.lock().unwrap();
+    assert_monotone(&reports, 19 * granule);
+    assert!(reports.len() > 1 && reports.last().unwrap().filled_bytes == 19 * granule, "{reports:?}");
     tenant.verify();
     tenant.pool.free(kv.id).unwrap();
 }
 
 #[test]
-fn nobody_is_told_anything_after_an_error() {
+fn no_progress_is_reported_after_an_error() {
     let device = TestDevice::open(32);
     let (armed, fails) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::new(AtomicBool::new(false)));
     let (left, failed) = (Arc::clone(&armed), Arc::clone(&fails));
@@ -244,15 +244,15 @@ fn nobody_is_told_anything_after_an_error() {
     let before = held(&device);
     for nth in 0.. {
         armed.store(nth, Ordering::Relaxed);
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let (note, over) = (Arc::clone(&told), Arc::clone(&fails));
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let (note, over) = (Arc::clone(&reports), Arc::clone(&fails));
         let request = all().telling(move |progress| {
-            assert!(!over.load(Ordering::Relaxed), "told after an error");
+            assert!(!over.load(Ordering::Relaxed), "progress after an error");
             note.lock().unwrap().push(progress);
         });
         let woken = tenant.pool.wake(&request);
         armed.store(u64::MAX, Ordering::Relaxed);
-        assert_monotone(&told.lock().unwrap(), 18 * granule);
+        assert_monotone(&reports.lock().unwrap(), 18 * granule);
         if !fails.swap(false, Ordering::Relaxed) {
             woken.unwrap();
             break;
@@ -264,7 +264,7 @@ fn nobody_is_told_anything_after_an_error() {
 }
 
 #[test]
-fn a_panic_of_who_is_told_undoes_the_wake() {
+fn a_panic_in_the_progress_callback_undoes_the_wake() {
     let device = TestDevice::open(32);
     let tenant = asleep(device.driver());
     let before = held(&device);
@@ -281,14 +281,14 @@ fn a_panic_of_who_is_told_undoes_the_wake() {
 fn what_is_no_lack_of_memory_is_not_waited_for() {
     watched(|| {
         let device = TestDevice::open(32);
-        let (tell, fails) = mpsc::channel();
+        let (sender, fails) = mpsc::channel();
         let fails = Mutex::new(fails);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             let fails = call.op == Op::Map && fails.lock().unwrap().try_recv().is_ok();
             if fails { Verdict::device_failure(call) } else { Verdict::Pass }
         });
         let tenant = asleep(Arc::new(driver));
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
         let failed = tenant.pool.wake(&all().within(LONG));
         assert!(matches!(failed, Err(PoolError::WakeFailed { .. })), "{failed:?}");
         tenant.pool.wake(&all()).unwrap();
@@ -296,7 +296,7 @@ fn what_is_no_lack_of_memory_is_not_waited_for() {
     });
 }
 
-/// A time begins with the call, not with the request, and goes by the driver's clock.
+/// Its time begins with the call, not with the request, by the driver's clock.
 #[test]
 fn a_deadline_goes_by_the_drivers_clock() {
     watched(|| {
@@ -325,7 +325,7 @@ fn a_deadline_goes_by_the_drivers_clock() {
     });
 }
 
-/// What is refused at once for other calls at work on a tag.
+/// The tags for whose other calls a call was refused at once.
 fn refused_for_calls<T: std::fmt::Debug>(result: Result<T, PoolError>) -> Vec<Tag> {
     match result {
         Err(PoolError::TimedOut { awaited: Awaited::Calls(tags), .. }) => tags,
@@ -360,7 +360,7 @@ fn once(limit_granules: Option<u64>, op: Op, act: impl Fn(&Pool) + Send + Sync +
 }
 
 #[test]
-fn who_wants_a_tag_that_others_work_on_waits_no_longer_than_it_is_told() {
+fn a_call_waits_for_a_busy_tag_until_the_deadline() {
     watched(|| {
         let tag = Tag::kv_cache;
         let Once { pool, armed, did } = once(None, Op::Map, move |pool| {
@@ -385,9 +385,9 @@ fn who_wants_a_tag_that_others_work_on_waits_no_longer_than_it_is_told() {
     });
 }
 
-/// A sleep under way may give memory back: it is waited for, at the limit, as long as the request says.
+/// A sleep under way may release memory: at the limit, it is waited for as long as the request allows.
 #[test]
-fn who_lacks_memory_that_a_sleep_may_give_back_waits_no_longer_than_it_is_told() {
+fn a_sleep_that_may_release_memory_is_waited_for_until_the_deadline() {
     watched(|| {
         let Once { pool, armed, did } = once(Some(12), Op::MemoryInfo, |pool| {
             let bytes = 5 * pool.driver().info().granule_bytes;

@@ -9,7 +9,7 @@ use poorwill_testkit::faults::{Subject, some_calls};
 
 const GRANULES: u64 = 64;
 
-/// Of so many calls one fails at least where a defect is to be noticed: some show after a few calls only.
+/// At least one of so many calls fails where a defect is to be noticed: some show after a few calls only.
 const STRIDE_MAX: usize = 7;
 
 fn watched() -> Subject {
@@ -31,7 +31,7 @@ fn every_driver_call_may_fail() {
     assert!(tally.allocs_undone > 100 / stride && tally.trims_undone > 10 / stride, "{tally:?}");
 }
 
-/// The canaries: a suite that a broken driver or a broken undo passes would prove nothing.
+/// A suite that a broken driver or a broken undo passes would prove nothing.
 #[test]
 fn the_suite_notices_what_is_broken() {
     let unnoticed: Vec<_> = DEFECTS.into_iter().filter(|defect| passes(Some(*defect))).collect();
@@ -42,7 +42,7 @@ fn the_suite_notices_what_is_broken() {
 fn passes(defect: Option<Defect>) -> bool {
     let subject =
         || Subject::new(Arc::new(BrokenDriver::new(TestDevice::open(GRANULES).driver(), defect)), || ());
-    // Few runs will do for what has no defect: they are the other test's.
+    // A few runs are enough without a defect: the other test has the rest.
     let stride = Kind::of_this_run().stride();
     let stride = if defect.is_some() { stride.min(STRIDE_MAX) } else { stride * 10 };
     catch_unwind(AssertUnwindSafe(|| some_calls(stride, &subject))).is_ok()

@@ -1,4 +1,4 @@
-//! A pool that lives long: streams and tags come and go, and what is over is forgotten. Counted, not timed.
+//! A long-lived pool: streams and tags come and go, and are forgotten. Counted, not timed.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use poorwill_testkit::pattern;
 
 const GRANULES: u64 = 64;
 
-/// More than this of anything is remembered only for as much that is in use.
+/// More of anything is remembered only while as much is in use.
 const FEW: usize = 150;
 
 fn open() -> (TestDevice, Pool) {
@@ -31,7 +31,7 @@ fn small(pool: &Pool, tag: &Tag, stream: StreamId) -> Block {
     pool.alloc(&AllocRequest::new(512, tag.clone()).on(stream)).unwrap()
 }
 
-/// All that the pool may hold can be had: no piece was lost.
+/// All that the pool may hold can be allocated: no block was lost.
 fn assert_nothing_is_lost(device: &TestDevice, pool: &Pool) {
     let bytes = GRANULES * device.info().granule_bytes;
     for tag in [Tag::weights(), Tag::runtime()] {
@@ -43,7 +43,7 @@ fn assert_nothing_is_lost(device: &TestDevice, pool: &Pool) {
     assert_eq!((stats.live_bytes, stats.mapped_bytes, stats.segments), (0, 0, 0));
 }
 
-/// A stream that is there for one piece of work, in two tags.
+/// A stream that exists for one copy, in two tags.
 fn come_and_go(device: &TestDevice, pool: &Pool, shared: &Block) {
     let stream = device.stream_create().unwrap();
     for tag in [Tag::runtime(), Tag::weights()] {
@@ -57,7 +57,7 @@ fn come_and_go(device: &TestDevice, pool: &Pool, shared: &Block) {
 #[test]
 fn streams_that_are_gone_are_forgotten() {
     let (device, pool) = open();
-    // A long run has more than stream_lists have numbers.
+    // A long run has more streams than lists have numbers.
     for round in 0..device.kind().cases(4_000) {
         let shared = small(&pool, &Tag::weights(), StreamId::DEFAULT);
         come_and_go(&device, &pool, &shared);
@@ -68,7 +68,7 @@ fn streams_that_are_gone_are_forgotten() {
     assert_nothing_is_lost(&device, &pool);
 }
 
-/// Lets work pass also when a test fails: a pool that is dropped waits for it.
+/// Completes the work also when a test fails: a dropped pool waits for it.
 struct Opened(Arc<Gate>);
 
 impl Drop for Opened {
@@ -77,7 +77,7 @@ impl Drop for Opened {
     }
 }
 
-/// Freed blocks go nowhere, and nobody may think that streams which have not ended are done with them.
+/// Freed blocks stay where they are as long as their streams have work in flight.
 #[test]
 fn a_stream_at_work_is_not_forgotten() {
     let (device, pool) = open();
@@ -86,9 +86,9 @@ fn a_stream_at_work_is_not_forgotten() {
     let own = pool.alloc(&AllocRequest::new(3 * granule, Tag::runtime()).on(busy)).unwrap();
     let used = pool.alloc(&AllocRequest::new(2 * granule, Tag::runtime())).unwrap();
     pool.record_use(used.id, busy).unwrap();
-    let gate = Arc::new(Gate::default());
-    let opened = Opened(Arc::clone(&gate));
-    hold(&*device.driver(), busy, &gate);
+    let latch = Arc::new(Gate::default());
+    let opened = Opened(Arc::clone(&latch));
+    hold(&*device.driver(), busy, &latch);
     pool.free(own.id).unwrap();
     pool.free(used.id).unwrap();
     let shared = small(&pool, &Tag::weights(), StreamId::DEFAULT);
@@ -161,7 +161,7 @@ fn tags_of_which_nothing_is_left_are_forgotten() {
         let remembered = pool.remembered().unwrap();
         assert!(remembered.tags < 2 * FEW && remembered.stream_lists < 2 * FEW, "after {n}: {remembered:?}");
     }
-    // What was said of a tag, and what is in it, stays.
+    // The declaration of a tag and its content stay.
     let conflict = pool.declare_tag(&declared, TagPolicy::PRESERVED).unwrap_err();
     assert!(matches!(conflict, PoolError::PolicyConflict { .. }), "{conflict}");
     pool.wake(&WakeRequest::of([asleep])).unwrap();
@@ -169,7 +169,7 @@ fn tags_of_which_nothing_is_left_are_forgotten() {
     pool.free(of_asleep.id).unwrap();
     pool.free(of_live.id).unwrap();
     assert_nothing_is_lost(&device, &pool);
-    // One that was forgotten is as good as new.
+    // A forgotten tag is as good as new.
     let block = small(&pool, &nth(0), StreamId::DEFAULT);
     pool.free(block.id).unwrap();
     for tag in [Tag::weights(), Tag::kv_cache(), Tag::runtime(), Tag::cudagraph()] {

@@ -1,7 +1,7 @@
-//! Others allocate while a wake maps, and while a sleep unmaps and gives back: whoever waits for the lock of physical
-//! memory has it between two groups of pieces, and what the wake has made room for stays its own.
+//! Others allocate while a wake maps, and while a sleep unmaps and releases. A waiting thread gets the lock of
+//! physical memory between two groups of mappings. Memory reserved for the wake stays its own.
 //!
-//! A script stops the driver under the one who holds the lock until the other one is known to wait for it.
+//! A script stops the thread that holds the lock, in the driver, until the other is known to wait for the lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
@@ -15,28 +15,28 @@ use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::{eventually, watched};
 
-/// Whose sleep or wake takes long.
+/// The thread of the long sleep or wake.
 const MOVER: &str = "mover";
-/// Who needs memory meanwhile.
+/// The thread that needs memory meanwhile.
 const OTHER: &str = "other";
-/// Granules of what sleeps: pieces of two, so several groups.
+/// Granules that sleep: in mappings of two, so several groups.
 const ASLEEP: u64 = 160;
 const LIMIT: u64 = 170;
-/// Granules of a piece.
+/// Granules of a mapping.
 const PIECE: u64 = 2;
-/// Granules that are idle when the wake begins.
+/// Reclaimable granules when the wake begins.
 const IDLE: u64 = 40;
 
 /// Stops the mover at some of its calls.
 #[derive(Default)]
 struct Script {
     pool: OnceLock<Weak<Pool>>,
-    /// The call at which the mover waits until the other one waits, too, or has come to its end.
+    /// The call at which the mover waits until the other thread waits, too, or has ended.
     stops_at: Mutex<Option<Op>>,
-    /// Tells the other one to begin.
+    /// Starts the other thread.
     begin: Mutex<Option<mpsc::Sender<()>>>,
     other_is_done: AtomicBool,
-    /// Calls that move memory, by whom.
+    /// Calls that move memory, by thread.
     log: Mutex<Vec<(String, Op)>>,
     /// So many of the mover's calls pass before one fails.
     passing: AtomicU64,
@@ -63,7 +63,7 @@ impl Script {
         Verdict::Pass
     }
 
-    /// Where in the log somebody made a call for the last time.
+    /// The log's last entry of a call of a thread.
     fn last(&self, who: &str, op: Op) -> Option<usize> {
         self.log.lock().unwrap().iter().rposition(|(by, called)| by == who && *called == op)
     }
@@ -97,8 +97,8 @@ impl World {
         self.pool.alloc(&AllocRequest::new(granules * self.granule(), tag))
     }
 
-    /// `moves` on one thread, which stops at every `op`, and `others` on another one, which begins when the first has
-    /// stopped.
+    /// Runs `moves` on one thread, which stops at every `op`, and `others` on another, which begins after the first
+    /// stop.
     fn beside<T: Send, U: Send>(
         &self,
         op: Op,
@@ -132,7 +132,7 @@ impl World {
         self.pool.sleep(&SleepRequest::of([Tag::kv_cache()], Level::One)).unwrap();
     }
 
-    /// Blocks of so many granules, until there is no more.
+    /// Blocks of `granules`, until there is no more memory.
     fn alloc_all(&self, granules: u64) -> Vec<Block> {
         let mut blocks = Vec::new();
         loop {
@@ -165,7 +165,7 @@ fn others_allocate_while_a_wake_maps() {
 }
 
 #[test]
-fn others_allocate_while_a_sleep_unmaps_and_gives_back() {
+fn others_allocate_while_a_sleep_unmaps_and_releases() {
     watched(|| {
         for stop in [Op::Unmap, Op::Release] {
             let world = World::new(None);
@@ -179,7 +179,7 @@ fn others_allocate_while_a_sleep_unmaps_and_gives_back() {
     });
 }
 
-/// What a sleep has unmapped is in its hands: others cannot have it before the sleep is sure to succeed.
+/// Memory that a sleep has unmapped belongs to the sleep: others cannot have it before the sleep is sure to succeed.
 #[test]
 fn a_sleep_that_fails_while_others_allocate_is_undone() {
     watched(|| {
@@ -208,13 +208,13 @@ fn a_sleep_that_fails_while_others_allocate_is_undone() {
     });
 }
 
-/// Whatever of the wake's calls fails: what it has made room for is its own as long as it may need it, the limit holds,
+/// Whichever call of the wake fails: memory released for it stays its own as long as it may need it. The limit holds,
 /// and afterwards nothing is reserved.
 #[test]
-fn what_a_wake_has_made_room_for_is_its_own() {
+fn memory_released_for_a_wake_stays_its_own() {
     watched(|| {
-        // Blocks of others as large as the wake's pieces, beside idle memory of other sizes, too; and one that takes all
-        // that is left, and finds no single granules.
+        // Blocks of others as large as the wake's mappings, also beside free memory of other sizes. And one block of
+        // all that is left, with no single granules free.
         for (others, of_other_sizes) in [(PIECE, &[1, 3][..]), (LIMIT - ASLEEP, &[])] {
             let stride = Kind::of_this_run().stride();
             let mut calls = (0..).step_by(stride);
@@ -223,13 +223,14 @@ fn what_a_wake_has_made_room_for_is_its_own() {
     });
 }
 
-/// A wake of which so many calls pass, while others allocate blocks of so many granules. Returns whether it succeeded.
+/// A wake of which `passing` calls pass, while others allocate blocks of so many granules. Returns whether it
+/// succeeded.
 fn wakes_beside_others(passing: u64, others: u64, of_other_sizes: &[u64]) -> bool {
     let world = World::new(Some(LIMIT));
     let limit_bytes = LIMIT * world.granule();
     world.alloc(ASLEEP, Tag::kv_cache()).unwrap();
     world.sleep();
-    // Idle memory of the size that the wake takes, more than its first group does.
+    // Reclaimable memory of the mappings' size, more than the wake's first group takes.
     let idle = [IDLE].iter().chain(of_other_sizes);
     let idle: Vec<Block> = idle.map(|granules| world.alloc(*granules, Tag::runtime()).unwrap()).collect();
     world.free(&idle);

@@ -1,4 +1,4 @@
-//! Holds: while somebody else has the physical memory of a tag registered, none of it leaves its address.
+//! Holds: while other software has the physical memory of a tag registered, none of it leaves its address.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -59,7 +59,7 @@ impl World {
         self.pool.alloc(&AllocRequest::new(granules * self.granule, tag.clone()))
     }
 
-    /// What was unmapped of a tag's segments since this was asked last.
+    /// What was unmapped of a tag's segments since the last call.
     fn unmapped_of(&self, tag: &Tag) -> Vec<DeviceRange> {
         let segments = self.pool.snapshot().unwrap().segments;
         let of_tag: Vec<DeviceRange> = segments
@@ -111,7 +111,7 @@ fn what_is_held_does_not_fall_asleep() {
     assert!(world.unmapped.lock().unwrap().is_empty());
     assert_eq!(world.pool.tag_state(&runtime).unwrap(), TagState::Awake);
     tenant.verify();
-    // What only copies may go on, and so may the others.
+    // Calls that only copy may go on, and so may other tags.
     world.pool.prepare_sleep(&of(std::slice::from_ref(&weights))).unwrap().wait().unwrap();
     world.pool.sleep(&of(std::slice::from_ref(&runtime))).unwrap();
     world.pool.wake(&WakeRequest::all()).unwrap();
@@ -149,7 +149,7 @@ fn what_has_no_memory_cannot_be_held() {
     world.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
 }
 
-/// Freed memory of a held tag is nobody's but the tag's, at the addresses at which it is.
+/// Freed memory of a held tag serves only that tag, at its addresses.
 #[test]
 fn what_is_freed_in_a_held_tag_stays_where_it_is() {
     let world = World::open(Some(40));
@@ -164,7 +164,7 @@ fn what_is_freed_in_a_held_tag_stays_where_it_is() {
     let rest = world.pool.free_part(blocks[0].id, cut).unwrap();
     blocks[1..].iter().map(|block| block.id).chain([small.id]).for_each(|id| world.pool.free(id).unwrap());
     world.pool.trim().unwrap();
-    // Another tag may have what is left under the limit, and no more.
+    // Another tag may use what is left under the limit, and no more.
     let others = world.alloc(8, &Tag::weights()).unwrap();
     let refused = world.alloc(20, &Tag::weights()).unwrap_err();
     let PoolError::OverLimit { usage, .. } = &refused else { panic!("{refused}") };
@@ -176,7 +176,7 @@ fn what_is_freed_in_a_held_tag_stays_where_it_is() {
     let held = world.pool.held().unwrap();
     assert_eq!((held.len(), &held[0].tag, held[0].holders.as_slice()), (1, &kv, &[NIXL.to_owned()][..]));
     assert_eq!(held[0].reclaimable_bytes, mapped_bytes, "all of it, and trim gives none of it");
-    // Blocks of the tag find it where it is, also such as would cut a larger piece.
+    // Blocks of the tag find it where it is, also blocks that would cut a larger chunk.
     let held_bytes = world.pool.stats().unwrap().mapped_bytes;
     for granules in [20, 4, 2, 1] {
         let block = world.alloc(granules, &kv).unwrap();
@@ -188,7 +188,7 @@ fn what_is_freed_in_a_held_tag_stays_where_it_is() {
         world.pool.free(block.id).unwrap();
     }
     assert_eq!(world.pool.stats().unwrap().mapped_bytes, held_bytes, "for which nothing was created");
-    // A chunk that it would cut stays whole, so that it lies elsewhere.
+    // A chunk that it would cut stays whole, so the block lies elsewhere.
     world.pool.free(others.id).unwrap();
     world.alloc(6, &kv).unwrap();
     assert_eq!(world.unmapped_of(&kv), []);
@@ -198,9 +198,9 @@ fn what_is_freed_in_a_held_tag_stays_where_it_is() {
     assert!(world.mapped_bytes(&kv) < mapped_bytes, "it is as any other now");
 }
 
-/// Also what the driver has refused to unmap before, and what is tried again.
+/// Also memory that the driver has refused to unmap before, and that is tried again.
 #[test]
-fn what_is_stuck_in_a_held_tag_stays_there() {
+fn memory_that_fails_to_unmap_in_a_held_tag_stays_there() {
     let world = World::open(None);
     let kv = Tag::kv_cache();
     let block = world.alloc(8, &kv).unwrap();
@@ -254,7 +254,7 @@ fn nothing_is_unmapped_in_a_held_tag_by_chance() {
                 9 => {
                     let slept = world.pool.sleep(&of(std::slice::from_ref(tag)));
                     assert_eq!(slept.is_err(), held.as_ref() == Some(tag), "{slept:?}");
-                    // It may be that there is no room any more.
+                    // There may be no memory left.
                     let _ = world.pool.wake(&WakeRequest::of([tag.clone()]));
                 }
                 10 if hold.is_none() => {
@@ -271,7 +271,7 @@ fn nothing_is_unmapped_in_a_held_tag_by_chance() {
     }
 }
 
-/// The mark is kept again as soon as it can be, without anybody's calling the pool.
+/// The pool returns to its mark as soon as it can, without a call.
 #[test]
 fn what_a_hold_has_kept_leaves_in_the_background() {
     let world = World::open(None);
@@ -302,7 +302,7 @@ fn a_pool_with_a_hold_is_not_closed() {
     assert_eq!(world.device.resident_bytes(), 0);
 }
 
-/// Dropping cannot be refused: the memory stays until nobody has it registered any more.
+/// Dropping cannot be refused: the memory stays until the last registration ends.
 #[test]
 fn a_hold_outlives_its_pool() {
     for first_ends_last in [false, true] {
@@ -318,7 +318,7 @@ fn a_hold_outlives_its_pool() {
         assert!(unmapped.lock().unwrap().is_empty());
         assert_eq!(free_bytes(), total_bytes - 2 * bytes);
         let last = holds[usize::from(!first_ends_last)].take();
-        // On a thread of its own: it is its holder's.
+        // On another thread, that of the hold.
         thread::spawn(move || drop(last)).join().unwrap();
         assert_eq!(free_bytes(), total_bytes);
     }
@@ -329,12 +329,12 @@ fn a_hold_outlives_its_pool() {
 fn a_hold_waits_for_a_sleep_under_way() {
     watched(|| {
         let device = TestDevice::open(64);
-        let (tell, reached) = mpsc::channel();
-        let (tell, gate) = (Mutex::new(tell), Arc::new(Gate::default()));
-        let pass = Arc::clone(&gate);
+        let (reached_sender, reached) = mpsc::channel();
+        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Gate::default()));
+        let pass = Arc::clone(&latch);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             if call.op == Op::Save && !call.waiting {
-                let _ = tell.lock().unwrap().send(());
+                let _ = reached_sender.lock().unwrap().send(());
                 pass.pass();
             }
             Verdict::Pass
@@ -356,7 +356,7 @@ fn a_hold_waits_for_a_sleep_under_way() {
             })
         };
         entry.recv().unwrap();
-        gate.open();
+        latch.open();
         sleeper.join().unwrap().unwrap();
         let refused = holder.join().unwrap().unwrap_err();
         assert!(matches!(refused, PoolError::Asleep { .. }), "{refused}");

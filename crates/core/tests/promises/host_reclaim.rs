@@ -1,4 +1,4 @@
-//! Host memory comes back: backups that only save time go when their owner says so, and nothing else does.
+//! Host memory comes back: backups that only save time are dropped on request, and nothing else is.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -26,7 +26,8 @@ fn tenant(device: &TestDevice) -> Tenant {
     Tenant::new(&Arc::new(Pool::new(driver, config()).unwrap()), 3)
 }
 
-/// Drops backups where there are none. Elsewhere than on the host device other tests use the same store meanwhile.
+/// Drops backups where there are none. On other devices than the host device, other tests use the same storage
+/// meanwhile.
 fn drop_nothing(tenant: &Tenant, tag: Option<&Tag>) {
     let dropped_bytes = tenant.pool.drop_backups(tag.map(std::slice::from_ref)).unwrap();
     assert!(dropped_bytes == 0 || Kind::of_this_run() != Kind::Host, "{dropped_bytes}");
@@ -45,7 +46,7 @@ fn all() -> WakeRequest {
 }
 
 #[test]
-fn backups_of_what_is_awake_go_when_told_to() {
+fn backups_of_awake_tags_are_dropped_on_request() {
     let device = TestDevice::open(64);
     let mut tenant = tenant(&device);
     let granule = tenant.granule();
@@ -57,7 +58,7 @@ fn backups_of_what_is_awake_go_when_told_to() {
     assert_eq!(tenant.pool.stats().unwrap().backup_bytes, 13 * granule);
     tenant.pool.drop_backups(Some(std::slice::from_ref(&runtime))).unwrap();
     device.expect_host_bytes(10 * granule, "the other tag's are there");
-    // A sleep knows what it has to copy.
+    // A sleep knows the bytes that it has to copy.
     assert_eq!(tenant.pool.sleep(&level_1()).unwrap().copied_bytes, 3 * granule);
     tenant.pool.wake(&all()).unwrap();
     tenant.pool.drop_backups(None).unwrap();
@@ -87,7 +88,7 @@ fn what_sleeps_keeps_its_backups() {
     assert!(matches!(unknown, Err(PoolError::UnknownTag { .. })), "{unknown:?}");
     tenant.pool.drop_backups(None).unwrap();
     device.expect_host_bytes(10 * granule, "what sleeps has nothing else");
-    // What sleeps without a backup has none to lose.
+    // A tag asleep without a backup has none to lose.
     tenant.pool.discard(std::slice::from_ref(&runtime)).unwrap();
     drop_nothing(&tenant, Some(&runtime));
     tenant.pool.wake(&WakeRequest::of([weights.clone()])).unwrap();
@@ -96,9 +97,9 @@ fn what_sleeps_keeps_its_backups() {
     tenant.verify();
 }
 
-/// Only a device of one's own can tell what it holds.
+/// Only the figures of an exclusive device are exact.
 #[test]
-fn the_machine_has_its_memory_back() {
+fn the_machine_gets_its_memory_back() {
     if skipped_unless(|kind| kind == Kind::Host, "tests share what another device holds") {
         return;
     }
@@ -114,17 +115,17 @@ fn the_machine_has_its_memory_back() {
     assert_eq!(device.driver().host_memory().held_bytes, 0);
 }
 
-/// A preparation that goes on would only make what is dropped anew.
+/// A preparation that goes on would recreate what is dropped.
 #[test]
 fn dropping_backups_ends_their_preparation() {
     watched(|| {
         let device = TestDevice::open(64);
-        let (tell, reached) = mpsc::channel();
-        let (tell, gate) = (Mutex::new(tell), Arc::new(Gate::default()));
-        let pass = Arc::clone(&gate);
+        let (reached_sender, reached) = mpsc::channel();
+        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Gate::default()));
+        let pass = Arc::clone(&latch);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             if thread::current().name() == Some("poorwill-prepare") && call.op == Op::Save && !call.waiting {
-                let _ = tell.lock().unwrap().send(());
+                let _ = reached_sender.lock().unwrap().send(());
                 pass.pass();
             }
             Verdict::Pass
@@ -138,7 +139,7 @@ fn dropping_backups_ends_their_preparation() {
         let pool = Arc::clone(&tenant.pool);
         let dropping = thread::spawn(move || pool.drop_backups(Some(&[Tag::weights()])).map(drop));
         eventually("it waits for the copy", || tenant.pool.waiting_calls().unwrap() == 1);
-        gate.open();
+        latch.open();
         dropping.join().unwrap().unwrap();
         assert_eq!(preparation.wait().unwrap().end, PrepareEnd::Overtaken);
         assert_eq!(tenant.pool.stats().unwrap().backup_bytes, 0);
@@ -146,7 +147,7 @@ fn dropping_backups_ends_their_preparation() {
     });
 }
 
-/// Two pools of one store: the one that is awake gives, the one that sleeps does not.
+/// Two pools over one storage: the awake one gives up backups, the sleeping one does not.
 #[test]
 fn a_sleep_has_the_idle_backups_of_pools_over_the_same_store() {
     let device = TestDevice::open(64);
@@ -207,18 +208,18 @@ fn a_sleep_has_the_idle_backups_of_pools_over_the_same_driver() {
     second.verify();
 }
 
-/// Who lacks memory waits for who prepares in another pool, and that one for nobody.
+/// A sleep that lacks memory waits for the preparation of another pool, which waits for none.
 #[test]
-fn a_preparation_makes_way_for_a_sleep_of_another_pool() {
+fn a_preparation_ends_for_a_sleep_of_another_pool() {
     watched(|| {
         let device = TestDevice::open(64);
-        let (tell, reached) = mpsc::channel();
-        let (tell, gate) = (Mutex::new(tell), Arc::new(Gate::default()));
-        let pass = Arc::clone(&gate);
+        let (reached_sender, reached) = mpsc::channel();
+        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Gate::default()));
+        let pass = Arc::clone(&latch);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             let preparing = thread::current().name() == Some("poorwill-prepare");
             if preparing && call.op == Op::CopyToHost && !call.waiting {
-                let _ = tell.lock().unwrap().send(());
+                let _ = reached_sender.lock().unwrap().send(());
                 pass.pass();
             }
             Verdict::Pass
@@ -239,7 +240,7 @@ fn a_preparation_makes_way_for_a_sleep_of_another_pool() {
         let pool = Arc::clone(&second.pool);
         let sleeper = thread::spawn(move || pool.sleep(&level_1()).map(drop));
         eventually("it lacks room", || first.pool.waiting_calls().unwrap() == 1);
-        gate.open();
+        latch.open();
         sleeper.join().unwrap().unwrap();
         assert_eq!(preparation.wait().unwrap().end, PrepareEnd::Overtaken);
         first.verify();

@@ -1,4 +1,4 @@
-//! Work in flight: what waits for it, and what becomes of the pool when code of the caller's panics in it.
+//! Work in flight: which calls wait for it, and what becomes of the pool when a caller's code panics in it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,10 +20,10 @@ fn config(limit_bytes: Option<u64>) -> PoolConfig {
     PoolConfig::default().limited_to(limit_bytes).in_chunks_of(4).in_segments_of(8)
 }
 
-/// A pool over a device that finishes its work only when somebody waits for it.
+/// A pool over a device that finishes its work only when waited for.
 fn lazy_pool(granules: u64) -> (Arc<Gate>, Pool) {
-    let gate = Arc::new(Gate::default());
-    let opener = Arc::clone(&gate);
+    let latch = Arc::new(Gate::default());
+    let opener = Arc::clone(&latch);
     let driver = ScriptedDriver::new(device().driver(), move |call| {
         if matches!(call.op, Op::Synchronize | Op::EventSynchronize) {
             opener.open();
@@ -31,22 +31,22 @@ fn lazy_pool(granules: u64) -> (Arc<Gate>, Pool) {
         Verdict::Pass
     });
     let limit_bytes = granules * driver.info().granule_bytes;
-    (gate, Pool::new(Arc::new(driver), config(Some(limit_bytes))).unwrap())
+    (latch, Pool::new(Arc::new(driver), config(Some(limit_bytes))).unwrap())
 }
 
-fn write_in_flight(pool: &Pool, gate: &Arc<Gate>, block: &Block, seed: u64) {
+fn write_in_flight(pool: &Pool, latch: &Arc<Gate>, block: &Block, seed: u64) {
     let bytes = pattern::bytes(seed, usize::try_from(block.requested_bytes).unwrap());
-    drop(gated::write(pool, StreamId::DEFAULT, block, gate, &bytes));
+    drop(gated::write(pool, StreamId::DEFAULT, block, latch, &bytes));
 }
 
 #[test]
 fn a_sleep_waits_for_work_in_flight() {
-    let (gate, pool) = lazy_pool(32);
+    let (latch, pool) = lazy_pool(32);
     let granule = pool.driver().info().granule_bytes;
     let block = pool.alloc(&AllocRequest::new(3 * granule, Tag::weights())).unwrap();
-    write_in_flight(&pool, &gate, &block, 7);
+    write_in_flight(&pool, &latch, &block, 7);
     let sleep = pool.sleep(&SleepRequest::all(Level::One));
-    gate.open(); // Or a sleep that did not wait would leave the test hanging instead of failing.
+    latch.open(); // Or a sleep that did not wait would leave the test hanging instead of failing.
     sleep.unwrap();
     pool.wake(&WakeRequest::all()).unwrap();
     let len = usize::try_from(block.requested_bytes).unwrap();
@@ -55,13 +55,13 @@ fn a_sleep_waits_for_work_in_flight() {
 
 #[test]
 fn reclaiming_waits_for_work_in_flight() {
-    let (gate, pool) = lazy_pool(8);
+    let (latch, pool) = lazy_pool(8);
     let granule = pool.driver().info().granule_bytes;
     let block = pool.alloc(&AllocRequest::new(6 * granule, Tag::weights())).unwrap();
-    write_in_flight(&pool, &gate, &block, 7);
+    write_in_flight(&pool, &latch, &block, 7);
     pool.free(block.id).unwrap();
     let next = pool.alloc(&AllocRequest::new(7 * granule, Tag::kv_cache()));
-    gate.open();
+    latch.open();
     next.unwrap();
 }
 
@@ -83,7 +83,7 @@ fn a_panic_in_a_copy_fails_that_copy_and_no_other() {
 }
 
 #[test]
-fn a_panic_while_a_copy_is_queued_harms_nobody() {
+fn a_panic_while_a_copy_is_queued_fails_nothing_else() {
     let device = device();
     let pool = Pool::new(device.driver(), config(None)).unwrap();
     let block = pool.alloc(&AllocRequest::new(100, Tag::weights())).unwrap();
@@ -96,7 +96,7 @@ fn a_panic_while_a_copy_is_queued_harms_nobody() {
 }
 
 #[test]
-fn a_poisoned_pool_refuses_everything_and_still_gives_everything_back() {
+fn a_poisoned_pool_refuses_everything_and_still_releases_everything() {
     let device = device();
     let driver = ScriptedDriver::new(device.driver(), |call| {
         assert!(call.op != Op::Unreserve, "a test's own panic");
@@ -115,7 +115,7 @@ fn a_poisoned_pool_refuses_everything_and_still_gives_everything_back() {
 }
 
 #[test]
-fn dropping_a_pool_gives_back_what_is_awake() {
+fn dropping_a_pool_releases_awake_tags() {
     let device = device();
     let pool = Pool::new(device.driver(), config(None)).unwrap();
     let block = pool.alloc(&AllocRequest::new(100, Tag::weights())).unwrap();

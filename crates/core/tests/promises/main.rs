@@ -6,6 +6,7 @@
 mod backups;
 mod capture;
 mod changes;
+mod copy_paths;
 mod deadline;
 mod faults;
 mod growth;
@@ -24,8 +25,7 @@ mod retry;
 mod sizes;
 mod spans;
 mod spoiled;
-mod strays;
 mod streams;
 mod stress;
+mod unknown_streams;
 mod waits;
-mod ways;

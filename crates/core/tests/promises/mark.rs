@@ -1,4 +1,4 @@
-//! The mark above which cached memory is given back in the background, changed while the pool lives.
+//! The mark above which cached memory is released in the background, changed while the pool lives.
 
 use poorwill_core::{AllocRequest, Pool, PoolConfig, PoolError, Tag};
 use poorwill_testkit::device::TestDevice;

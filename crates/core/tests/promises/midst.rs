@@ -1,5 +1,5 @@
-//! What others do in the midst of a call of the driver: no spoiled backup is forgotten, nothing of theirs is lost with one,
-//! and no wait becomes longer than it was to be.
+//! What other threads do during a driver call. No spoiled backup is forgotten, none of their bytes are lost with one,
+//! and no wait becomes longer than its deadline.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,12 +20,12 @@ use poorwill_testkit::watchdog::watched;
 
 type Act = dyn Fn(&Pool, Call) + Send + Sync;
 
-/// A pool, and what is done in the midst of a call of its driver.
+/// A pool, and an action during a call of its driver.
 #[derive(Default)]
 struct Midst {
     pool: OnceLock<Weak<Pool>>,
     act: Mutex<Option<Arc<Act>>>,
-    /// Whether digests fail for want of host memory.
+    /// Whether digests fail for lack of host memory.
     fails: AtomicBool,
 }
 
@@ -92,21 +92,21 @@ fn level_1() -> SleepRequest {
     SleepRequest::all(Level::One)
 }
 
-/// A block that is new while the backup of what was there before is being brought up to date is not lost with that.
+/// A block that is new while the backup of the old bytes is being updated is not lost with that backup.
 #[test]
 fn a_new_block_is_not_lost_with_a_backup_that_is_being_prepared() {
-    // The first granules that are looked at: all of the first extent, which is out of the index then.
+    // The granules digested first: all of the first extent, which is out of the index then.
     replaced_while_prepared(4);
 }
 
-/// Nor one that is new while it is being found out whether the device has what has spoiled.
+/// Nor one that is new while the device's bytes are compared with a spoiled backup.
 #[test]
-fn a_new_block_is_not_lost_while_what_has_spoiled_is_looked_for() {
+fn a_new_block_is_not_lost_while_a_spoiled_backup_is_compared() {
     // The one granule that has spoiled.
     replaced_while_prepared(1);
 }
 
-/// A block is freed and another made in its place when the device is asked for so many granules.
+/// A block is freed and another made in its place when the device is asked to digest so many granules.
 fn replaced_while_prepared(granules: u64) {
     let World { pool, store, midst, .. } = &world(small());
     let granule = pool.driver().info().granule_bytes;
@@ -135,7 +135,7 @@ fn replaced_while_prepared(granules: u64) {
     assert!(pattern::read(pool, block.id, known.len()).unwrap() == known);
 }
 
-/// What was freed while it woke is nobody's: a block that is new there is not lost with its backup.
+/// A block in the place of one that was freed during the wake is not lost with the old backup.
 #[test]
 fn a_new_block_is_not_lost_with_the_backup_of_one_that_was_freed_during_a_wake() {
     let World { pool, store, midst, .. } = &world(small());
@@ -167,8 +167,8 @@ fn a_new_block_is_not_lost_with_the_backup_of_one_that_was_freed_during_a_wake()
     assert!(rest.iter().all(|(block, known)| pattern::read(pool, block.id, known.len()).unwrap() == *known));
 }
 
-/// A backup that has spoiled and that was loaded unseen is known to be suspect until somebody has looked, also when
-/// memory comes to a place beside it while it is being brought up to date.
+/// A spoiled backup that was loaded unseen stays suspect until it is checked. That also holds when a block is made
+/// beside it while it is being updated.
 #[test]
 fn a_spoiled_backup_is_not_forgotten_because_a_block_is_made_beside_it() {
     let World { pool, store, midst, .. } = &world(small());
@@ -210,7 +210,7 @@ fn a_spoiled_backup_is_not_forgotten_because_a_block_is_made_beside_it() {
     assert!(!lost.is_empty());
 }
 
-/// Nor when whoever brings it up to date panics: a store or a driver of the caller's may.
+/// Nor when the update panics: a caller's storage or driver may panic.
 #[test]
 fn a_spoiled_backup_is_not_forgotten_when_its_preparation_panics() {
     let World { pool, store, midst, .. } = &world(small());
@@ -237,9 +237,9 @@ fn a_spoiled_backup_is_not_forgotten_when_its_preparation_panics() {
     }
 }
 
-/// What the device has is not lost because it could not be asked for just then.
+/// Bytes on the device are not lost because a query of them failed.
 #[test]
-fn what_cannot_be_asked_for_is_not_lost() {
+fn bytes_that_cannot_be_queried_are_not_lost() {
     let World { pool, store, midst, .. } = &world(small());
     let granule = pool.driver().info().granule_bytes;
     let (block, known) = load(pool, 128 * granule, 1);
@@ -252,14 +252,14 @@ fn what_cannot_be_asked_for_is_not_lost() {
     midst.fails.store(false, Ordering::Relaxed);
     assert_eq!(pool.lost_ranges().unwrap(), [], "{dropped:?}");
     assert!(pattern::read(pool, block.id, known.len()).unwrap() == known);
-    // Now it can be, and has what was stored.
+    // Now it can be queried, and has what was stored.
     pool.drop_backups(None).unwrap();
     pool.sleep(&level_1()).unwrap();
     pool.wake(&WakeRequest::all()).unwrap();
     assert!(pattern::read(pool, block.id, known.len()).unwrap() == known);
 }
 
-/// Who waits at the limit is refused when it has waited for as long as it was to, however much others free meanwhile.
+/// A request that waits at the limit is refused at its deadline, however much others free meanwhile.
 #[test]
 fn a_request_is_refused_in_time_while_others_free_and_allocate() {
     const ROUNDS: u64 = 2_000;

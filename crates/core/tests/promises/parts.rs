@@ -1,5 +1,5 @@
-//! Parts of live blocks that are given back: what stays, what leaves, and what is refused. The properties
-//! (`property.rs`, `streams.rs`) and the fault suite have the combinations.
+//! Freed parts of live blocks: what stays, what leaves, and what is refused. The properties (`property.rs`,
+//! `streams.rs`) and the fault suite have the combinations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,7 +49,7 @@ fn kinds(pool: &Pool) -> Vec<BlockKind> {
 }
 
 #[test]
-fn what_is_left_keeps_its_place_its_bytes_and_its_size() {
+fn the_rest_keeps_its_address_its_bytes_and_its_size() {
     let (_device, pool, granule) = open(4);
     let block = loaded(&pool, 6 * granule + 100);
     let rest = pool.free_part(block.id, part(&block, 512, 2 * granule)).unwrap();
@@ -167,7 +167,7 @@ fn a_part_that_is_freed_asleep_does_not_wake() {
         assert_eq!(pool.stats().unwrap().live_bytes, 4 * granule);
         let kept_bytes = pool.stats().unwrap().backup_bytes;
         let wake = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
-        // Granules 2, 11, 12 and 13 live. What is stored leaves by extents, no longer than a chunk.
+        // Granules 2, 11, 12 and 13 are live. Backups are dropped by extents, no longer than a chunk.
         let held_bytes = 4 * granule;
         assert_eq!(
             (wake.mapped_bytes, kept_bytes),
@@ -187,21 +187,21 @@ fn a_part_that_is_freed_asleep_does_not_wake() {
     }
 }
 
-/// Work on another stream that was named while the block was whole.
+/// Work on another stream, recorded while the block was whole.
 #[test]
 fn a_recorded_use_is_one_of_the_part_and_of_the_rest() {
     let (device, pool, granule) = open(1);
     let other = device.stream_create().unwrap();
     let block = loaded(&pool, 4 * granule);
-    let gate = Arc::new(Gate::default());
+    let latch = Arc::new(Gate::default());
     let len = usize::try_from(block.requested_bytes).unwrap();
-    let copy = gated::write(&pool, other, &block, &gate, &vec![1; len]);
+    let copy = gated::write(&pool, other, &block, &latch, &vec![1; len]);
     let rest = pool.free_part(block.id, part(&block, granule, 2 * granule)).unwrap();
     rest.iter().for_each(|block| pool.free(block.id).unwrap());
     let waiting = kinds(&pool).into_iter().filter(|kind| *kind == BlockKind::Waiting).count();
     assert_eq!(waiting, 3, "the work may still touch all of it");
     assert_eq!(pool.stats().unwrap().live_blocks, 0);
-    gate.open();
+    latch.open();
     copy.wait().unwrap();
     pool.trim().unwrap();
     assert_eq!(pool.stats().unwrap().mapped_bytes, 0);
@@ -221,17 +221,17 @@ fn the_rest_can_be_written_on_its_own() {
     pool.close().unwrap();
 }
 
-/// A chunk under what a wake found live and what was freed meanwhile has pieces of several streams. Which of them was
-/// freed first says nothing of when the others may be had: work on the last of them keeps the chunk from others.
+/// A wake maps a block with one chunk; parts of the block are then freed on several streams. The order of the frees
+/// does not tell when the work has passed. Any work in flight keeps the chunk from other requests.
 #[test]
-fn a_chunk_of_freed_pieces_is_nobodys_while_work_touches_the_last_of_them() {
+fn a_chunk_freed_in_parts_serves_no_request_while_work_touches_the_last() {
     if skipped_unless(Kind::holds_streams_apart, "a wake needs functions of the host, behind one that holds")
     {
         return;
     }
     for limited in [false, true] {
-        let (device, gate) = (TestDevice::open(64), Arc::new(Gate::default()));
-        let (granule, opener) = (device.info().granule_bytes, Arc::clone(&gate));
+        let (device, latch) = (TestDevice::open(64), Arc::new(Gate::default()));
+        let (granule, opener) = (device.info().granule_bytes, Arc::clone(&latch));
         let is_held = Arc::new(AtomicBool::new(false));
         let armed = Arc::clone(&is_held);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
@@ -246,9 +246,9 @@ fn a_chunk_of_freed_pieces_is_nobodys_while_work_touches_the_last_of_them() {
         let streams = [0, 1, 2].map(|_| device.stream_create().unwrap());
         let [user, reader, other] = streams;
         let alloc = |bytes, stream| pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(stream)).unwrap();
-        // BackupBuffer for both, side by side.
-        let room = [0, 1].map(|_| alloc(2 * granule, StreamId::DEFAULT));
-        room.iter().for_each(|block| pool.free(block.id).unwrap());
+        // Space for both, side by side.
+        let spaces = [0, 1].map(|_| alloc(2 * granule, StreamId::DEFAULT));
+        spaces.iter().for_each(|block| pool.free(block.id).unwrap());
         // A sleep waits for the device, so what was freed has passed.
         let kv = pool.alloc(&AllocRequest::new(512, Tag::kv_cache())).unwrap();
         pool.sleep(&SleepRequest::of([Tag::kv_cache()], Level::One)).unwrap();
@@ -266,12 +266,12 @@ fn a_chunk_of_freed_pieces_is_nobodys_while_work_touches_the_last_of_them() {
         assert!(kinds(&pool).contains(&BlockKind::Waiting), "for its reader");
         reads.open();
         pool.trim().unwrap();
-        let work = gated::write(&pool, user, &block, &gate, &[1; 512]);
+        let work = gated::write(&pool, user, &block, &latch, &[1; 512]);
         is_held.store(true, Ordering::Relaxed);
         pool.free(block.id).unwrap();
         let next = alloc(4 * granule, other);
-        let has_waited = gate.is_open();
-        gate.open();
+        let has_waited = latch.is_open();
+        latch.open();
         work.wait().unwrap();
         assert_eq!(has_waited, limited, "who finds no other memory waits for the work");
         assert!(limited || !next.range.overlaps(&block.range), "the work may still touch it");

@@ -1,5 +1,5 @@
-//! What the pool answers to single questions: the table of tags, limits, conflicts, bad input, and reports
-//! that agree with the device. The properties and the fault suite cover the combinations.
+//! Single calls and their outcome: the table of tags, limits, conflicts, bad input, and reports that agree with the
+//! device. The properties and the fault suite cover the combinations.
 
 use std::sync::Arc;
 
@@ -112,7 +112,7 @@ fn what_has_not_changed_is_not_copied_again() {
 }
 
 #[test]
-fn backups_can_be_let_go_at_the_wake() {
+fn backups_can_be_dropped_at_the_wake() {
     let device = device();
     let config = small_config().keeping_backups(false);
     let pool = Pool::new(device.driver(), config).unwrap();
@@ -226,8 +226,8 @@ fn the_limit_is_kept_and_named() {
     assert!(pool.stats().unwrap().mapped_bytes <= 8 * granule, "what was cached was reclaimed for it");
     pool.sleep(&SleepRequest::all(Level::One)).unwrap();
     let other = loaded(&pool, 8, &Tag::runtime(), 3);
-    let no_room = pool.wake(&WakeRequest::all()).unwrap_err();
-    assert!(matches!(no_room, PoolError::OverLimit { .. }), "{no_room}");
+    let over_limit = pool.wake(&WakeRequest::all()).unwrap_err();
+    assert!(matches!(over_limit, PoolError::OverLimit { .. }), "{over_limit}");
     assert_eq!(pool.tag_state(&Tag::kv_cache()).unwrap(), TagState::AsleepDropped);
     assert_reads(&pool, &other, 3);
     pool.free(other.id).unwrap();
@@ -235,7 +235,7 @@ fn the_limit_is_kept_and_named() {
     assert_eq!(pool.block(seven.id).unwrap(), seven);
 }
 
-/// The case of the reports: three quarters of the limit, freed, then seven eighths.
+/// From bug reports: three quarters of the limit, freed, then seven eighths.
 #[test]
 fn a_freed_block_never_stands_in_the_way_of_a_larger_one() {
     for limit in [8, 16, 24, 40, 56] {
@@ -360,13 +360,13 @@ fn a_backup_that_changed_is_reported_and_never_woken() {
 }
 
 #[test]
-fn a_copy_that_goes_wrong_is_told_from_a_bad_backup() {
+fn a_failed_copy_is_distinguished_from_a_bad_backup() {
     let device = device();
     let driver = BrokenDriver::new(device.driver(), Some(Defect::CopyIsShort));
     let pool = Pool::new(Arc::new(driver), small_config()).unwrap();
     let request = AllocRequest::new(3 * device.info().granule_bytes, Tag::weights());
     let block = pool.alloc(&request).unwrap();
-    // Written over the device itself, since this pool's own writes lose a byte.
+    // Written by the device itself, since this pool's own writes lose a byte.
     let parts = [poorwill_core::CopyPart { device: block.range, host_offset: 0 }];
     let bytes = pattern::bytes(1, usize::try_from(block.range.bytes).unwrap());
     device.copy_to_device(StreamId::DEFAULT, Arc::new(bytes.into()), &parts).unwrap().wait().unwrap();
@@ -376,7 +376,7 @@ fn a_copy_that_goes_wrong_is_told_from_a_bad_backup() {
 }
 
 #[test]
-fn a_device_that_does_not_give_memory_back_is_never_confirmed() {
+fn a_device_that_does_not_release_memory_is_never_confirmed() {
     let driver = BrokenDriver::new(device().driver(), Some(Defect::ReleaseHoards));
     let pool = Pool::new(Arc::new(driver), small_config()).unwrap();
     loaded(&pool, 3, &Tag::weights(), 1);
@@ -386,7 +386,7 @@ fn a_device_that_does_not_give_memory_back_is_never_confirmed() {
 }
 
 #[test]
-fn a_silent_device_is_no_reason_to_fail_behind_the_point_of_no_return() {
+fn a_silent_device_is_no_reason_to_fail_after_the_point_of_no_return() {
     let asked = std::sync::atomic::AtomicU64::new(0);
     let driver = ScriptedDriver::new(device().driver(), move |call| {
         let second =
@@ -459,7 +459,7 @@ fn reports_have_the_documented_shape() {
 }
 
 #[test]
-fn blocks_are_aligned_as_asked_wherever_they_go() {
+fn blocks_are_aligned_as_requested_wherever_they_go() {
     let (_, pool) = pool();
     let granule = pool.driver().info().granule_bytes;
     pool.alloc(&AllocRequest::new(700, Tag::weights())).unwrap();
@@ -476,7 +476,7 @@ fn a_sleep_without_host_memory_leaves_nothing_there() {
     let driver = ScriptedDriver::new(device.driver(), move |call| {
         let nth =
             (call.op == Op::HostAlloc).then(|| asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
-        // In the middle of what was announced, and once more when it is asked for by itself.
+        // In the middle of the announced buffers, and once more when one is requested on its own.
         let fails = nth.is_some_and(|nth| [3, 4].contains(&nth));
         let none = DriverErrorKind::OutOfHostMemory { asked_bytes: 1, reason: "none is left".into() };
         if fails { Verdict::Fail(none) } else { Verdict::Pass }

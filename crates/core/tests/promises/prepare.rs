@@ -1,7 +1,7 @@
 //! Preparing a sleep in the background: what it saves the sleep, what may happen meanwhile, and how it ends.
 //!
-//! The thread that prepares is stopped where a test wants it, so that what happens meanwhile really does. Digests
-//! are taken to be fast here, as they are where a GPU computes them.
+//! The thread that prepares is stopped where a test needs it, so that things really happen meanwhile. Digests count
+//! as fast, as on a GPU.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -23,8 +23,8 @@ const GRANULES: u64 = 64;
 /// Stops the thread that prepares, once, at a call.
 struct Stop {
     reached: mpsc::Receiver<()>,
-    gate: Arc<Gate>,
-    /// What was unmapped until the stop ended.
+    latch: Arc<Gate>,
+    /// Ranges unmapped before the stop ended.
     unmapped: Arc<Mutex<Vec<DeviceRange>>>,
     /// Whether a thread other than the reaper, which waits for the end of the stop, has waited for an event meanwhile.
     awaited: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ impl Stop {
     }
 
     fn end(&self) {
-        self.gate.open();
+        self.latch.open();
     }
 
     fn unmapped_meanwhile(&self, range: DeviceRange) -> bool {
@@ -46,7 +46,7 @@ impl Stop {
 
 impl Drop for Stop {
     fn drop(&mut self) {
-        self.gate.open();
+        self.latch.open();
     }
 }
 
@@ -61,23 +61,24 @@ fn stopped(
     stops: impl Fn(&Call) -> bool + Send + Sync + 'static,
 ) -> (TestDevice, Tenant, Stop) {
     let device = TestDevice::open(GRANULES);
-    let (tell, reached) = mpsc::channel();
-    let (gate, unmapped) = (Arc::new(Gate::default()), Arc::new(Mutex::new(Vec::new())));
+    let (reached_sender, reached) = mpsc::channel();
+    let (latch, unmapped) = (Arc::new(Gate::default()), Arc::new(Mutex::new(Vec::new())));
     let awaited = Arc::new(AtomicBool::new(false));
     let awaits = Arc::clone(&awaited);
-    let (tell, seen, is_stopped) = (Mutex::new(tell), AtomicU64::new(0), AtomicBool::new(false));
-    let (pass, noted) = (Arc::clone(&gate), Arc::clone(&unmapped));
+    let (reached_sender, seen, is_stopped) =
+        (Mutex::new(reached_sender), AtomicU64::new(0), AtomicBool::new(false));
+    let (pass, noted) = (Arc::clone(&latch), Arc::clone(&unmapped));
     let driver = ScriptedDriver::new(device.driver(), move |call| {
         if is_preparing() && stops(&call) && seen.fetch_add(1, Ordering::Relaxed) == nth {
             is_stopped.store(true, Ordering::Relaxed);
-            tell.lock().unwrap().send(()).unwrap();
+            reached_sender.lock().unwrap().send(()).unwrap();
             pass.pass();
             is_stopped.store(false, Ordering::Relaxed);
         }
         if is_stopped.load(Ordering::Relaxed) {
             noted.lock().unwrap().extend(call.unmaps);
             match call.op {
-                // It would see what passes before a test's own threads do. It holds nothing.
+                // Without this, the reaper would see passed events before a test's own threads do. It holds nothing.
                 Op::EventSynchronize if thread::current().name() == Some("poorwill-reaper") => pass.pass(),
                 Op::EventSynchronize => awaits.store(true, Ordering::Relaxed),
                 _ => {}
@@ -86,7 +87,7 @@ fn stopped(
         Verdict::Pass
     });
     let tenant = tenant(Arc::new(driver.posing(|info| info.fast_digests = true)), config);
-    (device, tenant, Stop { reached, gate, unmapped, awaited })
+    (device, tenant, Stop { reached, latch, unmapped, awaited })
 }
 
 fn config() -> PoolConfig {
@@ -154,9 +155,9 @@ fn the_first_sleep_after_a_preparation_copies_nothing() {
 }
 
 #[test]
-fn what_changes_behind_a_copy_is_found_by_the_sleep() {
+fn changes_after_a_copy_are_found_by_the_sleep() {
     watched(|| {
-        // Stopped when the copy of the second chunk has landed, and nobody has stored it yet.
+        // Stopped when the copy of the second chunk has completed, and is not stored yet.
         let (_device, mut tenant, stop) = stopped(config(), 1, |call| call.op == Op::Save && call.waiting);
         let granule = tenant.granule();
         let block = tenant.load(12 * granule, &Tag::weights());
@@ -180,7 +181,7 @@ fn a_writer_that_never_rests_loses_nothing() {
         let device = TestDevice::open(GRANULES);
         let mut tenant = quick(&device);
         let granule = tenant.granule();
-        let quiet = tenant.load(8 * granule, &Tag::weights());
+        let unwritten = tenant.load(8 * granule, &Tag::weights());
         let busy = tenant.load(8 * granule, &Tag::weights());
         for round in 0..8 {
             let ended = Arc::new(AtomicBool::new(false));
@@ -200,12 +201,12 @@ fn a_writer_that_never_rests_loses_nothing() {
             assert!(sleep.unchanged_bytes >= 8 * granule, "round {round}: {sleep:?}");
             wake_and_verify(&tenant);
         }
-        assert_eq!(tenant.blocks[quiet].bytes.len() as u64, 8 * granule);
+        assert_eq!(tenant.blocks[unwritten].bytes.len() as u64, 8 * granule);
     });
 }
 
 #[test]
-fn memory_freed_under_a_copy_stays_mapped_and_serves_who_waits_for_it() {
+fn memory_freed_under_a_copy_stays_mapped_and_serves_waiting_requests() {
     watched(|| {
         let limited = config().limited_to(8 * granule_bytes());
         let (_device, mut tenant, stop) = stopped(limited, 0, is_save);
@@ -249,7 +250,7 @@ fn a_request_that_cannot_fit_is_refused_while_a_sleep_is_prepared() {
 }
 
 #[test]
-fn trimming_gives_back_what_was_freed_under_a_copy() {
+fn trimming_releases_memory_freed_under_a_copy() {
     watched(|| {
         let (_device, mut tenant, stop) = stopped(config(), 0, is_save);
         let granule = tenant.granule();
@@ -268,7 +269,7 @@ fn trimming_gives_back_what_was_freed_under_a_copy() {
     });
 }
 
-/// What other streams use is freed when these have passed; only then is it known to be under a copy.
+/// A block used on other streams is free after they have passed. Only then is it known to be under a copy.
 #[test]
 fn trimming_waits_for_the_copy_of_what_several_streams_have_used() {
     watched(|| {
@@ -298,9 +299,9 @@ fn trimming_waits_for_the_copy_of_what_several_streams_have_used() {
     });
 }
 
-/// What was freed begins in a granule that something else lives in, and that is being copied.
+/// The freed block begins in a granule that another block lives in, and that is being copied.
 #[test]
-fn granules_freed_beside_a_copy_serve_who_waits_for_them() {
+fn granules_freed_beside_a_copy_serve_waiting_requests() {
     for trims in [false, true] {
         watched(move || {
             let limited = config().limited_to(8 * granule_bytes());
@@ -328,9 +329,9 @@ fn granules_freed_beside_a_copy_serve_who_waits_for_them() {
     }
 }
 
-/// Whoever freed it: pieces of several streams are as free as one.
+/// Blocks freed on several streams serve like those of one.
 #[test]
-fn a_granule_freed_by_several_streams_under_a_copy_serves_who_waits_for_it() {
+fn a_granule_freed_by_several_streams_under_a_copy_serves_waiting_requests() {
     for trims in [false, true] {
         watched(move || {
             let limited = config().limited_to(8 * granule_bytes());
@@ -402,7 +403,7 @@ fn a_cancelled_preparation_keeps_what_it_has_and_the_sleep_makes_the_rest() {
     });
 }
 
-/// Whoever wants the tag alone is let in behind the copy in flight.
+/// A call that needs the tag exclusively gets it after the copy in flight.
 #[test]
 fn a_sleep_or_discard_overtakes_a_preparation() {
     for discards in [false, true] {
@@ -414,7 +415,7 @@ fn a_sleep_or_discard_overtakes_a_preparation() {
             tenant.load(8 * granule, &runtime);
             let preparation = tenant.pool.prepare_sleep(&only(&weights)).unwrap();
             stop.wait();
-            // What concerns other tags does not wait.
+            // Calls on other tags do not wait.
             tenant.pool.sleep(&only(&runtime)).unwrap();
             tenant.pool.wake(&WakeRequest::of([runtime.clone()])).unwrap();
             let pool = Arc::clone(&tenant.pool);
@@ -459,8 +460,8 @@ fn a_pool_that_closes_ends_its_preparation() {
     });
 }
 
-/// When a pool that is dropped refuses what is new cannot be seen, since nobody has it any more: a preparation may come to
-/// its end before. That is all that depends on it.
+/// A dropped pool has no handle left, so when it begins to refuse new work cannot be seen. A preparation may end
+/// before; nothing else depends on it.
 #[test]
 fn a_pool_that_is_dropped_waits_for_its_preparation() {
     watched(|| {
@@ -508,7 +509,7 @@ fn where_there_is_nothing_to_prepare() {
     assert!(matches!(unknown, Err(PoolError::UnknownTag { .. })), "{unknown:?}");
     tenant.load(3 * granule, &Tag::weights());
     tenant.load(2 * granule, &Tag::runtime());
-    // Level 2 drops the weights: there is nothing of them to back up.
+    // Level 2 drops the weights: they need no backup.
     let level_2 = tenant.pool.prepare_sleep(&SleepRequest::all(Level::Two)).unwrap().wait().unwrap();
     assert_eq!((level_2.tags, level_2.copied_bytes), (vec![Tag::runtime()], 2 * granule));
     tenant.pool.sleep(&SleepRequest::all(Level::Two)).unwrap();
@@ -525,7 +526,7 @@ fn where_there_is_nothing_to_prepare() {
 
 #[test]
 fn what_keeps_a_preparation_from_its_end_keeps_no_sleep_from_its_own() {
-    // Host memory that is lacking at once, or when it is waited for; copies that fail.
+    // Host memory is missing at once, or when waited for; copies fail.
     let places = [(Op::HostAlloc, false), (Op::HostAlloc, true), (Op::Save, false), (Op::Save, true)];
     for (op, waiting) in places {
         watched(move || {
@@ -570,7 +571,7 @@ fn preparing_again_looks_at_what_has_changed_only() {
 }
 
 #[test]
-fn of_what_is_volatile_only_the_room_is_prepared() {
+fn for_volatile_tags_only_buffers_are_prepared() {
     let device = TestDevice::open(GRANULES);
     let mut tenant = quick(&device);
     let granule = tenant.granule();

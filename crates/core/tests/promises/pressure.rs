@@ -1,4 +1,4 @@
-//! Memory that moves under pressure, and what must not go wrong then: each was wrong once.
+//! Memory that moves under pressure, and past defects of that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ fn device(granules: u64) -> TestDevice {
     TestDevice::open(granules)
 }
 
-/// A pool over `device` whose calls `script` judges, with a limit in granules.
+/// A pool over `device` whose calls pass through `script`, with a limit in granules.
 fn scripted(
     device: &TestDevice,
     limit_granules: Option<u64>,
@@ -36,10 +36,10 @@ fn granules(pool: &Pool, count: u64, tag: Tag) -> Block {
     pool.alloc(&AllocRequest::new(count * pool.driver().info().granule_bytes, tag)).unwrap()
 }
 
-/// Work on a block that does not pass before the gate is opened.
-fn hold(pool: &Pool, block: &Block, stream: StreamId, gate: &Arc<Gate>) {
+/// Work on a block that does not pass before the latch is opened.
+fn hold(pool: &Pool, block: &Block, stream: StreamId, latch: &Arc<Gate>) {
     let bytes = vec![7; usize::try_from(block.requested_bytes).unwrap()];
-    drop(gated::write(pool, stream, block, gate, &bytes));
+    drop(gated::write(pool, stream, block, latch, &bytes));
 }
 
 #[test]
@@ -83,19 +83,19 @@ fn idle_memory_that_a_failed_sleep_left_unmapped_is_not_handed_out() {
 }
 
 fn open() -> Arc<Gate> {
-    let gate = Arc::new(Gate::default());
-    gate.open();
-    gate
+    let latch = Arc::new(Gate::default());
+    latch.open();
+    latch
 }
 
-/// A large block that had to be made of granules is its own stream's again at once, as any other.
+/// A large block that had to be made of granules serves its own stream again at once, as any other.
 #[test]
 fn a_large_block_of_granules_is_used_again_where_it_is() {
     for chunk_granules in [1, 4] {
         let device = device(64);
         let maps = Arc::new(AtomicUsize::new(0));
-        let (counter, gate) = (Arc::clone(&maps), Arc::new(Gate::default()));
-        let opener = Arc::clone(&gate);
+        let (counter, latch) = (Arc::clone(&maps), Arc::new(Gate::default()));
+        let opener = Arc::clone(&latch);
         let pool = scripted(&device, Some(8), chunk_granules, move |call| {
             counter.fetch_add(usize::from(call.op == Op::Map), Ordering::Relaxed);
             if call.op == Op::EventSynchronize {
@@ -107,12 +107,12 @@ fn a_large_block_of_granules_is_used_again_where_it_is() {
         small.iter().for_each(|block| pool.free(block.id).unwrap());
         let first = granules(&pool, 8, Tag::kv_cache());
         let mapped = maps.load(Ordering::Relaxed);
-        hold(&pool, &first, StreamId::DEFAULT, &gate);
+        hold(&pool, &first, StreamId::DEFAULT, &latch);
         pool.free(first.id).unwrap();
         let again = granules(&pool, 8, Tag::kv_cache());
         pool.free(again.id).unwrap();
         let smaller = granules(&pool, 7, Tag::kv_cache());
-        gate.open();
+        latch.open();
         assert_eq!((again.range.addr, smaller.range.addr), (first.range.addr, first.range.addr));
         assert_eq!(maps.load(Ordering::Relaxed), mapped, "{chunk_granules}");
     }
@@ -122,22 +122,22 @@ fn a_large_block_of_granules_is_used_again_where_it_is() {
 fn a_copy_on_another_stream_is_a_use_of_the_block() {
     let device = device(64);
     let pool = pool(&device, None);
-    let (other, gate) = (device.stream_create().unwrap(), Arc::new(Gate::default()));
+    let (other, latch) = (device.stream_create().unwrap(), Arc::new(Gate::default()));
     let block = pool.alloc(&AllocRequest::new(4096, Tag::kv_cache())).unwrap();
-    hold(&pool, &block, other, &gate);
+    hold(&pool, &block, other, &latch);
     pool.free(block.id).unwrap();
     let next = pool.alloc(&AllocRequest::new(4096, Tag::kv_cache())).unwrap();
-    gate.open();
+    latch.open();
     assert!(!next.range.overlaps(&block.range), "the copy is still writing there");
 }
 
-/// Freed memory whose event was under way when the sleep began is idle when the device is.
+/// Freed memory whose event was under way when the sleep began is reclaimable once the device is idle.
 #[test]
-fn a_sleep_gives_back_what_was_waited_for_and_close_forgets_every_event() {
+fn a_sleep_releases_what_was_waited_for_and_close_forgets_every_event() {
     let device = device(64);
-    let gate = Arc::new(Gate::default());
+    let latch = Arc::new(Gate::default());
     let events = Arc::new(AtomicI64::new(0));
-    let (opener, counter) = (Arc::clone(&gate), Arc::clone(&events));
+    let (opener, counter) = (Arc::clone(&latch), Arc::clone(&events));
     let pool = scripted(&device, None, 4, move |call| {
         match call.op {
             Op::Synchronize => opener.open(),
@@ -148,7 +148,7 @@ fn a_sleep_gives_back_what_was_waited_for_and_close_forgets_every_event() {
         Verdict::Pass
     });
     let freed = granules(&pool, 8, Tag::kv_cache());
-    hold(&pool, &freed, StreamId::DEFAULT, &gate);
+    hold(&pool, &freed, StreamId::DEFAULT, &latch);
     pool.free(freed.id).unwrap();
     granules(&pool, 5, Tag::weights()); // Looks for idle memory, and so records the event.
     assert!(events.load(Ordering::Relaxed) > 0);
@@ -185,7 +185,7 @@ fn an_allocation_that_failed_does_not_raise_what_may_be_held() {
     let too_much = pool.alloc(&AllocRequest::new(48 * granule, Tag::weights()));
     assert!(matches!(too_much, Err(PoolError::DeviceFull { .. })));
     others.into_iter().for_each(|backing| device.release(backing).unwrap());
-    // Not the default one, which is that of all tests on one device, who may hold it up.
+    // Not the default stream, which other tests on the same device may hold up.
     let stream = device.stream_create().unwrap();
     let of = |count, tag| pool.alloc(&AllocRequest::new(count * granule, tag).on(stream)).unwrap();
     let large = of(20, Tag::weights());

@@ -14,7 +14,7 @@ use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use proptest::prelude::*;
 
 /// What the pool may map: a limit on a larger device, or the whole of a device without one.
-const ROOM_GRANULES: u64 = 64;
+const CAPACITY_GRANULES: u64 = 64;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -26,7 +26,7 @@ enum Step {
     },
     /// The n-th live block, modulo their number.
     Free(usize),
-    /// Of the n-th live block, from one sixteenth of it to another.
+    /// From one sixteenth of the n-th live block to another.
     FreePart {
         n: usize,
         from: u64,
@@ -45,7 +45,7 @@ enum Step {
     },
     MarkRestored(usize),
     Trim,
-    /// In the background of the next steps, unless it is waited for.
+    /// In the background of the next steps, or waited for.
     Prepare {
         tags: Option<u8>,
         wait: bool,
@@ -94,13 +94,13 @@ struct Run {
 }
 
 impl Run {
-    /// Where the device is `in_pieces`, it refuses those larger than a chunk most of the time.
+    /// A device `in_pieces` refuses chunks larger than the pool's chunk size most of the time.
     fn new(limited: bool, in_pieces: bool, [chunk_granules, span_granules]: [u64; 2]) -> Self {
-        let capacity_granules = if limited { ROOM_GRANULES * 3 / 2 } else { ROOM_GRANULES };
+        let capacity_granules = if limited { CAPACITY_GRANULES * 3 / 2 } else { CAPACITY_GRANULES };
         let device = TestDevice::open(capacity_granules);
         let granule = device.info().granule_bytes;
         let config = PoolConfig::default()
-            .limited_to(limited.then_some(ROOM_GRANULES * granule))
+            .limited_to(limited.then_some(CAPACITY_GRANULES * granule))
             .in_chunks_of(chunk_granules)
             .in_spans_of(span_granules)
             .in_segments_of(8);
@@ -155,7 +155,7 @@ impl Run {
                 let Some((id, block)) = self.live(*n) else { return };
                 self.next += 1;
                 let len = usize::try_from(block.requested_bytes).unwrap();
-                // Whoever changes what was promised to stay takes the promise back before, and gives it anew.
+                // A promise not to change is taken back before a change, and made again after it.
                 let tag = self.tag_of[&id];
                 let promised = self.changes[tag] == Changes::Immutable;
                 let declare = |changes| self.pool.declare_changes(&self.tags[tag], changes).unwrap();
@@ -202,7 +202,7 @@ impl Run {
 
     fn alloc(&mut self, which: usize, bytes: u64) {
         let tag = self.tags[which].clone();
-        // That some of them are freed in parts all the same has to do no harm.
+        // Freeing some of them in parts all the same must do no harm.
         let is_freed_whole = self.next.is_multiple_of(2);
         let mut request = AllocRequest::new(bytes.max(1), tag.clone());
         request.is_freed_whole = is_freed_whole;
@@ -218,12 +218,12 @@ impl Run {
             }
             Err(PoolError::Asleep { .. }) => assert!(self.model.state(&tag).is_asleep()),
             Err(error @ (PoolError::OverLimit { .. } | PoolError::DeviceFull { .. })) => {
-                // Right only if it does not depend on what is cached; but for a block that happens to end in a
-                // granule that is in use, and needs one less than it was promised.
-                let room_bytes = self.room_bytes();
+                // Right only if it does not depend on the cache. One exception: a block may end in a granule that is
+                // in use, and need one less than promised.
+                let headroom_bytes = self.headroom_bytes();
                 assert!(
-                    room_bytes < bytes.next_multiple_of(self.granule()),
-                    "{room_bytes} are free: {error}"
+                    headroom_bytes < bytes.next_multiple_of(self.granule()),
+                    "{headroom_bytes} are free: {error}"
                 );
                 self.pool.trim().unwrap();
                 match self.pool.alloc(&request) {
@@ -236,12 +236,12 @@ impl Run {
         }
     }
 
-    /// What the granules that live blocks of awake tags touch, or that are bound by them, leave of the room, in bytes.
-    fn room_bytes(&self) -> u64 {
-        ROOM_GRANULES * self.granule() - self.used_bytes(|tag| !self.model.state(tag).is_asleep())
+    /// The space that live blocks of awake tags leave, in bytes. They take the granules that they touch or pin.
+    fn headroom_bytes(&self) -> u64 {
+        CAPACITY_GRANULES * self.granule() - self.used_bytes(|tag| !self.model.state(tag).is_asleep())
     }
 
-    /// What the granules that live blocks of these tags touch, or that are bound by them, take.
+    /// The bytes of granules that live blocks of these tags touch or pin.
     fn used_bytes(&self, of: impl Fn(&Tag) -> bool) -> u64 {
         let granule = self.granule();
         let segments = self.pool.snapshot().unwrap().segments.into_iter();
@@ -314,11 +314,11 @@ impl Run {
                 assert_eq!(report.copied_bytes, report.verified_bytes);
             }
             Err(error @ (PoolError::OverLimit { .. } | PoolError::DeviceFull { .. })) => {
-                // Others took the room meanwhile; everything still sleeps.
+                // Others took the memory meanwhile; everything still sleeps.
                 let waking = |tag: &Tag| {
                     self.model.state(tag).is_asleep() && tags.is_none_or(|tags| tags.contains(tag))
                 };
-                assert!(self.used_bytes(waking) > self.room_bytes(), "a false refusal: {error}");
+                assert!(self.used_bytes(waking) > self.headroom_bytes(), "a false refusal: {error}");
             }
             Err(error) => panic!("{error}"),
         }
@@ -332,7 +332,7 @@ impl Run {
         let stats = self.pool.stats().unwrap();
         let used_bytes = self.device.memory_info().unwrap().process.unwrap().used_bytes;
         assert_eq!(stats.mapped_bytes, used_bytes, "our accounting and the device's");
-        assert!(stats.mapped_bytes <= ROOM_GRANULES * self.granule(), "over the limit");
+        assert!(stats.mapped_bytes <= CAPACITY_GRANULES * self.granule(), "over the limit");
         if self.preparing.is_empty() {
             assert_eq!(stats.backup_bytes, self.device.host_bytes(), "host memory is exactly the backups");
         }
@@ -355,7 +355,7 @@ impl Run {
             let mut last = BlockKind::Live;
             for block in &segment.blocks {
                 assert_eq!(block.addr, at);
-                // Bound pieces of two chunks may be neighbours.
+                // Pinned parts of two chunks may be neighbours.
                 let apart = block.kind != last || matches!(last, BlockKind::Live | BlockKind::Pinned);
                 assert!(apart, "two free neighbours of a kind");
                 last = block.kind;
@@ -403,7 +403,7 @@ fn sorted(mut tags: Vec<Tag>) -> Vec<Tag> {
 
 fn config() -> ProptestConfig {
     let cases = Kind::of_this_run().cases(100);
-    // Failures are printed whole; a file of seeds in the tree would be left behind by CI.
+    // Failures are printed in full; CI would leave a file of seeds in the tree.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
 }
 

@@ -1,4 +1,4 @@
-//! What is tried, and in which order, by who finds too little memory: allocations and wakes alike.
+//! What allocations and wakes try, and in which order, when memory is short.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -17,30 +17,30 @@ use poorwill_testkit::watchdog::watched;
 const CHUNK: u64 = 4;
 const SPAN: u64 = 16;
 
-/// Who asks more often than this in one call waits.
+/// With more queries than this in one call, the call waits.
 const LOOKS: u64 = 100;
-/// Far beyond what any of these waits for.
+/// Far beyond the waits of these tests.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
-/// Why a test that holds one stream and lets another one pass cannot run.
+/// Why a test that holds one stream and lets another pass cannot run.
 const HELD_TOGETHER: &str = "one held stream may hold up the other";
 
-/// What the test says to the driver, and hears from it.
+/// The test's commands to the driver, and the driver's counts.
 #[derive(Default)]
 struct Script {
-    /// Nothing larger than this is to be had.
+    /// Larger chunks are refused.
     largest_bytes: AtomicU64,
-    /// Whether that is so.
+    /// Whether large chunks are refused.
     is_in_pieces: AtomicBool,
     /// Events recorded and not destroyed.
     events: AtomicI64,
-    /// How often somebody may look at events before it counts as waiting; see [`Script::arm`].
+    /// Queries of events left before a call counts as waiting; see [`Script::arm`].
     looks_left: AtomicU64,
-    /// How often the driver was to wait for an event.
+    /// How often the driver had to wait for an event.
     waits: AtomicU64,
-    /// Of work that is held back: whenever somebody waits, the oldest passes.
-    gates: Mutex<VecDeque<Arc<Gate>>>,
-    /// Done first by who waits next.
+    /// Latches of work that is held back: with each wait, the oldest opens.
+    latches: Mutex<VecDeque<Arc<Gate>>>,
+    /// Done at the next wait, first.
     on_wait: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -80,8 +80,8 @@ impl Script {
         if let Some(act) = self.on_wait.lock().unwrap().take() {
             act();
         }
-        if let Some(gate) = self.gates.lock().unwrap().pop_front() {
-            gate.open();
+        if let Some(latch) = self.latches.lock().unwrap().pop_front() {
+            latch.open();
         }
     }
 }
@@ -95,22 +95,22 @@ struct World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Also after a failure: a pool that is dropped waits for work.
-        self.script.gates.lock().unwrap().drain(..).for_each(|gate| gate.open());
+        // Also after a failure: a dropped pool waits for work.
+        self.script.latches.lock().unwrap().drain(..).for_each(|latch| latch.open());
     }
 }
 
-/// Who lacks memory.
+/// The call that lacks memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Who {
+enum Requester {
     Allocates,
     Wakes,
 }
 
-const BOTH: [Who; 2] = [Who::Allocates, Who::Wakes];
+const BOTH: [Requester; 2] = [Requester::Allocates, Requester::Wakes];
 
 impl World {
-    /// A device of so many granules, and a pool that may map so many.
+    /// A device of `capacity_granules`, and a pool limited to `limit_granules`.
     fn open(capacity_granules: u64, limit_granules: Option<u64>) -> Self {
         let device = TestDevice::open(capacity_granules);
         let (granule, script) = (device.info().granule_bytes, Arc::new(Script::default()));
@@ -144,28 +144,28 @@ impl World {
 
     /// Frees blocks under work of their stream that is held.
     fn free_under_work<const N: usize>(&self, blocks: [Block; N], stream: StreamId) {
-        let gate = Arc::new(Gate::default());
+        let latch = Arc::new(Gate::default());
         let bytes = vec![7; usize::try_from(blocks[0].requested_bytes).unwrap()];
-        drop(gated::write(&self.pool, stream, &blocks[0], &gate, &bytes));
-        self.script.gates.lock().unwrap().push_back(gate);
+        drop(gated::write(&self.pool, stream, &blocks[0], &latch, &bytes));
+        self.script.latches.lock().unwrap().push_back(latch);
         blocks.into_iter().for_each(|block| self.free(block));
     }
 
-    /// Prepares that `who` needs granules of what sleeps drop: see [`World::get`].
-    fn prepare(&self, who: Who, granules: u64) {
-        if who == Who::Wakes {
+    /// Prepares that `requester` needs granules of a tag that sleeps drop: see [`World::get`].
+    fn prepare(&self, requester: Requester, granules: u64) {
+        if requester == Requester::Wakes {
             self.alloc(granules, Tag::kv_cache(), StreamId::DEFAULT);
             self.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
         }
     }
 
-    /// `who` gets so many granules, without a deadline. Returns how often it had the driver wait.
-    fn get(&self, who: Who, granules: u64) -> u64 {
+    /// `requester` gets so many granules, without a deadline. Returns how often the driver had to wait for it.
+    fn get(&self, requester: Requester, granules: u64) -> u64 {
         self.script.arm();
         let before = self.waits();
-        match who {
-            Who::Allocates => drop(self.alloc(granules, Tag::kv_cache(), StreamId::DEFAULT)),
-            Who::Wakes => {
+        match requester {
+            Requester::Allocates => drop(self.alloc(granules, Tag::kv_cache(), StreamId::DEFAULT)),
+            Requester::Wakes => {
                 let woken = self.pool.wake(&WakeRequest::all()).unwrap();
                 assert_eq!(woken.mapped_bytes, granules * self.granule);
             }
@@ -173,7 +173,7 @@ impl World {
         self.waits() - before
     }
 
-    /// Two halves of one granule, which two streams have freed and whose work has passed: idle memory of neither.
+    /// Two halves of one granule, freed on two streams whose work has passed: reclaimable, but not by one stream.
     fn halves(&self) -> DeviceRange {
         let half = |stream| self.pool.alloc(&self.request(self.granule / 2, Tag::runtime(), stream)).unwrap();
         let halves = self.streams::<2>().map(half);
@@ -184,14 +184,14 @@ impl World {
         DeviceRange::new(first * self.granule, self.granule)
     }
 
-    /// In how many pieces the pool has these addresses.
-    fn pieces(pool: &Pool, range: DeviceRange) -> usize {
+    /// The number of blocks that the pool has at these addresses.
+    fn block_count(pool: &Pool, range: DeviceRange) -> usize {
         let segments = pool.snapshot().unwrap().segments;
         let blocks = segments.iter().flat_map(|segment| &segment.blocks);
         blocks.filter(|block| DeviceRange::new(block.addr, block.bytes).overlaps(&range)).count()
     }
 
-    /// The pool has needed so much once: idle memory of other sizes than are needed may stay up to that.
+    /// The pool has needed so much once: free memory of other sizes may stay up to that.
     fn note_used(&self, granules: u64) {
         let block = self.alloc(granules, Tag::weights(), StreamId::DEFAULT);
         self.free(block);
@@ -199,7 +199,7 @@ impl World {
         assert_eq!(self.pool.stats().unwrap().mapped_bytes, 0);
     }
 
-    /// Others have all of the device but so many granules.
+    /// Others take all of the device but so many granules.
     fn leave(&self, granules: u64) {
         let free = self.device.memory_info().unwrap().free_bytes / self.granule;
         for _ in granules..free {
@@ -216,28 +216,28 @@ impl World {
     }
 }
 
-/// Others' work may take for ever, and the device has enough, if in pieces.
+/// Work of others may never end, and the device has enough memory, in small chunks.
 #[test]
-fn memory_in_small_pieces_is_taken_before_work_is_waited_for() {
+fn memory_in_small_chunks_is_taken_before_work_is_waited_for() {
     if skipped_unless(Kind::holds_streams_apart, HELD_TOGETHER) {
         return;
     }
-    for who in BOTH {
+    for requester in BOTH {
         watched(move || {
             let world = World::open(64, None);
             let [stuck] = world.streams();
-            world.prepare(who, 20);
+            world.prepare(requester, 20);
             let block = world.alloc(8, Tag::weights(), stuck);
             world.free_under_work([block], stuck);
             world.script.is_in_pieces.store(true, Ordering::Relaxed);
-            let waits = world.get(who, 20);
-            let passed = world.script.gates.lock().unwrap().is_empty();
-            assert_eq!((passed, waits, world.held_granules()), (false, 0, 28), "{who:?}");
+            let waits = world.get(requester, 20);
+            let passed = world.script.latches.lock().unwrap().is_empty();
+            assert_eq!((passed, waits, world.held_granules()), (false, 0, 28), "{requester:?}");
         });
     }
 }
 
-/// What the pool waits for costs an event each time, which goes when it has passed.
+/// Each wait of the pool costs an event, which is destroyed when it has passed.
 #[test]
 fn events_go_when_they_have_passed() {
     watched(|| {
@@ -252,7 +252,7 @@ fn events_go_when_they_have_passed() {
             }
             world.script.arm();
             let block = world.pool.alloc(&request).unwrap();
-            assert!(world.script.gates.lock().unwrap().is_empty(), "round {nth} had to wait");
+            assert!(world.script.latches.lock().unwrap().is_empty(), "round {nth} had to wait");
             if nth % 4 == 0 {
                 world.pool.sleep(&SleepRequest::all(Level::One).within(LONG)).unwrap();
                 world.pool.wake(&WakeRequest::all()).unwrap();
@@ -262,73 +262,82 @@ fn events_go_when_they_have_passed() {
             assert!((0..=2).contains(&events), "{events} after round {nth}");
         }
         assert!(world.waits() >= rounds / 2, "of {rounds} rounds {} had the driver wait", world.waits());
-        world.script.gates.lock().unwrap().drain(..).for_each(|gate| gate.open());
+        world.script.latches.lock().unwrap().drain(..).for_each(|latch| latch.open());
         world.pool.close().unwrap();
         assert_eq!(world.script.events.load(Ordering::Relaxed), 0);
     });
 }
 
-/// Streams keep what they have freed apart as long as there is any other way, and no longer.
+/// Free blocks of several streams stay apart as long as there is any other way, and no longer.
 #[test]
-fn what_streams_have_left_is_joined_when_all_waiting_was_in_vain() {
-    for who in BOTH {
+fn free_blocks_of_streams_are_joined_when_waiting_was_in_vain() {
+    for requester in BOTH {
         watched(move || {
             let world = World::open(64, Some(8));
             let [busy] = world.streams();
-            world.prepare(who, 7);
+            world.prepare(requester, 7);
             let halves = world.halves();
             let block = world.alloc(7, Tag::weights(), busy);
             world.free_under_work([block], busy);
-            let (pool, pieces) = (Arc::clone(&world.pool), Arc::new(AtomicU64::new(0)));
-            let found = Arc::clone(&pieces);
-            *world.script.on_wait.lock().unwrap() =
-                Some(Box::new(move || found.store(World::pieces(&pool, halves) as u64, Ordering::Relaxed)));
-            world.get(who, 7);
-            assert_eq!(pieces.load(Ordering::Relaxed), 2, "{who:?}: while there was work to wait for");
-            assert_eq!(World::pieces(&world.pool, halves), 2, "{who:?}: it was served by what had passed");
+            let (pool, block_count) = (Arc::clone(&world.pool), Arc::new(AtomicU64::new(0)));
+            let found = Arc::clone(&block_count);
+            *world.script.on_wait.lock().unwrap() = Some(Box::new(move || {
+                found.store(World::block_count(&pool, halves) as u64, Ordering::Relaxed)
+            }));
+            world.get(requester, 7);
+            assert_eq!(
+                block_count.load(Ordering::Relaxed),
+                2,
+                "{requester:?}: while there was work to wait for"
+            );
+            assert_eq!(
+                World::block_count(&world.pool, halves),
+                2,
+                "{requester:?}: it was served by what had passed"
+            );
             world.alloc(1, Tag::weights(), StreamId::DEFAULT);
             assert_eq!(world.held_granules(), 8);
         });
     }
 }
 
-/// What passes while somebody waits is of the wrong size: it is given back for what is needed, before other work is
-/// waited for, which may never end.
+/// Memory that passes during a wait has the wrong size. It is released for the request before other work is waited
+/// for, which may never end.
 #[test]
-fn what_has_passed_meanwhile_is_given_back_before_the_next_wait() {
+fn memory_that_passed_meanwhile_is_released_before_the_next_wait() {
     if skipped_unless(Kind::holds_streams_apart, HELD_TOGETHER) {
         return;
     }
-    for who in BOTH {
+    for requester in BOTH {
         watched(move || {
             let world = World::open(32, None);
             world.note_used(32);
             let streams: [StreamId; 2] = world.streams();
-            world.prepare(who, CHUNK);
+            world.prepare(requester, CHUNK);
             for stream in streams {
                 let blocks = [0; 4].map(|_| world.alloc(1, Tag::weights(), stream));
                 world.free_under_work(blocks, stream);
             }
             assert_eq!(world.held_granules(), 2 * 4);
             world.leave(0);
-            assert_eq!(world.get(who, CHUNK), 0, "{who:?}");
+            assert_eq!(world.get(requester, CHUNK), 0, "{requester:?}");
         });
     }
 }
 
-/// So is what was joined.
+/// The same holds for joined memory.
 #[test]
-fn what_was_joined_is_given_back_for_what_is_needed() {
-    for who in BOTH {
+fn joined_memory_is_released_for_what_is_needed() {
+    for requester in BOTH {
         watched(move || {
             let world = World::open(32, None);
             world.note_used(32);
-            world.prepare(who, CHUNK);
+            world.prepare(requester, CHUNK);
             world.halves();
             assert_eq!(world.held_granules(), 1);
             world.leave(CHUNK - 1);
-            world.get(who, CHUNK);
-            assert_eq!(world.held_granules(), CHUNK, "{who:?}");
+            world.get(requester, CHUNK);
+            assert_eq!(world.held_granules(), CHUNK, "{requester:?}");
         });
     }
 }

@@ -1,5 +1,5 @@
-//! Sizes chosen to fit badly: as long as what is live leaves enough granules, an allocation succeeds, and the
-//! limit is kept.
+//! Sizes chosen to fit badly: as long as live blocks leave enough granules, an allocation succeeds, and the limit is
+//! kept.
 //!
 //! The oracle looks at nothing but the addresses of live blocks.
 
@@ -51,7 +51,7 @@ impl World {
         Self::new(device, config_of(shape).limited_to(limit_bytes))
     }
 
-    /// The same of a device that has no more, and which refuses large pieces most of the time, whatever it has free.
+    /// The same with a device of just that size, which refuses large chunks most of the time, whatever it has free.
     fn in_pieces(granules: u64, shape: [u64; 3]) -> Self {
         let device = TestDevice::open(granules);
         let granule = device.info().granule_bytes;
@@ -81,7 +81,7 @@ impl World {
 
     fn alloc(&mut self, request: &AllocRequest) -> bool {
         let needed_bytes = request.bytes.next_multiple_of(self.granule);
-        let room_bytes = self.limit_bytes / self.granule * self.granule - self.touched_bytes();
+        let headroom_bytes = self.limit_bytes / self.granule * self.granule - self.touched_bytes();
         match self.pool.alloc(request) {
             Ok(block) => {
                 let apart = |other: &Block| !other.range.overlaps(&block.range);
@@ -91,11 +91,15 @@ impl World {
                 self.served += 1;
                 true
             }
-            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) if room_bytes < needed_bytes => {
+            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. })
+                if headroom_bytes < needed_bytes =>
+            {
                 self.refused += 1;
                 false
             }
-            Err(error) => panic!("{room_bytes} are not touched, and {needed_bytes} were refused: {error}"),
+            Err(error) => {
+                panic!("{headroom_bytes} are not touched, and {needed_bytes} were refused: {error}")
+            }
         }
     }
 
@@ -136,14 +140,14 @@ fn tag(n: u64) -> Tag {
     [Tag::weights(), Tag::kv_cache(), Tag::runtime()][usize::try_from(n % 3).unwrap()].clone()
 }
 
-/// A size whose logarithm is evenly spread: a power of two, and evenly on up to the next.
+/// A size whose logarithm is evenly distributed: a power of two, plus an even choice up to the next.
 fn log_uniform(random: &mut Rng, least: u64, most: u64) -> u64 {
     let base = least << random.u32(..=(most / least).ilog2());
     random.u64(base..2 * base).min(most)
 }
 
 #[test]
-fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
+fn sizes_of_all_magnitudes_fit_where_live_memory_leaves_space() {
     for seed in 0..Kind::of_this_run().cases(4).into() {
         let device = TestDevice::with_capacity(12 * GIB);
         let config = PoolConfig::default().limited_to(8 * GIB);
@@ -158,7 +162,7 @@ fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
                 let mut request = AllocRequest::new(bytes, tag(random.u64(..)));
                 request.is_freed_whole = is_freed_whole;
                 if !world.alloc(&request) {
-                    // Where nothing fits any more, room is made so that large sizes get their turn.
+                    // When nothing fits any more, blocks are freed so that large sizes get their turn.
                     (0..4).for_each(|_| world.free(random.usize(..)));
                 }
             } else {
@@ -174,7 +178,7 @@ fn sizes_of_all_magnitudes_fit_as_long_as_live_memory_leaves_room() {
     }
 }
 
-/// The case of the reports: three quarters of the limit as one block, freed, and then seven eighths.
+/// From bug reports: three quarters of the limit as one block, freed, and then seven eighths.
 #[test]
 fn after_a_freed_block_a_larger_one_fits_under_every_limit() {
     for shape in SHAPES {
@@ -225,7 +229,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn config() -> ProptestConfig {
     let cases = Kind::of_this_run().cases(100);
-    // Failures are printed whole; a file of seeds in the tree would be left behind by CI.
+    // Failures are printed in full; CI would leave a file of seeds in the tree.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
 }
 

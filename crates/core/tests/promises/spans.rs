@@ -1,6 +1,8 @@
-//! Spans, the large pieces under blocks that a sleep drops, and under all that a wake brings back: what gets them, what
-//! becomes of backups, who has their memory afterwards, and that a device which has none so large is not full. The
-//! properties (`property.rs`, `sizes.rs`, `streams.rs`) and the fault suite have the combinations.
+//! Spans: the large chunks under blocks that a sleep drops, and under all blocks after a wake. The tests cover which
+//! blocks get them, what becomes of backups, and which requests get their memory afterwards. A device without such
+//! large ranges does not count as full.
+//!
+//! The properties (`property.rs`, `sizes.rs`, `streams.rs`) and the fault suite have the combinations.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,18 +19,18 @@ use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 const CHUNK: u64 = 4;
 const SPAN: u64 = 16;
 
-/// What the test says to the driver, and hears from it.
+/// The test's commands to the driver, and the driver's counts.
 #[derive(Debug, Default)]
 struct Script {
-    /// Sizes of what was created since somebody asked, in granules.
+    /// Sizes created since the last look, in granules.
     created: Mutex<Vec<u64>>,
-    /// How often from now on nothing larger than a chunk is to be had.
+    /// How many more chunks larger than the pool's chunk size are refused.
     refusals: AtomicU64,
-    /// Whether host memory is to be had.
+    /// Whether host memory is refused.
     host_is_full: AtomicBool,
-    /// Opened when somebody waits for an event.
-    gate: Arc<Gate>,
-    /// Whether work of the default stream is waited for before an event is asked for: what was freed has passed then.
+    /// Opened when a call waits for an event.
+    latch: Arc<Gate>,
+    /// Whether queries of events first wait for the default stream, so that frees have passed.
     is_settled: AtomicBool,
 }
 
@@ -40,7 +42,7 @@ struct World {
 }
 
 impl World {
-    /// A device of so many granules, and a pool that may map so many.
+    /// A device of `capacity_granules`, and a pool limited to `limit_granules`.
     fn open(capacity_granules: u64, limit_granules: Option<u64>) -> Self {
         let device = TestDevice::open(capacity_granules);
         let granule = device.info().granule_bytes;
@@ -49,7 +51,7 @@ impl World {
         let inner = device.driver();
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             if matches!(call.op, Op::EventSynchronize | Op::Synchronize) {
-                heard.gate.open();
+                heard.latch.open();
             }
             if call.op == Op::EventQuery && heard.is_settled.load(Ordering::Relaxed) {
                 inner.stream_synchronize(StreamId::DEFAULT).unwrap();
@@ -121,7 +123,7 @@ impl World {
         self.pool.free_part(block.id, part).unwrap()
     }
 
-    /// What was created since the last time, in granules.
+    /// What was created since the last call, in granules.
     fn created(&self) -> Vec<u64> {
         std::mem::take(&mut *self.script.created.lock().unwrap())
     }
@@ -137,7 +139,7 @@ impl World {
         self.refuse(if in_pieces { u64::MAX } else { 0 });
     }
 
-    /// The next spans are not to be had.
+    /// The next spans are refused.
     fn refuse(&self, spans: u64) {
         self.script.refusals.store(spans, Ordering::Relaxed);
     }
@@ -158,7 +160,7 @@ impl World {
         self.pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap()
     }
 
-    /// Granules of host memory that backups have: the pieces may be of any size.
+    /// Granules of host memory for backups, in buffers of any size.
     fn backup(&self) -> u64 {
         self.pool.stats().unwrap().backup_bytes / self.granule
     }
@@ -209,7 +211,7 @@ fn a_block_that_is_freed_whole_has_spans_from_the_beginning() {
     world.wake();
     world.assert_filled(&block, 0, 7);
 
-    // What it had serves the next of its kind, and leaves where chunks are needed.
+    // Its memory serves the next such block, and is released where chunks are needed.
     world.free(block);
     world.created();
     let again = world.pool.alloc(&whole(45)).unwrap();
@@ -220,12 +222,12 @@ fn a_block_that_is_freed_whole_has_spans_from_the_beginning() {
     world.free(chunks);
     world.pool.trim().unwrap();
 
-    // Where the device has none so large, chunks do.
+    // Where the device has none so large, chunks serve.
     world.in_pieces(true);
     let block = world.pool.alloc(&whole(45)).unwrap();
     assert_eq!(world.held(), 45);
 
-    // One that is freed in parts all the same keeps what shares a span with what is left, until it slept.
+    // If freed in parts all the same, it keeps chunks shared with the rest until it has slept.
     world.free(block);
     world.pool.trim().unwrap();
     world.in_pieces(false);
@@ -243,7 +245,7 @@ fn a_block_that_is_freed_whole_has_spans_from_the_beginning() {
 }
 
 #[test]
-fn a_sleep_gives_spans_back_and_a_wake_has_them_again() {
+fn a_sleep_releases_spans_and_a_wake_has_them_again() {
     let world = World::open(64, Some(42));
     let block = world.kv(42);
     pattern::fill(&world.pool, block.id, 3, usize::try_from(block.range.bytes).unwrap()).unwrap();
@@ -266,13 +268,13 @@ fn the_same_size_again_is_the_same_memory_at_once() {
     let world = World::open(64, Some(42));
     let block = world.kv(42);
     let bytes = vec![7; usize::try_from(block.range.bytes).unwrap()];
-    let gate = Arc::new(Gate::default());
-    let copy = gated::write(&world.pool, StreamId::DEFAULT, &block, &gate, &bytes);
+    let latch = Arc::new(Gate::default());
+    let copy = gated::write(&world.pool, StreamId::DEFAULT, &block, &latch, &bytes);
     world.free(block);
     world.created();
     let again = world.kv(42);
     assert_eq!((again.range, world.created()), (block.range, vec![]));
-    gate.open();
+    latch.open();
     copy.wait().unwrap();
     world.free(again);
     world.end();
@@ -300,12 +302,12 @@ fn what_a_freed_span_had_serves_every_size_and_tag_at_the_limit() {
 
 /// The smaller block cannot lie over parts of the spans, and waits for them.
 #[test]
-fn who_needs_what_is_pending_waits_for_it() {
+fn an_allocation_waits_for_pending_memory_that_it_needs() {
     for tag in [Tag::weights(), Tag::kv_cache()] {
         let world = World::open(64, Some(42));
         let block = world.kv(42);
         let bytes = vec![7; usize::try_from(block.range.bytes).unwrap()];
-        let copy = gated::write(&world.pool, StreamId::DEFAULT, &block, &world.script.gate, &bytes);
+        let copy = gated::write(&world.pool, StreamId::DEFAULT, &block, &world.script.latch, &bytes);
         world.free(block);
         let other = world.alloc(37, tag).unwrap();
         copy.wait().unwrap();
@@ -368,7 +370,7 @@ fn a_device_that_is_in_pieces_is_not_full() {
         first.into_iter().chain([block]).for_each(|block| world.free(block));
         world.pool.trim().unwrap();
     }
-    // Idle memory of every size is in its way.
+    // Free memory of every size is in its way.
     world.in_pieces(false);
     let (spans, chunks, granules) =
         (world.kv(16), world.alloc(20, Tag::weights()).unwrap(), world.alloc(3, Tag::weights()).unwrap());
@@ -391,7 +393,7 @@ fn a_wake_where_the_device_is_in_pieces_succeeds() {
     let created = world.created();
     assert!(created.iter().all(|size| *size <= CHUNK) && world.held() == 42, "{created:?}");
     world.assert_zeros(&block);
-    // The next wake finds memory in pieces no longer.
+    // The next wake finds large chunks again.
     world.in_pieces(false);
     world.sleep(42);
     world.created();
@@ -408,7 +410,7 @@ fn a_wake_where_the_device_is_in_pieces_succeeds() {
     world.end();
 }
 
-/// Of a span that was cut, only the chunks that something lives in come back.
+/// Of a split span, only the chunks with live bytes come back.
 #[test]
 fn a_span_that_was_cut_wakes_in_chunks_where_it_must() {
     let world = World::open(42, None);
@@ -447,7 +449,7 @@ fn a_device_that_is_full_does_not_cost_spans() {
     world.end();
 }
 
-/// Others may have given memory back just after it was refused.
+/// Other processes may have released memory just after a refusal.
 #[test]
 fn one_refusal_does_not_cost_spans() {
     let world = World::open(42, None);
@@ -463,12 +465,12 @@ fn one_refusal_does_not_cost_spans() {
     world.end();
 }
 
-/// A wake needs a span, and its memory is in chunks and granules that nothing lives in.
+/// A wake needs a span, and free memory is in chunks and granules.
 #[test]
-fn idle_chunks_make_way_for_a_wake() {
+fn reclaimable_chunks_are_released_for_a_wake() {
     for (capacity_granules, limit_granules) in [(42, None), (42, Some(42)), (84, None)] {
         let world = World::open(capacity_granules, limit_granules);
-        // Where there is room for more, they do if their stream is seen to have passed.
+        // With space for more, they are released if their stream is seen to have passed.
         world.script.is_settled.store(true, Ordering::Relaxed);
         let block = world.kv(40);
         world.sleep(40);
@@ -484,7 +486,7 @@ fn idle_chunks_make_way_for_a_wake() {
     }
 }
 
-/// A policy may change while nothing of a tag is live; what is free of it may still be spans.
+/// A policy may change while nothing of a tag is live; its free memory may still be spans.
 #[test]
 fn spans_may_lie_under_what_a_sleep_backs_up() {
     let world = World::open(64, Some(36));
@@ -519,7 +521,7 @@ fn what_is_backed_up_comes_back_in_spans_with_its_bytes() {
     world.fill(&small, 4);
     for cycle in 0..4u8 {
         let report = world.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
-        // However large the piece, what has changed is copied by granules, and room is for what lives.
+        // However large the chunk, changed bytes are copied by granules, and only live granules have buffers.
         let copied_granules = report.copied_bytes / world.granule;
         let changed_granules = if cycle == 0 { 43 } else { 1 };
         assert_eq!((copied_granules, world.held(), world.backup()), (changed_granules, 0, 43), "{cycle}");
@@ -559,7 +561,7 @@ fn spans_are_backed_up_in_the_background() {
 }
 
 #[test]
-fn a_sleep_of_spans_that_the_host_has_no_room_for_leaves_them_as_they_are() {
+fn a_sleep_of_spans_without_host_memory_leaves_them_as_they_are() {
     let world = World::open(64, Some(40));
     let block = world.weights(40);
     world.sleep(40);
@@ -607,7 +609,7 @@ fn a_wake_brings_back_backups_in_chunks_where_it_must() {
     world.end();
 }
 
-/// Each block leaves as a whole when it is freed, so no span lies under two.
+/// Each block is unmapped as a whole when it is freed, so no span lies under two.
 #[test]
 fn blocks_side_by_side_have_spans_of_their_own() {
     let world = World::open(64, Some(40));
@@ -637,7 +639,7 @@ fn of_a_span_that_is_freed_in_parts_what_lives_wakes() {
     world.fill(&block, 3);
     world.sleep(42);
     world.wake();
-    // Awake: the first span stays as a whole, though not what is stored of its free chunks.
+    // Awake: the first span stays as a whole, but the backups of its free chunks go.
     let rest = world.free_part(&block, 2..13);
     world.pool.trim().unwrap();
     assert_eq!((world.held(), world.backup()), (42, 42 - 8));
@@ -655,8 +657,8 @@ fn of_a_span_that_is_freed_in_parts_what_lives_wakes() {
     world.end();
 }
 
-/// What is freed of spans after a wake is idle memory like any other: the same block has it again at once, and under
-/// pressure it goes first.
+/// Free spans after a wake are reclaimable like other memory: the same block gets them again at once, and under
+/// pressure they go first.
 #[test]
 fn spans_of_what_is_backed_up_serve_others_when_they_are_free() {
     let world = World::open(64, Some(44));

@@ -1,5 +1,5 @@
-//! Backups that spoil in host memory: whatever spoils and whoever looks, wrong bytes never become the truth, all that is
-//! lost is named, and the rest comes back.
+//! Backups that spoil in host memory: wrong bytes are never taken for right ones, whatever spoils and whichever call
+//! looks. All that is lost is reported, and the rest comes back.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,12 +35,12 @@ fn everything() -> WakeRequest {
     WakeRequest::all().verifying(Verify::All)
 }
 
-/// So many granules, or blocks; on a GPU, whose granules are of 2 MiB, `fewer` do.
+/// A number of granules or blocks; on a GPU, whose granules are of 2 MiB, `fewer`.
 fn or_on_a_gpu<T>(usually: T, fewer: T) -> T {
     if matches!(Kind::of_this_run(), Kind::Cuda(_)) { fewer } else { usually }
 }
 
-/// A pool whose backups spoil, and who lives there.
+/// A pool whose backups spoil, and its tenant.
 struct World {
     device: TestDevice,
     store: OddBackups,
@@ -74,7 +74,7 @@ impl World {
         self.pool().sleep(&level_1()).map(drop)
     }
 
-    /// What is on the device of `range`, which is in the `nth` block.
+    /// The device's bytes of `range`, which is in the `nth` block.
     fn read(&self, nth: usize, range: DeviceRange) -> Result<Vec<u8>, PoolError> {
         let block = self.tenant.blocks[nth].block;
         let dst = HostBuffer::from(vec![0xEE; usize::try_from(range.bytes).unwrap()]);
@@ -148,7 +148,7 @@ impl World {
         assert_eq!(self.pool().lost_ranges().unwrap(), []);
     }
 
-    /// Gives granules of a block back. Returns where they were.
+    /// Frees granules of a block. Returns their range.
     fn free_part(&mut self, nth: usize, first: u64, count: u64) -> DeviceRange {
         let granule = self.granule();
         let known = self.tenant.blocks.swap_remove(nth);
@@ -179,7 +179,7 @@ impl World {
     }
 }
 
-/// Of the review: one bit outside the sample, and then cycles that compare everything.
+/// From a review: one bit outside the sample, and then cycles that compare everything.
 #[test]
 fn a_spoiled_bit_never_becomes_the_truth() {
     for fast_digests in [true, false] {
@@ -212,7 +212,7 @@ fn a_spoiled_bit_never_becomes_the_truth() {
     }
 }
 
-/// Of the review: a hundred blocks, and one bit.
+/// From a review: a hundred blocks, and one bit.
 #[test]
 fn one_spoiled_granule_does_not_keep_the_rest_asleep() {
     let blocks = or_on_a_gpu(100, 20);
@@ -270,7 +270,7 @@ impl World {
 }
 
 /// How a backup may spoil: which bytes of a granule of `bytes`.
-fn spots(bytes: usize) -> Vec<Vec<usize>> {
+fn patterns(bytes: usize) -> Vec<Vec<usize>> {
     vec![vec![0], vec![bytes / 2], vec![bytes - 1], vec![1023, 1024], (0..bytes).step_by(512).collect()]
 }
 
@@ -285,16 +285,16 @@ fn spoil_asleep(fast_digests: bool, changes: Changes, verify: Option<Verify>, pr
     for tag in [Tag::weights(), Tag::runtime()] {
         world.pool().declare_changes(&tag, changes).unwrap();
     }
-    // Once more, so that what is immutable is trusted.
+    // Once more, so that immutable bytes are skipped.
     for _ in 0..2 {
         world.sleep(false).unwrap();
         world.pool().wake(&everything()).unwrap();
     }
     world.sleep(prepares).unwrap();
     let count = world.store.kept_granules();
-    let spots = spots(usize::try_from(granule).unwrap());
+    let patterns = patterns(usize::try_from(granule).unwrap());
     let spoiled: BTreeSet<usize> = [case % count, (case * 7 + case / count) % count].into_iter().collect();
-    spoiled.iter().for_each(|nth| world.store.spoil_bytes(*nth, &spots[case % spots.len()]));
+    spoiled.iter().for_each(|nth| world.store.spoil_bytes(*nth, &patterns[case % patterns.len()]));
     let request = WakeRequest::all().verifying(verify);
     let lost = match world.pool().wake(&request) {
         Err(PoolError::Corrupt { location: Corruption::Backup, .. }) => {
@@ -306,7 +306,7 @@ fn spoil_asleep(fast_digests: bool, changes: Changes, verify: Option<Verify>, pr
             let woken: WakeReport = woken.unwrap();
             let is_sample = verify == Some(Verify::Sample) || !fast_digests;
             assert!(is_sample && woken.lost.is_empty() && changes != Changes::Volatile, "{context}");
-            // Its owner does not know, and works on.
+            // The owner does not know, and works on.
             if changes != Changes::Immutable {
                 (0..9).for_each(|nth| world.tenant.touch_granule(weights, nth));
             }
@@ -330,7 +330,7 @@ fn spoil_asleep(fast_digests: bool, changes: Changes, verify: Option<Verify>, pr
         assert_eq!(named.len(), spoiled.len(), "{context}: all are named");
     }
     world.restore(&lost, case.is_multiple_of(2));
-    // What a sample did not see of several tags may come to light by and by.
+    // Spoiled granules of several tags that a sample did not include may be found later.
     let mut rounds = 0;
     loop {
         rounds += 1;
@@ -367,7 +367,7 @@ fn whatever_spoils_is_lost_by_name_and_nothing_else_is() {
     }
 }
 
-/// Whoever is told at what point: a preparation that finds it says so, and the sleep after it.
+/// Reported at this point: a preparation that finds it reports it, and so does the sleep after it.
 #[test]
 fn a_preparation_finds_what_the_last_wake_did_not() {
     let mut world = World::new(true, small());
@@ -380,7 +380,7 @@ fn a_preparation_finds_what_the_last_wake_did_not() {
     let PoolError::Lost { lost, .. } = &refused else { panic!("{refused}") };
     assert_eq!(world.granules(lost).len(), 3, "{refused}");
     assert!(world.is_right());
-    // Nobody begins another one, or a sleep, before they are restored.
+    // No other preparation or sleep begins before they are restored.
     for refused in [world.sleep(false).unwrap_err(), world.sleep(true).unwrap_err()] {
         assert!(matches!(&refused, PoolError::Lost { lost: same, .. } if same == lost), "{refused}");
     }
@@ -393,7 +393,7 @@ fn a_preparation_finds_what_the_last_wake_did_not() {
     assert!(world.is_right());
 }
 
-/// What spoils behind the back of what is awake costs nothing where the device has the right bytes.
+/// A backup that spoils while its tag is awake costs nothing if the device has the right bytes.
 #[test]
 fn a_backup_that_spoils_while_the_device_is_right_is_made_anew() {
     for changes in [Changes::Compared, Changes::Volatile] {
@@ -409,9 +409,9 @@ fn a_backup_that_spoils_while_the_device_is_right_is_made_anew() {
     }
 }
 
-/// Where most of a block is freed, the rest is backed up anew: what was stored of it is looked at before.
+/// When most of a block is freed, the rest is backed up anew; the old backup is checked before.
 #[test]
-fn what_is_backed_up_by_other_extents_is_looked_at() {
+fn backups_replaced_by_other_extents_are_checked() {
     for (prepares, spoils_before) in [(false, true), (true, true), (false, false), (true, false)] {
         let mut world = World::new(true, small());
         let granule = world.granule();
@@ -434,12 +434,12 @@ fn what_is_backed_up_by_other_extents_is_looked_at() {
     }
 }
 
-/// What was loaded from a spoiled backup is not lost when its blocks were freed, and their place is another's.
+/// Bytes loaded from a spoiled backup are not lost once their blocks were freed, and their addresses reused.
 #[test]
 fn a_new_block_does_not_lose_what_was_stored_of_another() {
     for (fast_digests, prepares) in [(false, false), (true, false), (true, true)] {
         let granule = World::new(fast_digests, small()).granule();
-        // There is no other place.
+        // There are no other addresses.
         let mut world = World::new(fast_digests, small().limited_to(4 * granule));
         (0..8).for_each(|_| {
             world.tenant.load(granule / 2, &Tag::weights());
@@ -461,7 +461,7 @@ fn a_new_block_does_not_lose_what_was_stored_of_another() {
     }
 }
 
-/// An immutable tag whose backup has spoiled: it is not its owner who broke the promise.
+/// An immutable tag whose backup has spoiled: its owner did not break the promise.
 #[test]
 fn a_spoiled_backup_is_no_broken_promise() {
     let mut world = World::new(true, small());
@@ -482,7 +482,7 @@ fn a_spoiled_backup_is_no_broken_promise() {
     assert!(world.is_right());
 }
 
-/// A copy that goes wrong once is made again; one that does so again is an error, and nothing is lost.
+/// A copy that fails once is repeated. A second failure is an error, and nothing is lost.
 #[test]
 fn a_transfer_that_goes_wrong_is_made_once_more() {
     for (garbled, accepting) in [(1, false), (2, false), (3, true)] {
@@ -506,7 +506,7 @@ fn a_transfer_that_goes_wrong_is_made_once_more() {
     }
 }
 
-/// What is let go of is looked at before: nobody could tell afterwards.
+/// A backup is checked before it is dropped, which would be impossible afterwards.
 #[test]
 fn backups_that_are_not_kept_are_compared_whatever_the_sample() {
     for (keep_backups, changes) in [(false, Changes::Compared), (true, Changes::Volatile)] {
@@ -523,9 +523,9 @@ fn backups_that_are_not_kept_are_compared_whatever_the_sample() {
     }
 }
 
-/// Where the host has too little memory, backups of what is awake go; what they were loaded to is looked at before.
+/// When host memory is short, backups of awake tags are dropped; the bytes loaded from them are checked before.
 #[test]
-fn what_goes_for_lack_of_host_memory_is_looked_at() {
+fn backups_dropped_for_lack_of_host_memory_are_checked() {
     let device = TestDevice::open(64);
     let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
     let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
@@ -547,7 +547,7 @@ fn what_goes_for_lack_of_host_memory_is_looked_at() {
     assert!(world.is_right());
 }
 
-/// What *undefined* meant before, it means still: a tag that a sleep dropped is undefined as a whole.
+/// *Undefined* keeps its meaning: a tag that a sleep dropped is undefined as a whole.
 #[test]
 fn what_a_sleep_dropped_is_marked_by_tag() {
     let mut world = World::new(true, small());
@@ -580,7 +580,7 @@ fn what_a_sleep_dropped_is_marked_by_tag() {
     assert!(matches!(world.pool().mark_block_restored(id), Err(PoolError::StaleBlock { .. })));
 }
 
-/// A block that is freed takes what was lost of it along: its tag is whole again, and so are new blocks in its place.
+/// Freeing a block removes its lost ranges: its tag is whole again, and so are new blocks in its place.
 #[test]
 fn what_is_freed_awake_is_lost_no_more() {
     let mut world = World::new(true, small());
@@ -603,7 +603,7 @@ fn what_is_freed_awake_is_lost_no_more() {
     assert!(world.is_right());
 }
 
-/// A block that was freed while it slept has nothing to lose.
+/// A block freed while asleep has nothing to lose.
 #[test]
 fn what_is_freed_asleep_is_not_missed() {
     let mut world = World::new(true, small());
@@ -629,7 +629,7 @@ enum Step {
     Touch(u64),
     Rewrite(usize),
     Replace(usize),
-    Spoil { nth: usize, spot: usize },
+    Spoil { nth: usize, pattern: usize },
     Sleep { prepares: bool },
     Wake { verify: Option<Verify>, accepting: bool },
     Declare(usize, Changes),
@@ -642,7 +642,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => any::<u64>().prop_map(Step::Touch),
         1 => any::<usize>().prop_map(Step::Rewrite),
         1 => any::<usize>().prop_map(Step::Replace),
-        2 => (any::<usize>(), 0..5usize).prop_map(|(nth, spot)| Step::Spoil { nth, spot }),
+        2 => (any::<usize>(), 0..5usize).prop_map(|(nth, pattern)| Step::Spoil { nth, pattern }),
         4 => any::<bool>().prop_map(|prepares| Step::Sleep { prepares }),
         4 => (verify(), any::<bool>()).prop_map(|(verify, accepting)| Step::Wake { verify, accepting }),
         1 => (0..2usize, changes).prop_map(|(tag, changes)| Step::Declare(tag, changes)),
@@ -691,11 +691,11 @@ impl Run {
                 self.world.tenant.free(nth);
                 self.world.tenant.load(bytes, &tag);
             }
-            Step::Spoil { nth, spot } => {
+            Step::Spoil { nth, pattern } => {
                 let count = self.world.store.kept_granules();
                 if count > 0 {
-                    let spots = spots(usize::try_from(self.world.granule()).unwrap());
-                    self.world.store.spoil_bytes(nth % count, &spots[spot]);
+                    let patterns = patterns(usize::try_from(self.world.granule()).unwrap());
+                    self.world.store.spoil_bytes(nth % count, &patterns[pattern]);
                     self.spoiled += 1;
                 }
             }
@@ -709,7 +709,7 @@ impl Run {
         }
     }
 
-    /// Whoever changes what was promised to stay takes the promise back before, and gives it anew.
+    /// A promise not to change is taken back before a change, and made again after it.
     fn writing(&mut self, nth: usize, write: impl FnOnce(&mut Tenant)) {
         let tag = self.world.tenant.blocks[nth].tag.clone();
         let promised = self.changes[usize::from(tag != Tag::weights())] == Changes::Immutable;
@@ -760,13 +760,13 @@ impl Run {
         }
     }
 
-    /// However it went: the bytes are right or were said to be lost.
+    /// In any case the bytes are right or were reported lost.
     fn end(mut self) {
         for _ in 0..4 {
             if self.asleep {
                 self.wake(Some(Verify::All), true);
             }
-            // Those who lost something have restored it, and are awake.
+            // Tags that lost something have restored it, and are awake.
             self.sleep(false);
         }
         assert!(self.asleep, "no sleep for all that is restored");
@@ -786,7 +786,7 @@ proptest! {
     })]
 
     #[test]
-    fn no_cycle_ends_with_wrong_bytes_that_nobody_was_told_of(
+    fn no_cycle_ends_with_unreported_wrong_bytes(
         fast_digests in any::<bool>(),
         keep_backups in prop_oneof![3 => Just(true), 1 => Just(false)],
         chunk_granules in proptest::sample::select(vec![1, 2, 4]),
@@ -801,20 +801,20 @@ proptest! {
     }
 }
 
-/// A tag that is forgotten while a sleep of it is prepared, and whose place another one takes: what is found to have spoiled
-/// of a third is lost, and nothing else.
+/// While a sleep of a tag is prepared, the tag is forgotten and another takes its place. A spoiled backup of a third
+/// tag is then lost, and nothing else.
 #[test]
 fn a_tag_that_is_forgotten_under_a_preparation_loses_nothing_of_others() {
     let device = TestDevice::open(256);
-    let (is_armed, gate) = (Arc::new(AtomicBool::new(false)), Arc::new(Gate::default()));
+    let (is_armed, latch) = (Arc::new(AtomicBool::new(false)), Arc::new(Gate::default()));
     let reached = Arc::new(Gate::default());
     let script = {
-        let (is_armed, gate, reached) = (Arc::clone(&is_armed), Arc::clone(&gate), Arc::clone(&reached));
+        let (is_armed, latch, reached) = (Arc::clone(&is_armed), Arc::clone(&latch), Arc::clone(&reached));
         move |call: Call| {
             let prepares = thread::current().name() == Some("poorwill-prepare");
             if call.op == Op::Digest && prepares && is_armed.swap(false, Ordering::Relaxed) {
                 reached.open();
-                gate.pass();
+                latch.pass();
             }
             Verdict::Pass
         }
@@ -842,7 +842,7 @@ fn a_tag_that_is_forgotten_under_a_preparation_loses_nothing_of_others() {
         let block = pool.alloc(&AllocRequest::new(512, tag)).unwrap();
         pool.free(block.id).unwrap();
     }
-    gate.open();
+    latch.open();
     let PoolError::Lost { lost, .. } = preparation.wait().unwrap_err() else { panic!("not lost") };
     assert!(lost.iter().all(|lost| lost.tag == Tag::weights()), "{lost:?}");
     pool.stats().unwrap();

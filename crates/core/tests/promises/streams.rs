@@ -1,7 +1,7 @@
-//! Several streams: memory that was freed goes to nobody, and nowhere, before the work that may touch it passed.
+//! Several streams: freed memory is neither reused nor unmapped before the work that may touch it has passed.
 //!
-//! Work is queued on streams that are held, so the test decides when it passes. What each stream may still touch
-//! is kept in a [`Ledger`], which knows nothing of clocks and events.
+//! Work is queued on held streams, so the test decides when it passes. A [`Ledger`] tracks what each stream may still
+//! touch. It knows nothing of clocks and events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,24 +22,24 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 const STREAMS: usize = 3;
-const ROOM_GRANULES: u64 = 48;
+const CAPACITY_GRANULES: u64 = 48;
 /// More than the blocks of a whole run would take if each had memory of its own.
 const ENOUGH_GRANULES: u64 = 1 << 13;
 
-/// The n-th piece of work on a stream.
+/// The n-th unit of work on a stream.
 type Nth = (StreamId, usize);
 
-/// Addresses whose block was freed, and the last work that was held on each stream that used it.
+/// Addresses of a freed block, and the last held work on each stream that used it.
 #[derive(Debug)]
 struct Freed {
     range: DeviceRange,
     until: Vec<Nth>,
 }
 
-/// What may still touch what.
+/// Which work may still touch which addresses.
 #[derive(Debug, Default)]
 struct Ledger {
-    /// The gates of the work on each stream, in the order of queuing, and how many of them are open.
+    /// The latches of each stream's work, in order, and how many of them are open.
     queued: BTreeMap<StreamId, (Vec<Arc<Gate>>, usize)>,
     /// The ranges that work reads or writes.
     touches: Vec<(Nth, DeviceRange)>,
@@ -51,12 +51,12 @@ struct Ledger {
     serving: bool,
     /// How often the test's own thread has had to wait.
     waits: u64,
-    /// Times that the call under way has asked for an event.
+    /// Event queries of the current call.
     queries: usize,
     violations: Vec<String>,
 }
 
-/// Who asks more often than this in one call waits, for whichever of several streams comes first.
+/// A call with more queries than this waits, for whichever stream comes first.
 const QUERIES: usize = 200;
 
 impl Ledger {
@@ -66,8 +66,8 @@ impl Ledger {
 
     /// The last work on a stream, if it is held back.
     fn last_held(&self, stream: StreamId) -> Option<Nth> {
-        let (gates, open) = self.queued.get(&stream)?;
-        (gates.len() > *open).then(|| (stream, gates.len() - 1))
+        let (latches, open) = self.queued.get(&stream)?;
+        (latches.len() > *open).then(|| (stream, latches.len() - 1))
     }
 
     /// Work held back on another stream than `user` that keeps it from `range`.
@@ -79,9 +79,9 @@ impl Ledger {
     }
 
     fn open(&mut self, stream: StreamId, count: usize) {
-        let Some((gates, open)) = self.queued.get_mut(&stream) else { return };
-        let upto = gates.len().min(open.saturating_add(count));
-        gates[*open..upto].iter().for_each(|gate| gate.open());
+        let Some((latches, open)) = self.queued.get_mut(&stream) else { return };
+        let upto = latches.len().min(open.saturating_add(count));
+        latches[*open..upto].iter().for_each(|latch| latch.open());
         *open = upto;
     }
 
@@ -90,7 +90,7 @@ impl Ledger {
         streams.into_iter().for_each(|stream| self.open(stream, usize::MAX));
     }
 
-    /// What the driver is about to be asked for.
+    /// Checks the call that the driver is about to get.
     fn watch(&mut self, call: Call, by_test: bool) {
         if let Some(range) = call.unmaps {
             if let Some((stream, nth)) = self.hazard(&range, None) {
@@ -109,7 +109,7 @@ impl Ledger {
         }
         let waits = all || call.op == Op::EventSynchronize || self.queries > QUERIES;
         if by_test && waits {
-            // Whoever waits waits for the test itself: now is the time to let the work pass.
+            // The call waits for the test itself: now the work has to pass.
             self.waits += 1;
             self.queries = 0;
             self.open_all();
@@ -127,14 +127,14 @@ enum Step {
     },
     /// The n-th live block, modulo their number.
     Free(usize),
-    /// Of the n-th live block, from one eighth of it to another.
+    /// From one eighth of the n-th live block to another.
     FreePart(usize, u64, u64),
-    /// It, and another one of the same size for a stream.
+    /// Such a block, and another of the same size for a stream.
     Swap(usize, usize),
     Use(usize, usize),
     /// Work on a block, held back: on its own stream, or on one of the others that use it.
     Work(usize, usize),
-    /// The next pieces of work on a stream pass.
+    /// The next units of work on a stream pass.
     Pass(usize, usize),
     Trim,
     Sleep(usize),
@@ -159,7 +159,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the pool is like.
+/// The pool's configuration.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
     limited: bool,
@@ -188,8 +188,7 @@ struct Live {
     tag: usize,
     stream: StreamId,
     others: Vec<StreamId>,
-    /// Seed of the pattern that it must read as in the end, and where it begins in it, when only its own stream has
-    /// written.
+    /// Seed and start of the pattern that it must read as in the end, if only its own stream has written.
     seed: Option<(u64, u64)>,
 }
 
@@ -208,7 +207,7 @@ struct Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // Also after a failed check: nobody is left to let the work pass.
+        // Also after a failed check, when no caller is left to let the work pass.
         self.ledger().open_all();
     }
 }
@@ -220,7 +219,7 @@ fn locked(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
 
 impl Run {
     fn new(kind: Kind) -> Self {
-        let capacity = if kind.limited { ROOM_GRANULES * 3 / 2 } else { ENOUGH_GRANULES };
+        let capacity = if kind.limited { CAPACITY_GRANULES * 3 / 2 } else { ENOUGH_GRANULES };
         let device = TestDevice::open(capacity);
         let streams = [StreamId::DEFAULT, device.stream_create().unwrap(), device.stream_create().unwrap()];
         let ledger = Arc::new(Mutex::new(Ledger::default()));
@@ -232,7 +231,7 @@ impl Run {
         });
         let granule = device.info().granule_bytes;
         let config = PoolConfig::default()
-            .limited_to(kind.limited.then_some(ROOM_GRANULES * granule))
+            .limited_to(kind.limited.then_some(CAPACITY_GRANULES * granule))
             .in_chunks_of(kind.chunk_granules)
             .in_spans_of(kind.span_granules)
             .in_segments_of(8)
@@ -290,8 +289,8 @@ impl Run {
         }
     }
 
-    /// Granules that live blocks of awake tags leave under the limit, in bytes, and what is bound by them.
-    fn room_bytes(&self) -> u64 {
+    /// Bytes under the limit that live blocks of awake tags leave, pinned granules included.
+    fn headroom_bytes(&self) -> u64 {
         let granule = self.granule();
         let awake = self.live.iter().filter(|live| !self.asleep.contains(&live.tag));
         let bound: Vec<DeviceRange> = {
@@ -304,7 +303,7 @@ impl Run {
         let granules = awake.map(|live| live.block.range).chain(bound);
         let granules = granules.flat_map(|range| range.addr / granule..range.end().div_ceil(granule));
         let touched = granules.collect::<BTreeSet<u64>>().len() as u64 * granule;
-        (ROOM_GRANULES * granule).saturating_sub(touched)
+        (CAPACITY_GRANULES * granule).saturating_sub(touched)
     }
 
     fn alloc(&mut self, tag: usize, bytes: u64, stream: StreamId) {
@@ -319,7 +318,7 @@ impl Run {
         let result = self.pool.alloc(&request);
         let mut ledger = self.ledger();
         ledger.serving = false;
-        let unused_bytes = (ROOM_GRANULES * self.granule()).saturating_sub(mapped_before);
+        let unused_bytes = (CAPACITY_GRANULES * self.granule()).saturating_sub(mapped_before);
         if !self.kind.limited || unused_bytes >= whole_bytes {
             assert_eq!(ledger.waits, waits_before, "{request} waited, and nothing was short");
         }
@@ -336,8 +335,8 @@ impl Run {
                 self.live.push(Live { block, tag, stream, others: Vec::new(), seed: None });
             }
             Err(PoolError::Asleep { .. }) => assert!(self.asleep.contains(&tag)),
-            Err(PoolError::OverLimit { .. }) if self.kind.limited && self.room_bytes() < whole_bytes => {}
-            Err(error) => panic!("with room for {}: {error}", self.room_bytes()),
+            Err(PoolError::OverLimit { .. }) if self.kind.limited && self.headroom_bytes() < whole_bytes => {}
+            Err(error) => panic!("with room for {}: {error}", self.headroom_bytes()),
         }
     }
 
@@ -345,7 +344,7 @@ impl Run {
         let Live { block, tag, stream, others, .. } = self.live.swap_remove(n);
         let mut ledger = self.ledger();
         let users = others.iter().copied().chain([stream]);
-        // What sleeps is touched by nobody: the sleep has waited for it, and work on it is refused since.
+        // No work touches sleeping memory: the sleep has waited for it, and new work is refused.
         let users = users.filter(|_| !self.asleep.contains(&tag));
         let until = users.filter_map(|user| ledger.last_held(user)).collect();
         ledger.freed.push(Freed { range: block.range, until });
@@ -397,25 +396,25 @@ impl Run {
         self.next += 1;
         live.seed = (stream == live.stream && live.others.is_empty()).then_some((self.next, 0));
         let block = live.block;
-        let gate = Arc::new(Gate::default());
+        let latch = Arc::new(Gate::default());
         let bytes = pattern::bytes(self.next, usize::try_from(block.requested_bytes).unwrap());
         let mut ledger = self.ledger();
-        let (gates, _) = ledger.queued.entry(stream).or_default();
-        gates.push(Arc::clone(&gate));
-        let nth = (stream, gates.len() - 1);
+        let (latches, _) = ledger.queued.entry(stream).or_default();
+        latches.push(Arc::clone(&latch));
+        let nth = (stream, latches.len() - 1);
         ledger.touches.push((nth, DeviceRange::new(block.range.addr, block.requested_bytes)));
         drop(ledger);
-        let copy = gated::write(&self.pool, stream, &block, &gate, &bytes);
+        let copy = gated::write(&self.pool, stream, &block, &latch, &bytes);
         self.copies.entry(stream).or_default().push(copy);
     }
 
-    /// The next pieces of work on a stream pass, and have passed when this returns, unless the machine lets
-    /// what is held elsewhere hold them up.
+    /// The next units of work on a stream pass, and have passed on return, unless the machine lets work held
+    /// elsewhere hold them up.
     fn pass(&mut self, stream: StreamId, count: usize) {
         let mut ledger = self.ledger();
         ledger.open(stream, count);
-        let waiting = ledger.queued.get(&stream).map_or(0, |(gates, open)| gates.len() - open);
-        let held = ledger.queued.values().any(|(gates, open)| gates.len() > *open);
+        let waiting = ledger.queued.get(&stream).map_or(0, |(latches, open)| latches.len() - open);
+        let held = ledger.queued.values().any(|(latches, open)| latches.len() > *open);
         drop(ledger);
         if held && !self.device.kind().holds_streams_apart() {
             return;
@@ -463,7 +462,7 @@ impl Run {
             assert_eq!(stats.mapped_bytes, used_bytes, "our accounting and the device's");
         }
         if self.kind.limited {
-            assert!(stats.peak_mapped_bytes <= ROOM_GRANULES * self.granule(), "over the limit");
+            assert!(stats.peak_mapped_bytes <= CAPACITY_GRANULES * self.granule(), "over the limit");
         }
         let mut found: Vec<DeviceRange> = Vec::new();
         for segment in self.pool.snapshot().unwrap().segments {
@@ -507,7 +506,7 @@ impl Run {
         assert_eq!(info.free_bytes, info.total_bytes);
     }
 
-    /// Wakes everything; where there is no room for all, some go.
+    /// Wakes everything. If memory is short, some blocks are freed.
     fn free_until_awake(&mut self) {
         self.wake();
         while !self.asleep.is_empty() {
@@ -532,7 +531,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 fn config() -> ProptestConfig {
     let cases = DeviceKind::of_this_run().cases(100);
-    // Failures are printed whole; a file of seeds in the tree would be left behind by CI.
+    // Failures are printed in full; CI would leave a file of seeds in the tree.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 8000, ..ProptestConfig::default() }
 }
 
@@ -545,7 +544,7 @@ proptest! {
     }
 }
 
-/// The canary: when events pass before the work does, the property must not hold.
+/// A broken driver: when events pass before the work does, the property must not hold.
 #[test]
 fn the_property_notices_events_that_pass_too_early() {
     if skipped_unless(

@@ -20,7 +20,7 @@ use poorwill_testkit::watchdog::{eventually, watched};
 const THREADS: u64 = 8;
 const LIMIT_GRANULES: u64 = 96;
 
-/// Of each thread: at least so many that it comes near the limit whether or not the others run beside it.
+/// Steps of each thread: enough to come near the limit whether or not the others run beside it.
 fn steps() -> u64 {
     Kind::of_this_run().cases(800).max(400).into()
 }
@@ -33,14 +33,14 @@ fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (TestDevice, Arc<
         .in_spans_of(8)
         .in_segments_of(8)
         .caching_at_most(cached_max_bytes);
-    // As where a GPU computes them, so that what is prepared is compared.
+    // As on a GPU, so that prepared backups are compared.
     let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
     let driver = driver.posing(|info| info.fast_digests = true);
     let pool = Pool::new(Arc::new(driver), config).unwrap();
     (device, Arc::new(pool))
 }
 
-/// One of the threads, with blocks, a tag and a stream of its own.
+/// One of the threads, with its own blocks, tag and stream.
 struct Worker {
     pool: Arc<Pool>,
     random: Rng,
@@ -94,14 +94,14 @@ impl Worker {
             Err(PoolError::Asleep { .. }) => assert!(self.asleep),
             Err(PoolError::OverLimit { .. }) => {
                 self.refused += 1;
-                // Whoever is refused makes room, so that all come on.
+                // A refused thread frees memory, so that all make progress.
                 (0..3).for_each(|_| self.pick().into_iter().for_each(|n| self.free(n)));
             }
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// Queues the pattern; whatever reads the block is queued behind it.
+    /// Queues the pattern; reads of the block are queued after it.
     fn write(&mut self, n: usize) {
         let (block, seed) = self.live[n];
         let bytes = pattern::bytes(seed, usize::try_from(block.requested_bytes).unwrap());
@@ -120,7 +120,7 @@ impl Worker {
         assert!(*copy.wait().unwrap() == pattern::bytes(seed, len)[..], "bytes of {block:?}");
     }
 
-    /// Another stream reads the block, and nobody waits for it.
+    /// Another stream reads the block, and no thread waits for it.
     fn record_use(&mut self, n: usize) {
         if self.asleep {
             return;
@@ -139,7 +139,7 @@ impl Worker {
         assert!(matches!(self.pool.free(block.id), Err(PoolError::StaleBlock { .. })));
     }
 
-    /// Gives back what is behind a place in the block, in two calls.
+    /// Frees the rest of a block after an address in it, in two calls.
     fn free_part(&mut self, n: usize) {
         let (block, seed) = self.live[n];
         let units = block.range.bytes / 512;
@@ -163,7 +163,7 @@ impl Worker {
         }
     }
 
-    /// Of its own tag, or of all: those of the others are overtaken sooner or later.
+    /// Of its own tag, or of all: preparations of other tags are overtaken sooner or later.
     fn prepare(&mut self) {
         let tags = (self.random(2) == 0).then(|| vec![self.tag.clone()]);
         let preparation = self.pool.prepare_sleep(&SleepRequest::all(Level::One).choosing(tags)).unwrap();
@@ -191,7 +191,7 @@ impl Worker {
         while self.asleep {
             self.wake();
             if self.asleep {
-                // The others have taken the room, and give it back when they end.
+                // The others have taken the memory, and free it when they end.
                 self.pick().into_iter().for_each(|n| self.free(n));
                 self.asleep &= !self.live.is_empty();
             }
@@ -284,9 +284,9 @@ fn many_threads_share_a_pool_that_keeps_nothing() {
     watched(|| work(Some(0)));
 }
 
-/// Above its mark the cache shrinks by itself, as soon as the work that was in flight has passed.
+/// Above its mark the cache shrinks by itself, as soon as the work in flight has passed.
 #[test]
-fn a_cache_above_its_mark_is_given_back_without_a_call() {
+fn a_cache_above_its_mark_is_released_without_a_call() {
     watched(|| {
         let (device, pool) = open(64, Some(0));
         let granule = device.info().granule_bytes;
@@ -294,20 +294,20 @@ fn a_cache_above_its_mark_is_given_back_without_a_call() {
         let blocks: Vec<Block> = [600, 3 * granule + 1, 9 * granule]
             .map(|bytes| pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(stream)).unwrap())
             .into();
-        let gate = Arc::new(Gate::default());
+        let latch = Arc::new(Gate::default());
         for block in &blocks {
             let bytes = vec![1; usize::try_from(block.requested_bytes).unwrap()];
-            drop(gated::write(&pool, stream, block, &gate, &bytes));
+            drop(gated::write(&pool, stream, block, &latch, &bytes));
         }
         blocks.iter().for_each(|block| pool.free(block.id).unwrap());
         assert!(pool.stats().unwrap().mapped_bytes >= 12 * granule, "nothing goes while work is held");
-        gate.open();
+        latch.open();
         eventually("the work has passed", || pool.stats().unwrap().mapped_bytes == 0);
         pool.close().unwrap();
     });
 }
 
-/// What waits for other streams is free again as soon as their work has passed.
+/// A block that waits for other streams is free again as soon as their work has passed.
 #[test]
 fn a_block_that_waits_for_other_streams_is_free_again_without_a_call() {
     watched(|| {
@@ -316,8 +316,8 @@ fn a_block_that_waits_for_other_streams_is_free_again_without_a_call() {
         let request = AllocRequest::new(5000, Tag::weights()).on(own);
         let block = pool.alloc(&request).unwrap();
         pool.record_use(block.id, other).unwrap();
-        let gate = Arc::new(Gate::default());
-        drop(gated::write(&pool, other, &block, &gate, &[1; 5000]));
+        let latch = Arc::new(Gate::default());
+        drop(gated::write(&pool, other, &block, &latch, &[1; 5000]));
         pool.free(block.id).unwrap();
         let is_waiting = || {
             let segments = pool.snapshot().unwrap().segments;
@@ -325,7 +325,7 @@ fn a_block_that_waits_for_other_streams_is_free_again_without_a_call() {
             blocks.any(|block| block.kind == poorwill_core::BlockKind::Waiting)
         };
         assert!(is_waiting());
-        gate.open();
+        latch.open();
         eventually("the work has passed", || !is_waiting());
         let created_bytes = pool.stats().unwrap().created_bytes;
         assert_eq!(pool.alloc(&request).unwrap().range, block.range);
@@ -334,7 +334,7 @@ fn a_block_that_waits_for_other_streams_is_free_again_without_a_call() {
     });
 }
 
-/// Live memory that fits means success, also when it is others who free what is needed.
+/// Live memory that fits means success, even if other threads free the needed memory.
 #[test]
 fn threads_that_stay_within_their_share_are_never_refused() {
     watched(|| {

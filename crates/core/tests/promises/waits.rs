@@ -1,6 +1,6 @@
-//! Who waits for what: one stream's work in front of another stream's allocation, step by step.
+//! Which calls wait for which work: one stream's work against another stream's allocation, step by step.
 //!
-//! Work is queued on streams that are held, so the test decides when it passes.
+//! Work is queued on held streams, so the test decides when it passes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -18,21 +18,21 @@ use poorwill_testkit::gated::{self, Gate};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::watchdog::{PATIENCE, eventually, watched};
 
-/// A pool of `granules` that tells through the channel when the thread of that name has to wait for an event.
+/// A pool of `granules` that reports through the channel when the thread of that name has to wait for an event.
 fn directed(
     granules: Option<u64>,
     waiter: &'static str,
-) -> (TestDevice, Pool, mpsc::Sender<Told>, mpsc::Receiver<Told>) {
+) -> (TestDevice, Pool, mpsc::Sender<Report>, mpsc::Receiver<Report>) {
     let device = TestDevice::open(256);
-    let (tell, told) = mpsc::channel();
-    let (teller, queries) = (Mutex::new(tell.clone()), AtomicU64::new(0));
+    let (sender, reports) = mpsc::channel();
+    let (notifier, queries) = (Mutex::new(sender.clone()), AtomicU64::new(0));
     let driver = ScriptedDriver::new(device.driver(), move |call| {
         if thread::current().name() == Some(waiter) {
-            // Who asks again and again waits, too.
+            // Repeated queries count as waiting.
             let asked = u64::from(call.op == Op::EventQuery);
             let asked = queries.fetch_add(asked, Ordering::Relaxed) + asked;
             if call.op == Op::EventSynchronize || (call.op == Op::EventQuery && asked == 100) {
-                teller.lock().unwrap().send(Told::Waiting).unwrap();
+                notifier.lock().unwrap().send(Report::Waiting).unwrap();
             }
         }
         Verdict::Pass
@@ -42,10 +42,10 @@ fn directed(
         .in_chunks_of(4)
         .in_segments_of(8);
     let pool = Pool::new(Arc::new(driver), config).unwrap();
-    (device, pool, tell, told)
+    (device, pool, sender, reports)
 }
 
-/// Why a test that holds one stream and lets another one pass cannot run.
+/// Why a test that holds one stream and lets another pass cannot run.
 const HELD_TOGETHER: &str = "one held stream may hold up the other";
 
 /// A thread of the tests.
@@ -55,41 +55,41 @@ const REAPER: &str = "poorwill-reaper";
 
 /// What a thread reports.
 #[derive(Debug)]
-enum Told {
+enum Report {
     Waiting,
     Done(Result<Block, PoolError>),
 }
 
-/// Work that is held back, at most until the test ends.
+/// Held-back work, released at the latest when the test ends.
 struct Held {
-    gate: Arc<Gate>,
+    latch: Arc<Gate>,
     copy: Option<Pending<()>>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.gate.open();
+        self.latch.open();
     }
 }
 
 impl Held {
-    /// Work on a block that does not pass before it is told to.
+    /// Work on a block that passes only on command.
     fn on(pool: &Pool, stream: StreamId, block: &Block) -> Self {
-        let gate = Arc::new(Gate::default());
+        let latch = Arc::new(Gate::default());
         let bytes = vec![7; usize::try_from(block.requested_bytes).unwrap()];
-        let copy = gated::write(pool, stream, block, &gate, &bytes);
-        Self { gate, copy: Some(copy) }
+        let copy = gated::write(pool, stream, block, &latch, &bytes);
+        Self { latch, copy: Some(copy) }
     }
 
     fn pass(mut self) {
-        self.gate.open();
+        self.latch.open();
         self.copy.take().unwrap().wait().unwrap();
     }
 }
 
 #[test]
-fn who_is_patient_waits_for_freed_memory_and_creates_none() {
-    let (device, pool, tell, told) = directed(None, WAITER);
+fn an_allocation_that_waits_for_streams_creates_no_memory() {
+    let (device, pool, sender, reports) = directed(None, WAITER);
     let bytes = 4 * device.info().granule_bytes;
     let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
     let request = |stream| AllocRequest::new(bytes, Tag::weights()).on(stream);
@@ -102,17 +102,17 @@ fn who_is_patient_waits_for_freed_memory_and_creates_none() {
     thread::scope(|scope| {
         let mut more = request(other);
         more.bytes = 2 * bytes;
-        let (patient, shared) = (more.waiting_for_streams(Duration::MAX), &pool);
-        let waiter = move || tell.send(Told::Done(shared.alloc(&patient))).unwrap();
+        let (waiting, shared) = (more.waiting_for_streams(Duration::MAX), &pool);
+        let waiter = move || sender.send(Report::Done(shared.alloc(&waiting))).unwrap();
         thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waiter).unwrap();
-        assert!(matches!(told.recv().unwrap(), Told::Waiting));
-        let impatient = pool.alloc(&request(other).waiting_for_streams(Duration::ZERO)).unwrap();
+        assert!(matches!(reports.recv().unwrap(), Report::Waiting));
+        let immediate = pool.alloc(&request(other).waiting_for_streams(Duration::ZERO)).unwrap();
         assert_eq!(created_bytes(), before + bytes, "it does not wait");
         held.pass();
-        let Told::Done(waited) = told.recv().unwrap() else { panic!("it waits once") };
+        let Report::Done(waited) = reports.recv().unwrap() else { panic!("it waits once") };
         assert_eq!(created_bytes(), before + 2 * bytes, "what was freed serves it, and the rest is created");
         pool.free(waited.unwrap().id).unwrap();
-        pool.free(impatient.id).unwrap();
+        pool.free(immediate.id).unwrap();
     });
     pool.close().unwrap();
 }
@@ -124,7 +124,7 @@ fn what_was_waited_for_in_vain_is_not_waited_for_again() {
 
 fn waited_for_in_vain() {
     let (device, clock) = (TestDevice::open(256), Arc::new(Clock::default()));
-    // A second passes between two looks at what was freed.
+    // A second passes between two looks at freed memory.
     let ticking = Arc::clone(&clock);
     let driver = ScriptedDriver::new(device.driver(), move |call| {
         if call.op == Op::EventQuery {
@@ -148,7 +148,7 @@ fn waited_for_in_vain() {
     pool.alloc(&request(Duration::from_secs(10))).unwrap();
     assert_eq!(created_bytes(), before + bytes);
     assert!(clock.now() - began >= Duration::from_secs(10), "as long as it had stream_wait_max");
-    // It would wait for ever.
+    // It would wait forever.
     pool.alloc(&request(Duration::MAX)).unwrap();
     assert_eq!(created_bytes(), before + 2 * bytes);
     held.pass();
@@ -211,11 +211,11 @@ fn a_recorded_use_keeps_a_block_from_its_own_stream_too() {
     pool.close().unwrap();
 }
 
-/// At the limit, whatever may give memory back is waited for.
+/// At the limit, any work that may release memory is waited for.
 #[test]
 fn an_allocation_at_the_limit_waits_for_the_work_that_holds_what_it_needs() {
     for recorded in [false, true] {
-        let (device, pool, tell, told) = directed(Some(8), WAITER);
+        let (device, pool, sender, reports) = directed(Some(8), WAITER);
         let granule = device.info().granule_bytes;
         let (own, other) = (device.stream_create().unwrap(), device.stream_create().unwrap());
         let first = pool.alloc(&AllocRequest::new(6 * granule, Tag::weights()).on(own)).unwrap();
@@ -228,14 +228,14 @@ fn an_allocation_at_the_limit_waits_for_the_work_that_holds_what_it_needs() {
         let wanted = if recorded { own } else { other };
         let request = AllocRequest::new(5 * granule, Tag::kv_cache()).on(wanted);
         thread::scope(|scope| {
-            let waits = || tell.send(Told::Done(pool.alloc(&request))).unwrap();
+            let waits = || sender.send(Report::Done(pool.alloc(&request))).unwrap();
             thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waits).unwrap();
-            let early = told.recv().unwrap();
+            let early = reports.recv().unwrap();
             held.pass();
-            assert!(matches!(early, Told::Waiting), "{early:?}, and the work was held");
-            let done = told.iter().find_map(|told| match told {
-                Told::Waiting => None,
-                Told::Done(result) => Some(result),
+            assert!(matches!(early, Report::Waiting), "{early:?}, and the work was held");
+            let done = reports.iter().find_map(|report| match report {
+                Report::Waiting => None,
+                Report::Done(result) => Some(result),
             });
             let block = done.unwrap().unwrap();
             assert_eq!(block.requested_bytes, 5 * granule);
@@ -245,13 +245,13 @@ fn an_allocation_at_the_limit_waits_for_the_work_that_holds_what_it_needs() {
     }
 }
 
-/// Only what is needed is waited for: a stream that is stuck keeps its own memory, and nobody else's.
+/// Only needed memory is waited for: a stuck stream keeps its own memory, and no other.
 #[test]
 fn an_allocation_at_the_limit_does_not_wait_for_a_stream_that_it_does_not_need() {
     if skipped_unless(Kind::holds_streams_apart, HELD_TOGETHER) {
         return;
     }
-    let (device, pool, tell, told) = directed(Some(8), WAITER);
+    let (device, pool, sender, reports) = directed(Some(8), WAITER);
     let granule = device.info().granule_bytes;
     let streams = [0; 3].map(|_| device.stream_create().unwrap());
     let [stuck, passing] = [0, 1].map(|nth| {
@@ -263,25 +263,28 @@ fn an_allocation_at_the_limit_does_not_wait_for_a_stream_that_it_does_not_need()
     });
     let request = AllocRequest::new(4 * granule, Tag::weights()).on(streams[2]);
     let early = thread::scope(|scope| {
-        let waits = || tell.send(Told::Done(pool.alloc(&request))).unwrap();
+        let waits = || sender.send(Report::Done(pool.alloc(&request))).unwrap();
         thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waits).unwrap();
-        assert!(matches!(told.recv().unwrap(), Told::Waiting), "the work was held");
+        assert!(matches!(reports.recv().unwrap(), Report::Waiting), "the work was held");
         passing.pass();
-        let early = told.recv_timeout(PATIENCE);
+        let early = reports.recv_timeout(PATIENCE);
         stuck.pass();
         early
     });
-    assert!(matches!(early, Ok(Told::Done(Ok(_)))), "{early:?}, and three of five free granules had passed");
+    assert!(
+        matches!(early, Ok(Report::Done(Ok(_)))),
+        "{early:?}, and three of five free granules had passed"
+    );
     pool.close().unwrap();
 }
 
-/// What waits for a stream is free when its work has passed, whatever another stream does.
+/// A block that waits for a stream is free when that stream's work has passed, whatever other streams do.
 #[test]
 fn a_stuck_stream_keeps_no_block_that_another_one_has_finished_with() {
     if skipped_unless(Kind::holds_streams_apart, HELD_TOGETHER) {
         return;
     }
-    let (device, pool, _tell, told) = directed(None, REAPER);
+    let (device, pool, _tell, reports) = directed(None, REAPER);
     let [stuck, own, other] = [0; 3].map(|_| device.stream_create().unwrap());
     let request = |stream| AllocRequest::new(5000, Tag::weights()).on(stream);
     let blocks = [stuck, own].map(|stream| pool.alloc(&request(stream)).unwrap());
@@ -289,7 +292,7 @@ fn a_stuck_stream_keeps_no_block_that_another_one_has_finished_with() {
     pool.record_use(blocks[1].id, other).unwrap();
     blocks.iter().for_each(|block| pool.free(block.id).unwrap());
     let [still_held, passing] = helds;
-    told.recv().unwrap();
+    reports.recv().unwrap();
     passing.pass();
     let is_waiting = || {
         let segments = pool.snapshot().unwrap().segments;
@@ -300,12 +303,12 @@ fn a_stuck_stream_keeps_no_block_that_another_one_has_finished_with() {
     pool.close().unwrap();
 }
 
-/// The longest that calls wait here, by a clock that moves on by a second with each look at an event.
+/// The longest wait here, by a clock that advances a second with each query of an event.
 const MOST: Duration = Duration::from_secs(10);
-/// So many looks are never needed.
+/// So many queries are never needed.
 const LONG: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// A pool with that clock, whose driver refuses to wait for an event: who has a deadline must not have it wait.
+/// A pool with that clock, whose driver refuses to wait for an event: a call with a deadline must not make it wait.
 fn hurried(granules: Option<u64>) -> (TestDevice, Pool, Arc<Clock>) {
     let (device, clock) = (TestDevice::open(256), Arc::new(Clock::default()));
     let ticking = Arc::clone(&clock);
@@ -323,7 +326,7 @@ fn hurried(granules: Option<u64>) -> (TestDevice, Pool, Arc<Clock>) {
     (device, pool, clock)
 }
 
-/// What a call was refused for that waited for work: how much it lacked, for how long it waited, and for which streams.
+/// Why a waiting call was refused: the bytes it lacked, the time it waited, and the streams it waited for.
 fn timed_out<T: std::fmt::Debug>(result: Result<T, PoolError>) -> (u64, Duration, Vec<StreamId>) {
     let error = result.unwrap_err();
     let text = error.to_string();
@@ -335,7 +338,7 @@ fn timed_out<T: std::fmt::Debug>(result: Result<T, PoolError>) -> (u64, Duration
     (needed_bytes, waited, streams)
 }
 
-/// Blocks of `granules` on each stream, with work that is held, freed.
+/// Blocks of `granules` on each stream, freed while their work is held.
 fn freed_under_work(pool: &Pool, granules: u64, streams: &[StreamId]) -> Vec<Held> {
     let bytes = granules * pool.driver().info().granule_bytes;
     let hold = |stream: &StreamId| {
@@ -348,7 +351,7 @@ fn freed_under_work(pool: &Pool, granules: u64, streams: &[StreamId]) -> Vec<Hel
 }
 
 #[test]
-fn an_allocation_waits_no_longer_than_it_is_told_and_names_the_streams() {
+fn an_allocation_waits_no_longer_than_its_deadline_and_names_the_streams() {
     watched(|| {
         for stuck in [1, 2] {
             if stuck > 1 && !Kind::of_this_run().holds_streams_apart() {
@@ -365,7 +368,7 @@ fn an_allocation_waits_no_longer_than_it_is_told_and_names_the_streams() {
             assert!(refused.1 >= MOST && clock.now() - began >= MOST, "{refused:?}");
             let refused = timed_out(pool.alloc(&request.clone().within(Duration::ZERO)));
             assert_eq!(refused.2, streams[..stuck], "it looks once");
-            // What cannot come is not waited for.
+            // Impossible requests do not wait.
             let never = AllocRequest::new(9 * granule, Tag::kv_cache()).on(streams[2]).within(MOST);
             assert!(matches!(pool.alloc(&never), Err(PoolError::OverLimit { .. })));
             helds.into_iter().for_each(Held::pass);
@@ -375,9 +378,9 @@ fn an_allocation_waits_no_longer_than_it_is_told_and_names_the_streams() {
     });
 }
 
-/// Patience with what would save creating memory ends with the time that the whole call has.
+/// Waiting for streams, to avoid creating memory, ends with the deadline of the whole call.
 #[test]
-fn patience_is_no_longer_than_the_whole_wait() {
+fn waiting_for_streams_ends_with_the_deadline() {
     watched(|| {
         let (device, pool, clock) = hurried(None);
         let [own, other] = [0; 2].map(|_| device.stream_create().unwrap());
@@ -394,7 +397,7 @@ fn patience_is_no_longer_than_the_whole_wait() {
 }
 
 #[test]
-fn a_trim_waits_no_longer_than_it_is_told_and_gives_the_rest_back() {
+fn a_trim_waits_no_longer_than_its_deadline_and_releases_the_rest() {
     watched(|| {
         let (device, pool, clock) = hurried(None);
         let granule = device.info().granule_bytes;
@@ -405,7 +408,7 @@ fn a_trim_waits_no_longer_than_it_is_told_and_gives_the_rest_back() {
         let refused = timed_out(pool.trim_within(MOST));
         assert_eq!((refused.0, refused.2), (3 * granule, vec![stuck]));
         assert!(refused.1 >= MOST && clock.now() - began >= MOST);
-        // What another stream has freed is given back all the same, as soon as it is seen to be quiet.
+        // Memory freed on another stream is released all the same, as soon as it is seen to be complete.
         pool.free(live.id).unwrap();
         if Kind::of_this_run().holds_streams_apart() {
             eventually("the rest is given back", || {
@@ -420,9 +423,9 @@ fn a_trim_waits_no_longer_than_it_is_told_and_gives_the_rest_back() {
     });
 }
 
-/// Of a stream that a block is on, and of one that only its use was announced of.
+/// For the stream that a block is on, and for one that only its use was recorded of.
 #[test]
-fn a_sleep_waits_no_longer_than_it_is_told_and_leaves_everything_awake() {
+fn a_sleep_waits_no_longer_than_its_deadline_and_leaves_everything_awake() {
     watched(|| {
         for recorded in [false, true] {
             let (device, pool, clock) = hurried(None);
@@ -449,7 +452,7 @@ fn a_sleep_waits_no_longer_than_it_is_told_and_leaves_everything_awake() {
 }
 
 #[test]
-fn a_wake_waits_no_longer_than_it_is_told_for_work_that_holds_what_it_needs() {
+fn a_wake_waits_no_longer_than_its_deadline_for_work_that_holds_what_it_needs() {
     watched(|| {
         let (device, pool, clock) = hurried(Some(8));
         let granule = device.info().granule_bytes;

@@ -1,16 +1,15 @@
 //! What is stored of a pool's bytes, by location.
 //!
-//! A backup is of an *extent*: a few granules in a row, wherever chunks begin and end there. So nothing that is stored
-//! has to be moved or cut when a wake brings memory in chunks of other sizes, and no granule can fall between two.
-//! Extents never overlap.
+//! A backup holds an *extent*: consecutive granules, whatever their chunks. So a wake with chunks of other sizes
+//! never moves or splits what is stored. Extents never overlap.
 //!
-//! A stored granule is *verified* when a sleep has seen, with nothing in flight, that the device holds the same bytes.
-//! Only of what is verified a sleep believes that it has not changed, where the owner has promised that. A block that is new in
-//! a granule ends that, and so does every declaration. A backup may be out of the index just then, to be written:
-//! whoever puts it back looks at the tag's count of invalidations. What is only read stays in the index.
+//! A stored granule is *verified* when a sleep has seen, with nothing in flight, that the device holds the same
+//! bytes. Where the owner has promised not to change them, sleeps skip verified granules. New blocks and declarations
+//! invalidate them. A backup may be out of the index just then, to be written: before it is put back, the tag's count
+//! of invalidations is compared. A backup that is only read stays in the index.
 //!
-//! A stored granule is *unseen* when a wake has copied it to the device and nobody knows whether it was what its digest says.
-//! Whoever lets go of one, or writes over it, looks at it before ([`super::super::spoiled`]).
+//! A stored granule is *unseen* when a wake has copied it to the device, and its digest has not matched since, here
+//! or there. It must be checked before its backup is dropped or overwritten ([`super::super::spoiled`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +22,6 @@ use crate::backup::BackupBuffer;
 use crate::digest::Digest;
 use crate::driver::DeviceRange;
 
-/// All that is stored of a pool.
 #[derive(Debug)]
 pub(in crate::pool) struct BackupIndex {
     granule_bytes: u64,
@@ -32,53 +30,49 @@ pub(in crate::pool) struct BackupIndex {
 
 #[derive(Debug, Default)]
 struct TagBackups {
-    /// By segment and first address.
     extents: BTreeMap<Location, Backup>,
-    /// How often something that is stored was no longer to be taken on trust.
+    /// How often stored granules were invalidated.
     invalidations: u64,
-    /// How often all that is stored was let go.
+    /// How often all backups were dropped.
     forgets: u64,
 }
 
-/// Copy of an extent's granules.
 #[derive(Debug)]
 pub(in crate::pool) struct Backup {
     /// As long as the extent; only stored granules have been written.
     pub(in crate::pool) buffer: Arc<BackupBuffer>,
-    /// Per granule of the extent, what is stored, if anything.
+    /// By granule of the extent.
     pub(in crate::pool) granules: Vec<Option<Stored>>,
 }
 
-/// A stored granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pool) struct Stored {
-    /// Computed from the stored bytes.
+    /// Of the stored bytes.
     pub(in crate::pool) digest: Digest,
-    /// Whether these were the granule's bytes when a sleep last looked, with nothing in flight. A copy made in the
-    /// background may have been overtaken by a writer.
+    /// Whether the device held these bytes at the last sleep that looked, with nothing in flight. A write may have
+    /// overtaken a background copy.
     pub(in crate::pool) verified: bool,
-    /// Whether a wake has copied it to the device, and its digest was not found since: not there, and not here.
+    /// Whether it is unseen.
     pub(in crate::pool) loaded_unseen: bool,
 }
 
-/// A granule that was loaded unseen.
+/// An unseen granule.
 #[derive(Debug, Clone)]
 pub(in crate::pool) struct Suspect {
-    /// Where it is on the device.
     pub(in crate::pool) granule: DeviceRange,
-    /// What it was loaded from, and from where there, in bytes.
+    /// The source of the copy, and the byte offset there.
     pub(in crate::pool) buffer: Arc<BackupBuffer>,
     pub(in crate::pool) offset: u64,
     pub(in crate::pool) expected: Digest,
 }
 
 impl Backup {
-    /// The same for somebody else to read: neither can write it as long as the other has it.
+    /// Another reader. Neither can write while both exist.
     pub(in crate::pool) fn share(&self) -> Self {
         Self { buffer: Arc::clone(&self.buffer), granules: self.granules.clone() }
     }
 
-    /// Whether nobody reads it, so that it can be written.
+    /// Whether it can be written, without other readers.
     pub(in crate::pool) fn is_ours(&self) -> bool {
         Arc::strong_count(&self.buffer) == 1 && self.buffer.is_free()
     }
@@ -87,7 +81,6 @@ impl Backup {
         self.granules.iter().flatten().any(|stored| stored.loaded_unseen)
     }
 
-    /// What was loaded unseen of an extent that begins at `at`.
     fn unseen(&self, at: u64, granule_bytes: u64) -> impl Iterator<Item = Suspect> {
         let offsets = (0..).map(move |nth| nth * granule_bytes);
         offsets.zip(&self.granules).filter_map(move |(offset, stored)| {
@@ -111,33 +104,29 @@ impl BackupIndex {
         Self { granule_bytes, tags: SecondaryMap::new() }
     }
 
-    /// One more tag.
     pub(in crate::pool) fn add_tag(&mut self, tag: TagKey) {
         self.tags.insert(tag, TagBackups::default());
     }
 
-    /// A tag is gone.
     pub(in crate::pool) fn forget_tag(&mut self, tag: TagKey) {
         self.tags.remove(tag);
     }
 
-    /// Whether anything is stored of a tag.
     pub(in crate::pool) fn has(&self, tag: TagKey) -> bool {
         !self.tags[tag].extents.is_empty()
     }
 
-    /// Host memory that a tag's backups take.
     pub(in crate::pool) fn bytes(&self, tag: TagKey) -> u64 {
         self.tags[tag].extents.values().map(|backup| backup.buffer.bytes()).sum()
     }
 
-    /// What is stored of a save's extent; nothing where its tag is gone.
+    /// The backup of a save's extent, unless its tag is gone.
     pub(in crate::pool) fn get(&self, save: &Save) -> Option<&Backup> {
         let backup = self.tags.get(save.tag)?.extents.get(&save.location);
         backup.filter(|backup| backup.is_of(save, self.granule_bytes))
     }
 
-    /// The extents of a segment with what is stored of them, in address order.
+    /// In address order.
     pub(in crate::pool) fn of_segment(
         &self,
         tag: TagKey,
@@ -147,14 +136,14 @@ impl BackupIndex {
         extents.map(|((_, at), backup)| (DeviceRange::new(*at, backup.bytes(self.granule_bytes)), backup))
     }
 
-    /// Takes what is stored of a save's extent, to bring it up to date.
+    /// Removes the backup of a save's extent, to update it.
     pub(in crate::pool) fn take(&mut self, save: &Save) -> Option<Backup> {
         let extents = &mut self.tags[save.tag].extents;
         let is_of = extents.get(&save.location).is_some_and(|backup| backup.is_of(save, self.granule_bytes));
         if is_of { extents.remove(&save.location) } else { None }
     }
 
-    /// Takes what is stored of a save's extent if it is still what was `shared`, nobody else reads it, and nothing of it is unseen.
+    /// The same, if the backup still is what was `shared`, without other readers and unseen granules.
     pub(in crate::pool) fn take_back(&mut self, save: &Save, shared: Backup) -> Option<Backup> {
         let is_same = self.get(save).is_some_and(|backup| Arc::ptr_eq(&backup.buffer, &shared.buffer));
         drop(shared);
@@ -163,19 +152,19 @@ impl BackupIndex {
         if is_ready { self.take(save) } else { None }
     }
 
-    /// Stores a backup of a save's extent. Whatever else is stored of the same granules goes; nothing of that is unseen.
+    /// Replaces all backups of the same granules, none of which may be unseen.
     pub(in crate::pool) fn insert(&mut self, save: &Save, backup: Backup) {
         let (segment, start) = save.location;
         let overlapping = self.overlapping(save.tag, segment, start, start + save.bytes);
         let extents = &mut self.tags[save.tag].extents;
         for location in overlapping {
             let gone = extents.remove(&location);
-            debug_assert!(!gone.is_some_and(|backup| backup.has_unseen()), "nobody looked at it");
+            debug_assert!(!gone.is_some_and(|backup| backup.has_unseen()), "an unseen granule was dropped");
         }
         extents.insert(save.location, backup);
     }
 
-    /// The extents that `start..end` of a segment touches.
+    /// The extents that `start..end` touches.
     pub(in crate::pool) fn overlapping(
         &self,
         tag: TagKey,
@@ -197,17 +186,15 @@ impl BackupIndex {
         self.tags[tag].extents.get(&location).map_or(0, |backup| backup.bytes(self.granule_bytes))
     }
 
-    /// Lets go of what is stored of an extent.
     pub(in crate::pool) fn forget_extent(&mut self, tag: TagKey, location: Location) {
         self.tags[tag].extents.remove(&location);
     }
 
-    /// Lets go of what is stored of a segment.
     pub(in crate::pool) fn forget_segment(&mut self, tag: TagKey, segment: SegmentKey) {
         self.tags[tag].extents.extract_if((segment, 0)..=(segment, u64::MAX), |_, _| true).for_each(drop);
     }
 
-    /// Lets go of the extents of which `is_used` says no.
+    /// Drops the extents for which `is_used` is false.
     pub(in crate::pool) fn retain(&mut self, tag: TagKey, is_used: impl Fn(SegmentKey, DeviceRange) -> bool) {
         let granule_bytes = self.granule_bytes;
         self.tags[tag].extents.retain(|(segment, at), backup| {
@@ -215,7 +202,7 @@ impl BackupIndex {
         });
     }
 
-    /// Lets go of all that is stored of a tag. Returns how much buffer it had, in bytes.
+    /// Drops all backups of a tag. Returns the bytes of their buffers.
     pub(in crate::pool) fn forget(&mut self, tag: TagKey) -> u64 {
         let bytes = self.bytes(tag);
         let of_tag = &mut self.tags[tag];
@@ -224,15 +211,14 @@ impl BackupIndex {
         bytes
     }
 
-    /// How often all that is stored of a tag was let go.
     pub(in crate::pool) fn forgets(&self, tag: TagKey) -> u64 {
-        // Of a tag that is forgotten nothing was stored.
+        // A forgotten tag had none.
         self.tags.get(tag).map_or(0, |of_tag| of_tag.forgets)
     }
 
-    // ---- trust ----
+    // ---- verified granules ----
 
-    /// These granules of an extent are what the device holds, with nothing in flight.
+    /// The device holds these granules, with nothing in flight.
     pub(in crate::pool) fn mark_verified(&mut self, save: &Save, granules: &[usize]) {
         let Some(backup) = self.tags[save.tag].extents.get_mut(&save.location) else { return };
         for granule in granules {
@@ -241,14 +227,13 @@ impl BackupIndex {
         }
     }
 
-    /// How often something that is stored of a tag was no longer to be taken on trust.
     pub(in crate::pool) fn invalidations(&self, tag: TagKey) -> u64 {
         self.tags[tag].invalidations
     }
 
-    /// What is stored of these granules is of what was there before.
+    /// The device's bytes may differ from what is stored.
     pub(in crate::pool) fn invalidate(&mut self, tag: TagKey, segment: SegmentKey, range: DeviceRange) {
-        // Also of what somebody has taken out to bring it up to date.
+        // Counts for backups that were taken to be updated, too.
         self.tags[tag].invalidations += 1;
         let granule_bytes = self.granule_bytes;
         for location in self.overlapping(tag, segment, range.addr, range.end()) {
@@ -262,7 +247,6 @@ impl BackupIndex {
         }
     }
 
-    /// Nothing of what is stored of a tag is taken on trust any more.
     pub(in crate::pool) fn invalidate_all(&mut self, tag: TagKey) {
         let of_tag = &mut self.tags[tag];
         of_tag.invalidations += 1;
@@ -270,15 +254,14 @@ impl BackupIndex {
         granules.for_each(|stored| stored.verified = false);
     }
 
-    // ---- what was loaded unseen ----
+    // ---- unseen granules ----
 
-    /// What was loaded unseen of a tag.
     pub(in crate::pool) fn unseen(&self, tag: TagKey) -> impl Iterator<Item = Suspect> {
         let extents = self.tags[tag].extents.iter();
         extents.flat_map(|((_, at), backup)| backup.unseen(*at, self.granule_bytes))
     }
 
-    /// What was loaded unseen of the extents that `range` of a segment touches.
+    /// Of the extents that `range` touches.
     pub(in crate::pool) fn unseen_in(
         &self,
         tag: TagKey,
@@ -295,7 +278,7 @@ impl BackupIndex {
         self.tags[tag].extents.values().any(Backup::has_unseen)
     }
 
-    /// The granules that `range` touches of an extent, which is kept, and of which something is stored.
+    /// Those of an extent in the index that `range` touches.
     pub(in crate::pool) fn stored_granules(
         &self,
         tag: TagKey,
@@ -309,12 +292,12 @@ impl BackupIndex {
         stored.filter(|granule| granule.addr < range.end() && range.addr < granule.end()).collect()
     }
 
-    /// Whether what is stored of the granule at a location was loaded unseen, with this digest.
+    /// Whether the granule at a location is unseen and has this digest.
     pub(in crate::pool) fn is_suspect(&self, tag: TagKey, location: Location, expected: Digest) -> bool {
         self.stored(tag, location).is_some_and(|stored| stored.loaded_unseen && stored.digest == expected)
     }
 
-    /// What is stored of the granules that begin in `range` was `loaded_unseen`, or is known.
+    /// For granules that begin in `range`.
     pub(in crate::pool) fn note_loaded(
         &mut self,
         tag: TagKey,
@@ -327,7 +310,7 @@ impl BackupIndex {
         }
     }
 
-    /// Whoever was given a backup to read has looked at what is not unseen in it any more.
+    /// What the reader of `shared` has checked is no longer unseen.
     pub(in crate::pool) fn note_looked_at(&mut self, save: &Save, shared: &Backup) {
         let granule_bytes = self.granule_bytes;
         let Some(backup) =
@@ -338,7 +321,7 @@ impl BackupIndex {
         if !Arc::ptr_eq(&backup.buffer, &shared.buffer) || !backup.is_of(save, granule_bytes) {
             return;
         }
-        // What was forgotten meanwhile stays so.
+        // Granules forgotten meanwhile stay so.
         for (stored, seen) in backup.granules.iter_mut().zip(&shared.granules) {
             if seen.is_some_and(|seen| !seen.loaded_unseen) {
                 stored.iter_mut().for_each(|stored| stored.loaded_unseen = false);
@@ -346,7 +329,7 @@ impl BackupIndex {
         }
     }
 
-    /// What is stored of the granules that begin in `range` of a segment.
+    /// Those that begin in `range`.
     fn stored_in(
         &mut self,
         tag: TagKey,
@@ -365,7 +348,6 @@ impl BackupIndex {
         })
     }
 
-    /// What is stored of the granule at a location is of no use any more.
     pub(in crate::pool) fn forget_granule(&mut self, tag: TagKey, location: Location) {
         self.stored_mut(tag, location).into_iter().for_each(|stored| *stored = None);
     }

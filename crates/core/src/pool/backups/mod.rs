@@ -1,7 +1,7 @@
-//! Backups: what is stored of a pool's bytes ([`index`]), and what is to be ([`saves`]).
+//! Backups: what is stored of a pool's bytes ([`index`]), and what has to be ([`saves`]).
 //!
-//! [`super::save`] brings backups up to date in a sleep, [`super::prepare`] does so before, in the background; [`sample`]
-//! chooses what a candidate check looks at, and [`super::spoiled`] sees to it that what has spoiled is never taken for a change.
+//! [`super::save`] updates backups in a sleep, [`super::prepare`] before it, in the background. [`sample`] chooses
+//! what a spot check compares. [`super::spoiled`] never lets a spoiled backup pass for changed device memory.
 
 mod index;
 pub(super) mod sample;
@@ -13,7 +13,6 @@ pub(super) use self::index::{Backup, BackupIndex, Stored, Suspect};
 use super::heap::{Heap, Segment};
 use super::keys::{Location, SegmentKey, TagKey};
 
-/// One extent to back up.
 #[derive(Debug, Clone)]
 pub(super) struct Save {
     pub(super) tag: TagKey,
@@ -23,18 +22,17 @@ pub(super) struct Save {
     pub(super) granules: Vec<usize>,
 }
 
-/// What errors call it.
+/// The operation's name in errors.
 pub(super) const BACK_UP: &str = "back up by sleeping";
 
-/// The tags of saves, each once.
 pub(super) fn tags_of(saves: &[Save]) -> Vec<TagKey> {
     let tags: BTreeSet<TagKey> = saves.iter().map(|save| save.tag).collect();
     tags.into_iter().collect()
 }
 
-/// What has to be saved of a segment so that every live granule is stored: extents that are stored already, and new ones
-/// where none is. A new extent is of one live block, or of granules that several share, and at most `extent_bytes` long:
-/// when a block is freed, what is stored of it goes. One that holds mostly what is not live any more is made anew.
+/// The saves that store every live granule of a segment: existing extents, and new ones for the rest. A new extent
+/// covers one live block, or granules that several share: freeing a block frees its backup. It has at most
+/// `extent_bytes`. Extents less than half live are replaced.
 pub(super) fn saves(
     heap: &Heap,
     index: &BackupIndex,
@@ -47,7 +45,7 @@ pub(super) fn saves(
         range.clone().filter(|nth| uses[*nth].is_live()).map(|nth| nth - range.start).collect()
     };
     let mut saves = Vec::new();
-    let mut unaccounted: Vec<bool> = uses.iter().map(|is| is.is_live()).collect();
+    let mut uncovered: Vec<bool> = uses.iter().map(|is| is.is_live()).collect();
     for (range, _) in index.of_segment(tag, key) {
         let first = shape.granules(range.addr - base);
         let extent = first..first + shape.granules(range.bytes);
@@ -55,14 +53,14 @@ pub(super) fn saves(
         if granules.len() * 2 < extent.len() {
             continue;
         }
-        unaccounted[extent].fill(false);
+        uncovered[extent].fill(false);
         saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, granules });
     }
     let most = shape.granules(extent_bytes).max(1);
     let mut nth = 0;
     while nth < uses.len() {
         let start = nth;
-        let belongs = |nth: usize| unaccounted[nth] && uses[nth] == uses[start] && nth - start < most;
+        let belongs = |nth: usize| uncovered[nth] && uses[nth] == uses[start] && nth - start < most;
         while nth < uses.len() && belongs(nth) {
             nth += 1;
         }
@@ -78,7 +76,7 @@ pub(super) fn saves(
     saves
 }
 
-/// Maximal runs of consecutive numbers in an ascending list.
+/// Maximal runs of consecutive numbers.
 pub(super) fn runs(ascending: &[usize]) -> Vec<Range<usize>> {
     ascending.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[run.len() - 1] + 1).collect()
 }

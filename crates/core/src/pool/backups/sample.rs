@@ -1,21 +1,18 @@
-//! Which granules a candidate check looks at: one in [`SAMPLE`], others each time, at least one.
+//! The granules that a spot check compares: one in [`SAMPLE`], different ones each time, at least one.
 
-/// One granule in so many is checked.
 pub(in crate::pool) const SAMPLE: u64 = 64;
 
-/// The choice of one check among `count` granules.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::pool) struct Sample {
     residue: u64,
 }
 
 impl Sample {
-    /// The `turn`-th choice. As many turns as [`SAMPLE`] (or as there are granules) choose each once.
+    /// The `turn`-th choice. [`SAMPLE`] turns choose each granule once, or as many turns as there are granules.
     pub(in crate::pool) fn of(turn: u64, count: u64) -> Self {
         Self { residue: turn % count.clamp(1, SAMPLE) }
     }
 
-    /// Whether the `nth` granule is chosen.
     pub(in crate::pool) fn takes(self, nth: u64) -> bool {
         nth % SAMPLE == self.residue
     }

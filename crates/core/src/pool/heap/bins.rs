@@ -1,25 +1,23 @@
-//! Free mappings by size: which one serves a request, in constant time.
+//! Free blocks by size: finds one for a request in constant time.
 //!
-//! Sizes fall into bins, 32 to each power of two; two levels of bitmaps say which bins hold something, as in
-//! TLSF (Masmano, Ripoll, Crespo, Real: *TLSF: a new dynamic memory allocator for real-time systems*, 2004).
-//! A request takes from its own bin if one of the first few mappings there is large enough, else from the next
-//! bin that holds anything: every mapping there is. So a mapping is at most a thirty-second larger than one that
-//! would have fitted best. The bins hold the heads of lists that run through the blocks themselves.
+//! There are 32 bins to each power of two, and two levels of bitmaps of the bins in use. The design is that of TLSF
+//! (Masmano, Ripoll, Crespo, Real: *TLSF: a new dynamic memory allocator for real-time systems*, 2004). A request
+//! takes one of the first few blocks of its own bin if large enough. Else it takes the first of the next bin in use,
+//! which always is. So a block is at most 1/32 larger than the best fit. The lists run through the blocks themselves.
 
 use super::super::keys::BlockKey;
 use super::super::units::UNIT_BYTES;
 use super::blocks::Blocks;
 
-/// Bins to a power of two, as a power of two.
+/// log2 of the bins to a power of two.
 const STEP_BITS: u32 = 5;
 const STEPS: usize = 1 << STEP_BITS;
-/// Powers of two of units that a `u64` of bytes can hold, those below [`STEPS`] counted as one.
+/// Powers of two of units that a `u64` of bytes can hold. Those below [`STEPS`] count as one.
 const SCALES: usize = (64 - UNIT_BYTES.trailing_zeros() - STEP_BITS + 1) as usize;
 
-/// How many mappings of its own bin a request looks at.
+/// How many blocks of its own bin a request looks at.
 const LOOKS: usize = 2;
 
-/// Free mappings, by size.
 #[derive(Debug)]
 pub(super) struct Bins {
     scales: u64,
@@ -27,7 +25,7 @@ pub(super) struct Bins {
     heads: Vec<[BlockKey; STEPS]>,
 }
 
-/// The bin of a size in units, at least 1.
+/// The bin of a size of at least 1 unit.
 const fn bin(units: u64) -> (usize, usize) {
     let log = units.ilog2();
     if log < STEP_BITS {
@@ -64,7 +62,7 @@ impl Bins {
         self.steps[scale] |= 1 << step;
     }
 
-    /// Takes a mapping that is in these bins out of them.
+    /// Removes a block that is in these bins.
     pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey) {
         let (scale, step) = bin(u64::from(blocks[key].units));
         let (before, behind) = (blocks[key].bin_prev, blocks[key].bin_next);
@@ -75,7 +73,7 @@ impl Bins {
             }
             return;
         }
-        // What the head has before it is never looked at.
+        // `bin_prev` of a head is never read.
         self.heads[scale][step] = behind;
         if behind.is_none() {
             self.steps[scale] &= !(1 << step);
@@ -85,7 +83,7 @@ impl Bins {
         }
     }
 
-    /// A mapping of at least `bytes`, a multiple of [`UNIT_BYTES`].
+    /// A block of at least `bytes`, a multiple of [`UNIT_BYTES`].
     pub(super) fn find(&self, blocks: &Blocks, bytes: u64) -> Option<BlockKey> {
         let (scale, step) = bin(bytes / UNIT_BYTES);
         let mut own = self.heads.get(scale).map_or(BlockKey::NONE, |bins| bins[step]);
@@ -98,11 +96,11 @@ impl Bins {
             }
             own = blocks[own].bin_next;
         }
-        self.head_behind(scale, step)
+        self.head_after(scale, step)
     }
 
-    /// The first mapping of the first bin behind this one that holds any.
-    fn head_behind(&self, scale: usize, step: usize) -> Option<BlockKey> {
+    /// The first block of the next bin in use.
+    fn head_after(&self, scale: usize, step: usize) -> Option<BlockKey> {
         let later = self.steps.get(scale)? & (u32::MAX << step << 1);
         if later != 0 {
             return Some(self.heads[scale][later.trailing_zeros() as usize]);
@@ -115,7 +113,7 @@ impl Bins {
         Some(self.heads[scale][self.steps[scale].trailing_zeros() as usize])
     }
 
-    /// Every mapping of at least `bytes`, smaller bins first.
+    /// Every block of at least `bytes`, smaller bins first.
     pub(super) fn at_least<'a>(
         &'a self,
         blocks: &'a Blocks,
@@ -126,7 +124,7 @@ impl Bins {
             .filter(move |key| blocks[*key].bytes() >= bytes)
     }
 
-    /// The same, larger bins first.
+    /// Every block of at least `bytes`, larger bins first.
     pub(super) fn largest_first<'a>(
         &'a self,
         blocks: &'a Blocks,
@@ -136,7 +134,7 @@ impl Bins {
         lists.flat_map(|head| chain(blocks, head)).filter(move |key| blocks[*key].bytes() >= bytes)
     }
 
-    /// The heads of all lists that may hold mappings of at least `bytes`, ascending.
+    /// The heads of all lists that may hold blocks of at least `bytes`, ascending.
     fn lists_from(&self, bytes: u64) -> impl DoubleEndedIterator<Item = BlockKey> + '_ {
         let (scale, step) = bin((bytes / UNIT_BYTES).max(1));
         let first = (scale * STEPS + step).min(self.heads.len() * STEPS);
@@ -144,7 +142,6 @@ impl Bins {
     }
 }
 
-/// A list, from its head on.
 fn chain(blocks: &Blocks, head: BlockKey) -> impl Iterator<Item = BlockKey> + '_ {
     std::iter::successors(head.some(), |key| blocks[*key].bin_next.some())
 }
@@ -161,7 +158,7 @@ mod tests {
             let at = bin(units);
             assert!(at >= last, "{units}");
             if at != last {
-                // Everything in a later bin is larger: the first of a bin is larger than all before.
+                // Every size in a later bin is larger.
                 assert!(at > last);
             }
             last = at;

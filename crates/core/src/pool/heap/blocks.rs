@@ -1,73 +1,67 @@
-//! Blocks: how the addresses of segments are cut up.
+//! Blocks: how the addresses of segments are divided.
 //!
-//! Every byte of a segment belongs to one block, and the blocks of a segment form a list in address order.
-//! Cutting one in two and joining two neighbours is all that ever happens to them. A block is small, and
-//! knows what its neighbours are: with a hundred thousand of them, time goes into what has to be looked at.
+//! Every byte of a segment belongs to one block, of a list in address order. Only splitting a block and joining
+//! neighbours change it. Blocks are small: with a hundred thousand of them, reading memory is what costs time.
 
 use std::ops::{Index, IndexMut};
 
 use super::super::keys::BlockKey;
 use super::super::units::UNIT_BYTES;
 
-/// What a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::pool) enum Kind {
-    /// Not a block: a location in the table that is free.
+    /// An unused entry of the table.
     #[default]
     Vacant,
-    /// In use.
     Live,
     /// Freed, but other streams may still use it.
     Waiting,
     /// Free, in chunks of one granule.
     Small,
-    /// Free, whole chunks larger than a granule.
+    /// Free, in whole chunks larger than a granule.
     Large,
-    /// Free, a part of one chunk larger than a granule, in which other parts are in use.
+    /// Free, part of one chunk larger than a granule, whose other parts are in use.
     Pinned,
     /// Free addresses without memory, whole granules.
     Unmapped,
-    /// Memory that nothing lives in and that the driver has refused to unmap so far. One chunk.
+    /// One chunk that no block uses and the driver has refused to unmap.
     UnmapFailed,
 }
 
-/// A mapping of a segment.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::pool) struct HeapBlock {
     pub(in crate::pool) addr: u64,
     pub(super) units: u32,
-    /// Of a live block: which allocation of the pool it is. Of a free one: up to which epoch of its stream's
-    /// clock it may be in use.
+    /// Of a live block: its serial number in the pool. Of a free one: the epoch of its stream's clock that it waits
+    /// for.
     pub(super) freed_epoch: u64,
     pub(super) prev: BlockKey,
     pub(super) next: BlockKey,
-    /// Neighbours in a list of free mappings; of a vacant location, the next vacant one.
+    /// Neighbours in a free list; of a vacant entry, the next vacant one.
     pub(super) bin_prev: BlockKey,
     pub(super) bin_next: BlockKey,
-    /// The tag and stream it was allocated for or freed by.
+    /// The list of the tag and stream that allocated or freed it.
     pub(in crate::pool) list: u16,
-    /// Bytes at the end that were not asked for.
+    /// Rounding at the end, in bytes.
     pub(super) slack: u16,
 }
 
-/// All blocks of a pool.
 #[derive(Debug)]
 pub(super) struct Blocks {
     table: Vec<HeapBlock>,
-    /// What each block is, apart: few bytes, which the cache keeps, so that neighbours in use need not be looked
-    /// at.
+    /// Apart, so that they fit the cache, and neighbours in use need not be read.
     kinds: Vec<Kind>,
     vacant: BlockKey,
 }
 
 impl Kind {
-    /// Whether somebody may be using it.
+    /// Whether the caller or queued work may be using it.
     pub(in crate::pool) fn is_used(self) -> bool {
         matches!(self, Self::Live | Self::Waiting)
     }
 }
 
-/// Bytes of a block in units. Nothing larger than [`BYTES_MAX`](super::super::units::BYTES_MAX) becomes a block.
+/// No block is larger than [`BYTES_MAX`](super::super::units::BYTES_MAX).
 fn to_units(bytes: u64) -> u32 {
     u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX)
 }
@@ -89,7 +83,7 @@ impl Default for HeapBlock {
 }
 
 impl HeapBlock {
-    /// A block on its own, of at most [`BYTES_MAX`](super::super::units::BYTES_MAX).
+    /// Without neighbours; of at most [`BYTES_MAX`](super::super::units::BYTES_MAX).
     pub(super) fn new(addr: u64, bytes: u64) -> Self {
         Self { addr, units: to_units(bytes), ..Self::default() }
     }
@@ -98,7 +92,7 @@ impl HeapBlock {
         u64::from(self.units) * UNIT_BYTES
     }
 
-    /// Of a live block: what was asked for.
+    /// Of a live block.
     pub(in crate::pool) fn requested_bytes(&self) -> u64 {
         self.bytes() - u64::from(self.slack)
     }
@@ -128,13 +122,13 @@ impl IndexMut<BlockKey> for Blocks {
 }
 
 impl Blocks {
-    /// The live block that has this key and serial.
+    /// The live block with this key and serial.
     pub(super) fn live(&self, key: BlockKey, serial: u64) -> Option<&HeapBlock> {
         let block = self.table.get(key.0 as usize).filter(|block| block.freed_epoch == serial)?;
         (self.kind(key) == Kind::Live).then_some(block)
     }
 
-    /// Whether there is buffer for `more` further blocks.
+    /// Whether `more` further blocks can be numbered.
     pub(super) fn has_capacity(&self, more: u32) -> bool {
         u32::try_from(self.table.len()).is_ok_and(|len| len < u32::MAX - more)
     }
@@ -146,7 +140,7 @@ impl Blocks {
             self[key] = block;
             return key;
         }
-        // `has_capacity` is asked before anything is allocated.
+        // Callers check `has_capacity` before they allocate.
         let key = BlockKey(u32::try_from(self.table.len()).unwrap_or(u32::MAX));
         self.table.push(block);
         self.kinds.push(kind);
@@ -159,17 +153,16 @@ impl Blocks {
         self[key] = HeapBlock { bin_next: vacant, ..HeapBlock::default() };
     }
 
-    /// What a block is; [`Kind::Vacant`] where there is none.
+    /// [`Kind::Vacant`] for keys of no block.
     pub(super) fn kind(&self, key: BlockKey) -> Kind {
         self.kinds.get(key.0 as usize).copied().unwrap_or_default()
     }
 
-    /// Makes a block another kind.
     pub(super) fn set_kind(&mut self, key: BlockKey, kind: Kind) {
         self.kinds[key.0 as usize] = kind;
     }
 
-    /// Cuts a block at an address inside it; the part behind gets a new key and is otherwise the same.
+    /// The second part gets a new key.
     pub(super) fn split(&mut self, key: BlockKey, at: u64) -> BlockKey {
         let whole = self[key];
         let units = to_units(whole.end() - at);
@@ -183,7 +176,6 @@ impl Blocks {
         behind
     }
 
-    /// Joins a block with the next one, which is gone.
     pub(super) fn join_next(&mut self, key: BlockKey) {
         let next = self[key].next;
         let HeapBlock { units, freed_epoch, next: behind, .. } = self[next];
@@ -197,17 +189,17 @@ impl Blocks {
         self.remove(next);
     }
 
-    /// All of them, in no order.
+    /// In no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Kind, &HeapBlock)> {
         self.kinds.iter().copied().zip(&self.table).filter(|(kind, _)| *kind != Kind::Vacant)
     }
 
-    /// How many locations the table has.
+    /// Entries of the table, vacant ones included.
     pub(super) fn count(&self) -> usize {
         self.table.len()
     }
 
-    /// The blocks of a segment in address order, from its first one on.
+    /// In address order.
     pub(super) fn walk(&self, first: BlockKey) -> impl Iterator<Item = (Kind, &HeapBlock)> {
         std::iter::successors(first.some(), |key| self[*key].next.some())
             .map(|key| (self.kind(key), &self[key]))

@@ -10,7 +10,7 @@ use super::super::shape::Shape;
 pub(super) struct Counts {
     live_bytes: u64,
     peak_live_bytes: u64,
-    /// Granules that live blocks would need if no two shared one, in bytes; those below a granule do share.
+    /// Granules that live blocks would need if no two shared one. Blocks below a granule do share.
     small_demand_bytes: u64,
     tags: SecondaryMap<TagKey, TagCounts>,
 }
@@ -47,7 +47,6 @@ impl Counts {
         self.small_demand_bytes
     }
 
-    /// A block is live from now on.
     pub(super) fn add(&mut self, shape: &Shape, tag: TagKey, bytes: u64) {
         self.live_bytes += bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
@@ -57,7 +56,6 @@ impl Counts {
         of_tag.live_blocks += 1;
     }
 
-    /// A block is not live any more.
     pub(super) fn remove(&mut self, shape: &Shape, tag: TagKey, bytes: u64) {
         self.live_bytes -= bytes;
         self.small_demand_bytes -= shape.small_demand(bytes);

@@ -1,4 +1,4 @@
-//! Blocks in use on further streams, and frees that wait for those.
+//! Uses of blocks on other streams, and freed blocks that wait for them.
 
 use std::collections::HashMap;
 
@@ -6,28 +6,26 @@ use super::super::clocks::{ClockKey, Clocks};
 use super::super::keys::BlockKey;
 use crate::driver::StreamId;
 
-/// Streams that use one block, of which it pays to look whether they exist.
+/// With so many streams to a block, dropping destroyed ones pays.
 const USES_MANY: usize = 16;
 
-/// Uses of live blocks on streams other than their own, and freed blocks that wait for such streams.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
     uses: HashMap<BlockKey, Vec<StreamId>>,
     waiting: Vec<Waiting>,
 }
 
-/// A freed block that other streams may still use, and up to which epoch of their clocks.
+/// A freed block, and the epochs of other streams' clocks that it waits for.
 #[derive(Debug)]
 struct Waiting {
     block: BlockKey,
-    /// Its own stream's freed_epoch.
+    /// The epoch of its own stream.
     freed_epoch: u64,
     until: Vec<(ClockKey, u64)>,
 }
 
 impl Deferred {
-    /// Work on `stream` uses a live block of another stream. Of many streams, those that do not exist any more need not be
-    /// waited for.
+    /// Of many streams that use a block, destroyed ones are dropped.
     pub(super) fn record_use(
         &mut self,
         block: BlockKey,
@@ -43,33 +41,31 @@ impl Deferred {
         }
     }
 
-    /// Streams on which live blocks of others are in use.
+    /// Streams that use live blocks of others.
     pub(super) fn streams(&self) -> impl Iterator<Item = StreamId> {
         self.uses.values().flatten().copied()
     }
 
-    /// The streams that use a block which is not live any more.
     pub(super) fn take_uses(&mut self, block: BlockKey) -> Option<Vec<StreamId>> {
-        // Mostly there are none of any block.
         if self.uses.is_empty() { None } else { self.uses.remove(&block) }
     }
 
-    /// A part of a block is used as the whole was.
+    /// For a part of a block, used as the whole.
     pub(super) fn set_uses(&mut self, block: BlockKey, streams: Vec<StreamId>) {
         self.uses.insert(block, streams);
     }
 
-    /// How many streams use live blocks of others, by block.
+    /// Pairs of a live block and another stream that uses it.
     pub(super) fn uses(&self) -> usize {
         self.uses.values().map(Vec::len).sum()
     }
 
-    /// A freed block waits until the clocks, which were acquired for it, have passed these ticks.
+    /// The caller has acquired the clocks.
     pub(super) fn defer(&mut self, block: BlockKey, freed_epoch: u64, until: Vec<(ClockKey, u64)>) {
         self.waiting.push(Waiting { block, freed_epoch, until });
     }
 
-    /// Blocks that have waited long enough, with their own streams' stamps.
+    /// Blocks whose other streams have passed, with the epochs of their own streams.
     pub(super) fn take_passed(&mut self, clocks: &mut Clocks) -> Vec<(BlockKey, u64)> {
         let passed = |waiting: &mut Waiting| {
             waiting.until.iter().all(|(clock, epoch)| clocks.is_complete(*clock, *epoch))
@@ -79,12 +75,10 @@ impl Deferred {
         done.into_iter().map(|waiting| (waiting.block, waiting.freed_epoch)).collect()
     }
 
-    /// Whether no block waits.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Blocks that wait.
     pub(super) fn blocks(&self) -> impl Iterator<Item = BlockKey> {
         self.waiting.iter().map(|waiting| waiting.block)
     }

@@ -1,9 +1,9 @@
-//! How blocks that sleep are laid out anew: a wake brings memory in chunks as large as fit.
+//! Lays out sleeping blocks anew, so that a wake maps chunks as large as possible.
 //!
-//! While a model loads, blocks are cut up and freed, and small chunks keep what is mapped close to what is live
-//! ([`super::placement`]). What lives when it wakes has proved to stay, and all of its memory is brought in anyway. So
-//! the granules that only one live block touches come back as one chunk, or a few of the largest size, and the next
-//! sleep has little to give back one by one. What is free at the end of a block's last granule is bound to its chunk then.
+//! While a model loads, small chunks keep mapped memory close to live memory ([`super::placement`]). Blocks that are
+//! live at a wake are likely to stay, and are mapped as a whole. So granules that only one live block touches become
+//! one chunk, or a few of the largest size, and the next sleep unmaps fewer chunks. The free end of a block's last
+//! granule becomes pinned.
 
 use super::super::keys::{BlockKey, SegmentKey, TagKey};
 use super::super::mapping::Backing;
@@ -13,8 +13,8 @@ use super::{Heap, Segment};
 use crate::driver::DeviceRange;
 
 impl Heap {
-    /// Lays out what has no memory of tags that sleep, which the caller has to itself, in chunks of at most
-    /// `largest_bytes`. Chunks of which nothing is in use may be left, without memory.
+    /// Lays out the absent memory of sleeping tags, locked by the caller, in chunks of at most `largest_bytes`.
+    /// Unused chunks without memory may be left.
     pub(in crate::pool) fn lay_out(&mut self, tags: &[TagKey], largest_bytes: u64) {
         for tag in tags.iter().copied() {
             for key in self.segments.keys_of(tag) {
@@ -26,7 +26,7 @@ impl Heap {
         }
     }
 
-    /// Whether a chunk larger than a granule lies in a small block now, or not in one exclusive.
+    /// Returns whether any chunk [is cut](Self::is_cut).
     fn lay_out_segment(&mut self, key: SegmentKey, regions: &[DeviceRange], largest_bytes: u64) -> bool {
         let Some(segment) = self.segments.get(key) else { return false };
         let (base, first, shape) = (segment.range().addr, segment.first(), self.shape);
@@ -43,7 +43,7 @@ impl Heap {
             }
             cuts |= runs.iter().any(|(is, run)| self.is_cut(*is, *run));
             let mappings = runs.into_iter().flat_map(|(is, run)| {
-                // What several use leaves as the last of them does; what is idle does not come back.
+                // A shared granule leaves with the last of its blocks. Unused memory does not come back.
                 let is_one = matches!(is, Use::Live(_) | Use::Free);
                 let most = if is_one { largest_bytes } else { shape.granule_bytes };
                 shape.exact_chunks(run, most)
@@ -54,7 +54,7 @@ impl Heap {
         cuts
     }
 
-    /// Whether a chunk for a run of granules would lie in a small block, or not in one exclusive.
+    /// Whether a chunk for `run`, if larger than a granule, would lie in a small block, or partly outside its block.
     fn is_cut(&self, is: Use, run: DeviceRange) -> bool {
         let Use::Live(key) = is else { return false };
         let block = &self.blocks[key];
@@ -62,8 +62,7 @@ impl Heap {
         run.bytes > self.shape.granule_bytes && !(is_inside && self.shape.is_large(block.bytes()))
     }
 
-    /// After chunks were laid out anew: free mappings are of the kinds that their chunks make them. Returns a block
-    /// near the end.
+    /// Relists free blocks by their new chunks. Returns a block near the end.
     fn relist(&mut self, near: BlockKey, region: DeviceRange) -> BlockKey {
         let (mut near, mut at) = (near, region.addr);
         while at < region.end() {
@@ -73,9 +72,8 @@ impl Heap {
             near = key;
             if matches!(self.blocks.kind(key), Kind::Small | Kind::Large | Kind::Pinned) {
                 self.unlink(key);
-                // Of no kind that its parts could be joined with before each is what it will be.
+                // Its parts must not be joined before all have their kind.
                 self.blocks.set_kind(key, Kind::Live);
-                // No work touches what has no memory.
                 let is_inside = region.addr <= block.addr && block.end() <= region.end();
                 let is_complete = is_inside || self.has_passed(&block);
                 near = self.free_by_chunk(key, if is_complete { 0 } else { block.freed_epoch });
@@ -85,7 +83,7 @@ impl Heap {
     }
 }
 
-/// Where the chunks of a segment have no memory, as far as they touch.
+/// Maximal ranges of chunks without memory.
 fn absent_regions(segment: &Segment) -> Vec<DeviceRange> {
     let mut regions: Vec<DeviceRange> = Vec::new();
     for (at, chunk) in segment.chunks().filter(|(_, chunk)| chunk.backing == Backing::Absent) {

@@ -1,6 +1,6 @@
-//! The lists of free mappings: which mapping of a kind serves a request.
+//! Free lists: which free block of a kind serves a request.
 //!
-//! Small mappings are listed by list ([`super::stream_lists`]), large and unmapped ones by tag, in the order of their sizes.
+//! Small blocks are listed per stream and tag ([`super::stream_lists`]), large and unmapped ones per tag, by size.
 
 use std::collections::BTreeSet;
 
@@ -12,23 +12,23 @@ use super::blocks::{Blocks, Kind};
 use super::stream_lists::{StreamList, StreamLists};
 use crate::driver::StreamId;
 
-/// Free mappings by kind, and the stream_lists that they belong to.
+/// Free blocks by kind.
 #[derive(Debug, Default)]
 pub(super) struct FreeLists {
     stream_lists: StreamLists,
     tags: SecondaryMap<TagKey, TagLists>,
     unmap_failed: Vec<BlockKey>,
-    /// First addresses of segments that may be unmapped from end to end.
+    /// First addresses of segments that may be wholly unmapped.
     emptied: Vec<u64>,
 }
 
-/// Free mappings of a tag, smallest first.
+/// Free blocks of a tag, smallest first.
 #[derive(Debug, Default)]
 pub(super) struct TagLists {
     stream_lists: BTreeSet<ListKey>,
     large: BTreeSet<(u64, BlockKey)>,
     unmapped: BTreeSet<(u64, BlockKey)>,
-    /// Whether any chunk larger than a granule may lie in several blocks, or in a small one.
+    /// Whether a chunk larger than a granule may lie in several blocks, or in a small one.
     has_cut_chunks: bool,
     /// Whether its memory has to stay where it is.
     is_pinned: bool,
@@ -57,12 +57,11 @@ impl TagLists {
 }
 
 impl FreeLists {
-    /// Lists for one more tag.
     pub(super) fn add_tag(&mut self, tag: TagKey) {
         self.tags.insert(tag, TagLists::default());
     }
 
-    /// A tag that has no segments is gone, and so are its stream_lists.
+    /// For a tag without segments. Its stream lists go, too.
     pub(super) fn forget_tag(&mut self, tag: TagKey, clocks: &mut Clocks) {
         let stream_lists = self.tags.remove(tag).map(|lists| lists.stream_lists).unwrap_or_default();
         stream_lists.into_iter().for_each(|list| self.stream_lists.forget(list, clocks));
@@ -72,7 +71,7 @@ impl FreeLists {
         &self.tags[tag]
     }
 
-    /// From now on a chunk larger than a granule may lie in several of the tag's blocks, or in a small one.
+    /// See [`TagLists`]: `has_cut_chunks`.
     pub(super) fn note_cut_chunks(&mut self, tag: TagKey) {
         self.tags[tag].has_cut_chunks = true;
     }
@@ -89,7 +88,6 @@ impl FreeLists {
         self.stream_lists.get(key)
     }
 
-    /// All stream_lists.
     pub(super) fn stream_lists(&self) -> &StreamLists {
         &self.stream_lists
     }
@@ -98,14 +96,14 @@ impl FreeLists {
         &mut self.stream_lists
     }
 
-    /// A further list; `None` when no more can be counted.
+    /// `None` when all numbers are in use.
     pub(super) fn add_list(&mut self, tag: TagKey, stream: StreamId, clocks: &mut Clocks) -> Option<ListKey> {
         let key = self.stream_lists.make(tag, stream, clocks)?;
         self.tags[tag].stream_lists.insert(key);
         Some(key)
     }
 
-    /// Forgets a list whose number no block has any more.
+    /// Removes a list whose number no block has.
     pub(super) fn forget_list(&mut self, key: ListKey, clocks: &mut Clocks) {
         let tag = self.list(key).tag();
         self.tags[tag].stream_lists.remove(&key);
@@ -116,7 +114,7 @@ impl FreeLists {
         &self.unmap_failed
     }
 
-    /// First addresses of segments that may be unmapped from end to end, each once.
+    /// First addresses of segments that may be wholly unmapped, each once.
     pub(super) fn take_emptied(&mut self) -> Vec<u64> {
         let mut emptied = std::mem::take(&mut self.emptied);
         emptied.sort_unstable();
@@ -124,7 +122,7 @@ impl FreeLists {
         emptied
     }
 
-    /// Puts a free mapping on the list of its kind.
+    /// Links a free block by its kind.
     pub(super) fn insert(&mut self, blocks: &mut Blocks, key: BlockKey) {
         let block = blocks[key];
         let (list, bytes) = (block.list, block.bytes());
@@ -142,7 +140,7 @@ impl FreeLists {
         }
     }
 
-    /// Takes a free mapping off its list.
+    /// Unlinks a free block.
     pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey) {
         let (list, bytes) = (blocks[key].list, blocks[key].bytes());
         match blocks.kind(key) {

@@ -1,4 +1,4 @@
-//! The heap: which addresses are whose, and what memory lies under them. Pure: no driver call, no wait.
+//! The heap: the tag and stream of each address, and the memory under it. Pure: no driver call, no wait.
 //!
 //! ```text
 //! segment (one reservation, one tag)
@@ -6,22 +6,23 @@
 //! blocks: [ live                                        ][small][   unmapped   ]
 //! ```
 //!
-//! Free mappings come in kinds, which never mix in one mapping: *small* ones lie in chunks of one granule and are cut at
-//! will; *large* ones are whole larger chunks, cut only between chunks; *bound* ones are parts of a larger chunk that is
-//! not free as a whole ([`parts`]), and serve nobody; *unmapped* ones are addresses without memory. A mapping of one stream's
-//! list serves another once it is complete ([`super::clocks`]).
+//! Kinds of free blocks ([`Kind`]):
+//! - *small* (small-page): memory in single granules, cut anywhere;
+//! - *large* (large-page): memory in whole larger chunks, cut only between chunks;
+//! - *pinned*: part of a larger chunk whose other parts are in use ([`parts`]); serves no request;
+//! - *unmapped*: addresses without memory;
+//! - *unmap-failed*: one chunk that the driver has refused to unmap.
 //!
-//! - [`placement`]: where a request goes; [`idle`]: what may leave; [`layout`]: what a wake brings in; [`uses`]: what each
-//!   granule is used for.
-//! - [`blocks`], [`bins`], [`stream_lists`], [`lists`], [`segments`], [`deferred`], [`counts`] own what their names say;
-//!   [`sweep`]: which stream_lists are forgotten.
+//! A free block of one stream serves another once it is complete ([`super::clocks`]).
+//!
+//! [`placement`] decides where a request goes, [`reclaimable`] what may be unmapped, [`layout`] what a wake maps,
+//! [`sweep`] which free lists are forgotten. The other modules own data.
 //!
 //! Invariants, which the property tests check from outside:
-//! - every byte of a live block and of a small or large mapping lies in a chunk, which is mapped and open while
-//!   the tag is awake; no chunk lies in a unmapped mapping;
-//! - a chunk larger than a granule lies wholly in one block that was allocated, or what is left of it, or wholly in
-//!   large mappings;
-//! - free neighbours of one kind and list are one mapping.
+//! - every byte of a live, small or large block lies in a chunk, mapped with access while the tag is awake;
+//! - no chunk lies in an unmapped block;
+//! - a chunk larger than a granule lies wholly in one allocated block (or what is left of it), or in large blocks;
+//! - free neighbours of one kind and list are one block.
 
 mod bins;
 mod blocks;
@@ -58,11 +59,11 @@ use super::mapping::{Backing, Mapping};
 use super::shape::Shape;
 use crate::driver::{DeviceRange, StreamId};
 
-/// Blocks, free mappings and the chunks under them, in stream order.
+/// Blocks, free lists and the chunks under them, in stream order.
 #[derive(Debug)]
 pub(super) struct Heap {
     shape: Shape,
-    /// Of the pool, for its handles.
+    /// The pool's number, for handles.
     pool: u32,
     clocks: Clocks,
     segments: Segments,
@@ -70,7 +71,7 @@ pub(super) struct Heap {
     lists: FreeLists,
     deferred: Deferred,
     counts: Counts,
-    /// What the background copies just now: nothing may be unmapped there.
+    /// Not unmapped meanwhile.
     copying: Vec<DeviceRange>,
     next_serial: u64,
 }
@@ -91,13 +92,12 @@ impl Heap {
         }
     }
 
-    // ---- what its parts say ----
+    // ---- parts ----
 
     pub(super) fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// When what was freed is complete.
     pub(super) fn clocks(&self) -> &Clocks {
         &self.clocks
     }
@@ -106,7 +106,6 @@ impl Heap {
         &mut self.clocks
     }
 
-    /// The reservations, and what is mapped there.
     pub(super) fn segments(&self) -> &Segments {
         &self.segments
     }
@@ -115,7 +114,7 @@ impl Heap {
         &mut self.segments
     }
 
-    /// Blocks of a segment in address order.
+    /// In address order.
     pub(super) fn walk(&self, segment: &Segment) -> impl Iterator<Item = (Kind, &HeapBlock)> {
         self.blocks.walk(segment.first())
     }
@@ -136,12 +135,12 @@ impl Heap {
         self.counts.small_demand_bytes()
     }
 
-    /// Memory that nothing lives in and that the driver has refused to unmap so far.
+    /// Chunks that no block uses and the driver has refused to unmap.
     pub(super) fn unmap_failed(&self) -> Vec<Mapping> {
         self.unmap_failed_mappings().collect()
     }
 
-    /// What of it may leave now.
+    /// Those of tags that are not pinned.
     pub(super) fn unmap_failed_to_leave(&self) -> Vec<Mapping> {
         let tag = |mapping: &Mapping| self.segments.tag_of(mapping.segment);
         let leaves = |mapping: &Mapping| !tag(mapping).is_some_and(|tag| self.is_pinned(tag));
@@ -153,57 +152,52 @@ impl Heap {
         addrs.filter_map(|addr| self.segments.mapping((self.segments.of_addr(addr), addr)))
     }
 
-    /// Streams on which blocks are in use, or have been.
+    /// Streams that use blocks, or did.
     pub(super) fn streams(&self) -> BTreeSet<StreamId> {
         self.clocks.streams().chain(self.deferred.streams()).collect()
     }
 
-    /// Whether blocks wait for other streams.
     pub(super) fn is_waiting(&self) -> bool {
         !self.deferred.is_empty()
     }
 
-    /// Whether so many more blocks can be counted.
     pub(super) fn has_capacity(&self, more: u32) -> bool {
         self.blocks.has_capacity(more)
     }
 
-    // ---- tags and stream_lists ----
+    // ---- tags and free lists ----
 
-    /// One more tag.
     pub(super) fn add_tag(&mut self, tag: TagKey) {
         self.lists.add_tag(tag);
         self.counts.add_tag(tag);
     }
 
-    /// A tag that has no segments is gone.
+    /// For a tag without segments.
     pub(super) fn forget_tag(&mut self, tag: TagKey) {
         self.lists.forget_tag(tag, &mut self.clocks);
         self.counts.forget_tag(tag);
     }
 
-    /// The list of a stream in a tag, if there is one.
     #[inline]
     pub(super) fn find_list(&mut self, tag: TagKey, stream: StreamId) -> Option<ListKey> {
         self.lists.stream_lists_mut().find(tag, Some(stream))
     }
 
-    /// A list that there is not yet; `None` when no more can be counted.
+    /// `None` when all numbers are in use.
     pub(super) fn make_list(&mut self, tag: TagKey, stream: StreamId) -> Option<ListKey> {
         self.lists.add_list(tag, stream, &mut self.clocks)
     }
 
-    /// How many stream_lists there are.
     pub(super) fn list_count(&self) -> usize {
         self.lists.stream_lists().count()
     }
 
-    /// Whether there are so many stream_lists that a look at what can be forgotten pays.
+    /// Whether a sweep pays.
     pub(super) fn has_many_lists(&self) -> bool {
         self.lists.stream_lists().is_crowded()
     }
 
-    /// How many streams use live blocks of others, by block.
+    /// Pairs of a live block and another stream that uses it.
     pub(super) fn uses(&self) -> usize {
         self.deferred.uses()
     }
@@ -212,7 +206,7 @@ impl Heap {
         self.lists.list(list).tag()
     }
 
-    /// Keeps the memory of a tag that is awake where it is, until it is unpinned: nothing of it is idle for others.
+    /// While pinned, an awake tag's memory is not reclaimable.
     pub(super) fn set_pinned(&mut self, tag: TagKey, is_pinned: bool) {
         self.lists.set_pinned(tag, is_pinned);
     }
@@ -221,20 +215,19 @@ impl Heap {
         self.lists.tag(tag).is_pinned()
     }
 
-    // ---- free mappings ----
+    // ---- free blocks ----
 
-    /// Whether no work that was queued before it was freed, and no copy in the background, may still touch a mapping.
+    /// Whether no work queued before the free, and no background copy, may still touch the block.
     pub(super) fn is_complete(&self, block: &HeapBlock) -> bool {
         let copied = || self.copying.iter().any(|range| range.addr < block.end() && block.addr < range.end());
         self.has_passed(block) && !copied()
     }
 
-    /// Whether no work that was queued before it was freed may still touch a mapping.
+    /// As [`Heap::is_complete`], background copies aside.
     fn has_passed(&self, block: &HeapBlock) -> bool {
         self.clocks.is_complete(self.lists.list(block.list).clock(), block.freed_epoch)
     }
 
-    /// Whether `list` may take a free mapping now.
     fn is_usable(&self, block: &HeapBlock, list: ListKey) -> bool {
         block.list == list || self.is_complete(block)
     }
@@ -247,17 +240,17 @@ impl Heap {
         self.lists.remove(&mut self.blocks, key);
     }
 
-    /// Makes a block that is on no list a free mapping, joined with its neighbours. Returns the mapping's key.
-    fn put(&mut self, key: BlockKey, kind: Kind, freed_epoch: u64) -> BlockKey {
+    /// Frees an unlinked block, joined with its neighbours. Returns the joined block.
+    fn insert_free(&mut self, key: BlockKey, kind: Kind, freed_epoch: u64) -> BlockKey {
         self.blocks[key].freed_epoch = freed_epoch;
         self.blocks.set_kind(key, kind);
         let HeapBlock { prev, next, .. } = self.blocks[key];
-        if self.blocks.kind(next) == kind && self.belong_together(key, next) {
+        if self.blocks.kind(next) == kind && self.can_join(key, next) {
             self.unlink(next);
             self.blocks.join_next(key);
         }
         let mut joined = key;
-        if self.blocks.kind(prev) == kind && self.belong_together(prev, key) {
+        if self.blocks.kind(prev) == kind && self.can_join(prev, key) {
             self.unlink(prev);
             self.blocks.join_next(prev);
             joined = prev;
@@ -266,8 +259,7 @@ impl Heap {
         joined
     }
 
-    /// Whether neighbours of one kind are one mapping.
-    fn belong_together(&self, a: BlockKey, b: BlockKey) -> bool {
+    fn can_join(&self, a: BlockKey, b: BlockKey) -> bool {
         match self.blocks.kind(a) {
             Kind::Unmapped => true,
             Kind::Small | Kind::Large => self.blocks[a].list == self.blocks[b].list,
@@ -276,8 +268,7 @@ impl Heap {
         }
     }
 
-    /// Takes `start..end` out of the free mappings that hold it, of which `first` is the first, and makes it one
-    /// block that is on no list. What is left of the mappings stays what it was.
+    /// Cuts `start..end` out of consecutive free blocks from `first` on. Returns it as one unlinked block.
     fn claim(&mut self, first: BlockKey, start: u64, end: u64) -> BlockKey {
         self.unlink(first);
         let mut key = first;
@@ -301,39 +292,38 @@ impl Heap {
         key
     }
 
-    /// Makes a block that is on no list, and whose memory is there, free, each part as the kind that its chunks make it.
-    /// Returns a mapping near it.
+    /// Frees an unlinked, wholly mapped block, each part by the kind of its chunks. Returns a block near it.
     fn free_split(&mut self, key: BlockKey, freed_epoch: u64) -> BlockKey {
         let block = self.blocks[key];
         let tag = self.tag_of_list(block.list);
         if block.bytes() < self.shape.chunk_bytes && !self.lists.tag(tag).has_cut_chunks() {
-            // Too small to have been given anything but granules.
-            return self.put(key, Kind::Small, freed_epoch);
+            // Too small to have anything but granules.
+            return self.insert_free(key, Kind::Small, freed_epoch);
         }
         self.free_by_chunk(key, freed_epoch)
     }
 
-    /// The same for a block that may lack memory. Returns the last of the mappings.
+    /// As [`Heap::free_split`], but the block may lack memory. Returns the last free block.
     fn free_by_chunk(&mut self, key: BlockKey, freed_epoch: u64) -> BlockKey {
         let block = self.blocks[key];
         let (mut key, mut last) = (key, key);
         for (kind, end) in self.kinds_of(&block) {
             let rest = (end < block.end()).then(|| self.blocks.split(key, end));
             let freed_epoch = if kind == Kind::Unmapped { 0 } else { freed_epoch };
-            last = self.put(key, kind, freed_epoch);
+            last = self.insert_free(key, kind, freed_epoch);
             if kind == Kind::Pinned {
-                last = self.unbind(last);
+                last = self.unpin_chunk(last);
             }
             key = rest.unwrap_or(last);
         }
         last
     }
 
-    /// The kinds of memory in a block, in address order, with the addresses where they end.
+    /// In address order, with the end addresses.
     fn kinds_of(&self, block: &HeapBlock) -> Vec<(Kind, u64)> {
         let mut kinds: Vec<(Kind, u64)> = Vec::new();
         let mut add = |kind: Kind, end: u64| match kinds.last_mut() {
-            // Each chunk of which parts are bound is for itself.
+            // Pinned parts of different chunks stay apart.
             Some(last) if last.0 == kind && kind != Kind::Pinned => last.1 = end,
             _ => kinds.push((kind, end)),
         };
@@ -359,7 +349,7 @@ impl Heap {
         kinds
     }
 
-    /// The block of a segment that holds `addr`, sought from the block `near` on.
+    /// Searches a segment from its block `near`.
     fn block_at(&self, near: BlockKey, addr: u64) -> BlockKey {
         let mut key = near;
         while self.blocks[key].addr > addr {
@@ -371,16 +361,15 @@ impl Heap {
         key
     }
 
-    /// Forgets the chunks in `start..end`, whose memory is gone or in the caller's hands; the addresses are unmapped
-    /// from now on. `near` is any block of the segment.
+    /// Forgets the chunks in `start..end`, whose memory is gone or owned by the caller. `near` is any block of the
+    /// segment.
     fn remove_chunks_from(&mut self, segment: SegmentKey, near: BlockKey, start: u64, end: u64) -> BlockKey {
         self.segments.forget_chunks(segment, start, end);
         let key = self.claim(self.block_at(near, start), start, end);
-        self.put(key, Kind::Unmapped, 0)
+        self.insert_free(key, Kind::Unmapped, 0)
     }
 
-    /// Makes the addresses of those chunks in `range` unmapped that have no memory and that nobody uses. `near` is a block of
-    /// the segment.
+    /// Removes the unused chunks in `range` that have no memory. `near` is a block of the segment.
     pub(super) fn remove_absent_chunks(
         &mut self,
         segment: SegmentKey,
@@ -398,8 +387,7 @@ impl Heap {
         }
     }
 
-    /// Makes the addresses of a tag's chunks unmapped that nobody uses and whose memory is `unfit`. Returns those that have
-    /// memory: it is the caller's from now on.
+    /// Removes a tag's unused chunks whose memory is `unfit`. Returns those with memory, owned by the caller.
     pub(super) fn remove_unused_chunks(
         &mut self,
         tag: TagKey,
@@ -409,10 +397,11 @@ impl Heap {
         for key in self.segments.keys_of(tag) {
             let Some(segment) = self.segments.get(key) else { continue };
             let touched = self.touched_chunks(segment);
-            let idle = segment.chunks().filter(|(at, chunk)| !touched.contains(at) && unfit(chunk.backing));
-            let idle: Vec<Mapping> = idle.filter_map(|(at, _)| self.segments.mapping((key, at))).collect();
+            let unused = segment.chunks().filter(|(at, chunk)| !touched.contains(at) && unfit(chunk.backing));
+            let unused: Vec<Mapping> =
+                unused.filter_map(|(at, _)| self.segments.mapping((key, at))).collect();
             let mut near = segment.first();
-            for mapping in idle {
+            for mapping in unused {
                 near = self.block_at(near, mapping.range.addr);
                 if self.blocks.kind(near) == Kind::UnmapFailed && !mapping.is_absent() {
                     continue; // Reclaiming tries again.
@@ -426,34 +415,33 @@ impl Heap {
         removed
     }
 
-    /// The same, for who knows no block.
+    /// As [`Heap::remove_chunks_from`], without a block at hand.
     pub(super) fn remove_chunks(&mut self, mapping: &Mapping) {
         if let Some(first) = self.segments.get(mapping.segment).map(Segment::first) {
             self.remove_chunks_from(mapping.segment, first, mapping.range.addr, mapping.range.end());
         }
     }
 
-    /// Memory in unmapped addresses that the driver refuses to unmap.
+    /// For memory at unmapped addresses that the driver refuses to unmap.
     pub(super) fn mark_unmap_failed(&mut self, mapping: &Mapping) {
         let Some(first) = self.segments.get(mapping.segment).map(Segment::first) else { return };
         self.segments.store(&[*mapping]);
         let key = self.block_at(first, mapping.range.addr);
         let key = self.claim(key, mapping.range.addr, mapping.range.end());
-        self.put(key, Kind::UnmapFailed, 0);
+        self.insert_free(key, Kind::UnmapFailed, 0);
     }
 
-    /// Joins free neighbours of different stream_lists as far as both are complete, and chunks of which nothing is in use.
+    /// Joins complete free neighbours of different lists, and pinned parts of free chunks.
     pub(super) fn join_lists(&mut self) {
         let firsts: Vec<BlockKey> = self.segments.iter().map(|(_, segment)| segment.first()).collect();
         for first in firsts {
             let mut key = first;
             if self.blocks.kind(key) == Kind::Pinned {
-                key = self.unbind(key);
+                key = self.unpin_chunk(key);
             }
             while let Some(next) = self.blocks[key].next.some() {
-                let next = if self.blocks.kind(next) == Kind::Pinned { self.unbind(next) } else { next };
+                let next = if self.blocks.kind(next) == Kind::Pinned { self.unpin_chunk(next) } else { next };
                 if self.blocks[key].next != next {
-                    // Joined with what was before it.
                     key = next;
                     continue;
                 }
@@ -478,7 +466,6 @@ impl Heap {
 
     // ---- segments ----
 
-    /// New addresses, unmapped.
     pub(super) fn add_segment(&mut self, tag: TagKey, list: ListKey, range: DeviceRange) {
         let first =
             self.blocks.insert(HeapBlock { list, ..HeapBlock::new(range.addr, range.bytes) }, Kind::Unmapped);
@@ -486,8 +473,8 @@ impl Heap {
         self.link(first);
     }
 
-    /// Segments that are unmapped from end to end, and may be given back. Nobody finds them any more:
-    /// [`Heap::remove_emptied`] or [`Heap::return_emptied`] follows for each.
+    /// Takes the wholly unmapped segments, to be unreserved. [`Heap::remove_emptied`] or [`Heap::return_emptied`]
+    /// must follow for each; no request finds them before.
     pub(super) fn take_emptied(&mut self) -> Vec<(SegmentKey, DeviceRange)> {
         let mut taken = Vec::new();
         for addr in self.lists.take_emptied() {
@@ -506,7 +493,7 @@ impl Heap {
         taken
     }
 
-    /// A segment's addresses are gone. Nothing lives there.
+    /// For an unreserved segment without live blocks.
     pub(super) fn remove_emptied(&mut self, key: SegmentKey) {
         if let Some(first) = self.segments.get(key).map(Segment::first) {
             self.blocks.remove(first);
@@ -514,12 +501,12 @@ impl Heap {
         }
     }
 
-    /// A segment's addresses are gone with whatever lived there. The heap serves nobody any more.
+    /// For an unreserved segment and its blocks. The heap serves no request any more.
     pub(super) fn remove_swept(&mut self, key: SegmentKey) {
         self.segments.remove(key);
     }
 
-    /// A segment that was taken stays after all.
+    /// For a taken segment that stays reserved.
     pub(super) fn return_emptied(&mut self, key: SegmentKey) {
         if let Some(first) = self.segments.get(key).map(Segment::first) {
             self.link(first);
@@ -528,13 +515,11 @@ impl Heap {
 
     // ---- live blocks ----
 
-    /// The live block behind a handle.
     pub(super) fn live_block(&self, op: &'static str, id: BlockId) -> Result<HeapBlock> {
         let live = self.blocks.live(id.key, id.serial).filter(|_| id.pool == self.pool);
         live.copied().ok_or(PoolError::StaleBlock { op, block: id })
     }
 
-    /// Makes a block that is on no list live, for a request of so many bytes.
     fn mark_live(&mut self, key: BlockKey, list: ListKey, requested_bytes: u64) -> BlockId {
         let serial = self.next_serial;
         self.next_serial += 1;
@@ -549,8 +534,7 @@ impl Heap {
         BlockId { pool: self.pool, key, serial }
     }
 
-    /// Notes that work on `stream` uses a live block of `list`. Of many streams, those that do not exist any more are
-    /// forgotten.
+    /// Of many streams that use a block, destroyed ones are forgotten.
     pub(super) fn record_use(
         &mut self,
         block: BlockId,
@@ -563,7 +547,7 @@ impl Heap {
         }
     }
 
-    /// Gives a live block back. Returns a mapping near it, or nothing while other streams have to be waited for.
+    /// Returns a block near it, or nothing while it waits for other streams.
     pub(super) fn free(&mut self, op: &'static str, id: BlockId) -> Result<(HeapBlock, Option<BlockKey>)> {
         let block = self.live_block(op, id)?;
         let list = self.lists.list(block.list);
@@ -573,29 +557,29 @@ impl Heap {
         let Some(others) = self.deferred.take_uses(id.key) else {
             return Ok((block, Some(self.free_split(id.key, freed_epoch))));
         };
-        let stamped = |stream| {
+        let epoch_of = |stream| {
             let clock = self.clocks.acquire(stream);
             (clock, self.clocks.freed_epoch(clock))
         };
-        let until = others.into_iter().map(stamped).collect();
+        let until = others.into_iter().map(epoch_of).collect();
         self.blocks.set_kind(id.key, Kind::Waiting);
         self.deferred.defer(id.key, freed_epoch, until);
         Ok((block, None))
     }
 
-    /// Freed blocks that have waited for other streams long enough, with their stamps. [`Heap::release`] follows for each.
+    /// Freed blocks whose other streams have passed, with their epochs. [`Heap::release`] must follow.
     pub(super) fn take_passed(&mut self) -> Vec<(BlockKey, u64)> {
         if self.deferred.is_empty() { Vec::new() } else { self.deferred.take_passed(&mut self.clocks) }
     }
 
-    /// Frees a block that has waited. Returns it, and a mapping near it.
+    /// Returns the block that it was, and a block near it.
     pub(super) fn release(&mut self, key: BlockKey, freed_epoch: u64) -> (HeapBlock, BlockKey) {
         (self.blocks[key], self.free_split(key, freed_epoch))
     }
 
-    // ---- copies in the background ----
+    // ---- background copies ----
 
-    /// The background copies from there: nothing is unmapped before [`Heap::copied`].
+    /// Nothing there is unmapped before [`Heap::copied`].
     pub(super) fn copying(&mut self, range: DeviceRange) {
         self.copying.push(range);
     }
@@ -604,20 +588,20 @@ impl Heap {
         self.copying.retain(|other| *other != range);
     }
 
-    /// Whether memory was freed that a copy in the background keeps where it is.
+    /// Whether a background copy keeps freed memory from being unmapped.
     pub(super) fn is_copying_freed(&self) -> bool {
         self.copying_freed().next().is_some()
     }
 
-    /// The tags of memory that was freed and that a copy in the background keeps where it is.
+    /// The tags of such memory.
     pub(super) fn copying_freed(&self) -> impl Iterator<Item = TagKey> + '_ {
         self.copying.iter().filter_map(|range| {
             let segment = self.segments.get(self.segments.of_addr(range.addr))?;
             let first = self.block_at(segment.first(), range.addr);
             let blocks = || self.blocks.walk(first).take_while(|(_, block)| block.addr < range.end());
             let is_free = |kind| matches!(kind, Kind::Small | Kind::Large);
-            // Whoever freed it last: blocks of several streams lie side by side until they are complete. A block that
-            // only begins or ends there has chunks beside it that wait as well.
+            // Whichever stream freed it: incomplete blocks of several streams stay apart. Chunks beside a block that
+            // only begins or ends here wait as well.
             let holds_up = blocks().all(|(kind, _)| is_free(kind))
                 || blocks().any(|(kind, block)| is_free(kind) && self.holds_chunk(block));
             holds_up.then(|| segment.tag())

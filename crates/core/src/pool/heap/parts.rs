@@ -1,8 +1,8 @@
-//! Giving a part of a live block back, and what becomes of it.
+//! Frees a part of a live block.
 //!
-//! The block is cut, and the part goes the way of every freed block. Where it takes a chunk larger than a granule
-//! only in part, that mapping is *bound*: the chunk cannot leave, and nothing else is put there, before everything in
-//! it is free. Then the bound mappings of the chunk are one large mapping, as if they had been freed together.
+//! The block is split, and the part is freed like any block. A part of a chunk larger than a granule is freed as a
+//! *pinned* block. It can neither be unmapped nor serve a request until the whole chunk is free. Then the pinned
+//! blocks of the chunk become one large block, as if freed together.
 
 use super::super::error::{PoolError, Result};
 use super::super::handle::{Block as Handle, BlockId};
@@ -13,7 +13,7 @@ use super::blocks::{HeapBlock, Kind};
 use crate::driver::DeviceRange;
 
 impl Heap {
-    /// Cuts `part` out of a live block. Returns the part, a live block of its own, and the live blocks that are left.
+    /// Splits a live block. Returns `part` as a live block, and the live blocks that are left.
     pub(in crate::pool) fn cut(
         &mut self,
         op: &'static str,
@@ -36,14 +36,14 @@ impl Heap {
         if range.addr < part.addr {
             cut = self.blocks.split(id.key, part.addr);
             self.blocks[id.key].slack = 0;
-            rest.push(self.rename(id.key, tag));
+            rest.push(self.renumber(id.key, tag));
         }
         if part.end() < range.end() {
             let behind = self.blocks.split(cut, part.end());
             self.blocks[cut].slack = 0;
-            rest.push(self.rename(behind, tag));
+            rest.push(self.renumber(behind, tag));
         }
-        let cut = self.rename(cut, tag).id;
+        let cut = self.renumber(cut, tag).id;
         if let Some(streams) = uses {
             for key in rest.iter().map(|block| block.id.key).chain([cut.key]) {
                 self.deferred.set_uses(key, streams.clone());
@@ -69,8 +69,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Makes a mapping of what was one live block a live block of its own.
-    fn rename(&mut self, key: BlockKey, tag: TagKey) -> Handle {
+    /// Gives a part of a split live block its own serial.
+    fn renumber(&mut self, key: BlockKey, tag: TagKey) -> Handle {
         let serial = self.next_serial;
         self.next_serial += 1;
         self.blocks[key].freed_epoch = serial;
@@ -84,37 +84,36 @@ impl Heap {
         }
     }
 
-    // ---- bound mappings ----
+    // ---- pinned blocks ----
 
-    /// The chunk that a bound mapping lies in.
+    /// The location and end of the chunk at `addr`.
     fn chunk_at(&self, addr: u64) -> Option<(Location, u64)> {
         let key = self.segments.of_addr(addr);
         let (at, chunk) = self.segments.get(key)?.touching(addr, addr + 1).next()?;
         Some(((key, at), at + chunk.bytes))
     }
 
-    /// Whether neighbours that are bound lie in one chunk.
+    /// Whether both lie in one chunk.
     pub(super) fn share_chunk(&self, a: BlockKey, b: BlockKey) -> bool {
         let chunk_of = |key: BlockKey| self.chunk_at(self.blocks[key].addr);
         chunk_of(a).is_some_and(|chunk| chunk_of(b) == Some(chunk))
     }
 
-    /// After a mapping has become bound: if it was the last of its chunk in use, the chunk is free as a whole. Returns
-    /// the mapping that holds it then. While mappings of several stream_lists are pending, they stay bound: [`Heap::join_lists`] tries
-    /// again.
-    pub(super) fn unbind(&mut self, key: BlockKey) -> BlockKey {
+    /// Makes the chunk of a pinned block one large block if all of it is free, and returns that. Pinned blocks of
+    /// several lists with pending work stay pinned: [`Heap::join_lists`] tries again.
+    pub(super) fn unpin_chunk(&mut self, key: BlockKey) -> BlockKey {
         let Some((location, end)) = self.chunk_at(self.blocks[key].addr) else { return key };
         let first = self.block_at(key, location.1);
-        let Some((list, freed_epoch)) = self.when_free(first, end) else { return key };
+        let Some((list, freed_epoch)) = self.freed_at(first, end) else { return key };
         while self.blocks[first].end() < end {
             self.blocks.join_next(first);
         }
         self.blocks[first].list = list;
-        self.put(first, Kind::Large, freed_epoch)
+        self.insert_free(first, Kind::Large, freed_epoch)
     }
 
-    /// The list and freed_epoch of a chunk from its `first` mapping on, if it is free as a whole: those of what is pending there.
-    fn when_free(&self, first: BlockKey, end: u64) -> Option<(ListKey, u64)> {
+    /// If the chunk, whose first block is `first`, is free as a whole: the list and epoch that it waits for.
+    fn freed_at(&self, first: BlockKey, end: u64) -> Option<(ListKey, u64)> {
         let in_chunk = || self.blocks.walk(first).take_while(|(_, block)| block.addr < end);
         if in_chunk().any(|(kind, _)| kind != Kind::Pinned) {
             return None;

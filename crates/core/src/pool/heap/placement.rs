@@ -1,12 +1,10 @@
-//! Where a block goes: which free blocks serve a request, and what memory they lack.
+//! Placement: which free addresses serve a request, and which memory they lack.
 //!
-//! One rule, whatever the model: of the free locations looked at, the one that needs the least memory brought in;
-//! among equals, the one that leaves the least behind. New addresses compete with those at hand, and cost all
-//! of the block. Blocks of at least a chunk are laid out as chunks first and granules last, so that their
-//! chunks leave whole when they are freed, and their tails share granules with small blocks. Where a sleep drops
-//! the tag anyway, or a block is freed as a whole, it gets as few chunks as hold it, of just its length. A free block may
-//! hold chunks of all sizes: where one begins is looked up. One that is longer than a chunk of the pool's serves as a
-//! whole or not at all, whatever the tag.
+//! Of the candidates looked at, the one that needs the least memory mapped is taken; among equals, the one in the
+//! smallest block. New addresses compete, too, and cost the whole block. Blocks of at least a chunk get chunks first
+//! and granules last: their chunks are unmapped whole, and their tails share granules with small blocks. A block that
+//! a sleep discards, or that is freed only as a whole, gets the fewest chunks of exactly its length. A chunk larger
+//! than `chunk_bytes` is used whole or not at all, whatever the tag.
 
 use std::cmp::Reverse;
 
@@ -18,42 +16,39 @@ use super::Heap;
 use super::blocks::{HeapBlock, Kind};
 use crate::driver::DeviceRange;
 
-/// How many blocks are looked at for a block smaller than a chunk.
+/// Blocks looked at for a request smaller than a chunk.
 const LOOKS: usize = 64;
 
-/// How many for a large one, which costs calls of the driver anyway.
+/// The same for large requests, which cost driver calls anyway.
 const MANY_LOOKS: usize = 512;
 
-/// A free range of addresses for a block.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::pool) struct Candidate {
-    /// The free block that holds the first byte.
+    /// The free block at `start`.
     first: BlockKey,
     start: u64,
-    /// Memory that it lacks.
+    /// Memory to be mapped.
     pub(in crate::pool) absent_bytes: u64,
-    /// A free chunk that the end would cut, by address and size: its memory has to leave first.
+    /// A free chunk that the end would cut, by address and size. It has to be unmapped first.
     cut: Option<(u64, u64)>,
-    /// Size of the block that it begins in.
     block_bytes: u64,
 }
 
-/// Where a block is being made.
 #[derive(Debug)]
 pub(in crate::pool) struct Placement {
     key: BlockKey,
-    /// Where the block ends. What it has of its last granule behind that is free once there is memory.
+    /// The rest of the last granule becomes free once mapped.
     end: u64,
-    /// The freed_epoch of what it is made of.
+    /// The epoch of the free blocks it is made of.
     freed_epoch: u64,
-    /// To bring in.
+    /// To be mapped.
     pub(in crate::pool) lacking: Vec<Mapping>,
-    /// To take out.
+    /// To be unmapped.
     pub(in crate::pool) leaving: Vec<Mapping>,
 }
 
 impl Heap {
-    /// A location that needs no memory, if one is found at once.
+    /// A candidate that needs no memory, if one is found fast.
     pub(in crate::pool) fn ready_candidate(
         &self,
         tag: TagKey,
@@ -65,9 +60,9 @@ impl Heap {
             return self.ready_large_candidate(tag, list, bytes);
         }
         if bytes >= self.shape.granule_bytes {
-            return self.tightest_piece(tag, list, bytes, align);
+            return self.tightest_candidate(tag, list, bytes, align);
         }
-        // Every block of this size holds the block, wherever its first aligned byte is.
+        // Holds the request at any alignment of its start.
         let wanted = bytes + align.saturating_sub(UNIT_BYTES);
         let own = self.lists.list(list).small().find(&self.blocks, wanted);
         let found = own.or_else(|| self.stream_safe_block(tag, list, wanted));
@@ -78,8 +73,8 @@ impl Heap {
         Candidate { first, start, absent_bytes: 0, cut: None, block_bytes: self.blocks[first].bytes() }
     }
 
-    /// Of the first few large blocks that are large enough, one that lacks nothing; else what a block of this size
-    /// that was made of granules has left.
+    /// One of the first large blocks that fit, if it lacks nothing; else what an earlier block of this size has left
+    /// in granules.
     fn ready_large_candidate(&self, tag: TagKey, list: ListKey, bytes: u64) -> Option<Candidate> {
         let chunks_bytes = bytes / self.shape.chunk_bytes * self.shape.chunk_bytes;
         let large = self.lists.tag(tag).large().range((chunks_bytes, BlockKey::FIRST)..).take(LOOKS);
@@ -95,8 +90,8 @@ impl Heap {
         })
     }
 
-    /// A small block of the list's own that holds a large block: its stream can use it at once, though granules
-    /// are better left to small blocks.
+    /// A small block of the own list for a large request. Its stream can use it at once, but granules serve small
+    /// requests better.
     pub(in crate::pool) fn granules_for_large(&self, list: ListKey, bytes: u64) -> Option<Candidate> {
         let large = self.shape.is_large(bytes);
         let small = self.lists.list(list).small();
@@ -111,7 +106,7 @@ impl Heap {
         })
     }
 
-    /// A small block of another list that is complete.
+    /// A complete small block of another list.
     fn stream_safe_block(&self, tag: TagKey, list: ListKey, bytes: u64) -> Option<BlockKey> {
         let others = self.lists.tag(tag).stream_lists().iter().filter(|other| **other != list);
         others
@@ -119,10 +114,9 @@ impl Heap {
             .find(|key| self.is_complete(&self.blocks[*key]))
     }
 
-    /// For a block of some granules: of the small blocks that hold it, the one in which it takes the fewest idle
-    /// granules, because it shares those at an end with what lives there. Among equals the largest: there the next
-    /// block can go on in this one's last granule, and the smaller blocks leave whole.
-    fn tightest_piece(&self, tag: TagKey, list: ListKey, bytes: u64, align: u64) -> Option<Candidate> {
+    /// For at least a granule: takes the fewest wholly free granules, by sharing some with live neighbours. Among
+    /// equals the largest block: the next request can share the last granule, and smaller blocks are unmapped whole.
+    fn tightest_candidate(&self, tag: TagKey, list: ListKey, bytes: u64, align: u64) -> Option<Candidate> {
         let granule = self.shape.granule_bytes;
         let blocks = self.lists.tag(tag).stream_lists().iter().flat_map(|other| {
             let blocks = self.lists.list(*other).small().largest_first(&self.blocks, bytes);
@@ -144,7 +138,6 @@ impl Heap {
         tightest.map(|(first, _, start)| self.ready_at(first, start))
     }
 
-    /// Of all locations in the tag's segments, the one that lacks the least memory.
     pub(in crate::pool) fn cheapest_candidate(
         &self,
         tag: TagKey,
@@ -170,19 +163,19 @@ impl Heap {
         let lists = self.lists.tag(tag);
         let large = lists.large().iter().rev().take(MANY_LOOKS).flat_map(move |(block_bytes, key)| {
             let addr = self.blocks[*key].addr;
-            // From its beginning, or so that its end is where the block's chunks end and its granules begin.
+            // At the start, or so that whole chunks end with the block and granules follow.
             let chunks_bytes = (bytes / chunk_bytes * chunk_bytes).min(*block_bytes);
             let late = addr + block_bytes - chunks_bytes;
             [Some(addr), (late > addr).then_some(late)].into_iter().flatten().map(|start| (*key, start))
         });
-        // The tightest that holds all of it is among them, and so are new addresses.
+        // Includes the tightest fit, and new addresses.
         let holding = lists.unmapped().range((bytes, BlockKey::FIRST)..).take(1);
         let unmapped = lists.unmapped().iter().rev().take(MANY_LOOKS).chain(holding);
         let unmapped = unmapped.map(|(_, key)| (*key, self.blocks[*key].addr));
         large.chain(unmapped).filter_map(move |(key, start)| self.candidate(key, start, bytes, list))
     }
 
-    /// Places at the beginning of unmapped blocks, and those that begin in the free end of a granule before one.
+    /// At the start of unmapped blocks, or in the free end of a granule before one.
     fn candidates_for_small(
         &self,
         tag: TagKey,
@@ -192,7 +185,7 @@ impl Heap {
     ) -> impl Iterator<Item = Candidate> {
         let unmapped = self.lists.tag(tag).unmapped();
         let holding = unmapped.range((bytes, BlockKey::FIRST)..).take(LOOKS);
-        // One whose neighbour helps out may be smaller, by less than a granule.
+        // With the latter, the unmapped block may be smaller, by less than a granule.
         let least = bytes.saturating_sub(self.shape.granule_bytes);
         let smaller = unmapped.range((least, BlockKey::FIRST)..(bytes, BlockKey::FIRST)).take(LOOKS);
         let starts = holding.chain(smaller).flat_map(move |(_, key)| {
@@ -205,8 +198,7 @@ impl Heap {
         starts.filter_map(move |(key, start)| self.candidate(key, start, bytes, list))
     }
 
-    /// The location of `bytes` at `start` in the free block `first`, if it is all free and usable, and of a large
-    /// block no more than the end would lie in granules.
+    /// `None` unless all of it is free and usable, and no more of a large request than its end would lie in granules.
     fn candidate(&self, first: BlockKey, start: u64, bytes: u64, list: ListKey) -> Option<Candidate> {
         let (granule, chunk_bytes) = (self.shape.granule_bytes, self.shape.chunk_bytes);
         let end = start.checked_add(bytes)?;
@@ -221,7 +213,7 @@ impl Heap {
                 Kind::Small if self.is_usable(block, list) => granule_bytes += to - from,
                 Kind::Large if self.shape.is_large(bytes) && self.is_usable(block, list) => {
                     if let Some((at, chunk_bytes)) = self.cut_off(block, from, to)? {
-                        // The chunk leaves, and granules come in its location.
+                        // The chunk is unmapped, and granules take its place.
                         if !self.is_complete(block) || self.is_pinned(self.tag_of_list(block.list)) {
                             return None;
                         }
@@ -243,8 +235,7 @@ impl Heap {
         None
     }
 
-    /// The chunk of a large block that `to` cuts, by address and size, if any. `None` where a block cannot lie at
-    /// `from..to`: a span is never cut.
+    /// The chunk of a large block that `to` cuts, by address and size, if any. `None` where no block can lie.
     fn cut_off(&self, block: &HeapBlock, from: u64, to: u64) -> Option<Option<(u64, u64)>> {
         if from == block.addr && to == block.end() {
             return Some(None);
@@ -257,8 +248,8 @@ impl Heap {
         }
     }
 
-    /// Makes the candidate a block in use, which no handle finds yet. With it come the rest of its last granule, the
-    /// memory that it lacks, in chunks of at most `largest_bytes`, and the memory that has to leave.
+    /// Makes a candidate and the rest of its last granule a block in use, without a handle yet. New chunks have at
+    /// most `largest_bytes`.
     pub(in crate::pool) fn occupy(
         &mut self,
         candidate: &Candidate,
@@ -277,7 +268,7 @@ impl Heap {
             first = self.block_at(unmapped, candidate.start);
         }
         let lacking = self.lacking(first, segment, (candidate.start, end), largest_bytes);
-        // Of other stream_lists only complete blocks are taken.
+        // Other lists give only complete blocks.
         let own = self.blocks.walk(first).take_while(|(_, block)| block.addr < end);
         let own = own.filter(|(kind, block)| {
             block.list == list && *kind != Kind::Unmapped && !self.is_complete(block)
@@ -291,7 +282,6 @@ impl Heap {
         Placement { key, end, freed_epoch, lacking, leaving }
     }
 
-    /// The blocks to bring in so that everything from `start` to `end` has memory.
     fn lacking(
         &self,
         first: BlockKey,
@@ -308,7 +298,7 @@ impl Heap {
             let absent = |range: DeviceRange| Mapping::absent(segment, range.addr, range.bytes);
             let mut range = DeviceRange::new(at, to - at);
             if largest_bytes > self.shape.chunk_bytes && self.shape.is_large(end - start) {
-                // What the last granule has left serves small blocks, so it is for itself.
+                // Separate, as the rest of the last granule serves small blocks.
                 let whole =
                     DeviceRange::new(at, range.bytes / self.shape.granule_bytes * self.shape.granule_bytes);
                 lacking.extend(self.shape.exact_chunks(whole, largest_bytes).map(absent));
@@ -319,7 +309,7 @@ impl Heap {
         lacking
     }
 
-    /// Makes a candidate that lacks nothing a live block, for a request of so many bytes, rounded to `bytes`.
+    /// Makes a candidate that lacks nothing a live block.
     pub(in crate::pool) fn take(
         &mut self,
         candidate: &Candidate,
@@ -331,7 +321,7 @@ impl Heap {
         (self.mark_live(key, list, requested_bytes), DeviceRange::new(candidate.start, bytes))
     }
 
-    /// The placement has its memory: makes it a live block, and what its last granule has left a free block.
+    /// Makes a mapped placement a live block, and frees the rest of its last granule.
     pub(in crate::pool) fn finish(
         &mut self,
         placement: &Placement,
@@ -341,14 +331,14 @@ impl Heap {
         self.segments.store(&placement.lacking);
         if self.blocks[placement.key].end() > placement.end {
             let rest = self.blocks.split(placement.key, placement.end);
-            self.put(rest, Kind::Small, 0);
+            self.insert_free(rest, Kind::Small, 0);
         }
         let id = self.mark_live(placement.key, list, requested_bytes);
         let block = &self.blocks[placement.key];
         (id, DeviceRange::new(block.addr, block.bytes()))
     }
 
-    /// The placement gets no memory: everything is free again. Returns the block that it was, and a block near it.
+    /// Frees an unmapped placement. Returns the block that it was, and a block near it.
     pub(in crate::pool) fn abandon(&mut self, placement: &Placement) -> (HeapBlock, BlockKey) {
         let block = self.blocks[placement.key];
         (block, self.free_by_chunk(placement.key, placement.freed_epoch))

@@ -1,5 +1,5 @@
-//! Reclaimable memory: chunks that lie wholly in complete free mappings, of tags that are `ready` (awake, and nobody's exclusive) and
-//! whose memory is not pinned.
+//! Reclaimable memory: whole chunks in complete free blocks, of tags that are `ready` (awake, and not locked
+//! exclusively) and not pinned.
 
 use std::collections::BTreeSet;
 
@@ -12,19 +12,18 @@ use super::lists::TagLists;
 /// Reclaimable memory, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::pool) struct Reclaimable {
-    /// That can be had now.
+    /// Available now.
     pub(in crate::pool) stream_safe_bytes: u64,
-    /// That can be had when events have passed.
+    /// Available after events have passed.
     pub(in crate::pool) pending_bytes: u64,
-    /// That stays where it is while its tag is pinned.
+    /// Free, but kept in place while its tag is pinned.
     pub(in crate::pool) pinned_bytes: u64,
 }
 
-/// Says of a tag whether its free mappings are free for use.
+/// Whether a tag's free blocks may be used.
 type Ready<'a> = &'a dyn Fn(TagKey) -> bool;
 
 impl Heap {
-    /// How much is reclaimable.
     pub(in crate::pool) fn reclaimable(&self, ready: Ready<'_>) -> Reclaimable {
         let mut reclaimable = Reclaimable::default();
         for key in self.reclaimable_large(ready, 0).chain(self.reclaimable_small(ready)) {
@@ -45,7 +44,7 @@ impl Heap {
         reclaimable
     }
 
-    /// Memory of a tag that serves no block, whether or not work may still touch it, and whatever may be done with it.
+    /// Free memory of a tag in whole granules, complete and pinned or not.
     pub(in crate::pool) fn reclaimable_bytes_of(&self, tag: TagKey) -> u64 {
         let lists = self.lists.tag(tag);
         let blocks = lists.large().iter().map(|(_, key)| *key).chain(self.small_of(lists));
@@ -61,7 +60,7 @@ impl Heap {
         self.shape.granules(bytes)
     }
 
-    /// Takes reclaimable memory of any size, the largest chunks first, until it is `bytes` or there is no more.
+    /// Takes `bytes` of reclaimable memory, or all of it, the largest chunks first.
     pub(in crate::pool) fn steal_bytes(&mut self, ready: Ready<'_>, bytes: u64, leaving: &mut Vec<Mapping>) {
         let sum = |leaving: &[Mapping]| leaving.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);
@@ -72,7 +71,7 @@ impl Heap {
         }
     }
 
-    /// Takes up to `count` reclaimable chunks of this size out of their mappings, smallest mappings first, each from its end.
+    /// Takes up to `count` reclaimable chunks of `bytes`, from the smallest blocks first, and from the end of each.
     pub(in crate::pool) fn steal(
         &mut self,
         ready: Ready<'_>,
@@ -96,7 +95,7 @@ impl Heap {
             let mut fitting: Vec<u64> =
                 chunks.filter(|(_, chunk)| chunk.bytes == bytes).map(|(at, _)| at).collect();
             let taken = fitting.split_off(fitting.len().saturating_sub(count - found));
-            // From the end, so that what is left in front of a run keeps the key.
+            // From the end, so that the rest before a run keeps the key.
             for run in taken.chunk_by(|before, behind| before + bytes == *behind).rev() {
                 self.evict(segment, key, run[0], run[run.len() - 1] + bytes, leaving);
             }
@@ -108,7 +107,7 @@ impl Heap {
         found
     }
 
-    /// Takes the chunks of `start..end` out of a free mapping; the addresses are unmapped from now on.
+    /// Takes the chunks of `start..end` out of a free block. The addresses become unmapped.
     fn evict(
         &mut self,
         segment: SegmentKey,
@@ -122,7 +121,7 @@ impl Heap {
         self.remove_chunks_from(segment, key, start, end);
     }
 
-    /// Sizes of the chunks that are reclaimable.
+    /// Sizes of the reclaimable chunks.
     fn reclaimable_sizes(&self, ready: Ready<'_>) -> BTreeSet<u64> {
         let mut sizes = BTreeSet::from([self.shape.granule_bytes]);
         for key in self.reclaimable_large(ready, 0) {
@@ -134,19 +133,20 @@ impl Heap {
         sizes
     }
 
-    /// Large mappings of at least `bytes`.
+    /// Large blocks of at least `bytes`.
     fn reclaimable_large<'a>(&'a self, ready: Ready<'a>, bytes: u64) -> impl Iterator<Item = BlockKey> + 'a {
-        let lending = self.lending(ready);
-        lending.flat_map(move |lists| lists.large().range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key))
+        let of_reclaimable_tags = self.of_reclaimable_tags(ready);
+        of_reclaimable_tags
+            .flat_map(move |lists| lists.large().range((bytes, BlockKey::FIRST)..).map(|(_, key)| *key))
     }
 
-    /// Small mappings that may hold a granule.
+    /// Small blocks that may hold a granule.
     fn reclaimable_small<'a>(&'a self, ready: Ready<'a>) -> impl Iterator<Item = BlockKey> + 'a {
-        self.lending(ready).flat_map(|lists| self.small_of(lists))
+        self.of_reclaimable_tags(ready).flat_map(|lists| self.small_of(lists))
     }
 
-    /// Of tags whose reclaimable memory may go elsewhere.
-    fn lending<'a>(&'a self, ready: Ready<'a>) -> impl Iterator<Item = &'a TagLists> + 'a {
+    /// Of tags whose memory is reclaimable.
+    fn of_reclaimable_tags<'a>(&'a self, ready: Ready<'a>) -> impl Iterator<Item = &'a TagLists> + 'a {
         let tags = self.lists.tags().filter(move |(tag, lists)| ready(*tag) && !lists.is_pinned());
         tags.map(|(_, lists)| lists)
     }
@@ -158,14 +158,14 @@ impl Heap {
             .flat_map(move |list| self.lists.list(*list).small().at_least(&self.blocks, granule_bytes))
     }
 
-    /// The part of a free mapping that is whole granules.
+    /// The whole granules of a free block, from start to end.
     fn whole_granules(&self, block: &HeapBlock) -> (u64, u64) {
         let granule = self.shape.granule_bytes;
         let start = block.addr.next_multiple_of(granule);
         (start, (block.end() / granule * granule).max(start))
     }
 
-    /// Whether any whole chunk lies in a free mapping.
+    /// Whether any whole granule lies in a free block.
     pub(super) fn holds_chunk(&self, block: &HeapBlock) -> bool {
         let (start, end) = self.whole_granules(block);
         start < end

@@ -1,4 +1,4 @@
-//! Segments: reservations, and the chunks of memory that are mapped into them.
+//! Segments: reservations, and the chunks of memory mapped into them.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use super::super::keys::{BlockKey, Location, SegmentKey, TagKey};
 use super::super::mapping::{Backing, Mapping};
 use crate::driver::DeviceRange;
 
-/// The segments of a pool, found by key or address.
+/// The segments of a pool, by key or address.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct Segments {
     table: SlotMap<SegmentKey, Segment>,
-    /// By their first address.
+    /// By first address.
     bases: BTreeMap<u64, SegmentKey>,
 }
 
@@ -21,13 +21,13 @@ pub(in crate::pool) struct Segments {
 pub(in crate::pool) struct Segment {
     tag: TagKey,
     range: DeviceRange,
-    /// The block at the segment's first byte.
+    /// The block at the first address.
     first: BlockKey,
-    /// By address. Where no chunk is, the addresses are unmapped.
+    /// By address. Addresses without a chunk are unmapped.
     chunks: BTreeMap<u64, Chunk>,
 }
 
-/// A mapping of a segment that is mapped as a whole: one granule, or a multiple of it.
+/// A part of a segment that is mapped as a whole: one granule, or a multiple of it.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::pool) struct Chunk {
     pub(in crate::pool) bytes: u64,
@@ -71,18 +71,17 @@ impl Segments {
         self.of_tag(tag).map(|(key, _)| key).collect()
     }
 
-    /// Whose memory a segment is for.
     pub(in crate::pool) fn tag_of(&self, key: SegmentKey) -> Option<TagKey> {
         self.table.get(key).map(|segment| segment.tag)
     }
 
-    /// A copy of a chunk, to be brought in or taken out.
+    /// A copy of a chunk, to be mapped or unmapped.
     pub(in crate::pool) fn mapping(&self, (segment, addr): Location) -> Option<Mapping> {
         let chunk = self.table.get(segment)?.chunks.get(&addr)?;
         Some(Mapping { segment, range: DeviceRange::new(addr, chunk.bytes), backing: chunk.backing })
     }
 
-    /// Writes back what became of chunks; new ones are added.
+    /// Writes back the backings of chunks, and adds new chunks.
     pub(in crate::pool) fn store(&mut self, mappings: &[Mapping]) {
         for mapping in mappings {
             let Some(segment) = self.table.get_mut(mapping.segment) else { continue };
@@ -91,20 +90,19 @@ impl Segments {
         }
     }
 
-    /// The memory of a chunk is gone, or in the caller's hands.
+    /// For a chunk whose memory is gone, or owned by the caller.
     pub(in crate::pool) fn set_absent(&mut self, (segment, addr): Location) {
         let chunk = self.table.get_mut(segment).and_then(|segment| segment.chunks.get_mut(&addr));
         chunk.into_iter().for_each(|chunk| chunk.backing = Backing::Absent);
     }
 
-    /// Forgets the chunks in `start..end`.
     pub(super) fn forget_chunks(&mut self, key: SegmentKey, start: u64, end: u64) {
         if let Some(segment) = self.table.get_mut(key) {
             segment.chunks.extract_if(start..end, |_, _| true).for_each(drop);
         }
     }
 
-    /// Puts chunks without memory in the location of those that begin in `range`.
+    /// Replaces the chunks that begin in `range` by chunks without memory.
     pub(super) fn replace_absent(
         &mut self,
         key: SegmentKey,
@@ -159,7 +157,7 @@ impl Segment {
         before.filter(|(at, chunk)| at + chunk.bytes > addr)
     }
 
-    /// Bytes that its chunks hold.
+    /// Bytes of its chunks that have memory.
     pub(in crate::pool) fn held_bytes(&self) -> u64 {
         let held = self.chunks.values().filter(|chunk| chunk.backing != Backing::Absent);
         held.map(|chunk| chunk.bytes).sum()

@@ -1,9 +1,8 @@
-//! StreamLists: which stream's work may still touch the free mappings of a tag.
+//! The free lists of streams, by tag.
 //!
-//! A list is one stream in one tag, found in constant time. It holds the stream's clock, which says when its mappings are
-//! complete. What is complete, of streams that are gone, need not be told apart: their stream_lists are forgotten, and the mappings go to
-//! the tag's *shared* list, that of no stream, which is always complete. Numbers are small, so that a block is; they are
-//! given out again, so a list may be forgotten only when no block has its number any more.
+//! A list is found in constant time. Its stream's clock says when its blocks are complete. Lists of gone streams are
+//! forgotten; their complete blocks go to the tag's *shared* list, without a stream and always complete. List numbers
+//! are small, to keep blocks small, and are reused: a list is forgotten only when no block has its number.
 
 use std::collections::HashMap;
 
@@ -14,13 +13,13 @@ use super::super::keys::{ListKey, TagKey};
 use super::bins::Bins;
 use crate::driver::StreamId;
 
-/// The least number of stream_lists that is worth a look at what can be forgotten.
+/// The fewest lists that are worth a sweep.
 const SWEEP_MIN: usize = 64;
 
-/// As many as there are numbers.
+/// All numbers.
 const LISTS_MAX: usize = 1 << ListKey::BITS;
 
-/// Free mappings of one stream in one tag; with no stream, mappings that are complete.
+/// Free blocks of one stream in one tag. Without a stream, its blocks are complete.
 #[derive(Debug, Default)]
 pub(super) struct StreamList {
     tag: TagKey,
@@ -29,17 +28,16 @@ pub(super) struct StreamList {
     small: Bins,
 }
 
-/// The stream_lists of a pool.
 #[derive(Debug)]
 pub(super) struct StreamLists {
-    /// By number. A vacant one is of no tag.
+    /// By number. A vacant one has no tag.
     stream_lists: Vec<StreamList>,
     vacant: Vec<ListKey>,
     keys: HashMap<(TagKey, Option<StreamId>), ListKey>,
-    /// The one that was found last is asked for again most often.
+    /// The last one found: most lookups want it again.
     recent: ListKey,
     most: usize,
-    /// More than so many, and it is time to forget some.
+    /// With more lists, a sweep is due.
     sweep_above: usize,
 }
 
@@ -54,7 +52,7 @@ impl StreamList {
         self.tag
     }
 
-    /// That of no stream is shared.
+    /// The shared list has none.
     pub(super) fn stream(&self) -> Option<StreamId> {
         self.stream
     }
@@ -63,7 +61,6 @@ impl StreamList {
         self.clock
     }
 
-    /// Its small mappings.
     pub(super) fn small(&self) -> &Bins {
         &self.small
     }
@@ -75,17 +72,15 @@ impl StreamLists {
         Self { stream_lists, vacant, keys, recent, most, sweep_above: SWEEP_MIN.min(most - 1) }
     }
 
-    /// The list of a block's number.
     pub(super) fn get(&self, key: ListKey) -> &StreamList {
         &self.stream_lists[usize::from(key)]
     }
 
-    /// The small mappings of a list.
     pub(super) fn small_mut(&mut self, key: ListKey) -> &mut Bins {
         &mut self.stream_lists[usize::from(key)].small
     }
 
-    /// The list of a stream in a tag; with no stream, the tag's shared one.
+    /// With no stream, the tag's shared list.
     #[inline]
     pub(super) fn find(&mut self, tag: TagKey, stream: Option<StreamId>) -> Option<ListKey> {
         let recent = self.stream_lists.get(usize::from(self.recent));
@@ -95,7 +90,7 @@ impl StreamLists {
         Some(self.recent)
     }
 
-    /// Makes a list that there is not yet. `None` when all numbers are in use.
+    /// `None` when all numbers are in use.
     pub(super) fn make(&mut self, tag: TagKey, stream: StreamId, clocks: &mut Clocks) -> Option<ListKey> {
         if self.is_full() {
             return None;
@@ -114,7 +109,7 @@ impl StreamLists {
         Some(key)
     }
 
-    /// Makes a list whose mappings are all complete its tag's shared one, which there is not yet.
+    /// For a list of complete blocks, and a tag without a shared list.
     pub(super) fn share(&mut self, key: ListKey, clocks: &mut Clocks) {
         let list = &mut self.stream_lists[usize::from(key)];
         self.keys.remove(&(list.tag, list.stream.take()));
@@ -122,7 +117,7 @@ impl StreamLists {
         clocks.release(std::mem::take(&mut list.clock));
     }
 
-    /// Forgets a list whose number no block has any more.
+    /// Removes a list whose number no block has.
     pub(super) fn forget(&mut self, key: ListKey, clocks: &mut Clocks) {
         let list = std::mem::take(&mut self.stream_lists[usize::from(key)]);
         self.keys.remove(&(list.tag, list.stream));
@@ -130,7 +125,6 @@ impl StreamLists {
         self.vacant.push(key);
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.stream_lists.len() - self.vacant.len()
     }
@@ -139,28 +133,27 @@ impl StreamLists {
         self.count() >= self.most
     }
 
-    /// Whether there are so many that a look at what can be forgotten pays.
+    /// Whether a sweep pays.
     pub(super) fn is_crowded(&self) -> bool {
         self.count() > self.sweep_above
     }
 
-    /// Whether numbers are so few that also streams which exist need not be told apart where nothing is in flight.
+    /// Whether numbers are so few that complete blocks of existing streams are shared, too.
     pub(super) fn are_short(&self) -> bool {
         self.count() > self.most / 2
     }
 
-    /// What can be forgotten was. The next look comes when there are twice as many, or `spare` more.
+    /// After a sweep. The next is due with twice as many lists, or `spare` more.
     pub(super) fn swept(&mut self, spare: usize) {
         let more = self.count().max(SWEEP_MIN).max(spare);
         self.sweep_above = (self.count() + more).min(self.most - 1);
     }
 
-    /// A list with a location for each number.
+    /// A table with an entry for each number.
     pub(super) fn table<T: Clone + Default>(&self) -> Vec<T> {
         vec![T::default(); self.stream_lists.len()]
     }
 
-    /// All of them.
     pub(super) fn iter(&self) -> impl Iterator<Item = (ListKey, &StreamList)> {
         (0..=ListKey::MAX).zip(&self.stream_lists).filter(|(_, list)| !list.tag.is_null())
     }

@@ -1,8 +1,6 @@
-//! Forgetting stream_lists: those of streams that were destroyed need not be told apart.
+//! Forgetting the lists of destroyed streams.
 //!
-//! A pool that lives long sees any number of streams, and has stream_lists for those that are there. Looking for what can be
-//! forgotten costs a walk through all blocks, so it is done when the number of stream_lists has doubled since the last time, and
-//! only where a new one is about to be made.
+//! A sweep walks all blocks. So it runs only when a new list is needed and the count has doubled since the last one.
 
 use super::super::keys::{BlockKey, ListKey, TagKey};
 use super::Heap;
@@ -10,22 +8,21 @@ use super::blocks::{HeapBlock, Kind};
 use super::stream_lists::StreamList;
 use crate::driver::StreamId;
 
-/// So many blocks are looked at for each new list, at most.
+/// A sweep visits at most so many blocks for each new list.
 const BLOCKS_PER_LIST: usize = 256;
 
 impl Heap {
-    /// Forgets the stream_lists of streams that do not exist any more, as far as nothing of them is in use; where numbers run
-    /// short, those of others, too, of which nothing is in use or in flight. Their mappings go to the shared list of their
-    /// tag.
+    /// Forgets the lists of destroyed streams with nothing in use; when numbers are short, also of other streams with
+    /// nothing in use or in flight. Their blocks go to the shared list of their tag.
     pub(in crate::pool) fn forget_lists(&mut self, exists: impl Fn(StreamId) -> bool) {
         let all = self.lists.stream_lists().are_short();
-        let heirs = self.heirs(|stream| all || !exists(stream));
+        let targets = self.targets(|stream| all || !exists(stream));
         let firsts: Vec<BlockKey> = self.segments.iter().map(|(_, segment)| segment.first()).collect();
         for first in firsts {
             let mut next = first.some();
             while let Some(key) = next {
-                let key = match heirs[usize::from(self.blocks[key].list)] {
-                    Some(heir) => self.bequeath(key, heir),
+                let key = match targets[usize::from(self.blocks[key].list)] {
+                    Some(target) => self.move_to_list(key, target),
                     None => key,
                 };
                 next = self.blocks[key].next.some();
@@ -39,20 +36,20 @@ impl Heap {
         self.lists.stream_lists_mut().swept(spare);
     }
 
-    /// Gives a complete mapping to another list of its tag. Returns the mapping that it is a part of then.
-    fn bequeath(&mut self, key: BlockKey, heir: ListKey) -> BlockKey {
+    /// Moves a complete block to another list. Returns the joined block.
+    fn move_to_list(&mut self, key: BlockKey, target: ListKey) -> BlockKey {
         let kind = self.blocks.kind(key);
         if !matches!(kind, Kind::Small | Kind::Large | Kind::Pinned) {
-            // Listed without its list.
-            (self.blocks[key].list, self.blocks[key].freed_epoch) = (heir, 0);
+            // Not linked in a stream list.
+            (self.blocks[key].list, self.blocks[key].freed_epoch) = (target, 0);
             return key;
         }
         self.unlink(key);
-        self.blocks[key].list = heir;
-        self.put(key, kind, 0)
+        self.blocks[key].list = target;
+        self.insert_free(key, kind, 0)
     }
 
-    /// Which stream_lists have a block of which `wanted` holds, by number.
+    /// By number: the lists that have a `wanted` block.
     fn lists_where(&self, wanted: impl Fn(Kind, &HeapBlock) -> bool) -> Vec<bool> {
         let mut stream_lists = self.lists.stream_lists().table();
         for (kind, block) in self.blocks.iter() {
@@ -61,10 +58,10 @@ impl Heap {
         stream_lists
     }
 
-    /// For each list of such streams that has mappings, all of them complete, where they go: to the shared list of its tag,
-    /// which one of them becomes where there is none.
-    fn heirs(&mut self, over: impl Fn(StreamId) -> bool) -> Vec<Option<ListKey>> {
-        let mut heirs = self.lists.stream_lists().table();
+    /// By number: the shared list for the blocks of a list, if its stream is `over` and all are complete. A tag
+    /// without one makes one of these lists it.
+    fn targets(&mut self, over: impl Fn(StreamId) -> bool) -> Vec<Option<ListKey>> {
+        let mut targets = self.lists.stream_lists().table();
         let is_busy = |kind: Kind, block: &HeapBlock| {
             kind.is_used() || !self.clocks.is_complete(self.lists.list(block.list).clock(), block.freed_epoch)
         };
@@ -79,8 +76,8 @@ impl Heap {
             if shared.is_none() {
                 stream_lists.share(key, &mut self.clocks);
             }
-            heirs[usize::from(key)] = Some(shared.unwrap_or(key));
+            targets[usize::from(key)] = Some(shared.unwrap_or(key));
         }
-        heirs
+        targets
     }
 }

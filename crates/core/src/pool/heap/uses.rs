@@ -1,4 +1,4 @@
-//! What each granule of a segment is used for, and by whom.
+//! Which blocks use each granule of a segment.
 
 use std::collections::BTreeSet;
 
@@ -9,21 +9,20 @@ use super::blocks::Kind;
 use super::{Heap, Segment};
 use crate::driver::{BackingId, DeviceRange};
 
-/// What a granule is used for.
+/// The use of a granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pool) enum Use {
-    /// Nothing.
+    /// By no block.
     Free,
     /// Work on freed memory may be in flight.
     Pending,
-    /// One live block touches it, and nothing else does.
+    /// By one live block alone.
     Live(BlockKey),
-    /// A live block does, and others do or may.
+    /// By a live block, and by others or pending work.
     Shared,
 }
 
 impl Use {
-    /// Whether a live block touches the granule.
     pub(in crate::pool) fn is_live(self) -> bool {
         matches!(self, Self::Live(_) | Self::Shared)
     }
@@ -37,7 +36,7 @@ impl Use {
     }
 }
 
-/// A live block. As long as it lives, what is near it is found without going through a whole segment.
+/// A live block that searches start from, to avoid walking the whole segment.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::pool) struct Landmark {
     key: BlockKey,
@@ -45,9 +44,8 @@ pub(in crate::pool) struct Landmark {
 }
 
 impl Heap {
-    /// Of `extent`, which lies in a segment: the granules that hold a live byte, ascending, the memory of the chunks that
-    /// it touches, and a live block in it. `None` where no block lives, or not all of it is mapped. Looks at blocks from
-    /// `near` on only, if that lives there.
+    /// For an `extent` of a segment: its live granules, ascending, the backings of its chunks, and a live block in
+    /// it. `None` if no block lives there, or a chunk is not mapped. The search starts at `near`, if that is live.
     pub(in crate::pool) fn live_granules(
         &self,
         segment: SegmentKey,
@@ -80,12 +78,12 @@ impl Heap {
                 live[shape.granules(block.addr.max(start) - start)..=last].fill(true);
             }
         }
-        // A block that is just being made has no memory yet, and no bytes.
+        // A block that is being made has no memory yet, and no bytes.
         let granules = (0..live.len()).filter(|granule| live[*granule] && is_there[*granule]).collect();
         Some((granules, memory, landmark?))
     }
 
-    /// What live blocks have of `range`, which lies in a segment, in address order: each with the offset where it begins.
+    /// The live parts of `range`, in address order, each with its block and its offset there.
     pub(in crate::pool) fn live_parts(&self, range: DeviceRange) -> Vec<(BlockId, u64, DeviceRange)> {
         let segment = self.segments.get(self.segments.of_addr(range.addr));
         let Some(segment) = segment.filter(|segment| segment.range().contains(&range)) else {
@@ -106,7 +104,7 @@ impl Heap {
         parts
     }
 
-    /// For each granule of a segment, what its blocks do with it.
+    /// The use of each granule of a segment.
     pub(in crate::pool) fn uses_of_granules(&self, segment: &Segment) -> Vec<Use> {
         let (base, shape) = (segment.range().addr, self.shape);
         let mut uses = vec![Use::Free; shape.granules(segment.range().bytes)];
@@ -128,8 +126,8 @@ impl Heap {
         uses
     }
 
-    /// Whether a block that somebody may be using touches `start..end`, sought from the block `near` on. Usually a
-    /// neighbour of a block that was freed says so at once.
+    /// Whether a block in use touches `start..end`, searched from the block `near` on. Usually a neighbour of a freed
+    /// block answers at once.
     pub(in crate::pool) fn is_touched(&self, near: BlockKey, start: u64, end: u64) -> bool {
         let near = self.block_at(near, start.max(self.blocks[near].addr).min(end - 1));
         let mut key = near;
@@ -149,13 +147,13 @@ impl Heap {
         false
     }
 
-    /// Where blocks lie that somebody may be using, in address order.
+    /// The ranges of blocks in use, in address order.
     pub(in crate::pool) fn used_ranges(&self, segment: &Segment) -> Vec<DeviceRange> {
         let used = self.walk(segment).filter(|(kind, _)| kind.is_used());
         used.map(|(_, block)| DeviceRange::new(block.addr, block.bytes())).collect()
     }
 
-    /// Addresses of a segment's chunks that somebody may be using.
+    /// Addresses of the chunks that blocks in use touch.
     pub(in crate::pool) fn touched_chunks(&self, segment: &Segment) -> BTreeSet<u64> {
         let used = self.walk(segment).filter(|(kind, _)| kind.is_used());
         used.flat_map(|(_, block)| segment.touching(block.addr, block.end()).map(|(at, _)| at)).collect()

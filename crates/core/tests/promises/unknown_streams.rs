@@ -1,4 +1,4 @@
-//! Streams that do not exist: nothing is done on them, as nobody could wait for their work.
+//! Streams that do not exist: calls with them are refused, since their work could not be waited for.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ fn pool(device: &TestDevice) -> Pool {
     Pool::new(device.driver(), config).unwrap()
 }
 
-/// What the whole pool can hold, on a stream.
+/// All that the pool can hold, on a stream.
 fn all(device: &TestDevice, tag: Tag, stream: StreamId) -> AllocRequest {
     AllocRequest::new(GRANULES * device.info().granule_bytes, tag).on(stream)
 }
 
-/// Every call that names a stream, each with its own word for what it would do.
+/// Every call with a stream parameter, each with its own name for the operation.
 fn refusals(pool: &Pool, block: &Block, stream: StreamId) -> Vec<PoolError> {
     let buffer = || HostBuffer::from(vec![0; 512]);
     vec![
@@ -50,12 +50,12 @@ fn a_stream_that_never_was_is_refused() {
     let device = TestDevice::open(GRANULES);
     let pool = pool(&device);
     let block = pool.alloc(&AllocRequest::new(512, Tag::weights())).unwrap();
-    // The last one is what a handle of CUDA's looks like.
+    // The last one resembles a CUDA handle.
     for never in [StreamId(u64::MAX), StreamId(1 << 40), StreamId(0x55d0_c0de_beef)] {
         assert_refused(&pool, &block, never);
     }
     pool.free(block.id).unwrap();
-    // Nobody uses it: it is another tag's at once.
+    // No block uses it: another tag can have it at once.
     pool.alloc(&all(&device, Tag::runtime(), StreamId::DEFAULT)).unwrap();
 }
 
@@ -67,7 +67,7 @@ fn a_stream_that_was_destroyed_is_refused_and_what_it_had_is_free() {
     let block = pool.alloc(&all(&device, Tag::weights(), stream)).unwrap();
     pool.record_use(block.id, stream).unwrap();
     device.stream_destroy(stream).unwrap();
-    // Though the pool knows it, and a block is live on it.
+    // Although the pool knows the stream, and a block is live on it.
     assert_refused(&pool, &block, stream);
     pool.free(block.id).unwrap();
     let error = pool.alloc(&all(&device, Tag::weights(), stream)).unwrap_err();

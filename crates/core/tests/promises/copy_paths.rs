@@ -1,5 +1,5 @@
-//! Copies of a wake by two ways, over a device that says its kernels copy: which way they take, and that nothing of what
-//! a wake promises depends on it.
+//! Copies of a wake over two copy paths, on a device that reports kernel copies: which path they take. No promise of
+//! a wake depends on it.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,13 +17,13 @@ use poorwill_testkit::tenant::Tenant;
 
 const CHUNK_GRANULES: u64 = 4;
 
-/// Granules of a spell that finds out what a way is worth.
+/// Granules of a burst that measures a copy path.
 const TRIAL_GRANULES: u64 = 32;
 
-/// What a test may have happen when a copy to the device is asked for, or waited for.
+/// A test's reaction to a copy to the device, when it is queued or waited for.
 type OnCopy = Box<dyn Fn(Call) -> Verdict + Send>;
 
-/// A pool whose wakes are looked at.
+/// A pool whose wakes are observed.
 struct Scene {
     driver: Arc<dyn Driver>,
     tenant: Tenant,
@@ -68,7 +68,7 @@ impl Scene {
         self.tenant.load(granules * granule, tag);
     }
 
-    /// A cache, whose bytes nobody keeps.
+    /// A cache, whose bytes are not preserved.
     fn cache(&self, granules: u64) {
         let request = AllocRequest::new(granules * self.tenant.granule(), Tag::kv_cache());
         self.tenant.pool.alloc(&request).unwrap();
@@ -79,7 +79,7 @@ impl Scene {
         self.copied.lock().unwrap().clear();
     }
 
-    /// Wakes, and gives the bytes that were copied on each stream.
+    /// Wakes, and returns the bytes copied on each stream.
     fn wake(&self, request: &WakeRequest) -> (WakeReport, BTreeMap<StreamId, u64>) {
         let report = self.tenant.pool.wake(request).unwrap();
         (report, std::mem::take(&mut *self.copied.lock().unwrap()))
@@ -99,7 +99,7 @@ fn verified() -> WakeRequest {
 }
 
 #[test]
-fn both_ways_are_tried_and_the_faster_takes_the_rest() {
+fn both_copy_paths_are_tried_and_the_faster_takes_the_rest() {
     let mut scene = Scene::new(true);
     scene.load(5 * TRIAL_GRANULES, &Tag::weights());
     scene.cache(24);
@@ -113,8 +113,8 @@ fn both_ways_are_tried_and_the_faster_takes_the_rest() {
 }
 
 #[test]
-fn little_goes_by_the_engine_alone() {
-    // By a clock that stands still, by which nothing is ever held up.
+fn small_copies_use_the_engine_alone() {
+    // By a clock that stands still, by which no copy is ever held up.
     let mut scene = Scene::by(true, Some(&Arc::new(Clock::default())));
     scene.load(TRIAL_GRANULES / 2, &Tag::weights());
     scene.sleep();
@@ -124,7 +124,7 @@ fn little_goes_by_the_engine_alone() {
 }
 
 #[test]
-fn where_kernels_do_not_copy_there_is_one_way() {
+fn where_kernels_do_not_copy_there_is_one_copy_path() {
     let mut scene = Scene::new(false);
     scene.load(24, &Tag::weights());
     scene.cache(60);
@@ -134,7 +134,7 @@ fn where_kernels_do_not_copy_there_is_one_way() {
 }
 
 #[test]
-fn a_way_that_is_held_up_leaves_the_copies_to_the_other() {
+fn a_copy_path_that_is_held_up_leaves_the_copies_to_the_other() {
     let mut scene = Scene::new(true);
     scene.load(8 * TRIAL_GRANULES, &Tag::weights());
     scene.sleep();
@@ -142,19 +142,19 @@ fn a_way_that_is_held_up_leaves_the_copies_to_the_other() {
     let total_bytes = report.copied_bytes;
     for held in both.into_keys() {
         scene.sleep();
-        let gate = Arc::new(Gate::default());
-        hold(&*scene.driver, held, &gate);
-        // The wake cannot end before everything is queued, nor before the gate is open.
+        let latch = Arc::new(Gate::default());
+        hold(&*scene.driver, held, &latch);
+        // The wake cannot end before everything is queued, nor before the latch is open.
         let copied = Arc::clone(&scene.copied);
         *scene.on_copy.lock().unwrap() = Some(Box::new(move |_| {
             if copied.lock().unwrap().values().sum::<u64>() == total_bytes {
-                gate.open();
+                latch.open();
             }
             Verdict::Pass
         }));
         let (_, copied) = scene.wake(&verified());
         *scene.on_copy.lock().unwrap() = None;
-        // How much goes each way is a matter of time; that it ends shows that the rest went on.
+        // The share of each path depends on time. That the wake ends shows that the rest went on.
         assert!(copied.len() == 2 && copied[&held] < total_bytes, "{copied:?}");
         assert_eq!(copied.values().sum::<u64>(), total_bytes);
         scene.check();
@@ -162,24 +162,27 @@ fn a_way_that_is_held_up_leaves_the_copies_to_the_other() {
 }
 
 #[test]
-fn progress_is_told_while_copies_are_queued_and_may_panic() {
+fn progress_is_reported_while_copies_are_queued_and_may_panic() {
     let mut scene = Scene::new(true);
     scene.load(8 * TRIAL_GRANULES, &Tag::weights());
     scene.sleep();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let (notes, queued) = (Arc::clone(&told), Arc::clone(&scene.copied));
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let (notes, queued) = (Arc::clone(&reports), Arc::clone(&scene.copied));
     let request = verified().telling(move |progress| {
         let queued_bytes: u64 = queued.lock().unwrap().values().sum();
         notes.lock().unwrap().push((progress.filled_bytes, progress.total_bytes, queued_bytes));
     });
     let (report, _) = scene.wake(&request);
-    let told = std::mem::take(&mut *told.lock().unwrap());
+    let reports = std::mem::take(&mut *reports.lock().unwrap());
     let total_bytes = report.copied_bytes;
-    assert!(told.is_sorted_by(|a, b| a.0 < b.0), "{told:?}");
-    assert!(told.iter().all(|(filled, total, queued)| *total == total_bytes && filled <= queued), "{told:?}");
-    assert_eq!(told.last().map(|told| told.0), Some(total_bytes));
-    // There is not room for all of it, so some had arrived before the last was queued.
-    assert!(told[0].2 < total_bytes, "{told:?}");
+    assert!(reports.is_sorted_by(|a, b| a.0 < b.0), "{reports:?}");
+    assert!(
+        reports.iter().all(|(filled, total, queued)| *total == total_bytes && filled <= queued),
+        "{reports:?}"
+    );
+    assert_eq!(reports.last().map(|report| report.0), Some(total_bytes));
+    // Buffers do not suffice for all of it, so some had arrived before the last was queued.
+    assert!(reports[0].2 < total_bytes, "{reports:?}");
 
     scene.sleep();
     let request = verified().telling(|_| panic!("a test's own panic"));
@@ -194,7 +197,7 @@ fn progress_is_told_while_copies_are_queued_and_may_panic() {
 fn whichever_copy_fails_everything_sleeps_again() {
     let mut scene = Scene::new(true);
     scene.load(5 * TRIAL_GRANULES, &Tag::weights());
-    // When it is queued, or when somebody waits for it; of the last, everything is on its way by then.
+    // When it is queued, and when it is waited for. When the last is waited for, everything is queued.
     let last = 5 * TRIAL_GRANULES / CHUNK_GRANULES - 1;
     for (nth, waiting) in [0, 1, 9, last].into_iter().flat_map(|nth| [(nth, false), (nth, true)]) {
         scene.sleep();
@@ -206,14 +209,14 @@ fn whichever_copy_fails_everything_sleeps_again() {
             let is_it = call.waiting == waiting && *count == nth + 1;
             if is_it { Verdict::device_failure(call) } else { Verdict::Pass }
         }));
-        let told = Arc::new(Mutex::new(0));
-        let notes = Arc::clone(&told);
+        let reports = Arc::new(Mutex::new(0));
+        let notes = Arc::clone(&reports);
         let request = WakeRequest::all().telling(move |_| *notes.lock().unwrap() += 1);
         let failed = scene.tenant.pool.wake(&request).unwrap_err();
         *scene.on_copy.lock().unwrap() = None;
         let PoolError::WakeFailed { source, .. } = &failed else { panic!("{failed}") };
         assert!(matches!(source.kind, DriverErrorKind::Device { .. }), "{failed}");
-        assert!(*told.lock().unwrap() <= nth, "nothing is told once something has failed");
+        assert!(*reports.lock().unwrap() <= nth, "nothing is reports once something has failed");
         assert_eq!(scene.tenant.pool.tag_state(&Tag::weights()).unwrap(), TagState::AsleepBackedUp);
         assert_eq!(scene.driver.memory_info().unwrap(), before, "copy {nth}, waiting: {waiting}");
         scene.wake(&verified());
