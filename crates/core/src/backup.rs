@@ -3,7 +3,7 @@
 //! A [`BackupBuffer`] stores granules of one extent of device memory and their digests, and loads them again.
 //!
 //! Promises of a storage:
-//! - **Announced.** [`Backups::buffers`] gets all sizes that a sleep needs at once. It may fill them one
+//! - **Announced.** [`Backups::buffers`] gets all sizes that a sleep needs at once. It may prepare them one
 //!   after another, while copies to the first run.
 //! - **Digests of stored bytes**, never of the device's.
 //! - **Owned.** A copy owns the buffer that it writes, and shares the one that it reads.

@@ -10,7 +10,7 @@ use std::iter;
 #[must_use]
 pub fn chain(error: &dyn Error) -> String {
     let causes = iter::successors(error.source(), |cause: &&(dyn Error + 'static)| (*cause).source());
-    causes.fold(error.to_string(), |said, cause| format!("{said}: {cause}"))
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ mod tests {
     use crate::pool::PoolError;
 
     #[test]
-    fn each_says_what_it_adds() {
+    fn each_error_adds_its_own_message() {
         let source = DriverError::invalid(Op::Map, "no such place");
         assert_eq!(chain(&source), "map: no such place");
         let error = PoolError::Driver { op: "trim", source };

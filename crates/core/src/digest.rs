@@ -1,8 +1,7 @@
 //! The digest of a granule: 128 bits, sensitive to position, the same on every machine.
 //!
-//! Its cost must stay at memory speed: on a CPU with one thread per copy stream, on a GPU with one group of
-//! threads per leaf. It detects accidents (lost copies, stale pages, swapped or torn granules, flipped bits),
-//! not attacks.
+//! It runs at memory speed, with one CPU thread per copy stream, or one group of GPU threads per leaf. It
+//! detects accidents (lost copies, stale pages, swapped or torn granules, flipped bits), not attacks.
 //!
 //! # Version 1
 //!
@@ -166,11 +165,11 @@ mod tests {
     }
 
     #[test]
-    fn pieces_give_the_same_digest() {
+    fn parts_give_the_same_digest() {
         let bytes = sample(9 * LEAF_BYTES + 17);
-        for piece in [LEAF_BYTES, 2 * LEAF_BYTES, 5 * LEAF_BYTES] {
+        for part_bytes in [LEAF_BYTES, 2 * LEAF_BYTES, 5 * LEAF_BYTES] {
             let mut hasher = DigestHasher::default();
-            bytes.chunks(piece).for_each(|chunk| hasher.update(chunk));
+            bytes.chunks(part_bytes).for_each(|chunk| hasher.update(chunk));
             assert_eq!(hasher.finish(), Digest::of(&bytes));
         }
     }

@@ -1,7 +1,7 @@
 //! Memory policy of the Poorwill GPU memory runtime.
 //!
-//! It holds the contract of a [`Driver`], the [`Pool`] with its sleep and wake, the [`budget`] of a device,
-//! and the terms ([`Tag`], [`Digest`], [`ByteSize`]) of every other crate. Addresses are integers, never
+//! It holds the [`Driver`] contract, the [`Pool`] with sleep and wake, and the [`budget`] of a device. Its
+//! terms ([`Tag`], [`Digest`], [`ByteSize`]) are those of every crate. Addresses are integers, never
 //! pointers; there is no `unsafe`, no file and no system call. `poorwill-driver` has the drivers; users
 //! import `poorwill`.
 #![forbid(unsafe_code)]

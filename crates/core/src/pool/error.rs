@@ -86,7 +86,7 @@ pub enum PoolError {
     },
     /// The missing memory may be freed memory. During a capture the pool cannot query whether work still uses
     /// it.
-    #[error("cannot {op}: {} more are needed, and memory that was freed cannot be had while {stream} is being captured into a graph; {usage}; end the capture first, or allocate before it",
+    #[error("cannot {op}: {} more are needed, and freed memory cannot be reused while {stream} is being captured into a graph; {usage}; end the capture first, or allocate before it",
         ByteSize(*needed_bytes))]
     HeldByCapture {
         /// Operation.
@@ -167,7 +167,7 @@ pub enum PoolError {
     },
     /// The driver does not know the stream, so its work could not be waited for.
     #[error(
-        "cannot {op}: {stream} was never made by this device's driver, or was destroyed; name the default stream, one that the driver made (stream_create) or one that it was told of (adopt_stream)"
+        "cannot {op}: {stream} was never made by this device's driver, or was destroyed; name the default stream, one that the driver made (stream_create) or one that it adopted (adopt_stream)"
     )]
     UnknownStream {
         /// Operation.
@@ -234,7 +234,7 @@ pub enum PoolError {
         wanted: &'static str,
     },
     /// The sleep failed before its point of no return: the pool is as before, with every byte.
-    #[error("sleep failed while it was to {phase}; everything is as it was")]
+    #[error("sleep failed: cannot {phase}; everything is as it was")]
     SleepFailed {
         /// Failed step.
         phase: Phase,
@@ -244,7 +244,7 @@ pub enum PoolError {
     /// The sleep failed and undoing it failed: every byte is still in device memory, but not all of it is
     /// mapped.
     #[error(
-        "sleep failed while it was to {phase}, and could not be undone ({undo}); {tags} keep their memory but are not mapped; wake them to map it again"
+        "sleep failed: cannot {phase}, and it could not be undone ({undo}); {tags} keep their memory but are not mapped; wake them to map it again"
     )]
     Stranded {
         /// Step that failed first.
@@ -259,7 +259,7 @@ pub enum PoolError {
     /// An immutable tag has changed. The sleep changed nothing, and all granules of the tag are compared from
     /// now on.
     #[error(
-        "sleep refused: `{tag}` was declared immutable, and its granule at {range} has digest {found} instead of {expected}; nothing of it is taken on trust any more: sleep again to copy what has changed"
+        "sleep refused: `{tag}` was declared immutable, and its granule at {range} has digest {found} instead of {expected}; all of it is compared from now on: sleep again to copy what has changed"
     )]
     ImmutableChanged {
         /// The tag.
@@ -288,7 +288,7 @@ pub enum PoolError {
         source: DriverError,
     },
     /// Everything is asleep again, with its backups.
-    #[error("wake failed while it was to {phase}; everything sleeps as before, with its backups; try again")]
+    #[error("wake failed: cannot {phase}; everything sleeps as before, with its backups; try again")]
     WakeFailed {
         /// Failed step.
         phase: Phase,
@@ -336,7 +336,7 @@ impl Awaited {
     fn hint(&self) -> &'static str {
         match self {
             Self::Work(_) => {
-                "that work may need this very thread, or the host: let it go on, then try again, or wait longer"
+                "that work may depend on this thread or on the host: let it run, then try again, or wait longer"
             }
             Self::Calls(_) => "try again when they have ended, or wait longer",
         }
@@ -451,7 +451,7 @@ impl Shortage {
         if self.needed_bytes > self.total_bytes {
             "it never fits this device".into()
         } else if elsewhere > 0 {
-            format!("{} are held by others: try again when they have let go", ByteSize(elsewhere))
+            format!("{} are held by others: try again when they have released it", ByteSize(elsewhere))
         } else {
             "free or put to sleep what is live".into()
         }
@@ -481,7 +481,8 @@ pub struct Usage {
 
 impl fmt::Display for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [live, mapped, idle] = [self.live_bytes, self.mapped_bytes, self.reclaimable_bytes].map(ByteSize);
-        write!(f, "{live} are live, {mapped} mapped, {idle} of them idle")
+        let [live, mapped, reclaimable] =
+            [self.live_bytes, self.mapped_bytes, self.reclaimable_bytes].map(ByteSize);
+        write!(f, "{live} are live, {mapped} mapped, {reclaimable} of them reclaimable")
     }
 }

@@ -72,8 +72,8 @@ impl Shared {
         let found = if granules.is_empty() {
             Vec::new()
         } else {
-            let asked = self.driver().digest(self.streams().save(0), &granules);
-            asked.and_then(Pending::wait)?
+            let digests = self.driver().digest(self.streams().save(0), &granules);
+            digests.and_then(Pending::wait)?
         };
         let is_right = |nth: &usize| found.get(*nth).is_some_and(|found| *found == spoiled[*nth].expected);
         let (right, lost): (Vec<usize>, Vec<usize>) = (0..spoiled.len()).partition(is_right);
