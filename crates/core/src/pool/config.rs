@@ -17,12 +17,11 @@ pub struct PoolConfig {
     /// Granules of a span, the largest mapping, rounded down to whole chunks; by default 1 GiB for granules
     /// of 2 MiB.
     ///
-    /// Each mapping costs driver calls at every sleep and wake. So a block gets one mapping of exactly its
-    /// length, or the fewest spans, in three cases. A sleep drops its tag at either level
-    /// ([`TagPolicy::is_discardable`](crate::tag::TagPolicy::is_discardable)), it is freed whole
-    /// ([`AllocRequest::freed_whole`](super::AllocRequest::freed_whole)), or a wake brings it back. A span
-    /// freed in parts is released whole, or at the next sleep. No more than a chunk, or chunks of one
-    /// granule: no spans.
+    /// Mappings cost driver calls at every sleep and wake. Some blocks therefore get the fewest, of exactly
+    /// their length. These are dropped by every sleep
+    /// ([`TagPolicy::is_discardable`](crate::tag::TagPolicy::is_discardable)), [freed
+    /// whole](super::AllocRequest::freed_whole), or brought back by a wake. A span freed in parts is released
+    /// whole, or at the next sleep. No more than a chunk, or chunks of one granule: no spans.
     pub span_granules: u64,
     /// Granules of address space by which the pool grows for smaller blocks.
     pub segment_granules: u64,
@@ -62,7 +61,7 @@ impl PoolConfig {
         self
     }
 
-    /// Sets the largest chunk.
+    /// Sets the largest span.
     #[must_use]
     pub fn in_spans_of(mut self, span_granules: u64) -> Self {
         self.span_granules = span_granules;

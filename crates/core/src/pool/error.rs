@@ -74,7 +74,7 @@ pub enum PoolError {
         /// Driver error.
         source: DriverError,
     },
-    /// The call would wait for the device, which fails the capture of a stream into a graph.
+    /// Waiting for the device would make the stream's capture into a graph fail.
     #[error(
         "cannot {op} while {stream} is being captured into a graph: waiting for the device would end the capture with an error; end it first, then try again"
     )]
@@ -84,8 +84,7 @@ pub enum PoolError {
         /// The stream.
         stream: StreamId,
     },
-    /// The missing memory may be freed memory. During a capture the pool cannot query whether work still uses
-    /// it.
+    /// During a capture the pool cannot query whether work still uses freed memory, which may be enough.
     #[error("cannot {op}: {} more are needed, and freed memory cannot be reused while {stream} is being captured into a graph; {usage}; end the capture first, or allocate before it",
         ByteSize(*needed_bytes))]
     HeldByCapture {
@@ -145,8 +144,7 @@ pub enum PoolError {
         /// The tag.
         tag: Tag,
     },
-    /// Bytes were lost because their backups changed in host memory, and not restored. Only their state has
-    /// changed.
+    /// Bytes were lost because their backups changed in host memory. Only their state has changed.
     #[error(
         "cannot {op}: {} lost with their backups, which have changed in host memory; write them again and call mark_restored, or free the blocks",
         listed(lost)
@@ -165,7 +163,7 @@ pub enum PoolError {
         /// The handle.
         block: BlockId,
     },
-    /// The driver does not know the stream, so its work could not be waited for.
+    /// The driver does not know the stream, so its work cannot be awaited.
     #[error(
         "cannot {op}: {stream} was never made by this device's driver, or was destroyed; name the default stream, one that the driver made (stream_create) or one that it adopted (adopt_stream)"
     )]
@@ -219,7 +217,7 @@ pub enum PoolError {
         /// The tag.
         tag: Tag,
     },
-    /// The tag sleeps already, with its bytes in another state than this sleep wants.
+    /// The tag sleeps with its bytes in another state than requested.
     #[error(
         "cannot sleep at level {level}: `{tag}` is {state} already, and this level would have its bytes {wanted}; wake it first"
     )]
@@ -233,7 +231,7 @@ pub enum PoolError {
         /// `backed up` or `dropped`.
         wanted: &'static str,
     },
-    /// The sleep failed before its point of no return: the pool is as before, with every byte.
+    /// Failed before the point of no return: the pool is as before, with every byte.
     #[error("sleep failed: cannot {phase}; everything is as it was")]
     SleepFailed {
         /// Failed step.
@@ -241,8 +239,7 @@ pub enum PoolError {
         /// Driver error.
         source: DriverError,
     },
-    /// The sleep failed and undoing it failed: every byte is still in device memory, but not all of it is
-    /// mapped.
+    /// Undoing a failed sleep failed: every byte is in device memory, but not all is mapped.
     #[error(
         "sleep failed: cannot {phase}, and it could not be undone ({undo}); {tags} keep their memory but are not mapped; wake them to map it again"
     )]
@@ -256,8 +253,7 @@ pub enum PoolError {
         /// Error of the undo.
         undo: Box<DriverError>,
     },
-    /// An immutable tag has changed. The sleep changed nothing, and all granules of the tag are compared from
-    /// now on.
+    /// An immutable tag has changed. The sleep changed nothing; later ones compare all of the tag.
     #[error(
         "sleep refused: `{tag}` was declared immutable, and its granule at {range} has digest {found} instead of {expected}; all of it is compared from now on: sleep again to copy what has changed"
     )]
@@ -277,8 +273,7 @@ pub enum PoolError {
         /// Error of the driver or the backup storage.
         source: DriverError,
     },
-    /// The tags sleep, but some memory was not released. The next call that sleeps, wakes or needs space
-    /// tries again.
+    /// The tags sleep, but some memory was not released. The next sleep, wake or growth tries again.
     #[error("asleep, but {} of {} could not be given back; sleep again to retry",
         ByteSize(report.planned_release_bytes.saturating_sub(report.released_bytes)), ByteSize(report.planned_release_bytes))]
     Shortfall {
@@ -306,7 +301,7 @@ pub enum PoolError {
     /// The pool was closed.
     #[error("the pool is closed")]
     Closed,
-    /// A thread panicked inside the pool, so its bookkeeping cannot be relied on.
+    /// A thread panicked inside the pool; its bookkeeping is unreliable.
     #[error("a thread panicked inside this pool before; drop it and open another")]
     Poisoned,
     /// The caller is a fork of the pool's process.

@@ -12,7 +12,7 @@ use crate::tag::Tag;
 /// Waiting this long costs no more than creating memory.
 const STREAM_WAIT_DEFAULT: Duration = Duration::from_micros(200);
 
-/// With a longer wait, memory is worth waiting for from this part of what would be created.
+/// With a longer wait, this part of the memory to create is worth waiting for.
 const WORTH_WAITING: u64 = 16;
 
 /// What to allocate.
@@ -27,12 +27,12 @@ pub struct AllocRequest {
     pub tag: Tag,
     /// The stream that uses the block; others by [`Pool::record_use`](super::Pool::record_use).
     pub stream: StreamId,
-    /// Longest wait for freed memory that queued work may still use, before more is created. The default, a
-    /// fraction of a millisecond, waits only if that may save all creation; more also waits for a sixteenth.
-    /// Memory once awaited in vain is not awaited again. At the limit the pool waits in any case.
+    /// Longest wait for freed memory that queued work may still use, before more is created. The default, 0.2
+    /// ms, waits only if that may save all creation; more also waits for a sixteenth. Memory once awaited in
+    /// vain is not awaited again. The limit forces a wait.
     pub stream_wait_max: Duration,
     /// Longest wait of the call in all: for work, and for a sleep or wake of its tag. `None`: no limit, even
-    /// where that work needs the waiting thread.
+    /// if that needs the waiting thread.
     pub wait_max: Option<Duration>,
     /// Whether the block is never freed in parts. Its memory then has the fewest mappings
     /// ([`PoolConfig::span_granules`](super::PoolConfig::span_granules)).
@@ -68,8 +68,8 @@ impl AllocRequest {
         self
     }
 
-    /// For a block that is freed whole: few large mappings are released faster. If freed in parts, what
-    /// shares a mapping with the rest stays.
+    /// For a block that is freed whole: few large mappings are released faster. Freed in parts, it keeps
+    /// memory longer.
     #[must_use]
     pub fn freed_whole(mut self) -> Self {
         self.is_freed_whole = true;
@@ -91,7 +91,7 @@ impl AllocRequest {
         pending_bytes >= least_bytes.max(1)
     }
 
-    /// Whether it waits longer than what costs nothing.
+    /// Whether it waits longer than by default.
     pub(super) fn has_stream_wait(&self) -> bool {
         self.stream_wait_max > STREAM_WAIT_DEFAULT
     }

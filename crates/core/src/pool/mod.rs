@@ -6,25 +6,23 @@
 //! blocks: [ live                                        ][small][   unmapped   ]
 //! ```
 //!
-//! Chunks of physical memory are mapped where blocks need them, in the device's allocation granularity
-//! (granules). Memory that sleeps drop, wakes bring back, or callers free whole gets chunks of its exact
-//! length: fewer driver calls. New chunks are created only when no free chunk can be moved (`supply`).
+//! Chunks of physical memory are mapped where blocks need them, in granules, the device's allocation
+//! granularity. What sleeps drop, wakes bring back or callers free whole gets chunks of its exact length, for
+//! fewer driver calls. Free chunks are moved before new ones are created (`supply`).
 //!
-//! - `alloc` takes a free block (`heap`) or maps the placement that lacks least (`heap/placement`,
+//! - `alloc` takes a free block (`heap`), or maps the placement that lacks least (`heap/placement`,
 //!   `physical`).
-//! - `free` records the stream's clock (`clocks`). Other streams wait for queued work (`events`), without
-//!   events during a capture (`capture`).
+//! - `free` records the stream's clock (`clocks`). Other streams wait for events (`events`), but not in a
+//!   capture (`capture`).
 //! - `sleep` and `wake` are planned, carried out, and undone on failure. `save` and `prepare` fill backups
-//!   ([`crate::backup`]); `wake/fill` reads them. `wake/verify` and `spoiled` check them.
+//!   ([`crate::backup`]), `wake/fill` reads them, `spoiled` checks them.
 //!
-//! Promises: stable addresses, intact bytes, all or nothing, true reports, no leak, stream order, success for
-//! what fits, never over the limit, errors in forked children.
+//! Promises: stable addresses, intact bytes, all or nothing, true reports, no leak, stream order. What fits
+//! succeeds, nothing exceeds the limit, and forked children get errors.
 //!
-//! Locks:
-//! - a tag's (`tag_lock`), for one sleep or wake; waiting calls hold nothing.
-//! - physical memory's (`physical`), while the driver maps; sleeps and wakes let waiting calls in
-//!   (`handover`).
-//! - the state's (`tag_lock::Monitor`): no wait, copy or driver call that moves memory happens under it.
+//! Locks: a sleep or wake holds its tags' (`tag_lock`); calls wait for them with no lock held. Mapping holds
+//! physical memory's (`physical`), handed over now and then (`handover`). The state's is never held across a
+//! wait, a copy or a driver call that moves memory.
 
 mod access;
 mod alloc;
@@ -143,8 +141,8 @@ impl Pool {
         self.shared.open_state()?.declare(tag, policy)
     }
 
-    /// Allocates a block of unspecified bytes. May wait for device work at the limit, or to avoid creating
-    /// memory ([`AllocRequest::stream_wait_max`], [`AllocRequest::within`]), but not during a capture.
+    /// Allocates a block of unspecified bytes. May wait for device work at the limit, or to save memory
+    /// ([`AllocRequest::stream_wait_max`]), but never during a capture.
     ///
     /// # Errors
     /// `InvalidRequest`, `UnknownStream`, `Asleep`, `OverLimit`, `DeviceFull`, `TimedOut`, `HeldByCapture`;
@@ -153,7 +151,7 @@ impl Pool {
         self.shared.alloc(request)
     }
 
-    /// Records a use on another stream: after the free, reuse waits for work queued there by then.
+    /// Records a use: after the free, reuse waits also for work queued on `stream` by then.
     ///
     /// # Errors
     /// `StaleBlock`, `UnknownStream`.
@@ -175,11 +173,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees `part` of a block as [`Pool::free`] does. Its bounds are multiples of 512 bytes. Returns the 0
-    /// to 2 remaining blocks in address order, with new handles; `block` becomes stale.
+    /// Frees `part` of a block, in multiples of 512 bytes, as [`Pool::free`] does. Returns the 0 to 2
+    /// remaining blocks in address order, with new handles; `block` becomes stale.
     ///
-    /// A chunk with a live byte stays whole; a large one stays until its tag sleeps. Chunks of one granule
-    /// release most ([`PoolConfig::chunk_granules`](PoolConfig::chunk_granules)).
+    /// Memory leaves by whole chunks, and by spans when the tag sleeps. Chunks of one granule release most
+    /// ([`PoolConfig::chunk_granules`](PoolConfig::chunk_granules)).
     ///
     /// # Errors
     /// `StaleBlock`, `InvalidPart`.
@@ -204,9 +202,6 @@ impl Pool {
     }
 
     /// Changes [`PoolConfig::cached_max_bytes`]; excess is released in the background.
-    ///
-    /// # Errors
-    /// See [`Pool`].
     pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<()> {
         let mut state = self.shared.open_state()?;
         state.set_cached_max_bytes(cached_max_bytes);
@@ -264,11 +259,7 @@ impl Pool {
         copy.map_err(|source| PoolError::Driver { op: "read", source })
     }
 
-    /// Declares how a tag's bytes change between sleeps from now on, for example [`Changes::Immutable`] after
-    /// loading.
-    ///
-    /// # Errors
-    /// See [`Pool`].
+    /// Declares how a tag's bytes change between sleeps from now on, for example after loading.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<()> {
         let begin = || Wait::for_ever(self.shared.driver(), &"declare changes");
         let (mut state, key) = self.shared.open_tag(self.shared.open_state()?, tag, begin)?;
@@ -283,8 +274,7 @@ impl Pool {
     /// buffers. A sleep or discard ends it.
     ///
     /// # Errors
-    /// As [`Pool::sleep`] before any change; `PrepareFailed` without a thread; later errors from
-    /// [`Preparation::wait`].
+    /// As [`Pool::sleep`] before any change; `PrepareFailed`. [`Preparation::wait`] has later errors.
     pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation> {
         // Before the lock: in a forked child a thread that does not exist there may hold it.
         self.shared.driver().check_process().map_err(PoolError::WrongProcess)?;
@@ -298,14 +288,14 @@ impl Pool {
     /// reported.
     ///
     /// # Errors
-    /// Nothing has changed after `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded), `Held`,
-    /// `Capturing`, `TimedOut` and `SleepFailed`, and only bytes became undefined after `Lost`. `Stranded`:
-    /// undoing failed. `Shortfall`: the tags sleep, some memory is not released.
+    /// `Stranded`: undoing failed. `Shortfall`: some memory is not released. `Lost`: some bytes became
+    /// undefined. Nothing has changed after `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded),
+    /// `Held`, `Capturing`, `TimedOut` and `SleepFailed`.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         self.shared.sleep(request)
     }
 
-    /// Drops bytes and backups of `tags`, whatever their policy says about sleep. The tags sleep.
+    /// Drops bytes and backups of `tags`, whatever their policy says. The tags sleep.
     ///
     /// # Errors
     /// As [`Pool::sleep`].
@@ -317,8 +307,8 @@ impl Pool {
     /// or nothing. Allowed during a capture.
     ///
     /// # Errors
-    /// Everything still sleeps after `UnknownTag`, `OverLimit`, `DeviceFull`, `HeldByCapture`, `TimedOut`,
-    /// `WakeFailed` and `Corrupt` (see [`WakeRequest::accepting_losses`]).
+    /// `UnknownTag`, `OverLimit`, `DeviceFull`, `HeldByCapture`, `TimedOut`, `WakeFailed`; `Corrupt`, unless
+    /// [losses are accepted](WakeRequest::accepting_losses).
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         self.shared.wake(request)
     }
@@ -340,7 +330,7 @@ impl Pool {
     /// Memory under a [hold](Pool::hold) stays. Returns released bytes.
     ///
     /// # Errors
-    /// The first driver error, after doing the rest.
+    /// The first driver error; the rest is done.
     pub fn trim(&self) -> Result<u64> {
         self.shared.trim(None)
     }
@@ -364,9 +354,6 @@ impl Pool {
     }
 
     /// Memory figures.
-    ///
-    /// # Errors
-    /// See [`Pool`].
     pub fn stats(&self) -> Result<PoolStats> {
         Ok(self.shared.open_state()?.stats(self.shared.counters()))
     }
@@ -379,9 +366,6 @@ impl Pool {
     }
 
     /// Calls waiting for tag locks or host memory; for tests.
-    ///
-    /// # Errors
-    /// See [`Pool`].
     #[doc(hidden)]
     pub fn waiting_calls(&self) -> Result<u32> {
         let of_tags: u32 = self.shared.open_state()?.tags().iter().map(|(_, entry)| entry.wanted()).sum();
@@ -389,19 +373,16 @@ impl Pool {
     }
 
     /// All segments and blocks.
-    ///
-    /// # Errors
-    /// See [`Pool`].
     pub fn snapshot(&self) -> Result<Snapshot> {
         Ok(self.shared.open_state()?.snapshot())
     }
 
     /// Releases everything, live blocks included. Waits for the device unless nothing is held. Dropping a
-    /// pool does the same without reporting errors; during a capture it leaves the memory to the driver.
+    /// pool does the same without errors; during a capture it leaves the memory to the driver.
     ///
     /// # Errors
-    /// After `Capturing` or `Held` nothing has changed. After a driver error, or a capture that began
-    /// meanwhile, the pool is closed, and closing again goes on.
+    /// `Capturing`, `Held`: nothing has changed. After driver errors, or a capture that began meanwhile, the
+    /// pool is closed, and closing again goes on.
     pub fn close(&self) -> Result<()> {
         self.shared.driver().check_process().map_err(PoolError::WrongProcess)?;
         self.shared.check_closable()?;
@@ -421,9 +402,6 @@ impl Pool {
 
 impl Pool {
     /// Remembered tags and streams; for tests.
-    ///
-    /// # Errors
-    /// See [`Pool`].
     #[doc(hidden)]
     pub fn remembered(&self) -> Result<Remembered> {
         Ok(self.shared.open_state()?.remembered())
@@ -432,11 +410,7 @@ impl Pool {
 
 /// Lost bytes.
 impl Pool {
-    /// Ranges lost with their backups, by address, until rewritten or freed. Dropped tags are undefined as a
-    /// whole instead.
-    ///
-    /// # Errors
-    /// See [`Pool`].
+    /// Ranges lost with their backups, by address, until rewritten or freed. Dropped tags have none.
     pub fn lost_ranges(&self) -> Result<Vec<LostRange>> {
         let state = self.shared.open_state()?;
         Ok(state.lost_of(state.tags().iter().map(|(tag, _)| tag)))
@@ -454,19 +428,18 @@ impl Pool {
 /// Backups and holds.
 impl Pool {
     /// Drops backups of awake tags and releases unused host memory. Returns by how many bytes the storage
-    /// shrank, also by others' doing. Waits for sleeps, wakes and device work; ends preparations.
+    /// shrank, changes by others included. Waits for sleeps, wakes and device work; ends preparations.
     ///
     /// # Errors
-    /// Nothing has changed after `UnknownTag` and `Asleep` (a named tag). `Lost`: spoiled backups whose bytes
-    /// the device lacks too; all are dropped. `Driver`: a check failed and all stay, or releasing failed and
-    /// all are dropped.
+    /// `UnknownTag`, `Asleep` (a named tag): nothing has changed. `Lost`: the device lacks bytes of spoiled
+    /// backups; all are dropped. `Driver`: all stay if a check failed, and are dropped otherwise.
     pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64> {
         self.shared.drop_backups(tags)
     }
 
-    /// Keeps a tag's memory in place until the guard is dropped, for memory that `holder` has registered.
-    /// Meanwhile sleep, discard and [`Pool::close`] are refused, and freed memory serves only this tag. Holds
-    /// add up. Waits for a sleep or wake.
+    /// Keeps a tag's memory in place until the guard is dropped. Take it before registering the memory, drop
+    /// it after deregistering. Meanwhile sleep, discard and [`Pool::close`] are refused, and freed memory
+    /// serves only this tag. Holds add up. Waits for a sleep or wake.
     ///
     /// # Errors
     /// `UnknownTag`, `Asleep`.
@@ -475,9 +448,6 @@ impl Pool {
     }
 
     /// Held tags and their holders.
-    ///
-    /// # Errors
-    /// See [`Pool`].
     pub fn held(&self) -> Result<Vec<HeldTag>> {
         Ok(self.shared.open_state()?.held())
     }

@@ -51,8 +51,8 @@ pub struct SleepRequest {
     pub level: Level,
     /// `None`: all.
     pub tags: Option<Vec<Tag>>,
-    /// Limits the wait for other calls on the tags and for work on known streams, before the sleep begins.
-    /// Unknown streams and its own copies have no limit.
+    /// Longest wait, before the sleep begins, for other calls on the tags and for work on known streams.
+    /// Others and its own copies have no limit.
     pub wait_max: Option<Duration>,
 }
 
@@ -90,8 +90,8 @@ impl SleepRequest {
 pub enum Verify {
     /// A rotating sixty-fourth of each tag, at least one granule, and all whose backups are not kept.
     ///
-    /// A spoiled backup outside the sample wakes unnoticed, but is never stored as the owner's bytes: the
-    /// next sleep or preparation fails with [`PoolError::Lost`](super::PoolError::Lost).
+    /// A spoiled backup outside the sample wakes unnoticed. It is never stored as the owner's bytes: the next
+    /// sleep or preparation fails with [`PoolError::Lost`](super::PoolError::Lost).
     Sample,
     /// Every granule.
     All,
@@ -107,7 +107,7 @@ pub struct WakeProgress {
     pub total_bytes: u64,
 }
 
-/// Progress callback, called by one thread at a time: the caller or one of the wake's.
+/// Progress callback, on one thread at a time: the caller's or one of the wake's.
 #[derive(Clone)]
 pub struct OnProgress(Arc<dyn Fn(WakeProgress) + Send + Sync>);
 
@@ -133,9 +133,9 @@ pub struct WakeRequest {
     pub verify: Option<Verify>,
     /// Whether intact bytes wake although others are lost.
     pub accepts_losses: bool,
-    /// Limits the wait for memory of other owners, for work and for calls on the tags. Meanwhile other calls
-    /// on them wait too: a sleep that makes space must name other tags. `None`: no wait for other owners, no
-    /// limit otherwise.
+    /// Longest wait for other owners' memory, for work and for calls on the tags. Other calls on them wait
+    /// too, so a sleep that makes space must name other tags. `None`: no wait for other owners, else no
+    /// limit.
     pub wait_max: Option<Duration>,
     /// Progress callback.
     pub progress: Option<OnProgress>,
@@ -200,9 +200,9 @@ impl WakeRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Release {
-    /// The driver's figure for this process fell by as much.
+    /// The driver's figure for this process fell by at least as much.
     Confirmed,
-    /// Every release succeeded; the device's free memory is reported, but other processes change it.
+    /// Every release succeeded; other processes change the device's free memory.
     Ledger,
     /// Some release failed: always an error.
     Shortfall,
