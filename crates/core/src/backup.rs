@@ -1,13 +1,13 @@
-//! Backup storage for sleeps: host memory ([`HostBackups`]), and by trait files, other GPUs or compression.
+//! Backup storage for sleeps: host memory ([`HostBackups`]), or by trait files, other GPUs, compression.
 //!
-//! A [`BackupBuffer`] stores granules of one extent of device memory and their digests, and loads them again.
+//! A [`BackupBuffer`] stores granules of one extent of device memory with their digests, and loads them.
 //!
 //! Promises of a storage:
-//! - **Announced.** [`Backups::buffers`] gets all sizes that a sleep needs at once. It may prepare them one
-//!   after another, while copies to the first run.
+//! - **Announced.** [`Backups::buffers`] gets all sizes of a sleep at once. It may prepare them one after
+//!   another, while copies to the first run.
 //! - **Digests of stored bytes**, never of the device's.
 //! - **Owned.** A copy owns the buffer that it writes, and shares the one that it reads.
-//! - **Released.** Dropping a buffer returns it to the storage without waiting.
+//! - **Released.** Dropping a buffer returns it without waiting.
 
 use std::fmt;
 use std::ops::Deref;
@@ -35,8 +35,7 @@ pub trait Backups: Send + Sync + fmt::Debug {
     /// Host memory held, used or not.
     fn held_bytes(&self) -> u64;
 
-    /// Whether the storage's own limit, not the machine's memory, allows `bytes` more. If not, making space
-    /// elsewhere is useless.
+    /// Whether the storage's own limit, not the machine's memory, allows `bytes` more.
     fn allows(&self, bytes: u64) -> bool {
         let _ = bytes;
         true

@@ -1,5 +1,4 @@
-//! How much device memory this process may use: from unreliable sources to one budget, and from that to
-//! claims.
+//! How much device memory this process may use: from unreliable sources to one budget, and to claims on it.
 //!
 //! ```text
 //! readings ──[rule]──▶ Budget { total, winner, budget, headroom } ──▶ Envelope ──▶ claims: weights, kv_cache, …
@@ -7,15 +6,14 @@
 //! ```
 //!
 //! On a shared or partitioned device the sources disagree: one reports the whole GPU, one the slice, one
-//! nothing or nonsense. [`Budget::decide`] takes all of them ([`Reading`]):
+//! nonsense. [`Budget::decide`] takes every [`Reading`]:
 //!
 //! - The **total** is the smallest plausible one, so one right source outweighs all that are too high.
 //! - The **budget** is the total, or a smaller [`Cap`]: bytes, or a share *of the total*, not of the GPU.
 //! - The **headroom** is the smaller of free memory and unused budget.
 //!
 //! The result keeps every source with its figure and what is odd about it. Nothing here queries a machine:
-//! `poorwill::budget` joins this with the drivers. An [`Envelope`] refuses claims that do not fit before
-//! memory is taken.
+//! `poorwill::budget` does. An [`Envelope`] refuses claims that do not fit, before memory is taken.
 
 mod cap;
 mod envelope;

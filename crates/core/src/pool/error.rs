@@ -45,7 +45,7 @@ pub enum PoolError {
     OverLimit {
         /// Operation.
         op: String,
-        /// Further bytes to map, beyond what could be reclaimed.
+        /// Bytes to map beyond what could be reclaimed.
         needed_bytes: u64,
         /// Pool usage.
         usage: Usage,
@@ -61,10 +61,10 @@ pub enum PoolError {
         shortage: Shortage,
         /// Pool usage.
         usage: Usage,
-        /// The driver's refusal of the last mapping.
+        /// The driver's last refusal.
         source: Box<DriverError>,
     },
-    /// The driver failed an allocation for another reason than memory.
+    /// The driver failed an allocation, not for lack of memory.
     #[error("cannot allocate {} for `{tag}`", ByteSize(*bytes))]
     AllocFailed {
         /// Requested bytes.
@@ -97,13 +97,12 @@ pub enum PoolError {
         /// The stream.
         stream: StreamId,
     },
-    /// The call's longest wait has passed. A trim has released everything else; other calls have changed
-    /// nothing.
+    /// The longest wait has passed. A trim has released everything else.
     #[error("cannot {op}: {awaited} did not end within {waited:?}{}; {usage}; {}", Needed(*needed_bytes), awaited.hint())]
     TimedOut {
         /// Operation.
         op: String,
-        /// Missing bytes; 0 if it waited for no memory.
+        /// Missing bytes, if any.
         needed_bytes: u64,
         /// Since the call began.
         waited: Duration,
@@ -112,7 +111,7 @@ pub enum PoolError {
         /// Pool usage.
         usage: Usage,
     },
-    /// The tag sleeps, so its blocks have no memory.
+    /// The tag sleeps: no memory.
     #[error("cannot {op}: `{tag}` is {state}; wake it first")]
     Asleep {
         /// Operation.
@@ -122,7 +121,7 @@ pub enum PoolError {
         /// How it sleeps.
         state: TagState,
     },
-    /// A holder has registered the tag's physical memory and would go on using it.
+    /// A holder has registered the tag's physical memory.
     #[error(
         "cannot {op}: the memory of `{tag}` is held by {holders}; have it deregistered there, end the hold, then {op}"
     )]
@@ -155,7 +154,7 @@ pub enum PoolError {
         /// All of them.
         lost: Vec<LostRange>,
     },
-    /// The block was freed before, or belongs to another pool.
+    /// Freed before, or of another pool.
     #[error("cannot {op} {block}: it was freed before or belongs to another pool")]
     StaleBlock {
         /// Operation.
@@ -173,16 +172,16 @@ pub enum PoolError {
         /// The stream.
         stream: StreamId,
     },
-    /// The part cannot be freed alone.
+    /// The part cannot be freed.
     #[error("cannot free {part} of {block}, which is at {range}: {reason}")]
     InvalidPart {
         /// The block.
         block: BlockId,
-        /// What should be freed.
+        /// To be freed.
         part: DeviceRange,
         /// Where the block is.
         range: DeviceRange,
-        /// What is wrong, and what would help.
+        /// And what would help.
         reason: &'static str,
     },
     /// A read or write leaves its block.
@@ -199,7 +198,7 @@ pub enum PoolError {
         /// In bytes.
         block_bytes: u64,
     },
-    /// The pool has no such tag, or has none any more.
+    /// The pool has no such tag.
     #[error("cannot {op}: no tag `{tag}` here; known are {known}")]
     UnknownTag {
         /// Operation.
@@ -246,7 +245,7 @@ pub enum PoolError {
     Stranded {
         /// Step that failed first.
         phase: Phase,
-        /// Comma-separated; they are [`TagState::Stranded`].
+        /// Comma-separated, now [`TagState::Stranded`].
         tags: String,
         /// First driver error.
         source: Box<DriverError>,
@@ -267,7 +266,7 @@ pub enum PoolError {
         /// On the device.
         found: Digest,
     },
-    /// Background backups failed. A sleep makes those that are missing.
+    /// Background backups failed; a sleep makes the missing ones.
     #[error("cannot prepare the sleep; what was backed up by then stays; sleep all the same, or try again")]
     PrepareFailed {
         /// Error of the driver or the backup storage.

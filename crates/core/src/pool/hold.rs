@@ -1,8 +1,7 @@
 //! Holds: the physical pages of a tag are registered outside the pool.
 //!
-//! Registration goes on using the pages, whatever is mapped at their addresses later. It may be a network
-//! card's (NIXL, UCX, Mooncake, `ibv_reg_mr`), another process's (a dma-buf, an exported handle) or another
-//! device's.
+//! A network card (NIXL, UCX, Mooncake, `ibv_reg_mr`), another process (a dma-buf, an exported handle) or
+//! another device goes on using the pages after a remapping.
 //!
 //! Promise: a held tag is awake and its memory stays in place. Sleep, discard and closing the pool are
 //! refused before any change. Freed memory of the tag serves only its own blocks.

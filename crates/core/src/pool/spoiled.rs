@@ -1,11 +1,9 @@
 //! Spoiled backups, distinguished from changes on the device before they are overwritten or dropped.
 //!
-//! A wake that verifies a sample leaves other granules *loaded unseen*. If such a granule differs from its
-//! digest later, either its owner wrote it or its backup has changed. So the stored bytes are checked before
-//! a backup is overwritten, reused as old, or dropped. If they differ from their own digest, the granule is
-//! lost ([`super::losses`]), unless the device has the right bytes.
-//!
-//! A granule is loaded unseen until its device bytes or its backup match the digest, or it is stored anew.
+//! A wake that verifies a sample leaves other granules *loaded unseen*, until device bytes or backup match
+//! the digest, or they are stored anew. If such a granule differs later, either its owner wrote it or its
+//! backup changed. So its backup is checked before it is overwritten, reused or dropped. A spoiled one means
+//! a lost granule ([`super::losses`]), unless the device has the right bytes.
 
 use std::num::NonZero;
 use std::thread;
@@ -59,8 +57,8 @@ impl Shared {
         Ok(spoiled.filter(|(_, is_spoiled)| *is_spoiled).map(|(suspect, _)| suspect).collect())
     }
 
-    /// Checks granules of `tags` that were loaded unseen, and forgets spoiled backups. Returns ranges that
-    /// the device lacks too; they are lost from now on. No sleep or wake of the tags may run meanwhile.
+    /// Checks granules of `tags` that were loaded unseen, and forgets spoiled backups. Returns what the
+    /// device lacks too, lost from now on. No sleep or wake of the tags may run.
     pub(super) fn lose_spoiled(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
         let suspects: Vec<Suspect> = {
             let state = self.lock_state();
@@ -96,8 +94,8 @@ impl Shared {
         self.lose_spoiled(&shared_accesses.iter().map(SharedAccess::tag).collect::<Vec<_>>())
     }
 
-    /// Drops the backups of `tags`, which are awake without a sleep or wake running. Returns their bytes, and
-    /// lost ranges. If a check fails, all stay. Every backup that only saves time ends here.
+    /// Drops the backups of awake `tags`, without a sleep or wake running. Returns their bytes and lost
+    /// ranges. If a check fails, all stay. Every backup that only saves time ends here.
     pub(super) fn release_backups_of_awake(
         &self,
         tags: &[TagKey],
@@ -109,8 +107,8 @@ impl Shared {
 }
 
 impl Backup {
-    /// Whether any granule of `save` that was loaded unseen has spoiled; the others count as seen. For a
-    /// backup that the caller owns.
+    /// Whether a granule of `save` that was loaded unseen has spoiled; others become seen. The caller owns
+    /// the backup.
     pub(super) fn spoiled(&mut self, save: &Save, granule_bytes: u64) -> Result<bool, DriverError> {
         let mut any = false;
         for granule in &save.granules {
