@@ -1,16 +1,13 @@
-//! Where a sleep keeps bytes: the trait behind which backups sit.
+//! Backup storage for sleeps: host memory ([`HostBackups`]), or by trait files, other GPUs, compression.
 //!
-//! A [`Backups`] hands out [`BackupBuffer`]s, one for each piece of device memory that is to be backed up. A buffer takes
-//! granules from the device, says which bytes it has stored by their digests, and gives them back. The plan of a
-//! sleep knows nothing else of it, so host memory ([`HostBackups`]), files, other GPUs and compression look alike.
+//! A [`BackupBuffer`] stores granules of one extent of device memory with their digests, and loads them.
 //!
-//! What a store promises:
-//! - **Announced.** [`Backups::buffers`] is told of everything that a sleep will need at once, and may make it ready
-//!   piece by piece, by several threads, while the first pieces are copied already.
-//! - **Digests of what is stored.** They are computed from the stored bytes, never from those on the device.
-//! - **Owned.** A buffer that is being written belongs to the copy until that has ended; one that is being read is
-//!   shared with the copy.
-//! - **Given back.** A buffer that is dropped is at the store's disposal again, without a call that waits.
+//! Promises of a storage:
+//! - **Announced.** [`Backups::buffers`] gets all sizes of a sleep at once. It may prepare them one after
+//!   another, while copies to the first run.
+//! - **Digests of stored bytes**, never of the device's.
+//! - **Owned.** A copy owns the buffer that it writes, and shares the one that it reads.
+//! - **Released.** Dropping a buffer returns it without waiting.
 
 use std::fmt;
 use std::ops::Deref;
@@ -21,70 +18,68 @@ use crate::driver::{
     CopyPart, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pending, Result, StreamId,
 };
 
-/// A place for backups of one device's memory.
+/// Storage for backups of one device's memory.
 pub trait Backups: Send + Sync + fmt::Debug {
-    /// Rooms of these sizes, in bytes, each to be waited for by itself.
+    /// Buffers of these sizes, in bytes; each can be awaited alone.
     ///
     /// # Errors
-    /// `OutOfHostMemory` (also for stores of other kinds) when it is known that not all of it is to be had; the
-    /// same at `wait`.
+    /// `OutOfHostMemory` (for any storage) if they are known not to fit, here or at `wait`.
     fn buffers(&self, sizes: &[u64]) -> Result<Vec<Pending<BackupBuffer>>>;
 
-    /// Gives back what no buffer uses. May wait for work on the device.
+    /// Releases unused memory. May wait for device work.
     ///
     /// # Errors
-    /// What the machine says.
+    /// Of the machine.
     fn trim(&self) -> Result<()>;
 
-    /// Host memory that it holds, in use or not, in bytes.
+    /// Host memory held, used or not.
     fn held_bytes(&self) -> u64;
 
-    /// Whether its own limit leaves buffer for so many bytes more, whatever the machine has. Where it does not, nobody else
-    /// need make buffer.
+    /// Whether the storage's own limit, not the machine's memory, allows `bytes` more.
     fn allows(&self, bytes: u64) -> bool {
         let _ = bytes;
         true
     }
 }
 
-/// BackupBuffer for the copy of one piece of device memory. Offsets are in bytes from its beginning.
+/// Stored bytes of one extent of device memory. Offsets are in bytes.
 pub trait StoredBytes: Send + Sync + fmt::Debug {
-    /// Its size.
+    /// Size.
     fn bytes(&self) -> u64;
 
-    /// Whether nothing reads it, so that it can be written.
+    /// Whether no copy reads it, so that it can be written.
     fn is_free(&self) -> bool;
 
-    /// Queues copies of whole granules from the device to where the parts say, and digests of what is stored then;
-    /// `wait` gives the buffer back, with a digest for each granule in the order of the parts.
+    /// Queues copies of whole granules to the parts' offsets, and digests of the stored bytes, in order of
+    /// the parts.
     ///
     /// # Errors
-    /// As for [`Driver::save`]. A buffer whose copy failed is given back to its store.
+    /// As [`Driver::save`]; the buffer is then released.
     fn save(
         self: Box<Self>,
         stream: StreamId,
         parts: &[CopyPart],
     ) -> Result<Pending<(BackupBuffer, Vec<Digest>)>>;
 
-    /// Queues copies back to the device.
+    /// Queues copies to the device.
     ///
     /// # Errors
-    /// As for [`Driver::copy_to_device`].
+    /// As [`Driver::copy_to_device`].
     fn load(&self, stream: StreamId, parts: &[CopyPart]) -> Result<Pending<()>>;
 
-    /// Digest of `bytes` at `offset` as they are stored now.
+    /// Digest of the bytes stored now.
     ///
     /// # Errors
-    /// `InvalidArgument` when that is not inside; what the store says.
+    /// `InvalidArgument` outside the buffer; errors of the storage.
     fn digest(&self, offset: u64, bytes: u64) -> Result<Digest>;
 }
 
-/// A buffer of any store. Given back when dropped.
+/// A buffer of any storage; dropping releases it.
 #[derive(Debug)]
 pub struct BackupBuffer(Box<dyn StoredBytes>);
 
 impl BackupBuffer {
-    /// A buffer over `stored`.
+    /// Wraps `stored`.
     #[must_use]
     pub fn new(stored: impl StoredBytes + 'static) -> Self {
         Self(Box::new(stored))
@@ -106,7 +101,7 @@ impl Deref for BackupBuffer {
     }
 }
 
-/// Backups in host memory, as the device's driver has it: pinned where the machine can.
+/// Backups in the driver's host memory, pinned where possible.
 #[derive(Debug)]
 pub struct HostBackups {
     driver: Arc<dyn Driver>,

@@ -1,16 +1,15 @@
 //! Sizes in bytes as people write and read them.
 //!
-//! [`ByteSize`] parses `24GiB`, `22g`, `22528m`, `1.53 GiB`, `80GB` or a plain count, in integer
-//! arithmetic (no rounding through floats), and prints the largest binary unit that stays readable.
-//! Anything it does not understand is a [`ParseSizeError`] that repeats the text and says what would
-//! have been understood.
+//! [`ByteSize`] parses `24GiB`, `22g`, `22528m`, `1.53 GiB`, `80GB` or a plain count in integer arithmetic.
+//! It prints the largest readable binary unit. A [`ParseSizeError`] repeats the text and names the accepted
+//! forms.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// A number of bytes. Serializes as a plain number.
+/// A number of bytes. Serializes as a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ByteSize(pub u64);
 
@@ -33,14 +32,13 @@ impl ByteSize {
         Self(n << 30)
     }
 
-    /// The most that prints without rounding and is no more than this: for what may be asked at most.
+    /// The largest size, up to this one, that prints exactly: for upper bounds.
     #[must_use]
     pub fn rounded_down(self) -> Self {
         self.readable(|hundredths, _| hundredths)
     }
 
-    /// The least that prints without rounding and is no less than this, unless it does not fit: for what is needed
-    /// at least.
+    /// The smallest size, from this one on, that prints exactly and fits: for lower bounds.
     #[must_use]
     pub fn rounded_up(self) -> Self {
         self.readable(|hundredths, has_rest| hundredths + u128::from(has_rest))
@@ -51,12 +49,12 @@ impl ByteSize {
         let Some((_, scale)) = unit(self.0) else { return self };
         let (hundreds, scale) = (u128::from(self.0) * 100, u128::from(scale));
         let hundredths = choose(hundreds / scale, hundreds % scale != 0);
-        // Rounded towards where the figure as printed comes out the same.
+        // Rounded up, so that it prints as this figure.
         u64::try_from((hundredths * scale).div_ceil(100)).map_or(self, Self)
     }
 }
 
-/// The largest unit that is no more than `bytes`, with its size.
+/// The largest unit up to `bytes`.
 fn unit(bytes: u64) -> Option<(&'static str, u64)> {
     BINARY.into_iter().find(|(_, scale)| bytes >= *scale)
 }
@@ -93,19 +91,19 @@ impl Serialize for ByteSize {
     }
 }
 
-/// Why a text is not a size.
+/// The text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a size: {reason}; write it like 24GiB, 1.5GiB, 512m or 1048576")]
 #[non_exhaustive]
 pub struct ParseSizeError {
-    /// What was given.
+    /// As given.
     pub text: String,
-    /// What is wrong with it.
+    /// What is wrong.
     pub reason: &'static str,
 }
 
 impl ParseSizeError {
-    /// That `text` is not a size, for `reason`.
+    /// Names the text and the reason.
     #[must_use]
     pub fn new(text: impl Into<String>, reason: &'static str) -> Self {
         Self { text: text.into(), reason }
@@ -115,9 +113,9 @@ impl ParseSizeError {
 impl FromStr for ByteSize {
     type Err = ParseSizeError;
 
-    /// Binary units by default: `k`, `m`, `g`, `t` and `KiB` … `EiB` are powers of 1024; only `kB`,
-    /// `MB`, `GB`, `TB`, `PB`, `EB` are powers of 1000. Case does not matter. What a fraction of a unit
-    /// comes to is rounded down to a whole byte; a fraction of a byte is refused.
+    /// Only `kB`, `MB`, `GB`, `TB`, `PB`, `EB` are powers of 1000; `k`, `m`, `g`, `t` and `KiB` … `EiB` are
+    /// powers of 1024. Case does not matter. Fractions of a unit round down to a byte; fractions of a byte
+    /// are refused.
     fn from_str(text: &str) -> Result<Self, ParseSizeError> {
         let fail = |reason| ParseSizeError::new(text, reason);
         let trimmed = text.trim();

@@ -1,16 +1,16 @@
-//! What to show a person of an error that has causes.
+//! Error messages with their causes.
 //!
-//! An error of this workspace either prints its cause or returns it from [`source`](Error::source), never both: nothing is
-//! said twice by who prints all of them, and nothing is lost by who prints them with [`chain`].
+//! An error of this workspace prints its cause or returns it from [`source`](Error::source), never both. So
+//! printing the chain repeats nothing and loses nothing.
 
 use std::error::Error;
 use std::iter;
 
-/// What `error` says, and behind it what each of its causes says, joined by `": "`.
+/// Messages of `error` and its causes, joined by `": "`.
 #[must_use]
 pub fn chain(error: &dyn Error) -> String {
     let causes = iter::successors(error.source(), |cause: &&(dyn Error + 'static)| (*cause).source());
-    causes.fold(error.to_string(), |said, cause| format!("{said}: {cause}"))
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ mod tests {
     use crate::pool::PoolError;
 
     #[test]
-    fn each_says_what_it_adds() {
+    fn each_error_adds_its_own_message() {
         let source = DriverError::invalid(Op::Map, "no such place");
         assert_eq!(chain(&source), "map: no such place");
         let error = PoolError::Driver { op: "trim", source };

@@ -1,9 +1,7 @@
 //! The digest of a granule: 128 bits, sensitive to position, the same on every machine.
 //!
-//! A digest tells whether stored bytes and device bytes are the same, so it must be cheap enough to
-//! compute at memory speed, on a CPU with one thread per copy stream and on a GPU with one group of
-//! threads per leaf. It guards against accidents (a lost copy, a stale page, a swapped or torn
-//! granule, a flipped bit), not against an adversary.
+//! It runs at memory speed, with one CPU thread per copy stream, or one group of GPU threads per leaf. It
+//! detects accidents (lost copies, stale pages, swapped or torn granules, flipped bits), not attacks.
 //!
 //! # Version 1
 //!
@@ -14,24 +12,24 @@
 //! digest  = XXH3_128(LE128(leaf[0]) ‖ … ‖ LE128(leaf[n-1]) ‖ LE64(length), seed ROOT_SEED)
 //! ```
 //!
-//! Leaves are independent, so a GPU computes all of them at once and the root of a 2 MiB granule from
-//! 8 KiB of leaf digests. The root's own seed keeps leaves and roots apart, the length keeps a short
-//! last leaf apart from one padded with zeros. Any change to this text is a new [`DIGEST_VERSION`].
+//! Leaves are independent, so a GPU computes all at once, and the root of 2 MiB from 8 KiB of leaf digests.
+//! The seed separates leaves from roots. The length separates a short leaf from one padded with zeros. Any
+//! change here needs a new [`DIGEST_VERSION`].
 
 use std::fmt;
 
 use twox_hash::XxHash3_128;
 
-/// Version of the function below; stored wherever a digest outlives the process.
+/// Stored wherever a digest outlives the process.
 pub const DIGEST_VERSION: u32 = 1;
 
-/// Bytes of one leaf of the tree.
+/// Bytes of a leaf.
 pub const LEAF_BYTES: usize = 4096;
 
-/// Seed of the root, the ASCII text `poorwil1` as a little-endian number.
+/// Seed of the root: ASCII `poorwil1` as a little-endian number.
 pub const ROOT_SEED: u64 = u64::from_le_bytes(*b"poorwil1");
 
-/// 128-bit digest of a run of bytes, usually one granule. Compare with `==`.
+/// 128-bit digest of bytes, usually of one granule.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub u128);
 
@@ -48,7 +46,7 @@ impl fmt::Debug for Digest {
 }
 
 impl Digest {
-    /// Digest of `bytes`, version [`DIGEST_VERSION`].
+    /// In version [`DIGEST_VERSION`].
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         let mut hasher = DigestHasher::default();
@@ -59,7 +57,7 @@ impl Digest {
     }
 }
 
-/// The same function for bytes that arrive piece by piece.
+/// The same for bytes that arrive in parts.
 pub struct DigestHasher {
     root: XxHash3_128,
     length: u64,
@@ -78,18 +76,18 @@ impl Default for DigestHasher {
 }
 
 impl DigestHasher {
-    /// Adds the next bytes. Every call but the last must bring a multiple of [`LEAF_BYTES`].
+    /// Adds bytes: a multiple of [`LEAF_BYTES`], except in the last call.
     ///
     /// # Panics
     ///
-    /// If an earlier call ended inside a leaf.
+    /// After a call that ended inside a leaf.
     pub fn update(&mut self, bytes: &[u8]) {
         for leaf in bytes.chunks(LEAF_BYTES) {
             self.leaf(leaf);
         }
     }
 
-    /// The digest of everything added.
+    /// The digest of all added bytes.
     #[must_use]
     pub fn finish(mut self) -> Digest {
         self.root.write(&self.length.to_le_bytes());
@@ -107,7 +105,7 @@ impl DigestHasher {
 mod tests {
     use super::*;
 
-    /// Bytes of a fixed linear generator: known answers must not depend on a random crate.
+    /// A fixed linear generator: known answers must not depend on a random crate.
     fn sample(len: usize) -> Vec<u8> {
         let mut x = 0x9E37_79B9_7F4A_7C15_u64;
         (0..len)
@@ -126,7 +124,7 @@ mod tests {
         }
     }
 
-    /// Computed with the reference implementation of xxHash in C, from the text above.
+    /// Computed with xxHash's reference implementation in C.
     const KNOWN_ANSWERS: [(usize, &str); 6] = [
         (0, "dcbc6d0525dcd25bbb6a848477eea9ac"),
         (1, "55419f82a649b0c6ef1e2340132b9808"),
@@ -167,11 +165,11 @@ mod tests {
     }
 
     #[test]
-    fn pieces_give_the_same_digest() {
+    fn parts_give_the_same_digest() {
         let bytes = sample(9 * LEAF_BYTES + 17);
-        for piece in [LEAF_BYTES, 2 * LEAF_BYTES, 5 * LEAF_BYTES] {
+        for part_bytes in [LEAF_BYTES, 2 * LEAF_BYTES, 5 * LEAF_BYTES] {
             let mut hasher = DigestHasher::default();
-            bytes.chunks(piece).for_each(|chunk| hasher.update(chunk));
+            bytes.chunks(part_bytes).for_each(|chunk| hasher.update(chunk));
             assert_eq!(hasher.finish(), Digest::of(&bytes));
         }
     }

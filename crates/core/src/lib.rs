@@ -1,11 +1,9 @@
-//! Memory policy of the poorwill GPU memory runtime.
+//! Memory policy of the Poorwill GPU memory runtime.
 //!
-//! This crate decides; it never touches a machine. It holds the [`Driver`] trait with its contract,
-//! the [`Pool`] that hands out blocks of device memory, the [`budget`] that says how much there may be of it, the plans by which tags of a pool go to
-//! sleep and wake, and the words ([`Tag`], [`Digest`], [`ByteSize`]) that every other crate uses.
-//! Addresses are integers here, never pointers; there is no `unsafe`, no file and no system call.
-//!
-//! The machines live in `poorwill-driver`; the library people import is `poorwill`.
+//! It holds the [`Driver`] contract, the [`Pool`] with sleep and wake, and the [`budget`] of a device. Its
+//! terms ([`Tag`], [`Digest`], [`ByteSize`]) are those of every crate. Addresses are integers, never
+//! pointers; there is no `unsafe`, no file and no system call. `poorwill-driver` has the drivers; users
+//! import `poorwill`.
 #![forbid(unsafe_code)]
 
 pub mod backup;

@@ -1,16 +1,14 @@
-//! The locks that interleavings are model-checked with: the standard library's here, their doubles in
-//! `checks/interleavings`.
+//! Locks for model-checked code: the standard library's here, their doubles in `checks/interleavings`.
 
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use std::sync::TryLockError;
 
-/// Whether a thread panicked while it held the lock.
 pub(crate) fn is_poisoned<T>(mutex: &Mutex<T>) -> bool {
     mutex.is_poisoned()
 }
 
-/// The value, in whatever state a panic may have left it, if nobody has it.
+/// Locks a free mutex, poisoned or not.
 pub(crate) fn try_lock_anyway<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),

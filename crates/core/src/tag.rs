@@ -1,8 +1,7 @@
 //! Tags: what an allocation is, and what sleep does with it.
 //!
-//! A [`Tag`] is a short checked name. Its [`TagPolicy`] is the row of the table below; the four known
-//! tags have theirs built in, any other tag is backed up at both levels unless it was declared
-//! otherwise before its first allocation.
+//! A [`Tag`] is a checked name, a [`TagPolicy`] a row of this table. Tags not listed are backed up at both
+//! levels, unless declared otherwise before their first allocation.
 //!
 //! | tag | level 1 | level 2 | wake |
 //! |---|---|---|---|
@@ -17,7 +16,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-/// Longest name of a tag, in bytes.
+/// Longest name, in bytes.
 pub const TAG_BYTES_MAX: usize = 64;
 
 /// Label of an allocation. Cheap to clone; serializes as its name.
@@ -25,11 +24,11 @@ pub const TAG_BYTES_MAX: usize = 64;
 pub struct Tag(Arc<str>);
 
 impl Tag {
-    /// A tag of this name: 1 to [`TAG_BYTES_MAX`] of ASCII letters, digits, `_`, `-` and `.`.
+    /// 1 to [`TAG_BYTES_MAX`] ASCII letters, digits, `_`, `-` and `.`.
     ///
     /// # Errors
     ///
-    /// [`InvalidTag`] when the name is empty, too long, or has any other character.
+    /// [`InvalidTag`] for any other name.
     pub fn new(name: &str) -> Result<Self, InvalidTag> {
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
         if name.is_empty() || name.len() > TAG_BYTES_MAX || !name.bytes().all(allowed) {
@@ -50,7 +49,7 @@ impl Tag {
         Self("kv_cache".into())
     }
 
-    /// State of the engine's runtime.
+    /// Engine state.
     #[must_use]
     pub fn runtime() -> Self {
         Self("runtime".into())
@@ -62,13 +61,13 @@ impl Tag {
         Self("cudagraph".into())
     }
 
-    /// What is in use already, as a claim on a budget.
+    /// Memory already in use, as a claim on a budget.
     #[must_use]
     pub fn in_use() -> Self {
         Self("in_use".into())
     }
 
-    /// All that a pool maps, as a claim on a budget.
+    /// A whole pool, as a claim on a budget.
     #[must_use]
     pub fn pool() -> Self {
         Self("pool".into())
@@ -106,23 +105,23 @@ impl Serialize for Tag {
     }
 }
 
-/// A name that no tag can have.
+/// Not a tag's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` cannot be a tag: use 1 to {TAG_BYTES_MAX} ASCII letters, digits, `_`, `-` or `.`")]
 #[non_exhaustive]
 pub struct InvalidTag {
-    /// The refused name, escaped and shortened.
+    /// Escaped and shortened.
     pub name: String,
 }
 
-/// What a sleep does with the bytes of a tag.
+/// What a sleep does with a tag's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SleepAction {
     /// Copied to host memory, with a digest per granule.
     Backup,
-    /// Given up.
+    /// Dropped.
     Drop,
 }
 
@@ -133,11 +132,11 @@ pub enum SleepAction {
 pub enum Dropped {
     /// Zeros, written before the wake commits.
     Zeros,
-    /// Anything; the tag is *undefined* until its owner has written it again and marked it restored.
+    /// Anything; *undefined* until rewritten and marked restored.
     Undefined,
 }
 
-/// One row of the table of tags.
+/// One row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TagPolicy {
@@ -145,34 +144,34 @@ pub struct TagPolicy {
     pub level_1: SleepAction,
     /// At sleep level 2.
     pub level_2: SleepAction,
-    /// What it holds after a wake that follows a drop.
+    /// After dropping.
     pub dropped: Dropped,
 }
 
 impl TagPolicy {
-    /// Backed up at both levels: `runtime`, `cudagraph`, and any tag of the user's.
+    /// Backed up at both levels.
     pub const PRESERVED: Self =
         Self { level_1: SleepAction::Backup, level_2: SleepAction::Backup, dropped: Dropped::Undefined };
 
-    /// What becomes of the bytes at each level, and what memory that was dropped holds afterwards.
+    /// The policy for each level, and after dropping.
     #[must_use]
     pub const fn new(level_1: SleepAction, level_2: SleepAction, dropped: Dropped) -> Self {
         Self { level_1, level_2, dropped }
     }
 
-    /// Dropped at both levels, back as `dropped` says.
+    /// Dropped at both levels.
     #[must_use]
     pub const fn discardable(dropped: Dropped) -> Self {
         Self { level_1: SleepAction::Drop, level_2: SleepAction::Drop, dropped }
     }
 
-    /// Whether a sleep drops the bytes at whichever level.
+    /// Whether both levels drop the bytes.
     #[must_use]
     pub const fn is_discardable(&self) -> bool {
         matches!((self.level_1, self.level_2), (SleepAction::Drop, SleepAction::Drop))
     }
 
-    /// The built-in row for `tag`, or [`TagPolicy::PRESERVED`].
+    /// The row for `tag`, or [`TagPolicy::PRESERVED`].
     #[must_use]
     pub fn built_in(tag: &Tag) -> Self {
         match tag.as_str() {
@@ -185,36 +184,35 @@ impl TagPolicy {
     }
 }
 
-/// What is known about changes to a tag's bytes between two sleeps.
+/// How a tag's bytes change between two sleeps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Changes {
-    /// Nothing: each granule is compared with its backup by digest, and copied if it differs; where digests are slow,
-    /// everything is copied.
+    /// Unknown: granules that differ from their backup are copied; all where digests are slow.
     #[default]
     Compared,
-    /// The owner promises that bytes which were backed up stay what they are. Only a rotating sixty-fourth is
-    /// compared; a difference is an error, and ends the trust.
+    /// Never after a backup. Only a rotating sixty-fourth is compared; a difference is an error and ends the
+    /// promise.
     Immutable,
-    /// Everything changes: nothing is compared, everything is copied.
+    /// All: everything is copied, nothing compared.
     Volatile,
 }
 
-/// Where the bytes of a tag are.
+/// Where a tag's bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TagState {
-    /// On the device, as their owner wrote them.
+    /// On the device, as written.
     Awake,
-    /// Mapped on the device, but dropped by a sleep, or lost in part with a spoiled backup
-    /// ([`Pool::lost_ranges`](crate::Pool::lost_ranges)), and not restored since: reading what is undefined is refused.
+    /// On the device, but dropped by a sleep, or lost in part
+    /// ([`Pool::lost_ranges`](crate::Pool::lost_ranges)). Reading undefined bytes is refused.
     Undefined,
     /// In host memory.
     AsleepBackedUp,
-    /// Nowhere: dropped, to come back as the tag's policy says.
+    /// Nowhere; the policy says what comes back.
     AsleepDropped,
-    /// Still in its device memory, which after a failed undo is not wholly mapped: a wake maps it again.
+    /// In device memory, not wholly mapped after a failed undo; a wake maps it.
     Stranded,
 }
 
@@ -225,7 +223,7 @@ impl Serialize for TagState {
 }
 
 impl TagState {
-    /// Its name in JSON and Python. [`fmt::Display`] has words for people.
+    /// Name in JSON and Python; [`fmt::Display`] is for people.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -237,13 +235,13 @@ impl TagState {
         }
     }
 
-    /// Whether the tag's memory is the device's, mapped or not.
+    /// Whether it has device memory, mapped or not.
     #[must_use]
     pub const fn is_held(self) -> bool {
         matches!(self, Self::Awake | Self::Undefined | Self::Stranded)
     }
 
-    /// Whether the tag must be woken before its blocks can be used.
+    /// Whether its blocks need a wake.
     #[must_use]
     pub const fn is_asleep(self) -> bool {
         matches!(self, Self::AsleepBackedUp | Self::AsleepDropped | Self::Stranded)

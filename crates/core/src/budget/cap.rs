@@ -1,4 +1,4 @@
-//! What the user allows: a number of bytes, or a share of what there is.
+//! What the user allows: bytes, or a share of the total.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,16 +7,16 @@ use serde::{Serialize, Serializer};
 
 use crate::bytes::ByteSize;
 
-/// Below this a number without a unit is a slip: nobody means 22 bytes.
-const BARE_BYTES_MIN: u64 = 1 << 20;
+/// Smaller numbers without a unit are refused: 22 does not mean 22 bytes.
+const UNITLESS_BYTES_MIN: u64 = 1 << 20;
 
-/// Parts that a whole has.
+/// Parts of a whole.
 const WHOLE: u64 = 1_000_000_000_000;
 
 /// Decimal places of [`WHOLE`].
 const PLACES: usize = 12;
 
-/// Most that may be used. Reads `20GiB`, `22528m`, `0.92` or `92%`; serializes as it prints.
+/// Most memory to use. Reads `20GiB`, `22528m`, `0.92` or `92%`; serializes as it prints.
 ///
 /// ```
 /// use poorwill_core::budget::Cap;
@@ -27,14 +27,14 @@ const PLACES: usize = 12;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cap {
-    /// So many bytes. At least one.
+    /// At least one.
     Bytes(u64),
-    /// This part of the total.
+    /// Of the total.
     Share(Share),
 }
 
 impl Cap {
-    /// Bytes that it comes to where there are `total_bytes`; may be more than that. A share is rounded down.
+    /// The cap in bytes, which may exceed the total. A share is rounded down.
     #[must_use]
     pub fn of(self, total_bytes: u64) -> u64 {
         match self {
@@ -47,7 +47,7 @@ impl Cap {
 impl fmt::Display for Cap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // Rounded for people only where nothing is lost.
+            // Rounded only where the text reads back exactly.
             Self::Bytes(bytes) => {
                 let short = ByteSize(*bytes).to_string();
                 let is_exact = short.parse() == Ok(ByteSize(*bytes));
@@ -64,7 +64,7 @@ impl Serialize for Cap {
     }
 }
 
-/// A part of a whole: more than nothing, at most all of it. Exact to twelve decimal places.
+/// More than nothing, at most all. Exact to twelve decimal places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share(u64);
 
@@ -76,14 +76,14 @@ impl Share {
         u64::try_from(part).unwrap_or(bytes)
     }
 
-    /// The least share, of two decimal places or as many as it takes, that makes `bytes` of `total_bytes`.
-    /// `None` where that is more than all of it, or nothing.
+    /// The smallest share, in as few decimal places from two as it takes, of at least `bytes`. `None` if more
+    /// than the total, or nothing.
     #[must_use]
-    pub fn that_makes(bytes: u64, total_bytes: u64) -> Option<Self> {
+    pub fn at_least(bytes: u64, total_bytes: u64) -> Option<Self> {
         if bytes == 0 || bytes > total_bytes {
             return None;
         }
-        // Coarse steps first: people write 0.92.
+        // Two places first: people write 0.92.
         [WHOLE / 100, WHOLE / 1000, 1].into_iter().find_map(|step| {
             let parts = (u128::from(bytes) * u128::from(WHOLE)).div_ceil(u128::from(total_bytes));
             let rounded = parts.div_ceil(u128::from(step)) * u128::from(step);
@@ -91,7 +91,7 @@ impl Share {
         })
     }
 
-    /// The largest share of two decimal places that stays within `bytes` of `total_bytes`. `None` for less than 0.01.
+    /// The largest share of two decimal places within `bytes`. `None` below 0.01.
     #[must_use]
     pub fn within(bytes: u64, total_bytes: u64) -> Option<Self> {
         let hundredths = u128::from(bytes) * 100 / u128::from(total_bytes.max(1));
@@ -110,21 +110,21 @@ impl fmt::Display for Share {
     }
 }
 
-/// Why a text is no cap.
+/// The text is not a cap.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is no budget: {reason}; write bytes like 20GiB or 22528m, or a share of the total like 0.92"
 )]
 #[non_exhaustive]
 pub struct InvalidCap {
-    /// What was given.
+    /// As given.
     pub text: String,
-    /// What is wrong with it.
+    /// What is wrong.
     pub reason: String,
 }
 
 impl InvalidCap {
-    /// That `text` is no budget, for `reason`.
+    /// Names the text and the reason.
     #[must_use]
     pub fn new(text: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { text: text.into(), reason: reason.into() }
@@ -134,8 +134,8 @@ impl InvalidCap {
 impl FromStr for Cap {
     type Err = InvalidCap;
 
-    /// A decimal fraction without a unit is a share, as is a number with `%`; everything else is read as a
-    /// [`ByteSize`]. A small whole number without a unit is refused, since it could be meant as either.
+    /// A decimal fraction without a unit and a number with `%` are shares; others are read as [`ByteSize`].
+    /// Small whole numbers without a unit are refused as ambiguous.
     fn from_str(text: &str) -> Result<Self, InvalidCap> {
         let fail = |reason: &str| InvalidCap {
             text: text.escape_debug().take(128).collect(),
@@ -145,15 +145,17 @@ impl FromStr for Cap {
         if let Some(percent) = trimmed.strip_suffix('%') {
             return share(percent.trim_end(), PLACES - 2).map(Self::Share).map_err(fail);
         }
-        let is_bare = !trimmed.is_empty() && trimmed.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-        if is_bare && trimmed.contains('.') {
+        let is_unitless = !trimmed.is_empty() && trimmed.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+        if is_unitless && trimmed.contains('.') {
             return share(trimmed, PLACES).map(Self::Share).map_err(fail);
         }
         let bytes = trimmed.parse::<ByteSize>().map_err(|error| fail(error.reason))?.0;
         match bytes {
             0 => Err(fail("with nothing to use, nothing can be loaded")),
-            1 if is_bare => Err(fail("it is one byte; all there is, is 1.0 or 100%")),
-            _ if is_bare && bytes < BARE_BYTES_MIN => Err(fail("without a unit it is that many bytes")),
+            1 if is_unitless => Err(fail("it is one byte; all there is, is 1.0 or 100%")),
+            _ if is_unitless && bytes < UNITLESS_BYTES_MIN => {
+                Err(fail("without a unit it is that many bytes"))
+            }
             _ => Ok(Self::Bytes(bytes)),
         }
     }
@@ -171,7 +173,7 @@ fn share(number: &str, places: usize) -> Result<Share, &'static str> {
     let scale = 10u64.pow(u32::try_from(places).map_err(|_| MALFORMED)?);
     let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| too_much)? };
     let (kept, rest) = fraction.split_at(fraction.len().min(places));
-    // Places that are missing are zeros; those beyond the last are dropped.
+    // Missing places are zeros; excess ones are dropped.
     let kept: u64 = format!("{kept:0<places$}").parse().map_err(|_| MALFORMED)?;
     let parts = whole.checked_mul(scale).and_then(|parts| parts.checked_add(kept)).ok_or(too_much)?;
     let has_rest = rest.bytes().any(|b| b != b'0');
@@ -274,13 +276,13 @@ mod tests {
 
     #[test]
     fn shares_for_people() {
-        let makes = |bytes, total| Share::that_makes(bytes, total).map(|share| share.to_string());
+        let makes = |bytes, total| Share::at_least(bytes, total).map(|share| share.to_string());
         assert_eq!(makes(21 * GIB + 32_212_255, 23 * GIB).as_deref(), Some("0.92"));
         assert_eq!(makes(23 * GIB, 23 * GIB).as_deref(), Some("1.0"));
         assert_eq!(makes(23 * GIB - 1, 23 * GIB).as_deref(), Some("1.0"));
         assert_eq!((makes(0, GIB), makes(GIB + 1, GIB), makes(1, 0)), (None, None, None));
         for bytes in [1, GIB / 3, GIB - 1, GIB] {
-            assert!(Share::that_makes(bytes, GIB).unwrap().of(GIB) >= bytes, "{bytes}");
+            assert!(Share::at_least(bytes, GIB).unwrap().of(GIB) >= bytes, "{bytes}");
         }
         let within = |bytes, total| Share::within(bytes, total).map(|share| share.to_string());
         assert_eq!(within(22 * GIB, 23 * GIB).as_deref(), Some("0.95"));

@@ -1,10 +1,10 @@
-//! The envelope: one budget, and who has claimed how much of it.
+//! The envelope: one budget and the claims on it.
 //!
-//! Whoever needs memory of a device (weights, activations, graph captures, key-value cache, a pool) claims it here
-//! before taking it. What is claimed never exceeds the budget. A claim that is dropped is returned.
+//! Users of device memory (weights, activations, graph captures, key-value cache, a pool) claim it before
+//! taking it. Claims never exceed the budget. Dropping a claim returns it.
 //!
-//! A forked child has a copy of the ledger that means nothing, and perhaps one whose lock is held for ever: nothing of it
-//! may be used there. Dropping a claim there does nothing.
+//! A forked child must not use its copy of the ledger, whose lock may be held for ever. Dropping a claim
+//! there does nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use super::source::SourceName;
 use crate::bytes::ByteSize;
 use crate::tag::Tag;
 
-/// A budget that is handed out by name. Cheap to clone; clones are the same envelope.
+/// A budget claimed by name. Clones are cheap and are the same envelope.
 ///
 /// ```
 /// use poorwill_core::{Tag, budget::Envelope};
@@ -35,25 +35,25 @@ pub struct Envelope(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    ground: BudgetBasis,
-    /// The process that the ledger is of.
+    basis: BudgetBasis,
+    /// Process of the ledger.
     process: u32,
     ledger: Mutex<Ledger>,
 }
 
-/// What a budget was decided on, for messages.
+/// Figures behind a budget, for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BudgetBasis {
-    /// All of the budget, in bytes.
+    /// The budget.
     pub budget_bytes: u64,
-    /// What the budget was cut from, in bytes. `None` where nobody told.
+    /// What the budget is a part of. `None` if unknown.
     pub total_bytes: Option<u64>,
-    /// Whose figure that is.
+    /// Source of the total.
     pub total_from: Option<SourceName>,
-    /// What was free when the budget was decided, in bytes.
+    /// Free when the budget was decided.
     pub free_bytes: Option<u64>,
-    /// What this process had in use then, in bytes.
+    /// Used by this process then.
     pub own_bytes: u64,
 }
 
@@ -61,7 +61,7 @@ pub struct BudgetBasis {
 struct Ledger {
     next_id: u64,
     claims: BTreeMap<u64, Claimed>,
-    /// Their sum: at most the budget.
+    /// Their sum; at most the budget.
     claimed_bytes: u64,
 }
 
@@ -69,36 +69,36 @@ struct Ledger {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Claimed {
-    /// Who claims.
+    /// Claimant.
     pub name: Tag,
-    /// How much, in bytes.
+    /// Size.
     pub bytes: u64,
-    /// Most that was measured for it, in bytes. `None` where nobody measures.
+    /// Highest measurement, if any.
     pub peak_bytes: Option<u64>,
-    /// Set where it is for what is in use already, which nobody can release.
+    /// Set for memory already in use, which no claimant can release.
     #[serde(skip)]
     pub in_use: Option<InUse>,
 }
 
-/// Whose use of a device a claim stands for.
+/// Which processes' use a claim stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InUse {
-    /// This process's, its context included: it stays.
+    /// This process's, context included; it stays.
     Own,
-    /// Everybody's, as far as it keeps the budget from being had now: it changes as others come and go.
-    Everybodys,
+    /// All processes', as far as it keeps the budget from being available now. It changes with them.
+    AllProcesses,
 }
 
 impl Envelope {
-    /// Nothing is claimed yet of `budget_bytes`; `total_bytes` is what the budget was cut from, for messages.
+    /// Without claims. `total_bytes` is for messages.
     #[must_use]
     pub fn new(budget_bytes: u64, total_bytes: u64) -> Self {
         let total_bytes = Some(total_bytes.max(budget_bytes));
         Self::on(BudgetBasis { budget_bytes, total_bytes, total_from: None, free_bytes: None, own_bytes: 0 })
     }
 
-    /// Nothing is claimed yet of a budget. `None` where it is not known.
+    /// Without claims. `None` if the budget is unknown.
     #[must_use]
     pub fn of(budget: &Budget) -> Option<Self> {
         let budget_bytes = budget.budget_bytes?;
@@ -111,61 +111,61 @@ impl Envelope {
         }))
     }
 
-    fn on(ground: BudgetBasis) -> Self {
-        Self(Arc::new(Inner { ground, process: std::process::id(), ledger: Mutex::default() }))
+    fn on(basis: BudgetBasis) -> Self {
+        Self(Arc::new(Inner { basis, process: std::process::id(), ledger: Mutex::default() }))
     }
 
-    /// All of it, in bytes.
+    /// The whole budget.
     #[must_use]
     pub fn budget_bytes(&self) -> u64 {
-        self.0.ground.budget_bytes
+        self.0.basis.budget_bytes
     }
 
-    /// What nobody has claimed, in bytes.
+    /// The rest.
     #[must_use]
     pub fn unclaimed_bytes(&self) -> u64 {
         self.budget_bytes() - self.ledger().claimed_bytes
     }
 
-    /// The claims, in the order in which they were made.
+    /// In order of claiming.
     #[must_use]
     pub fn claims(&self) -> Vec<Claimed> {
         self.ledger().claims.values().cloned().collect()
     }
 
-    /// Claims `bytes` for `name`. Several claims may have one name.
+    /// Claims `bytes`. Several claims may share a name.
     ///
     /// # Errors
-    /// When fewer are unclaimed; nothing has changed then.
+    /// If fewer are unclaimed; nothing has changed.
     pub fn claim(&self, name: Tag, bytes: u64) -> Result<Claim, ClaimError> {
         let mut ledger = self.ledger();
         let fits_bytes = self.budget_bytes() - ledger.claimed_bytes;
         if bytes > fits_bytes {
             return Err(self.refusal(&ledger, None, name, bytes));
         }
-        Ok(self.enter(&mut ledger, name, bytes, None))
+        Ok(self.insert(&mut ledger, name, bytes, None))
     }
 
-    /// Claims all that is unclaimed, which may be nothing.
+    /// Claims the rest, which may be nothing.
     pub fn claim_rest(&self, name: Tag) -> Claim {
         self.claim_up_to(name, u64::MAX)
     }
 
-    /// Claims `bytes`, or what is unclaimed if that is less.
+    /// Claims `bytes`, or the rest if that is less.
     pub fn claim_up_to(&self, name: Tag, bytes: u64) -> Claim {
         let mut ledger = self.ledger();
         let bytes = bytes.min(self.budget_bytes() - ledger.claimed_bytes);
-        self.enter(&mut ledger, name, bytes, None)
+        self.insert(&mut ledger, name, bytes, None)
     }
 
-    /// Claims `bytes` for what is in use already, or what is unclaimed if that is less.
-    pub fn claim_in_use(&self, whose: InUse, bytes: u64) -> Claim {
+    /// Claims memory already in use, or the rest if that is less.
+    pub fn claim_in_use(&self, users: InUse, bytes: u64) -> Claim {
         let mut ledger = self.ledger();
         let bytes = bytes.min(self.budget_bytes() - ledger.claimed_bytes);
-        self.enter(&mut ledger, Tag::in_use(), bytes, Some(whose))
+        self.insert(&mut ledger, Tag::in_use(), bytes, Some(users))
     }
 
-    fn enter(&self, ledger: &mut Ledger, name: Tag, bytes: u64, in_use: Option<InUse>) -> Claim {
+    fn insert(&self, ledger: &mut Ledger, name: Tag, bytes: u64, in_use: Option<InUse>) -> Claim {
         let id = ledger.next_id;
         ledger.next_id += 1;
         ledger.claimed_bytes += bytes;
@@ -173,22 +173,23 @@ impl Envelope {
         Claim { envelope: self.clone(), id, name }
     }
 
-    /// Why `name`, which is `claim` if it has one already, cannot have so much.
+    /// Refuses `name`; `claim` is its existing entry.
     fn refusal(&self, ledger: &Ledger, claim: Option<u64>, name: Tag, asked_bytes: u64) -> ClaimError {
         let others = ledger.claims.iter().filter(|(id, _)| Some(**id) != claim);
         let claims: Vec<Claimed> = others.map(|(_, claimed)| claimed.clone()).collect();
         let others_bytes: u64 = claims.iter().map(|claimed| claimed.bytes).sum();
-        let ground = self.0.ground;
-        ClaimError { name, asked_bytes, fits_bytes: ground.budget_bytes - others_bytes, ground, claims }
+        let basis = self.0.basis;
+        ClaimError { name, asked_bytes, fits_bytes: basis.budget_bytes - others_bytes, basis, claims }
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // The ledger is changed by single insertions, removals and assignments: no panic leaves it half written.
+        // A panic cannot leave the ledger half written: changes are single insertions, removals and
+        // assignments.
         self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A part of a budget that somebody has for as long as this lives.
+/// A part of a budget, claimed until dropped.
 #[derive(Debug)]
 #[must_use = "a claim that is dropped is returned"]
 pub struct Claim {
@@ -198,41 +199,41 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Who claims.
+    /// Claimant.
     #[must_use]
     pub fn name(&self) -> &Tag {
         &self.name
     }
 
-    /// How much, in bytes.
+    /// Size.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.read(|claimed| claimed.bytes)
     }
 
-    /// Most that was measured for it, in bytes.
+    /// Highest measurement.
     #[must_use]
     pub fn peak_bytes(&self) -> Option<u64> {
         self.read(|claimed| claimed.peak_bytes)
     }
 
-    /// By how much the peak exceeds the claim, in bytes.
+    /// By how much the peak exceeds the claim.
     #[must_use]
     pub fn over_bytes(&self) -> u64 {
         self.read(|claimed| claimed.peak_bytes.unwrap_or(0).saturating_sub(claimed.bytes))
     }
 
-    /// Notes what is in use for it now, in bytes.
+    /// Records the current use.
     pub fn measured(&self, bytes: u64) {
         if let Some(claimed) = self.envelope.ledger().claims.get_mut(&self.id) {
             claimed.peak_bytes = claimed.peak_bytes.max(Some(bytes));
         }
     }
 
-    /// Makes it `bytes` large.
+    /// Changes the size.
     ///
     /// # Errors
-    /// When fewer are unclaimed beside it; it stays as it was then.
+    /// If fewer are unclaimed; nothing has changed.
     pub fn resize(&self, bytes: u64) -> Result<(), ClaimError> {
         let mut ledger = self.envelope.ledger();
         let held_bytes = ledger.claims.get(&self.id).map_or(0, |claimed| claimed.bytes);
@@ -247,13 +248,13 @@ impl Claim {
         Ok(())
     }
 
-    /// What it is a part of.
+    /// The envelope of the claim.
     #[must_use]
     pub fn envelope(&self) -> &Envelope {
         &self.envelope
     }
 
-    /// Returns it; what dropping does, by name.
+    /// Drops the claim.
     pub fn release(self) {}
 
     fn read<T: Default>(&self, of: impl FnOnce(&Claimed) -> T) -> T {
@@ -263,7 +264,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // In a forked child somebody may hold the lock for ever.
+        // In a forked child another thread may hold the lock for ever.
         if self.envelope.0.process == std::process::id() {
             let mut ledger = self.envelope.ledger();
             if let Some(claimed) = ledger.claims.remove(&self.id) {
@@ -273,102 +274,103 @@ impl Drop for Claim {
     }
 }
 
-/// A claim that does not fit.
+/// The claim does not fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClaimError {
-    /// Who claims.
+    /// Claimant.
     pub name: Tag,
-    /// How much was asked for, in bytes.
+    /// Requested size.
     pub asked_bytes: u64,
-    /// What would have fitted, in bytes.
+    /// What would fit.
     pub fits_bytes: u64,
-    /// The budget, and what it was decided on.
-    pub ground: BudgetBasis,
-    /// What the others have claimed.
+    /// Figures of the budget.
+    pub basis: BudgetBasis,
+    /// Other claims.
     pub claims: Vec<Claimed>,
 }
 
 impl ClaimError {
-    /// What all who claim need together, in bytes, without what is in use already.
+    /// Sum of all claims, without memory already in use.
     #[must_use]
     pub fn needed_bytes(&self) -> u64 {
         let others = self.claims.iter().filter(|claimed| claimed.in_use.is_none());
         others.map(|claimed| claimed.bytes).fold(self.asked_bytes, u64::saturating_add)
     }
 
-    /// What the budget would have to be, in bytes.
+    /// The smallest budget that would do.
     #[must_use]
     pub fn needed_budget_bytes(&self) -> u64 {
         let has_in_use = self.claims.iter().any(|claimed| claimed.in_use.is_some());
-        let own_bytes = if has_in_use { self.ground.own_bytes } else { 0 };
+        let own_bytes = if has_in_use { self.basis.own_bytes } else { 0 };
         self.needed_bytes().saturating_add(own_bytes)
     }
 
-    /// What would help, of what can: whoever does it succeeds, unless others change what they have.
+    /// What would help, taking less included. Following it succeeds, unless other processes change their use.
     #[must_use]
     pub fn hint(&self) -> String {
-        self.ways(true)
+        self.advice(true)
     }
 
-    /// What would help to get so much, for who cannot take less.
+    /// What would help without taking less.
     #[must_use]
     pub fn remedy(&self) -> String {
-        self.ways(false)
+        self.advice(false)
     }
 
-    fn ways(&self, or_less: bool) -> String {
-        let BudgetBasis { budget_bytes, total_bytes, total_from, free_bytes, .. } = self.ground;
+    fn advice(&self, or_less: bool) -> String {
+        let BudgetBasis { budget_bytes, total_bytes, total_from, free_bytes, .. } = self.basis;
         let less = (or_less && self.fits_bytes > 0)
             .then(|| format!("claim at most {}", ByteSize(self.fits_bytes).rounded_down()));
-        let is_anybodys = self.claims.iter().any(|claimed| claimed.in_use.is_none());
-        let release = is_anybodys.then(|| "release a claim".to_owned());
+        let is_releasable = self.claims.iter().any(|claimed| claimed.in_use.is_none());
+        let release = is_releasable.then(|| "release a claim".to_owned());
         let needed_bytes = self.needed_budget_bytes();
         let needed = ByteSize(needed_bytes).rounded_up();
         let raise = match total_bytes {
             None => Some(format!("raise the budget to {needed}")),
-            Some(total) => Share::that_makes(needed_bytes, total)
+            Some(total) => Share::at_least(needed_bytes, total)
                 .map(|share| format!("raise the budget to {needed} (a share of {share})")),
         };
-        // What others have matters where it was taken off.
-        let counts_free = self.claims.iter().any(|claimed| claimed.in_use == Some(InUse::Everybodys));
+        // Free memory matters only where other processes' use was claimed.
+        let counts_free = self.claims.iter().any(|claimed| claimed.in_use == Some(InUse::AllProcesses));
         let lacking = free_bytes.filter(|free| counts_free && self.needed_bytes() > *free);
-        let (fact, way) = match (raise, lacking) {
+        let (remark, step) = match (raise, lacking) {
             (None, _) => {
                 let from = total_from.map_or_else(String::new, |from| format!(", by {from}"));
                 let total = ByteSize(total_bytes.unwrap_or(budget_bytes));
-                let fact =
+                let remark =
                     format!("no budget would do: {needed} are needed, and there are {total} in all{from}");
-                (Some(fact), None)
+                (Some(remark), None)
             }
             (Some(raise), Some(free)) => {
                 let end = "end what else uses the device".to_owned();
-                let way = if needed_bytes > budget_bytes { format!("{end} and {raise}") } else { end };
-                (Some(format!("{} are free now", ByteSize(free).rounded_down())), Some(way))
+                let step = if needed_bytes > budget_bytes { format!("{end} and {raise}") } else { end };
+                (Some(format!("{} are free now", ByteSize(free).rounded_down())), Some(step))
             }
             (Some(raise), None) => (None, Some(raise)),
         };
-        let ways: Vec<String> = less.into_iter().chain(release).chain(way).collect();
-        let ways = match &ways[..] {
+        let steps: Vec<String> = less.into_iter().chain(release).chain(step).collect();
+        let steps = match &steps[..] {
             [] => None,
-            [way] => Some(way.clone()),
-            [ways @ .., last] => Some(format!("{}, or {last}", ways.join(", "))),
+            [step] => Some(step.clone()),
+            [steps @ .., last] => Some(format!("{}, or {last}", steps.join(", "))),
         };
-        fact.into_iter().chain(ways).collect::<Vec<_>>().join("; ")
+        remark.into_iter().chain(steps).collect::<Vec<_>>().join("; ")
     }
 }
 
 impl fmt::Display for ClaimError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, asked_bytes, fits_bytes, ground, claims } = self;
+        let Self { name, asked_bytes, fits_bytes, basis, claims } = self;
         // Two figures that differ by little must not look the same.
         let looks_same = ByteSize(*asked_bytes).to_string() == ByteSize(*fits_bytes).to_string();
-        let asked = if looks_same { format!("{asked_bytes} B") } else { ByteSize(*asked_bytes).to_string() };
+        let requested =
+            if looks_same { format!("{asked_bytes} B") } else { ByteSize(*asked_bytes).to_string() };
         let fits = if looks_same { format!("{fits_bytes} B") } else { ByteSize(*fits_bytes).to_string() };
         write!(
             f,
-            "cannot claim {asked} for `{name}`: the budget is {}, of which ",
-            ByteSize(ground.budget_bytes)
+            "cannot claim {requested} for `{name}`: the budget is {}, of which ",
+            ByteSize(basis.budget_bytes)
         )?;
         for (nth, claimed) in claims.iter().enumerate() {
             let comma = if nth == 0 { "" } else { ", " };
@@ -383,7 +385,7 @@ impl std::error::Error for ClaimError {}
 
 #[cfg(test)]
 mod tests {
-    use super::super::source::Fact;
+    use super::super::source::Reading;
     use super::*;
 
     const GIB: u64 = 1 << 30;
@@ -419,24 +421,26 @@ mod tests {
     }
 
     #[test]
-    fn figures_that_look_the_same_are_told_exactly() {
+    fn figures_that_look_the_same_are_printed_exactly() {
         let refused = Envelope::new(GIB, 2 * GIB).claim(tag("weights"), GIB + 1).unwrap_err().to_string();
         assert!(refused.contains("cannot claim 1073741825 B") && refused.contains("1073741824 B would fit"));
     }
 
-    /// What a device of 24 GiB says whose neighbours use so much.
+    /// A device of 24 GiB that other processes use too.
     fn shared(free_bytes: u64, own_bytes: u64, cap: &str) -> (Envelope, Claim) {
-        let facts =
-            [Fact::bytes(SourceName::CudaTotal, 24 * GIB), Fact::bytes(SourceName::CudaFree, free_bytes)];
-        let budget = Budget::decide(&facts, Some(own_bytes), Some(cap.parse().unwrap()));
+        let readings = [
+            Reading::bytes(SourceName::CudaTotal, 24 * GIB),
+            Reading::bytes(SourceName::CudaFree, free_bytes),
+        ];
+        let budget = Budget::decide(&readings, Some(own_bytes), Some(cap.parse().unwrap()));
         let envelope = Envelope::of(&budget).unwrap();
         let in_use_bytes = budget.budget_bytes.unwrap() - budget.headroom_bytes.unwrap();
-        let in_use = envelope.claim_in_use(InUse::Everybodys, in_use_bytes);
+        let in_use = envelope.claim_in_use(InUse::AllProcesses, in_use_bytes);
         (envelope, in_use)
     }
 
     #[test]
-    fn whoever_follows_the_hint_succeeds() {
+    fn following_the_hint_succeeds() {
         let (envelope, _in_use) = shared(14 * GIB, GIB, "0.5");
         let refused = envelope.claim(tag("weights"), 13 * GIB).unwrap_err();
         assert_eq!(refused.needed_budget_bytes(), 14 * GIB);
@@ -448,11 +452,11 @@ mod tests {
             let (envelope, _in_use) = shared(14 * GIB, GIB, cap);
             envelope.claim(tag("weights"), 13 * GIB).unwrap().release();
         }
-        // What is not free no budget gives, and nobody can release what is in use.
+        // No budget gives memory that is not free, and memory in use cannot be released.
         let refused = envelope.claim(tag("weights"), 15 * GIB).unwrap_err().to_string();
-        let ways = "14 GiB are free now; claim at most 11 GiB, or end what else uses the device and raise the budget to \
+        let steps = "14 GiB are free now; claim at most 11 GiB, or end what else uses the device and raise the budget to \
                     16 GiB (a share of 0.67)";
-        assert!(refused.ends_with(ways), "{refused}");
+        assert!(refused.ends_with(steps), "{refused}");
         envelope.claim(tag("weights"), 11 * GIB).unwrap().release();
         let (others_gone, _in_use) = shared(23 * GIB, GIB, "16GiB");
         others_gone.claim(tag("weights"), 15 * GIB).unwrap().release();
@@ -462,12 +466,12 @@ mod tests {
     }
 
     #[test]
-    fn where_others_were_not_taken_off_they_do_not_matter() {
-        let facts =
-            [Fact::bytes(SourceName::CudaTotal, 24 * GIB), Fact::bytes(SourceName::CudaFree, 10 * GIB)];
+    fn other_processes_count_only_when_claimed_for() {
+        let readings =
+            [Reading::bytes(SourceName::CudaTotal, 24 * GIB), Reading::bytes(SourceName::CudaFree, 10 * GIB)];
         let envelope = |cap: &str| {
             let envelope =
-                Envelope::of(&Budget::decide(&facts, Some(GIB), Some(cap.parse().unwrap()))).unwrap();
+                Envelope::of(&Budget::decide(&readings, Some(GIB), Some(cap.parse().unwrap()))).unwrap();
             let own = envelope.claim_in_use(InUse::Own, GIB);
             (envelope, own)
         };
@@ -476,7 +480,7 @@ mod tests {
         assert!(refused.ends_with("claim at most 11 GiB, or raise the budget to 16 GiB (a share of 0.67)"));
         let (enough, _own) = envelope("16GiB");
         enough.claim(tag("pool"), 15 * GIB).unwrap().release();
-        // A name is no mark: this one can be released.
+        // The name marks nothing: this claim can be released.
         let named = half.claim(tag("in_use"), 5 * GIB).unwrap();
         let refused = half.claim(tag("pool"), 8 * GIB).unwrap_err();
         assert_eq!(refused.needed_budget_bytes(), 14 * GIB);
@@ -507,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_held_against_the_claim() {
+    fn a_peak_is_compared_with_its_claim() {
         let envelope = Envelope::new(10, 10);
         let claim = envelope.claim(tag("cudagraph"), 4).unwrap();
         assert_eq!((claim.peak_bytes(), claim.over_bytes()), (None, 0));

@@ -3,56 +3,56 @@
 use serde::Serialize;
 
 use super::cap::Cap;
-use super::source::{Answer, Fact, Source, SourceName};
+use super::source::{Figure, Reading, Source, SourceName};
 use crate::bytes::ByteSize;
 
-/// More than any device has: a figure from here on is no total, but for the host device's.
+/// No device has that much, except the host device.
 pub const PLAUSIBLE_BYTES_MAX: u64 = 1 << 50;
 
-/// From here on an unsigned figure is one that went below zero.
+/// From here on an unsigned figure has gone below zero.
 const UNDERFLOW_BYTES_MIN: u64 = 1 << 63;
 
-/// How much of a device this process may use, and who says so.
+/// How much of a device this process may use, and by which source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Budget {
-    /// Everyone who was asked, with their figures as given.
+    /// All sources, with their figures as given.
     pub sources: Vec<Source>,
-    /// Whose figure is the budget. `None` where nobody had a plausible one.
+    /// Source of the budget. `None` without a plausible figure.
     pub winner: Option<SourceName>,
-    /// The smallest plausible total before the user's cap, in bytes.
+    /// The smallest plausible total, before the user's cap.
     pub total_bytes: Option<u64>,
-    /// Whose figure that is.
+    /// Source of the total.
     #[serde(skip)]
     pub total_from: Option<SourceName>,
-    /// What this process may use, in bytes.
+    /// What this process may use.
     pub budget_bytes: Option<u64>,
-    /// What is free of the device, as far as it is this process's to have, in bytes.
+    /// Free on the device for this process.
     #[serde(skip)]
     pub free_bytes: Option<u64>,
-    /// What it can have on top of what it has, in bytes: the smaller of what is free and what of the budget it has
-    /// not used. `None` where nobody tells what is free.
+    /// What this process can still get: the smaller of free memory and unused budget. `None` if free memory
+    /// is unknown.
     pub headroom_bytes: Option<u64>,
-    /// What it has in use, in bytes, its context included. `None` where that is not known; then the headroom
-    /// assumes that it is nothing.
+    /// What this process uses, context included. `None` if unknown; the headroom then assumes nothing.
     pub process_used_bytes: Option<u64>,
 }
 
 impl Budget {
-    /// What follows from these facts, in whichever order they come; of equal totals the first wins.
+    /// Decides from readings in any order; of equal totals the first wins.
     #[must_use]
-    pub fn decide(facts: &[Fact], process_used_bytes: Option<u64>, cap: Option<Cap>) -> Self {
-        let total = least(facts.iter().filter_map(|fact| Some((plausible_total(fact)?, fact.source))));
+    pub fn decide(readings: &[Reading], process_used_bytes: Option<u64>, cap: Option<Cap>) -> Self {
+        let total =
+            least(readings.iter().filter_map(|reading| Some((plausible_total(reading)?, reading.source))));
         let total_bytes = total.map(|(bytes, _)| bytes);
         let user = cap.map(|cap| User::of(cap, total));
         let user_total = user.as_ref().and_then(|user| Some((user.bytes?, SourceName::User)));
-        // The user comes last: who asks for all there is gets it from whoever told what there is.
+        // The user comes last: a cap of the whole total leaves the total's source as the winner.
         let budget = least(total.into_iter().chain(user_total));
         let budget_bytes = budget.map(|(bytes, _)| bytes);
-        let free_bytes = measured_free(facts, total_bytes);
+        let free_bytes = measured_free(readings, total_bytes);
         let unused_bytes =
             budget_bytes.map(|budget_bytes| budget_bytes.saturating_sub(process_used_bytes.unwrap_or(0)));
-        let mut sources: Vec<Source> = facts.iter().map(|fact| judged(fact, total_bytes)).collect();
+        let mut sources: Vec<Source> = readings.iter().map(|reading| report(reading, total_bytes)).collect();
         sources.extend(user.map(|user| user.source(total_bytes)));
         Self {
             sources,
@@ -66,14 +66,14 @@ impl Budget {
         }
     }
 
-    /// The source of this name.
+    /// By name.
     #[must_use]
     pub fn source(&self, name: SourceName) -> Option<&Source> {
         self.sources.iter().find(|source| source.name == name)
     }
 }
 
-/// The cap, and what it comes to.
+/// The cap and its bytes.
 struct User {
     cap: Cap,
     bytes: Option<u64>,
@@ -95,7 +95,7 @@ impl User {
             (Cap::Share(share), Some(of), Some(total)) => {
                 Some(format!("{share} of {}, from {of}", ByteSize(total)))
             }
-            (Cap::Share(share), ..) => Some(format!("{share} of a total that nobody tells")),
+            (Cap::Share(share), ..) => Some(format!("{share} of an unknown total")),
             (Cap::Bytes(bytes), _, Some(total)) if bytes > total => Some("more than there is".into()),
             (Cap::Bytes(_), ..) => None,
         };
@@ -108,10 +108,12 @@ fn least(totals: impl Iterator<Item = (u64, SourceName)>) -> Option<(u64, Source
     totals.min_by_key(|(bytes, _)| *bytes)
 }
 
-/// The figure of a source that tells how much there is, unless no device can have that much.
-fn plausible_total(fact: &Fact) -> Option<u64> {
-    match fact.answer {
-        Answer::Bytes(bytes) if !fact.source.is_about_free() && odd_total(fact.source, bytes).is_none() => {
+/// The figure of a source for totals, if a device can have that much.
+fn plausible_total(reading: &Reading) -> Option<u64> {
+    match reading.figure {
+        Figure::Bytes(bytes)
+            if !reading.source.is_about_free() && total_anomaly(reading.source, bytes).is_none() =>
+        {
             Some(bytes)
         }
         _ => None,
@@ -119,7 +121,7 @@ fn plausible_total(fact: &Fact) -> Option<u64> {
 }
 
 /// What is wrong with a total.
-fn odd_total(source: SourceName, bytes: u64) -> Option<&'static str> {
+fn total_anomaly(source: SourceName, bytes: u64) -> Option<&'static str> {
     match bytes {
         0 => Some("0 is no total: not counted"),
         u64::MAX => Some("stands for \u{201c}not available\u{201d}: not counted"),
@@ -131,17 +133,16 @@ fn odd_total(source: SourceName, bytes: u64) -> Option<&'static str> {
     }
 }
 
-/// What the sources that tell it agree is free: the least of them. Where the operating system has a say, the device
-/// shares the computer's memory, and what it could make available counts beside what others find free already, unless
-/// somebody says that a limit is exceeded.
-fn measured_free(facts: &[Fact], total_bytes: Option<u64>) -> Option<u64> {
+/// The smallest free figure. A figure of the operating system means that the device shares the computer's
+/// memory. What the system could make available then counts too, unless a source reports an exceeded limit.
+fn measured_free(readings: &[Reading], total_bytes: Option<u64>) -> Option<u64> {
     let of = |names: &'static [SourceName]| {
-        let named = facts.iter().filter(move |fact| names.contains(&fact.source));
-        named.filter(|fact| fact.source.is_about_free())
+        let named = readings.iter().filter(move |reading| names.contains(&reading.source));
+        named.filter(|reading| reading.source.is_about_free())
     };
-    let least_of = |names| of(names).filter_map(|fact| free(fact, total_bytes)).min();
+    let least_of = |names| of(names).filter_map(|reading| free(reading, total_bytes)).min();
     const DEVICE: &[SourceName] = &[SourceName::CapacityFree, SourceName::CudaFree, SourceName::NvmlFree];
-    if of(DEVICE).any(|fact| is_over_limit(&fact.answer)) {
+    if of(DEVICE).any(|reading| is_over_limit(&reading.figure)) {
         return Some(0);
     }
     let device = least_of(DEVICE).max(least_of(&[SourceName::SystemAvailable]));
@@ -149,52 +150,52 @@ fn measured_free(facts: &[Fact], total_bytes: Option<u64>) -> Option<u64> {
     device.into_iter().chain(group).min()
 }
 
-/// Whether an answer about free memory means that more is in use than a limit allows.
-fn is_over_limit(answer: &Answer) -> bool {
-    match answer {
-        Answer::OverLimit(_) => true,
-        Answer::Bytes(bytes) => (UNDERFLOW_BYTES_MIN..u64::MAX).contains(bytes),
-        Answer::None(_) => false,
+/// Whether a free figure means that use exceeds a limit.
+fn is_over_limit(figure: &Figure) -> bool {
+    match figure {
+        Figure::OverLimit(_) => true,
+        Figure::Bytes(bytes) => (UNDERFLOW_BYTES_MIN..u64::MAX).contains(bytes),
+        Figure::None(_) => false,
     }
 }
 
-/// What a source's free figure counts for.
-fn free(fact: &Fact, total_bytes: Option<u64>) -> Option<u64> {
-    match fact.answer {
-        Answer::Bytes(u64::MAX) | Answer::None(_) => None,
-        Answer::OverLimit(_) | Answer::Bytes(UNDERFLOW_BYTES_MIN..) => Some(0),
-        Answer::Bytes(bytes) => Some(total_bytes.map_or(bytes, |total_bytes| bytes.min(total_bytes))),
+/// The free bytes that count.
+fn free(reading: &Reading, total_bytes: Option<u64>) -> Option<u64> {
+    match reading.figure {
+        Figure::Bytes(u64::MAX) | Figure::None(_) => None,
+        Figure::OverLimit(_) | Figure::Bytes(UNDERFLOW_BYTES_MIN..) => Some(0),
+        Figure::Bytes(bytes) => Some(total_bytes.map_or(bytes, |total_bytes| bytes.min(total_bytes))),
     }
 }
 
-/// The source as reports show it: what is odd about a figure stands before its own note.
-fn judged(fact: &Fact, total_bytes: Option<u64>) -> Source {
-    let (bytes, found, is_odd) = match &fact.answer {
-        Answer::Bytes(bytes) => {
-            let odd = odd(fact.source, *bytes, total_bytes);
-            let is_odd = odd.is_some();
-            (Some(*bytes), odd, is_odd)
+/// The source for reports: the anomaly, then the source's own note.
+fn report(reading: &Reading, total_bytes: Option<u64>) -> Source {
+    let (bytes, remark, is_odd) = match &reading.figure {
+        Figure::Bytes(bytes) => {
+            let anomaly = anomaly(reading.source, *bytes, total_bytes);
+            let is_odd = anomaly.is_some();
+            (Some(*bytes), anomaly, is_odd)
         }
-        Answer::None(reason) => (None, Some(reason.clone()), false),
-        Answer::OverLimit(reason) => {
+        Figure::None(reason) => (None, Some(reason.clone()), false),
+        Figure::OverLimit(reason) => {
             (None, Some(format!("{reason}: more is in use than the limit allows, so nothing is free")), true)
         }
     };
-    let notes: Vec<String> = found.into_iter().chain(fact.note.clone()).collect();
+    let notes: Vec<String> = remark.into_iter().chain(reading.note.clone()).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
-    Source { name: fact.source, bytes, note, is_odd }
+    Source { name: reading.source, bytes, note, is_odd }
 }
 
-fn odd(source: SourceName, bytes: u64, total_bytes: Option<u64>) -> Option<String> {
+fn anomaly(source: SourceName, bytes: u64, total_bytes: Option<u64>) -> Option<String> {
     if !source.is_about_free() {
-        return odd_total(source, bytes).map(str::to_owned);
+        return total_anomaly(source, bytes).map(str::to_owned);
     }
     match (bytes, total_bytes) {
         (u64::MAX, _) => Some("stands for \u{201c}not available\u{201d}: not counted".into()),
         (UNDERFLOW_BYTES_MIN.., _) => {
             Some("went below zero: more is in use than the limit allows, so nothing is free".into())
         }
-        // That the operating system has more than the device may use is nothing odd.
+        // The operating system may well have more than the device may use.
         (_, Some(total)) if bytes > total && source != SourceName::SystemAvailable => {
             Some(format!("more than the total of {}, which counts", ByteSize(total)))
         }
@@ -212,10 +213,11 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn decide(facts: &[(SourceName, u64)], used_bytes: u64, cap: &str) -> Budget {
-        let facts: Vec<Fact> = facts.iter().map(|(source, bytes)| Fact::bytes(*source, *bytes)).collect();
+    fn decide(readings: &[(SourceName, u64)], used_bytes: u64, cap: &str) -> Budget {
+        let readings: Vec<Reading> =
+            readings.iter().map(|(source, bytes)| Reading::bytes(*source, *bytes)).collect();
         let cap = (!cap.is_empty()).then(|| cap.parse().unwrap());
-        Budget::decide(&facts, Some(used_bytes), cap)
+        Budget::decide(&readings, Some(used_bytes), cap)
     }
 
     fn figures(budget: &Budget) -> (Option<SourceName>, Option<u64>, Option<u64>) {
@@ -294,12 +296,12 @@ mod tests {
             assert_eq!(budget.headroom_bytes, Some(headroom), "{free}");
             assert!(note(&budget, NvmlFree).contains(words), "{budget:?}");
         }
-        let facts = [
-            Fact::bytes(CudaTotal, 8 * GIB),
-            Fact::new(CudaFree, Answer::OverLimit("CUDA_ERROR_INVALID_VALUE".into())),
-            Fact::bytes(NvmlFree, 8 * GIB),
+        let readings = [
+            Reading::bytes(CudaTotal, 8 * GIB),
+            Reading::new(CudaFree, Figure::OverLimit("CUDA_ERROR_INVALID_VALUE".into())),
+            Reading::bytes(NvmlFree, 8 * GIB),
         ];
-        let budget = Budget::decide(&facts, None, None);
+        let budget = Budget::decide(&readings, None, None);
         assert_eq!(figures(&budget), (Some(CudaTotal), Some(8 * GIB), Some(0)));
         assert!(
             note(&budget, CudaFree).starts_with("CUDA_ERROR_INVALID_VALUE: more is in use"),
@@ -311,33 +313,35 @@ mod tests {
 
     #[test]
     fn shared_memory_of_the_computer_counts_as_free() {
-        let facts = [(CudaTotal, 64 * GIB), (CudaFree, 2 * GIB), (SystemAvailable, 40 * GIB)];
-        assert_eq!(decide(&facts, 0, "").headroom_bytes, Some(40 * GIB));
-        let facts = [(CudaTotal, 64 * GIB), (CudaFree, 2 * GIB), (SystemAvailable, GIB)];
-        assert_eq!(decide(&facts, 0, "").headroom_bytes, Some(2 * GIB));
-        let facts = [(CudaTotal, 64 * GIB), (CudaFree, 2 * GIB), (SystemAvailable, 99 * GIB)];
-        let budget = decide(&facts, 0, "");
+        let readings = [(CudaTotal, 64 * GIB), (CudaFree, 2 * GIB), (SystemAvailable, 40 * GIB)];
+        assert_eq!(decide(&readings, 0, "").headroom_bytes, Some(40 * GIB));
+        let readings = [(CudaTotal, 64 * GIB), (CudaFree, 2 * GIB), (SystemAvailable, GIB)];
+        assert_eq!(decide(&readings, 0, "").headroom_bytes, Some(2 * GIB));
+        let readings = [(CudaTotal, 64 * GIB), (CudaFree, 2 * GIB), (SystemAvailable, 99 * GIB)];
+        let budget = decide(&readings, 0, "");
         assert_eq!((budget.headroom_bytes, note(&budget, SystemAvailable)), (Some(64 * GIB), ""));
         let over = [
-            Fact::bytes(CudaTotal, 64 * GIB),
-            Fact::new(CudaFree, Answer::OverLimit("invalid".into())),
-            Fact::bytes(SystemAvailable, 40 * GIB),
+            Reading::bytes(CudaTotal, 64 * GIB),
+            Reading::new(CudaFree, Figure::OverLimit("invalid".into())),
+            Reading::bytes(SystemAvailable, 40 * GIB),
         ];
         assert_eq!(Budget::decide(&over, None, None).headroom_bytes, Some(0));
-        let facts = [(CudaTotal, 64 * GIB), (NvmlFree, u64::MAX - 5), (SystemAvailable, 40 * GIB)];
-        assert_eq!(decide(&facts, 0, "").headroom_bytes, Some(0));
+        let readings = [(CudaTotal, 64 * GIB), (NvmlFree, u64::MAX - 5), (SystemAvailable, 40 * GIB)];
+        assert_eq!(decide(&readings, 0, "").headroom_bytes, Some(0));
     }
 
     #[test]
-    fn what_nobody_tells_is_not_made_up() {
-        let none =
-            [Fact::none(CudaTotal, "no driver"), Fact::none(NvmlTotal, "no NVML").with_note("looked twice")];
+    fn unknown_figures_stay_unknown() {
+        let none = [
+            Reading::none(CudaTotal, "no driver"),
+            Reading::none(NvmlTotal, "no NVML").with_note("looked twice"),
+        ];
         let budget = Budget::decide(&none, None, None);
         assert_eq!((figures(&budget), budget.total_bytes), ((None, None, None), None));
         assert_eq!(note(&budget, NvmlTotal), "no NVML; looked twice");
         let budget = Budget::decide(&none, None, Some("0.5".parse().unwrap()));
         assert_eq!(figures(&budget), (None, None, None));
-        assert!(note(&budget, User).contains("nobody tells"));
+        assert!(note(&budget, User).contains("unknown total"));
         let budget = Budget::decide(&none, None, Some(Cap::Bytes(GIB)));
         assert_eq!(figures(&budget), (Some(User), Some(GIB), None));
         assert_eq!(Budget::decide(&[], None, None).sources, []);

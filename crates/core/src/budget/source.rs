@@ -1,43 +1,43 @@
-//! Who can be asked about a device's memory, what they say, and what is made of it.
+//! Sources of figures about a device's memory, and their readings.
 
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// Who says something about a device's memory. Serializes as it prints: `cuda_total`.
+/// A source. Serializes as it prints: `cuda_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum SourceName {
-    /// What the host device was opened with.
+    /// Size of the host device.
     Capacity,
-    /// Of the host device: capacity that is not created.
+    /// Capacity of the host device that is not created.
     CapacityFree,
-    /// The total of `cuMemGetInfo`, as of this process.
+    /// Total of `cuMemGetInfo`, for this process.
     CudaTotal,
-    /// The free memory of `cuMemGetInfo`.
+    /// Free memory of `cuMemGetInfo`.
     CudaFree,
-    /// The total among the device's properties (`cuDeviceTotalMem`).
+    /// Total by device properties (`cuDeviceTotalMem`).
     DeviceProperties,
-    /// NVML's total, of the GPU or the instance of one.
+    /// NVML's total, of the GPU or MIG instance.
     NvmlTotal,
     /// NVML's free memory.
     NvmlFree,
-    /// The limit that HAMi takes from the environment (`CUDA_DEVICE_MEMORY_LIMIT_<i>`, or without a number).
+    /// HAMi's limit in the environment (`CUDA_DEVICE_MEMORY_LIMIT_<i>`, or without a number).
     MemoryLimit,
-    /// The limit that MPS takes from the environment (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`).
+    /// MPS's limit in the environment (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`).
     MpsLimit,
-    /// The least `dmem.max` among the control groups of this process.
+    /// The smallest `dmem.max` of this process's control groups.
     CgroupDmem,
-    /// The least that one of these groups has left.
+    /// The smallest rest of these groups.
     CgroupDmemFree,
-    /// What the operating system could make available; counts where the device shares the computer's memory.
+    /// Memory that the operating system could make available; counts where the device shares it.
     SystemAvailable,
     /// The user's cap.
     User,
 }
 
 impl SourceName {
-    /// Whether its figure is about what is free, not about all there is.
+    /// Whether it reports free memory rather than a total.
     #[must_use]
     pub const fn is_about_free(self) -> bool {
         matches!(
@@ -50,7 +50,7 @@ impl SourceName {
         )
     }
 
-    /// The name, in snake case.
+    /// In snake case.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -83,50 +83,50 @@ impl Serialize for SourceName {
     }
 }
 
-/// What a source answered, not yet judged.
+/// What a source reported, unchecked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Answer {
-    /// A figure, in bytes.
+pub enum Figure {
+    /// In bytes.
     Bytes(u64),
-    /// None, and why: it is not set, not there, or refuses.
+    /// None, and why: not set, missing or refused.
     None(String),
-    /// It refuses to say how much is free, in the way that stands for more being used than its limit allows.
+    /// A refusal that means more is used than the limit allows.
     OverLimit(String),
 }
 
-/// A source, and what it answered.
+/// A source and what it reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Fact {
-    /// Who.
+pub struct Reading {
+    /// Source.
     pub source: SourceName,
-    /// What.
-    pub answer: Answer,
-    /// More about it, for people.
+    /// Figure.
+    pub figure: Figure,
+    /// For people.
     pub note: Option<String>,
 }
 
-impl Fact {
-    /// An answer with nothing to be said about it.
+impl Reading {
+    /// Without a note.
     #[must_use]
-    pub fn new(source: SourceName, answer: Answer) -> Self {
-        Self { source, answer, note: None }
+    pub fn new(source: SourceName, figure: Figure) -> Self {
+        Self { source, figure, note: None }
     }
 
     /// A figure, in bytes.
     #[must_use]
     pub fn bytes(source: SourceName, bytes: u64) -> Self {
-        Self::new(source, Answer::Bytes(bytes))
+        Self::new(source, Figure::Bytes(bytes))
     }
 
     /// No figure, and why.
     #[must_use]
     pub fn none(source: SourceName, reason: impl Into<String>) -> Self {
-        Self::new(source, Answer::None(reason.into()))
+        Self::new(source, Figure::None(reason.into()))
     }
 
-    /// The same, with a note for people.
+    /// Adds a note.
     #[must_use]
     pub fn with_note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
@@ -134,17 +134,17 @@ impl Fact {
     }
 }
 
-/// A source as it stands in a report.
+/// A source in a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Source {
-    /// Who.
+    /// Source.
     pub name: SourceName,
-    /// Its figure as it was given, in bytes. `None` where it gave none.
+    /// Figure as given. `None` if it gave none.
     pub bytes: Option<u64>,
-    /// Why there is none, or what is odd about it and what is made of it.
+    /// Why there is none, or what is odd about it and how it counts.
     pub note: Option<String>,
-    /// Whether the figure is one that cannot be.
+    /// Whether the figure is impossible.
     #[serde(skip)]
     pub is_odd: bool,
 }

@@ -1,8 +1,7 @@
-//! What a pool call can fail with.
+//! Errors of pool calls.
 //!
-//! Every message names the operation, the sizes and the next step; what the driver said is its source, which
-//! [`chain`](crate::chain()) puts behind it. Unless a variant says otherwise, the
-//! failed call has changed nothing.
+//! Messages name the operation, the sizes and the next step. The driver's error is their source; see
+//! [`chain`](crate::chain()). Unless a variant says otherwise, the failed call has changed nothing.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,198 +21,194 @@ pub type Result<T, E = PoolError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// A configuration that no device could make right.
+    /// The configuration suits no device.
     #[error("the pool cannot be opened: {reason}")]
     InvalidConfig {
         /// What and why.
         reason: String,
     },
-    /// A request that no state of the pool could make right.
+    /// The request suits no pool.
     #[error("cannot allocate {bytes} bytes aligned to {align} for `{tag}`: {reason}")]
     InvalidRequest {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// Alignment asked for, in bytes.
+        /// In bytes.
         align: u64,
-        /// Tag asked for.
+        /// Requested tag.
         tag: Tag,
         /// What is wrong.
         reason: String,
     },
-    /// The pool may not map enough for the operation.
+    /// The pool's limit is too low.
     #[error("cannot {op}: the limit of {} is too low by {}: {usage}; {hint}", ByteSize(usage.limit_bytes),
         ByteSize(needed_bytes.saturating_add(usage.mapped_bytes).saturating_sub(usage.limit_bytes)))]
     OverLimit {
-        /// What was to be done.
+        /// Operation.
         op: String,
-        /// Further bytes that it needed to map, beyond what could be reclaimed.
+        /// Bytes to map beyond what could be reclaimed.
         needed_bytes: u64,
-        /// What the pool held then.
+        /// Pool usage.
         usage: Usage,
         /// What would help.
         hint: &'static str,
     },
-    /// The device had too little free memory for the operation.
+    /// The device has too little free memory.
     #[error("cannot {op}: {shortage}; {usage}; {}", shortage.hint(usage))]
     DeviceFull {
-        /// What was to be done.
+        /// Operation.
         op: String,
-        /// What it needed and what there was.
+        /// Needed and available bytes.
         shortage: Shortage,
-        /// What the pool held then.
+        /// Pool usage.
         usage: Usage,
-        /// The driver's refusal of the mapping that was too much.
+        /// The driver's last refusal.
         source: Box<DriverError>,
     },
-    /// The driver failed an allocation for another reason than too little memory.
+    /// The driver failed an allocation, not for lack of memory.
     #[error("cannot allocate {} for `{tag}`", ByteSize(*bytes))]
     AllocFailed {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// Tag asked for.
+        /// Requested tag.
         tag: Tag,
-        /// What the driver said.
+        /// Driver error.
         source: DriverError,
     },
-    /// A stream is being captured into a graph, and this would wait for the device, by which the capture would fail.
-    /// Nothing has happened.
+    /// Waiting for the device would make the stream's capture into a graph fail.
     #[error(
         "cannot {op} while {stream} is being captured into a graph: waiting for the device would end the capture with an error; end it first, then try again"
     )]
     Capturing {
-        /// What was to be done.
+        /// Operation.
         op: &'static str,
         /// The stream.
         stream: StreamId,
     },
-    /// What is lacking may lie in memory that was freed, of which nobody can tell whether work still uses it while a
-    /// stream is being captured into a graph.
-    #[error("cannot {op}: {} more are needed, and memory that was freed cannot be had while {stream} is being captured into a graph; {usage}; end the capture first, or allocate before it",
+    /// During a capture the pool cannot query whether work still uses freed memory, which may be enough.
+    #[error("cannot {op}: {} more are needed, and freed memory cannot be reused while {stream} is being captured into a graph; {usage}; end the capture first, or allocate before it",
         ByteSize(*needed_bytes))]
     HeldByCapture {
-        /// What was to be done.
+        /// Operation.
         op: String,
-        /// Bytes that it lacked.
+        /// Missing bytes.
         needed_bytes: u64,
-        /// What the pool held then.
+        /// Pool usage.
         usage: Usage,
         /// The stream.
         stream: StreamId,
     },
-    /// What the call waited for did not end within the longest time that it was to wait. Of a trim, everything else was
-    /// given back; otherwise nothing has happened.
+    /// The longest wait has passed. A trim has released everything else.
     #[error("cannot {op}: {awaited} did not end within {waited:?}{}; {usage}; {}", Needed(*needed_bytes), awaited.hint())]
     TimedOut {
-        /// What was to be done.
+        /// Operation.
         op: String,
-        /// Bytes that it lacked; 0 when it waited for no memory.
+        /// Missing bytes, if any.
         needed_bytes: u64,
-        /// How long the call had gone on by then.
+        /// Since the call began.
         waited: Duration,
         /// What it waited for.
         awaited: Awaited,
-        /// What the pool held then.
+        /// Pool usage.
         usage: Usage,
     },
-    /// The tag sleeps: its blocks have no memory now.
+    /// The tag sleeps: no memory.
     #[error("cannot {op}: `{tag}` is {state}; wake it first")]
     Asleep {
-        /// What was to be done.
+        /// Operation.
         op: &'static str,
         /// The tag.
         tag: Tag,
         /// How it sleeps.
         state: TagState,
     },
-    /// Somebody has the physical memory of the tag registered, and would go on using it. Nothing has happened.
+    /// A holder has registered the tag's physical memory.
     #[error(
         "cannot {op}: the memory of `{tag}` is held by {holders}; have it deregistered there, end the hold, then {op}"
     )]
     Held {
-        /// What was to be done.
+        /// Operation.
         op: &'static str,
         /// The tag.
         tag: Tag,
-        /// Who holds it, comma-separated.
+        /// Comma-separated.
         holders: String,
     },
-    /// The tag's bytes were dropped and are not restored yet.
+    /// The tag's bytes were dropped and not restored.
     #[error(
         "cannot {op}: the bytes of `{tag}` were dropped by a sleep; write them again and call mark_restored"
     )]
     Undefined {
-        /// What was to be done.
+        /// Operation.
         op: &'static str,
         /// The tag.
         tag: Tag,
     },
-    /// Bytes were lost with their backups, which had changed in host memory, and are not restored yet. What was to be done
-    /// did not happen, and the tags are as they were, but for these bytes.
+    /// Bytes were lost because their backups changed in host memory. Only their state has changed.
     #[error(
         "cannot {op}: {} lost with their backups, which have changed in host memory; write them again and call mark_restored, or free the blocks",
         listed(lost)
     )]
     Lost {
-        /// What was to be done.
+        /// Operation.
         op: &'static str,
-        /// All of them that are in the way.
+        /// All of them.
         lost: Vec<LostRange>,
     },
-    /// A block that was freed before, or belongs to another pool.
+    /// Freed before, or of another pool.
     #[error("cannot {op} {block}: it was freed before or belongs to another pool")]
     StaleBlock {
-        /// What was to be done.
+        /// Operation.
         op: &'static str,
         /// The handle.
         block: BlockId,
     },
-    /// A stream that the driver does not know: nothing that was queued there could be waited for.
+    /// The driver does not know the stream, so its work cannot be awaited.
     #[error(
-        "cannot {op}: {stream} was never made by this device's driver, or was destroyed; name the default stream, one that the driver made (stream_create) or one that it was told of (adopt_stream)"
+        "cannot {op}: {stream} was never made by this device's driver, or was destroyed; name the default stream, one that the driver made (stream_create) or one that it adopted (adopt_stream)"
     )]
     UnknownStream {
-        /// What was to be done.
+        /// Operation.
         op: &'static str,
         /// The stream.
         stream: StreamId,
     },
-    /// A part that cannot be taken out of its block.
+    /// The part cannot be freed.
     #[error("cannot free {part} of {block}, which is at {range}: {reason}")]
     InvalidPart {
         /// The block.
         block: BlockId,
-        /// What was to be given back.
+        /// To be freed.
         part: DeviceRange,
         /// Where the block is.
         range: DeviceRange,
-        /// What is wrong, and what would help.
+        /// And what would help.
         reason: &'static str,
     },
-    /// A read or write that leaves its block.
+    /// A read or write leaves its block.
     #[error("cannot {op} {bytes} bytes at {offset}: {block} has {block_bytes} bytes")]
     OutOfBlock {
-        /// What was to be done.
+        /// Operation.
         op: &'static str,
-        /// Offset into the block, in bytes.
+        /// In bytes, from the block's start.
         offset: u64,
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
         /// The block.
         block: BlockId,
-        /// Its size, in bytes.
+        /// In bytes.
         block_bytes: u64,
     },
-    /// A tag that this pool does not know: never used, or nothing of it is left.
+    /// The pool has no such tag.
     #[error("cannot {op}: no tag `{tag}` here; known are {known}")]
     UnknownTag {
-        /// What was to be done.
+        /// Operation.
         op: &'static str,
         /// The tag.
         tag: Tag,
-        /// The tags of the pool, comma-separated.
+        /// The pool's tags, comma-separated.
         known: String,
     },
-    /// A tag was declared with a policy other than the one it already has.
+    /// The tag was declared with another policy.
     #[error(
         "cannot declare `{tag}`: it has another policy already; declare a tag once, before its first allocation"
     )]
@@ -221,12 +216,12 @@ pub enum PoolError {
         /// The tag.
         tag: Tag,
     },
-    /// The sleep asks for something else than what the sleeping tag went through.
+    /// The tag sleeps with its bytes in another state than requested.
     #[error(
         "cannot sleep at level {level}: `{tag}` is {state} already, and this level would have its bytes {wanted}; wake it first"
     )]
     SleepConflict {
-        /// Level asked for.
+        /// Requested level.
         level: Level,
         /// The tag.
         tag: Tag,
@@ -235,68 +230,66 @@ pub enum PoolError {
         /// `backed up` or `dropped`.
         wanted: &'static str,
     },
-    /// The sleep failed before its point of no return: the pool is as it was, with every byte.
-    #[error("sleep failed while it was to {phase}; everything is as it was")]
+    /// Failed before the point of no return: the pool is as before, with every byte.
+    #[error("sleep failed: cannot {phase}; everything is as it was")]
     SleepFailed {
-        /// Which step failed.
+        /// Failed step.
         phase: Phase,
-        /// What the driver said.
+        /// Driver error.
         source: DriverError,
     },
-    /// The sleep failed and could not be undone: no byte is lost, the memory is held, part of it is not mapped.
+    /// Undoing a failed sleep failed: every byte is in device memory, but not all is mapped.
     #[error(
-        "sleep failed while it was to {phase}, and could not be undone ({undo}); {tags} keep their memory but are not mapped; wake them to map it again"
+        "sleep failed: cannot {phase}, and it could not be undone ({undo}); {tags} keep their memory but are not mapped; wake them to map it again"
     )]
     Stranded {
-        /// Which step failed first.
+        /// Step that failed first.
         phase: Phase,
-        /// The tags, comma-separated; their state is [`TagState::Stranded`].
+        /// Comma-separated, now [`TagState::Stranded`].
         tags: String,
-        /// What the driver said first.
+        /// First driver error.
         source: Box<DriverError>,
-        /// What it said to the undo.
+        /// Error of the undo.
         undo: Box<DriverError>,
     },
-    /// A tag that was declared immutable has changed: the sleep did not happen, everything is as it was, and from
-    /// now on the tag's granules are compared like any other's.
+    /// An immutable tag has changed. The sleep changed nothing; later ones compare all of the tag.
     #[error(
-        "sleep refused: `{tag}` was declared immutable, and its granule at {range} has digest {found} instead of {expected}; nothing of it is taken on trust any more: sleep again to copy what has changed"
+        "sleep refused: `{tag}` was declared immutable, and its granule at {range} has digest {found} instead of {expected}; all of it is compared from now on: sleep again to copy what has changed"
     )]
     ImmutableChanged {
         /// The tag.
         tag: Tag,
-        /// The granule on the device.
+        /// On the device.
         range: DeviceRange,
-        /// Digest of the backup.
+        /// Of the backup.
         expected: Digest,
-        /// Digest of the device's bytes.
+        /// On the device.
         found: Digest,
     },
-    /// Backups could not be made in the background. Nothing else has happened; a sleep makes what is missing.
+    /// Background backups failed; a sleep makes the missing ones.
     #[error("cannot prepare the sleep; what was backed up by then stays; sleep all the same, or try again")]
     PrepareFailed {
-        /// What the driver or the store of backups said.
+        /// Error of the driver or the backup storage.
         source: DriverError,
     },
-    /// The tags sleep, but not all of their memory could be given back. The rest is tried again by the next
-    /// call that sleeps, wakes or needs buffer.
+    /// The tags sleep, but some memory was not released. The next sleep, wake or growth tries again.
     #[error("asleep, but {} of {} could not be given back; sleep again to retry",
         ByteSize(report.planned_release_bytes.saturating_sub(report.released_bytes)), ByteSize(report.planned_release_bytes))]
     Shortfall {
         /// What was done.
         report: Box<SleepReport>,
-        /// What the driver said to the first release that failed.
+        /// Error of the first failed release.
         source: DriverError,
     },
-    /// The wake failed: everything is asleep again with its backups.
-    #[error("wake failed while it was to {phase}; everything sleeps as before, with its backups; try again")]
+    /// Everything is asleep again, with its backups.
+    #[error("wake failed: cannot {phase}; everything sleeps as before, with its backups; try again")]
     WakeFailed {
-        /// Which step failed.
+        /// Failed step.
         phase: Phase,
-        /// What the driver said.
+        /// Driver error.
         source: DriverError,
     },
-    /// Bytes that came back are not those that were stored. Everything is asleep again.
+    /// Bytes came back changed. Everything is asleep again.
     #[error("wake failed: {} {location}; everything sleeps as before; {}", listed(lost), location.hint())]
     Corrupt {
         /// Where they changed.
@@ -307,18 +300,18 @@ pub enum PoolError {
     /// The pool was closed.
     #[error("the pool is closed")]
     Closed,
-    /// A thread panicked inside the pool; its bookkeeping cannot be skipped any more.
+    /// A thread panicked inside the pool; its bookkeeping is unreliable.
     #[error("a thread panicked inside this pool before; drop it and open another")]
     Poisoned,
-    /// The caller is a fork of the process that opened the pool.
+    /// The caller is a fork of the pool's process.
     #[error("{0}")]
     WrongProcess(DriverError),
-    /// Any other call of the driver failed.
+    /// Another driver call failed.
     #[error("cannot {op}")]
     Driver {
-        /// What was to be done.
+        /// Operation.
         op: &'static str,
-        /// What the driver said.
+        /// Driver error.
         source: DriverError,
     },
 }
@@ -327,9 +320,9 @@ pub enum PoolError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Awaited {
-    /// Work that was queued on these streams.
+    /// Work queued on streams.
     Work(Vec<StreamId>),
-    /// Other calls at work on these tags: sleeps, wakes, preparations, allocations and copies.
+    /// Other calls on tags: sleeps, wakes, preparations, allocations and copies.
     Calls(Vec<Tag>),
 }
 
@@ -337,7 +330,7 @@ impl Awaited {
     fn hint(&self) -> &'static str {
         match self {
             Self::Work(_) => {
-                "that work may need this very thread, or the host: let it go on, then try again, or wait longer"
+                "that work may depend on this thread or on the host: let it run, then try again, or wait longer"
             }
             Self::Calls(_) => "try again when they have ended, or wait longer",
         }
@@ -359,7 +352,6 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// Memory that was lacking, if any, for a message.
 struct Needed(u64);
 
 impl fmt::Display for Needed {
@@ -372,14 +364,13 @@ impl fmt::Display for Needed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Corruption {
-    /// The backups in host memory do not match their digests any more.
+    /// Backups do not match their digests.
     Backup,
-    /// The backups are intact; the copies on the device are not, though they were made twice.
+    /// Backups match; two copies to the device do not.
     Transfer,
 }
 
 impl Corruption {
-    /// What would help.
     fn hint(self) -> &'static str {
         match self {
             Self::Backup => {
@@ -399,25 +390,25 @@ impl fmt::Display for Corruption {
     }
 }
 
-/// The steps of a sleep or wake.
+/// Steps of a sleep or wake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
-    /// Wait until the device is complete.
+    /// Wait for the device's work.
     Quiesce,
-    /// Ask the device for its memory.
+    /// Query the device's memory.
     Measure,
-    /// Compare digests of the device with those of the backups.
+    /// Compare digests before copying.
     Compare,
     /// Copy bytes.
     Copy,
-    /// Take memory out of its addresses.
+    /// Unmap memory.
     Unmap,
-    /// Get memory and put it at its addresses.
+    /// Create and map memory.
     Map,
     /// Write zeros.
     Zero,
-    /// Compare digests of the device with those of the backups after a wake.
+    /// Compare digests after a wake.
     Verify,
 }
 
@@ -436,26 +427,25 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Memory of a device that was not enough, measured when everything was undone.
+/// Missing device memory, measured after undoing everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Shortage {
-    /// Bytes that had to be created.
+    /// To create.
     pub needed_bytes: u64,
-    /// Bytes that the device has free.
+    /// Free on the device.
     pub free_bytes: u64,
-    /// Bytes that the device has.
+    /// Of the device.
     pub total_bytes: u64,
 }
 
 impl Shortage {
-    /// What would help.
     fn hint(&self, usage: &Usage) -> String {
         let elsewhere = self.total_bytes.saturating_sub(self.free_bytes).saturating_sub(usage.mapped_bytes);
         if self.needed_bytes > self.total_bytes {
             "it never fits this device".into()
         } else if elsewhere > 0 {
-            format!("{} are held by others: try again when they have let go", ByteSize(elsewhere))
+            format!("{} are held by others: try again when they have released it", ByteSize(elsewhere))
         } else {
             "free or put to sleep what is live".into()
         }
@@ -473,19 +463,20 @@ impl fmt::Display for Shortage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// Most the pool may map, in bytes; the device's total where no limit was given.
+    /// The limit, or else the device's total.
     pub limit_bytes: u64,
-    /// Bytes in use.
+    /// In live blocks.
     pub live_bytes: u64,
-    /// Bytes of backing held.
+    /// Physical memory.
     pub mapped_bytes: u64,
-    /// Bytes held that no live block touches, after reclaiming.
+    /// Without a live block, after reclaiming.
     pub reclaimable_bytes: u64,
 }
 
 impl fmt::Display for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [live, mapped, idle] = [self.live_bytes, self.mapped_bytes, self.reclaimable_bytes].map(ByteSize);
-        write!(f, "{live} are live, {mapped} mapped, {idle} of them idle")
+        let [live, mapped, reclaimable] =
+            [self.live_bytes, self.mapped_bytes, self.reclaimable_bytes].map(ByteSize);
+        write!(f, "{live} are live, {mapped} mapped, {reclaimable} of them reclaimable")
     }
 }

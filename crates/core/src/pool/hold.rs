@@ -1,13 +1,10 @@
-//! Holds: somebody outside of the pool has the physical pages of a tag registered.
+//! Holds: the physical pages of a tag are registered outside the pool.
 //!
-//! A network card's driver (by NIXL, UCX, Mooncake, `ibv_reg_mr`), another process (by a dma-buf or an exported handle)
-//! or another device may have been given the pages behind addresses of a tag. It goes on using them whatever is mapped
-//! there later, so memory that left would be read and written as if it were still the tag's. Whoever registers memory
-//! takes a [`Hold`], and ends it when it has deregistered.
+//! A network card (NIXL, UCX, Mooncake, `ibv_reg_mr`), another process (a dma-buf, an exported handle) or
+//! another device goes on using the pages after a remapping.
 //!
-//! Promise: while a tag is held, it is awake, and none of its memory leaves the address at which it is: a sleep or a
-//! discard of it and closing the pool are refused before anything has happened, and what is freed in it serves blocks of
-//! the same tag where it is, and nobody else.
+//! Promise: a held tag is awake and its memory stays in place. Sleep, discard and closing the pool are
+//! refused before any change. Freed memory of the tag serves only its own blocks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,21 +18,20 @@ use crate::tag::Tag;
 
 const HOLD: &str = "hold the memory of a tag";
 
-/// A tag that is held.
+/// A held tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct HeldTag {
     /// The tag.
     pub tag: Tag,
-    /// Who holds it, by name, each once.
+    /// Names, each once.
     pub holders: Vec<String>,
-    /// Memory that serves no block, in bytes, and stays because of the hold.
+    /// Free memory that stays because of the hold.
     pub reclaimable_bytes: u64,
 }
 
-/// Keeps the memory of a tag where it is until this is dropped.
-///
-/// It may outlive the pool, whose memory then goes back with the last hold.
+/// Keeps a tag's memory in place until dropped. It may outlive the pool; the last hold then releases its
+/// memory.
 #[must_use = "the memory is held for as long as this lives"]
 pub struct Hold {
     shared: Arc<Shared>,
@@ -50,7 +46,7 @@ impl Hold {
         &self.tag
     }
 
-    /// By whom.
+    /// The holder's name.
     #[must_use]
     pub fn holder(&self) -> &str {
         &self.holder
@@ -65,7 +61,7 @@ impl fmt::Debug for Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // In a forked child the lock may be held by a thread that does not exist there.
+        // In a forked child a thread that does not exist there may hold the lock.
         if self.shared.driver().check_process().is_err() {
             return;
         }
@@ -74,14 +70,13 @@ impl Drop for Hold {
         let is_last = state.holds().is_orphaned() && !state.holds().is_any_held();
         self.shared.had_again(state);
         if is_last {
-            // As when a pool is dropped: nobody is left to tell.
+            // As when a pool is dropped: no caller takes the error.
             let _ = self.shared.close();
         }
     }
 }
 
 impl Shared {
-    /// See [`super::Pool::hold`].
     pub(super) fn hold(self: &Arc<Self>, tag: &Tag, holder: Arc<str>) -> Result<Hold> {
         let mut state = self.open_state()?;
         let keys = loop {
@@ -97,12 +92,12 @@ impl Shared {
         }
         drop(state);
         let hold = Hold { shared: Arc::clone(self), tag: tag.clone(), holder };
-        // Whoever was taking reclaimable memory of the tag out has done so.
+        // Any call that was moving reclaimable memory out of the tag has ended after this.
         drop(self.lock_memory()?);
         Ok(hold)
     }
 
-    /// The pool is gone, and no work of its own is left. What is held outlives it: the last hold gives it back.
+    /// After the pool's own work has ended: releases everything, or leaves that to the last hold.
     pub(super) fn orphan(&self) {
         let is_any_held = {
             let mut state = self.lock_state();
@@ -116,7 +111,6 @@ impl Shared {
 }
 
 impl State {
-    /// The tags that are held.
     pub(super) fn held(&self) -> Vec<HeldTag> {
         let held = self.holds().all().map(|(tag, holders)| HeldTag {
             tag: tag.clone(),

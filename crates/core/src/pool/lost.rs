@@ -1,4 +1,4 @@
-//! What was lost with a backup, as errors and reports name it: bytes of a live block.
+//! Ranges of live blocks that were lost with their backups, for errors and reports.
 
 use std::fmt;
 
@@ -9,21 +9,21 @@ use crate::bytes::ByteSize;
 use crate::driver::DeviceRange;
 use crate::tag::Tag;
 
-/// How many ranges a message names.
+/// Ranges that a message names.
 const NAMED: usize = 3;
 
-/// Bytes of a live block that were lost: their backup is not what was stored.
+/// Bytes of a live block whose backup has changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct LostRange {
-    /// The block's tag.
+    /// Of the block.
     pub tag: Tag,
     /// The block.
     #[serde(serialize_with = "as_text")]
     pub block: BlockId,
-    /// Where in the block they begin, in bytes.
+    /// From the block's start.
     pub offset_bytes: u64,
-    /// Where on the device they are, and how many.
+    /// On the device.
     #[serde(flatten)]
     pub range: DeviceRange,
 }
@@ -39,7 +39,7 @@ impl fmt::Display for LostRange {
     }
 }
 
-/// The first few of `lost`, and how many there are.
+/// The first few ranges, and the count.
 pub(super) fn listed(lost: &[LostRange]) -> String {
     let named: Vec<String> = lost.iter().take(NAMED).map(LostRange::to_string).collect();
     let named = named.join(", ");

@@ -1,6 +1,4 @@
-//! What sleep and wake are asked, and what they say afterwards.
-//!
-//! The reports have one shape in Rust, JSON and Python: plain byte counts, seconds, tags by name.
+//! Requests and reports of sleep and wake. Reports have one shape in Rust, JSON and Python.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,18 +10,18 @@ use super::lost::LostRange;
 use crate::driver::DeviceInfo;
 use crate::tag::Tag;
 
-/// How deep a sleep goes; the table in [`crate::tag`] says what each level does with a tag.
+/// How deep a sleep goes; [`crate::tag`] has the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Level {
-    /// Weights are kept in host memory.
+    /// Weights are backed up.
     One,
     /// Weights are dropped.
     Two,
 }
 
 impl Level {
-    /// Its number, as in vLLM's interface.
+    /// As vLLM numbers them.
     #[must_use]
     pub fn number(self) -> u8 {
         match self {
@@ -51,36 +49,34 @@ impl Serialize for Level {
 pub struct SleepRequest {
     /// The level.
     pub level: Level,
-    /// The tags; `None` is every tag of the pool.
+    /// `None`: all.
     pub tags: Option<Vec<Tag>>,
-    /// The longest that the call waits before it begins: for other calls at work on the tags, and for work on streams
-    /// that the pool knows. Work on others, and copies of the sleep's own, are waited for until they end. `None`: for
-    /// all of it until it has ended.
+    /// Longest wait, before the sleep begins, for other calls on the tags and for work on known streams.
+    /// Others and its own copies have no limit.
     pub wait_max: Option<Duration>,
 }
 
 impl SleepRequest {
-    /// Every tag, at `level`.
+    /// All tags.
     #[must_use]
     pub fn all(level: Level) -> Self {
         Self { level, tags: None, wait_max: None }
     }
 
-    /// These tags, at `level`.
+    /// These tags.
     #[must_use]
     pub fn of(tags: impl Into<Vec<Tag>>, level: Level) -> Self {
         Self { level, tags: Some(tags.into()), wait_max: None }
     }
 
-    /// The same for these tags; `None` is every tag of the pool.
+    /// With these tags; `None`: all.
     #[must_use]
     pub fn choosing(mut self, tags: impl Into<Option<Vec<Tag>>>) -> Self {
         self.tags = tags.into();
         self
     }
 
-    /// The same, waiting for `wait_max` at most before it begins; then it is refused with an error that names what it
-    /// waited for ([`PoolError::TimedOut`](super::PoolError::TimedOut)), and nothing has happened.
+    /// With this `wait_max`; after [`PoolError::TimedOut`](super::PoolError::TimedOut) nothing has changed.
     #[must_use]
     pub fn within(mut self, wait_max: Duration) -> Self {
         self.wait_max = Some(wait_max);
@@ -88,34 +84,30 @@ impl SleepRequest {
     }
 }
 
-/// How much of what a wake copies back is compared with the digests of the backups.
+/// How much of a wake is compared with its backups' digests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verify {
-    /// A sixty-fourth of each tag's granules, at least one, and others each time; every granule of what is not kept in
-    /// host memory afterwards.
+    /// A rotating sixty-fourth of each tag, at least one granule, and all whose backups are not kept.
     ///
-    /// A backup that has spoiled in host memory is woken unnoticed if it is not in the sample, and the owner works with its
-    /// bytes. They are never stored as the owner's own: before a sleep, or a preparation, writes over the backup of a
-    /// granule that was not in the sample, it looks whether that is still what was stored, and fails with
-    /// [`PoolError::Lost`](super::PoolError::Lost) if not.
+    /// A spoiled backup outside the sample wakes unnoticed. It is never stored as the owner's bytes: the next
+    /// sleep or preparation fails with [`PoolError::Lost`](super::PoolError::Lost).
     Sample,
     /// Every granule.
     All,
 }
 
-/// How far a wake is.
+/// Progress of a wake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WakeProgress {
-    /// Copied back, or zeroed, in bytes.
+    /// Copied or zeroed.
     pub filled_bytes: u64,
-    /// All that is to be, in bytes.
+    /// To copy or zero.
     pub total_bytes: u64,
 }
 
-/// A function that is told how far a wake is, now and then, by one thread at a time: the one that wakes, or one of the
-/// wake's own beside it.
+/// Progress callback, on one thread at a time: the caller's or one of the wake's.
 #[derive(Clone)]
 pub struct OnProgress(Arc<dyn Fn(WakeProgress) + Send + Sync>);
 
@@ -135,24 +127,22 @@ impl fmt::Debug for OnProgress {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct WakeRequest {
-    /// The tags; `None` is every tag that sleeps.
+    /// `None`: all that sleep.
     pub tags: Option<Vec<Tag>>,
-    /// How much is verified. `None`: every granule where the device computes digests at the speed of its memory
-    /// ([`DeviceInfo::fast_digests`](crate::DeviceInfo::fast_digests)) or losses are accepted, else a sample.
+    /// `None`: all with [`fast_digests`](crate::DeviceInfo::fast_digests) or accepted losses, else a sample.
     pub verify: Option<Verify>,
-    /// Whether what is intact comes back where backups have spoiled.
+    /// Whether intact bytes wake although others are lost.
     pub accepts_losses: bool,
-    /// The longest that the call waits: for memory of the device that others are about to give back, for work that holds
-    /// what it needs, and for other calls at work on the tags. Whoever else wants one of the tags waits as long: to make
-    /// buffer, name the tags that are to sleep. `None` does not wait for memory of others, and for work and calls until
-    /// they have ended.
+    /// Longest wait for other owners' memory, for work and for calls on the tags. Other calls on them wait
+    /// too, so a sleep that makes space must name other tags. `None`: no wait for other owners, else no
+    /// limit.
     pub wait_max: Option<Duration>,
-    /// Who is told how far it is.
+    /// Progress callback.
     pub progress: Option<OnProgress>,
 }
 
 impl WakeRequest {
-    /// Every tag that sleeps.
+    /// All sleeping tags.
     #[must_use]
     pub fn all() -> Self {
         Self::default()
@@ -164,44 +154,41 @@ impl WakeRequest {
         Self { tags: Some(tags.into()), ..Self::default() }
     }
 
-    /// The same for these tags; `None` is every tag that sleeps.
+    /// With these tags; `None`: all that sleep.
     #[must_use]
     pub fn choosing(mut self, tags: impl Into<Option<Vec<Tag>>>) -> Self {
         self.tags = tags.into();
         self
     }
 
-    /// The same, with every granule compared, or a sample; `None` is as the device computes digests.
+    /// With this verification; `None`: by device.
     #[must_use]
     pub fn verifying(mut self, verify: impl Into<Option<Verify>>) -> Self {
         self.verify = verify.into();
         self
     }
 
-    /// The same, but where backups have spoiled the wake succeeds with all that is intact: [`WakeReport::lost`] says what is
-    /// not. Its bytes are undefined until they were written again ([`super::Pool::mark_restored`],
-    /// [`super::Pool::mark_block_restored`]) or their blocks freed.
+    /// Wakes what is intact; [`WakeReport::lost`] names the rest, undefined until rewritten and marked
+    /// ([`super::Pool::mark_restored`]) or freed.
     #[must_use]
     pub fn accepting_losses(mut self) -> Self {
         self.accepts_losses = true;
         self
     }
 
-    /// How much is verified on such a device.
     pub(super) fn verify_on(&self, device: &DeviceInfo) -> Verify {
         let all = device.fast_digests || self.accepts_losses;
         self.verify.unwrap_or(if all { Verify::All } else { Verify::Sample })
     }
 
-    /// The same, waiting for `wait_max` at most, from the beginning of the call, for memory that others are about to give
-    /// back, and for whatever else it has to wait.
+    /// With this `wait_max`, counted from the call.
     #[must_use]
     pub fn within(mut self, wait_max: Duration) -> Self {
         self.wait_max = Some(wait_max);
         self
     }
 
-    /// The same; `on_progress` is called as bytes arrive. It must not call the pool.
+    /// With a progress callback, which must not call the pool.
     #[must_use]
     pub fn telling(mut self, on_progress: impl Fn(WakeProgress) + Send + Sync + 'static) -> Self {
         self.progress = Some(OnProgress(Arc::new(on_progress)));
@@ -209,20 +196,20 @@ impl WakeRequest {
     }
 }
 
-/// How it is known that memory was given back.
+/// How a release is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Release {
-    /// The driver's own figure for this process fell by at least as much.
+    /// The driver's figure for this process fell by at least as much.
     Confirmed,
-    /// Every release succeeded; the device's free memory is reported beside it, and other processes move it.
+    /// Every release succeeded; other processes change the device's free memory.
     Ledger,
-    /// Some release failed. Always comes as an error.
+    /// Some release failed: always an error.
     Shortfall,
 }
 
 impl Release {
-    /// Its name in JSON and Python.
+    /// Name in JSON and Python.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -239,105 +226,100 @@ impl Serialize for Release {
     }
 }
 
-/// What a sleep did. Sizes in bytes, times in seconds.
+/// What a sleep did.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct SleepReport {
-    /// The level asked for; 2 for a discard.
+    /// 2 for a discard.
     pub level: Level,
-    /// Tags that this call put to sleep.
+    /// Put to sleep.
     pub tags: Vec<Tag>,
-    /// Tags that slept already: for them nothing was done.
+    /// Asleep before.
     pub already_asleep_tags: Vec<Tag>,
     /// Whole duration.
     pub seconds: f64,
-    /// What the plan was to give back.
+    /// Planned.
     pub planned_release_bytes: u64,
-    /// What was given back.
+    /// Released.
     pub released_bytes: u64,
     /// How that is known.
     pub release: Release,
-    /// Copied to host memory.
+    /// Copied to backups.
     pub copied_bytes: u64,
-    /// Not copied, because the backup's digest matched, or because the tag was declared immutable.
+    /// Not copied: equal digests, or immutable.
     pub unchanged_bytes: u64,
-    /// Of which nobody compared, because the tag was declared immutable.
+    /// Of those, not compared (immutable).
     pub skipped_bytes: u64,
-    /// Whether the device computes digests at the speed of its memory. Where it does not (a driver that refuses
-    /// the kernel), nothing is compared and everything is copied.
+    /// Whether digests are fast; if not, everything is copied.
     pub fast_digests: bool,
-    /// Held live bytes and were dropped, in whole granules.
+    /// Dropped live bytes, in whole granules.
     pub discarded_bytes: u64,
-    /// What this process still holds of the device beyond this pool and its unmapped context; 0 where the driver
-    /// has no figure for a process.
+    /// Device memory of this process beyond this pool and the context; 0 if unknown.
     pub unaccounted_bytes: u64,
-    /// Free memory of the device before.
+    /// Free before.
     pub device_free_before_bytes: u64,
-    /// Free memory of the device after; absent when the device would not say any more.
+    /// Free afterwards, if known.
     pub device_free_after_bytes: Option<u64>,
-    /// Where the time went.
+    /// Durations.
     pub phases: SleepPhases,
 }
 
-/// Where the time of a sleep went, in seconds.
+/// Time of a sleep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct SleepPhases {
-    /// Getting host memory, copying to it, and digests of what was stored, which run beside the copies.
+    /// Host memory, copies, and digests of stored bytes.
     pub copy_s: f64,
-    /// Comparing with the backups before that: digests of the device's granules.
+    /// Digests of the device's granules.
     pub digest_s: f64,
     /// Unmapping.
     pub unmap_s: f64,
-    /// Giving memory back.
+    /// Releasing.
     pub release_s: f64,
 }
 
-/// What a wake did. Sizes in bytes, times in seconds.
+/// What a wake did.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct WakeReport {
-    /// Tags that this call woke.
+    /// Woken.
     pub tags: Vec<Tag>,
-    /// Tags that were awake already: for them nothing was done.
+    /// Awake before.
     pub already_awake_tags: Vec<Tag>,
     /// Whole duration.
     pub seconds: f64,
-    /// Memory brought back to its addresses.
+    /// Mapped again.
     pub mapped_bytes: u64,
-    /// Copied from host memory.
+    /// Copied back.
     pub copied_bytes: u64,
-    /// Overwritten with zeros.
+    /// Zeroed.
     pub zeroed_bytes: u64,
-    /// Compared with the backup's digests, and equal.
+    /// Compared and equal.
     pub verified_bytes: u64,
-    /// Tags that are *undefined* now, until they are marked restored.
+    /// *Undefined* until marked restored.
     pub undefined_tags: Vec<Tag>,
-    /// What did not come back because its backup had spoiled, where that was accepted: undefined until it is written
-    /// again.
+    /// Lost, where accepted; undefined until rewritten.
     pub lost: Vec<LostRange>,
-    /// Where the time went.
+    /// Durations.
     pub phases: WakePhases,
 }
 
-/// Where the time of a wake went, in seconds. Copying runs beside the other phases, so they add up to more than
-/// the whole.
+/// Time of a wake. Copying overlaps the rest, so the sum exceeds the whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct WakePhases {
-    /// Getting memory from the device.
+    /// Creating.
     pub create_s: f64,
-    /// Mapping it and opening it for access.
+    /// Mapping and setting access.
     pub map_s: f64,
-    /// From the first copy, or the first zeros, to the end of the last.
+    /// First copy or zeroing to the last.
     pub copy_s: f64,
-    /// Waiting for digests after that, and comparing them.
+    /// Digests after copying.
     pub verify_s: f64,
-    /// Waiting, with nothing held, for memory that others gave back.
+    /// Waiting for other owners, holding nothing.
     pub wait_s: f64,
 }
 
-/// Adds a duration to a figure in seconds.
 pub(super) fn add(figure: &mut f64, duration: Duration) {
     *figure += duration.as_secs_f64();
 }

@@ -1,13 +1,9 @@
-//! Backups that have spoiled: told from changes of the device before they are overwritten or let go.
+//! Spoiled backups, distinguished from changes on the device before they are overwritten or dropped.
 //!
-//! A wake that compares only a sample leaves granules on the device of which nobody knows whether they are what was
-//! stored: they were *loaded unseen*. Should such a granule differ from its digest later, either its owner has
-//! written it or its backup was not what was stored. So before a backup is written over, believed to be old, or let go,
-//! whoever does it looks at what is stored of the granules that were loaded unseen. Stored bytes that differ from
-//! their own digest are never taken for a change: what they were loaded to is lost ([`super::losses`]), unless the device
-//! has the right bytes all the same.
-//!
-//! A granule is loaded unseen until its digest was found on the device, or in its backup, or it is stored anew.
+//! A wake that verifies a sample leaves other granules *loaded unseen*, until device bytes or backup match
+//! the digest, or they are stored anew. If such a granule differs later, either its owner wrote it or its
+//! backup changed. So its backup is checked before it is overwritten, reused or dropped. A spoiled one means
+//! a lost granule ([`super::losses`]), unless the device has the right bytes.
 
 use std::num::NonZero;
 use std::thread;
@@ -19,10 +15,10 @@ use super::lost::LostRange;
 use super::shared::{Shared, SharedAccess};
 use crate::driver::{DeviceRange, DriverError, Pending};
 
-/// Threads that read what is stored, at most.
+/// Most threads that read backups.
 const READERS_MAX: usize = 4;
 
-/// Granules that are worth a thread of their own.
+/// Granules that justify a thread.
 const WORTH_A_THREAD: usize = 64;
 
 impl Suspect {
@@ -32,7 +28,7 @@ impl Suspect {
 }
 
 impl Shared {
-    /// Those of `suspects` whose backups are not what was stored.
+    /// Those whose backups have changed.
     pub(super) fn spoiled_of(&self, suspects: Vec<Suspect>) -> Result<Vec<Suspect>, DriverError> {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let readers = cores.min(READERS_MAX).min(suspects.len() / WORTH_A_THREAD).max(1);
@@ -61,9 +57,8 @@ impl Shared {
         Ok(spoiled.filter(|(_, is_spoiled)| *is_spoiled).map(|(suspect, _)| suspect).collect())
     }
 
-    /// Looks at all that was loaded unseen of `tags`, which nobody puts to sleep or wakes meanwhile, and forgets what is
-    /// stored of the granules whose backups have spoiled. Returns those of which the device has not the right bytes
-    /// either: they are lost from now on.
+    /// Checks granules of `tags` that were loaded unseen, and forgets spoiled backups. Returns what the
+    /// device lacks too, lost from now on. No sleep or wake of the tags may run.
     pub(super) fn lose_spoiled(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
         let suspects: Vec<Suspect> = {
             let state = self.lock_state();
@@ -75,13 +70,13 @@ impl Shared {
         let found = if granules.is_empty() {
             Vec::new()
         } else {
-            let asked = self.driver().digest(self.streams().save(0), &granules);
-            asked.and_then(Pending::wait)?
+            let digests = self.driver().digest(self.streams().save(0), &granules);
+            digests.and_then(Pending::wait)?
         };
         let is_right = |nth: &usize| found.get(*nth).is_some_and(|found| *found == spoiled[*nth].expected);
         let (right, lost): (Vec<usize>, Vec<usize>) = (0..spoiled.len()).partition(is_right);
         let mut state = self.lock_state();
-        // What was freed meanwhile, or stored anew, is none of this.
+        // Skips what was freed or stored anew meanwhile.
         let is_still_suspect = |nth: &usize| state.is_suspect(granules[*nth].addr, spoiled[*nth].expected);
         let [right, lost] = [right, lost].map(|of| {
             let of = of.into_iter().filter(is_still_suspect);
@@ -93,15 +88,14 @@ impl Shared {
         Ok(lost)
     }
 
-    /// The same of those of `tags` that are awake and that nobody puts to sleep.
+    /// The same for those of `tags` that are awake and have no sleep running.
     pub(super) fn lose_spoiled_of_awake(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
         let shared_accesses = self.shared_accesses(|_, tag| tags.contains(&tag));
         self.lose_spoiled(&shared_accesses.iter().map(SharedAccess::tag).collect::<Vec<_>>())
     }
 
-    /// Lets go of what is stored of `tags`, which are awake and which nobody puts to sleep or wakes meanwhile. Returns how
-    /// much buffer it had, in bytes, and what turns out to be lost. What cannot be looked at stays, with all the rest.
-    /// Every backup that only saves time goes here.
+    /// Drops the backups of awake `tags`, without a sleep or wake running. Returns their bytes and lost
+    /// ranges. If a check fails, all stay. Every backup that only saves time ends here.
     pub(super) fn release_backups_of_awake(
         &self,
         tags: &[TagKey],
@@ -113,8 +107,8 @@ impl Shared {
 }
 
 impl Backup {
-    /// Of a backup that is in the caller's hands, whether any granule of `save` that was loaded unseen has spoiled. The
-    /// others are known now.
+    /// Whether a granule of `save` that was loaded unseen has spoiled; others become seen. The caller owns
+    /// the backup.
     pub(super) fn spoiled(&mut self, save: &Save, granule_bytes: u64) -> Result<bool, DriverError> {
         let mut any = false;
         for granule in &save.granules {

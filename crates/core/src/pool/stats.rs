@@ -1,4 +1,4 @@
-//! What a pool holds, in figures and in full.
+//! Figures and snapshots of a pool.
 
 use serde::Serialize;
 
@@ -8,39 +8,39 @@ use super::physical::Counters;
 use super::state::State;
 use crate::tag::{Tag, TagState};
 
-/// Figures of a pool, in bytes unless the name says otherwise.
+/// Figures of a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// In use by live blocks, rounded to 512.
+    /// In live blocks, rounded up to 512.
     pub live_bytes: u64,
-    /// Backing held: created and not released.
+    /// Physical memory held.
     pub mapped_bytes: u64,
-    /// Most bytes of live blocks at any time.
+    /// Peak of live bytes.
     pub peak_live_bytes: u64,
-    /// Most backing held at any time.
+    /// Peak of physical memory.
     pub peak_mapped_bytes: u64,
-    /// Backing created since the pool was opened, whether released since or not.
+    /// Created since the pool was opened, released or not.
     pub created_bytes: u64,
     /// Held, but not live.
     pub cached_bytes: u64,
-    /// Of which the driver has refused a release so far.
+    /// Of these, refused for release by the driver so far.
     pub deferred_release_bytes: u64,
     /// Address space.
     pub reserved_bytes: u64,
-    /// Host memory of backups.
+    /// Host memory.
     pub backup_bytes: u64,
-    /// Most that may be mapped.
+    /// Limit of physical memory.
     pub limit_bytes: u64,
     /// Live blocks.
     pub live_blocks: usize,
     /// Segments.
     pub segments: usize,
-    /// The same by tag, for tags that have blocks, hold memory or sleep.
+    /// By tag, for tags that have blocks, hold memory or sleep.
     pub tags: Vec<TagStats>,
 }
 
-/// Figures of one tag, in bytes unless the name says otherwise.
+/// Figures of one tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TagStats {
@@ -48,21 +48,21 @@ pub struct TagStats {
     pub tag: Tag,
     /// Where its bytes are.
     pub state: TagState,
-    /// In use by live blocks.
+    /// In live blocks.
     pub live_bytes: u64,
-    /// Backing held.
+    /// Physical memory held.
     pub mapped_bytes: u64,
-    /// Host memory of backups.
+    /// Host memory.
     pub backup_bytes: u64,
     /// Live blocks.
     pub live_blocks: usize,
 }
 
-/// Everything a pool holds, in address order.
+/// All segments and blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// The segments.
+    /// In address order.
     pub segments: Vec<SegmentSnapshot>,
 }
 
@@ -70,15 +70,15 @@ pub struct Snapshot {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SegmentSnapshot {
-    /// Whose it is.
+    /// Owner.
     pub tag: Tag,
     /// First address.
     pub addr: u64,
-    /// Address space, in bytes.
+    /// Address space.
     pub bytes: u64,
-    /// Backing held, in bytes.
+    /// Physical memory held.
     pub mapped_bytes: u64,
-    /// Its blocks, live and free, without gaps.
+    /// Live and free, without gaps.
     pub blocks: Vec<BlockSnapshot>,
 }
 
@@ -88,46 +88,46 @@ pub struct SegmentSnapshot {
 pub struct BlockSnapshot {
     /// First address.
     pub addr: u64,
-    /// Size in bytes.
+    /// Size.
     pub bytes: u64,
-    /// What it is.
+    /// State.
     pub kind: BlockKind,
-    /// Bytes asked for; absent when the block is free.
+    /// `None` for a free block.
     pub requested_bytes: Option<u64>,
 }
 
-/// What a block is.
+/// State of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum BlockKind {
     /// In use.
     Live,
-    /// Freed, while other streams may still use it.
+    /// Freed; other streams may still use it.
     Waiting,
-    /// Free, with memory in single granules.
+    /// Free, mapped in single granules.
     Small,
-    /// Free, with memory in whole chunks.
+    /// Free, mapped in chunks.
     Large,
-    /// Free, a part of a chunk of which other parts are in use.
+    /// Free, in a chunk of which another part is live.
     Pinned,
     /// Free addresses without memory.
     Unmapped,
-    /// Memory that the driver refuses to unmap so far.
+    /// The driver has refused to unmap it so far.
     UnmapFailed,
 }
 
-/// How much a pool has to remember of what comes and goes.
+/// What a pool remembers; for tests of forgetting.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remembered {
-    /// Tags that it knows.
+    /// Known tags.
     pub tags: usize,
-    /// Streams, by tag, that free memory is kept apart for.
+    /// Free lists by tag and stream.
     pub stream_lists: usize,
-    /// Streams whose work is waited for.
+    /// Streams whose work is awaited.
     pub clocks: usize,
-    /// Streams, by live block, whose work is to be waited for when it is freed.
+    /// Recorded uses of live blocks.
     pub uses: usize,
 }
 
