@@ -1,4 +1,4 @@
-//! What an operator's command line asks a rotation that runs, through its own doors.
+//! A client of a running rotation, for the command line. It uses the same listeners as every other client.
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +10,19 @@ use serde_json::{Value, json};
 use crate::config::{Config, Key};
 use crate::http as transport;
 
-/// How long an answer of control may take.
+/// Timeout of a control request.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Between two looks at a status.
+/// Interval between two status requests.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long a connection may take to come about.
+/// Timeout of a connection attempt.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// The longest answer that is read. A status has events and swaps in it, whose number is limited.
+/// Longest answer to read. A status contains a bounded number of swaps.
 const ANSWER_MAX_BYTES: usize = 64 << 20;
 
-/// A rotation that runs somewhere, as its configuration has it.
+/// A running rotation, found by its configuration.
 #[derive(Debug)]
 pub struct Client {
     http: transport::Client<Full<Bytes>>,
@@ -37,77 +37,77 @@ struct Door {
     key: Option<Key>,
 }
 
-/// How a model got where it was waited for.
+/// The result of waiting for a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waited {
-    /// How often its engine was started by then, since the service began.
+    /// Starts of its engine so far, since the service began.
     pub starts: u64,
-    /// What was seen to fail on the way, if something was.
+    /// The last failure seen while waiting.
     pub failure: Option<String>,
 }
 
-/// Why nothing came of a question.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody is there.
+    /// The connection failed.
     #[error(
         "nobody answers at {base}, the rotation's {door}: {reason}; is `poorwill rotate --config …` running?"
     )]
     Nobody {
         /// `front` or `control`.
         door: &'static str,
-        /// Where it was to be.
+        /// The base URL.
         base: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// It said no.
+    /// The service refused.
     #[error("{asked}: {status}: {words}")]
     Refused {
         /// Method and path.
         asked: String,
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// What it said.
+        /// Its message.
         words: String,
-        /// Its name for that, where it has one.
+        /// Its error code, if it has one.
         code: Option<String>,
     },
-    /// It did not answer in time.
+    /// The request timed out.
     #[error("{asked}: no answer within {limit_s:.0} s")]
     Silent {
         /// Method and path.
         asked: String,
-        /// How long it was waited for.
+        /// The timeout.
         limit_s: f64,
     },
-    /// It said something else than such a service says.
+    /// The answer is not one of this service.
     #[error("{asked}: {reason}")]
     NotUnderstood {
         /// Method and path.
         asked: String,
-        /// What is odd.
+        /// What is unexpected.
         reason: String,
     },
-    /// A model did not get there in time.
+    /// A model did not reach a stage in time.
     #[error("model `{model}` is {stage} after {waited_s:.0} s, and not {wanted}{because}")]
     Late {
-        /// Which.
+        /// Its name.
         model: String,
-        /// What it is.
+        /// Its stage.
         stage: String,
-        /// How long it was waited for.
+        /// The time waited.
         waited_s: f64,
-        /// What it was to be.
+        /// The stage waited for.
         wanted: &'static str,
-        /// What failed last, if something did.
+        /// Its last failure, in parentheses, or nothing.
         because: String,
     },
 }
 
 impl Client {
-    /// For the rotation that runs by this configuration.
+    /// For the rotation with this configuration.
     #[must_use]
     pub fn of(config: &Config) -> Self {
         let door = |name, listen, keys: &[Key]| Door {
@@ -120,7 +120,7 @@ impl Client {
         Self { http: transport::client(CONNECT_MAX, None), front, control }
     }
 
-    /// All that the service says of itself, as [`Snapshot`](crate::service::Snapshot) has it.
+    /// The service's status, a [`Snapshot`](crate::service::Snapshot).
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -128,7 +128,7 @@ impl Client {
         self.ask(&self.control, Method::GET, "/rotate/status", None, ANSWER_MAX).await
     }
 
-    /// Has a model do something: `wake`, `sleep`, `restart` or `pin`.
+    /// Sends a command to a model: `wake`, `sleep`, `restart` or `pin`.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -137,7 +137,7 @@ impl Client {
         self.ask(&self.control, Method::POST, &path, body, ANSWER_MAX).await
     }
 
-    /// Has the service read its configuration again.
+    /// Reloads the service's configuration.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -145,7 +145,7 @@ impl Client {
         self.ask(&self.control, Method::POST, "/rotate/reload", None, ANSWER_MAX).await
     }
 
-    /// Text that a model goes on with, as any client gets it.
+    /// Completes a prompt through the front.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -168,10 +168,10 @@ impl Client {
         })
     }
 
-    /// Waits until a model is in one of these stages.
+    /// Waits until a model is in one of `stages`.
     ///
     /// # Errors
-    /// `Late`, and whatever asking fails with.
+    /// `Late`, and all errors of a status request.
     pub async fn until(
         &self,
         model: &str,
@@ -255,7 +255,7 @@ impl Client {
     }
 }
 
-/// Where one that listens everywhere is reached from here.
+/// Replaces the unspecified address by the loopback address.
 fn reachable(listen: std::net::SocketAddr) -> std::net::SocketAddr {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
     match listen.ip() {
@@ -265,7 +265,7 @@ fn reachable(listen: std::net::SocketAddr) -> std::net::SocketAddr {
     }
 }
 
-/// A name as one segment of a path.
+/// Percent-encodes a name as one path segment.
 fn escaped(name: &str) -> String {
     let escape = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),

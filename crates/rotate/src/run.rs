@@ -1,7 +1,6 @@
-//! All of it together: the service with its meter, the front for clients, and control for operators.
+//! A whole rotation: the service with its meter, the front for clients, and control for operators.
 //!
-//! Promises: nothing is started when a part of it cannot be; and what [`Running::end`] leaves is no request that was cut
-//! off before its patience was over.
+//! Promises: if one part cannot start, no part runs. [`Running::end`] cuts no request off before its timeout.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -23,7 +22,7 @@ use crate::measure::{Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId};
 use crate::service::{Admission, Order, Refused, Service, ServiceError, Snapshot, Told};
 
-/// How long a door has to close when nothing holds it any more.
+/// How long a listener may take to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
 
 /// Why a rotation cannot run.
@@ -36,67 +35,67 @@ pub enum RunError {
     /// The service cannot begin.
     #[error(transparent)]
     Service(#[from] ServiceError),
-    /// Nobody can keep anything there, or somebody else does.
+    /// The state folder cannot be written, or another process uses it.
     #[error(
         "the state folder {} cannot be used: {reason}; end the other rotation, or give this one a folder of its own",
         folder.display()
     )]
     State {
-        /// Which.
+        /// The folder.
         folder: PathBuf,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// Nobody can listen there.
+    /// The address cannot be bound.
     #[error("the {door} cannot listen on {address}; give it another address, or end who listens there")]
     Listen {
         /// `front` or `control`.
         door: &'static str,
         /// Where.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A door has closed by itself.
+    /// A listener stopped unexpectedly.
     #[error("the {door} has ended: {reason}")]
     Ended {
         /// `front` or `control`.
         door: &'static str,
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }
 
-/// A rotation that runs.
+/// A running rotation.
 #[derive(Debug)]
 pub struct Running {
-    /// Where clients come in.
+    /// The front's bound address.
     pub front: SocketAddr,
-    /// Where operators do.
+    /// Control's bound address.
     pub control: SocketAddr,
-    /// What they come to.
+    /// The service behind both.
     pub service: Service,
-    /// Ends the front, whose running answers come to their end.
+    /// Stops the front. Running answers finish.
     closing: CancellationToken,
-    /// Ends control.
+    /// Stops control.
     ending: CancellationToken,
-    /// None for one that has ended.
+    /// `None` after the task has ended.
     doors: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
-    /// Locked as long as it is open, whatever ends this process.
+    /// The lock is released when this file closes, however the process ends.
     _state: Option<File>,
 }
 
-/// The service as the doors see it.
+/// The service, as both listeners use it.
 #[derive(Debug)]
 struct Doors {
     service: Service,
     path: Option<PathBuf>,
 }
 
-/// The file by which a state folder is one service's.
+/// Its lock marks a state folder as in use.
 const LOCK: &str = "rotation.lock";
 
-/// Takes the state folder for this process.
+/// Locks the state folder for this process.
 fn take_state(folder: &Path) -> Result<File, RunError> {
     let failed = |reason: String| RunError::State { folder: folder.to_path_buf(), reason };
     let open = || {
@@ -111,18 +110,18 @@ fn take_state(folder: &Path) -> Result<File, RunError> {
     }
 }
 
-/// Begins. With a path, the configuration can be read again from there.
+/// Starts a rotation. With a `path`, the configuration can be reloaded from there.
 ///
 /// # Errors
 /// See [`RunError`]; nothing runs then.
 pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, RunError> {
-    // Nobody is served yet whom a slow disk could hold up.
+    // Blocking is fine here: no client is connected yet.
     let state = config.state.as_deref().map(take_state).transpose()?;
     let (front, front_address) = listen("front", config.front.listen).await?;
     let (control, control_address) = listen("control", config.control.listen).await?;
     let known: Arc<OnceLock<Service>> = Arc::default();
     let service = Service::start(config.clone(), meter(&config, &known))?;
-    // Who measures processes is asked after this, since engines are looked at first.
+    // Engines are probed first, so the meter does not need the service before this.
     let _only_once = known.set(service.clone());
     let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
     let doors = Arc::new(Doors { service: service.clone(), path });
@@ -161,7 +160,7 @@ fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
 }
 
 impl Running {
-    /// Waits until a door has closed by itself, which it does not while all is well; and why.
+    /// Waits until a listener stops unexpectedly, and returns why.
     pub async fn ended(&mut self) -> RunError {
         let [(_, front), (_, control)] = &mut self.doors;
         let (nth, how) = tokio::select! {
@@ -177,15 +176,15 @@ impl Running {
         RunError::Ended { door: self.doors[nth].0, reason }
     }
 
-    /// Lets nobody in any more, waits for running answers as long as `patience`, and stops the engines that are supervised
-    /// if that is wanted; else they go on as they are, and the next service finds them.
+    /// Admits no more requests, waits up to `timeout` for running answers, and stops supervised engines if requested.
+    /// Otherwise engines keep running and the next service finds them.
     pub async fn end(self, patience: Duration, stops_engines: bool) {
         let until = Instant::now() + patience;
         self.closing.cancel();
         let [front, control] = self.doors;
         tokio::join!(
             self.service.shut_down(patience, stops_engines),
-            // What slow readers have not read yet is theirs as long as there is patience.
+            // Slow readers keep the rest of the timeout.
             close(front, until + CLOSE_MAX),
         );
         self.ending.cancel();
@@ -193,7 +192,7 @@ impl Running {
     }
 }
 
-/// When a door has ended; never where it has before.
+/// Waits for a listener's task; forever after it has ended.
 async fn of(door: &mut Option<JoinHandle<io::Result<()>>>) -> Result<io::Result<()>, JoinError> {
     match door {
         Some(door) => door.await,

@@ -1,9 +1,10 @@
-//! Walks every model of a rotation that runs through a sleep and a wake, and asks it the same before and behind.
+//! Puts every model of a running rotation to sleep and wakes it, and compares its answers before and after.
 //!
-//! A model passes when it slept by what was measured, woke by its canary, and answered every question as it had before.
-//! One whose engine had to be started again did not, though all of its answers were right: the service has mended it.
-//! Questions are asked one after the other and without chance. Whoever else asks meanwhile is served as ever, and may
-//! wake what was just put to sleep: a walk says something of a machine that has nothing else to do.
+//! A model passes if its sleep was measured, its canary was right, and every answer equals the earlier one. It fails if
+//! its engine was restarted, even with equal answers: then the service repaired it.
+//!
+//! Requests are sequential and deterministic. Other clients are served meanwhile and may wake a model that was just put
+//! to sleep. The result is meaningful on an otherwise idle machine.
 
 use std::time::{Duration, Instant};
 
@@ -12,64 +13,64 @@ use serde::Serialize;
 use crate::client::{Client, ClientError};
 use crate::config::{Config, Model};
 
-/// How many words each answer has.
+/// Tokens of each answer.
 const TOKENS: u32 = 16;
 
-/// What is known of every model.
+/// The result for all models.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Validation {
-    /// By model, in the order of the configuration.
+    /// In the order of the configuration.
     pub models: Vec<Walked>,
-    /// How many questions each was asked, before its sleep and behind.
+    /// Requests to each model, before its sleep and again after.
     pub requests: u32,
 }
 
-/// What came of one model.
+/// The result for one model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Walked {
-    /// Which.
+    /// Its name.
     pub model: String,
-    /// How it went.
+    /// The result.
     pub verdict: Verdict,
-    /// What was wrong, if something was.
+    /// The cause, unless it passed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub because: Option<String>,
-    /// How many answers were as before.
+    /// Answers that are equal.
     pub right: u32,
-    /// How many were others.
+    /// Answers that differ.
     pub garbage: u32,
-    /// From the order to sleep until it was measured to have slept, in seconds.
+    /// Seconds from the command until the sleep was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sleep_s: Option<f64>,
-    /// From the order to wake until its requests were let through, in seconds.
+    /// Seconds from the command until requests were admitted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake_s: Option<f64>,
 }
 
-/// How it went.
+/// The result of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It slept, woke, and said the same.
+    /// It slept, woke, and answered the same.
     Pass,
-    /// It slept and woke, and said something else.
+    /// It slept and woke, and answered something else.
     Garbage,
     /// It did not sleep, wake or answer.
     Fail,
 }
 
 impl Validation {
-    /// Whether every model passed.
+    /// Whether all models passed.
     #[must_use]
     pub fn is_passed(&self) -> bool {
         self.models.iter().all(|walked| walked.verdict == Verdict::Pass)
     }
 }
 
-/// Walks all models of the rotation that runs by this configuration; `tell` is told of each when it is done.
+/// Validates all models of the rotation with this configuration. `tell` gets each result.
 ///
 /// # Errors
-/// When nobody answers at all. What goes wrong with a model is its verdict.
+/// If the service cannot be reached. Failures of a model are its verdict.
 pub async fn validate(
     config: &Config,
     requests: u32,
@@ -110,7 +111,7 @@ async fn steps(
     walked: &mut Walked,
 ) -> Result<(), ClientError> {
     let (name, limits) = (model.name.as_str(), &model.rules.limits);
-    // A swap may have to send others away first, and try again.
+    // A swap may evict other models first, and retry.
     let swap_max = 2 * (limits.drain + limits.sleep + limits.release + limits.wake + limits.canary);
     let up_max = if model.start.is_some() { swap_max + 2 * limits.start } else { swap_max };
     let answer_max = model.rules.wait_max + limits.canary;

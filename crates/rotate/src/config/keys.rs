@@ -1,4 +1,4 @@
-//! Keys of clients and operators: where they come from, and how they are held.
+//! API keys of clients and operators: how they are read and compared.
 
 use std::fmt;
 use std::fs;
@@ -6,12 +6,12 @@ use std::fs;
 use http::HeaderValue;
 use subtle::ConstantTimeEq;
 
-/// A key. It is shown to nobody, and compared in a time that does not tell where a wrong one differs.
+/// An API key. `Debug` hides it, and comparison takes constant time.
 #[derive(Clone)]
 pub struct Key(String);
 
 impl Key {
-    /// One that is not empty and has no blanks around it.
+    /// Trims `text` and checks that it is printable ASCII.
     pub(super) fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let is_plain = !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
@@ -22,7 +22,7 @@ impl Key {
         }
     }
 
-    /// The header that shows it.
+    /// The `Authorization` header value, marked as sensitive.
     pub(crate) fn shown(&self) -> HeaderValue {
         let mut value =
             HeaderValue::try_from(format!("Bearer {}", self.0)).expect("a key is printable ASCII");
@@ -30,7 +30,7 @@ impl Key {
         value
     }
 
-    /// Whether somebody has it. A wrong one of the same length is looked at to its end.
+    /// Compares in constant time for keys of the same length.
     #[must_use]
     pub fn is(&self, given: &str) -> bool {
         self.0.as_bytes().ct_eq(given.as_bytes()).into()
@@ -51,7 +51,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What a place has: `env:NAME` or `file:PATH`.
+/// Reads a key from its source: `env:NAME` or `file:PATH`.
 pub(super) fn from_outside(place: &str) -> Result<String, String> {
     if let Some(name) = place.strip_prefix("env:") {
         return std::env::var(name).map_err(|error| format!("the environment variable {name}: {error}"));
@@ -59,6 +59,6 @@ pub(super) fn from_outside(place: &str) -> Result<String, String> {
     if let Some(path) = place.strip_prefix("file:") {
         return fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     }
-    // What it is may be the key itself, so it is not repeated.
+    // The value may be the key itself, so the message does not repeat it.
     Err("keys are not written here; say env:NAME or file:PATH".to_owned())
 }

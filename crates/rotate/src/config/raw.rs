@@ -1,4 +1,4 @@
-//! The file as it is written: every key that there is, and what holds where one is left out.
+//! The file as written: every key, and every default.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,11 +13,11 @@ use super::values::{Places, Size, Wait};
 use super::{Canary, Config, ConfigError, Control, Engine, Front, Memory, Model, Start, place, wrong};
 use crate::policy::{Gpu, Limits, Rules};
 
-/// Where the front listens, if it is not said: on this machine only.
+/// Default port of the front, on the loopback address.
 const FRONT_PORT: u16 = 8080;
-/// Where control does.
+/// Default port of control, on the loopback address.
 const CONTROL_PORT: u16 = 8081;
-/// A card that nobody has this many of.
+/// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
 
 type Secret<'a> = &'a dyn Fn(&str) -> Result<String, String>;
@@ -32,7 +32,7 @@ pub(super) struct File {
     front: RawFront,
     #[serde(default)]
     control: RawControl,
-    /// What holds for every model that does not say otherwise.
+    /// Rules of every model that does not set its own.
     #[serde(default)]
     every_model: RawRules,
     #[serde(default)]
@@ -105,7 +105,7 @@ struct RawCanary {
     expect: Option<String>,
 }
 
-/// Without those that only one model can have.
+/// The rules that `[every_model]` can set for all models.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawRules {
@@ -321,7 +321,7 @@ impl RawModel {
 }
 
 impl RawRules {
-    /// These, and those of `every` where these say nothing.
+    /// Fills unset rules from `every`.
     fn over(self, every: &Self) -> Self {
         Self {
             sleeps: self.sleeps.or(every.sleeps),
@@ -353,7 +353,7 @@ impl RawRules {
             drain: wait(self.drain_max, usual.limits.drain),
             sleep: wait(self.sleep_max, usual.limits.sleep),
             release: wait(self.release_max, usual.limits.release),
-            // Both wait for memory to come back: one's own, and that of those who have left.
+            // Both wait for memory to come back: this model's, and that of models that left.
             room: wait(self.release_max, usual.limits.room),
             wake: wait(self.wake_max, usual.limits.wake),
             canary: wait(self.canary_max, usual.limits.canary),
@@ -384,13 +384,13 @@ fn local(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
-/// Whether nobody can listen on both. Port 0 is any that is free.
+/// Whether both cannot be bound at once. Port 0 means any free port.
 fn are_one(one: SocketAddr, other: SocketAddr) -> bool {
     let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() == other.port() && one.port() != 0 && (one.ip() == other.ip() || is_any)
 }
 
-/// The keys of a door. One that others can reach has some.
+/// The keys of a listener. One that other machines can reach needs at least one.
 fn keys_of(
     door: &str,
     listen: SocketAddr,
@@ -412,8 +412,7 @@ fn keys_of(
     places.iter().enumerate().map(key).collect()
 }
 
-/// `http://`, a host and a port, and nothing behind them. What is wrong with another one is said without it: it may have
-/// a password in it.
+/// Accepts `http://`, a host and a port. The message does not repeat the URL, which may contain a password.
 pub(crate) fn check_url(url: &str) -> Result<(), String> {
     let Some(rest) = url.strip_prefix("http://") else {
         return Err("it has to begin with http://; engines are on this machine or behind something that is"

@@ -1,4 +1,4 @@
-//! Values as people write them, and errors as they can use them.
+//! Types of values, such as sizes and durations, and readable parse errors.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,27 +9,27 @@ use strsim::osa_distance;
 
 use super::ConfigError;
 
-/// A key may be unlike in one letter for each so many of it and still be what was meant.
+/// Allows one wrong letter for each this many in a misspelled key.
 const LETTERS_EACH: usize = 3;
 
-/// The longest length of time that means something, which also can be added to any moment.
+/// The longest duration, short enough to be added to any `Instant`.
 const WAIT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Where keys are. What is written in their stead may be a key, and is not repeated.
+/// Sources of keys. An invalid value may be a key, so errors do not repeat it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Places(pub(super) Vec<String>);
 
-/// A length of time, `90s`, `1m 30s`, `250ms`.
+/// A duration, such as `90s`, `1m 30s` or `250ms`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait(pub(super) Duration);
 
-/// A size, `40GiB`, or plain bytes.
+/// A size, such as `40GiB`, or a number of bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size(pub(super) u64);
 
 impl<'de> Deserialize<'de> for Places {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // What a value is was written by somebody, who may have written a key.
+        // The default message would repeat the value, which may be a key.
         let otherwise =
             || de::Error::custom("keys are a list in brackets, like [\"env:NAME\", \"file:PATH\"]");
         let toml::Value::Array(all) = toml::Value::deserialize(deserializer)? else {
@@ -93,13 +93,13 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// An error of the parser's, with its line, and with the nearest key where one is not known.
+/// Adds the line, and the nearest key if a key is unknown.
 pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
     let at = error.span().map_or(0, |span| span.start.min(text.len()));
     let before = text.get(..at).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
     let mut said = format!("line {line}: {}", error.message());
-    // The parser names what is wrong and what there is in the same quotes.
+    // The parser quotes the unknown key first, then the known ones.
     let mut quoted = error.message().split('`').skip(1).step_by(2);
     let is_unknown =
         ["unknown field", "unknown variant"].iter().any(|words| error.message().starts_with(words));
@@ -109,7 +109,7 @@ pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
     ConfigError::Syntax { text: said }
 }
 
-/// The one that is like it, if one is.
+/// The most similar key, if one is similar enough.
 fn nearest<'a>(wrong: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = (wrong.chars().count() / LETTERS_EACH).max(1);
     let is_part = |one: &str| one.starts_with(wrong) || wrong.starts_with(one);

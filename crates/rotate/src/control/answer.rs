@@ -1,11 +1,11 @@
-//! Answers: JSON, and errors as JSON with a message that says what to do next.
+//! Error responses: JSON with a message that says what to do next.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde::Serialize;
 
-/// Why something is not done.
+/// An error response.
 #[derive(Debug, Serialize)]
 pub(super) struct Wrong {
     #[serde(skip)]
@@ -16,7 +16,7 @@ pub(super) struct Wrong {
 #[derive(Debug, Serialize)]
 struct Said {
     message: String,
-    /// The models that there are, where one was asked for that is not.
+    /// The known models, if the name is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     models: Option<Vec<String>>,
 }
@@ -26,7 +26,6 @@ impl Wrong {
         Self { status, error: Said { message: message.into(), models: None } }
     }
 
-    /// There is no such model.
     pub(super) fn no_model(name: &str, models: Vec<String>) -> Self {
         let message = format!("there is no model `{name}`; there are: {}", models.join(", "));
         Self { status: StatusCode::NOT_FOUND, error: Said { message, models: Some(models) } }

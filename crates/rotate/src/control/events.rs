@@ -1,8 +1,8 @@
-//! What happens, as server-sent events to whoever follows it.
+//! Events as server-sent events.
 //!
-//! One task takes events from the service into a [`Hub`] that keeps the last [`KEPT_MAX`] of them. Each follower reads
-//! from there in its own time: one that is slower than that is told how many it lost, and goes on, and nobody waits for
-//! it. One that comes back says what it saw last, and gets what came since, as far as it is kept.
+//! One task moves events from the service into a [`Hub`], which keeps the last [`KEPT_MAX`]. Each follower reads from
+//! the hub at its own speed, so a slow follower delays no other. A follower that falls too far back gets the number of
+//! events that it lost. A follower that reconnects sends the last id that it saw, and gets the kept events after it.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -21,13 +21,13 @@ use tokio_util::sync::CancellationToken;
 use super::metrics::Metrics;
 use crate::service::Told;
 
-/// How often a follower is told that we are still here.
+/// Interval of keep-alive comments.
 pub(super) const BEAT: Duration = Duration::from_secs(15);
-/// How many events are kept.
+/// Most kept events.
 const KEPT_MAX: usize = 1024;
-/// How many are written at a time.
+/// Most events in one write.
 const CHUNK: usize = 32;
-/// What a stream begins with: when to come back if it ends, in milliseconds.
+/// The first bytes of a stream: the reconnection delay in milliseconds.
 const HELLO: &str = "retry: 2000\n\n";
 
 /// The last events.
@@ -39,7 +39,7 @@ pub(super) struct Hub {
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// How many came before the first that is kept.
+    /// Events dropped before the first kept one.
     first: u64,
     kept: VecDeque<Kept>,
 }
@@ -47,24 +47,24 @@ struct Ring {
 #[derive(Debug, Clone)]
 enum Kept {
     Told(Arc<Told>),
-    /// So many were lost here, on the way from the service.
+    /// This many events were lost between the service and the hub.
     Lost(u64),
 }
 
 /// Where a follower begins.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum From {
-    /// With the last so many.
+    /// With this many past events.
     Past(usize),
-    /// Behind the one with this number.
+    /// After the event with this number.
     Behind(u64),
 }
 
-/// Where a follower is.
+/// A follower's position.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
     at: u64,
-    /// How many it is still to be told that it lost.
+    /// Lost events that the follower has not been notified of.
     lost: u64,
 }
 
@@ -99,7 +99,7 @@ impl Hub {
                     })
                 };
                 match (seqs().next(), seqs().next_back()) {
-                    // The service began anew since, and all that there is came after.
+                    // The service restarted since, so all kept events are newer.
                     (Some(_), Some((_, newest))) if id > newest => Cursor { at: at(0), lost: 0 },
                     (Some((_, oldest)), _) if id < oldest => {
                         Cursor { at: at(0), lost: oldest.saturating_sub(id).saturating_sub(1) }
@@ -113,7 +113,7 @@ impl Hub {
         }
     }
 
-    /// The next of what a follower has not seen, [`CHUNK`] at most.
+    /// The next unseen events, at most [`CHUNK`].
     fn read(&self, cursor: &mut Cursor) -> Vec<Kept> {
         let ring = self.ring();
         if cursor.at < ring.first {
@@ -137,7 +137,7 @@ impl Hub {
     }
 }
 
-/// Takes events from the service until it ends.
+/// Moves events from the service into the hub until the service ends.
 pub(super) async fn follow(
     mut events: broadcast::Receiver<Arc<Told>>,
     hub: Arc<Hub>,
@@ -164,7 +164,6 @@ pub(super) async fn follow(
     }
 }
 
-/// A follower.
 struct Follower<F> {
     hub: Arc<Hub>,
     changed: watch::Receiver<()>,
@@ -176,7 +175,7 @@ struct Follower<F> {
     _place: OwnedSemaphorePermit,
 }
 
-/// Events as they are written to a follower, until `shutdown`, or until `may_see` says that it may see no more.
+/// Events as bytes for one follower, until `shutdown`, or until `may_see` returns false.
 pub(super) fn stream<F: Fn() -> bool + Send>(
     hub: Arc<Hub>,
     from: From,
@@ -226,7 +225,7 @@ impl<F: Fn() -> bool> Follower<F> {
     }
 }
 
-/// An event as it goes over the wire.
+/// The wire format of one event.
 fn written(kept: &Kept) -> String {
     let mut text = String::new();
     let told = match kept {
@@ -236,7 +235,7 @@ fn written(kept: &Kept) -> String {
     match told {
         Ok((seq, data)) => {
             let kind = data.get("event").and_then(serde_json::Value::as_str).unwrap_or("message");
-            // JSON has no line ends in it, so it is one line of data.
+            // serde_json writes no line breaks, so the JSON is one `data:` line.
             let _ = write!(text, "id: {seq}\nevent: {kind}\ndata: {data}\n\n");
             text
         }
@@ -266,7 +265,7 @@ mod tests {
         Kept::Told(Arc::new(Told { seq, at_unix_ms: 0, model: "one".to_owned(), what }))
     }
 
-    /// What a follower sees that begins there: a number for each event, and what it is told that it lost.
+    /// What a follower sees from there: sequence numbers, or the count of lost events.
     fn seen(hub: &Hub, from: From) -> Vec<Result<u64, u64>> {
         let mut cursor = hub.begin(from);
         let mut all = Vec::new();

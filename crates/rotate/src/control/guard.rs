@@ -1,8 +1,7 @@
-//! Who is let in: keys, and what keeps pages of other sites out.
+//! Access checks: API keys, and protection against pages of other sites.
 //!
-//! An operator's browser runs the pages of everybody, and can reach what listens on this machine only. Such a page is
-//! known by what browsers do not let it change: the name it reached us by (`Host`), and where it is from (`Origin`,
-//! `Sec-Fetch-Site`).
+//! A page in an operator's browser can send requests to this machine, even to loopback. It cannot change `Host`,
+//! `Origin` and `Sec-Fetch-Site`, so these show that it is foreign.
 
 use std::net::IpAddr;
 
@@ -18,14 +17,14 @@ use super::answer::Wrong;
 use crate::config;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// What every answer says: no cache keeps it, no browser guesses what it is, no other site's page embeds it.
+/// On every answer: no caching, no content sniffing, no embedding by other sites.
 const ON_ALL: [(HeaderName, HeaderValue); 3] = [
     (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
 ];
 
-/// Lets a request in, or says why not.
+/// Passes a request on, or answers with an error.
 pub(super) async fn guard(State(shared): State<Shared>, request: Request, next: Next) -> Response {
     let mut response = match check(&shared, &request) {
         Ok(()) => next.run(request).await,
@@ -51,7 +50,7 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Wrong> {
     }
     let is_open = matches!(request.uri().path(), "/" | "/health");
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
-    // A link from another site to the page is fine: the page holds nothing, and what it does then is its own doing.
+    // Links from other sites to the page are fine: the page itself contains no data.
     if !(is_open && is_read) {
         from_here(&host, request.headers())?;
     }
@@ -63,13 +62,13 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// The key that a request comes with.
+/// The API key of a request.
 pub(super) fn key(headers: &HeaderMap) -> Option<&str> {
     let (scheme, key) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// Whether somebody with this key may see and order things. All keys are looked at, also behind the right one.
+/// Whether this key is accepted. Compares all keys, so that timing does not reveal which one matches.
 pub(super) fn has_key(control: &config::Control, given: Option<&str>) -> bool {
     if control.keys.is_empty() {
         return true;
@@ -77,7 +76,7 @@ pub(super) fn has_key(control: &config::Control, given: Option<&str>) -> bool {
     given.is_some_and(|given| control.keys.iter().fold(false, |is_one, key| key.is(given) | is_one))
 }
 
-/// The name that we were reached by. One that is said twice, in two ways, or not at all, is not trusted.
+/// The one `Host` of a request. Missing, repeated or contradictory hosts are errors.
 fn host(uri: &Uri, headers: &HeaderMap) -> Result<Authority, Wrong> {
     let wrong = |message: &str| Wrong::new(StatusCode::BAD_REQUEST, message);
     let mut all = headers.get_all(header::HOST).iter();
@@ -93,7 +92,7 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Result<Authority, Wrong> {
     Ok(host)
 }
 
-/// Whether a name is this machine's, whoever answers for names.
+/// Whether a host is the loopback address, without asking a resolver.
 fn is_here(host: &str) -> bool {
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     match bare.parse::<IpAddr>() {
@@ -102,7 +101,7 @@ fn is_here(host: &str) -> bool {
     }
 }
 
-/// Refuses what a page of another site asks for. Who is no browser says none of these.
+/// Refuses requests from pages of other sites. Clients other than browsers send none of these headers.
 fn from_here(host: &Authority, headers: &HeaderMap) -> Result<(), Wrong> {
     for site in headers.get_all(SEC_FETCH_SITE) {
         if !matches!(site.as_bytes(), b"same-origin" | b"none") {
@@ -122,7 +121,7 @@ fn from_here(host: &Authority, headers: &HeaderMap) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// Whether pages of an origin are of this host. The scheme may differ from ours, as behind a proxy that does TLS.
+/// Whether an origin has this host and port. The scheme may differ behind a TLS proxy.
 fn is_origin(origin: &str, host: &Authority) -> bool {
     let (default, rest) = match origin.split_once("://") {
         Some(("http", rest)) => (80, rest),

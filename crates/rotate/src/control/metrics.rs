@@ -1,7 +1,7 @@
-//! Metrics for Prometheus, as OpenMetrics text.
+//! Prometheus metrics, as OpenMetrics text.
 //!
-//! What can be read off the service when somebody asks is read then, so that it cannot differ from its status, and a
-//! model that is gone is gone from here. What only events tell is counted as they come.
+//! Gauges and counters that the service knows are read at each scrape, so they agree with its status. Models that are
+//! gone disappear. Only what events alone report is counted here.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -17,14 +17,11 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::service::{Snapshot, Told, What};
 
 const PREFIX: &str = "poorwill_rotate";
-/// From a look at an engine to the start of a large one.
+/// Buckets from a health check to the start of a large engine.
 const SECONDS: [f64; 15] =
     [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0];
-/// The stage in which an engine is tried.
 const CANARY: &str = "canary";
-/// The stage in which requests end and no others are let through.
 const DRAINING: &str = "draining";
-/// The stages in which a model leaves.
 const LEAVING: [&str; 5] = [DRAINING, "weighing before sleep", "falling asleep", "giving back", "stopping"];
 
 type Number = Gauge<u64, AtomicU64>;
@@ -52,7 +49,7 @@ struct OfGpu {
     gpu: u64,
 }
 
-/// What was counted since the service began.
+/// Counted since the service began.
 pub(super) struct Metrics {
     registry: Registry,
     swaps: Swaps,
@@ -97,7 +94,6 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts an event.
     pub(super) fn take_in(&self, told: &Told) {
         let model = || OfModel { model: told.model.clone() };
         match &told.what {
@@ -127,15 +123,15 @@ impl Metrics {
         }
     }
 
-    /// Counts events of which nothing else is known.
+    /// Counts events that were lost before they could be counted.
     pub(super) fn lost(&self, lost: u64) {
         self.lost.inc_by(lost);
     }
 
-    /// All metrics, with what there is now.
+    /// All metrics, with the current gauges.
     pub(super) fn text(&self, now: &Snapshot) -> Result<String, fmt::Error> {
         for model in &now.models {
-            // A counter that is first seen at 1 has no rise that anybody could be alarmed by.
+            // A counter has to exist at 0 before alerts can see it rise.
             let of = OfModel { model: model.name.clone() };
             for family in [&self.canary_failures, &self.shortfalls, &self.quarantines] {
                 drop(family.get_or_create(&of));

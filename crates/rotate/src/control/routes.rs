@@ -1,4 +1,4 @@
-//! What can be asked for, and where.
+//! The routes of control, and their handlers.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use super::answer::Wrong;
 use super::{BODY_MAX_BYTES, FOLLOWERS_MAX, REQUEST_MAX, Shared, events, guard, page};
 use crate::service::{ModelNow, Order};
 
-/// How many lines of an engine are given, if it is not said.
+/// Default number of log lines.
 const LINES: usize = 200;
-/// How many may be asked for.
+/// Most log lines.
 const LINES_MAX: usize = 10_000;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -63,7 +63,7 @@ async fn metrics(State(shared): State<Shared>) -> Result<Response, Wrong> {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Past {
-    /// How many of the last events to begin with.
+    /// How many past events to begin with.
     #[serde(default)]
     past: usize,
 }
@@ -96,7 +96,7 @@ async fn follow(
     let desk = Arc::clone(&shared.desk);
     let may_see = move || guard::has_key(&desk.control(), key.as_deref());
     let stream = events::stream(Arc::clone(&shared.hub), from, events::BEAT, may_see, shared.shutdown, place);
-    // Proxies that gather answers have to let this one through as it comes.
+    // Proxies that buffer answers have to pass this one on at once.
     let headers =
         [(header::CONTENT_TYPE, "text/event-stream"), (HeaderName::from_static("x-accel-buffering"), "no")];
     Ok((headers, Body::from_stream(stream)).into_response())
@@ -203,7 +203,7 @@ async fn no_model(shared: &Shared, name: &str) -> Wrong {
     Wrong::no_model(name, models.into_iter().map(|model| model.name).collect())
 }
 
-/// Does something to its end, whether or not anybody waits for it still.
+/// Completes `work` even if the client disconnects.
 async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Result<T, Wrong> {
     tokio::spawn(work).await.map_err(|error| {
         tracing::error!(%error, "an operator's order broke");
@@ -211,7 +211,7 @@ async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 's
     })
 }
 
-/// All of a body that is neither too long nor too slow.
+/// Reads a body within the size limit and timeout.
 async fn whole(body: Body) -> Result<Bytes, Wrong> {
     let read = tokio::time::timeout(REQUEST_MAX, Limited::new(body, BODY_MAX_BYTES).collect()).await;
     match read {

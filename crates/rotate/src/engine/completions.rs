@@ -1,4 +1,4 @@
-//! A deterministic completion, asked for as OpenAI's interface has it: vLLM and SGLang both do.
+//! A deterministic completion by OpenAI's API, which vLLM and SGLang both have.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::EngineError;
 use super::http::Http;
 use crate::config::Canary;
 
-/// What a canary is, and whom it is for.
+/// A canary, and the name of its model.
 #[derive(Debug)]
 pub(super) struct Prompt {
     served_as: String,
@@ -19,7 +19,7 @@ impl Prompt {
         Self { served_as: served_as.to_owned(), prompt: canary.prompt.clone(), tokens: canary.tokens }
     }
 
-    /// What the engine goes on with. Text that it did not end as it should is no answer.
+    /// The completion. One that ended with an error does not count.
     pub(super) async fn generate(&self, http: &Http) -> Result<String, EngineError> {
         let body = json!({
             "model": self.served_as,

@@ -1,11 +1,12 @@
-//! One engine's HTTP: what is asked, what came back, and in which words a failure is told.
+//! HTTP requests to one engine, and the wording of their errors.
 //!
 //! Promises:
 //!
-//! - Each request has a connection of its own, and is sent once. So a refused connection means that nobody listens.
-//! - An answer is read up to [`BODY_MAX_BYTES`], whatever its head says.
-//! - Errors have the beginning of what an engine said, without control characters, where the caller says that it may be
-//!   told; parsers' errors name a place, and never a value.
+//! - Each request uses its own connection and is sent once. A refused connection therefore means that no process
+//!   listens.
+//! - Answers are read up to [`BODY_MAX_BYTES`], whatever their head says.
+//! - Errors quote the beginning of an answer, without control characters, only where the caller allows it. Parse errors
+//!   name a position, never a value.
 
 use std::error::Error;
 use std::time::Duration;
@@ -20,23 +21,23 @@ use super::EngineError;
 use crate::config::check_url;
 use crate::http::{self as transport, Client};
 
-/// More than any answer that is asked for has.
+/// Larger than any expected answer.
 pub(super) const BODY_MAX_BYTES: usize = 1 << 20;
-/// How long a connection may take to come about. Engines are near.
+/// Timeout of a connection attempt. Engines are near.
 const CONNECT_MAX: Duration = Duration::from_secs(4);
 
-/// An engine's address, and a client for nothing else.
+/// An engine's address, and its client.
 #[derive(Debug)]
 pub(super) struct Http {
     client: Client<Full<Bytes>>,
-    /// Without a slash at its end.
+    /// Without a trailing slash.
     base: String,
 }
 
-/// What an engine answered. Whether it did what it was asked for is for [`done`](Self::done) to say.
+/// An engine's answer. [`done`](Self::done) checks its status.
 #[derive(Debug)]
 pub(super) struct Reply {
-    /// Method, and where.
+    /// Method and URL.
     pub(super) asked: String,
     pub(super) status: u16,
     body: Vec<u8>,
@@ -46,13 +47,13 @@ pub(super) struct Reply {
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) struct Failure {
-    /// Nobody is there: nobody listens, no way leads there, or the name is nobody's.
+    /// Connection refused, host unreachable, or unknown name.
     pub(super) is_nobody_there: bool,
     pub(super) error: EngineError,
 }
 
 impl Http {
-    /// For an engine at `url`, as configurations have it.
+    /// For an engine at a configured `url`.
     pub(super) fn new(url: &str) -> Result<Self, String> {
         let base = url.trim_end_matches('/');
         check_url(base).map_err(|reason| format!("its url is odd: {reason}"))?;
@@ -67,7 +68,7 @@ impl Http {
         self.ask(Method::POST, path, body).await
     }
 
-    /// Gets the first of these paths that the engine knows: later versions call some of them otherwise.
+    /// Tries a second path if the first is unknown. Some versions have another name for it.
     pub(super) async fn get_either(&self, path: &str, or: &str) -> Result<Reply, Failure> {
         let reply = self.get(path).await?;
         if reply.is_unknown() { self.get(or).await } else { Ok(reply) }
@@ -88,7 +89,7 @@ impl Http {
         let status = response.status().as_u16();
         let read = transport::read(response.into_body(), BODY_MAX_BYTES).await;
         match read.broke {
-            // That it refused is known, and so is some of the reason.
+            // A refusal is informative even if its body is incomplete.
             Some(error) if is_success(status) => {
                 let (len, reason) = (read.bytes.len(), chain(&error));
                 Err(failed(format!("its answer broke off after {len} bytes: {reason}"), false))
@@ -99,12 +100,11 @@ impl Http {
 }
 
 impl Reply {
-    /// Whether the engine has no such endpoint.
     pub(super) fn is_unknown(&self) -> bool {
         self.status == 404
     }
 
-    /// The answer of an engine that did what it was asked for.
+    /// The answer, if its status is a success.
     pub(super) fn done(self) -> Result<Self, EngineError> {
         if !is_success(self.status) {
             let words = words(&self.body);
@@ -116,7 +116,7 @@ impl Reply {
         Ok(self)
     }
 
-    /// What it says as JSON, nothing for an empty body.
+    /// The JSON body; `None` if empty.
     pub(super) fn json(&self) -> Result<Option<Value>, EngineError> {
         if self.body.trim_ascii().is_empty() {
             return Ok(None);
@@ -125,12 +125,12 @@ impl Reply {
         parsed.map(Some).map_err(|error| self.odd(&format!("its answer is no JSON: {error}")))
     }
 
-    /// An error about an answer that is not as it should be.
+    /// An error about an unexpected answer.
     pub(super) fn odd(&self, reason: &str) -> EngineError {
         EngineError::NotUnderstood { asked: self.asked.clone(), reason: reason.to_owned() }
     }
 
-    /// As [`odd`](Self::odd), with the beginning of what it said. Not for answers that may have secrets in them.
+    /// As [`odd`](Self::odd), with the beginning of the answer. Not for answers that may contain secrets.
     pub(super) fn odd_words(&self, reason: &str) -> EngineError {
         self.odd(&format!("{reason}; it answered: {}", words(&self.body)))
     }
@@ -153,7 +153,7 @@ fn reason_of(error: &legacy::Error) -> String {
     chain(error)
 }
 
-/// What an error says, with each of its causes. Many repeat what is behind them.
+/// An error and its causes, without repetitions.
 fn chain(error: &(dyn Error + 'static)) -> String {
     let mut said: Vec<String> = Vec::new();
     for text in transport::causes(error).map(ToString::to_string) {
@@ -164,9 +164,9 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     transport::clean(&said.join(": "))
 }
 
-/// The beginning of what an engine said.
+/// The beginning of an answer's body.
 fn words(body: &[u8]) -> String {
-    // No character has more than four bytes; one that is cut in two at the end is behind those that are told.
+    // A character has at most four bytes. One that is split here lies beyond the shown text.
     let beginning = &body[..body.len().min(8 * transport::WORDS_MAX)];
     let said = transport::clean(&String::from_utf8_lossy(beginning));
     if said.is_empty() { "(nothing)".to_owned() } else { said }

@@ -1,7 +1,7 @@
-//! Engines by their own HTTP interface: one small trait, and an adapter for each kind.
+//! Engines by their own HTTP APIs: one trait, and an adapter for each kind.
 //!
-//! An adapter asks and reports, and decides nothing: that a sleep was answered with 200 proves nothing, and is held
-//! against a measurement elsewhere. None of its calls has a limit of its own; who calls gives up by dropping the future.
+//! An adapter sends requests and reports the answers. A sleep that was answered with 200 proves nothing: the policy
+//! compares it with a measurement. Calls have no timeout of their own; dropping the future gives up.
 
 mod completions;
 mod http;
@@ -20,64 +20,64 @@ use self::vllm::Vllm;
 use crate::config::{Engine as Kind, Model};
 use crate::policy::Found;
 
-/// What an engine is asked, and what it answers.
+/// The future of an engine call.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
 
-/// An engine that may be asked for something.
+/// An engine.
 pub trait Engine: fmt::Debug + Send + Sync {
-    /// Whether it is there, and awake by its own word. One to which nobody connects is [`Found::Gone`]; one that
-    /// answers nothing that can be understood is an error.
+    /// Whether the engine runs, and whether it reports that it is awake. [`EngineState::Gone`] if no connection is
+    /// possible; an error if the answer is not understood.
     fn look(&self) -> Answer<'_, Found>;
 
-    /// Has it sleep as deep as its model says, and waits until it says that it has.
+    /// Sleeps at the model's level, and waits until the engine reports completion.
     fn sleep(&self) -> Answer<'_, ()>;
 
-    /// Has it wake, weights that were dropped loaded again, and waits until it says that it has.
+    /// Wakes, reloads dropped weights, and waits until the engine reports completion.
     fn wake(&self) -> Answer<'_, ()>;
 
-    /// Its own word, whether it is awake.
+    /// Whether the engine reports that it is awake.
     fn is_awake(&self) -> Answer<'_, bool>;
 
-    /// The text that it goes on with behind the canary's prompt, without chance in it.
+    /// The deterministic completion of the canary prompt.
     fn generate(&self) -> Answer<'_, String>;
 }
 
-/// Why an engine did not do what it was asked for.
+/// Why an engine call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// It was not reached, or the connection broke.
+    /// The connection failed or broke.
     #[error("{asked}: {reason}")]
     Unreachable {
-        /// Method, and where.
+        /// Method and URL.
         asked: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// It answered that it will not, or could not.
+    /// The engine answered with an error status.
     #[error("{asked}: it answered {status}: {words}")]
     Refused {
-        /// Method, and where.
+        /// Method and URL.
         asked: String,
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// The beginning of what it said.
+        /// The beginning of its message.
         words: String,
     },
-    /// Its answer is not what such an engine answers.
+    /// The answer is not one of such an engine.
     #[error("{asked}: {reason}")]
     NotUnderstood {
-        /// Method, and where.
+        /// Method and URL.
         asked: String,
-        /// What is odd about it.
+        /// What is unexpected.
         reason: String,
     },
 }
 
-/// The adapter for a model's engine. Nothing is asked yet.
+/// The adapter for a model's engine. Sends nothing yet.
 ///
 /// # Errors
-/// [`EngineError::NotUnderstood`] if the model's `url` is no address of an engine, or its level none that there is.
+/// [`EngineError::NotUnderstood`] if the `url` or the sleep level is invalid.
 pub fn engine_of(model: &Model) -> Result<Arc<dyn Engine>, EngineError> {
     let level = model.level;
     let wrong = |reason: String| EngineError::NotUnderstood {

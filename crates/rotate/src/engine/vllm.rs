@@ -1,9 +1,11 @@
-//! vLLM, by the endpoints that it has when it is started with `VLLM_SERVER_DEV_MODE=1`.
+//! vLLM, by its development endpoints (`VLLM_SERVER_DEV_MODE=1`).
 //!
-//! It keeps the weights in host memory at level 1. At level 2 it drops them, and a wake is three calls: the weights'
-//! memory, the weights, the cache's memory. Requests were drained before a sleep, and one that came past us is waited
-//! for (`mode=wait`); without that, newer versions end it. Where a version says in its answer what it is now, that has
-//! to be what it was asked to be; older ones answer with nothing, and nobody but [`is_awake`](Engine::is_awake) asks.
+//! Level 1 keeps the weights in host memory. Level 2 drops them, and a wake takes three calls: memory of the weights,
+//! the weights, memory of the KV cache.
+//!
+//! Requests are drained before a sleep. `mode=wait` waits for requests that bypassed the rotation; newer versions would
+//! otherwise end them. Some versions report the new state in their answer, which has to match; older ones answer with
+//! an empty body.
 
 use serde_json::{Value, json};
 
@@ -14,7 +16,6 @@ use crate::policy::Found;
 
 const DEV_MODE: &str = "it has no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, and --enable-sleep-mode";
 
-/// How a vLLM is asked.
 #[derive(Debug)]
 pub(super) struct Vllm {
     http: Http,
@@ -27,7 +28,7 @@ impl Vllm {
         Self { http, level, prompt }
     }
 
-    /// Asks for something that only exists in development mode.
+    /// For endpoints of the development mode only.
     async fn post(&self, path: &str, body: Option<Value>) -> Result<Reply, EngineError> {
         let reply = self.http.post(path, body).await?;
         if reply.is_unknown() { Err(reply.odd(DEV_MODE)) } else { reply.done() }
@@ -44,7 +45,7 @@ impl Vllm {
     }
 }
 
-/// That a move got to where it was to, if it says where that is.
+/// Checks the new state, if the answer reports one.
 fn check_status(reply: &Reply, wanted: &str) -> Result<(), EngineError> {
     let said = reply.json()?.unwrap_or(Value::Null);
     match &said["status"] {

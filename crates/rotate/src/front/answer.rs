@@ -1,8 +1,7 @@
-//! The body of an answer: a few bytes of our own, what an engine sends, or comments until an engine sends something.
+//! The body of an answer: own bytes, an engine's bytes, or keep-alive comments until the engine's bytes come.
 //!
-//! It is polled by the client's connection, so it goes no faster than the client reads; and it is dropped with it, so
-//! that the request to the engine ends with whoever asked. While its client reads nothing nobody polls it, so the
-//! connection is told what it ends with.
+//! The client's connection polls it, so it is as fast as the client reads. Dropping it cancels the request to the
+//! engine. A client that reads nothing does not poll it, so the connection holds the token that ends the answer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,27 +19,26 @@ use super::fault::Fault;
 use super::line::Line;
 use super::{Admission, Gate, Route};
 
-/// What a client that waits for events is told meanwhile.
+/// The keep-alive comment.
 const COMMENT: &[u8] = b": waiting\n\n";
 
-/// The answer was not whole: the connection is to be broken off.
+/// The answer is incomplete: the connection has to be broken off.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer broke off")]
 pub(super) struct Broken;
 
-/// Waits until a client has gone.
+/// Completes after the client has disconnected.
 pub(super) type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
-/// Waits for an engine's events; or there is an event to end with, and the status that it stands for.
+/// Resolves to an engine's events, or to a final error event.
 pub(super) type Going = Pin<Box<dyn Future<Output = Result<(Passing, Duration), Ending>> + Send>>;
 
-/// How a stream ends that never began.
+/// A stream that ended before it began: its error event and status.
 #[derive(Debug)]
 pub(super) struct Ending {
     pub(super) event: Bytes,
     pub(super) status: http::StatusCode,
 }
 
-/// The body of an answer.
 pub(super) struct Answer {
     flow: Flow,
     account: Account,
@@ -48,15 +46,13 @@ pub(super) struct Answer {
     gone: Gone,
 }
 
-/// Where its bytes come from.
+/// The source of the bytes.
 pub(super) enum Flow {
-    /// All of it, until it was sent.
+    /// Own bytes, until they are sent.
     Whole(Option<Bytes>),
-    /// An engine.
     Passing(Passing),
-    /// Nowhere yet.
     Waiting(Waiting),
-    /// An event has been sent that says that it broke off; and once it has gone out, after so many flushes, it does.
+    /// An error event was sent. The answer breaks off after this many flushes of the connection.
     Breaking { flushes: u64 },
 }
 
@@ -67,20 +63,20 @@ pub(super) struct Passing {
     pub(super) admission: Admission,
     pub(super) gate: Arc<dyn Gate>,
     pub(super) route: Arc<Route>,
-    /// For a stream of events to which one may be added: how it ended so far.
+    /// The end of the stream so far, if an error event can be appended.
     pub(super) events: Option<Tail>,
-    /// Whether only the end of the connection tells where the answer ends.
+    /// Whether only closing the connection marks the end of the answer.
     pub(super) is_open: bool,
 }
 
-/// A client is told that its stream is coming.
+/// A client that waits for its stream.
 pub(super) struct Waiting {
     going: Going,
     every: Duration,
     next: Pin<Box<Sleep>>,
 }
 
-/// The last bytes of a stream of events.
+/// The last bytes of an event stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tail([u8; 4]);
 
@@ -104,7 +100,7 @@ impl Tail {
 
 impl Waiting {
     pub(super) fn new(going: Going, every: Duration) -> Self {
-        // The first is sent at once.
+        // The first comment is sent at once.
         Self { going, every, next: Box::pin(tokio::time::sleep_until(Instant::now())) }
     }
 }
@@ -116,7 +112,7 @@ impl Answer {
         }
         let mut answer = Self { flow, account, line, gone };
         if answer.is_end_stream() {
-            // Nobody polls it.
+            // hyper does not poll an empty body.
             answer.account.end = End::Whole;
         }
         answer
@@ -183,9 +179,9 @@ impl Drop for Answer {
 }
 
 impl Passing {
-    /// The next piece, or nothing behind the last; or why it broke off.
+    /// The next frame, `None` after the last, or why it broke off.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, Fault>> {
-        // First, so that an engine that always has something is ended, too.
+        // First, so that an engine that never pauses is ended, too.
         if self.admission.aborted.is_cancelled() {
             return Poll::Ready(Err(Fault::aborted(&self.route.name)));
         }
@@ -218,7 +214,7 @@ impl Body for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let Poll::Ready(frame) = self.poll_flow(cx) else {
-            // Dropping it on an error ends the request to the engine.
+            // hyper drops the body after an error, which cancels the request to the engine.
             ready!(self.gone.as_mut().poll(cx));
             return Poll::Ready(Some(Err(Broken)));
         };

@@ -1,4 +1,4 @@
-//! What clients are told when they get no answer from an engine: errors as OpenAI's interface has them.
+//! Errors of the front in OpenAI's format.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use super::json::Wrong;
 use crate::policy::Refusal;
 use crate::service::Refused;
 
-/// The most names that an error lists.
+/// Most model names in a message.
 const NAMES_MAX: usize = 64;
-/// The most letters of what an engine says that are repeated within an error of ours.
+/// Most characters of an engine's answer in a message.
 const WORDS_MAX: usize = 1024;
 
-/// Why a request got no answer.
+/// An error response.
 #[derive(Debug, Clone)]
 pub(super) struct Fault {
     pub(super) status: StatusCode,
@@ -27,14 +27,14 @@ pub(super) struct Fault {
     beside: Option<Beside>,
 }
 
-/// A header that clients need beside an error.
+/// A header that belongs to an error.
 #[derive(Debug, Clone, Copy)]
 enum Beside {
-    /// When to come again, in seconds.
+    /// In seconds.
     RetryAfter(u64),
-    /// Which methods there are.
+    /// The accepted methods.
     Allow(&'static str),
-    /// That a key is wanted.
+    /// Asks for a key.
     Challenge,
 }
 
@@ -177,7 +177,7 @@ impl Fault {
         self.to_json().into()
     }
 
-    /// An event that says it within a stream. One that broke off amid an event is closed first.
+    /// As an event within a stream. An unfinished event is closed first.
     pub(super) fn event(&self, is_amid: bool) -> Bytes {
         event(&self.to_json(), is_amid)
     }
@@ -194,7 +194,7 @@ impl Fault {
     }
 }
 
-/// An event with some JSON that is one line.
+/// A `data:` event with one line of JSON.
 pub(super) fn event(json: &[u8], is_amid: bool) -> Bytes {
     let before: &[u8] = if is_amid { b"\n\ndata: " } else { b"data: " };
     [before, json, b"\n\n"].concat().into()

@@ -1,6 +1,6 @@
-//! A request's way: what it is about, its body, its model, its turn, its engine, and the head of its answer.
+//! The way of a request: body, model, queue, engine, and the head of the answer.
 //!
-//! All of it is one future, which the client's connection drops when the client goes away.
+//! All of it is one future, which the client's connection drops when the client disconnects.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -27,10 +27,10 @@ use super::span::{Ids, REQUEST_ID};
 use super::{Admission, Gate, Patience, Route};
 use crate::http::Client;
 
-/// How much is read of what an engine says instead of a stream.
+/// Most bytes to read of an engine's error answer.
 const WORDS_MAX_BYTES: usize = 64 << 10;
 
-/// What all connections share.
+/// State of all connections.
 pub(super) struct Desk {
     pub(super) gate: Arc<dyn Gate>,
     pub(super) patience: Patience,
@@ -40,7 +40,7 @@ pub(super) struct Desk {
     catalogue: Catalogue,
 }
 
-/// Why there is no answer to give.
+/// The client disconnected.
 #[derive(Debug, thiserror::Error)]
 #[error("the client has gone")]
 pub(super) struct Left;
@@ -52,7 +52,6 @@ impl Desk {
         Self { gate, patience, client, ids: Ids::default(), here, catalogue: Catalogue::new() }
     }
 
-    /// Answers a request.
     pub(super) async fn handle(
         self: Arc<Self>,
         line: Arc<Line>,
@@ -83,7 +82,7 @@ impl Desk {
         account: &mut Account,
     ) -> Result<Response<Flow>, Fault> {
         let (parts, body) = request.into_parts();
-        // Until all of it was read.
+        // Until the whole body is read.
         line.linger(!body.is_end_stream());
         let front = self.gate.front();
         let about = request::about(&parts, front.head_max_bytes)?;
@@ -131,7 +130,7 @@ impl Desk {
         }
     }
 
-    /// The request as it goes to the engine.
+    /// The request to the engine.
     fn upstream(
         &self,
         parts: Parts,
@@ -158,17 +157,17 @@ impl Desk {
     }
 }
 
-/// A request that waits for its turn.
+/// A request before its admission.
 struct Job {
     desk: Arc<Desk>,
     route: Arc<Route>,
     upstream: Request<Pieces>,
-    /// Whether the client speaks an HTTP that has no chunks.
+    /// Whether the client's HTTP version has no chunked encoding.
     is_old: bool,
 }
 
 impl Job {
-    /// Waits for its turn, apart from the job so that it can go on somewhere else.
+    /// Waits for admission. Owns its data, so that it can continue in another future.
     fn admission(&self) -> Pin<Box<dyn Future<Output = Result<Admission, Fault>> + Send>> {
         let (gate, route) = (Arc::clone(&self.desk.gate), Arc::clone(&self.route));
         Box::pin(async move {
@@ -177,7 +176,7 @@ impl Job {
         })
     }
 
-    /// As [`sent`](Self::sent), for a stream whose client is told at intervals that it is coming.
+    /// As [`sent`](Self::sent), with keep-alive comments for a client that waits for a stream.
     async fn patiently(self, every: Duration, account: &mut Account) -> Result<Response<Flow>, Fault> {
         let begun = Instant::now();
         let mut admission = self.admission();
@@ -200,7 +199,7 @@ impl Job {
         Ok(response)
     }
 
-    /// What goes on as a stream that has begun; or how that ends, if it is something else.
+    /// The stream to continue with, or the error event if the answer is something else.
     async fn events_of(response: Response<Flow>, route: &Route) -> Result<Passing, Ending> {
         let status = response.status();
         let Flow::Passing(mut passing) = response.into_body() else {
@@ -225,7 +224,7 @@ impl Job {
         Err(Ending { event: fault.event(false), status })
     }
 
-    /// Sends it to its engine, and gives the head of the answer with the body to come.
+    /// Sends the request, and returns the head of the answer with its body.
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, Fault> {
         let Self { desk, route, upstream, is_old } = self;
         let answered = tokio::select! {
@@ -265,7 +264,7 @@ impl Job {
     }
 }
 
-/// Whether an answer is a stream of events that one can be added to.
+/// Whether an event can be appended to this answer.
 fn is_events(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let kind = text(header::CONTENT_TYPE).and_then(|kind| kind.split(';').next()).unwrap_or_default();
@@ -280,7 +279,7 @@ fn json_of(bytes: Bytes) -> Response<Flow> {
     response
 }
 
-/// A body in up to three pieces: what is before the model's name, the name, and what is behind it.
+/// A body in up to three segments: before the model's name, the name, and after it.
 #[derive(Debug)]
 pub(super) struct Pieces {
     pieces: [Bytes; 3],
@@ -288,13 +287,13 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// A body that asks for `asked`, asking for `wanted` instead.
+    /// Replaces the model name `asked` by `wanted`.
     fn named(body: Bytes, asked: &str, wanted: &str) -> Result<Self, Fault> {
         if asked == wanted {
             return Ok(Self { pieces: [body, Bytes::new(), Bytes::new()], next: 0 });
         }
         let Some(span) = json::name_span(&body) else {
-            // What was parsed has one.
+            // `parse` has found the name before.
             return Err(Fault::wrong_body(json::Wrong::NoModel));
         };
         let name = serde_json::Value::from(wanted).to_string();

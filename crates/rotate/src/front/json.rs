@@ -1,36 +1,33 @@
-//! What a body asks for, and where in it that stands, without altering anything else.
+//! The model and the stream flag of a request body, and the position of the model's name.
 //!
-//! The body is parsed once for what counts on the top level, which also shows that it is JSON. Only if the name has to be
-//! another one it is looked for again, by its place.
+//! The body is parsed once, which also proves that it is JSON. The position is searched only if the name has to be
+//! replaced.
 
 use std::fmt;
 use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// What a body asks for.
+/// The fields that the front needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Asked {
-    /// The model.
+    /// `model`.
     pub(super) name: String,
-    /// Whether the answer is to come as events.
+    /// `stream`.
     pub(super) is_stream: bool,
 }
 
-/// Why a body asks for nothing.
+/// Why a body is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
-    /// It is no JSON object. What is wrong, and where.
+    /// Not a JSON object; the parser's message.
     NotJson(String),
-    /// It has no `model`.
     NoModel,
-    /// Its `model` is no string.
     NotText,
-    /// It has more than one `model`. Who reads it might take another one than we do.
+    /// More than one `model`. The engine might use another one than the front.
     Twice,
 }
 
-/// What a body asks for.
 pub(super) fn asked(body: &[u8]) -> Result<Asked, Wrong> {
     let mut parser = serde_json::Deserializer::from_slice(body);
     let top = parser.deserialize_map(TopVisitor).and_then(|top| parser.end().map(|()| top));
@@ -42,7 +39,7 @@ pub(super) fn asked(body: &[u8]) -> Result<Asked, Wrong> {
     }
 }
 
-/// Where the value of the top level's `model` stands, quotes included, in a body for which [`asked`] has found one.
+/// The range of the top-level `model` value, with quotes, in a body that [`parse`] accepted.
 pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
     let mut at = skip_blanks(body, 0);
     if *body.get(at)? != b'{' {
@@ -64,7 +61,7 @@ pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
     }
 }
 
-/// Whether a key in its quotes means `model`, however it is written.
+/// Whether a quoted key means `model`, also with escapes.
 fn is_model(key: &[u8]) -> bool {
     let is_escaped =
         || key.contains(&b'\\') && serde_json::from_slice::<String>(key).is_ok_and(|key| key == "model");
@@ -77,7 +74,7 @@ fn skip_blanks(body: &[u8], from: usize) -> usize {
     from + blanks
 }
 
-/// Behind the string that begins here.
+/// The end of the string at `from`.
 fn skip_text(body: &[u8], from: usize) -> Option<usize> {
     if *body.get(from)? != b'"' {
         return None;
@@ -92,7 +89,7 @@ fn skip_text(body: &[u8], from: usize) -> Option<usize> {
     }
 }
 
-/// Behind the value that begins here.
+/// The end of the value at `from`.
 fn skip_value(body: &[u8], from: usize) -> Option<usize> {
     let mut depth = 0_usize;
     let mut at = from;
@@ -107,7 +104,7 @@ fn skip_value(body: &[u8], from: usize) -> Option<usize> {
                 depth -= 1;
                 at += 1;
             }
-            // A number or a word, or what is between values.
+            // A number, a literal, or text between values.
             _ if depth > 0 => {
                 at += 1;
                 continue;
@@ -124,7 +121,7 @@ fn skip_value(body: &[u8], from: usize) -> Option<usize> {
     }
 }
 
-/// What counts of the top level.
+/// The fields of the top level.
 struct Top {
     models: usize,
     model: Value,
@@ -137,7 +134,7 @@ enum Key {
     Other,
 }
 
-/// A value, as far as it counts.
+/// A value, as far as the front needs it.
 enum Value {
     Text(String),
     Bool(bool),

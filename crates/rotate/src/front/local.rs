@@ -1,4 +1,4 @@
-//! What the front answers by itself: the models that there are, and that it is here.
+//! Answers without an engine: the list of models.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use super::{Gate, Listed};
 
-/// The models, in the shape that OpenAI's interface gives them.
+/// The list of models, in OpenAI's format.
 #[derive(Debug)]
 pub(super) struct Catalogue {
-    /// Seconds since 1970, as when each was made. Clients want a number, and none means anything here.
+    /// `created` of every model, in seconds since 1970. Clients expect a number; it has no meaning here.
     since: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What a request may be: its path, its headers, its key, and its body.
+//! Checks of a request: path, headers, key, and body.
 
 use std::time::Duration;
 
@@ -12,23 +12,22 @@ use hyper::body::{Body, Incoming};
 use super::fault::Fault;
 use crate::config::Key;
 
-/// What is set aside for a body at once, however long it says that it is.
+/// Most bytes to reserve for a body at once, whatever its declared length.
 const BODY_FIRST_BYTES: u64 = 1 << 20;
 
-/// What a request is about.
+/// The target of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum About {
-    /// Whether we are here.
     Health,
-    /// All models.
+    /// The list of models.
     Models,
-    /// The model of this name.
+    /// One model of the list.
     Model(String),
-    /// An answer of an engine's.
+    /// A path of an engine.
     Engine(PathAndQuery),
 }
 
-/// What a request is about, if it may be about anything.
+/// The target of a request, if it is valid.
 pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, Fault> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         return Err(Fault::no_method("GET, HEAD, POST"));
@@ -48,7 +47,7 @@ pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, Fault> 
     if rest == "models" {
         return Ok(About::Models);
     }
-    // It is only looked up, and many names have a slash, which some clients encode.
+    // The name is only looked up. Many names contain a slash, which some clients encode.
     if let Some(name) = rest.strip_prefix("models/") {
         let name = decoded(name).ok_or_else(|| Fault::bad("the name in the path is not encoded rightly"))?;
         return Ok(About::Model(name));
@@ -58,7 +57,7 @@ pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, Fault> 
     Ok(About::Engine(path))
 }
 
-/// A path is taken as it is written, so what others may take for another one is refused.
+/// Paths are forwarded as written. One that another server could read differently is refused.
 fn check_path(rest: &str) -> Result<(), Fault> {
     let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'\\';
     let is_way = |segment: &str| !segment.is_empty() && segment != "." && segment != "..";
@@ -78,7 +77,7 @@ fn encodes_no_way(path: &str) -> bool {
     })
 }
 
-/// Text that may have been encoded for a path.
+/// Decodes percent-encoded text.
 fn decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
@@ -89,7 +88,7 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Who speaks HTTP/1.1 says whom it wants, once; and who says so twice means the same.
+/// HTTP/1.1 requires one `Host`. A request URI with a host has to match it.
 fn check_host(parts: &Parts) -> Result<(), Fault> {
     let mut hosts = parts.headers.get_all(header::HOST).iter();
     let host = hosts.next();
@@ -114,7 +113,7 @@ fn head_bytes(parts: &Parts) -> u64 {
     u64::try_from(of_line + of_fields).unwrap_or(u64::MAX)
 }
 
-/// Whether a client has one of the keys. With no keys, everybody may ask.
+/// Checks the client's key. Without configured keys, every client is accepted.
 pub(super) fn check_key(headers: &HeaderMap, keys: &[Key]) -> Result<(), Fault> {
     if keys.is_empty() {
         return Ok(());
@@ -125,12 +124,12 @@ pub(super) fn check_key(headers: &HeaderMap, keys: &[Key]) -> Result<(), Fault> 
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     let Some((_, given)) = given else { return Err(Fault::no_key()) };
-    // All are looked at, so that how long it takes does not tell which it is.
+    // Compares all keys, so that timing does not reveal which one matches.
     let is_known = keys.iter().fold(false, |is_known, key| is_known | key.is(given.trim()));
     is_known.then_some(()).ok_or_else(Fault::no_key)
 }
 
-/// What is not JSON by what the headers say is not read at all.
+/// Refuses bodies that are not JSON by their headers, without reading them.
 pub(super) fn check_type(headers: &HeaderMap) -> Result<(), Fault> {
     let text =
         |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
@@ -147,7 +146,7 @@ pub(super) fn check_type(headers: &HeaderMap) -> Result<(), Fault> {
     }
 }
 
-/// The whole body.
+/// Reads the whole body.
 pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> Result<Bytes, Fault> {
     let lower = from.size_hint().lower();
     if lower > max_bytes {
@@ -162,7 +161,7 @@ pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> 
             Ok(Some(Err(_))) => return Err(Fault::bad("the body broke off, or is framed wrongly")),
             Ok(Some(Ok(frame))) => frame,
         };
-        // Behind it there may be trailers, which engines do not read.
+        // Trailers, which engines do not read.
         let Ok(piece) = frame.into_data() else { continue };
         let had = more.as_ref().map_or(first.len(), BytesMut::len);
         if u64::try_from(had + piece.len()).unwrap_or(u64::MAX) > max_bytes {
@@ -183,7 +182,7 @@ pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> 
     Ok(more.map_or(first, BytesMut::freeze))
 }
 
-/// Removes what is for one hop only, and what a client says that is.
+/// Removes hop-by-hop headers, including those named by `Connection`.
 pub(super) fn drop_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -191,7 +190,7 @@ pub(super) fn drop_hop(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
-        // These are about the message, and a hop that says otherwise is wrong.
+        // These describe the message. A hop that names them is wrong.
         .filter(|name| name != header::CONTENT_LENGTH && name != header::CONTENT_TYPE)
         .collect();
     named.iter().for_each(|name| drop(headers.remove(name)));
@@ -209,7 +208,7 @@ pub(super) fn drop_hop(headers: &mut HeaderMap) {
     headers.remove("proxy-connection");
 }
 
-/// What goes to an engine of what a client said.
+/// Keeps the headers that the engine should see.
 pub(super) fn upstream_headers(headers: &mut HeaderMap) {
     drop_hop(headers);
     for name in [header::AUTHORIZATION, header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::TRAILER]

@@ -1,16 +1,15 @@
-//! GPUs as NVML counts them: positions are NVML's, and nothing is taken of any GPU.
+//! GPU memory by NVML. Positions are NVML's. Nothing is allocated on any GPU.
 
 use super::{Measured, Meter, on_a_thread};
 use crate::policy::Gpu;
 
 use self::system::Loaded;
 
-/// What to do where there is nothing to ask.
+/// Advice where NVML is missing.
 const HELP: &str =
     "install NVIDIA's driver, or play GPUs with [memory] measure = \"processes\" and gpu = \"8GiB\"";
 
-/// Measures by NVML. Its library is loaded when something is measured for the first time; while there is none, each
-/// measurement tries again, and says what is missing.
+/// Measures by NVML. The library is loaded at the first measurement, and again after each failure.
 #[derive(Debug, Clone, Default)]
 pub struct Devices {
     loaded: Loaded,
@@ -32,7 +31,7 @@ mod system {
     use super::{Gpu, HELP};
     use crate::measure::Memory;
 
-    /// NVML, once it was loaded.
+    /// NVML, once loaded.
     #[derive(Debug, Clone, Default)]
     pub(super) struct Loaded(Arc<Mutex<Option<Gpus>>>);
 
@@ -54,7 +53,7 @@ mod system {
     use super::{Gpu, HELP};
     use crate::measure::Memory;
 
-    /// Nothing: GPUs are measured on Linux only.
+    /// Without NVML: GPUs are measured on Linux only.
     #[derive(Debug, Clone, Default)]
     pub(super) struct Loaded;
 

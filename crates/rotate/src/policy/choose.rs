@@ -1,4 +1,4 @@
-//! Who comes, and who leaves for it.
+//! Which model comes next, and which ones leave for it.
 
 use super::Policy;
 use super::model::{Leave, Stage, Up};
@@ -6,22 +6,22 @@ use super::moves::NO_ROOM;
 use super::rules::Gpu;
 use super::time::Time;
 
-/// What there is to be done so that a model has room.
+/// How a model gets its memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Room {
-    /// Nothing.
+    /// Enough is free.
     Free,
-    /// These leave.
+    /// These have to leave now.
     Leave(Vec<usize>),
-    /// Somebody has to leave, and may stay for now.
+    /// Others have to leave, but not yet.
     Later,
-    /// Those that stay whatever happens leave too little.
+    /// Pinned models leave too little.
     Never,
 }
 
 impl Policy {
-    /// Sends away who has been idle for too long, and lets those come that are waited for, the oldest first. On each
-    /// GPU one comes at a time, and nobody that came later goes before.
+    /// Evicts models that were idle for too long, and selects waiting ones, oldest first. Each GPU activates one model
+    /// at a time, in the order of waiting.
     pub(super) fn choose(&mut self) {
         if self.is_ending {
             return;
@@ -51,7 +51,7 @@ impl Policy {
                 continue;
             }
             if !is_free {
-                // Nor does anybody go before it on its other GPUs.
+                // No later model may overtake it on its other GPUs.
                 take(&mut taken, model);
                 continue;
             }
@@ -62,7 +62,7 @@ impl Policy {
                     continue;
                 }
                 Room::Later => {}
-                // What was measured once may be long ago, so nobody is refused for that.
+                // The measurement may be old, so it is repeated before a refusal.
                 Room::Free | Room::Never => self.call(id),
                 Room::Leave(list) => {
                     self.call(id);
@@ -82,7 +82,7 @@ impl Policy {
         self.leave(id, Leave::Sleep);
     }
 
-    /// Lets no more of its requests through, and has it leave when they are over.
+    /// Stops admitting requests, and leaves when the running ones have ended.
     pub(super) fn leave(&mut self, id: usize, then: Leave) {
         let model = &self.models[id];
         let then = if then == Leave::Sleep && !model.rules.can_sleep { Leave::Stop } else { then };
@@ -90,7 +90,7 @@ impl Policy {
         self.enter(id, Stage::Draining { until, was_aborted: false, then });
     }
 
-    /// Who is awake on its GPUs.
+    /// Awake models on its GPUs.
     pub(super) fn holders(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.models.len())
             .filter(move |other| *other != id && self.share(id, *other) && self.models[*other].is_ready())
@@ -105,17 +105,17 @@ impl Policy {
         holders.sort_by_key(|other| self.models[*other].last_used);
         let model = &self.models[id];
         let Some(need) = model.need(up) else {
-            // Nobody knows what it takes, so it has its GPUs for itself.
+            // Without a known need, it gets its GPUs alone.
             let is_kept = holders.iter().any(|other| self.models[*other].is_pinned);
             return if is_kept { Room::Never } else { self.when(holders, since) };
         };
         let mut lacking = vec![0; self.free.len()];
         for (gpu, need) in model.rules.gpus.iter().zip(need) {
-            // What was not measured since somebody was stopped or died is looked at before anybody leaves for it.
+            // Unmeasured memory is measured before any model leaves for it.
             let free = self.free[gpu.0].unwrap_or(need);
             lacking[gpu.0] = i128::from(need) - i128::from(free);
         }
-        // What is leaving already is as good as gone; it is measured before anybody comes.
+        // Models that are leaving count as gone; memory is measured before the start or wake.
         for other in (0..self.models.len()).filter(|other| *other != id && self.share(id, *other)) {
             if self.models[other].stage.is_leaving() {
                 sub(&mut lacking, &self.gives_on(other));
@@ -134,20 +134,20 @@ impl Policy {
             }
         }
         if lacking.iter().any(|lacking| *lacking > 0) {
-            // What they are thought to give would not do, and that may be wrong: all that may leave have to.
+            // The estimates say that this is too little. They may be wrong, so all that may leave do.
             let is_lacked = |gpu: &Gpu| lacking[gpu.0] > 0;
             let (kept, all): (Vec<usize>, Vec<usize>) = self
                 .holders(id)
                 .filter(|other| self.models[*other].rules.gpus.iter().any(is_lacked))
                 .chain(list.into_iter().map(|(other, _)| other))
                 .partition(|other| self.models[*other].is_pinned);
-            // Somebody stays in its way, and all that the others are known to hold would not do.
+            // A pinned model is in the way, and the known memory of the others is too little.
             if !kept.is_empty() && all.iter().all(|other| self.models[*other].held.is_some()) {
                 return Room::Never;
             }
             return self.when(all, since);
         }
-        // Whoever was used last stays if the others suffice.
+        // Keeps the most recently used ones if the others suffice.
         let mut at = list.len();
         while at > 0 {
             at -= 1;
@@ -160,7 +160,7 @@ impl Policy {
         self.when(list.into_iter().map(|(other, _)| other).collect(), since)
     }
 
-    /// What it gives back on every GPU of the machine; all there is, where that is not known.
+    /// What it releases on each GPU of the machine; unlimited where unknown.
     fn gives_on(&self, id: usize) -> Vec<i128> {
         let model = &self.models[id];
         let mut gives = vec![0; self.free.len()];
@@ -182,7 +182,7 @@ impl Policy {
         if may_all { Room::Leave(list) } else { Room::Later }
     }
 
-    /// From when on it has to leave for somebody who has waited since then, if nothing changes.
+    /// When it has to leave for a model that has waited since then, if nothing changes.
     pub(super) fn may_leave_at(&self, id: usize, waited_since: Time) -> Option<Time> {
         let model = &self.models[id];
         let Stage::Ready { since } = model.stage else { return None };
@@ -191,7 +191,7 @@ impl Policy {
         Some(if model.is_idle() { settled } else { settled.max(turn_over) })
     }
 
-    /// When it leaves because nobody wants it.
+    /// When it leaves because it is idle.
     pub(super) fn idled_out_at(&self, id: usize) -> Option<Time> {
         let model = &self.models[id];
         let Stage::Ready { since } = model.stage else { return None };

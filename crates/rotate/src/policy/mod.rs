@@ -1,29 +1,29 @@
-//! Who is awake, as a state machine without effects.
+//! Which models are awake, as a state machine without effects.
 //!
-//! [`Policy::step`] is told what has happened and when, and answers what is to be done: requests to let through or to
-//! refuse, and tasks to do with engines. It has no clock, no socket and no thread, so that thousands of schedules can be
-//! tried in a second, with every lie that an engine can tell.
+//! [`Policy::step`] takes what happened and when, and returns what to do: requests to admit or refuse, and tasks for
+//! engines. It has no clock, socket or thread. Tests can therefore run thousands of schedules in a second, with every
+//! fault of an engine.
 //!
-//! A model comes and goes by steps, of which each has a limit and a way out:
+//! A model comes and goes in steps. Each step has a timeout and a defined failure:
 //!
 //! ```text
-//! asleep ─▶ room? ─▶ wake ─▶ its word ─▶ canary ─▶ ready ─▶ drained ─▶ weighed ─▶ sleep ─▶ given back? ─▶ asleep
-//!   cold ─▶ room? ─▶ start ──────┘                                        what fails, and can: stopped ─▶ cold
+//! asleep ─▶ memory? ─▶ wake ─▶ confirm ─▶ canary ─▶ ready ─▶ drain ─▶ measure ─▶ sleep ─▶ released? ─▶ asleep
+//!   cold ─▶ memory? ─▶ start ────┘                                  on failure, if possible: stop ─▶ cold
 //! ```
 //!
 //! Promises:
 //!
-//! - A request is let through only to a model whose last canary, since it last woke or started, was right.
-//! - Every request that arrives is let through, refused, or reported by its sender as gone; it waits no longer than its
-//!   model's `wait_max`, whatever engines do, as long as `step` is called at [`Policy::wakeup`].
-//! - On each GPU one model at a time does what changes its memory, and a model wakes or starts only when what it is
-//!   known to need was measured free right before.
-//! - An engine that fails on its way up is restarted once; when it fails again, or cannot be restarted, it is left alone,
-//!   each time for longer. One whose memory does not come back is stopped.
-//! - A model that is waited for by the oldest request is the next to come on its GPUs: who is awake keeps its turn while
-//!   it has requests, for `turn_max` at most, so that ABCABC becomes AABBCC.
+//! - A request is admitted only if the model's last canary since its last wake or start was right.
+//! - Every request is admitted, refused, or reported as left by its sender. It waits at most its model's `wait_max`,
+//!   whatever engines do, if `step` is called at [`Policy::wakeup`].
+//! - On each GPU one model at a time changes its memory. A model wakes or starts only after its known need was measured
+//!   free.
+//! - An engine that fails while it wakes or starts is restarted once. If it fails again, or cannot be restarted, it is
+//!   quarantined, longer each time. An engine whose memory does not come back is stopped.
+//! - The model with the oldest waiting request comes next on its GPUs. Awake models with requests keep their turn for
+//!   `turn_max` at most, so that ABCABC becomes AABBCC.
 //!
-//! Tasks and requests are known by numbers, so what is reported late, twice or never does no harm: it is nobody's.
+//! Tasks and requests have unique ids, so late, repeated or missing reports do no harm.
 
 mod choose;
 mod model;
@@ -41,45 +41,45 @@ pub use self::time::Time;
 
 use self::model::{Leave, Model, Stage, Step, Then, Up};
 
-/// Who is awake. See the module.
+/// The state machine. See the module.
 #[derive(Debug)]
 pub struct Policy {
     models: Vec<Model>,
-    /// What was last measured to be free on each GPU.
+    /// Free bytes of each GPU at the last measurement.
     free: Vec<Option<u64>>,
-    /// Whose each request is, and whether it runs.
+    /// The model of each request, and whether it runs.
     requests: BTreeMap<RequestId, (usize, bool)>,
     now: Time,
     next_op: u64,
     is_ending: bool,
-    /// Counts whatever may let something else go on.
+    /// Counts changes that may let another model continue.
     changes: u64,
     out: Vec<Effect>,
 }
 
-/// What a model is doing, for those who ask.
+/// The state of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// Its stage, in a word or two.
+    /// Its stage.
     pub stage: &'static str,
-    /// Whether its requests are let through.
+    /// Whether requests are admitted.
     pub is_ready: bool,
     /// Whether it is kept awake.
     pub is_pinned: bool,
-    /// How many requests wait for it.
+    /// Waiting requests.
     pub queued: usize,
-    /// How many of its requests run.
+    /// Running requests.
     pub running: usize,
-    /// What a sleep of it gives back on each of its GPUs, once that was measured.
+    /// What a sleep releases on each of its GPUs, once measured.
     pub held_bytes: Option<Vec<u64>>,
-    /// What it is known to take of each of its GPUs, while it has memory or may have; nothing where that is not known.
+    /// Its known need on each of its GPUs, while it has memory or may have; `None` if unknown.
     pub promised_bytes: Option<Vec<u64>>,
-    /// Failures in a row.
+    /// Consecutive failures.
     pub failures: u32,
 }
 
 impl Policy {
-    /// One for these models. Nothing is known of them yet: the first [`step`](Self::step) has all of them looked at.
+    /// For these models. The first [`step`](Self::step) probes all of them.
     #[must_use]
     pub fn new(models: Vec<Rules>) -> Self {
         let gpus = models.iter().flat_map(|rules| &rules.gpus).map(|gpu| gpu.0 + 1).max().unwrap_or(0);
@@ -95,8 +95,7 @@ impl Policy {
         }
     }
 
-    /// Takes in what has happened, and says what is to be done. Time never goes back: an earlier moment counts as the
-    /// latest one there was.
+    /// Handles an input, and returns what to do. Time never goes back: an earlier moment counts as the latest one.
     pub fn step(&mut self, now: Time, input: Input) -> Vec<Effect> {
         self.now = self.now.max(now);
         self.take_in(input);
@@ -112,7 +111,7 @@ impl Policy {
         mem::take(&mut self.out)
     }
 
-    /// When [`step`](Self::step) wants to be called again, if nothing happens before.
+    /// When to call [`step`](Self::step) again without an input.
     #[must_use]
     pub fn wakeup(&self) -> Option<Time> {
         let of_model = |id: usize| {
@@ -136,7 +135,7 @@ impl Policy {
         (0..self.models.len()).flat_map(of_model).filter(|at| *at > self.now).min()
     }
 
-    /// What a model is doing.
+    /// The state of a model.
     #[must_use]
     pub fn status(&self, model: ModelId) -> Option<Status> {
         self.models.get(model.0).map(|model| Status {
@@ -151,7 +150,7 @@ impl Policy {
         })
     }
 
-    /// One more model, of which nothing is known yet: it is looked at with the next [`step`](Self::step).
+    /// Adds a model. The next [`step`](Self::step) probes it.
     pub fn add(&mut self, rules: Rules) -> ModelId {
         let gpus = rules.gpus.iter().map(|gpu| gpu.0 + 1).max().unwrap_or(0);
         self.free.resize(self.free.len().max(gpus), None);
@@ -159,7 +158,7 @@ impl Policy {
         ModelId(self.models.len() - 1)
     }
 
-    /// Other rules for a model, on the GPUs that it has. Whether it is pinned changes only where the rule does.
+    /// Changes a model's rules, except its GPUs. Pinning changes only if the rule does.
     pub fn set_rules(&mut self, model: ModelId, rules: &Rules) {
         let Some(model) = self.models.get_mut(model.0) else { return };
         if model.rules.is_pinned != rules.is_pinned {
@@ -170,7 +169,7 @@ impl Policy {
         self.changes += 1;
     }
 
-    /// What was last measured to be free on a GPU.
+    /// Free bytes of a GPU at the last measurement.
     #[must_use]
     pub fn free_bytes(&self, gpu: Gpu) -> Option<u64> {
         self.free.get(gpu.0).copied().flatten()
@@ -257,7 +256,7 @@ impl Policy {
         self.changes += 1;
     }
 
-    /// Lets through what may be, and refuses what has waited for too long.
+    /// Admits requests that may run, and refuses those that waited too long.
     fn serve(&mut self) {
         for id in 0..self.models.len() {
             let now = self.now;
@@ -279,7 +278,7 @@ impl Policy {
                 self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
             }
             let is_wanted = model.waited_for_since().is_some();
-            // Nobody waits any more, and nothing was begun.
+            // No request waits any more, and nothing was begun.
             if model.is_coming && !is_wanted && model.way_up().is_some() {
                 model.is_coming = false;
                 self.changes += 1;
@@ -287,7 +286,7 @@ impl Policy {
         }
     }
 
-    /// Refuses all that wait for a model, and forgets that it was called.
+    /// Refuses all waiting requests of a model, and withdraws its selection.
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
         let model = &mut self.models[id];
         (model.is_coming, model.summoned) = (false, None);
@@ -297,7 +296,7 @@ impl Policy {
         }
     }
 
-    /// An engine is not there any more.
+    /// An engine is gone.
     fn lost(&mut self, id: usize) {
         self.discount(id);
         for other in 0..self.models.len() {
@@ -305,7 +304,7 @@ impl Policy {
         }
         match self.models[id].stage {
             Stage::Cold => {}
-            // There is none, or whether there is one is found out later.
+            // No engine is expected, or a later step finds out.
             Stage::Step { step: Step::Stop(_) | Step::Look | Step::Room(Up::Start), .. } => {}
             Stage::Unknown | Stage::Quarantined { .. } => self.forget(id),
             _ => {
@@ -315,7 +314,7 @@ impl Policy {
         }
     }
 
-    /// What one that ends by itself had is no sleep's gift: whoever is falling asleep beside it has to give its own.
+    /// Memory that a dead engine released must not count for a sleep that runs beside it.
     fn discount(&mut self, id: usize) {
         let Some(left) = self.models[id].leaves() else { return };
         let gpus = self.models[id].rules.gpus.clone();
@@ -332,7 +331,7 @@ impl Policy {
         }
     }
 
-    /// An engine was put to sleep behind our back. What its requests wait for will not come.
+    /// Another program put the engine to sleep. Its running requests will get no answer.
     fn slept(&mut self, id: usize) {
         if !self.models[id].is_ready() {
             return;
@@ -356,7 +355,7 @@ impl Policy {
         }
         match &mut self.models[id].stage {
             Stage::Ready { .. } => self.leave(id, Leave::Restart),
-            // Its requests have no longer than they had.
+            // Its requests keep their deadline.
             Stage::Draining { then, .. } => *then = Leave::Restart,
             Stage::Asleep | Stage::Quarantined { .. } => self.begin(id, Step::Stop(Then::Cold)),
             Stage::Unknown | Stage::Cold => {}

@@ -1,4 +1,4 @@
-//! What the policy knows of one model.
+//! The policy's data about one model.
 
 use std::collections::VecDeque;
 
@@ -9,23 +9,23 @@ use super::time::Time;
 /// What a model is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Nobody has looked yet, or not since it was left alone.
+    /// Not probed yet, or not since its quarantine.
     Unknown,
-    /// There is no engine: it has to be started.
+    /// No engine runs.
     Cold,
-    /// Asleep, by its word and by what was measured.
+    /// Asleep, by its own report and by measurement.
     Asleep,
-    /// Awake, and tried: its requests are let through.
+    /// Awake and verified: requests are admitted.
     Ready { since: Time },
-    /// Its requests are coming to their end, and no more are let through.
+    /// Running requests end, and no more are admitted.
     Draining { until: Time, was_aborted: bool, then: Leave },
-    /// A step is being done, or is waiting to be done again.
+    /// A step runs, or waits to be repeated.
     Step { step: Step, began: Time, again_at: Option<Time> },
-    /// Left alone.
+    /// Ignored after failures.
     Quarantined { until: Time },
 }
 
-/// What happens when it has drained.
+/// What follows a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leave {
     Sleep,
@@ -33,11 +33,11 @@ pub(super) enum Leave {
     Restart,
 }
 
-/// A step. What was measured before goes along, for each of the model's GPUs.
+/// A step, with the free bytes measured before it on each of the model's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
     Look,
-    /// Is there room?
+    /// Waits for free memory.
     Room(Up),
     Wake {
         free: Vec<u64>,
@@ -51,16 +51,16 @@ pub(super) enum Step {
     Canary {
         came: Option<Came>,
     },
-    /// What is free now, and so what did it take, if it came?
+    /// Measures what is free now, and so what the model took.
     Learn {
         came: Option<Came>,
     },
-    /// What is free before it sleeps?
+    /// Measures what is free before the sleep.
     Before,
     Sleep {
         before: Vec<u64>,
     },
-    /// Has it given back what it holds?
+    /// Measures whether the sleep released the model's memory.
     After {
         before: Vec<u64>,
         last: Option<Vec<u64>>,
@@ -68,21 +68,21 @@ pub(super) enum Step {
     Stop(Then),
 }
 
-/// How a model comes.
+/// How a model becomes ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Up {
     Wake,
     Start,
 }
 
-/// How it came, and what was free before.
+/// How it became ready, and what was free before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Came {
     pub(super) up: Up,
     pub(super) free: Vec<u64>,
 }
 
-/// What follows when it was stopped.
+/// What follows a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Cold,
@@ -104,7 +104,7 @@ impl Step {
         }
     }
 
-    /// Whether what fails in it fails on the way up.
+    /// Whether a failure in this step is one of waking or starting.
     pub(super) fn is_up(&self) -> bool {
         match self {
             Self::Look | Self::Room(_) | Self::Wake { .. } | Self::Start { .. } => true,
@@ -115,7 +115,7 @@ impl Step {
 }
 
 impl Stage {
-    /// Its name, for people and metrics.
+    /// Its name.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -140,7 +140,7 @@ impl Stage {
         }
     }
 
-    /// Whether it is on its way out of the GPUs' memory.
+    /// Whether it is leaving the GPUs' memory.
     pub(super) fn is_leaving(&self) -> bool {
         match self {
             Self::Draining { .. } => true,
@@ -150,7 +150,7 @@ impl Stage {
     }
 }
 
-/// A task that has not ended.
+/// A running task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Op {
     pub(super) id: OpId,
@@ -162,30 +162,30 @@ pub(super) struct Model {
     pub(super) rules: Rules,
     pub(super) stage: Stage,
     pub(super) op: Option<Op>,
-    /// Whether it was chosen to come, and whoever is in its way to leave.
+    /// Whether it was selected to come, and models in its way to leave.
     pub(super) is_coming: bool,
-    /// The requests that wait, and since when, in their order.
+    /// Waiting requests and their arrival, oldest first.
     pub(super) queue: VecDeque<(RequestId, Time)>,
     pub(super) running: usize,
     pub(super) last_used: Time,
-    /// Since when it was asked to wake without a request.
+    /// When it was asked to wake without a request.
     pub(super) summoned: Option<Time>,
     pub(super) is_pinned: bool,
-    /// The most that a sleep gave back, on each of its GPUs.
+    /// The most that a sleep released, on each of its GPUs.
     pub(super) held: Option<Vec<u64>>,
-    /// What a sleep has to give back, by what a wake took: a first sleep, and one behind much work, may give back what
+    /// What a sleep has to release, by what a wake took. A first sleep, or one after much work, may release memory that
     /// no wake takes again.
     pub(super) owed: Option<Vec<u64>>,
-    /// What it takes when it is started.
+    /// What a start takes.
     pub(super) cold: Option<Vec<u64>>,
-    /// Whether somebody else's memory came or went while its own was measured.
+    /// Whether other memory changed during its measurement.
     pub(super) is_doubtful: bool,
-    /// Failures since it was last well.
+    /// Consecutive failures.
     pub(super) failures: u32,
     pub(super) was_restarted: bool,
-    /// How often the step it is in was tried.
+    /// Attempts of the current step.
     pub(super) tries: u32,
-    /// Until when no room is looked for.
+    /// No memory is searched before this time.
     pub(super) short_until: Option<Time>,
 }
 
@@ -217,7 +217,7 @@ impl Model {
         matches!(self.stage, Stage::Ready { .. })
     }
 
-    /// Whether what it does now may change what its GPUs hold, or has to see them unchanged.
+    /// Whether its task may change its GPUs' memory, or needs it unchanged.
     pub(super) fn is_moving(&self) -> bool {
         match &self.stage {
             Stage::Step { step: Step::Look, .. } => false,
@@ -230,13 +230,13 @@ impl Model {
         self.running == 0 && self.queue.is_empty()
     }
 
-    /// Since when somebody waits for it to be awake.
+    /// Since when a request or command waits for it.
     pub(super) fn waited_for_since(&self) -> Option<Time> {
         let oldest = self.queue.front().map(|(_, since)| *since);
         oldest.into_iter().chain(self.summoned).min()
     }
 
-    /// How it comes, if it is somewhere that it can come from.
+    /// How it can become ready from its stage.
     pub(super) fn way_up(&self) -> Option<Up> {
         match self.stage {
             Stage::Asleep => Some(Up::Wake),
@@ -245,7 +245,7 @@ impl Model {
         }
     }
 
-    /// What has to be free on each of its GPUs for it to come; nothing where that is not known.
+    /// What has to be free on each of its GPUs; `None` if unknown.
     pub(super) fn need(&self, up: Up) -> Option<Vec<u64>> {
         let said = || self.rules.need_bytes.map(|bytes| vec![bytes; self.rules.gpus.len()]);
         match up {
@@ -254,7 +254,7 @@ impl Model {
         }
     }
 
-    /// What it takes on each of its GPUs, or may take, as far as it is known; nothing where it has none.
+    /// What it takes, or may take, on each of its GPUs; `None` if unknown, or if it has no memory.
     pub(super) fn promised(&self) -> Option<Vec<u64>> {
         let has_none = match &self.stage {
             Stage::Unknown | Stage::Cold | Stage::Asleep | Stage::Quarantined { .. } => true,
@@ -264,9 +264,8 @@ impl Model {
         if has_none { None } else { self.held.clone().or_else(|| self.need(Up::Start)) }
     }
 
-    /// It woke, and took so much. The first wake since a first sleep says what every sleep has to give back from then
-    /// on, whatever it gave back before. One that took less than half of that was not measured right: somebody else's
-    /// memory went meanwhile.
+    /// Records what a wake took. The first wake after a first sleep defines what every later sleep has to release. A
+    /// wake that took less than half was measured beside other changes, and does not count.
     pub(super) fn woke(&mut self, taken: &[u64]) {
         let Some(held) = self.held.as_ref().filter(|_| self.owed.is_none()) else { return };
         if held.iter().zip(taken).all(|(held, taken)| *taken >= held / 2) {
@@ -274,24 +273,24 @@ impl Model {
         }
     }
 
-    /// What a sleep has to give back on each of its GPUs, as far as it is known.
+    /// What a sleep has to release on each of its GPUs, as far as known.
     pub(super) fn owes(&self) -> Option<Vec<u64>> {
         let half = || Some(self.held.as_ref()?.iter().map(|bytes| bytes / 2).collect());
         self.owed.clone().or_else(half).or_else(|| self.gives())
     }
 
-    /// What is free on each of its GPUs when it has left; nothing where that is not known.
+    /// What leaving frees on each of its GPUs; `None` if unknown.
     pub(super) fn gives(&self) -> Option<Vec<u64>> {
         let stopped = || self.cold.clone().filter(|_| !self.rules.can_sleep);
         stopped().or_else(|| self.held.clone()).or_else(|| {
-            // A part of it stays when it sleeps.
+            // A sleeping engine keeps a part.
             let likely = |bytes: &u64| bytes / 4 * 3;
             let all = self.need(Up::Start)?;
             Some(all.iter().map(likely).collect())
         })
     }
 
-    /// What its GPUs have more of once its engine is gone, as far as it is known; nothing where it has no memory.
+    /// What the end of its engine frees on each of its GPUs; `None` if unknown, or if it has no memory.
     pub(super) fn leaves(&self) -> Option<Vec<u64>> {
         self.promised()?;
         self.cold.clone().or_else(|| self.gives())

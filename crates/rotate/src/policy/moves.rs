@@ -1,4 +1,4 @@
-//! The steps of one model: what follows when one ends, and what is done when it fails.
+//! The steps of one model: what follows a success, and what follows a failure.
 
 use std::time::Duration;
 
@@ -9,20 +9,19 @@ use super::rules::{Gpu, Limits, ModelId};
 use super::talk::{Effect, Event, Found, OpId, Outcome, Refusal, Task};
 use super::time::Time;
 
-/// Why one cannot come that somebody asks for.
 pub(super) const NO_ROOM: &str = "there is no room on its GPUs";
 
-/// How often a step that changes nothing is tried.
+/// Attempts of a step without side effects.
 const TRIES: u32 = 2;
 
-/// How far two measurements of the same memory may be apart.
+/// Tolerance between two measurements of the same memory.
 const STEADY_BYTES: u64 = 32 << 20;
 
-/// The least that a limit or a pause takes, so that nothing is tried again and again at one moment.
+/// Shortest timeout or pause, so that no step repeats without time passing.
 const LEAST: Duration = Duration::from_millis(1);
 
 impl Policy {
-    /// Goes to another stage, and tells it.
+    /// Changes the stage and reports it.
     pub(super) fn enter(&mut self, id: usize, stage: Stage) {
         let model = &mut self.models[id];
         self.changes += 1;
@@ -47,13 +46,14 @@ impl Policy {
         }
         let began = self.now;
         self.enter(id, Stage::Step { step, began, again_at: None });
-        // What failed waits with its stop for who is moving memory, so that what is measured is what was moved.
+        // The stop of a failed engine waits while another model moves memory. Otherwise the measurement would mix the
+        // two.
         if !self.is_somebody_moving(id) {
             self.run(id);
         }
     }
 
-    /// Gives out the task of the step that it is in.
+    /// Starts the task of the current step.
     fn run(&mut self, id: usize) {
         let op = OpId(self.next_op);
         self.next_op += 1;
@@ -66,14 +66,14 @@ impl Policy {
         self.out.push(Effect::Run { op, model: ModelId(id), task, limit });
     }
 
-    /// Nobody waits for what it is doing.
+    /// Cancels the current task.
     fn give_up_op(&mut self, id: usize) {
         if let Some(op) = self.models[id].op.take() {
             self.out.push(Effect::Cancel(op.id));
         }
     }
 
-    /// What is due because time has passed.
+    /// Does what is due by now.
     pub(super) fn advance(&mut self, id: usize) {
         let now = self.now;
         let model = &self.models[id];
@@ -122,7 +122,7 @@ impl Policy {
         self.enter(id, Stage::Draining { until, was_aborted: true, then });
     }
 
-    /// It was chosen: looks for room once nobody is in the way.
+    /// Begins a selected model once no other model is in its way.
     fn come(&mut self, id: usize) {
         let in_the_way = |other: usize| {
             let model = &self.models[other];
@@ -136,13 +136,13 @@ impl Policy {
         }
     }
 
-    /// Whether somebody on one of its GPUs does what may change what these hold.
+    /// Whether another model on its GPUs may be changing their memory.
     pub(super) fn is_somebody_moving(&self, id: usize) -> bool {
         (0..self.models.len())
             .any(|other| other != id && self.share(id, other) && self.models[other].is_moving())
     }
 
-    /// What follows when its step has ended.
+    /// Continues after the end of a step.
     pub(super) fn step_ended(&mut self, id: usize, outcome: Outcome) {
         let Stage::Step { step, began, .. } = self.models[id].stage.clone() else { return };
         match (step, outcome) {
@@ -187,7 +187,7 @@ impl Policy {
         }
     }
 
-    /// It came, by its engine's word: now by its own.
+    /// The engine reported success; now its state is confirmed.
     fn confirm(&mut self, id: usize, up: Up, free: Vec<u64>) {
         self.begin(id, Step::Confirm { came: Some(Came { up, free }) });
     }
@@ -207,7 +207,7 @@ impl Policy {
         }
     }
 
-    /// It was measured whether there is room.
+    /// Continues after a measurement of free memory.
     fn roomed(&mut self, id: usize, up: Up, began: Time, free: &[u64]) {
         let is_steady = self.is_as_measured(id, free);
         self.weighed(id, free);
@@ -226,12 +226,12 @@ impl Policy {
             Up::Wake => Stage::Asleep,
             Up::Start => Stage::Cold,
         };
-        // Whoever failed meanwhile waits with its stop until nobody moves, and may be what is in its way.
+        // A failed engine may be in the way: its stop waits until no memory moves.
         let is_leaving = |other: usize| self.share(id, other) && self.models[other].stage.is_leaving();
         if (0..self.models.len()).any(|other| other != id && is_leaving(other)) {
             return self.enter(id, stage);
         }
-        // What was thought to make room did not: others may have to leave, too.
+        // The evicted models released too little, so others may have to leave, too.
         let since = model.waited_for_since().unwrap_or(began);
         match self.room_for(id, up, since) {
             Room::Leave(_) | Room::Later => {
@@ -250,7 +250,7 @@ impl Policy {
         self.enter(id, stage);
         match self.sleeper(id) {
             Some(other) => self.begin(other, Step::Stop(Then::Cold)),
-            // Whatever it says, it may be itself who holds what it needs.
+            // The engine itself may hold the memory, whatever it reports.
             None if up == Up::Wake && self.models[id].rules.can_restart => {
                 self.fault(id, "there is no room for it to wake");
             }
@@ -258,8 +258,7 @@ impl Policy {
         }
     }
 
-    /// Whoever sleeps on its GPUs and can be stopped, so that what sleepers keep is free: the one that was not used for
-    /// longest.
+    /// The least recently used sleeping model on its GPUs that can be stopped, which frees what it keeps while asleep.
     fn sleeper(&self, id: usize) -> Option<usize> {
         let is_one = |other: &usize| {
             let model = &self.models[*other];
@@ -269,19 +268,19 @@ impl Policy {
         (0..self.models.len()).filter(is_one).min_by_key(|other| self.models[*other].last_used)
     }
 
-    /// It was measured what a sleep has given back.
+    /// Continues after a measurement of what a sleep released.
     fn given_back(&mut self, id: usize, began: Time, before: Vec<u64>, last: Option<&[u64]>, free: &[u64]) {
         self.weighed(id, free);
         let freed = less(free, &before);
         let model = &self.models[id];
         let is_learnt = model.held.is_some();
-        // A sleep that gives nothing back is none, whatever it is thought to hold.
+        // A sleep that releases nothing is no sleep, whatever the model is thought to hold.
         let mut expected = model.owes().unwrap_or_else(|| vec![1; freed.len()]);
         expected.iter_mut().for_each(|bytes| *bytes = (*bytes).max(1));
         let slack = if is_learnt { model.rules.slack_bytes } else { 0 };
         let is_lacking = |(all, freed): (&u64, &u64)| *freed == 0 || freed.saturating_add(slack) < *all;
         let lacking = expected.iter().zip(&freed).position(is_lacking);
-        // Until it is known what has to come, it is waited for until no more does.
+        // Until the amount is known, waits until two measurements agree.
         let is_steady = last.is_some_and(|last| {
             last.iter().zip(free).all(|(last, free)| last.abs_diff(*free) <= STEADY_BYTES)
         });
@@ -326,7 +325,7 @@ impl Policy {
         }
     }
 
-    /// A step could not be done. What changes nothing is tried again.
+    /// A step failed. Steps without side effects are repeated.
     fn failed(&mut self, id: usize, step: &Step, began: Time, reason: &str) {
         let model = &self.models[id];
         let limits = &model.rules.limits;
@@ -335,7 +334,7 @@ impl Policy {
             Step::Look | Step::Confirm { .. } | Step::Canary { .. } if model.tries < TRIES => self.again(id),
             Step::Room(_) | Step::Before if is_early(limits.room) => self.again(id),
             Step::After { .. } if is_early(limits.release) => self.again(id),
-            // It is as it was.
+            // Nothing has changed yet.
             Step::Before => {
                 self.tell_failed(id, reason);
                 self.enter(id, Stage::Ready { since: self.now });
@@ -344,7 +343,7 @@ impl Policy {
                 self.enter(id, if *up == Up::Wake { Stage::Asleep } else { Stage::Cold });
                 self.no_room(id, reason);
             }
-            // It is well, and what it takes will be learnt when it sleeps.
+            // The model is healthy. Its next sleep measures what it takes.
             Step::Learn { .. } => self.is_well(id),
             Step::Stop(_) => {
                 self.tell_failed(id, reason);
@@ -355,7 +354,7 @@ impl Policy {
         }
     }
 
-    /// Does the step that it is in once more, after a while.
+    /// Repeats the current step after a pause.
     fn again(&mut self, id: usize) {
         let at = self.now.after(self.models[id].rules.limits.poll.max(LEAST));
         self.changes += 1;
@@ -370,13 +369,13 @@ impl Policy {
         self.out.push(Effect::Tell { model: ModelId(id), event });
     }
 
-    /// An engine did not do what it is there for: restarts it, or leaves it alone.
+    /// An engine failed: restarts or quarantines it.
     pub(super) fn fault(&mut self, id: usize, reason: &str) {
         self.tell_failed(id, reason);
         self.give_up_op(id);
         let model = &mut self.models[id];
         let is_up = match &model.stage {
-            // Nobody may want it; who does has it started.
+            // Possibly not needed now. The next request starts it.
             Stage::Step { step: Step::Look, .. } => false,
             Stage::Step { step, .. } => step.is_up(),
             Stage::Draining { then: Leave::Restart, .. } => true,
@@ -384,7 +383,7 @@ impl Policy {
             _ => false,
         };
         model.failures += 1;
-        // What was learnt may be too little, and nothing else would say so.
+        // The learned need may be too small, and nothing else would correct it.
         match model.stage {
             Stage::Step { step: Step::Start { .. }, .. } => model.cold = None,
             Stage::Step { step: Step::Wake { .. }, .. } => (model.held, model.owed) = (None, None),
@@ -402,7 +401,7 @@ impl Policy {
         self.begin(id, Step::Stop(then));
     }
 
-    /// Leaves it alone for a while, and says so to those who wait for it.
+    /// Ignores the model for a while, and refuses its requests.
     fn quarantine(&mut self, id: usize) {
         let model = &mut self.models[id];
         let failures = model.failures.max(1);
@@ -414,8 +413,8 @@ impl Policy {
         self.refuse_all(id, Refusal::Quarantined { until });
     }
 
-    /// There is no room for it: says so to those who wait for it, and looks again later. Whoever is believed to have
-    /// no memory there is looked at, since somebody has it.
+    /// Refuses its requests, and tries again later. Probes all models on its GPUs that should have no memory, since one
+    /// of them has it.
     pub(super) fn no_room(&mut self, id: usize, reason: &str) {
         for other in 0..self.models.len() {
             let rests = matches!(self.models[other].stage, Stage::Asleep | Stage::Cold);
@@ -429,7 +428,7 @@ impl Policy {
         self.refuse_all(id, Refusal::NoRoom { until });
     }
 
-    /// It is awake and was tried.
+    /// It is awake and verified.
     fn is_well(&mut self, id: usize) {
         let now = self.now;
         let model = &mut self.models[id];
@@ -438,7 +437,7 @@ impl Policy {
         self.enter(id, Stage::Ready { since: now });
     }
 
-    /// Whether this is what was measured before.
+    /// Whether this equals the last measurement.
     fn is_as_measured(&self, id: usize, free: &[u64]) -> bool {
         let is_same = |(gpu, free): (&Gpu, &u64)| {
             self.free_bytes(*gpu).is_some_and(|known| known.abs_diff(*free) <= STEADY_BYTES)
@@ -446,8 +445,7 @@ impl Policy {
         self.models[id].rules.gpus.iter().zip(free).all(is_same)
     }
 
-    /// Its engine is another one, or not what it was: neither what was measured of it nor what was free beside it
-    /// says anything any more.
+    /// Discards measurements of the model and its GPUs, after its engine changed.
     pub(super) fn forget(&mut self, id: usize) {
         let model = &mut self.models[id];
         (model.held, model.owed) = (None, None);
@@ -466,7 +464,7 @@ impl Policy {
     }
 }
 
-/// How long a step may take.
+/// The timeout of a step.
 fn limit_of(limits: &Limits, step: &Step) -> Duration {
     match step.task() {
         Task::Look => limits.look,
@@ -481,7 +479,7 @@ fn limit_of(limits: &Limits, step: &Step) -> Duration {
     }
 }
 
-/// What `before` has more than `after`, each for itself.
+/// `before` minus `after`, for each GPU.
 fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
     before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after)).collect()
 }

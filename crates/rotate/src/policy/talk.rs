@@ -1,101 +1,101 @@
-//! What goes into the policy and what comes out of it.
+//! Inputs and effects of the policy.
 
 use std::time::Duration;
 
 use super::rules::{Gpu, ModelId};
 use super::time::Time;
 
-/// A request, by a number of the front's.
+/// A request, by the service's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// A task that was given out, by its number.
+/// A task, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub(super) u64);
 
-/// Something that has happened.
+/// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
-    /// A request came, with a number that none had before.
+    /// A request with a new number.
     Arrived {
-        /// The request.
+        /// Its number.
         request: RequestId,
-        /// Whom it is for.
+        /// Its model.
         model: ModelId,
     },
-    /// A request is over, however: answered, failed, or nobody waits for it any more.
+    /// A request ended, for any reason.
     Left(RequestId),
-    /// A task has ended.
+    /// A task ended.
     Ended {
-        /// Which.
+        /// Its number.
         op: OpId,
-        /// How.
+        /// Its result.
         outcome: Outcome,
     },
-    /// An engine has died, or does not answer any more.
+    /// An engine died, or answers no more.
     Lost(ModelId),
-    /// An engine that is ready says that it sleeps, and nobody here has told it to.
+    /// A ready engine reports that it sleeps, without a command from here.
     Slept(ModelId),
-    /// Wake a model, though nobody asks for it.
+    /// Wake a model without a request.
     Wake(ModelId),
-    /// Put a model to sleep, though nobody needs its room; pinned or not.
+    /// Put a model to sleep, even if pinned.
     Sleep(ModelId),
-    /// Stop an engine, and start it again if it was up.
+    /// Stop an engine, and start it again if it was awake.
     Restart(ModelId),
-    /// Pin a model, or let it go.
+    /// Pin or unpin a model.
     Pin(ModelId, bool),
-    /// Nothing but that time has passed.
+    /// Only time has passed.
     Tick,
-    /// No more requests are let in, and nothing is begun any more.
+    /// Admit no more requests, and begin nothing.
     Shutdown,
 }
 
-/// How a task ended.
+/// The result of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was done: of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`] and [`Task::Wake`].
+    /// Success of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`] and [`Task::Wake`].
     Done,
-    /// What an engine was found to be: of [`Task::Look`].
+    /// The result of [`Task::Probe`].
     Found(Found),
-    /// How many bytes are free on each of the model's GPUs, in their order: of [`Task::Weigh`].
+    /// Free bytes on each of the model's GPUs: of [`Task::Measure`].
     Free(Vec<u64>),
-    /// The engine's own word, whether it is awake: of [`Task::Confirm`].
+    /// Whether the engine reports that it is awake: of [`Task::Confirm`].
     Awake(bool),
-    /// What came of a canary: of [`Task::Canary`]. An error is what was wrong with its answer.
+    /// Whether the answer was right, or how it differed: of [`Task::Canary`].
     Canary(Result<(), String>),
-    /// It could not be done, or took too long, and why.
+    /// Failure or timeout, with the cause.
     Failed(String),
 }
 
-/// What an engine is.
+/// The state that an engine reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// Not there.
+    /// No engine runs.
     Gone,
-    /// There, and awake by its own word.
+    /// It runs, awake.
     Awake,
-    /// There, and asleep by its own word.
+    /// It runs, asleep.
     Asleep,
 }
 
-/// What is to be done with an engine.
+/// Work for an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Task {
-    /// Find out whether it is there, and whether it is awake.
+    /// Find out whether it runs, and whether it is awake.
     Look,
     /// Start it, and wait until it answers.
     Start,
-    /// Stop it, with everything that it has started, by force in the end.
+    /// Stop all of its processes, with force if necessary.
     Stop,
-    /// Have it sleep.
+    /// Put it to sleep.
     Sleep,
-    /// Have it wake.
+    /// Wake it.
     Wake,
-    /// Ask it whether it is awake.
+    /// Ask whether it is awake.
     Confirm,
-    /// Have it generate what is known, and compare. The first one of a model is recorded.
+    /// Generate the canary's answer and compare it. Records a model's first answer.
     Canary,
-    /// Measure how much of its GPUs is free.
+    /// Measure free memory on its GPUs.
     Weigh,
 }
 
@@ -104,96 +104,96 @@ pub enum Task {
 pub enum Effect {
     /// Let a request through to its engine.
     Admit {
-        /// The request.
+        /// Its number.
         request: RequestId,
-        /// Whose.
+        /// Its model.
         model: ModelId,
     },
-    /// Answer a request that it will not be served.
+    /// Refuse a request.
     Refuse {
-        /// The request.
+        /// Its number.
         request: RequestId,
-        /// Whose.
+        /// Its model.
         model: ModelId,
-        /// Why.
+        /// The cause.
         refusal: Refusal,
     },
-    /// End the requests of a model that are running. Each is still to be reported with [`Input::Left`].
+    /// Abort the running requests of a model. Each still has to report [`Input::Left`].
     Abort(ModelId),
-    /// Do something with an engine, and report with [`Input::Ended`].
+    /// Run a task, and report [`Input::Ended`].
     Run {
-        /// The number of the task.
+        /// Its number.
         op: OpId,
-        /// Which engine.
+        /// Its model.
         model: ModelId,
-        /// What.
+        /// The task.
         task: Task,
-        /// How long it may take. Behind that it is given up.
+        /// Its timeout.
         limit: Duration,
     },
-    /// Nobody waits for a task any more. It may be reported or not.
+    /// Abandon a task. Its report is optional.
     Cancel(OpId),
-    /// Something worth telling.
+    /// Report an event.
     Tell {
-        /// Of which model.
+        /// Its model.
         model: ModelId,
-        /// What.
+        /// The event.
         event: Event,
     },
 }
 
-/// Why a request is not served.
+/// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// As many wait already as may.
+    /// Too many requests wait.
     QueueFull,
-    /// It has waited as long as it may.
+    /// It waited for `wait_max`.
     WaitedTooLong,
-    /// The model is left alone for a while.
+    /// The model is quarantined.
     Quarantined {
-        /// Until when.
+        /// The end of the quarantine.
         until: Time,
     },
-    /// There is no room for the model now.
+    /// The model has not enough free memory now.
     NoRoom {
-        /// When it will be looked for again.
+        /// When memory is searched again.
         until: Time,
     },
-    /// The service ends.
+    /// The service is ending.
     ShuttingDown,
 }
 
-/// What is worth telling.
+/// An event of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// It is in another stage.
+    /// Its new stage.
     Stage(&'static str),
-    /// A step failed, and why.
+    /// A step failed.
     Failed {
-        /// The stage it was in.
+        /// The stage at the failure.
         stage: &'static str,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// It did not give back what it holds.
+    /// A sleep released too little.
     Shortfall {
-        /// On which GPU.
+        /// The GPU.
         gpu: Gpu,
-        /// How much it was to give back.
+        /// Expected bytes.
         expected_bytes: u64,
-        /// How much came.
+        /// Released bytes.
         freed_bytes: u64,
     },
-    /// What it takes and gives back was measured.
+    /// What it takes and releases was measured.
     Learnt {
         /// For each of its GPUs.
         held_bytes: Vec<u64>,
     },
-    /// It is left alone until then.
+    /// It is quarantined.
     Quarantined {
-        /// Until when.
+        /// The end of the quarantine.
         until: Time,
-        /// After how many failures in a row.
+        /// Consecutive failures.
         failures: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! The task that has the policy: takes messages in, and has done what the policy says.
+//! The task that owns the policy: handles messages, and carries out effects.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -18,13 +18,13 @@ use crate::policy::{
     Task, Time,
 };
 
-/// How long one that may be gone has to answer.
+/// Timeout for an engine that may be gone.
 const SUSPECT_MAX: Duration = Duration::from_secs(5);
 
-/// When somebody that finds a full queue, or has waited for long, may try again.
+/// When to retry after a full queue or a long wait.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What the task is told.
+/// A message to the task.
 #[derive(Debug)]
 pub(super) enum Message {
     Arrived {
@@ -33,19 +33,18 @@ pub(super) enum Message {
         reply: Reply,
     },
     Input(Input),
-    /// A supervised engine has ended by itself, and how.
+    /// A supervised engine ended by itself, and how.
     Died(ModelId, String),
     Suspect(ModelId),
     Snapshot(oneshot::Sender<Snapshot>),
-    /// What a look at one that may be gone, or is ready, came to, if anything; and how often it had been started before,
-    /// and since when it was in its stage.
+    /// The result of probing an engine, if any, with the starts and the begin of the stage before the probe.
     Looked {
         model: ModelId,
         starts: u64,
         since: Instant,
         found: Option<Found>,
     },
-    /// How many requests run, and how many engines are in the middle of something.
+    /// Counts running requests, and engines that are sleeping, waking or stopping.
     Busy(oneshot::Sender<usize>),
     Reload {
         config: Arc<Config>,
@@ -64,17 +63,17 @@ pub(super) struct Actor {
     policy: Policy,
     began: Instant,
     history: History,
-    /// The stage of each model, for those who ask without waiting.
+    /// The stage of each model, for callers that do not wait.
     stages: Arc<RwLock<Vec<&'static str>>>,
     pasts: Vec<Past>,
-    /// Who waits to be let through.
+    /// Requests that wait for admission.
     waiting: HashMap<RequestId, Reply>,
-    /// Fires for the requests of a model that run.
+    /// Aborts the running requests of a model.
     aborts: Vec<CancellationToken>,
     tasks: HashMap<OpId, (AbortHandle, Task)>,
-    /// Those that are being asked whether they are gone.
+    /// Engines that are being probed as suspects.
     suspected: HashSet<ModelId>,
-    /// Looks at those that are ready, now and then.
+    /// Health checks of ready models.
     watches: HashMap<ModelId, AbortHandle>,
     is_ending: bool,
 }
@@ -112,7 +111,7 @@ impl Actor {
         Arc::clone(&self.stages)
     }
 
-    /// Until it is told to end.
+    /// Runs until [`Message::End`].
     pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
         self.step(Input::Tick);
         loop {
@@ -154,7 +153,7 @@ impl Actor {
             }
             Message::Died(model, how) => {
                 let stage = self.policy.status(model).map_or("unknown", |status| status.stage);
-                // What is being stopped may end in any way.
+                // A stopping engine may end in any way.
                 self.step(Input::Lost(model));
                 if !["stopping", "cold"].contains(&stage) {
                     let words = self.entry(model).map(|entry| entry.site.last_words()).unwrap_or_default();
@@ -166,7 +165,7 @@ impl Actor {
             Message::Looked { model, starts, since, found } => {
                 self.suspected.remove(&model);
                 let Some(past) = self.pasts.get(model.0) else { return };
-                // In others it is looked at, started or stopped as it is.
+                // In other stages the engine is probed, started or stopped anyway.
                 let matters =
                     ["ready", "draining", "asleep", "canary", "confirming", "weighing before sleep"];
                 match found {
@@ -204,7 +203,7 @@ impl Actor {
         match effect {
             Effect::Admit { request, model } => {
                 self.pasts[model.0].admitted += 1;
-                // Whoever waited no more has said so, or will.
+                // A sender that gave up has reported it, or will.
                 if let Some(reply) = self.waiting.remove(&request) {
                     let _gone = reply.send(Ok(self.aborts[model.0].clone()));
                 }
@@ -260,7 +259,7 @@ impl Actor {
         }
     }
 
-    /// Looks at a model now and then while it is ready.
+    /// Probes a model regularly while it is ready.
     fn watch(&mut self, model: ModelId, entry: Entry) {
         if let Some(before) = self.watches.remove(&model) {
             before.abort();
@@ -287,7 +286,7 @@ impl Actor {
         self.directory.read().unwrap_or_else(PoisonError::into_inner).entries.get(model.0).cloned()
     }
 
-    /// Asks one that may be gone.
+    /// Probes an engine that may be gone.
     fn suspect(&mut self, model: ModelId) {
         let Some(entry) = self.entry(model) else { return };
         if !self.suspected.insert(model) {
@@ -305,7 +304,7 @@ impl Actor {
         for (id, entry) in entries.iter().enumerate() {
             let mut rules = entry.model.rules.clone();
             if !entry.is_listed {
-                // Nobody can ask for it any more: it leaves as soon as nobody that has asked is left.
+                // No new requests can come: it leaves after the remaining ones.
                 (rules.is_pinned, rules.idle_max) = (false, Some(Duration::ZERO));
             }
             if id < self.pasts.len() {
@@ -357,7 +356,7 @@ impl Actor {
     }
 }
 
-/// What there is at a model's place, if that can be told.
+/// The state of an engine, if it answers in time.
 async fn found(entry: &Entry) -> Option<Found> {
     tokio::time::timeout(SUSPECT_MAX, entry.site.engine.look()).await.ok()?.ok()
 }

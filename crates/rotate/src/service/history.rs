@@ -1,4 +1,4 @@
-//! What has happened, as it is told: stages and how long they took, swaps, failures.
+//! Events, stage durations, and past swaps.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use tokio::time::Instant;
 use super::talk::{Swap, Told, What};
 use crate::policy::{Event, Time};
 
-/// How many swaps are kept.
+/// Most kept swaps.
 const SWAPS_KEPT: usize = 50;
 
-/// How many events a listener may be behind.
+/// How many events a listener may lag behind.
 const BEHIND_MAX: usize = 1024;
 
-/// Stages in which a model rests: a swap begins behind one of them.
+/// Stages outside of a swap.
 const RESTS: [&str; 5] = ["unknown", "cold", "asleep", "ready", "quarantined"];
 
 #[derive(Debug)]
@@ -27,14 +27,14 @@ pub(super) struct History {
     listeners: broadcast::Sender<Arc<Told>>,
 }
 
-/// What is remembered of one model.
+/// The history of one model.
 #[derive(Debug)]
 pub(super) struct Past {
     pub(super) stage: &'static str,
     pub(super) since: Instant,
-    /// How it comes up when it wakes.
+    /// The path of its swaps by waking.
     waking: &'static str,
-    /// The stages since it last rested.
+    /// The stages of the current swap, with seconds.
     phases: Vec<(&'static str, f64)>,
     pub(super) last_failure: Option<String>,
     pub(super) starts: u64,
@@ -43,7 +43,7 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// Of a model that has no past, and sleeps at this level.
+    /// For a new model with this sleep level.
     pub(super) fn new(level: u8) -> Self {
         Self {
             stage: "unknown",
@@ -57,7 +57,7 @@ impl Past {
         }
     }
 
-    /// For how long it has been in its stage.
+    /// Seconds in the current stage.
     pub(super) fn stage_s(&self) -> f64 {
         self.since.elapsed().as_secs_f64()
     }
@@ -72,12 +72,12 @@ impl History {
         self.listeners.clone()
     }
 
-    /// The last swaps, the newest first.
+    /// The last swaps, newest first.
     pub(super) fn swaps(&self) -> Vec<Swap> {
         self.swaps.iter().rev().cloned().collect()
     }
 
-    /// Takes down what the policy tells of a model, and tells who listens.
+    /// Records an event of the policy and sends it to listeners.
     pub(super) fn tell(&mut self, model: &str, past: &mut Past, event: Event) {
         let what = match event {
             Event::Stage(stage) => return self.enter(model, past, stage),
@@ -116,7 +116,7 @@ impl History {
         }
     }
 
-    /// A model is ready, behind these stages; `waking` is how it comes if it woke.
+    /// Records a completed swap. `waking` is the path of a wake.
     fn came(&mut self, model: &str, waking: &'static str, phases: Vec<(&'static str, f64)>) {
         let has = |stage: &str| phases.iter().any(|(name, _)| *name == stage);
         let path = match (has("starting"), has("waking")) {
@@ -147,7 +147,7 @@ impl History {
         let _nobody_listens = self.listeners.send(Arc::new(told));
     }
 
-    /// How long it is until then.
+    /// The time until then.
     pub(super) fn until(&self, time: Time) -> Duration {
         time.since_start().saturating_sub(self.began.elapsed())
     }

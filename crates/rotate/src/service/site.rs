@@ -1,4 +1,4 @@
-//! One model's engine, and how each task of the policy is done with it.
+//! One model's engine, and how it carries out each task of the policy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,34 +13,34 @@ use crate::measure::Meter;
 use crate::policy::{Found, Gpu, Outcome, Task};
 use crate::supervise::Supervisor;
 
-/// Between two looks at an engine that starts.
+/// Interval of probes while an engine starts.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How much of an answer is shown where it is wrong.
+/// Most characters of a wrong answer in a message.
 const SHOWN: usize = 120;
 
-/// How many lines of an engine that ended are shown.
+/// How many lines of an ended engine to show.
 const LINES: usize = 5;
 
-/// An engine with what starts and measures it.
+/// An engine, with its supervisor and meter.
 #[derive(Debug)]
 pub(super) struct Site {
     pub(super) engine: Arc<dyn Engine>,
     pub(super) supervisor: Option<Arc<Supervisor>>,
     pub(super) meter: Arc<dyn Meter>,
     pub(super) gpus: Vec<Gpu>,
-    /// What its canary is, which an operator may change.
+    /// Its test prompt's expected answer.
     canary: Mutex<Canary>,
 }
 
 #[derive(Debug)]
 struct Canary {
     expect: Option<String>,
-    /// What the model was asked for, as one text.
+    /// The prompt and its parameters, as one text.
     asked: String,
-    /// What it said when it was first healthy.
+    /// Its first answer.
     first: Option<String>,
-    /// Where that is kept for the next rotator.
+    /// The file that keeps the first answer for the next service.
     kept_at: Option<PathBuf>,
 }
 
@@ -58,7 +58,7 @@ impl Site {
         Self { engine, supervisor, meter, gpus: model.rules.gpus.clone(), canary: Mutex::new(canary) }
     }
 
-    /// Does a task. Dropped, nobody waits for it any more, and the engine may do it or not.
+    /// Runs a task. Dropping the future abandons it; the engine may complete it or not.
     pub(super) async fn run(&self, task: Task, limit: Duration) -> Outcome {
         let done = match task {
             Task::Look => self.look().await.map(Outcome::Found),
@@ -92,7 +92,7 @@ impl Site {
         Ok(found)
     }
 
-    /// Somebody else's engine where ours is to be would pass for ours.
+    /// Another engine at this address would be taken for this one.
     async fn check_place(&self) -> Result<(), String> {
         match self.engine.look().await {
             Ok(Found::Awake | Found::Asleep) => Err(
@@ -111,7 +111,7 @@ impl Site {
             self.check_place().await?;
         }
         supervisor.start().await.map_err(|error| error.to_string())?;
-        // Errors are those of an engine that is not ready yet; the limit is the policy's.
+        // Errors mean "not ready yet". The policy's timeout ends the loop.
         while !matches!(self.engine.look().await, Ok(Found::Awake | Found::Asleep)) {
             if !supervisor.is_running() {
                 return Err(format!("it ended while it started; {}", self.last_words()));
@@ -121,7 +121,7 @@ impl Site {
         Ok(())
     }
 
-    /// What its engine wrote last.
+    /// The last lines of the engine's output.
     pub(super) fn last_words(&self) -> String {
         let lines = self.supervisor.as_ref().map(|supervisor| supervisor.log(LINES)).unwrap_or_default();
         if lines.is_empty() {
@@ -131,7 +131,7 @@ impl Site {
         }
     }
 
-    /// In half of the time by its own doing, then by force.
+    /// Half of the time for a graceful end, then with force.
     async fn stop(&self, limit: Duration) -> Result<(), String> {
         match &self.supervisor {
             Some(supervisor) => {
@@ -142,7 +142,7 @@ impl Site {
         }
     }
 
-    /// Whether an answer is right. The first one of a model is.
+    /// Compares an answer. A model's first answer counts as right.
     async fn judge(&self, text: &str) -> Result<(), String> {
         let keep = {
             let mut canary = self.canary.lock().unwrap_or_else(PoisonError::into_inner);
@@ -179,7 +179,7 @@ impl Site {
     }
 }
 
-/// All of it, or what was there before.
+/// Replaces the file atomically.
 async fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         tokio::fs::create_dir_all(folder).await?;
@@ -189,7 +189,7 @@ async fn write(path: &Path, text: &str) -> io::Result<()> {
     tokio::fs::rename(&whole, path).await
 }
 
-/// The first answer that was kept, if it is one to the same question.
+/// The first answer, if the file has one to the same prompt.
 fn kept(path: &PathBuf, asked: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let kept: serde_json::Value = serde_json::from_str(&text).ok()?;

@@ -1,4 +1,4 @@
-//! What the service says of itself: events as they come, and all that there is now. JSON has the same names.
+//! The service's status and events. JSON uses the same names.
 
 use std::time::Duration;
 
@@ -6,103 +6,102 @@ use serde::Serialize;
 
 use crate::policy::Refusal;
 
-/// All that there is to know at a moment.
+/// The status at a moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Snapshot {
-    /// Since when the service runs, in seconds.
+    /// Seconds since the service began.
     pub uptime_s: f64,
     /// Whether it is ending.
     pub is_ending: bool,
     /// The models, in the order of the configuration.
     pub models: Vec<ModelNow>,
-    /// The GPUs that there are models for.
+    /// The GPUs of these models.
     pub gpus: Vec<GpuNow>,
-    /// The last swaps, the newest first.
+    /// The last swaps, newest first.
     pub swaps: Vec<Swap>,
 }
 
-/// A model now.
+/// A model's status.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelNow {
-    /// What clients ask for.
+    /// Its name in requests.
     pub name: String,
-    /// What they may ask for as well.
+    /// Other names in requests.
     pub aliases: Vec<String>,
     /// `vllm` or `sglang`.
     pub engine: &'static str,
-    /// Where it is.
+    /// Its engine's URL.
     pub url: String,
-    /// The positions of its GPUs.
+    /// Positions of its GPUs.
     pub gpus: Vec<usize>,
-    /// Its stage, in a word or two.
+    /// Its stage.
     pub stage: &'static str,
-    /// For how long it has been in that stage, in seconds.
+    /// Seconds in that stage.
     pub stage_s: f64,
-    /// Whether its requests are let through.
+    /// Whether requests are admitted.
     pub is_ready: bool,
     /// Whether it is kept awake.
     pub is_pinned: bool,
-    /// Whether the service started its engine, or would.
+    /// Whether the service starts and stops its engine.
     pub is_supervised: bool,
-    /// How many requests wait for it.
+    /// Waiting requests.
     pub queued: usize,
-    /// How many of its requests run.
+    /// Running requests.
     pub running: usize,
-    /// How many were let through since the service began.
+    /// Requests admitted since the service began.
     pub admitted: u64,
-    /// How many were refused since the service began.
+    /// Requests refused since the service began.
     pub refused: u64,
-    /// What a sleep of it gives back on each of its GPUs, once that was measured.
+    /// What a sleep releases on each of its GPUs, once measured.
     pub held_bytes: Option<Vec<u64>>,
-    /// What its operator says that it takes of each.
+    /// The configured need on each GPU.
     pub need_bytes: Option<u64>,
-    /// Failures in a row.
+    /// Consecutive failures.
     pub failures: u32,
-    /// What failed last, if something did since it was ready.
+    /// The last failure since it was ready.
     pub last_failure: Option<String>,
-    /// How often its engine was started since the service began.
+    /// Starts of its engine since the service began.
     pub starts: u64,
 }
 
-/// A GPU now.
+/// A GPU's status.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GpuNow {
     /// Its position.
     pub gpu: usize,
-    /// All of its memory, once it was measured.
+    /// All of its bytes, once measured.
     pub total_bytes: Option<u64>,
-    /// What of it was free when it was measured last.
+    /// Free bytes at the last measurement.
     pub free_bytes: Option<u64>,
-    /// What the models that are up are known to need of it.
+    /// The known need of the awake models on it.
     pub promised_bytes: u64,
 }
 
-/// How a model came up: from a swap's beginning until its requests were let through.
+/// A completed swap, from its first step until requests were admitted.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Swap {
-    /// Milliseconds since 1970 when it was ready.
+    /// When it completed, in milliseconds since 1970.
     pub at_unix_ms: u64,
-    /// Which.
+    /// The model.
     pub model: String,
-    /// `hot` for one that woke with its weights, `warm` for one that read them again when it woke, `cold` for one whose
-    /// engine was started, and `found` for one that was awake already.
+    /// How the model became ready.
     pub path: &'static str,
-    /// From the first step of it until it was ready, in seconds.
+    /// Its duration in seconds.
     pub total_s: f64,
-    /// How long each of its stages took, in their order: the name, and seconds.
+    /// The stages in order, with seconds.
     pub phases: Vec<(&'static str, f64)>,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Told {
-    /// One more than that of the event before.
+    /// Increases by one with each event.
     pub seq: u64,
     /// Milliseconds since 1970.
     pub at_unix_ms: u64,
-    /// Of which model.
+    /// The model.
     pub model: String,
-    /// What.
+    /// What happened.
     #[serde(flatten)]
     pub what: What,
 }
@@ -112,68 +111,68 @@ pub struct Told {
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum What {
-    /// It is in another stage.
+    /// It entered a stage.
     Stage {
-        /// Which it was in before.
+        /// The stage before.
         before: &'static str,
-        /// For how long, in seconds.
+        /// Seconds in the stage before.
         before_s: f64,
-        /// Which it is in now.
+        /// The new stage.
         stage: &'static str,
     },
-    /// It is ready: its requests are let through.
+    /// Requests are admitted.
     Ready {
-        /// How it got there.
+        /// The completed swap.
         swap: Swap,
     },
     /// A step failed.
     Failed {
-        /// The stage it was in.
+        /// The stage at the failure.
         stage: &'static str,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// It did not give back what it holds.
+    /// A sleep released too little.
     Shortfall {
-        /// On which GPU.
+        /// The GPU's position.
         gpu: usize,
-        /// How much it was to give back.
+        /// Expected bytes.
         expected_bytes: u64,
-        /// How much came.
+        /// Released bytes.
         freed_bytes: u64,
     },
-    /// What it takes and gives back was measured.
+    /// What it takes and releases was measured.
     Learnt {
         /// For each of its GPUs.
         held_bytes: Vec<u64>,
     },
-    /// It is left alone for a while.
+    /// It is quarantined.
     Quarantined {
-        /// For how long, in seconds.
+        /// The duration in seconds.
         for_s: f64,
-        /// After how many failures in a row.
+        /// Consecutive failures.
         failures: u32,
     },
 }
 
-/// A request that is not served.
+/// A refused request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused {
-    /// Why.
+    /// The cause.
     pub refusal: Refusal,
-    /// When it may be worth asking again, if that is known.
+    /// When to retry, if known.
     pub retry_after: Option<Duration>,
 }
 
-/// What an operator may want of a model.
+/// An operator's command to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Wake it, though nobody asks for it.
+    /// Wake it without a request.
     Wake,
-    /// Put it to sleep, though nobody needs its room.
+    /// Put it to sleep.
     Sleep,
-    /// Stop its engine, and start it again if it was up.
+    /// Stop its engine, and start it again if it was awake.
     Restart,
-    /// Keep it awake, or let it go.
+    /// Pin or unpin it.
     Pin(bool),
 }

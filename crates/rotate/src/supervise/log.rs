@@ -1,7 +1,7 @@
-//! What an engine writes: its last lines in memory, and all of it in a file where one is named.
+//! An engine's output: its last lines in memory, and all of it in a file if configured.
 //!
-//! Promises: memory is bounded whatever is written, and what is shown moves no terminal. A line that is written over
-//! by means of a carriage return, as bars of progress are, counts once. The file gets every byte as it came.
+//! Promises: memory is bounded, and shown lines contain no terminal control. A line that was overwritten by carriage
+//! returns, as a progress bar is, counts once. The file gets every byte unchanged.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -11,11 +11,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::SuperviseError;
 
-/// So many lines are kept.
+/// Most kept lines.
 const LINES_MAX: usize = 1000;
-/// So much of each.
+/// Longest kept line.
 const LINE_MAX_BYTES: usize = 4096;
-/// So much is read at once.
+/// Bytes of one read.
 const PIECE_BYTES: usize = 8192;
 
 #[derive(Debug, Default)]
@@ -26,14 +26,13 @@ pub(super) struct Log {
 #[derive(Debug, Default)]
 struct Ring {
     lines: VecDeque<String>,
-    /// What there is of the line that is being written.
+    /// The line in progress.
     open: Vec<u8>,
     was_cut: bool,
-    /// Whether the last byte was a carriage return.
     has_returned: bool,
 }
 
-/// Where a file gets what is read.
+/// The log file.
 #[derive(Debug)]
 pub(super) struct Copy {
     path: PathBuf,
@@ -42,7 +41,7 @@ pub(super) struct Copy {
 }
 
 impl Log {
-    /// The last lines, the oldest first.
+    /// The last lines, oldest first.
     pub(super) fn last(&self, lines: usize) -> Vec<String> {
         let ring = self.lock();
         let open = (!ring.open.is_empty()).then(|| shown(&ring.open, ring.was_cut));
@@ -51,12 +50,12 @@ impl Log {
         all.take(lines).collect()
     }
 
-    /// Says something between the lines of the engine.
+    /// Adds a line of the supervisor.
     pub(super) fn note(&self, text: &str) {
         self.lock().push(format!("[poorwill] {}", shown(text.as_bytes(), false)));
     }
 
-    /// Reads until there is no more to come.
+    /// Reads until the end of the output.
     pub(super) fn take_all(&self, mut from: impl Read, mut copy: Option<Copy>) {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
@@ -127,7 +126,7 @@ impl Ring {
 }
 
 impl Copy {
-    /// Opens the file to write behind what is there.
+    /// Opens the file to append.
     pub(super) fn open(path: &Path) -> Result<Self, SuperviseError> {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let file =
@@ -135,7 +134,7 @@ impl Copy {
         Ok(Self { path: path.into(), file, is_failing: false })
     }
 
-    /// The engine goes on where its log cannot.
+    /// Write errors do not stop the engine.
     fn write(&mut self, piece: &[u8], log: &Log) {
         let written = self.file.write_all(piece);
         if let (Err(error), false) = (&written, self.is_failing) {
@@ -146,13 +145,13 @@ impl Copy {
     }
 }
 
-/// As text that does nothing but be read.
+/// Text without control characters.
 fn shown(bytes: &[u8], was_cut: bool) -> String {
     let harmless = |c: char| match c {
         '\t' => ' ',
         '\u{0}'..='\u{1f}' => char::from_u32(0x2400 + u32::from(c)).unwrap_or('\u{fffd}'),
         '\u{7f}' => '\u{2421}',
-        // Which turn the direction of text, or begin lines.
+        // These change the text direction or break lines.
         '\u{80}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
             '\u{fffd}'
         }
@@ -204,7 +203,7 @@ mod tests {
         log.lock().take(b"open");
         assert_eq!(log.last(2), ["1999", "open"]);
         assert_eq!(log.last(0), [""; 0]);
-        // The next line is whole again.
+        // The next line is not truncated.
         log.take_all(&b"\nnext"[..], None);
         assert_eq!(log.last(2), ["open", "next"]);
     }
