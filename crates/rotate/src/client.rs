@@ -25,13 +25,13 @@ const ANSWER_MAX_BYTES: usize = 64 << 20;
 /// A running rotation, found by its configuration.
 #[derive(Debug)]
 pub struct Client {
-    http: transport::Client<Full<Bytes>>,
-    front: Door,
-    control: Door,
+    http: transport::HttpClient<Full<Bytes>>,
+    front: Endpoint,
+    control: Endpoint,
 }
 
 #[derive(Debug)]
-struct Door {
+struct Endpoint {
     name: &'static str,
     base: String,
     key: Option<Key>,
@@ -52,41 +52,41 @@ pub struct Waited {
 pub enum ClientError {
     /// The connection failed.
     #[error(
-        "nobody answers at {base}, the rotation's {door}: {reason}; is `poorwill rotate --config …` running?"
+        "no service answers at {base}, the rotation's {listener}: {reason}; is `poorwill rotate --config …` running?"
     )]
-    Nobody {
+    Unreachable {
         /// `front` or `control`.
-        door: &'static str,
+        listener: &'static str,
         /// The base URL.
         base: String,
         /// The cause.
         reason: String,
     },
     /// The service refused.
-    #[error("{asked}: {status}: {words}")]
+    #[error("{request_line}: {status}: {message}")]
     Refused {
         /// Method and path.
-        asked: String,
+        request_line: String,
         /// The HTTP status.
         status: u16,
         /// Its message.
-        words: String,
+        message: String,
         /// Its error code, if it has one.
         code: Option<String>,
     },
     /// The request timed out.
-    #[error("{asked}: no answer within {limit_s:.0} s")]
-    Silent {
+    #[error("{request_line}: no answer within {limit_s:.0} s")]
+    Timeout {
         /// Method and path.
-        asked: String,
+        request_line: String,
         /// The timeout.
         limit_s: f64,
     },
     /// The answer is not one of this service.
-    #[error("{asked}: {reason}")]
-    NotUnderstood {
+    #[error("{request_line}: {reason}")]
+    Unexpected {
         /// Method and path.
-        asked: String,
+        request_line: String,
         /// What is unexpected.
         reason: String,
     },
@@ -110,13 +110,13 @@ impl Client {
     /// For the rotation with this configuration.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        let door = |name, listen, keys: &[Key]| Door {
+        let listener = |name, listen, keys: &[Key]| Endpoint {
             name,
             base: format!("http://{}", reachable(listen)),
             key: keys.first().cloned(),
         };
-        let front = door("front", config.front.listen, &config.front.keys);
-        let control = door("control", config.control.listen, &config.control.keys);
+        let front = listener("front", config.front.listen, &config.front.keys);
+        let control = listener("control", config.control.listen, &config.control.keys);
         Self { http: transport::client(CONNECT_MAX, None), front, control }
     }
 
@@ -125,16 +125,16 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn status(&self) -> Result<Value, ClientError> {
-        self.ask(&self.control, Method::GET, "/rotate/status", None, ANSWER_MAX).await
+        self.send(&self.control, Method::GET, "/rotate/status", None, ANSWER_MAX).await
     }
 
     /// Sends a command to a model: `wake`, `sleep`, `restart` or `pin`.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn order(&self, model: &str, what: &str, body: Option<Value>) -> Result<Value, ClientError> {
-        let path = format!("/rotate/models/{}/{what}", escaped(model));
-        self.ask(&self.control, Method::POST, &path, body, ANSWER_MAX).await
+    pub async fn command(&self, model: &str, action: &str, body: Option<Value>) -> Result<Value, ClientError> {
+        let path = format!("/rotate/models/{}/{action}", escaped(model));
+        self.send(&self.control, Method::POST, &path, body, ANSWER_MAX).await
     }
 
     /// Reloads the service's configuration.
@@ -142,7 +142,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn reload(&self) -> Result<Value, ClientError> {
-        self.ask(&self.control, Method::POST, "/rotate/reload", None, ANSWER_MAX).await
+        self.send(&self.control, Method::POST, "/rotate/reload", None, ANSWER_MAX).await
     }
 
     /// Completes a prompt through the front.
@@ -160,11 +160,11 @@ impl Client {
             "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "seed": 0, "stream": false,
         });
         let path = "/v1/completions";
-        let answer = self.ask(&self.front, Method::POST, path, Some(body), limit).await?;
+        let answer = self.send(&self.front, Method::POST, path, Some(body), limit).await?;
         let text = answer.pointer("/choices/0/text").and_then(Value::as_str).filter(|text| !text.is_empty());
-        text.map(str::to_owned).ok_or_else(|| ClientError::NotUnderstood {
-            asked: format!("POST {path}"),
-            reason: format!("there is no text in {}", transport::clean(&answer.to_string())),
+        text.map(str::to_owned).ok_or_else(|| ClientError::Unexpected {
+            request_line: format!("POST {path}"),
+            reason: format!("there is no text in {}", transport::one_line(&answer.to_string())),
         })
     }
 
@@ -177,7 +177,7 @@ impl Client {
         model: &str,
         wanted: &'static str,
         stages: &[&str],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Waited, ClientError> {
         let began = Instant::now();
         let mut failure = None;
@@ -191,7 +191,7 @@ impl Client {
                 let starts = now.and_then(|one| one["starts"].as_u64()).unwrap_or(0);
                 return Ok(Waited { starts, failure });
             }
-            if began.elapsed() >= patience {
+            if began.elapsed() >= timeout {
                 return Err(ClientError::Late {
                     model: model.to_owned(),
                     stage: stage.to_owned(),
@@ -204,54 +204,54 @@ impl Client {
         }
     }
 
-    async fn ask(
+    async fn send(
         &self,
-        door: &Door,
+        listener: &Endpoint,
         method: Method,
         path: &str,
         body: Option<Value>,
         limit: Duration,
     ) -> Result<Value, ClientError> {
-        let asked = format!("{method} {path}");
-        let odd = |reason: String| ClientError::NotUnderstood { asked: asked.clone(), reason };
-        let silent =
-            |limit: Duration| ClientError::Silent { asked: asked.clone(), limit_s: limit.as_secs_f64() };
-        let nobody = |error: &(dyn std::error::Error + 'static)| {
+        let request_line = format!("{method} {path}");
+        let unexpected = |reason: String| ClientError::Unexpected { request_line: request_line.clone(), reason };
+        let timed_out =
+            |limit: Duration| ClientError::Timeout { request_line: request_line.clone(), limit_s: limit.as_secs_f64() };
+        let unreached = |error: &(dyn std::error::Error + 'static)| {
             let reason = transport::causes(error).last().map(ToString::to_string).unwrap_or_default();
-            ClientError::Nobody { door: door.name, base: door.base.clone(), reason }
+            ClientError::Unreachable { listener: listener.name, base: listener.base.clone(), reason }
         };
-        let request = transport::request(&method, &format!("{}{path}", door.base), body.as_ref());
-        let mut request = request.map_err(|error| odd(error.to_string()))?;
-        if let Some(key) = &door.key {
-            request.headers_mut().insert(header::AUTHORIZATION, key.shown());
+        let request = transport::request(&method, &format!("{}{path}", listener.base), body.as_ref());
+        let mut request = request.map_err(|error| unexpected(error.to_string()))?;
+        if let Some(key) = &listener.key {
+            request.headers_mut().insert(header::AUTHORIZATION, key.header_value());
         }
         let answered = async {
             let response = self.http.request(request).await.map_err(|error| {
-                if transport::is_late(&error) { silent(CONNECT_MAX) } else { nobody(&error) }
+                if transport::is_late(&error) { timed_out(CONNECT_MAX) } else { unreached(&error) }
             })?;
             let status = response.status();
             let read = transport::read(response.into_body(), ANSWER_MAX_BYTES).await;
             match read.broke {
-                Some(error) => Err(nobody(&error)),
-                None if read.is_cut => Err(odd(format!("it has more than {ANSWER_MAX_BYTES} bytes"))),
+                Some(error) => Err(unreached(&error)),
+                None if read.is_cut => Err(unexpected(format!("it has more than {ANSWER_MAX_BYTES} bytes"))),
                 None => Ok((status, String::from_utf8_lossy(&read.bytes).into_owned())),
             }
         };
         let answered = tokio::time::timeout(limit, answered).await;
-        let (status, text) = answered.unwrap_or_else(|_| Err(silent(limit)))?;
+        let (status, text) = answered.unwrap_or_else(|_| Err(timed_out(limit)))?;
         if !status.is_success() {
-            let said = serde_json::from_str::<Value>(&text).ok();
-            let words = said.as_ref().and_then(|said| said.pointer("/error/message")?.as_str());
-            let words = transport::clean(words.unwrap_or(&text));
+            let body = serde_json::from_str::<Value>(&text).ok();
+            let message = body.as_ref().and_then(|body| body.pointer("/error/message")?.as_str());
+            let message = transport::one_line(message.unwrap_or(&text));
             let code =
-                said.as_ref().and_then(|said| said.pointer("/error/code")?.as_str()).map(str::to_owned);
-            return Err(ClientError::Refused { asked, status: status.as_u16(), words, code });
+                body.as_ref().and_then(|body| body.pointer("/error/code")?.as_str()).map(str::to_owned);
+            return Err(ClientError::Refused { request_line, status: status.as_u16(), message, code });
         }
         if text.is_empty() || status == StatusCode::NO_CONTENT {
             return Ok(Value::Null);
         }
         serde_json::from_str(&text)
-            .map_err(|error| odd(format!("it is no JSON ({error}): {}", transport::clean(&text))))
+            .map_err(|error| unexpected(format!("it is no JSON ({error}): {}", transport::one_line(&text))))
     }
 }
 

@@ -24,10 +24,10 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 /// Most characters of a remote message in an error.
-pub(crate) const WORDS_MAX: usize = 300;
+pub(crate) const EXCERPT_MAX: usize = 300;
 
 /// A client that sends bodies of type `B`.
-pub(crate) type Client<B> = legacy::Client<Connector, B>;
+pub(crate) type HttpClient<B> = legacy::Client<Connector, B>;
 
 /// Opens connections within one timeout for all addresses of a name.
 #[derive(Debug, Clone)]
@@ -55,7 +55,7 @@ impl Service<Uri> for Connector {
 }
 
 /// Connects within `connect_max`. Keeps connections for reuse up to `idle`, or not at all.
-pub(crate) fn client<B: Body<Data: Send> + Send>(connect_max: Duration, idle: Option<Duration>) -> Client<B> {
+pub(crate) fn client<B: Body<Data: Send> + Send>(connect_max: Duration, idle: Option<Duration>) -> HttpClient<B> {
     let mut inner = HttpConnector::new();
     inner.set_nodelay(true);
     inner.set_connect_timeout(Some(connect_max));
@@ -100,9 +100,9 @@ pub(crate) async fn read(mut body: Incoming, most: usize) -> Read {
             None => break,
             Some(Ok(frame)) => {
                 let Ok(data) = frame.into_data() else { continue };
-                let room = most - read.bytes.len();
-                read.is_cut = data.len() > room;
-                read.bytes.extend_from_slice(&data[..data.len().min(room)]);
+                let left = most - read.bytes.len();
+                read.is_cut = data.len() > left;
+                read.bytes.extend_from_slice(&data[..data.len().min(left)]);
             }
             Some(Err(error)) => {
                 read.broke = Some(error);
@@ -119,12 +119,12 @@ pub(crate) fn is_late(error: &legacy::Error) -> bool {
 }
 
 /// Whether the remote side refused or cannot be reached. False for causes on this machine.
-pub(crate) fn is_nobody_there(error: &legacy::Error) -> bool {
+pub(crate) fn is_unreachable(error: &legacy::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
     let is_away = |kind| matches!(kind, ConnectionRefused | HostUnreachable | NetworkUnreachable);
     // Resolver errors have no `ErrorKind` of their own.
-    let is_nobodys_name = || causes(error).any(|cause| cause.to_string().starts_with("dns error"));
-    error.is_connect() && !is_late(error) && (io_kinds(error).any(is_away) || is_nobodys_name())
+    let is_unknown_name = || causes(error).any(|cause| cause.to_string().starts_with("dns error"));
+    error.is_connect() && !is_late(error) && (io_kinds(error).any(is_away) || is_unknown_name())
 }
 
 /// An error and its causes.
@@ -139,11 +139,11 @@ fn io_kinds(error: &legacy::Error) -> impl Iterator<Item = io::ErrorKind> {
 }
 
 /// The beginning of a remote message, on one line.
-pub(crate) fn clean(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     let on_a_line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let all = on_a_line.trim();
-    let mut beginning: String = all.chars().take(WORDS_MAX).collect();
-    if all.chars().nth(WORDS_MAX).is_some() {
+    let mut beginning: String = all.chars().take(EXCERPT_MAX).collect();
+    if all.chars().nth(EXCERPT_MAX).is_some() {
         beginning.push('…');
     }
     beginning

@@ -16,11 +16,11 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, ConfigError};
-use crate::control::{self, Desk, Later};
-use crate::front::{self, Gate, Listed, Patience, Route};
+use crate::control::{self, ControlApi, Later};
+use crate::front::{self, Backend, Listed, Timeouts, Route};
 use crate::measure::{Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId};
-use crate::service::{Admission, Order, Refused, Service, ServiceError, Snapshot, Told};
+use crate::service::{Admission, ModelCommand, Refused, Service, ServiceError, Snapshot, ServiceEvent};
 
 /// How long a listener may take to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
@@ -47,20 +47,20 @@ pub enum RunError {
         reason: String,
     },
     /// The address cannot be bound.
-    #[error("the {door} cannot listen on {address}; give it another address, or end who listens there")]
+    #[error("the {listener} cannot listen on {address}; give it another address, or end the process that listens there")]
     Listen {
         /// `front` or `control`.
-        door: &'static str,
+        listener: &'static str,
         /// Where.
         address: SocketAddr,
         /// The cause.
         source: io::Error,
     },
     /// A listener stopped unexpectedly.
-    #[error("the {door} has ended: {reason}")]
+    #[error("the {listener} has ended: {reason}")]
     Ended {
         /// `front` or `control`.
-        door: &'static str,
+        listener: &'static str,
         /// The cause.
         reason: String,
     },
@@ -80,14 +80,14 @@ pub struct Running {
     /// Stops control.
     ending: CancellationToken,
     /// `None` after the task has ended.
-    doors: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
+    listeners: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
     /// The lock is released when this file closes, however the process ends.
     _state: Option<File>,
 }
 
 /// The service, as both listeners use it.
 #[derive(Debug)]
-struct Doors {
+struct ServiceHandle {
     service: Service,
     path: Option<PathBuf>,
 }
@@ -96,7 +96,7 @@ struct Doors {
 const LOCK: &str = "rotation.lock";
 
 /// Locks the state folder for this process.
-fn take_state(folder: &Path) -> Result<File, RunError> {
+fn lock_state(folder: &Path) -> Result<File, RunError> {
     let failed = |reason: String| RunError::State { folder: folder.to_path_buf(), reason };
     let open = || {
         std::fs::create_dir_all(folder)?;
@@ -116,7 +116,7 @@ fn take_state(folder: &Path) -> Result<File, RunError> {
 /// See [`RunError`]; nothing runs then.
 pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, RunError> {
     // Blocking is fine here: no client is connected yet.
-    let state = config.state.as_deref().map(take_state).transpose()?;
+    let state = config.state.as_deref().map(lock_state).transpose()?;
     let (front, front_address) = listen("front", config.front.listen).await?;
     let (control, control_address) = listen("control", config.control.listen).await?;
     let known: Arc<OnceLock<Service>> = Arc::default();
@@ -124,25 +124,25 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     // Engines are probed first, so the meter does not need the service before this.
     let _only_once = known.set(service.clone());
     let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
-    let doors = Arc::new(Doors { service: service.clone(), path });
-    let gate: Arc<dyn Gate> = Arc::<Doors>::clone(&doors);
-    let front = tokio::spawn(front::serve(front, gate, closing.clone(), Patience::default()));
-    let control = tokio::spawn(control::serve(control, doors, ending.clone()));
+    let handle = Arc::new(ServiceHandle { service: service.clone(), path });
+    let backend: Arc<dyn Backend> = Arc::<ServiceHandle>::clone(&handle);
+    let front = tokio::spawn(front::serve(front, backend, closing.clone(), Timeouts::default()));
+    let control = tokio::spawn(control::serve(control, handle, ending.clone()));
     tracing::info!(front = %front_address, control = %control_address, "running");
-    let doors = [("front", Some(front)), ("control", Some(control))];
+    let listeners = [("front", Some(front)), ("control", Some(control))];
     Ok(Running {
         front: front_address,
         control: control_address,
         service,
         closing,
         ending,
-        doors,
+        listeners,
         _state: state,
     })
 }
 
-async fn listen(door: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
-    let failed = |source| RunError::Listen { door, address, source };
+async fn listen(listener: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
+    let failed = |source| RunError::Listen { listener, address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     Ok((listener, address))
@@ -150,8 +150,8 @@ async fn listen(door: &'static str, address: SocketAddr) -> Result<(TcpListener,
 
 fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
     match config.memory {
-        config::Memory::Devices => Arc::new(Devices::default()),
-        config::Memory::Processes { gpu_bytes } => {
+        config::MemorySource::Devices => Arc::new(Devices::default()),
+        config::MemorySource::Processes { gpu_bytes } => {
             let service = Arc::clone(service);
             let pids = move |gpu: Gpu| service.get().map_or_else(Vec::new, |service| service.processes(gpu));
             Arc::new(Processes::new(gpu_bytes, Arc::new(pids)))
@@ -162,28 +162,28 @@ fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
 impl Running {
     /// Waits until a listener stops unexpectedly, and returns why.
     pub async fn ended(&mut self) -> RunError {
-        let [(_, front), (_, control)] = &mut self.doors;
+        let [(_, front), (_, control)] = &mut self.listeners;
         let (nth, how) = tokio::select! {
             how = of(front) => (0, how),
             how = of(control) => (1, how),
         };
-        self.doors[nth].1 = None;
+        self.listeners[nth].1 = None;
         let reason = match how {
-            Ok(Ok(())) => "nobody told it to".to_owned(),
+            Ok(Ok(())) => "no shutdown was requested".to_owned(),
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
-        RunError::Ended { door: self.doors[nth].0, reason }
+        RunError::Ended { listener: self.listeners[nth].0, reason }
     }
 
     /// Admits no more requests, waits up to `timeout` for running answers, and stops supervised engines if requested.
     /// Otherwise engines keep running and the next service finds them.
-    pub async fn end(self, patience: Duration, stops_engines: bool) {
-        let until = Instant::now() + patience;
+    pub async fn end(self, timeout: Duration, stops_engines: bool) {
+        let until = Instant::now() + timeout;
         self.closing.cancel();
-        let [front, control] = self.doors;
+        let [front, control] = self.listeners;
         tokio::join!(
-            self.service.shut_down(patience, stops_engines),
+            self.service.shut_down(timeout, stops_engines),
             // Slow readers keep the rest of the timeout.
             close(front, until + CLOSE_MAX),
         );
@@ -193,22 +193,22 @@ impl Running {
 }
 
 /// Waits for a listener's task; forever after it has ended.
-async fn of(door: &mut Option<JoinHandle<io::Result<()>>>) -> Result<io::Result<()>, JoinError> {
-    match door {
-        Some(door) => door.await,
+async fn of(listener: &mut Option<JoinHandle<io::Result<()>>>) -> Result<io::Result<()>, JoinError> {
+    match listener {
+        Some(listener) => listener.await,
         None => std::future::pending().await,
     }
 }
 
-async fn close((name, door): (&'static str, Option<JoinHandle<io::Result<()>>>), until: Instant) {
-    let Some(mut door) = door else { return };
-    if tokio::time::timeout_at(until.into(), &mut door).await.is_err() {
-        tracing::warn!(door = name, "connections were broken off");
-        door.abort();
+async fn close((name, listener): (&'static str, Option<JoinHandle<io::Result<()>>>), until: Instant) {
+    let Some(mut listener) = listener else { return };
+    if tokio::time::timeout_at(until.into(), &mut listener).await.is_err() {
+        tracing::warn!(listener = name, "connections were broken off");
+        listener.abort();
     }
 }
 
-impl Gate for Doors {
+impl Backend for ServiceHandle {
     fn route(&self, name: &str) -> Option<Route> {
         let (model, known) = self.service.find(name)?;
         let (name, url, served_as) = (known.name.clone(), known.url.clone(), known.served_as.clone());
@@ -239,17 +239,17 @@ impl Gate for Doors {
     }
 }
 
-impl Desk for Doors {
+impl ControlApi for ServiceHandle {
     fn snapshot(&self) -> Later<'_, Snapshot> {
         Box::pin(self.service.snapshot())
     }
 
-    fn events(&self) -> broadcast::Receiver<Arc<Told>> {
+    fn events(&self) -> broadcast::Receiver<Arc<ServiceEvent>> {
         self.service.events()
     }
 
-    fn order<'a>(&'a self, name: &'a str, order: Order) -> Later<'a, bool> {
-        Box::pin(async move { self.service.order(name, order) })
+    fn command<'a>(&'a self, name: &'a str, command: ModelCommand) -> Later<'a, bool> {
+        Box::pin(async move { self.service.command(name, command) })
     }
 
     fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {

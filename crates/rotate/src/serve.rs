@@ -30,7 +30,7 @@ const REST: Duration = Duration::from_millis(100);
 /// The listener cannot be used. A failed `accept` is not an error.
 pub async fn accept<F: Future<Output = ()> + Send + 'static>(
     listener: TcpListener,
-    door: &'static str,
+    name: &'static str,
     connections_max: usize,
     shutdown: &CancellationToken,
     mut serve: impl FnMut(TcpStream) -> F,
@@ -57,7 +57,7 @@ pub async fn accept<F: Future<Output = ()> + Send + 'static>(
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error),
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
-                    tracing::warn!(door, %error, "a connection cannot be taken; it is tried again");
+                    tracing::warn!(name, %error, "a connection cannot be taken; it is tried again");
                     tokio::select! {
                         () = shutdown.cancelled() => break,
                         () = tokio::time::sleep(REST) => {}

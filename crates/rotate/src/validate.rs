@@ -20,14 +20,14 @@ const TOKENS: u32 = 16;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Validation {
     /// In the order of the configuration.
-    pub models: Vec<Walked>,
+    pub models: Vec<ModelResult>,
     /// Requests to each model, before its sleep and again after.
     pub requests: u32,
 }
 
 /// The result for one model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Walked {
+pub struct ModelResult {
     /// Its name.
     pub model: String,
     /// The result.
@@ -63,32 +63,32 @@ impl Validation {
     /// Whether all models passed.
     #[must_use]
     pub fn is_passed(&self) -> bool {
-        self.models.iter().all(|walked| walked.verdict == Verdict::Pass)
+        self.models.iter().all(|result| result.verdict == Verdict::Pass)
     }
 }
 
-/// Validates all models of the rotation with this configuration. `tell` gets each result.
+/// Validates all models of the rotation with this configuration. `on_result` gets each result.
 ///
 /// # Errors
 /// If the service cannot be reached. Failures of a model are its verdict.
 pub async fn validate(
     config: &Config,
     requests: u32,
-    tell: &mut (dyn FnMut(&Walked) + Send),
+    on_result: &mut (dyn FnMut(&ModelResult) + Send),
 ) -> Result<Validation, ClientError> {
     let client = Client::of(config);
     client.status().await?;
     let mut models = Vec::new();
     for model in &config.models {
-        let walked = walk(&client, model, requests).await;
-        tell(&walked);
-        models.push(walked);
+        let result = validate_model(&client, model, requests).await;
+        on_result(&result);
+        models.push(result);
     }
     Ok(Validation { models, requests })
 }
 
-async fn walk(client: &Client, model: &Model, requests: u32) -> Walked {
-    let mut walked = Walked {
+async fn validate_model(client: &Client, model: &Model, requests: u32) -> ModelResult {
+    let mut result = ModelResult {
         model: model.name.clone(),
         verdict: Verdict::Pass,
         because: None,
@@ -97,54 +97,54 @@ async fn walk(client: &Client, model: &Model, requests: u32) -> Walked {
         sleep_s: None,
         wake_s: None,
     };
-    if let Err(error) = steps(client, model, requests, &mut walked).await {
-        walked.verdict = Verdict::Fail;
-        walked.because = Some(error.to_string());
+    if let Err(error) = steps(client, model, requests, &mut result).await {
+        result.verdict = Verdict::Fail;
+        result.because = Some(error.to_string());
     }
-    walked
+    result
 }
 
 async fn steps(
     client: &Client,
     model: &Model,
     requests: u32,
-    walked: &mut Walked,
+    result: &mut ModelResult,
 ) -> Result<(), ClientError> {
     let (name, limits) = (model.name.as_str(), &model.rules.limits);
     // A swap may evict other models first, and retry.
     let swap_max = 2 * (limits.drain + limits.sleep + limits.release + limits.wake + limits.canary);
     let up_max = if model.start.is_some() { swap_max + 2 * limits.start } else { swap_max };
     let answer_max = model.rules.wait_max + limits.canary;
-    client.order(name, "wake", None).await?;
+    client.command(name, "wake", None).await?;
     let up = client.until(name, "ready", &["ready"], up_max).await?;
     let mut before = Vec::new();
     for nth in 0..requests {
         before.push(client.complete(name, &question(nth), TOKENS, answer_max).await?);
     }
     let began = Instant::now();
-    client.order(name, "sleep", None).await?;
+    client.command(name, "sleep", None).await?;
     let slept = client.until(name, "asleep", &["asleep", "cold"], swap_max).await?;
-    walked.sleep_s = Some(seconds(began));
+    result.sleep_s = Some(seconds(began));
     let began = Instant::now();
-    client.order(name, "wake", None).await?;
+    client.command(name, "wake", None).await?;
     let woken = client.until(name, "ready", &["ready"], up_max).await?;
-    walked.wake_s = Some(seconds(began));
+    result.wake_s = Some(seconds(began));
     if model.rules.can_sleep && woken.starts != up.starts {
         let reason = slept.failure.or(woken.failure);
         let reason = reason.unwrap_or_else(|| "the service's log says why".to_owned());
-        walked.verdict = Verdict::Fail;
-        walked.because = Some(format!("its engine was started again instead of waking: {reason}"));
+        result.verdict = Verdict::Fail;
+        result.because = Some(format!("its engine was started again instead of waking: {reason}"));
     }
     for (nth, expected) in (0..requests).zip(&before) {
         let answer = client.complete(name, &question(nth), TOKENS, answer_max).await?;
         if answer == *expected {
-            walked.right += 1;
+            result.right += 1;
             continue;
         }
-        walked.garbage += 1;
-        if walked.garbage == 1 {
-            walked.verdict = Verdict::Garbage;
-            walked.because =
+        result.garbage += 1;
+        if result.garbage == 1 {
+            result.verdict = Verdict::Garbage;
+            result.because =
                 Some(format!("to question {} it said {answer:?}, and {expected:?} before", nth + 1));
         }
     }

@@ -325,7 +325,7 @@ async fn metrics_are_what_events_and_the_snapshot_say() {
     control.tell(failed(5, "canary"));
     control.tell(told(6, "one", shortfall));
     for (seq, before) in [(7, "falling asleep"), (8, "ready")] {
-        control.tell(told(seq, "one", What::Stage { before, before_s: 0.25, stage: "giving back" }));
+        control.tell(told(seq, "one", What::Stage { before, before_s: 0.25, stage: "releasing memory" }));
     }
     control.tell(told(9, "three", What::Quarantined { for_s: 60.0, failures: 3 }));
     let metrics = control.metrics_when("poorwill_rotate_quarantines_total{model=\"three\"}", 1.0).await;

@@ -96,7 +96,7 @@ fn who_looks_for_room_gives_way_to_a_stop() {
     table.instead = vec![(1, Task::Weigh, Outcome::Free(vec![GIB]))];
     let request = table.ask(1);
     table.tell(Input::Lost(ModelId(0)));
-    assert_eq!(table.stages(), ["stopping", "finding room"]);
+    assert_eq!(table.stages(), ["stopping", "finding memory"]);
     table.finish();
     assert_eq!(table.stages(), ["cold", "ready"]);
     assert_eq!(table.admitted.last(), Some(&(request, 1)));
@@ -488,7 +488,7 @@ fn what_somebody_else_left_behind_is_no_part_of_a_sleep() {
     // It keeps half of what it has, and the other has freed more than that.
     table.instead = vec![(0, Task::Weigh, Outcome::Free(vec![(10 + 40 + 15) * GIB])); 10_000];
     table.finish();
-    assert_eq!(table.stages(), ["giving back", "stopping"]);
+    assert_eq!(table.stages(), ["releasing memory", "stopping"]);
     table.pass(15_000);
     assert_eq!(shortfalls(&table).len(), 1);
     assert_eq!(table.stage(0), "cold");

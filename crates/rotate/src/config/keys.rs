@@ -23,7 +23,7 @@ impl Key {
     }
 
     /// The `Authorization` header value, marked as sensitive.
-    pub(crate) fn shown(&self) -> HeaderValue {
+    pub(crate) fn header_value(&self) -> HeaderValue {
         let mut value =
             HeaderValue::try_from(format!("Bearer {}", self.0)).expect("a key is printable ASCII");
         value.set_sensitive(true);
@@ -32,14 +32,14 @@ impl Key {
 
     /// Compares in constant time for keys of the same length.
     #[must_use]
-    pub fn is(&self, given: &str) -> bool {
+    pub fn matches(&self, given: &str) -> bool {
         self.0.as_bytes().ct_eq(given.as_bytes()).into()
     }
 }
 
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
-        self.is(&other.0)
+        self.matches(&other.0)
     }
 }
 
@@ -52,11 +52,11 @@ impl fmt::Debug for Key {
 }
 
 /// Reads a key from its source: `env:NAME` or `file:PATH`.
-pub(super) fn from_outside(place: &str) -> Result<String, String> {
-    if let Some(name) = place.strip_prefix("env:") {
+pub(super) fn from_source(source: &str) -> Result<String, String> {
+    if let Some(name) = source.strip_prefix("env:") {
         return std::env::var(name).map_err(|error| format!("the environment variable {name}: {error}"));
     }
-    if let Some(path) = place.strip_prefix("file:") {
+    if let Some(path) = source.strip_prefix("file:") {
         return fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     }
     // The value may be the key itself, so the message does not repeat it.

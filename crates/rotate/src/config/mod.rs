@@ -30,7 +30,7 @@ pub struct Config {
     /// The listener for operators.
     pub control: Arc<Control>,
     /// How the GPUs' memory is measured.
-    pub memory: Memory,
+    pub memory: MemorySource,
     /// The folder for state that survives the service. Without it, no state survives.
     pub state: Option<PathBuf>,
     /// In the order of the file.
@@ -65,7 +65,7 @@ pub struct Control {
 
 /// How the memory of GPUs is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
+pub enum MemorySource {
     /// NVML.
     Devices,
     /// The memory of the engines' processes, on simulated GPUs of this size. For machines without GPUs.
@@ -85,7 +85,7 @@ pub struct Model {
     /// The name that its engine uses. Requests to the engine carry this name.
     pub served_as: String,
     /// The kind of engine.
-    pub engine: Engine,
+    pub engine: EngineKind,
     /// `http://`, a host, and a port.
     pub url: String,
     /// The sleep level, 1 or 2.
@@ -101,7 +101,7 @@ pub struct Model {
 /// A kind of engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Engine {
+pub enum EngineKind {
     /// vLLM, with its development endpoints (`VLLM_SERVER_DEV_MODE=1`).
     Vllm,
     /// SGLang, with its memory saver.
@@ -162,10 +162,10 @@ pub enum ConfigError {
         text: String,
     },
     /// A value is invalid.
-    #[error("{place}: {reason}")]
-    Wrong {
+    #[error("{section}: {reason}")]
+    Invalid {
         /// The section or model.
-        place: String,
+        section: String,
         /// The mistake and what would help.
         reason: String,
     },
@@ -179,7 +179,7 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
-        Self::parse(&text, &keys::from_outside)
+        Self::parse(&text, &keys::from_source)
     }
 
     /// Parses the text of a file. `secret` resolves the source of a key: `env:NAME` or `file:PATH`.
@@ -202,14 +202,14 @@ impl Config {
 
     fn check_names(&self) -> Result<(), ConfigError> {
         if self.models.is_empty() {
-            return Err(wrong("the configuration", "it has no model; say [[model]] with a name and a url"));
+            return Err(invalid("the configuration", "it has no model; say [[model]] with a name and a url"));
         }
         let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
         for model in &self.models {
             for name in [&model.name].into_iter().chain(&model.aliases) {
                 if let Some(other) = seen.insert(name, &model.name) {
                     let reason = format!("model `{other}` is asked for by `{name}` as well");
-                    return Err(wrong(&place(&model.name), &reason));
+                    return Err(invalid(&section(&model.name), &reason));
                 }
             }
         }
@@ -217,17 +217,17 @@ impl Config {
         for model in &self.models {
             if let Some(other) = urls.insert(&model.url, &model.name) {
                 let reason = format!("its engine at {} is that of model `{other}`", model.url);
-                return Err(wrong(&place(&model.name), &reason));
+                return Err(invalid(&section(&model.name), &reason));
             }
         }
         Ok(())
     }
 }
 
-fn place(name: &str) -> String {
+fn section(name: &str) -> String {
     format!("model `{name}`")
 }
 
-fn wrong(place: &str, reason: &str) -> ConfigError {
-    ConfigError::Wrong { place: place.to_owned(), reason: reason.to_owned() }
+fn invalid(section: &str, reason: &str) -> ConfigError {
+    ConfigError::Invalid { section: section.to_owned(), reason: reason.to_owned() }
 }

@@ -17,7 +17,7 @@ const WAIT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Sources of keys. An invalid value may be a key, so errors do not repeat it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Places(pub(super) Vec<String>);
+pub(super) struct KeySources(pub(super) Vec<String>);
 
 /// A duration, such as `90s`, `1m 30s` or `250ms`.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +27,7 @@ pub(super) struct Wait(pub(super) Duration);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size(pub(super) u64);
 
-impl<'de> Deserialize<'de> for Places {
+impl<'de> Deserialize<'de> for KeySources {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // The default message would repeat the value, which may be a key.
         let otherwise =
@@ -35,11 +35,11 @@ impl<'de> Deserialize<'de> for Places {
         let toml::Value::Array(all) = toml::Value::deserialize(deserializer)? else {
             return Err(otherwise());
         };
-        let places = all.into_iter().map(|one| match one {
-            toml::Value::String(place) => Ok(place),
+        let sources = all.into_iter().map(|one| match one {
+            toml::Value::String(source) => Ok(source),
             _ => Err(otherwise()),
         });
-        places.collect::<Result<_, _>>().map(Self)
+        sources.collect::<Result<_, _>>().map(Self)
     }
 }
 
@@ -98,15 +98,15 @@ pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
     let at = error.span().map_or(0, |span| span.start.min(text.len()));
     let before = text.get(..at).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
-    let mut said = format!("line {line}: {}", error.message());
+    let mut message = format!("line {line}: {}", error.message());
     // The parser quotes the unknown key first, then the known ones.
     let mut quoted = error.message().split('`').skip(1).step_by(2);
     let is_unknown =
         ["unknown field", "unknown variant"].iter().any(|words| error.message().starts_with(words));
     if is_unknown && let Some(nearest) = quoted.next().and_then(|wrong| nearest(wrong, quoted)) {
-        said = format!("{said}; did you mean `{nearest}`?");
+        message = format!("{message}; did you mean `{nearest}`?");
     }
-    ConfigError::Syntax { text: said }
+    ConfigError::Syntax { text: message }
 }
 
 /// The most similar key, if one is similar enough.

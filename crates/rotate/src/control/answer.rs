@@ -7,32 +7,32 @@ use serde::Serialize;
 
 /// An error response.
 #[derive(Debug, Serialize)]
-pub(super) struct Wrong {
+pub(super) struct ControlError {
     #[serde(skip)]
     status: StatusCode,
-    error: Said,
+    error: ErrorBody,
 }
 
 #[derive(Debug, Serialize)]
-struct Said {
+struct ErrorBody {
     message: String,
     /// The known models, if the name is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     models: Option<Vec<String>>,
 }
 
-impl Wrong {
+impl ControlError {
     pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, error: Said { message: message.into(), models: None } }
+        Self { status, error: ErrorBody { message: message.into(), models: None } }
     }
 
     pub(super) fn no_model(name: &str, models: Vec<String>) -> Self {
         let message = format!("there is no model `{name}`; there are: {}", models.join(", "));
-        Self { status: StatusCode::NOT_FOUND, error: Said { message, models: Some(models) } }
+        Self { status: StatusCode::NOT_FOUND, error: ErrorBody { message, models: Some(models) } }
     }
 }
 
-impl IntoResponse for Wrong {
+impl IntoResponse for ControlError {
     fn into_response(self) -> Response {
         let status = self.status;
         let mut response = (status, Json(self)).into_response();

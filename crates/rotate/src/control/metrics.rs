@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::service::{Snapshot, Told, What};
+use crate::service::{Snapshot, ServiceEvent, EventKind};
 
 const PREFIX: &str = "poorwill_rotate";
 /// Buckets from a health check to the start of a large engine.
@@ -22,7 +22,7 @@ const SECONDS: [f64; 15] =
     [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0];
 const CANARY: &str = "canary";
 const DRAINING: &str = "draining";
-const LEAVING: [&str; 5] = [DRAINING, "weighing before sleep", "falling asleep", "giving back", "stopping"];
+const LEAVING: [&str; 5] = [DRAINING, "measuring before sleep", "falling asleep", "releasing memory", "stopping"];
 
 type Number = Gauge<u64, AtomicU64>;
 type Swaps = Family<OfSwap, Histogram, fn() -> Histogram>;
@@ -94,32 +94,32 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    pub(super) fn take_in(&self, told: &Told) {
-        let model = || OfModel { model: told.model.clone() };
-        match &told.what {
-            What::Ready { swap } => {
+    pub(super) fn count(&self, event: &ServiceEvent) {
+        let model = || OfModel { model: event.model.clone() };
+        match &event.what {
+            EventKind::Ready { swap } => {
                 let of = |phase| OfSwap { phase, path: swap.path };
                 for (phase, seconds) in &swap.phases {
                     self.swaps.get_or_create(&of(phase)).observe(*seconds);
                 }
                 self.swaps.get_or_create(&of("total")).observe(swap.total_s);
             }
-            What::Failed { stage, .. } => {
-                self.failures.get_or_create(&OfStage { model: told.model.clone(), stage }).inc();
+            EventKind::Failed { stage, .. } => {
+                self.failures.get_or_create(&OfStage { model: event.model.clone(), stage }).inc();
                 if *stage == CANARY {
                     self.canary_failures.get_or_create(&model()).inc();
                 }
             }
-            What::Shortfall { .. } => {
+            EventKind::Shortfall { .. } => {
                 self.shortfalls.get_or_create(&model()).inc();
             }
-            What::Quarantined { .. } => {
+            EventKind::Quarantined { .. } => {
                 self.quarantines.get_or_create(&model()).inc();
             }
-            What::Stage { before, before_s, .. } if LEAVING.contains(before) => {
+            EventKind::Stage { before, before_s, .. } if LEAVING.contains(before) => {
                 self.swaps.get_or_create(&OfSwap { phase: before, path: "away" }).observe(*before_s);
             }
-            What::Stage { .. } | What::Learnt { .. } => {}
+            EventKind::Stage { .. } | EventKind::Learnt { .. } => {}
         }
     }
 

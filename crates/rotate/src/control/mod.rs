@@ -49,15 +49,15 @@ const REQUEST_MAX: Duration = Duration::from_secs(10);
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What this listener needs from the service.
-pub trait Desk: Send + Sync + 'static {
+pub trait ControlApi: Send + Sync + 'static {
     /// The current status.
     fn snapshot(&self) -> Later<'_, service::Snapshot>;
 
     /// Events from now on.
-    fn events(&self) -> broadcast::Receiver<Arc<service::Told>>;
+    fn events(&self) -> broadcast::Receiver<Arc<service::ServiceEvent>>;
 
     /// False if no model has this name or alias.
-    fn order<'a>(&'a self, name: &'a str, order: service::Order) -> Later<'a, bool>;
+    fn command<'a>(&'a self, name: &'a str, command: service::ModelCommand) -> Later<'a, bool>;
 
     /// The last lines of a supervised engine's output; `None` if no model has this name.
     fn log(&self, name: &str, lines: usize) -> Option<Vec<String>>;
@@ -71,8 +71,8 @@ pub trait Desk: Send + Sync + 'static {
 
 /// State of every request handler.
 #[derive(Clone)]
-struct Shared {
-    desk: Arc<dyn Desk>,
+struct HandlerState {
+    api: Arc<dyn ControlApi>,
     hub: Arc<events::Hub>,
     metrics: Arc<metrics::Metrics>,
     followers: Arc<Semaphore>,
@@ -87,20 +87,20 @@ struct Shared {
 /// If the listener has no address. An error on one connection ends only that connection.
 pub async fn serve(
     listener: TcpListener,
-    desk: Arc<dyn Desk>,
+    api: Arc<dyn ControlApi>,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
     let address = listener.local_addr()?;
-    let shared = Shared {
+    let shared = HandlerState {
         hub: Arc::default(),
         metrics: Arc::default(),
         followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
         is_local: address.ip().to_canonical().is_loopback(),
         shutdown: shutdown.clone(),
-        desk,
+        api,
     };
     let follower = events::follow(
-        shared.desk.events(),
+        shared.api.events(),
         Arc::clone(&shared.hub),
         Arc::clone(&shared.metrics),
         shutdown.clone(),

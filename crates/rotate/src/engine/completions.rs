@@ -33,14 +33,14 @@ impl Prompt {
         let answer = reply.json()?.unwrap_or(Value::Null);
         let choice = &answer["choices"][0];
         let Some(text) = choice["text"].as_str() else {
-            return Err(reply.odd_words("its answer has no choices[0].text"));
+            return Err(reply.unexpected_with_excerpt("its answer has no choices[0].text"));
         };
         match choice["finish_reason"].as_str() {
-            None => Err(reply.odd_words("its answer has no choices[0].finish_reason")),
+            None => Err(reply.unexpected_with_excerpt("its answer has no choices[0].finish_reason")),
             Some(reason @ ("error" | "abort")) => {
-                Err(reply.odd(&format!("what it was to go on with ended with `{reason}`")))
+                Err(reply.unexpected(&format!("what it was to go on with ended with `{reason}`")))
             }
-            Some(_) if text.is_empty() => Err(reply.odd("it went on with nothing")),
+            Some(_) if text.is_empty() => Err(reply.unexpected("it went on with nothing")),
             Some(_) => Ok(text.to_owned()),
         }
     }

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::EngineError;
 use crate::config::check_url;
-use crate::http::{self as transport, Client};
+use crate::http::{self as transport, HttpClient};
 
 /// Larger than any expected answer.
 pub(super) const BODY_MAX_BYTES: usize = 1 << 20;
@@ -29,7 +29,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(4);
 /// An engine's address, and its client.
 #[derive(Debug)]
 pub(super) struct Http {
-    client: Client<Full<Bytes>>,
+    client: HttpClient<Full<Bytes>>,
     /// Without a trailing slash.
     base: String,
 }
@@ -38,7 +38,7 @@ pub(super) struct Http {
 #[derive(Debug)]
 pub(super) struct Reply {
     /// Method and URL.
-    pub(super) asked: String,
+    pub(super) request_line: String,
     pub(super) status: u16,
     body: Vec<u8>,
     is_cut: bool,
@@ -48,7 +48,7 @@ pub(super) struct Reply {
 #[derive(Debug)]
 pub(super) struct Failure {
     /// Connection refused, host unreachable, or unknown name.
-    pub(super) is_nobody_there: bool,
+    pub(super) is_unreachable: bool,
     pub(super) error: EngineError,
 }
 
@@ -56,16 +56,16 @@ impl Http {
     /// For an engine at a configured `url`.
     pub(super) fn new(url: &str) -> Result<Self, String> {
         let base = url.trim_end_matches('/');
-        check_url(base).map_err(|reason| format!("its url is odd: {reason}"))?;
+        check_url(base).map_err(|reason| format!("its url is invalid: {reason}"))?;
         Ok(Self { client: transport::client(CONNECT_MAX, None), base: base.to_owned() })
     }
 
     pub(super) async fn get(&self, path: &str) -> Result<Reply, Failure> {
-        self.ask(Method::GET, path, None).await
+        self.send(Method::GET, path, None).await
     }
 
     pub(super) async fn post(&self, path: &str, body: Option<Value>) -> Result<Reply, Failure> {
-        self.ask(Method::POST, path, body).await
+        self.send(Method::POST, path, body).await
     }
 
     /// Tries a second path if the first is unknown. Some versions have another name for it.
@@ -74,27 +74,27 @@ impl Http {
         if reply.is_unknown() { self.get(or).await } else { Ok(reply) }
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<Reply, Failure> {
+    async fn send(&self, method: Method, path: &str, body: Option<Value>) -> Result<Reply, Failure> {
         let url = format!("{}{path}", self.base);
-        let asked = format!("{method} {url}");
-        let failed = |reason: String, is_nobody_there: bool| Failure {
-            is_nobody_there,
-            error: EngineError::Unreachable { asked: asked.clone(), reason },
+        let request_line = format!("{method} {url}");
+        let failed = |reason: String, is_unreachable: bool| Failure {
+            is_unreachable,
+            error: EngineError::Unreachable { request_line: request_line.clone(), reason },
         };
         let request = transport::request(&method, &url, body.as_ref());
         let request = request.map_err(|error| failed(error.to_string(), false))?;
         let response = self.client.request(request).await;
         let response =
-            response.map_err(|error| failed(reason_of(&error), transport::is_nobody_there(&error)))?;
+            response.map_err(|error| failed(reason_of(&error), transport::is_unreachable(&error)))?;
         let status = response.status().as_u16();
         let read = transport::read(response.into_body(), BODY_MAX_BYTES).await;
         match read.broke {
             // A refusal is informative even if its body is incomplete.
             Some(error) if is_success(status) => {
-                let (len, reason) = (read.bytes.len(), chain(&error));
+                let (len, reason) = (read.bytes.len(), message_of(&error));
                 Err(failed(format!("its answer broke off after {len} bytes: {reason}"), false))
             }
-            _ => Ok(Reply { asked, status, body: read.bytes, is_cut: read.is_cut }),
+            _ => Ok(Reply { request_line, status, body: read.bytes, is_cut: read.is_cut }),
         }
     }
 }
@@ -107,11 +107,11 @@ impl Reply {
     /// The answer, if its status is a success.
     pub(super) fn done(self) -> Result<Self, EngineError> {
         if !is_success(self.status) {
-            let words = words(&self.body);
-            return Err(EngineError::Refused { asked: self.asked, status: self.status, words });
+            let message = excerpt(&self.body);
+            return Err(EngineError::Refused { request_line: self.request_line, status: self.status, message });
         }
         if self.is_cut {
-            return Err(self.odd(&format!("its answer has more than {BODY_MAX_BYTES} bytes")));
+            return Err(self.unexpected(&format!("its answer has more than {BODY_MAX_BYTES} bytes")));
         }
         Ok(self)
     }
@@ -122,17 +122,17 @@ impl Reply {
             return Ok(None);
         }
         let parsed = serde_json::from_slice(&self.body);
-        parsed.map(Some).map_err(|error| self.odd(&format!("its answer is no JSON: {error}")))
+        parsed.map(Some).map_err(|error| self.unexpected(&format!("its answer is no JSON: {error}")))
     }
 
     /// An error about an unexpected answer.
-    pub(super) fn odd(&self, reason: &str) -> EngineError {
-        EngineError::NotUnderstood { asked: self.asked.clone(), reason: reason.to_owned() }
+    pub(super) fn unexpected(&self, reason: &str) -> EngineError {
+        EngineError::Unexpected { request_line: self.request_line.clone(), reason: reason.to_owned() }
     }
 
-    /// As [`odd`](Self::odd), with the beginning of the answer. Not for answers that may contain secrets.
-    pub(super) fn odd_words(&self, reason: &str) -> EngineError {
-        self.odd(&format!("{reason}; it answered: {}", words(&self.body)))
+    /// As [`unexpected`](Self::odd), with the beginning of the answer. Not for answers that may contain secrets.
+    pub(super) fn unexpected_with_excerpt(&self, reason: &str) -> EngineError {
+        self.unexpected(&format!("{reason}; it answered: {}", excerpt(&self.body)))
     }
 }
 
@@ -150,42 +150,42 @@ fn reason_of(error: &legacy::Error) -> String {
     if transport::is_late(error) {
         return format!("no connection came about within {} s", CONNECT_MAX.as_secs());
     }
-    chain(error)
+    message_of(error)
 }
 
 /// An error and its causes, without repetitions.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut said: Vec<String> = Vec::new();
+fn message_of(error: &(dyn Error + 'static)) -> String {
+    let mut messages: Vec<String> = Vec::new();
     for text in transport::causes(error).map(ToString::to_string) {
-        if !said.iter().any(|before| before.contains(&text)) {
-            said.push(text);
+        if !messages.iter().any(|before| before.contains(&text)) {
+            messages.push(text);
         }
     }
-    transport::clean(&said.join(": "))
+    transport::one_line(&messages.join(": "))
 }
 
 /// The beginning of an answer's body.
-fn words(body: &[u8]) -> String {
+fn excerpt(body: &[u8]) -> String {
     // A character has at most four bytes. One that is split here lies beyond the shown text.
-    let beginning = &body[..body.len().min(8 * transport::WORDS_MAX)];
-    let said = transport::clean(&String::from_utf8_lossy(beginning));
-    if said.is_empty() { "(nothing)".to_owned() } else { said }
+    let beginning = &body[..body.len().min(8 * transport::EXCERPT_MAX)];
+    let text = transport::one_line(&String::from_utf8_lossy(beginning));
+    if text.is_empty() { "(nothing)".to_owned() } else { text }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::WORDS_MAX;
+    use crate::http::EXCERPT_MAX;
 
     #[test]
-    fn words_are_short_and_on_one_line() {
-        assert_eq!(words(b" \r\nno\x1b[31m room\0 "), "no [31m room");
-        assert_eq!(words(b""), "(nothing)");
-        assert_eq!(words(&[b'\n'; 9000]), "(nothing)");
-        let long = words("ä".repeat(9000).as_bytes());
-        assert_eq!(long.chars().count(), WORDS_MAX + 1);
+    fn excerpts_are_short_and_on_one_line() {
+        assert_eq!(excerpt(b" \r\nno\x1b[31m room\0 "), "no [31m room");
+        assert_eq!(excerpt(b""), "(nothing)");
+        assert_eq!(excerpt(&[b'\n'; 9000]), "(nothing)");
+        let long = excerpt("ä".repeat(9000).as_bytes());
+        assert_eq!(long.chars().count(), EXCERPT_MAX + 1);
         assert!(long.starts_with("ää") && long.ends_with("ä…"), "{long}");
-        assert_eq!(words("ä".repeat(WORDS_MAX).as_bytes()), "ä".repeat(WORDS_MAX));
+        assert_eq!(excerpt("ä".repeat(EXCERPT_MAX).as_bytes()), "ä".repeat(EXCERPT_MAX));
     }
 
     #[test]
@@ -206,8 +206,8 @@ mod tests {
             "",
         ];
         for url in bad {
-            let said = Http::new(url).expect_err(url);
-            assert!(said.starts_with("its url is odd: ") && !said.contains("hunter2"), "{url}: {said}");
+            let message = Http::new(url).expect_err(url);
+            assert!(message.starts_with("its url is invalid: ") && !message.contains("hunter2"), "{url}: {message}");
         }
     }
 }

@@ -17,29 +17,29 @@ use self::completions::Prompt;
 use self::http::Http;
 use self::sglang::Sglang;
 use self::vllm::Vllm;
-use crate::config::{Engine as Kind, Model};
-use crate::policy::Found;
+use crate::config::{EngineKind, Model};
+use crate::policy::EngineState;
 
 /// The future of an engine call.
-pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
+pub type EngineFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
 
 /// An engine.
 pub trait Engine: fmt::Debug + Send + Sync {
     /// Whether the engine runs, and whether it reports that it is awake. [`EngineState::Gone`] if no connection is
     /// possible; an error if the answer is not understood.
-    fn look(&self) -> Answer<'_, Found>;
+    fn probe(&self) -> EngineFuture<'_, EngineState>;
 
     /// Sleeps at the model's level, and waits until the engine reports completion.
-    fn sleep(&self) -> Answer<'_, ()>;
+    fn sleep(&self) -> EngineFuture<'_, ()>;
 
     /// Wakes, reloads dropped weights, and waits until the engine reports completion.
-    fn wake(&self) -> Answer<'_, ()>;
+    fn wake(&self) -> EngineFuture<'_, ()>;
 
     /// Whether the engine reports that it is awake.
-    fn is_awake(&self) -> Answer<'_, bool>;
+    fn is_awake(&self) -> EngineFuture<'_, bool>;
 
     /// The deterministic completion of the canary prompt.
-    fn generate(&self) -> Answer<'_, String>;
+    fn generate(&self) -> EngineFuture<'_, String>;
 }
 
 /// Why an engine call failed.
@@ -47,28 +47,28 @@ pub trait Engine: fmt::Debug + Send + Sync {
 #[non_exhaustive]
 pub enum EngineError {
     /// The connection failed or broke.
-    #[error("{asked}: {reason}")]
+    #[error("{request_line}: {reason}")]
     Unreachable {
         /// Method and URL.
-        asked: String,
+        request_line: String,
         /// The cause.
         reason: String,
     },
     /// The engine answered with an error status.
-    #[error("{asked}: it answered {status}: {words}")]
+    #[error("{request_line}: it answered {status}: {message}")]
     Refused {
         /// Method and URL.
-        asked: String,
+        request_line: String,
         /// The HTTP status.
         status: u16,
         /// The beginning of its message.
-        words: String,
+        message: String,
     },
     /// The answer is not one of such an engine.
-    #[error("{asked}: {reason}")]
-    NotUnderstood {
+    #[error("{request_line}: {reason}")]
+    Unexpected {
         /// Method and URL.
-        asked: String,
+        request_line: String,
         /// What is unexpected.
         reason: String,
     },
@@ -77,21 +77,21 @@ pub enum EngineError {
 /// The adapter for a model's engine. Sends nothing yet.
 ///
 /// # Errors
-/// [`EngineError::NotUnderstood`] if the `url` or the sleep level is invalid.
+/// [`EngineError::Unexpected`] if the `url` or the sleep level is invalid.
 pub fn engine_of(model: &Model) -> Result<Arc<dyn Engine>, EngineError> {
     let level = model.level;
-    let wrong = |reason: String| EngineError::NotUnderstood {
-        asked: format!("the engine of model `{}`", model.name),
+    let invalid = |reason: String| EngineError::Unexpected {
+        request_line: format!("the engine of model `{}`", model.name),
         reason,
     };
     if !(1..=2).contains(&level) {
         let reason = format!("its level is {level}; 1 keeps the weights in host memory, 2 drops them");
-        return Err(wrong(reason));
+        return Err(invalid(reason));
     }
-    let http = Http::new(&model.url).map_err(wrong)?;
+    let http = Http::new(&model.url).map_err(invalid)?;
     let prompt = Prompt::new(&model.served_as, &model.canary);
     Ok(match model.engine {
-        Kind::Vllm => Arc::new(Vllm::new(http, level, prompt)),
-        Kind::Sglang => Arc::new(Sglang::new(http, level, model.rules.can_sleep, prompt)),
+        EngineKind::Vllm => Arc::new(Vllm::new(http, level, prompt)),
+        EngineKind::Sglang => Arc::new(Sglang::new(http, level, model.rules.can_sleep, prompt)),
     })
 }

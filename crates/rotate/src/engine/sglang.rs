@@ -32,8 +32,8 @@ use serde_json::{Value, json};
 
 use super::completions::Prompt;
 use super::http::{Failure, Http, Reply};
-use super::{Answer, Engine, EngineError};
-use crate::policy::Found;
+use super::{EngineFuture, Engine, EngineError};
+use crate::policy::EngineState;
 
 const MOVING: &str = "poorwill:moving:";
 const ASLEEP: &str = "poorwill:asleep:";
@@ -64,7 +64,7 @@ enum Mark {
 struct Info {
     mark: Mark,
     reply: Reply,
-    said: Value,
+    body: Value,
 }
 
 impl Mark {
@@ -82,21 +82,21 @@ impl Mark {
 impl Info {
     fn of(reply: Reply) -> Result<Self, EngineError> {
         let reply = reply.done()?;
-        let said = reply.json()?.unwrap_or(Value::Null);
-        let mark = match &said["weight_version"] {
+        let body = reply.json()?.unwrap_or(Value::Null);
+        let mark = match &body["weight_version"] {
             Value::String(version) => Mark::of(version),
-            Value::Null if said.get("model_path").is_some() => {
-                let reason = "it has no weight_version, without which nobody knows whether it sleeps; SGLang has it \
+            Value::Null if body.get("model_path").is_some() => {
+                let reason = "it has no weight_version, without which its state is unknown; SGLang has it \
                               from 0.5.1 on";
-                return Err(reply.odd(reason));
+                return Err(reply.unexpected(reason));
             }
-            _ => return Err(reply.odd_words("this is not what SGLang says of its model")),
+            _ => return Err(reply.unexpected_with_excerpt("this is not what SGLang says of its model")),
         };
-        Ok(Self { mark, reply, said })
+        Ok(Self { mark, reply, body })
     }
 
     fn is_moving(&self) -> EngineError {
-        self.reply.odd(
+        self.reply.unexpected(
             "a sleep or a wake of it was begun and never ended well, so which memory it has cannot be known; start it \
              again",
         )
@@ -108,24 +108,24 @@ impl Sglang {
         Self { http, level, sleeps, prompt }
     }
 
-    async fn ask_info(&self) -> Result<Reply, Failure> {
+    async fn request_info(&self) -> Result<Reply, Failure> {
         self.http.get_either("/model_info", "/get_model_info").await
     }
 
     async fn info(&self) -> Result<Info, EngineError> {
-        Info::of(self.ask_info().await?)
+        Info::of(self.request_info().await?)
     }
 
     /// Stores a weight version in the engine and reads it back.
     async fn mark(&self, version: &str) -> Result<(), EngineError> {
         let body = json!({"new_version": version, "abort_all_requests": false});
         let reply = self.http.post("/update_weight_version", Some(body)).await?.done()?;
-        let said = self.info().await?.said;
-        if said["weight_version"].as_str() == Some(version) {
+        let body = self.info().await?.body;
+        if body["weight_version"].as_str() == Some(version) {
             return Ok(());
         }
         Err(reply
-            .odd("its weight_version was set, and is another one; nobody else may set it while it sleeps"))
+            .unexpected("its weight_version was set, and is another one; no other program may set it while it sleeps"))
     }
 
     async fn is_healthy(&self) -> Result<(), EngineError> {
@@ -136,24 +136,24 @@ impl Sglang {
     async fn check_settings(&self) -> Result<(), EngineError> {
         let reply = self.http.get_either("/server_info", "/get_server_info").await?.done()?;
         // The answer contains keys, so errors quote none of it.
-        let said = reply.json()?.unwrap_or(Value::Null);
-        if !said.is_object() {
-            return Err(reply.odd("this is not what SGLang says of itself"));
+        let body = reply.json()?.unwrap_or(Value::Null);
+        if !body.is_object() {
+            return Err(reply.unexpected("this is not what SGLang says of itself"));
         }
         if !self.sleeps {
             return Ok(());
         }
-        if said["enable_memory_saver"] == json!(false) {
-            return Err(reply.odd("it gives no memory back; start SGLang with --enable-memory-saver"));
+        if body["enable_memory_saver"] == json!(false) {
+            return Err(reply.unexpected("it gives no memory back; start SGLang with --enable-memory-saver"));
         }
-        if self.level < 2 && said["enable_weights_cpu_backup"] == json!(false) {
-            return Err(reply.odd(
+        if self.level < 2 && body["enable_weights_cpu_backup"] == json!(false) {
+            return Err(reply.unexpected(
                 "its weights would be lost; start SGLang with --enable-weights-cpu-backup, or say `level = 2`, and \
                  they are read again from its model's files",
             ));
         }
-        match said["tokenizer_worker_num"].as_u64() {
-            Some(2..) => Err(reply.odd(
+        match body["tokenizer_worker_num"].as_u64() {
+            Some(2..) => Err(reply.unexpected(
                 "it has several tokenizer workers, and each has a weight_version of its own; start SGLang with \
                  --tokenizer-worker-num 1",
             )),
@@ -163,15 +163,15 @@ impl Sglang {
 
     /// Waits until no request runs. The caller's timeout drops the future.
     async fn drained(&self) -> Result<(), EngineError> {
-        let mut is_told = false;
+        let mut has_warned = false;
         loop {
             let reply = self.http.post("/flush_cache", None).await?;
             if reply.status != BUSY {
                 return reply.done().map(|_| ());
             }
-            if !is_told {
-                tracing::warn!("{}: it still works, and sleeps only after that", reply.asked);
-                is_told = true;
+            if !has_warned {
+                tracing::warn!("{}: it still works, and sleeps only after that", reply.request_line);
+                has_warned = true;
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -179,33 +179,33 @@ impl Sglang {
 
     /// Reads the weights again from the engine's model path.
     async fn reload(&self, info: &Info) -> Result<(), EngineError> {
-        let Some(path) = info.said["model_path"].as_str().filter(|path| !path.is_empty()) else {
-            return Err(info.reply.odd("it does not say its model_path, which its weights are read from"));
+        let Some(path) = info.body["model_path"].as_str().filter(|path| !path.is_empty()) else {
+            return Err(info.reply.unexpected("it does not say its model_path, which its weights are read from"));
         };
         let body = json!({"model_path": path, "abort_all_requests": false});
         let reply = self.http.post("/update_weights_from_disk", Some(body)).await?.done()?;
-        let said = reply.json()?.unwrap_or(Value::Null);
-        if said["success"] == json!(true) {
+        let body = reply.json()?.unwrap_or(Value::Null);
+        if body["success"] == json!(true) {
             return Ok(());
         }
-        Err(reply.odd_words("it did not say that its weights were read"))
+        Err(reply.unexpected_with_excerpt("it did not say that its weights were read"))
     }
 }
 
 impl Engine for Sglang {
-    fn look(&self) -> Answer<'_, Found> {
+    fn probe(&self) -> EngineFuture<'_, EngineState> {
         Box::pin(async {
-            let info = match self.ask_info().await {
-                Err(failure) if failure.is_nobody_there => return Ok(Found::Gone),
+            let info = match self.request_info().await {
+                Err(failure) if failure.is_unreachable => return Ok(EngineState::Gone),
                 other => Info::of(other?)?,
             };
             let found = match info.mark {
                 Mark::Moving => return Err(info.is_moving()),
-                Mark::Asleep(_) => Found::Asleep,
+                Mark::Asleep(_) => EngineState::Asleep,
                 Mark::Awake(_) => {
                     // First: before the first generation, some versions do not answer the next request.
                     self.is_healthy().await?;
-                    Found::Awake
+                    EngineState::Awake
                 }
             };
             self.check_settings().await?;
@@ -213,7 +213,7 @@ impl Engine for Sglang {
         })
     }
 
-    fn sleep(&self) -> Answer<'_, ()> {
+    fn sleep(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             let info = self.info().await?;
             let own = match &info.mark {
@@ -228,7 +228,7 @@ impl Engine for Sglang {
         })
     }
 
-    fn wake(&self) -> Answer<'_, ()> {
+    fn wake(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             let info = self.info().await?;
             let own = match &info.mark {
@@ -245,7 +245,7 @@ impl Engine for Sglang {
         })
     }
 
-    fn is_awake(&self) -> Answer<'_, bool> {
+    fn is_awake(&self) -> EngineFuture<'_, bool> {
         Box::pin(async {
             let info = self.info().await?;
             match info.mark {
@@ -257,12 +257,12 @@ impl Engine for Sglang {
     }
 
     /// Refused unless the engine is awake: generating would end a sleeping engine.
-    fn generate(&self) -> Answer<'_, String> {
+    fn generate(&self) -> EngineFuture<'_, String> {
         Box::pin(async {
             let info = self.info().await?;
             match info.mark {
                 Mark::Moving => Err(info.is_moving()),
-                Mark::Asleep(_) => Err(info.reply.odd("it sleeps, and would end if it were to generate now")),
+                Mark::Asleep(_) => Err(info.reply.unexpected("it sleeps, and would end if it were to generate now")),
                 Mark::Awake(_) => self.prompt.generate(&self.http).await,
             }
         })

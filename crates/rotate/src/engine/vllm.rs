@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::completions::Prompt;
 use super::http::{Http, Reply};
-use super::{Answer, Engine, EngineError};
-use crate::policy::Found;
+use super::{EngineFuture, Engine, EngineError};
+use crate::policy::EngineState;
 
 const DEV_MODE: &str = "it has no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, and --enable-sleep-mode";
 
@@ -31,49 +31,49 @@ impl Vllm {
     /// For endpoints of the development mode only.
     async fn post(&self, path: &str, body: Option<Value>) -> Result<Reply, EngineError> {
         let reply = self.http.post(path, body).await?;
-        if reply.is_unknown() { Err(reply.odd(DEV_MODE)) } else { reply.done() }
+        if reply.is_unknown() { Err(reply.unexpected(DEV_MODE)) } else { reply.done() }
     }
 
     async fn is_sleeping(&self) -> Result<bool, EngineError> {
         let reply = self.http.get("/is_sleeping").await?;
         if reply.is_unknown() {
-            return Err(reply.odd(DEV_MODE));
+            return Err(reply.unexpected(DEV_MODE));
         }
         let reply = reply.done()?;
-        let said = reply.json()?.unwrap_or(Value::Null);
-        said["is_sleeping"].as_bool().ok_or_else(|| reply.odd_words("its answer has no is_sleeping"))
+        let body = reply.json()?.unwrap_or(Value::Null);
+        body["is_sleeping"].as_bool().ok_or_else(|| reply.unexpected_with_excerpt("its answer has no is_sleeping"))
     }
 }
 
 /// Checks the new state, if the answer reports one.
 fn check_status(reply: &Reply, wanted: &str) -> Result<(), EngineError> {
-    let said = reply.json()?.unwrap_or(Value::Null);
-    match &said["status"] {
+    let body = reply.json()?.unwrap_or(Value::Null);
+    match &body["status"] {
         Value::Null => Ok(()),
         Value::String(status) if status == wanted => Ok(()),
-        _ => Err(reply.odd_words(&format!("it was to be {wanted}, and says otherwise"))),
+        _ => Err(reply.unexpected_with_excerpt(&format!("it was to be {wanted}, and says otherwise"))),
     }
 }
 
 impl Engine for Vllm {
-    fn look(&self) -> Answer<'_, Found> {
+    fn probe(&self) -> EngineFuture<'_, EngineState> {
         Box::pin(async {
             match self.http.get("/health").await {
-                Err(failure) if failure.is_nobody_there => return Ok(Found::Gone),
+                Err(failure) if failure.is_unreachable => return Ok(EngineState::Gone),
                 other => other?.done()?,
             };
-            Ok(if self.is_sleeping().await? { Found::Asleep } else { Found::Awake })
+            Ok(if self.is_sleeping().await? { EngineState::Asleep } else { EngineState::Awake })
         })
     }
 
-    fn sleep(&self) -> Answer<'_, ()> {
+    fn sleep(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             let reply = self.post(&format!("/sleep?level={}&mode=wait", self.level), None).await?;
             check_status(&reply, "sleeping")
         })
     }
 
-    fn wake(&self) -> Answer<'_, ()> {
+    fn wake(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             if self.level < 2 {
                 return check_status(&self.post("/wake_up", None).await?, "awake");
@@ -84,11 +84,11 @@ impl Engine for Vllm {
         })
     }
 
-    fn is_awake(&self) -> Answer<'_, bool> {
+    fn is_awake(&self) -> EngineFuture<'_, bool> {
         Box::pin(async { Ok(!self.is_sleeping().await?) })
     }
 
-    fn generate(&self) -> Answer<'_, String> {
+    fn generate(&self) -> EngineFuture<'_, String> {
         Box::pin(self.prompt.generate(&self.http))
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct Account {
     pub(super) waited: Duration,
     pub(super) bytes: u64,
     pub(super) end: End,
-    pub(super) place: Option<Place>,
+    pub(super) permit: Option<Permit>,
     begun: Instant,
 }
 
@@ -38,7 +38,7 @@ impl Account {
             waited: Duration::ZERO,
             bytes: 0,
             end: End::Left,
-            place: None,
+            permit: None,
             begun: Instant::now(),
         }
     }
@@ -70,18 +70,18 @@ fn milliseconds(passed: Duration) -> u64 {
 
 /// A permit for one request. Dropping it frees the permit.
 #[derive(Debug)]
-pub(super) struct Place(Arc<AtomicUsize>);
+pub(super) struct Permit(Arc<AtomicUsize>);
 
-impl Place {
+impl Permit {
     /// A permit, if fewer than `max` are taken.
-    pub(super) fn taken(here: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+    pub(super) fn acquire(active: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let more = |count: usize| (count < max).then_some(count + 1);
-        here.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Self(Arc::clone(here)))
+        active.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Self(Arc::clone(active)))
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

@@ -10,7 +10,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Se
 
 /// The fields that the front needs.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct RequestFields {
     /// `model`.
     pub(super) name: String,
     /// `stream`.
@@ -19,23 +19,23 @@ pub(super) struct Asked {
 
 /// Why a body is refused.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
+pub(super) enum BodyError {
     /// Not a JSON object; the parser's message.
     NotJson(String),
     NoModel,
-    NotText,
+    NotString,
     /// More than one `model`. The engine might use another one than the front.
-    Twice,
+    Duplicate,
 }
 
-pub(super) fn asked(body: &[u8]) -> Result<Asked, Wrong> {
+pub(super) fn parse(body: &[u8]) -> Result<RequestFields, BodyError> {
     let mut parser = serde_json::Deserializer::from_slice(body);
     let top = parser.deserialize_map(TopVisitor).and_then(|top| parser.end().map(|()| top));
-    match top.map_err(|error| Wrong::NotJson(error.to_string()))? {
-        Top { models: 0, .. } => Err(Wrong::NoModel),
-        Top { models: 1, model: Value::Text(name), is_stream } => Ok(Asked { name, is_stream }),
-        Top { models: 1, .. } => Err(Wrong::NotText),
-        _ => Err(Wrong::Twice),
+    match top.map_err(|error| BodyError::NotJson(error.to_string()))? {
+        Top { models: 0, .. } => Err(BodyError::NoModel),
+        Top { models: 1, model: FieldValue::Text(name), is_stream } => Ok(RequestFields { name, is_stream }),
+        Top { models: 1, .. } => Err(BodyError::NotString),
+        _ => Err(BodyError::Duplicate),
     }
 }
 
@@ -124,18 +124,18 @@ fn skip_value(body: &[u8], from: usize) -> Option<usize> {
 /// The fields of the top level.
 struct Top {
     models: usize,
-    model: Value,
+    model: FieldValue,
     is_stream: bool,
 }
 
-enum Key {
+enum FieldKey {
     Model,
     Stream,
     Other,
 }
 
 /// A value, as far as the front needs it.
-enum Value {
+enum FieldValue {
     Text(String),
     Bool(bool),
     Other,
@@ -151,15 +151,15 @@ impl<'de> Visitor<'de> for TopVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Top, A::Error> {
-        let mut top = Top { models: 0, model: Value::Other, is_stream: false };
+        let mut top = Top { models: 0, model: FieldValue::Other, is_stream: false };
         while let Some(key) = map.next_key()? {
             match key {
-                Key::Model => {
+                FieldKey::Model => {
                     top.models += 1;
                     top.model = map.next_value()?;
                 }
-                Key::Stream => top.is_stream = matches!(map.next_value()?, Value::Bool(true)),
-                Key::Other => {
+                FieldKey::Stream => top.is_stream = matches!(map.next_value()?, FieldValue::Bool(true)),
+                FieldKey::Other => {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
@@ -168,21 +168,21 @@ impl<'de> Visitor<'de> for TopVisitor {
     }
 }
 
-impl<'de> Deserialize<'de> for Key {
+impl<'de> Deserialize<'de> for FieldKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Read;
         impl Visitor<'_> for Read {
-            type Value = Key;
+            type Value = FieldKey;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a key")
             }
 
-            fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<Key, E> {
+            fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<FieldKey, E> {
                 Ok(match key {
-                    "model" => Key::Model,
-                    "stream" => Key::Stream,
-                    _ => Key::Other,
+                    "model" => FieldKey::Model,
+                    "stream" => FieldKey::Stream,
+                    _ => FieldKey::Other,
                 })
             }
         }
@@ -190,51 +190,51 @@ impl<'de> Deserialize<'de> for Key {
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
+impl<'de> Deserialize<'de> for FieldValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Read;
         impl<'de> Visitor<'de> for Read {
-            type Value = Value;
+            type Value = FieldValue;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a value")
             }
 
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Value, E> {
-                Ok(Value::Text(text.to_owned()))
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<FieldValue, E> {
+                Ok(FieldValue::Text(text.to_owned()))
             }
 
-            fn visit_bool<E>(self, is_true: bool) -> Result<Value, E> {
-                Ok(Value::Bool(is_true))
+            fn visit_bool<E>(self, is_true: bool) -> Result<FieldValue, E> {
+                Ok(FieldValue::Bool(is_true))
             }
 
-            fn visit_u64<E>(self, _: u64) -> Result<Value, E> {
-                Ok(Value::Other)
+            fn visit_u64<E>(self, _: u64) -> Result<FieldValue, E> {
+                Ok(FieldValue::Other)
             }
 
-            fn visit_i64<E>(self, _: i64) -> Result<Value, E> {
-                Ok(Value::Other)
+            fn visit_i64<E>(self, _: i64) -> Result<FieldValue, E> {
+                Ok(FieldValue::Other)
             }
 
-            fn visit_f64<E>(self, _: f64) -> Result<Value, E> {
-                Ok(Value::Other)
+            fn visit_f64<E>(self, _: f64) -> Result<FieldValue, E> {
+                Ok(FieldValue::Other)
             }
 
-            fn visit_unit<E>(self) -> Result<Value, E> {
-                Ok(Value::Other)
+            fn visit_unit<E>(self) -> Result<FieldValue, E> {
+                Ok(FieldValue::Other)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Value, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<FieldValue, A::Error> {
                 while all.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Value::Other)
+                Ok(FieldValue::Other)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Value, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<FieldValue, A::Error> {
                 while all.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Value::Other)
+                Ok(FieldValue::Other)
             }
 
-            fn visit_newtype_struct<D: Deserializer<'de>>(self, _: D) -> Result<Value, D::Error> {
+            fn visit_newtype_struct<D: Deserializer<'de>>(self, _: D) -> Result<FieldValue, D::Error> {
                 Err(D::Error::custom("JSON has no such value"))
             }
         }
@@ -246,8 +246,8 @@ impl<'de> Deserialize<'de> for Value {
 mod tests {
     use super::*;
 
-    fn name(body: &str) -> Result<String, Wrong> {
-        asked(body.as_bytes()).map(|asked| asked.name)
+    fn name(body: &str) -> Result<String, BodyError> {
+        parse(body.as_bytes()).map(|fields| fields.name)
     }
 
     #[test]
@@ -267,12 +267,12 @@ mod tests {
 
     #[test]
     fn what_asks_for_nothing_says_why() {
-        assert_eq!(name("{}"), Err(Wrong::NoModel));
-        assert_eq!(name(r#"{"x":{"model":"a"}}"#), Err(Wrong::NoModel));
+        assert_eq!(name("{}"), Err(BodyError::NoModel));
+        assert_eq!(name(r#"{"x":{"model":"a"}}"#), Err(BodyError::NoModel));
         for value in ["1", "-1", "1.5", "null", "true", "[]", "{}", r#"["a"]"#, r#"{"a":1}"#] {
-            assert_eq!(name(&format!("{{\"model\":{value}}}")), Err(Wrong::NotText), "{value}");
+            assert_eq!(name(&format!("{{\"model\":{value}}}")), Err(BodyError::NotString), "{value}");
         }
-        assert_eq!(name(r#"{"model":"a","mod\u0065l":"b"}"#), Err(Wrong::Twice));
+        assert_eq!(name(r#"{"model":"a","mod\u0065l":"b"}"#), Err(BodyError::Duplicate));
         for body in [
             "",
             "x",
@@ -283,7 +283,7 @@ mod tests {
             r#"{"model":"a",}"#,
             "{\"model\":\"a\n\"}",
         ] {
-            assert!(matches!(name(body), Err(Wrong::NotJson(_))), "{body}");
+            assert!(matches!(name(body), Err(BodyError::NotJson(_))), "{body}");
         }
     }
 
@@ -300,7 +300,7 @@ mod tests {
             [("true", true), ("false", false), ("1", false), ("\"true\"", false), ("null", false)]
         {
             let body = format!("{{\"stream\":{value},\"model\":\"a\"}}");
-            assert_eq!(asked(body.as_bytes()).unwrap().is_stream, is_stream, "{value}");
+            assert_eq!(parse(body.as_bytes()).unwrap().is_stream, is_stream, "{value}");
         }
     }
 }

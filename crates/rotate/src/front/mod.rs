@@ -18,10 +18,10 @@
 
 mod account;
 mod answer;
-mod fault;
+mod api_error;
 mod forward;
 mod json;
-mod line;
+mod connection;
 mod local;
 mod request;
 mod span;
@@ -38,8 +38,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use self::forward::Desk;
-use self::line::{Io, Line};
+use self::forward::Proxy;
+use self::connection::{Io, Connection};
 use crate::policy::ModelId;
 pub use crate::service::Admission;
 use crate::service::Refused;
@@ -51,7 +51,7 @@ const HEAD_SLACK_BYTES: usize = 16 << 10;
 const READ_MAX_BYTES: usize = 512 << 10;
 
 /// What the front needs from the service.
-pub trait Gate: Send + Sync + 'static {
+pub trait Backend: Send + Sync + 'static {
     /// The model with this name or alias.
     fn route(&self, name: &str) -> Option<Route>;
 
@@ -96,7 +96,7 @@ pub struct Listed {
 
 /// Timeouts for silent clients and engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct Timeouts {
     /// For a request head. Also closes idle connections.
     pub head: Duration,
     /// Between two frames of a body.
@@ -110,7 +110,7 @@ pub struct Patience {
     pub reader: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         Self {
             head: Duration::from_secs(60),
@@ -128,40 +128,40 @@ impl Default for Patience {
 /// The listener cannot be used. A failed `accept` is not an error.
 pub async fn serve(
     listener: TcpListener,
-    gate: Arc<dyn Gate>,
+    backend: Arc<dyn Backend>,
     shutdown: CancellationToken,
-    patience: Patience,
+    timeouts: Timeouts,
 ) -> io::Result<()> {
-    let desk = Arc::new(Desk::new(gate, patience));
+    let proxy = Arc::new(Proxy::new(backend, timeouts));
     let until = shutdown.clone();
     serve::accept(listener, "front", serve::UNLIMITED, &shutdown, |stream| {
-        connection(stream, Arc::clone(&desk), until.clone())
+        serve_connection(stream, Arc::clone(&proxy), until.clone())
     })
     .await
 }
 
-async fn connection(stream: TcpStream, desk: Arc<Desk>, shutdown: CancellationToken) {
+async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, shutdown: CancellationToken) {
     // The gain is small, and a socket that refuses is about to fail anyway.
     let _ = stream.set_nodelay(true);
-    let head_max = usize::try_from(desk.gate.front().head_max_bytes).unwrap_or(usize::MAX);
+    let head_max = usize::try_from(proxy.backend.front().head_max_bytes).unwrap_or(usize::MAX);
     let head_max = head_max.saturating_add(HEAD_SLACK_BYTES);
-    let line = Arc::new(Line::new(stream));
-    let io = TokioIo::new(Io::new(Arc::clone(&line)));
-    let patience = desk.patience;
-    let its_line = Arc::clone(&line);
-    let service = service_fn(move |request| Arc::clone(&desk).handle(Arc::clone(&its_line), request));
+    let connection = Arc::new(Connection::new(stream));
+    let io = TokioIo::new(Io::new(Arc::clone(&connection)));
+    let timeouts = proxy.timeouts;
+    let shared = Arc::clone(&connection);
+    let service = service_fn(move |request| Arc::clone(&proxy).handle(Arc::clone(&shared), request));
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(patience.head)
+        .header_read_timeout(timeouts.head)
         .max_header_size(head_max)
         .max_buf_size(head_max.max(READ_MAX_BYTES))
         // `Connection::gone` decides for each request whether the client has disconnected.
         .half_close(true);
     let overdue = async {
-        line.overdue(patience.reader).await;
+        connection.overdue(timeouts.reader).await;
         // Before the drop, so that the answer can still log it.
-        line.cut();
+        connection.cut();
     };
     tokio::select! {
         biased;

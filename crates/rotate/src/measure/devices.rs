@@ -7,7 +7,7 @@ use self::system::Loaded;
 
 /// Advice where NVML is missing.
 const HELP: &str =
-    "install NVIDIA's driver, or play GPUs with [memory] measure = \"processes\" and gpu = \"8GiB\"";
+    "install NVIDIA's driver, or simulate GPUs with [memory] measure = \"processes\" and gpu = \"8GiB\"";
 
 /// Measures by NVML. The library is loaded at the first measurement, and again after each failure.
 #[derive(Debug, Clone, Default)]
@@ -29,21 +29,21 @@ mod system {
     use poorwill::gpus::Gpus;
 
     use super::{Gpu, HELP};
-    use crate::measure::Memory;
+    use crate::measure::GpuMemory;
 
     /// NVML, once loaded.
     #[derive(Debug, Clone, Default)]
     pub(super) struct Loaded(Arc<Mutex<Option<Gpus>>>);
 
     impl Loaded {
-        pub(super) fn memory(&self, gpu: Gpu) -> Result<Memory, String> {
+        pub(super) fn memory(&self, gpu: Gpu) -> Result<GpuMemory, String> {
             let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let known = match &mut *loaded {
                 Some(known) => known,
                 none => none.insert(Gpus::open().map_err(|error| format!("{error}; {HELP}"))?),
             };
             let memory = known.memory(gpu.0).map_err(|error| error.to_string())?;
-            Ok(Memory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
+            Ok(GpuMemory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
         }
     }
 }
@@ -51,14 +51,14 @@ mod system {
 #[cfg(not(target_os = "linux"))]
 mod system {
     use super::{Gpu, HELP};
-    use crate::measure::Memory;
+    use crate::measure::GpuMemory;
 
     /// Without NVML: GPUs are measured on Linux only.
     #[derive(Debug, Clone, Default)]
     pub(super) struct Loaded;
 
     impl Loaded {
-        pub(super) fn memory(&self, _: Gpu) -> Result<Memory, String> {
+        pub(super) fn memory(&self, _: Gpu) -> Result<GpuMemory, String> {
             Err(format!("GPUs are measured on Linux only; {HELP}"))
         }
     }

@@ -18,7 +18,7 @@ use crate::policy::Gpu;
 
 /// The memory of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct GpuMemory {
     /// Unused bytes.
     pub free_bytes: u64,
     /// All bytes.
@@ -26,7 +26,7 @@ pub struct Memory {
 }
 
 /// The future of a measurement: one entry for each requested GPU, in the same order.
-pub type Measured<'a> = Pin<Box<dyn Future<Output = Result<Vec<Memory>, MeterError>> + Send + 'a>>;
+pub type Measured<'a> = Pin<Box<dyn Future<Output = Result<Vec<GpuMemory>, MeterError>> + Send + 'a>>;
 
 /// Measures GPUs.
 pub trait Meter: fmt::Debug + Send + Sync {
@@ -47,8 +47,8 @@ pub struct MeterError {
 /// Measures on a blocking thread.
 async fn on_a_thread(
     gpus: &[Gpu],
-    one: impl Fn(Gpu) -> Result<Memory, String> + Send + 'static,
-) -> Result<Vec<Memory>, MeterError> {
+    one: impl Fn(Gpu) -> Result<GpuMemory, String> + Send + 'static,
+) -> Result<Vec<GpuMemory>, MeterError> {
     let Some(first) = gpus.first().copied() else { return Ok(Vec::new()) };
     let gpus = gpus.to_vec();
     let measured = spawn_blocking(move || {

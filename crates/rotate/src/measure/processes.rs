@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::{fmt, fs, io};
 
-use super::{Measured, Memory, Meter, on_a_thread};
+use super::{Measured, GpuMemory, Meter, on_a_thread};
 use crate::policy::Gpu;
 use crate::supervise::has_ended;
 
@@ -47,7 +47,7 @@ impl Meter for Processes {
                 })?;
                 used_bytes = used_bytes.saturating_add(held);
             }
-            Ok(Memory { free_bytes: gpu_bytes.saturating_sub(used_bytes), total_bytes: gpu_bytes })
+            Ok(GpuMemory { free_bytes: gpu_bytes.saturating_sub(used_bytes), total_bytes: gpu_bytes })
         }))
     }
 }

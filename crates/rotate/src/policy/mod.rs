@@ -29,22 +29,22 @@ mod choose;
 mod model;
 mod moves;
 mod rules;
-mod talk;
+mod messages;
 mod time;
 
 use std::collections::BTreeMap;
 use std::mem;
 
 pub use self::rules::{Gpu, Limits, ModelId, Rules};
-pub use self::talk::{Effect, Event, Found, Input, OpId, Outcome, Refusal, RequestId, Task};
+pub use self::messages::{Effect, Event, EngineState, Input, OpId, Outcome, Refusal, RequestId, Task};
 pub use self::time::Time;
 
-use self::model::{Leave, Model, Stage, Step, Then, Up};
+use self::model::{Leave, ModelState, Stage, Step, Then, Activation};
 
 /// The state machine. See the module.
 #[derive(Debug)]
 pub struct Policy {
-    models: Vec<Model>,
+    models: Vec<ModelState>,
     /// Free bytes of each GPU at the last measurement.
     free: Vec<Option<u64>>,
     /// The model of each request, and whether it runs.
@@ -84,7 +84,7 @@ impl Policy {
     pub fn new(models: Vec<Rules>) -> Self {
         let gpus = models.iter().flat_map(|rules| &rules.gpus).map(|gpu| gpu.0 + 1).max().unwrap_or(0);
         Self {
-            models: models.into_iter().map(Model::new).collect(),
+            models: models.into_iter().map(ModelState::new).collect(),
             free: vec![None; gpus],
             requests: BTreeMap::new(),
             now: Time::ZERO,
@@ -98,7 +98,7 @@ impl Policy {
     /// Handles an input, and returns what to do. Time never goes back: an earlier moment counts as the latest one.
     pub fn step(&mut self, now: Time, input: Input) -> Vec<Effect> {
         self.now = self.now.max(now);
-        self.take_in(input);
+        self.on_input(input);
         loop {
             let changes = self.changes;
             self.serve();
@@ -120,7 +120,7 @@ impl Policy {
             let of_stage = match &model.stage {
                 Stage::Draining { until, .. } if model.running > 0 => Some(*until),
                 Stage::Quarantined { until } => Some(*until),
-                Stage::Step { again_at, .. } => *again_at,
+                Stage::Step { retry_at, .. } => *retry_at,
                 _ => None,
             };
             let of_others =
@@ -129,7 +129,7 @@ impl Policy {
                 of_others.clone().filter_map(move |other| self.may_leave_at(other, since))
             });
             let op = model.op.map(|op| op.deadline);
-            let others = [oldest, of_stage, op, self.idled_out_at(id), model.short_until];
+            let others = [oldest, of_stage, op, self.idled_out_at(id), model.no_memory_until];
             others.into_iter().flatten().chain(turns)
         };
         (0..self.models.len()).flat_map(of_model).filter(|at| *at > self.now).min()
@@ -154,7 +154,7 @@ impl Policy {
     pub fn add(&mut self, rules: Rules) -> ModelId {
         let gpus = rules.gpus.iter().map(|gpu| gpu.0 + 1).max().unwrap_or(0);
         self.free.resize(self.free.len().max(gpus), None);
-        self.models.push(Model::new(rules));
+        self.models.push(ModelState::new(rules));
         ModelId(self.models.len() - 1)
     }
 
@@ -175,13 +175,13 @@ impl Policy {
         self.free.get(gpu.0).copied().flatten()
     }
 
-    fn take_in(&mut self, input: Input) {
+    fn on_input(&mut self, input: Input) {
         let known = self.models.len();
         match input {
             Input::Arrived { request, model } if model.0 < known => self.arrived(request, model.0),
             Input::Left(request) => self.left(request),
             Input::Ended { op, outcome } => {
-                let is_its = |model: &Model| model.op.is_some_and(|one| one.id == op);
+                let is_its = |model: &ModelState| model.op.is_some_and(|one| one.id == op);
                 let Some(id) = self.models.iter().position(is_its) else { return };
                 self.models[id].op = None;
                 self.changes += 1;
@@ -199,13 +199,13 @@ impl Policy {
             Input::Wake(model) if model.0 < known => {
                 let model = &mut self.models[model.0];
                 if !model.is_ready() {
-                    model.summoned = model.summoned.or(Some(self.now));
+                    model.wake_requested = model.wake_requested.or(Some(self.now));
                 }
             }
             Input::Sleep(_) | Input::Restart(_) if self.is_ending => {}
             Input::Sleep(model) if model.0 < known => {
                 let id = model.0;
-                self.models[id].summoned = None;
+                self.models[id].wake_requested = None;
                 if self.models[id].is_ready() {
                     self.leave(id, Leave::Sleep);
                 }
@@ -226,13 +226,13 @@ impl Policy {
         }
         let model = &mut self.models[id];
         let goes_on = model.is_ready() && model.queue.is_empty() && model.running < model.rules.running_max;
-        let short_until = model.short_until.filter(|until| self.now < *until && !model.is_ready());
+        let no_memory_until = model.no_memory_until.filter(|until| self.now < *until && !model.is_ready());
         let refusal = if self.is_ending {
             Some(Refusal::ShuttingDown)
         } else if let Stage::Quarantined { until } = model.stage {
             Some(Refusal::Quarantined { until })
-        } else if let Some(until) = short_until {
-            Some(Refusal::NoRoom { until })
+        } else if let Some(until) = no_memory_until {
+            Some(Refusal::NoMemory { until })
         } else {
             (model.queue.len() >= model.rules.queue_max && !goes_on).then_some(Refusal::QueueFull)
         };
@@ -279,8 +279,8 @@ impl Policy {
             }
             let is_wanted = model.waited_for_since().is_some();
             // No request waits any more, and nothing was begun.
-            if model.is_coming && !is_wanted && model.way_up().is_some() {
-                model.is_coming = false;
+            if model.is_selected && !is_wanted && model.activation().is_some() {
+                model.is_selected = false;
                 self.changes += 1;
             }
         }
@@ -289,7 +289,7 @@ impl Policy {
     /// Refuses all waiting requests of a model, and withdraws its selection.
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
         let model = &mut self.models[id];
-        (model.is_coming, model.summoned) = (false, None);
+        (model.is_selected, model.wake_requested) = (false, None);
         for (request, _) in mem::take(&mut model.queue) {
             self.requests.remove(&request);
             self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
@@ -300,23 +300,23 @@ impl Policy {
     fn lost(&mut self, id: usize) {
         self.discount(id);
         for other in 0..self.models.len() {
-            self.models[other].is_doubtful |= other != id && self.share(id, other);
+            self.models[other].is_disturbed |= other != id && self.share(id, other);
         }
         match self.models[id].stage {
             Stage::Cold => {}
             // No engine is expected, or a later step finds out.
-            Stage::Step { step: Step::Stop(_) | Step::Look | Step::Room(Up::Start), .. } => {}
-            Stage::Unknown | Stage::Quarantined { .. } => self.forget(id),
+            Stage::Step { step: Step::Stop(_) | Step::Probe | Step::FindMemory(Activation::Start), .. } => {}
+            Stage::Unknown | Stage::Quarantined { .. } => self.discard_measurements(id),
             _ => {
-                self.forget(id);
-                self.fault(id, "the engine is gone");
+                self.discard_measurements(id);
+                self.engine_failed(id, "the engine is gone");
             }
         }
     }
 
     /// Memory that a dead engine released must not count for a sleep that runs beside it.
     fn discount(&mut self, id: usize) {
-        let Some(left) = self.models[id].leaves() else { return };
+        let Some(left) = self.models[id].freed_by_end() else { return };
         let gpus = self.models[id].rules.gpus.clone();
         for (_, model) in self.models.iter_mut().enumerate().filter(|(other, _)| *other != id) {
             let Stage::Step { step: Step::Sleep { before } | Step::After { before, .. }, .. } =
@@ -337,12 +337,12 @@ impl Policy {
             return;
         }
         for other in 0..self.models.len() {
-            self.models[other].is_doubtful |= other != id && self.share(id, other);
+            self.models[other].is_disturbed |= other != id && self.share(id, other);
         }
         for gpu in &self.models[id].rules.gpus {
             self.free[gpu.0] = None;
         }
-        self.tell_failed(id, "it sleeps, and nobody here has told it to");
+        self.report_failed(id, "it sleeps, without a command from here");
         if self.models[id].running > 0 {
             self.out.push(Effect::Abort(ModelId(id)));
         }
@@ -351,7 +351,7 @@ impl Policy {
 
     fn restart(&mut self, id: usize) {
         if !self.models[id].rules.can_restart {
-            return self.tell_failed(id, "it may not be restarted");
+            return self.report_failed(id, "it may not be restarted");
         }
         match &mut self.models[id].stage {
             Stage::Ready { .. } => self.leave(id, Leave::Restart),
@@ -360,7 +360,7 @@ impl Policy {
             Stage::Asleep | Stage::Quarantined { .. } => self.begin(id, Step::Stop(Then::Cold)),
             Stage::Unknown | Stage::Cold => {}
             Stage::Step { .. } => {
-                self.tell_failed(id, "it was not restarted: say it again when this is over");
+                self.report_failed(id, "it was not restarted: say it again when this is over");
             }
         }
     }

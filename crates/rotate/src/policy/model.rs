@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::rules::Rules;
-use super::talk::{OpId, RequestId, Task};
+use super::messages::{OpId, RequestId, Task};
 use super::time::Time;
 
 /// What a model is doing.
@@ -20,7 +20,7 @@ pub(super) enum Stage {
     /// Running requests end, and no more are admitted.
     Draining { until: Time, was_aborted: bool, then: Leave },
     /// A step runs, or waits to be repeated.
-    Step { step: Step, began: Time, again_at: Option<Time> },
+    Step { step: Step, began: Time, retry_at: Option<Time> },
     /// Ignored after failures.
     Quarantined { until: Time },
 }
@@ -36,9 +36,9 @@ pub(super) enum Leave {
 /// A step, with the free bytes measured before it on each of the model's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
-    Look,
+    Probe,
     /// Waits for free memory.
-    Room(Up),
+    FindMemory(Activation),
     Wake {
         free: Vec<u64>,
     },
@@ -46,14 +46,14 @@ pub(super) enum Step {
         free: Vec<u64>,
     },
     Confirm {
-        came: Option<Came>,
+        activated: Option<Activated>,
     },
     Canary {
-        came: Option<Came>,
+        activated: Option<Activated>,
     },
     /// Measures what is free now, and so what the model took.
     Learn {
-        came: Option<Came>,
+        activated: Option<Activated>,
     },
     /// Measures what is free before the sleep.
     Before,
@@ -70,15 +70,15 @@ pub(super) enum Step {
 
 /// How a model becomes ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Up {
+pub(super) enum Activation {
     Wake,
     Start,
 }
 
 /// How it became ready, and what was free before.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Came {
-    pub(super) up: Up,
+pub(super) struct Activated {
+    pub(super) up: Activation,
     pub(super) free: Vec<u64>,
 }
 
@@ -93,8 +93,8 @@ pub(super) enum Then {
 impl Step {
     pub(super) fn task(&self) -> Task {
         match self {
-            Self::Look => Task::Look,
-            Self::Room(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Weigh,
+            Self::Probe => Task::Probe,
+            Self::FindMemory(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Measure,
             Self::Wake { .. } => Task::Wake,
             Self::Start { .. } => Task::Start,
             Self::Confirm { .. } => Task::Confirm,
@@ -105,9 +105,9 @@ impl Step {
     }
 
     /// Whether a failure in this step is one of waking or starting.
-    pub(super) fn is_up(&self) -> bool {
+    pub(super) fn is_activating(&self) -> bool {
         match self {
-            Self::Look | Self::Room(_) | Self::Wake { .. } | Self::Start { .. } => true,
+            Self::Probe | Self::FindMemory(_) | Self::Wake { .. } | Self::Start { .. } => true,
             Self::Confirm { .. } | Self::Canary { .. } | Self::Learn { .. } => true,
             Self::Before | Self::Sleep { .. } | Self::After { .. } | Self::Stop(_) => false,
         }
@@ -125,16 +125,16 @@ impl Stage {
             Self::Draining { .. } => "draining",
             Self::Quarantined { .. } => "quarantined",
             Self::Step { step, .. } => match step {
-                Step::Look => "looking",
-                Step::Room(_) => "finding room",
+                Step::Probe => "looking",
+                Step::FindMemory(_) => "finding memory",
                 Step::Wake { .. } => "waking",
                 Step::Start { .. } => "starting",
                 Step::Confirm { .. } => "confirming",
                 Step::Canary { .. } => "canary",
-                Step::Learn { .. } => "weighing",
-                Step::Before => "weighing before sleep",
+                Step::Learn { .. } => "measuring",
+                Step::Before => "measuring before sleep",
                 Step::Sleep { .. } => "falling asleep",
-                Step::After { .. } => "giving back",
+                Step::After { .. } => "releasing memory",
                 Step::Stop(_) => "stopping",
             },
         }
@@ -144,7 +144,7 @@ impl Stage {
     pub(super) fn is_leaving(&self) -> bool {
         match self {
             Self::Draining { .. } => true,
-            Self::Step { step, .. } => !step.is_up(),
+            Self::Step { step, .. } => !step.is_activating(),
             _ => false,
         }
     }
@@ -158,58 +158,58 @@ pub(super) struct Op {
 }
 
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) struct ModelState {
     pub(super) rules: Rules,
     pub(super) stage: Stage,
     pub(super) op: Option<Op>,
     /// Whether it was selected to come, and models in its way to leave.
-    pub(super) is_coming: bool,
+    pub(super) is_selected: bool,
     /// Waiting requests and their arrival, oldest first.
     pub(super) queue: VecDeque<(RequestId, Time)>,
     pub(super) running: usize,
     pub(super) last_used: Time,
     /// When it was asked to wake without a request.
-    pub(super) summoned: Option<Time>,
+    pub(super) wake_requested: Option<Time>,
     pub(super) is_pinned: bool,
     /// The most that a sleep released, on each of its GPUs.
     pub(super) held: Option<Vec<u64>>,
     /// What a sleep has to release, by what a wake took. A first sleep, or one after much work, may release memory that
     /// no wake takes again.
-    pub(super) owed: Option<Vec<u64>>,
+    pub(super) min_release: Option<Vec<u64>>,
     /// What a start takes.
     pub(super) cold: Option<Vec<u64>>,
     /// Whether other memory changed during its measurement.
-    pub(super) is_doubtful: bool,
+    pub(super) is_disturbed: bool,
     /// Consecutive failures.
     pub(super) failures: u32,
     pub(super) was_restarted: bool,
     /// Attempts of the current step.
     pub(super) tries: u32,
     /// No memory is searched before this time.
-    pub(super) short_until: Option<Time>,
+    pub(super) no_memory_until: Option<Time>,
 }
 
-impl Model {
+impl ModelState {
     pub(super) fn new(rules: Rules) -> Self {
         let is_pinned = rules.is_pinned;
         Self {
             rules,
             stage: Stage::Unknown,
             op: None,
-            is_coming: false,
+            is_selected: false,
             queue: VecDeque::new(),
             running: 0,
             last_used: Time::ZERO,
-            summoned: None,
+            wake_requested: None,
             is_pinned,
             held: None,
-            owed: None,
+            min_release: None,
             cold: None,
-            is_doubtful: false,
+            is_disturbed: false,
             failures: 0,
             was_restarted: false,
             tries: 0,
-            short_until: None,
+            no_memory_until: None,
         }
     }
 
@@ -220,8 +220,8 @@ impl Model {
     /// Whether its task may change its GPUs' memory, or needs it unchanged.
     pub(super) fn is_moving(&self) -> bool {
         match &self.stage {
-            Stage::Step { step: Step::Look, .. } => false,
-            Stage::Step { again_at, .. } => self.op.is_some() || again_at.is_some(),
+            Stage::Step { step: Step::Probe, .. } => false,
+            Stage::Step { retry_at, .. } => self.op.is_some() || retry_at.is_some(),
             _ => false,
         }
     }
@@ -233,24 +233,24 @@ impl Model {
     /// Since when a request or command waits for it.
     pub(super) fn waited_for_since(&self) -> Option<Time> {
         let oldest = self.queue.front().map(|(_, since)| *since);
-        oldest.into_iter().chain(self.summoned).min()
+        oldest.into_iter().chain(self.wake_requested).min()
     }
 
     /// How it can become ready from its stage.
-    pub(super) fn way_up(&self) -> Option<Up> {
+    pub(super) fn activation(&self) -> Option<Activation> {
         match self.stage {
-            Stage::Asleep => Some(Up::Wake),
-            Stage::Cold => Some(Up::Start),
+            Stage::Asleep => Some(Activation::Wake),
+            Stage::Cold => Some(Activation::Start),
             _ => None,
         }
     }
 
     /// What has to be free on each of its GPUs; `None` if unknown.
-    pub(super) fn need(&self, up: Up) -> Option<Vec<u64>> {
-        let said = || self.rules.need_bytes.map(|bytes| vec![bytes; self.rules.gpus.len()]);
+    pub(super) fn need(&self, up: Activation) -> Option<Vec<u64>> {
+        let configured = || self.rules.need_bytes.map(|bytes| vec![bytes; self.rules.gpus.len()]);
         match up {
-            Up::Wake => self.held.clone().or_else(said),
-            Up::Start => self.cold.clone().or_else(said),
+            Activation::Wake => self.held.clone().or_else(configured),
+            Activation::Start => self.cold.clone().or_else(configured),
         }
     }
 
@@ -258,41 +258,41 @@ impl Model {
     pub(super) fn promised(&self) -> Option<Vec<u64>> {
         let has_none = match &self.stage {
             Stage::Unknown | Stage::Cold | Stage::Asleep | Stage::Quarantined { .. } => true,
-            Stage::Step { step, .. } => matches!(step, Step::Look | Step::Room(_)),
+            Stage::Step { step, .. } => matches!(step, Step::Probe | Step::FindMemory(_)),
             _ => false,
         };
-        if has_none { None } else { self.held.clone().or_else(|| self.need(Up::Start)) }
+        if has_none { None } else { self.held.clone().or_else(|| self.need(Activation::Start)) }
     }
 
     /// Records what a wake took. The first wake after a first sleep defines what every later sleep has to release. A
     /// wake that took less than half was measured beside other changes, and does not count.
     pub(super) fn woke(&mut self, taken: &[u64]) {
-        let Some(held) = self.held.as_ref().filter(|_| self.owed.is_none()) else { return };
+        let Some(held) = self.held.as_ref().filter(|_| self.min_release.is_none()) else { return };
         if held.iter().zip(taken).all(|(held, taken)| *taken >= held / 2) {
-            self.owed = Some(held.iter().zip(taken).map(|(held, taken)| *held.min(taken)).collect());
+            self.min_release = Some(held.iter().zip(taken).map(|(held, taken)| *held.min(taken)).collect());
         }
     }
 
     /// What a sleep has to release on each of its GPUs, as far as known.
-    pub(super) fn owes(&self) -> Option<Vec<u64>> {
+    pub(super) fn expected_release(&self) -> Option<Vec<u64>> {
         let half = || Some(self.held.as_ref()?.iter().map(|bytes| bytes / 2).collect());
-        self.owed.clone().or_else(half).or_else(|| self.gives())
+        self.min_release.clone().or_else(half).or_else(|| self.frees())
     }
 
     /// What leaving frees on each of its GPUs; `None` if unknown.
-    pub(super) fn gives(&self) -> Option<Vec<u64>> {
+    pub(super) fn frees(&self) -> Option<Vec<u64>> {
         let stopped = || self.cold.clone().filter(|_| !self.rules.can_sleep);
         stopped().or_else(|| self.held.clone()).or_else(|| {
             // A sleeping engine keeps a part.
             let likely = |bytes: &u64| bytes / 4 * 3;
-            let all = self.need(Up::Start)?;
+            let all = self.need(Activation::Start)?;
             Some(all.iter().map(likely).collect())
         })
     }
 
     /// What the end of its engine frees on each of its GPUs; `None` if unknown, or if it has no memory.
-    pub(super) fn leaves(&self) -> Option<Vec<u64>> {
+    pub(super) fn freed_by_end(&self) -> Option<Vec<u64>> {
         self.promised()?;
-        self.cold.clone().or_else(|| self.gives())
+        self.cold.clone().or_else(|| self.frees())
     }
 }

@@ -51,7 +51,7 @@ pub struct Rules {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Probing an engine.
-    pub look: Duration,
+    pub probe: Duration,
     /// Running requests, before they are aborted.
     pub drain: Duration,
     /// Aborted requests.
@@ -61,7 +61,7 @@ pub struct Limits {
     /// Until memory is measured free after a sleep.
     pub release: Duration,
     /// Until memory is measured free for a wake or start.
-    pub room: Duration,
+    pub find_memory: Duration,
     /// The engine's wake.
     pub wake: Duration,
     /// The engine's report that it is awake.
@@ -80,12 +80,12 @@ impl Default for Limits {
     fn default() -> Self {
         let seconds = Duration::from_secs;
         Self {
-            look: seconds(10),
+            probe: seconds(10),
             drain: seconds(60),
             abort: seconds(10),
             sleep: seconds(60),
             release: seconds(10),
-            room: seconds(10),
+            find_memory: seconds(10),
             wake: seconds(60),
             confirm: seconds(10),
             canary: seconds(30),

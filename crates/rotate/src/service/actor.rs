@@ -9,20 +9,20 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::history::{History, Past};
-use super::talk::{GpuNow, ModelNow, Refused, Snapshot, Told};
+use super::history::{History, ModelHistory};
+use super::snapshot::{GpuNow, ModelNow, Refused, Snapshot, ServiceEvent};
 use super::{Directory, Entry};
-use crate::config::{Config, Engine};
+use crate::config::{Config, EngineKind};
 use crate::policy::{
-    Effect, Event, Found, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules, Status,
+    Effect, Event, EngineState, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules, Status,
     Task, Time,
 };
 
 /// Timeout for an engine that may be gone.
-const SUSPECT_MAX: Duration = Duration::from_secs(5);
+const PROBE_MAX: Duration = Duration::from_secs(5);
 
 /// When to retry after a full queue or a long wait.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A message to the task.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) enum Message {
     Arrived {
         request: RequestId,
         model: ModelId,
-        reply: Reply,
+        reply: AdmitReply,
     },
     Input(Input),
     /// A supervised engine ended by itself, and how.
@@ -38,11 +38,11 @@ pub(super) enum Message {
     Suspect(ModelId),
     Snapshot(oneshot::Sender<Snapshot>),
     /// The result of probing an engine, if any, with the starts and the begin of the stage before the probe.
-    Looked {
+    Probed {
         model: ModelId,
         starts: u64,
         since: Instant,
-        found: Option<Found>,
+        found: Option<EngineState>,
     },
     /// Counts running requests, and engines that are sleeping, waking or stopping.
     Busy(oneshot::Sender<usize>),
@@ -54,7 +54,7 @@ pub(super) enum Message {
     End,
 }
 
-type Reply = oneshot::Sender<Result<CancellationToken, Refused>>;
+type AdmitReply = oneshot::Sender<Result<CancellationToken, Refused>>;
 
 #[derive(Debug)]
 pub(super) struct Actor {
@@ -65,9 +65,9 @@ pub(super) struct Actor {
     history: History,
     /// The stage of each model, for callers that do not wait.
     stages: Arc<RwLock<Vec<&'static str>>>,
-    pasts: Vec<Past>,
+    histories: Vec<ModelHistory>,
     /// Requests that wait for admission.
-    waiting: HashMap<RequestId, Reply>,
+    waiting: HashMap<RequestId, AdmitReply>,
     /// Aborts the running requests of a model.
     aborts: Vec<CancellationToken>,
     tasks: HashMap<OpId, (AbortHandle, Task)>,
@@ -80,10 +80,10 @@ pub(super) struct Actor {
 
 impl Actor {
     pub(super) fn new(directory: Arc<RwLock<Directory>>, messages: mpsc::UnboundedSender<Message>) -> Self {
-        let (rules, pasts): (Vec<Rules>, Vec<Past>) = {
+        let (rules, histories): (Vec<Rules>, Vec<ModelHistory>) = {
             let directory = directory.read().unwrap_or_else(PoisonError::into_inner);
             let models = directory.entries.iter().map(|entry| &entry.model);
-            models.map(|model| (model.rules.clone(), Past::new(model.level))).unzip()
+            models.map(|model| (model.rules.clone(), ModelHistory::new(model.level))).unzip()
         };
         let (models, began) = (rules.len(), Instant::now());
         Self {
@@ -93,7 +93,7 @@ impl Actor {
             began,
             history: History::new(began),
             stages: Arc::new(RwLock::new(vec!["unknown"; models])),
-            pasts,
+            histories,
             waiting: HashMap::new(),
             aborts: (0..models).map(|_| CancellationToken::new()).collect(),
             tasks: HashMap::new(),
@@ -103,7 +103,7 @@ impl Actor {
         }
     }
 
-    pub(super) fn listeners(&self) -> broadcast::Sender<Arc<Told>> {
+    pub(super) fn listeners(&self) -> broadcast::Sender<Arc<ServiceEvent>> {
         self.history.listen()
     }
 
@@ -126,7 +126,7 @@ impl Actor {
                 biased;
                 message = inbox.recv() => match message {
                     Some(Message::End) | None => break,
-                    Some(message) => self.take_in(message),
+                    Some(message) => self.on_message(message),
                 },
                 () = due => self.step(Input::Tick),
             }
@@ -136,7 +136,7 @@ impl Actor {
         self.aborts.iter().for_each(CancellationToken::cancel);
     }
 
-    fn take_in(&mut self, message: Message) {
+    fn on_message(&mut self, message: Message) {
         match message {
             Message::Arrived { request, model, reply } => {
                 self.waiting.insert(request, reply);
@@ -156,30 +156,30 @@ impl Actor {
                 // A stopping engine may end in any way.
                 self.step(Input::Lost(model));
                 if !["stopping", "cold"].contains(&stage) {
-                    let words = self.entry(model).map(|entry| entry.site.last_words()).unwrap_or_default();
+                    let words = self.entry(model).map(|entry| entry.handle.last_words()).unwrap_or_default();
                     let reason = format!("its engine ended: {how}; {words}");
-                    self.tell(model, Event::Failed { stage, reason });
+                    self.report(model, Event::Failed { stage, reason });
                 }
             }
             Message::Suspect(model) => self.suspect(model),
-            Message::Looked { model, starts, since, found } => {
+            Message::Probed { model, starts, since, found } => {
                 self.suspected.remove(&model);
-                let Some(past) = self.pasts.get(model.0) else { return };
+                let Some(history) = self.histories.get(model.0) else { return };
                 // In other stages the engine is probed, started or stopped anyway.
                 let matters =
-                    ["ready", "draining", "asleep", "canary", "confirming", "weighing before sleep"];
+                    ["ready", "draining", "asleep", "canary", "confirming", "measuring before sleep"];
                 match found {
-                    Some(Found::Gone) if past.starts == starts && matters.contains(&past.stage) => {
+                    Some(EngineState::Gone) if history.starts == starts && matters.contains(&history.stage) => {
                         self.step(Input::Lost(model));
                     }
-                    Some(Found::Asleep) if past.since == since => self.step(Input::Slept(model)),
+                    Some(EngineState::Asleep) if history.since == since => self.step(Input::Slept(model)),
                     _ => {}
                 }
             }
             Message::Snapshot(reply) => drop(reply.send(self.snapshot())),
             Message::Busy(reply) => {
                 let running = |id| self.policy.status(ModelId(id)).map_or(0, |status| status.running);
-                let requests: usize = (0..self.pasts.len()).map(running).sum();
+                let requests: usize = (0..self.histories.len()).map(running).sum();
                 let moves =
                     |(_, task): &&(AbortHandle, Task)| matches!(task, Task::Sleep | Task::Wake | Task::Stop);
                 let _gone = reply.send(requests + self.tasks.values().filter(moves).count());
@@ -202,20 +202,20 @@ impl Actor {
     fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Admit { request, model } => {
-                self.pasts[model.0].admitted += 1;
+                self.histories[model.0].admitted += 1;
                 // A sender that gave up has reported it, or will.
                 if let Some(reply) = self.waiting.remove(&request) {
                     let _gone = reply.send(Ok(self.aborts[model.0].clone()));
                 }
             }
             Effect::Refuse { request, model, refusal } => {
-                self.pasts[model.0].refused += 1;
+                self.histories[model.0].refused += 1;
                 if let Some(reply) = self.waiting.remove(&request) {
                     let retry_after = match refusal {
-                        Refusal::Quarantined { until } | Refusal::NoRoom { until } => {
+                        Refusal::Quarantined { until } | Refusal::NoMemory { until } => {
                             Some(self.history.until(until))
                         }
-                        Refusal::QueueFull | Refusal::WaitedTooLong => Some(AGAIN),
+                        Refusal::QueueFull | Refusal::WaitedTooLong => Some(RETRY_AFTER),
                         Refusal::ShuttingDown => None,
                     };
                     let _gone = reply.send(Err(Refused { refusal, retry_after }));
@@ -228,11 +228,11 @@ impl Actor {
                 let Some(entry) = self.entry(model) else { return };
                 let messages = self.messages.clone();
                 let running = tokio::spawn(async move {
-                    let done = tokio::time::timeout(limit, entry.site.run(task, limit)).await;
+                    let done = tokio::time::timeout(limit, entry.handle.run(task, limit)).await;
                     let outcome = done.unwrap_or_else(|_| {
                         Outcome::Failed(format!("it did not end within {:.1} s", limit.as_secs_f64()))
                     });
-                    let _nobody_waits = messages.send(Message::Input(Input::Ended { op, outcome }));
+                    let _closed = messages.send(Message::Input(Input::Ended { op, outcome }));
                 });
                 self.tasks.insert(op, (running.abort_handle(), task));
             }
@@ -241,11 +241,11 @@ impl Actor {
                     task.abort();
                 }
             }
-            Effect::Tell { model, event } => self.tell(model, event),
+            Effect::Report { model, event } => self.report(model, event),
         }
     }
 
-    fn tell(&mut self, model: ModelId, event: Event) {
+    fn report(&mut self, model: ModelId, event: Event) {
         let Some(entry) = self.entry(model) else { return };
         if let Event::Stage(stage) = event
             && let Some(place) = self.stages.write().unwrap_or_else(PoisonError::into_inner).get_mut(model.0)
@@ -253,7 +253,7 @@ impl Actor {
             *place = stage;
         }
         let is_stage = matches!(event, Event::Stage(_));
-        self.history.tell(&entry.model.name, &mut self.pasts[model.0], event);
+        self.history.record(&entry.model.name, &mut self.histories[model.0], event);
         if is_stage {
             self.watch(model, entry);
         }
@@ -264,17 +264,17 @@ impl Actor {
         if let Some(before) = self.watches.remove(&model) {
             before.abort();
         }
-        let past = &self.pasts[model.0];
-        if past.stage != "ready" {
+        let history = &self.histories[model.0];
+        if history.stage != "ready" {
             return;
         }
-        let (starts, since, every) = (past.starts, past.since, entry.model.rules.look_every);
+        let (starts, since, every) = (history.starts, history.since, entry.model.rules.look_every);
         let messages = self.messages.clone();
         let watching = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(every).await;
                 let found = found(&entry).await;
-                if messages.send(Message::Looked { model, starts, since, found }).is_err() {
+                if messages.send(Message::Probed { model, starts, since, found }).is_err() {
                     return;
                 }
             }
@@ -292,11 +292,11 @@ impl Actor {
         if !self.suspected.insert(model) {
             return;
         }
-        let (starts, since) = (self.pasts[model.0].starts, self.pasts[model.0].since);
+        let (starts, since) = (self.histories[model.0].starts, self.histories[model.0].since);
         let messages = self.messages.clone();
         tokio::spawn(async move {
             let found = found(&entry).await;
-            let _ended = messages.send(Message::Looked { model, starts, since, found });
+            let _ended = messages.send(Message::Probed { model, starts, since, found });
         });
     }
 
@@ -307,12 +307,12 @@ impl Actor {
                 // No new requests can come: it leaves after the remaining ones.
                 (rules.is_pinned, rules.idle_max) = (false, Some(Duration::ZERO));
             }
-            if id < self.pasts.len() {
+            if id < self.histories.len() {
                 self.policy.set_rules(ModelId(id), &rules);
             } else {
                 let added = self.policy.add(rules);
                 debug_assert_eq!(added, ModelId(id));
-                self.pasts.push(Past::new(entry.model.level));
+                self.histories.push(ModelHistory::new(entry.model.level));
                 self.aborts.push(CancellationToken::new());
                 self.stages.write().unwrap_or_else(PoisonError::into_inner).push("unknown");
             }
@@ -344,12 +344,12 @@ impl Actor {
             free_bytes: self.policy.free_bytes(Gpu(gpu)),
             promised_bytes,
         });
-        let models = entries.iter().zip(statuses).zip(&self.pasts);
+        let models = entries.iter().zip(statuses).zip(&self.histories);
         let models = models.filter(|((entry, _), _)| entry.is_listed);
         Snapshot {
             uptime_s: self.began.elapsed().as_secs_f64(),
             is_ending: self.is_ending,
-            models: models.filter_map(|((entry, status), past)| Some(now(entry, &status?, past))).collect(),
+            models: models.filter_map(|((entry, status), history)| Some(now(entry, &status?, history))).collect(),
             gpus: gpus.collect(),
             swaps: self.history.swaps(),
         }
@@ -357,34 +357,34 @@ impl Actor {
 }
 
 /// The state of an engine, if it answers in time.
-async fn found(entry: &Entry) -> Option<Found> {
-    tokio::time::timeout(SUSPECT_MAX, entry.site.engine.look()).await.ok()?.ok()
+async fn found(entry: &Entry) -> Option<EngineState> {
+    tokio::time::timeout(PROBE_MAX, entry.handle.engine.probe()).await.ok()?.ok()
 }
 
-fn now(entry: &Entry, status: &Status, past: &Past) -> ModelNow {
+fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
     let model = &entry.model;
     ModelNow {
         name: model.name.clone(),
         aliases: model.aliases.clone(),
         engine: match model.engine {
-            Engine::Vllm => "vllm",
-            Engine::Sglang => "sglang",
+            EngineKind::Vllm => "vllm",
+            EngineKind::Sglang => "sglang",
         },
         url: model.url.clone(),
         gpus: model.rules.gpus.iter().map(|gpu| gpu.0).collect(),
         stage: status.stage,
-        stage_s: past.stage_s(),
+        stage_s: history.stage_s(),
         is_ready: status.is_ready,
         is_pinned: status.is_pinned,
         is_supervised: model.start.is_some(),
         queued: status.queued,
         running: status.running,
-        admitted: past.admitted,
-        refused: past.refused,
+        admitted: history.admitted,
+        refused: history.refused,
         held_bytes: status.held_bytes.clone(),
         need_bytes: model.rules.need_bytes,
         failures: status.failures,
-        last_failure: past.last_failure.clone(),
-        starts: past.starts,
+        last_failure: history.last_failure.clone(),
+        starts: history.starts,
     }
 }

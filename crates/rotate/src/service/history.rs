@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use super::talk::{Swap, Told, What};
+use super::snapshot::{Swap, ServiceEvent, EventKind};
 use crate::policy::{Event, Time};
 
 /// Most kept swaps.
@@ -24,12 +24,12 @@ pub(super) struct History {
     began: Instant,
     seq: u64,
     swaps: VecDeque<Swap>,
-    listeners: broadcast::Sender<Arc<Told>>,
+    listeners: broadcast::Sender<Arc<ServiceEvent>>,
 }
 
 /// The history of one model.
 #[derive(Debug)]
-pub(super) struct Past {
+pub(super) struct ModelHistory {
     pub(super) stage: &'static str,
     pub(super) since: Instant,
     /// The path of its swaps by waking.
@@ -42,7 +42,7 @@ pub(super) struct Past {
     pub(super) refused: u64,
 }
 
-impl Past {
+impl ModelHistory {
     /// For a new model with this sleep level.
     pub(super) fn new(level: u8) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl History {
         Self { began, seq: 0, swaps: VecDeque::new(), listeners: broadcast::channel(BEHIND_MAX).0 }
     }
 
-    pub(super) fn listen(&self) -> broadcast::Sender<Arc<Told>> {
+    pub(super) fn listen(&self) -> broadcast::Sender<Arc<ServiceEvent>> {
         self.listeners.clone()
     }
 
@@ -78,41 +78,41 @@ impl History {
     }
 
     /// Records an event of the policy and sends it to listeners.
-    pub(super) fn tell(&mut self, model: &str, past: &mut Past, event: Event) {
+    pub(super) fn record(&mut self, model: &str, history: &mut ModelHistory, event: Event) {
         let what = match event {
-            Event::Stage(stage) => return self.enter(model, past, stage),
+            Event::Stage(stage) => return self.enter(model, history, stage),
             Event::Failed { stage, reason } => {
-                past.last_failure = Some(format!("{stage}: {reason}"));
-                What::Failed { stage, reason }
+                history.last_failure = Some(format!("{stage}: {reason}"));
+                EventKind::Failed { stage, reason }
             }
             Event::Shortfall { gpu, expected_bytes, freed_bytes } => {
-                What::Shortfall { gpu: gpu.0, expected_bytes, freed_bytes }
+                EventKind::Shortfall { gpu: gpu.0, expected_bytes, freed_bytes }
             }
-            Event::Learnt { held_bytes } => What::Learnt { held_bytes },
+            Event::Learnt { held_bytes } => EventKind::Learnt { held_bytes },
             Event::Quarantined { until, failures } => {
-                What::Quarantined { for_s: self.until(until).as_secs_f64(), failures }
+                EventKind::Quarantined { for_s: self.until(until).as_secs_f64(), failures }
             }
         };
         self.send(model, what);
     }
 
-    fn enter(&mut self, model: &str, past: &mut Past, stage: &'static str) {
-        let (before, before_s) = (past.stage, past.stage_s());
-        (past.stage, past.since) = (stage, Instant::now());
+    fn enter(&mut self, model: &str, history: &mut ModelHistory, stage: &'static str) {
+        let (before, before_s) = (history.stage, history.stage_s());
+        (history.stage, history.since) = (stage, Instant::now());
         if RESTS.contains(&before) {
-            past.phases.clear();
+            history.phases.clear();
         } else {
-            past.phases.push((before, before_s));
+            history.phases.push((before, before_s));
         }
         if stage == "starting" {
-            past.starts += 1;
+            history.starts += 1;
         }
         tracing::info!(model, before, stage, "stage");
-        self.send(model, What::Stage { before, before_s, stage });
+        self.send(model, EventKind::Stage { before, before_s, stage });
         if stage == "ready" {
-            past.last_failure = None;
-            let phases = std::mem::take(&mut past.phases);
-            self.came(model, past.waking, phases);
+            history.last_failure = None;
+            let phases = std::mem::take(&mut history.phases);
+            self.came(model, history.waking, phases);
         }
     }
 
@@ -130,21 +130,21 @@ impl History {
             self.swaps.pop_front();
         }
         self.swaps.push_back(swap.clone());
-        self.send(model, What::Ready { swap });
+        self.send(model, EventKind::Ready { swap });
     }
 
-    fn send(&mut self, model: &str, what: What) {
+    fn send(&mut self, model: &str, what: EventKind) {
         match &what {
-            What::Failed { stage, reason } => tracing::warn!(model, stage, reason, "failed"),
-            What::Shortfall { gpu, expected_bytes, freed_bytes } => {
+            EventKind::Failed { stage, reason } => tracing::warn!(model, stage, reason, "failed"),
+            EventKind::Shortfall { gpu, expected_bytes, freed_bytes } => {
                 tracing::warn!(model, gpu, expected_bytes, freed_bytes, "shortfall");
             }
-            What::Quarantined { for_s, failures } => tracing::warn!(model, for_s, failures, "quarantined"),
+            EventKind::Quarantined { for_s, failures } => tracing::warn!(model, for_s, failures, "quarantined"),
             _ => {}
         }
         self.seq += 1;
-        let told = Told { seq: self.seq, at_unix_ms: unix_ms(), model: model.to_owned(), what };
-        let _nobody_listens = self.listeners.send(Arc::new(told));
+        let event = ServiceEvent { seq: self.seq, at_unix_ms: unix_ms(), model: model.to_owned(), what };
+        let _no_listener = self.listeners.send(Arc::new(event));
     }
 
     /// The time until then.

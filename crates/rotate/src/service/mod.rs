@@ -8,8 +8,8 @@
 
 mod actor;
 mod history;
-mod site;
-mod talk;
+mod handle;
+mod snapshot;
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -22,18 +22,18 @@ use std::time::Duration;
 use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-pub use self::talk::{GpuNow, ModelNow, Order, Refused, Snapshot, Swap, Told, What};
+pub use self::snapshot::{GpuNow, ModelNow, ModelCommand, Refused, Snapshot, Swap, ServiceEvent, EventKind};
 
 use self::actor::{Actor, Message};
-use self::site::Site;
+use self::handle::EngineHandle;
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
-use crate::measure::{Memory, Meter};
+use crate::measure::{GpuMemory, Meter};
 use crate::policy::{Gpu, Input, ModelId, Refusal, RequestId};
 use crate::supervise::{SuperviseError, Supervisor, file_name};
 
 /// Timeout of a measurement for the status.
-const SHOW_MAX: Duration = Duration::from_millis(500);
+const STATUS_MEASURE_MAX: Duration = Duration::from_millis(500);
 
 /// A running rotation. Clones share it.
 #[derive(Clone, Debug)]
@@ -43,13 +43,13 @@ pub struct Service(Arc<Inner>);
 struct Inner {
     messages: mpsc::UnboundedSender<Message>,
     next_request: AtomicU64,
-    listeners: broadcast::Sender<Arc<Told>>,
+    listeners: broadcast::Sender<Arc<ServiceEvent>>,
     directory: Arc<RwLock<Directory>>,
     /// The stage of each model, by number.
     stages: Arc<RwLock<Vec<&'static str>>>,
     meter: Arc<dyn Meter>,
     /// The last measurement for the status, locked by the caller that measures.
-    shown: Mutex<BTreeMap<usize, Memory>>,
+    shown: Mutex<BTreeMap<usize, GpuMemory>>,
     /// Serializes reloads.
     reloading: Mutex<()>,
 }
@@ -65,7 +65,7 @@ struct Directory {
 #[derive(Debug, Clone)]
 struct Entry {
     model: Arc<config::Model>,
-    site: Arc<Site>,
+    handle: Arc<EngineHandle>,
     is_listed: bool,
 }
 
@@ -98,7 +98,7 @@ pub enum ServiceError {
     },
     /// A fixed property of a model changed.
     #[error(
-        "model `{model}`: its {what} cannot change while the service runs; give it another name and another place, or \
+        "model `{model}`: its {what} cannot change while the service runs; give it another name and another address, or \
          start the service again"
     )]
     Changed {
@@ -122,7 +122,7 @@ pub enum ServiceError {
     /// Another model had this engine before.
     #[error(
         "model `{model}`: its engine at {url} is that of model `{other}` until the service is started again; start it \
-         again, or have another engine at another place"
+         again, or give the other engine another address"
     )]
     Taken {
         /// The model.
@@ -153,12 +153,12 @@ impl Admission {
 
 /// Reports the end of a request when dropped.
 #[derive(Debug)]
-struct Present {
+struct RequestGuard {
     request: RequestId,
     messages: mpsc::UnboundedSender<Message>,
 }
 
-impl Drop for Present {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         // Without a receiver, no requests are counted.
         let _ = self.messages.send(Message::Input(Input::Left(self.request)));
@@ -209,7 +209,7 @@ impl Service {
     fn watch_all(&self, first: usize) {
         let entries = self.entries();
         for (id, entry) in entries.iter().enumerate().skip(first) {
-            let Some(supervisor) = entry.site.supervisor.clone() else { continue };
+            let Some(supervisor) = entry.handle.supervisor.clone() else { continue };
             let messages = self.0.messages.clone();
             tokio::spawn(async move {
                 loop {
@@ -269,26 +269,26 @@ impl Service {
         let ending = Refused { refusal: Refusal::ShuttingDown, retry_after: None };
         let request = RequestId(self.0.next_request.fetch_add(1, Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
-        let present = Present { request, messages: self.0.messages.clone() };
+        let guard = RequestGuard { request, messages: self.0.messages.clone() };
         self.0.messages.send(Message::Arrived { request, model, reply }).map_err(|_| ending)?;
         let aborted = answer.await.map_err(|_| ending)??;
-        Ok(Admission::new(aborted, Box::new(present)))
+        Ok(Admission::new(aborted, Box::new(guard)))
     }
 
     /// Probes an engine that may be gone.
     pub fn suspect(&self, model: ModelId) {
-        let _nobody_asks = self.0.messages.send(Message::Suspect(model));
+        let _ended = self.0.messages.send(Message::Suspect(model));
     }
 
     /// Sends an operator's command to a model. False if no model has this name or alias.
     #[must_use]
-    pub fn order(&self, name: &str, order: Order) -> bool {
+    pub fn command(&self, name: &str, command: ModelCommand) -> bool {
         let Some((model, _)) = self.find(name) else { return false };
-        let input = match order {
-            Order::Wake => Input::Wake(model),
-            Order::Sleep => Input::Sleep(model),
-            Order::Restart => Input::Restart(model),
-            Order::Pin(is_pinned) => Input::Pin(model, is_pinned),
+        let input = match command {
+            ModelCommand::Wake => Input::Wake(model),
+            ModelCommand::Sleep => Input::Sleep(model),
+            ModelCommand::Restart => Input::Restart(model),
+            ModelCommand::Pin(is_pinned) => Input::Pin(model, is_pinned),
         };
         self.0.messages.send(Message::Input(input)).is_ok()
     }
@@ -311,7 +311,7 @@ impl Service {
         if let Ok(mut shown) = self.0.shown.try_lock() {
             for now in &snapshot.gpus {
                 let gpu = [Gpu(now.gpu)];
-                match tokio::time::timeout(SHOW_MAX, self.0.meter.measure(&gpu)).await {
+                match tokio::time::timeout(STATUS_MEASURE_MAX, self.0.meter.measure(&gpu)).await {
                     Ok(Ok(memory)) => shown.extend(memory.first().map(|memory| (now.gpu, *memory))),
                     Ok(Err(_)) => drop(shown.remove(&now.gpu)),
                     Err(_) => {
@@ -331,7 +331,7 @@ impl Service {
 
     /// Events from now on.
     #[must_use]
-    pub fn events(&self) -> broadcast::Receiver<Arc<Told>> {
+    pub fn events(&self) -> broadcast::Receiver<Arc<ServiceEvent>> {
         self.0.listeners.subscribe()
     }
 
@@ -339,8 +339,8 @@ impl Service {
     #[must_use]
     pub fn processes(&self, gpu: Gpu) -> Vec<u32> {
         let entries = self.entries();
-        let on_it = entries.iter().filter(|entry| entry.site.gpus.contains(&gpu));
-        on_it.filter_map(|entry| entry.site.supervisor.as_ref()).flat_map(|one| one.processes()).collect()
+        let on_it = entries.iter().filter(|entry| entry.handle.gpus.contains(&gpu));
+        on_it.filter_map(|entry| entry.handle.supervisor.as_ref()).flat_map(|one| one.processes()).collect()
     }
 
     /// The last lines of a supervised engine's output; `None` if no model has this name.
@@ -348,7 +348,7 @@ impl Service {
     pub fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {
         let (model, _) = self.find(name)?;
         let entries = self.entries();
-        let supervisor = entries.get(model.0)?.site.supervisor.clone();
+        let supervisor = entries.get(model.0)?.handle.supervisor.clone();
         Some(supervisor.map(|supervisor| supervisor.log(lines)).unwrap_or_default())
     }
 
@@ -388,7 +388,7 @@ impl Service {
 
     /// Stops admitting requests. Waits until no request runs and no engine sleeps, wakes or stops, or until `timeout`,
     /// which aborts requests. Then stops supervised engines if requested.
-    pub async fn shut_down(&self, patience: Duration, stops_engines: bool) {
+    pub async fn shut_down(&self, timeout: Duration, stops_engines: bool) {
         let _ = self.0.messages.send(Message::Input(Input::Shutdown));
         let idle = async {
             loop {
@@ -400,14 +400,14 @@ impl Service {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let _too_long = tokio::time::timeout(patience, idle).await;
+        let _too_long = tokio::time::timeout(timeout, idle).await;
         let _ = self.0.messages.send(Message::End);
         self.0.messages.closed().await;
         if !stops_engines {
             return;
         }
         let stopping = self.entries().into_iter().filter_map(|entry| {
-            let (supervisor, grace) = (entry.site.supervisor.clone()?, entry.model.rules.limits.stop);
+            let (supervisor, grace) = (entry.handle.supervisor.clone()?, entry.model.rules.limits.stop);
             Some(async move {
                 if let Err(error) = supervisor.stop(grace).await {
                     tracing::error!(model = entry.model.name, %error, "its engine was not stopped");
@@ -467,8 +467,8 @@ fn entry(
             .map_err(|source| ServiceError::Supervise { model: model.name.clone(), source })
     });
     let supervisor = supervisor.transpose()?;
-    let site = Arc::new(Site::new(model, engine, supervisor, Arc::clone(meter), kept_at(model, config)));
-    Ok(Entry { model: Arc::new(model.clone()), site, is_listed: true })
+    let handle = Arc::new(EngineHandle::new(model, engine, supervisor, Arc::clone(meter), kept_at(model, config)));
+    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
 }
 
 /// The file of a model's first answer.
@@ -495,14 +495,14 @@ fn changed(
     if let Some((what, _)) = differs.iter().find(|(_, differs)| *differs) {
         return Err(ServiceError::Changed { model: model.name.clone(), what });
     }
-    let site = if old.canary == model.canary {
-        Arc::clone(&entry.site)
+    let handle = if old.canary == model.canary {
+        Arc::clone(&entry.handle)
     } else {
-        let site = &entry.site;
+        let handle = &entry.handle;
         let engine =
             connect(model).map_err(|source| ServiceError::Engine { model: model.name.clone(), source })?;
-        let meter = Arc::clone(&site.meter);
-        Arc::new(Site::new(model, engine, site.supervisor.clone(), meter, kept_at(model, config)))
+        let meter = Arc::clone(&handle.meter);
+        Arc::new(EngineHandle::new(model, engine, handle.supervisor.clone(), meter, kept_at(model, config)))
     };
-    Ok(Entry { model: Arc::new(model.clone()), site, is_listed: true })
+    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
 }

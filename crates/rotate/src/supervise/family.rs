@@ -23,7 +23,7 @@ pub(super) struct Family {
 
 /// The members at one scan.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct Members {
     /// Processes that hold resources, by ascending id.
     pub(super) alive: Vec<Identity>,
     /// Those outside the group.
@@ -51,7 +51,7 @@ impl Family {
     }
 
     /// The members by a process table read at `now`.
-    pub(super) fn look(&mut self, table: &Table, now: Instant) -> Found {
+    pub(super) fn scan(&mut self, table: &Table, now: Instant) -> Members {
         let Identity { pid: group, started_ticks } = self.leader;
         let is_same = |pid: u32, start: u64| table.get(&pid).is_some_and(|stat| stat.started_ticks == start);
         self.known.retain(|pid, start| is_same(*pid, *start));
@@ -78,7 +78,7 @@ impl Family {
             self.known.extend(children);
         }
 
-        let mut found = Found::default();
+        let mut found = Members::default();
         for (pid, started_ticks) in &self.known {
             let stat = table[pid];
             // This process is never a member.
@@ -121,36 +121,36 @@ mod tests {
         let mut family = Family::of(LEADER, now);
         let all =
             table(&[(1, 1, 0, 1), (L, 50, 1, L), (7, 60, L, L), (8, 61, 7, 8), (6, 62, 8, 8), (9, 63, 1, 9)]);
-        let found = family.look(&all, now);
+        let found = family.scan(&all, now);
         assert_eq!((pids(&found.alive), pids(&found.strays)), (vec![6, 7, 8, L], vec![6, 8]));
         // A known process stays known without its parents.
-        let found = family.look(&table(&[(1, 1, 0, 1), (6, 62, 1, 8), (7, 60, 1, L)]), now + 10 * ROUND);
+        let found = family.scan(&table(&[(1, 1, 0, 1), (6, 62, 1, 8), (7, 60, 1, L)]), now + 10 * ROUND);
         assert_eq!((pids(&found.alive), pids(&found.strays)), (vec![6, 7], vec![6]));
         // Unless the id was reused.
-        let found = family.look(&table(&[(6, 70, 1, 8), (7, 71, 1, L)]), now + 20 * ROUND);
-        assert_eq!(found, Found::default());
+        let found = family.scan(&table(&[(6, 70, 1, 8), (7, 71, 1, L)]), now + 20 * ROUND);
+        assert_eq!(found, Members::default());
     }
 
     #[test]
     fn a_group_whose_number_was_taken_is_not_ours() {
         let now = Instant::now();
         let mut family = Family::of(LEADER, now);
-        family.look(&table(&[(L, 50, 1, L), (7, 60, L, L)]), now);
+        family.scan(&table(&[(L, 50, 1, L), (7, 60, L, L)]), now);
         // The leader's id was reused.
-        let found = family.look(&table(&[(L, 51, 1, L), (8, 61, 1, L)]), now);
-        assert_eq!(found, Found::default());
+        let found = family.scan(&table(&[(L, 51, 1, L), (8, 61, 1, L)]), now);
+        assert_eq!(found, Members::default());
         // No member is known, and the id may have been reused.
-        let found = family.look(&table(&[(8, 61, 1, L)]), now + ROUND);
-        assert_eq!(found, Found::default());
+        let found = family.scan(&table(&[(8, 61, 1, L)]), now + ROUND);
+        assert_eq!(found, Members::default());
     }
 
     #[test]
     fn who_was_left_behind_right_now_is_ours() {
         let now = Instant::now();
         let mut family = Family::of(LEADER, now);
-        let found = family.look(&table(&[(8, 61, 1, L)]), now + ROUND / 2);
+        let found = family.scan(&table(&[(8, 61, 1, L)]), now + ROUND / 2);
         assert_eq!((pids(&found.alive), pids(&found.strays)), (vec![8], vec![]));
-        let found = family.look(&table(&[(8, 61, 1, L), (9, 62, 1, L)]), now + 10 * ROUND);
+        let found = family.scan(&table(&[(8, 61, 1, L), (9, 62, 1, L)]), now + 10 * ROUND);
         assert_eq!(pids(&found.alive), [8, 9]);
     }
 
@@ -158,7 +158,7 @@ mod tests {
     fn whoever_looks_is_never_of_it() {
         let now = Instant::now();
         let own = std::process::id();
-        let found = Family::of(LEADER, now).look(&table(&[(L, 50, 1, L), (own, 60, L, L)]), now);
+        let found = Family::of(LEADER, now).scan(&table(&[(L, 50, 1, L), (own, 60, L, L)]), now);
         assert_eq!(pids(&found.alive), [L]);
     }
 }

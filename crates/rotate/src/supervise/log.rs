@@ -16,7 +16,7 @@ const LINES_MAX: usize = 1000;
 /// Longest kept line.
 const LINE_MAX_BYTES: usize = 4096;
 /// Bytes of one read.
-const PIECE_BYTES: usize = 8192;
+const BUFFER_BYTES: usize = 8192;
 
 #[derive(Debug, Default)]
 pub(super) struct Log {
@@ -34,7 +34,7 @@ struct Ring {
 
 /// The log file.
 #[derive(Debug)]
-pub(super) struct Copy {
+pub(super) struct LogFile {
     path: PathBuf,
     file: File,
     is_failing: bool,
@@ -56,16 +56,16 @@ impl Log {
     }
 
     /// Reads until the end of the output.
-    pub(super) fn take_all(&self, mut from: impl Read, mut copy: Option<Copy>) {
-        let mut piece = vec![0; PIECE_BYTES];
+    pub(super) fn take_all(&self, mut from: impl Read, mut log_file: Option<LogFile>) {
+        let mut bytes = vec![0; BUFFER_BYTES];
         loop {
-            match from.read(&mut piece) {
+            match from.read(&mut bytes) {
                 Ok(0) => break,
                 Ok(len) => {
-                    let piece = &piece[..len];
-                    self.lock().take(piece);
-                    if let Some(copy) = &mut copy {
-                        copy.write(piece, self);
+                    let bytes = &bytes[..len];
+                    self.lock().take(bytes);
+                    if let Some(log_file) = &mut log_file {
+                        log_file.write(bytes, self);
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -84,8 +84,8 @@ impl Log {
 }
 
 impl Ring {
-    fn take(&mut self, piece: &[u8]) {
-        for byte in piece {
+    fn take(&mut self, bytes: &[u8]) {
+        for byte in bytes {
             if *byte == b'\n' {
                 self.push_open();
                 continue;
@@ -125,7 +125,7 @@ impl Ring {
     }
 }
 
-impl Copy {
+impl LogFile {
     /// Opens the file to append.
     pub(super) fn open(path: &Path) -> Result<Self, SuperviseError> {
         let file = OpenOptions::new().create(true).append(true).open(path);
@@ -135,8 +135,8 @@ impl Copy {
     }
 
     /// Write errors do not stop the engine.
-    fn write(&mut self, piece: &[u8], log: &Log) {
-        let written = self.file.write_all(piece);
+    fn write(&mut self, bytes: &[u8], log: &Log) {
+        let written = self.file.write_all(bytes);
         if let (Err(error), false) = (&written, self.is_failing) {
             let path = self.path.display();
             log.note(&format!("the log {path} lacks what follows, until it can be written again: {error}"));
@@ -168,9 +168,9 @@ fn shown(bytes: &[u8], was_cut: bool) -> String {
 mod tests {
     use super::*;
 
-    fn read(pieces: &[&[u8]]) -> Vec<String> {
+    fn read(parts: &[&[u8]]) -> Vec<String> {
         let log = Log::default();
-        pieces.iter().for_each(|piece| log.lock().take(piece));
+        parts.iter().for_each(|bytes| log.lock().take(bytes));
         log.last(usize::MAX)
     }
 

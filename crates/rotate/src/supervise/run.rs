@@ -22,8 +22,8 @@ use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
 use tokio::sync::Notify;
 
 use super::SuperviseError;
-use super::family::{Family, Found};
-use super::log::{Copy, Log};
+use super::family::{Family, Members};
+use super::log::{LogFile, Log};
 use super::proc::{self, Identity};
 use super::state::{MARK, Record, StateFile};
 use crate::config::Start;
@@ -31,7 +31,7 @@ use crate::config::Start;
 /// How often the keeper checks the first process.
 const TICK: Duration = Duration::from_millis(50);
 /// How many ticks pass between two scans for descendants.
-const LOOK_TICKS: u32 = 100;
+const SCAN_TICKS: u32 = 100;
 /// First and longest pause between two scans for processes that should end.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
@@ -43,13 +43,13 @@ pub(super) struct Shared {
     start: Start,
     state: Option<StateFile>,
     log: Arc<Log>,
-    inner: Mutex<Inner>,
+    inner: Mutex<RunState>,
     /// Notified when an engine has ended by itself.
-    bell: Notify,
+    notify: Notify,
 }
 
 #[derive(Default)]
-struct Inner {
+struct RunState {
     /// The last engine, until all of its processes are gone.
     run: Option<Run>,
     /// How it ended, until that is reported.
@@ -80,7 +80,7 @@ impl Shared {
             state: state.map(|folder| StateFile::of(model, folder)),
             log: Arc::default(),
             inner: Mutex::default(),
-            bell: Notify::new(),
+            notify: Notify::new(),
         });
         let Some(state) = &shared.state else { return Ok(shared) };
         let Some(record) = state.read()? else { return Ok(shared) };
@@ -91,7 +91,7 @@ impl Shared {
                 state.prepare()?.commit(&record.with(leader))?;
             }
             None => {
-                shared.log.note(&format!("{} is not there any more", record.who()));
+                shared.log.note(&format!("{} is not there any more", record.description()));
                 state.remove()?;
             }
         }
@@ -114,7 +114,7 @@ impl Shared {
     }
 
     pub(super) fn launch(self: &Arc<Self>) -> Result<(), SuperviseError> {
-        let found = self.look()?;
+        let found = self.scan()?;
         if let Some(run) = &self.lock().run {
             let leader = run.family.leader();
             if found.alive.contains(&leader) {
@@ -125,10 +125,10 @@ impl Shared {
             return Err(SuperviseError::LeftBehind { pids: found.alive.iter().map(|one| one.pid).collect() });
         }
         let keep = self.keeper()?;
-        let (output, input) = io::pipe().map_err(|error| lacking("make a pipe", &error))?;
+        let (output, input) = io::pipe().map_err(|error| resource_error("make a pipe", &error))?;
         let name = pipe_name(&output);
         let input = input.try_clone().map(|other| (input, other));
-        let (out, err) = input.map_err(|error| lacking("share a pipe", &error))?;
+        let (out, err) = input.map_err(|error| resource_error("share a pipe", &error))?;
         self.read_all(output)?;
         let record = Record::new(&self.start.command, name).map_err(|error| unreadable(&error))?;
         // Everything that can fail comes before the process exists.
@@ -167,7 +167,7 @@ impl Shared {
             }
         };
         self.log.note(&format!("started process {pid}"));
-        *self.lock() = Inner { run: Some(Run::of(leader)), ended: None };
+        *self.lock() = RunState { run: Some(Run::of(leader)), ended: None };
         keep(leader, Some(child));
         Ok(())
     }
@@ -205,11 +205,11 @@ impl Shared {
 
     /// Reads the engine's output on a thread.
     fn read_all(&self, output: impl Read + Send + 'static) -> Result<(), SuperviseError> {
-        let copy = self.start.log.as_deref().map(Copy::open).transpose()?;
+        let log_file = self.start.log.as_deref().map(LogFile::open).transpose()?;
         let log = Arc::clone(&self.log);
         let reader = thread::Builder::new().name("poorwill-log".into());
-        let reader = reader.spawn(move || log.take_all(output, copy));
-        reader.map(drop).map_err(|error| lacking("start a thread", &error))
+        let reader = reader.spawn(move || log.take_all(output, log_file));
+        reader.map(drop).map_err(|error| resource_error("start a thread", &error))
     }
 
     /// Starts a keeper thread, which waits for its process and, for an own child, the handle to reap it.
@@ -222,13 +222,13 @@ impl Shared {
                 keep(&shared, leader, child);
             }
         });
-        keeper.map_err(|error| lacking("start a thread", &error))?;
+        keeper.map_err(|error| resource_error("start a thread", &error))?;
         // Sending fails only if the keeper has panicked.
         Ok(move |leader, child| drop(give.send((leader, child))))
     }
 
     pub(super) fn halt(&self, grace: Duration) -> Result<(), SuperviseError> {
-        let found = self.look()?;
+        let found = self.scan()?;
         {
             let mut inner = self.lock();
             inner.ended = None;
@@ -246,7 +246,7 @@ impl Shared {
         if !left.is_empty() {
             return Err(SuperviseError::StillThere { pids: left, waited: KILL_MAX, refused });
         }
-        *self.lock() = Inner::default();
+        *self.lock() = RunState::default();
         self.log.note("stopped");
         self.forget();
         Ok(())
@@ -261,12 +261,12 @@ impl Shared {
     }
 
     /// Scans until no process is left or `time` has passed, and returns those that are left.
-    fn until_gone(&self, time: Duration, mut each: impl FnMut(&Found)) -> Result<Vec<u32>, SuperviseError> {
+    fn until_gone(&self, time: Duration, mut each: impl FnMut(&Members)) -> Result<Vec<u32>, SuperviseError> {
         let begun = Instant::now();
         let mut pause = PAUSE_MIN;
         let mut has_been_empty = false;
         loop {
-            let found = self.look()?;
+            let found = self.scan()?;
             if found.alive.is_empty() {
                 // Two empty scans are needed: one scan can miss a process that is being forked.
                 if has_been_empty {
@@ -285,8 +285,8 @@ impl Shared {
         }
     }
 
-    fn signal(&self, found: &Found, signal: Signal, refused: &mut Option<String>) {
-        let mut said = |pid: u32, sent: Result<(), Errno>| match sent {
+    fn signal(&self, found: &Members, signal: Signal, refused: &mut Option<String>) {
+        let mut note_result = |pid: u32, sent: Result<(), Errno>| match sent {
             Ok(()) | Err(Errno::SRCH) => {}
             Err(error) => *refused = Some(format!("process {pid} cannot be signalled: {error}")),
         };
@@ -294,27 +294,27 @@ impl Shared {
         if let Some(group) = group.filter(|_| found.alive.len() > found.strays.len())
             && let Some(pid) = numbered(group).filter(|pid| *pid != getpgrp())
         {
-            said(group, kill_process_group(pid, signal));
+            note_result(group, kill_process_group(pid, signal));
         }
         for one in &found.strays {
             if let (Ok(true), Some(pid)) = (proc::is_alive(*one), numbered(one.pid)) {
-                said(one.pid, kill_process(pid, signal));
+                note_result(one.pid, kill_process(pid, signal));
             }
         }
     }
 
     /// The members of the last engine.
-    pub(super) fn look(&self) -> Result<Found, SuperviseError> {
+    pub(super) fn scan(&self) -> Result<Members, SuperviseError> {
         if self.lock().run.is_none() {
-            return Ok(Found::default());
+            return Ok(Members::default());
         }
         let table = proc::table().map_err(|error| unreadable(&error))?;
-        Ok(self.lock().run.as_mut().map(|run| run.family.look(&table, Instant::now())).unwrap_or_default())
+        Ok(self.lock().run.as_mut().map(|run| run.family.scan(&table, Instant::now())).unwrap_or_default())
     }
 
     /// The ids of the members; of the last scan, if `/proc` cannot be read.
     pub(super) fn pids(&self) -> Vec<u32> {
-        match self.look() {
+        match self.scan() {
             Ok(found) => found.alive.iter().map(|one| one.pid).collect(),
             Err(_) => self.lock().run.as_ref().map(|run| run.family.known()).unwrap_or_default(),
         }
@@ -333,11 +333,11 @@ impl Shared {
     pub(super) async fn ended(&self) -> String {
         loop {
             // Created before the check, so that no notification between the two is lost.
-            let rung = self.bell.notified();
+            let notified = self.notify.notified();
             if let Some(how) = self.lock().ended.take() {
                 return how;
             }
-            rung.await;
+            notified.await;
         }
     }
 
@@ -350,11 +350,11 @@ impl Shared {
         if !run.is_stopping {
             inner.ended = Some(how.to_owned());
             drop(inner);
-            self.bell.notify_waiters();
+            self.notify.notify_waiters();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, RunState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -369,15 +369,15 @@ fn keep(shared: &Weak<Shared>, leader: Identity, child: Option<Child>) {
             run.family.saw_leader(Instant::now());
         }
         ticks += 1;
-        if ticks % LOOK_TICKS == 0 {
+        if ticks % SCAN_TICKS == 0 {
             // A failed scan is repeated later.
-            drop(shared.look());
+            drop(shared.scan());
         }
         drop(shared);
         thread::sleep(TICK);
     }
     // Before reaping: until then the group id cannot be reused, so remaining members are recognized.
-    let left = shared.upgrade().and_then(|shared| shared.look().ok()).unwrap_or_default().alive.len();
+    let left = shared.upgrade().and_then(|shared| shared.scan().ok()).unwrap_or_default().alive.len();
     let pid = leader.pid;
     let mut how = match child.map(|mut child| child.wait()) {
         Some(Ok(status)) => format!("process {pid} ended {}", manner(status)),
@@ -406,7 +406,7 @@ fn manner(status: ExitStatus) -> String {
         6 => " (SIGABRT)",
         7 => " (SIGBUS)",
         8 => " (SIGFPE)",
-        9 => " (SIGKILL: by somebody, or by the system for lack of memory)",
+        9 => " (SIGKILL: by another process, or by the system for lack of memory)",
         11 => " (SIGSEGV)",
         13 => " (SIGPIPE)",
         15 => " (SIGTERM)",
@@ -426,9 +426,9 @@ fn end_at_once(child: &mut Child) {
 
 /// Opens the output of an adopted process, if it still writes to the earlier service's pipe.
 fn reopened(pid: u32, record: &Record) -> Result<File, String> {
-    let name = record.output.as_ref().ok_or("nobody knows what it writes into")?;
+    let name = record.output.as_ref().ok_or("its output is unknown")?;
     if record.has_reader().map_err(|error| error.to_string())? {
-        return Err("whoever read it is still there".to_owned());
+        return Err("its earlier reader still runs".to_owned());
     }
     let is_it = |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.to_str() == Some(name));
     let path = [1, 2].map(|nth| PathBuf::from(format!("/proc/{pid}/fd/{nth}"))).into_iter().find(is_it);
@@ -457,6 +457,6 @@ fn unreadable(error: &io::Error) -> SuperviseError {
     SuperviseError::Proc { reason: error.to_string() }
 }
 
-fn lacking(doing: &'static str, error: &io::Error) -> SuperviseError {
+fn resource_error(doing: &'static str, error: &io::Error) -> SuperviseError {
     SuperviseError::Resources { doing, reason: error.to_string() }
 }

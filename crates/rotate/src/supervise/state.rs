@@ -96,7 +96,7 @@ impl Record {
     }
 
     /// A description for messages.
-    pub(super) fn who(&self) -> String {
+    pub(super) fn description(&self) -> String {
         match self.pid {
             Some(pid) => format!("process {pid} of an earlier service"),
             None => "what an earlier service was about to start".to_owned(),

@@ -145,7 +145,7 @@ pub(crate) fn snapshot() -> Snapshot {
 }
 
 pub(crate) fn swap() -> Swap {
-    let phases = vec![("finding room", 0.2), ("waking", 1.5), ("canary", 0.3)];
+    let phases = vec![("finding memory", 0.2), ("waking", 1.5), ("canary", 0.3)];
     Swap { at_unix_ms: 1_700_000_000_000, model: "one".to_owned(), path: "hot", total_s: 2.0, phases }
 }
 

@@ -308,7 +308,7 @@ impl World {
             }
             Effect::Tell { model, event } => {
                 if let Event::Stage(stage) = event {
-                    if stage == "finding room" && self.is_busy {
+                    if stage == "finding memory" && self.is_busy {
                         self.check_order(model.0);
                     }
                     let is_down = matches!(stage, "asleep" | "cold");

@@ -94,7 +94,7 @@ pub struct Swap {
 
 /// An event.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Told {
+pub struct ServiceEvent {
     /// Increases by one with each event.
     pub seq: u64,
     /// Milliseconds since 1970.
@@ -103,14 +103,14 @@ pub struct Told {
     pub model: String,
     /// What happened.
     #[serde(flatten)]
-    pub what: What,
+    pub what: EventKind,
 }
 
 /// What happened to a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum What {
+pub enum EventKind {
     /// It entered a stage.
     Stage {
         /// The stage before.
@@ -166,7 +166,7 @@ pub struct Refused {
 
 /// An operator's command to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum ModelCommand {
     /// Wake it without a request.
     Wake,
     /// Put it to sleep.

@@ -26,12 +26,12 @@ use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
 /// Poll interval for clients that have sent their next request already, which hides a disconnect.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_EVERY: Duration = Duration::from_secs(1);
 /// How long bytes of a client that is still sending are discarded, so that it can read the answer.
 const LINGER: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Connection {
     stream: TcpStream,
     flushes: AtomicU64,
     flushed: AtomicWaker,
@@ -41,7 +41,7 @@ pub(super) struct Line {
     ending: watch::Sender<Option<CancellationToken>>,
 }
 
-impl Line {
+impl Connection {
     pub(super) fn new(stream: TcpStream) -> Self {
         Self {
             stream,
@@ -113,7 +113,7 @@ impl Line {
             // No other task reads during a request, after its body.
             match self.stream.peek(&mut [0]).await {
                 Ok(0) | Err(_) => return,
-                Ok(_) => tokio::time::sleep(LOOK).await,
+                Ok(_) => tokio::time::sleep(POLL_EVERY).await,
             }
             let ready = self.stream.ready(Interest::READABLE).now_or_never();
             if ready.is_some_and(|ready| ready.is_ok_and(Ready::is_read_closed)) {
@@ -131,13 +131,13 @@ impl Line {
 /// The server's end of the connection.
 #[derive(Debug)]
 pub(super) struct Io {
-    line: Arc<Line>,
+    connection: Arc<Connection>,
     lingering: Option<Pin<Box<Sleep>>>,
 }
 
 impl Io {
-    pub(super) fn new(line: Arc<Line>) -> Self {
-        Self { line, lingering: None }
+    pub(super) fn new(connection: Arc<Connection>) -> Self {
+        Self { connection, lingering: None }
     }
 }
 
@@ -148,8 +148,8 @@ impl AsyncRead for Io {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
-            ready!(self.line.stream.poll_read_ready(cx))?;
-            match self.line.stream.try_read_buf(buffer) {
+            ready!(self.connection.stream.poll_read_ready(cx))?;
+            match self.connection.stream.try_read_buf(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return Poll::Ready(done.map(|_| ())),
             }
@@ -168,8 +168,8 @@ impl AsyncWrite for Io {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         loop {
-            ready!(self.line.stream.poll_write_ready(cx))?;
-            match self.line.stream.try_write_vectored(slices) {
+            ready!(self.connection.stream.poll_write_ready(cx))?;
+            match self.connection.stream.try_write_vectored(slices) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return Poll::Ready(done),
             }
@@ -182,29 +182,29 @@ impl AsyncWrite for Io {
 
     /// hyper calls this when it has nothing left to write.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.line.flushes.fetch_add(1, Ordering::AcqRel);
-        self.line.flushed.wake();
+        self.connection.flushes.fetch_add(1, Ordering::AcqRel);
+        self.connection.flushed.wake();
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.lingering.is_none() {
-            if let Err(error) = self.line.close_writing() {
+            if let Err(error) = self.connection.close_writing() {
                 return Poll::Ready(Err(error));
             }
-            if !self.line.lingers.load(Ordering::Acquire) {
+            if !self.connection.lingers.load(Ordering::Acquire) {
                 return Poll::Ready(Ok(()));
             }
         }
-        let Self { line, lingering } = &mut *self;
+        let Self { connection, lingering } = &mut *self;
         let limit = lingering.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
-        let mut waste = [0; 16 << 10];
+        let mut discarded = [0; 16 << 10];
         loop {
             if limit.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Ok(()));
             }
-            ready!(line.stream.poll_read_ready(cx))?;
-            match line.stream.try_read(&mut waste) {
+            ready!(connection.stream.poll_read_ready(cx))?;
+            match connection.stream.try_read(&mut discarded) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(0) | Err(_) => return Poll::Ready(Ok(())),
                 Ok(_) => {}

@@ -56,7 +56,7 @@ pub enum Outcome {
     /// Success of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`] and [`Task::Wake`].
     Done,
     /// The result of [`Task::Probe`].
-    Found(Found),
+    Probed(EngineState),
     /// Free bytes on each of the model's GPUs: of [`Task::Measure`].
     Free(Vec<u64>),
     /// Whether the engine reports that it is awake: of [`Task::Confirm`].
@@ -69,7 +69,7 @@ pub enum Outcome {
 
 /// The state that an engine reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum EngineState {
     /// No engine runs.
     Gone,
     /// It runs, awake.
@@ -82,7 +82,7 @@ pub enum Found {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Task {
     /// Find out whether it runs, and whether it is awake.
-    Look,
+    Probe,
     /// Start it, and wait until it answers.
     Start,
     /// Stop all of its processes, with force if necessary.
@@ -96,7 +96,7 @@ pub enum Task {
     /// Generate the canary's answer and compare it. Records a model's first answer.
     Canary,
     /// Measure free memory on its GPUs.
-    Weigh,
+    Measure,
 }
 
 /// Something to do.
@@ -134,7 +134,7 @@ pub enum Effect {
     /// Abandon a task. Its report is optional.
     Cancel(OpId),
     /// Report an event.
-    Tell {
+    Report {
         /// Its model.
         model: ModelId,
         /// The event.
@@ -155,7 +155,7 @@ pub enum Refusal {
         until: Time,
     },
     /// The model has not enough free memory now.
-    NoRoom {
+    NoMemory {
         /// When memory is searched again.
         until: Time,
     },
