@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_everywhere_is_reached_here() {
+    fn an_unspecified_address_is_reached_by_loopback() {
         for (listen, expected) in
             [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("10.0.0.1:80", "10.0.0.1:80")]
         {

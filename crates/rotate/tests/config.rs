@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, ConfigError, Engine, Memory};
+use poorwill_rotate::config::{Config, ConfigError, EngineKind, MemorySource};
 use poorwill_rotate::policy::{Gpu, ModelId};
 
 const TWO: &str = r#"
@@ -41,10 +41,10 @@ fn model(lines: &str) -> String {
 fn little_has_to_be_said() {
     let config = parsed(&model("")).unwrap();
     let one = &config.models[0];
-    assert_eq!((one.served_as.as_str(), one.engine, one.level), ("one", Engine::Vllm, 1));
+    assert_eq!((one.served_as.as_str(), one.engine, one.level), ("one", EngineKind::Vllm, 1));
     assert_eq!(one.rules.gpus, [Gpu(0)]);
     assert!(one.start.is_none() && !one.rules.can_restart && one.rules.can_sleep);
-    assert_eq!((config.memory, config.state), (Memory::Devices, None));
+    assert_eq!((config.memory, config.state), (MemorySource::Devices, None));
     assert!(config.front.listen.ip().is_loopback() && config.control.listen.ip().is_loopback());
     assert_ne!(config.front.listen, config.control.listen);
 }
@@ -104,8 +104,8 @@ fn everything_can_be_said() {
     "#;
     let config = parsed(text).unwrap();
     assert_eq!((config.front.body_max_bytes, config.front.head_max_bytes), (1 << 20, 16384));
-    assert!(config.front.keys[0].is("s3cret") && !config.front.keys[0].is("s3creT"));
-    assert_eq!(config.memory, Memory::Processes { gpu_bytes: 8 << 30 });
+    assert!(config.front.keys[0].matches("s3cret") && !config.front.keys[0].is("s3creT"));
+    assert_eq!(config.memory, MemorySource::Processes { gpu_bytes: 8 << 30 });
     assert_eq!(config.state.as_deref(), Some(std::path::Path::new("/var/lib/rotate")));
     let large = &config.models[0];
     assert_eq!(large.url, "http://localhost:30000");
@@ -126,12 +126,12 @@ fn everything_can_be_said() {
 }
 
 #[test]
-fn keys_are_shown_to_nobody() {
+fn keys_are_never_shown() {
     let config = parsed(&format!("[front]\nkeys = [\"env:FRONT\"]\n{}", model(""))).unwrap();
     let key = &config.front.keys[0];
     assert!(!format!("{config:?}").contains("s3cret"));
     for wrong in ["", "s", "s3cre", "s3cret ", "s3crets", "S3CRET"] {
-        assert!(!key.is(wrong), "{wrong}");
+        assert!(!key.matches(wrong), "{wrong}");
     }
     // Nor one that was written where its place belongs.
     let written = format!("[front]\nkeys = [\"sk-12345\"]\n{}", model(""));
@@ -156,7 +156,7 @@ fn keys_come_from_files() {
     let (key, path) = (folder.path().join("key"), folder.path().join("rotate.toml"));
     std::fs::write(&key, "abc\n").unwrap();
     std::fs::write(&path, format!("[control]\nkeys = [\"file:{}\"]\n{}", key.display(), model(""))).unwrap();
-    assert!(Config::read(&path).unwrap().control.keys[0].is("abc"));
+    assert!(Config::read(&path).unwrap().control.keys[0].matches("abc"));
     std::fs::remove_file(&key).unwrap();
     let said = Config::read(&path).unwrap_err().to_string();
     assert!(said.starts_with("control: key 1 of 1:"), "{said}");
@@ -165,7 +165,7 @@ fn keys_come_from_files() {
 }
 
 #[test]
-fn unknown_keys_are_told_with_the_nearest() {
+fn unknown_keys_are_errors_with_the_nearest_key() {
     for (text, line, nearest) in [
         (model("alias = [\"x\"]"), 4, "`aliases`"),
         (model("ulr = \"x\""), 4, "`url`"),

@@ -15,7 +15,7 @@ mod malformed;
 mod routing;
 #[path = "front/streams.rs"]
 mod streams;
-#[path = "front/told.rs"]
-mod told;
-#[path = "front/world.rs"]
-mod world;
+#[path = "front/log.rs"]
+mod log;
+#[path = "front/setup.rs"]
+mod setup;

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 
 use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
-use poorwill_rotate::measure::{Devices, Memory, Meter, MeterError, Processes};
+use poorwill_rotate::measure::{Devices, GpuMemory, Meter, MeterError, Processes};
 use poorwill_rotate::policy::Gpu;
 use poorwill_testkit::watchdog::{eventually, watched};
 
@@ -16,7 +16,7 @@ const GIB: u64 = 1 << 30;
 /// By this a process knows what it plays.
 const ROLE: &str = "POORWILL_TEST_METER";
 
-fn measured(meter: &dyn Meter, gpus: &[usize]) -> Result<Vec<Memory>, MeterError> {
+fn measured(meter: &dyn Meter, gpus: &[usize]) -> Result<Vec<GpuMemory>, MeterError> {
     let gpus: Vec<Gpu> = gpus.iter().copied().map(Gpu).collect();
     tokio::runtime::Runtime::new().unwrap().block_on(meter.measure(&gpus))
 }
@@ -132,7 +132,7 @@ fn devices_are_those_at_the_positions_of_nvml() {
         return played("devices_are_those_at_the_positions_of_nvml", Some(&devices.join(",")));
     }
     let meter = Devices::default();
-    let memory = |free: u64, total: u64| Memory { free_bytes: free * GIB, total_bytes: total * GIB };
+    let memory = |free: u64, total: u64| GpuMemory { free_bytes: free * GIB, total_bytes: total * GIB };
     assert_eq!(measured(&meter, &[1, 0]), Ok(vec![memory(20, 24), memory(50, 80)]));
     assert_eq!(measured(&meter, &[0]), Ok(vec![memory(50, 80)]));
     for (gpu, words) in [

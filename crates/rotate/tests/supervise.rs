@@ -14,7 +14,7 @@ use poorwill_testkit::watchdog;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longer than anything here takes.
-const PATIENT: Duration = Duration::from_secs(100);
+const GRACE: Duration = Duration::from_secs(100);
 /// By this a process knows that it plays a service, and where its state is.
 const ROLE: &str = "POORWILL_TEST_SERVICE";
 
@@ -88,16 +88,16 @@ fn it_ends_when_it_is_asked_to() {
         assert!(one.is_running());
         let pids = one.processes();
         assert!(pids.contains(&leader(&one)));
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!one.is_running() && one.processes().is_empty());
         assert!(!pids.into_iter().any(is_there));
         until_said(&one, "bye");
         assert!(!has_said(&one, "killed"), "{:?}", one.log(99));
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         // And can be started again.
         one.start().await.unwrap();
         assert!(one.is_running());
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
     });
 }
 
@@ -120,7 +120,7 @@ fn it_is_stopped_when_the_last_of_it_is_gone() {
         let slow = "(trap 'sleep 1; echo done; exit 0' TERM; echo up; while :; do sleep 0.05; done) &";
         let one = up(&format!("{slow} exec sleep 300")).await;
         let pids = one.processes();
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!pids.into_iter().any(is_there));
         until_said(&one, "done");
         assert!(!has_said(&one, "killed"), "{:?}", one.log(99));
@@ -140,10 +140,10 @@ fn who_is_left_behind_is_known_and_stopped() {
         let left = one.processes();
         assert_eq!(left.len(), 1);
         assert_eq!(one.start().await, Err(SuperviseError::LeftBehind { pids: left.clone() }));
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!is_there(left[0]));
         one.start().await.unwrap();
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
     });
 }
 
@@ -174,7 +174,7 @@ fn who_left_the_group_is_found_and_stopped() {
 }
 
 #[test]
-fn each_end_is_told_once_and_how() {
+fn each_end_is_reported_once_and_how() {
     watched(|| async {
         for (script, words) in [
             ("exit 0", "ended with exit code 0"),
@@ -204,7 +204,7 @@ fn an_end_is_not_missed_by_who_gave_up_waiting() {
         assert!(one.ended().await.contains("SIGKILL"));
         // An end that was wanted is none that is told.
         one.start().await.unwrap();
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         until_said(&one, "SIGTERM");
         assert!(is_pending(&one).await);
     });
@@ -217,11 +217,11 @@ fn only_one_runs() {
         let pid = leader(&one);
         assert_eq!(one.start().await, Err(SuperviseError::AlreadyRunning { pid }));
         assert!(one.is_running());
-        let (first, second) = tokio::join!(one.stop(PATIENT), one.stop(PATIENT));
+        let (first, second) = tokio::join!(one.stop(GRACE), one.stop(GRACE));
         assert_eq!((first, second), (Ok(()), Ok(())));
         let (first, second) = tokio::join!(one.start(), one.start());
         assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
     });
 }
 
@@ -232,7 +232,7 @@ fn a_stop_goes_on_without_its_caller() {
         let given_up = tokio::time::timeout(Duration::ZERO, one.stop(Duration::from_millis(500)));
         assert!(given_up.await.is_err());
         watchdog::eventually("it is stopped", || !one.is_running());
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(one.processes().is_empty());
     });
 }
@@ -312,7 +312,7 @@ fn what_cannot_be_started_says_why() {
             let one = supervisor(start);
             let said = one.start().await.unwrap_err();
             assert!(!one.is_running() && one.processes().is_empty());
-            one.stop(PATIENT).await.unwrap();
+            one.stop(GRACE).await.unwrap();
             (said.to_string(), said)
         };
         let (said, error) = refused(start(&["no-such-program", "x"])).await;
@@ -348,13 +348,13 @@ fn an_engine_outlives_its_supervisor_and_is_adopted() {
 
         let strange = Supervisor::new("Org/One:2", shell(script), Some(&state)).unwrap();
         assert!(!strange.is_running());
-        strange.stop(PATIENT).await.unwrap();
+        strange.stop(GRACE).await.unwrap();
 
         let one = with_state(script, &state);
         assert!(one.is_running() && has_said(&one, "is lost"));
         assert_eq!((leader(&one), one.processes()), (pid, all.clone()));
         assert_eq!(one.start().await, Err(SuperviseError::AlreadyRunning { pid }));
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!all.into_iter().any(is_there) && !one.is_running());
         assert!(!state.join(STATE_FILE).exists());
         assert!(!with_state(script, &state).is_running());
@@ -362,7 +362,7 @@ fn an_engine_outlives_its_supervisor_and_is_adopted() {
 }
 
 #[test]
-fn the_end_of_an_adopted_engine_is_told() {
+fn the_end_of_an_adopted_engine_is_reported() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
         // Who is left behind is found here, too.
@@ -380,13 +380,13 @@ fn the_end_of_an_adopted_engine_is_told() {
         assert!(how.contains("how is not known") && how.ends_with("1 of its processes are left"), "{how}");
         assert!(!one.is_running() && is_pending(&one).await);
         let left = one.processes();
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!is_there(left[0]));
     });
 }
 
 #[test]
-fn nobody_else_is_taken_for_the_engine() {
+fn no_other_process_is_taken_for_the_engine() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(STATE_FILE);
@@ -394,7 +394,7 @@ fn nobody_else_is_taken_for_the_engine() {
         let writer = with_state("exec sleep 300", folder.path());
         writer.start().await.unwrap();
         let record: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        writer.stop(PATIENT).await.unwrap();
+        writer.stop(GRACE).await.unwrap();
         assert!(!path.exists());
         other.start().await.unwrap();
         let pid = leader(&other);
@@ -418,7 +418,7 @@ fn nobody_else_is_taken_for_the_engine() {
             fs::write(&path, stale.to_string()).unwrap();
             let one = with_state("exec sleep 300", folder.path());
             assert!(!one.is_running() && one.processes().is_empty(), "{stale}");
-            one.stop(PATIENT).await.unwrap();
+            one.stop(GRACE).await.unwrap();
             assert!(is_there(pid) && !path.exists());
             assert!(has_said(&one, "not there any more"));
         }
@@ -426,7 +426,7 @@ fn nobody_else_is_taken_for_the_engine() {
         right["output"] = serde_json::Value::Null;
         fs::write(&path, right.to_string()).unwrap();
         assert!(with_state("exec sleep 300", folder.path()).is_running());
-        other.stop(PATIENT).await.unwrap();
+        other.stop(GRACE).await.unwrap();
     });
 }
 
@@ -459,7 +459,7 @@ fn an_engine_that_was_only_just_started_is_found_by_its_mark() {
         assert_eq!(kept["pid"], pid);
         let one = with_state(script, folder.path());
         assert_eq!((leader(&one), one.processes()), (pid, all.clone()));
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!all.into_iter().any(is_there) && !path.exists());
     });
 }
@@ -524,7 +524,7 @@ fn an_engine_outlives_a_service_that_is_killed() {
         assert_eq!(leader(&one), pid);
         // What it writes from now on is read.
         until_said(&one, "tick ");
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!is_there(pid));
     });
 }

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_alike_is_meant() {
+    fn only_a_similar_key_is_suggested() {
         let all = ["name", "aliases", "url"];
         assert_eq!(nearest("nmae", all.into_iter()), Some("name"));
         assert_eq!(nearest("aliasses", all.into_iter()), Some("aliases"));

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_kept_or_never_came_is_told_as_lost() {
+    fn dropped_and_lost_events_are_reported_as_lost() {
         let hub = Hub::default();
         let mut slow = hub.begin(StartAt::Last(0));
         let more = u64::try_from(KEPT_MAX).unwrap() + 10;
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_beats_and_ends_when_it_may_see_no_more() {
+    async fn a_stream_sends_keep_alives_and_ends_with_its_permission() {
         let hub = Arc::new(Hub::default());
         let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
         let (may, shutdown) = (Arc::new(Mutex::new(true)), CancellationToken::new());

@@ -116,7 +116,7 @@ mod tests {
     const L: u32 = LEADER.pid;
 
     #[test]
-    fn descendants_are_of_it_wherever_they_went() {
+    fn descendants_are_members_in_any_group() {
         let now = Instant::now();
         let mut family = Family::of(LEADER, now);
         let all =
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_whose_number_was_taken_is_not_ours() {
+    fn a_reused_group_id_is_not_the_engine() {
         let now = Instant::now();
         let mut family = Family::of(LEADER, now);
         family.scan(&table(&[(L, 50, 1, L), (7, 60, L, L)]), now);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_left_behind_right_now_is_ours() {
+    fn recent_orphans_are_members() {
         let now = Instant::now();
         let mut family = Family::of(LEADER, now);
         let found = family.scan(&table(&[(8, 61, 1, L)]), now + ROUND / 2);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_looks_is_never_of_it() {
+    fn this_process_is_never_a_member() {
         let now = Instant::now();
         let own = std::process::id();
         let found = Family::of(LEADER, now).scan(&table(&[(L, 50, 1, L), (own, 60, L, L)]), now);

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_nobody() {
+    fn a_truncated_stat_is_no_process() {
         let whole = line("x", "S", 1);
         let whole = whole.trim_end();
         for end in 0..whole.find("3175199").unwrap() {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn we_are_there() {
+    fn this_process_is_found() {
         let own = std::process::id();
         let one = identity(own).unwrap().unwrap();
         assert!(is_alive(one).unwrap() && table().unwrap().contains_key(&own));

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use super::world::{World, answer, post, run};
+use super::setup::{Setup, answer, post, run};
 
 /// How a name that clients ask for may be written in JSON.
 const SMALL: [&str; 3] = [r#""small""#, r#""sm\u0061ll""#, r#""\u0073\u006d\u0061\u006c\u006c""#];
@@ -102,18 +102,18 @@ fn only_the_name_is_another_and_all_else_is_as_it_was() {
         Config { cases: 400, failure_persistence: None, fork: false, timeout: 0, ..Config::default() };
     let mut runner = TestRunner::new(config);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let world = runtime.block_on(World::new(""));
+    let setup = runtime.block_on(Setup::new(""));
     let tried = runner.run(&document(), |(before, name, after, is_once)| {
         let body = format!("{before}{name}{after}");
         runtime.block_on(async {
-            let mut client = world.asking(&body).await;
+            let mut client = setup.asking(&body).await;
             if !is_once {
                 let (head, said) = client.json().await;
                 prop_assert_eq!((head.status(), &said["error"]["param"]), (400, &"model".into()));
                 return Ok(());
             }
             let mut engine = tokio::select! {
-                engine = world.engine() => engine,
+                engine = setup.engine() => engine,
                 (_, said) = client.message() => {
                     return Err(TestCaseError::fail(format!("refused: {}", String::from_utf8_lossy(&said))));
                 }
@@ -133,22 +133,22 @@ fn only_the_name_is_another_and_all_else_is_as_it_was() {
 #[test]
 fn a_huge_body_arrives_whole() {
     run(async {
-        let world = World::new("").await;
+        let setup = Setup::new("").await;
         for model in ["org/one", "small"] {
             let text = "abcdefghijklmnopqrstuvwxyz".repeat((24 << 20) / 26);
             let body = format!("{{\"text\":\"{text}\",\"model\":\"{model}\",\"more\":\"{text}\"}}");
-            let mut client = world.client().await;
+            let mut client = setup.client().await;
             // More than may be: it is refused by its head.
             client.send(post(&body).split_at(400).0).await;
             assert_eq!(client.message().await.0.status(), 413);
             let body = format!("{{\"text\":\"{text}\",\"model\":\"{model}\",\"more\":1}}");
-            let mut client = world.client().await;
+            let mut client = setup.client().await;
             let asked = post(&body);
             let sending = tokio::spawn(async move {
                 client.send(asked).await;
                 client
             });
-            let mut engine = world.engine().await;
+            let mut engine = setup.engine().await;
             let (_, got) = engine.message().await;
             assert!(got == body.replace("small", "org/one").as_bytes(), "other bytes");
             engine.send(answer("{}").replacen("\r\n", "\r\nConnection: close\r\n", 1)).await;

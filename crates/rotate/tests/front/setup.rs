@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use poorwill_rotate::config::{self, Config};
-use poorwill_rotate::front::{self, Admission, Gate, Listed, Patience, Route};
+use poorwill_rotate::front::{self, Admission, Backend, Listed, Timeouts, Route};
 use poorwill_rotate::policy::{ModelId, Refusal};
 use poorwill_rotate::service::Refused;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -28,7 +28,7 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(WATCHDOG, test).await.expect("the test hangs") });
 }
 
-/// Runs a test on one thread with all that it asks, so that whoever could go on has gone on behind [`World::rounds`].
+/// Runs a test on one thread with all that it asks, so that whoever could go on has gone on behind [`Setup::rounds`].
 pub(crate) fn run_on_one_thread(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(WATCHDOG, test).await.expect("the test hangs") });
@@ -52,7 +52,7 @@ pub(crate) struct Seen {
     pub(crate) suspects: usize,
 }
 
-pub(crate) struct FakeGate {
+pub(crate) struct FakeBackend {
     models: Vec<(Route, Vec<String>)>,
     pub(crate) front: Mutex<Arc<config::Front>>,
     pub(crate) verdict: watch::Sender<Verdict>,
@@ -69,7 +69,7 @@ impl Drop for Counted {
     }
 }
 
-impl Gate for FakeGate {
+impl Backend for FakeBackend {
     fn route(&self, name: &str) -> Option<Route> {
         let is_it = |(route, aliases): &&(Route, Vec<String>)| {
             route.name == name || aliases.iter().any(|one| one == name)
@@ -126,21 +126,21 @@ impl Gate for FakeGate {
 }
 
 /// A front, what is behind it, and what it did.
-pub(crate) struct World {
+pub(crate) struct Setup {
     pub(crate) address: SocketAddr,
     pub(crate) engine: TcpListener,
-    pub(crate) gate: Arc<FakeGate>,
+    pub(crate) backend: Arc<FakeBackend>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) served: JoinHandle<io::Result<()>>,
 }
 
-impl World {
+impl Setup {
     /// One with these lines of `[front]`.
     pub(crate) async fn new(lines: &str) -> Self {
-        Self::patient(lines, Patience::default()).await
+        Self::with_timeouts(lines, Timeouts::default()).await
     }
 
-    pub(crate) async fn patient(lines: &str, patience: Patience) -> Self {
+    pub(crate) async fn with_timeouts(lines: &str, timeouts: Timeouts) -> Self {
         let text = format!("[front]\n{lines}\n[[model]]\nname = \"any\"\nurl = \"http://127.0.0.1:1\"\n");
         let front = Config::parse(&text, &|place| Ok(format!("key-of-{}", &place[4..]))).unwrap().front;
         let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -151,7 +151,7 @@ impl World {
             url: url.clone(),
             served_as: served_as.to_owned(),
         };
-        let gate = Arc::new(FakeGate {
+        let backend = Arc::new(FakeBackend {
             models: vec![
                 (route(0, "org/one", "org/one"), vec!["small".to_owned()]),
                 (route(1, "two", "/models/\"two\""), vec!["large".to_owned()]),
@@ -166,11 +166,11 @@ impl World {
         let shutdown = CancellationToken::new();
         let served = tokio::spawn(front::serve(
             listener,
-            Arc::clone(&gate) as Arc<dyn Gate>,
+            Arc::clone(&backend) as Arc<dyn Backend>,
             shutdown.clone(),
-            patience,
+            timeouts,
         ));
-        Self { address, engine, gate, shutdown, served }
+        Self { address, engine, backend, shutdown, served }
     }
 
     pub(crate) async fn client(&self) -> Wire {
@@ -191,7 +191,7 @@ impl World {
 
     /// Waits until the gate has seen something.
     pub(crate) async fn until(&self, is_it: impl FnMut(&Seen) -> bool) -> Seen {
-        *self.gate.seen.subscribe().wait_for(is_it).await.unwrap()
+        *self.backend.seen.subscribe().wait_for(is_it).await.unwrap()
     }
 
     /// Asks the front for its health, again and again: on one thread, everybody who could go on meanwhile has.
@@ -204,7 +204,7 @@ impl World {
     }
 
     pub(crate) fn say(&self, verdict: Verdict) {
-        self.gate.verdict.send_replace(verdict);
+        self.backend.verdict.send_replace(verdict);
     }
 
     pub(crate) fn refuse(&self, refusal: Refusal, retry_after: Option<Duration>) {

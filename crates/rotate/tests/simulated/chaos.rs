@@ -3,16 +3,16 @@
 
 use std::time::Duration;
 
-use poorwill_rotate::policy::{Found, Gpu, Input, ModelId, Outcome, Rules};
+use poorwill_rotate::policy::{EngineState, Gpu, Input, ModelId, Outcome, Rules};
 
-use super::{CARD, Engine, GIB, Happening, Lies, Request, Rng, State, World, engine};
+use super::{CARD, Engine, GIB, Occurrence, Faults, Request, Rng, State, Simulation, engine};
 
-impl World {
+impl Simulation {
     /// One with everything that may come from outside, too.
-    pub(crate) fn wild(seed: u64, lies: Lies) -> Self {
+    pub(crate) fn chaos(seed: u64, faults: Faults) -> Self {
         let mut rng = Rng::of(seed);
         let gpus = 1 + rng.below(2);
-        let mut engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, lies)).collect();
+        let mut engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, faults)).collect();
         for engine in &mut engines {
             let rules = &mut engine.rules;
             if rng.one_in(3) {
@@ -25,22 +25,22 @@ impl World {
             rules.turn_max = zero(&mut rng, rules.turn_max);
             rules.pause_min = zero(&mut rng, rules.pause_min);
             rules.limits.drain = zero(&mut rng, rules.limits.drain);
-            rules.limits.room = if rng.one_in(6) { Duration::from_millis(50) } else { rules.limits.room };
+            rules.limits.find_memory = if rng.one_in(6) { Duration::from_millis(50) } else { rules.limits.find_memory };
             rules.limits.poll = zero(&mut rng, rules.limits.poll);
             rules.idle_max = if rng.one_in(6) { Some(Duration::ZERO) } else { rules.idle_max };
             rules.queue_max = usize::try_from(1 + rng.below(12)).unwrap();
         }
-        let mut world = Self::of(seed, rng, lies, engines);
-        (world.is_wild, world.was_wild) = (true, true);
-        world.at(Duration::ZERO, Happening::Command);
-        world.at(Duration::ZERO, Happening::Outsider);
-        world
+        let mut simulation = Self::of(seed, rng, faults, engines);
+        (simulation.is_wild, simulation.was_wild) = (true, true);
+        simulation.at(Duration::ZERO, Occurrence::Command);
+        simulation.at(Duration::ZERO, Occurrence::Outsider);
+        simulation
     }
 
     /// Honest ones of which everybody is waited for all the time: one on two GPUs, and two on each.
     pub(crate) fn busy(seed: u64) -> Self {
         let mut rng = Rng::of(seed);
-        let mut engines: Vec<Engine> = (0..5).map(|_| engine(&mut rng, 1, Lies::None)).collect();
+        let mut engines: Vec<Engine> = (0..5).map(|_| engine(&mut rng, 1, Faults::None)).collect();
         for (nth, engine) in engines.iter_mut().enumerate() {
             let gpus = [vec![Gpu(0), Gpu(1)], vec![Gpu(0)], vec![Gpu(1)]][nth.div_ceil(2)].clone();
             engine.awake_bytes = (45 + rng.below(20)) * GIB;
@@ -51,9 +51,9 @@ impl World {
             rules.need_bytes = Some(engine.awake_bytes);
             (engine.state, engine.held_bytes) = (State::Asleep, engine.asleep_bytes);
         }
-        let mut world = Self::of(seed, rng, Lies::None, engines);
-        world.is_busy = true;
-        world
+        let mut simulation = Self::of(seed, rng, Faults::None, engines);
+        simulation.is_busy = true;
+        simulation
     }
 
     /// Nobody comes from outside any more, and whoever runs what nobody else may restart has done so.
@@ -98,7 +98,7 @@ impl World {
         };
         self.tell(input);
         let wait = self.rng.millis(0, 6000);
-        self.at(wait, Happening::Command);
+        self.at(wait, Occurrence::Command);
     }
 
     /// Somebody else puts one to sleep that is awake and has nothing to do; whether it was one.
@@ -127,7 +127,7 @@ impl World {
             }
         }
         let wait = self.rng.millis(500, 30_000);
-        self.at(wait, Happening::Outsider);
+        self.at(wait, Occurrence::Outsider);
     }
 
     /// Reports that are late, or come twice.
@@ -138,7 +138,7 @@ impl World {
             0 => Outcome::Done,
             1 => Outcome::Free(vec![CARD; 2]),
             2 => Outcome::Canary(Ok(())),
-            3 => Outcome::Found(Found::Awake),
+            3 => Outcome::Probed(EngineState::Awake),
             _ => Outcome::Failed("late".to_owned()),
         };
         // They change nothing, and so nothing follows from them.

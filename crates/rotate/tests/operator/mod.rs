@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use poorwill_rotate::config::{self, Config};
-use poorwill_rotate::control::{Desk, Later, serve};
-use poorwill_rotate::service::{GpuNow, ModelNow, Order, Snapshot, Swap, Told, What};
+use poorwill_rotate::control::{ControlApi, Later, serve};
+use poorwill_rotate::service::{GpuNow, ModelNow, ModelCommand, Snapshot, Swap, ServiceEvent, EventKind};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -19,36 +19,36 @@ use tokio_util::sync::CancellationToken;
 /// Behind this a test is stuck. Nothing is measured by it.
 pub(crate) const STUCK: Duration = Duration::from_secs(120);
 /// A service that does what it is told to, and remembers it.
-pub(crate) struct Fake {
+pub(crate) struct FakeApi {
     pub(crate) snapshot: Mutex<Snapshot>,
-    pub(crate) orders: Mutex<Vec<(String, Order)>>,
+    pub(crate) commands: Mutex<Vec<(String, ModelCommand)>>,
     pub(crate) reloads: Mutex<Vec<Result<(), String>>>,
     /// What a reload waits for.
-    pub(crate) gate: Option<(Notify, Notify)>,
+    pub(crate) barrier: Option<(Notify, Notify)>,
     pub(crate) reloaded: Mutex<u32>,
     pub(crate) control: Mutex<Arc<config::Control>>,
-    pub(crate) events: broadcast::Sender<Arc<Told>>,
+    pub(crate) events: broadcast::Sender<Arc<ServiceEvent>>,
 }
 
-impl Desk for Fake {
+impl ControlApi for FakeApi {
     fn snapshot(&self) -> Later<'_, Snapshot> {
         Box::pin(async { self.snapshot.lock().unwrap().clone() })
     }
 
-    fn events(&self) -> broadcast::Receiver<Arc<Told>> {
+    fn events(&self) -> broadcast::Receiver<Arc<ServiceEvent>> {
         self.events.subscribe()
     }
 
-    fn order<'a>(&'a self, name: &'a str, order: Order) -> Later<'a, bool> {
+    fn command<'a>(&'a self, name: &'a str, command: ModelCommand) -> Later<'a, bool> {
         Box::pin(async move {
             let mut snapshot = self.snapshot.lock().unwrap();
             let Some(model) = snapshot.models.iter_mut().find(|model| is_it(model, name)) else {
                 return false;
             };
-            if let Order::Pin(is_pinned) = order {
+            if let ModelCommand::Pin(is_pinned) = command {
                 model.is_pinned = is_pinned;
             }
-            self.orders.lock().unwrap().push((name.to_owned(), order));
+            self.commands.lock().unwrap().push((name.to_owned(), command));
             true
         })
     }
@@ -62,7 +62,7 @@ impl Desk for Fake {
 
     fn reload(&self) -> Later<'_, Result<(), String>> {
         Box::pin(async {
-            if let Some((begun, may_end)) = &self.gate {
+            if let Some((begun, may_end)) = &self.barrier {
                 begun.notify_one();
                 may_end.notified().await;
             }
@@ -149,18 +149,18 @@ pub(crate) fn swap() -> Swap {
     Swap { at_unix_ms: 1_700_000_000_000, model: "one".to_owned(), path: "hot", total_s: 2.0, phases }
 }
 
-pub(crate) fn told(seq: u64, model: &str, what: What) -> Arc<Told> {
-    Arc::new(Told { seq, at_unix_ms: 1_700_000_000_000 + seq, model: model.to_owned(), what })
+pub(crate) fn event(seq: u64, model: &str, what: EventKind) -> Arc<ServiceEvent> {
+    Arc::new(ServiceEvent { seq, at_unix_ms: 1_700_000_000_000 + seq, model: model.to_owned(), what })
 }
 
-pub(crate) fn stage(seq: u64) -> Arc<Told> {
-    told(seq, "one", What::Stage { before: "asleep", before_s: 1.0, stage: "waking" })
+pub(crate) fn stage(seq: u64) -> Arc<ServiceEvent> {
+    event(seq, "one", EventKind::Stage { before: "asleep", before_s: 1.0, stage: "waking" })
 }
 
 /// Control that runs.
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
-    pub(crate) desk: Arc<Fake>,
+    pub(crate) api: Arc<FakeApi>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) served: JoinHandle<std::io::Result<()>>,
 }
@@ -169,18 +169,18 @@ pub(crate) struct Options<'a> {
     pub(crate) keys: &'a [&'a str],
     pub(crate) listen: &'a str,
     pub(crate) events_kept: usize,
-    pub(crate) has_gate: bool,
+    pub(crate) has_barrier: bool,
 }
 
 pub(crate) const PLAIN: Options<'static> =
-    Options { keys: &[], listen: "127.0.0.1:0", events_kept: 8192, has_gate: false };
+    Options { keys: &[], listen: "127.0.0.1:0", events_kept: 8192, has_barrier: false };
 
 pub(crate) async fn running(options: Options<'_>) -> Running {
-    let desk = Arc::new(Fake {
+    let api = Arc::new(FakeApi {
         snapshot: Mutex::new(snapshot()),
-        orders: Mutex::default(),
+        commands: Mutex::default(),
         reloads: Mutex::default(),
-        gate: options.has_gate.then(Default::default),
+        barrier: options.has_barrier.then(Default::default),
         reloaded: Mutex::default(),
         control: Mutex::new(control(options.keys)),
         events: broadcast::Sender::new(options.events_kept),
@@ -188,8 +188,8 @@ pub(crate) async fn running(options: Options<'_>) -> Running {
     let listener = TcpListener::bind(options.listen).await.unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
     let shutdown = CancellationToken::new();
-    let served = tokio::spawn(serve(listener, Arc::<Fake>::clone(&desk), shutdown.clone()));
-    let running = Running { address, desk, shutdown, served };
+    let served = tokio::spawn(serve(listener, Arc::<FakeApi>::clone(&api), shutdown.clone()));
+    let running = Running { address, api, shutdown, served };
     // Whoever is answered is answered by something that takes events already.
     assert_eq!(running.ask("GET /health", "", "").await.status, 200);
     running
@@ -260,8 +260,8 @@ impl Running {
         follower
     }
 
-    pub(crate) fn tell(&self, told: Arc<Told>) {
-        self.desk.events.send(told).unwrap();
+    pub(crate) fn send_event(&self, event: Arc<ServiceEvent>) {
+        self.api.events.send(event).unwrap();
     }
 
     /// The metrics, once this one says so.
