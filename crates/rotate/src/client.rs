@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::config::{Config, Key};
 use crate::http as transport;
+use crate::policy::StageName;
 
 /// Timeout of a control request.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -100,7 +101,7 @@ pub enum ClientError {
         /// The time waited.
         waited_s: f64,
         /// The stage waited for.
-        wanted: &'static str,
+        wanted: StageName,
         /// Its last failure, in parentheses, or nothing.
         because: String,
     },
@@ -132,7 +133,12 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn command(&self, model: &str, action: &str, body: Option<Value>) -> Result<Value, ClientError> {
+    pub async fn command(
+        &self,
+        model: &str,
+        action: &str,
+        body: Option<Value>,
+    ) -> Result<Value, ClientError> {
         let path = format!("/rotate/models/{}/{action}", escaped(model));
         self.send(&self.control, Method::POST, &path, body, ANSWER_MAX).await
     }
@@ -175,8 +181,8 @@ impl Client {
     pub async fn until(
         &self,
         model: &str,
-        wanted: &'static str,
-        stages: &[&str],
+        wanted: StageName,
+        stages: &[StageName],
         timeout: Duration,
     ) -> Result<Waited, ClientError> {
         let began = Instant::now();
@@ -187,7 +193,7 @@ impl Client {
             let now = models.iter().find(|one| one["name"] == model);
             let stage = now.and_then(|one| one["stage"].as_str()).unwrap_or("not there");
             failure = now.and_then(|one| one["last_failure"].as_str()).map(str::to_owned).or(failure);
-            if stages.contains(&stage) {
+            if stages.iter().any(|wanted| wanted.as_str() == stage) {
                 let starts = now.and_then(|one| one["starts"].as_u64()).unwrap_or(0);
                 return Ok(Waited { starts, failure });
             }
@@ -213,9 +219,12 @@ impl Client {
         limit: Duration,
     ) -> Result<Value, ClientError> {
         let request_line = format!("{method} {path}");
-        let unexpected = |reason: String| ClientError::Unexpected { request_line: request_line.clone(), reason };
-        let timed_out =
-            |limit: Duration| ClientError::Timeout { request_line: request_line.clone(), limit_s: limit.as_secs_f64() };
+        let unexpected =
+            |reason: String| ClientError::Unexpected { request_line: request_line.clone(), reason };
+        let timed_out = |limit: Duration| ClientError::Timeout {
+            request_line: request_line.clone(),
+            limit_s: limit.as_secs_f64(),
+        };
         let unreached = |error: &(dyn std::error::Error + 'static)| {
             let reason = transport::causes(error).last().map(ToString::to_string).unwrap_or_default();
             ClientError::Unreachable { listener: listener.name, base: listener.base.clone(), reason }

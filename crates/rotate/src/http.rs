@@ -55,7 +55,10 @@ impl Service<Uri> for Connector {
 }
 
 /// Connects within `connect_max`. Keeps connections for reuse up to `idle`, or not at all.
-pub(crate) fn client<B: Body<Data: Send> + Send>(connect_max: Duration, idle: Option<Duration>) -> HttpClient<B> {
+pub(crate) fn client<B: Body<Data: Send> + Send>(
+    connect_max: Duration,
+    idle: Option<Duration>,
+) -> HttpClient<B> {
     let mut inner = HttpConnector::new();
     inner.set_nodelay(true);
     inner.set_connect_timeout(Some(connect_max));
@@ -84,7 +87,7 @@ pub(crate) fn request(
 
 /// A body, as far as it was read.
 #[derive(Debug)]
-pub(crate) struct Read {
+pub(crate) struct ReadBody {
     pub(crate) bytes: Vec<u8>,
     /// Whether the body was longer.
     pub(crate) is_cut: bool,
@@ -93,8 +96,8 @@ pub(crate) struct Read {
 }
 
 /// Reads up to `most` bytes.
-pub(crate) async fn read(mut body: Incoming, most: usize) -> Read {
-    let mut read = Read { bytes: Vec::new(), is_cut: false, broke: None };
+pub(crate) async fn read(mut body: Incoming, most: usize) -> ReadBody {
+    let mut read = ReadBody { bytes: Vec::new(), is_cut: false, broke: None };
     while !read.is_cut {
         match body.frame().await {
             None => break,

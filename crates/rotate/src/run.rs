@@ -17,10 +17,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, ConfigError};
 use crate::control::{self, ControlApi, Later};
-use crate::front::{self, Backend, Listed, Timeouts, Route};
+use crate::front::{self, Backend, Listed, Route, Timeouts};
 use crate::measure::{Devices, Meter, Processes};
-use crate::policy::{Gpu, ModelId};
-use crate::service::{Admission, ModelCommand, Refused, Service, ServiceError, Snapshot, ServiceEvent};
+use crate::policy::{Gpu, ModelId, StageName};
+use crate::service::{Admission, ModelCommand, Refused, Service, ServiceError, ServiceEvent, Snapshot};
 
 /// How long a listener may take to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
@@ -47,7 +47,9 @@ pub enum RunError {
         reason: String,
     },
     /// The address cannot be bound.
-    #[error("the {listener} cannot listen on {address}; give it another address, or end the process that listens there")]
+    #[error(
+        "the {listener} cannot listen on {address}; give it another address, or end the process that listens there"
+    )]
     Listen {
         /// `front` or `control`.
         listener: &'static str,
@@ -220,7 +222,7 @@ impl Backend for ServiceHandle {
         let listed = listed.map(|(model, stage)| Listed {
             name: model.name.clone(),
             aliases: model.aliases.clone(),
-            is_ready: stage == "ready",
+            is_ready: stage == StageName::Ready,
             stage,
         });
         listed.collect()

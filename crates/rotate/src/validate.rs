@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::client::{Client, ClientError};
 use crate::config::{Config, Model};
+use crate::policy::StageName;
 
 /// Tokens of each answer.
 const TOKENS: u32 = 16;
@@ -116,18 +117,19 @@ async fn steps(
     let up_max = if model.start.is_some() { swap_max + 2 * limits.start } else { swap_max };
     let answer_max = model.rules.wait_max + limits.canary;
     client.command(name, "wake", None).await?;
-    let up = client.until(name, "ready", &["ready"], up_max).await?;
+    let up = client.until(name, StageName::Ready, &[StageName::Ready], up_max).await?;
     let mut before = Vec::new();
     for nth in 0..requests {
         before.push(client.complete(name, &question(nth), TOKENS, answer_max).await?);
     }
     let began = Instant::now();
     client.command(name, "sleep", None).await?;
-    let slept = client.until(name, "asleep", &["asleep", "cold"], swap_max).await?;
+    let slept =
+        client.until(name, StageName::Asleep, &[StageName::Asleep, StageName::Cold], swap_max).await?;
     result.sleep_s = Some(seconds(began));
     let began = Instant::now();
     client.command(name, "wake", None).await?;
-    let woken = client.until(name, "ready", &["ready"], up_max).await?;
+    let woken = client.until(name, StageName::Ready, &[StageName::Ready], up_max).await?;
     result.wake_s = Some(seconds(began));
     if model.rules.can_sleep && woken.starts != up.starts {
         let reason = slept.failure.or(woken.failure);

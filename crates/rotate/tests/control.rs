@@ -2,13 +2,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod operator;
+mod reference;
 
-use poorwill_rotate::service::{ModelCommand, Swap, EventKind};
+use poorwill_rotate::policy::StageName;
+use poorwill_rotate::service::{EventKind, ModelCommand, Swap, SwapPath};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use self::operator::{Metrics, Options, PLAIN, STUCK, is_it, running, snapshot, stage, swap, event};
+use self::operator::{Metrics, Options, PLAIN, STUCK, event, is_it, running, snapshot, stage, swap};
 
 /// As many as may follow events.
 const FOLLOWERS: usize = 64;
@@ -262,7 +264,11 @@ async fn a_slow_follower_gets_the_count_of_lost_events_and_goes_on() {
     let control = running(PLAIN).await;
     let mut slow = control.follow("/rotate/events", "").await;
     for seq in 1..=EVENTS {
-        control.send_event(event(seq, "one", EventKind::Failed { stage: "waking", reason: "x".repeat(16 << 10) }));
+        control.send_event(event(
+            seq,
+            "one",
+            EventKind::Failed { stage: StageName::Waking, reason: "x".repeat(16 << 10) },
+        ));
     }
     let sample = "poorwill_rotate_failures_total{model=\"one\",stage=\"waking\"}";
     control.metrics_when(sample, 3000.0).await;
@@ -319,13 +325,21 @@ async fn metrics_are_what_events_and_the_snapshot_say() {
     let failed = |seq, stage| event(seq, "one", EventKind::Failed { stage, reason: "it is gone".to_owned() });
     let shortfall = EventKind::Shortfall { gpu: 0, expected_bytes: 9, freed_bytes: 1 };
     control.send_event(event(1, "one", EventKind::Ready { swap: swap() }));
-    control.send_event(event(2, "one", EventKind::Ready { swap: Swap { path: "cold", total_s: 100.0, ..swap() } }));
-    control.send_event(failed(3, "waking"));
-    control.send_event(failed(4, "canary"));
-    control.send_event(failed(5, "canary"));
+    control.send_event(event(
+        2,
+        "one",
+        EventKind::Ready { swap: Swap { path: SwapPath::Cold, total_s: 100.0, ..swap() } },
+    ));
+    control.send_event(failed(3, StageName::Waking));
+    control.send_event(failed(4, StageName::Canary));
+    control.send_event(failed(5, StageName::Canary));
     control.send_event(event(6, "one", shortfall));
-    for (seq, before) in [(7, "falling asleep"), (8, "ready")] {
-        control.send_event(event(seq, "one", EventKind::Stage { before, before_s: 0.25, stage: "releasing memory" }));
+    for (seq, before) in [(7, StageName::FallingAsleep), (8, StageName::Ready)] {
+        control.send_event(event(
+            seq,
+            "one",
+            EventKind::Stage { before, before_s: 0.25, stage: StageName::ReleasingMemory },
+        ));
     }
     control.send_event(event(9, "three", EventKind::Quarantined { for_s: 60.0, failures: 3 }));
     let metrics = control.metrics_when("poorwill_rotate_quarantines_total{model=\"three\"}", 1.0).await;
@@ -400,4 +414,86 @@ async fn when_the_service_ends_streams_end_and_so_does_this() {
     assert!(follower.next().await.is_none());
     tokio::time::timeout(STUCK, control.served).await.expect("it ends").unwrap().unwrap();
     assert!(TcpStream::connect(control.address).await.is_err(), "nobody listens any more");
+}
+
+/// The page of metrics, from the help, type and unit lines of a scrape in which every metric has a sample.
+#[tokio::test]
+async fn metrics_reference() {
+    let control = running(PLAIN).await;
+    control.send_event(event(1, "one", EventKind::Ready { swap: swap() }));
+    let failed = EventKind::Failed { stage: StageName::Canary, reason: "other text".to_owned() };
+    control.send_event(event(2, "one", failed));
+    let sample = "poorwill_rotate_failures_total{model=\"one\",stage=\"canary\"}";
+    control.metrics_when(sample, 1.0).await;
+    let scrape = control.ask("GET /metrics", "", "").await.body;
+    let comment = |kind: &str, name: &str| {
+        let line = scrape.lines().find_map(|line| line.strip_prefix(&format!("# {kind} {name} ")));
+        line.map(str::to_owned)
+    };
+    let mut text = reference::head("metrics_reference");
+    text += "# Metrics of a rotation\n\n`GET /metrics` of control answers with OpenMetrics text. Counters end in `_total`; \
+             a histogram has `_bucket`, `_sum` and `_count`.\n\n\
+             | metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n";
+    let names = scrape.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
+    for (name, help) in names {
+        let kind = comment("TYPE", name).unwrap();
+        let suffix = if kind == "counter" { "_total" } else { "" };
+        let labelled =
+            |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', '_', ' ']));
+        let sample =
+            scrape.lines().find(|line| labelled(line)).unwrap_or_else(|| panic!("{name} has no sample"));
+        let labels = sample.split_once('{').map_or("", |(_, rest)| rest.rsplit_once('}').unwrap().0);
+        let labels: Vec<String> = labels
+            .split(',')
+            .filter_map(|label| label.split_once('='))
+            .filter(|(label, _)| *label != "le")
+            .map(|(label, _)| format!("`{label}`"))
+            .collect();
+        let unit = comment("UNIT", name).unwrap_or_default();
+        text += &format!("| `{name}{suffix}` | {kind} | {} | {unit} | {help} |\n", labels.join(", "));
+    }
+    let stages: Vec<String> = StageName::ALL.iter().map(|stage| format!("`{stage}`")).collect();
+    text += &format!(
+        "\n`stage` and `phase` are stages of a model: {}. The phase `total` is the whole swap. `path` is `hot` (woke \
+         with its weights), `warm` (read its weights again), `cold` (was started), `found` (was awake when the service \
+         began), or `away` (leaving).\n",
+        stages.join(", ")
+    );
+    reference::check("metrics.md", &text);
+}
+
+/// Every route of control, and every key of its JSON, stands in the page of the HTTP API.
+#[test]
+fn api_reference() {
+    let page = std::fs::read_to_string(reference::path("rotation-api.md")).unwrap();
+    let routes = include_str!("../src/control/routes.rs").split(".route(\"").skip(1);
+    let routes: Vec<&str> = routes.map(|rest| rest.split_once('"').unwrap().0).collect();
+    assert!(routes.len() >= 8, "{routes:?}");
+    for route in routes {
+        assert!(page.contains(&format!(" {}`", route.replace("{command}", "wake"))), "{route}");
+    }
+    let mut keys = std::collections::BTreeSet::new();
+    let all = [
+        EventKind::Stage { before: StageName::Cold, before_s: 1.0, stage: StageName::Starting },
+        EventKind::Ready { swap: swap() },
+        EventKind::Failed { stage: StageName::Waking, reason: String::new() },
+        EventKind::Shortfall { gpu: 0, expected_bytes: 1, freed_bytes: 0 },
+        EventKind::Learnt { held_bytes: Vec::new() },
+        EventKind::Quarantined { for_s: 1.0, failures: 1 },
+    ];
+    for what in all {
+        collect(&serde_json::to_value(&*event(1, "one", what)).unwrap(), &mut keys);
+    }
+    collect(&serde_json::to_value(snapshot()).unwrap(), &mut keys);
+    for key in keys {
+        assert!(page.contains(&format!("`{key}`")), "{key}");
+    }
+}
+
+fn collect(value: &serde_json::Value, keys: &mut std::collections::BTreeSet<String>) {
+    for (key, value) in value.as_object().into_iter().flatten() {
+        keys.insert(key.clone());
+        collect(value, keys);
+    }
+    value.as_array().into_iter().flatten().for_each(|value| collect(value, keys));
 }

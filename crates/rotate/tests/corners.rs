@@ -7,10 +7,11 @@ mod fixture;
 use std::time::Duration;
 
 use poorwill_rotate::policy::{
-    Effect, Event, EngineState, Gpu, Input, Limits, ModelId, Outcome, Policy, Refusal, RequestId, Rules, Task, Time,
+    Effect, EngineState, Event, Gpu, Input, Limits, ModelId, Outcome, Policy, Refusal, RequestId, Rules,
+    StageName, Task, Time,
 };
 
-use fixture::{CARD, GIB, Fixture, seconds};
+use fixture::{CARD, Fixture, GIB, seconds};
 
 #[test]
 fn no_model_overtakes_one_that_waits_for_two_gpus() {
@@ -62,7 +63,8 @@ fn no_request_is_refused_for_an_old_measurement() {
 
 #[test]
 fn no_model_is_evicted_in_vain() {
-    let mut fixture = Fixture::of(&[50 * GIB, 20 * GIB, 40 * GIB], |model, rules| rules.is_pinned = model == 0);
+    let mut fixture =
+        Fixture::of(&[50 * GIB, 20 * GIB, 40 * GIB], |model, rules| rules.is_pinned = model == 0);
     fixture.use_once(1);
     fixture.input(Input::Sleep(ModelId(1)));
     fixture.settle();
@@ -70,7 +72,11 @@ fn no_model_is_evicted_in_vain() {
     fixture.use_once(0);
     let request = fixture.ask(2);
     fixture.pass(100);
-    assert!(matches!(fixture.refused.get(&request), Some(Refusal::NoMemory { .. })), "{:?}", fixture.stages());
+    assert!(
+        matches!(fixture.refused.get(&request), Some(Refusal::NoMemory { .. })),
+        "{:?}",
+        fixture.stages()
+    );
     assert_eq!(fixture.stages(), ["ready", "ready", "asleep"]);
 }
 
@@ -256,7 +262,7 @@ fn a_restart_stops_a_quarantined_model_or_reports_that_it_cannot() {
     fixture.events.clear();
     fixture.input(Input::Restart(ModelId(0)));
     assert!(
-        matches!(fixture.events.as_slice(), [(0, Event::Failed { stage: "starting", .. })]),
+        matches!(fixture.events.as_slice(), [(0, Event::Failed { stage: StageName::Starting, .. })]),
         "{:?}",
         fixture.events
     );
@@ -389,7 +395,8 @@ fn a_wake_that_fails_is_no_more_tried_with_what_was_given_back_once() {
 
 #[test]
 fn who_ended_last_was_used_last() {
-    let mut fixture = Fixture::of(&[30 * GIB, 30 * GIB, 40 * GIB], |_, rules| rules.idle_max = Some(seconds(5)));
+    let mut fixture =
+        Fixture::of(&[30 * GIB, 30 * GIB, 40 * GIB], |_, rules| rules.idle_max = Some(seconds(5)));
     let long = fixture.ask(0);
     fixture.pass(1_000);
     let short = fixture.ask(1);

@@ -9,13 +9,13 @@ mod bodies;
 mod errors;
 #[path = "front/leaving.rs"]
 mod leaving;
+#[path = "front/log.rs"]
+mod log;
 #[path = "front/malformed.rs"]
 mod malformed;
 #[path = "front/routing.rs"]
 mod routing;
-#[path = "front/streams.rs"]
-mod streams;
-#[path = "front/log.rs"]
-mod log;
 #[path = "front/setup.rs"]
 mod setup;
+#[path = "front/streams.rs"]
+mod streams;

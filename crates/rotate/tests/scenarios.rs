@@ -6,13 +6,14 @@ mod fixture;
 
 use poorwill_rotate::policy::{Event, Gpu, Input, ModelId, Outcome, Refusal, RequestId, Rules, Task};
 
-use fixture::{CARD, GIB, Fixture, seconds};
+use fixture::{CARD, Fixture, GIB, seconds};
 
 #[test]
 fn a_model_is_proved_before_it_gets_requests() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, _| {});
     let request = fixture.ask(0);
-    let expected = [Task::Measure, Task::Wake, Task::Confirm, Task::Canary, Task::Measure].map(|task| (0, task));
+    let expected =
+        [Task::Measure, Task::Wake, Task::Confirm, Task::Canary, Task::Measure].map(|task| (0, task));
     assert_eq!(fixture.tasks, expected);
     assert_eq!(fixture.admitted, [(request, 0)]);
 }
@@ -195,7 +196,9 @@ fn gibberish_is_answered_by_one_restart_and_then_by_being_left_alone_for_longer_
         assert_eq!(fixture.stage(0), "asleep");
         fixture.instead = vec![wrong(), wrong()];
         let request = fixture.ask(0);
-        let Refusal::Quarantined { until } = fixture.refused[&request] else { panic!("{:?}", fixture.refused) };
+        let Refusal::Quarantined { until } = fixture.refused[&request] else {
+            panic!("{:?}", fixture.refused)
+        };
         pauses.push(until.since(fixture.now));
         // Meanwhile it is refused at once.
         let other = fixture.ask(0);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use poorwill_rotate::config::{Config, MemorySource};
-use poorwill_rotate::policy::Refusal;
-use poorwill_rotate::service::{ModelCommand, Service, ServiceError, Snapshot, EventKind};
+use poorwill_rotate::policy::{Refusal, StageName};
+use poorwill_rotate::service::{EventKind, ModelCommand, Service, ServiceError, Snapshot, SwapPath};
 use tokio::time::timeout;
 
 use mock::{Fault, Machine};
@@ -102,7 +102,11 @@ async fn models_take_turns_and_only_one_is_awake_where_one_fits() {
     }
     let snapshot = service.snapshot().await;
     assert_eq!(snapshot.models.iter().map(|model| model.admitted).sum::<u64>(), 12);
-    assert!(snapshot.swaps.iter().filter(|swap| swap.path == "hot").count() >= 8, "{:#?}", snapshot.swaps);
+    assert!(
+        snapshot.swaps.iter().filter(|swap| swap.path == SwapPath::Hot).count() >= 8,
+        "{:#?}",
+        snapshot.swaps
+    );
     assert_eq!(snapshot.gpus[0].total_bytes, Some(10 * GIB));
     assert!(snapshot.models.iter().all(|model| model.held_bytes == Some(vec![6 * GIB])));
     assert_eq!(machine.awake_at_most(), 1);
@@ -245,7 +249,7 @@ async fn orders_events_and_what_is_found_at_the_start() {
     let pinned = until(&service, "b pinned", |snapshot| snapshot.models[1].is_pinned).await;
     assert!(!pinned.models[0].is_pinned);
     assert!(service.command("b", ModelCommand::Sleep));
-    until(&service, "b asleep", |snapshot| snapshot.models[1].stage == "asleep").await;
+    until(&service, "b asleep", |snapshot| snapshot.models[1].stage == StageName::Asleep).await;
     let (mut seen, mut last) = (Vec::new(), None);
     while let Ok(event) = events.try_recv() {
         assert!(last.is_none_or(|last| event.seq == last + 1));
@@ -255,7 +259,7 @@ async fn orders_events_and_what_is_found_at_the_start() {
             seen.push((event.model.clone(), swap.path));
         }
     }
-    assert!(seen.contains(&("b".to_owned(), "hot")), "{seen:?}");
+    assert!(seen.contains(&("b".to_owned(), SwapPath::Hot)), "{seen:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -308,7 +312,7 @@ async fn an_engine_that_another_program_puts_to_sleep_is_noticed_and_woken() {
     // Its answer would never come.
     timeout(TIMEOUT, admission.aborted.cancelled()).await.unwrap();
     drop(admission);
-    let snapshot = until(&service, "asleep", |snapshot| snapshot.models[0].stage == "asleep").await;
+    let snapshot = until(&service, "asleep", |snapshot| snapshot.models[0].stage == StageName::Asleep).await;
     assert!(snapshot.models[0].last_failure.as_deref().unwrap().contains("without a command from here"));
     assert_eq!(snapshot.models[0].starts, 0);
     for name in ["b", "a"] {

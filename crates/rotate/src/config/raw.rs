@@ -10,7 +10,9 @@ use serde::Deserialize;
 
 use super::keys::Key;
 use super::values::{KeySources, Size, Wait};
-use super::{Canary, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model, Start, section, invalid};
+use super::{
+    Canary, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model, Start, invalid, section,
+};
 use crate::policy::{Gpu, Limits, Rules};
 
 /// Default port of the front, on the loopback address.
@@ -195,7 +197,9 @@ impl RawMemory {
             (Measure::Processes, None) => {
                 invalid("measure is \"processes\", but the size of each GPU is missing; say gpu = \"8GiB\"")
             }
-            (Measure::Processes, Some(0)) => invalid("gpu is 0, and nothing could run on that; make it larger"),
+            (Measure::Processes, Some(0)) => {
+                invalid("gpu is 0, and nothing could run on that; make it larger")
+            }
             (Measure::Processes, Some(gpu_bytes)) => Ok(MemorySource::Processes { gpu_bytes }),
         }
     }
@@ -230,7 +234,9 @@ impl RawModel {
         sorted.sort_unstable();
         sorted.dedup();
         if gpus.is_empty() || sorted.len() < gpus.len() || sorted.last().is_some_and(|gpu| *gpu >= GPUS_MAX) {
-            return invalid(&format!("gpus are {gpus:?}; name each GPU that its engine is on once, from 0 on"));
+            return invalid(&format!(
+                "gpus are {gpus:?}; name each GPU that its engine is on once, from 0 on"
+            ));
         }
         let url = self.url.trim_end_matches('/').to_owned();
         if let Err(reason) = check_url(&url) {
@@ -267,7 +273,9 @@ impl RawModel {
         rules.need_bytes = self.need.map(|size| size.0);
         rules.can_restart = !self.command.is_empty();
         if !rules.can_sleep && !rules.can_restart {
-            return invalid("it neither sleeps nor has a command to be started with, so it could never leave");
+            return invalid(
+                "it neither sleeps nor has a command to be started with, so it could never leave",
+            );
         }
         if rules.running_max == 0 || rules.queue_max == 0 {
             return invalid("running_max and queue_max are 1 or more, or it could not be asked");
@@ -415,8 +423,9 @@ fn keys_of(
 /// Accepts `http://`, a host and a port. The message does not repeat the URL, which may contain a password.
 pub(crate) fn check_url(url: &str) -> Result<(), String> {
     let Some(rest) = url.strip_prefix("http://") else {
-        return Err("it has to begin with http://; engines are on this machine, or behind a proxy that is"
-            .to_owned());
+        return Err(
+            "it has to begin with http://; engines are on this machine, or behind a proxy that is".to_owned()
+        );
     };
     if rest.contains(['/', '?', '#', '@', '\\']) || url.parse::<Uri>().is_err() {
         return Err("it has a host and a port, and nothing after them".to_owned());

@@ -45,8 +45,8 @@ impl<'de> Deserialize<'de> for KeySources {
 
 impl<'de> Deserialize<'de> for Wait {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl Visitor<'_> for Read {
+        struct WaitVisitor;
+        impl Visitor<'_> for WaitVisitor {
             type Value = Wait;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -67,14 +67,14 @@ impl<'de> Deserialize<'de> for Wait {
                 Ok(Wait(wait))
             }
         }
-        deserializer.deserialize_str(Read)
+        deserializer.deserialize_str(WaitVisitor)
     }
 }
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl Visitor<'_> for Read {
+        struct SizeVisitor;
+        impl Visitor<'_> for SizeVisitor {
             type Value = Size;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -89,7 +89,7 @@ impl<'de> Deserialize<'de> for Size {
                 u64::try_from(bytes).map(Size).map_err(|_| E::custom(format!("{bytes} is not a size")))
             }
         }
-        deserializer.deserialize_any(Read)
+        deserializer.deserialize_any(SizeVisitor)
     }
 }
 

@@ -33,12 +33,12 @@ const PREAMBLE: &str = "retry: 2000\n\n";
 /// The last events.
 #[derive(Debug)]
 pub(super) struct Hub {
-    ring: Mutex<Ring>,
+    ring: Mutex<EventBuffer>,
     changed: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
-struct Ring {
+struct EventBuffer {
     /// Events dropped before the first kept one.
     first: u64,
     kept: VecDeque<Kept>,
@@ -132,7 +132,7 @@ impl Hub {
         read
     }
 
-    fn ring(&self) -> MutexGuard<'_, Ring> {
+    fn ring(&self) -> MutexGuard<'_, EventBuffer> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -292,7 +292,11 @@ mod tests {
         assert_eq!(seen(&hub, StartAt::After(8)), []);
         assert_eq!(seen(&hub, StartAt::After(6)), [Ok(7), Ok(8)]);
         assert_eq!(seen(&hub, StartAt::After(4)), [Ok(5), Ok(6), Ok(7), Ok(8)]);
-        assert_eq!(seen(&hub, StartAt::After(1)), [Err(3), Ok(5), Ok(6), Ok(7), Ok(8)], "2, 3 and 4 are lost");
+        assert_eq!(
+            seen(&hub, StartAt::After(1)),
+            [Err(3), Ok(5), Ok(6), Ok(7), Ok(8)],
+            "2, 3 and 4 are lost"
+        );
         assert_eq!(seen(&hub, StartAt::After(99)).len(), 4, "the service began anew");
     }
 
@@ -320,7 +324,8 @@ mod tests {
             move || *may.lock().unwrap()
         };
         let keep_alive = Duration::from_millis(1);
-        let mut stream = pin!(stream(Arc::clone(&hub), StartAt::Last(0), keep_alive, may_see, shutdown, permit));
+        let mut stream =
+            pin!(stream(Arc::clone(&hub), StartAt::Last(0), keep_alive, may_see, shutdown, permit));
         assert_eq!(stream.next().await.unwrap().unwrap(), PREAMBLE);
         assert_eq!(stream.next().await.unwrap().unwrap(), ": still here\n\n");
         hub.keep(event(3));

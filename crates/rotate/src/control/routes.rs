@@ -16,8 +16,8 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::answer::ControlError;
-use super::{BODY_MAX_BYTES, FOLLOWERS_MAX, REQUEST_MAX, HandlerState, events, guard, page};
-use crate::service::{ModelNow, ModelCommand};
+use super::{BODY_MAX_BYTES, FOLLOWERS_MAX, HandlerState, REQUEST_MAX, events, guard, page};
+use crate::service::{ModelCommand, ModelNow};
 
 /// Default number of log lines.
 const LINES: usize = 200;
@@ -95,7 +95,14 @@ async fn follow(
     let key = guard::key(&headers).map(str::to_owned);
     let api = Arc::clone(&shared.api);
     let may_see = move || guard::has_key(&api.control(), key.as_deref());
-    let stream = events::stream(Arc::clone(&shared.hub), from, events::KEEP_ALIVE_EVERY, may_see, shared.shutdown, permit);
+    let stream = events::stream(
+        Arc::clone(&shared.hub),
+        from,
+        events::KEEP_ALIVE_EVERY,
+        may_see,
+        shared.shutdown,
+        permit,
+    );
     // Proxies that buffer answers have to pass this one on at once.
     let headers =
         [(header::CONTENT_TYPE, "text/event-stream"), (HeaderName::from_static("x-accel-buffering"), "no")];
@@ -153,7 +160,8 @@ async fn command(
     path: Result<Path<(String, String)>, PathRejection>,
     body: Body,
 ) -> Result<Response, ControlError> {
-    let Path((name, what)) = path.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    let Path((name, what)) =
+        path.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
     let body = read_body(body).await?;
     let command = match what.as_str() {
         "wake" => ModelCommand::Wake,
@@ -169,8 +177,7 @@ async fn command(
             ModelCommand::Pin(pin.pinned)
         }
         _ => {
-            let message =
-                format!("`{what}` is no command; say wake, sleep, restart or pin");
+            let message = format!("`{what}` is no command; say wake, sleep, restart or pin");
             return Err(ControlError::new(StatusCode::NOT_FOUND, message));
         }
     };
@@ -204,7 +211,9 @@ async fn no_model(shared: &HandlerState, name: &str) -> ControlError {
 }
 
 /// Completes `work` even if the client disconnects.
-async fn to_completion<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Result<T, ControlError> {
+async fn to_completion<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, ControlError> {
     tokio::spawn(work).await.map_err(|error| {
         tracing::error!(%error, "an operator's order broke");
         ControlError::new(StatusCode::INTERNAL_SERVER_ERROR, "this broke halfway; see the service's log")
@@ -220,7 +229,9 @@ async fn read_body(body: Body) -> Result<Bytes, ControlError> {
             let message = format!("the body is longer than {BODY_MAX_BYTES} bytes, which is the most");
             Err(ControlError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
         }
-        Ok(Err(error)) => Err(ControlError::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))),
+        Ok(Err(error)) => {
+            Err(ControlError::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}")))
+        }
         Err(_) => {
             let message = format!("the body did not come within {} s", REQUEST_MAX.as_secs());
             Err(ControlError::new(StatusCode::REQUEST_TIMEOUT, message))

@@ -108,7 +108,11 @@ impl Reply {
     pub(super) fn done(self) -> Result<Self, EngineError> {
         if !is_success(self.status) {
             let message = excerpt(&self.body);
-            return Err(EngineError::Refused { request_line: self.request_line, status: self.status, message });
+            return Err(EngineError::Refused {
+                request_line: self.request_line,
+                status: self.status,
+                message,
+            });
         }
         if self.is_cut {
             return Err(self.unexpected(&format!("its answer has more than {BODY_MAX_BYTES} bytes")));
@@ -207,7 +211,10 @@ mod tests {
         ];
         for url in bad {
             let message = Http::new(url).expect_err(url);
-            assert!(message.starts_with("its url is invalid: ") && !message.contains("hunter2"), "{url}: {message}");
+            assert!(
+                message.starts_with("its url is invalid: ") && !message.contains("hunter2"),
+                "{url}: {message}"
+            );
         }
     }
 }

@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 
 use super::completions::Prompt;
 use super::http::{Failure, Http, Reply};
-use super::{EngineFuture, Engine, EngineError};
+use super::{Engine, EngineError, EngineFuture};
 use crate::policy::EngineState;
 
 const MOVING: &str = "poorwill:moving:";
@@ -124,8 +124,9 @@ impl Sglang {
         if body["weight_version"].as_str() == Some(version) {
             return Ok(());
         }
-        Err(reply
-            .unexpected("its weight_version was set, and is another one; no other program may set it while it sleeps"))
+        Err(reply.unexpected(
+            "its weight_version was set, and is another one; no other program may set it while it sleeps",
+        ))
     }
 
     async fn is_healthy(&self) -> Result<(), EngineError> {
@@ -180,7 +181,9 @@ impl Sglang {
     /// Reads the weights again from the engine's model path.
     async fn reload(&self, info: &Info) -> Result<(), EngineError> {
         let Some(path) = info.body["model_path"].as_str().filter(|path| !path.is_empty()) else {
-            return Err(info.reply.unexpected("it does not say its model_path, which its weights are read from"));
+            return Err(info
+                .reply
+                .unexpected("it does not say its model_path, which its weights are read from"));
         };
         let body = json!({"model_path": path, "abort_all_requests": false});
         let reply = self.http.post("/update_weights_from_disk", Some(body)).await?.done()?;
@@ -262,7 +265,9 @@ impl Engine for Sglang {
             let info = self.info().await?;
             match info.mark {
                 Mark::Moving => Err(info.is_moving()),
-                Mark::Asleep(_) => Err(info.reply.unexpected("it sleeps, and would end if it were to generate now")),
+                Mark::Asleep(_) => {
+                    Err(info.reply.unexpected("it sleeps, and would end if it were to generate now"))
+                }
                 Mark::Awake(_) => self.prompt.generate(&self.http).await,
             }
         })

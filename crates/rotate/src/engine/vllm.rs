@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::completions::Prompt;
 use super::http::{Http, Reply};
-use super::{EngineFuture, Engine, EngineError};
+use super::{Engine, EngineError, EngineFuture};
 use crate::policy::EngineState;
 
 const DEV_MODE: &str = "it has no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, and --enable-sleep-mode";
@@ -41,7 +41,9 @@ impl Vllm {
         }
         let reply = reply.done()?;
         let body = reply.json()?.unwrap_or(Value::Null);
-        body["is_sleeping"].as_bool().ok_or_else(|| reply.unexpected_with_excerpt("its answer has no is_sleeping"))
+        body["is_sleeping"]
+            .as_bool()
+            .ok_or_else(|| reply.unexpected_with_excerpt("its answer has no is_sleeping"))
     }
 }
 

@@ -53,7 +53,9 @@ pub(super) enum Flow {
     Forwarded(Forwarded),
     Waiting(Waiting),
     /// An error event was sent. The answer breaks off after this many flushes of the connection.
-    Breaking { flushes: u64 },
+    Breaking {
+        flushes: u64,
+    },
 }
 
 /// An engine's answer.

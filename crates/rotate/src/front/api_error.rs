@@ -94,7 +94,9 @@ impl ApiError {
     pub(super) fn invalid_body(error: BodyError) -> Self {
         let text = match error {
             BodyError::NotJson(why) => format!("the body is no JSON object: {why}"),
-            BodyError::NoModel => "the body has no `model`; GET /v1/models lists those that there are".to_owned(),
+            BodyError::NoModel => {
+                "the body has no `model`; GET /v1/models lists those that there are".to_owned()
+            }
             BodyError::NotString => "the `model` of the body is no string".to_owned(),
             BodyError::Duplicate => "the body has more than one `model`; say one".to_owned(),
         };
@@ -131,9 +133,7 @@ impl ApiError {
     pub(super) fn refused(name: &str, refused: Refused) -> Self {
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         let (status, code, why) = match refused.refusal {
-            Refusal::QueueFull => {
-                (StatusCode::TOO_MANY_REQUESTS, "queue_full", "its queue is full")
-            }
+            Refusal::QueueFull => (StatusCode::TOO_MANY_REQUESTS, "queue_full", "its queue is full"),
             Refusal::WaitedTooLong => (unavailable, "waited_too_long", "it did not come up in time"),
             Refusal::Quarantined { .. } => {
                 (unavailable, "quarantined", "its engine has failed, and is quarantined for a while")

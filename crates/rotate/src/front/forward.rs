@@ -17,14 +17,14 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::account::{Account, Permit};
-use super::answer::{AnswerBody, Ending, Flow, Upcoming, Gone, Forwarded, Tail, Waiting};
+use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
 use super::api_error::{self, ApiError};
-use super::json::{self, RequestFields};
 use super::connection::Connection;
+use super::json::{self, RequestFields};
 use super::local::Catalogue;
 use super::request::{self, About};
 use super::span::{Ids, REQUEST_ID};
-use super::{Admission, Backend, Timeouts, Route};
+use super::{Admission, Backend, Route, Timeouts};
 use crate::http::HttpClient;
 
 /// Most bytes to read of an engine's error answer.
@@ -177,7 +177,11 @@ impl Job {
     }
 
     /// As [`sent`](Self::sent), with keep-alive comments for a client that waits for a stream.
-    async fn with_keep_alive(self, every: Duration, account: &mut Account) -> Result<Response<Flow>, ApiError> {
+    async fn with_keep_alive(
+        self,
+        every: Duration,
+        account: &mut Account,
+    ) -> Result<Response<Flow>, ApiError> {
         let begun = Instant::now();
         let mut admission = self.admission();
         if let Ok(admission) = tokio::time::timeout(every, admission.as_mut()).await {

@@ -170,8 +170,8 @@ impl<'de> Visitor<'de> for TopVisitor {
 
 impl<'de> Deserialize<'de> for FieldKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl Visitor<'_> for Read {
+        struct KeyVisitor;
+        impl Visitor<'_> for KeyVisitor {
             type Value = FieldKey;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -186,14 +186,14 @@ impl<'de> Deserialize<'de> for FieldKey {
                 })
             }
         }
-        deserializer.deserialize_str(Read)
+        deserializer.deserialize_str(KeyVisitor)
     }
 }
 
 impl<'de> Deserialize<'de> for FieldValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
+        struct ValueVisitor;
+        impl<'de> Visitor<'de> for ValueVisitor {
             type Value = FieldValue;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -238,7 +238,7 @@ impl<'de> Deserialize<'de> for FieldValue {
                 Err(D::Error::custom("JSON has no such value"))
             }
         }
-        deserializer.deserialize_any(Read)
+        deserializer.deserialize_any(ValueVisitor)
     }
 }
 

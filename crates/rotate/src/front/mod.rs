@@ -19,9 +19,9 @@
 mod account;
 mod answer;
 mod api_error;
+mod connection;
 mod forward;
 mod json;
-mod connection;
 mod local;
 mod request;
 mod span;
@@ -38,9 +38,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
+use self::connection::{Connection, Io};
 use self::forward::Proxy;
-use self::connection::{Io, Connection};
-use crate::policy::ModelId;
+use crate::policy::{ModelId, StageName};
 pub use crate::service::Admission;
 use crate::service::Refused;
 use crate::{config, serve};
@@ -91,7 +91,7 @@ pub struct Listed {
     /// Whether requests are admitted at once.
     pub is_ready: bool,
     /// Its stage.
-    pub stage: &'static str,
+    pub stage: StageName,
 }
 
 /// Timeouts for silent clients and engines.

@@ -49,7 +49,8 @@ pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, ApiErro
     }
     // The name is only looked up. Many names contain a slash, which some clients encode.
     if let Some(name) = rest.strip_prefix("models/") {
-        let name = decoded(name).ok_or_else(|| ApiError::bad("the name in the path is not encoded rightly"))?;
+        let name =
+            decoded(name).ok_or_else(|| ApiError::bad("the name in the path is not encoded rightly"))?;
         return Ok(About::Model(name));
     }
     check_path(rest)?;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::{fmt, fs, io};
 
-use super::{Measured, GpuMemory, Meter, on_a_thread};
+use super::{GpuMemory, Measured, Meter, on_a_thread};
 use crate::policy::Gpu;
 use crate::supervise::has_ended;
 

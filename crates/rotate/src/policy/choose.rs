@@ -1,7 +1,7 @@
 //! Which model comes next, and which ones leave for it.
 
 use super::Policy;
-use super::model::{Leave, Stage, Activation};
+use super::model::{Activation, Leave, Stage};
 use super::moves::NO_MEMORY;
 use super::rules::Gpu;
 use super::time::Time;

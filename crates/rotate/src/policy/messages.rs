@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::rules::{Gpu, ModelId};
+use super::stage::StageName;
 use super::time::Time;
 
 /// A request, by the service's number.
@@ -167,11 +168,11 @@ pub enum Refusal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Its new stage.
-    Stage(&'static str),
+    Stage(StageName),
     /// A step failed.
     Failed {
         /// The stage at the failure.
-        stage: &'static str,
+        stage: StageName,
         /// The cause.
         reason: String,
     },

@@ -26,20 +26,22 @@
 //! Tasks and requests have unique ids, so late, repeated or missing reports do no harm.
 
 mod choose;
+mod messages;
 mod model;
 mod moves;
 mod rules;
-mod messages;
+mod stage;
 mod time;
 
 use std::collections::BTreeMap;
 use std::mem;
 
+pub use self::messages::{Effect, EngineState, Event, Input, OpId, Outcome, Refusal, RequestId, Task};
 pub use self::rules::{Gpu, Limits, ModelId, Rules};
-pub use self::messages::{Effect, Event, EngineState, Input, OpId, Outcome, Refusal, RequestId, Task};
+pub use self::stage::StageName;
 pub use self::time::Time;
 
-use self::model::{Leave, ModelState, Stage, Step, Then, Activation};
+use self::model::{Activation, Leave, ModelState, Stage, Step, Then};
 
 /// The state machine. See the module.
 #[derive(Debug)]
@@ -61,7 +63,7 @@ pub struct Policy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     /// Its stage.
-    pub stage: &'static str,
+    pub stage: StageName,
     /// Whether requests are admitted.
     pub is_ready: bool,
     /// Whether it is kept awake.
@@ -305,7 +307,9 @@ impl Policy {
         match self.models[id].stage {
             Stage::Cold => {}
             // No engine is expected, or a later step finds out.
-            Stage::Step { step: Step::Stop(_) | Step::Probe | Step::FindMemory(Activation::Start), .. } => {}
+            Stage::Step {
+                step: Step::Stop(_) | Step::Probe | Step::FindMemory(Activation::Start), ..
+            } => {}
             Stage::Unknown | Stage::Quarantined { .. } => self.discard_measurements(id),
             _ => {
                 self.discard_measurements(id);

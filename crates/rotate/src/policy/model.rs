@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::rules::Rules;
 use super::messages::{OpId, RequestId, Task};
+use super::rules::Rules;
+use super::stage::StageName;
 use super::time::Time;
 
 /// What a model is doing.
@@ -116,26 +117,26 @@ impl Step {
 
 impl Stage {
     /// Its name.
-    pub(super) fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> StageName {
         match self {
-            Self::Unknown => "unknown",
-            Self::Cold => "cold",
-            Self::Asleep => "asleep",
-            Self::Ready { .. } => "ready",
-            Self::Draining { .. } => "draining",
-            Self::Quarantined { .. } => "quarantined",
+            Self::Unknown => StageName::Unknown,
+            Self::Cold => StageName::Cold,
+            Self::Asleep => StageName::Asleep,
+            Self::Ready { .. } => StageName::Ready,
+            Self::Draining { .. } => StageName::Draining,
+            Self::Quarantined { .. } => StageName::Quarantined,
             Self::Step { step, .. } => match step {
-                Step::Probe => "looking",
-                Step::FindMemory(_) => "finding memory",
-                Step::Wake { .. } => "waking",
-                Step::Start { .. } => "starting",
-                Step::Confirm { .. } => "confirming",
-                Step::Canary { .. } => "canary",
-                Step::Learn { .. } => "measuring",
-                Step::Before => "measuring before sleep",
-                Step::Sleep { .. } => "falling asleep",
-                Step::After { .. } => "releasing memory",
-                Step::Stop(_) => "stopping",
+                Step::Probe => StageName::Probing,
+                Step::FindMemory(_) => StageName::FindingMemory,
+                Step::Wake { .. } => StageName::Waking,
+                Step::Start { .. } => StageName::Starting,
+                Step::Confirm { .. } => StageName::Confirming,
+                Step::Canary { .. } => StageName::Canary,
+                Step::Learn { .. } => StageName::Measuring,
+                Step::Before => StageName::MeasuringBeforeSleep,
+                Step::Sleep { .. } => StageName::FallingAsleep,
+                Step::After { .. } => StageName::ReleasingMemory,
+                Step::Stop(_) => StageName::Stopping,
             },
         }
     }

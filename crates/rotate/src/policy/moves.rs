@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::Policy;
 use super::choose::Space;
-use super::model::{Activated, Leave, Op, Stage, Step, Then, Activation};
+use super::messages::{Effect, EngineState, Event, OpId, Outcome, Refusal, Task};
+use super::model::{Activated, Activation, Leave, Op, Stage, Step, Then};
 use super::rules::{Gpu, Limits, ModelId};
-use super::messages::{Effect, Event, EngineState, OpId, Outcome, Refusal, Task};
 use super::time::Time;
 
 pub(super) const NO_MEMORY: &str = "its GPUs have too little free memory";
@@ -115,7 +115,8 @@ impl Policy {
             return;
         }
         if was_aborted {
-            return self.engine_failed(id, &format!("{} requests that were ended did not leave", model.running));
+            return self
+                .engine_failed(id, &format!("{} requests that were ended did not leave", model.running));
         }
         let until = self.now.after(model.rules.limits.abort.max(LEAST));
         self.out.push(Effect::Abort(ModelId(id)));
@@ -151,8 +152,12 @@ impl Policy {
             (Step::Wake { free }, Outcome::Done) => self.confirm(id, Activation::Wake, free),
             (Step::Start { free }, Outcome::Done) => self.confirm(id, Activation::Start, free),
             (Step::Confirm { activated }, Outcome::Awake(true)) => self.begin(id, Step::Canary { activated }),
-            (Step::Confirm { .. }, Outcome::Awake(false)) => self.engine_failed(id, "it says that it is asleep"),
-            (Step::Canary { activated }, Outcome::Canary(Ok(()))) => self.begin(id, Step::Learn { activated }),
+            (Step::Confirm { .. }, Outcome::Awake(false)) => {
+                self.engine_failed(id, "it says that it is asleep")
+            }
+            (Step::Canary { activated }, Outcome::Canary(Ok(()))) => {
+                self.begin(id, Step::Learn { activated })
+            }
             (Step::Canary { .. }, Outcome::Canary(Err(reason))) => {
                 self.engine_failed(id, &format!("its canary came out otherwise: {reason}"));
             }

@@ -10,12 +10,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::history::{History, ModelHistory};
-use super::snapshot::{GpuNow, ModelNow, Refused, Snapshot, ServiceEvent};
+use super::snapshot::{GpuNow, ModelNow, Refused, ServiceEvent, Snapshot};
 use super::{Directory, Entry};
 use crate::config::{Config, EngineKind};
 use crate::policy::{
-    Effect, Event, EngineState, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules, Status,
-    Task, Time,
+    Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules,
+    StageName, Status, Task, Time,
 };
 
 /// Timeout for an engine that may be gone.
@@ -64,7 +64,7 @@ pub(super) struct Actor {
     began: Instant,
     history: History,
     /// The stage of each model, for callers that do not wait.
-    stages: Arc<RwLock<Vec<&'static str>>>,
+    stages: Arc<RwLock<Vec<StageName>>>,
     histories: Vec<ModelHistory>,
     /// Requests that wait for admission.
     waiting: HashMap<RequestId, AdmitReply>,
@@ -92,7 +92,7 @@ impl Actor {
             policy: Policy::new(rules),
             began,
             history: History::new(began),
-            stages: Arc::new(RwLock::new(vec!["unknown"; models])),
+            stages: Arc::new(RwLock::new(vec![StageName::Unknown; models])),
             histories,
             waiting: HashMap::new(),
             aborts: (0..models).map(|_| CancellationToken::new()).collect(),
@@ -107,7 +107,7 @@ impl Actor {
         self.history.listen()
     }
 
-    pub(super) fn stages(&self) -> Arc<RwLock<Vec<&'static str>>> {
+    pub(super) fn stages(&self) -> Arc<RwLock<Vec<StageName>>> {
         Arc::clone(&self.stages)
     }
 
@@ -152,10 +152,10 @@ impl Actor {
                 self.step(input);
             }
             Message::Died(model, how) => {
-                let stage = self.policy.status(model).map_or("unknown", |status| status.stage);
+                let stage = self.policy.status(model).map_or(StageName::Unknown, |status| status.stage);
                 // A stopping engine may end in any way.
                 self.step(Input::Lost(model));
-                if !["stopping", "cold"].contains(&stage) {
+                if ![StageName::Stopping, StageName::Cold].contains(&stage) {
                     let words = self.entry(model).map(|entry| entry.handle.last_words()).unwrap_or_default();
                     let reason = format!("its engine ended: {how}; {words}");
                     self.report(model, Event::Failed { stage, reason });
@@ -166,10 +166,18 @@ impl Actor {
                 self.suspected.remove(&model);
                 let Some(history) = self.histories.get(model.0) else { return };
                 // In other stages the engine is probed, started or stopped anyway.
-                let matters =
-                    ["ready", "draining", "asleep", "canary", "confirming", "measuring before sleep"];
+                let matters = [
+                    StageName::Ready,
+                    StageName::Draining,
+                    StageName::Asleep,
+                    StageName::Canary,
+                    StageName::Confirming,
+                    StageName::MeasuringBeforeSleep,
+                ];
                 match found {
-                    Some(EngineState::Gone) if history.starts == starts && matters.contains(&history.stage) => {
+                    Some(EngineState::Gone)
+                        if history.starts == starts && matters.contains(&history.stage) =>
+                    {
                         self.step(Input::Lost(model));
                     }
                     Some(EngineState::Asleep) if history.since == since => self.step(Input::Slept(model)),
@@ -265,7 +273,7 @@ impl Actor {
             before.abort();
         }
         let history = &self.histories[model.0];
-        if history.stage != "ready" {
+        if history.stage != StageName::Ready {
             return;
         }
         let (starts, since, every) = (history.starts, history.since, entry.model.rules.look_every);
@@ -314,7 +322,7 @@ impl Actor {
                 debug_assert_eq!(added, ModelId(id));
                 self.histories.push(ModelHistory::new(entry.model.level));
                 self.aborts.push(CancellationToken::new());
-                self.stages.write().unwrap_or_else(PoisonError::into_inner).push("unknown");
+                self.stages.write().unwrap_or_else(PoisonError::into_inner).push(StageName::Unknown);
             }
         }
         let gone: Vec<_> = (0..entries.len()).filter(|id| !entries[*id].is_listed).collect();
@@ -349,7 +357,9 @@ impl Actor {
         Snapshot {
             uptime_s: self.began.elapsed().as_secs_f64(),
             is_ending: self.is_ending,
-            models: models.filter_map(|((entry, status), history)| Some(now(entry, &status?, history))).collect(),
+            models: models
+                .filter_map(|((entry, status), history)| Some(now(entry, &status?, history)))
+                .collect(),
             gpus: gpus.collect(),
             swaps: self.history.swaps(),
         }

@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use super::snapshot::{Swap, ServiceEvent, EventKind};
-use crate::policy::{Event, Time};
+use super::snapshot::{EventKind, ServiceEvent, Swap, SwapPath};
+use crate::policy::{Event, StageName, Time};
 
 /// Most kept swaps.
 const SWAPS_KEPT: usize = 50;
@@ -17,7 +17,8 @@ const SWAPS_KEPT: usize = 50;
 const BEHIND_MAX: usize = 1024;
 
 /// Stages outside of a swap.
-const RESTS: [&str; 5] = ["unknown", "cold", "asleep", "ready", "quarantined"];
+const RESTS: [StageName; 5] =
+    [StageName::Unknown, StageName::Cold, StageName::Asleep, StageName::Ready, StageName::Quarantined];
 
 #[derive(Debug)]
 pub(super) struct History {
@@ -30,12 +31,12 @@ pub(super) struct History {
 /// The history of one model.
 #[derive(Debug)]
 pub(super) struct ModelHistory {
-    pub(super) stage: &'static str,
+    pub(super) stage: StageName,
     pub(super) since: Instant,
     /// The path of its swaps by waking.
-    waking: &'static str,
+    waking: SwapPath,
     /// The stages of the current swap, with seconds.
-    phases: Vec<(&'static str, f64)>,
+    phases: Vec<(StageName, f64)>,
     pub(super) last_failure: Option<String>,
     pub(super) starts: u64,
     pub(super) admitted: u64,
@@ -46,9 +47,9 @@ impl ModelHistory {
     /// For a new model with this sleep level.
     pub(super) fn new(level: u8) -> Self {
         Self {
-            stage: "unknown",
+            stage: StageName::Unknown,
             since: Instant::now(),
-            waking: if level < 2 { "hot" } else { "warm" },
+            waking: if level < 2 { SwapPath::Hot } else { SwapPath::Warm },
             phases: Vec::new(),
             last_failure: None,
             starts: 0,
@@ -96,7 +97,7 @@ impl History {
         self.send(model, what);
     }
 
-    fn enter(&mut self, model: &str, history: &mut ModelHistory, stage: &'static str) {
+    fn enter(&mut self, model: &str, history: &mut ModelHistory, stage: StageName) {
         let (before, before_s) = (history.stage, history.stage_s());
         (history.stage, history.since) = (stage, Instant::now());
         if RESTS.contains(&before) {
@@ -104,12 +105,12 @@ impl History {
         } else {
             history.phases.push((before, before_s));
         }
-        if stage == "starting" {
+        if stage == StageName::Starting {
             history.starts += 1;
         }
-        tracing::info!(model, before, stage, "stage");
+        tracing::info!(model, %before, %stage, "stage");
         self.send(model, EventKind::Stage { before, before_s, stage });
-        if stage == "ready" {
+        if stage == StageName::Ready {
             history.last_failure = None;
             let phases = std::mem::take(&mut history.phases);
             self.came(model, history.waking, phases);
@@ -117,12 +118,12 @@ impl History {
     }
 
     /// Records a completed swap. `waking` is the path of a wake.
-    fn came(&mut self, model: &str, waking: &'static str, phases: Vec<(&'static str, f64)>) {
-        let has = |stage: &str| phases.iter().any(|(name, _)| *name == stage);
-        let path = match (has("starting"), has("waking")) {
-            (true, _) => "cold",
+    fn came(&mut self, model: &str, waking: SwapPath, phases: Vec<(StageName, f64)>) {
+        let has = |stage| phases.iter().any(|(name, _)| *name == stage);
+        let path = match (has(StageName::Starting), has(StageName::Waking)) {
+            (true, _) => SwapPath::Cold,
             (false, true) => waking,
-            (false, false) => "found", // It was awake when the service began.
+            (false, false) => SwapPath::Found,
         };
         let total_s = phases.iter().map(|(_, seconds)| seconds).sum();
         let swap = Swap { at_unix_ms: unix_ms(), model: model.to_owned(), path, total_s, phases };
@@ -135,11 +136,13 @@ impl History {
 
     fn send(&mut self, model: &str, what: EventKind) {
         match &what {
-            EventKind::Failed { stage, reason } => tracing::warn!(model, stage, reason, "failed"),
+            EventKind::Failed { stage, reason } => tracing::warn!(model, %stage, reason, "failed"),
             EventKind::Shortfall { gpu, expected_bytes, freed_bytes } => {
                 tracing::warn!(model, gpu, expected_bytes, freed_bytes, "shortfall");
             }
-            EventKind::Quarantined { for_s, failures } => tracing::warn!(model, for_s, failures, "quarantined"),
+            EventKind::Quarantined { for_s, failures } => {
+                tracing::warn!(model, for_s, failures, "quarantined")
+            }
             _ => {}
         }
         self.seq += 1;

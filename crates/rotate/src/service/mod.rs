@@ -7,8 +7,8 @@
 //! leaves the queue at once. A cancelled task is dropped, and its late report is ignored.
 
 mod actor;
-mod history;
 mod handle;
+mod history;
 mod snapshot;
 
 use std::any::Any;
@@ -22,14 +22,16 @@ use std::time::Duration;
 use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-pub use self::snapshot::{GpuNow, ModelNow, ModelCommand, Refused, Snapshot, Swap, ServiceEvent, EventKind};
+pub use self::snapshot::{
+    EventKind, GpuNow, ModelCommand, ModelNow, Refused, ServiceEvent, Snapshot, Swap, SwapPath,
+};
 
 use self::actor::{Actor, Message};
 use self::handle::EngineHandle;
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::measure::{GpuMemory, Meter};
-use crate::policy::{Gpu, Input, ModelId, Refusal, RequestId};
+use crate::policy::{Gpu, Input, ModelId, Refusal, RequestId, StageName};
 use crate::supervise::{SuperviseError, Supervisor, file_name};
 
 /// Timeout of a measurement for the status.
@@ -46,7 +48,7 @@ struct Inner {
     listeners: broadcast::Sender<Arc<ServiceEvent>>,
     directory: Arc<RwLock<Directory>>,
     /// The stage of each model, by number.
-    stages: Arc<RwLock<Vec<&'static str>>>,
+    stages: Arc<RwLock<Vec<StageName>>>,
     meter: Arc<dyn Meter>,
     /// The last measurement for the status, locked by the caller that measures.
     shown: Mutex<BTreeMap<usize, GpuMemory>>,
@@ -250,13 +252,16 @@ impl Service {
 
     /// The current models in the order of the configuration, with their stages.
     #[must_use]
-    pub fn stages(&self) -> Vec<(Arc<config::Model>, &'static str)> {
+    pub fn stages(&self) -> Vec<(Arc<config::Model>, StageName)> {
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
         let stages = self.0.stages.read().unwrap_or_else(PoisonError::into_inner);
         let of = |name: &str| {
             let id =
                 directory.entries.iter().position(|entry| entry.is_listed && entry.model.name == name)?;
-            Some((Arc::clone(&directory.entries[id].model), stages.get(id).copied().unwrap_or("unknown")))
+            Some((
+                Arc::clone(&directory.entries[id].model),
+                stages.get(id).copied().unwrap_or(StageName::Unknown),
+            ))
         };
         directory.config.models.iter().filter_map(|model| of(&model.name)).collect()
     }
@@ -467,7 +472,8 @@ fn entry(
             .map_err(|source| ServiceError::Supervise { model: model.name.clone(), source })
     });
     let supervisor = supervisor.transpose()?;
-    let handle = Arc::new(EngineHandle::new(model, engine, supervisor, Arc::clone(meter), kept_at(model, config)));
+    let handle =
+        Arc::new(EngineHandle::new(model, engine, supervisor, Arc::clone(meter), kept_at(model, config)));
     Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
 }
 

@@ -1,10 +1,11 @@
 //! The service's status and events. JSON uses the same names.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::policy::Refusal;
+use crate::policy::{Refusal, StageName};
 
 /// The status at a moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -35,7 +36,7 @@ pub struct ModelNow {
     /// Positions of its GPUs.
     pub gpus: Vec<usize>,
     /// Its stage.
-    pub stage: &'static str,
+    pub stage: StageName,
     /// Seconds in that stage.
     pub stage_s: f64,
     /// Whether requests are admitted.
@@ -85,11 +86,44 @@ pub struct Swap {
     /// The model.
     pub model: String,
     /// How the model became ready.
-    pub path: &'static str,
+    pub path: SwapPath,
     /// Its duration in seconds.
     pub total_s: f64,
     /// The stages in order, with seconds.
-    pub phases: Vec<(&'static str, f64)>,
+    pub phases: Vec<(StageName, f64)>,
+}
+
+/// How a model became ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SwapPath {
+    /// It woke with its weights.
+    Hot,
+    /// It woke and read its weights again.
+    Warm,
+    /// Its engine was started.
+    Cold,
+    /// It was awake when the service began.
+    Found,
+}
+
+impl SwapPath {
+    /// Its text in JSON and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Hot => "hot",
+            Self::Warm => "warm",
+            Self::Cold => "cold",
+            Self::Found => "found",
+        }
+    }
+}
+
+impl fmt::Display for SwapPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
 }
 
 /// An event.
@@ -114,11 +148,11 @@ pub enum EventKind {
     /// It entered a stage.
     Stage {
         /// The stage before.
-        before: &'static str,
+        before: StageName,
         /// Seconds in the stage before.
         before_s: f64,
         /// The new stage.
-        stage: &'static str,
+        stage: StageName,
     },
     /// Requests are admitted.
     Ready {
@@ -128,7 +162,7 @@ pub enum EventKind {
     /// A step failed.
     Failed {
         /// The stage at the failure.
-        stage: &'static str,
+        stage: StageName,
         /// The cause.
         reason: String,
     },

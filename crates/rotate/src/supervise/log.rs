@@ -20,11 +20,11 @@ const BUFFER_BYTES: usize = 8192;
 
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    ring: Mutex<Ring>,
+    ring: Mutex<LineBuffer>,
 }
 
 #[derive(Debug, Default)]
-struct Ring {
+struct LineBuffer {
     lines: VecDeque<String>,
     /// The line in progress.
     open: Vec<u8>,
@@ -78,12 +78,12 @@ impl Log {
         self.lock().end_line();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Ring> {
+    fn lock(&self) -> MutexGuard<'_, LineBuffer> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Ring {
+impl LineBuffer {
     fn take(&mut self, bytes: &[u8]) {
         for byte in bytes {
             if *byte == b'\n' {

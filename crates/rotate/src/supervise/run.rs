@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 
 use super::SuperviseError;
 use super::family::{Family, Members};
-use super::log::{LogFile, Log};
+use super::log::{Log, LogFile};
 use super::proc::{self, Identity};
 use super::state::{MARK, Record, StateFile};
 use crate::config::Start;

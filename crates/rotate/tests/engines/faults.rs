@@ -2,10 +2,10 @@
 
 use std::process::Command;
 
-use poorwill_rotate::config::Engine::{Sglang, Vllm};
+use poorwill_rotate::config::EngineKind::{Sglang, Vllm};
 use poorwill_rotate::engine::{Engine, EngineError, engine_of};
 
-use crate::script::{Received, Raw, Scripted, Script, Seen, Then, model, nowhere, ok};
+use crate::script::{Raw, Received, Script, Scripted, Seen, Then, model, nowhere, ok};
 
 /// Told to a test that runs once more, in a process of its own: where the engine is.
 const CHILD: &str = "POORWILL_TEST_ENGINE";

@@ -105,7 +105,9 @@ async fn serve(State(state): State<ScriptState>, request: Request) -> Response {
     let _ = state.came.send(());
     match reply {
         Scripted::Text(status, text) => (http::StatusCode::from_u16(status).unwrap(), text).into_response(),
-        Scripted::Elsewhere(url) => (http::StatusCode::TEMPORARY_REDIRECT, [("location", url)]).into_response(),
+        Scripted::Elsewhere(url) => {
+            (http::StatusCode::TEMPORARY_REDIRECT, [("location", url)]).into_response()
+        }
         Scripted::Nothing => std::future::pending().await,
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use poorwill_rotate::config::Engine::Sglang;
+use poorwill_rotate::config::EngineKind::Sglang;
 use poorwill_rotate::engine::{Engine, EngineError, engine_of};
 use poorwill_rotate::policy::EngineState;
 use serde_json::{Value, json};
 
-use crate::script::{Received, Scripted, Script, model, nowhere, ok};
+use crate::script::{Received, Script, Scripted, model, nowhere, ok};
 
 /// An engine, as far as this is about it.
 #[derive(Debug)]

@@ -1,10 +1,10 @@
 //! What is asked of a vLLM, and what is made of its answers.
 
-use poorwill_rotate::config::Engine::Vllm;
+use poorwill_rotate::config::EngineKind::Vllm;
 use poorwill_rotate::engine::{EngineError, engine_of};
 use poorwill_rotate::policy::EngineState;
 
-use crate::script::{Scripted, Script, model, nowhere, ok};
+use crate::script::{Script, Scripted, model, nowhere, ok};
 
 /// Answers of a vLLM that does what it is asked for, as version 0.20 or as a later one.
 async fn vllm(is_later: bool, is_sleeping: bool) -> Script {
@@ -130,13 +130,10 @@ async fn a_move_that_ended_elsewhere_is_an_error() {
 async fn weights_that_were_not_loaded_are_not_gone_on_with() {
     let calls = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"];
     for (nth, fails) in calls.into_iter().enumerate() {
-        let server =
-            Script::of(
-                move |asked| {
-                    if asked.line.ends_with(fails) { Scripted::Text(500, "no".to_owned()) } else { ok("") }
-                },
-            )
-            .await;
+        let server = Script::of(move |asked| {
+            if asked.line.ends_with(fails) { Scripted::Text(500, "no".to_owned()) } else { ok("") }
+        })
+        .await;
         let engine = engine_of(&model(&server.url, Vllm, 2)).unwrap();
         let error = engine.wake().await.unwrap_err();
         let request_line = format!("POST {}{fails}", server.url);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use poorwill_rotate::policy::{Refusal, Time};
 
-use super::setup::{Verdict, Wire, Setup, answer, post, post_with, run};
+use super::setup::{Setup, Verdict, Wire, answer, post, post_with, run};
 
 const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use poorwill_rotate::front::Timeouts;
 use tokio::io::AsyncWriteExt;
 
-use super::setup::{END, EVENTS, Verdict, Setup, answer, chunk, post, run, run_on_one_thread};
+use super::setup::{END, EVENTS, Setup, Verdict, answer, chunk, post, run, run_on_one_thread};
 
 const ASK: &str = r#"{"model":"org/one","stream":true}"#;
 /// Longer than a test, so that nothing but what it is about ends anything.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use poorwill_rotate::front::Timeouts;
 
-use super::setup::{Verdict, Setup, answer, post, post_with, run, run_on_one_thread};
+use super::setup::{Setup, Verdict, answer, post, post_with, run, run_on_one_thread};
 
 const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
 

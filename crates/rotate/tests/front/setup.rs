@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use poorwill_rotate::config::{self, Config};
-use poorwill_rotate::front::{self, Admission, Backend, Listed, Timeouts, Route};
-use poorwill_rotate::policy::{ModelId, Refusal};
+use poorwill_rotate::front::{self, Admission, Backend, Listed, Route, Timeouts};
+use poorwill_rotate::policy::{ModelId, Refusal, StageName};
 use poorwill_rotate::service::Refused;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -82,7 +82,7 @@ impl Backend for FakeBackend {
             name: route.name.clone(),
             aliases: aliases.clone(),
             is_ready: nth == 0,
-            stage: if nth == 0 { "ready" } else { "asleep" },
+            stage: if nth == 0 { StageName::Ready } else { StageName::Asleep },
         };
         self.models.iter().enumerate().map(shown).collect()
     }

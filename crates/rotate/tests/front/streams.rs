@@ -2,7 +2,7 @@
 
 use poorwill_rotate::policy::{Refusal, Time};
 
-use super::setup::{END, EVENTS, Verdict, Wire, Setup, answer, chunk, post, run};
+use super::setup::{END, EVENTS, Setup, Verdict, Wire, answer, chunk, post, run};
 
 const ASK: &str = r#"{"model":"org/one","stream":true}"#;
 

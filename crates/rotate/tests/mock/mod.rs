@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use poorwill_rotate::config::Model;
-use poorwill_rotate::engine::{EngineFuture, Engine, EngineError};
-use poorwill_rotate::measure::{Measured, GpuMemory, Meter, MeterError};
+use poorwill_rotate::engine::{Engine, EngineError, EngineFuture};
+use poorwill_rotate::measure::{GpuMemory, Measured, Meter, MeterError};
 use poorwill_rotate::policy::{EngineState, Gpu};
 
 /// What an engine does other than it says.

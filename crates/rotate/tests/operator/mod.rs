@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use poorwill_rotate::config::{self, Config};
 use poorwill_rotate::control::{ControlApi, Later, serve};
-use poorwill_rotate::service::{GpuNow, ModelNow, ModelCommand, Snapshot, Swap, ServiceEvent, EventKind};
+use poorwill_rotate::policy::StageName;
+use poorwill_rotate::service::{
+    EventKind, GpuNow, ModelCommand, ModelNow, ServiceEvent, Snapshot, Swap, SwapPath,
+};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -98,7 +101,7 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
         engine: "vllm",
         url: "http://127.0.0.1:8000".to_owned(),
         gpus: gpus.to_vec(),
-        stage: "asleep",
+        stage: StageName::Asleep,
         stage_s: 12.5,
         is_ready: false,
         is_pinned: false,
@@ -117,7 +120,7 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
 
 pub(crate) fn snapshot() -> Snapshot {
     let ready = ModelNow {
-        stage: "ready",
+        stage: StageName::Ready,
         is_ready: true,
         running: 3,
         admitted: 40,
@@ -126,7 +129,7 @@ pub(crate) fn snapshot() -> Snapshot {
         held_bytes: Some(vec![7 << 30]),
         ..model("one", &[0])
     };
-    let draining = ModelNow { stage: "draining", queued: 5, ..model("org/two \"q\"\\", &[0, 1]) };
+    let draining = ModelNow { stage: StageName::Draining, queued: 5, ..model("org/two \"q\"\\", &[0, 1]) };
     Snapshot {
         uptime_s: 61.5,
         is_ending: false,
@@ -145,8 +148,8 @@ pub(crate) fn snapshot() -> Snapshot {
 }
 
 pub(crate) fn swap() -> Swap {
-    let phases = vec![("finding memory", 0.2), ("waking", 1.5), ("canary", 0.3)];
-    Swap { at_unix_ms: 1_700_000_000_000, model: "one".to_owned(), path: "hot", total_s: 2.0, phases }
+    let phases = vec![(StageName::FindingMemory, 0.2), (StageName::Waking, 1.5), (StageName::Canary, 0.3)];
+    Swap { at_unix_ms: 1_700_000_000_000, model: "one".to_owned(), path: SwapPath::Hot, total_s: 2.0, phases }
 }
 
 pub(crate) fn event(seq: u64, model: &str, what: EventKind) -> Arc<ServiceEvent> {
@@ -154,7 +157,7 @@ pub(crate) fn event(seq: u64, model: &str, what: EventKind) -> Arc<ServiceEvent>
 }
 
 pub(crate) fn stage(seq: u64) -> Arc<ServiceEvent> {
-    event(seq, "one", EventKind::Stage { before: "asleep", before_s: 1.0, stage: "waking" })
+    event(seq, "one", EventKind::Stage { before: StageName::Asleep, before_s: 1.0, stage: StageName::Waking })
 }
 
 /// Control that runs.

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use poorwill_rotate::policy::{EngineState, Gpu, Input, ModelId, Outcome, Rules};
 
-use super::{CARD, Engine, GIB, Occurrence, Faults, Request, Rng, State, Simulation, engine};
+use super::{CARD, Engine, Faults, GIB, Occurrence, Request, Rng, Simulation, State, engine};
 
 impl Simulation {
     /// One with everything that may come from outside, too.
     pub(crate) fn chaos(seed: u64, faults: Faults) -> Self {
         let mut rng = Rng::of(seed);
         let gpus = 1 + rng.below(2);
-        let mut engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, faults)).collect();
+        let mut engines: Vec<Engine> =
+            (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, faults)).collect();
         for engine in &mut engines {
             let rules = &mut engine.rules;
             if rng.one_in(3) {
@@ -25,13 +26,14 @@ impl Simulation {
             rules.turn_max = zero(&mut rng, rules.turn_max);
             rules.pause_min = zero(&mut rng, rules.pause_min);
             rules.limits.drain = zero(&mut rng, rules.limits.drain);
-            rules.limits.find_memory = if rng.one_in(6) { Duration::from_millis(50) } else { rules.limits.find_memory };
+            rules.limits.find_memory =
+                if rng.one_in(6) { Duration::from_millis(50) } else { rules.limits.find_memory };
             rules.limits.poll = zero(&mut rng, rules.limits.poll);
             rules.idle_max = if rng.one_in(6) { Some(Duration::ZERO) } else { rules.idle_max };
             rules.queue_max = usize::try_from(1 + rng.below(12)).unwrap();
         }
         let mut simulation = Self::of(seed, rng, faults, engines);
-        (simulation.is_wild, simulation.was_wild) = (true, true);
+        (simulation.is_wild, simulation.had_chaos) = (true, true);
         simulation.at(Duration::ZERO, Occurrence::Command);
         simulation.at(Duration::ZERO, Occurrence::Outsider);
         simulation

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use poorwill_rotate::policy::{
-    Effect, Event, EngineState, Gpu, Input, Limits, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules,
-    Task, Time,
+    Effect, EngineState, Event, Gpu, Input, Limits, ModelId, OpId, Outcome, Policy, Refusal, RequestId,
+    Rules, StageName, Task, Time,
 };
 
 const GIB: u64 = 1 << 30;
@@ -136,7 +136,7 @@ pub(crate) struct Simulation {
     /// Whether there are commands, outsiders, reports that are nobody's, and engines that nobody may restart.
     is_wild: bool,
     /// Whether there were, so that what was learnt may be somebody else's.
-    was_wild: bool,
+    had_chaos: bool,
     /// What others than the engines hold on each GPU.
     outside: Vec<u64>,
     /// Tasks that have ended, or were given up.
@@ -175,7 +175,7 @@ impl Simulation {
             next_request: 0,
             takes_requests: true,
             is_wild: false,
-            was_wild: false,
+            had_chaos: false,
             outside: vec![0; 2],
             old_ops: Vec::new(),
             is_busy: false,
@@ -308,14 +308,14 @@ impl Simulation {
             }
             Effect::Report { model, event } => {
                 if let Event::Stage(stage) = event {
-                    if stage == "finding memory" && self.is_busy {
+                    if stage == StageName::FindingMemory && self.is_busy {
                         self.check_order(model.0);
                     }
-                    let is_down = matches!(stage, "asleep" | "cold");
+                    let is_down = matches!(stage, StageName::Asleep | StageName::Cold);
                     self.down_since[model.0] = is_down.then_some(self.now);
                 }
                 if let Event::Learnt { held_bytes } = event
-                    && !self.was_wild
+                    && !self.had_chaos
                 {
                     let engine = &self.engines[model.0];
                     let most = engine.awake_bytes;
