@@ -1,4 +1,4 @@
-//! What a configuration may say, and what is said of one that cannot be used.
+//! Valid configurations, and the errors of invalid ones.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -27,12 +27,12 @@ fn parsed(text: &str) -> Result<Config, ConfigError> {
     Config::parse(text, &secret)
 }
 
-/// What is said of a configuration that cannot be used.
+/// The error of an invalid configuration.
 fn refused(text: &str) -> String {
     parsed(text).expect_err(text).to_string()
 }
 
-/// A model with some lines.
+/// A model with these lines.
 fn model(lines: &str) -> String {
     format!("[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n{lines}\n")
 }
@@ -133,11 +133,11 @@ fn keys_are_never_shown() {
     for wrong in ["", "s", "s3cre", "s3cret ", "s3crets", "S3CRET"] {
         assert!(!key.matches(wrong), "{wrong}");
     }
-    // Nor one that was written where its place belongs.
+    // Nor a key written where its source belongs.
     let written = format!("[front]\nkeys = [\"sk-12345\"]\n{}", model(""));
     let said = Config::parse(&written, &|place| Err(format!("no {}", place.len()))).unwrap_err().to_string();
     assert!(!said.contains("sk-12345"), "{said}");
-    // Nor where a list of places belongs.
+    // Nor where a list of sources belongs.
     for keys in ["\"sk-12345\"", "{ a = \"sk-12345\" }", "[[\"sk-12345\"]]"] {
         let said = refused(&format!("[front]\nkeys = {keys}\n{}", model("")));
         assert!(said.starts_with("line 2: ") && said.contains("env:NAME"), "{said}");
@@ -296,7 +296,7 @@ fn both_may_listen_on_any_port_that_is_free() {
     parsed(&format!("{doors}{}", model(""))).unwrap();
 }
 
-/// The configuration in the operators' guide is one, also with what is commented out in it.
+/// The configuration in the operators' guide is valid, including its commented lines.
 #[test]
 fn the_guides_configuration_is_one() {
     let guide = include_str!("../../../docs/rotate.md");

@@ -1,4 +1,4 @@
-//! What operators can ask for and order, over real sockets, and who is kept out. The service behind it is made up.
+//! Control over real sockets: requests, commands, and access checks. The service behind it is a fake.
 #![allow(clippy::unwrap_used)]
 
 mod operator;
@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 
 use self::operator::{Metrics, Options, PLAIN, STUCK, event, is_it, running, snapshot, stage, swap};
 
-/// As many as may follow events.
+/// The limit of followers.
 const FOLLOWERS: usize = 64;
 
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn a_body_may_be_so_long_and_no_longer() {
     assert_eq!(control.send(&chunked).await.status, 413);
     assert_eq!(control.api.commands.lock().unwrap().len(), 1);
     assert_eq!(*control.api.reloaded.lock().unwrap(), 0);
-    // A head that is this long already and has not ended.
+    // A head of this length that has not ended.
     let head = format!("{:x<32768}", "GET /health HTTP/1.1\r\nLarge: ");
     assert_eq!(control.send(&head).await.status, 431);
 }
@@ -128,7 +128,7 @@ async fn a_reload_comes_to_its_end_when_who_asked_has_left() {
     stream.write_all(b"POST /rotate/reload HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     tokio::time::timeout(STUCK, begun.notified()).await.unwrap();
     drop(stream);
-    // By now it was seen that nobody waits any more.
+    // By now the disconnect has been noticed.
     assert_eq!(control.ask("GET /health", "", "").await.status, 200);
     may_end.notify_one();
     let done = async {
@@ -295,7 +295,7 @@ async fn a_slow_follower_gets_the_count_of_lost_events_and_goes_on() {
 async fn events_that_the_service_could_not_deliver_are_reported_as_lost() {
     let control = running(Options { events_kept: 4, ..PLAIN }).await;
     let mut follower = control.follow("/rotate/events", "").await;
-    // On one thread nobody takes them in between.
+    // On one thread no task takes them in between.
     (1..=100).for_each(|seq| control.send_event(stage(seq)));
     let (id, kind, data) = follower.next().await.unwrap();
     assert_eq!((id, kind.as_str(), data), (None, "lagged", json!({"lost": 96})));
@@ -462,7 +462,7 @@ async fn metrics_reference() {
     reference::check("metrics.md", &text);
 }
 
-/// Every route of control, and every key of its JSON, stands in the page of the HTTP API.
+/// The page of the HTTP API names every route of control and every key of its JSON.
 #[test]
 fn api_reference() {
     let page = std::fs::read_to_string(reference::path("rotation-api.md")).unwrap();

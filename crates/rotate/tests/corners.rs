@@ -1,5 +1,5 @@
-//! Situations that are rare, and what was once wrong in them: numbers that were measured long ago, commands in the
-//! middle of something, engines that are not what they were, no time at all.
+//! Rare situations and past defects: old measurements, commands in the middle of a step, engines that changed, no time
+//! at all.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -42,7 +42,7 @@ fn free_memory_is_measured_again_after_a_stop() {
         fixture.use_once(1);
         fixture.input(Input::Sleep(ModelId(1)));
         assert_eq!(fixture.stage(1), "cold");
-        // Neither is it refused, nor has anybody to leave for it.
+        // The request is not refused, and no model has to leave for it.
         let request = fixture.ask(2);
         assert_eq!(fixture.admitted.last(), Some(&(request, 2)));
         assert_eq!(fixture.stages(), ["ready", "cold", "ready"]);
@@ -52,7 +52,7 @@ fn free_memory_is_measured_again_after_a_stop() {
 #[test]
 fn no_request_is_refused_for_an_old_measurement() {
     let mut fixture = Fixture::of(&[10 * GIB, 60 * GIB], |model, rules| rules.is_pinned = model == 0);
-    // Somebody else had the card when the first one woke.
+    // Another program had the GPU's memory when the first one woke.
     fixture.instead =
         vec![(0, Task::Measure, Outcome::Free(vec![70 * GIB])), (0, Task::Measure, Outcome::Free(vec![GIB]))];
     fixture.use_once(0);
@@ -118,7 +118,7 @@ fn what_was_learnt_of_an_engine_does_not_outlive_it() {
         fixture.policy.status(ModelId(0)).unwrap().held_bytes
     };
     assert_eq!(sleep(&mut fixture), Some(vec![70 * GIB]));
-    // It takes less from now on, as one does whose first sleep gave back what was left over from its start.
+    // From now on it takes less. A first sleep may release memory left over from the start.
     fixture.needs[0] = 40 * GIB;
     assert_eq!(sleep(&mut fixture), Some(vec![70 * GIB]));
     fixture.needs[0] = 50 * GIB;
@@ -126,7 +126,7 @@ fn what_was_learnt_of_an_engine_does_not_outlive_it() {
     fixture.needs[0] = 40 * GIB;
     assert_eq!(sleep(&mut fixture), Some(vec![70 * GIB]));
     assert_eq!(shortfalls(&fixture), []);
-    // Less than any wake before: that is a shortfall once, and not for ever.
+    // Less than any wake before: one shortfall, and not again and again.
     fixture.needs[0] = 30 * GIB;
     assert_eq!(sleep(&mut fixture), None);
     assert_eq!(sleep(&mut fixture), Some(vec![30 * GIB]));
@@ -181,7 +181,7 @@ fn who_keeps_a_little_more_each_time_is_found_out() {
 #[test]
 fn memory_of_other_programs_does_not_disturb_a_wake() {
     let free = |bytes| (0, Task::Measure, Outcome::Free(vec![bytes]));
-    // Before it wakes, and when it has: others took a lot, or gave a lot back.
+    // Before and after its wake, other programs took or released much.
     for between in [[CARD, GIB], [70 * GIB, 65 * GIB]] {
         let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.can_restart = true);
         let sleep = |fixture: &mut Fixture| {
@@ -336,7 +336,7 @@ fn a_start_that_fails_is_no_more_tried_with_what_it_took_once() {
         rules.can_restart = model == 0;
     });
     fixture.input(Input::Restart(ModelId(0)));
-    // Somebody else left while it started.
+    // Another program left while it started.
     let free = |bytes| (0, Task::Measure, Outcome::Free(vec![bytes]));
     fixture.instead = vec![free(45 * GIB), free(40 * GIB)];
     fixture.use_once(0);
@@ -363,7 +363,7 @@ fn a_start_that_fails_is_no_more_tried_with_what_it_took_once() {
 fn a_model_thought_to_hold_nothing_leaves_if_nothing_else_helps() {
     let mut fixture = Fixture::of(&[40 * GIB, 70 * GIB], |_, rules| rules.can_restart = true);
     fixture.input(Input::Restart(ModelId(0)));
-    // Somebody else left while it started, so it seems to take nothing.
+    // Another program left while it started, so it seems to take nothing.
     let free = |bytes| (0, Task::Measure, Outcome::Free(vec![bytes]));
     fixture.instead = vec![free(40 * GIB), free(40 * GIB)];
     fixture.use_once(0);
@@ -377,7 +377,7 @@ fn a_wake_that_fails_is_no_more_tried_with_what_was_given_back_once() {
     let mut fixture = Fixture::of(&[40 * GIB, 70 * GIB], |_, rules| rules.need_bytes = None);
     let free = |bytes| (0, Task::Measure, Outcome::Free(vec![bytes]));
     fixture.use_once(0);
-    // Somebody else took most of it while it fell asleep.
+    // Another program took most of it while it fell asleep.
     fixture.instead = vec![free(40 * GIB), free(45 * GIB), free(45 * GIB)];
     fixture.input(Input::Sleep(ModelId(0)));
     fixture.settle();
@@ -467,11 +467,11 @@ fn a_first_sleep_is_watched_until_no_more_comes_and_what_was_learnt_does_not_shr
 fn a_sleep_that_gives_nothing_back_is_none() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.can_restart = true);
     fixture.input(Input::Restart(ModelId(0)));
-    // Somebody else left while it started, so it seems to take nothing.
+    // Another program left while it started, so it seems to take nothing.
     let free = |bytes| (0, Task::Measure, Outcome::Free(vec![bytes]));
     fixture.instead = vec![free(40 * GIB), free(40 * GIB)];
     fixture.use_once(0);
-    // What it gives back comes late.
+    // Its memory is released late.
     fixture.instead = vec![free(40 * GIB), free(40 * GIB), free(40 * GIB)];
     fixture.input(Input::Sleep(ModelId(0)));
     fixture.settle();
@@ -492,7 +492,7 @@ fn memory_that_others_freed_is_no_part_of_a_sleep() {
     fixture.late = vec![(0, Task::Sleep)];
     fixture.input(Input::Sleep(ModelId(0)));
     fixture.input(Input::Lost(ModelId(1)));
-    // It keeps half of what it has, and the other has freed more than that.
+    // It keeps half of its memory, and the other has released more than that.
     fixture.instead = vec![(0, Task::Measure, Outcome::Free(vec![(10 + 40 + 15) * GIB])); 10_000];
     fixture.finish();
     assert_eq!(fixture.stages(), ["releasing memory", "stopping"]);

@@ -1,4 +1,4 @@
-//! What is free on GPUs, and on processes that are taken for them.
+//! Free memory of GPUs, real and simulated.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use poorwill_testkit::watchdog::{eventually, watched};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// By this a process knows what it plays.
+/// Environment variable of a process that runs one test.
 const ROLE: &str = "POORWILL_TEST_METER";
 
 fn measured(meter: &dyn Meter, gpus: &[usize]) -> Result<Vec<GpuMemory>, MeterError> {
@@ -25,7 +25,7 @@ fn free(meter: &dyn Meter) -> u64 {
     measured(meter, &[0]).unwrap()[0].free_bytes
 }
 
-/// A meter with these processes on its first GPU, and on its second none.
+/// A meter with these processes on its first GPU, and none on its second.
 fn with(gpu_bytes: u64, pids: Vec<u32>) -> Processes {
     Processes::new(gpu_bytes, Arc::new(move |gpu| if gpu == Gpu(0) { pids.clone() } else { Vec::new() }))
 }
@@ -66,9 +66,9 @@ fn each_gpu_has_its_own() {
         assert_eq!(gpus.iter().map(|gpu| gpu.total_bytes).collect::<Vec<_>>(), [GIB; 3]);
         assert_eq!((gpus[0].free_bytes, gpus[2].free_bytes), (GIB, GIB));
         assert!(gpus[1].free_bytes < GIB);
-        // One that is named twice counts once, and none has less than nothing.
+        // A repeated process counts once, and free memory is never negative.
         let used = |pids: Vec<u32>| GIB - free(&with(GIB, pids));
-        // It may not have come to rest, and its share changes with whoever has the same library.
+        // Its share still changes as other processes map the same library.
         eventually("it counts once", || {
             let (once, twice) = (used(vec![one.id()]), used(vec![one.id(); 2]));
             once > 0 && twice < once * 3 / 2
@@ -87,14 +87,14 @@ fn who_has_ended_holds_nothing() {
         let meter = with(GIB, vec![one.id()]);
         assert!(free(&meter) < GIB);
         one.kill().unwrap();
-        // Whether it was asked how, or not yet.
+        // Reaped or not.
         eventually("it ends", || free(&meter) == GIB);
         one.wait().unwrap();
         assert_eq!(free(&meter), GIB);
     });
 }
 
-/// Plays a test again where NVML is the fake one, or none, and knows these devices.
+/// Runs a test again with the fake NVML and these devices, or without NVML.
 fn played(test: &str, devices: Option<&str>) {
     let libraries = tempfile::tempdir().unwrap();
     for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
@@ -146,7 +146,7 @@ fn devices_are_those_at_the_positions_of_nvml() {
         assert_eq!(error.gpu, Gpu(gpu));
         assert!(error.to_string().contains(words), "{error}");
     }
-    // One that fails spoils no later one.
+    // A failure does not spoil later measurements.
     assert_eq!(measured(&meter, &[1]), Ok(vec![memory(20, 24)]));
 }
 

@@ -1,5 +1,4 @@
-//! What the policy does in a few situations, step by step, with engines that do at once what they are told unless a
-//! test says otherwise.
+//! The policy step by step in simple situations. Engines act at once unless a test delays them.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -20,7 +19,7 @@ fn a_model_is_proved_before_it_gets_requests() {
 
 #[test]
 fn requests_in_turns_become_requests_in_rows() {
-    // Each takes all of the card, and every request two seconds.
+    // Each takes the whole GPU, and every request takes two seconds.
     let mut fixture = Fixture::of(&[70 * GIB; 3], |_, rules| rules.turn_max = seconds(30));
     let asked: Vec<u64> = (0..9).map(|nth| fixture.ask(nth % 3)).collect();
     let mut done = 0;
@@ -45,7 +44,7 @@ fn a_turn_ends_when_another_has_waited_for_long_enough() {
     let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| rules.turn_max = seconds(10));
     let mut running = fixture.ask(0);
     let other = fixture.ask(1);
-    // Somebody always asks for the first before the request before has been answered.
+    // A new request for the first model always comes before the one before is answered.
     for _ in 0..9 {
         fixture.pass(1000);
         let next = fixture.ask(0);
@@ -60,7 +59,7 @@ fn a_turn_ends_when_another_has_waited_for_long_enough() {
     fixture.settle();
     assert_eq!(fixture.stages(), ["asleep", "ready"]);
     assert_eq!(fixture.admitted.last(), Some(&(other, 1)));
-    // What came meanwhile is not forgotten.
+    // Requests that came meanwhile are not forgotten.
     fixture.answer(other);
     fixture.settle();
     assert_eq!(fixture.admitted.last(), Some(&(late, 0)));
@@ -83,7 +82,7 @@ fn a_turn_is_no_shorter_than_the_residence() {
     let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| {
         (rules.residence_min, rules.turn_max) = (seconds(5), seconds(2));
     });
-    // It is busy all the time, and the other has waited for a turn and more.
+    // It is always busy, and the other has waited longer than a turn.
     let first = fixture.ask(0);
     fixture.ask(1);
     fixture.pass(4900);
@@ -127,7 +126,7 @@ fn no_model_is_evicted_needlessly() {
         fixture.pass(100);
         fixture.answer(request);
     }
-    // The first was not used for longer, and would not suffice; without the second it need not leave.
+    // The first was idle for longer, but does not suffice; without the second it need not leave.
     fixture.ask(2);
     fixture.settle();
     assert_eq!(fixture.stages(), ["ready", "asleep", "ready"]);
@@ -218,7 +217,7 @@ fn who_says_that_it_sleeps_and_holds_its_memory_is_stopped() {
     let first = fixture.ask(0);
     fixture.answer(first);
     let kept = Outcome::Free(vec![CARD - 70 * GIB]);
-    // From the second measurement on: before its sleep, and then as long as it is waited for.
+    // From the second measurement on: before its sleep, and then as long as the service waits.
     fixture.instead = (0..700).map(|_| (0, Task::Measure, kept.clone())).collect();
     let second = fixture.ask(1);
     fixture.pass(20_000);
@@ -232,7 +231,7 @@ fn who_says_that_it_sleeps_and_holds_its_memory_is_stopped() {
 #[test]
 fn what_is_measured_decides_and_not_what_is_thought() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.limits.find_memory = seconds(1));
-    // Somebody else has the card.
+    // Another program has the GPU.
     fixture.instead = (0..500).map(|_| (0, Task::Measure, Outcome::Free(vec![GIB]))).collect();
     let request = fixture.ask(0);
     fixture.pass(1500);

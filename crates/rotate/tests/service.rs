@@ -1,5 +1,5 @@
-//! The service over engines that are pretended here: real tasks in virtual time, no processes. The clock goes on when
-//! everybody waits for it, so no step is late however slow the machine is.
+//! The service with mock engines: real tasks in virtual time, no processes. The clock advances when all tasks wait, so
+//! no step is late on a slow machine.
 #![allow(clippy::unwrap_used)]
 
 mod mock;
@@ -14,12 +14,12 @@ use tokio::time::timeout;
 
 use mock::{Fault, Machine};
 
-/// Longer than anything here takes.
+/// Longer than any test takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 const GIB: u64 = 1 << 30;
 
-/// A configuration of models on one GPU, with rules that suit a test.
+/// Models on one GPU, with rules that suit a test.
 fn config(names: &[&str], wait_max: &str) -> Config {
     let mut text = format!(
         "[every_model]\nresidence_min = \"0s\"\nturn_max = \"50ms\"\npause_min = \"50ms\"\npause_max = \"200ms\"\n\
@@ -71,7 +71,7 @@ async fn complete(service: &Service, machine: &Machine, name: &str) -> Result<()
     Ok(())
 }
 
-/// Asks until it is served, as a client does that comes again.
+/// Retries until it is served, as a client does.
 async fn served_at_last(service: &Service, machine: &Machine, name: &str) {
     let asking = async {
         while complete(service, machine, name).await.is_err() {
@@ -83,7 +83,7 @@ async fn served_at_last(service: &Service, machine: &Machine, name: &str) {
     }
 }
 
-/// Requests that were let through, and requests that came.
+/// Admitted requests, and all requests.
 async fn asked_so_far(service: &Service) -> (u64, u64) {
     let models = service.snapshot().await.models;
     let admitted = models.iter().map(|model| model.admitted).sum();
@@ -135,7 +135,7 @@ async fn many_clients_at_once_all_get_an_answer() {
     });
     let served = timeout(TIMEOUT, futures_util::future::join_all(clients)).await.unwrap();
     assert!(served.into_iter().all(|one| one.unwrap() == Ok(())));
-    // Far fewer swaps than requests: they take turns, and each turn serves those that wait.
+    // Far fewer swaps than requests: each turn serves all waiting requests.
     assert!(service.snapshot().await.swaps.len() < 100);
 }
 
@@ -148,7 +148,7 @@ async fn no_lie_lets_a_request_through_to_an_engine_that_is_not_well() {
             assert_eq!(complete(&service, &machine, name).await, Ok(()), "{set_fault:?}");
         }
         machine.set_fault("http://127.0.0.1:9000", set_fault);
-        // Served by a healthy engine, or refused in so many words: `complete` asserts the first.
+        // Served by a healthy engine, or refused with a known reason: `complete` asserts the first.
         for name in ["a", "b", "a"] {
             let _served_or_refused = timeout(TIMEOUT, complete(&service, &machine, name)).await.unwrap();
         }
@@ -163,11 +163,11 @@ async fn no_lie_lets_a_request_through_to_an_engine_that_is_not_well() {
 async fn a_thousand_requests_with_every_lie_at_random_end_right_or_are_refused() {
     const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
     let machine = Machine::new(14 * GIB, 6 * GIB);
-    // What they need is said: of whom nothing is known, nobody can tell whether there is room behind a liar's back.
+    // Their need is configured. Otherwise a faulty engine could hide how much memory is free.
     let mut config = config(&NAMES, "1s");
     config.models.iter_mut().for_each(|model| model.rules.need_bytes = Some(6 * GIB));
     let service = start(&machine, config);
-    // What they answer first is what they are held to: who lies from the start cannot be told from who is well.
+    // Their first answer is the reference: an engine that is wrong from the start cannot be detected.
     for name in NAMES {
         assert_eq!(complete(&service, &machine, name).await, Ok(()));
     }
@@ -189,7 +189,7 @@ async fn a_thousand_requests_with_every_lie_at_random_end_right_or_are_refused()
             let mut served = 0;
             for turn in 0..50 {
                 let name = NAMES[(nth * 7 + turn / 3) % NAMES.len()];
-                // `complete` asserts that nobody gets to an engine that is not well.
+                // `complete` asserts that no request reaches an unhealthy engine.
                 served += usize::from(complete(&service, &machine, name).await.is_ok());
             }
             served
@@ -268,7 +268,7 @@ async fn a_configuration_is_taken_over_while_requests_run() {
     let service = start(&machine, config(&["a", "b"], "20s"));
     let (a, _) = service.find("a").unwrap();
     let admission = service.admit(a).await.unwrap();
-    // One comes, one goes, one is called otherwise.
+    // One model is added, one removed, one renamed.
     let mut changed = config(&["a", "b", "c"], "20s");
     changed.models.remove(1);
     changed.models[0].aliases = vec!["other".to_owned()];
@@ -280,7 +280,7 @@ async fn a_configuration_is_taken_over_while_requests_run() {
     assert_eq!(timeout(TIMEOUT, complete(&service, &machine, "c")).await.unwrap(), Ok(()));
     let names: Vec<String> = service.snapshot().await.models.into_iter().map(|model| model.name).collect();
     assert_eq!(names, ["a", "c"]);
-    // What cannot change changes nothing.
+    // A forbidden change changes nothing.
     let mut wrong = changed.clone();
     wrong.models[0].url = "http://127.0.0.1:1".to_owned();
     let error = service.reload_with(wrong, machine.connect().into()).await.unwrap_err();

@@ -1,6 +1,6 @@
-//! The policy against engines that lie, in virtual time: thousands of schedules, each by a seed.
+//! The policy with faulty engines in virtual time: thousands of schedules, each from a seed.
 //!
-//! `POORWILL_SEED=17` tries one of them alone; how many there are goes by `POORWILL_EFFORT`.
+//! `POORWILL_SEED=17` runs one of them. `POORWILL_EFFORT` sets how many run.
 #![allow(clippy::unwrap_used)]
 
 mod simulated;

@@ -1,4 +1,4 @@
-//! Engines as processes: real ones, which end well, badly, late, and not at all.
+//! Real engine processes, which end well, badly, late, and not at all.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
@@ -13,9 +13,9 @@ use poorwill_rotate::supervise::{SuperviseError, Supervisor};
 use poorwill_testkit::watchdog;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longer than anything here takes.
+/// Longer than any test takes.
 const GRACE: Duration = Duration::from_secs(100);
-/// By this a process knows that it plays a service, and where its state is.
+/// Environment variable of a process that runs as a service: its state folder.
 const ROLE: &str = "POORWILL_TEST_SERVICE";
 
 fn watched<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
@@ -39,7 +39,7 @@ fn supervisor(start: Start) -> Supervisor {
     Supervisor::new("one", start, None).unwrap()
 }
 
-/// One whose script has said `up`.
+/// An engine whose script has printed `up`.
 async fn up(script: &str) -> Supervisor {
     let one = supervisor(shell(script));
     one.start().await.unwrap();
@@ -55,7 +55,7 @@ fn until_said(one: &Supervisor, words: &str) {
     watchdog::eventually(words, || has_said(one, words));
 }
 
-/// Whether a process is there and is more than the memory of one.
+/// Whether a process runs and is no zombie.
 fn is_there(pid: u32) -> bool {
     let state = fs::read_to_string(format!("/proc/{pid}/stat"));
     state.is_ok_and(|stat| !stat.rsplit_once(") ").unwrap().1.starts_with(['Z', 'X']))
@@ -65,7 +65,7 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), signal).unwrap();
 }
 
-/// The first of its processes, as its log has it.
+/// The first of its processes, by its log.
 fn leader(one: &Supervisor) -> u32 {
     let all = one.log(usize::MAX);
     let number = |line: &String| {
@@ -94,7 +94,7 @@ fn it_ends_when_it_is_asked_to() {
         until_said(&one, "bye");
         assert!(!has_said(&one, "killed"), "{:?}", one.log(99));
         one.stop(GRACE).await.unwrap();
-        // And can be started again.
+        // It can be started again.
         one.start().await.unwrap();
         assert!(one.is_running());
         one.stop(GRACE).await.unwrap();
@@ -116,7 +116,7 @@ fn who_does_not_want_to_end_is_killed() {
 #[test]
 fn it_is_stopped_when_the_last_of_it_is_gone() {
     watched(|| async {
-        // The first process ends at once, the other one takes its time and is let.
+        // The first process ends at once. The other one takes its time, and may.
         let slow = "(trap 'sleep 1; echo done; exit 0' TERM; echo up; while :; do sleep 0.05; done) &";
         let one = up(&format!("{slow} exec sleep 300")).await;
         let pids = one.processes();
@@ -131,7 +131,7 @@ fn it_is_stopped_when_the_last_of_it_is_gone() {
 fn who_is_left_behind_is_known_and_stopped() {
     watched(|| async {
         let one = up("trap 'exit 3' USR1; sleep 300 & echo up; wait").await;
-        // Who has been seen is known again, however late its leader's end is noticed.
+        // Known processes stay known, however late the leader's end is noticed.
         assert_eq!(one.processes().len(), 2);
         signal(leader(&one), Signal::USR1);
         let how = one.ended().await;
@@ -163,7 +163,7 @@ fn who_left_the_group_is_found_and_stopped() {
         let away: Vec<u32> =
             all.into_iter().filter(|pid| group(*pid).is_ok_and(|its| its != leader)).collect();
         let away = away.into_iter().find(|pid| group(*pid) == Ok(*pid)).expect("who began a session");
-        // Also if nobody leads to it any more.
+        // Even if no parent leads to it any more.
         signal(leader, Signal::KILL);
         let how = one.ended().await;
         assert!(how.contains("ended by signal 9 (SIGKILL"), "{how}");
@@ -202,7 +202,7 @@ fn an_end_is_not_missed_by_who_gave_up_waiting() {
         signal(leader(&one), Signal::KILL);
         watchdog::eventually("it is noticed", || has_said(&one, "SIGKILL"));
         assert!(one.ended().await.contains("SIGKILL"));
-        // An end that was wanted is none that is told.
+        // A requested end is not reported.
         one.start().await.unwrap();
         one.stop(GRACE).await.unwrap();
         until_said(&one, "SIGTERM");
@@ -246,7 +246,7 @@ fn dropping_stops_nothing() {
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert!(is_there(pid));
         signal(pid, Signal::KILL);
-        // And it is still reaped.
+        // It is still reaped.
         watchdog::eventually("it is reaped", || !Path::new(&format!("/proc/{pid}")).exists());
     });
 }
@@ -292,7 +292,7 @@ fn what_it_writes_is_kept_within_bounds() {
         }
         let bytes = fs::read(&path).unwrap();
         assert!(bytes[100_001..].starts_with(b"\x1b[31m\xff\0\n1\n"));
-        // Until its end is seen, the last line is shown beside those that are whole.
+        // Until the end, an unfinished line is shown after the complete ones.
         watchdog::eventually("the last line is over", || one.log(usize::MAX).len() == 1000);
         let lines = one.log(usize::MAX);
         assert!(lines.contains(&"␛[31m\u{fffd}␀".to_owned()));
@@ -365,7 +365,7 @@ fn an_engine_outlives_its_supervisor_and_is_adopted() {
 fn the_end_of_an_adopted_engine_is_reported() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
-        // Who is left behind is found here, too.
+        // Orphans are found here, too.
         let script = "sleep 300 & echo up; wait";
         let one = with_state(script, folder.path());
         one.start().await.unwrap();
@@ -373,7 +373,7 @@ fn the_end_of_an_adopted_engine_is_reported() {
         drop(one);
         let one = with_state(script, folder.path());
         assert!(is_pending(&one).await);
-        // Who has been seen is known again, however late its leader's end is noticed.
+        // Known processes stay known, however late the leader's end is noticed.
         assert_eq!(one.processes().len(), 2);
         signal(leader(&one), Signal::KILL);
         let how = one.ended().await;
@@ -422,7 +422,7 @@ fn no_other_process_is_taken_for_the_engine() {
             assert!(is_there(pid) && !path.exists());
             assert!(has_said(&one, "not there any more"));
         }
-        // It is the number and the start that make the difference.
+        // Process id and start time identify it.
         right["output"] = serde_json::Value::Null;
         fs::write(&path, right.to_string()).unwrap();
         assert!(with_state("exec sleep 300", folder.path()).is_running());
@@ -435,14 +435,14 @@ fn an_engine_that_was_only_just_started_is_found_by_its_mark() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(STATE_FILE);
-        // What another one has in its environment that is not first in its group is no engine.
+        // A process with this environment that leads no group is no engine.
         let script = "sleep 300 & echo up; wait";
         let one = with_state(script, folder.path());
         one.start().await.unwrap();
         until_said(&one, "up");
         let (pid, all) = (leader(&one), one.processes());
         drop(one);
-        // As it is between the two times that it is written.
+        // The state between the two writes.
         let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         (record["pid"], record["started_ticks"]) = (serde_json::Value::Null, 0.into());
         let mut other = record.clone();
@@ -454,7 +454,7 @@ fn an_engine_that_was_only_just_started_is_found_by_its_mark() {
 
         fs::write(&path, record.to_string()).unwrap();
         drop(with_state(script, folder.path()));
-        // By now its number is written down.
+        // By now its id is recorded.
         let kept: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         assert_eq!(kept["pid"], pid);
         let one = with_state(script, folder.path());
@@ -474,14 +474,14 @@ fn state_that_cannot_be_kept_is_an_error() {
         assert!(said.contains(STATE_FILE) && said.contains("remove the file"), "{said}");
         fs::remove_file(&path).unwrap();
 
-        // A file where the folder should be, which is no folder for anybody.
+        // A file in place of the folder.
         let below = folder.path().join("file");
         let one = with_state("exec sleep 300", &below);
         fs::write(&below, "").unwrap();
         let error = one.start().await.unwrap_err();
         assert!(matches!(error, SuperviseError::State { .. }), "{error}");
         assert!(!one.is_running() && one.processes().is_empty());
-        // Something that cannot be replaced.
+        // A path that cannot be replaced.
         let one = with_state("echo up; exec sleep 300", folder.path());
         fs::create_dir_all(path.join("x")).unwrap();
         let error = one.start().await.unwrap_err();
@@ -493,7 +493,7 @@ fn state_that_cannot_be_kept_is_an_error() {
 #[test]
 fn an_engine_outlives_a_service_that_is_killed() {
     if let Some(state) = std::env::var_os(ROLE) {
-        // This is the service.
+        // This process is the service.
         let run = async {
             let script =
                 "trap '' PIPE; n=0; while :; do n=$((n+1)); echo tick $n; sleep 0.05; done 2> /dev/null";
@@ -522,7 +522,7 @@ fn an_engine_outlives_a_service_that_is_killed() {
         let one = with_state("exec sleep 300", folder.path());
         assert!(one.is_running());
         assert_eq!(leader(&one), pid);
-        // What it writes from now on is read.
+        // Output from now on is read.
         until_said(&one, "tick ");
         one.stop(GRACE).await.unwrap();
         assert!(!is_there(pid));

@@ -1,4 +1,4 @@
-//! What engines of either kind may do wrong, and what is made of it.
+//! Faults of both kinds of engine, and the resulting errors.
 
 use std::process::Command;
 
@@ -7,10 +7,10 @@ use poorwill_rotate::engine::{Engine, EngineError, engine_of};
 
 use crate::script::{Raw, Received, Script, Scripted, Seen, Then, model, nowhere, ok};
 
-/// Told to a test that runs once more, in a process of its own: where the engine is.
+/// Environment variable of a test that runs again in its own process: the engine's address.
 const CHILD: &str = "POORWILL_TEST_ENGINE";
 
-/// Every call, as far as whether it is an error.
+/// Every call, as far as whether it fails.
 async fn all_calls(engine: &dyn Engine) -> Vec<(&'static str, Result<(), EngineError>)> {
     vec![
         ("look", engine.probe().await.map(|_| ())),
@@ -21,7 +21,7 @@ async fn all_calls(engine: &dyn Engine) -> Vec<(&'static str, Result<(), EngineE
     ]
 }
 
-/// Has every call of either kind at either level fail, and gives the errors.
+/// The errors of every call, of both kinds, at both levels.
 async fn all_errors(url: &str) -> Vec<EngineError> {
     let mut errors = Vec::new();
     for kind in [Vllm, Sglang] {
@@ -190,7 +190,7 @@ fn what_cannot_be_an_engine_is_refused_at_once() {
     }
 }
 
-/// Runs once more in a process whose environment has a proxy.
+/// Runs again in a process whose environment has a proxy.
 #[tokio::test]
 async fn a_proxy_in_the_environment_is_not_gone_to() {
     if let Ok(url) = std::env::var(CHILD) {

@@ -1,4 +1,4 @@
-//! Servers on real sockets that stand for engines: one that answers as a test says, and ones that are not even HTTP.
+//! Mock engines on real sockets: scripted HTTP, and raw bytes.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,10 +17,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// How long a test waits for what has to happen before it says that it did not.
+/// How long a test waits before it fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A request, as tests write it down.
+/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Received {
     /// Method, path and query.
@@ -35,7 +35,7 @@ impl fmt::Display for Received {
     }
 }
 
-/// What a script does with a request.
+/// The script's reply to a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Scripted {
     Text(u16, String),
@@ -58,7 +58,7 @@ struct ScriptState {
     came: mpsc::UnboundedSender<()>,
 }
 
-/// A server that answers as a test says, and writes down what it is asked.
+/// A scripted server that records its requests.
 pub(crate) struct Script {
     pub(crate) url: String,
     asked: Arc<Mutex<Vec<Received>>>,
@@ -77,7 +77,7 @@ impl Script {
         Self { url, asked, came, server }
     }
 
-    /// What it was asked since this was called last.
+    /// The requests since the last call.
     pub(crate) fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().drain(..).map(|asked| asked.to_string()).collect()
     }
@@ -112,20 +112,20 @@ async fn serve(State(state): State<ScriptState>, request: Request) -> Response {
     }
 }
 
-/// A server that sends bytes, whatever they are, to whoever asks something, and then does as it is told.
+/// A server that sends fixed bytes to every client, and then acts as `Then` says.
 pub(crate) struct Raw {
     pub(crate) url: String,
     seen: mpsc::UnboundedReceiver<Seen>,
     server: JoinHandle<()>,
 }
 
-/// What a [`Raw`] does behind its bytes.
+/// What a [`Raw`] does after its bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Then {
     Close,
-    /// Sends on and on, until nobody takes it any more.
+    /// Sends until the client stops reading.
     SendOn,
-    /// Says nothing more, until the other end closes.
+    /// Sends nothing more, until the client closes.
     Wait,
 }
 
@@ -133,7 +133,7 @@ pub(crate) enum Then {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
     Request,
-    /// The other end is gone.
+    /// The client disconnected.
     End,
 }
 
@@ -174,7 +174,7 @@ async fn talk(mut stream: TcpStream, bytes: &[u8], then: Then, seen: mpsc::Unbou
         }
     }
     let _ = seen.send(Seen::Request);
-    // The other end may be gone by now, which is what the test is about.
+    // The client may have disconnected, which the test is about.
     let _ = stream.write_all(bytes).await;
     match then {
         Then::Close => {}
@@ -190,12 +190,12 @@ async fn listen() -> (TcpListener, String) {
     (listener, url)
 }
 
-/// Where nobody listens.
+/// An address without a listener.
 pub(crate) async fn nowhere() -> String {
     listen().await.1
 }
 
-/// A model whose engine is there.
+/// A model whose engine is at `url`.
 pub(crate) fn model(url: &str, engine: EngineKind, level: u8) -> Model {
     Model {
         name: "large".to_owned(),

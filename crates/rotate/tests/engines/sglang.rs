@@ -1,4 +1,4 @@
-//! What is asked of an SGLang, held against one that ends as the real one does when it is asked for what it cannot bear.
+//! The SGLang adapter, with a mock that ends like the real engine on requests that it cannot handle.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::script::{Received, Script, Scripted, model, nowhere, ok};
 
-/// An engine, as far as this is about it.
+/// The mock's state.
 #[derive(Debug)]
 struct State {
     version: String,
@@ -17,13 +17,13 @@ struct State {
     has_weights: bool,
     /// Whether weights are in host memory, too.
     has_backup: bool,
-    /// It was asked for what ends it.
+    /// A request ended it.
     has_ended: bool,
-    /// How often it still says that it works.
+    /// How many more flushes it refuses.
     busy: usize,
-    /// Whether it knows only what older versions do.
+    /// Whether it knows only the paths of older versions.
     is_older: bool,
-    /// What it says of how it was started.
+    /// Its start settings.
     settings: Value,
     /// Which request from now on fails, and how.
     fault: Option<(usize, Fault)>,
@@ -32,7 +32,7 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Refused,
-    /// It does what it was asked for, and says that it did not.
+    /// It acts, and answers with an error.
     DoneAndRefused,
     NoAnswer,
     DoneAndNoAnswer,
@@ -149,7 +149,7 @@ impl Fake {
         Self { server: Script::of(move |asked| its.lock().unwrap().answer(asked)).await, state }
     }
 
-    /// Another process that drives it.
+    /// Another process that uses it.
     fn engine(&self, level: u8) -> Arc<dyn Engine> {
         engine_of(&model(&self.server.url, Sglang, level)).unwrap()
     }
@@ -210,7 +210,7 @@ async fn older_ones_are_asked_by_the_names_that_they_know() {
     assert_eq!(engine.generate().await.unwrap(), " three");
 }
 
-/// What would end a real one is not asked of it, and who drives it may change in between.
+/// No request would end a real engine, also if another rotation continues.
 #[tokio::test]
 async fn nothing_is_requested_twice() {
     let fake = Fake::of(|state| state.version = "step-7".to_owned()).await;
@@ -248,8 +248,7 @@ async fn a_sleep_waits_for_what_still_runs() {
     assert!(!fake.state.lock().unwrap().has_ended);
 }
 
-/// Each request of each move fails in turn, in each way; whoever looks afterwards is told the truth, or that it is not
-/// known.
+/// Each request of each move fails in turn, in each way. The next probe reports the truth, or that it is unknown.
 #[tokio::test]
 async fn no_failure_misleads() {
     let faults = [Fault::Refused, Fault::DoneAndRefused, Fault::NoAnswer, Fault::DoneAndNoAnswer];
@@ -297,14 +296,14 @@ async fn no_failure_misleads() {
 }
 
 impl Fake {
-    /// The same engine with nothing written down.
+    /// The same engine with an empty record.
     async fn renewed(self) -> Self {
         let its = Arc::clone(&self.state);
         let server = Script::of(move |asked| its.lock().unwrap().answer(asked)).await;
         Self { server, state: self.state }
     }
 
-    /// What a move comes to; nothing for one whose request with that number is not answered, and which is dropped then.
+    /// The result of a move; `None` if the request with that number is not answered, and the move is dropped.
     async fn until_answered_or_hung(
         &mut self,
         moved: impl Future<Output = Result<(), EngineError>>,
@@ -344,7 +343,7 @@ async fn an_engine_that_cannot_sleep_is_an_error_that_says_how_to_start_it() {
             (found, None) => assert_eq!(found, Ok(EngineState::Awake), "{key}"),
             (found, _) => panic!("{key} at level {level}: {found:?}"),
         }
-        // Who never sleeps needs nothing of that.
+        // A model that never sleeps needs none of that.
         let mut never = model(&fake.server.url, Sglang, level);
         never.rules.can_sleep = false;
         assert_eq!(engine_of(&never).unwrap().probe().await, Ok(EngineState::Awake), "{key}");
@@ -375,14 +374,14 @@ async fn what_is_no_sglang_is_not_understood() {
             message(&error, wanted);
         }
     }
-    // What it says of itself has its keys in it.
+    // Its settings contain its keys.
     for settings in [json!("hunter2"), json!(["hunter2"])] {
         let fake = Fake::of(|state| state.settings = settings).await;
         message(&fake.engine(1).probe().await.unwrap_err(), "not what SGLang says of itself");
     }
 }
 
-/// A weight version that does not stay where it was put would mislead whoever reads it.
+/// A weight version that changes by itself would mislead its reader.
 #[tokio::test]
 async fn a_mark_that_does_not_stay_stops_a_sleep_before_it_begins() {
     let server = Script::of(|asked| match asked.line.as_str() {

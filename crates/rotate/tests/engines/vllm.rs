@@ -1,4 +1,4 @@
-//! What is asked of a vLLM, and what is made of its answers.
+//! The vLLM adapter's requests, and its reading of the answers.
 
 use poorwill_rotate::config::EngineKind::Vllm;
 use poorwill_rotate::engine::{EngineError, engine_of};
@@ -6,7 +6,7 @@ use poorwill_rotate::policy::EngineState;
 
 use crate::script::{Script, Scripted, model, nowhere, ok};
 
-/// Answers of a vLLM that does what it is asked for, as version 0.20 or as a later one.
+/// Answers of a working vLLM, as version 0.20 or as a later one.
 async fn vllm(is_later: bool, is_sleeping: bool) -> Script {
     Script::of(move |asked| match asked.line.as_str() {
         "GET /health" => ok(""),
@@ -72,7 +72,7 @@ async fn one_that_sleeps_is_found_asleep() {
 
 #[tokio::test]
 async fn only_an_unreachable_engine_is_gone() {
-    // A name with a part that is too long for one is nobody's, without anybody being asked.
+    // A host name with a label that is too long fails without a resolver.
     let no_name = format!("http://{}.invalid:8000", "a".repeat(64));
     for url in [nowhere().await, no_name] {
         let engine = engine_of(&model(&url, Vllm, 1)).unwrap();
@@ -125,7 +125,7 @@ async fn a_move_that_ended_elsewhere_is_an_error() {
     }
 }
 
-/// A wake at level 2 that fails on its way asks for nothing more.
+/// A level 2 wake that fails midway sends no further requests.
 #[tokio::test]
 async fn weights_that_were_not_loaded_are_not_gone_on_with() {
     let calls = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"];

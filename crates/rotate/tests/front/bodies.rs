@@ -1,22 +1,22 @@
-//! Bodies get to engines byte for byte, however they are written.
+//! Bodies reach engines byte for byte, however they are written.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::setup::{Setup, answer, post, run};
 
-/// How a name that clients ask for may be written in JSON.
+/// Spellings of a model's name in JSON.
 const SMALL: [&str; 3] = [r#""small""#, r#""sm\u0061ll""#, r#""\u0073\u006d\u0061\u006c\u006c""#];
-/// What its engine calls it.
+/// The name in the engine.
 const NAMED: &str = r#""org/one""#;
-/// And the key.
+/// And of the key.
 const MODEL: [&str; 3] = [r#""model""#, r#""mod\u0065l""#, r#""\u006dodel""#];
 
 fn blanks() -> impl Strategy<Value = String> {
     "[ \t\r\n]{0,3}"
 }
 
-/// A string as JSON writes it, with what it may have in it.
+/// A string as JSON writes it.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         "[a-zA-Z0-9 {}\\[\\],:/]{0,4}",
@@ -31,7 +31,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..5).prop_map(|pieces| format!("\"{}\"", pieces.concat()))
 }
 
-/// A key that is not that of the model. It can be read by all, so it has no half of a letter.
+/// A key other than the model's. Every parser accepts it, so it has no lone surrogate.
 fn key() -> impl Strategy<Value = String> {
     const ODD: &[&str] = &[
         r#""Model""#,
@@ -70,7 +70,7 @@ fn value() -> impl Strategy<Value = String> {
     })
 }
 
-/// What is before the name, the name as it is asked for, and what is behind it; and whether it is there once.
+/// The text before the name, the name as written, and the text after; and whether it occurs once.
 fn document() -> impl Strategy<Value = (String, &'static str, String, bool)> {
     let entries = || prop::collection::vec((blanks(), key(), blanks(), value(), blanks()), 0..4);
     let twice = prop::bool::weighted(0.1);
@@ -138,7 +138,7 @@ fn a_huge_body_arrives_whole() {
             let text = "abcdefghijklmnopqrstuvwxyz".repeat((24 << 20) / 26);
             let body = format!("{{\"text\":\"{text}\",\"model\":\"{model}\",\"more\":\"{text}\"}}");
             let mut client = setup.client().await;
-            // More than may be: it is refused by its head.
+            // Over the limit: refused by its head.
             client.send(post(&body).split_at(400).0).await;
             assert_eq!(client.message().await.0.status(), 413);
             let body = format!("{{\"text\":\"{text}\",\"model\":\"{model}\",\"more\":1}}");

@@ -1,4 +1,4 @@
-//! What clients are told when there is no answer.
+//! Errors that clients get.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,16 +70,16 @@ fn bodies_that_ask_for_nothing_are_refused() {
 fn what_is_too_long_is_refused() {
     run(async {
         let setup = Setup::new("body_max = 64\nhead_max = 8192").await;
-        // Of the body nothing is sent, and the answer comes.
+        // No byte of the body is sent, and the answer comes.
         let mut client = setup.client().await;
         client.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 65\r\n\r\n").await;
         assert_eq!(client.json().await.0.status(), 413);
-        // Who goes on sending gets it, too.
+        // A client that goes on sending gets it, too.
         let mut client = setup.client().await;
         client.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n\r\n").await;
         client.send(vec![b' '; 1 << 20]).await;
         assert_eq!(client.json().await.0.status(), 413);
-        // One that does not say how long it is.
+        // A body without a length.
         let mut client = setup.client().await;
         client.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n").await;
         client.send(format!("40\r\n{}\r\n1\r\n \r\n", " ".repeat(64))).await;
@@ -90,7 +90,7 @@ fn what_is_too_long_is_refused() {
         let mut client = setup.client().await;
         client.send(format!("GET /health HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(100_000))).await;
         assert_eq!(client.head().await.status(), 431);
-        // As long as it may be.
+        // At the limit.
         let mut client = setup.asking(&format!("{{\"model\":\"two\"{}}}", " ".repeat(49))).await;
         let mut engine = setup.engine().await;
         engine.message().await;
@@ -109,7 +109,7 @@ fn no_more_requests_are_here_than_may_be() {
         setup.until(|seen| seen.waiting == 2).await;
         let (head, body) = setup.asking(ASK_ONE).await.json().await;
         assert_eq!((head.status(), head.field("retry-after")), (429, Some("1")), "{body}");
-        // The list of models is none of them.
+        // The list of models needs no permit.
         let mut client = setup.client().await;
         client.send("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").await;
         assert_eq!(client.message().await.0.status(), 200);
@@ -120,7 +120,7 @@ fn no_more_requests_are_here_than_may_be() {
         engine.message().await;
         engine.send("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n12").await;
         assert_eq!(waiting.head().await.status(), 200);
-        // With its answer half sent it is still here; the limit is what it is now.
+        // With its answer half sent, the request still counts; the limit is the current one.
         let mut fewer = (**setup.backend.front.lock().unwrap()).clone();
         fewer.requests_max = 1;
         *setup.backend.front.lock().unwrap() = Arc::new(fewer);
@@ -128,7 +128,7 @@ fn no_more_requests_are_here_than_may_be() {
         engine.send("34").await;
         assert_eq!(waiting.bytes(4).await, b"1234");
         setup.until(|seen| seen.running == 0).await;
-        // Its place is given back right behind what the gate has seen.
+        // Its permit is released right after the backend saw its end.
         loop {
             setup.refuse(Refusal::NoMemory { until: Time::ZERO }, None);
             if setup.asking(ASK_ONE).await.json().await.0.status() == 503 {
@@ -142,7 +142,7 @@ fn no_more_requests_are_here_than_may_be() {
 fn an_engine_that_is_not_there_is_suspect() {
     run(async {
         let setup = Setup::new("").await;
-        // It breaks off before it has said anything.
+        // It breaks off before its answer.
         let mut client = setup.asking(ASK_ONE).await;
         let mut engine = setup.engine().await;
         engine.message().await;
@@ -151,13 +151,13 @@ fn an_engine_that_is_not_there_is_suspect() {
         assert_eq!(head.status(), 502, "{body}");
         assert!(head.field("x-request-id").is_some());
         assert_eq!(setup.until(|seen| seen.running == 0).await.suspects, 1);
-        // It says what is no HTTP.
+        // Its answer is no HTTP.
         let mut client = setup.asking(ASK_ONE).await;
         let mut engine = setup.engine().await;
         engine.message().await;
         engine.send("what?\r\n\r\n").await;
         assert_eq!(client.json().await.0.status(), 502);
-        // It takes no connections.
+        // It refuses connections.
         let Setup { engine, backend, address, .. } = setup;
         drop(engine);
         let mut client = Wire::to(address).await;

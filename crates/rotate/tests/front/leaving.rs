@@ -1,4 +1,4 @@
-//! Clients that go away, that are slow, and a service that ends.
+//! Disconnecting clients, slow clients, and shutdown.
 
 use std::io;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 use super::setup::{END, EVENTS, Setup, Verdict, answer, chunk, post, run, run_on_one_thread};
 
 const ASK: &str = r#"{"model":"org/one","stream":true}"#;
-/// Longer than a test, so that nothing but what it is about ends anything.
+/// Longer than a test, so that only the tested timeout fires.
 const LONG: Duration = Duration::from_secs(600);
 
 fn short_timeouts() -> Timeouts {
@@ -35,14 +35,14 @@ fn a_client_that_goes_while_it_waits_waits_no_longer() {
 fn a_client_that_goes_takes_its_request_from_the_engine() {
     run(async {
         let setup = Setup::with_timeouts("", short_timeouts()).await;
-        // Before the engine has said anything.
+        // Before the engine's answer.
         let client = setup.asking(ASK).await;
         let mut engine = setup.engine().await;
         engine.message().await;
         drop(client);
         assert_eq!(engine.ended().await, b"");
         setup.until(|seen| seen.running == 0).await;
-        // Amid a stream in which nothing comes.
+        // In a stream without data.
         let mut client = setup.asking(ASK).await;
         let mut engine = setup.engine().await;
         engine.message().await;
@@ -53,7 +53,7 @@ fn a_client_that_goes_takes_its_request_from_the_engine() {
         drop(client);
         assert_eq!(engine.ended().await, b"");
         setup.until(|seen| seen.running == 0).await;
-        // Amid one that flows, with a reset.
+        // In a stream with data, with a reset.
         let mut client = setup.asking(ASK).await;
         let mut engine = setup.engine().await;
         engine.message().await;
@@ -77,7 +77,7 @@ fn a_client_that_reads_nothing_blocks_no_other() {
             let mut engine = setup.engine().await;
             engine.message().await;
             engine.send(EVENTS).await;
-            // Until nobody takes any more, on any of the ways in between.
+            // Until all buffers in between are full.
             let chunk = chunk(&format!("data: {}\n\n", "x".repeat(64 << 10)));
             loop {
                 tokio::select! {
@@ -128,7 +128,7 @@ fn a_client_that_closes_its_sending_side_counts_as_gone() {
         client.stream.shutdown().await.unwrap();
         assert_eq!(setup.until(|seen| seen.waiting == 0).await.gave_up, 1);
         assert_eq!(client.ended().await, b"");
-        // What is answered without waiting is still answered.
+        // Answers without waiting are still sent.
         let mut client = setup.client().await;
         client.send("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").await;
         client.stream.shutdown().await.unwrap();
@@ -144,7 +144,7 @@ fn a_body_that_does_not_come_whole_is_nobodys() {
         let mut client = setup.client().await;
         client.send(&asked[..asked.len() - 1]).await;
         drop(client);
-        // One that is slow for longer than it may be.
+        // A client slower than the timeout.
         let timeouts = Timeouts { body: Duration::from_millis(20), ..short_timeouts() };
         let other = Setup::with_timeouts("", timeouts).await;
         let mut client = other.client().await;
@@ -152,7 +152,7 @@ fn a_body_that_does_not_come_whole_is_nobodys() {
         let (head, body) = client.json().await;
         assert_eq!(head.status(), 408, "{body}");
         assert_eq!(other.until(|_| true).await.admitted, 0);
-        // And one that is slow, and comes. The first one's place is free by now, or soon.
+        // A slow client that arrives. The first one's permit is free by now, or soon.
         loop {
             let mut client = setup.client().await;
             for byte in asked.as_bytes() {

@@ -1,4 +1,4 @@
-//! What is written of requests.
+//! Log lines of requests.
 
 use std::fmt::{Debug, Write as _};
 use std::io;
@@ -13,7 +13,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::setup::{EVENTS, Setup, answer, chunk, post_with, run, run_on_one_thread};
 
-/// Keeps all events that are the front's, a line each.
+/// Keeps all of the front's log lines.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -49,7 +49,7 @@ impl Subscriber for Lines {
 #[test]
 fn each_request_is_logged_once_without_its_body_and_key() {
     let lines = Lines::default();
-    // Other tests tell theirs meanwhile, so the requests of this one have names.
+    // Other tests log meanwhile, so these requests have ids.
     tracing::subscriber::set_global_default(lines.clone()).unwrap();
     run(async {
         let setup = Setup::new("keys = [\"env:ONE\"]").await;
@@ -81,7 +81,7 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         setup.shutdown.cancel();
         setup.served.await.unwrap().unwrap();
     });
-    // And one that we break off, since it reads nothing and has to leave.
+    // One that the front breaks off, since its client reads nothing and its model has to leave.
     run_on_one_thread(async {
         let timeouts = Timeouts { reader: Duration::from_millis(50), ..Timeouts::default() };
         let setup = Setup::with_timeouts("", timeouts).await;

@@ -1,4 +1,4 @@
-//! Clients that speak no HTTP, or too cleverly.
+//! Clients that send no HTTP, or ambiguous HTTP.
 
 use super::setup::{Setup, answer, post, run};
 
@@ -62,22 +62,22 @@ fn what_is_framed_twice_smuggles_nothing() {
     run(async {
         let setup = Setup::new("").await;
         let mut client = setup.client().await;
-        // To who believes the length, the body is another one than to who believes the chunks.
+        // By its length the body is another one than by its chunks.
         let chunks = format!("{:x}\r\n{ASK}\r\n0\r\n\r\n", ASK.len());
         let lines = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n";
         client.send(format!("{lines}{chunks}")).await;
         tokio::select! {
-            // It may be taken by its chunks, and then the engine gets that and a length.
+            // It may be read by its chunks. Then the engine gets that body with a length.
             mut engine = setup.engine() => {
                 let (head, body) = engine.message().await;
                 assert_eq!((head.field("transfer-encoding"), body.as_slice()), (None, ASK.as_bytes()));
                 engine.send(answer("{}")).await;
                 assert_eq!(client.message().await.0.status(), 200);
             }
-            // Or not at all.
+            // Or it is refused.
             (head, _) = client.message() => assert_eq!(head.status(), 400),
         }
-        // With a second request inside of the first one's body, that is what it stays.
+        // A second request within the first one's body stays part of that body.
         let inner = post(r#"{"model":"org/one","x":1}"#);
         let outer = format!("{{\"model\":\"org/one\",\"x\":{}}}", serde_json::Value::from(inner));
         let mut client = setup.asking(&outer).await;

@@ -1,4 +1,4 @@
-//! Where requests go, and what of them.
+//! Which requests go where, and with which headers.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn requests_go_to_their_engine_and_answers_come_back() {
             client
                 .send(post_with("/v1/completions?x=a%20b", "", &format!(" {{ \"model\" : \"{model}\"}}\n")))
                 .await;
-            // The connection to the engine is used again.
+            // The connection to the engine is reused.
             if model == "org/one" {
                 let mut engine = setup.engine().await;
                 exchange(&mut engine, &mut client, wanted).await;
@@ -59,7 +59,7 @@ fn connections_to_an_engine_are_used_again() {
             engine.message().await;
             engine.send(answer("{}")).await;
             assert_eq!(client.message().await.0.status(), 200);
-            // By now the connection is where the next request finds it.
+            // By now the connection is ready for reuse.
             setup.rounds().await;
             client.send(post(ASK_ONE)).await;
         }
@@ -195,7 +195,7 @@ fn nothing_else_of_an_engine_is_reached() {
             .await;
         assert_eq!(client.json().await.0.status(), 400);
         client.send(post_with("http://front/v1/completions", "", ASK_ONE)).await;
-        // Only the last was for the engine, and the first it hears of.
+        // Only the last was for the engine, and is the first that it gets.
         assert_eq!(setup.engine().await.message().await.0.first, "POST /v1/completions HTTP/1.1");
         assert_eq!(setup.until(|_| true).await.admitted, 1);
     });

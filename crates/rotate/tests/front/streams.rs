@@ -1,4 +1,4 @@
-//! Answers piece by piece, and what breaks them off.
+//! Streams, and what breaks them off.
 
 use poorwill_rotate::policy::{Refusal, Time};
 
@@ -6,7 +6,7 @@ use super::setup::{END, EVENTS, Setup, Verdict, Wire, answer, chunk, post, run};
 
 const ASK: &str = r#"{"model":"org/one","stream":true}"#;
 
-/// A client and an engine with a stream that has begun and told one event.
+/// A client and an engine with a stream that has sent one event.
 async fn begun(setup: &Setup) -> (Wire, Wire) {
     let mut client = setup.asking(ASK).await;
     let mut engine = setup.engine().await;
@@ -23,7 +23,7 @@ fn streams_are_passed_on_as_they_come() {
     run(async {
         let setup = Setup::new("").await;
         let (mut client, mut engine) = begun(&setup).await;
-        // Each piece is only sent once the client has the one before.
+        // Each chunk is sent after the client has read the one before.
         for nth in 2..50 {
             let event = format!("data: {nth}\r\n: \u{e4}\n\n");
             engine.send(chunk(&event)).await;
@@ -114,7 +114,7 @@ fn other_answers_that_break_off_are_not_whole() {
             let rest = String::from_utf8(client.ended().await).unwrap();
             assert!(!rest.contains("0\r\n"), "{rest:?}");
         }
-        // Who speaks HTTP/1.0 knows the end of an answer by that of the connection, which so is no end.
+        // For HTTP/1.0 the end of the connection is the end of the answer, so a reset is none.
         let mut client = setup.client().await;
         client.send(post(ASK).replacen("HTTP/1.1", "HTTP/1.0", 1)).await;
         let mut engine = setup.engine().await;
@@ -132,7 +132,7 @@ fn other_answers_that_break_off_are_not_whole() {
 fn requests_that_have_to_end_are_ended() {
     run(async {
         let setup = Setup::new("").await;
-        // One of which nothing has come yet, one amid its events, and one amid something else.
+        // A stream without data, one within its events, and one within something else.
         let mut silent = setup.asking(ASK).await;
         let mut silent_engine = setup.engine().await;
         silent_engine.message().await;
@@ -191,7 +191,7 @@ fn clients_that_wait_for_a_stream_get_keep_alives() {
         setup.say(Verdict::Admit);
         let mut engine = setup.engine().await;
         engine.message().await;
-        // Also while the engine is silent.
+        // Also while the engine sends nothing.
         client.chunk().await.unwrap();
         engine.send(EVENTS).await;
         engine.send(chunk("data: 1\n\n")).await;
@@ -201,7 +201,7 @@ fn clients_that_wait_for_a_stream_get_keep_alives() {
         }
         assert_eq!(event, "data: 1\n\n");
         engine.send(chunk("data: 2\n\n")).await;
-        // From now on there is nothing but the engine's.
+        // From now on only the engine's bytes.
         assert_eq!(client.chunk().await.unwrap(), "data: 2\n\n");
         engine.send(END).await;
         assert_eq!(client.chunk().await, None);

@@ -1,4 +1,4 @@
-//! A machine with one GPU, and engines on it that lie when they are told to.
+//! A machine with one GPU, and mock engines whose faults a test sets.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use poorwill_rotate::engine::{Engine, EngineError, EngineFuture};
 use poorwill_rotate::measure::{GpuMemory, Measured, Meter, MeterError};
 use poorwill_rotate::policy::{EngineState, Gpu};
 
-/// What an engine does other than it says.
+/// A fault of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     KeepsMemory,
@@ -47,7 +47,7 @@ pub(crate) struct Machine {
 struct State {
     engines: BTreeMap<String, OneEngine>,
     awake_at_most: usize,
-    /// Somebody woke though there was no room.
+    /// An engine woke without enough free memory.
     was_overcommitted: bool,
 }
 
@@ -82,7 +82,7 @@ impl Machine {
         self.with(url, |one| (one.is_awake, one.has_memory, one.is_well) = (true, true, true));
     }
 
-    /// It sleeps, and nobody has asked the rotation.
+    /// It sleeps without a command of the rotation.
     pub(crate) fn fall_asleep(&self, url: &str) {
         self.with(url, |one| (one.is_awake, one.has_memory, one.is_well) = (false, false, false));
     }
@@ -91,7 +91,7 @@ impl Machine {
         self.with(url, |one| one.set_fault = Some(set_fault));
     }
 
-    /// It is honest from now on. One that is not well was started again by somebody, and has gone to sleep.
+    /// Removes its fault. An unhealthy engine was restarted from outside, and sleeps.
     pub(crate) fn clear_faults(&self, url: &str) {
         self.with(url, |one| {
             one.set_fault = None;

@@ -1,4 +1,4 @@
-//! Control over a service that is made up, and what asks it over real sockets.
+//! Control with a fake service, and clients of it over real sockets.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -19,9 +19,9 @@ use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Behind this a test is stuck. Nothing is measured by it.
+/// After this time a test has failed. Nothing is measured by it.
 pub(crate) const STUCK: Duration = Duration::from_secs(120);
-/// A service that does what it is told to, and remembers it.
+/// A fake service, which records its calls.
 pub(crate) struct FakeApi {
     pub(crate) snapshot: Mutex<Snapshot>,
     pub(crate) commands: Mutex<Vec<(String, ModelCommand)>>,
@@ -83,7 +83,7 @@ pub(crate) fn is_it(model: &ModelNow, name: &str) -> bool {
     model.name == name || model.aliases.iter().any(|alias| alias == name)
 }
 
-/// Control with these keys. They can only be had from a configuration.
+/// Control with these keys. Only a configuration can contain keys.
 pub(crate) fn control(keys: &[&str]) -> Arc<config::Control> {
     let places: Vec<String> = keys.iter().map(|key| format!("\"env:{key}\"")).collect();
     let text = format!(
@@ -160,7 +160,7 @@ pub(crate) fn stage(seq: u64) -> Arc<ServiceEvent> {
     event(seq, "one", EventKind::Stage { before: StageName::Asleep, before_s: 1.0, stage: StageName::Waking })
 }
 
-/// Control that runs.
+/// A running control.
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
     pub(crate) api: Arc<FakeApi>,
@@ -193,7 +193,7 @@ pub(crate) async fn running(options: Options<'_>) -> Running {
     let shutdown = CancellationToken::new();
     let served = tokio::spawn(serve(listener, Arc::<FakeApi>::clone(&api), shutdown.clone()));
     let running = Running { address, api, shutdown, served };
-    // Whoever is answered is answered by something that takes events already.
+    // An answered request proves that events are received.
     assert_eq!(running.ask("GET /health", "", "").await.status, 200);
     running
 }
@@ -210,7 +210,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// What an error says.
+    /// The message of an error.
     pub(crate) fn message(&self) -> String {
         assert!(self.status >= 400, "{self:?}");
         assert_eq!(self.head["content-type"], "application/json", "{self:?}");
@@ -230,7 +230,7 @@ impl Answer {
 }
 
 impl Running {
-    /// Asks with these further lines in the head, which may say another host.
+    /// Sends a request with these header lines, which may contain another host.
     pub(crate) async fn ask(&self, what: &str, head: &str, body: &str) -> Answer {
         let is_host_said = head.to_ascii_lowercase().contains("host:");
         let host = if is_host_said { String::new() } else { format!("Host: {}\r\n", self.address) };
@@ -249,10 +249,10 @@ impl Running {
 
     pub(crate) async fn follow(&self, path: &str, head: &str) -> Follower {
         let socket = TcpSocket::new_v4().unwrap();
-        // Little comes to lie in between, so that one who does not read is soon behind.
+        // A small buffer, so that a client that does not read soon falls behind.
         socket.set_recv_buffer_size(16 << 10).unwrap();
         let mut stream = socket.connect(self.address).await.unwrap();
-        // With HTTP/1.0 the body comes as it is, and ends with the connection.
+        // With HTTP/1.0 the body has no framing, and ends with the connection.
         let ask = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n{head}\r\n", self.address);
         stream.write_all(ask.as_bytes()).await.unwrap();
         let mut follower = Follower { stream, rest: String::new() };
@@ -267,7 +267,7 @@ impl Running {
         self.api.events.send(event).unwrap();
     }
 
-    /// The metrics, once this one says so.
+    /// The metrics, once this one has this value.
     pub(crate) async fn metrics_when(&self, sample: &str, value: f64) -> Metrics {
         let wait = async {
             loop {
@@ -288,7 +288,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// What comes until there is this; nothing if the stream ends before.
+    /// The text before `end`; `None` if the stream ends first.
     pub(crate) async fn until(&mut self, end: &str) -> Option<String> {
         loop {
             if let Some((found, rest)) = self.rest.split_once(end) {
@@ -323,7 +323,7 @@ impl Follower {
     }
 }
 
-/// OpenMetrics text, read strictly.
+/// OpenMetrics text, parsed strictly.
 pub(crate) struct Metrics {
     pub(crate) types: BTreeMap<String, String>,
     pub(crate) samples: BTreeMap<String, f64>,

@@ -1,5 +1,5 @@
-//! What comes from outside of a machine (commands, others who take memory, reports that are nobody's), and worlds in
-//! which everybody is always waited for.
+//! Events from outside of the rotation: commands, memory of other programs, repeated reports. Also simulations with
+//! permanent demand.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use poorwill_rotate::policy::{EngineState, Gpu, Input, ModelId, Outcome, Rules};
 use super::{CARD, Engine, Faults, GIB, Occurrence, Request, Rng, Simulation, State, engine};
 
 impl Simulation {
-    /// One with everything that may come from outside, too.
+    /// With all events from outside.
     pub(crate) fn chaos(seed: u64, faults: Faults) -> Self {
         let mut rng = Rng::of(seed);
         let gpus = 1 + rng.below(2);
@@ -39,7 +39,7 @@ impl Simulation {
         simulation
     }
 
-    /// Honest ones of which everybody is waited for all the time: one on two GPUs, and two on each.
+    /// Correct engines with permanent demand: one on two GPUs, and two on each.
     pub(crate) fn busy(seed: u64) -> Self {
         let mut rng = Rng::of(seed);
         let mut engines: Vec<Engine> = (0..5).map(|_| engine(&mut rng, 1, Faults::None)).collect();
@@ -58,7 +58,7 @@ impl Simulation {
         simulation
     }
 
-    /// Nobody comes from outside any more, and whoever runs what nobody else may restart has done so.
+    /// Ends events from outside. Engines that only an operator can restart have been restarted.
     pub(super) fn calm(&mut self) {
         if !self.is_wild {
             return;
@@ -71,7 +71,7 @@ impl Simulation {
         }
     }
 
-    /// Whoever runs it has restarted it, and had it sleep.
+    /// The operator has restarted it and put it to sleep.
     pub(super) fn reborn(&mut self, model: usize) {
         let engine = &mut self.engines[model];
         if engine.rules.can_restart {
@@ -103,7 +103,7 @@ impl Simulation {
         self.at(wait, Occurrence::Command);
     }
 
-    /// Somebody else puts one to sleep that is awake and has nothing to do; whether it was one.
+    /// Another program puts an idle awake engine to sleep; false if there is none.
     fn doze(&mut self, model: usize) -> bool {
         let engine = &mut self.engines[model];
         let is_one = engine.state == State::Awake
@@ -119,7 +119,7 @@ impl Simulation {
         false
     }
 
-    /// Somebody else takes memory, or gives it back.
+    /// Another program takes or releases memory.
     pub(super) fn outsider(&mut self) {
         for gpu in 0..self.outside.len() {
             self.outside[gpu] = 0;
@@ -132,7 +132,7 @@ impl Simulation {
         self.at(wait, Occurrence::Outsider);
     }
 
-    /// Reports that are late, or come twice.
+    /// Late and repeated reports.
     pub(super) fn repeat(&mut self) {
         let Some(most) = (self.old_ops.len() as u64).checked_sub(1).filter(|_| self.is_wild) else { return };
         let op = self.old_ops[usize::try_from(most - self.rng.below(most.min(20) + 1)).unwrap()];
@@ -143,12 +143,12 @@ impl Simulation {
             3 => Outcome::Probed(EngineState::Awake),
             _ => Outcome::Failed("late".to_owned()),
         };
-        // They change nothing, and so nothing follows from them.
+        // They change nothing, so no effect follows.
         let effects = self.policy.step(self.now, Input::Ended { op, outcome });
         assert!(effects.is_empty(), "{}", self.story(&format!("{op:?} is nobody's, and {effects:?}")));
     }
 
-    /// Nobody on its GPUs could have come, and was waited for, before anybody waited for it.
+    /// No other model on its GPUs was selectable and waited for longer.
     pub(super) fn check_order(&self, model: usize) {
         let waited_since = |of: usize| {
             let is_its = |request: &&Request| request.model == of && !request.is_running;

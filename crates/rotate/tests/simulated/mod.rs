@@ -1,5 +1,5 @@
-//! Machines with GPUs, engines and clients, in virtual time. Engines may lie; what is held against the policy is what
-//! really is.
+//! Machines with GPUs, engines and clients, in virtual time. Engines may have faults; the checks compare the policy
+//! with the simulated device state.
 
 mod chaos;
 
@@ -15,17 +15,17 @@ use poorwill_rotate::policy::{
 const GIB: u64 = 1 << 30;
 const CARD: u64 = 80 * GIB;
 
-/// Which lies engines tell.
+/// Which faults engines have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Faults {
     None,
-    /// A sleep that says it has, and gives nothing back.
+    /// A reported sleep that releases nothing.
     Keeps,
-    /// One that gives back a half.
+    /// One that releases half.
     Half,
-    /// A wake that says it has, and has not.
+    /// A reported wake that did not happen.
     Dozes,
-    /// A wake behind which it talks gibberish.
+    /// A wake after which it generates garbage.
     Gibberish,
     /// Tasks that never end.
     Hangs,
@@ -35,7 +35,7 @@ pub(crate) enum Faults {
     Crashes,
     /// Memory that grows with every cycle.
     Leaks,
-    /// Requests that do not end when they are told to.
+    /// Requests that do not end after an abort.
     Clings,
     All,
 }
@@ -54,7 +54,7 @@ impl Faults {
     ];
 }
 
-/// Numbers by a seed.
+/// Random numbers from a seed.
 struct Rng(fastrand::Rng);
 
 impl Rng {
@@ -82,7 +82,7 @@ enum State {
     Asleep,
 }
 
-/// An engine as it really is.
+/// The real state of an engine.
 struct Engine {
     rules: Rules,
     state: State,
@@ -91,7 +91,7 @@ struct Engine {
     asleep_bytes: u64,
     held_bytes: u64,
     is_gibberish: bool,
-    /// Whether its canary came out right since it last came up.
+    /// Whether its canary was right since its last wake or start.
     is_proved: bool,
     op: Option<(OpId, Task)>,
 }
@@ -133,21 +133,21 @@ pub(crate) struct Simulation {
     requests: BTreeMap<RequestId, Request>,
     next_request: u64,
     takes_requests: bool,
-    /// Whether there are commands, outsiders, reports that are nobody's, and engines that nobody may restart.
+    /// Whether there are commands, other programs, repeated reports, and engines that only an operator can restart.
     is_wild: bool,
-    /// Whether there were, so that what was learnt may be somebody else's.
+    /// Whether there were, so that learned needs may be wrong.
     had_chaos: bool,
-    /// What others than the engines hold on each GPU.
+    /// What other programs hold on each GPU.
     outside: Vec<u64>,
-    /// Tasks that have ended, or were given up.
+    /// Tasks that have ended, or were cancelled.
     old_ops: Vec<OpId>,
-    /// Whether everybody is waited for all the time, so that who is passed over is seen.
+    /// Whether all models have permanent demand, so that starvation shows.
     is_busy: bool,
-    /// Since when each model could come, if it can.
+    /// Since when each model is selectable.
     down_since: Vec<Option<Time>>,
     admitted: Vec<u64>,
     steps: u64,
-    /// The latest that was said, for who has to find out why.
+    /// The latest inputs and effects, to explain a failure.
     log: VecDeque<(Time, Report)>,
 }
 
@@ -193,7 +193,7 @@ impl Simulation {
         self.admitted.iter().sum()
     }
 
-    /// Lets so much time pass.
+    /// Passes this much time.
     pub(crate) fn run(&mut self, time: Duration) {
         let end = self.now.after(time);
         loop {
@@ -215,7 +215,7 @@ impl Simulation {
         self.now = end;
     }
 
-    /// From now on everybody is honest: in the end all requests are answered, and every model can be had.
+    /// Removes all faults. In the end all requests are answered, and every model is available.
     pub(crate) fn settle(&mut self) {
         self.faults = Faults::None;
         self.takes_requests = false;
@@ -224,7 +224,7 @@ impl Simulation {
         assert!(self.requests.is_empty(), "{}", self.story("requests are left"));
         for model in 0..self.engines.len() {
             let before = self.admitted[model];
-            // Whoever was just left alone says so, and is tried again later.
+            // A quarantined model refuses, and is tried again later.
             for _ in 0..6 {
                 self.arrive(model);
                 self.run(Duration::from_secs(400));
@@ -469,7 +469,7 @@ impl Simulation {
             return;
         }
         (engine.state, engine.held_bytes, engine.is_proved) = (State::Gone, 0, false);
-        // Told the other way round, requests that waited may go to who is dead, and fail at once.
+        // In the other order, waiting requests may go to a dead engine and fail at once.
         self.tell(Input::Lost(ModelId(model)));
         for request in self.running_of(model) {
             self.requests.remove(&request);
@@ -556,7 +556,7 @@ impl Simulation {
         Outcome::Done
     }
 
-    /// What holds at any time.
+    /// The invariants.
     fn check(&self) {
         for (id, request) in &self.requests {
             let rules = &self.engines[request.model].rules;
@@ -575,7 +575,7 @@ fn engine(rng: &mut Rng, gpus: u64, faults: Faults) -> Engine {
         if on_all { all.collect() } else { all.skip(usize::try_from(first).unwrap()).take(1).collect() };
     let awake_bytes = (8 + rng.below(60)) * GIB;
     let mut rules = Rules::on(gpus);
-    // An engine that nobody may restart, and that lies, holds its memory for good.
+    // A faulty engine that only an operator can restart holds its memory for good.
     rules.can_restart = faults != Faults::None || !rng.one_in(3);
     rules.can_sleep = !rules.can_restart || !rng.one_in(8);
     rules.need_bytes = rng.one_in(2).then_some(awake_bytes);
