@@ -147,7 +147,7 @@ async fn steps(
         if result.garbage == 1 {
             result.verdict = Verdict::Garbage;
             result.because =
-                Some(format!("to question {} it said {answer:?}, and {expected:?} before", nth + 1));
+                Some(format!("to question {} it answered {answer:?}, and {expected:?} before", nth + 1));
         }
     }
     Ok(())

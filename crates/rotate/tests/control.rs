@@ -26,7 +26,7 @@ async fn status_and_health_are_read() {
 }
 
 #[tokio::test]
-async fn orders_reach_the_model_and_its_state_comes_back() {
+async fn commands_reach_the_model_and_return_its_state() {
     let control = running(PLAIN).await;
     let two = "org%2Ftwo%20%22q%22%5C";
     for (path, body, name, command) in [
@@ -49,7 +49,7 @@ async fn orders_reach_the_model_and_its_state_comes_back() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_or_not_understood_is_said() {
+async fn unknown_or_invalid_requests_are_errors() {
     let control = running(PLAIN).await;
     for ask in ["POST /rotate/models/nine/wake", "GET /rotate/models/nine/log"] {
         let answer = control.ask(ask, "", "").await;
@@ -121,7 +121,7 @@ async fn a_reload_is_done_or_says_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn a_reload_comes_to_its_end_when_who_asked_has_left() {
+async fn a_reload_completes_after_its_client_has_left() {
     let control = running(Options { has_barrier: true, ..PLAIN }).await;
     let (begun, may_end) = control.api.barrier.as_ref().unwrap();
     let mut stream = TcpStream::connect(control.address).await.unwrap();
@@ -169,7 +169,7 @@ async fn with_keys_only_the_page_and_health_are_for_everybody() {
 }
 
 #[tokio::test]
-async fn a_key_that_was_taken_away_ends_its_stream() {
+async fn a_removed_key_ends_its_stream() {
     let control = running(Options { keys: &["alpha", "beta"], ..PLAIN }).await;
     let mut alpha = control.follow("/rotate/events", "Authorization: Bearer alpha\r\n").await;
     let mut beta = control.follow("/rotate/events", "Authorization: Bearer beta\r\n").await;
@@ -224,7 +224,7 @@ async fn other_sites_in_a_browser_are_kept_out() {
 }
 
 #[tokio::test]
-async fn where_others_reach_it_any_name_will_do_but_no_other_site() {
+async fn a_reachable_control_accepts_any_host_but_no_other_site() {
     let control = running(Options { keys: &["alpha"], listen: "0.0.0.0:0", ..PLAIN }).await;
     let head = "Authorization: Bearer alpha\r\nHost: gpu-7.example\r\n";
     assert_eq!(control.ask("GET /rotate/status", head, "").await.status, 200);
@@ -235,7 +235,7 @@ async fn where_others_reach_it_any_name_will_do_but_no_other_site() {
 }
 
 #[tokio::test]
-async fn events_come_in_order_and_again_to_who_comes_back() {
+async fn events_come_in_order_and_again_after_a_reconnection() {
     let control = running(PLAIN).await;
     let mut first = control.follow("/rotate/events", "").await;
     control.send_event(stage(7));
@@ -320,7 +320,7 @@ async fn so_many_may_follow_and_no_more() {
 }
 
 #[tokio::test]
-async fn metrics_are_what_events_and_the_snapshot_say() {
+async fn metrics_agree_with_events_and_the_status() {
     let control = running(PLAIN).await;
     let failed = |seq, stage| event(seq, "one", EventKind::Failed { stage, reason: "it is gone".to_owned() });
     let shortfall = EventKind::Shortfall { gpu: 0, expected_bytes: 9, freed_bytes: 1 };
@@ -390,7 +390,7 @@ async fn metrics_are_what_events_and_the_snapshot_say() {
 }
 
 #[tokio::test]
-async fn the_page_is_served_with_what_keeps_others_out_of_it() {
+async fn the_page_is_served_with_its_security_policy() {
     let control = running(PLAIN).await;
     let answer = control.ask("GET /", "", "").await;
     assert_eq!((answer.status, answer.body.as_str()), (200, include_str!("../src/control/page.html")));
@@ -413,7 +413,7 @@ async fn when_the_service_ends_streams_end_and_so_does_this() {
     control.shutdown.cancel();
     assert!(follower.next().await.is_none());
     tokio::time::timeout(STUCK, control.served).await.expect("it ends").unwrap().unwrap();
-    assert!(TcpStream::connect(control.address).await.is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(control.address).await.is_err(), "the listener is closed");
 }
 
 /// The page of metrics, from the help, type and unit lines of a scrape in which every metric has a sample.

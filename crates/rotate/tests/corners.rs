@@ -109,7 +109,7 @@ fn a_search_for_memory_waits_for_a_stop() {
 }
 
 #[test]
-fn what_was_learnt_of_an_engine_does_not_outlive_it() {
+fn the_learned_need_does_not_outlive_the_engine() {
     let mut fixture = Fixture::of(&[70 * GIB], |_, rules| rules.need_bytes = None);
     let sleep = |fixture: &mut Fixture| {
         fixture.use_once(0);
@@ -137,7 +137,7 @@ fn what_was_learnt_of_an_engine_does_not_outlive_it() {
 }
 
 #[test]
-fn who_took_all_of_it_again_gives_all_of_it_back_again() {
+fn what_a_wake_took_again_a_sleep_releases_again() {
     for freed in [0, 39 * GIB, 69 * GIB] {
         let mut fixture = Fixture::of(&[70 * GIB], |_, rules| {
             rules.can_restart = true;
@@ -162,7 +162,7 @@ fn who_took_all_of_it_again_gives_all_of_it_back_again() {
 }
 
 #[test]
-fn who_keeps_a_little_more_each_time_is_found_out() {
+fn a_model_that_keeps_a_little_more_each_time_is_detected() {
     let mut fixture = Fixture::of(&[64 * GIB], |_, rules| rules.can_restart = true);
     let kept = 400 << 20;
     for cycle in 0..4 {
@@ -172,7 +172,7 @@ fn who_keeps_a_little_more_each_time_is_found_out() {
         if !shortfalls(&fixture).is_empty() {
             return;
         }
-        assert!(cycle < 3, "it keeps more and more, and nobody sees it");
+        assert!(cycle < 3, "its growth goes unnoticed");
         // What it keeps it does not take again.
         fixture.needs[0] -= if cycle == 0 { 0 } else { kept };
     }
@@ -235,7 +235,7 @@ fn an_engine_that_is_not_there_cannot_be_lost() {
 }
 
 #[test]
-fn a_restart_said_twice_takes_no_longer_and_comes_back_though_requests_cling() {
+fn a_repeated_restart_takes_no_longer_and_comes_back() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.can_restart = true);
     fixture.ask(0);
     fixture.input(Input::Restart(ModelId(0)));
@@ -269,7 +269,7 @@ fn a_restart_stops_a_quarantined_model_or_reports_that_it_cannot() {
 }
 
 #[test]
-fn nothing_is_ended_or_stopped_behind_a_shutdown() {
+fn nothing_is_ended_or_stopped_after_a_shutdown() {
     let mut fixture = Fixture::of(&[70 * GIB, 5 * GIB], |_, rules| rules.can_restart = true);
     fixture.ask(0);
     fixture.use_once(1);
@@ -311,11 +311,11 @@ fn steps_without_any_time_let_time_pass() {
             let request = RequestId(nth);
             let model = ModelId(usize::from(nth % 2 == 0));
             let mut inputs = vec![Input::Tick, Input::Arrived { request, model }];
-            let mut said = 0;
+            let mut count = 0;
             while let Some(input) = inputs.pop() {
                 for effect in policy.step(now, input) {
-                    said += 1;
-                    assert!(said < 1000, "{effect:?} and on and on at {now:?}");
+                    count += 1;
+                    assert!(count < 1000, "{effect:?} and on and on at {now:?}");
                     if let Effect::Run { op, task: Task::Probe, .. } = effect
                         && answers
                     {
@@ -331,7 +331,7 @@ fn steps_without_any_time_let_time_pass() {
 }
 
 #[test]
-fn a_start_that_fails_is_no_more_tried_with_what_it_took_once() {
+fn a_failed_start_discards_the_learned_need() {
     let mut fixture = Fixture::of(&[40 * GIB, 70 * GIB], |model, rules| {
         rules.can_restart = model == 0;
     });
@@ -373,7 +373,7 @@ fn a_model_thought_to_hold_nothing_leaves_if_nothing_else_helps() {
 }
 
 #[test]
-fn a_wake_that_fails_is_no_more_tried_with_what_was_given_back_once() {
+fn a_failed_wake_discards_the_learned_need() {
     let mut fixture = Fixture::of(&[40 * GIB, 70 * GIB], |_, rules| rules.need_bytes = None);
     let free = |bytes| (0, Task::Measure, Outcome::Free(vec![bytes]));
     fixture.use_once(0);
@@ -394,7 +394,7 @@ fn a_wake_that_fails_is_no_more_tried_with_what_was_given_back_once() {
 }
 
 #[test]
-fn who_ended_last_was_used_last() {
+fn the_model_whose_request_ended_last_was_used_last() {
     let mut fixture =
         Fixture::of(&[30 * GIB, 30 * GIB, 40 * GIB], |_, rules| rules.idle_max = Some(seconds(5)));
     let long = fixture.ask(0);
@@ -447,7 +447,7 @@ fn a_model_selected_without_memory_comes_at_the_next_search() {
 }
 
 #[test]
-fn a_first_sleep_is_watched_until_no_more_comes_and_what_was_learnt_does_not_shrink_by_a_little() {
+fn a_first_sleep_is_measured_until_steady_and_small_drops_change_nothing() {
     let mut fixture = Fixture::of(&[70 * GIB], |_, rules| rules.need_bytes = None);
     fixture.use_once(0);
     let free = |bytes| (0, Task::Measure, Outcome::Free(vec![bytes]));

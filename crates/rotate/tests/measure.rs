@@ -35,7 +35,7 @@ fn sleeper() -> Child {
 }
 
 #[test]
-fn what_the_host_device_holds_is_held() {
+fn memory_of_the_host_device_counts() {
     watched(|| {
         let meter = with(64 * GIB, vec![std::process::id()]);
         let before = free(&meter);
@@ -81,7 +81,7 @@ fn each_gpu_has_its_own() {
 }
 
 #[test]
-fn who_has_ended_holds_nothing() {
+fn an_ended_process_holds_nothing() {
     watched(|| {
         let mut one = sleeper();
         let meter = with(GIB, vec![one.id()]);
@@ -109,9 +109,9 @@ fn played(test: &str, devices: Option<&str>) {
     command.env("LD_LIBRARY_PATH", libraries.path()).env(ROLE, "1");
     command.env("POORWILL_FAKE_NVML_DEVICES", devices.unwrap_or_default());
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let output_text = String::from_utf8_lossy(&output.stdout);
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}\n{error}");
+    assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}\n{error}");
 }
 
 fn is_played() -> bool {
@@ -151,20 +151,20 @@ fn devices_are_those_at_the_positions_of_nvml() {
 }
 
 #[test]
-fn without_nvml_it_is_said_what_helps() {
+fn without_nvml_the_error_says_what_helps() {
     if !is_played() {
-        return played("without_nvml_it_is_said_what_helps", None);
+        return played("without_nvml_the_error_says_what_helps", None);
     }
     let meter = Devices::default();
     for _ in 0..2 {
-        let said = measured(&meter, &[3]).unwrap_err().to_string();
+        let output_text = measured(&meter, &[3]).unwrap_err().to_string();
         for words in [
             "cannot measure GPU 3",
             "libnvidia-ml.so.1",
             "install NVIDIA's driver",
             "measure = \"processes\"",
         ] {
-            assert!(said.contains(words), "{said}");
+            assert!(output_text.contains(words), "{output_text}");
         }
     }
 }

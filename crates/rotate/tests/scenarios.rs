@@ -8,7 +8,7 @@ use poorwill_rotate::policy::{Event, Gpu, Input, ModelId, Outcome, Refusal, Requ
 use fixture::{CARD, Fixture, GIB, seconds};
 
 #[test]
-fn a_model_is_proved_before_it_gets_requests() {
+fn a_model_is_verified_before_it_gets_requests() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, _| {});
     let request = fixture.ask(0);
     let expected =
@@ -18,7 +18,7 @@ fn a_model_is_proved_before_it_gets_requests() {
 }
 
 #[test]
-fn requests_in_turns_become_requests_in_rows() {
+fn alternating_requests_are_served_in_turns() {
     // Each takes the whole GPU, and every request takes two seconds.
     let mut fixture = Fixture::of(&[70 * GIB; 3], |_, rules| rules.turn_max = seconds(30));
     let asked: Vec<u64> = (0..9).map(|nth| fixture.ask(nth % 3)).collect();
@@ -168,7 +168,7 @@ fn queues_end_somewhere_and_so_does_waiting() {
 }
 
 #[test]
-fn requests_that_left_are_nobodys_any_more() {
+fn requests_that_left_are_forgotten() {
     let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| rules.running_max = 1);
     let running = fixture.ask(0);
     let (gone, kept) = (fixture.ask(0), fixture.ask(0));
@@ -212,7 +212,7 @@ fn gibberish_is_answered_by_one_restart_and_then_by_being_left_alone_for_longer_
 }
 
 #[test]
-fn who_says_that_it_sleeps_and_holds_its_memory_is_stopped() {
+fn a_model_that_reports_sleep_and_holds_its_memory_is_stopped() {
     let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| rules.can_restart = true);
     let first = fixture.ask(0);
     fixture.answer(first);
@@ -229,7 +229,7 @@ fn who_says_that_it_sleeps_and_holds_its_memory_is_stopped() {
 }
 
 #[test]
-fn what_is_measured_decides_and_not_what_is_thought() {
+fn measurements_decide_not_estimates() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.limits.find_memory = seconds(1));
     // Another program has the GPU.
     fixture.instead = (0..500).map(|_| (0, Task::Measure, Outcome::Free(vec![GIB]))).collect();
@@ -276,7 +276,7 @@ fn a_shutdown_lets_running_requests_end_and_nothing_else_begin() {
 }
 
 #[test]
-fn a_restart_that_is_asked_for_drains_and_comes_back() {
+fn a_requested_restart_drains_and_comes_back() {
     let mut fixture = Fixture::of(&[70 * GIB], |_, rules| rules.can_restart = true);
     let running = fixture.ask(0);
     fixture.input(Input::Restart(ModelId(0)));

@@ -84,7 +84,7 @@ async fn served_at_last(service: &Service, machine: &Machine, name: &str) {
 }
 
 /// Admitted requests, and all requests.
-async fn asked_so_far(service: &Service) -> (u64, u64) {
+async fn requests_so_far(service: &Service) -> (u64, u64) {
     let models = service.snapshot().await.models;
     let admitted = models.iter().map(|model| model.admitted).sum();
     (admitted, admitted + models.iter().map(|model| model.refused).sum::<u64>())
@@ -140,7 +140,7 @@ async fn many_clients_at_once_all_get_an_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_lie_lets_a_request_through_to_an_engine_that_is_not_well() {
+async fn no_fault_lets_a_request_through_to_an_unhealthy_engine() {
     for set_fault in Fault::ALL {
         let machine = Machine::new(10 * GIB, 6 * GIB);
         let service = start(&machine, config(&["a", "b"], "1s"));
@@ -160,7 +160,7 @@ async fn no_lie_lets_a_request_through_to_an_engine_that_is_not_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_requests_with_every_lie_at_random_end_right_or_are_refused() {
+async fn a_thousand_requests_with_random_faults_end_right_or_are_refused() {
     const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
     let machine = Machine::new(14 * GIB, 6 * GIB);
     // Their need is configured. Otherwise a faulty engine could hide how much memory is free.
@@ -171,7 +171,7 @@ async fn a_thousand_requests_with_every_lie_at_random_end_right_or_are_refused()
     for name in NAMES {
         assert_eq!(complete(&service, &machine, name).await, Ok(()));
     }
-    let (admitted_before, asked_before) = asked_so_far(&service).await;
+    let (admitted_before, asked_before) = requests_so_far(&service).await;
     let liars = tokio::spawn({
         let machine = Arc::clone(&machine);
         async move {
@@ -199,13 +199,13 @@ async fn a_thousand_requests_with_every_lie_at_random_end_right_or_are_refused()
     let served: usize = all.into_iter().map(|one| one.unwrap()).sum();
     liars.abort();
     assert!(served > 500, "only {served} were served");
-    assert!(!machine.was_overcommitted(), "somebody woke without room");
-    let (admitted, complete) = asked_so_far(&service).await;
+    assert!(!machine.was_overcommitted(), "an engine woke without enough free memory");
+    let (admitted, complete) = requests_so_far(&service).await;
     assert_eq!((admitted - admitted_before, complete - asked_before), (served as u64, 1000));
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_away_is_not_waited_for() {
+async fn a_caller_that_gives_up_leaves_the_queue() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     machine.set_fault("http://127.0.0.1:9000", Fault::HangsInWake);
     let service = start(&machine, config(&["a"], "20s"));
@@ -220,7 +220,7 @@ async fn who_goes_away_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_runs_too_long_is_aborted_when_another_is_waited_for() {
+async fn a_long_request_is_aborted_when_another_model_is_due() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let service = start(&machine, config(&["a", "b"], "20s"));
     let (a, _) = service.find("a").unwrap();
@@ -236,14 +236,14 @@ async fn what_runs_too_long_is_aborted_when_another_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn orders_events_and_what_is_found_at_the_start() {
+async fn commands_events_and_the_state_at_the_start() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     machine.wake("http://127.0.0.1:9000");
     let service = start(&machine, config(&["a", "b"], "20s"));
     let mut events = service.events();
     until(&service, "a ready", |snapshot| is_ready(snapshot, "a")).await;
     assert!(service.command("b-alias", ModelCommand::Wake));
-    assert!(!service.command("nobody", ModelCommand::Wake));
+    assert!(!service.command("unknown", ModelCommand::Wake));
     until(&service, "b ready", |snapshot| is_ready(snapshot, "b") && !is_ready(snapshot, "a")).await;
     assert!(service.command("b", ModelCommand::Pin(true)));
     let pinned = until(&service, "b pinned", |snapshot| snapshot.models[1].is_pinned).await;
@@ -322,7 +322,7 @@ async fn an_engine_that_another_program_puts_to_sleep_is_noticed_and_woken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_what_runs_and_refuses_the_rest() {
+async fn a_shutdown_waits_for_running_requests_and_refuses_the_others() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let service = start(&machine, config(&["a"], "20s"));
     let (a, _) = service.find("a").unwrap();

@@ -29,7 +29,7 @@ fn honest_engines_serve_everybody() {
 }
 
 #[test]
-fn each_lie_alone_is_survived() {
+fn each_fault_alone_is_survived() {
     for lie in Faults::EACH {
         for seed in seeds(15) {
             let mut simulation = Simulation::new(seed, lie);
@@ -40,7 +40,7 @@ fn each_lie_alone_is_survived() {
 }
 
 #[test]
-fn all_lies_together_are_survived() {
+fn all_faults_together_are_survived() {
     for seed in seeds(150) {
         let mut simulation = Simulation::new(seed, Faults::All);
         simulation.run(Duration::from_secs(300));
@@ -49,7 +49,7 @@ fn all_lies_together_are_survived() {
 }
 
 #[test]
-fn commands_outsiders_and_what_is_nobodys_are_survived() {
+fn commands_other_programs_and_repeated_reports_are_survived() {
     for seed in seeds(100) {
         for faults in [Faults::None, Faults::All] {
             let mut simulation = Simulation::chaos(seed, faults);

@@ -43,16 +43,16 @@ fn supervisor(start: Start) -> Supervisor {
 async fn up(script: &str) -> Supervisor {
     let one = supervisor(shell(script));
     one.start().await.unwrap();
-    until_said(&one, "up");
+    until_logged(&one, "up");
     one
 }
 
-fn has_said(one: &Supervisor, words: &str) -> bool {
+fn has_logged(one: &Supervisor, words: &str) -> bool {
     one.log(usize::MAX).iter().any(|line| line.contains(words))
 }
 
-fn until_said(one: &Supervisor, words: &str) {
-    watchdog::eventually(words, || has_said(one, words));
+fn until_logged(one: &Supervisor, words: &str) {
+    watchdog::eventually(words, || has_logged(one, words));
 }
 
 /// Whether a process runs and is no zombie.
@@ -81,7 +81,7 @@ async fn is_pending(one: &Supervisor) -> bool {
 }
 
 #[test]
-fn it_ends_when_it_is_asked_to() {
+fn an_engine_ends_on_sigterm() {
     watched(|| async {
         let script = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done";
         let one = up(script).await;
@@ -91,8 +91,8 @@ fn it_ends_when_it_is_asked_to() {
         one.stop(GRACE).await.unwrap();
         assert!(!one.is_running() && one.processes().is_empty());
         assert!(!pids.into_iter().any(is_there));
-        until_said(&one, "bye");
-        assert!(!has_said(&one, "killed"), "{:?}", one.log(99));
+        until_logged(&one, "bye");
+        assert!(!has_logged(&one, "killed"), "{:?}", one.log(99));
         one.stop(GRACE).await.unwrap();
         // It can be started again.
         one.start().await.unwrap();
@@ -102,14 +102,14 @@ fn it_ends_when_it_is_asked_to() {
 }
 
 #[test]
-fn who_does_not_want_to_end_is_killed() {
+fn a_process_that_ignores_sigterm_is_killed() {
     watched(|| async {
         let one = up("trap '' TERM; sleep 300 & echo up; while :; do sleep 0.1; done").await;
         let pids = one.processes();
         assert!(pids.len() >= 2);
         one.stop(Duration::from_millis(200)).await.unwrap();
         assert!(!pids.into_iter().any(is_there) && one.processes().is_empty());
-        assert!(has_said(&one, "and are killed"), "{:?}", one.log(99));
+        assert!(has_logged(&one, "and are killed"), "{:?}", one.log(99));
     });
 }
 
@@ -122,13 +122,13 @@ fn it_is_stopped_when_the_last_of_it_is_gone() {
         let pids = one.processes();
         one.stop(GRACE).await.unwrap();
         assert!(!pids.into_iter().any(is_there));
-        until_said(&one, "done");
-        assert!(!has_said(&one, "killed"), "{:?}", one.log(99));
+        until_logged(&one, "done");
+        assert!(!has_logged(&one, "killed"), "{:?}", one.log(99));
     });
 }
 
 #[test]
-fn who_is_left_behind_is_known_and_stopped() {
+fn orphans_are_known_and_stopped() {
     watched(|| async {
         let one = up("trap 'exit 3' USR1; sleep 300 & echo up; wait").await;
         // Known processes stay known, however late the leader's end is noticed.
@@ -148,12 +148,12 @@ fn who_is_left_behind_is_known_and_stopped() {
 }
 
 #[test]
-fn who_left_the_group_is_found_and_stopped() {
+fn a_process_that_left_the_group_is_found_and_stopped() {
     watched(|| async {
         let script =
             "setsid sh -c 'trap \"\" TERM; echo away; while :; do sleep 0.1; done' & echo up; sleep 300";
         let one = up(script).await;
-        until_said(&one, "away");
+        until_logged(&one, "away");
         let leader = leader(&one);
         let group = |pid: u32| {
             let pid = Pid::from_raw(i32::try_from(pid).unwrap());
@@ -195,17 +195,17 @@ fn each_end_is_reported_once_and_how() {
 }
 
 #[test]
-fn an_end_is_not_missed_by_who_gave_up_waiting() {
+fn a_dropped_wait_misses_no_end() {
     watched(|| async {
         let one = up("echo up; exec sleep 300").await;
         assert!(is_pending(&one).await);
         signal(leader(&one), Signal::KILL);
-        watchdog::eventually("it is noticed", || has_said(&one, "SIGKILL"));
+        watchdog::eventually("it is noticed", || has_logged(&one, "SIGKILL"));
         assert!(one.ended().await.contains("SIGKILL"));
         // A requested end is not reported.
         one.start().await.unwrap();
         one.stop(GRACE).await.unwrap();
-        until_said(&one, "SIGTERM");
+        until_logged(&one, "SIGTERM");
         assert!(is_pending(&one).await);
     });
 }
@@ -263,7 +263,7 @@ fn it_gets_its_environment_and_folder() {
         let one = supervisor(start);
         one.start().await.unwrap();
         one.ended().await;
-        until_said(&one, "low");
+        until_logged(&one, "low");
         let lines = one.log(usize::MAX);
         let own: Vec<&str> =
             lines.iter().map(String::as_str).filter(|line| !line.starts_with("[poorwill]")).collect();
@@ -272,7 +272,7 @@ fn it_gets_its_environment_and_folder() {
 }
 
 #[test]
-fn what_it_writes_is_kept_within_bounds() {
+fn its_output_is_kept_within_bounds() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("one.log");
@@ -304,7 +304,7 @@ fn what_it_writes_is_kept_within_bounds() {
 }
 
 #[test]
-fn what_cannot_be_started_says_why() {
+fn a_failed_start_says_why() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
         let none = folder.path().join("none");
@@ -342,7 +342,7 @@ fn an_engine_outlives_its_supervisor_and_is_adopted() {
         let one = with_state(script, &state);
         assert!(!one.is_running());
         one.start().await.unwrap();
-        until_said(&one, "up");
+        until_logged(&one, "up");
         let (pid, all) = (leader(&one), one.processes());
         drop(one);
 
@@ -351,7 +351,7 @@ fn an_engine_outlives_its_supervisor_and_is_adopted() {
         strange.stop(GRACE).await.unwrap();
 
         let one = with_state(script, &state);
-        assert!(one.is_running() && has_said(&one, "is lost"));
+        assert!(one.is_running() && has_logged(&one, "is lost"));
         assert_eq!((leader(&one), one.processes()), (pid, all.clone()));
         assert_eq!(one.start().await, Err(SuperviseError::AlreadyRunning { pid }));
         one.stop(GRACE).await.unwrap();
@@ -369,7 +369,7 @@ fn the_end_of_an_adopted_engine_is_reported() {
         let script = "sleep 300 & echo up; wait";
         let one = with_state(script, folder.path());
         one.start().await.unwrap();
-        until_said(&one, "up");
+        until_logged(&one, "up");
         drop(one);
         let one = with_state(script, folder.path());
         assert!(is_pending(&one).await);
@@ -420,7 +420,7 @@ fn no_other_process_is_taken_for_the_engine() {
             assert!(!one.is_running() && one.processes().is_empty(), "{stale}");
             one.stop(GRACE).await.unwrap();
             assert!(is_there(pid) && !path.exists());
-            assert!(has_said(&one, "not there any more"));
+            assert!(has_logged(&one, "not there any more"));
         }
         // Process id and start time identify it.
         right["output"] = serde_json::Value::Null;
@@ -439,7 +439,7 @@ fn an_engine_that_was_only_just_started_is_found_by_its_mark() {
         let script = "sleep 300 & echo up; wait";
         let one = with_state(script, folder.path());
         one.start().await.unwrap();
-        until_said(&one, "up");
+        until_logged(&one, "up");
         let (pid, all) = (leader(&one), one.processes());
         drop(one);
         // The state between the two writes.
@@ -448,8 +448,10 @@ fn an_engine_that_was_only_just_started_is_found_by_its_mark() {
         let mut other = record.clone();
         other["mark"] = format!("{}0", record["mark"].as_str().unwrap()).into();
         fs::write(&path, other.to_string()).unwrap();
-        let nobodys = with_state(script, folder.path());
-        assert!(!nobodys.is_running() && has_said(&nobodys, "about to start is not there any more"));
+        let not_started = with_state(script, folder.path());
+        assert!(
+            !not_started.is_running() && has_logged(&not_started, "about to start is not there any more")
+        );
         assert!(!path.exists() && is_there(pid));
 
         fs::write(&path, record.to_string()).unwrap();
@@ -499,7 +501,7 @@ fn an_engine_outlives_a_service_that_is_killed() {
                 "trap '' PIPE; n=0; while :; do n=$((n+1)); echo tick $n; sleep 0.05; done 2> /dev/null";
             let one = with_state(script, Path::new(&state));
             one.start().await.unwrap();
-            until_said(&one, "tick 2");
+            until_logged(&one, "tick 2");
             fs::write(Path::new(&state).join("ready"), leader(&one).to_string()).unwrap();
             std::future::pending::<()>().await;
         };
@@ -523,7 +525,7 @@ fn an_engine_outlives_a_service_that_is_killed() {
         assert!(one.is_running());
         assert_eq!(leader(&one), pid);
         // Output from now on is read.
-        until_said(&one, "tick ");
+        until_logged(&one, "tick ");
         one.stop(GRACE).await.unwrap();
         assert!(!is_there(pid));
     });

@@ -60,5 +60,5 @@ pub(super) fn from_source(source: &str) -> Result<String, String> {
         return fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     }
     // The value may be the key itself, so the message does not repeat it.
-    Err("keys are not written here; say env:NAME or file:PATH".to_owned())
+    Err("keys are not written here; use env:NAME or file:PATH".to_owned())
 }

@@ -208,7 +208,7 @@ impl Config {
         for model in &self.models {
             for name in [&model.name].into_iter().chain(&model.aliases) {
                 if let Some(other) = seen.insert(name, &model.name) {
-                    let reason = format!("model `{other}` is asked for by `{name}` as well");
+                    let reason = format!("model `{other}` has the name `{name}` as well");
                     return Err(invalid(&section(&model.name), &reason));
                 }
             }

@@ -278,7 +278,7 @@ impl RawModel {
             );
         }
         if rules.running_max == 0 || rules.queue_max == 0 {
-            return invalid("running_max and queue_max are 1 or more, or it could not be asked");
+            return invalid("running_max and queue_max are 1 or more, or no request could be admitted");
         }
         let limits = &rules.limits;
         for (what, wait) in [

@@ -8,8 +8,8 @@ const PAGE: &str = include_str!("page.html");
 /// Only the style and script in the page may load, by their SHA-256. A test computes both hashes.
 const POLICY: &str = concat!(
     "default-src 'none'; ",
-    "style-src 'sha256-rCCCdJzLTbOIFilvnt7WcB6RNaYn1guDCzaltktgprM='; ",
-    "script-src 'sha256-dE80xdtWwB6nS7dpMmt+pnKidXnld2qtTOstjnJz2hw='; ",
+    "style-src 'sha256-uAVdlFSebFqCYOor44ixq20w7Az0Mvh8hUGIdbCtAbI='; ",
+    "script-src 'sha256-XhsSDjVD82I48qXgQmWc53FO6ZSmqRrp+S2Lw/IBvSw='; ",
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ",
     "require-trusted-types-for 'script'"
 );

@@ -134,7 +134,7 @@ async fn log(
         query.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
     let lines = lines.unwrap_or(LINES);
     if lines > LINES_MAX {
-        let message = format!("{lines} lines were asked for, and {LINES_MAX} are the most");
+        let message = format!("{lines} lines were requested, and {LINES_MAX} is the limit");
         return Err(ControlError::new(StatusCode::BAD_REQUEST, message));
     }
     let Some(lines) = shared.api.log(&name, lines) else {
@@ -202,7 +202,7 @@ async fn not_found() -> ControlError {
 }
 
 async fn method_not_allowed() -> ControlError {
-    ControlError::new(StatusCode::METHOD_NOT_ALLOWED, "this is read with GET, and orders are given with POST")
+    ControlError::new(StatusCode::METHOD_NOT_ALLOWED, "reads use GET, and commands use POST")
 }
 
 async fn no_model(shared: &HandlerState, name: &str) -> ControlError {
@@ -226,7 +226,7 @@ async fn read_body(body: Body) -> Result<Bytes, ControlError> {
     match read {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let message = format!("the body is longer than {BODY_MAX_BYTES} bytes, which is the most");
+            let message = format!("the body is longer than {BODY_MAX_BYTES} bytes, which is the limit");
             Err(ControlError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
         }
         Ok(Err(error)) => {

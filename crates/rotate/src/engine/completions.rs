@@ -38,9 +38,9 @@ impl Prompt {
         match choice["finish_reason"].as_str() {
             None => Err(reply.unexpected_with_excerpt("its answer has no choices[0].finish_reason")),
             Some(reason @ ("error" | "abort")) => {
-                Err(reply.unexpected(&format!("what it was to go on with ended with `{reason}`")))
+                Err(reply.unexpected(&format!("its completion ended with `{reason}`")))
             }
-            Some(_) if text.is_empty() => Err(reply.unexpected("it went on with nothing")),
+            Some(_) if text.is_empty() => Err(reply.unexpected("its completion is empty")),
             Some(_) => Ok(text.to_owned()),
         }
     }

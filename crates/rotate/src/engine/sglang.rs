@@ -90,14 +90,14 @@ impl Info {
                               from 0.5.1 on";
                 return Err(reply.unexpected(reason));
             }
-            _ => return Err(reply.unexpected_with_excerpt("this is not what SGLang says of its model")),
+            _ => return Err(reply.unexpected_with_excerpt("this is not SGLang's model information")),
         };
         Ok(Self { mark, reply, body })
     }
 
     fn is_moving(&self) -> EngineError {
         self.reply.unexpected(
-            "a sleep or a wake of it was begun and never ended well, so which memory it has cannot be known; start it \
+            "a sleep or a wake of it began and did not complete, so its state is unknown; start it \
              again",
         )
     }
@@ -139,13 +139,13 @@ impl Sglang {
         // The answer contains keys, so errors quote none of it.
         let body = reply.json()?.unwrap_or(Value::Null);
         if !body.is_object() {
-            return Err(reply.unexpected("this is not what SGLang says of itself"));
+            return Err(reply.unexpected("this is not SGLang's server information"));
         }
         if !self.sleeps {
             return Ok(());
         }
         if body["enable_memory_saver"] == json!(false) {
-            return Err(reply.unexpected("it gives no memory back; start SGLang with --enable-memory-saver"));
+            return Err(reply.unexpected("it releases no memory; start SGLang with --enable-memory-saver"));
         }
         if self.level < 2 && body["enable_weights_cpu_backup"] == json!(false) {
             return Err(reply.unexpected(
@@ -171,7 +171,7 @@ impl Sglang {
                 return reply.done().map(|_| ());
             }
             if !has_warned {
-                tracing::warn!("{}: it still works, and sleeps only after that", reply.request_line);
+                tracing::warn!("{}: it still runs requests, and sleeps after them", reply.request_line);
                 has_warned = true;
             }
             tokio::time::sleep(PAUSE).await;
@@ -183,7 +183,7 @@ impl Sglang {
         let Some(path) = info.body["model_path"].as_str().filter(|path| !path.is_empty()) else {
             return Err(info
                 .reply
-                .unexpected("it does not say its model_path, which its weights are read from"));
+                .unexpected("it does not report its model_path, which its weights are read from"));
         };
         let body = json!({"model_path": path, "abort_all_requests": false});
         let reply = self.http.post("/update_weights_from_disk", Some(body)).await?.done()?;
@@ -191,7 +191,7 @@ impl Sglang {
         if body["success"] == json!(true) {
             return Ok(());
         }
-        Err(reply.unexpected_with_excerpt("it did not say that its weights were read"))
+        Err(reply.unexpected_with_excerpt("it did not confirm that its weights were read"))
     }
 }
 
@@ -265,9 +265,7 @@ impl Engine for Sglang {
             let info = self.info().await?;
             match info.mark {
                 Mark::Moving => Err(info.is_moving()),
-                Mark::Asleep(_) => {
-                    Err(info.reply.unexpected("it sleeps, and would end if it were to generate now"))
-                }
+                Mark::Asleep(_) => Err(info.reply.unexpected("it sleeps, and generating now would end it")),
                 Mark::Awake(_) => self.prompt.generate(&self.http).await,
             }
         })

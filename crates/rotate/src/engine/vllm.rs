@@ -53,7 +53,7 @@ fn check_status(reply: &Reply, wanted: &str) -> Result<(), EngineError> {
     match &body["status"] {
         Value::Null => Ok(()),
         Value::String(status) if status == wanted => Ok(()),
-        _ => Err(reply.unexpected_with_excerpt(&format!("it was to be {wanted}, and says otherwise"))),
+        _ => Err(reply.unexpected_with_excerpt(&format!("it should be {wanted}, but reports another state"))),
     }
 }
 

@@ -68,12 +68,12 @@ impl ApiError {
     }
 
     pub(super) fn no_path() -> Self {
-        let text = "there is nothing here; what there is begins with /v1/, as in /v1/chat/completions";
+        let text = "there is nothing here; paths begin with /v1/, as in /v1/chat/completions";
         Self::new(StatusCode::NOT_FOUND, "unknown_path", text)
     }
 
     pub(super) fn no_method(allowed: &'static str) -> Self {
-        let text = format!("this is not done by that method; say {allowed}");
+        let text = format!("this method is not allowed here; use {allowed}");
         let mut error = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text);
         error.header = Some(ErrorHeader::Allow(allowed));
         error
@@ -116,12 +116,12 @@ impl ApiError {
     }
 
     pub(super) fn large_body(max_bytes: u64) -> Self {
-        let text = format!("the body is longer than {max_bytes} bytes, which is the most that is taken here");
+        let text = format!("the body is longer than {max_bytes} bytes, which is the limit");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", text)
     }
 
     pub(super) fn large_head(max_bytes: u64) -> Self {
-        let text = format!("the head is longer than {max_bytes} bytes, which is the most that is taken here");
+        let text = format!("the head is longer than {max_bytes} bytes, which is the limit");
         Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", text)
     }
 
@@ -134,7 +134,7 @@ impl ApiError {
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         let (status, code, why) = match refused.refusal {
             Refusal::QueueFull => (StatusCode::TOO_MANY_REQUESTS, "queue_full", "its queue is full"),
-            Refusal::WaitedTooLong => (unavailable, "waited_too_long", "it did not come up in time"),
+            Refusal::WaitedTooLong => (unavailable, "waited_too_long", "it did not become ready in time"),
             Refusal::Quarantined { .. } => {
                 (unavailable, "quarantined", "its engine has failed, and is quarantined for a while")
             }

@@ -355,7 +355,7 @@ impl Policy {
 
     fn restart(&mut self, id: usize) {
         if !self.models[id].rules.can_restart {
-            return self.report_failed(id, "it may not be restarted");
+            return self.report_failed(id, "it cannot be restarted here");
         }
         match &mut self.models[id].stage {
             Stage::Ready { .. } => self.leave(id, Leave::Restart),
@@ -364,7 +364,7 @@ impl Policy {
             Stage::Asleep | Stage::Quarantined { .. } => self.begin(id, Step::Stop(Then::Cold)),
             Stage::Unknown | Stage::Cold => {}
             Stage::Step { .. } => {
-                self.report_failed(id, "it was not restarted: say it again when this is over");
+                self.report_failed(id, "it was not restarted: repeat the command after this step");
             }
         }
     }

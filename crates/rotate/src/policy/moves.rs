@@ -115,8 +115,7 @@ impl Policy {
             return;
         }
         if was_aborted {
-            return self
-                .engine_failed(id, &format!("{} requests that were ended did not leave", model.running));
+            return self.engine_failed(id, &format!("{} aborted requests did not end", model.running));
         }
         let until = self.now.after(model.rules.limits.abort.max(LEAST));
         self.out.push(Effect::Abort(ModelId(id)));
@@ -153,13 +152,13 @@ impl Policy {
             (Step::Start { free }, Outcome::Done) => self.confirm(id, Activation::Start, free),
             (Step::Confirm { activated }, Outcome::Awake(true)) => self.begin(id, Step::Canary { activated }),
             (Step::Confirm { .. }, Outcome::Awake(false)) => {
-                self.engine_failed(id, "it says that it is asleep")
+                self.engine_failed(id, "it reports that it is asleep")
             }
             (Step::Canary { activated }, Outcome::Canary(Ok(()))) => {
                 self.begin(id, Step::Learn { activated })
             }
             (Step::Canary { .. }, Outcome::Canary(Err(reason))) => {
-                self.engine_failed(id, &format!("its canary came out otherwise: {reason}"));
+                self.engine_failed(id, &format!("its canary was wrong: {reason}"));
             }
             (Step::Learn { activated }, Outcome::Free(free)) => {
                 self.measured(id, &free);
@@ -204,7 +203,7 @@ impl Policy {
                 if self.models[id].rules.can_restart {
                     self.enter(id, Stage::Cold);
                 } else {
-                    self.engine_failed(id, "there is no engine, and none may be started");
+                    self.engine_failed(id, "there is no engine, and it cannot be started here");
                 }
             }
             EngineState::Asleep => self.enter(id, Stage::Asleep),
@@ -307,7 +306,7 @@ impl Policy {
             return self.retry(id);
         }
         let Some(at) = missing else {
-            return self.engine_failed(id, "what is free on its GPUs went on changing after its sleep");
+            return self.engine_failed(id, "free memory on its GPUs kept changing after its sleep");
         };
         let (gpu, expected_bytes, freed_bytes) = (model.rules.gpus[at], expected[at], freed[at]);
         let event = Event::Shortfall { gpu, expected_bytes, freed_bytes };

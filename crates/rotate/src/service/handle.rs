@@ -151,7 +151,7 @@ impl EngineHandle {
                     return Ok(());
                 }
                 return Err(format!(
-                    "it said {:?}, which has no {:?} in it",
+                    "it answered {:?}, which does not contain {:?}",
                     start_of(text),
                     start_of(expected)
                 ));
@@ -161,7 +161,7 @@ impl EngineHandle {
                 Some(first) => {
                     let kept = canary.kept_at.as_ref().map(|path| format!(" (kept in {})", path.display()));
                     let (answer, first, kept) = (start_of(text), start_of(first), kept.unwrap_or_default());
-                    return Err(format!("it said {answer:?}, and at first {first:?}{kept}"));
+                    return Err(format!("it answered {answer:?}, and at first {first:?}{kept}"));
                 }
                 None => {
                     canary.first = Some(text.to_owned());

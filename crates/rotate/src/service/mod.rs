@@ -83,7 +83,7 @@ pub struct Admission {
 #[non_exhaustive]
 pub enum ServiceError {
     /// The engine's configuration is invalid.
-    #[error("model `{model}`: its engine cannot be asked")]
+    #[error("model `{model}`: its engine cannot be used")]
     Engine {
         /// The model.
         model: String,

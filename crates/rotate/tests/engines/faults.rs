@@ -126,7 +126,7 @@ async fn redirects_are_not_followed() {
 }
 
 #[tokio::test]
-async fn who_gives_up_closes_the_connection() {
+async fn a_dropped_call_closes_the_connection() {
     // Before its head, and in the middle of its body.
     for bytes in ["", "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n{"] {
         for kind in [Vllm, Sglang] {
@@ -180,7 +180,7 @@ async fn a_completion_has_to_be_one() {
 }
 
 #[test]
-fn what_cannot_be_an_engine_is_refused_at_once() {
+fn an_invalid_engine_is_refused_at_once() {
     for (url, level) in [("http://127.0.0.1:1", 0), ("http://127.0.0.1:1", 3), ("https://127.0.0.1:1", 1)] {
         for kind in [Vllm, Sglang] {
             let error = engine_of(&model(url, kind, level)).unwrap_err();

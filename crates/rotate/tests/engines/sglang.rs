@@ -166,7 +166,7 @@ fn message(error: &EngineError, what: &str) {
 }
 
 #[tokio::test]
-async fn each_call_asks_for_what_it_is_for_in_its_order() {
+async fn each_call_sends_its_requests_in_order() {
     for level in [1, 2] {
         let fake = Fake::of(|state| state.has_backup = level == 1).await;
         let engine = fake.engine(level);
@@ -240,7 +240,7 @@ async fn one_that_was_started_again_is_awake() {
 }
 
 #[tokio::test]
-async fn a_sleep_waits_for_what_still_runs() {
+async fn a_sleep_waits_for_running_requests() {
     let fake = Fake::of(|state| state.busy = 2).await;
     fake.engine(1).sleep().await.unwrap();
     let flushes = fake.asked().iter().filter(|path| *path == "/flush_cache").count();
@@ -351,7 +351,7 @@ async fn an_engine_that_cannot_sleep_is_an_error_that_says_how_to_start_it() {
 }
 
 #[tokio::test]
-async fn what_is_no_sglang_is_not_understood() {
+async fn answers_of_other_servers_are_errors() {
     let url = nowhere().await;
     assert_eq!(engine_of(&model(&url, Sglang, 1)).unwrap().probe().await, Ok(EngineState::Gone));
     let table = [
@@ -383,14 +383,14 @@ async fn what_is_no_sglang_is_not_understood() {
 
 /// A weight version that changes by itself would mislead its reader.
 #[tokio::test]
-async fn a_mark_that_does_not_stay_stops_a_sleep_before_it_begins() {
+async fn a_weight_version_that_changes_stops_a_sleep_before_it_begins() {
     let server = Script::of(|asked| match asked.line.as_str() {
         "GET /model_info" => ok(r#"{"model_path":"/models/large","weight_version":"default"}"#),
         _ => ok("{}"),
     })
     .await;
     let engine = engine_of(&model(&server.url, Sglang, 1)).unwrap();
-    message(&engine.sleep().await.unwrap_err(), "nobody else may set it");
+    message(&engine.sleep().await.unwrap_err(), "no other program may set it");
     assert!(!server.asked().iter().any(|line| line.contains("release")));
 }
 

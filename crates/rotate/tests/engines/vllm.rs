@@ -23,7 +23,7 @@ async fn vllm(is_later: bool, is_sleeping: bool) -> Script {
 }
 
 #[tokio::test]
-async fn each_call_asks_for_what_it_is_for_in_its_order() {
+async fn each_call_sends_its_requests_in_order() {
     for is_later in [false, true] {
         for level in [1, 2] {
             let server = vllm(is_later, false).await;
@@ -88,7 +88,7 @@ async fn only_an_unreachable_engine_is_gone() {
 }
 
 #[tokio::test]
-async fn without_its_development_mode_it_is_said_how_to_start_it() {
+async fn without_development_mode_the_error_says_how_to_start_it() {
     let server = Script::of(|asked| match asked.line.as_str() {
         "GET /health" => ok(""),
         _ => Scripted::Text(404, r#"{"detail":"Not Found"}"#.to_owned()),
@@ -143,7 +143,7 @@ async fn weights_that_were_not_loaded_are_not_gone_on_with() {
 }
 
 #[tokio::test]
-async fn is_sleeping_has_to_be_said() {
+async fn an_answer_without_is_sleeping_is_an_error() {
     for answer in ["", "null", "{}", "[]", r#"{"is_sleeping":"no"}"#, r#"{"is_sleeping":0}"#, "nope"] {
         let server = Script::of(move |_| ok(answer)).await;
         let engine = engine_of(&model(&server.url, Vllm, 1)).unwrap();

@@ -97,7 +97,7 @@ fn document() -> impl Strategy<Value = (String, &'static str, String, bool)> {
 }
 
 #[test]
-fn only_the_name_is_another_and_all_else_is_as_it_was() {
+fn only_the_name_is_replaced() {
     let config =
         Config { cases: 400, failure_persistence: None, fork: false, timeout: 0, ..Config::default() };
     let mut runner = TestRunner::new(config);

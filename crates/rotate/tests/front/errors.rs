@@ -10,7 +10,7 @@ use super::setup::{Setup, Verdict, Wire, answer, post, post_with, run};
 const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
 
 #[test]
-fn refusals_have_their_status_and_say_when_to_come_again() {
+fn refusals_have_their_status_and_retry_after() {
     run(async {
         let setup = Setup::new("").await;
         let until = Time::ZERO;
@@ -67,7 +67,7 @@ fn bodies_that_ask_for_nothing_are_refused() {
 }
 
 #[test]
-fn what_is_too_long_is_refused() {
+fn oversized_requests_are_refused() {
     run(async {
         let setup = Setup::new("body_max = 64\nhead_max = 8192").await;
         // No byte of the body is sent, and the answer comes.

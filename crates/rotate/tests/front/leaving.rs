@@ -17,7 +17,7 @@ fn short_timeouts() -> Timeouts {
 }
 
 #[test]
-fn a_client_that_goes_while_it_waits_waits_no_longer() {
+fn a_client_that_disconnects_leaves_the_queue() {
     run(async {
         for lines in ["", "keep_alive = \"5ms\""] {
             let setup = Setup::with_timeouts(lines, short_timeouts()).await;
@@ -81,7 +81,7 @@ fn a_client_that_reads_nothing_blocks_no_other() {
             let chunk = chunk(&format!("data: {}\n\n", "x".repeat(64 << 10)));
             loop {
                 tokio::select! {
-                    sent = engine.stream.write_all(chunk.as_bytes()) => sent.expect("nobody was told to end"),
+                    sent = engine.stream.write_all(chunk.as_bytes()) => sent.expect("the answer was not ended"),
                     () = setup.rounds() => break,
                 }
             }
@@ -96,7 +96,7 @@ fn a_client_that_reads_nothing_blocks_no_other() {
 }
 
 #[test]
-fn a_client_that_has_sent_its_next_request_is_missed_as_well() {
+fn a_disconnect_after_a_pipelined_request_is_noticed() {
     run(async {
         let setup = Setup::with_timeouts("", short_timeouts()).await;
         setup.say(Verdict::Wait);
@@ -137,7 +137,7 @@ fn a_client_that_closes_its_sending_side_counts_as_gone() {
 }
 
 #[test]
-fn a_body_that_does_not_come_whole_is_nobodys() {
+fn an_incomplete_body_reaches_no_engine() {
     run(async {
         let setup = Setup::with_timeouts("requests_max = 1", short_timeouts()).await;
         let asked = post(ASK);
@@ -172,7 +172,7 @@ fn a_body_that_does_not_come_whole_is_nobodys() {
 }
 
 #[test]
-fn a_head_that_does_not_come_is_not_waited_for() {
+fn a_late_head_closes_the_connection() {
     run(async {
         let timeouts = Timeouts { head: Duration::from_millis(20), ..short_timeouts() };
         let setup = Setup::with_timeouts("", timeouts).await;

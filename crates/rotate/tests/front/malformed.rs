@@ -5,7 +5,7 @@ use super::setup::{Setup, answer, post, run};
 const ASK: &str = r#"{"model":"org/one"}"#;
 
 #[test]
-fn what_is_no_http_gets_an_error_or_nothing_and_never_to_an_engine() {
+fn invalid_http_never_reaches_an_engine() {
     run(async {
         let setup = Setup::new("").await;
         let body = format!("\r\n\r\n{ASK}");
@@ -58,7 +58,7 @@ fn what_is_no_http_gets_an_error_or_nothing_and_never_to_an_engine() {
 }
 
 #[test]
-fn what_is_framed_twice_smuggles_nothing() {
+fn ambiguous_framing_smuggles_nothing() {
     run(async {
         let setup = Setup::new("").await;
         let mut client = setup.client().await;

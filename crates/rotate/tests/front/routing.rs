@@ -68,7 +68,7 @@ fn connections_to_an_engine_are_used_again() {
 }
 
 #[test]
-fn what_is_for_one_hop_or_secret_is_not_passed_on() {
+fn hop_by_hop_headers_and_keys_are_not_forwarded() {
     run(async {
         let setup = Setup::new("keys = [\"env:ONE\"]").await;
         let mut client = setup.client().await;
@@ -202,7 +202,7 @@ fn nothing_else_of_an_engine_is_reached() {
 }
 
 #[test]
-fn who_has_a_key_may_ask() {
+fn a_client_with_a_key_is_accepted() {
     run(async {
         let setup = Setup::new("keys = [\"env:ONE\", \"env:TWO\"]").await;
         let mut client = setup.client().await;

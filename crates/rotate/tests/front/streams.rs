@@ -19,7 +19,7 @@ async fn begun(setup: &Setup) -> (Wire, Wire) {
 }
 
 #[test]
-fn streams_are_passed_on_as_they_come() {
+fn streams_are_forwarded_as_they_come() {
     run(async {
         let setup = Setup::new("").await;
         let (mut client, mut engine) = begun(&setup).await;
@@ -40,7 +40,7 @@ fn streams_are_passed_on_as_they_come() {
 }
 
 #[test]
-fn trailers_are_passed_on_to_who_wants_them() {
+fn trailers_are_forwarded_to_clients_that_accept_them() {
     run(async {
         let setup = Setup::new("").await;
         let mut client = setup.client().await;
@@ -57,7 +57,7 @@ fn trailers_are_passed_on_to_who_wants_them() {
 }
 
 #[test]
-fn a_large_answer_arrives_whole_at_a_client_that_reads_late() {
+fn a_large_answer_arrives_whole_at_a_slow_reader() {
     run(async {
         let setup = Setup::new("").await;
         let mut client = setup.asking(ASK).await;
@@ -100,7 +100,7 @@ fn a_stream_that_the_engine_breaks_off_says_so_and_has_no_end() {
 }
 
 #[test]
-fn other_answers_that_break_off_are_not_whole() {
+fn other_answers_that_break_off_are_incomplete() {
     run(async {
         let setup = Setup::new("").await;
         for head in ["Content-Length: 10", "Transfer-Encoding: chunked"] {
@@ -210,7 +210,7 @@ fn clients_that_wait_for_a_stream_get_keep_alives() {
 }
 
 #[test]
-fn a_stream_that_was_promised_and_does_not_come_ends_with_an_error() {
+fn a_stream_that_never_begins_ends_with_an_error() {
     run(async {
         let setup = Setup::new("keep_alive = \"5ms\"").await;
         let bad = "{\"error\": {\n\"message\": \"too long\"}}";
@@ -250,7 +250,7 @@ fn a_stream_that_was_promised_and_does_not_come_ends_with_an_error() {
 }
 
 #[test]
-fn who_wants_no_stream_is_promised_none() {
+fn a_client_without_stream_gets_none() {
     run(async {
         let setup = Setup::new("keep_alive = \"1ms\"").await;
         setup.say(Verdict::Wait);

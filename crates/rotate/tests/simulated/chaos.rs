@@ -145,7 +145,7 @@ impl Simulation {
         };
         // They change nothing, so no effect follows.
         let effects = self.policy.step(self.now, Input::Ended { op, outcome });
-        assert!(effects.is_empty(), "{}", self.story(&format!("{op:?} is nobody's, and {effects:?}")));
+        assert!(effects.is_empty(), "{}", self.story(&format!("{op:?} is unknown, and {effects:?}")));
     }
 
     /// No other model on its GPUs was selectable and waited for longer.

@@ -293,9 +293,9 @@ impl Simulation {
                 self.requests.remove(&request);
                 let by_fault = matches!(refusal, Refusal::Quarantined { .. } | Refusal::NoMemory { .. });
                 let was_honest = self.faults == Faults::None && self.takes_requests && !self.is_wild;
-                assert!(!(by_fault && was_honest), "{}", self.story("refused, and nobody lied"));
+                assert!(!(by_fault && was_honest), "{}", self.story("refused without a fault"));
                 if refusal == Refusal::ShuttingDown {
-                    panic!("{}", self.story(&format!("nobody ends it, and {model:?} is refused")));
+                    panic!("{}", self.story(&format!("no shutdown, and {model:?} is refused")));
                 }
             }
             Effect::Abort(model) => self.abort(model.0),
@@ -380,7 +380,7 @@ impl Simulation {
             for (gpu, held) in
                 self.engines[model].rules.gpus.iter().zip(status.held_bytes.unwrap_or_default())
             {
-                assert!(self.free(*gpu) >= held, "{}", self.story("woken without room"));
+                assert!(self.free(*gpu) >= held, "{}", self.story("woken without enough free memory"));
             }
         }
         if task == Task::Sleep {
@@ -458,8 +458,8 @@ impl Simulation {
         self.tell(Input::Arrived { request, model: ModelId(model) });
         if self.requests.contains_key(&request) && self.rng.one_in(20) && self.takes_requests && !self.is_busy
         {
-            let patience = self.rng.millis(0, 5000);
-            self.at(patience, Occurrence::Leave(request));
+            let wait = self.rng.millis(0, 5000);
+            self.at(wait, Occurrence::Leave(request));
         }
     }
 
@@ -509,7 +509,7 @@ impl Simulation {
                 Outcome::Done
             }
             Task::Sleep => self.fall_asleep(model),
-            Task::Confirm if state == State::Gone => Outcome::Failed("nobody answers".to_owned()),
+            Task::Confirm if state == State::Gone => Outcome::Failed("no answer".to_owned()),
             Task::Confirm => Outcome::Awake(state == State::Awake || self.faults == Faults::Dozes),
             Task::Canary => {
                 let engine = &mut self.engines[model];
