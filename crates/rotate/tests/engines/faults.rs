@@ -156,7 +156,7 @@ async fn a_completion_has_to_be_one() {
         (r#"{"choices":[{"text":7,"finish_reason":"stop"}]}"#, Some("no choices[0].text")),
         (r#"{"choices":[{"text":" three"}]}"#, Some("no choices[0].finish_reason")),
         (r#"{"choices":[{"text":" three","finish_reason":null}]}"#, Some("no choices[0].finish_reason")),
-        (r#"{"choices":[{"text":"","finish_reason":"length"}]}"#, Some("went on with nothing")),
+        (r#"{"choices":[{"text":"","finish_reason":"length"}]}"#, Some("completion is empty")),
         (r#"{"choices":[{"text":" thr","finish_reason":"abort"}]}"#, Some("ended with `abort`")),
         (r#"{"choices":[{"text":" thr","finish_reason":"error"}]}"#, Some("ended with `error`")),
     ];

@@ -355,9 +355,9 @@ async fn answers_of_other_servers_are_errors() {
     let url = nowhere().await;
     assert_eq!(engine_of(&model(&url, Sglang, 1)).unwrap().probe().await, Ok(EngineState::Gone));
     let table = [
-        ("", "not what SGLang says"),
-        ("[1]", "not what SGLang says"),
-        ("{\"weight_version\":7}", "not what SGLang says"),
+        ("", "not SGLang's model information"),
+        ("[1]", "not SGLang's model information"),
+        ("{\"weight_version\":7}", "not SGLang's model information"),
         ("{\"model_path\":\"/models/large\"}", "from 0.5.1 on"),
         ("{", "no JSON"),
     ];
@@ -377,7 +377,7 @@ async fn answers_of_other_servers_are_errors() {
     // Its settings contain its keys.
     for settings in [json!("hunter2"), json!(["hunter2"])] {
         let fake = Fake::of(|state| state.settings = settings).await;
-        message(&fake.engine(1).probe().await.unwrap_err(), "not what SGLang says of itself");
+        message(&fake.engine(1).probe().await.unwrap_err(), "not SGLang's server information");
     }
 }
 
