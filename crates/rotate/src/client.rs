@@ -1,4 +1,4 @@
-//! What an operator's command line asks a rotation that runs, through its own doors.
+//! A client of a running rotation, for the command line. It uses the same listeners as every other client.
 
 use std::time::{Duration, Instant};
 
@@ -9,143 +9,149 @@ use serde_json::{Value, json};
 
 use crate::config::{Config, Key};
 use crate::http as transport;
+use crate::policy::StageName;
 
-/// How long an answer of control may take.
+/// Timeout of a control request.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Between two looks at a status.
+/// Interval between two status requests.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long a connection may take to come about.
+/// Timeout of a connection attempt.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// The longest answer that is read. A status has events and swaps in it, whose number is limited.
+/// Longest answer to read. A status contains a bounded number of swaps.
 const ANSWER_MAX_BYTES: usize = 64 << 20;
 
-/// A rotation that runs somewhere, as its configuration has it.
+/// A running rotation, found by its configuration.
 #[derive(Debug)]
 pub struct Client {
-    http: transport::Client<Full<Bytes>>,
-    front: Door,
-    control: Door,
+    http: transport::HttpClient<Full<Bytes>>,
+    front: Endpoint,
+    control: Endpoint,
 }
 
 #[derive(Debug)]
-struct Door {
+struct Endpoint {
     name: &'static str,
     base: String,
     key: Option<Key>,
 }
 
-/// How a model got where it was waited for.
+/// The result of waiting for a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waited {
-    /// How often its engine was started by then, since the service began.
+    /// Starts of its engine so far, since the service began.
     pub starts: u64,
-    /// What was seen to fail on the way, if something was.
+    /// The last failure seen while waiting.
     pub failure: Option<String>,
 }
 
-/// Why nothing came of a question.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody is there.
+    /// The connection failed.
     #[error(
-        "nobody answers at {base}, the rotation's {door}: {reason}; is `poorwill rotate --config …` running?"
+        "no service answers at {base}, the rotation's {listener}: {reason}; is `poorwill rotate --config …` running?"
     )]
-    Nobody {
+    Unreachable {
         /// `front` or `control`.
-        door: &'static str,
-        /// Where it was to be.
+        listener: &'static str,
+        /// The base URL.
         base: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// It said no.
-    #[error("{asked}: {status}: {words}")]
+    /// The service refused.
+    #[error("{request_line}: {status}: {message}")]
     Refused {
         /// Method and path.
-        asked: String,
-        /// The status.
+        request_line: String,
+        /// The HTTP status.
         status: u16,
-        /// What it said.
-        words: String,
-        /// Its name for that, where it has one.
+        /// Its message.
+        message: String,
+        /// Its error code, if it has one.
         code: Option<String>,
     },
-    /// It did not answer in time.
-    #[error("{asked}: no answer within {limit_s:.0} s")]
-    Silent {
+    /// The request timed out.
+    #[error("{request_line}: no answer within {limit_s:.0} s")]
+    Timeout {
         /// Method and path.
-        asked: String,
-        /// How long it was waited for.
+        request_line: String,
+        /// The timeout.
         limit_s: f64,
     },
-    /// It said something else than such a service says.
-    #[error("{asked}: {reason}")]
-    NotUnderstood {
+    /// The answer is not one of this service.
+    #[error("{request_line}: {reason}")]
+    Unexpected {
         /// Method and path.
-        asked: String,
-        /// What is odd.
+        request_line: String,
+        /// What is unexpected.
         reason: String,
     },
-    /// A model did not get there in time.
+    /// A model did not reach a stage in time.
     #[error("model `{model}` is {stage} after {waited_s:.0} s, and not {wanted}{because}")]
     Late {
-        /// Which.
+        /// Its name.
         model: String,
-        /// What it is.
+        /// Its stage.
         stage: String,
-        /// How long it was waited for.
+        /// The time waited.
         waited_s: f64,
-        /// What it was to be.
-        wanted: &'static str,
-        /// What failed last, if something did.
+        /// The stage waited for.
+        wanted: StageName,
+        /// Its last failure, in parentheses, or nothing.
         because: String,
     },
 }
 
 impl Client {
-    /// For the rotation that runs by this configuration.
+    /// For the rotation with this configuration.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        let door = |name, listen, keys: &[Key]| Door {
+        let listener = |name, listen, keys: &[Key]| Endpoint {
             name,
             base: format!("http://{}", reachable(listen)),
             key: keys.first().cloned(),
         };
-        let front = door("front", config.front.listen, &config.front.keys);
-        let control = door("control", config.control.listen, &config.control.keys);
+        let front = listener("front", config.front.listen, &config.front.keys);
+        let control = listener("control", config.control.listen, &config.control.keys);
         Self { http: transport::client(CONNECT_MAX, None), front, control }
     }
 
-    /// All that the service says of itself, as [`Snapshot`](crate::service::Snapshot) has it.
+    /// The service's status, a [`Snapshot`](crate::service::Snapshot).
     ///
     /// # Errors
     /// See [`ClientError`].
     pub async fn status(&self) -> Result<Value, ClientError> {
-        self.ask(&self.control, Method::GET, "/rotate/status", None, ANSWER_MAX).await
+        self.send(&self.control, Method::GET, "/rotate/status", None, ANSWER_MAX).await
     }
 
-    /// Has a model do something: `wake`, `sleep`, `restart` or `pin`.
+    /// Sends a command to a model: `wake`, `sleep`, `restart` or `pin`.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn order(&self, model: &str, what: &str, body: Option<Value>) -> Result<Value, ClientError> {
-        let path = format!("/rotate/models/{}/{what}", escaped(model));
-        self.ask(&self.control, Method::POST, &path, body, ANSWER_MAX).await
+    pub async fn command(
+        &self,
+        model: &str,
+        action: &str,
+        body: Option<Value>,
+    ) -> Result<Value, ClientError> {
+        let path = format!("/rotate/models/{}/{action}", escaped(model));
+        self.send(&self.control, Method::POST, &path, body, ANSWER_MAX).await
     }
 
-    /// Has the service read its configuration again.
+    /// Reloads the service's configuration.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub async fn reload(&self) -> Result<Value, ClientError> {
-        self.ask(&self.control, Method::POST, "/rotate/reload", None, ANSWER_MAX).await
+        self.send(&self.control, Method::POST, "/rotate/reload", None, ANSWER_MAX).await
     }
 
-    /// Text that a model goes on with, as any client gets it.
+    /// Completes a prompt through the front.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -160,24 +166,24 @@ impl Client {
             "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "seed": 0, "stream": false,
         });
         let path = "/v1/completions";
-        let answer = self.ask(&self.front, Method::POST, path, Some(body), limit).await?;
+        let answer = self.send(&self.front, Method::POST, path, Some(body), limit).await?;
         let text = answer.pointer("/choices/0/text").and_then(Value::as_str).filter(|text| !text.is_empty());
-        text.map(str::to_owned).ok_or_else(|| ClientError::NotUnderstood {
-            asked: format!("POST {path}"),
-            reason: format!("there is no text in {}", transport::clean(&answer.to_string())),
+        text.map(str::to_owned).ok_or_else(|| ClientError::Unexpected {
+            request_line: format!("POST {path}"),
+            reason: format!("there is no text in {}", transport::one_line(&answer.to_string())),
         })
     }
 
-    /// Waits until a model is in one of these stages.
+    /// Waits until a model is in one of `stages`.
     ///
     /// # Errors
-    /// `Late`, and whatever asking fails with.
+    /// `Late`, and all errors of a status request.
     pub async fn until(
         &self,
         model: &str,
-        wanted: &'static str,
-        stages: &[&str],
-        patience: Duration,
+        wanted: StageName,
+        stages: &[StageName],
+        timeout: Duration,
     ) -> Result<Waited, ClientError> {
         let began = Instant::now();
         let mut failure = None;
@@ -187,11 +193,11 @@ impl Client {
             let now = models.iter().find(|one| one["name"] == model);
             let stage = now.and_then(|one| one["stage"].as_str()).unwrap_or("not there");
             failure = now.and_then(|one| one["last_failure"].as_str()).map(str::to_owned).or(failure);
-            if stages.contains(&stage) {
+            if stages.iter().any(|wanted| wanted.as_str() == stage) {
                 let starts = now.and_then(|one| one["starts"].as_u64()).unwrap_or(0);
                 return Ok(Waited { starts, failure });
             }
-            if began.elapsed() >= patience {
+            if began.elapsed() >= timeout {
                 return Err(ClientError::Late {
                     model: model.to_owned(),
                     stage: stage.to_owned(),
@@ -204,58 +210,61 @@ impl Client {
         }
     }
 
-    async fn ask(
+    async fn send(
         &self,
-        door: &Door,
+        listener: &Endpoint,
         method: Method,
         path: &str,
         body: Option<Value>,
         limit: Duration,
     ) -> Result<Value, ClientError> {
-        let asked = format!("{method} {path}");
-        let odd = |reason: String| ClientError::NotUnderstood { asked: asked.clone(), reason };
-        let silent =
-            |limit: Duration| ClientError::Silent { asked: asked.clone(), limit_s: limit.as_secs_f64() };
-        let nobody = |error: &(dyn std::error::Error + 'static)| {
-            let reason = transport::causes(error).last().map(ToString::to_string).unwrap_or_default();
-            ClientError::Nobody { door: door.name, base: door.base.clone(), reason }
+        let request_line = format!("{method} {path}");
+        let unexpected =
+            |reason: String| ClientError::Unexpected { request_line: request_line.clone(), reason };
+        let timed_out = |limit: Duration| ClientError::Timeout {
+            request_line: request_line.clone(),
+            limit_s: limit.as_secs_f64(),
         };
-        let request = transport::request(&method, &format!("{}{path}", door.base), body.as_ref());
-        let mut request = request.map_err(|error| odd(error.to_string()))?;
-        if let Some(key) = &door.key {
-            request.headers_mut().insert(header::AUTHORIZATION, key.shown());
+        let unreached = |error: &(dyn std::error::Error + 'static)| {
+            let reason = transport::causes(error).last().map(ToString::to_string).unwrap_or_default();
+            ClientError::Unreachable { listener: listener.name, base: listener.base.clone(), reason }
+        };
+        let request = transport::request(&method, &format!("{}{path}", listener.base), body.as_ref());
+        let mut request = request.map_err(|error| unexpected(error.to_string()))?;
+        if let Some(key) = &listener.key {
+            request.headers_mut().insert(header::AUTHORIZATION, key.header_value());
         }
         let answered = async {
             let response = self.http.request(request).await.map_err(|error| {
-                if transport::is_late(&error) { silent(CONNECT_MAX) } else { nobody(&error) }
+                if transport::is_late(&error) { timed_out(CONNECT_MAX) } else { unreached(&error) }
             })?;
             let status = response.status();
             let read = transport::read(response.into_body(), ANSWER_MAX_BYTES).await;
             match read.broke {
-                Some(error) => Err(nobody(&error)),
-                None if read.is_cut => Err(odd(format!("it has more than {ANSWER_MAX_BYTES} bytes"))),
+                Some(error) => Err(unreached(&error)),
+                None if read.is_cut => Err(unexpected(format!("it has more than {ANSWER_MAX_BYTES} bytes"))),
                 None => Ok((status, String::from_utf8_lossy(&read.bytes).into_owned())),
             }
         };
         let answered = tokio::time::timeout(limit, answered).await;
-        let (status, text) = answered.unwrap_or_else(|_| Err(silent(limit)))?;
+        let (status, text) = answered.unwrap_or_else(|_| Err(timed_out(limit)))?;
         if !status.is_success() {
-            let said = serde_json::from_str::<Value>(&text).ok();
-            let words = said.as_ref().and_then(|said| said.pointer("/error/message")?.as_str());
-            let words = transport::clean(words.unwrap_or(&text));
+            let body = serde_json::from_str::<Value>(&text).ok();
+            let message = body.as_ref().and_then(|body| body.pointer("/error/message")?.as_str());
+            let message = transport::one_line(message.unwrap_or(&text));
             let code =
-                said.as_ref().and_then(|said| said.pointer("/error/code")?.as_str()).map(str::to_owned);
-            return Err(ClientError::Refused { asked, status: status.as_u16(), words, code });
+                body.as_ref().and_then(|body| body.pointer("/error/code")?.as_str()).map(str::to_owned);
+            return Err(ClientError::Refused { request_line, status: status.as_u16(), message, code });
         }
         if text.is_empty() || status == StatusCode::NO_CONTENT {
             return Ok(Value::Null);
         }
         serde_json::from_str(&text)
-            .map_err(|error| odd(format!("it is no JSON ({error}): {}", transport::clean(&text))))
+            .map_err(|error| unexpected(format!("it is no JSON ({error}): {}", transport::one_line(&text))))
     }
 }
 
-/// Where one that listens everywhere is reached from here.
+/// Replaces the unspecified address by the loopback address.
 fn reachable(listen: std::net::SocketAddr) -> std::net::SocketAddr {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
     match listen.ip() {
@@ -265,7 +274,7 @@ fn reachable(listen: std::net::SocketAddr) -> std::net::SocketAddr {
     }
 }
 
-/// A name as one segment of a path.
+/// Percent-encodes a name as one path segment.
 fn escaped(name: &str) -> String {
     let escape = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
@@ -285,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_everywhere_is_reached_here() {
+    fn an_unspecified_address_is_reached_by_loopback() {
         for (listen, expected) in
             [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("10.0.0.1:80", "10.0.0.1:80")]
         {

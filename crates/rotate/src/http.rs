@@ -1,10 +1,10 @@
-//! The HTTP client: towards engines, for what the service asks and for what clients do, and towards a rotation that runs.
+//! The HTTP client for engines and for a running rotation.
 //!
 //! Promises:
 //!
-//! - Nothing stands between us and who is asked: no proxy out of the environment, and no redirect that is followed.
-//! - A connection comes about in time or fails. Dropping a request, or the body of its answer, closes its connection.
-//! - One that keeps no connections sends no request twice.
+//! - It uses no proxy from the environment and follows no redirect.
+//! - Connecting has a timeout. Dropping a request, or the body of its answer, closes the connection.
+//! - Without kept connections, no request is sent twice.
 
 use std::error::Error;
 use std::io;
@@ -23,13 +23,13 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-/// How many characters of what somebody said are told.
-pub(crate) const WORDS_MAX: usize = 300;
+/// Most characters of a remote message in an error.
+pub(crate) const EXCERPT_MAX: usize = 300;
 
-/// A client that sends bodies of one kind.
-pub(crate) type Client<B> = legacy::Client<Connector, B>;
+/// A client that sends bodies of type `B`.
+pub(crate) type HttpClient<B> = legacy::Client<Connector, B>;
 
-/// What opens connections, all of it in time: the name's addresses, and each of these with its share.
+/// Opens connections within one timeout for all addresses of a name.
 #[derive(Debug, Clone)]
 pub(crate) struct Connector {
     inner: HttpConnector,
@@ -54,9 +54,11 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// One whose connections come about within `connect_max`, and are kept for the next request as long as `idle`, or not
-/// at all.
-pub(crate) fn client<B: Body<Data: Send> + Send>(connect_max: Duration, idle: Option<Duration>) -> Client<B> {
+/// Connects within `connect_max`. Keeps connections for reuse up to `idle`, or not at all.
+pub(crate) fn client<B: Body<Data: Send> + Send>(
+    connect_max: Duration,
+    idle: Option<Duration>,
+) -> HttpClient<B> {
     let mut inner = HttpConnector::new();
     inner.set_nodelay(true);
     inner.set_connect_timeout(Some(connect_max));
@@ -68,7 +70,7 @@ pub(crate) fn client<B: Body<Data: Send> + Send>(connect_max: Duration, idle: Op
     builder.build(Connector { inner, most: connect_max })
 }
 
-/// A request, with JSON in it or with nothing.
+/// A request with a JSON body, or an empty one.
 pub(crate) fn request(
     method: &Method,
     url: &str,
@@ -83,27 +85,27 @@ pub(crate) fn request(
     }
 }
 
-/// What came of a body.
+/// A body, as far as it was read.
 #[derive(Debug)]
-pub(crate) struct Read {
+pub(crate) struct ReadBody {
     pub(crate) bytes: Vec<u8>,
-    /// Whether there was more than was read.
+    /// Whether the body was longer.
     pub(crate) is_cut: bool,
-    /// How it broke off, if it did.
+    /// The error that ended it, if any.
     pub(crate) broke: Option<hyper::Error>,
 }
 
-/// Reads a body up to so many bytes.
-pub(crate) async fn read(mut body: Incoming, most: usize) -> Read {
-    let mut read = Read { bytes: Vec::new(), is_cut: false, broke: None };
+/// Reads up to `most` bytes.
+pub(crate) async fn read(mut body: Incoming, most: usize) -> ReadBody {
+    let mut read = ReadBody { bytes: Vec::new(), is_cut: false, broke: None };
     while !read.is_cut {
         match body.frame().await {
             None => break,
             Some(Ok(frame)) => {
                 let Ok(data) = frame.into_data() else { continue };
-                let room = most - read.bytes.len();
-                read.is_cut = data.len() > room;
-                read.bytes.extend_from_slice(&data[..data.len().min(room)]);
+                let left = most - read.bytes.len();
+                read.is_cut = data.len() > left;
+                read.bytes.extend_from_slice(&data[..data.len().min(left)]);
             }
             Some(Err(error)) => {
                 read.broke = Some(error);
@@ -114,21 +116,21 @@ pub(crate) async fn read(mut body: Incoming, most: usize) -> Read {
     read
 }
 
-/// Whether no connection came about in time.
+/// Whether the connection attempt timed out.
 pub(crate) fn is_late(error: &legacy::Error) -> bool {
     error.is_connect() && io_kinds(error).any(|kind| kind == io::ErrorKind::TimedOut)
 }
 
-/// Whether no connection came about because of who is not there, and not because of what we lack.
-pub(crate) fn is_nobody_there(error: &legacy::Error) -> bool {
+/// Whether the remote side refused or cannot be reached. False for causes on this machine.
+pub(crate) fn is_unreachable(error: &legacy::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
     let is_away = |kind| matches!(kind, ConnectionRefused | HostUnreachable | NetworkUnreachable);
-    // What the resolver says has no kind of its own.
-    let is_nobodys_name = || causes(error).any(|cause| cause.to_string().starts_with("dns error"));
-    error.is_connect() && !is_late(error) && (io_kinds(error).any(is_away) || is_nobodys_name())
+    // Resolver errors have no `ErrorKind` of their own.
+    let is_unknown_name = || causes(error).any(|cause| cause.to_string().starts_with("dns error"));
+    error.is_connect() && !is_late(error) && (io_kinds(error).any(is_away) || is_unknown_name())
 }
 
-/// An error, and its causes.
+/// An error and its causes.
 pub(crate) fn causes<'a>(
     error: &'a (dyn Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
@@ -139,12 +141,12 @@ fn io_kinds(error: &legacy::Error) -> impl Iterator<Item = io::ErrorKind> {
     causes(error).filter_map(|cause| cause.downcast_ref().map(io::Error::kind))
 }
 
-/// The beginning of what somebody said, on one line.
-pub(crate) fn clean(text: &str) -> String {
+/// The beginning of a remote message, on one line.
+pub(crate) fn one_line(text: &str) -> String {
     let on_a_line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let all = on_a_line.trim();
-    let mut beginning: String = all.chars().take(WORDS_MAX).collect();
-    if all.chars().nth(WORDS_MAX).is_some() {
+    let mut beginning: String = all.chars().take(EXCERPT_MAX).collect();
+    if all.chars().nth(EXCERPT_MAX).is_some() {
         beginning.push('…');
     }
     beginning

@@ -1,9 +1,11 @@
-//! Many models take turns on the same GPUs.
+//! Rotation: more models than fit share the same GPUs, and take turns.
 //!
-//! The [`policy`] decides: who is awake, who goes to sleep for whom, what is tried when an engine does not do what it was
-//! asked for, and which requests wait, are let through, or are refused. It is a state machine without effects, and gets
-//! its rules from the [`config`]. The [`service`] drives it: with [`engine`]s that are asked by HTTP, a [`supervise`]d
-//! process for each that is started here, and a [`measure`]ment of what they really hold.
+//! The [`policy`] is a state machine without effects. It decides which models are awake, which one sleeps to make
+//! space, and which requests wait, pass or are refused. It also decides what to try when an engine fails. Its rules
+//! come from the [`config`].
+//!
+//! The [`service`] carries out its decisions. It talks to each [`engine`] over HTTP, [`supervise`]s the processes that
+//! it started, and [`measure`]s the memory that they hold.
 #![forbid(unsafe_code)]
 
 pub mod client;

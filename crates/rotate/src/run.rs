@@ -1,7 +1,6 @@
-//! All of it together: the service with its meter, the front for clients, and control for operators.
+//! A whole rotation: the service with its meter, the front for clients, and control for operators.
 //!
-//! Promises: nothing is started when a part of it cannot be; and what [`Running::end`] leaves is no request that was cut
-//! off before its patience was over.
+//! Promises: if one part cannot start, no part runs. [`Running::end`] cuts no request off before its timeout.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -17,13 +16,13 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, ConfigError};
-use crate::control::{self, Desk, Later};
-use crate::front::{self, Gate, Listed, Patience, Route};
+use crate::control::{self, ControlApi, Later};
+use crate::front::{self, Backend, Listed, Route, Timeouts};
 use crate::measure::{Devices, Meter, Processes};
-use crate::policy::{Gpu, ModelId};
-use crate::service::{Admission, Order, Refused, Service, ServiceError, Snapshot, Told};
+use crate::policy::{Gpu, ModelId, StageName};
+use crate::service::{Admission, ModelCommand, Refused, Service, ServiceError, ServiceEvent, Snapshot};
 
-/// How long a door has to close when nothing holds it any more.
+/// How long a listener may take to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
 
 /// Why a rotation cannot run.
@@ -36,68 +35,70 @@ pub enum RunError {
     /// The service cannot begin.
     #[error(transparent)]
     Service(#[from] ServiceError),
-    /// Nobody can keep anything there, or somebody else does.
+    /// The state folder cannot be written, or another process uses it.
     #[error(
         "the state folder {} cannot be used: {reason}; end the other rotation, or give this one a folder of its own",
         folder.display()
     )]
     State {
-        /// Which.
+        /// The folder.
         folder: PathBuf,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// Nobody can listen there.
-    #[error("the {door} cannot listen on {address}; give it another address, or end who listens there")]
+    /// The address cannot be bound.
+    #[error(
+        "the {listener} cannot listen on {address}; give it another address, or end the process that listens there"
+    )]
     Listen {
         /// `front` or `control`.
-        door: &'static str,
+        listener: &'static str,
         /// Where.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A door has closed by itself.
-    #[error("the {door} has ended: {reason}")]
+    /// A listener stopped unexpectedly.
+    #[error("the {listener} has ended: {reason}")]
     Ended {
         /// `front` or `control`.
-        door: &'static str,
-        /// Why.
+        listener: &'static str,
+        /// The cause.
         reason: String,
     },
 }
 
-/// A rotation that runs.
+/// A running rotation.
 #[derive(Debug)]
 pub struct Running {
-    /// Where clients come in.
+    /// The front's bound address.
     pub front: SocketAddr,
-    /// Where operators do.
+    /// Control's bound address.
     pub control: SocketAddr,
-    /// What they come to.
+    /// The service behind both.
     pub service: Service,
-    /// Ends the front, whose running answers come to their end.
+    /// Stops the front. Running answers finish.
     closing: CancellationToken,
-    /// Ends control.
+    /// Stops control.
     ending: CancellationToken,
-    /// None for one that has ended.
-    doors: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
-    /// Locked as long as it is open, whatever ends this process.
+    /// `None` after the task has ended.
+    listeners: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
+    /// The lock is released when this file closes, however the process ends.
     _state: Option<File>,
 }
 
-/// The service as the doors see it.
+/// The service, as both listeners use it.
 #[derive(Debug)]
-struct Doors {
+struct ServiceHandle {
     service: Service,
     path: Option<PathBuf>,
 }
 
-/// The file by which a state folder is one service's.
+/// Its lock marks a state folder as in use.
 const LOCK: &str = "rotation.lock";
 
-/// Takes the state folder for this process.
-fn take_state(folder: &Path) -> Result<File, RunError> {
+/// Locks the state folder for this process.
+fn lock_state(folder: &Path) -> Result<File, RunError> {
     let failed = |reason: String| RunError::State { folder: folder.to_path_buf(), reason };
     let open = || {
         std::fs::create_dir_all(folder)?;
@@ -111,39 +112,39 @@ fn take_state(folder: &Path) -> Result<File, RunError> {
     }
 }
 
-/// Begins. With a path, the configuration can be read again from there.
+/// Starts a rotation. With a `path`, the configuration can be reloaded from there.
 ///
 /// # Errors
 /// See [`RunError`]; nothing runs then.
 pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, RunError> {
-    // Nobody is served yet whom a slow disk could hold up.
-    let state = config.state.as_deref().map(take_state).transpose()?;
+    // Blocking is fine here: no client is connected yet.
+    let state = config.state.as_deref().map(lock_state).transpose()?;
     let (front, front_address) = listen("front", config.front.listen).await?;
     let (control, control_address) = listen("control", config.control.listen).await?;
     let known: Arc<OnceLock<Service>> = Arc::default();
     let service = Service::start(config.clone(), meter(&config, &known))?;
-    // Who measures processes is asked after this, since engines are looked at first.
+    // Engines are probed first, so the meter does not need the service before this.
     let _only_once = known.set(service.clone());
     let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
-    let doors = Arc::new(Doors { service: service.clone(), path });
-    let gate: Arc<dyn Gate> = Arc::<Doors>::clone(&doors);
-    let front = tokio::spawn(front::serve(front, gate, closing.clone(), Patience::default()));
-    let control = tokio::spawn(control::serve(control, doors, ending.clone()));
+    let handle = Arc::new(ServiceHandle { service: service.clone(), path });
+    let backend: Arc<dyn Backend> = Arc::<ServiceHandle>::clone(&handle);
+    let front = tokio::spawn(front::serve(front, backend, closing.clone(), Timeouts::default()));
+    let control = tokio::spawn(control::serve(control, handle, ending.clone()));
     tracing::info!(front = %front_address, control = %control_address, "running");
-    let doors = [("front", Some(front)), ("control", Some(control))];
+    let listeners = [("front", Some(front)), ("control", Some(control))];
     Ok(Running {
         front: front_address,
         control: control_address,
         service,
         closing,
         ending,
-        doors,
+        listeners,
         _state: state,
     })
 }
 
-async fn listen(door: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
-    let failed = |source| RunError::Listen { door, address, source };
+async fn listen(listener: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
+    let failed = |source| RunError::Listen { listener, address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     Ok((listener, address))
@@ -151,8 +152,8 @@ async fn listen(door: &'static str, address: SocketAddr) -> Result<(TcpListener,
 
 fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
     match config.memory {
-        config::Memory::Devices => Arc::new(Devices::default()),
-        config::Memory::Processes { gpu_bytes } => {
+        config::MemorySource::Devices => Arc::new(Devices::default()),
+        config::MemorySource::Processes { gpu_bytes } => {
             let service = Arc::clone(service);
             let pids = move |gpu: Gpu| service.get().map_or_else(Vec::new, |service| service.processes(gpu));
             Arc::new(Processes::new(gpu_bytes, Arc::new(pids)))
@@ -161,31 +162,31 @@ fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
 }
 
 impl Running {
-    /// Waits until a door has closed by itself, which it does not while all is well; and why.
+    /// Waits until a listener stops unexpectedly, and returns why.
     pub async fn ended(&mut self) -> RunError {
-        let [(_, front), (_, control)] = &mut self.doors;
+        let [(_, front), (_, control)] = &mut self.listeners;
         let (nth, how) = tokio::select! {
             how = of(front) => (0, how),
             how = of(control) => (1, how),
         };
-        self.doors[nth].1 = None;
+        self.listeners[nth].1 = None;
         let reason = match how {
-            Ok(Ok(())) => "nobody told it to".to_owned(),
+            Ok(Ok(())) => "no shutdown was requested".to_owned(),
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
-        RunError::Ended { door: self.doors[nth].0, reason }
+        RunError::Ended { listener: self.listeners[nth].0, reason }
     }
 
-    /// Lets nobody in any more, waits for running answers as long as `patience`, and stops the engines that are supervised
-    /// if that is wanted; else they go on as they are, and the next service finds them.
-    pub async fn end(self, patience: Duration, stops_engines: bool) {
-        let until = Instant::now() + patience;
+    /// Admits no more requests, waits up to `timeout` for running answers, and stops supervised engines if requested.
+    /// Otherwise engines keep running and the next service finds them.
+    pub async fn end(self, timeout: Duration, stops_engines: bool) {
+        let until = Instant::now() + timeout;
         self.closing.cancel();
-        let [front, control] = self.doors;
+        let [front, control] = self.listeners;
         tokio::join!(
-            self.service.shut_down(patience, stops_engines),
-            // What slow readers have not read yet is theirs as long as there is patience.
+            self.service.shut_down(timeout, stops_engines),
+            // Slow readers keep the rest of the timeout.
             close(front, until + CLOSE_MAX),
         );
         self.ending.cancel();
@@ -193,23 +194,23 @@ impl Running {
     }
 }
 
-/// When a door has ended; never where it has before.
-async fn of(door: &mut Option<JoinHandle<io::Result<()>>>) -> Result<io::Result<()>, JoinError> {
-    match door {
-        Some(door) => door.await,
+/// Waits for a listener's task; forever after it has ended.
+async fn of(listener: &mut Option<JoinHandle<io::Result<()>>>) -> Result<io::Result<()>, JoinError> {
+    match listener {
+        Some(listener) => listener.await,
         None => std::future::pending().await,
     }
 }
 
-async fn close((name, door): (&'static str, Option<JoinHandle<io::Result<()>>>), until: Instant) {
-    let Some(mut door) = door else { return };
-    if tokio::time::timeout_at(until.into(), &mut door).await.is_err() {
-        tracing::warn!(door = name, "connections were broken off");
-        door.abort();
+async fn close((name, listener): (&'static str, Option<JoinHandle<io::Result<()>>>), until: Instant) {
+    let Some(mut listener) = listener else { return };
+    if tokio::time::timeout_at(until.into(), &mut listener).await.is_err() {
+        tracing::warn!(listener = name, "connections were broken off");
+        listener.abort();
     }
 }
 
-impl Gate for Doors {
+impl Backend for ServiceHandle {
     fn route(&self, name: &str) -> Option<Route> {
         let (model, known) = self.service.find(name)?;
         let (name, url, served_as) = (known.name.clone(), known.url.clone(), known.served_as.clone());
@@ -221,7 +222,7 @@ impl Gate for Doors {
         let listed = listed.map(|(model, stage)| Listed {
             name: model.name.clone(),
             aliases: model.aliases.clone(),
-            is_ready: stage == "ready",
+            is_ready: stage == StageName::Ready,
             stage,
         });
         listed.collect()
@@ -240,17 +241,17 @@ impl Gate for Doors {
     }
 }
 
-impl Desk for Doors {
+impl ControlApi for ServiceHandle {
     fn snapshot(&self) -> Later<'_, Snapshot> {
         Box::pin(self.service.snapshot())
     }
 
-    fn events(&self) -> broadcast::Receiver<Arc<Told>> {
+    fn events(&self) -> broadcast::Receiver<Arc<ServiceEvent>> {
         self.service.events()
     }
 
-    fn order<'a>(&'a self, name: &'a str, order: Order) -> Later<'a, bool> {
-        Box::pin(async move { self.service.order(name, order) })
+    fn command<'a>(&'a self, name: &'a str, command: ModelCommand) -> Later<'a, bool> {
+        Box::pin(async move { self.service.command(name, command) })
     }
 
     fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {

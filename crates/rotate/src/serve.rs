@@ -1,7 +1,7 @@
-//! How connections are taken and served, by every door of the service and by mock engines.
+//! Accepts and serves connections, for both listeners and for mock engines.
 //!
-//! Promises: what goes wrong with one connection ends that connection only; when there are no descriptors left, nobody
-//! is taken for a while; and at a shutdown each connection ends with the answer that is under way.
+//! Promises: an error on one connection ends only that connection. Without free file descriptors, accepting pauses. At
+//! shutdown each connection ends after the answer in progress.
 
 use std::io;
 use std::pin::pin;
@@ -17,20 +17,20 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// As many connections at a time as there can be.
+/// No limit of connections.
 pub const UNLIMITED: usize = Semaphore::MAX_PERMITS;
 
-/// How long nobody is taken when a connection could not be, as when there are no descriptors left.
+/// Pause after a failed `accept`, for example without free file descriptors.
 const REST: Duration = Duration::from_millis(100);
 
-/// Hands each connection to `serve`, `connections_max` at a time while others wait, until `shutdown` fires. Then takes no
-/// more, and returns when those that are served have ended. Dropped, it breaks all of them off.
+/// Passes each connection to `serve`, at most `connections_max` at a time, until `shutdown` fires. Then waits for open
+/// connections to end. Dropping the future closes them.
 ///
 /// # Errors
-/// The listener cannot be used. That a connection could not be taken is none.
+/// The listener cannot be used. A failed `accept` is not an error.
 pub async fn accept<F: Future<Output = ()> + Send + 'static>(
     listener: TcpListener,
-    door: &'static str,
+    name: &'static str,
     connections_max: usize,
     shutdown: &CancellationToken,
     mut serve: impl FnMut(TcpStream) -> F,
@@ -57,7 +57,7 @@ pub async fn accept<F: Future<Output = ()> + Send + 'static>(
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error),
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
-                    tracing::warn!(door, %error, "a connection cannot be taken; it is tried again");
+                    tracing::warn!(name, %error, "a connection cannot be taken; it is tried again");
                     tokio::select! {
                         () = shutdown.cancelled() => break,
                         () = tokio::time::sleep(REST) => {}
@@ -76,7 +76,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// Answers what comes on one connection; when `shutdown` fires, the answer that is under way is the last.
+/// Serves one connection. After `shutdown`, the answer in progress is the last.
 ///
 /// # Errors
 /// How the connection broke.

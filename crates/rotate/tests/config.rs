@@ -1,9 +1,9 @@
-//! What a configuration may say, and what is said of one that cannot be used.
+//! Valid configurations, and the errors of invalid ones.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, ConfigError, Engine, Memory};
+use poorwill_rotate::config::{Config, ConfigError, EngineKind, MemorySource};
 use poorwill_rotate::policy::{Gpu, ModelId};
 
 const TWO: &str = r#"
@@ -27,30 +27,30 @@ fn parsed(text: &str) -> Result<Config, ConfigError> {
     Config::parse(text, &secret)
 }
 
-/// What is said of a configuration that cannot be used.
+/// The error of an invalid configuration.
 fn refused(text: &str) -> String {
     parsed(text).expect_err(text).to_string()
 }
 
-/// A model with some lines.
+/// A model with these lines.
 fn model(lines: &str) -> String {
     format!("[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n{lines}\n")
 }
 
 #[test]
-fn little_has_to_be_said() {
+fn a_minimal_configuration_is_valid() {
     let config = parsed(&model("")).unwrap();
     let one = &config.models[0];
-    assert_eq!((one.served_as.as_str(), one.engine, one.level), ("one", Engine::Vllm, 1));
+    assert_eq!((one.served_as.as_str(), one.engine, one.level), ("one", EngineKind::Vllm, 1));
     assert_eq!(one.rules.gpus, [Gpu(0)]);
     assert!(one.start.is_none() && !one.rules.can_restart && one.rules.can_sleep);
-    assert_eq!((config.memory, config.state), (Memory::Devices, None));
+    assert_eq!((config.memory, config.state), (MemorySource::Devices, None));
     assert!(config.front.listen.ip().is_loopback() && config.control.listen.ip().is_loopback());
     assert_ne!(config.front.listen, config.control.listen);
 }
 
 #[test]
-fn everything_can_be_said() {
+fn every_key_can_be_set() {
     let text = r#"
         state = "/var/lib/rotate"
 
@@ -104,8 +104,8 @@ fn everything_can_be_said() {
     "#;
     let config = parsed(text).unwrap();
     assert_eq!((config.front.body_max_bytes, config.front.head_max_bytes), (1 << 20, 16384));
-    assert!(config.front.keys[0].is("s3cret") && !config.front.keys[0].is("s3creT"));
-    assert_eq!(config.memory, Memory::Processes { gpu_bytes: 8 << 30 });
+    assert!(config.front.keys[0].matches("s3cret") && !config.front.keys[0].matches("s3creT"));
+    assert_eq!(config.memory, MemorySource::Processes { gpu_bytes: 8 << 30 });
     assert_eq!(config.state.as_deref(), Some(std::path::Path::new("/var/lib/rotate")));
     let large = &config.models[0];
     assert_eq!(large.url, "http://localhost:30000");
@@ -126,28 +126,28 @@ fn everything_can_be_said() {
 }
 
 #[test]
-fn keys_are_shown_to_nobody() {
+fn keys_are_never_shown() {
     let config = parsed(&format!("[front]\nkeys = [\"env:FRONT\"]\n{}", model(""))).unwrap();
     let key = &config.front.keys[0];
     assert!(!format!("{config:?}").contains("s3cret"));
     for wrong in ["", "s", "s3cre", "s3cret ", "s3crets", "S3CRET"] {
-        assert!(!key.is(wrong), "{wrong}");
+        assert!(!key.matches(wrong), "{wrong}");
     }
-    // Nor one that was written where its place belongs.
+    // Nor a key written where its source belongs.
     let written = format!("[front]\nkeys = [\"sk-12345\"]\n{}", model(""));
-    let said = Config::parse(&written, &|place| Err(format!("no {}", place.len()))).unwrap_err().to_string();
-    assert!(!said.contains("sk-12345"), "{said}");
-    // Nor where a list of places belongs.
+    let error = Config::parse(&written, &|place| Err(format!("no {}", place.len()))).unwrap_err().to_string();
+    assert!(!error.contains("sk-12345"), "{error}");
+    // Nor where a list of sources belongs.
     for keys in ["\"sk-12345\"", "{ a = \"sk-12345\" }", "[[\"sk-12345\"]]"] {
-        let said = refused(&format!("[front]\nkeys = {keys}\n{}", model("")));
-        assert!(said.starts_with("line 2: ") && said.contains("env:NAME"), "{said}");
-        assert!(!said.contains("sk-12345"), "{said}");
+        let error = refused(&format!("[front]\nkeys = {keys}\n{}", model("")));
+        assert!(error.starts_with("line 2: ") && error.contains("env:NAME"), "{error}");
+        assert!(!error.contains("sk-12345"), "{error}");
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rotate.toml");
     std::fs::write(&path, &written).unwrap();
-    let said = Config::read(&path).unwrap_err().to_string();
-    assert!(said.contains("env:NAME or file:PATH") && !said.contains("sk-12345"), "{said}");
+    let error = Config::read(&path).unwrap_err().to_string();
+    assert!(error.contains("env:NAME or file:PATH") && !error.contains("sk-12345"), "{error}");
 }
 
 #[test]
@@ -156,16 +156,16 @@ fn keys_come_from_files() {
     let (key, path) = (folder.path().join("key"), folder.path().join("rotate.toml"));
     std::fs::write(&key, "abc\n").unwrap();
     std::fs::write(&path, format!("[control]\nkeys = [\"file:{}\"]\n{}", key.display(), model(""))).unwrap();
-    assert!(Config::read(&path).unwrap().control.keys[0].is("abc"));
+    assert!(Config::read(&path).unwrap().control.keys[0].matches("abc"));
     std::fs::remove_file(&key).unwrap();
-    let said = Config::read(&path).unwrap_err().to_string();
-    assert!(said.starts_with("control: key 1 of 1:"), "{said}");
-    let said = Config::read(&folder.path().join("none.toml")).unwrap_err().to_string();
-    assert!(said.contains("none.toml"), "{said}");
+    let error = Config::read(&path).unwrap_err().to_string();
+    assert!(error.starts_with("control: key 1 of 1:"), "{error}");
+    let error = Config::read(&folder.path().join("none.toml")).unwrap_err().to_string();
+    assert!(error.contains("none.toml"), "{error}");
 }
 
 #[test]
-fn unknown_keys_are_told_with_the_nearest() {
+fn unknown_keys_are_errors_with_the_nearest_key() {
     for (text, line, nearest) in [
         (model("alias = [\"x\"]"), 4, "`aliases`"),
         (model("ulr = \"x\""), 4, "`url`"),
@@ -177,16 +177,16 @@ fn unknown_keys_are_told_with_the_nearest() {
         (format!("stat = \"x\"\n{}", model("")), 1, "`state`"),
         (format!("[fornt]\n{}", model("")), 1, "`front`"),
     ] {
-        let said = refused(&text);
-        assert!(said.starts_with(&format!("line {line}: unknown")), "{said}");
-        assert!(said.ends_with(&format!("did you mean {nearest}?")), "{said}");
+        let error = refused(&text);
+        assert!(error.starts_with(&format!("line {line}: unknown")), "{error}");
+        assert!(error.ends_with(&format!("did you mean {nearest}?")), "{error}");
     }
-    let said = refused(&model("quite_something_else = 1"));
-    assert!(said.contains("expected one of") && !said.contains("did you mean"), "{said}");
+    let error = refused(&model("quite_something_else = 1"));
+    assert!(error.contains("expected one of") && !error.contains("did you mean"), "{error}");
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_could() {
+fn an_invalid_value_is_an_error_that_says_what_is_valid() {
     for (text, words) in [
         (String::new(), &["no model", "[[model]]"][..]),
         ("[[model]]\nname = \"one\"".to_owned(), &["line 1", "url"]),
@@ -249,15 +249,15 @@ fn what_cannot_be_is_refused_with_what_could() {
         (format!("[memory]\nmeasure = \"processes\"\n{}", model("")), &["memory", "gpu = \"8GiB\""]),
         (format!("[memory]\nmeasure = \"processes\"\ngpu = 0\n{}", model("")), &["memory", "gpu is 0"]),
         (format!("[memory]\nmeasure = \"processes\"\ngpu = \"lots\"\n{}", model("")), &["line 3", "lots"]),
-        (format!("[memory]\nmeasure = \"devices\"\ngpu = \"8GiB\"\n{}", model("")), &["leave it away"]),
+        (format!("[memory]\nmeasure = \"devices\"\ngpu = \"8GiB\"\n{}", model("")), &["leave it out"]),
         (format!("[memory]\ngpu = \"8GiB\"\n{}", model("")), &["memory", "measure = \"processes\""]),
         (format!("state = \"\"\n{}", model("")), &["state", "name a folder"]),
         (format!("state = 1\n{}", model("")), &["line 1"]),
         (TWO.to_owned(), &["unknown field `rules`"]),
     ] {
-        let said = refused(&text);
+        let error = refused(&text);
         for word in words {
-            assert!(said.contains(word), "{said:?} of\n{text}");
+            assert!(error.contains(word), "{error:?} of\n{text}");
         }
     }
 }
@@ -282,8 +282,8 @@ fn engines_are_at_a_host_and_a_port() {
         "http://[one]:8000",
     ] {
         let text = model("").replace("http://127.0.0.1:8000", url);
-        let said = refused(&text);
-        assert!(said.starts_with(&format!("model `one`: url is `{url}`")), "{said}");
+        let error = refused(&text);
+        assert!(error.starts_with(&format!("model `one`: url is `{url}`")), "{error}");
     }
     for url in ["http://127.0.0.1:1", "http://[::1]:8000", "http://engine.local:65535/"] {
         parsed(&model("").replace("http://127.0.0.1:8000", url)).unwrap();
@@ -291,12 +291,12 @@ fn engines_are_at_a_host_and_a_port() {
 }
 
 #[test]
-fn both_may_listen_on_any_port_that_is_free() {
-    let doors = "[front]\nlisten = \"127.0.0.1:0\"\n[control]\nlisten = \"127.0.0.1:0\"\n";
-    parsed(&format!("{doors}{}", model(""))).unwrap();
+fn both_may_listen_on_any_free_port() {
+    let listeners = "[front]\nlisten = \"127.0.0.1:0\"\n[control]\nlisten = \"127.0.0.1:0\"\n";
+    parsed(&format!("{listeners}{}", model(""))).unwrap();
 }
 
-/// The configuration in the operators' guide is one, also with what is commented out in it.
+/// The configuration in the operators' guide is valid, including its commented lines.
 #[test]
 fn the_guides_configuration_is_one() {
     let guide = include_str!("../../../docs/rotate.md");

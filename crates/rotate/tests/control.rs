@@ -1,16 +1,18 @@
-//! What operators can ask for and order, over real sockets, and who is kept out. The service behind it is made up.
+//! Control over real sockets: requests, commands, and access checks. The service behind it is a fake.
 #![allow(clippy::unwrap_used)]
 
-mod desk;
+mod operator;
+mod reference;
 
-use poorwill_rotate::service::{Order, Swap, What};
+use poorwill_rotate::policy::StageName;
+use poorwill_rotate::service::{EventKind, ModelCommand, Swap, SwapPath};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use self::desk::{Metrics, Options, PLAIN, STUCK, is_it, running, snapshot, stage, swap, told};
+use self::operator::{Metrics, Options, PLAIN, STUCK, event, is_it, running, snapshot, stage, swap};
 
-/// As many as may follow events.
+/// The limit of followers.
 const FOLLOWERS: usize = 64;
 
 #[tokio::test]
@@ -24,30 +26,30 @@ async fn status_and_health_are_read() {
 }
 
 #[tokio::test]
-async fn orders_reach_the_model_and_its_state_comes_back() {
+async fn commands_reach_the_model_and_return_its_state() {
     let control = running(PLAIN).await;
     let two = "org%2Ftwo%20%22q%22%5C";
-    for (path, body, name, order) in [
-        ("one/wake", "", "one", Order::Wake),
-        ("one/sleep", "", "one", Order::Sleep),
-        ("one-alias/restart", "", "one-alias", Order::Restart),
-        ("one/pin", "", "one", Order::Pin(true)),
-        ("one/pin", "{}", "one", Order::Pin(true)),
-        ("one/pin", "{\"pinned\": false}", "one", Order::Pin(false)),
-        (&format!("{two}/pin"), "{\"pinned\": true}", "org/two \"q\"\\", Order::Pin(true)),
+    for (path, body, name, command) in [
+        ("one/wake", "", "one", ModelCommand::Wake),
+        ("one/sleep", "", "one", ModelCommand::Sleep),
+        ("one-alias/restart", "", "one-alias", ModelCommand::Restart),
+        ("one/pin", "", "one", ModelCommand::Pin(true)),
+        ("one/pin", "{}", "one", ModelCommand::Pin(true)),
+        ("one/pin", "{\"pinned\": false}", "one", ModelCommand::Pin(false)),
+        (&format!("{two}/pin"), "{\"pinned\": true}", "org/two \"q\"\\", ModelCommand::Pin(true)),
     ] {
         let answer = control.ask(&format!("POST /rotate/models/{path}"), "", body).await;
         assert_eq!(answer.status, 202, "{path} {answer:?}");
-        assert_eq!(control.desk.orders.lock().unwrap().pop(), Some((name.to_owned(), order)), "{path}");
-        let now = control.desk.snapshot.lock().unwrap().clone();
+        assert_eq!(control.api.commands.lock().unwrap().pop(), Some((name.to_owned(), command)), "{path}");
+        let now = control.api.snapshot.lock().unwrap().clone();
         let model = now.models.iter().find(|model| is_it(model, name)).unwrap();
         assert_eq!(answer.json(), serde_json::to_value(model).unwrap());
     }
-    assert!(control.desk.snapshot.lock().unwrap().models[1].is_pinned);
+    assert!(control.api.snapshot.lock().unwrap().models[1].is_pinned);
 }
 
 #[tokio::test]
-async fn what_is_not_there_or_not_understood_is_said() {
+async fn unknown_or_invalid_requests_are_errors() {
     let control = running(PLAIN).await;
     for ask in ["POST /rotate/models/nine/wake", "GET /rotate/models/nine/log"] {
         let answer = control.ask(ask, "", "").await;
@@ -76,7 +78,7 @@ async fn what_is_not_there_or_not_understood_is_said() {
         assert!(answer.status == status && answer.message().contains(word), "{ask} {answer:?}");
     }
     assert!(control.ask("GET /rotate/events", "Last-Event-ID: x\r\n", "").await.message().contains("number"));
-    assert_eq!(*control.desk.orders.lock().unwrap(), []);
+    assert_eq!(*control.api.commands.lock().unwrap(), []);
 }
 
 #[tokio::test]
@@ -93,9 +95,9 @@ async fn a_body_may_be_so_long_and_no_longer() {
          \r\n\r\n4001\r\n{most} \r\n0\r\n\r\n"
     );
     assert_eq!(control.send(&chunked).await.status, 413);
-    assert_eq!(control.desk.orders.lock().unwrap().len(), 1);
-    assert_eq!(*control.desk.reloaded.lock().unwrap(), 0);
-    // A head that is this long already and has not ended.
+    assert_eq!(control.api.commands.lock().unwrap().len(), 1);
+    assert_eq!(*control.api.reloaded.lock().unwrap(), 0);
+    // A head of this length that has not ended.
     let head = format!("{:x<32768}", "GET /health HTTP/1.1\r\nLarge: ");
     assert_eq!(control.send(&head).await.status, 431);
 }
@@ -113,24 +115,24 @@ async fn the_log_is_plain_text() {
 async fn a_reload_is_done_or_says_what_is_wrong() {
     let control = running(PLAIN).await;
     assert_eq!(control.ask("POST /rotate/reload", "", "").await.json(), json!({"reloaded": true}));
-    control.desk.reloads.lock().unwrap().push(Err("line 3: no such key".to_owned()));
+    control.api.reloads.lock().unwrap().push(Err("line 3: no such key".to_owned()));
     let answer = control.ask("POST /rotate/reload", "", "").await;
     assert_eq!((answer.status, answer.message().as_str()), (422, "line 3: no such key"));
 }
 
 #[tokio::test]
-async fn a_reload_comes_to_its_end_when_who_asked_has_left() {
-    let control = running(Options { has_gate: true, ..PLAIN }).await;
-    let (begun, may_end) = control.desk.gate.as_ref().unwrap();
+async fn a_reload_completes_after_its_client_has_left() {
+    let control = running(Options { has_barrier: true, ..PLAIN }).await;
+    let (begun, may_end) = control.api.barrier.as_ref().unwrap();
     let mut stream = TcpStream::connect(control.address).await.unwrap();
     stream.write_all(b"POST /rotate/reload HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     tokio::time::timeout(STUCK, begun.notified()).await.unwrap();
     drop(stream);
-    // By now it was seen that nobody waits any more.
+    // By now the disconnect has been noticed.
     assert_eq!(control.ask("GET /health", "", "").await.status, 200);
     may_end.notify_one();
     let done = async {
-        while *control.desk.reloaded.lock().unwrap() == 0 {
+        while *control.api.reloaded.lock().unwrap() == 0 {
             tokio::task::yield_now().await;
         }
     };
@@ -141,9 +143,9 @@ async fn a_reload_comes_to_its_end_when_who_asked_has_left() {
 async fn with_keys_only_the_page_and_health_are_for_everybody() {
     let control = running(Options { keys: &["alpha", "beta"], ..PLAIN }).await;
     let guarded = ["GET /rotate/status", "GET /rotate/events", "GET /metrics", "GET /rotate/models/one/log"];
-    let orders =
+    let commands =
         ["POST /rotate/reload", "POST /rotate/models/one/wake", "GET /nowhere", "GET //", "GET /health/"];
-    for ask in guarded.into_iter().chain(orders) {
+    for ask in guarded.into_iter().chain(commands) {
         for head in [
             "",
             "Authorization: Bearer gamma\r\n",
@@ -155,7 +157,7 @@ async fn with_keys_only_the_page_and_health_are_for_everybody() {
             assert_eq!(answer.head["www-authenticate"], "Bearer");
         }
     }
-    assert_eq!(*control.desk.orders.lock().unwrap(), []);
+    assert_eq!(*control.api.commands.lock().unwrap(), []);
     for open in ["GET /", "GET /health", "HEAD /"] {
         assert_eq!(control.ask(open, "", "").await.status, 200, "{open}");
     }
@@ -167,14 +169,14 @@ async fn with_keys_only_the_page_and_health_are_for_everybody() {
 }
 
 #[tokio::test]
-async fn a_key_that_was_taken_away_ends_its_stream() {
+async fn a_removed_key_ends_its_stream() {
     let control = running(Options { keys: &["alpha", "beta"], ..PLAIN }).await;
     let mut alpha = control.follow("/rotate/events", "Authorization: Bearer alpha\r\n").await;
     let mut beta = control.follow("/rotate/events", "Authorization: Bearer beta\r\n").await;
-    control.tell(stage(1));
+    control.send_event(stage(1));
     assert_eq!((alpha.id().await, beta.id().await), (1, 1));
-    *control.desk.control.lock().unwrap() = desk::control(&["beta"]);
-    control.tell(stage(2));
+    *control.api.control.lock().unwrap() = operator::control(&["beta"]);
+    control.send_event(stage(2));
     assert!(alpha.next().await.is_none());
     assert_eq!(beta.id().await, 2);
     assert_eq!(control.ask("GET /metrics", "Authorization: Bearer alpha\r\n", "").await.status, 401);
@@ -190,7 +192,7 @@ async fn other_sites_in_a_browser_are_kept_out() {
     for head in [own.as_str(), "Host: [::1]:9\r\n", "Host: localhost\r\n", "Sec-Fetch-Site: none\r\n"] {
         assert_eq!(control.ask("POST /rotate/models/one/wake", head, "").await.status, 202, "{head}");
     }
-    control.desk.orders.lock().unwrap().clear();
+    control.api.commands.lock().unwrap().clear();
     let rebound = ["Host: evil.example\r\n".to_owned(), format!("Host: localhost.evil.example:{port}\r\n")];
     for head in &rebound {
         for ask in ["GET /", "GET /health", "GET /rotate/status", "POST /rotate/models/one/wake"] {
@@ -218,11 +220,11 @@ async fn other_sites_in_a_browser_are_kept_out() {
     }
     let answer = control.ask("GET http://evil.example/rotate/status", "Host: localhost\r\n", "").await;
     assert_eq!(answer.status, 400);
-    assert_eq!(*control.desk.orders.lock().unwrap(), []);
+    assert_eq!(*control.api.commands.lock().unwrap(), []);
 }
 
 #[tokio::test]
-async fn where_others_reach_it_any_name_will_do_but_no_other_site() {
+async fn a_reachable_control_accepts_any_host_but_no_other_site() {
     let control = running(Options { keys: &["alpha"], listen: "0.0.0.0:0", ..PLAIN }).await;
     let head = "Authorization: Bearer alpha\r\nHost: gpu-7.example\r\n";
     assert_eq!(control.ask("GET /rotate/status", head, "").await.status, 200);
@@ -233,16 +235,16 @@ async fn where_others_reach_it_any_name_will_do_but_no_other_site() {
 }
 
 #[tokio::test]
-async fn events_come_in_order_and_again_to_who_comes_back() {
+async fn events_come_in_order_and_again_after_a_reconnection() {
     let control = running(PLAIN).await;
     let mut first = control.follow("/rotate/events", "").await;
-    control.tell(stage(7));
-    control.tell(told(8, "one", What::Ready { swap: swap() }));
+    control.send_event(stage(7));
+    control.send_event(event(8, "one", EventKind::Ready { swap: swap() }));
     let (id, kind, data) = first.next().await.unwrap();
     assert_eq!((id, kind.as_str(), &data), (Some(7), "stage", &serde_json::to_value(&*stage(7)).unwrap()));
     let (id, kind, data) = first.next().await.unwrap();
     assert_eq!((id, kind.as_str(), &data["swap"]["path"]), (Some(8), "ready", &json!("hot")));
-    (9..40).for_each(|seq| control.tell(stage(seq)));
+    (9..40).for_each(|seq| control.send_event(stage(seq)));
     for seq in 9..40 {
         assert_eq!(first.id().await, seq);
     }
@@ -250,23 +252,27 @@ async fn events_come_in_order_and_again_to_who_comes_back() {
     assert_eq!((back.id().await, back.id().await), (38, 39));
     let mut past = control.follow("/rotate/events?past=1", "").await;
     assert_eq!(past.id().await, 39);
-    control.tell(stage(40));
+    control.send_event(stage(40));
     for follower in [&mut first, &mut back, &mut past] {
         assert_eq!(follower.id().await, 40);
     }
 }
 
 #[tokio::test]
-async fn who_does_not_read_is_told_what_was_lost_and_goes_on() {
+async fn a_slow_follower_gets_the_count_of_lost_events_and_goes_on() {
     const EVENTS: u64 = 3000;
     let control = running(PLAIN).await;
     let mut slow = control.follow("/rotate/events", "").await;
     for seq in 1..=EVENTS {
-        control.tell(told(seq, "one", What::Failed { stage: "waking", reason: "x".repeat(16 << 10) }));
+        control.send_event(event(
+            seq,
+            "one",
+            EventKind::Failed { stage: StageName::Waking, reason: "x".repeat(16 << 10) },
+        ));
     }
     let sample = "poorwill_rotate_failures_total{model=\"one\",stage=\"waking\"}";
     control.metrics_when(sample, 3000.0).await;
-    control.tell(stage(EVENTS + 1));
+    control.send_event(stage(EVENTS + 1));
     let (mut last, mut lost) = (0, 0);
     while last <= EVENTS {
         let (id, kind, data) = slow.next().await.expect("it goes on");
@@ -286,11 +292,11 @@ async fn who_does_not_read_is_told_what_was_lost_and_goes_on() {
 }
 
 #[tokio::test]
-async fn what_the_service_could_not_hand_over_is_told_as_lost() {
+async fn events_that_the_service_could_not_deliver_are_reported_as_lost() {
     let control = running(Options { events_kept: 4, ..PLAIN }).await;
     let mut follower = control.follow("/rotate/events", "").await;
-    // On one thread nobody takes them in between.
-    (1..=100).for_each(|seq| control.tell(stage(seq)));
+    // On one thread no task takes them in between.
+    (1..=100).for_each(|seq| control.send_event(stage(seq)));
     let (id, kind, data) = follower.next().await.unwrap();
     assert_eq!((id, kind.as_str(), data), (None, "lagged", json!({"lost": 96})));
     assert_eq!(follower.id().await, 97);
@@ -307,27 +313,35 @@ async fn so_many_may_follow_and_no_more() {
     let answer = control.ask("GET /rotate/events", "", "").await;
     assert!(answer.status == 503 && answer.message().contains("64"), "{answer:?}");
     assert_eq!(control.ask("GET /rotate/status", "", "").await.status, 200, "the rest goes on");
-    control.tell(stage(1));
+    control.send_event(stage(1));
     for follower in &mut all {
         assert_eq!(follower.id().await, 1);
     }
 }
 
 #[tokio::test]
-async fn metrics_are_what_events_and_the_snapshot_say() {
+async fn metrics_agree_with_events_and_the_status() {
     let control = running(PLAIN).await;
-    let failed = |seq, stage| told(seq, "one", What::Failed { stage, reason: "it is gone".to_owned() });
-    let shortfall = What::Shortfall { gpu: 0, expected_bytes: 9, freed_bytes: 1 };
-    control.tell(told(1, "one", What::Ready { swap: swap() }));
-    control.tell(told(2, "one", What::Ready { swap: Swap { path: "cold", total_s: 100.0, ..swap() } }));
-    control.tell(failed(3, "waking"));
-    control.tell(failed(4, "canary"));
-    control.tell(failed(5, "canary"));
-    control.tell(told(6, "one", shortfall));
-    for (seq, before) in [(7, "falling asleep"), (8, "ready")] {
-        control.tell(told(seq, "one", What::Stage { before, before_s: 0.25, stage: "giving back" }));
+    let failed = |seq, stage| event(seq, "one", EventKind::Failed { stage, reason: "it is gone".to_owned() });
+    let shortfall = EventKind::Shortfall { gpu: 0, expected_bytes: 9, freed_bytes: 1 };
+    control.send_event(event(1, "one", EventKind::Ready { swap: swap() }));
+    control.send_event(event(
+        2,
+        "one",
+        EventKind::Ready { swap: Swap { path: SwapPath::Cold, total_s: 100.0, ..swap() } },
+    ));
+    control.send_event(failed(3, StageName::Waking));
+    control.send_event(failed(4, StageName::Canary));
+    control.send_event(failed(5, StageName::Canary));
+    control.send_event(event(6, "one", shortfall));
+    for (seq, before) in [(7, StageName::FallingAsleep), (8, StageName::Ready)] {
+        control.send_event(event(
+            seq,
+            "one",
+            EventKind::Stage { before, before_s: 0.25, stage: StageName::ReleasingMemory },
+        ));
     }
-    control.tell(told(9, "three", What::Quarantined { for_s: 60.0, failures: 3 }));
+    control.send_event(event(9, "three", EventKind::Quarantined { for_s: 60.0, failures: 3 }));
     let metrics = control.metrics_when("poorwill_rotate_quarantines_total{model=\"three\"}", 1.0).await;
     let swaps = "poorwill_rotate_swap_seconds";
     let two = "org/two \\\"q\\\"\\\\";
@@ -370,13 +384,13 @@ async fn metrics_are_what_events_and_the_snapshot_say() {
     assert_eq!(metrics.types["poorwill_rotate_admitted"], "counter");
     let answer = control.ask("GET /metrics", "", "").await;
     assert_eq!(answer.head["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
-    control.desk.snapshot.lock().unwrap().models.truncate(1);
+    control.api.snapshot.lock().unwrap().models.truncate(1);
     let metrics = Metrics::of(&control.ask("GET /metrics", "", "").await.body);
     assert!(!metrics.samples.contains_key("poorwill_rotate_ready{model=\"three\"}"), "it is gone");
 }
 
 #[tokio::test]
-async fn the_page_is_served_with_what_keeps_others_out_of_it() {
+async fn the_page_is_served_with_its_security_policy() {
     let control = running(PLAIN).await;
     let answer = control.ask("GET /", "", "").await;
     assert_eq!((answer.status, answer.body.as_str()), (200, include_str!("../src/control/page.html")));
@@ -399,5 +413,87 @@ async fn when_the_service_ends_streams_end_and_so_does_this() {
     control.shutdown.cancel();
     assert!(follower.next().await.is_none());
     tokio::time::timeout(STUCK, control.served).await.expect("it ends").unwrap().unwrap();
-    assert!(TcpStream::connect(control.address).await.is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(control.address).await.is_err(), "the listener is closed");
+}
+
+/// The page of metrics, from the help, type and unit lines of a scrape in which every metric has a sample.
+#[tokio::test]
+async fn metrics_reference() {
+    let control = running(PLAIN).await;
+    control.send_event(event(1, "one", EventKind::Ready { swap: swap() }));
+    let failed = EventKind::Failed { stage: StageName::Canary, reason: "other text".to_owned() };
+    control.send_event(event(2, "one", failed));
+    let sample = "poorwill_rotate_failures_total{model=\"one\",stage=\"canary\"}";
+    control.metrics_when(sample, 1.0).await;
+    let scrape = control.ask("GET /metrics", "", "").await.body;
+    let comment = |kind: &str, name: &str| {
+        let line = scrape.lines().find_map(|line| line.strip_prefix(&format!("# {kind} {name} ")));
+        line.map(str::to_owned)
+    };
+    let mut text = reference::head("metrics_reference");
+    text += "# Metrics of a rotation\n\n`GET /metrics` of control answers with OpenMetrics text. Counters end in `_total`; \
+             a histogram has `_bucket`, `_sum` and `_count`.\n\n\
+             | metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n";
+    let names = scrape.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
+    for (name, help) in names {
+        let kind = comment("TYPE", name).unwrap();
+        let suffix = if kind == "counter" { "_total" } else { "" };
+        let labelled =
+            |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', '_', ' ']));
+        let sample =
+            scrape.lines().find(|line| labelled(line)).unwrap_or_else(|| panic!("{name} has no sample"));
+        let labels = sample.split_once('{').map_or("", |(_, rest)| rest.rsplit_once('}').unwrap().0);
+        let labels: Vec<String> = labels
+            .split(',')
+            .filter_map(|label| label.split_once('='))
+            .filter(|(label, _)| *label != "le")
+            .map(|(label, _)| format!("`{label}`"))
+            .collect();
+        let unit = comment("UNIT", name).unwrap_or_default();
+        text += &format!("| `{name}{suffix}` | {kind} | {} | {unit} | {help} |\n", labels.join(", "));
+    }
+    let stages: Vec<String> = StageName::ALL.iter().map(|stage| format!("`{stage}`")).collect();
+    text += &format!(
+        "\n`stage` and `phase` are stages of a model: {}. The phase `total` is the whole swap. `path` is `hot` (woke \
+         with its weights), `warm` (read its weights again), `cold` (was started), `found` (was awake when the service \
+         began), or `away` (leaving).\n",
+        stages.join(", ")
+    );
+    reference::check("metrics.md", &text);
+}
+
+/// The page of the HTTP API names every route of control and every key of its JSON.
+#[test]
+fn api_reference() {
+    let page = std::fs::read_to_string(reference::path("rotation-api.md")).unwrap();
+    let routes = include_str!("../src/control/routes.rs").split(".route(\"").skip(1);
+    let routes: Vec<&str> = routes.map(|rest| rest.split_once('"').unwrap().0).collect();
+    assert!(routes.len() >= 8, "{routes:?}");
+    for route in routes {
+        assert!(page.contains(&format!(" {}`", route.replace("{command}", "wake"))), "{route}");
+    }
+    let mut keys = std::collections::BTreeSet::new();
+    let all = [
+        EventKind::Stage { before: StageName::Cold, before_s: 1.0, stage: StageName::Starting },
+        EventKind::Ready { swap: swap() },
+        EventKind::Failed { stage: StageName::Waking, reason: String::new() },
+        EventKind::Shortfall { gpu: 0, expected_bytes: 1, freed_bytes: 0 },
+        EventKind::Learnt { held_bytes: Vec::new() },
+        EventKind::Quarantined { for_s: 1.0, failures: 1 },
+    ];
+    for what in all {
+        collect(&serde_json::to_value(&*event(1, "one", what)).unwrap(), &mut keys);
+    }
+    collect(&serde_json::to_value(snapshot()).unwrap(), &mut keys);
+    for key in keys {
+        assert!(page.contains(&format!("`{key}`")), "{key}");
+    }
+}
+
+fn collect(value: &serde_json::Value, keys: &mut std::collections::BTreeSet<String>) {
+    for (key, value) in value.as_object().into_iter().flatten() {
+        keys.insert(key.clone());
+        collect(value, keys);
+    }
+    value.as_array().into_iter().flatten().for_each(|value| collect(value, keys));
 }

@@ -1,6 +1,6 @@
-//! The front over real sockets, between a client and an engine that are both told what to do byte by byte.
+//! The front over real sockets, between a client and an engine that a test controls byte by byte.
 //!
-//! Nothing here depends on how long something takes: what is to be seen is waited for, and a watchdog ends what hangs.
+//! Nothing depends on timing: tests wait for what they check, and a watchdog ends a test that hangs.
 #![allow(clippy::unwrap_used)]
 
 #[path = "front/bodies.rs"]
@@ -9,13 +9,13 @@ mod bodies;
 mod errors;
 #[path = "front/leaving.rs"]
 mod leaving;
+#[path = "front/log.rs"]
+mod log;
 #[path = "front/malformed.rs"]
 mod malformed;
 #[path = "front/routing.rs"]
 mod routing;
+#[path = "front/setup.rs"]
+mod setup;
 #[path = "front/streams.rs"]
 mod streams;
-#[path = "front/told.rs"]
-mod told;
-#[path = "front/world.rs"]
-mod world;

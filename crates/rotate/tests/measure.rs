@@ -1,4 +1,4 @@
-//! What is free on GPUs, and on processes that are taken for them.
+//! Free memory of GPUs, real and simulated.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
@@ -7,16 +7,16 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 
 use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
-use poorwill_rotate::measure::{Devices, Memory, Meter, MeterError, Processes};
+use poorwill_rotate::measure::{Devices, GpuMemory, Meter, MeterError, Processes};
 use poorwill_rotate::policy::Gpu;
 use poorwill_testkit::watchdog::{eventually, watched};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// By this a process knows what it plays.
+/// Environment variable of a process that runs one test.
 const ROLE: &str = "POORWILL_TEST_METER";
 
-fn measured(meter: &dyn Meter, gpus: &[usize]) -> Result<Vec<Memory>, MeterError> {
+fn measured(meter: &dyn Meter, gpus: &[usize]) -> Result<Vec<GpuMemory>, MeterError> {
     let gpus: Vec<Gpu> = gpus.iter().copied().map(Gpu).collect();
     tokio::runtime::Runtime::new().unwrap().block_on(meter.measure(&gpus))
 }
@@ -25,7 +25,7 @@ fn free(meter: &dyn Meter) -> u64 {
     measured(meter, &[0]).unwrap()[0].free_bytes
 }
 
-/// A meter with these processes on its first GPU, and on its second none.
+/// A meter with these processes on its first GPU, and none on its second.
 fn with(gpu_bytes: u64, pids: Vec<u32>) -> Processes {
     Processes::new(gpu_bytes, Arc::new(move |gpu| if gpu == Gpu(0) { pids.clone() } else { Vec::new() }))
 }
@@ -35,7 +35,7 @@ fn sleeper() -> Child {
 }
 
 #[test]
-fn what_the_host_device_holds_is_held() {
+fn memory_of_the_host_device_counts() {
     watched(|| {
         let meter = with(64 * GIB, vec![std::process::id()]);
         let before = free(&meter);
@@ -66,9 +66,9 @@ fn each_gpu_has_its_own() {
         assert_eq!(gpus.iter().map(|gpu| gpu.total_bytes).collect::<Vec<_>>(), [GIB; 3]);
         assert_eq!((gpus[0].free_bytes, gpus[2].free_bytes), (GIB, GIB));
         assert!(gpus[1].free_bytes < GIB);
-        // One that is named twice counts once, and none has less than nothing.
+        // A repeated process counts once, and free memory is never negative.
         let used = |pids: Vec<u32>| GIB - free(&with(GIB, pids));
-        // It may not have come to rest, and its share changes with whoever has the same library.
+        // Its share still changes as other processes map the same library.
         eventually("it counts once", || {
             let (once, twice) = (used(vec![one.id()]), used(vec![one.id(); 2]));
             once > 0 && twice < once * 3 / 2
@@ -81,20 +81,20 @@ fn each_gpu_has_its_own() {
 }
 
 #[test]
-fn who_has_ended_holds_nothing() {
+fn an_ended_process_holds_nothing() {
     watched(|| {
         let mut one = sleeper();
         let meter = with(GIB, vec![one.id()]);
         assert!(free(&meter) < GIB);
         one.kill().unwrap();
-        // Whether it was asked how, or not yet.
+        // Reaped or not.
         eventually("it ends", || free(&meter) == GIB);
         one.wait().unwrap();
         assert_eq!(free(&meter), GIB);
     });
 }
 
-/// Plays a test again where NVML is the fake one, or none, and knows these devices.
+/// Runs a test again with the fake NVML and these devices, or without NVML.
 fn played(test: &str, devices: Option<&str>) {
     let libraries = tempfile::tempdir().unwrap();
     for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
@@ -109,9 +109,9 @@ fn played(test: &str, devices: Option<&str>) {
     command.env("LD_LIBRARY_PATH", libraries.path()).env(ROLE, "1");
     command.env("POORWILL_FAKE_NVML_DEVICES", devices.unwrap_or_default());
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let output_text = String::from_utf8_lossy(&output.stdout);
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}\n{error}");
+    assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}\n{error}");
 }
 
 fn is_played() -> bool {
@@ -132,7 +132,7 @@ fn devices_are_those_at_the_positions_of_nvml() {
         return played("devices_are_those_at_the_positions_of_nvml", Some(&devices.join(",")));
     }
     let meter = Devices::default();
-    let memory = |free: u64, total: u64| Memory { free_bytes: free * GIB, total_bytes: total * GIB };
+    let memory = |free: u64, total: u64| GpuMemory { free_bytes: free * GIB, total_bytes: total * GIB };
     assert_eq!(measured(&meter, &[1, 0]), Ok(vec![memory(20, 24), memory(50, 80)]));
     assert_eq!(measured(&meter, &[0]), Ok(vec![memory(50, 80)]));
     for (gpu, words) in [
@@ -146,25 +146,25 @@ fn devices_are_those_at_the_positions_of_nvml() {
         assert_eq!(error.gpu, Gpu(gpu));
         assert!(error.to_string().contains(words), "{error}");
     }
-    // One that fails spoils no later one.
+    // A failure does not spoil later measurements.
     assert_eq!(measured(&meter, &[1]), Ok(vec![memory(20, 24)]));
 }
 
 #[test]
-fn without_nvml_it_is_said_what_helps() {
+fn without_nvml_the_error_says_what_helps() {
     if !is_played() {
-        return played("without_nvml_it_is_said_what_helps", None);
+        return played("without_nvml_the_error_says_what_helps", None);
     }
     let meter = Devices::default();
     for _ in 0..2 {
-        let said = measured(&meter, &[3]).unwrap_err().to_string();
+        let output_text = measured(&meter, &[3]).unwrap_err().to_string();
         for words in [
             "cannot measure GPU 3",
             "libnvidia-ml.so.1",
             "install NVIDIA's driver",
             "measure = \"processes\"",
         ] {
-            assert!(said.contains(words), "{said}");
+            assert!(output_text.contains(words), "{output_text}");
         }
     }
 }

@@ -1,25 +1,25 @@
-//! The service over engines that are pretended here: real tasks in virtual time, no processes. The clock goes on when
-//! everybody waits for it, so no step is late however slow the machine is.
+//! The service with mock engines: real tasks in virtual time, no processes. The clock advances when all tasks wait, so
+//! no step is late on a slow machine.
 #![allow(clippy::unwrap_used)]
 
-mod pretended;
+mod mock;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, Memory};
-use poorwill_rotate::policy::Refusal;
-use poorwill_rotate::service::{Order, Service, ServiceError, Snapshot, What};
+use poorwill_rotate::config::{Config, MemorySource};
+use poorwill_rotate::policy::{Refusal, StageName};
+use poorwill_rotate::service::{EventKind, ModelCommand, Service, ServiceError, Snapshot, SwapPath};
 use tokio::time::timeout;
 
-use pretended::{Lie, Machine};
+use mock::{Fault, Machine};
 
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any test takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const GIB: u64 = 1 << 30;
 
-/// A configuration of models on one GPU, with rules that suit a test.
+/// Models on one GPU, with rules that suit a test.
 fn config(names: &[&str], wait_max: &str) -> Config {
     let mut text = format!(
         "[every_model]\nresidence_min = \"0s\"\nturn_max = \"50ms\"\npause_min = \"50ms\"\npause_max = \"200ms\"\n\
@@ -43,7 +43,7 @@ fn start(machine: &Arc<Machine>, config: Config) -> Service {
 }
 
 async fn until(service: &Service, what: &str, is_so: impl Fn(&Snapshot) -> bool) -> Snapshot {
-    let looking = async {
+    let probing = async {
         loop {
             let snapshot = service.snapshot().await;
             if is_so(&snapshot) {
@@ -52,7 +52,7 @@ async fn until(service: &Service, what: &str, is_so: impl Fn(&Snapshot) -> bool)
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    match timeout(PATIENCE, looking).await {
+    match timeout(TIMEOUT, probing).await {
         Ok(snapshot) => snapshot,
         Err(_) => panic!("never {what}: {:#?}", service.snapshot().await),
     }
@@ -62,7 +62,7 @@ fn is_ready(snapshot: &Snapshot, name: &str) -> bool {
     snapshot.models.iter().any(|model| model.name == name && model.is_ready)
 }
 
-async fn asked(service: &Service, machine: &Machine, name: &str) -> Result<(), Refusal> {
+async fn complete(service: &Service, machine: &Machine, name: &str) -> Result<(), Refusal> {
     let (id, model) = service.find(name).unwrap();
     let admission = service.admit(id).await.map_err(|refused| refused.refusal)?;
     assert!(machine.is_right(&model.url), "a request went to {name}, which is not well");
@@ -71,20 +71,20 @@ async fn asked(service: &Service, machine: &Machine, name: &str) -> Result<(), R
     Ok(())
 }
 
-/// Asks until it is served, as a client does that comes again.
+/// Retries until it is served, as a client does.
 async fn served_at_last(service: &Service, machine: &Machine, name: &str) {
     let asking = async {
-        while asked(service, machine, name).await.is_err() {
+        while complete(service, machine, name).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    if timeout(PATIENCE, asking).await.is_err() {
+    if timeout(TIMEOUT, asking).await.is_err() {
         panic!("{name} is never served: {:#?}", service.snapshot().await.models);
     }
 }
 
-/// Requests that were let through, and requests that came.
-async fn asked_so_far(service: &Service) -> (u64, u64) {
+/// Admitted requests, and all requests.
+async fn requests_so_far(service: &Service) -> (u64, u64) {
     let models = service.snapshot().await.models;
     let admitted = models.iter().map(|model| model.admitted).sum();
     (admitted, admitted + models.iter().map(|model| model.refused).sum::<u64>())
@@ -96,17 +96,21 @@ async fn models_take_turns_and_only_one_is_awake_where_one_fits() {
     let service = start(&machine, config(&["a", "b", "c"], "20s"));
     for round in 0..4 {
         for name in ["a", "b-alias", "c"] {
-            let served = timeout(PATIENCE, asked(&service, &machine, name)).await.unwrap();
+            let served = timeout(TIMEOUT, complete(&service, &machine, name)).await.unwrap();
             assert_eq!(served, Ok(()), "round {round}, {name}");
         }
     }
     let snapshot = service.snapshot().await;
     assert_eq!(snapshot.models.iter().map(|model| model.admitted).sum::<u64>(), 12);
-    assert!(snapshot.swaps.iter().filter(|swap| swap.path == "hot").count() >= 8, "{:#?}", snapshot.swaps);
+    assert!(
+        snapshot.swaps.iter().filter(|swap| swap.path == SwapPath::Hot).count() >= 8,
+        "{:#?}",
+        snapshot.swaps
+    );
     assert_eq!(snapshot.gpus[0].total_bytes, Some(10 * GIB));
     assert!(snapshot.models.iter().all(|model| model.held_bytes == Some(vec![6 * GIB])));
     assert_eq!(machine.awake_at_most(), 1);
-    assert!(!machine.was_too_full());
+    assert!(!machine.was_overcommitted());
 }
 
 #[tokio::test(start_paused = true)]
@@ -115,7 +119,7 @@ async fn several_are_awake_where_they_fit() {
     let service = start(&machine, config(&["a", "b", "c"], "20s"));
     for _ in 0..2 {
         for name in ["a", "b", "c"] {
-            assert_eq!(timeout(PATIENCE, asked(&service, &machine, name)).await.unwrap(), Ok(()));
+            assert_eq!(timeout(TIMEOUT, complete(&service, &machine, name)).await.unwrap(), Ok(()));
         }
     }
     assert!(machine.awake_at_most() <= 3);
@@ -127,28 +131,28 @@ async fn many_clients_at_once_all_get_an_answer() {
     let service = start(&machine, config(&["a", "b", "c"], "20s"));
     let clients = (0..200).map(|nth| {
         let (service, machine) = (service.clone(), Arc::clone(&machine));
-        tokio::spawn(async move { asked(&service, &machine, ["a", "b", "c"][nth % 3]).await })
+        tokio::spawn(async move { complete(&service, &machine, ["a", "b", "c"][nth % 3]).await })
     });
-    let served = timeout(PATIENCE, futures_util::future::join_all(clients)).await.unwrap();
+    let served = timeout(TIMEOUT, futures_util::future::join_all(clients)).await.unwrap();
     assert!(served.into_iter().all(|one| one.unwrap() == Ok(())));
-    // Far fewer swaps than requests: they take turns, and each turn serves those that wait.
+    // Far fewer swaps than requests: each turn serves all waiting requests.
     assert!(service.snapshot().await.swaps.len() < 100);
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_lie_lets_a_request_through_to_an_engine_that_is_not_well() {
-    for lie in Lie::ALL {
+async fn no_fault_lets_a_request_through_to_an_unhealthy_engine() {
+    for set_fault in Fault::ALL {
         let machine = Machine::new(10 * GIB, 6 * GIB);
         let service = start(&machine, config(&["a", "b"], "1s"));
         for name in ["a", "b"] {
-            assert_eq!(asked(&service, &machine, name).await, Ok(()), "{lie:?}");
+            assert_eq!(complete(&service, &machine, name).await, Ok(()), "{set_fault:?}");
         }
-        machine.lie("http://127.0.0.1:9000", lie);
-        // Served by a healthy engine, or refused in so many words: `asked` asserts the first.
+        machine.set_fault("http://127.0.0.1:9000", set_fault);
+        // Served by a healthy engine, or refused with a known reason: `complete` asserts the first.
         for name in ["a", "b", "a"] {
-            let _served_or_refused = timeout(PATIENCE, asked(&service, &machine, name)).await.unwrap();
+            let _served_or_refused = timeout(TIMEOUT, complete(&service, &machine, name)).await.unwrap();
         }
-        machine.be_honest("http://127.0.0.1:9000");
+        machine.clear_faults("http://127.0.0.1:9000");
         for name in ["a", "b"] {
             served_at_last(&service, &machine, name).await;
         }
@@ -156,26 +160,26 @@ async fn no_lie_lets_a_request_through_to_an_engine_that_is_not_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_requests_with_every_lie_at_random_end_right_or_are_refused() {
+async fn a_thousand_requests_with_random_faults_end_right_or_are_refused() {
     const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
     let machine = Machine::new(14 * GIB, 6 * GIB);
-    // What they need is said: of whom nothing is known, nobody can tell whether there is room behind a liar's back.
+    // Their need is configured. Otherwise a faulty engine could hide how much memory is free.
     let mut config = config(&NAMES, "1s");
     config.models.iter_mut().for_each(|model| model.rules.need_bytes = Some(6 * GIB));
     let service = start(&machine, config);
-    // What they answer first is what they are held to: who lies from the start cannot be told from who is well.
+    // Their first answer is the reference: an engine that is wrong from the start cannot be detected.
     for name in NAMES {
-        assert_eq!(asked(&service, &machine, name).await, Ok(()));
+        assert_eq!(complete(&service, &machine, name).await, Ok(()));
     }
-    let (admitted_before, asked_before) = asked_so_far(&service).await;
+    let (admitted_before, asked_before) = requests_so_far(&service).await;
     let liars = tokio::spawn({
         let machine = Arc::clone(&machine);
         async move {
             for turn in 0_usize.. {
                 let url = format!("http://127.0.0.1:{}", 9000 + turn % 3);
-                machine.lie(&url, Lie::ALL[turn * 5 % Lie::ALL.len()]);
+                machine.set_fault(&url, Fault::ALL[turn * 5 % Fault::ALL.len()]);
                 tokio::time::sleep(Duration::from_millis(40)).await;
-                machine.be_honest(&url);
+                machine.clear_faults(&url);
             }
         }
     });
@@ -185,25 +189,25 @@ async fn a_thousand_requests_with_every_lie_at_random_end_right_or_are_refused()
             let mut served = 0;
             for turn in 0..50 {
                 let name = NAMES[(nth * 7 + turn / 3) % NAMES.len()];
-                // `asked` asserts that nobody gets to an engine that is not well.
-                served += usize::from(asked(&service, &machine, name).await.is_ok());
+                // `complete` asserts that no request reaches an unhealthy engine.
+                served += usize::from(complete(&service, &machine, name).await.is_ok());
             }
             served
         })
     });
-    let all = timeout(PATIENCE * 5, futures_util::future::join_all(clients)).await.unwrap();
+    let all = timeout(TIMEOUT * 5, futures_util::future::join_all(clients)).await.unwrap();
     let served: usize = all.into_iter().map(|one| one.unwrap()).sum();
     liars.abort();
     assert!(served > 500, "only {served} were served");
-    assert!(!machine.was_too_full(), "somebody woke without room");
-    let (admitted, asked) = asked_so_far(&service).await;
-    assert_eq!((admitted - admitted_before, asked - asked_before), (served as u64, 1000));
+    assert!(!machine.was_overcommitted(), "an engine woke without enough free memory");
+    let (admitted, complete) = requests_so_far(&service).await;
+    assert_eq!((admitted - admitted_before, complete - asked_before), (served as u64, 1000));
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_away_is_not_waited_for() {
+async fn a_caller_that_gives_up_leaves_the_queue() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
-    machine.lie("http://127.0.0.1:9000", Lie::HangsInWake);
+    machine.set_fault("http://127.0.0.1:9000", Fault::HangsInWake);
     let service = start(&machine, config(&["a"], "20s"));
     let (a, _) = service.find("a").unwrap();
     let waiting = tokio::spawn({
@@ -216,46 +220,46 @@ async fn who_goes_away_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_runs_too_long_is_aborted_when_another_is_waited_for() {
+async fn a_long_request_is_aborted_when_another_model_is_due() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let service = start(&machine, config(&["a", "b"], "20s"));
     let (a, _) = service.find("a").unwrap();
     let admission = service.admit(a).await.unwrap();
     let other = tokio::spawn({
         let (service, machine) = (service.clone(), Arc::clone(&machine));
-        async move { asked(&service, &machine, "b").await }
+        async move { complete(&service, &machine, "b").await }
     });
-    timeout(PATIENCE, admission.aborted.cancelled()).await.unwrap();
+    timeout(TIMEOUT, admission.aborted.cancelled()).await.unwrap();
     assert!(!other.is_finished());
     drop(admission);
-    assert_eq!(timeout(PATIENCE, other).await.unwrap().unwrap(), Ok(()));
+    assert_eq!(timeout(TIMEOUT, other).await.unwrap().unwrap(), Ok(()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn orders_events_and_what_is_found_at_the_start() {
+async fn commands_events_and_the_state_at_the_start() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     machine.wake("http://127.0.0.1:9000");
     let service = start(&machine, config(&["a", "b"], "20s"));
     let mut events = service.events();
     until(&service, "a ready", |snapshot| is_ready(snapshot, "a")).await;
-    assert!(service.order("b-alias", Order::Wake));
-    assert!(!service.order("nobody", Order::Wake));
+    assert!(service.command("b-alias", ModelCommand::Wake));
+    assert!(!service.command("unknown", ModelCommand::Wake));
     until(&service, "b ready", |snapshot| is_ready(snapshot, "b") && !is_ready(snapshot, "a")).await;
-    assert!(service.order("b", Order::Pin(true)));
+    assert!(service.command("b", ModelCommand::Pin(true)));
     let pinned = until(&service, "b pinned", |snapshot| snapshot.models[1].is_pinned).await;
     assert!(!pinned.models[0].is_pinned);
-    assert!(service.order("b", Order::Sleep));
-    until(&service, "b asleep", |snapshot| snapshot.models[1].stage == "asleep").await;
+    assert!(service.command("b", ModelCommand::Sleep));
+    until(&service, "b asleep", |snapshot| snapshot.models[1].stage == StageName::Asleep).await;
     let (mut seen, mut last) = (Vec::new(), None);
-    while let Ok(told) = events.try_recv() {
-        assert!(last.is_none_or(|last| told.seq == last + 1));
-        last = Some(told.seq);
-        if let What::Ready { swap } = &told.what {
+    while let Ok(event) = events.try_recv() {
+        assert!(last.is_none_or(|last| event.seq == last + 1));
+        last = Some(event.seq);
+        if let EventKind::Ready { swap } = &event.what {
             assert!((swap.total_s - swap.phases.iter().map(|(_, s)| s).sum::<f64>()).abs() < 1e-9);
-            seen.push((told.model.clone(), swap.path));
+            seen.push((event.model.clone(), swap.path));
         }
     }
-    assert!(seen.contains(&("b".to_owned(), "hot")), "{seen:?}");
+    assert!(seen.contains(&("b".to_owned(), SwapPath::Hot)), "{seen:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -264,7 +268,7 @@ async fn a_configuration_is_taken_over_while_requests_run() {
     let service = start(&machine, config(&["a", "b"], "20s"));
     let (a, _) = service.find("a").unwrap();
     let admission = service.admit(a).await.unwrap();
-    // One comes, one goes, one is called otherwise.
+    // One model is added, one removed, one renamed.
     let mut changed = config(&["a", "b", "c"], "20s");
     changed.models.remove(1);
     changed.models[0].aliases = vec!["other".to_owned()];
@@ -273,10 +277,10 @@ async fn a_configuration_is_taken_over_while_requests_run() {
     assert_eq!(service.find("other").unwrap().0, a);
     assert!(!admission.aborted.is_cancelled());
     drop(admission);
-    assert_eq!(timeout(PATIENCE, asked(&service, &machine, "c")).await.unwrap(), Ok(()));
+    assert_eq!(timeout(TIMEOUT, complete(&service, &machine, "c")).await.unwrap(), Ok(()));
     let names: Vec<String> = service.snapshot().await.models.into_iter().map(|model| model.name).collect();
     assert_eq!(names, ["a", "c"]);
-    // What cannot change changes nothing.
+    // A forbidden change changes nothing.
     let mut wrong = changed.clone();
     wrong.models[0].url = "http://127.0.0.1:1".to_owned();
     let error = service.reload_with(wrong, machine.connect().into()).await.unwrap_err();
@@ -286,7 +290,7 @@ async fn a_configuration_is_taken_over_while_requests_run() {
         let elsewhere = "127.0.0.1:9".parse().unwrap();
         match what {
             "state" => wrong.state = Some("/elsewhere".into()),
-            "memory" => wrong.memory = Memory::Processes { gpu_bytes: GIB },
+            "memory" => wrong.memory = MemorySource::Processes { gpu_bytes: GIB },
             "front.listen" => Arc::make_mut(&mut wrong.front).listen = elsewhere,
             _ => Arc::make_mut(&mut wrong.control).listen = elsewhere,
         }
@@ -297,41 +301,41 @@ async fn a_configuration_is_taken_over_while_requests_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_somebody_else_puts_to_sleep_is_noticed_and_woken() {
+async fn an_engine_that_another_program_puts_to_sleep_is_noticed_and_woken() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let mut config = config(&["a", "b"], "20s");
     config.models.iter_mut().for_each(|model| model.rules.look_every = Duration::from_millis(10));
     let service = start(&machine, config);
     let (a, _) = service.find("a").unwrap();
     let admission = service.admit(a).await.unwrap();
-    machine.doze("http://127.0.0.1:9000");
+    machine.fall_asleep("http://127.0.0.1:9000");
     // Its answer would never come.
-    timeout(PATIENCE, admission.aborted.cancelled()).await.unwrap();
+    timeout(TIMEOUT, admission.aborted.cancelled()).await.unwrap();
     drop(admission);
-    let snapshot = until(&service, "asleep", |snapshot| snapshot.models[0].stage == "asleep").await;
-    assert!(snapshot.models[0].last_failure.as_deref().unwrap().contains("nobody here has told it to"));
+    let snapshot = until(&service, "asleep", |snapshot| snapshot.models[0].stage == StageName::Asleep).await;
+    assert!(snapshot.models[0].last_failure.as_deref().unwrap().contains("without a command from here"));
     assert_eq!(snapshot.models[0].starts, 0);
     for name in ["b", "a"] {
-        assert_eq!(timeout(PATIENCE, asked(&service, &machine, name)).await.unwrap(), Ok(()));
+        assert_eq!(timeout(TIMEOUT, complete(&service, &machine, name)).await.unwrap(), Ok(()));
     }
-    assert!(!machine.was_too_full());
+    assert!(!machine.was_overcommitted());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_what_runs_and_refuses_the_rest() {
+async fn a_shutdown_waits_for_running_requests_and_refuses_the_others() {
     let machine = Machine::new(10 * GIB, 6 * GIB);
     let service = start(&machine, config(&["a"], "20s"));
     let (a, _) = service.find("a").unwrap();
     let admission = service.admit(a).await.unwrap();
     let ending = tokio::spawn({
         let service = service.clone();
-        async move { service.shut_down(PATIENCE, true).await }
+        async move { service.shut_down(TIMEOUT, true).await }
     });
     until(&service, "ending", |snapshot| snapshot.is_ending).await;
     assert_eq!(service.admit(a).await.unwrap_err().refusal, Refusal::ShuttingDown);
     assert!(!ending.is_finished());
     drop(admission);
-    timeout(PATIENCE, ending).await.unwrap().unwrap();
+    timeout(TIMEOUT, ending).await.unwrap().unwrap();
     assert!(service.snapshot().await.models.is_empty());
     assert_eq!(service.admit(a).await.unwrap_err().refusal, Refusal::ShuttingDown);
 }

@@ -1,15 +1,15 @@
-//! The policy against engines that lie, in virtual time: thousands of schedules, each by a seed.
+//! The policy with faulty engines in virtual time: thousands of schedules, each from a seed.
 //!
-//! `POORWILL_SEED=17` tries one of them alone; how many there are goes by `POORWILL_EFFORT`.
+//! `POORWILL_SEED=17` runs one of them. `POORWILL_EFFORT` sets how many run.
 #![allow(clippy::unwrap_used)]
 
-mod world;
+mod simulated;
 
 use std::ops::Range;
 use std::time::Duration;
 
 use poorwill_testkit::effort::{Effort, seed_of_this_run};
-use world::{Lies, World};
+use simulated::{Faults, Simulation};
 
 fn seeds(usual: u32) -> Range<u64> {
     match seed_of_this_run() {
@@ -21,49 +21,49 @@ fn seeds(usual: u32) -> Range<u64> {
 #[test]
 fn honest_engines_serve_everybody() {
     for seed in seeds(40) {
-        let mut world = World::new(seed, Lies::None);
-        world.run(Duration::from_secs(300));
-        world.settle();
-        assert!(world.admitted() > 0, "seed {seed}");
+        let mut simulation = Simulation::new(seed, Faults::None);
+        simulation.run(Duration::from_secs(300));
+        simulation.settle();
+        assert!(simulation.admitted() > 0, "seed {seed}");
     }
 }
 
 #[test]
-fn each_lie_alone_is_survived() {
-    for lie in Lies::EACH {
+fn each_fault_alone_is_survived() {
+    for lie in Faults::EACH {
         for seed in seeds(15) {
-            let mut world = World::new(seed, lie);
-            world.run(Duration::from_secs(300));
-            world.settle();
+            let mut simulation = Simulation::new(seed, lie);
+            simulation.run(Duration::from_secs(300));
+            simulation.settle();
         }
     }
 }
 
 #[test]
-fn all_lies_together_are_survived() {
+fn all_faults_together_are_survived() {
     for seed in seeds(150) {
-        let mut world = World::new(seed, Lies::All);
-        world.run(Duration::from_secs(300));
-        world.settle();
+        let mut simulation = Simulation::new(seed, Faults::All);
+        simulation.run(Duration::from_secs(300));
+        simulation.settle();
     }
 }
 
 #[test]
-fn commands_outsiders_and_what_is_nobodys_are_survived() {
+fn commands_other_programs_and_repeated_reports_are_survived() {
     for seed in seeds(100) {
-        for lies in [Lies::None, Lies::All] {
-            let mut world = World::wild(seed, lies);
-            world.run(Duration::from_secs(200));
-            world.settle();
+        for faults in [Faults::None, Faults::All] {
+            let mut simulation = Simulation::chaos(seed, faults);
+            simulation.run(Duration::from_secs(200));
+            simulation.settle();
         }
     }
 }
 
 #[test]
-fn nobody_is_passed_over_for_ever() {
+fn no_model_starves() {
     for seed in seeds(20) {
-        let mut world = World::busy(seed);
-        world.run(Duration::from_secs(120));
-        assert!(world.admitted() > 0, "seed {seed}");
+        let mut simulation = Simulation::busy(seed);
+        simulation.run(Duration::from_secs(120));
+        assert!(simulation.admitted() > 0, "seed {seed}");
     }
 }

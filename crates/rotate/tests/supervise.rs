@@ -1,4 +1,4 @@
-//! Engines as processes: real ones, which end well, badly, late, and not at all.
+//! Real engine processes, which end well, badly, late, and not at all.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
@@ -13,9 +13,9 @@ use poorwill_rotate::supervise::{SuperviseError, Supervisor};
 use poorwill_testkit::watchdog;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longer than anything here takes.
-const PATIENT: Duration = Duration::from_secs(100);
-/// By this a process knows that it plays a service, and where its state is.
+/// Longer than any test takes.
+const GRACE: Duration = Duration::from_secs(100);
+/// Environment variable of a process that runs as a service: its state folder.
 const ROLE: &str = "POORWILL_TEST_SERVICE";
 
 fn watched<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
@@ -39,23 +39,23 @@ fn supervisor(start: Start) -> Supervisor {
     Supervisor::new("one", start, None).unwrap()
 }
 
-/// One whose script has said `up`.
+/// An engine whose script has printed `up`.
 async fn up(script: &str) -> Supervisor {
     let one = supervisor(shell(script));
     one.start().await.unwrap();
-    until_said(&one, "up");
+    until_logged(&one, "up");
     one
 }
 
-fn has_said(one: &Supervisor, words: &str) -> bool {
+fn has_logged(one: &Supervisor, words: &str) -> bool {
     one.log(usize::MAX).iter().any(|line| line.contains(words))
 }
 
-fn until_said(one: &Supervisor, words: &str) {
-    watchdog::eventually(words, || has_said(one, words));
+fn until_logged(one: &Supervisor, words: &str) {
+    watchdog::eventually(words, || has_logged(one, words));
 }
 
-/// Whether a process is there and is more than the memory of one.
+/// Whether a process runs and is no zombie.
 fn is_there(pid: u32) -> bool {
     let state = fs::read_to_string(format!("/proc/{pid}/stat"));
     state.is_ok_and(|stat| !stat.rsplit_once(") ").unwrap().1.starts_with(['Z', 'X']))
@@ -65,7 +65,7 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), signal).unwrap();
 }
 
-/// The first of its processes, as its log has it.
+/// The first of its processes, by its log.
 fn leader(one: &Supervisor) -> u32 {
     let all = one.log(usize::MAX);
     let number = |line: &String| {
@@ -81,57 +81,57 @@ async fn is_pending(one: &Supervisor) -> bool {
 }
 
 #[test]
-fn it_ends_when_it_is_asked_to() {
+fn an_engine_ends_on_sigterm() {
     watched(|| async {
         let script = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done";
         let one = up(script).await;
         assert!(one.is_running());
         let pids = one.processes();
         assert!(pids.contains(&leader(&one)));
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!one.is_running() && one.processes().is_empty());
         assert!(!pids.into_iter().any(is_there));
-        until_said(&one, "bye");
-        assert!(!has_said(&one, "killed"), "{:?}", one.log(99));
-        one.stop(PATIENT).await.unwrap();
-        // And can be started again.
+        until_logged(&one, "bye");
+        assert!(!has_logged(&one, "killed"), "{:?}", one.log(99));
+        one.stop(GRACE).await.unwrap();
+        // It can be started again.
         one.start().await.unwrap();
         assert!(one.is_running());
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
     });
 }
 
 #[test]
-fn who_does_not_want_to_end_is_killed() {
+fn a_process_that_ignores_sigterm_is_killed() {
     watched(|| async {
         let one = up("trap '' TERM; sleep 300 & echo up; while :; do sleep 0.1; done").await;
         let pids = one.processes();
         assert!(pids.len() >= 2);
         one.stop(Duration::from_millis(200)).await.unwrap();
         assert!(!pids.into_iter().any(is_there) && one.processes().is_empty());
-        assert!(has_said(&one, "and are killed"), "{:?}", one.log(99));
+        assert!(has_logged(&one, "and are killed"), "{:?}", one.log(99));
     });
 }
 
 #[test]
 fn it_is_stopped_when_the_last_of_it_is_gone() {
     watched(|| async {
-        // The first process ends at once, the other one takes its time and is let.
+        // The first process ends at once. The other one takes its time, and may.
         let slow = "(trap 'sleep 1; echo done; exit 0' TERM; echo up; while :; do sleep 0.05; done) &";
         let one = up(&format!("{slow} exec sleep 300")).await;
         let pids = one.processes();
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!pids.into_iter().any(is_there));
-        until_said(&one, "done");
-        assert!(!has_said(&one, "killed"), "{:?}", one.log(99));
+        until_logged(&one, "done");
+        assert!(!has_logged(&one, "killed"), "{:?}", one.log(99));
     });
 }
 
 #[test]
-fn who_is_left_behind_is_known_and_stopped() {
+fn orphans_are_known_and_stopped() {
     watched(|| async {
         let one = up("trap 'exit 3' USR1; sleep 300 & echo up; wait").await;
-        // Who has been seen is known again, however late its leader's end is noticed.
+        // Known processes stay known, however late the leader's end is noticed.
         assert_eq!(one.processes().len(), 2);
         signal(leader(&one), Signal::USR1);
         let how = one.ended().await;
@@ -140,20 +140,20 @@ fn who_is_left_behind_is_known_and_stopped() {
         let left = one.processes();
         assert_eq!(left.len(), 1);
         assert_eq!(one.start().await, Err(SuperviseError::LeftBehind { pids: left.clone() }));
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!is_there(left[0]));
         one.start().await.unwrap();
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
     });
 }
 
 #[test]
-fn who_left_the_group_is_found_and_stopped() {
+fn a_process_that_left_the_group_is_found_and_stopped() {
     watched(|| async {
         let script =
             "setsid sh -c 'trap \"\" TERM; echo away; while :; do sleep 0.1; done' & echo up; sleep 300";
         let one = up(script).await;
-        until_said(&one, "away");
+        until_logged(&one, "away");
         let leader = leader(&one);
         let group = |pid: u32| {
             let pid = Pid::from_raw(i32::try_from(pid).unwrap());
@@ -163,7 +163,7 @@ fn who_left_the_group_is_found_and_stopped() {
         let away: Vec<u32> =
             all.into_iter().filter(|pid| group(*pid).is_ok_and(|its| its != leader)).collect();
         let away = away.into_iter().find(|pid| group(*pid) == Ok(*pid)).expect("who began a session");
-        // Also if nobody leads to it any more.
+        // Even if no parent leads to it any more.
         signal(leader, Signal::KILL);
         let how = one.ended().await;
         assert!(how.contains("ended by signal 9 (SIGKILL"), "{how}");
@@ -174,7 +174,7 @@ fn who_left_the_group_is_found_and_stopped() {
 }
 
 #[test]
-fn each_end_is_told_once_and_how() {
+fn each_end_is_reported_once_and_how() {
     watched(|| async {
         for (script, words) in [
             ("exit 0", "ended with exit code 0"),
@@ -195,17 +195,17 @@ fn each_end_is_told_once_and_how() {
 }
 
 #[test]
-fn an_end_is_not_missed_by_who_gave_up_waiting() {
+fn a_dropped_wait_misses_no_end() {
     watched(|| async {
         let one = up("echo up; exec sleep 300").await;
         assert!(is_pending(&one).await);
         signal(leader(&one), Signal::KILL);
-        watchdog::eventually("it is noticed", || has_said(&one, "SIGKILL"));
+        watchdog::eventually("it is noticed", || has_logged(&one, "SIGKILL"));
         assert!(one.ended().await.contains("SIGKILL"));
-        // An end that was wanted is none that is told.
+        // A requested end is not reported.
         one.start().await.unwrap();
-        one.stop(PATIENT).await.unwrap();
-        until_said(&one, "SIGTERM");
+        one.stop(GRACE).await.unwrap();
+        until_logged(&one, "SIGTERM");
         assert!(is_pending(&one).await);
     });
 }
@@ -217,11 +217,11 @@ fn only_one_runs() {
         let pid = leader(&one);
         assert_eq!(one.start().await, Err(SuperviseError::AlreadyRunning { pid }));
         assert!(one.is_running());
-        let (first, second) = tokio::join!(one.stop(PATIENT), one.stop(PATIENT));
+        let (first, second) = tokio::join!(one.stop(GRACE), one.stop(GRACE));
         assert_eq!((first, second), (Ok(()), Ok(())));
         let (first, second) = tokio::join!(one.start(), one.start());
         assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
     });
 }
 
@@ -232,7 +232,7 @@ fn a_stop_goes_on_without_its_caller() {
         let given_up = tokio::time::timeout(Duration::ZERO, one.stop(Duration::from_millis(500)));
         assert!(given_up.await.is_err());
         watchdog::eventually("it is stopped", || !one.is_running());
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(one.processes().is_empty());
     });
 }
@@ -246,7 +246,7 @@ fn dropping_stops_nothing() {
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert!(is_there(pid));
         signal(pid, Signal::KILL);
-        // And it is still reaped.
+        // It is still reaped.
         watchdog::eventually("it is reaped", || !Path::new(&format!("/proc/{pid}")).exists());
     });
 }
@@ -263,7 +263,7 @@ fn it_gets_its_environment_and_folder() {
         let one = supervisor(start);
         one.start().await.unwrap();
         one.ended().await;
-        until_said(&one, "low");
+        until_logged(&one, "low");
         let lines = one.log(usize::MAX);
         let own: Vec<&str> =
             lines.iter().map(String::as_str).filter(|line| !line.starts_with("[poorwill]")).collect();
@@ -272,7 +272,7 @@ fn it_gets_its_environment_and_folder() {
 }
 
 #[test]
-fn what_it_writes_is_kept_within_bounds() {
+fn its_output_is_kept_within_bounds() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("one.log");
@@ -292,7 +292,7 @@ fn what_it_writes_is_kept_within_bounds() {
         }
         let bytes = fs::read(&path).unwrap();
         assert!(bytes[100_001..].starts_with(b"\x1b[31m\xff\0\n1\n"));
-        // Until its end is seen, the last line is shown beside those that are whole.
+        // Until the end, an unfinished line is shown after the complete ones.
         watchdog::eventually("the last line is over", || one.log(usize::MAX).len() == 1000);
         let lines = one.log(usize::MAX);
         assert!(lines.contains(&"␛[31m\u{fffd}␀".to_owned()));
@@ -304,7 +304,7 @@ fn what_it_writes_is_kept_within_bounds() {
 }
 
 #[test]
-fn what_cannot_be_started_says_why() {
+fn a_failed_start_says_why() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
         let none = folder.path().join("none");
@@ -312,7 +312,7 @@ fn what_cannot_be_started_says_why() {
             let one = supervisor(start);
             let said = one.start().await.unwrap_err();
             assert!(!one.is_running() && one.processes().is_empty());
-            one.stop(PATIENT).await.unwrap();
+            one.stop(GRACE).await.unwrap();
             (said.to_string(), said)
         };
         let (said, error) = refused(start(&["no-such-program", "x"])).await;
@@ -342,19 +342,19 @@ fn an_engine_outlives_its_supervisor_and_is_adopted() {
         let one = with_state(script, &state);
         assert!(!one.is_running());
         one.start().await.unwrap();
-        until_said(&one, "up");
+        until_logged(&one, "up");
         let (pid, all) = (leader(&one), one.processes());
         drop(one);
 
         let strange = Supervisor::new("Org/One:2", shell(script), Some(&state)).unwrap();
         assert!(!strange.is_running());
-        strange.stop(PATIENT).await.unwrap();
+        strange.stop(GRACE).await.unwrap();
 
         let one = with_state(script, &state);
-        assert!(one.is_running() && has_said(&one, "is lost"));
+        assert!(one.is_running() && has_logged(&one, "is lost"));
         assert_eq!((leader(&one), one.processes()), (pid, all.clone()));
         assert_eq!(one.start().await, Err(SuperviseError::AlreadyRunning { pid }));
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!all.into_iter().any(is_there) && !one.is_running());
         assert!(!state.join(STATE_FILE).exists());
         assert!(!with_state(script, &state).is_running());
@@ -362,31 +362,31 @@ fn an_engine_outlives_its_supervisor_and_is_adopted() {
 }
 
 #[test]
-fn the_end_of_an_adopted_engine_is_told() {
+fn the_end_of_an_adopted_engine_is_reported() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
-        // Who is left behind is found here, too.
+        // Orphans are found here, too.
         let script = "sleep 300 & echo up; wait";
         let one = with_state(script, folder.path());
         one.start().await.unwrap();
-        until_said(&one, "up");
+        until_logged(&one, "up");
         drop(one);
         let one = with_state(script, folder.path());
         assert!(is_pending(&one).await);
-        // Who has been seen is known again, however late its leader's end is noticed.
+        // Known processes stay known, however late the leader's end is noticed.
         assert_eq!(one.processes().len(), 2);
         signal(leader(&one), Signal::KILL);
         let how = one.ended().await;
         assert!(how.contains("how is not known") && how.ends_with("1 of its processes are left"), "{how}");
         assert!(!one.is_running() && is_pending(&one).await);
         let left = one.processes();
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!is_there(left[0]));
     });
 }
 
 #[test]
-fn nobody_else_is_taken_for_the_engine() {
+fn no_other_process_is_taken_for_the_engine() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(STATE_FILE);
@@ -394,7 +394,7 @@ fn nobody_else_is_taken_for_the_engine() {
         let writer = with_state("exec sleep 300", folder.path());
         writer.start().await.unwrap();
         let record: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        writer.stop(PATIENT).await.unwrap();
+        writer.stop(GRACE).await.unwrap();
         assert!(!path.exists());
         other.start().await.unwrap();
         let pid = leader(&other);
@@ -418,15 +418,15 @@ fn nobody_else_is_taken_for_the_engine() {
             fs::write(&path, stale.to_string()).unwrap();
             let one = with_state("exec sleep 300", folder.path());
             assert!(!one.is_running() && one.processes().is_empty(), "{stale}");
-            one.stop(PATIENT).await.unwrap();
+            one.stop(GRACE).await.unwrap();
             assert!(is_there(pid) && !path.exists());
-            assert!(has_said(&one, "not there any more"));
+            assert!(has_logged(&one, "not there any more"));
         }
-        // It is the number and the start that make the difference.
+        // Process id and start time identify it.
         right["output"] = serde_json::Value::Null;
         fs::write(&path, right.to_string()).unwrap();
         assert!(with_state("exec sleep 300", folder.path()).is_running());
-        other.stop(PATIENT).await.unwrap();
+        other.stop(GRACE).await.unwrap();
     });
 }
 
@@ -435,31 +435,33 @@ fn an_engine_that_was_only_just_started_is_found_by_its_mark() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(STATE_FILE);
-        // What another one has in its environment that is not first in its group is no engine.
+        // A process with this environment that leads no group is no engine.
         let script = "sleep 300 & echo up; wait";
         let one = with_state(script, folder.path());
         one.start().await.unwrap();
-        until_said(&one, "up");
+        until_logged(&one, "up");
         let (pid, all) = (leader(&one), one.processes());
         drop(one);
-        // As it is between the two times that it is written.
+        // The state between the two writes.
         let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         (record["pid"], record["started_ticks"]) = (serde_json::Value::Null, 0.into());
         let mut other = record.clone();
         other["mark"] = format!("{}0", record["mark"].as_str().unwrap()).into();
         fs::write(&path, other.to_string()).unwrap();
-        let nobodys = with_state(script, folder.path());
-        assert!(!nobodys.is_running() && has_said(&nobodys, "about to start is not there any more"));
+        let not_started = with_state(script, folder.path());
+        assert!(
+            !not_started.is_running() && has_logged(&not_started, "about to start is not there any more")
+        );
         assert!(!path.exists() && is_there(pid));
 
         fs::write(&path, record.to_string()).unwrap();
         drop(with_state(script, folder.path()));
-        // By now its number is written down.
+        // By now its id is recorded.
         let kept: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         assert_eq!(kept["pid"], pid);
         let one = with_state(script, folder.path());
         assert_eq!((leader(&one), one.processes()), (pid, all.clone()));
-        one.stop(PATIENT).await.unwrap();
+        one.stop(GRACE).await.unwrap();
         assert!(!all.into_iter().any(is_there) && !path.exists());
     });
 }
@@ -474,14 +476,14 @@ fn state_that_cannot_be_kept_is_an_error() {
         assert!(said.contains(STATE_FILE) && said.contains("remove the file"), "{said}");
         fs::remove_file(&path).unwrap();
 
-        // A file where the folder should be, which is no folder for anybody.
+        // A file in place of the folder.
         let below = folder.path().join("file");
         let one = with_state("exec sleep 300", &below);
         fs::write(&below, "").unwrap();
         let error = one.start().await.unwrap_err();
         assert!(matches!(error, SuperviseError::State { .. }), "{error}");
         assert!(!one.is_running() && one.processes().is_empty());
-        // Something that cannot be replaced.
+        // A path that cannot be replaced.
         let one = with_state("echo up; exec sleep 300", folder.path());
         fs::create_dir_all(path.join("x")).unwrap();
         let error = one.start().await.unwrap_err();
@@ -493,13 +495,13 @@ fn state_that_cannot_be_kept_is_an_error() {
 #[test]
 fn an_engine_outlives_a_service_that_is_killed() {
     if let Some(state) = std::env::var_os(ROLE) {
-        // This is the service.
+        // This process is the service.
         let run = async {
             let script =
                 "trap '' PIPE; n=0; while :; do n=$((n+1)); echo tick $n; sleep 0.05; done 2> /dev/null";
             let one = with_state(script, Path::new(&state));
             one.start().await.unwrap();
-            until_said(&one, "tick 2");
+            until_logged(&one, "tick 2");
             fs::write(Path::new(&state).join("ready"), leader(&one).to_string()).unwrap();
             std::future::pending::<()>().await;
         };
@@ -522,9 +524,9 @@ fn an_engine_outlives_a_service_that_is_killed() {
         let one = with_state("exec sleep 300", folder.path());
         assert!(one.is_running());
         assert_eq!(leader(&one), pid);
-        // What it writes from now on is read.
-        until_said(&one, "tick ");
-        one.stop(PATIENT).await.unwrap();
+        // Output from now on is read.
+        until_logged(&one, "tick ");
+        one.stop(GRACE).await.unwrap();
         assert!(!is_there(pid));
     });
 }

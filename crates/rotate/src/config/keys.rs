@@ -1,4 +1,4 @@
-//! Keys of clients and operators: where they come from, and how they are held.
+//! API keys of clients and operators: how they are read and compared.
 
 use std::fmt;
 use std::fs;
@@ -6,12 +6,12 @@ use std::fs;
 use http::HeaderValue;
 use subtle::ConstantTimeEq;
 
-/// A key. It is shown to nobody, and compared in a time that does not tell where a wrong one differs.
+/// An API key. `Debug` hides it, and comparison takes constant time.
 #[derive(Clone)]
 pub struct Key(String);
 
 impl Key {
-    /// One that is not empty and has no blanks around it.
+    /// Trims `text` and checks that it is printable ASCII.
     pub(super) fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let is_plain = !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
@@ -22,24 +22,24 @@ impl Key {
         }
     }
 
-    /// The header that shows it.
-    pub(crate) fn shown(&self) -> HeaderValue {
+    /// The `Authorization` header value, marked as sensitive.
+    pub(crate) fn header_value(&self) -> HeaderValue {
         let mut value =
             HeaderValue::try_from(format!("Bearer {}", self.0)).expect("a key is printable ASCII");
         value.set_sensitive(true);
         value
     }
 
-    /// Whether somebody has it. A wrong one of the same length is looked at to its end.
+    /// Compares in constant time for keys of the same length.
     #[must_use]
-    pub fn is(&self, given: &str) -> bool {
+    pub fn matches(&self, given: &str) -> bool {
         self.0.as_bytes().ct_eq(given.as_bytes()).into()
     }
 }
 
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
-        self.is(&other.0)
+        self.matches(&other.0)
     }
 }
 
@@ -51,14 +51,14 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What a place has: `env:NAME` or `file:PATH`.
-pub(super) fn from_outside(place: &str) -> Result<String, String> {
-    if let Some(name) = place.strip_prefix("env:") {
+/// Reads a key from its source: `env:NAME` or `file:PATH`.
+pub(super) fn from_source(source: &str) -> Result<String, String> {
+    if let Some(name) = source.strip_prefix("env:") {
         return std::env::var(name).map_err(|error| format!("the environment variable {name}: {error}"));
     }
-    if let Some(path) = place.strip_prefix("file:") {
+    if let Some(path) = source.strip_prefix("file:") {
         return fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     }
-    // What it is may be the key itself, so it is not repeated.
-    Err("keys are not written here; say env:NAME or file:PATH".to_owned())
+    // The value may be the key itself, so the message does not repeat it.
+    Err("keys are not written here; use env:NAME or file:PATH".to_owned())
 }

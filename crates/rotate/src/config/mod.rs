@@ -1,8 +1,8 @@
-//! The configuration: which models there are, where their engines are, and what the front lets in.
+//! The configuration: models, engines, and the limits of both listeners.
 //!
-//! [`Config::read`] reads one TOML file and checks all of it before it gives anything: whatever is wrong is one error
-//! that says where it stands and what would be right. A key that nobody knows is an error with the nearest one that
-//! there is. Keys for clients are never in the file: it names where they are.
+//! [`Config::read`] reads one TOML file and checks all of it first. The first mistake is an error that says where it is
+//! and what would be right. An unknown key is an error that names the nearest known key. The file never contains API
+//! keys: it names where they are stored.
 
 mod keys;
 mod raw;
@@ -22,55 +22,55 @@ use self::raw::File;
 pub(crate) use self::raw::check_url;
 use crate::policy::{ModelId, Rules};
 
-/// What an operator wants.
+/// A checked configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Where clients come in.
+    /// The listener for clients.
     pub front: Arc<Front>,
-    /// Where operators do.
+    /// The listener for operators.
     pub control: Arc<Control>,
     /// How the GPUs' memory is measured.
-    pub memory: Memory,
-    /// The folder for what survives the service; if not said, nothing does.
+    pub memory: MemorySource,
+    /// The folder for state that survives the service. Without it, no state survives.
     pub state: Option<PathBuf>,
-    /// The models, in their order.
+    /// In the order of the file.
     pub models: Vec<Model>,
 }
 
-/// Where clients come in.
+/// The listener for clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Front {
     /// The address to listen on.
     pub listen: SocketAddr,
-    /// Who has one of these may ask. With none, anybody on this machine may.
+    /// Accepted API keys. Without keys, every client on this machine is accepted.
     pub keys: Vec<Key>,
-    /// The longest body of a request.
+    /// Longest request body.
     pub body_max_bytes: u64,
-    /// The longest head of a request.
+    /// Longest request head.
     pub head_max_bytes: u64,
-    /// How many requests may be there at a time, waiting ones included.
+    /// Most requests at a time, including requests that wait.
     pub requests_max: usize,
-    /// How often clients that wait for a stream are told that it is still coming; never, if not said.
+    /// Interval of keep-alive comments to clients that wait for a stream; none if absent.
     pub keep_alive: Option<Duration>,
 }
 
-/// Where operators come in.
+/// The listener for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Control {
     /// The address to listen on.
     pub listen: SocketAddr,
-    /// As for the front.
+    /// As for [`Front::keys`].
     pub keys: Vec<Key>,
 }
 
 /// How the memory of GPUs is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
-    /// By asking NVML.
+pub enum MemorySource {
+    /// NVML.
     Devices,
-    /// By what engines' processes hold, for machines without GPUs: each GPU is played, and has so much.
+    /// The memory of the engines' processes, on simulated GPUs of this size. For machines without GPUs.
     Processes {
-        /// The memory of each.
+        /// The size of each GPU.
         gpu_bytes: u64,
     },
 }
@@ -78,51 +78,51 @@ pub enum Memory {
 /// A model, and its engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Model {
-    /// What clients ask for.
+    /// The name in requests.
     pub name: String,
-    /// What they may ask for as well.
+    /// Other names in requests.
     pub aliases: Vec<String>,
-    /// What its engine calls it, which is what the engine is asked for.
+    /// The name that its engine uses. Requests to the engine carry this name.
     pub served_as: String,
-    /// What the engine is.
-    pub engine: Engine,
-    /// Where it is: `http://`, a host, and a port.
+    /// The kind of engine.
+    pub engine: EngineKind,
+    /// `http://`, a host, and a port.
     pub url: String,
-    /// How deep it sleeps.
+    /// The sleep level, 1 or 2.
     pub level: u8,
-    /// How it is started; nothing for an engine that somebody else starts.
+    /// How to start it; `None` for an engine that the service does not start.
     pub start: Option<Start>,
-    /// What it is tried with.
+    /// The test prompt.
     pub canary: Canary,
-    /// What it may and has to do.
+    /// Limits and permissions.
     pub rules: Rules,
 }
 
-/// What an engine is.
+/// A kind of engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Engine {
+pub enum EngineKind {
     /// vLLM, with its development endpoints (`VLLM_SERVER_DEV_MODE=1`).
     Vllm,
     /// SGLang, with its memory saver.
     Sglang,
 }
 
-/// How an engine is started.
+/// How to start an engine.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Start {
-    /// The program, and its arguments.
+    /// The program and its arguments.
     pub command: Vec<String>,
-    /// What is in its environment, beside what is in ours.
+    /// Variables in addition to those of this process.
     pub environment: BTreeMap<String, String>,
-    /// Where it runs; here, if not said.
+    /// The working directory; this process's if absent.
     pub folder: Option<PathBuf>,
-    /// Where what it writes is kept; nowhere but in memory, if not said.
+    /// The file for its output; kept in memory only if absent.
     pub log: Option<PathBuf>,
 }
 
 impl fmt::Debug for Start {
-    /// Without what its environment says, which may be secrets.
+    /// Omits the values of environment variables, which may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&String> = self.environment.keys().collect();
         f.debug_struct("Start")
@@ -132,14 +132,14 @@ impl fmt::Debug for Start {
     }
 }
 
-/// What an engine is tried with, deterministically, before anybody's request gets to it.
+/// A deterministic test prompt, answered correctly before clients' requests reach the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Canary {
-    /// What it is to go on with.
+    /// The text to continue.
     pub prompt: String,
-    /// How far.
+    /// How many tokens to generate.
     pub tokens: u32,
-    /// What its answer has to have in it; the answer that it gave first, if not said.
+    /// Text that the answer has to contain. If absent, the answer has to equal the first one.
     pub expect: Option<String>,
 }
 
@@ -152,21 +152,21 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// It is not TOML, or a key or value is not what one can be.
+    /// The file is not TOML, or has an unknown key or a value of another type.
     #[error("{text}")]
     Syntax {
-        /// Where, what, and what would be right.
+        /// The line, the mistake, and what would be right.
         text: String,
     },
-    /// It says something that cannot be.
-    #[error("{place}: {reason}")]
-    Wrong {
-        /// What it is about.
-        place: String,
-        /// What cannot be, and what would help.
+    /// A value is invalid.
+    #[error("{section}: {reason}")]
+    Invalid {
+        /// The section or model.
+        section: String,
+        /// The mistake and what would help.
         reason: String,
     },
 }
@@ -179,10 +179,10 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
-        Self::parse(&text, &keys::from_outside)
+        Self::parse(&text, &keys::from_source)
     }
 
-    /// Parses a file's text. `secret` gives what a place has that a key is named by: `env:NAME` or `file:PATH`.
+    /// Parses the text of a file. `secret` resolves the source of a key: `env:NAME` or `file:PATH`.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
@@ -193,7 +193,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The model that a client asks for by this name, or by this alias.
+    /// The model with this name or alias.
     #[must_use]
     pub fn model(&self, name: &str) -> Option<ModelId> {
         let is_it = |model: &Model| model.name == name || model.aliases.iter().any(|alias| alias == name);
@@ -202,14 +202,14 @@ impl Config {
 
     fn check_names(&self) -> Result<(), ConfigError> {
         if self.models.is_empty() {
-            return Err(wrong("the configuration", "it has no model; say [[model]] with a name and a url"));
+            return Err(invalid("the configuration", "it has no model; say [[model]] with a name and a url"));
         }
         let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
         for model in &self.models {
             for name in [&model.name].into_iter().chain(&model.aliases) {
                 if let Some(other) = seen.insert(name, &model.name) {
-                    let reason = format!("model `{other}` is asked for by `{name}` as well");
-                    return Err(wrong(&place(&model.name), &reason));
+                    let reason = format!("model `{other}` has the name `{name}` as well");
+                    return Err(invalid(&section(&model.name), &reason));
                 }
             }
         }
@@ -217,17 +217,17 @@ impl Config {
         for model in &self.models {
             if let Some(other) = urls.insert(&model.url, &model.name) {
                 let reason = format!("its engine at {} is that of model `{other}`", model.url);
-                return Err(wrong(&place(&model.name), &reason));
+                return Err(invalid(&section(&model.name), &reason));
             }
         }
         Ok(())
     }
 }
 
-fn place(name: &str) -> String {
+fn section(name: &str) -> String {
     format!("model `{name}`")
 }
 
-fn wrong(place: &str, reason: &str) -> ConfigError {
-    ConfigError::Wrong { place: place.to_owned(), reason: reason.to_owned() }
+fn invalid(section: &str, reason: &str) -> ConfigError {
+    ConfigError::Invalid { section: section.to_owned(), reason: reason.to_owned() }
 }

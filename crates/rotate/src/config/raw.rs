@@ -1,4 +1,4 @@
-//! The file as it is written: every key that there is, and what holds where one is left out.
+//! The file as written: every key, and every default.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,15 +9,17 @@ use http::Uri;
 use serde::Deserialize;
 
 use super::keys::Key;
-use super::values::{Places, Size, Wait};
-use super::{Canary, Config, ConfigError, Control, Engine, Front, Memory, Model, Start, place, wrong};
+use super::values::{KeySources, Size, Wait};
+use super::{
+    Canary, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model, Start, invalid, section,
+};
 use crate::policy::{Gpu, Limits, Rules};
 
-/// Where the front listens, if it is not said: on this machine only.
+/// Default port of the front, on the loopback address.
 const FRONT_PORT: u16 = 8080;
-/// Where control does.
+/// Default port of control, on the loopback address.
 const CONTROL_PORT: u16 = 8081;
-/// A card that nobody has this many of.
+/// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
 
 type Secret<'a> = &'a dyn Fn(&str) -> Result<String, String>;
@@ -32,7 +34,7 @@ pub(super) struct File {
     front: RawFront,
     #[serde(default)]
     control: RawControl,
-    /// What holds for every model that does not say otherwise.
+    /// Rules of every model that does not set its own.
     #[serde(default)]
     every_model: RawRules,
     #[serde(default)]
@@ -44,7 +46,7 @@ pub(super) struct File {
 struct RawFront {
     listen: Option<SocketAddr>,
     #[serde(default)]
-    keys: Places,
+    keys: KeySources,
     body_max: Option<Size>,
     head_max: Option<Size>,
     requests_max: Option<usize>,
@@ -56,7 +58,7 @@ struct RawFront {
 struct RawControl {
     listen: Option<SocketAddr>,
     #[serde(default)]
-    keys: Places,
+    keys: KeySources,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -80,7 +82,7 @@ struct RawModel {
     #[serde(default)]
     aliases: Vec<String>,
     served_as: Option<String>,
-    engine: Option<Engine>,
+    engine: Option<EngineKind>,
     url: String,
     level: Option<u8>,
     #[serde(default)]
@@ -105,7 +107,7 @@ struct RawCanary {
     expect: Option<String>,
 }
 
-/// Without those that only one model can have.
+/// The rules that `[every_model]` can set for all models.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawRules {
@@ -136,7 +138,7 @@ impl File {
         let listen = self.control.listen.unwrap_or_else(|| local(CONTROL_PORT));
         let control = Control { listen, keys: keys_of("control", listen, &self.control.keys.0, secret)? };
         if are_one(front.listen, control.listen) {
-            return Err(wrong(
+            return Err(invalid(
                 "control",
                 &format!(
                     "it listens on {listen}, and the front on {}: the same port; give it another port",
@@ -146,7 +148,7 @@ impl File {
         }
         let memory = self.memory.checked()?;
         if self.state.as_ref().is_some_and(|folder| folder.as_os_str().is_empty()) {
-            return Err(wrong("state", "it is empty; name a folder, or leave it away and nothing survives"));
+            return Err(invalid("state", "it is empty; name a folder, or leave it out to keep no state"));
         }
         let models =
             self.model.into_iter().map(|model| model.checked(&self.every_model)).collect::<Result<_, _>>()?;
@@ -159,9 +161,9 @@ impl RawFront {
         let listen = self.listen.unwrap_or_else(|| local(FRONT_PORT));
         let requests_max = self.requests_max.unwrap_or(4096);
         if requests_max == 0 {
-            return Err(wrong(
+            return Err(invalid(
                 "front",
-                "requests_max is 0, so nobody could ask; leave it away or make it larger",
+                "requests_max is 0, so no request would be admitted; leave it out or make it larger",
             ));
         }
         for (what, is_zero) in [
@@ -170,7 +172,7 @@ impl RawFront {
             ("keep_alive", self.keep_alive.is_some_and(|wait| wait.0.is_zero())),
         ] {
             if is_zero {
-                return Err(wrong("front", &format!("{what} is 0; leave it away or make it larger")));
+                return Err(invalid("front", &format!("{what} is 0; leave it out or make it larger")));
             }
         }
         Ok(Front {
@@ -185,92 +187,98 @@ impl RawFront {
 }
 
 impl RawMemory {
-    fn checked(self) -> Result<Memory, ConfigError> {
-        let wrong = |reason: &str| Err(wrong("memory", reason));
+    fn checked(self) -> Result<MemorySource, ConfigError> {
+        let invalid = |reason: &str| Err(invalid("memory", reason));
         match (self.measure.unwrap_or(Measure::Devices), self.gpu.map(|size| size.0)) {
-            (Measure::Devices, None) => Ok(Memory::Devices),
-            (Measure::Devices, Some(_)) => wrong(
-                "gpu is for measure = \"processes\", where GPUs are played; leave it away, and what devices have is measured",
+            (Measure::Devices, None) => Ok(MemorySource::Devices),
+            (Measure::Devices, Some(_)) => invalid(
+                "gpu is for measure = \"processes\", with simulated GPUs; leave it out to measure the devices",
             ),
             (Measure::Processes, None) => {
-                wrong("measure is \"processes\", and how much each GPU has is not said; say gpu = \"8GiB\"")
+                invalid("measure is \"processes\", but the size of each GPU is missing; say gpu = \"8GiB\"")
             }
-            (Measure::Processes, Some(0)) => wrong("gpu is 0, and nothing could run on that; make it larger"),
-            (Measure::Processes, Some(gpu_bytes)) => Ok(Memory::Processes { gpu_bytes }),
+            (Measure::Processes, Some(0)) => {
+                invalid("gpu is 0, and nothing could run on that; make it larger")
+            }
+            (Measure::Processes, Some(gpu_bytes)) => Ok(MemorySource::Processes { gpu_bytes }),
         }
     }
 }
 
 impl RawModel {
     fn checked(self, every: &RawRules) -> Result<Model, ConfigError> {
-        let here = place(&self.name);
-        let wrong = |reason: &str| Err(wrong(&here, reason));
+        let here = section(&self.name);
+        let invalid = |reason: &str| Err(invalid(&here, reason));
         if [&self.name].into_iter().chain(&self.aliases).any(|name| name.trim().is_empty()) {
-            return wrong("a name or an alias is empty");
+            return invalid("a name or an alias is empty");
         }
         let is_odd = |name: &&String| name.trim() != name.as_str() || name.contains(char::is_control);
         if let Some(name) = [&self.name].into_iter().chain(&self.aliases).chain(&self.served_as).find(is_odd)
         {
-            return wrong(&format!(
-                "{name:?} has blanks around it or control characters in it, and nobody asks for that"
+            return invalid(&format!(
+                "{name:?} has blanks around it or control characters in it, and no request can name it"
             ));
         }
         if self.served_as.as_ref().is_some_and(String::is_empty) {
-            return wrong("served_as is empty; leave it away if the engine calls it as clients do");
+            return invalid("served_as is empty; leave it out if the engine calls it as clients do");
         }
         if self.need.is_some_and(|size| size.0 == 0) {
-            return wrong("need is 0; leave it away if it is not known, and it is measured");
+            return invalid("need is 0; leave it out if it is unknown, and it is measured");
         }
         let level = self.level.unwrap_or(1);
         if !(1..=2).contains(&level) {
-            return wrong(&format!("level is {level}; 1 keeps the weights in host memory, 2 drops them"));
+            return invalid(&format!("level is {level}; 1 keeps the weights in host memory, 2 drops them"));
         }
         let gpus = self.gpus.unwrap_or_else(|| vec![0]);
         let mut sorted = gpus.clone();
         sorted.sort_unstable();
         sorted.dedup();
         if gpus.is_empty() || sorted.len() < gpus.len() || sorted.last().is_some_and(|gpu| *gpu >= GPUS_MAX) {
-            return wrong(&format!("gpus are {gpus:?}; name each GPU that its engine is on once, from 0 on"));
+            return invalid(&format!(
+                "gpus are {gpus:?}; name each GPU that its engine is on once, from 0 on"
+            ));
         }
         let url = self.url.trim_end_matches('/').to_owned();
         if let Err(reason) = check_url(&url) {
-            return wrong(&format!("url is `{}`: {reason}", self.url));
+            return invalid(&format!("url is `{}`: {reason}", self.url));
         }
         if self.command.is_empty()
             && (!self.environment.is_empty() || self.folder.is_some() || self.log.is_some())
         {
-            return wrong("environment, folder and log are for a command, and it has none");
+            return invalid("environment, folder and log are for a command, and it has none");
         }
         if self.command.first().is_some_and(String::is_empty) {
-            return wrong("its command begins with an empty word");
+            return invalid("its command begins with an empty word");
         }
         if self.command.iter().any(|word| word.contains('\0')) {
-            return wrong("a word of its command has a NUL in it");
+            return invalid("a word of its command has a NUL in it");
         }
         let is_no_name = |name: &&String| name.is_empty() || name.contains(['=', '\0']);
         if let Some(name) = self.environment.keys().find(is_no_name) {
-            return wrong(&format!("environment has {name:?}, which is no name of a variable"));
+            return invalid(&format!("environment has {name:?}, which is no name of a variable"));
         }
         if let Some((name, _)) = self.environment.iter().find(|(_, value)| value.contains('\0')) {
-            return wrong(&format!("the variable {name} of its environment has a NUL in it"));
+            return invalid(&format!("the variable {name} of its environment has a NUL in it"));
         }
         let (canary, tokens) = (self.canary, 16);
         if canary.tokens == Some(0) || canary.prompt.as_deref() == Some("") {
-            return wrong("a canary has a prompt, and one token at least");
+            return invalid("a canary has a prompt, and one token at least");
         }
         if canary.expect.as_deref().is_some_and(|expected| expected.trim().is_empty()) {
-            return wrong(
-                "the canary's expect is empty, which every answer has in it; leave it away, and the first answer is kept",
+            return invalid(
+                "the canary's expect is empty, which every answer contains; leave it out to compare with the first answer",
             );
         }
         let mut rules = self.rules.over(every).rules(gpus.into_iter().map(Gpu).collect());
         rules.need_bytes = self.need.map(|size| size.0);
         rules.can_restart = !self.command.is_empty();
         if !rules.can_sleep && !rules.can_restart {
-            return wrong("it neither sleeps nor has a command to be started with, so it could never leave");
+            return invalid(
+                "it neither sleeps nor has a command to be started with, so it could never leave",
+            );
         }
         if rules.running_max == 0 || rules.queue_max == 0 {
-            return wrong("running_max and queue_max are 1 or more, or it could not be asked");
+            return invalid("running_max and queue_max are 1 or more, or no request could be admitted");
         }
         let limits = &rules.limits;
         for (what, wait) in [
@@ -284,14 +292,14 @@ impl RawModel {
             ("stop_max", limits.stop),
         ] {
             if wait.is_zero() {
-                return wrong(&format!("{what} is 0, so it could never be done in time; make it longer"));
+                return invalid(&format!("{what} is 0, so it could never be done in time; make it longer"));
             }
         }
         if rules.look_every.is_zero() {
-            return wrong("look_every is 0, so its engine would do nothing else; make it longer");
+            return invalid("look_every is 0, so its engine would do nothing else; make it longer");
         }
         if rules.pause_min > rules.pause_max {
-            return wrong(&format!(
+            return invalid(&format!(
                 "pause_min, {:?}, is more than pause_max, {:?}",
                 rules.pause_min, rules.pause_max
             ));
@@ -306,7 +314,7 @@ impl RawModel {
             served_as: self.served_as.unwrap_or_else(|| self.name.clone()),
             name: self.name,
             aliases: self.aliases,
-            engine: self.engine.unwrap_or(Engine::Vllm),
+            engine: self.engine.unwrap_or(EngineKind::Vllm),
             url,
             level,
             start,
@@ -321,7 +329,7 @@ impl RawModel {
 }
 
 impl RawRules {
-    /// These, and those of `every` where these say nothing.
+    /// Fills unset rules from `every`.
     fn over(self, every: &Self) -> Self {
         Self {
             sleeps: self.sleeps.or(every.sleeps),
@@ -348,13 +356,13 @@ impl RawRules {
 
     fn rules(&self, gpus: Vec<Gpu>) -> Rules {
         let usual = Rules::on(gpus);
-        let wait = |said: Option<Wait>, usual| said.map_or(usual, |wait| wait.0);
+        let wait = |set: Option<Wait>, usual| set.map_or(usual, |wait| wait.0);
         let limits = Limits {
             drain: wait(self.drain_max, usual.limits.drain),
             sleep: wait(self.sleep_max, usual.limits.sleep),
             release: wait(self.release_max, usual.limits.release),
-            // Both wait for memory to come back: one's own, and that of those who have left.
-            room: wait(self.release_max, usual.limits.room),
+            // Both wait for memory to come back: this model's, and that of models that left.
+            find_memory: wait(self.release_max, usual.limits.find_memory),
             wake: wait(self.wake_max, usual.limits.wake),
             canary: wait(self.canary_max, usual.limits.canary),
             start: wait(self.start_max, usual.limits.start),
@@ -384,43 +392,43 @@ fn local(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
-/// Whether nobody can listen on both. Port 0 is any that is free.
+/// Whether both cannot be bound at once. Port 0 means any free port.
 fn are_one(one: SocketAddr, other: SocketAddr) -> bool {
     let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() == other.port() && one.port() != 0 && (one.ip() == other.ip() || is_any)
 }
 
-/// The keys of a door. One that others can reach has some.
+/// The keys of a listener. One that other machines can reach needs at least one.
 fn keys_of(
-    door: &str,
+    section: &str,
     listen: SocketAddr,
-    places: &[String],
+    sources: &[String],
     secret: Secret<'_>,
 ) -> Result<Vec<Key>, ConfigError> {
-    if places.is_empty() && !listen.ip().is_loopback() {
+    if sources.is_empty() && !listen.ip().is_loopback() {
         let reason = format!(
             "it listens on {listen}, where others can reach it, and has no keys; say keys = [\"env:NAME\"], or listen \
              on 127.0.0.1"
         );
-        return Err(wrong(door, &reason));
+        return Err(invalid(section, &reason));
     }
-    let key = |(nth, place): (usize, &String)| {
-        secret(place)
+    let key = |(nth, source): (usize, &String)| {
+        secret(source)
             .and_then(|text| Key::new(&text))
-            .map_err(|reason| wrong(door, &format!("key {} of {}: {reason}", nth + 1, places.len())))
+            .map_err(|reason| invalid(section, &format!("key {} of {}: {reason}", nth + 1, sources.len())))
     };
-    places.iter().enumerate().map(key).collect()
+    sources.iter().enumerate().map(key).collect()
 }
 
-/// `http://`, a host and a port, and nothing behind them. What is wrong with another one is said without it: it may have
-/// a password in it.
+/// Accepts `http://`, a host and a port. The message does not repeat the URL, which may contain a password.
 pub(crate) fn check_url(url: &str) -> Result<(), String> {
     let Some(rest) = url.strip_prefix("http://") else {
-        return Err("it has to begin with http://; engines are on this machine or behind something that is"
-            .to_owned());
+        return Err(
+            "it has to begin with http://; engines are on this machine, or behind a proxy that is".to_owned()
+        );
     };
     if rest.contains(['/', '?', '#', '@', '\\']) || url.parse::<Uri>().is_err() {
-        return Err("it has a host and a port, and nothing behind them".to_owned());
+        return Err("it has a host and a port, and nothing after them".to_owned());
     }
     let is_host = |host: &str| match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(address) => address.parse::<Ipv6Addr>().is_ok(),

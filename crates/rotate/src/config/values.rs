@@ -1,4 +1,4 @@
-//! Values as people write them, and errors as they can use them.
+//! Types of values, such as sizes and durations, and readable parse errors.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,44 +9,44 @@ use strsim::osa_distance;
 
 use super::ConfigError;
 
-/// A key may be unlike in one letter for each so many of it and still be what was meant.
+/// Allows one wrong letter for each this many in a misspelled key.
 const LETTERS_EACH: usize = 3;
 
-/// The longest length of time that means something, which also can be added to any moment.
+/// The longest duration, short enough to be added to any `Instant`.
 const WAIT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Where keys are. What is written in their stead may be a key, and is not repeated.
+/// Sources of keys. An invalid value may be a key, so errors do not repeat it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Places(pub(super) Vec<String>);
+pub(super) struct KeySources(pub(super) Vec<String>);
 
-/// A length of time, `90s`, `1m 30s`, `250ms`.
+/// A duration, such as `90s`, `1m 30s` or `250ms`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait(pub(super) Duration);
 
-/// A size, `40GiB`, or plain bytes.
+/// A size, such as `40GiB`, or a number of bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size(pub(super) u64);
 
-impl<'de> Deserialize<'de> for Places {
+impl<'de> Deserialize<'de> for KeySources {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // What a value is was written by somebody, who may have written a key.
+        // The default message would repeat the value, which may be a key.
         let otherwise =
             || de::Error::custom("keys are a list in brackets, like [\"env:NAME\", \"file:PATH\"]");
         let toml::Value::Array(all) = toml::Value::deserialize(deserializer)? else {
             return Err(otherwise());
         };
-        let places = all.into_iter().map(|one| match one {
-            toml::Value::String(place) => Ok(place),
+        let sources = all.into_iter().map(|one| match one {
+            toml::Value::String(source) => Ok(source),
             _ => Err(otherwise()),
         });
-        places.collect::<Result<_, _>>().map(Self)
+        sources.collect::<Result<_, _>>().map(Self)
     }
 }
 
 impl<'de> Deserialize<'de> for Wait {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl Visitor<'_> for Read {
+        struct WaitVisitor;
+        impl Visitor<'_> for WaitVisitor {
             type Value = Wait;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -67,14 +67,14 @@ impl<'de> Deserialize<'de> for Wait {
                 Ok(Wait(wait))
             }
         }
-        deserializer.deserialize_str(Read)
+        deserializer.deserialize_str(WaitVisitor)
     }
 }
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl Visitor<'_> for Read {
+        struct SizeVisitor;
+        impl Visitor<'_> for SizeVisitor {
             type Value = Size;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -89,27 +89,27 @@ impl<'de> Deserialize<'de> for Size {
                 u64::try_from(bytes).map(Size).map_err(|_| E::custom(format!("{bytes} is not a size")))
             }
         }
-        deserializer.deserialize_any(Read)
+        deserializer.deserialize_any(SizeVisitor)
     }
 }
 
-/// An error of the parser's, with its line, and with the nearest key where one is not known.
+/// Adds the line, and the nearest key if a key is unknown.
 pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
     let at = error.span().map_or(0, |span| span.start.min(text.len()));
     let before = text.get(..at).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
-    let mut said = format!("line {line}: {}", error.message());
-    // The parser names what is wrong and what there is in the same quotes.
+    let mut message = format!("line {line}: {}", error.message());
+    // The parser quotes the unknown key first, then the known ones.
     let mut quoted = error.message().split('`').skip(1).step_by(2);
     let is_unknown =
         ["unknown field", "unknown variant"].iter().any(|words| error.message().starts_with(words));
     if is_unknown && let Some(nearest) = quoted.next().and_then(|wrong| nearest(wrong, quoted)) {
-        said = format!("{said}; did you mean `{nearest}`?");
+        message = format!("{message}; did you mean `{nearest}`?");
     }
-    ConfigError::Syntax { text: said }
+    ConfigError::Syntax { text: message }
 }
 
-/// The one that is like it, if one is.
+/// The most similar key, if one is similar enough.
 fn nearest<'a>(wrong: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = (wrong.chars().count() / LETTERS_EACH).max(1);
     let is_part = |one: &str| one.starts_with(wrong) || wrong.starts_with(one);
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_alike_is_meant() {
+    fn only_a_similar_key_is_suggested() {
         let all = ["name", "aliases", "url"];
         assert_eq!(nearest("nmae", all.into_iter()), Some("name"));
         assert_eq!(nearest("aliasses", all.into_iter()), Some("aliases"));

@@ -1,39 +1,38 @@
-//! Answers: JSON, and errors as JSON with a message that says what to do next.
+//! Error responses: JSON with a message that says what to do next.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde::Serialize;
 
-/// Why something is not done.
+/// An error response.
 #[derive(Debug, Serialize)]
-pub(super) struct Wrong {
+pub(super) struct ControlError {
     #[serde(skip)]
     status: StatusCode,
-    error: Said,
+    error: ErrorBody,
 }
 
 #[derive(Debug, Serialize)]
-struct Said {
+struct ErrorBody {
     message: String,
-    /// The models that there are, where one was asked for that is not.
+    /// The known models, if the name is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     models: Option<Vec<String>>,
 }
 
-impl Wrong {
+impl ControlError {
     pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, error: Said { message: message.into(), models: None } }
+        Self { status, error: ErrorBody { message: message.into(), models: None } }
     }
 
-    /// There is no such model.
     pub(super) fn no_model(name: &str, models: Vec<String>) -> Self {
         let message = format!("there is no model `{name}`; there are: {}", models.join(", "));
-        Self { status: StatusCode::NOT_FOUND, error: Said { message, models: Some(models) } }
+        Self { status: StatusCode::NOT_FOUND, error: ErrorBody { message, models: Some(models) } }
     }
 }
 
-impl IntoResponse for Wrong {
+impl IntoResponse for ControlError {
     fn into_response(self) -> Response {
         let status = self.status;
         let mut response = (status, Json(self)).into_response();

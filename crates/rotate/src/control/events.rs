@@ -1,8 +1,8 @@
-//! What happens, as server-sent events to whoever follows it.
+//! Events as server-sent events.
 //!
-//! One task takes events from the service into a [`Hub`] that keeps the last [`KEPT_MAX`] of them. Each follower reads
-//! from there in its own time: one that is slower than that is told how many it lost, and goes on, and nobody waits for
-//! it. One that comes back says what it saw last, and gets what came since, as far as it is kept.
+//! One task moves events from the service into a [`Hub`], which keeps the last [`KEPT_MAX`]. Each follower reads from
+//! the hub at its own speed, so a slow follower delays no other. A follower that falls too far back gets the number of
+//! events that it lost. A follower that reconnects sends the last id that it saw, and gets the kept events after it.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -19,52 +19,52 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use super::metrics::Metrics;
-use crate::service::Told;
+use crate::service::ServiceEvent;
 
-/// How often a follower is told that we are still here.
-pub(super) const BEAT: Duration = Duration::from_secs(15);
-/// How many events are kept.
+/// Interval of keep-alive comments.
+pub(super) const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
+/// Most kept events.
 const KEPT_MAX: usize = 1024;
-/// How many are written at a time.
+/// Most events in one write.
 const CHUNK: usize = 32;
-/// What a stream begins with: when to come back if it ends, in milliseconds.
-const HELLO: &str = "retry: 2000\n\n";
+/// The first bytes of a stream: the reconnection delay in milliseconds.
+const PREAMBLE: &str = "retry: 2000\n\n";
 
 /// The last events.
 #[derive(Debug)]
 pub(super) struct Hub {
-    ring: Mutex<Ring>,
+    ring: Mutex<EventBuffer>,
     changed: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
-struct Ring {
-    /// How many came before the first that is kept.
+struct EventBuffer {
+    /// Events dropped before the first kept one.
     first: u64,
     kept: VecDeque<Kept>,
 }
 
 #[derive(Debug, Clone)]
 enum Kept {
-    Told(Arc<Told>),
-    /// So many were lost here, on the way from the service.
+    Event(Arc<ServiceEvent>),
+    /// This many events were lost between the service and the hub.
     Lost(u64),
 }
 
 /// Where a follower begins.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum From {
-    /// With the last so many.
-    Past(usize),
-    /// Behind the one with this number.
-    Behind(u64),
+pub(super) enum StartAt {
+    /// With this many past events.
+    Last(usize),
+    /// After the event with this number.
+    After(u64),
 }
 
-/// Where a follower is.
+/// A follower's position.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
     at: u64,
-    /// How many it is still to be told that it lost.
+    /// Lost events that the follower has not been notified of.
     lost: u64,
 }
 
@@ -86,20 +86,20 @@ impl Hub {
         self.changed.send_replace(());
     }
 
-    fn begin(&self, from: From) -> Cursor {
+    fn begin(&self, from: StartAt) -> Cursor {
         let ring = self.ring();
         let at = |index: usize| ring.first.saturating_add(u64::try_from(index).unwrap_or(u64::MAX));
         match from {
-            From::Past(past) => Cursor { at: at(ring.kept.len().saturating_sub(past)), lost: 0 },
-            From::Behind(id) => {
+            StartAt::Last(count) => Cursor { at: at(ring.kept.len().saturating_sub(count)), lost: 0 },
+            StartAt::After(id) => {
                 let seqs = || {
                     ring.kept.iter().enumerate().filter_map(|(index, kept)| match kept {
-                        Kept::Told(told) => Some((index, told.seq)),
+                        Kept::Event(event) => Some((index, event.seq)),
                         Kept::Lost(_) => None,
                     })
                 };
                 match (seqs().next(), seqs().next_back()) {
-                    // The service began anew since, and all that there is came after.
+                    // The service restarted since, so all kept events are newer.
                     (Some(_), Some((_, newest))) if id > newest => Cursor { at: at(0), lost: 0 },
                     (Some((_, oldest)), _) if id < oldest => {
                         Cursor { at: at(0), lost: oldest.saturating_sub(id).saturating_sub(1) }
@@ -113,7 +113,7 @@ impl Hub {
         }
     }
 
-    /// The next of what a follower has not seen, [`CHUNK`] at most.
+    /// The next unseen events, at most [`CHUNK`].
     fn read(&self, cursor: &mut Cursor) -> Vec<Kept> {
         let ring = self.ring();
         if cursor.at < ring.first {
@@ -132,27 +132,27 @@ impl Hub {
         read
     }
 
-    fn ring(&self) -> MutexGuard<'_, Ring> {
+    fn ring(&self) -> MutexGuard<'_, EventBuffer> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Takes events from the service until it ends.
+/// Moves events from the service into the hub until the service ends.
 pub(super) async fn follow(
-    mut events: broadcast::Receiver<Arc<Told>>,
+    mut events: broadcast::Receiver<Arc<ServiceEvent>>,
     hub: Arc<Hub>,
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) {
     loop {
-        let told = tokio::select! {
+        let event = tokio::select! {
             () = shutdown.cancelled() => return,
-            told = events.recv() => told,
+            event = events.recv() => event,
         };
-        match told {
-            Ok(told) => {
-                metrics.take_in(&told);
-                hub.keep(Kept::Told(told));
+        match event {
+            Ok(event) => {
+                metrics.count(&event);
+                hub.keep(Kept::Event(event));
             }
             Err(RecvError::Lagged(lost)) => {
                 tracing::warn!(lost, "events came faster than they were taken; metrics lack them");
@@ -164,38 +164,37 @@ pub(super) async fn follow(
     }
 }
 
-/// A follower.
 struct Follower<F> {
     hub: Arc<Hub>,
     changed: watch::Receiver<()>,
     cursor: Cursor,
-    beat: Interval,
+    keep_alive: Interval,
     may_see: F,
     shutdown: CancellationToken,
-    is_greeted: bool,
-    _place: OwnedSemaphorePermit,
+    has_begun: bool,
+    _permit: OwnedSemaphorePermit,
 }
 
-/// Events as they are written to a follower, until `shutdown`, or until `may_see` says that it may see no more.
+/// Events as bytes for one follower, until `shutdown`, or until `may_see` returns false.
 pub(super) fn stream<F: Fn() -> bool + Send>(
     hub: Arc<Hub>,
-    from: From,
-    beat: Duration,
+    from: StartAt,
+    keep_alive: Duration,
     may_see: F,
     shutdown: CancellationToken,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let mut beat = interval_at(Instant::now() + beat, beat);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut keep_alive = interval_at(Instant::now() + keep_alive, keep_alive);
+    keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let follower = Follower {
         changed: hub.changed.subscribe(),
         cursor: hub.begin(from),
         hub,
-        beat,
+        keep_alive,
         may_see,
         shutdown,
-        is_greeted: false,
-        _place: place,
+        has_begun: false,
+        _permit: permit,
     };
     unfold(follower, |mut follower| async {
         let text = follower.next().await?;
@@ -205,8 +204,8 @@ pub(super) fn stream<F: Fn() -> bool + Send>(
 
 impl<F: Fn() -> bool> Follower<F> {
     async fn next(&mut self) -> Option<String> {
-        if !std::mem::replace(&mut self.is_greeted, true) {
-            return Some(HELLO.to_owned());
+        if !std::mem::replace(&mut self.has_begun, true) {
+            return Some(PREAMBLE.to_owned());
         }
         loop {
             if self.shutdown.is_cancelled() {
@@ -220,23 +219,23 @@ impl<F: Fn() -> bool> Follower<F> {
             tokio::select! {
                 () = self.shutdown.cancelled() => return None,
                 changed = self.changed.changed() => changed.ok()?,
-                _ = self.beat.tick() => return (self.may_see)().then(|| ": still here\n\n".to_owned()),
+                _ = self.keep_alive.tick() => return (self.may_see)().then(|| ": still here\n\n".to_owned()),
             }
         }
     }
 }
 
-/// An event as it goes over the wire.
+/// The wire format of one event.
 fn written(kept: &Kept) -> String {
     let mut text = String::new();
-    let told = match kept {
-        Kept::Told(told) => serde_json::to_value(told.as_ref()).map(|data| (told.seq, data)),
+    let event = match kept {
+        Kept::Event(event) => serde_json::to_value(event.as_ref()).map(|data| (event.seq, data)),
         Kept::Lost(lost) => return lagged(*lost),
     };
-    match told {
+    match event {
         Ok((seq, data)) => {
             let kind = data.get("event").and_then(serde_json::Value::as_str).unwrap_or("message");
-            // JSON has no line ends in it, so it is one line of data.
+            // serde_json writes no line breaks, so the JSON is one `data:` line.
             let _ = write!(text, "id: {seq}\nevent: {kind}\ndata: {data}\n\n");
             text
         }
@@ -259,15 +258,15 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::service::What;
+    use crate::service::EventKind;
 
-    fn told(seq: u64) -> Kept {
-        let what = What::Learnt { held_bytes: vec![seq] };
-        Kept::Told(Arc::new(Told { seq, at_unix_ms: 0, model: "one".to_owned(), what }))
+    fn event(seq: u64) -> Kept {
+        let what = EventKind::Learnt { held_bytes: vec![seq] };
+        Kept::Event(Arc::new(ServiceEvent { seq, at_unix_ms: 0, model: "one".to_owned(), what }))
     }
 
-    /// What a follower sees that begins there: a number for each event, and what it is told that it lost.
-    fn seen(hub: &Hub, from: From) -> Vec<Result<u64, u64>> {
+    /// What a follower sees from there: sequence numbers, or the count of lost events.
+    fn seen(hub: &Hub, from: StartAt) -> Vec<Result<u64, u64>> {
         let mut cursor = hub.begin(from);
         let mut all = Vec::new();
         loop {
@@ -276,7 +275,7 @@ mod tests {
                 return all;
             }
             all.extend(read.iter().map(|kept| match kept {
-                Kept::Told(told) => Ok(told.seq),
+                Kept::Event(event) => Ok(event.seq),
                 Kept::Lost(lost) => Err(*lost),
             }));
         }
@@ -285,51 +284,56 @@ mod tests {
     #[test]
     fn a_follower_begins_where_it_says() {
         let hub = Hub::default();
-        assert_eq!(seen(&hub, From::Behind(7)), []);
-        (5..=8).for_each(|seq| hub.keep(told(seq)));
-        assert_eq!(seen(&hub, From::Past(0)), []);
-        assert_eq!(seen(&hub, From::Past(2)), [Ok(7), Ok(8)]);
-        assert_eq!(seen(&hub, From::Past(usize::MAX)).len(), 4);
-        assert_eq!(seen(&hub, From::Behind(8)), []);
-        assert_eq!(seen(&hub, From::Behind(6)), [Ok(7), Ok(8)]);
-        assert_eq!(seen(&hub, From::Behind(4)), [Ok(5), Ok(6), Ok(7), Ok(8)]);
-        assert_eq!(seen(&hub, From::Behind(1)), [Err(3), Ok(5), Ok(6), Ok(7), Ok(8)], "2, 3 and 4 are lost");
-        assert_eq!(seen(&hub, From::Behind(99)).len(), 4, "the service began anew");
+        assert_eq!(seen(&hub, StartAt::After(7)), []);
+        (5..=8).for_each(|seq| hub.keep(event(seq)));
+        assert_eq!(seen(&hub, StartAt::Last(0)), []);
+        assert_eq!(seen(&hub, StartAt::Last(2)), [Ok(7), Ok(8)]);
+        assert_eq!(seen(&hub, StartAt::Last(usize::MAX)).len(), 4);
+        assert_eq!(seen(&hub, StartAt::After(8)), []);
+        assert_eq!(seen(&hub, StartAt::After(6)), [Ok(7), Ok(8)]);
+        assert_eq!(seen(&hub, StartAt::After(4)), [Ok(5), Ok(6), Ok(7), Ok(8)]);
+        assert_eq!(
+            seen(&hub, StartAt::After(1)),
+            [Err(3), Ok(5), Ok(6), Ok(7), Ok(8)],
+            "2, 3 and 4 are lost"
+        );
+        assert_eq!(seen(&hub, StartAt::After(99)).len(), 4, "the service began anew");
     }
 
     #[test]
-    fn what_is_not_kept_or_never_came_is_told_as_lost() {
+    fn dropped_and_lost_events_are_reported_as_lost() {
         let hub = Hub::default();
-        let mut slow = hub.begin(From::Past(0));
+        let mut slow = hub.begin(StartAt::Last(0));
         let more = u64::try_from(KEPT_MAX).unwrap() + 10;
-        (1..=more).for_each(|seq| hub.keep(told(seq)));
+        (1..=more).for_each(|seq| hub.keep(event(seq)));
         let read = hub.read(&mut slow);
-        assert!(matches!(read[..2], [Kept::Lost(10), Kept::Told(ref told)] if told.seq == 11), "{read:?}");
+        assert!(matches!(read[..2], [Kept::Lost(10), Kept::Event(ref event)] if event.seq == 11), "{read:?}");
         hub.keep(Kept::Lost(3));
-        hub.keep(told(more + 4));
-        assert_eq!(seen(&hub, From::Behind(more)), [Err(3), Ok(more + 4)]);
+        hub.keep(event(more + 4));
+        assert_eq!(seen(&hub, StartAt::After(more)), [Err(3), Ok(more + 4)]);
         assert_eq!(hub.ring().kept.len(), KEPT_MAX);
     }
 
     #[tokio::test]
-    async fn a_stream_beats_and_ends_when_it_may_see_no_more() {
+    async fn a_stream_sends_keep_alives_and_ends_with_its_permission() {
         let hub = Arc::new(Hub::default());
-        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        let (may, was_told) = (Arc::new(Mutex::new(true)), CancellationToken::new());
+        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let (may, shutdown) = (Arc::new(Mutex::new(true)), CancellationToken::new());
         let may_see = {
             let may = Arc::clone(&may);
             move || *may.lock().unwrap()
         };
-        let beat = Duration::from_millis(1);
-        let mut stream = pin!(stream(Arc::clone(&hub), From::Past(0), beat, may_see, was_told, place));
-        assert_eq!(stream.next().await.unwrap().unwrap(), HELLO);
+        let keep_alive = Duration::from_millis(1);
+        let mut stream =
+            pin!(stream(Arc::clone(&hub), StartAt::Last(0), keep_alive, may_see, shutdown, permit));
+        assert_eq!(stream.next().await.unwrap().unwrap(), PREAMBLE);
         assert_eq!(stream.next().await.unwrap().unwrap(), ": still here\n\n");
-        hub.keep(told(3));
+        hub.keep(event(3));
         let written = stream.next().await.unwrap().unwrap();
         assert!(written.starts_with(b"id: 3\nevent: learnt\ndata: {"), "{written:?}");
         assert!(written.ends_with(b"}\n\n"), "{written:?}");
         *may.lock().unwrap() = false;
-        hub.keep(told(4));
+        hub.keep(event(4));
         assert!(stream.next().await.is_none());
     }
 }

@@ -1,8 +1,7 @@
-//! Who is let in: keys, and what keeps pages of other sites out.
+//! Access checks: API keys, and protection against pages of other sites.
 //!
-//! An operator's browser runs the pages of everybody, and can reach what listens on this machine only. Such a page is
-//! known by what browsers do not let it change: the name it reached us by (`Host`), and where it is from (`Origin`,
-//! `Sec-Fetch-Site`).
+//! A page in an operator's browser can send requests to this machine, even to loopback. It cannot change `Host`,
+//! `Origin` and `Sec-Fetch-Site`, so these show that it is foreign.
 
 use std::net::IpAddr;
 
@@ -13,23 +12,23 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::Authority;
 use http::{Method, StatusCode, Uri};
 
-use super::Shared;
-use super::answer::Wrong;
+use super::HandlerState;
+use super::answer::ControlError;
 use crate::config;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// What every answer says: no cache keeps it, no browser guesses what it is, no other site's page embeds it.
+/// On every answer: no caching, no content sniffing, no embedding by other sites.
 const ON_ALL: [(HeaderName, HeaderValue); 3] = [
     (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
 ];
 
-/// Lets a request in, or says why not.
-pub(super) async fn guard(State(shared): State<Shared>, request: Request, next: Next) -> Response {
+/// Passes a request on, or answers with an error.
+pub(super) async fn guard(State(shared): State<HandlerState>, request: Request, next: Next) -> Response {
     let mut response = match check(&shared, &request) {
         Ok(()) => next.run(request).await,
-        Err(wrong) => wrong.into_response(),
+        Err(error) => error.into_response(),
     };
     for (name, value) in ON_ALL {
         response.headers_mut().insert(name, value);
@@ -37,10 +36,10 @@ pub(super) async fn guard(State(shared): State<Shared>, request: Request, next: 
     response
 }
 
-fn check(shared: &Shared, request: &Request) -> Result<(), Wrong> {
+fn check(shared: &HandlerState, request: &Request) -> Result<(), ControlError> {
     let host = host(request.uri(), request.headers())?;
-    if shared.is_local && !is_here(host.host()) {
-        return Err(Wrong::new(
+    if shared.is_local && !is_loopback(host.host()) {
+        return Err(ControlError::new(
             StatusCode::FORBIDDEN,
             format!(
                 "this listens on this machine only, and was asked for by the name `{}`, which is another's; ask for \
@@ -51,62 +50,62 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Wrong> {
     }
     let is_open = matches!(request.uri().path(), "/" | "/health");
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
-    // A link from another site to the page is fine: the page holds nothing, and what it does then is its own doing.
+    // Links from other sites to the page are fine: the page itself contains no data.
     if !(is_open && is_read) {
-        from_here(&host, request.headers())?;
+        check_origin(&host, request.headers())?;
     }
-    if !is_open && !has_key(&shared.desk.control(), key(request.headers())) {
+    if !is_open && !has_key(&shared.api.control(), key(request.headers())) {
         let message =
             "a key is needed, and this is none; say Authorization: Bearer KEY with a key of control's keys";
-        return Err(Wrong::new(StatusCode::UNAUTHORIZED, message));
+        return Err(ControlError::new(StatusCode::UNAUTHORIZED, message));
     }
     Ok(())
 }
 
-/// The key that a request comes with.
+/// The API key of a request.
 pub(super) fn key(headers: &HeaderMap) -> Option<&str> {
     let (scheme, key) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// Whether somebody with this key may see and order things. All keys are looked at, also behind the right one.
+/// Whether this key is accepted. Compares all keys, so that timing does not reveal which one matches.
 pub(super) fn has_key(control: &config::Control, given: Option<&str>) -> bool {
     if control.keys.is_empty() {
         return true;
     }
-    given.is_some_and(|given| control.keys.iter().fold(false, |is_one, key| key.is(given) | is_one))
+    given.is_some_and(|given| control.keys.iter().fold(false, |is_one, key| key.matches(given) | is_one))
 }
 
-/// The name that we were reached by. One that is said twice, in two ways, or not at all, is not trusted.
-fn host(uri: &Uri, headers: &HeaderMap) -> Result<Authority, Wrong> {
-    let wrong = |message: &str| Wrong::new(StatusCode::BAD_REQUEST, message);
+/// The one `Host` of a request. Missing, repeated or contradictory hosts are errors.
+fn host(uri: &Uri, headers: &HeaderMap) -> Result<Authority, ControlError> {
+    let error = |message: &str| ControlError::new(StatusCode::BAD_REQUEST, message);
     let mut all = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (all.next(), all.next()) else {
-        return Err(wrong("the request has to have one Host header"));
+        return Err(error("the request has to have one Host header"));
     };
     let host = host.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
     let host = host.filter(|host| !host.as_str().contains('@'));
-    let host = host.ok_or_else(|| wrong("the Host header is no host"))?;
+    let host = host.ok_or_else(|| error("the Host header is no host"))?;
     if uri.authority().is_some_and(|other| other != &host) {
-        return Err(wrong("the request names another host than its Host header"));
+        return Err(error("the request names another host than its Host header"));
     }
     Ok(host)
 }
 
-/// Whether a name is this machine's, whoever answers for names.
-fn is_here(host: &str) -> bool {
-    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-    match bare.parse::<IpAddr>() {
+/// Whether a host is the loopback address, without asking a resolver.
+fn is_loopback(host: &str) -> bool {
+    let unbracketed = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    match unbracketed.parse::<IpAddr>() {
         Ok(ip) => ip.to_canonical().is_loopback(),
         Err(_) => host.eq_ignore_ascii_case("localhost"),
     }
 }
 
-/// Refuses what a page of another site asks for. Who is no browser says none of these.
-fn from_here(host: &Authority, headers: &HeaderMap) -> Result<(), Wrong> {
+/// Refuses requests from pages of other sites. Clients other than browsers send none of these headers.
+fn check_origin(host: &Authority, headers: &HeaderMap) -> Result<(), ControlError> {
     for site in headers.get_all(SEC_FETCH_SITE) {
         if !matches!(site.as_bytes(), b"same-origin" | b"none") {
-            return Err(Wrong::new(StatusCode::FORBIDDEN, "a page of another site asked for this"));
+            return Err(ControlError::new(StatusCode::FORBIDDEN, "a page of another site asked for this"));
         }
     }
     for origin in headers.get_all(header::ORIGIN) {
@@ -116,13 +115,13 @@ fn from_here(host: &Authority, headers: &HeaderMap) -> Result<(), Wrong> {
                 "a page of another site asked for this; a proxy in between has to pass on the name that it was reached \
                  by as Host, which is `{host}` here"
             );
-            return Err(Wrong::new(StatusCode::FORBIDDEN, message));
+            return Err(ControlError::new(StatusCode::FORBIDDEN, message));
         }
     }
     Ok(())
 }
 
-/// Whether pages of an origin are of this host. The scheme may differ from ours, as behind a proxy that does TLS.
+/// Whether an origin has this host and port. The scheme may differ behind a TLS proxy.
 fn is_origin(origin: &str, host: &Authority) -> bool {
     let (default, rest) = match origin.split_once("://") {
         Some(("http", rest)) => (80, rest),
@@ -141,12 +140,12 @@ mod tests {
     #[test]
     fn only_names_of_this_machine_are_here() {
         for name in ["localhost", "LOCALHOST", "127.0.0.1", "127.8.9.1", "[::1]", "[::ffff:127.0.0.1]"] {
-            assert!(is_here(name), "{name}");
+            assert!(is_loopback(name), "{name}");
         }
         for name in
             ["localhost.example.org", "example.org", "10.0.0.1", "[::2]", "0.0.0.0", "127.0.0.1.nip.io", ""]
         {
-            assert!(!is_here(name), "{name}");
+            assert!(!is_loopback(name), "{name}");
         }
     }
 

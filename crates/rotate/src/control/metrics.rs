@@ -1,7 +1,7 @@
-//! Metrics for Prometheus, as OpenMetrics text.
+//! Prometheus metrics, as OpenMetrics text.
 //!
-//! What can be read off the service when somebody asks is read then, so that it cannot differ from its status, and a
-//! model that is gone is gone from here. What only events tell is counted as they come.
+//! Gauges and counters that the service knows are read at each scrape, so they agree with its status. Models that are
+//! gone disappear. Only what events alone report is counted here.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -14,18 +14,20 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::service::{Snapshot, Told, What};
+use crate::policy::StageName;
+use crate::service::{EventKind, ServiceEvent, Snapshot};
 
 const PREFIX: &str = "poorwill_rotate";
-/// From a look at an engine to the start of a large one.
+/// Buckets from a health check to the start of a large engine.
 const SECONDS: [f64; 15] =
     [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0];
-/// The stage in which an engine is tried.
-const CANARY: &str = "canary";
-/// The stage in which requests end and no others are let through.
-const DRAINING: &str = "draining";
-/// The stages in which a model leaves.
-const LEAVING: [&str; 5] = [DRAINING, "weighing before sleep", "falling asleep", "giving back", "stopping"];
+const LEAVING: [StageName; 5] = [
+    StageName::Draining,
+    StageName::MeasuringBeforeSleep,
+    StageName::FallingAsleep,
+    StageName::ReleasingMemory,
+    StageName::Stopping,
+];
 
 type Number = Gauge<u64, AtomicU64>;
 type Swaps = Family<OfSwap, Histogram, fn() -> Histogram>;
@@ -52,7 +54,7 @@ struct OfGpu {
     gpu: u64,
 }
 
-/// What was counted since the service began.
+/// Counted since the service began.
 pub(super) struct Metrics {
     registry: Registry,
     swaps: Swaps,
@@ -74,68 +76,65 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix(PREFIX);
         let swaps = Swaps::new_with_constructor(|| Histogram::new(SECONDS));
         let help =
-            "How long models took to come up, by phase and by how; `away` has the phases in which they leave";
+            "Seconds until models were ready, by phase and path; path `away` has the phases of leaving";
         registry.register_with_unit("swap", help, Unit::Seconds, swaps.clone());
         let failures = Family::default();
-        registry.register(
-            "failures",
-            "Steps that failed, by the stage that the model was in",
-            Family::clone(&failures),
-        );
+        registry.register("failures", "Failed steps, by the stage of the failure", Family::clone(&failures));
         let mut by_model = |name: &str, help: &str| {
             let family = Family::<OfModel, Counter>::default();
             registry.register(name, help, family.clone());
             family
         };
-        let canary_failures = by_model("canary_failures", "Canaries that were wrong, or not answered");
-        let shortfalls = by_model("shortfalls", "GPUs on which a sleep gave back less than the model holds");
-        let quarantines = by_model("quarantines", "How often a model was left alone for a while");
+        let canary_failures = by_model("canary_failures", "Canaries that were wrong or not answered");
+        let shortfalls = by_model("shortfalls", "GPUs on which a sleep released less than expected");
+        let quarantines = by_model("quarantines", "Quarantines after failures");
         let lost = Counter::default();
-        registry.register("events_lost", "Events that came too fast to be counted here", lost.clone());
+        registry.register("events_lost", "Events that were lost before they could be counted", lost.clone());
         Self { registry, swaps, failures, canary_failures, shortfalls, quarantines, lost }
     }
 }
 
 impl Metrics {
-    /// Counts an event.
-    pub(super) fn take_in(&self, told: &Told) {
-        let model = || OfModel { model: told.model.clone() };
-        match &told.what {
-            What::Ready { swap } => {
-                let of = |phase| OfSwap { phase, path: swap.path };
+    pub(super) fn count(&self, event: &ServiceEvent) {
+        let model = || OfModel { model: event.model.clone() };
+        match &event.what {
+            EventKind::Ready { swap } => {
+                let of = |phase| OfSwap { phase, path: swap.path.as_str() };
                 for (phase, seconds) in &swap.phases {
-                    self.swaps.get_or_create(&of(phase)).observe(*seconds);
+                    self.swaps.get_or_create(&of(phase.as_str())).observe(*seconds);
                 }
                 self.swaps.get_or_create(&of("total")).observe(swap.total_s);
             }
-            What::Failed { stage, .. } => {
-                self.failures.get_or_create(&OfStage { model: told.model.clone(), stage }).inc();
-                if *stage == CANARY {
+            EventKind::Failed { stage, .. } => {
+                self.failures
+                    .get_or_create(&OfStage { model: event.model.clone(), stage: stage.as_str() })
+                    .inc();
+                if *stage == StageName::Canary {
                     self.canary_failures.get_or_create(&model()).inc();
                 }
             }
-            What::Shortfall { .. } => {
+            EventKind::Shortfall { .. } => {
                 self.shortfalls.get_or_create(&model()).inc();
             }
-            What::Quarantined { .. } => {
+            EventKind::Quarantined { .. } => {
                 self.quarantines.get_or_create(&model()).inc();
             }
-            What::Stage { before, before_s, .. } if LEAVING.contains(before) => {
-                self.swaps.get_or_create(&OfSwap { phase: before, path: "away" }).observe(*before_s);
+            EventKind::Stage { before, before_s, .. } if LEAVING.contains(before) => {
+                self.swaps.get_or_create(&OfSwap { phase: before.as_str(), path: "away" }).observe(*before_s);
             }
-            What::Stage { .. } | What::Learnt { .. } => {}
+            EventKind::Stage { .. } | EventKind::Learnt { .. } => {}
         }
     }
 
-    /// Counts events of which nothing else is known.
+    /// Counts events that were lost before they could be counted.
     pub(super) fn lost(&self, lost: u64) {
         self.lost.inc_by(lost);
     }
 
-    /// All metrics, with what there is now.
+    /// All metrics, with the current gauges.
     pub(super) fn text(&self, now: &Snapshot) -> Result<String, fmt::Error> {
         for model in &now.models {
-            // A counter that is first seen at 1 has no rise that anybody could be alarmed by.
+            // A counter has to exist at 0 before alerts can see it rise.
             let of = OfModel { model: model.name.clone() };
             for family in [&self.canary_failures, &self.shortfalls, &self.quarantines] {
                 drop(family.get_or_create(&of));
@@ -159,15 +158,15 @@ fn of_models(now: &Snapshot) -> Registry {
     };
     let queue = gauge("queue", "Requests that wait for the model");
     let running = gauge("running", "Requests of the model that run");
-    let ready = gauge("ready", "Whether requests of the model are let through");
+    let ready = gauge("ready", "Whether requests of the model are admitted");
     let mut counter = |name: &str, help: &str| {
         let family = Family::<OfModel, Counter>::default();
         registry.register(name, help, family.clone());
         family
     };
-    let admitted = counter("admitted", "Requests that were let through");
+    let admitted = counter("admitted", "Requests that were admitted");
     let refused = counter("refused", "Requests that were refused");
-    let starts = counter("engine_starts", "How often the engine was started");
+    let starts = counter("engine_starts", "Starts of the engine");
     for model in &now.models {
         let of = OfModel { model: model.name.clone() };
         queue.get_or_create(&of).set(wide(model.queued));
@@ -189,12 +188,12 @@ fn of_gpus(now: &Snapshot) -> Registry {
         registry.register_with_unit(name, help, Unit::Bytes, family.clone());
         family
     };
-    let free = bytes("gpu_free", "Memory of the GPU that was free when it was measured last");
-    let total = bytes("gpu_total", "All memory of the GPU, once it was measured");
-    let promised = bytes("gpu_promised", "Memory of the GPU that the models which are up are known to need");
+    let free = bytes("gpu_free", "Memory of the GPU that was free at the last measurement");
+    let total = bytes("gpu_total", "All memory of the GPU");
+    let promised = bytes("gpu_promised", "Memory of the GPU that its awake models are known to need");
     for gpu in &now.gpus {
         let of = OfGpu { gpu: wide(gpu.gpu) };
-        let is_up = |stage: &str, is_ready: bool| is_ready || stage == DRAINING;
+        let is_up = |stage: StageName, is_ready: bool| is_ready || stage == StageName::Draining;
         let up = now
             .models
             .iter()

@@ -1,14 +1,13 @@
-//! Where operators come in: what the service is and does, orders to it, its events, metrics, and a page of it all.
+//! The operators' listener: status, commands, events, metrics, and a web page.
 //!
-//! [`serve()`] asks a [`Desk`] and decides nothing. Promises:
+//! [`serve()`] forwards to a [`ControlApi`] and decides nothing. Promises:
 //!
-//! - Where there are keys, nothing but the page's own text and `/health` is given to who has none of them; keys are
-//!   looked at as they are now, also in the middle of a stream of events.
-//! - A page of another site in an operator's browser gets nothing and orders nothing, by whatever name it reaches us.
-//! - Nobody who asks holds on to more than a bounded part of us: heads, bodies, connections, streams of events, and what
-//!   is kept of events are all limited.
-//! - An order and a reload are carried out to their end also when who asked for them has left.
-//! - When the service ends, streams end, what is being answered may be for [`DRAIN_MAX`], and then [`serve()`] returns.
+//! - Where keys are configured, only the page's own text and `/health` are served without a key. A changed key takes
+//!   effect at once, also for open event streams.
+//! - A page of another site in an operator's browser reads nothing and commands nothing.
+//! - Resources of each client are bounded: heads, bodies, connections, event streams, and kept events.
+//! - A command or reload completes even if its client disconnects.
+//! - At shutdown, streams end, other answers may take up to [`DRAIN_MAX`], and [`serve()`] returns.
 
 mod answer;
 mod events;
@@ -33,75 +32,75 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{config, serve, service};
 
-/// How long answers may take to end when the service does.
+/// How long answers may take to finish at shutdown.
 pub const DRAIN_MAX: Duration = Duration::from_secs(5);
-/// The longest body of a request.
+/// Longest request body.
 pub const BODY_MAX_BYTES: usize = 16 << 10;
-/// How many connections there may be at a time. Others wait.
+/// Most connections at a time. More connections wait.
 const CONNECTIONS_MAX: usize = 256;
-/// How many of them may follow events.
+/// Most event streams at a time.
 const FOLLOWERS_MAX: usize = 64;
-/// The longest head of a request.
+/// Longest request head.
 const HEAD_MAX_BYTES: usize = 32 << 10;
-/// How long a head may take to come, and a body.
+/// Timeout for a request head, and for a body.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 
-/// What a desk gives when it has it.
+/// The future of a [`ControlApi`] call.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What control asks the service.
-pub trait Desk: Send + Sync + 'static {
-    /// All that there is to know now.
+/// What this listener needs from the service.
+pub trait ControlApi: Send + Sync + 'static {
+    /// The current status.
     fn snapshot(&self) -> Later<'_, service::Snapshot>;
 
-    /// What happens from now on.
-    fn events(&self) -> broadcast::Receiver<Arc<service::Told>>;
+    /// Events from now on.
+    fn events(&self) -> broadcast::Receiver<Arc<service::ServiceEvent>>;
 
-    /// False if there is no such model (by name or alias).
-    fn order<'a>(&'a self, name: &'a str, order: service::Order) -> Later<'a, bool>;
+    /// False if no model has this name or alias.
+    fn command<'a>(&'a self, name: &'a str, command: service::ModelCommand) -> Later<'a, bool>;
 
-    /// The last lines that a supervised engine wrote; None if there is no such model.
+    /// The last lines of a supervised engine's output; `None` if no model has this name.
     fn log(&self, name: &str, lines: usize) -> Option<Vec<String>>;
 
-    /// Reads the configuration again and takes it over, or says what is wrong with it.
+    /// Reloads the configuration, or returns the mistake.
     fn reload(&self) -> Later<'_, Result<(), String>>;
 
-    /// Address and keys as they are now.
+    /// The current address and keys.
     fn control(&self) -> Arc<config::Control>;
 }
 
-/// What every request is answered from.
+/// State of every request handler.
 #[derive(Clone)]
-struct Shared {
-    desk: Arc<dyn Desk>,
+struct HandlerState {
+    api: Arc<dyn ControlApi>,
     hub: Arc<events::Hub>,
     metrics: Arc<metrics::Metrics>,
     followers: Arc<Semaphore>,
-    /// Whether only this machine reaches us, so that a name which is not this machine's is somebody's trick.
+    /// Whether it listens on loopback only. Then a foreign `Host` is a DNS rebinding attack.
     is_local: bool,
     shutdown: CancellationToken,
 }
 
-/// Answers operators until `shutdown`.
+/// Serves operators until `shutdown`.
 ///
 /// # Errors
-/// If the listener has no address. What goes wrong with one connection ends that connection only.
+/// If the listener has no address. An error on one connection ends only that connection.
 pub async fn serve(
     listener: TcpListener,
-    desk: Arc<dyn Desk>,
+    api: Arc<dyn ControlApi>,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
     let address = listener.local_addr()?;
-    let shared = Shared {
+    let shared = HandlerState {
         hub: Arc::default(),
         metrics: Arc::default(),
         followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
         is_local: address.ip().to_canonical().is_loopback(),
         shutdown: shutdown.clone(),
-        desk,
+        api,
     };
     let follower = events::follow(
-        shared.desk.events(),
+        shared.api.events(),
         Arc::clone(&shared.hub),
         Arc::clone(&shared.metrics),
         shutdown.clone(),
@@ -122,7 +121,7 @@ pub async fn serve(
     }
 }
 
-/// Answers what comes on one connection.
+/// Serves one connection.
 async fn answer_all(stream: TcpStream, router: axum::Router, shutdown: CancellationToken) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(REQUEST_MAX).max_buf_size(HEAD_MAX_BYTES);

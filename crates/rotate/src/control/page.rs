@@ -1,16 +1,15 @@
-//! The page: one file that needs nothing else, and what keeps anything else out of it.
+//! The web page: one file without dependencies, and its content security policy.
 
 use axum::response::{IntoResponse, Response};
 use http::header::{self, HeaderName};
 
 const PAGE: &str = include_str!("page.html");
 
-/// Nothing may be loaded or run but the style and the script that stand in the page, known by their SHA-256. A test
-/// holds these against the page, and says what they have to be.
+/// Only the style and script in the page may load, by their SHA-256. A test computes both hashes.
 const POLICY: &str = concat!(
     "default-src 'none'; ",
-    "style-src 'sha256-rCCCdJzLTbOIFilvnt7WcB6RNaYn1guDCzaltktgprM='; ",
-    "script-src 'sha256-dE80xdtWwB6nS7dpMmt+pnKidXnld2qtTOstjnJz2hw='; ",
+    "style-src 'sha256-uAVdlFSebFqCYOor44ixq20w7Az0Mvh8hUGIdbCtAbI='; ",
+    "script-src 'sha256-XhsSDjVD82I48qXgQmWc53FO6ZSmqRrp+S2Lw/IBvSw='; ",
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ",
     "require-trusted-types-for 'script'"
 );
@@ -34,7 +33,7 @@ mod tests {
 
     use super::*;
 
-    /// What stands between a tag and its end, of which there is one of each.
+    /// The text inside a tag that occurs once.
     fn inside(tag: &str) -> &'static str {
         let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
         assert_eq!((PAGE.matches(&open).count(), PAGE.matches(&close).count()), (1, 1), "{tag}");

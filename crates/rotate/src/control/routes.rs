@@ -1,4 +1,4 @@
-//! What can be asked for, and where.
+//! The routes of control, and their handlers.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::answer::Wrong;
-use super::{BODY_MAX_BYTES, FOLLOWERS_MAX, REQUEST_MAX, Shared, events, guard, page};
-use crate::service::{ModelNow, Order};
+use super::answer::ControlError;
+use super::{BODY_MAX_BYTES, FOLLOWERS_MAX, HandlerState, REQUEST_MAX, events, guard, page};
+use crate::service::{ModelCommand, ModelNow};
 
-/// How many lines of an engine are given, if it is not said.
+/// Default number of log lines.
 const LINES: usize = 200;
-/// How many may be asked for.
+/// Most log lines.
 const LINES_MAX: usize = 10_000;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-pub(super) fn router(shared: Shared) -> Router {
+pub(super) fn router(shared: HandlerState) -> Router {
     Router::new()
         .route("/", get(page::page))
         .route("/health", get(health))
@@ -34,9 +34,9 @@ pub(super) fn router(shared: Shared) -> Router {
         .route("/rotate/events", get(follow))
         .route("/rotate/reload", post(reload))
         .route("/rotate/models/{name}/log", get(log))
-        .route("/rotate/models/{name}/{order}", post(order))
-        .fallback(nothing)
-        .method_not_allowed_fallback(not_so)
+        .route("/rotate/models/{name}/{command}", post(command))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(shared.clone(), guard::guard))
         .with_state(shared)
 }
@@ -45,14 +45,14 @@ async fn health() -> Response {
     Json(json!({"status": "ok"})).into_response()
 }
 
-async fn status(State(shared): State<Shared>) -> Response {
-    Json(shared.desk.snapshot().await).into_response()
+async fn status(State(shared): State<HandlerState>) -> Response {
+    Json(shared.api.snapshot().await).into_response()
 }
 
-async fn metrics(State(shared): State<Shared>) -> Result<Response, Wrong> {
-    let snapshot = shared.desk.snapshot().await;
+async fn metrics(State(shared): State<HandlerState>) -> Result<Response, ControlError> {
+    let snapshot = shared.api.snapshot().await;
     let text = shared.metrics.text(&snapshot).map_err(|_| {
-        Wrong::new(
+        ControlError::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "the metrics could not be written; see the service's log",
         )
@@ -62,75 +62,82 @@ async fn metrics(State(shared): State<Shared>) -> Result<Response, Wrong> {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Past {
-    /// How many of the last events to begin with.
+struct EventsQuery {
+    /// How many past events to begin with.
     #[serde(default)]
     past: usize,
 }
 
 async fn follow(
-    State(shared): State<Shared>,
-    query: Result<Query<Past>, QueryRejection>,
+    State(shared): State<HandlerState>,
+    query: Result<Query<EventsQuery>, QueryRejection>,
     headers: HeaderMap,
-) -> Result<Response, Wrong> {
-    let Query(Past { past }) =
-        query.map_err(|error| Wrong::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+) -> Result<Response, ControlError> {
+    let Query(EventsQuery { past }) =
+        query.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
     let last_seen = match headers.get("last-event-id") {
         Some(id) => Some(id.to_str().ok().and_then(|id| id.parse::<u64>().ok()).ok_or_else(|| {
-            Wrong::new(
+            ControlError::new(
                 StatusCode::BAD_REQUEST,
                 "Last-Event-ID has to be the id of an event, which is a number",
             )
         })?),
         None => None,
     };
-    let place = Arc::clone(&shared.followers).try_acquire_owned().map_err(|_| {
+    let permit = Arc::clone(&shared.followers).try_acquire_owned().map_err(|_| {
         let message = format!("{FOLLOWERS_MAX} follow events already, and more may not; close one of them");
-        Wrong::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        ControlError::new(StatusCode::SERVICE_UNAVAILABLE, message)
     })?;
     let from = match last_seen {
-        Some(id) => events::From::Behind(id),
-        None => events::From::Past(past),
+        Some(id) => events::StartAt::After(id),
+        None => events::StartAt::Last(past),
     };
     let key = guard::key(&headers).map(str::to_owned);
-    let desk = Arc::clone(&shared.desk);
-    let may_see = move || guard::has_key(&desk.control(), key.as_deref());
-    let stream = events::stream(Arc::clone(&shared.hub), from, events::BEAT, may_see, shared.shutdown, place);
-    // Proxies that gather answers have to let this one through as it comes.
+    let api = Arc::clone(&shared.api);
+    let may_see = move || guard::has_key(&api.control(), key.as_deref());
+    let stream = events::stream(
+        Arc::clone(&shared.hub),
+        from,
+        events::KEEP_ALIVE_EVERY,
+        may_see,
+        shared.shutdown,
+        permit,
+    );
+    // Proxies that buffer answers have to pass this one on at once.
     let headers =
         [(header::CONTENT_TYPE, "text/event-stream"), (HeaderName::from_static("x-accel-buffering"), "no")];
     Ok((headers, Body::from_stream(stream)).into_response())
 }
 
-async fn reload(State(shared): State<Shared>, body: Body) -> Result<Response, Wrong> {
-    whole(body).await?;
-    to_its_end(async move { shared.desk.reload().await })
+async fn reload(State(shared): State<HandlerState>, body: Body) -> Result<Response, ControlError> {
+    read_body(body).await?;
+    to_completion(async move { shared.api.reload().await })
         .await?
-        .map_err(|reason| Wrong::new(StatusCode::UNPROCESSABLE_ENTITY, reason))?;
+        .map_err(|reason| ControlError::new(StatusCode::UNPROCESSABLE_ENTITY, reason))?;
     tracing::info!("an operator had the configuration read again");
     Ok(Json(json!({"reloaded": true})).into_response())
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Lines {
+struct LogQuery {
     lines: Option<usize>,
 }
 
 async fn log(
-    State(shared): State<Shared>,
+    State(shared): State<HandlerState>,
     path: Result<Path<String>, PathRejection>,
-    query: Result<Query<Lines>, QueryRejection>,
-) -> Result<Response, Wrong> {
-    let Path(name) = path.map_err(|error| Wrong::new(StatusCode::BAD_REQUEST, error.body_text()))?;
-    let Query(Lines { lines }) =
-        query.map_err(|error| Wrong::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    query: Result<Query<LogQuery>, QueryRejection>,
+) -> Result<Response, ControlError> {
+    let Path(name) = path.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    let Query(LogQuery { lines }) =
+        query.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
     let lines = lines.unwrap_or(LINES);
     if lines > LINES_MAX {
-        let message = format!("{lines} lines were asked for, and {LINES_MAX} are the most");
-        return Err(Wrong::new(StatusCode::BAD_REQUEST, message));
+        let message = format!("{lines} lines were requested, and {LINES_MAX} is the limit");
+        return Err(ControlError::new(StatusCode::BAD_REQUEST, message));
     }
-    let Some(lines) = shared.desk.log(&name, lines) else {
+    let Some(lines) = shared.api.log(&name, lines) else {
         return Err(no_model(&shared, &name).await);
     };
     let text: String = lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
@@ -139,7 +146,7 @@ async fn log(
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Pin {
+struct PinBody {
     #[serde(default = "yes")]
     pinned: bool,
 }
@@ -148,82 +155,86 @@ fn yes() -> bool {
     true
 }
 
-async fn order(
-    State(shared): State<Shared>,
+async fn command(
+    State(shared): State<HandlerState>,
     path: Result<Path<(String, String)>, PathRejection>,
     body: Body,
-) -> Result<Response, Wrong> {
-    let Path((name, what)) = path.map_err(|error| Wrong::new(StatusCode::BAD_REQUEST, error.body_text()))?;
-    let body = whole(body).await?;
-    let order = match what.as_str() {
-        "wake" => Order::Wake,
-        "sleep" => Order::Sleep,
-        "restart" => Order::Restart,
-        "pin" if body.trim_ascii().is_empty() => Order::Pin(true),
+) -> Result<Response, ControlError> {
+    let Path((name, what)) =
+        path.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    let body = read_body(body).await?;
+    let command = match what.as_str() {
+        "wake" => ModelCommand::Wake,
+        "sleep" => ModelCommand::Sleep,
+        "restart" => ModelCommand::Restart,
+        "pin" if body.trim_ascii().is_empty() => ModelCommand::Pin(true),
         "pin" => {
-            let pin: Pin = serde_json::from_slice(&body).map_err(|error| {
+            let pin: PinBody = serde_json::from_slice(&body).map_err(|error| {
                 let message =
                     format!("the body has to be {{\"pinned\": true}} or {{\"pinned\": false}}: {error}");
-                Wrong::new(StatusCode::BAD_REQUEST, message)
+                ControlError::new(StatusCode::BAD_REQUEST, message)
             })?;
-            Order::Pin(pin.pinned)
+            ModelCommand::Pin(pin.pinned)
         }
         _ => {
-            let message =
-                format!("`{what}` is nothing that a model can be told; say wake, sleep, restart or pin");
-            return Err(Wrong::new(StatusCode::NOT_FOUND, message));
+            let message = format!("`{what}` is no command; say wake, sleep, restart or pin");
+            return Err(ControlError::new(StatusCode::NOT_FOUND, message));
         }
     };
-    let (desk, asked) = (Arc::clone(&shared.desk), name.clone());
-    if !to_its_end(async move { desk.order(&asked, order).await }).await? {
+    let (api, asked) = (Arc::clone(&shared.api), name.clone());
+    if !to_completion(async move { api.command(&asked, command).await }).await? {
         return Err(no_model(&shared, &name).await);
     }
-    tracing::info!(model = name, ?order, "an operator gave an order");
+    tracing::info!(model = name, ?command, "an operator gave an order");
     let is_it = |model: &ModelNow| model.name == name || model.aliases.contains(&name);
-    let models = shared.desk.snapshot().await.models;
+    let models = shared.api.snapshot().await.models;
     match models.iter().find(|model| is_it(model)) {
         Some(model) => Ok((StatusCode::ACCEPTED, Json(model)).into_response()),
-        None => Err(Wrong::no_model(&name, models.into_iter().map(|model| model.name).collect())),
+        None => Err(ControlError::no_model(&name, models.into_iter().map(|model| model.name).collect())),
     }
 }
 
-async fn nothing() -> Wrong {
+async fn not_found() -> ControlError {
     let message = "there is nothing here; there are /, /health, /metrics, /rotate/status, /rotate/events, \
                    /rotate/reload, /rotate/models/NAME/log and /rotate/models/NAME/{wake,sleep,restart,pin}, where a / \
                    in a name is written %2F";
-    Wrong::new(StatusCode::NOT_FOUND, message)
+    ControlError::new(StatusCode::NOT_FOUND, message)
 }
 
-async fn not_so() -> Wrong {
-    Wrong::new(StatusCode::METHOD_NOT_ALLOWED, "this is read with GET, and orders are given with POST")
+async fn method_not_allowed() -> ControlError {
+    ControlError::new(StatusCode::METHOD_NOT_ALLOWED, "reads use GET, and commands use POST")
 }
 
-async fn no_model(shared: &Shared, name: &str) -> Wrong {
-    let models = shared.desk.snapshot().await.models;
-    Wrong::no_model(name, models.into_iter().map(|model| model.name).collect())
+async fn no_model(shared: &HandlerState, name: &str) -> ControlError {
+    let models = shared.api.snapshot().await.models;
+    ControlError::no_model(name, models.into_iter().map(|model| model.name).collect())
 }
 
-/// Does something to its end, whether or not anybody waits for it still.
-async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Result<T, Wrong> {
+/// Completes `work` even if the client disconnects.
+async fn to_completion<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, ControlError> {
     tokio::spawn(work).await.map_err(|error| {
         tracing::error!(%error, "an operator's order broke");
-        Wrong::new(StatusCode::INTERNAL_SERVER_ERROR, "this broke halfway; see the service's log")
+        ControlError::new(StatusCode::INTERNAL_SERVER_ERROR, "this broke halfway; see the service's log")
     })
 }
 
-/// All of a body that is neither too long nor too slow.
-async fn whole(body: Body) -> Result<Bytes, Wrong> {
+/// Reads a body within the size limit and timeout.
+async fn read_body(body: Body) -> Result<Bytes, ControlError> {
     let read = tokio::time::timeout(REQUEST_MAX, Limited::new(body, BODY_MAX_BYTES).collect()).await;
     match read {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let message = format!("the body is longer than {BODY_MAX_BYTES} bytes, which is the most");
-            Err(Wrong::new(StatusCode::PAYLOAD_TOO_LARGE, message))
+            let message = format!("the body is longer than {BODY_MAX_BYTES} bytes, which is the limit");
+            Err(ControlError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
         }
-        Ok(Err(error)) => Err(Wrong::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))),
+        Ok(Err(error)) => {
+            Err(ControlError::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}")))
+        }
         Err(_) => {
             let message = format!("the body did not come within {} s", REQUEST_MAX.as_secs());
-            Err(Wrong::new(StatusCode::REQUEST_TIMEOUT, message))
+            Err(ControlError::new(StatusCode::REQUEST_TIMEOUT, message))
         }
     }
 }

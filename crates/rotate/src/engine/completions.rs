@@ -1,4 +1,4 @@
-//! A deterministic completion, asked for as OpenAI's interface has it: vLLM and SGLang both do.
+//! A deterministic completion by OpenAI's API, which vLLM and SGLang both have.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::EngineError;
 use super::http::Http;
 use crate::config::Canary;
 
-/// What a canary is, and whom it is for.
+/// A canary, and the name of its model.
 #[derive(Debug)]
 pub(super) struct Prompt {
     served_as: String,
@@ -19,7 +19,7 @@ impl Prompt {
         Self { served_as: served_as.to_owned(), prompt: canary.prompt.clone(), tokens: canary.tokens }
     }
 
-    /// What the engine goes on with. Text that it did not end as it should is no answer.
+    /// The completion. One that ended with an error does not count.
     pub(super) async fn generate(&self, http: &Http) -> Result<String, EngineError> {
         let body = json!({
             "model": self.served_as,
@@ -33,14 +33,14 @@ impl Prompt {
         let answer = reply.json()?.unwrap_or(Value::Null);
         let choice = &answer["choices"][0];
         let Some(text) = choice["text"].as_str() else {
-            return Err(reply.odd_words("its answer has no choices[0].text"));
+            return Err(reply.unexpected_with_excerpt("its answer has no choices[0].text"));
         };
         match choice["finish_reason"].as_str() {
-            None => Err(reply.odd_words("its answer has no choices[0].finish_reason")),
+            None => Err(reply.unexpected_with_excerpt("its answer has no choices[0].finish_reason")),
             Some(reason @ ("error" | "abort")) => {
-                Err(reply.odd(&format!("what it was to go on with ended with `{reason}`")))
+                Err(reply.unexpected(&format!("its completion ended with `{reason}`")))
             }
-            Some(_) if text.is_empty() => Err(reply.odd("it went on with nothing")),
+            Some(_) if text.is_empty() => Err(reply.unexpected("its completion is empty")),
             Some(_) => Ok(text.to_owned()),
         }
     }

@@ -1,11 +1,12 @@
-//! One engine's HTTP: what is asked, what came back, and in which words a failure is told.
+//! HTTP requests to one engine, and the wording of their errors.
 //!
 //! Promises:
 //!
-//! - Each request has a connection of its own, and is sent once. So a refused connection means that nobody listens.
-//! - An answer is read up to [`BODY_MAX_BYTES`], whatever its head says.
-//! - Errors have the beginning of what an engine said, without control characters, where the caller says that it may be
-//!   told; parsers' errors name a place, and never a value.
+//! - Each request uses its own connection and is sent once. A refused connection therefore means that no process
+//!   listens.
+//! - Answers are read up to [`BODY_MAX_BYTES`], whatever their head says.
+//! - Errors quote the beginning of an answer, without control characters, only where the caller allows it. Parse errors
+//!   name a position, never a value.
 
 use std::error::Error;
 use std::time::Duration;
@@ -18,26 +19,26 @@ use serde_json::Value;
 
 use super::EngineError;
 use crate::config::check_url;
-use crate::http::{self as transport, Client};
+use crate::http::{self as transport, HttpClient};
 
-/// More than any answer that is asked for has.
+/// Larger than any expected answer.
 pub(super) const BODY_MAX_BYTES: usize = 1 << 20;
-/// How long a connection may take to come about. Engines are near.
+/// Timeout of a connection attempt. Engines are near.
 const CONNECT_MAX: Duration = Duration::from_secs(4);
 
-/// An engine's address, and a client for nothing else.
+/// An engine's address, and its client.
 #[derive(Debug)]
 pub(super) struct Http {
-    client: Client<Full<Bytes>>,
-    /// Without a slash at its end.
+    client: HttpClient<Full<Bytes>>,
+    /// Without a trailing slash.
     base: String,
 }
 
-/// What an engine answered. Whether it did what it was asked for is for [`done`](Self::done) to say.
+/// An engine's answer. [`done`](Self::done) checks its status.
 #[derive(Debug)]
 pub(super) struct Reply {
-    /// Method, and where.
-    pub(super) asked: String,
+    /// Method and URL.
+    pub(super) request_line: String,
     pub(super) status: u16,
     body: Vec<u8>,
     is_cut: bool,
@@ -46,93 +47,96 @@ pub(super) struct Reply {
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) struct Failure {
-    /// Nobody is there: nobody listens, no way leads there, or the name is nobody's.
-    pub(super) is_nobody_there: bool,
+    /// Connection refused, host unreachable, or unknown name.
+    pub(super) is_unreachable: bool,
     pub(super) error: EngineError,
 }
 
 impl Http {
-    /// For an engine at `url`, as configurations have it.
+    /// For an engine at a configured `url`.
     pub(super) fn new(url: &str) -> Result<Self, String> {
         let base = url.trim_end_matches('/');
-        check_url(base).map_err(|reason| format!("its url is odd: {reason}"))?;
+        check_url(base).map_err(|reason| format!("its url is invalid: {reason}"))?;
         Ok(Self { client: transport::client(CONNECT_MAX, None), base: base.to_owned() })
     }
 
     pub(super) async fn get(&self, path: &str) -> Result<Reply, Failure> {
-        self.ask(Method::GET, path, None).await
+        self.send(Method::GET, path, None).await
     }
 
     pub(super) async fn post(&self, path: &str, body: Option<Value>) -> Result<Reply, Failure> {
-        self.ask(Method::POST, path, body).await
+        self.send(Method::POST, path, body).await
     }
 
-    /// Gets the first of these paths that the engine knows: later versions call some of them otherwise.
+    /// Tries a second path if the first is unknown. Some versions have another name for it.
     pub(super) async fn get_either(&self, path: &str, or: &str) -> Result<Reply, Failure> {
         let reply = self.get(path).await?;
         if reply.is_unknown() { self.get(or).await } else { Ok(reply) }
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<Reply, Failure> {
+    async fn send(&self, method: Method, path: &str, body: Option<Value>) -> Result<Reply, Failure> {
         let url = format!("{}{path}", self.base);
-        let asked = format!("{method} {url}");
-        let failed = |reason: String, is_nobody_there: bool| Failure {
-            is_nobody_there,
-            error: EngineError::Unreachable { asked: asked.clone(), reason },
+        let request_line = format!("{method} {url}");
+        let failed = |reason: String, is_unreachable: bool| Failure {
+            is_unreachable,
+            error: EngineError::Unreachable { request_line: request_line.clone(), reason },
         };
         let request = transport::request(&method, &url, body.as_ref());
         let request = request.map_err(|error| failed(error.to_string(), false))?;
         let response = self.client.request(request).await;
         let response =
-            response.map_err(|error| failed(reason_of(&error), transport::is_nobody_there(&error)))?;
+            response.map_err(|error| failed(reason_of(&error), transport::is_unreachable(&error)))?;
         let status = response.status().as_u16();
         let read = transport::read(response.into_body(), BODY_MAX_BYTES).await;
         match read.broke {
-            // That it refused is known, and so is some of the reason.
+            // A refusal is informative even if its body is incomplete.
             Some(error) if is_success(status) => {
-                let (len, reason) = (read.bytes.len(), chain(&error));
+                let (len, reason) = (read.bytes.len(), message_of(&error));
                 Err(failed(format!("its answer broke off after {len} bytes: {reason}"), false))
             }
-            _ => Ok(Reply { asked, status, body: read.bytes, is_cut: read.is_cut }),
+            _ => Ok(Reply { request_line, status, body: read.bytes, is_cut: read.is_cut }),
         }
     }
 }
 
 impl Reply {
-    /// Whether the engine has no such endpoint.
     pub(super) fn is_unknown(&self) -> bool {
         self.status == 404
     }
 
-    /// The answer of an engine that did what it was asked for.
+    /// The answer, if its status is a success.
     pub(super) fn done(self) -> Result<Self, EngineError> {
         if !is_success(self.status) {
-            let words = words(&self.body);
-            return Err(EngineError::Refused { asked: self.asked, status: self.status, words });
+            let message = excerpt(&self.body);
+            return Err(EngineError::Refused {
+                request_line: self.request_line,
+                status: self.status,
+                message,
+            });
         }
         if self.is_cut {
-            return Err(self.odd(&format!("its answer has more than {BODY_MAX_BYTES} bytes")));
+            return Err(self.unexpected(&format!("its answer has more than {BODY_MAX_BYTES} bytes")));
         }
         Ok(self)
     }
 
-    /// What it says as JSON, nothing for an empty body.
+    /// The JSON body; `None` if empty.
     pub(super) fn json(&self) -> Result<Option<Value>, EngineError> {
         if self.body.trim_ascii().is_empty() {
             return Ok(None);
         }
         let parsed = serde_json::from_slice(&self.body);
-        parsed.map(Some).map_err(|error| self.odd(&format!("its answer is no JSON: {error}")))
+        parsed.map(Some).map_err(|error| self.unexpected(&format!("its answer is no JSON: {error}")))
     }
 
-    /// An error about an answer that is not as it should be.
-    pub(super) fn odd(&self, reason: &str) -> EngineError {
-        EngineError::NotUnderstood { asked: self.asked.clone(), reason: reason.to_owned() }
+    /// An error about an unexpected answer.
+    pub(super) fn unexpected(&self, reason: &str) -> EngineError {
+        EngineError::Unexpected { request_line: self.request_line.clone(), reason: reason.to_owned() }
     }
 
-    /// As [`odd`](Self::odd), with the beginning of what it said. Not for answers that may have secrets in them.
-    pub(super) fn odd_words(&self, reason: &str) -> EngineError {
-        self.odd(&format!("{reason}; it answered: {}", words(&self.body)))
+    /// As [`unexpected`](Self::odd), with the beginning of the answer. Not for answers that may contain secrets.
+    pub(super) fn unexpected_with_excerpt(&self, reason: &str) -> EngineError {
+        self.unexpected(&format!("{reason}; it answered: {}", excerpt(&self.body)))
     }
 }
 
@@ -150,42 +154,42 @@ fn reason_of(error: &legacy::Error) -> String {
     if transport::is_late(error) {
         return format!("no connection came about within {} s", CONNECT_MAX.as_secs());
     }
-    chain(error)
+    message_of(error)
 }
 
-/// What an error says, with each of its causes. Many repeat what is behind them.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut said: Vec<String> = Vec::new();
+/// An error and its causes, without repetitions.
+fn message_of(error: &(dyn Error + 'static)) -> String {
+    let mut messages: Vec<String> = Vec::new();
     for text in transport::causes(error).map(ToString::to_string) {
-        if !said.iter().any(|before| before.contains(&text)) {
-            said.push(text);
+        if !messages.iter().any(|before| before.contains(&text)) {
+            messages.push(text);
         }
     }
-    transport::clean(&said.join(": "))
+    transport::one_line(&messages.join(": "))
 }
 
-/// The beginning of what an engine said.
-fn words(body: &[u8]) -> String {
-    // No character has more than four bytes; one that is cut in two at the end is behind those that are told.
-    let beginning = &body[..body.len().min(8 * transport::WORDS_MAX)];
-    let said = transport::clean(&String::from_utf8_lossy(beginning));
-    if said.is_empty() { "(nothing)".to_owned() } else { said }
+/// The beginning of an answer's body.
+fn excerpt(body: &[u8]) -> String {
+    // A character has at most four bytes. One that is split here lies beyond the shown text.
+    let beginning = &body[..body.len().min(8 * transport::EXCERPT_MAX)];
+    let text = transport::one_line(&String::from_utf8_lossy(beginning));
+    if text.is_empty() { "(nothing)".to_owned() } else { text }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::WORDS_MAX;
+    use crate::http::EXCERPT_MAX;
 
     #[test]
-    fn words_are_short_and_on_one_line() {
-        assert_eq!(words(b" \r\nno\x1b[31m room\0 "), "no [31m room");
-        assert_eq!(words(b""), "(nothing)");
-        assert_eq!(words(&[b'\n'; 9000]), "(nothing)");
-        let long = words("ä".repeat(9000).as_bytes());
-        assert_eq!(long.chars().count(), WORDS_MAX + 1);
+    fn excerpts_are_short_and_on_one_line() {
+        assert_eq!(excerpt(b" \r\nno\x1b[31m room\0 "), "no [31m room");
+        assert_eq!(excerpt(b""), "(nothing)");
+        assert_eq!(excerpt(&[b'\n'; 9000]), "(nothing)");
+        let long = excerpt("ä".repeat(9000).as_bytes());
+        assert_eq!(long.chars().count(), EXCERPT_MAX + 1);
         assert!(long.starts_with("ää") && long.ends_with("ä…"), "{long}");
-        assert_eq!(words("ä".repeat(WORDS_MAX).as_bytes()), "ä".repeat(WORDS_MAX));
+        assert_eq!(excerpt("ä".repeat(EXCERPT_MAX).as_bytes()), "ä".repeat(EXCERPT_MAX));
     }
 
     #[test]
@@ -206,8 +210,11 @@ mod tests {
             "",
         ];
         for url in bad {
-            let said = Http::new(url).expect_err(url);
-            assert!(said.starts_with("its url is odd: ") && !said.contains("hunter2"), "{url}: {said}");
+            let message = Http::new(url).expect_err(url);
+            assert!(
+                message.starts_with("its url is invalid: ") && !message.contains("hunter2"),
+                "{url}: {message}"
+            );
         }
     }
 }

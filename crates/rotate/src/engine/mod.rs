@@ -1,7 +1,7 @@
-//! Engines by their own HTTP interface: one small trait, and an adapter for each kind.
+//! Engines by their own HTTP APIs: one trait, and an adapter for each kind.
 //!
-//! An adapter asks and reports, and decides nothing: that a sleep was answered with 200 proves nothing, and is held
-//! against a measurement elsewhere. None of its calls has a limit of its own; who calls gives up by dropping the future.
+//! An adapter sends requests and reports the answers. A sleep that was answered with 200 proves nothing: the policy
+//! compares it with a measurement. Calls have no timeout of their own; dropping the future gives up.
 
 mod completions;
 mod http;
@@ -17,81 +17,81 @@ use self::completions::Prompt;
 use self::http::Http;
 use self::sglang::Sglang;
 use self::vllm::Vllm;
-use crate::config::{Engine as Kind, Model};
-use crate::policy::Found;
+use crate::config::{EngineKind, Model};
+use crate::policy::EngineState;
 
-/// What an engine is asked, and what it answers.
-pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
+/// The future of an engine call.
+pub type EngineFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
 
-/// An engine that may be asked for something.
+/// An engine.
 pub trait Engine: fmt::Debug + Send + Sync {
-    /// Whether it is there, and awake by its own word. One to which nobody connects is [`Found::Gone`]; one that
-    /// answers nothing that can be understood is an error.
-    fn look(&self) -> Answer<'_, Found>;
+    /// Whether the engine runs, and whether it reports that it is awake. [`EngineState::Gone`] if no connection is
+    /// possible; an error if the answer is not understood.
+    fn probe(&self) -> EngineFuture<'_, EngineState>;
 
-    /// Has it sleep as deep as its model says, and waits until it says that it has.
-    fn sleep(&self) -> Answer<'_, ()>;
+    /// Sleeps at the model's level, and waits until the engine reports completion.
+    fn sleep(&self) -> EngineFuture<'_, ()>;
 
-    /// Has it wake, weights that were dropped loaded again, and waits until it says that it has.
-    fn wake(&self) -> Answer<'_, ()>;
+    /// Wakes, reloads dropped weights, and waits until the engine reports completion.
+    fn wake(&self) -> EngineFuture<'_, ()>;
 
-    /// Its own word, whether it is awake.
-    fn is_awake(&self) -> Answer<'_, bool>;
+    /// Whether the engine reports that it is awake.
+    fn is_awake(&self) -> EngineFuture<'_, bool>;
 
-    /// The text that it goes on with behind the canary's prompt, without chance in it.
-    fn generate(&self) -> Answer<'_, String>;
+    /// The deterministic completion of the canary prompt.
+    fn generate(&self) -> EngineFuture<'_, String>;
 }
 
-/// Why an engine did not do what it was asked for.
+/// Why an engine call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// It was not reached, or the connection broke.
-    #[error("{asked}: {reason}")]
+    /// The connection failed or broke.
+    #[error("{request_line}: {reason}")]
     Unreachable {
-        /// Method, and where.
-        asked: String,
-        /// Why.
+        /// Method and URL.
+        request_line: String,
+        /// The cause.
         reason: String,
     },
-    /// It answered that it will not, or could not.
-    #[error("{asked}: it answered {status}: {words}")]
+    /// The engine answered with an error status.
+    #[error("{request_line}: it answered {status}: {message}")]
     Refused {
-        /// Method, and where.
-        asked: String,
-        /// The status.
+        /// Method and URL.
+        request_line: String,
+        /// The HTTP status.
         status: u16,
-        /// The beginning of what it said.
-        words: String,
+        /// The beginning of its message.
+        message: String,
     },
-    /// Its answer is not what such an engine answers.
-    #[error("{asked}: {reason}")]
-    NotUnderstood {
-        /// Method, and where.
-        asked: String,
-        /// What is odd about it.
+    /// The answer is not one of such an engine.
+    #[error("{request_line}: {reason}")]
+    Unexpected {
+        /// Method and URL.
+        request_line: String,
+        /// What is unexpected.
         reason: String,
     },
 }
 
-/// The adapter for a model's engine. Nothing is asked yet.
+/// The adapter for a model's engine. Sends nothing yet.
 ///
 /// # Errors
-/// [`EngineError::NotUnderstood`] if the model's `url` is no address of an engine, or its level none that there is.
+/// [`EngineError::Unexpected`] if the `url` or the sleep level is invalid.
 pub fn engine_of(model: &Model) -> Result<Arc<dyn Engine>, EngineError> {
     let level = model.level;
-    let wrong = |reason: String| EngineError::NotUnderstood {
-        asked: format!("the engine of model `{}`", model.name),
+    let invalid = |reason: String| EngineError::Unexpected {
+        request_line: format!("the engine of model `{}`", model.name),
         reason,
     };
     if !(1..=2).contains(&level) {
         let reason = format!("its level is {level}; 1 keeps the weights in host memory, 2 drops them");
-        return Err(wrong(reason));
+        return Err(invalid(reason));
     }
-    let http = Http::new(&model.url).map_err(wrong)?;
+    let http = Http::new(&model.url).map_err(invalid)?;
     let prompt = Prompt::new(&model.served_as, &model.canary);
     Ok(match model.engine {
-        Kind::Vllm => Arc::new(Vllm::new(http, level, prompt)),
-        Kind::Sglang => Arc::new(Sglang::new(http, level, model.rules.can_sleep, prompt)),
+        EngineKind::Vllm => Arc::new(Vllm::new(http, level, prompt)),
+        EngineKind::Sglang => Arc::new(Sglang::new(http, level, model.rules.can_sleep, prompt)),
     })
 }

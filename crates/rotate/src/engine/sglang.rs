@@ -1,32 +1,30 @@
-//! SGLang, started with `--enable-memory-saver`; at level 1 with `--enable-weights-cpu-backup` as well.
+//! SGLang, started with `--enable-memory-saver`; at level 1 also with `--enable-weights-cpu-backup`.
 //!
-//! SGLang gives its memory back (`/release_memory_occupation`) and takes it again (`/resume_memory_occupation`), and has
-//! no endpoint that says which of the two was last. It cannot be found out by trying, either. Releasing twice, resuming
-//! what was not released, and any generation while the memory is away end the scheduler, and the engine with it; in
-//! some versions `/health` is a generation. Nor can it be remembered here alone: this process may start again while the
-//! engine sleeps, and the engine while this process runs.
+//! SGLang releases its memory (`/release_memory_occupation`) and resumes it (`/resume_memory_occupation`), but no
+//! endpoint reports which of the two came last. Trying is no option: releasing twice, resuming without a release, or
+//! generating while released ends the scheduler. In some versions `/health` generates. This process cannot remember it
+//! alone either, since each of the two may restart without the other.
 //!
-//! So the engine is made to remember it. Its *weight version*, a text without a meaning to SGLang that it reports in
-//! `/model_info`, is ours while it does not serve:
+//! So the engine stores it. Its *weight version*, reported in `/model_info`, is free text that SGLang does not
+//! interpret:
 //!
 //! | weight version | the engine |
 //! |---|---|
-//! | anything else | is awake: it serves, or was started since |
-//! | `poorwill:moving:` and the text that was there | was asked to sleep or wake, and never told us that it had |
-//! | `poorwill:asleep:` and the text that was there | sleeps |
+//! | anything else | is awake: it serves, or was restarted |
+//! | `poorwill:moving:` and the original text | began to sleep or wake, and did not report completion |
+//! | `poorwill:asleep:` and the original text | sleeps |
 //!
-//! The text lives and dies with the engine's process. It is set before a move begins, and again once the engine
-//! answered that the move is done; each time it is read back. What was there before stands again after a wake. A sleep
-//! of what sleeps and a wake of what is awake ask for nothing. What is found moving is an error, since nobody can know
-//! which memory it has: it has to be started again. Releasing while a request runs ends the scheduler as well, so a
-//! sleep waits until `/flush_cache`, which an engine refuses as long as it works, is done.
+//! The text lives as long as the engine's process. It is set before a move begins and after the engine reported
+//! completion, and read back each time. A wake restores the original text. Sleeping twice or waking twice sends
+//! nothing. An engine found moving is an error: which memory it has is unknown, so it has to be restarted. A release
+//! during a request also ends the scheduler. A sleep therefore waits for `/flush_cache`, which fails while the engine
+//! works.
 //!
-//! What this cannot see: an engine that somebody else put to sleep passes for awake. The weight version came with SGLang
-//! 0.5.1. It is kept for each of the processes that take requests, so only one of these may be there
-//! (`--tokenizer-worker-num 1`, which is what SGLang does unless told otherwise).
+//! Limits: an engine that another program put to sleep passes for awake. The weight version needs SGLang 0.5.1. Each
+//! tokenizer process has its own, so only one is supported (`--tokenizer-worker-num 1`, SGLang's default).
 //!
-//! Level 2 drops the weights (SGLang without its backup does); after a wake they are read again from where the engine
-//! says that it had them (`/update_weights_from_disk`).
+//! Level 2 drops the weights (SGLang without its backup does). A wake reads them again from the model path that the
+//! engine reports (`/update_weights_from_disk`).
 
 use std::time::Duration;
 
@@ -34,27 +32,26 @@ use serde_json::{Value, json};
 
 use super::completions::Prompt;
 use super::http::{Failure, Http, Reply};
-use super::{Answer, Engine, EngineError};
-use crate::policy::Found;
+use super::{Engine, EngineError, EngineFuture};
+use crate::policy::EngineState;
 
 const MOVING: &str = "poorwill:moving:";
 const ASLEEP: &str = "poorwill:asleep:";
-/// What `/flush_cache` is answered with while there are requests.
+/// The status of `/flush_cache` while requests run.
 const BUSY: u16 = 400;
-/// How often it is asked.
+/// Interval between two flushes.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How an SGLang is asked.
 #[derive(Debug)]
 pub(super) struct Sglang {
     http: Http,
     level: u8,
-    /// Whether it is ever put to sleep.
+    /// Whether this model is ever put to sleep.
     sleeps: bool,
     prompt: Prompt,
 }
 
-/// What an engine's weight version says, and the text that is its own.
+/// The state in a weight version, and the original text.
 #[derive(Debug, PartialEq, Eq)]
 enum Mark {
     Awake(String),
@@ -62,12 +59,12 @@ enum Mark {
     Asleep(String),
 }
 
-/// What an engine says of its model.
+/// An engine's `/model_info`.
 #[derive(Debug)]
 struct Info {
     mark: Mark,
     reply: Reply,
-    said: Value,
+    body: Value,
 }
 
 impl Mark {
@@ -85,22 +82,22 @@ impl Mark {
 impl Info {
     fn of(reply: Reply) -> Result<Self, EngineError> {
         let reply = reply.done()?;
-        let said = reply.json()?.unwrap_or(Value::Null);
-        let mark = match &said["weight_version"] {
+        let body = reply.json()?.unwrap_or(Value::Null);
+        let mark = match &body["weight_version"] {
             Value::String(version) => Mark::of(version),
-            Value::Null if said.get("model_path").is_some() => {
-                let reason = "it has no weight_version, without which nobody knows whether it sleeps; SGLang has it \
+            Value::Null if body.get("model_path").is_some() => {
+                let reason = "it has no weight_version, without which its state is unknown; SGLang has it \
                               from 0.5.1 on";
-                return Err(reply.odd(reason));
+                return Err(reply.unexpected(reason));
             }
-            _ => return Err(reply.odd_words("this is not what SGLang says of its model")),
+            _ => return Err(reply.unexpected_with_excerpt("this is not SGLang's model information")),
         };
-        Ok(Self { mark, reply, said })
+        Ok(Self { mark, reply, body })
     }
 
     fn is_moving(&self) -> EngineError {
-        self.reply.odd(
-            "a sleep or a wake of it was begun and never ended well, so which memory it has cannot be known; start it \
+        self.reply.unexpected(
+            "a sleep or a wake of it began and did not complete, so its state is unknown; start it \
              again",
         )
     }
@@ -111,52 +108,53 @@ impl Sglang {
         Self { http, level, sleeps, prompt }
     }
 
-    async fn ask_info(&self) -> Result<Reply, Failure> {
+    async fn request_info(&self) -> Result<Reply, Failure> {
         self.http.get_either("/model_info", "/get_model_info").await
     }
 
     async fn info(&self) -> Result<Info, EngineError> {
-        Info::of(self.ask_info().await?)
+        Info::of(self.request_info().await?)
     }
 
-    /// Has the engine remember where it is.
+    /// Stores a weight version in the engine and reads it back.
     async fn mark(&self, version: &str) -> Result<(), EngineError> {
         let body = json!({"new_version": version, "abort_all_requests": false});
         let reply = self.http.post("/update_weight_version", Some(body)).await?.done()?;
-        let said = self.info().await?.said;
-        if said["weight_version"].as_str() == Some(version) {
+        let body = self.info().await?.body;
+        if body["weight_version"].as_str() == Some(version) {
             return Ok(());
         }
-        Err(reply
-            .odd("its weight_version was set, and is another one; nobody else may set it while it sleeps"))
+        Err(reply.unexpected(
+            "its weight_version was set, and is another one; no other program may set it while it sleeps",
+        ))
     }
 
     async fn is_healthy(&self) -> Result<(), EngineError> {
         self.http.get("/health").await?.done().map(|_| ())
     }
 
-    /// Whether it could sleep and come back. It goes through the scheduler, so that is alive; it computes nothing.
+    /// Whether its settings allow sleep and wake. The scheduler answers this, so it is alive; nothing is computed.
     async fn check_settings(&self) -> Result<(), EngineError> {
         let reply = self.http.get_either("/server_info", "/get_server_info").await?.done()?;
-        // It has keys in it: of what it says, only what is looked for is told.
-        let said = reply.json()?.unwrap_or(Value::Null);
-        if !said.is_object() {
-            return Err(reply.odd("this is not what SGLang says of itself"));
+        // The answer contains keys, so errors quote none of it.
+        let body = reply.json()?.unwrap_or(Value::Null);
+        if !body.is_object() {
+            return Err(reply.unexpected("this is not SGLang's server information"));
         }
         if !self.sleeps {
             return Ok(());
         }
-        if said["enable_memory_saver"] == json!(false) {
-            return Err(reply.odd("it gives no memory back; start SGLang with --enable-memory-saver"));
+        if body["enable_memory_saver"] == json!(false) {
+            return Err(reply.unexpected("it releases no memory; start SGLang with --enable-memory-saver"));
         }
-        if self.level < 2 && said["enable_weights_cpu_backup"] == json!(false) {
-            return Err(reply.odd(
+        if self.level < 2 && body["enable_weights_cpu_backup"] == json!(false) {
+            return Err(reply.unexpected(
                 "its weights would be lost; start SGLang with --enable-weights-cpu-backup, or say `level = 2`, and \
                  they are read again from its model's files",
             ));
         }
-        match said["tokenizer_worker_num"].as_u64() {
-            Some(2..) => Err(reply.odd(
+        match body["tokenizer_worker_num"].as_u64() {
+            Some(2..) => Err(reply.unexpected(
                 "it has several tokenizer workers, and each has a weight_version of its own; start SGLang with \
                  --tokenizer-worker-num 1",
             )),
@@ -164,51 +162,53 @@ impl Sglang {
         }
     }
 
-    /// Waits until no request is left. Who has waited for long enough drops the future.
+    /// Waits until no request runs. The caller's timeout drops the future.
     async fn drained(&self) -> Result<(), EngineError> {
-        let mut is_told = false;
+        let mut has_warned = false;
         loop {
             let reply = self.http.post("/flush_cache", None).await?;
             if reply.status != BUSY {
                 return reply.done().map(|_| ());
             }
-            if !is_told {
-                tracing::warn!("{}: it still works, and sleeps only after that", reply.asked);
-                is_told = true;
+            if !has_warned {
+                tracing::warn!("{}: it still runs requests, and sleeps after them", reply.request_line);
+                has_warned = true;
             }
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    /// Reads the weights from where the engine had them from.
+    /// Reads the weights again from the engine's model path.
     async fn reload(&self, info: &Info) -> Result<(), EngineError> {
-        let Some(path) = info.said["model_path"].as_str().filter(|path| !path.is_empty()) else {
-            return Err(info.reply.odd("it does not say its model_path, which its weights are read from"));
+        let Some(path) = info.body["model_path"].as_str().filter(|path| !path.is_empty()) else {
+            return Err(info
+                .reply
+                .unexpected("it does not report its model_path, which its weights are read from"));
         };
         let body = json!({"model_path": path, "abort_all_requests": false});
         let reply = self.http.post("/update_weights_from_disk", Some(body)).await?.done()?;
-        let said = reply.json()?.unwrap_or(Value::Null);
-        if said["success"] == json!(true) {
+        let body = reply.json()?.unwrap_or(Value::Null);
+        if body["success"] == json!(true) {
             return Ok(());
         }
-        Err(reply.odd_words("it did not say that its weights were read"))
+        Err(reply.unexpected_with_excerpt("it did not confirm that its weights were read"))
     }
 }
 
 impl Engine for Sglang {
-    fn look(&self) -> Answer<'_, Found> {
+    fn probe(&self) -> EngineFuture<'_, EngineState> {
         Box::pin(async {
-            let info = match self.ask_info().await {
-                Err(failure) if failure.is_nobody_there => return Ok(Found::Gone),
+            let info = match self.request_info().await {
+                Err(failure) if failure.is_unreachable => return Ok(EngineState::Gone),
                 other => Info::of(other?)?,
             };
             let found = match info.mark {
                 Mark::Moving => return Err(info.is_moving()),
-                Mark::Asleep(_) => Found::Asleep,
+                Mark::Asleep(_) => EngineState::Asleep,
                 Mark::Awake(_) => {
-                    // First: until the first generation, some versions do not answer what comes next.
+                    // First: before the first generation, some versions do not answer the next request.
                     self.is_healthy().await?;
-                    Found::Awake
+                    EngineState::Awake
                 }
             };
             self.check_settings().await?;
@@ -216,7 +216,7 @@ impl Engine for Sglang {
         })
     }
 
-    fn sleep(&self) -> Answer<'_, ()> {
+    fn sleep(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             let info = self.info().await?;
             let own = match &info.mark {
@@ -231,7 +231,7 @@ impl Engine for Sglang {
         })
     }
 
-    fn wake(&self) -> Answer<'_, ()> {
+    fn wake(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             let info = self.info().await?;
             let own = match &info.mark {
@@ -248,7 +248,7 @@ impl Engine for Sglang {
         })
     }
 
-    fn is_awake(&self) -> Answer<'_, bool> {
+    fn is_awake(&self) -> EngineFuture<'_, bool> {
         Box::pin(async {
             let info = self.info().await?;
             match info.mark {
@@ -259,13 +259,13 @@ impl Engine for Sglang {
         })
     }
 
-    /// Refused without asking unless the engine is awake: a sleeping one would end.
-    fn generate(&self) -> Answer<'_, String> {
+    /// Refused unless the engine is awake: generating would end a sleeping engine.
+    fn generate(&self) -> EngineFuture<'_, String> {
         Box::pin(async {
             let info = self.info().await?;
             match info.mark {
                 Mark::Moving => Err(info.is_moving()),
-                Mark::Asleep(_) => Err(info.reply.odd("it sleeps, and would end if it were to generate now")),
+                Mark::Asleep(_) => Err(info.reply.unexpected("it sleeps, and generating now would end it")),
                 Mark::Awake(_) => self.prompt.generate(&self.http).await,
             }
         })

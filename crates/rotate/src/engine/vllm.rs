@@ -1,20 +1,21 @@
-//! vLLM, by the endpoints that it has when it is started with `VLLM_SERVER_DEV_MODE=1`.
+//! vLLM, by its development endpoints (`VLLM_SERVER_DEV_MODE=1`).
 //!
-//! It keeps the weights in host memory at level 1. At level 2 it drops them, and a wake is three calls: the weights'
-//! memory, the weights, the cache's memory. Requests were drained before a sleep, and one that came past us is waited
-//! for (`mode=wait`); without that, newer versions end it. Where a version says in its answer what it is now, that has
-//! to be what it was asked to be; older ones answer with nothing, and nobody but [`is_awake`](Engine::is_awake) asks.
+//! Level 1 keeps the weights in host memory. Level 2 drops them, and a wake takes three calls: memory of the weights,
+//! the weights, memory of the KV cache.
+//!
+//! Requests are drained before a sleep. `mode=wait` waits for requests that bypassed the rotation; newer versions would
+//! otherwise end them. Some versions report the new state in their answer, which has to match; older ones answer with
+//! an empty body.
 
 use serde_json::{Value, json};
 
 use super::completions::Prompt;
 use super::http::{Http, Reply};
-use super::{Answer, Engine, EngineError};
-use crate::policy::Found;
+use super::{Engine, EngineError, EngineFuture};
+use crate::policy::EngineState;
 
 const DEV_MODE: &str = "it has no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, and --enable-sleep-mode";
 
-/// How a vLLM is asked.
 #[derive(Debug)]
 pub(super) struct Vllm {
     http: Http,
@@ -27,52 +28,54 @@ impl Vllm {
         Self { http, level, prompt }
     }
 
-    /// Asks for something that only exists in development mode.
+    /// For endpoints of the development mode only.
     async fn post(&self, path: &str, body: Option<Value>) -> Result<Reply, EngineError> {
         let reply = self.http.post(path, body).await?;
-        if reply.is_unknown() { Err(reply.odd(DEV_MODE)) } else { reply.done() }
+        if reply.is_unknown() { Err(reply.unexpected(DEV_MODE)) } else { reply.done() }
     }
 
     async fn is_sleeping(&self) -> Result<bool, EngineError> {
         let reply = self.http.get("/is_sleeping").await?;
         if reply.is_unknown() {
-            return Err(reply.odd(DEV_MODE));
+            return Err(reply.unexpected(DEV_MODE));
         }
         let reply = reply.done()?;
-        let said = reply.json()?.unwrap_or(Value::Null);
-        said["is_sleeping"].as_bool().ok_or_else(|| reply.odd_words("its answer has no is_sleeping"))
+        let body = reply.json()?.unwrap_or(Value::Null);
+        body["is_sleeping"]
+            .as_bool()
+            .ok_or_else(|| reply.unexpected_with_excerpt("its answer has no is_sleeping"))
     }
 }
 
-/// That a move got to where it was to, if it says where that is.
+/// Checks the new state, if the answer reports one.
 fn check_status(reply: &Reply, wanted: &str) -> Result<(), EngineError> {
-    let said = reply.json()?.unwrap_or(Value::Null);
-    match &said["status"] {
+    let body = reply.json()?.unwrap_or(Value::Null);
+    match &body["status"] {
         Value::Null => Ok(()),
         Value::String(status) if status == wanted => Ok(()),
-        _ => Err(reply.odd_words(&format!("it was to be {wanted}, and says otherwise"))),
+        _ => Err(reply.unexpected_with_excerpt(&format!("it should be {wanted}, but reports another state"))),
     }
 }
 
 impl Engine for Vllm {
-    fn look(&self) -> Answer<'_, Found> {
+    fn probe(&self) -> EngineFuture<'_, EngineState> {
         Box::pin(async {
             match self.http.get("/health").await {
-                Err(failure) if failure.is_nobody_there => return Ok(Found::Gone),
+                Err(failure) if failure.is_unreachable => return Ok(EngineState::Gone),
                 other => other?.done()?,
             };
-            Ok(if self.is_sleeping().await? { Found::Asleep } else { Found::Awake })
+            Ok(if self.is_sleeping().await? { EngineState::Asleep } else { EngineState::Awake })
         })
     }
 
-    fn sleep(&self) -> Answer<'_, ()> {
+    fn sleep(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             let reply = self.post(&format!("/sleep?level={}&mode=wait", self.level), None).await?;
             check_status(&reply, "sleeping")
         })
     }
 
-    fn wake(&self) -> Answer<'_, ()> {
+    fn wake(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             if self.level < 2 {
                 return check_status(&self.post("/wake_up", None).await?, "awake");
@@ -83,11 +86,11 @@ impl Engine for Vllm {
         })
     }
 
-    fn is_awake(&self) -> Answer<'_, bool> {
+    fn is_awake(&self) -> EngineFuture<'_, bool> {
         Box::pin(async { Ok(!self.is_sleeping().await?) })
     }
 
-    fn generate(&self) -> Answer<'_, String> {
+    fn generate(&self) -> EngineFuture<'_, String> {
         Box::pin(self.prompt.generate(&self.http))
     }
 }

@@ -1,4 +1,4 @@
-//! What is told of a request once it is over, and its place among those that may be here at a time.
+//! The log line at the end of each request, and the limit of requests at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,18 +6,17 @@ use std::time::{Duration, Instant};
 
 use http::{HeaderValue, StatusCode};
 
-/// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// The client went away before it was over.
+    /// The client disconnected first.
     Left,
-    /// The answer was whole, also where it was an error.
+    /// The answer was complete, even if it was an error.
     Whole,
     /// The answer broke off.
     Broken,
 }
 
-/// A request. Dropped, it is over, and told.
+/// A request. Dropping it writes its log line.
 #[derive(Debug)]
 pub(super) struct Account {
     pub(super) id: HeaderValue,
@@ -26,7 +25,7 @@ pub(super) struct Account {
     pub(super) waited: Duration,
     pub(super) bytes: u64,
     pub(super) end: End,
-    pub(super) place: Option<Place>,
+    pub(super) permit: Option<Permit>,
     begun: Instant,
 }
 
@@ -39,7 +38,7 @@ impl Account {
             waited: Duration::ZERO,
             bytes: 0,
             end: End::Left,
-            place: None,
+            permit: None,
             begun: Instant::now(),
         }
     }
@@ -69,20 +68,20 @@ fn milliseconds(passed: Duration) -> u64 {
     u64::try_from(passed.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A place among the requests that are here. Dropped, it is free.
+/// A permit for one request. Dropping it frees the permit.
 #[derive(Debug)]
-pub(super) struct Place(Arc<AtomicUsize>);
+pub(super) struct Permit(Arc<AtomicUsize>);
 
-impl Place {
-    /// One more, if there are fewer than that.
-    pub(super) fn taken(here: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+impl Permit {
+    /// A permit, if fewer than `max` are taken.
+    pub(super) fn acquire(active: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let more = |count: usize| (count < max).then_some(count + 1);
-        here.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Self(Arc::clone(here)))
+        active.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Self(Arc::clone(active)))
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

@@ -1,8 +1,7 @@
-//! The body of an answer: a few bytes of our own, what an engine sends, or comments until an engine sends something.
+//! The body of an answer: own bytes, an engine's bytes, or keep-alive comments until the engine's bytes come.
 //!
-//! It is polled by the client's connection, so it goes no faster than the client reads; and it is dropped with it, so
-//! that the request to the engine ends with whoever asked. While its client reads nothing nobody polls it, so the
-//! connection is told what it ends with.
+//! The client's connection polls it, so it is as fast as the client reads. Dropping it cancels the request to the
+//! engine. A client that reads nothing does not poll it, so the connection holds the token that ends the answer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,71 +15,70 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::account::{Account, End};
-use super::fault::Fault;
-use super::line::Line;
-use super::{Admission, Gate, Route};
+use super::api_error::ApiError;
+use super::connection::Connection;
+use super::{Admission, Backend, Route};
 
-/// What a client that waits for events is told meanwhile.
+/// The keep-alive comment.
 const COMMENT: &[u8] = b": waiting\n\n";
 
-/// The answer was not whole: the connection is to be broken off.
+/// The answer is incomplete: the connection has to be broken off.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer broke off")]
 pub(super) struct Broken;
 
-/// Waits until a client has gone.
+/// Completes after the client has disconnected.
 pub(super) type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
-/// Waits for an engine's events; or there is an event to end with, and the status that it stands for.
-pub(super) type Going = Pin<Box<dyn Future<Output = Result<(Passing, Duration), Ending>> + Send>>;
+/// Resolves to an engine's events, or to a final error event.
+pub(super) type Upcoming = Pin<Box<dyn Future<Output = Result<(Forwarded, Duration), Ending>> + Send>>;
 
-/// How a stream ends that never began.
+/// A stream that ended before it began: its error event and status.
 #[derive(Debug)]
 pub(super) struct Ending {
     pub(super) event: Bytes,
     pub(super) status: http::StatusCode,
 }
 
-/// The body of an answer.
-pub(super) struct Answer {
+pub(super) struct AnswerBody {
     flow: Flow,
     account: Account,
-    line: Arc<Line>,
+    connection: Arc<Connection>,
     gone: Gone,
 }
 
-/// Where its bytes come from.
+/// The source of the bytes.
 pub(super) enum Flow {
-    /// All of it, until it was sent.
+    /// Own bytes, until they are sent.
     Whole(Option<Bytes>),
-    /// An engine.
-    Passing(Passing),
-    /// Nowhere yet.
+    Forwarded(Forwarded),
     Waiting(Waiting),
-    /// An event has been sent that says that it broke off; and once it has gone out, after so many flushes, it does.
-    Breaking { flushes: u64 },
+    /// An error event was sent. The answer breaks off after this many flushes of the connection.
+    Breaking {
+        flushes: u64,
+    },
 }
 
 /// An engine's answer.
-pub(super) struct Passing {
+pub(super) struct Forwarded {
     pub(super) upstream: Incoming,
     pub(super) aborted: Pin<Box<WaitForCancellationFutureOwned>>,
     pub(super) admission: Admission,
-    pub(super) gate: Arc<dyn Gate>,
+    pub(super) backend: Arc<dyn Backend>,
     pub(super) route: Arc<Route>,
-    /// For a stream of events to which one may be added: how it ended so far.
+    /// The end of the stream so far, if an error event can be appended.
     pub(super) events: Option<Tail>,
-    /// Whether only the end of the connection tells where the answer ends.
+    /// Whether only closing the connection marks the end of the answer.
     pub(super) is_open: bool,
 }
 
-/// A client is told that its stream is coming.
+/// A client that waits for its stream.
 pub(super) struct Waiting {
-    going: Going,
+    upcoming: Upcoming,
     every: Duration,
     next: Pin<Box<Sleep>>,
 }
 
-/// The last bytes of a stream of events.
+/// The last bytes of an event stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tail([u8; 4]);
 
@@ -89,9 +87,9 @@ impl Tail {
         Self(*b"\n\n\n\n")
     }
 
-    fn push(&mut self, piece: &[u8]) {
+    fn push(&mut self, data: &[u8]) {
         let Self(tail) = self;
-        let last = &piece[piece.len().saturating_sub(tail.len())..];
+        let last = &data[data.len().saturating_sub(tail.len())..];
         let kept = tail.len() - last.len();
         tail.copy_within(last.len().., 0);
         tail[kept..].copy_from_slice(last);
@@ -103,20 +101,20 @@ impl Tail {
 }
 
 impl Waiting {
-    pub(super) fn new(going: Going, every: Duration) -> Self {
-        // The first is sent at once.
-        Self { going, every, next: Box::pin(tokio::time::sleep_until(Instant::now())) }
+    pub(super) fn new(upcoming: Upcoming, every: Duration) -> Self {
+        // The first comment is sent at once.
+        Self { upcoming, every, next: Box::pin(tokio::time::sleep_until(Instant::now())) }
     }
 }
 
-impl Answer {
-    pub(super) fn new(flow: Flow, account: Account, line: Arc<Line>, gone: Gone) -> Self {
-        if let Flow::Passing(passing) = &flow {
-            line.ends_with(Some(passing.admission.aborted.clone()));
+impl AnswerBody {
+    pub(super) fn new(flow: Flow, account: Account, connection: Arc<Connection>, gone: Gone) -> Self {
+        if let Flow::Forwarded(forwarded) = &flow {
+            connection.ends_with(Some(forwarded.admission.aborted.clone()));
         }
-        let mut answer = Self { flow, account, line, gone };
+        let mut answer = Self { flow, account, connection, gone };
         if answer.is_end_stream() {
-            // Nobody polls it.
+            // hyper does not poll an empty body.
             answer.account.end = End::Whole;
         }
         answer
@@ -132,27 +130,27 @@ impl Answer {
                     }
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                Flow::Passing(passing) => {
-                    let fault = match ready!(passing.poll(cx)) {
+                Flow::Forwarded(forwarded) => {
+                    let error = match ready!(forwarded.poll(cx)) {
                         Ok(frame) => return Poll::Ready(frame.map(Ok)),
-                        Err(fault) => fault,
+                        Err(error) => error,
                     };
                     self.account.end = End::Broken;
-                    let Some(tail) = passing.events else {
-                        if passing.is_open {
-                            self.line.cut();
+                    let Some(tail) = forwarded.events else {
+                        if forwarded.is_open {
+                            self.connection.cut();
                         }
                         return Poll::Ready(Some(Err(Broken)));
                     };
-                    let event = fault.event(tail.is_amid_event());
-                    self.flow = Flow::Breaking { flushes: self.line.flushes() };
+                    let event = error.event(tail.is_amid_event());
+                    self.flow = Flow::Breaking { flushes: self.connection.flushes() };
                     return Poll::Ready(Some(Ok(Frame::data(event))));
                 }
-                Flow::Waiting(waiting) => match waiting.going.as_mut().poll(cx) {
-                    Poll::Ready(Ok((passing, waited))) => {
+                Flow::Waiting(waiting) => match waiting.upcoming.as_mut().poll(cx) {
+                    Poll::Ready(Ok((forwarded, waited))) => {
                         self.account.waited = waited;
-                        self.line.ends_with(Some(passing.admission.aborted.clone()));
-                        self.flow = Flow::Passing(passing);
+                        self.connection.ends_with(Some(forwarded.admission.aborted.clone()));
+                        self.flow = Flow::Forwarded(forwarded);
                     }
                     Poll::Ready(Err(ending)) => {
                         self.account.status = Some(ending.status);
@@ -165,7 +163,7 @@ impl Answer {
                     }
                 },
                 Flow::Breaking { flushes } => {
-                    ready!(self.line.poll_flushed(cx, *flushes));
+                    ready!(self.connection.poll_flushed(cx, *flushes));
                     return Poll::Ready(Some(Err(Broken)));
                 }
             }
@@ -173,43 +171,43 @@ impl Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for AnswerBody {
     fn drop(&mut self) {
-        self.line.ends_with(None);
-        if self.account.end == End::Left && self.line.is_cut() {
+        self.connection.ends_with(None);
+        if self.account.end == End::Left && self.connection.is_cut() {
             self.account.end = End::Broken;
         }
     }
 }
 
-impl Passing {
-    /// The next piece, or nothing behind the last; or why it broke off.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, Fault>> {
-        // First, so that an engine that always has something is ended, too.
+impl Forwarded {
+    /// The next frame, `None` after the last, or why it broke off.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, ApiError>> {
+        // First, so that an engine that never pauses is ended, too.
         if self.admission.aborted.is_cancelled() {
-            return Poll::Ready(Err(Fault::aborted(&self.route.name)));
+            return Poll::Ready(Err(ApiError::aborted(&self.route.name)));
         }
         match Pin::new(&mut self.upstream).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
-                if let (Some(tail), Some(piece)) = (&mut self.events, frame.data_ref()) {
-                    tail.push(piece);
+                if let (Some(tail), Some(data)) = (&mut self.events, frame.data_ref()) {
+                    tail.push(data);
                 }
                 Poll::Ready(Ok(Some(frame)))
             }
             Poll::Ready(None) => Poll::Ready(Ok(None)),
             Poll::Ready(Some(Err(_))) => {
-                self.gate.suspect(self.route.model);
-                Poll::Ready(Err(Fault::broken(&self.route.name)))
+                self.backend.suspect(self.route.model);
+                Poll::Ready(Err(ApiError::broken(&self.route.name)))
             }
             Poll::Pending => {
                 ready!(self.aborted.as_mut().poll(cx));
-                Poll::Ready(Err(Fault::aborted(&self.route.name)))
+                Poll::Ready(Err(ApiError::aborted(&self.route.name)))
             }
         }
     }
 }
 
-impl Body for Answer {
+impl Body for AnswerBody {
     type Data = Bytes;
     type Error = Broken;
 
@@ -218,7 +216,7 @@ impl Body for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let Poll::Ready(frame) = self.poll_flow(cx) else {
-            // Dropping it on an error ends the request to the engine.
+            // hyper drops the body after an error, which cancels the request to the engine.
             ready!(self.gone.as_mut().poll(cx));
             return Poll::Ready(Some(Err(Broken)));
         };
@@ -239,7 +237,7 @@ impl Body for Answer {
     fn is_end_stream(&self) -> bool {
         match &self.flow {
             Flow::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
-            Flow::Passing(passing) => passing.upstream.is_end_stream(),
+            Flow::Forwarded(forwarded) => forwarded.upstream.is_end_stream(),
             Flow::Waiting(_) | Flow::Breaking { .. } => false,
         }
     }
@@ -249,7 +247,7 @@ impl Body for Answer {
             Flow::Whole(bytes) => SizeHint::with_exact(
                 bytes.as_ref().map_or(0, |bytes| u64::try_from(bytes.len()).unwrap_or_default()),
             ),
-            Flow::Passing(passing) => passing.upstream.size_hint(),
+            Flow::Forwarded(forwarded) => forwarded.upstream.size_hint(),
             Flow::Waiting(_) | Flow::Breaking { .. } => SizeHint::default(),
         }
     }
@@ -263,7 +261,7 @@ mod tests {
     fn a_tail_knows_whether_an_event_is_over() {
         let mut tail = Tail::new();
         assert!(!tail.is_amid_event());
-        for (piece, is_amid) in [
+        for (data, is_amid) in [
             ("data: 1", true),
             ("\n", true),
             ("\n", false),
@@ -272,8 +270,8 @@ mod tests {
             ("\r\n", false),
             ("abcde\n\n", false),
         ] {
-            tail.push(piece.as_bytes());
-            assert_eq!(tail.is_amid_event(), is_amid, "{piece:?}");
+            tail.push(data.as_bytes());
+            assert_eq!(tail.is_amid_event(), is_amid, "{data:?}");
         }
     }
 }

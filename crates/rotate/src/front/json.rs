@@ -1,48 +1,45 @@
-//! What a body asks for, and where in it that stands, without altering anything else.
+//! The model and the stream flag of a request body, and the position of the model's name.
 //!
-//! The body is parsed once for what counts on the top level, which also shows that it is JSON. Only if the name has to be
-//! another one it is looked for again, by its place.
+//! The body is parsed once, which also proves that it is JSON. The position is searched only if the name has to be
+//! replaced.
 
 use std::fmt;
 use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// What a body asks for.
+/// The fields that the front needs.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Asked {
-    /// The model.
+pub(super) struct RequestFields {
+    /// `model`.
     pub(super) name: String,
-    /// Whether the answer is to come as events.
+    /// `stream`.
     pub(super) is_stream: bool,
 }
 
-/// Why a body asks for nothing.
+/// Why a body is refused.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
-    /// It is no JSON object. What is wrong, and where.
+pub(super) enum BodyError {
+    /// Not a JSON object; the parser's message.
     NotJson(String),
-    /// It has no `model`.
     NoModel,
-    /// Its `model` is no string.
-    NotText,
-    /// It has more than one `model`. Who reads it might take another one than we do.
-    Twice,
+    NotString,
+    /// More than one `model`. The engine might use another one than the front.
+    Duplicate,
 }
 
-/// What a body asks for.
-pub(super) fn asked(body: &[u8]) -> Result<Asked, Wrong> {
+pub(super) fn parse(body: &[u8]) -> Result<RequestFields, BodyError> {
     let mut parser = serde_json::Deserializer::from_slice(body);
     let top = parser.deserialize_map(TopVisitor).and_then(|top| parser.end().map(|()| top));
-    match top.map_err(|error| Wrong::NotJson(error.to_string()))? {
-        Top { models: 0, .. } => Err(Wrong::NoModel),
-        Top { models: 1, model: Value::Text(name), is_stream } => Ok(Asked { name, is_stream }),
-        Top { models: 1, .. } => Err(Wrong::NotText),
-        _ => Err(Wrong::Twice),
+    match top.map_err(|error| BodyError::NotJson(error.to_string()))? {
+        Top { models: 0, .. } => Err(BodyError::NoModel),
+        Top { models: 1, model: FieldValue::Text(name), is_stream } => Ok(RequestFields { name, is_stream }),
+        Top { models: 1, .. } => Err(BodyError::NotString),
+        _ => Err(BodyError::Duplicate),
     }
 }
 
-/// Where the value of the top level's `model` stands, quotes included, in a body for which [`asked`] has found one.
+/// The range of the top-level `model` value, with quotes, in a body that [`parse`] accepted.
 pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
     let mut at = skip_blanks(body, 0);
     if *body.get(at)? != b'{' {
@@ -64,7 +61,7 @@ pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
     }
 }
 
-/// Whether a key in its quotes means `model`, however it is written.
+/// Whether a quoted key means `model`, also with escapes.
 fn is_model(key: &[u8]) -> bool {
     let is_escaped =
         || key.contains(&b'\\') && serde_json::from_slice::<String>(key).is_ok_and(|key| key == "model");
@@ -77,7 +74,7 @@ fn skip_blanks(body: &[u8], from: usize) -> usize {
     from + blanks
 }
 
-/// Behind the string that begins here.
+/// The end of the string at `from`.
 fn skip_text(body: &[u8], from: usize) -> Option<usize> {
     if *body.get(from)? != b'"' {
         return None;
@@ -92,7 +89,7 @@ fn skip_text(body: &[u8], from: usize) -> Option<usize> {
     }
 }
 
-/// Behind the value that begins here.
+/// The end of the value at `from`.
 fn skip_value(body: &[u8], from: usize) -> Option<usize> {
     let mut depth = 0_usize;
     let mut at = from;
@@ -107,7 +104,7 @@ fn skip_value(body: &[u8], from: usize) -> Option<usize> {
                 depth -= 1;
                 at += 1;
             }
-            // A number or a word, or what is between values.
+            // A number, a literal, or text between values.
             _ if depth > 0 => {
                 at += 1;
                 continue;
@@ -124,21 +121,21 @@ fn skip_value(body: &[u8], from: usize) -> Option<usize> {
     }
 }
 
-/// What counts of the top level.
+/// The fields of the top level.
 struct Top {
     models: usize,
-    model: Value,
+    model: FieldValue,
     is_stream: bool,
 }
 
-enum Key {
+enum FieldKey {
     Model,
     Stream,
     Other,
 }
 
-/// A value, as far as it counts.
-enum Value {
+/// A value, as far as the front needs it.
+enum FieldValue {
     Text(String),
     Bool(bool),
     Other,
@@ -154,15 +151,15 @@ impl<'de> Visitor<'de> for TopVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Top, A::Error> {
-        let mut top = Top { models: 0, model: Value::Other, is_stream: false };
+        let mut top = Top { models: 0, model: FieldValue::Other, is_stream: false };
         while let Some(key) = map.next_key()? {
             match key {
-                Key::Model => {
+                FieldKey::Model => {
                     top.models += 1;
                     top.model = map.next_value()?;
                 }
-                Key::Stream => top.is_stream = matches!(map.next_value()?, Value::Bool(true)),
-                Key::Other => {
+                FieldKey::Stream => top.is_stream = matches!(map.next_value()?, FieldValue::Bool(true)),
+                FieldKey::Other => {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
@@ -171,77 +168,77 @@ impl<'de> Visitor<'de> for TopVisitor {
     }
 }
 
-impl<'de> Deserialize<'de> for Key {
+impl<'de> Deserialize<'de> for FieldKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl Visitor<'_> for Read {
-            type Value = Key;
+        struct KeyVisitor;
+        impl Visitor<'_> for KeyVisitor {
+            type Value = FieldKey;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a key")
             }
 
-            fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<Key, E> {
+            fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<FieldKey, E> {
                 Ok(match key {
-                    "model" => Key::Model,
-                    "stream" => Key::Stream,
-                    _ => Key::Other,
+                    "model" => FieldKey::Model,
+                    "stream" => FieldKey::Stream,
+                    _ => FieldKey::Other,
                 })
             }
         }
-        deserializer.deserialize_str(Read)
+        deserializer.deserialize_str(KeyVisitor)
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
+impl<'de> Deserialize<'de> for FieldValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = Value;
+        struct ValueVisitor;
+        impl<'de> Visitor<'de> for ValueVisitor {
+            type Value = FieldValue;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a value")
             }
 
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Value, E> {
-                Ok(Value::Text(text.to_owned()))
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<FieldValue, E> {
+                Ok(FieldValue::Text(text.to_owned()))
             }
 
-            fn visit_bool<E>(self, is_true: bool) -> Result<Value, E> {
-                Ok(Value::Bool(is_true))
+            fn visit_bool<E>(self, is_true: bool) -> Result<FieldValue, E> {
+                Ok(FieldValue::Bool(is_true))
             }
 
-            fn visit_u64<E>(self, _: u64) -> Result<Value, E> {
-                Ok(Value::Other)
+            fn visit_u64<E>(self, _: u64) -> Result<FieldValue, E> {
+                Ok(FieldValue::Other)
             }
 
-            fn visit_i64<E>(self, _: i64) -> Result<Value, E> {
-                Ok(Value::Other)
+            fn visit_i64<E>(self, _: i64) -> Result<FieldValue, E> {
+                Ok(FieldValue::Other)
             }
 
-            fn visit_f64<E>(self, _: f64) -> Result<Value, E> {
-                Ok(Value::Other)
+            fn visit_f64<E>(self, _: f64) -> Result<FieldValue, E> {
+                Ok(FieldValue::Other)
             }
 
-            fn visit_unit<E>(self) -> Result<Value, E> {
-                Ok(Value::Other)
+            fn visit_unit<E>(self) -> Result<FieldValue, E> {
+                Ok(FieldValue::Other)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Value, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<FieldValue, A::Error> {
                 while all.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Value::Other)
+                Ok(FieldValue::Other)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Value, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<FieldValue, A::Error> {
                 while all.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Value::Other)
+                Ok(FieldValue::Other)
             }
 
-            fn visit_newtype_struct<D: Deserializer<'de>>(self, _: D) -> Result<Value, D::Error> {
+            fn visit_newtype_struct<D: Deserializer<'de>>(self, _: D) -> Result<FieldValue, D::Error> {
                 Err(D::Error::custom("JSON has no such value"))
             }
         }
-        deserializer.deserialize_any(Read)
+        deserializer.deserialize_any(ValueVisitor)
     }
 }
 
@@ -249,8 +246,8 @@ impl<'de> Deserialize<'de> for Value {
 mod tests {
     use super::*;
 
-    fn name(body: &str) -> Result<String, Wrong> {
-        asked(body.as_bytes()).map(|asked| asked.name)
+    fn name(body: &str) -> Result<String, BodyError> {
+        parse(body.as_bytes()).map(|fields| fields.name)
     }
 
     #[test]
@@ -270,12 +267,12 @@ mod tests {
 
     #[test]
     fn what_asks_for_nothing_says_why() {
-        assert_eq!(name("{}"), Err(Wrong::NoModel));
-        assert_eq!(name(r#"{"x":{"model":"a"}}"#), Err(Wrong::NoModel));
+        assert_eq!(name("{}"), Err(BodyError::NoModel));
+        assert_eq!(name(r#"{"x":{"model":"a"}}"#), Err(BodyError::NoModel));
         for value in ["1", "-1", "1.5", "null", "true", "[]", "{}", r#"["a"]"#, r#"{"a":1}"#] {
-            assert_eq!(name(&format!("{{\"model\":{value}}}")), Err(Wrong::NotText), "{value}");
+            assert_eq!(name(&format!("{{\"model\":{value}}}")), Err(BodyError::NotString), "{value}");
         }
-        assert_eq!(name(r#"{"model":"a","mod\u0065l":"b"}"#), Err(Wrong::Twice));
+        assert_eq!(name(r#"{"model":"a","mod\u0065l":"b"}"#), Err(BodyError::Duplicate));
         for body in [
             "",
             "x",
@@ -286,7 +283,7 @@ mod tests {
             r#"{"model":"a",}"#,
             "{\"model\":\"a\n\"}",
         ] {
-            assert!(matches!(name(body), Err(Wrong::NotJson(_))), "{body}");
+            assert!(matches!(name(body), Err(BodyError::NotJson(_))), "{body}");
         }
     }
 
@@ -303,7 +300,7 @@ mod tests {
             [("true", true), ("false", false), ("1", false), ("\"true\"", false), ("null", false)]
         {
             let body = format!("{{\"stream\":{value},\"model\":\"a\"}}");
-            assert_eq!(asked(body.as_bytes()).unwrap().is_stream, is_stream, "{value}");
+            assert_eq!(parse(body.as_bytes()).unwrap().is_stream, is_stream, "{value}");
         }
     }
 }

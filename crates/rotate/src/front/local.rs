@@ -1,16 +1,16 @@
-//! What the front answers by itself: the models that there are, and that it is here.
+//! Answers without an engine: the list of models.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::{Gate, Listed};
+use super::{Backend, Listed};
 
-/// The models, in the shape that OpenAI's interface gives them.
+/// The list of models, in OpenAI's format.
 #[derive(Debug)]
 pub(super) struct Catalogue {
-    /// Seconds since 1970, as when each was made. Clients want a number, and none means anything here.
+    /// `created` of every model, in seconds since 1970. Clients expect a number; it has no meaning here.
     since: u64,
 }
 
@@ -20,13 +20,13 @@ impl Catalogue {
         Self { since }
     }
 
-    pub(super) fn all(&self, gate: &dyn Gate) -> Bytes {
-        let data: Vec<Value> = gate.listed().iter().map(|model| self.shown(model)).collect();
+    pub(super) fn all(&self, backend: &dyn Backend) -> Bytes {
+        let data: Vec<Value> = backend.listed().iter().map(|model| self.shown(model)).collect();
         json!({"object": "list", "data": data}).to_string().into()
     }
 
-    pub(super) fn one(&self, gate: &dyn Gate, name: &str) -> Option<Bytes> {
-        let all = gate.listed();
+    pub(super) fn one(&self, backend: &dyn Backend, name: &str) -> Option<Bytes> {
+        let all = backend.listed();
         let is_it = |model: &&Listed| model.name == name || model.aliases.iter().any(|alias| alias == name);
         all.iter().find(is_it).map(|model| self.shown(model).to_string().into())
     }

@@ -1,28 +1,27 @@
-//! Where clients come in: a proxy that speaks OpenAI's interface and sends each request to its model's engine.
+//! The clients' listener: a proxy with OpenAI's API, which sends each request to its model's engine.
 //!
-//! The front decides nothing about models. It asks a [`Gate`], waits for as long as that says, and then passes bytes on.
+//! The front decides nothing about models. It asks a [`Backend`], waits for admission, and then forwards bytes.
 //!
 //! Promises:
 //!
-//! - Of an engine nothing but what is below `/v1/` is ever reached, and that only by `POST` with a JSON body that names a
-//!   model. Keys of clients, and headers that are for one hop, are not passed on.
-//! - A body gets to the engine byte for byte; if the engine calls the model by another name, only that name is another.
-//!   An answer gets to the client byte for byte and piece by piece, no faster than the client reads.
-//! - An answer that is not whole cannot be taken for whole: a stream of events gets an event that says so, and then, as
-//!   with any other answer, the connection is broken off.
-//! - An answer whose model has to leave ends, also where its client reads nothing: the connection is broken off then.
-//! - A client that goes away takes its request with it, wherever that is: it waits no longer, and its connection to the
-//!   engine is closed. A client counts as gone once it has closed the direction in which it sends. TCP cannot tell one
-//!   that only did that from one that closed everything, and waking a model for nobody is what costs more. nginx and
-//!   uvicorn do likewise. (What a client gets without waiting, an error or the list of models, it may still get.)
-//! - What is said and written of a request has neither its body, nor keys, nor where its engine is.
+//! - Only paths below `/v1/` of an engine can be reached, by `POST` with a JSON body that names a model. Clients' keys
+//!   and hop-by-hop headers are not forwarded.
+//! - A body reaches the engine byte for byte, except for the model's name if the engine uses another. An answer reaches
+//!   the client byte for byte, no faster than the client reads.
+//! - An incomplete answer cannot be mistaken for a complete one. An event stream gets an error event; then the
+//!   connection is broken off, as for any other answer.
+//! - An answer ends if its model has to leave, even if its client reads nothing: then the connection is broken off.
+//! - A client that disconnects cancels its request, in the queue or in the engine. Closing the sending side counts as
+//!   disconnecting: TCP cannot tell the two apart, and waking a model in vain costs more. nginx and uvicorn do the
+//!   same. Answers without waiting may still arrive.
+//! - Logs and errors contain neither bodies, nor keys, nor addresses of engines.
 
 mod account;
 mod answer;
-mod fault;
+mod api_error;
+mod connection;
 mod forward;
 mod json;
-mod line;
 mod local;
 mod request;
 mod span;
@@ -39,79 +38,79 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use self::forward::Desk;
-use self::line::{Io, Line};
-use crate::policy::ModelId;
+use self::connection::{Connection, Io};
+use self::forward::Proxy;
+use crate::policy::{ModelId, StageName};
 pub use crate::service::Admission;
 use crate::service::Refused;
 use crate::{config, serve};
 
-/// A head that is longer than it may be by no more than this gets an error with a body; others just get the status.
+/// A head up to this much over its limit gets an error with a body. Longer ones get only the status.
 const HEAD_SLACK_BYTES: usize = 16 << 10;
-/// What is read from a client at a time, at most.
+/// Most bytes of one read from a client.
 const READ_MAX_BYTES: usize = 512 << 10;
 
-/// What the front asks the service.
-pub trait Gate: Send + Sync + 'static {
-    /// The model that a client asks for by this name or alias.
+/// What the front needs from the service.
+pub trait Backend: Send + Sync + 'static {
+    /// The model with this name or alias.
     fn route(&self, name: &str) -> Option<Route>;
 
     /// All models, in the order of the configuration.
     fn listed(&self) -> Vec<Listed>;
 
-    /// Waits until a request may go to its engine; or not. Dropped, it is as if the request had never come.
+    /// Waits until a request may go to its engine. Dropping the future withdraws the request.
     fn admit(&self, model: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>>;
 
-    /// An engine did not take a connection or broke one: it may be gone.
+    /// Reports that an engine refused or broke a connection, so it may be gone.
     fn suspect(&self, model: ModelId);
 
-    /// Limits and keys as they are now.
+    /// The current limits and keys.
     fn front(&self) -> Arc<config::Front>;
 }
 
-/// Where requests for a model go.
+/// The destination of a model's requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// Which it is.
+    /// The model.
     pub model: ModelId,
-    /// What clients ask for.
+    /// Its name in requests.
     pub name: String,
-    /// Where its engine is: `http://`, a host, and a port.
+    /// Its engine's `http://`, host, and port.
     pub url: String,
-    /// What its engine calls it.
+    /// Its name in the engine.
     pub served_as: String,
 }
 
-/// A model that clients may ask for.
+/// A model in the list of models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// What clients ask for.
+    /// Its name in requests.
     pub name: String,
-    /// What they may ask for as well.
+    /// Other names in requests.
     pub aliases: Vec<String>,
-    /// Whether its requests are let through at once.
+    /// Whether requests are admitted at once.
     pub is_ready: bool,
-    /// Its stage, in a word or two.
-    pub stage: &'static str,
+    /// Its stage.
+    pub stage: StageName,
 }
 
-/// How long the front waits for clients and for engines that are silent.
+/// Timeouts for silent clients and engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
-    /// For a head, from the moment at which it could begin: an idle connection is closed after this time, too.
+pub struct Timeouts {
+    /// For a request head. Also closes idle connections.
     pub head: Duration,
-    /// For the next piece of a body.
+    /// Between two frames of a body.
     pub body: Duration,
-    /// For an engine to take a connection.
+    /// For connecting to an engine.
     pub connect: Duration,
-    /// For which a connection to an engine is kept for the next request. Less than engines keep theirs, which are 5
-    /// seconds with vLLM and SGLang, or a request could meet one that is just being closed.
+    /// How long idle connections to engines are kept. Shorter than the 5 seconds of vLLM and SGLang, or a request could
+    /// meet a connection that is being closed.
     pub idle: Duration,
     /// For a client to read the end of an answer that had to end.
     pub reader: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         Self {
             head: Duration::from_secs(60),
@@ -123,54 +122,52 @@ impl Default for Patience {
     }
 }
 
-/// Serves clients until `shutdown` fires; then takes no more connections, and returns when the answers that are under way
-/// have ended. Dropped, it breaks all of them off.
+/// Serves clients until `shutdown` fires, then waits for the answers in progress. Dropping the future breaks them off.
 ///
 /// # Errors
-/// The listener cannot be used. That a connection could not be taken is none.
+/// The listener cannot be used. A failed `accept` is not an error.
 pub async fn serve(
     listener: TcpListener,
-    gate: Arc<dyn Gate>,
+    backend: Arc<dyn Backend>,
     shutdown: CancellationToken,
-    patience: Patience,
+    timeouts: Timeouts,
 ) -> io::Result<()> {
-    let desk = Arc::new(Desk::new(gate, patience));
+    let proxy = Arc::new(Proxy::new(backend, timeouts));
     let until = shutdown.clone();
     serve::accept(listener, "front", serve::UNLIMITED, &shutdown, |stream| {
-        connection(stream, Arc::clone(&desk), until.clone())
+        serve_connection(stream, Arc::clone(&proxy), until.clone())
     })
     .await
 }
 
-/// Serves one connection.
-async fn connection(stream: TcpStream, desk: Arc<Desk>, shutdown: CancellationToken) {
-    // What it would gain is small, and a socket that refuses is about to fail anyway.
+async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, shutdown: CancellationToken) {
+    // The gain is small, and a socket that refuses is about to fail anyway.
     let _ = stream.set_nodelay(true);
-    let head_max = usize::try_from(desk.gate.front().head_max_bytes).unwrap_or(usize::MAX);
+    let head_max = usize::try_from(proxy.backend.front().head_max_bytes).unwrap_or(usize::MAX);
     let head_max = head_max.saturating_add(HEAD_SLACK_BYTES);
-    let line = Arc::new(Line::new(stream));
-    let io = TokioIo::new(Io::new(Arc::clone(&line)));
-    let patience = desk.patience;
-    let its_line = Arc::clone(&line);
-    let service = service_fn(move |request| Arc::clone(&desk).handle(Arc::clone(&its_line), request));
+    let connection = Arc::new(Connection::new(stream));
+    let io = TokioIo::new(Io::new(Arc::clone(&connection)));
+    let timeouts = proxy.timeouts;
+    let shared = Arc::clone(&connection);
+    let service = service_fn(move |request| Arc::clone(&proxy).handle(Arc::clone(&shared), request));
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(patience.head)
+        .header_read_timeout(timeouts.head)
         .max_header_size(head_max)
         .max_buf_size(head_max.max(READ_MAX_BYTES))
-        // Whether a client is gone is decided for each request, by `Line::gone`.
+        // `Connection::gone` decides for each request whether the client has disconnected.
         .half_close(true);
     let overdue = async {
-        line.overdue(patience.reader).await;
-        // Here, while its answer is still there to be told of it: behind this it has gone.
-        line.cut();
+        connection.overdue(timeouts.reader).await;
+        // Before the drop, so that the answer can still log it.
+        connection.cut();
     };
     tokio::select! {
         biased;
-        // How a connection ended is the client's business; what came of its requests has been told.
+        // The requests have logged their own ends.
         _ = serve::answer(&builder, io, service, &shutdown) => {}
-        // Behind this what has not been read is gone, and the request to the engine ends.
+        // Dropping the connection discards unread bytes and cancels the request to the engine.
         () = overdue => {}
     }
 }

@@ -1,4 +1,4 @@
-//! What a request may be: its path, its headers, its key, and its body.
+//! Checks of a request: path, headers, key, and body.
 
 use std::time::Duration;
 
@@ -9,62 +9,62 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 
-use super::fault::Fault;
+use super::api_error::ApiError;
 use crate::config::Key;
 
-/// What is set aside for a body at once, however long it says that it is.
+/// Most bytes to reserve for a body at once, whatever its declared length.
 const BODY_FIRST_BYTES: u64 = 1 << 20;
 
-/// What a request is about.
+/// The target of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum About {
-    /// Whether we are here.
     Health,
-    /// All models.
+    /// The list of models.
     Models,
-    /// The model of this name.
+    /// One model of the list.
     Model(String),
-    /// An answer of an engine's.
+    /// A path of an engine.
     Engine(PathAndQuery),
 }
 
-/// What a request is about, if it may be about anything.
-pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, Fault> {
+/// The target of a request, if it is valid.
+pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, ApiError> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
-        return Err(Fault::no_method("GET, HEAD, POST"));
+        return Err(ApiError::no_method("GET, HEAD, POST"));
     }
     if head_bytes(parts) > head_max_bytes {
-        return Err(Fault::large_head(head_max_bytes));
+        return Err(ApiError::large_head(head_max_bytes));
     }
     if parts.headers.contains_key(header::UPGRADE) {
-        return Err(Fault::bad("no other protocol is spoken here; leave out `Upgrade`"));
+        return Err(ApiError::bad("no other protocol is spoken here; leave out `Upgrade`"));
     }
     check_host(parts)?;
     let path = parts.uri.path();
     if path == "/health" {
         return Ok(About::Health);
     }
-    let Some(rest) = path.strip_prefix("/v1/") else { return Err(Fault::no_path()) };
+    let Some(rest) = path.strip_prefix("/v1/") else { return Err(ApiError::no_path()) };
     if rest == "models" {
         return Ok(About::Models);
     }
-    // It is only looked up, and many names have a slash, which some clients encode.
+    // The name is only looked up. Many names contain a slash, which some clients encode.
     if let Some(name) = rest.strip_prefix("models/") {
-        let name = decoded(name).ok_or_else(|| Fault::bad("the name in the path is not encoded rightly"))?;
+        let name =
+            decoded(name).ok_or_else(|| ApiError::bad("the name in the path is not encoded rightly"))?;
         return Ok(About::Model(name));
     }
     check_path(rest)?;
-    let path = parts.uri.path_and_query().cloned().ok_or_else(Fault::no_path)?;
+    let path = parts.uri.path_and_query().cloned().ok_or_else(ApiError::no_path)?;
     Ok(About::Engine(path))
 }
 
-/// A path is taken as it is written, so what others may take for another one is refused.
-fn check_path(rest: &str) -> Result<(), Fault> {
+/// Paths are forwarded as written. One that another server could read differently is refused.
+fn check_path(rest: &str) -> Result<(), ApiError> {
     let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'\\';
     let is_way = |segment: &str| !segment.is_empty() && segment != "." && segment != "..";
     let is_fine = rest.bytes().all(is_plain) && rest.split('/').all(is_way) && encodes_no_way(rest);
     is_fine.then_some(()).ok_or_else(|| {
-        Fault::bad(
+        ApiError::bad(
             "a path has no empty parts, no `.` and `..`, no backslash, and none of those and no slash and percent sign \
              encoded",
         )
@@ -78,7 +78,7 @@ fn encodes_no_way(path: &str) -> bool {
     })
 }
 
-/// Text that may have been encoded for a path.
+/// Decodes percent-encoded text.
 fn decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
@@ -89,18 +89,18 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Who speaks HTTP/1.1 says whom it wants, once; and who says so twice means the same.
-fn check_host(parts: &Parts) -> Result<(), Fault> {
+/// HTTP/1.1 requires one `Host`. A request URI with a host has to match it.
+fn check_host(parts: &Parts) -> Result<(), ApiError> {
     let mut hosts = parts.headers.get_all(header::HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() || (host.is_none() && parts.version == Version::HTTP_11) {
-        return Err(Fault::bad("a request has one `Host`"));
+        return Err(ApiError::bad("a request has one `Host`"));
     }
     if let Some(authority) = parts.uri.authority() {
         let is_same =
             host.is_none_or(|host| host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes()));
         if !is_same || parts.uri.scheme_str() != Some("http") {
-            return Err(Fault::bad("this is no proxy for others: ask for a path"));
+            return Err(ApiError::bad("this is no proxy for others: ask for a path"));
         }
     }
     Ok(())
@@ -114,8 +114,8 @@ fn head_bytes(parts: &Parts) -> u64 {
     u64::try_from(of_line + of_fields).unwrap_or(u64::MAX)
 }
 
-/// Whether a client has one of the keys. With no keys, everybody may ask.
-pub(super) fn check_key(headers: &HeaderMap, keys: &[Key]) -> Result<(), Fault> {
+/// Checks the client's key. Without configured keys, every client is accepted.
+pub(super) fn check_key(headers: &HeaderMap, keys: &[Key]) -> Result<(), ApiError> {
     if keys.is_empty() {
         return Ok(());
     }
@@ -124,14 +124,14 @@ pub(super) fn check_key(headers: &HeaderMap, keys: &[Key]) -> Result<(), Fault> 
     let given = only
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-    let Some((_, given)) = given else { return Err(Fault::no_key()) };
-    // All are looked at, so that how long it takes does not tell which it is.
-    let is_known = keys.iter().fold(false, |is_known, key| is_known | key.is(given.trim()));
-    is_known.then_some(()).ok_or_else(Fault::no_key)
+    let Some((_, given)) = given else { return Err(ApiError::no_key()) };
+    // Compares all keys, so that timing does not reveal which one matches.
+    let is_known = keys.iter().fold(false, |is_known, key| is_known | key.matches(given.trim()));
+    is_known.then_some(()).ok_or_else(ApiError::no_key)
 }
 
-/// What is not JSON by what the headers say is not read at all.
-pub(super) fn check_type(headers: &HeaderMap) -> Result<(), Fault> {
+/// Refuses bodies that are not JSON by their headers, without reading them.
+pub(super) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let text =
         |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
     let is_multipart = text(header::CONTENT_TYPE)
@@ -139,43 +139,43 @@ pub(super) fn check_type(headers: &HeaderMap) -> Result<(), Fault> {
         .get(..10)
         .is_some_and(|begin| begin.eq_ignore_ascii_case("multipart/"));
     if is_multipart {
-        return Err(Fault::wrong_type("multipart"));
+        return Err(ApiError::unsupported_type("multipart"));
     }
     match text(header::CONTENT_ENCODING) {
         "" | "identity" => Ok(()),
-        _ => Err(Fault::wrong_type("compressed")),
+        _ => Err(ApiError::unsupported_type("compressed")),
     }
 }
 
-/// The whole body.
-pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> Result<Bytes, Fault> {
+/// Reads the whole body.
+pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> Result<Bytes, ApiError> {
     let lower = from.size_hint().lower();
     if lower > max_bytes {
-        return Err(Fault::large_body(max_bytes));
+        return Err(ApiError::large_body(max_bytes));
     }
     let mut first = Bytes::new();
     let mut more: Option<BytesMut> = None;
     loop {
         let frame = match tokio::time::timeout(idle, from.frame()).await {
-            Err(_) => return Err(Fault::slow_body(idle)),
+            Err(_) => return Err(ApiError::slow_body(idle)),
             Ok(None) => break,
-            Ok(Some(Err(_))) => return Err(Fault::bad("the body broke off, or is framed wrongly")),
+            Ok(Some(Err(_))) => return Err(ApiError::bad("the body broke off, or is framed wrongly")),
             Ok(Some(Ok(frame))) => frame,
         };
-        // Behind it there may be trailers, which engines do not read.
-        let Ok(piece) = frame.into_data() else { continue };
+        // Trailers, which engines do not read.
+        let Ok(data) = frame.into_data() else { continue };
         let had = more.as_ref().map_or(first.len(), BytesMut::len);
-        if u64::try_from(had + piece.len()).unwrap_or(u64::MAX) > max_bytes {
-            return Err(Fault::large_body(max_bytes));
+        if u64::try_from(had + data.len()).unwrap_or(u64::MAX) > max_bytes {
+            return Err(ApiError::large_body(max_bytes));
         }
         match &mut more {
-            Some(all) => all.extend_from_slice(&piece),
-            None if first.is_empty() => first = piece,
+            Some(all) => all.extend_from_slice(&data),
+            None if first.is_empty() => first = data,
             None => {
-                let room = usize::try_from(lower.min(BODY_FIRST_BYTES)).unwrap_or_default();
-                let mut all = BytesMut::with_capacity(room.max(first.len() + piece.len()));
+                let capacity = usize::try_from(lower.min(BODY_FIRST_BYTES)).unwrap_or_default();
+                let mut all = BytesMut::with_capacity(capacity.max(first.len() + data.len()));
                 all.extend_from_slice(&first);
-                all.extend_from_slice(&piece);
+                all.extend_from_slice(&data);
                 more = Some(all);
             }
         }
@@ -183,7 +183,7 @@ pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> 
     Ok(more.map_or(first, BytesMut::freeze))
 }
 
-/// Removes what is for one hop only, and what a client says that is.
+/// Removes hop-by-hop headers, including those named by `Connection`.
 pub(super) fn drop_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -191,7 +191,7 @@ pub(super) fn drop_hop(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
-        // These are about the message, and a hop that says otherwise is wrong.
+        // These describe the message. A hop that names them is wrong.
         .filter(|name| name != header::CONTENT_LENGTH && name != header::CONTENT_TYPE)
         .collect();
     named.iter().for_each(|name| drop(headers.remove(name)));
@@ -209,7 +209,7 @@ pub(super) fn drop_hop(headers: &mut HeaderMap) {
     headers.remove("proxy-connection");
 }
 
-/// What goes to an engine of what a client said.
+/// Keeps the headers that the engine should see.
 pub(super) fn upstream_headers(headers: &mut HeaderMap) {
     drop_hop(headers);
     for name in [header::AUTHORIZATION, header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::TRAILER]

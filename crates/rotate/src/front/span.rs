@@ -1,4 +1,4 @@
-//! Which request it is: identifiers of requests, and W3C's trace context.
+//! Request identifiers, and W3C trace context.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +9,10 @@ pub(super) static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id
 static TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 static TRACE_STATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The longest identifier that is taken from a client.
+/// Longest identifier to accept from a client.
 const ID_MAX: usize = 128;
 
-/// Makes numbers that nobody has had. They cannot be guessed from one another, and are no secrets.
+/// Generates unique identifiers. They are not predictable from one another, but no secrets.
 #[derive(Debug, Default)]
 pub(super) struct Ids {
     keys: (RandomState, RandomState),
@@ -22,7 +22,7 @@ pub(super) struct Ids {
 impl Ids {
     fn short(&self) -> u64 {
         let count = self.count.fetch_add(1, Ordering::Relaxed);
-        // An identifier of zeros means that there is none.
+        // Zero means "no identifier".
         self.keys.0.hash_one(count).max(1)
     }
 
@@ -32,7 +32,7 @@ impl Ids {
         (u128::from(high) << 64 | u128::from(low)).max(1)
     }
 
-    /// The client's identifier of a request if it is one, else a new one.
+    /// The client's valid request identifier, or a new one.
     pub(super) fn request(&self, headers: &HeaderMap) -> HeaderValue {
         let is_plain = |value: &&HeaderValue| {
             let bytes = value.as_bytes();
@@ -45,10 +45,10 @@ impl Ids {
         })
     }
 
-    /// Makes this a step of the client's trace, or of a new one if it has none or what it says is none.
+    /// Continues the client's trace, or begins a new one without a valid trace.
     pub(super) fn trace(&self, headers: &mut HeaderMap) {
         let parent = only(headers, &TRACE_PARENT).and_then(|value| value.to_str().ok()).and_then(parsed);
-        // Where nobody has decided whether to record, the engine records as it does without us.
+        // Without a decision about recording, the engine records as it would without a proxy.
         let (trace, flags) = match parent {
             Some((trace, flags)) => (trace.to_owned(), flags.to_owned()),
             None => {
@@ -64,13 +64,13 @@ impl Ids {
     }
 }
 
-/// The value of a header that is there once.
+/// The value of a header that occurs once.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
     let mut all = headers.get_all(name).iter();
     all.next().filter(|_| all.next().is_none())
 }
 
-/// The trace and the flags of what a client says.
+/// The trace and the flags of a `traceparent`.
 fn parsed(parent: &str) -> Option<(&str, &str)> {
     let is_hex = |text: &str, len: usize| {
         text.len() == len && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))

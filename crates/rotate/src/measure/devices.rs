@@ -1,66 +1,48 @@
-//! GPUs as NVML counts them: positions are NVML's, and nothing is taken of any GPU.
+//! GPU memory by NVML. Positions are NVML's. Nothing is allocated on any GPU.
 
-use super::{Measured, Meter, on_a_thread};
+#[cfg(target_os = "linux")]
+use std::sync::{Arc, Mutex, PoisonError};
+
+#[cfg(target_os = "linux")]
+use poorwill::gpus::Gpus;
+
+use super::{GpuMemory, Measured, Meter, on_a_thread};
 use crate::policy::Gpu;
 
-use self::system::Loaded;
-
-/// What to do where there is nothing to ask.
+/// Advice where NVML is missing.
 const HELP: &str =
-    "install NVIDIA's driver, or play GPUs with [memory] measure = \"processes\" and gpu = \"8GiB\"";
+    "install NVIDIA's driver, or simulate GPUs with [memory] measure = \"processes\" and gpu = \"8GiB\"";
 
-/// Measures by NVML. Its library is loaded when something is measured for the first time; while there is none, each
-/// measurement tries again, and says what is missing.
+/// Measures by NVML. The library is loaded at the first measurement, and again after each failure.
 #[derive(Debug, Clone, Default)]
 pub struct Devices {
-    loaded: Loaded,
+    /// `None` until it is loaded.
+    #[cfg(target_os = "linux")]
+    nvml: Arc<Mutex<Option<Gpus>>>,
 }
 
 impl Meter for Devices {
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
-        let loaded = self.loaded.clone();
-        Box::pin(on_a_thread(gpus, move |gpu| loaded.memory(gpu)))
+        let devices = self.clone();
+        Box::pin(on_a_thread(gpus, move |gpu| devices.memory(gpu)))
     }
 }
 
-#[cfg(target_os = "linux")]
-mod system {
-    use std::sync::{Arc, Mutex, PoisonError};
-
-    use poorwill::gpus::Gpus;
-
-    use super::{Gpu, HELP};
-    use crate::measure::Memory;
-
-    /// NVML, once it was loaded.
-    #[derive(Debug, Clone, Default)]
-    pub(super) struct Loaded(Arc<Mutex<Option<Gpus>>>);
-
-    impl Loaded {
-        pub(super) fn memory(&self, gpu: Gpu) -> Result<Memory, String> {
-            let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let known = match &mut *loaded {
-                Some(known) => known,
-                none => none.insert(Gpus::open().map_err(|error| format!("{error}; {HELP}"))?),
-            };
-            let memory = known.memory(gpu.0).map_err(|error| error.to_string())?;
-            Ok(Memory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
-        }
+impl Devices {
+    #[cfg(target_os = "linux")]
+    fn memory(&self, gpu: Gpu) -> Result<GpuMemory, String> {
+        let mut nvml = self.nvml.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpus = match &mut *nvml {
+            Some(gpus) => gpus,
+            none => none.insert(Gpus::open().map_err(|error| format!("{error}; {HELP}"))?),
+        };
+        let memory = gpus.memory(gpu.0).map_err(|error| error.to_string())?;
+        Ok(GpuMemory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
     }
-}
 
-#[cfg(not(target_os = "linux"))]
-mod system {
-    use super::{Gpu, HELP};
-    use crate::measure::Memory;
-
-    /// Nothing: GPUs are measured on Linux only.
-    #[derive(Debug, Clone, Default)]
-    pub(super) struct Loaded;
-
-    impl Loaded {
-        pub(super) fn memory(&self, _: Gpu) -> Result<Memory, String> {
-            Err(format!("GPUs are measured on Linux only; {HELP}"))
-        }
+    #[cfg(not(target_os = "linux"))]
+    #[expect(clippy::unused_self, reason = "NVML is used on Linux only")]
+    fn memory(&self, _: Gpu) -> Result<GpuMemory, String> {
+        Err(format!("GPUs are measured on Linux only; {HELP}"))
     }
 }

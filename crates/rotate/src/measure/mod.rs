@@ -1,6 +1,6 @@
-//! What is free on each GPU, measured from outside of the engines.
+//! Free memory of each GPU, measured from outside the engines.
 //!
-//! [`Devices`] asks NVML. [`Processes`] plays GPUs on machines that have none, and measures the processes on them.
+//! [`Devices`] uses NVML. [`Processes`] simulates GPUs on machines without any, and measures the engines' processes.
 
 mod devices;
 mod processes;
@@ -16,39 +16,39 @@ pub use self::processes::{PidsOn, Processes};
 
 use crate::policy::Gpu;
 
-/// What is measured of one GPU.
+/// The memory of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
-    /// What nobody has.
+pub struct GpuMemory {
+    /// Unused bytes.
     pub free_bytes: u64,
-    /// All of it.
+    /// All bytes.
     pub total_bytes: u64,
 }
 
-/// What a measurement gives: the memory of each GPU, in the order in which they were asked for.
-pub type Measured<'a> = Pin<Box<dyn Future<Output = Result<Vec<Memory>, MeterError>> + Send + 'a>>;
+/// The future of a measurement: one entry for each requested GPU, in the same order.
+pub type Measured<'a> = Pin<Box<dyn Future<Output = Result<Vec<GpuMemory>, MeterError>> + Send + 'a>>;
 
 /// Measures GPUs.
 pub trait Meter: fmt::Debug + Send + Sync {
-    /// What there is of each of these now. It takes milliseconds, and blocks no other task.
+    /// Measures these GPUs now. Takes milliseconds, and does not block the runtime.
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a>;
 }
 
-/// Why nothing was measured.
+/// Why a measurement failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot measure GPU {}: {reason}", gpu.0)]
 pub struct MeterError {
-    /// Which.
+    /// The GPU.
     pub gpu: Gpu,
-    /// Why, and what would help.
+    /// The cause, and what would help.
     pub reason: String,
 }
 
-/// Measures each of these on a thread that may wait.
+/// Measures on a blocking thread.
 async fn on_a_thread(
     gpus: &[Gpu],
-    one: impl Fn(Gpu) -> Result<Memory, String> + Send + 'static,
-) -> Result<Vec<Memory>, MeterError> {
+    one: impl Fn(Gpu) -> Result<GpuMemory, String> + Send + 'static,
+) -> Result<Vec<GpuMemory>, MeterError> {
     let Some(first) = gpus.first().copied() else { return Ok(Vec::new()) };
     let gpus = gpus.to_vec();
     let measured = spawn_blocking(move || {

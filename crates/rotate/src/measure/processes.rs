@@ -1,22 +1,21 @@
-//! GPUs that are played: each has so many bytes, and those who are on it hold what their processes hold.
+//! Simulated GPUs: each has a fixed size, and its processes hold what the operating system reports.
 //!
-//! What a process holds is the operating system's figure: its share of the pages that it has in memory (`Pss`, shared
-//! pages counted in parts, by `/proc/PID/smaps_rollup`), or all of them (`VmRSS`) where its shares are not told. Either
-//! counts the memory of Poorwill's host device, which is a file in memory that is mapped. A program's own memory counts as well,
-//! so a process holds something of the GPU as soon as it is there, as on a real one.
+//! That is `Pss` from `/proc/PID/smaps_rollup`, which divides shared pages among processes, or else `VmRSS`. Both
+//! include the memory of Poorwill's host device, a mapped memory file. They also include the program itself, so a
+//! process holds something as soon as it runs, as on a real GPU.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::{fmt, fs, io};
 
-use super::{Measured, Memory, Meter, on_a_thread};
+use super::{GpuMemory, Measured, Meter, on_a_thread};
 use crate::policy::Gpu;
 use crate::supervise::has_ended;
 
-/// The numbers of the processes that are on a GPU. It may wait for files.
+/// Returns the processes on a GPU. May block on file reads.
 pub type PidsOn = Arc<dyn Fn(Gpu) -> Vec<u32> + Send + Sync>;
 
-/// Measures processes in place of GPUs.
+/// Measures processes instead of GPUs.
 #[derive(Clone)]
 pub struct Processes {
     gpu_bytes: u64,
@@ -24,7 +23,7 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// With GPUs of so many bytes each, and who is on them.
+    /// Simulates GPUs of `gpu_bytes` each. `pids` returns the processes on them.
     #[must_use]
     pub fn new(gpu_bytes: u64, pids: PidsOn) -> Self {
         Self { gpu_bytes, pids }
@@ -48,14 +47,14 @@ impl Meter for Processes {
                 })?;
                 used_bytes = used_bytes.saturating_add(held);
             }
-            Ok(Memory { free_bytes: gpu_bytes.saturating_sub(used_bytes), total_bytes: gpu_bytes })
+            Ok(GpuMemory { free_bytes: gpu_bytes.saturating_sub(used_bytes), total_bytes: gpu_bytes })
         }))
     }
 }
 
-/// What a process holds; nothing if it has ended.
+/// The memory of a process; 0 after its end.
 fn held_bytes(pid: u32) -> io::Result<u64> {
-    // Where the system tells no shares it has no such file, or not for this user.
+    // The file may be missing, or closed to this user.
     let shares = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"));
     let (text, key) = match shares {
         Ok(text) if !text.is_empty() => (text, "Pss:"),
@@ -65,7 +64,7 @@ fn held_bytes(pid: u32) -> io::Result<u64> {
             Err(error) => return Err(error),
         },
     };
-    // Of one that has ended and was not asked how there is no such line.
+    // A zombie has no such line.
     let Some(line) = text.lines().find_map(|line| line.strip_prefix(key)) else { return Ok(0) };
     let kib = line.trim().strip_suffix("kB").and_then(|kib| kib.trim().parse::<u64>().ok());
     let bytes = kib.and_then(|kib| kib.checked_mul(1024));

@@ -1,27 +1,27 @@
-//! Who comes, and who leaves for it.
+//! Which model comes next, and which ones leave for it.
 
 use super::Policy;
-use super::model::{Leave, Stage, Up};
-use super::moves::NO_ROOM;
+use super::model::{Activation, Leave, Stage};
+use super::moves::NO_MEMORY;
 use super::rules::Gpu;
 use super::time::Time;
 
-/// What there is to be done so that a model has room.
+/// How a model gets its memory.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Room {
-    /// Nothing.
+pub(super) enum Space {
+    /// Enough is free.
     Free,
-    /// These leave.
+    /// These have to leave now.
     Leave(Vec<usize>),
-    /// Somebody has to leave, and may stay for now.
+    /// Others have to leave, but not yet.
     Later,
-    /// Those that stay whatever happens leave too little.
+    /// Pinned models leave too little.
     Never,
 }
 
 impl Policy {
-    /// Sends away who has been idle for too long, and lets those come that are waited for, the oldest first. On each
-    /// GPU one comes at a time, and nobody that came later goes before.
+    /// Evicts models that were idle for too long, and selects waiting ones, oldest first. Each GPU activates one model
+    /// at a time, in the order of waiting.
     pub(super) fn choose(&mut self) {
         if self.is_ending {
             return;
@@ -35,10 +35,10 @@ impl Policy {
         let mut waiting: Vec<(Time, usize)> = Vec::new();
         for (id, model) in self.models.iter().enumerate() {
             let is_on_its_way =
-                model.is_coming || matches!(&model.stage, Stage::Step { step, .. } if step.is_up());
+                model.is_selected || matches!(&model.stage, Stage::Step { step, .. } if step.is_activating());
             if is_on_its_way {
                 take(&mut taken, model);
-            } else if let Some(since) = model.waited_for_since().filter(|_| model.way_up().is_some()) {
+            } else if let Some(since) = model.waited_for_since().filter(|_| model.activation().is_some()) {
                 waiting.push((since, id));
             }
         }
@@ -46,43 +46,43 @@ impl Policy {
         for (since, id) in waiting {
             let model = &self.models[id];
             let is_free = model.rules.gpus.iter().all(|gpu| !taken[gpu.0]);
-            let is_short = model.short_until.is_some_and(|until| self.now < until);
+            let is_short = model.no_memory_until.is_some_and(|until| self.now < until);
             if is_short {
                 continue;
             }
             if !is_free {
-                // Nor does anybody go before it on its other GPUs.
+                // No later model may overtake it on its other GPUs.
                 take(&mut taken, model);
                 continue;
             }
-            let Some(up) = model.way_up() else { continue };
-            match self.room_for(id, up, since) {
-                Room::Never if model.need(up).is_none() => {
-                    self.no_room(id, NO_ROOM);
+            let Some(up) = model.activation() else { continue };
+            match self.space_for(id, up, since) {
+                Space::Never if model.need(up).is_none() => {
+                    self.no_memory(id, NO_MEMORY);
                     continue;
                 }
-                Room::Later => {}
-                // What was measured once may be long ago, so nobody is refused for that.
-                Room::Free | Room::Never => self.call(id),
-                Room::Leave(list) => {
-                    self.call(id);
-                    list.into_iter().for_each(|other| self.leave_to_make_room(other));
+                Space::Later => {}
+                // The measurement may be old, so it is repeated before a refusal.
+                Space::Free | Space::Never => self.select(id),
+                Space::Leave(list) => {
+                    self.select(id);
+                    list.into_iter().for_each(|other| self.evict(other));
                 }
             }
             take(&mut taken, &self.models[id]);
         }
     }
 
-    fn call(&mut self, id: usize) {
-        self.models[id].is_coming = true;
+    fn select(&mut self, id: usize) {
+        self.models[id].is_selected = true;
         self.changes += 1;
     }
 
-    fn leave_to_make_room(&mut self, id: usize) {
+    fn evict(&mut self, id: usize) {
         self.leave(id, Leave::Sleep);
     }
 
-    /// Lets no more of its requests through, and has it leave when they are over.
+    /// Stops admitting requests, and leaves when the running ones have ended.
     pub(super) fn leave(&mut self, id: usize, then: Leave) {
         let model = &self.models[id];
         let then = if then == Leave::Sleep && !model.rules.can_sleep { Leave::Stop } else { then };
@@ -90,7 +90,7 @@ impl Policy {
         self.enter(id, Stage::Draining { until, was_aborted: false, then });
     }
 
-    /// Who is awake on its GPUs.
+    /// Awake models on its GPUs.
     pub(super) fn holders(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.models.len())
             .filter(move |other| *other != id && self.share(id, *other) && self.models[*other].is_ready())
@@ -100,89 +100,89 @@ impl Policy {
         self.models[one].rules.shares_with(&self.models[other].rules)
     }
 
-    pub(super) fn room_for(&self, id: usize, up: Up, since: Time) -> Room {
+    pub(super) fn space_for(&self, id: usize, up: Activation, since: Time) -> Space {
         let mut holders: Vec<usize> = self.holders(id).collect();
         holders.sort_by_key(|other| self.models[*other].last_used);
         let model = &self.models[id];
         let Some(need) = model.need(up) else {
-            // Nobody knows what it takes, so it has its GPUs for itself.
+            // Without a known need, it gets its GPUs alone.
             let is_kept = holders.iter().any(|other| self.models[*other].is_pinned);
-            return if is_kept { Room::Never } else { self.when(holders, since) };
+            return if is_kept { Space::Never } else { self.when(holders, since) };
         };
-        let mut lacking = vec![0; self.free.len()];
+        let mut missing = vec![0; self.free.len()];
         for (gpu, need) in model.rules.gpus.iter().zip(need) {
-            // What was not measured since somebody was stopped or died is looked at before anybody leaves for it.
+            // Unmeasured memory is measured before any model leaves for it.
             let free = self.free[gpu.0].unwrap_or(need);
-            lacking[gpu.0] = i128::from(need) - i128::from(free);
+            missing[gpu.0] = i128::from(need) - i128::from(free);
         }
-        // What is leaving already is as good as gone; it is measured before anybody comes.
+        // Models that are leaving count as gone; memory is measured before the start or wake.
         for other in (0..self.models.len()).filter(|other| *other != id && self.share(id, *other)) {
             if self.models[other].stage.is_leaving() {
-                sub(&mut lacking, &self.gives_on(other));
+                sub(&mut missing, &self.frees_on(other));
             }
         }
         let mut list: Vec<(usize, Vec<i128>)> = Vec::new();
         for other in holders {
-            if lacking.iter().all(|lacking| *lacking <= 0) {
+            if missing.iter().all(|missing| *missing <= 0) {
                 break;
             }
-            let gives = self.gives_on(other);
-            let helps = gives.iter().zip(&lacking).any(|(gives, lacking)| *lacking > 0 && *gives > 0);
+            let frees = self.frees_on(other);
+            let helps = frees.iter().zip(&missing).any(|(frees, missing)| *missing > 0 && *frees > 0);
             if helps && !self.models[other].is_pinned {
-                sub(&mut lacking, &gives);
-                list.push((other, gives));
+                sub(&mut missing, &frees);
+                list.push((other, frees));
             }
         }
-        if lacking.iter().any(|lacking| *lacking > 0) {
-            // What they are thought to give would not do, and that may be wrong: all that may leave have to.
-            let is_lacked = |gpu: &Gpu| lacking[gpu.0] > 0;
+        if missing.iter().any(|missing| *missing > 0) {
+            // The estimates say that this is too little. They may be wrong, so all that may leave do.
+            let is_missing = |gpu: &Gpu| missing[gpu.0] > 0;
             let (kept, all): (Vec<usize>, Vec<usize>) = self
                 .holders(id)
-                .filter(|other| self.models[*other].rules.gpus.iter().any(is_lacked))
+                .filter(|other| self.models[*other].rules.gpus.iter().any(is_missing))
                 .chain(list.into_iter().map(|(other, _)| other))
                 .partition(|other| self.models[*other].is_pinned);
-            // Somebody stays in its way, and all that the others are known to hold would not do.
+            // A pinned model is in the way, and the known memory of the others is too little.
             if !kept.is_empty() && all.iter().all(|other| self.models[*other].held.is_some()) {
-                return Room::Never;
+                return Space::Never;
             }
             return self.when(all, since);
         }
-        // Whoever was used last stays if the others suffice.
+        // Keeps the most recently used ones if the others suffice.
         let mut at = list.len();
         while at > 0 {
             at -= 1;
-            let fits = lacking.iter().zip(&list[at].1).all(|(lacking, gives)| lacking + gives <= 0);
+            let fits = missing.iter().zip(&list[at].1).all(|(missing, frees)| missing + frees <= 0);
             if fits {
-                let (_, gives) = list.remove(at);
-                lacking.iter_mut().zip(gives).for_each(|(lacking, gives)| *lacking += gives);
+                let (_, frees) = list.remove(at);
+                missing.iter_mut().zip(frees).for_each(|(missing, frees)| *missing += frees);
             }
         }
         self.when(list.into_iter().map(|(other, _)| other).collect(), since)
     }
 
-    /// What it gives back on every GPU of the machine; all there is, where that is not known.
-    fn gives_on(&self, id: usize) -> Vec<i128> {
+    /// What it releases on each GPU of the machine; unlimited where unknown.
+    fn frees_on(&self, id: usize) -> Vec<i128> {
         let model = &self.models[id];
-        let mut gives = vec![0; self.free.len()];
-        let known = model.gives().unwrap_or_else(|| vec![u64::MAX; model.rules.gpus.len()]);
+        let mut frees = vec![0; self.free.len()];
+        let known = model.frees().unwrap_or_else(|| vec![u64::MAX; model.rules.gpus.len()]);
         for (gpu, bytes) in model.rules.gpus.iter().zip(known) {
-            gives[gpu.0] = i128::from(bytes);
+            frees[gpu.0] = i128::from(bytes);
         }
-        gives
+        frees
     }
 
-    fn when(&self, mut list: Vec<usize>, since: Time) -> Room {
+    fn when(&self, mut list: Vec<usize>, since: Time) -> Space {
         list.sort_unstable();
         list.dedup();
         if list.is_empty() {
-            return Room::Free;
+            return Space::Free;
         }
         let may_all =
             list.iter().all(|other| self.may_leave_at(*other, since).is_some_and(|at| self.now >= at));
-        if may_all { Room::Leave(list) } else { Room::Later }
+        if may_all { Space::Leave(list) } else { Space::Later }
     }
 
-    /// From when on it has to leave for somebody who has waited since then, if nothing changes.
+    /// When it has to leave for a model that has waited since then, if nothing changes.
     pub(super) fn may_leave_at(&self, id: usize, waited_since: Time) -> Option<Time> {
         let model = &self.models[id];
         let Stage::Ready { since } = model.stage else { return None };
@@ -191,7 +191,7 @@ impl Policy {
         Some(if model.is_idle() { settled } else { settled.max(turn_over) })
     }
 
-    /// When it leaves because nobody wants it.
+    /// When it leaves because it is idle.
     pub(super) fn idled_out_at(&self, id: usize) -> Option<Time> {
         let model = &self.models[id];
         let Stage::Ready { since } = model.stage else { return None };
@@ -201,12 +201,12 @@ impl Policy {
     }
 }
 
-fn take(taken: &mut [bool], model: &super::model::Model) {
+fn take(taken: &mut [bool], model: &super::model::ModelState) {
     for gpu in &model.rules.gpus {
         taken[gpu.0] = true;
     }
 }
 
-fn sub(lacking: &mut [i128], gives: &[i128]) {
-    lacking.iter_mut().zip(gives).for_each(|(lacking, gives)| *lacking -= gives);
+fn sub(missing: &mut [i128], frees: &[i128]) {
+    missing.iter_mut().zip(frees).for_each(|(missing, frees)| *missing -= frees);
 }

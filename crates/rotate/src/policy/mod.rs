@@ -1,90 +1,92 @@
-//! Who is awake, as a state machine without effects.
+//! Which models are awake, as a state machine without effects.
 //!
-//! [`Policy::step`] is told what has happened and when, and answers what is to be done: requests to let through or to
-//! refuse, and tasks to do with engines. It has no clock, no socket and no thread, so that thousands of schedules can be
-//! tried in a second, with every lie that an engine can tell.
+//! [`Policy::step`] takes what happened and when, and returns what to do: requests to admit or refuse, and tasks for
+//! engines. It has no clock, socket or thread. Tests can therefore run thousands of schedules in a second, with every
+//! fault of an engine.
 //!
-//! A model comes and goes by steps, of which each has a limit and a way out:
+//! A model comes and goes in steps. Each step has a timeout and a defined failure:
 //!
 //! ```text
-//! asleep ─▶ room? ─▶ wake ─▶ its word ─▶ canary ─▶ ready ─▶ drained ─▶ weighed ─▶ sleep ─▶ given back? ─▶ asleep
-//!   cold ─▶ room? ─▶ start ──────┘                                        what fails, and can: stopped ─▶ cold
+//! asleep ─▶ memory? ─▶ wake ─▶ confirm ─▶ canary ─▶ ready ─▶ drain ─▶ measure ─▶ sleep ─▶ released? ─▶ asleep
+//!   cold ─▶ memory? ─▶ start ────┘                                  on failure, if possible: stop ─▶ cold
 //! ```
 //!
 //! Promises:
 //!
-//! - A request is let through only to a model whose last canary, since it last woke or started, was right.
-//! - Every request that arrives is let through, refused, or reported by its sender as gone; it waits no longer than its
-//!   model's `wait_max`, whatever engines do, as long as `step` is called at [`Policy::wakeup`].
-//! - On each GPU one model at a time does what changes its memory, and a model wakes or starts only when what it is
-//!   known to need was measured free right before.
-//! - An engine that fails on its way up is restarted once; when it fails again, or cannot be restarted, it is left alone,
-//!   each time for longer. One whose memory does not come back is stopped.
-//! - A model that is waited for by the oldest request is the next to come on its GPUs: who is awake keeps its turn while
-//!   it has requests, for `turn_max` at most, so that ABCABC becomes AABBCC.
+//! - A request is admitted only if the model's last canary since its last wake or start was right.
+//! - Every request is admitted, refused, or reported as left by its sender. It waits at most its model's `wait_max`,
+//!   whatever engines do, if `step` is called at [`Policy::wakeup`].
+//! - On each GPU one model at a time changes its memory. A model wakes or starts only after its known need was measured
+//!   free.
+//! - An engine that fails while it wakes or starts is restarted once. If it fails again, or cannot be restarted, it is
+//!   quarantined, longer each time. An engine whose memory does not come back is stopped.
+//! - The model with the oldest waiting request comes next on its GPUs. Awake models with requests keep their turn for
+//!   `turn_max` at most, so that ABCABC becomes AABBCC.
 //!
-//! Tasks and requests are known by numbers, so what is reported late, twice or never does no harm: it is nobody's.
+//! Tasks and requests have unique ids, so late, repeated or missing reports do no harm.
 
 mod choose;
+mod messages;
 mod model;
 mod moves;
 mod rules;
-mod talk;
+mod stage;
 mod time;
 
 use std::collections::BTreeMap;
 use std::mem;
 
+pub use self::messages::{Effect, EngineState, Event, Input, OpId, Outcome, Refusal, RequestId, Task};
 pub use self::rules::{Gpu, Limits, ModelId, Rules};
-pub use self::talk::{Effect, Event, Found, Input, OpId, Outcome, Refusal, RequestId, Task};
+pub use self::stage::StageName;
 pub use self::time::Time;
 
-use self::model::{Leave, Model, Stage, Step, Then, Up};
+use self::model::{Activation, Leave, ModelState, Stage, Step, Then};
 
-/// Who is awake. See the module.
+/// The state machine. See the module.
 #[derive(Debug)]
 pub struct Policy {
-    models: Vec<Model>,
-    /// What was last measured to be free on each GPU.
+    models: Vec<ModelState>,
+    /// Free bytes of each GPU at the last measurement.
     free: Vec<Option<u64>>,
-    /// Whose each request is, and whether it runs.
+    /// The model of each request, and whether it runs.
     requests: BTreeMap<RequestId, (usize, bool)>,
     now: Time,
     next_op: u64,
     is_ending: bool,
-    /// Counts whatever may let something else go on.
+    /// Counts changes that may let another model continue.
     changes: u64,
     out: Vec<Effect>,
 }
 
-/// What a model is doing, for those who ask.
+/// The state of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// Its stage, in a word or two.
-    pub stage: &'static str,
-    /// Whether its requests are let through.
+    /// Its stage.
+    pub stage: StageName,
+    /// Whether requests are admitted.
     pub is_ready: bool,
     /// Whether it is kept awake.
     pub is_pinned: bool,
-    /// How many requests wait for it.
+    /// Waiting requests.
     pub queued: usize,
-    /// How many of its requests run.
+    /// Running requests.
     pub running: usize,
-    /// What a sleep of it gives back on each of its GPUs, once that was measured.
+    /// What a sleep releases on each of its GPUs, once measured.
     pub held_bytes: Option<Vec<u64>>,
-    /// What it is known to take of each of its GPUs, while it has memory or may have; nothing where that is not known.
+    /// Its known need on each of its GPUs, while it has memory or may have; `None` if unknown.
     pub promised_bytes: Option<Vec<u64>>,
-    /// Failures in a row.
+    /// Consecutive failures.
     pub failures: u32,
 }
 
 impl Policy {
-    /// One for these models. Nothing is known of them yet: the first [`step`](Self::step) has all of them looked at.
+    /// For these models. The first [`step`](Self::step) probes all of them.
     #[must_use]
     pub fn new(models: Vec<Rules>) -> Self {
         let gpus = models.iter().flat_map(|rules| &rules.gpus).map(|gpu| gpu.0 + 1).max().unwrap_or(0);
         Self {
-            models: models.into_iter().map(Model::new).collect(),
+            models: models.into_iter().map(ModelState::new).collect(),
             free: vec![None; gpus],
             requests: BTreeMap::new(),
             now: Time::ZERO,
@@ -95,11 +97,10 @@ impl Policy {
         }
     }
 
-    /// Takes in what has happened, and says what is to be done. Time never goes back: an earlier moment counts as the
-    /// latest one there was.
+    /// Handles an input, and returns what to do. Time never goes back: an earlier moment counts as the latest one.
     pub fn step(&mut self, now: Time, input: Input) -> Vec<Effect> {
         self.now = self.now.max(now);
-        self.take_in(input);
+        self.on_input(input);
         loop {
             let changes = self.changes;
             self.serve();
@@ -112,7 +113,7 @@ impl Policy {
         mem::take(&mut self.out)
     }
 
-    /// When [`step`](Self::step) wants to be called again, if nothing happens before.
+    /// When to call [`step`](Self::step) again without an input.
     #[must_use]
     pub fn wakeup(&self) -> Option<Time> {
         let of_model = |id: usize| {
@@ -121,7 +122,7 @@ impl Policy {
             let of_stage = match &model.stage {
                 Stage::Draining { until, .. } if model.running > 0 => Some(*until),
                 Stage::Quarantined { until } => Some(*until),
-                Stage::Step { again_at, .. } => *again_at,
+                Stage::Step { retry_at, .. } => *retry_at,
                 _ => None,
             };
             let of_others =
@@ -130,13 +131,13 @@ impl Policy {
                 of_others.clone().filter_map(move |other| self.may_leave_at(other, since))
             });
             let op = model.op.map(|op| op.deadline);
-            let others = [oldest, of_stage, op, self.idled_out_at(id), model.short_until];
+            let others = [oldest, of_stage, op, self.idled_out_at(id), model.no_memory_until];
             others.into_iter().flatten().chain(turns)
         };
         (0..self.models.len()).flat_map(of_model).filter(|at| *at > self.now).min()
     }
 
-    /// What a model is doing.
+    /// The state of a model.
     #[must_use]
     pub fn status(&self, model: ModelId) -> Option<Status> {
         self.models.get(model.0).map(|model| Status {
@@ -151,15 +152,15 @@ impl Policy {
         })
     }
 
-    /// One more model, of which nothing is known yet: it is looked at with the next [`step`](Self::step).
+    /// Adds a model. The next [`step`](Self::step) probes it.
     pub fn add(&mut self, rules: Rules) -> ModelId {
         let gpus = rules.gpus.iter().map(|gpu| gpu.0 + 1).max().unwrap_or(0);
         self.free.resize(self.free.len().max(gpus), None);
-        self.models.push(Model::new(rules));
+        self.models.push(ModelState::new(rules));
         ModelId(self.models.len() - 1)
     }
 
-    /// Other rules for a model, on the GPUs that it has. Whether it is pinned changes only where the rule does.
+    /// Changes a model's rules, except its GPUs. Pinning changes only if the rule does.
     pub fn set_rules(&mut self, model: ModelId, rules: &Rules) {
         let Some(model) = self.models.get_mut(model.0) else { return };
         if model.rules.is_pinned != rules.is_pinned {
@@ -170,19 +171,19 @@ impl Policy {
         self.changes += 1;
     }
 
-    /// What was last measured to be free on a GPU.
+    /// Free bytes of a GPU at the last measurement.
     #[must_use]
     pub fn free_bytes(&self, gpu: Gpu) -> Option<u64> {
         self.free.get(gpu.0).copied().flatten()
     }
 
-    fn take_in(&mut self, input: Input) {
+    fn on_input(&mut self, input: Input) {
         let known = self.models.len();
         match input {
             Input::Arrived { request, model } if model.0 < known => self.arrived(request, model.0),
             Input::Left(request) => self.left(request),
             Input::Ended { op, outcome } => {
-                let is_its = |model: &Model| model.op.is_some_and(|one| one.id == op);
+                let is_its = |model: &ModelState| model.op.is_some_and(|one| one.id == op);
                 let Some(id) = self.models.iter().position(is_its) else { return };
                 self.models[id].op = None;
                 self.changes += 1;
@@ -200,13 +201,13 @@ impl Policy {
             Input::Wake(model) if model.0 < known => {
                 let model = &mut self.models[model.0];
                 if !model.is_ready() {
-                    model.summoned = model.summoned.or(Some(self.now));
+                    model.wake_requested = model.wake_requested.or(Some(self.now));
                 }
             }
             Input::Sleep(_) | Input::Restart(_) if self.is_ending => {}
             Input::Sleep(model) if model.0 < known => {
                 let id = model.0;
-                self.models[id].summoned = None;
+                self.models[id].wake_requested = None;
                 if self.models[id].is_ready() {
                     self.leave(id, Leave::Sleep);
                 }
@@ -227,13 +228,13 @@ impl Policy {
         }
         let model = &mut self.models[id];
         let goes_on = model.is_ready() && model.queue.is_empty() && model.running < model.rules.running_max;
-        let short_until = model.short_until.filter(|until| self.now < *until && !model.is_ready());
+        let no_memory_until = model.no_memory_until.filter(|until| self.now < *until && !model.is_ready());
         let refusal = if self.is_ending {
             Some(Refusal::ShuttingDown)
         } else if let Stage::Quarantined { until } = model.stage {
             Some(Refusal::Quarantined { until })
-        } else if let Some(until) = short_until {
-            Some(Refusal::NoRoom { until })
+        } else if let Some(until) = no_memory_until {
+            Some(Refusal::NoMemory { until })
         } else {
             (model.queue.len() >= model.rules.queue_max && !goes_on).then_some(Refusal::QueueFull)
         };
@@ -257,7 +258,7 @@ impl Policy {
         self.changes += 1;
     }
 
-    /// Lets through what may be, and refuses what has waited for too long.
+    /// Admits requests that may run, and refuses those that waited too long.
     fn serve(&mut self) {
         for id in 0..self.models.len() {
             let now = self.now;
@@ -279,45 +280,47 @@ impl Policy {
                 self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
             }
             let is_wanted = model.waited_for_since().is_some();
-            // Nobody waits any more, and nothing was begun.
-            if model.is_coming && !is_wanted && model.way_up().is_some() {
-                model.is_coming = false;
+            // No request waits any more, and nothing was begun.
+            if model.is_selected && !is_wanted && model.activation().is_some() {
+                model.is_selected = false;
                 self.changes += 1;
             }
         }
     }
 
-    /// Refuses all that wait for a model, and forgets that it was called.
+    /// Refuses all waiting requests of a model, and withdraws its selection.
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
         let model = &mut self.models[id];
-        (model.is_coming, model.summoned) = (false, None);
+        (model.is_selected, model.wake_requested) = (false, None);
         for (request, _) in mem::take(&mut model.queue) {
             self.requests.remove(&request);
             self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
         }
     }
 
-    /// An engine is not there any more.
+    /// An engine is gone.
     fn lost(&mut self, id: usize) {
         self.discount(id);
         for other in 0..self.models.len() {
-            self.models[other].is_doubtful |= other != id && self.share(id, other);
+            self.models[other].is_disturbed |= other != id && self.share(id, other);
         }
         match self.models[id].stage {
             Stage::Cold => {}
-            // There is none, or whether there is one is found out later.
-            Stage::Step { step: Step::Stop(_) | Step::Look | Step::Room(Up::Start), .. } => {}
-            Stage::Unknown | Stage::Quarantined { .. } => self.forget(id),
+            // No engine is expected, or a later step finds out.
+            Stage::Step {
+                step: Step::Stop(_) | Step::Probe | Step::FindMemory(Activation::Start), ..
+            } => {}
+            Stage::Unknown | Stage::Quarantined { .. } => self.discard_measurements(id),
             _ => {
-                self.forget(id);
-                self.fault(id, "the engine is gone");
+                self.discard_measurements(id);
+                self.engine_failed(id, "the engine is gone");
             }
         }
     }
 
-    /// What one that ends by itself had is no sleep's gift: whoever is falling asleep beside it has to give its own.
+    /// Memory that a dead engine released must not count for a sleep that runs beside it.
     fn discount(&mut self, id: usize) {
-        let Some(left) = self.models[id].leaves() else { return };
+        let Some(left) = self.models[id].freed_by_end() else { return };
         let gpus = self.models[id].rules.gpus.clone();
         for (_, model) in self.models.iter_mut().enumerate().filter(|(other, _)| *other != id) {
             let Stage::Step { step: Step::Sleep { before } | Step::After { before, .. }, .. } =
@@ -332,18 +335,18 @@ impl Policy {
         }
     }
 
-    /// An engine was put to sleep behind our back. What its requests wait for will not come.
+    /// Another program put the engine to sleep. Its running requests will get no answer.
     fn slept(&mut self, id: usize) {
         if !self.models[id].is_ready() {
             return;
         }
         for other in 0..self.models.len() {
-            self.models[other].is_doubtful |= other != id && self.share(id, other);
+            self.models[other].is_disturbed |= other != id && self.share(id, other);
         }
         for gpu in &self.models[id].rules.gpus {
             self.free[gpu.0] = None;
         }
-        self.tell_failed(id, "it sleeps, and nobody here has told it to");
+        self.report_failed(id, "it sleeps, without a command from here");
         if self.models[id].running > 0 {
             self.out.push(Effect::Abort(ModelId(id)));
         }
@@ -352,16 +355,16 @@ impl Policy {
 
     fn restart(&mut self, id: usize) {
         if !self.models[id].rules.can_restart {
-            return self.tell_failed(id, "it may not be restarted");
+            return self.report_failed(id, "it cannot be restarted here");
         }
         match &mut self.models[id].stage {
             Stage::Ready { .. } => self.leave(id, Leave::Restart),
-            // Its requests have no longer than they had.
+            // Its requests keep their deadline.
             Stage::Draining { then, .. } => *then = Leave::Restart,
             Stage::Asleep | Stage::Quarantined { .. } => self.begin(id, Step::Stop(Then::Cold)),
             Stage::Unknown | Stage::Cold => {}
             Stage::Step { .. } => {
-                self.tell_failed(id, "it was not restarted: say it again when this is over");
+                self.report_failed(id, "it was not restarted: repeat the command after this step");
             }
         }
     }

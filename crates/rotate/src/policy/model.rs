@@ -1,31 +1,32 @@
-//! What the policy knows of one model.
+//! The policy's data about one model.
 
 use std::collections::VecDeque;
 
+use super::messages::{OpId, RequestId, Task};
 use super::rules::Rules;
-use super::talk::{OpId, RequestId, Task};
+use super::stage::StageName;
 use super::time::Time;
 
 /// What a model is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Nobody has looked yet, or not since it was left alone.
+    /// Not probed yet, or not since its quarantine.
     Unknown,
-    /// There is no engine: it has to be started.
+    /// No engine runs.
     Cold,
-    /// Asleep, by its word and by what was measured.
+    /// Asleep, by its own report and by measurement.
     Asleep,
-    /// Awake, and tried: its requests are let through.
+    /// Awake and verified: requests are admitted.
     Ready { since: Time },
-    /// Its requests are coming to their end, and no more are let through.
+    /// Running requests end, and no more are admitted.
     Draining { until: Time, was_aborted: bool, then: Leave },
-    /// A step is being done, or is waiting to be done again.
-    Step { step: Step, began: Time, again_at: Option<Time> },
-    /// Left alone.
+    /// A step runs, or waits to be repeated.
+    Step { step: Step, began: Time, retry_at: Option<Time> },
+    /// Ignored after failures.
     Quarantined { until: Time },
 }
 
-/// What happens when it has drained.
+/// What follows a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leave {
     Sleep,
@@ -33,12 +34,12 @@ pub(super) enum Leave {
     Restart,
 }
 
-/// A step. What was measured before goes along, for each of the model's GPUs.
+/// A step, with the free bytes measured before it on each of the model's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
-    Look,
-    /// Is there room?
-    Room(Up),
+    Probe,
+    /// Waits for free memory.
+    FindMemory(Activation),
     Wake {
         free: Vec<u64>,
     },
@@ -46,21 +47,21 @@ pub(super) enum Step {
         free: Vec<u64>,
     },
     Confirm {
-        came: Option<Came>,
+        activated: Option<Activated>,
     },
     Canary {
-        came: Option<Came>,
+        activated: Option<Activated>,
     },
-    /// What is free now, and so what did it take, if it came?
+    /// Measures what is free now, and so what the model took.
     Learn {
-        came: Option<Came>,
+        activated: Option<Activated>,
     },
-    /// What is free before it sleeps?
+    /// Measures what is free before the sleep.
     Before,
     Sleep {
         before: Vec<u64>,
     },
-    /// Has it given back what it holds?
+    /// Measures whether the sleep released the model's memory.
     After {
         before: Vec<u64>,
         last: Option<Vec<u64>>,
@@ -68,21 +69,21 @@ pub(super) enum Step {
     Stop(Then),
 }
 
-/// How a model comes.
+/// How a model becomes ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Up {
+pub(super) enum Activation {
     Wake,
     Start,
 }
 
-/// How it came, and what was free before.
+/// How it became ready, and what was free before.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Came {
-    pub(super) up: Up,
+pub(super) struct Activated {
+    pub(super) up: Activation,
     pub(super) free: Vec<u64>,
 }
 
-/// What follows when it was stopped.
+/// What follows a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Cold,
@@ -93,8 +94,8 @@ pub(super) enum Then {
 impl Step {
     pub(super) fn task(&self) -> Task {
         match self {
-            Self::Look => Task::Look,
-            Self::Room(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Weigh,
+            Self::Probe => Task::Probe,
+            Self::FindMemory(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Measure,
             Self::Wake { .. } => Task::Wake,
             Self::Start { .. } => Task::Start,
             Self::Confirm { .. } => Task::Confirm,
@@ -104,10 +105,10 @@ impl Step {
         }
     }
 
-    /// Whether what fails in it fails on the way up.
-    pub(super) fn is_up(&self) -> bool {
+    /// Whether a failure in this step is one of waking or starting.
+    pub(super) fn is_activating(&self) -> bool {
         match self {
-            Self::Look | Self::Room(_) | Self::Wake { .. } | Self::Start { .. } => true,
+            Self::Probe | Self::FindMemory(_) | Self::Wake { .. } | Self::Start { .. } => true,
             Self::Confirm { .. } | Self::Canary { .. } | Self::Learn { .. } => true,
             Self::Before | Self::Sleep { .. } | Self::After { .. } | Self::Stop(_) => false,
         }
@@ -115,42 +116,42 @@ impl Step {
 }
 
 impl Stage {
-    /// Its name, for people and metrics.
-    pub(super) fn name(&self) -> &'static str {
+    /// Its name.
+    pub(super) fn name(&self) -> StageName {
         match self {
-            Self::Unknown => "unknown",
-            Self::Cold => "cold",
-            Self::Asleep => "asleep",
-            Self::Ready { .. } => "ready",
-            Self::Draining { .. } => "draining",
-            Self::Quarantined { .. } => "quarantined",
+            Self::Unknown => StageName::Unknown,
+            Self::Cold => StageName::Cold,
+            Self::Asleep => StageName::Asleep,
+            Self::Ready { .. } => StageName::Ready,
+            Self::Draining { .. } => StageName::Draining,
+            Self::Quarantined { .. } => StageName::Quarantined,
             Self::Step { step, .. } => match step {
-                Step::Look => "looking",
-                Step::Room(_) => "finding room",
-                Step::Wake { .. } => "waking",
-                Step::Start { .. } => "starting",
-                Step::Confirm { .. } => "confirming",
-                Step::Canary { .. } => "canary",
-                Step::Learn { .. } => "weighing",
-                Step::Before => "weighing before sleep",
-                Step::Sleep { .. } => "falling asleep",
-                Step::After { .. } => "giving back",
-                Step::Stop(_) => "stopping",
+                Step::Probe => StageName::Probing,
+                Step::FindMemory(_) => StageName::FindingMemory,
+                Step::Wake { .. } => StageName::Waking,
+                Step::Start { .. } => StageName::Starting,
+                Step::Confirm { .. } => StageName::Confirming,
+                Step::Canary { .. } => StageName::Canary,
+                Step::Learn { .. } => StageName::Measuring,
+                Step::Before => StageName::MeasuringBeforeSleep,
+                Step::Sleep { .. } => StageName::FallingAsleep,
+                Step::After { .. } => StageName::ReleasingMemory,
+                Step::Stop(_) => StageName::Stopping,
             },
         }
     }
 
-    /// Whether it is on its way out of the GPUs' memory.
+    /// Whether it is leaving the GPUs' memory.
     pub(super) fn is_leaving(&self) -> bool {
         match self {
             Self::Draining { .. } => true,
-            Self::Step { step, .. } => !step.is_up(),
+            Self::Step { step, .. } => !step.is_activating(),
             _ => false,
         }
     }
 }
 
-/// A task that has not ended.
+/// A running task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Op {
     pub(super) id: OpId,
@@ -158,58 +159,58 @@ pub(super) struct Op {
 }
 
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) struct ModelState {
     pub(super) rules: Rules,
     pub(super) stage: Stage,
     pub(super) op: Option<Op>,
-    /// Whether it was chosen to come, and whoever is in its way to leave.
-    pub(super) is_coming: bool,
-    /// The requests that wait, and since when, in their order.
+    /// Whether it was selected to come, and models in its way to leave.
+    pub(super) is_selected: bool,
+    /// Waiting requests and their arrival, oldest first.
     pub(super) queue: VecDeque<(RequestId, Time)>,
     pub(super) running: usize,
     pub(super) last_used: Time,
-    /// Since when it was asked to wake without a request.
-    pub(super) summoned: Option<Time>,
+    /// When it was asked to wake without a request.
+    pub(super) wake_requested: Option<Time>,
     pub(super) is_pinned: bool,
-    /// The most that a sleep gave back, on each of its GPUs.
+    /// The most that a sleep released, on each of its GPUs.
     pub(super) held: Option<Vec<u64>>,
-    /// What a sleep has to give back, by what a wake took: a first sleep, and one behind much work, may give back what
+    /// What a sleep has to release, by what a wake took. A first sleep, or one after much work, may release memory that
     /// no wake takes again.
-    pub(super) owed: Option<Vec<u64>>,
-    /// What it takes when it is started.
+    pub(super) min_release: Option<Vec<u64>>,
+    /// What a start takes.
     pub(super) cold: Option<Vec<u64>>,
-    /// Whether somebody else's memory came or went while its own was measured.
-    pub(super) is_doubtful: bool,
-    /// Failures since it was last well.
+    /// Whether other memory changed during its measurement.
+    pub(super) is_disturbed: bool,
+    /// Consecutive failures.
     pub(super) failures: u32,
     pub(super) was_restarted: bool,
-    /// How often the step it is in was tried.
+    /// Attempts of the current step.
     pub(super) tries: u32,
-    /// Until when no room is looked for.
-    pub(super) short_until: Option<Time>,
+    /// No memory is searched before this time.
+    pub(super) no_memory_until: Option<Time>,
 }
 
-impl Model {
+impl ModelState {
     pub(super) fn new(rules: Rules) -> Self {
         let is_pinned = rules.is_pinned;
         Self {
             rules,
             stage: Stage::Unknown,
             op: None,
-            is_coming: false,
+            is_selected: false,
             queue: VecDeque::new(),
             running: 0,
             last_used: Time::ZERO,
-            summoned: None,
+            wake_requested: None,
             is_pinned,
             held: None,
-            owed: None,
+            min_release: None,
             cold: None,
-            is_doubtful: false,
+            is_disturbed: false,
             failures: 0,
             was_restarted: false,
             tries: 0,
-            short_until: None,
+            no_memory_until: None,
         }
     }
 
@@ -217,11 +218,11 @@ impl Model {
         matches!(self.stage, Stage::Ready { .. })
     }
 
-    /// Whether what it does now may change what its GPUs hold, or has to see them unchanged.
+    /// Whether its task may change its GPUs' memory, or needs it unchanged.
     pub(super) fn is_moving(&self) -> bool {
         match &self.stage {
-            Stage::Step { step: Step::Look, .. } => false,
-            Stage::Step { again_at, .. } => self.op.is_some() || again_at.is_some(),
+            Stage::Step { step: Step::Probe, .. } => false,
+            Stage::Step { retry_at, .. } => self.op.is_some() || retry_at.is_some(),
             _ => false,
         }
     }
@@ -230,70 +231,69 @@ impl Model {
         self.running == 0 && self.queue.is_empty()
     }
 
-    /// Since when somebody waits for it to be awake.
+    /// Since when a request or command waits for it.
     pub(super) fn waited_for_since(&self) -> Option<Time> {
         let oldest = self.queue.front().map(|(_, since)| *since);
-        oldest.into_iter().chain(self.summoned).min()
+        oldest.into_iter().chain(self.wake_requested).min()
     }
 
-    /// How it comes, if it is somewhere that it can come from.
-    pub(super) fn way_up(&self) -> Option<Up> {
+    /// How it can become ready from its stage.
+    pub(super) fn activation(&self) -> Option<Activation> {
         match self.stage {
-            Stage::Asleep => Some(Up::Wake),
-            Stage::Cold => Some(Up::Start),
+            Stage::Asleep => Some(Activation::Wake),
+            Stage::Cold => Some(Activation::Start),
             _ => None,
         }
     }
 
-    /// What has to be free on each of its GPUs for it to come; nothing where that is not known.
-    pub(super) fn need(&self, up: Up) -> Option<Vec<u64>> {
-        let said = || self.rules.need_bytes.map(|bytes| vec![bytes; self.rules.gpus.len()]);
+    /// What has to be free on each of its GPUs; `None` if unknown.
+    pub(super) fn need(&self, up: Activation) -> Option<Vec<u64>> {
+        let configured = || self.rules.need_bytes.map(|bytes| vec![bytes; self.rules.gpus.len()]);
         match up {
-            Up::Wake => self.held.clone().or_else(said),
-            Up::Start => self.cold.clone().or_else(said),
+            Activation::Wake => self.held.clone().or_else(configured),
+            Activation::Start => self.cold.clone().or_else(configured),
         }
     }
 
-    /// What it takes on each of its GPUs, or may take, as far as it is known; nothing where it has none.
+    /// What it takes, or may take, on each of its GPUs; `None` if unknown, or if it has no memory.
     pub(super) fn promised(&self) -> Option<Vec<u64>> {
         let has_none = match &self.stage {
             Stage::Unknown | Stage::Cold | Stage::Asleep | Stage::Quarantined { .. } => true,
-            Stage::Step { step, .. } => matches!(step, Step::Look | Step::Room(_)),
+            Stage::Step { step, .. } => matches!(step, Step::Probe | Step::FindMemory(_)),
             _ => false,
         };
-        if has_none { None } else { self.held.clone().or_else(|| self.need(Up::Start)) }
+        if has_none { None } else { self.held.clone().or_else(|| self.need(Activation::Start)) }
     }
 
-    /// It woke, and took so much. The first wake since a first sleep says what every sleep has to give back from then
-    /// on, whatever it gave back before. One that took less than half of that was not measured right: somebody else's
-    /// memory went meanwhile.
+    /// Records what a wake took. The first wake after a first sleep defines what every later sleep has to release. A
+    /// wake that took less than half was measured beside other changes, and does not count.
     pub(super) fn woke(&mut self, taken: &[u64]) {
-        let Some(held) = self.held.as_ref().filter(|_| self.owed.is_none()) else { return };
+        let Some(held) = self.held.as_ref().filter(|_| self.min_release.is_none()) else { return };
         if held.iter().zip(taken).all(|(held, taken)| *taken >= held / 2) {
-            self.owed = Some(held.iter().zip(taken).map(|(held, taken)| *held.min(taken)).collect());
+            self.min_release = Some(held.iter().zip(taken).map(|(held, taken)| *held.min(taken)).collect());
         }
     }
 
-    /// What a sleep has to give back on each of its GPUs, as far as it is known.
-    pub(super) fn owes(&self) -> Option<Vec<u64>> {
+    /// What a sleep has to release on each of its GPUs, as far as known.
+    pub(super) fn expected_release(&self) -> Option<Vec<u64>> {
         let half = || Some(self.held.as_ref()?.iter().map(|bytes| bytes / 2).collect());
-        self.owed.clone().or_else(half).or_else(|| self.gives())
+        self.min_release.clone().or_else(half).or_else(|| self.frees())
     }
 
-    /// What is free on each of its GPUs when it has left; nothing where that is not known.
-    pub(super) fn gives(&self) -> Option<Vec<u64>> {
+    /// What leaving frees on each of its GPUs; `None` if unknown.
+    pub(super) fn frees(&self) -> Option<Vec<u64>> {
         let stopped = || self.cold.clone().filter(|_| !self.rules.can_sleep);
         stopped().or_else(|| self.held.clone()).or_else(|| {
-            // A part of it stays when it sleeps.
+            // A sleeping engine keeps a part.
             let likely = |bytes: &u64| bytes / 4 * 3;
-            let all = self.need(Up::Start)?;
+            let all = self.need(Activation::Start)?;
             Some(all.iter().map(likely).collect())
         })
     }
 
-    /// What its GPUs have more of once its engine is gone, as far as it is known; nothing where it has no memory.
-    pub(super) fn leaves(&self) -> Option<Vec<u64>> {
+    /// What the end of its engine frees on each of its GPUs; `None` if unknown, or if it has no memory.
+    pub(super) fn freed_by_end(&self) -> Option<Vec<u64>> {
         self.promised()?;
-        self.cold.clone().or_else(|| self.gives())
+        self.cold.clone().or_else(|| self.frees())
     }
 }

@@ -1,28 +1,27 @@
-//! The steps of one model: what follows when one ends, and what is done when it fails.
+//! The steps of one model: what follows a success, and what follows a failure.
 
 use std::time::Duration;
 
 use super::Policy;
-use super::choose::Room;
-use super::model::{Came, Leave, Op, Stage, Step, Then, Up};
+use super::choose::Space;
+use super::messages::{Effect, EngineState, Event, OpId, Outcome, Refusal, Task};
+use super::model::{Activated, Activation, Leave, Op, Stage, Step, Then};
 use super::rules::{Gpu, Limits, ModelId};
-use super::talk::{Effect, Event, Found, OpId, Outcome, Refusal, Task};
 use super::time::Time;
 
-/// Why one cannot come that somebody asks for.
-pub(super) const NO_ROOM: &str = "there is no room on its GPUs";
+pub(super) const NO_MEMORY: &str = "its GPUs have too little free memory";
 
-/// How often a step that changes nothing is tried.
+/// Attempts of a step without side effects.
 const TRIES: u32 = 2;
 
-/// How far two measurements of the same memory may be apart.
+/// Tolerance between two measurements of the same memory.
 const STEADY_BYTES: u64 = 32 << 20;
 
-/// The least that a limit or a pause takes, so that nothing is tried again and again at one moment.
+/// Shortest timeout or pause, so that no step repeats without time passing.
 const LEAST: Duration = Duration::from_millis(1);
 
 impl Policy {
-    /// Goes to another stage, and tells it.
+    /// Changes the stage and reports it.
     pub(super) fn enter(&mut self, id: usize, stage: Stage) {
         let model = &mut self.models[id];
         self.changes += 1;
@@ -30,7 +29,7 @@ impl Policy {
         model.stage = stage;
         if is_new {
             let event = Event::Stage(model.stage.name());
-            self.out.push(Effect::Tell { model: ModelId(id), event });
+            self.out.push(Effect::Report { model: ModelId(id), event });
         }
     }
 
@@ -38,42 +37,43 @@ impl Policy {
     pub(super) fn begin(&mut self, id: usize, step: Step) {
         let model = &mut self.models[id];
         model.tries = 0;
-        if matches!(step, Step::Before | Step::Room(_)) {
-            model.is_doubtful = false;
+        if matches!(step, Step::Before | Step::FindMemory(_)) {
+            model.is_disturbed = false;
         }
         self.give_up_op(id);
         if self.is_ending {
             return self.enter(id, Stage::Unknown);
         }
         let began = self.now;
-        self.enter(id, Stage::Step { step, began, again_at: None });
-        // What failed waits with its stop for who is moving memory, so that what is measured is what was moved.
-        if !self.is_somebody_moving(id) {
+        self.enter(id, Stage::Step { step, began, retry_at: None });
+        // The stop of a failed engine waits while another model moves memory. Otherwise the measurement would mix the
+        // two.
+        if !self.is_other_moving(id) {
             self.run(id);
         }
     }
 
-    /// Gives out the task of the step that it is in.
+    /// Starts the task of the current step.
     fn run(&mut self, id: usize) {
         let op = OpId(self.next_op);
         self.next_op += 1;
         let model = &mut self.models[id];
-        let Stage::Step { step, again_at, .. } = &mut model.stage else { return };
-        *again_at = None;
+        let Stage::Step { step, retry_at, .. } = &mut model.stage else { return };
+        *retry_at = None;
         let (task, limit) = (step.task(), limit_of(&model.rules.limits, step).max(LEAST));
         model.tries += 1;
         model.op = Some(Op { id: op, deadline: self.now.after(limit) });
         self.out.push(Effect::Run { op, model: ModelId(id), task, limit });
     }
 
-    /// Nobody waits for what it is doing.
+    /// Cancels the current task.
     fn give_up_op(&mut self, id: usize) {
         if let Some(op) = self.models[id].op.take() {
             self.out.push(Effect::Cancel(op.id));
         }
     }
 
-    /// What is due because time has passed.
+    /// Does what is due by now.
     pub(super) fn advance(&mut self, id: usize) {
         let now = self.now;
         let model = &self.models[id];
@@ -86,15 +86,15 @@ impl Policy {
         }
         match &model.stage {
             Stage::Step { .. } | Stage::Draining { .. } if self.is_ending => {}
-            Stage::Step { again_at: Some(at), .. } if now >= *at => self.run(id),
-            Stage::Step { again_at: None, .. } if !self.is_somebody_moving(id) => self.run(id),
+            Stage::Step { retry_at: Some(at), .. } if now >= *at => self.run(id),
+            Stage::Step { retry_at: None, .. } if !self.is_other_moving(id) => self.run(id),
             Stage::Quarantined { until } if now >= *until => self.enter(id, Stage::Unknown),
-            Stage::Unknown if !self.is_ending => self.begin(id, Step::Look),
+            Stage::Unknown if !self.is_ending => self.begin(id, Step::Probe),
             Stage::Draining { until, was_aborted, then } => {
                 let (until, was_aborted, then) = (*until, *was_aborted, *then);
                 self.drain(id, until, was_aborted, then);
             }
-            Stage::Asleep | Stage::Cold if model.is_coming && !self.is_ending => self.come(id),
+            Stage::Asleep | Stage::Cold if model.is_selected && !self.is_ending => self.activate(id),
             _ => {}
         }
     }
@@ -102,7 +102,7 @@ impl Policy {
     fn drain(&mut self, id: usize, until: Time, was_aborted: bool, then: Leave) {
         let model = &self.models[id];
         if model.running == 0 {
-            if self.is_somebody_moving(id) {
+            if self.is_other_moving(id) {
                 return;
             }
             return match then {
@@ -115,15 +115,15 @@ impl Policy {
             return;
         }
         if was_aborted {
-            return self.fault(id, &format!("{} requests that were ended did not leave", model.running));
+            return self.engine_failed(id, &format!("{} aborted requests did not end", model.running));
         }
         let until = self.now.after(model.rules.limits.abort.max(LEAST));
         self.out.push(Effect::Abort(ModelId(id)));
         self.enter(id, Stage::Draining { until, was_aborted: true, then });
     }
 
-    /// It was chosen: looks for room once nobody is in the way.
-    fn come(&mut self, id: usize) {
+    /// Begins a selected model once no other model is in its way.
+    fn activate(&mut self, id: usize) {
         let in_the_way = |other: usize| {
             let model = &self.models[other];
             other != id && self.share(id, other) && (model.stage.is_leaving() || model.is_moving())
@@ -131,52 +131,56 @@ impl Policy {
         if (0..self.models.len()).any(in_the_way) {
             return;
         }
-        if let Some(up) = self.models[id].way_up() {
-            self.begin(id, Step::Room(up));
+        if let Some(up) = self.models[id].activation() {
+            self.begin(id, Step::FindMemory(up));
         }
     }
 
-    /// Whether somebody on one of its GPUs does what may change what these hold.
-    pub(super) fn is_somebody_moving(&self, id: usize) -> bool {
+    /// Whether another model on its GPUs may be changing their memory.
+    pub(super) fn is_other_moving(&self, id: usize) -> bool {
         (0..self.models.len())
             .any(|other| other != id && self.share(id, other) && self.models[other].is_moving())
     }
 
-    /// What follows when its step has ended.
+    /// Continues after the end of a step.
     pub(super) fn step_ended(&mut self, id: usize, outcome: Outcome) {
         let Stage::Step { step, began, .. } = self.models[id].stage.clone() else { return };
         match (step, outcome) {
-            (Step::Look, Outcome::Found(found)) => self.found(id, found),
-            (Step::Room(up), Outcome::Free(free)) => self.roomed(id, up, began, &free),
-            (Step::Wake { free }, Outcome::Done) => self.confirm(id, Up::Wake, free),
-            (Step::Start { free }, Outcome::Done) => self.confirm(id, Up::Start, free),
-            (Step::Confirm { came }, Outcome::Awake(true)) => self.begin(id, Step::Canary { came }),
-            (Step::Confirm { .. }, Outcome::Awake(false)) => self.fault(id, "it says that it is asleep"),
-            (Step::Canary { came }, Outcome::Canary(Ok(()))) => self.begin(id, Step::Learn { came }),
-            (Step::Canary { .. }, Outcome::Canary(Err(reason))) => {
-                self.fault(id, &format!("its canary came out otherwise: {reason}"));
+            (Step::Probe, Outcome::Probed(probed)) => self.probed(id, probed),
+            (Step::FindMemory(up), Outcome::Free(free)) => self.memory_measured(id, up, began, &free),
+            (Step::Wake { free }, Outcome::Done) => self.confirm(id, Activation::Wake, free),
+            (Step::Start { free }, Outcome::Done) => self.confirm(id, Activation::Start, free),
+            (Step::Confirm { activated }, Outcome::Awake(true)) => self.begin(id, Step::Canary { activated }),
+            (Step::Confirm { .. }, Outcome::Awake(false)) => {
+                self.engine_failed(id, "it reports that it is asleep")
             }
-            (Step::Learn { came }, Outcome::Free(free)) => {
-                self.weighed(id, &free);
+            (Step::Canary { activated }, Outcome::Canary(Ok(()))) => {
+                self.begin(id, Step::Learn { activated })
+            }
+            (Step::Canary { .. }, Outcome::Canary(Err(reason))) => {
+                self.engine_failed(id, &format!("its canary was wrong: {reason}"));
+            }
+            (Step::Learn { activated }, Outcome::Free(free)) => {
+                self.measured(id, &free);
                 let model = &mut self.models[id];
-                if let Some(came) = came.filter(|_| !model.is_doubtful) {
-                    let taken = less(&came.free, &free);
-                    match came.up {
-                        Up::Wake => model.woke(&taken),
-                        Up::Start => model.cold = Some(taken),
+                if let Some(activated) = activated.filter(|_| !model.is_disturbed) {
+                    let taken = less(&activated.free, &free);
+                    match activated.up {
+                        Activation::Wake => model.woke(&taken),
+                        Activation::Start => model.cold = Some(taken),
                     }
                 }
-                self.is_well(id);
+                self.become_ready(id);
             }
             (Step::Before, Outcome::Free(free)) => {
-                self.weighed(id, &free);
+                self.measured(id, &free);
                 self.begin(id, Step::Sleep { before: free });
             }
             (Step::Sleep { before }, Outcome::Done) => {
                 self.begin(id, Step::After { before, last: None });
             }
             (Step::After { before, last }, Outcome::Free(free)) => {
-                self.given_back(id, began, before, last.as_deref(), &free);
+                self.released(id, began, before, last.as_deref(), &free);
             }
             (Step::Stop(then), Outcome::Done) => self.stopped(id, then),
             (step, Outcome::Failed(reason)) => self.failed(id, &step, began, &reason),
@@ -187,222 +191,221 @@ impl Policy {
         }
     }
 
-    /// It came, by its engine's word: now by its own.
-    fn confirm(&mut self, id: usize, up: Up, free: Vec<u64>) {
-        self.begin(id, Step::Confirm { came: Some(Came { up, free }) });
+    /// The engine reported success; now its state is confirmed.
+    fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
+        self.begin(id, Step::Confirm { activated: Some(Activated { up, free }) });
     }
 
-    fn found(&mut self, id: usize, found: Found) {
-        match found {
-            Found::Gone => {
-                self.forget(id);
+    fn probed(&mut self, id: usize, probed: EngineState) {
+        match probed {
+            EngineState::Gone => {
+                self.discard_measurements(id);
                 if self.models[id].rules.can_restart {
                     self.enter(id, Stage::Cold);
                 } else {
-                    self.fault(id, "there is no engine, and none may be started");
+                    self.engine_failed(id, "there is no engine, and it cannot be started here");
                 }
             }
-            Found::Asleep => self.enter(id, Stage::Asleep),
-            Found::Awake => self.begin(id, Step::Confirm { came: None }),
+            EngineState::Asleep => self.enter(id, Stage::Asleep),
+            EngineState::Awake => self.begin(id, Step::Confirm { activated: None }),
         }
     }
 
-    /// It was measured whether there is room.
-    fn roomed(&mut self, id: usize, up: Up, began: Time, free: &[u64]) {
+    /// Continues after a measurement of free memory.
+    fn memory_measured(&mut self, id: usize, up: Activation, began: Time, free: &[u64]) {
         let is_steady = self.is_as_measured(id, free);
-        self.weighed(id, free);
+        self.measured(id, free);
         let model = &self.models[id];
         let need = model.need(up);
         let lacks = need.is_some_and(|need| need.iter().zip(free).any(|(need, free)| need > free));
         if !lacks {
             let free = free.to_vec();
             let step = match up {
-                Up::Wake => Step::Wake { free },
-                Up::Start => Step::Start { free },
+                Activation::Wake => Step::Wake { free },
+                Activation::Start => Step::Start { free },
             };
             return self.begin(id, step);
         }
         let stage = match up {
-            Up::Wake => Stage::Asleep,
-            Up::Start => Stage::Cold,
+            Activation::Wake => Stage::Asleep,
+            Activation::Start => Stage::Cold,
         };
-        // Whoever failed meanwhile waits with its stop until nobody moves, and may be what is in its way.
+        // A failed engine may be in the way: its stop waits until no memory moves.
         let is_leaving = |other: usize| self.share(id, other) && self.models[other].stage.is_leaving();
         if (0..self.models.len()).any(|other| other != id && is_leaving(other)) {
             return self.enter(id, stage);
         }
-        // What was thought to make room did not: others may have to leave, too.
+        // The evicted models released too little, so others may have to leave, too.
         let since = model.waited_for_since().unwrap_or(began);
-        match self.room_for(id, up, since) {
-            Room::Leave(_) | Room::Later => {
-                self.models[id].is_coming = false;
+        match self.space_for(id, up, since) {
+            Space::Leave(_) | Space::Later => {
+                self.models[id].is_selected = false;
                 return self.enter(id, stage);
             }
-            Room::Never if is_steady => {
+            Space::Never if is_steady => {
                 self.enter(id, stage);
-                return self.no_room(id, NO_ROOM);
+                return self.no_memory(id, NO_MEMORY);
             }
-            Room::Never | Room::Free => {}
+            Space::Never | Space::Free => {}
         }
-        if self.now < began.after(self.models[id].rules.limits.room) {
-            return self.again(id);
+        if self.now < began.after(self.models[id].rules.limits.find_memory) {
+            return self.retry(id);
         }
         self.enter(id, stage);
         match self.sleeper(id) {
             Some(other) => self.begin(other, Step::Stop(Then::Cold)),
-            // Whatever it says, it may be itself who holds what it needs.
-            None if up == Up::Wake && self.models[id].rules.can_restart => {
-                self.fault(id, "there is no room for it to wake");
+            // The engine itself may hold the memory, whatever it reports.
+            None if up == Activation::Wake && self.models[id].rules.can_restart => {
+                self.engine_failed(id, "there is too little free memory for it to wake");
             }
-            None => self.no_room(id, NO_ROOM),
+            None => self.no_memory(id, NO_MEMORY),
         }
     }
 
-    /// Whoever sleeps on its GPUs and can be stopped, so that what sleepers keep is free: the one that was not used for
-    /// longest.
+    /// The least recently used sleeping model on its GPUs that can be stopped, which frees what it keeps while asleep.
     fn sleeper(&self, id: usize) -> Option<usize> {
         let is_one = |other: &usize| {
             let model = &self.models[*other];
-            let can_go = model.rules.can_restart && !model.is_coming && model.op.is_none();
+            let can_go = model.rules.can_restart && !model.is_selected && model.op.is_none();
             *other != id && self.share(id, *other) && model.stage == Stage::Asleep && can_go
         };
         (0..self.models.len()).filter(is_one).min_by_key(|other| self.models[*other].last_used)
     }
 
-    /// It was measured what a sleep has given back.
-    fn given_back(&mut self, id: usize, began: Time, before: Vec<u64>, last: Option<&[u64]>, free: &[u64]) {
-        self.weighed(id, free);
+    /// Continues after a measurement of what a sleep released.
+    fn released(&mut self, id: usize, began: Time, before: Vec<u64>, last: Option<&[u64]>, free: &[u64]) {
+        self.measured(id, free);
         let freed = less(free, &before);
         let model = &self.models[id];
         let is_learnt = model.held.is_some();
-        // A sleep that gives nothing back is none, whatever it is thought to hold.
-        let mut expected = model.owes().unwrap_or_else(|| vec![1; freed.len()]);
+        // A sleep that releases nothing is no sleep, whatever the model is thought to hold.
+        let mut expected = model.expected_release().unwrap_or_else(|| vec![1; freed.len()]);
         expected.iter_mut().for_each(|bytes| *bytes = (*bytes).max(1));
         let slack = if is_learnt { model.rules.slack_bytes } else { 0 };
         let is_lacking = |(all, freed): (&u64, &u64)| *freed == 0 || freed.saturating_add(slack) < *all;
-        let lacking = expected.iter().zip(&freed).position(is_lacking);
-        // Until it is known what has to come, it is waited for until no more does.
+        let missing = expected.iter().zip(&freed).position(is_lacking);
+        // Until the amount is known, waits until two measurements agree.
         let is_steady = last.is_some_and(|last| {
             last.iter().zip(free).all(|(last, free)| last.abs_diff(*free) <= STEADY_BYTES)
         });
-        if lacking.is_none() && (model.owed.is_some() || is_steady) {
+        if missing.is_none() && (model.min_release.is_some() || is_steady) {
             let held = match &model.held {
                 Some(held) => held.iter().zip(&freed).map(|(held, freed)| *held.max(freed)).collect(),
                 None => freed,
             };
-            if !model.is_doubtful && model.held.as_ref() != Some(&held) {
+            if !model.is_disturbed && model.held.as_ref() != Some(&held) {
                 let event = Event::Learnt { held_bytes: held.clone() };
-                self.out.push(Effect::Tell { model: ModelId(id), event });
+                self.out.push(Effect::Report { model: ModelId(id), event });
                 self.models[id].held = Some(held);
             }
             return self.enter(id, Stage::Asleep);
         }
         if self.now < began.after(model.rules.limits.release) {
             let step = Step::After { before, last: Some(free.to_vec()) };
-            self.models[id].stage = Stage::Step { step, began, again_at: None };
-            return self.again(id);
+            self.models[id].stage = Stage::Step { step, began, retry_at: None };
+            return self.retry(id);
         }
-        let Some(at) = lacking else {
-            return self.fault(id, "what is free on its GPUs went on changing after its sleep");
+        let Some(at) = missing else {
+            return self.engine_failed(id, "free memory on its GPUs kept changing after its sleep");
         };
         let (gpu, expected_bytes, freed_bytes) = (model.rules.gpus[at], expected[at], freed[at]);
         let event = Event::Shortfall { gpu, expected_bytes, freed_bytes };
-        self.out.push(Effect::Tell { model: ModelId(id), event });
-        self.forget(id);
-        self.fault(id, "it says that it sleeps, and its memory did not come back");
+        self.out.push(Effect::Report { model: ModelId(id), event });
+        self.discard_measurements(id);
+        self.engine_failed(id, "it reports that it sleeps, but its memory was not released");
     }
 
     fn stopped(&mut self, id: usize, then: Then) {
-        self.forget(id);
+        self.discard_measurements(id);
         match then {
             Then::Cold => self.enter(id, Stage::Cold),
             Then::Again => {
                 let now = self.now;
                 let model = &mut self.models[id];
-                model.summoned = model.summoned.or(Some(now));
+                model.wake_requested = model.wake_requested.or(Some(now));
                 self.enter(id, Stage::Cold);
             }
             Then::Quarantine => self.quarantine(id),
         }
     }
 
-    /// A step could not be done. What changes nothing is tried again.
+    /// A step failed. Steps without side effects are repeated.
     fn failed(&mut self, id: usize, step: &Step, began: Time, reason: &str) {
         let model = &self.models[id];
         let limits = &model.rules.limits;
         let is_early = |limit: Duration| self.now < began.after(limit);
         match step {
-            Step::Look | Step::Confirm { .. } | Step::Canary { .. } if model.tries < TRIES => self.again(id),
-            Step::Room(_) | Step::Before if is_early(limits.room) => self.again(id),
-            Step::After { .. } if is_early(limits.release) => self.again(id),
-            // It is as it was.
+            Step::Probe | Step::Confirm { .. } | Step::Canary { .. } if model.tries < TRIES => self.retry(id),
+            Step::FindMemory(_) | Step::Before if is_early(limits.find_memory) => self.retry(id),
+            Step::After { .. } if is_early(limits.release) => self.retry(id),
+            // Nothing has changed yet.
             Step::Before => {
-                self.tell_failed(id, reason);
+                self.report_failed(id, reason);
                 self.enter(id, Stage::Ready { since: self.now });
             }
-            Step::Room(up) => {
-                self.enter(id, if *up == Up::Wake { Stage::Asleep } else { Stage::Cold });
-                self.no_room(id, reason);
+            Step::FindMemory(up) => {
+                self.enter(id, if *up == Activation::Wake { Stage::Asleep } else { Stage::Cold });
+                self.no_memory(id, reason);
             }
-            // It is well, and what it takes will be learnt when it sleeps.
-            Step::Learn { .. } => self.is_well(id),
+            // The model is healthy. Its next sleep measures what it takes.
+            Step::Learn { .. } => self.become_ready(id),
             Step::Stop(_) => {
-                self.tell_failed(id, reason);
+                self.report_failed(id, reason);
                 self.models[id].failures += 1;
                 self.quarantine(id);
             }
-            _ => self.fault(id, reason),
+            _ => self.engine_failed(id, reason),
         }
     }
 
-    /// Does the step that it is in once more, after a while.
-    fn again(&mut self, id: usize) {
+    /// Repeats the current step after a pause.
+    fn retry(&mut self, id: usize) {
         let at = self.now.after(self.models[id].rules.limits.poll.max(LEAST));
         self.changes += 1;
-        if let Stage::Step { again_at, .. } = &mut self.models[id].stage {
-            *again_at = Some(at);
+        if let Stage::Step { retry_at, .. } = &mut self.models[id].stage {
+            *retry_at = Some(at);
         }
     }
 
-    pub(super) fn tell_failed(&mut self, id: usize, reason: &str) {
+    pub(super) fn report_failed(&mut self, id: usize, reason: &str) {
         let stage = self.models[id].stage.name();
         let event = Event::Failed { stage, reason: reason.to_owned() };
-        self.out.push(Effect::Tell { model: ModelId(id), event });
+        self.out.push(Effect::Report { model: ModelId(id), event });
     }
 
-    /// An engine did not do what it is there for: restarts it, or leaves it alone.
-    pub(super) fn fault(&mut self, id: usize, reason: &str) {
-        self.tell_failed(id, reason);
+    /// An engine failed: restarts or quarantines it.
+    pub(super) fn engine_failed(&mut self, id: usize, reason: &str) {
+        self.report_failed(id, reason);
         self.give_up_op(id);
         let model = &mut self.models[id];
-        let is_up = match &model.stage {
-            // Nobody may want it; who does has it started.
-            Stage::Step { step: Step::Look, .. } => false,
-            Stage::Step { step, .. } => step.is_up(),
+        let is_activating = match &model.stage {
+            // Possibly not needed now. The next request starts it.
+            Stage::Step { step: Step::Probe, .. } => false,
+            Stage::Step { step, .. } => step.is_activating(),
             Stage::Draining { then: Leave::Restart, .. } => true,
-            Stage::Asleep => model.is_coming,
+            Stage::Asleep => model.is_selected,
             _ => false,
         };
         model.failures += 1;
-        // What was learnt may be too little, and nothing else would say so.
+        // The learned need may be too small, and nothing else would correct it.
         match model.stage {
             Stage::Step { step: Step::Start { .. }, .. } => model.cold = None,
-            Stage::Step { step: Step::Wake { .. }, .. } => (model.held, model.owed) = (None, None),
+            Stage::Step { step: Step::Wake { .. }, .. } => (model.held, model.min_release) = (None, None),
             _ => {}
         }
         if !model.rules.can_restart {
             return self.quarantine(id);
         }
-        let then = match (is_up, model.was_restarted) {
+        let then = match (is_activating, model.was_restarted) {
             (false, _) => Then::Cold,
             (true, false) => Then::Again,
             (true, true) => Then::Quarantine,
         };
-        model.was_restarted |= is_up;
+        model.was_restarted |= is_activating;
         self.begin(id, Step::Stop(then));
     }
 
-    /// Leaves it alone for a while, and says so to those who wait for it.
+    /// Ignores the model for a while, and refuses its requests.
     fn quarantine(&mut self, id: usize) {
         let model = &mut self.models[id];
         let failures = model.failures.max(1);
@@ -410,13 +413,13 @@ impl Policy {
         model.was_restarted = false;
         self.enter(id, Stage::Quarantined { until });
         let event = Event::Quarantined { until, failures };
-        self.out.push(Effect::Tell { model: ModelId(id), event });
+        self.out.push(Effect::Report { model: ModelId(id), event });
         self.refuse_all(id, Refusal::Quarantined { until });
     }
 
-    /// There is no room for it: says so to those who wait for it, and looks again later. Whoever is believed to have
-    /// no memory there is looked at, since somebody has it.
-    pub(super) fn no_room(&mut self, id: usize, reason: &str) {
+    /// Refuses its requests, and tries again later. Probes all models on its GPUs that should have no memory, since one
+    /// of them has it.
+    pub(super) fn no_memory(&mut self, id: usize, reason: &str) {
         for other in 0..self.models.len() {
             let rests = matches!(self.models[other].stage, Stage::Asleep | Stage::Cold);
             if rests && (other == id || self.share(id, other)) {
@@ -424,21 +427,21 @@ impl Policy {
             }
         }
         let until = self.now.after(self.models[id].rules.pause_min.max(LEAST));
-        self.models[id].short_until = Some(until);
-        self.tell_failed(id, reason);
-        self.refuse_all(id, Refusal::NoRoom { until });
+        self.models[id].no_memory_until = Some(until);
+        self.report_failed(id, reason);
+        self.refuse_all(id, Refusal::NoMemory { until });
     }
 
-    /// It is awake and was tried.
-    fn is_well(&mut self, id: usize) {
+    /// It is awake and verified.
+    fn become_ready(&mut self, id: usize) {
         let now = self.now;
         let model = &mut self.models[id];
-        (model.failures, model.was_restarted, model.is_coming) = (0, false, false);
-        (model.summoned, model.last_used) = (None, now);
+        (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
+        (model.wake_requested, model.last_used) = (None, now);
         self.enter(id, Stage::Ready { since: now });
     }
 
-    /// Whether this is what was measured before.
+    /// Whether this equals the last measurement.
     fn is_as_measured(&self, id: usize, free: &[u64]) -> bool {
         let is_same = |(gpu, free): (&Gpu, &u64)| {
             self.free_bytes(*gpu).is_some_and(|known| known.abs_diff(*free) <= STEADY_BYTES)
@@ -446,17 +449,16 @@ impl Policy {
         self.models[id].rules.gpus.iter().zip(free).all(is_same)
     }
 
-    /// Its engine is another one, or not what it was: neither what was measured of it nor what was free beside it
-    /// says anything any more.
-    pub(super) fn forget(&mut self, id: usize) {
+    /// Discards measurements of the model and its GPUs, after its engine changed.
+    pub(super) fn discard_measurements(&mut self, id: usize) {
         let model = &mut self.models[id];
-        (model.held, model.owed) = (None, None);
+        (model.held, model.min_release) = (None, None);
         for gpu in &model.rules.gpus {
             self.free[gpu.0] = None;
         }
     }
 
-    fn weighed(&mut self, id: usize, free: &[u64]) {
+    fn measured(&mut self, id: usize, free: &[u64]) {
         let gpus = self.models[id].rules.gpus.clone();
         for (gpu, free) in gpus.iter().zip(free) {
             if let Some(known) = self.free.get_mut(gpu.0) {
@@ -466,22 +468,22 @@ impl Policy {
     }
 }
 
-/// How long a step may take.
+/// The timeout of a step.
 fn limit_of(limits: &Limits, step: &Step) -> Duration {
     match step.task() {
-        Task::Look => limits.look,
+        Task::Probe => limits.probe,
         Task::Start => limits.start,
         Task::Stop => limits.stop,
         Task::Sleep => limits.sleep,
         Task::Wake => limits.wake,
         Task::Confirm => limits.confirm,
         Task::Canary => limits.canary,
-        Task::Weigh if matches!(step, Step::After { .. }) => limits.release,
-        Task::Weigh => limits.room,
+        Task::Measure if matches!(step, Step::After { .. }) => limits.release,
+        Task::Measure => limits.find_memory,
     }
 }
 
-/// What `before` has more than `after`, each for itself.
+/// `before` minus `after`, for each GPU.
 fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
     before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after)).collect()
 }

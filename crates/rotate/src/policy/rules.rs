@@ -1,8 +1,8 @@
-//! What a model may have and has to do, as its operator has it.
+//! Limits and permissions of a model, set by its operator.
 
 use std::time::Duration;
 
-/// A GPU of this machine, by its position.
+/// A GPU, by its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gpu(pub usize);
 
@@ -13,66 +13,66 @@ pub struct ModelId(pub usize);
 /// The rules of one model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
-    /// The GPUs that its engine is on.
+    /// The GPUs of its engine.
     pub gpus: Vec<Gpu>,
-    /// What it takes of each while it is awake, until that was measured.
+    /// What it takes of each GPU while awake, until measured.
     pub need_bytes: Option<u64>,
-    /// Whether its engine can sleep; one that cannot is stopped instead, and started again.
+    /// Whether its engine can sleep. Otherwise it is stopped and started.
     pub can_sleep: bool,
     /// Whether its engine can be stopped and started.
     pub can_restart: bool,
-    /// Whether nobody else's request makes it leave, nor idling.
+    /// Whether it stays awake while idle and while other models wait.
     pub is_pinned: bool,
-    /// How long it stays awake with nothing to do.
+    /// How long it stays awake without requests.
     pub idle_max: Option<Duration>,
-    /// How long it stays at least, once it is awake.
+    /// How long it stays awake at least.
     pub residence_min: Duration,
-    /// How long others wait at most, while this one has requests, before it has to leave.
+    /// How long other models wait at most while this one has requests.
     pub turn_max: Duration,
-    /// How many requests may wait for it.
+    /// Most waiting requests.
     pub queue_max: usize,
-    /// How long a request waits for it at most.
+    /// How long a request waits at most.
     pub wait_max: Duration,
-    /// How many of its requests may run at a time.
+    /// Most running requests.
     pub running_max: usize,
-    /// How often it is asked, while it is ready, whether it is still awake.
+    /// Interval of health checks while it is ready.
     pub look_every: Duration,
-    /// By how much what is given back may fall short of what it is known to hold, on each GPU.
+    /// By how much a sleep may release less than expected, on each GPU.
     pub slack_bytes: u64,
-    /// How long each step may take.
+    /// Timeouts of its steps.
     pub limits: Limits,
-    /// How long it is left alone after its first failure in a row; twice as long after each other one.
+    /// Its first quarantine. Doubles with each consecutive failure.
     pub pause_min: Duration,
-    /// How long it is left alone at most.
+    /// Its longest quarantine.
     pub pause_max: Duration,
 }
 
-/// How long each step of a swap may take.
+/// Timeouts of the steps of a swap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Finding out what an engine is doing.
-    pub look: Duration,
-    /// Running requests coming to their end by themselves, before they are ended.
+    /// Probing an engine.
+    pub probe: Duration,
+    /// Running requests, before they are aborted.
     pub drain: Duration,
-    /// Requests that were ended leaving.
+    /// Aborted requests.
     pub abort: Duration,
-    /// The engine's own sleep.
+    /// The engine's sleep.
     pub sleep: Duration,
-    /// The memory coming back.
+    /// Until memory is measured free after a sleep.
     pub release: Duration,
-    /// There being room, once nobody is in the way.
-    pub room: Duration,
-    /// The engine's own wake.
+    /// Until memory is measured free for a wake or start.
+    pub find_memory: Duration,
+    /// The engine's wake.
     pub wake: Duration,
-    /// The engine's word that it is awake.
+    /// The engine's report that it is awake.
     pub confirm: Duration,
     /// The canary.
     pub canary: Duration,
-    /// An engine starting.
+    /// Starting an engine.
     pub start: Duration,
-    /// An engine stopping.
+    /// Stopping an engine.
     pub stop: Duration,
-    /// Between two looks at the same memory.
+    /// Interval between two measurements of the same memory.
     pub poll: Duration,
 }
 
@@ -80,12 +80,12 @@ impl Default for Limits {
     fn default() -> Self {
         let seconds = Duration::from_secs;
         Self {
-            look: seconds(10),
+            probe: seconds(10),
             drain: seconds(60),
             abort: seconds(10),
             sleep: seconds(60),
             release: seconds(10),
-            room: seconds(10),
+            find_memory: seconds(10),
             wake: seconds(60),
             confirm: seconds(10),
             canary: seconds(30),
@@ -97,7 +97,7 @@ impl Default for Limits {
 }
 
 impl Rules {
-    /// Those of a model on some GPUs, of which nothing else was said.
+    /// Defaults for a model on these GPUs.
     #[must_use]
     pub fn on(gpus: Vec<Gpu>) -> Self {
         Self {
@@ -120,7 +120,7 @@ impl Rules {
         }
     }
 
-    /// How long it is left alone after so many failures in a row.
+    /// The quarantine after so many consecutive failures.
     #[must_use]
     pub fn pause(&self, failures: u32) -> Duration {
         let doubled = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);

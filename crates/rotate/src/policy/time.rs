@@ -1,35 +1,35 @@
-//! Time as the policy knows it: what it is told, and nothing else.
+//! The policy's time, which comes from its inputs only.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A moment, counted from when the policy began. Whoever drives the policy has the clock.
+/// A moment since the start of the policy. The caller has the clock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(Duration);
 
 impl Time {
-    /// The beginning.
+    /// The start.
     pub const ZERO: Self = Self(Duration::ZERO);
 
-    /// So long after the beginning.
+    /// This long after the start.
     #[must_use]
     pub const fn from_start(passed: Duration) -> Self {
         Self(passed)
     }
 
-    /// How long after the beginning.
+    /// The time since the start.
     #[must_use]
     pub const fn since_start(self) -> Duration {
         self.0
     }
 
-    /// Later by so much, or the last moment there is.
+    /// Later by `wait`, saturating.
     #[must_use]
     pub const fn after(self, wait: Duration) -> Self {
         Self(self.0.saturating_add(wait))
     }
 
-    /// How long ago `earlier` was; nothing if it is yet to come.
+    /// The time since `earlier`; zero if that is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)

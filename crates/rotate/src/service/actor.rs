@@ -1,4 +1,4 @@
-//! The task that has the policy: takes messages in, and has done what the policy says.
+//! The task that owns the policy: handles messages, and carries out effects.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,43 +9,42 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::history::{History, Past};
-use super::talk::{GpuNow, ModelNow, Refused, Snapshot, Told};
+use super::history::{History, ModelHistory};
+use super::snapshot::{GpuNow, ModelNow, Refused, ServiceEvent, Snapshot};
 use super::{Directory, Entry};
-use crate::config::{Config, Engine};
+use crate::config::{Config, EngineKind};
 use crate::policy::{
-    Effect, Event, Found, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules, Status,
-    Task, Time,
+    Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules,
+    StageName, Status, Task, Time,
 };
 
-/// How long one that may be gone has to answer.
-const SUSPECT_MAX: Duration = Duration::from_secs(5);
+/// Timeout for an engine that may be gone.
+const PROBE_MAX: Duration = Duration::from_secs(5);
 
-/// When somebody that finds a full queue, or has waited for long, may try again.
-const AGAIN: Duration = Duration::from_secs(1);
+/// When to retry after a full queue or a long wait.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What the task is told.
+/// A message to the task.
 #[derive(Debug)]
 pub(super) enum Message {
     Arrived {
         request: RequestId,
         model: ModelId,
-        reply: Reply,
+        reply: AdmitReply,
     },
     Input(Input),
-    /// A supervised engine has ended by itself, and how.
+    /// A supervised engine ended by itself, and how.
     Died(ModelId, String),
     Suspect(ModelId),
     Snapshot(oneshot::Sender<Snapshot>),
-    /// What a look at one that may be gone, or is ready, came to, if anything; and how often it had been started before,
-    /// and since when it was in its stage.
-    Looked {
+    /// The result of probing an engine, if any, with the starts and the begin of the stage before the probe.
+    Probed {
         model: ModelId,
         starts: u64,
         since: Instant,
-        found: Option<Found>,
+        found: Option<EngineState>,
     },
-    /// How many requests run, and how many engines are in the middle of something.
+    /// Counts running requests, and engines that are sleeping, waking or stopping.
     Busy(oneshot::Sender<usize>),
     Reload {
         config: Arc<Config>,
@@ -55,7 +54,7 @@ pub(super) enum Message {
     End,
 }
 
-type Reply = oneshot::Sender<Result<CancellationToken, Refused>>;
+type AdmitReply = oneshot::Sender<Result<CancellationToken, Refused>>;
 
 #[derive(Debug)]
 pub(super) struct Actor {
@@ -64,27 +63,27 @@ pub(super) struct Actor {
     policy: Policy,
     began: Instant,
     history: History,
-    /// The stage of each model, for those who ask without waiting.
-    stages: Arc<RwLock<Vec<&'static str>>>,
-    pasts: Vec<Past>,
-    /// Who waits to be let through.
-    waiting: HashMap<RequestId, Reply>,
-    /// Fires for the requests of a model that run.
+    /// The stage of each model, for callers that do not wait.
+    stages: Arc<RwLock<Vec<StageName>>>,
+    histories: Vec<ModelHistory>,
+    /// Requests that wait for admission.
+    waiting: HashMap<RequestId, AdmitReply>,
+    /// Aborts the running requests of a model.
     aborts: Vec<CancellationToken>,
     tasks: HashMap<OpId, (AbortHandle, Task)>,
-    /// Those that are being asked whether they are gone.
+    /// Engines that are being probed as suspects.
     suspected: HashSet<ModelId>,
-    /// Looks at those that are ready, now and then.
+    /// Health checks of ready models.
     watches: HashMap<ModelId, AbortHandle>,
     is_ending: bool,
 }
 
 impl Actor {
     pub(super) fn new(directory: Arc<RwLock<Directory>>, messages: mpsc::UnboundedSender<Message>) -> Self {
-        let (rules, pasts): (Vec<Rules>, Vec<Past>) = {
+        let (rules, histories): (Vec<Rules>, Vec<ModelHistory>) = {
             let directory = directory.read().unwrap_or_else(PoisonError::into_inner);
             let models = directory.entries.iter().map(|entry| &entry.model);
-            models.map(|model| (model.rules.clone(), Past::new(model.level))).unzip()
+            models.map(|model| (model.rules.clone(), ModelHistory::new(model.level))).unzip()
         };
         let (models, began) = (rules.len(), Instant::now());
         Self {
@@ -93,8 +92,8 @@ impl Actor {
             policy: Policy::new(rules),
             began,
             history: History::new(began),
-            stages: Arc::new(RwLock::new(vec!["unknown"; models])),
-            pasts,
+            stages: Arc::new(RwLock::new(vec![StageName::Unknown; models])),
+            histories,
             waiting: HashMap::new(),
             aborts: (0..models).map(|_| CancellationToken::new()).collect(),
             tasks: HashMap::new(),
@@ -104,15 +103,15 @@ impl Actor {
         }
     }
 
-    pub(super) fn listeners(&self) -> broadcast::Sender<Arc<Told>> {
+    pub(super) fn listeners(&self) -> broadcast::Sender<Arc<ServiceEvent>> {
         self.history.listen()
     }
 
-    pub(super) fn stages(&self) -> Arc<RwLock<Vec<&'static str>>> {
+    pub(super) fn stages(&self) -> Arc<RwLock<Vec<StageName>>> {
         Arc::clone(&self.stages)
     }
 
-    /// Until it is told to end.
+    /// Runs until [`Message::End`].
     pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
         self.step(Input::Tick);
         loop {
@@ -127,7 +126,7 @@ impl Actor {
                 biased;
                 message = inbox.recv() => match message {
                     Some(Message::End) | None => break,
-                    Some(message) => self.take_in(message),
+                    Some(message) => self.on_message(message),
                 },
                 () = due => self.step(Input::Tick),
             }
@@ -137,7 +136,7 @@ impl Actor {
         self.aborts.iter().for_each(CancellationToken::cancel);
     }
 
-    fn take_in(&mut self, message: Message) {
+    fn on_message(&mut self, message: Message) {
         match message {
             Message::Arrived { request, model, reply } => {
                 self.waiting.insert(request, reply);
@@ -153,34 +152,42 @@ impl Actor {
                 self.step(input);
             }
             Message::Died(model, how) => {
-                let stage = self.policy.status(model).map_or("unknown", |status| status.stage);
-                // What is being stopped may end in any way.
+                let stage = self.policy.status(model).map_or(StageName::Unknown, |status| status.stage);
+                // A stopping engine may end in any way.
                 self.step(Input::Lost(model));
-                if !["stopping", "cold"].contains(&stage) {
-                    let words = self.entry(model).map(|entry| entry.site.last_words()).unwrap_or_default();
+                if ![StageName::Stopping, StageName::Cold].contains(&stage) {
+                    let words = self.entry(model).map(|entry| entry.handle.last_words()).unwrap_or_default();
                     let reason = format!("its engine ended: {how}; {words}");
-                    self.tell(model, Event::Failed { stage, reason });
+                    self.report(model, Event::Failed { stage, reason });
                 }
             }
             Message::Suspect(model) => self.suspect(model),
-            Message::Looked { model, starts, since, found } => {
+            Message::Probed { model, starts, since, found } => {
                 self.suspected.remove(&model);
-                let Some(past) = self.pasts.get(model.0) else { return };
-                // In others it is looked at, started or stopped as it is.
-                let matters =
-                    ["ready", "draining", "asleep", "canary", "confirming", "weighing before sleep"];
+                let Some(history) = self.histories.get(model.0) else { return };
+                // In other stages the engine is probed, started or stopped anyway.
+                let matters = [
+                    StageName::Ready,
+                    StageName::Draining,
+                    StageName::Asleep,
+                    StageName::Canary,
+                    StageName::Confirming,
+                    StageName::MeasuringBeforeSleep,
+                ];
                 match found {
-                    Some(Found::Gone) if past.starts == starts && matters.contains(&past.stage) => {
+                    Some(EngineState::Gone)
+                        if history.starts == starts && matters.contains(&history.stage) =>
+                    {
                         self.step(Input::Lost(model));
                     }
-                    Some(Found::Asleep) if past.since == since => self.step(Input::Slept(model)),
+                    Some(EngineState::Asleep) if history.since == since => self.step(Input::Slept(model)),
                     _ => {}
                 }
             }
             Message::Snapshot(reply) => drop(reply.send(self.snapshot())),
             Message::Busy(reply) => {
                 let running = |id| self.policy.status(ModelId(id)).map_or(0, |status| status.running);
-                let requests: usize = (0..self.pasts.len()).map(running).sum();
+                let requests: usize = (0..self.histories.len()).map(running).sum();
                 let moves =
                     |(_, task): &&(AbortHandle, Task)| matches!(task, Task::Sleep | Task::Wake | Task::Stop);
                 let _gone = reply.send(requests + self.tasks.values().filter(moves).count());
@@ -203,20 +210,20 @@ impl Actor {
     fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Admit { request, model } => {
-                self.pasts[model.0].admitted += 1;
-                // Whoever waited no more has said so, or will.
+                self.histories[model.0].admitted += 1;
+                // A sender that gave up has reported it, or will.
                 if let Some(reply) = self.waiting.remove(&request) {
                     let _gone = reply.send(Ok(self.aborts[model.0].clone()));
                 }
             }
             Effect::Refuse { request, model, refusal } => {
-                self.pasts[model.0].refused += 1;
+                self.histories[model.0].refused += 1;
                 if let Some(reply) = self.waiting.remove(&request) {
                     let retry_after = match refusal {
-                        Refusal::Quarantined { until } | Refusal::NoRoom { until } => {
+                        Refusal::Quarantined { until } | Refusal::NoMemory { until } => {
                             Some(self.history.until(until))
                         }
-                        Refusal::QueueFull | Refusal::WaitedTooLong => Some(AGAIN),
+                        Refusal::QueueFull | Refusal::WaitedTooLong => Some(RETRY_AFTER),
                         Refusal::ShuttingDown => None,
                     };
                     let _gone = reply.send(Err(Refused { refusal, retry_after }));
@@ -229,11 +236,11 @@ impl Actor {
                 let Some(entry) = self.entry(model) else { return };
                 let messages = self.messages.clone();
                 let running = tokio::spawn(async move {
-                    let done = tokio::time::timeout(limit, entry.site.run(task, limit)).await;
+                    let done = tokio::time::timeout(limit, entry.handle.run(task, limit)).await;
                     let outcome = done.unwrap_or_else(|_| {
                         Outcome::Failed(format!("it did not end within {:.1} s", limit.as_secs_f64()))
                     });
-                    let _nobody_waits = messages.send(Message::Input(Input::Ended { op, outcome }));
+                    let _closed = messages.send(Message::Input(Input::Ended { op, outcome }));
                 });
                 self.tasks.insert(op, (running.abort_handle(), task));
             }
@@ -242,11 +249,11 @@ impl Actor {
                     task.abort();
                 }
             }
-            Effect::Tell { model, event } => self.tell(model, event),
+            Effect::Report { model, event } => self.report(model, event),
         }
     }
 
-    fn tell(&mut self, model: ModelId, event: Event) {
+    fn report(&mut self, model: ModelId, event: Event) {
         let Some(entry) = self.entry(model) else { return };
         if let Event::Stage(stage) = event
             && let Some(place) = self.stages.write().unwrap_or_else(PoisonError::into_inner).get_mut(model.0)
@@ -254,28 +261,28 @@ impl Actor {
             *place = stage;
         }
         let is_stage = matches!(event, Event::Stage(_));
-        self.history.tell(&entry.model.name, &mut self.pasts[model.0], event);
+        self.history.record(&entry.model.name, &mut self.histories[model.0], event);
         if is_stage {
             self.watch(model, entry);
         }
     }
 
-    /// Looks at a model now and then while it is ready.
+    /// Probes a model regularly while it is ready.
     fn watch(&mut self, model: ModelId, entry: Entry) {
         if let Some(before) = self.watches.remove(&model) {
             before.abort();
         }
-        let past = &self.pasts[model.0];
-        if past.stage != "ready" {
+        let history = &self.histories[model.0];
+        if history.stage != StageName::Ready {
             return;
         }
-        let (starts, since, every) = (past.starts, past.since, entry.model.rules.look_every);
+        let (starts, since, every) = (history.starts, history.since, entry.model.rules.look_every);
         let messages = self.messages.clone();
         let watching = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(every).await;
                 let found = found(&entry).await;
-                if messages.send(Message::Looked { model, starts, since, found }).is_err() {
+                if messages.send(Message::Probed { model, starts, since, found }).is_err() {
                     return;
                 }
             }
@@ -287,17 +294,17 @@ impl Actor {
         self.directory.read().unwrap_or_else(PoisonError::into_inner).entries.get(model.0).cloned()
     }
 
-    /// Asks one that may be gone.
+    /// Probes an engine that may be gone.
     fn suspect(&mut self, model: ModelId) {
         let Some(entry) = self.entry(model) else { return };
         if !self.suspected.insert(model) {
             return;
         }
-        let (starts, since) = (self.pasts[model.0].starts, self.pasts[model.0].since);
+        let (starts, since) = (self.histories[model.0].starts, self.histories[model.0].since);
         let messages = self.messages.clone();
         tokio::spawn(async move {
             let found = found(&entry).await;
-            let _ended = messages.send(Message::Looked { model, starts, since, found });
+            let _ended = messages.send(Message::Probed { model, starts, since, found });
         });
     }
 
@@ -305,17 +312,17 @@ impl Actor {
         for (id, entry) in entries.iter().enumerate() {
             let mut rules = entry.model.rules.clone();
             if !entry.is_listed {
-                // Nobody can ask for it any more: it leaves as soon as nobody that has asked is left.
+                // No new requests can come: it leaves after the remaining ones.
                 (rules.is_pinned, rules.idle_max) = (false, Some(Duration::ZERO));
             }
-            if id < self.pasts.len() {
+            if id < self.histories.len() {
                 self.policy.set_rules(ModelId(id), &rules);
             } else {
                 let added = self.policy.add(rules);
                 debug_assert_eq!(added, ModelId(id));
-                self.pasts.push(Past::new(entry.model.level));
+                self.histories.push(ModelHistory::new(entry.model.level));
                 self.aborts.push(CancellationToken::new());
-                self.stages.write().unwrap_or_else(PoisonError::into_inner).push("unknown");
+                self.stages.write().unwrap_or_else(PoisonError::into_inner).push(StageName::Unknown);
             }
         }
         let gone: Vec<_> = (0..entries.len()).filter(|id| !entries[*id].is_listed).collect();
@@ -345,47 +352,49 @@ impl Actor {
             free_bytes: self.policy.free_bytes(Gpu(gpu)),
             promised_bytes,
         });
-        let models = entries.iter().zip(statuses).zip(&self.pasts);
+        let models = entries.iter().zip(statuses).zip(&self.histories);
         let models = models.filter(|((entry, _), _)| entry.is_listed);
         Snapshot {
             uptime_s: self.began.elapsed().as_secs_f64(),
             is_ending: self.is_ending,
-            models: models.filter_map(|((entry, status), past)| Some(now(entry, &status?, past))).collect(),
+            models: models
+                .filter_map(|((entry, status), history)| Some(now(entry, &status?, history)))
+                .collect(),
             gpus: gpus.collect(),
             swaps: self.history.swaps(),
         }
     }
 }
 
-/// What there is at a model's place, if that can be told.
-async fn found(entry: &Entry) -> Option<Found> {
-    tokio::time::timeout(SUSPECT_MAX, entry.site.engine.look()).await.ok()?.ok()
+/// The state of an engine, if it answers in time.
+async fn found(entry: &Entry) -> Option<EngineState> {
+    tokio::time::timeout(PROBE_MAX, entry.handle.engine.probe()).await.ok()?.ok()
 }
 
-fn now(entry: &Entry, status: &Status, past: &Past) -> ModelNow {
+fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
     let model = &entry.model;
     ModelNow {
         name: model.name.clone(),
         aliases: model.aliases.clone(),
         engine: match model.engine {
-            Engine::Vllm => "vllm",
-            Engine::Sglang => "sglang",
+            EngineKind::Vllm => "vllm",
+            EngineKind::Sglang => "sglang",
         },
         url: model.url.clone(),
         gpus: model.rules.gpus.iter().map(|gpu| gpu.0).collect(),
         stage: status.stage,
-        stage_s: past.stage_s(),
+        stage_s: history.stage_s(),
         is_ready: status.is_ready,
         is_pinned: status.is_pinned,
         is_supervised: model.start.is_some(),
         queued: status.queued,
         running: status.running,
-        admitted: past.admitted,
-        refused: past.refused,
+        admitted: history.admitted,
+        refused: history.refused,
         held_bytes: status.held_bytes.clone(),
         need_bytes: model.rules.need_bytes,
         failures: status.failures,
-        last_failure: past.last_failure.clone(),
-        starts: past.starts,
+        last_failure: history.last_failure.clone(),
+        starts: history.starts,
     }
 }

@@ -1,4 +1,4 @@
-//! What has happened, as it is told: stages and how long they took, swaps, failures.
+//! Events, stage durations, and past swaps.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,48 +7,49 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use super::talk::{Swap, Told, What};
-use crate::policy::{Event, Time};
+use super::snapshot::{EventKind, ServiceEvent, Swap, SwapPath};
+use crate::policy::{Event, StageName, Time};
 
-/// How many swaps are kept.
+/// Most kept swaps.
 const SWAPS_KEPT: usize = 50;
 
-/// How many events a listener may be behind.
+/// How many events a listener may lag behind.
 const BEHIND_MAX: usize = 1024;
 
-/// Stages in which a model rests: a swap begins behind one of them.
-const RESTS: [&str; 5] = ["unknown", "cold", "asleep", "ready", "quarantined"];
+/// Stages outside of a swap.
+const RESTS: [StageName; 5] =
+    [StageName::Unknown, StageName::Cold, StageName::Asleep, StageName::Ready, StageName::Quarantined];
 
 #[derive(Debug)]
 pub(super) struct History {
     began: Instant,
     seq: u64,
     swaps: VecDeque<Swap>,
-    listeners: broadcast::Sender<Arc<Told>>,
+    listeners: broadcast::Sender<Arc<ServiceEvent>>,
 }
 
-/// What is remembered of one model.
+/// The history of one model.
 #[derive(Debug)]
-pub(super) struct Past {
-    pub(super) stage: &'static str,
+pub(super) struct ModelHistory {
+    pub(super) stage: StageName,
     pub(super) since: Instant,
-    /// How it comes up when it wakes.
-    waking: &'static str,
-    /// The stages since it last rested.
-    phases: Vec<(&'static str, f64)>,
+    /// The path of its swaps by waking.
+    waking: SwapPath,
+    /// The stages of the current swap, with seconds.
+    phases: Vec<(StageName, f64)>,
     pub(super) last_failure: Option<String>,
     pub(super) starts: u64,
     pub(super) admitted: u64,
     pub(super) refused: u64,
 }
 
-impl Past {
-    /// Of a model that has no past, and sleeps at this level.
+impl ModelHistory {
+    /// For a new model with this sleep level.
     pub(super) fn new(level: u8) -> Self {
         Self {
-            stage: "unknown",
+            stage: StageName::Unknown,
             since: Instant::now(),
-            waking: if level < 2 { "hot" } else { "warm" },
+            waking: if level < 2 { SwapPath::Hot } else { SwapPath::Warm },
             phases: Vec::new(),
             last_failure: None,
             starts: 0,
@@ -57,7 +58,7 @@ impl Past {
         }
     }
 
-    /// For how long it has been in its stage.
+    /// Seconds in the current stage.
     pub(super) fn stage_s(&self) -> f64 {
         self.since.elapsed().as_secs_f64()
     }
@@ -68,61 +69,61 @@ impl History {
         Self { began, seq: 0, swaps: VecDeque::new(), listeners: broadcast::channel(BEHIND_MAX).0 }
     }
 
-    pub(super) fn listen(&self) -> broadcast::Sender<Arc<Told>> {
+    pub(super) fn listen(&self) -> broadcast::Sender<Arc<ServiceEvent>> {
         self.listeners.clone()
     }
 
-    /// The last swaps, the newest first.
+    /// The last swaps, newest first.
     pub(super) fn swaps(&self) -> Vec<Swap> {
         self.swaps.iter().rev().cloned().collect()
     }
 
-    /// Takes down what the policy tells of a model, and tells who listens.
-    pub(super) fn tell(&mut self, model: &str, past: &mut Past, event: Event) {
+    /// Records an event of the policy and sends it to listeners.
+    pub(super) fn record(&mut self, model: &str, history: &mut ModelHistory, event: Event) {
         let what = match event {
-            Event::Stage(stage) => return self.enter(model, past, stage),
+            Event::Stage(stage) => return self.enter(model, history, stage),
             Event::Failed { stage, reason } => {
-                past.last_failure = Some(format!("{stage}: {reason}"));
-                What::Failed { stage, reason }
+                history.last_failure = Some(format!("{stage}: {reason}"));
+                EventKind::Failed { stage, reason }
             }
             Event::Shortfall { gpu, expected_bytes, freed_bytes } => {
-                What::Shortfall { gpu: gpu.0, expected_bytes, freed_bytes }
+                EventKind::Shortfall { gpu: gpu.0, expected_bytes, freed_bytes }
             }
-            Event::Learnt { held_bytes } => What::Learnt { held_bytes },
+            Event::Learnt { held_bytes } => EventKind::Learnt { held_bytes },
             Event::Quarantined { until, failures } => {
-                What::Quarantined { for_s: self.until(until).as_secs_f64(), failures }
+                EventKind::Quarantined { for_s: self.until(until).as_secs_f64(), failures }
             }
         };
         self.send(model, what);
     }
 
-    fn enter(&mut self, model: &str, past: &mut Past, stage: &'static str) {
-        let (before, before_s) = (past.stage, past.stage_s());
-        (past.stage, past.since) = (stage, Instant::now());
+    fn enter(&mut self, model: &str, history: &mut ModelHistory, stage: StageName) {
+        let (before, before_s) = (history.stage, history.stage_s());
+        (history.stage, history.since) = (stage, Instant::now());
         if RESTS.contains(&before) {
-            past.phases.clear();
+            history.phases.clear();
         } else {
-            past.phases.push((before, before_s));
+            history.phases.push((before, before_s));
         }
-        if stage == "starting" {
-            past.starts += 1;
+        if stage == StageName::Starting {
+            history.starts += 1;
         }
-        tracing::info!(model, before, stage, "stage");
-        self.send(model, What::Stage { before, before_s, stage });
-        if stage == "ready" {
-            past.last_failure = None;
-            let phases = std::mem::take(&mut past.phases);
-            self.came(model, past.waking, phases);
+        tracing::info!(model, %before, %stage, "stage");
+        self.send(model, EventKind::Stage { before, before_s, stage });
+        if stage == StageName::Ready {
+            history.last_failure = None;
+            let phases = std::mem::take(&mut history.phases);
+            self.came(model, history.waking, phases);
         }
     }
 
-    /// A model is ready, behind these stages; `waking` is how it comes if it woke.
-    fn came(&mut self, model: &str, waking: &'static str, phases: Vec<(&'static str, f64)>) {
-        let has = |stage: &str| phases.iter().any(|(name, _)| *name == stage);
-        let path = match (has("starting"), has("waking")) {
-            (true, _) => "cold",
+    /// Records a completed swap. `waking` is the path of a wake.
+    fn came(&mut self, model: &str, waking: SwapPath, phases: Vec<(StageName, f64)>) {
+        let has = |stage| phases.iter().any(|(name, _)| *name == stage);
+        let path = match (has(StageName::Starting), has(StageName::Waking)) {
+            (true, _) => SwapPath::Cold,
             (false, true) => waking,
-            (false, false) => "found", // It was awake when the service began.
+            (false, false) => SwapPath::Found,
         };
         let total_s = phases.iter().map(|(_, seconds)| seconds).sum();
         let swap = Swap { at_unix_ms: unix_ms(), model: model.to_owned(), path, total_s, phases };
@@ -130,24 +131,26 @@ impl History {
             self.swaps.pop_front();
         }
         self.swaps.push_back(swap.clone());
-        self.send(model, What::Ready { swap });
+        self.send(model, EventKind::Ready { swap });
     }
 
-    fn send(&mut self, model: &str, what: What) {
+    fn send(&mut self, model: &str, what: EventKind) {
         match &what {
-            What::Failed { stage, reason } => tracing::warn!(model, stage, reason, "failed"),
-            What::Shortfall { gpu, expected_bytes, freed_bytes } => {
+            EventKind::Failed { stage, reason } => tracing::warn!(model, %stage, reason, "failed"),
+            EventKind::Shortfall { gpu, expected_bytes, freed_bytes } => {
                 tracing::warn!(model, gpu, expected_bytes, freed_bytes, "shortfall");
             }
-            What::Quarantined { for_s, failures } => tracing::warn!(model, for_s, failures, "quarantined"),
+            EventKind::Quarantined { for_s, failures } => {
+                tracing::warn!(model, for_s, failures, "quarantined")
+            }
             _ => {}
         }
         self.seq += 1;
-        let told = Told { seq: self.seq, at_unix_ms: unix_ms(), model: model.to_owned(), what };
-        let _nobody_listens = self.listeners.send(Arc::new(told));
+        let event = ServiceEvent { seq: self.seq, at_unix_ms: unix_ms(), model: model.to_owned(), what };
+        let _no_listener = self.listeners.send(Arc::new(event));
     }
 
-    /// How long it is until then.
+    /// The time until then.
     pub(super) fn until(&self, time: Time) -> Duration {
         time.since_start().saturating_sub(self.began.elapsed())
     }

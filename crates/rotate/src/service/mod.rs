@@ -1,17 +1,15 @@
 //! The service: drives the policy with a clock, engines and requests.
 //!
-//! One task has the policy and nobody else: what happens comes to it as messages, in one order, and what it decides is
-//! done by tasks of their own, which report back. So nothing that an engine, a client or an operator does can come
-//! between two decisions, and nothing that hangs holds anybody else up.
+//! One task owns the policy. Inputs reach it as messages, in one order. Its effects run in tasks of their own, which
+//! report back. So nothing intervenes between two decisions, and a hanging engine delays no other.
 //!
-//! Promises: a request that [`Service::admit`] lets through counts as running until its [`Admission`] is dropped; one
-//! that is not waited for any more leaves the queue at once; a task that is given up is dropped, and what it reports
-//! later is nobody's.
+//! Promises: an admitted request counts as running until its [`Admission`] is dropped. A request whose caller gives up
+//! leaves the queue at once. A cancelled task is dropped, and its late report is ignored.
 
 mod actor;
+mod handle;
 mod history;
-mod site;
-mod talk;
+mod snapshot;
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -24,20 +22,22 @@ use std::time::Duration;
 use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-pub use self::talk::{GpuNow, ModelNow, Order, Refused, Snapshot, Swap, Told, What};
+pub use self::snapshot::{
+    EventKind, GpuNow, ModelCommand, ModelNow, Refused, ServiceEvent, Snapshot, Swap, SwapPath,
+};
 
 use self::actor::{Actor, Message};
-use self::site::Site;
+use self::handle::EngineHandle;
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
-use crate::measure::{Memory, Meter};
-use crate::policy::{Gpu, Input, ModelId, Refusal, RequestId};
+use crate::measure::{GpuMemory, Meter};
+use crate::policy::{Gpu, Input, ModelId, Refusal, RequestId, StageName};
 use crate::supervise::{SuperviseError, Supervisor, file_name};
 
-/// How long a measurement for people may take.
-const SHOW_MAX: Duration = Duration::from_millis(500);
+/// Timeout of a measurement for the status.
+const STATUS_MEASURE_MAX: Duration = Duration::from_millis(500);
 
-/// A rotation that runs. Clones are the same one.
+/// A running rotation. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Service(Arc<Inner>);
 
@@ -45,98 +45,98 @@ pub struct Service(Arc<Inner>);
 struct Inner {
     messages: mpsc::UnboundedSender<Message>,
     next_request: AtomicU64,
-    listeners: broadcast::Sender<Arc<Told>>,
+    listeners: broadcast::Sender<Arc<ServiceEvent>>,
     directory: Arc<RwLock<Directory>>,
     /// The stage of each model, by number.
-    stages: Arc<RwLock<Vec<&'static str>>>,
+    stages: Arc<RwLock<Vec<StageName>>>,
     meter: Arc<dyn Meter>,
-    /// What was measured last for people; whoever measures has it.
-    shown: Mutex<BTreeMap<usize, Memory>>,
-    /// Held while the configuration is taken over.
+    /// The last measurement for the status, locked by the caller that measures.
+    shown: Mutex<BTreeMap<usize, GpuMemory>>,
+    /// Serializes reloads.
     reloading: Mutex<()>,
 }
 
-/// Who there is, as of the last reading of the configuration.
+/// The models of the current configuration.
 #[derive(Debug)]
 struct Directory {
     config: Arc<Config>,
-    /// By number. One that the configuration has no more keeps its number.
+    /// By model number. Removed models keep their number.
     entries: Vec<Entry>,
 }
 
 #[derive(Debug, Clone)]
 struct Entry {
     model: Arc<config::Model>,
-    site: Arc<Site>,
+    handle: Arc<EngineHandle>,
     is_listed: bool,
 }
 
-/// A request that goes to its engine. While it lives the request counts as running.
+/// An admitted request. It counts as running until dropped.
 pub struct Admission {
-    /// Fires when the request has to end, since its model has to leave.
+    /// Fires when the request has to end because its model leaves.
     pub aborted: CancellationToken,
     _guard: Box<dyn Any + Send>,
 }
 
-/// Why a rotation cannot begin.
+/// Why a service cannot start or reload.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServiceError {
-    /// An engine cannot be asked as it is configured.
-    #[error("model `{model}`: its engine cannot be asked")]
+    /// The engine's configuration is invalid.
+    #[error("model `{model}`: its engine cannot be used")]
     Engine {
-        /// Whose.
+        /// The model.
         model: String,
-        /// Why.
+        /// The cause.
         source: EngineError,
     },
-    /// An engine cannot be supervised as it is configured.
+    /// The engine cannot be supervised.
     #[error("model `{model}`: its engine cannot be supervised")]
     Supervise {
-        /// Whose.
+        /// The model.
         model: String,
-        /// Why.
+        /// The cause.
         source: SuperviseError,
     },
-    /// A model is on other GPUs, at another place, or another engine than before.
+    /// A fixed property of a model changed.
     #[error(
-        "model `{model}`: its {what} cannot change while the service runs; give it another name and another place, or \
+        "model `{model}`: its {what} cannot change while the service runs; give it another name and another address, or \
          start the service again"
     )]
     Changed {
-        /// Which.
+        /// The model.
         model: String,
-        /// What is another.
+        /// The property.
         what: &'static str,
     },
-    /// Something else that holds as long as the service runs.
+    /// A fixed setting of the service changed.
     #[error("{what} cannot change while the service runs; leave it as it was, or start the service again")]
     Fixed {
-        /// What is another.
+        /// The setting.
         what: &'static str,
     },
-    /// The configuration was not taken over, since the service ends or broke.
+    /// The service ended during a reload.
     #[error("the configuration was not taken over: {reason}")]
     Ending {
-        /// What there is to say.
+        /// The cause.
         reason: String,
     },
-    /// A model has the engine that another one had before.
+    /// Another model had this engine before.
     #[error(
         "model `{model}`: its engine at {url} is that of model `{other}` until the service is started again; start it \
-         again, or have another engine at another place"
+         again, or give the other engine another address"
     )]
     Taken {
-        /// Which.
+        /// The model.
         model: String,
-        /// Where its engine was to be.
+        /// The engine's URL.
         url: String,
-        /// Whose that is.
+        /// The other model.
         other: String,
     },
 }
 
-/// What makes engines out of models, which tests replace.
+/// Makes a model's engine. Tests replace it.
 pub type Connect = dyn Fn(&config::Model) -> Result<Arc<dyn Engine>, EngineError> + Send + Sync;
 
 impl fmt::Debug for Admission {
@@ -146,29 +146,29 @@ impl fmt::Debug for Admission {
 }
 
 impl Admission {
-    /// One for a request that counts as running as long as `guard` lives.
+    /// For a request that counts as running while `guard` lives.
     #[must_use]
     pub fn new(aborted: CancellationToken, guard: Box<dyn Any + Send>) -> Self {
         Self { aborted, _guard: guard }
     }
 }
 
-/// Reports that a request is over.
+/// Reports the end of a request when dropped.
 #[derive(Debug)]
-struct Present {
+struct RequestGuard {
     request: RequestId,
     messages: mpsc::UnboundedSender<Message>,
 }
 
-impl Drop for Present {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        // Where nobody takes it any more, nobody counts either.
+        // Without a receiver, no requests are counted.
         let _ = self.messages.send(Message::Input(Input::Left(self.request)));
     }
 }
 
 impl Service {
-    /// Begins to rotate the models of a configuration. Engines that are there already are found, by asking and measuring.
+    /// Starts to rotate the models of a configuration. Probes and measures engines that run already.
     ///
     /// # Errors
     /// See [`ServiceError`].
@@ -176,7 +176,7 @@ impl Service {
         Self::start_with(config, meter, &engine::engine_of)
     }
 
-    /// The same with engines that `connect` gives.
+    /// As [`start`](Self::start), with engines from `connect`.
     ///
     /// # Errors
     /// See [`ServiceError`].
@@ -207,11 +207,11 @@ impl Service {
         Ok(service)
     }
 
-    /// Has deaths of supervised engines reported, of those from `first` on.
+    /// Reports the deaths of supervised engines, for models from number `first`.
     fn watch_all(&self, first: usize) {
         let entries = self.entries();
         for (id, entry) in entries.iter().enumerate().skip(first) {
-            let Some(supervisor) = entry.site.supervisor.clone() else { continue };
+            let Some(supervisor) = entry.handle.supervisor.clone() else { continue };
             let messages = self.0.messages.clone();
             tokio::spawn(async move {
                 loop {
@@ -232,13 +232,13 @@ impl Service {
         self.0.directory.read().unwrap_or_else(PoisonError::into_inner).entries.clone()
     }
 
-    /// The configuration as it was read last.
+    /// The current configuration.
     #[must_use]
     pub fn config(&self) -> Arc<Config> {
         Arc::clone(&self.0.directory.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
-    /// The model that is asked for by this name or alias, and what is configured of it.
+    /// The model with this name or alias, and its configuration.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<(ModelId, Arc<config::Model>)> {
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
@@ -250,52 +250,55 @@ impl Service {
         Some((ModelId(id), Arc::clone(&directory.entries[id].model)))
     }
 
-    /// The models that clients may ask for, in the order of the configuration, and the stage that each is in.
+    /// The current models in the order of the configuration, with their stages.
     #[must_use]
-    pub fn stages(&self) -> Vec<(Arc<config::Model>, &'static str)> {
+    pub fn stages(&self) -> Vec<(Arc<config::Model>, StageName)> {
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
         let stages = self.0.stages.read().unwrap_or_else(PoisonError::into_inner);
         let of = |name: &str| {
             let id =
                 directory.entries.iter().position(|entry| entry.is_listed && entry.model.name == name)?;
-            Some((Arc::clone(&directory.entries[id].model), stages.get(id).copied().unwrap_or("unknown")))
+            Some((
+                Arc::clone(&directory.entries[id].model),
+                stages.get(id).copied().unwrap_or(StageName::Unknown),
+            ))
         };
         directory.config.models.iter().filter_map(|model| of(&model.name)).collect()
     }
 
-    /// Waits until a request may go to its engine. Dropped, it is as if the request had never come.
+    /// Waits until a request may go to its engine. Dropping the future withdraws the request.
     ///
     /// # Errors
-    /// Why it is not served.
+    /// Why it is refused.
     pub async fn admit(&self, model: ModelId) -> Result<Admission, Refused> {
         let ending = Refused { refusal: Refusal::ShuttingDown, retry_after: None };
         let request = RequestId(self.0.next_request.fetch_add(1, Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
-        let present = Present { request, messages: self.0.messages.clone() };
+        let guard = RequestGuard { request, messages: self.0.messages.clone() };
         self.0.messages.send(Message::Arrived { request, model, reply }).map_err(|_| ending)?;
         let aborted = answer.await.map_err(|_| ending)??;
-        Ok(Admission::new(aborted, Box::new(present)))
+        Ok(Admission::new(aborted, Box::new(guard)))
     }
 
-    /// An engine may be gone: it is asked.
+    /// Probes an engine that may be gone.
     pub fn suspect(&self, model: ModelId) {
-        let _nobody_asks = self.0.messages.send(Message::Suspect(model));
+        let _ended = self.0.messages.send(Message::Suspect(model));
     }
 
-    /// What an operator wants of a model. False if there is none of this name or alias.
+    /// Sends an operator's command to a model. False if no model has this name or alias.
     #[must_use]
-    pub fn order(&self, name: &str, order: Order) -> bool {
+    pub fn command(&self, name: &str, command: ModelCommand) -> bool {
         let Some((model, _)) = self.find(name) else { return false };
-        let input = match order {
-            Order::Wake => Input::Wake(model),
-            Order::Sleep => Input::Sleep(model),
-            Order::Restart => Input::Restart(model),
-            Order::Pin(is_pinned) => Input::Pin(model, is_pinned),
+        let input = match command {
+            ModelCommand::Wake => Input::Wake(model),
+            ModelCommand::Sleep => Input::Sleep(model),
+            ModelCommand::Restart => Input::Restart(model),
+            ModelCommand::Pin(is_pinned) => Input::Pin(model, is_pinned),
         };
         self.0.messages.send(Message::Input(input)).is_ok()
     }
 
-    /// All that there is to know now. GPUs are measured for it.
+    /// The current status. Measures the GPUs.
     pub async fn snapshot(&self) -> Snapshot {
         let (reply, answer) = oneshot::channel();
         let nothing = Snapshot {
@@ -309,11 +312,11 @@ impl Service {
             return nothing;
         }
         let Ok(mut snapshot) = answer.await else { return nothing };
-        // One measures at a time, so that a GPU that does not answer keeps no more than one of them.
+        // One caller measures at a time, so an unresponsive GPU blocks only one.
         if let Ok(mut shown) = self.0.shown.try_lock() {
             for now in &snapshot.gpus {
                 let gpu = [Gpu(now.gpu)];
-                match tokio::time::timeout(SHOW_MAX, self.0.meter.measure(&gpu)).await {
+                match tokio::time::timeout(STATUS_MEASURE_MAX, self.0.meter.measure(&gpu)).await {
                     Ok(Ok(memory)) => shown.extend(memory.first().map(|memory| (now.gpu, *memory))),
                     Ok(Err(_)) => drop(shown.remove(&now.gpu)),
                     Err(_) => {
@@ -333,30 +336,30 @@ impl Service {
 
     /// Events from now on.
     #[must_use]
-    pub fn events(&self) -> broadcast::Receiver<Arc<Told>> {
+    pub fn events(&self) -> broadcast::Receiver<Arc<ServiceEvent>> {
         self.0.listeners.subscribe()
     }
 
-    /// The processes of supervised engines that are on a GPU. It reads files, and may take milliseconds.
+    /// The processes of supervised engines on a GPU. Reads files, and may take milliseconds.
     #[must_use]
     pub fn processes(&self, gpu: Gpu) -> Vec<u32> {
         let entries = self.entries();
-        let on_it = entries.iter().filter(|entry| entry.site.gpus.contains(&gpu));
-        on_it.filter_map(|entry| entry.site.supervisor.as_ref()).flat_map(|one| one.processes()).collect()
+        let on_it = entries.iter().filter(|entry| entry.handle.gpus.contains(&gpu));
+        on_it.filter_map(|entry| entry.handle.supervisor.as_ref()).flat_map(|one| one.processes()).collect()
     }
 
-    /// The last lines that a supervised engine wrote; nothing if there is no such model.
+    /// The last lines of a supervised engine's output; `None` if no model has this name.
     #[must_use]
     pub fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {
         let (model, _) = self.find(name)?;
         let entries = self.entries();
-        let supervisor = entries.get(model.0)?.site.supervisor.clone();
+        let supervisor = entries.get(model.0)?.handle.supervisor.clone();
         Some(supervisor.map(|supervisor| supervisor.log(lines)).unwrap_or_default())
     }
 
-    /// Takes a changed configuration over, without dropping a request: rules, names, aliases, keys, limits and canaries
-    /// change, models come, and models go, which sleep as soon as they are idle. Addresses that are listened on, the state
-    /// folder and how memory is measured stay.
+    /// Applies a changed configuration without dropping a request. Rules, names, aliases, keys, limits and canaries can
+    /// change, and models can be added or removed. Removed models sleep as soon as they are idle. Addresses, the state
+    /// folder and `[memory]` cannot change.
     ///
     /// # Errors
     /// See [`ServiceError`]; nothing has changed then.
@@ -364,7 +367,7 @@ impl Service {
         self.reload_with(config, Arc::new(engine::engine_of)).await
     }
 
-    /// The same with engines that `connect` gives.
+    /// As [`reload`](Self::reload), with engines from `connect`.
     ///
     /// # Errors
     /// As for [`reload`](Self::reload).
@@ -375,7 +378,7 @@ impl Service {
         let (config, before, meter) = (Arc::new(config), self.entries(), Arc::clone(&self.0.meter));
         let known = before.len();
         let read = Arc::clone(&config);
-        // Files are read for it, which may take as long as their disk likes.
+        // This reads files, which may be slow.
         let entries = tokio::task::spawn_blocking(move || entries_of(before, &read, &meter, &*connect));
         let entries = entries.await.map_err(|error| ending(&error.to_string()))??;
         let (reply, taken) = oneshot::channel();
@@ -388,10 +391,9 @@ impl Service {
         Ok(())
     }
 
-    /// Lets nobody in any more, waits until all running requests have ended and nobody falls asleep, wakes or is being
-    /// stopped, or `patience` is over, which ends the requests, and stops the engines that are supervised if that is
-    /// wanted.
-    pub async fn shut_down(&self, patience: Duration, stops_engines: bool) {
+    /// Stops admitting requests. Waits until no request runs and no engine sleeps, wakes or stops, or until `timeout`,
+    /// which aborts requests. Then stops supervised engines if requested.
+    pub async fn shut_down(&self, timeout: Duration, stops_engines: bool) {
         let _ = self.0.messages.send(Message::Input(Input::Shutdown));
         let idle = async {
             loop {
@@ -403,14 +405,14 @@ impl Service {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let _too_long = tokio::time::timeout(patience, idle).await;
+        let _too_long = tokio::time::timeout(timeout, idle).await;
         let _ = self.0.messages.send(Message::End);
         self.0.messages.closed().await;
         if !stops_engines {
             return;
         }
         let stopping = self.entries().into_iter().filter_map(|entry| {
-            let (supervisor, grace) = (entry.site.supervisor.clone()?, entry.model.rules.limits.stop);
+            let (supervisor, grace) = (entry.handle.supervisor.clone()?, entry.model.rules.limits.stop);
             Some(async move {
                 if let Err(error) = supervisor.stop(grace).await {
                     tracing::error!(model = entry.model.name, %error, "its engine was not stopped");
@@ -421,7 +423,7 @@ impl Service {
     }
 }
 
-/// Refuses what is read once, at the start.
+/// Refuses changes of settings that are read only at the start.
 fn check_fixed(before: &Config, after: &Config) -> Result<(), ServiceError> {
     let differs = [
         ("front.listen", before.front.listen != after.front.listen),
@@ -433,7 +435,7 @@ fn check_fixed(before: &Config, after: &Config) -> Result<(), ServiceError> {
     other.map_or(Ok(()), |(what, _)| Err(ServiceError::Fixed { what }))
 }
 
-/// The entries of a configuration that was read again. Those of models that it has no more stay.
+/// The entries after a reload. Removed models keep theirs.
 fn entries_of(
     mut entries: Vec<Entry>,
     config: &Config,
@@ -470,16 +472,17 @@ fn entry(
             .map_err(|source| ServiceError::Supervise { model: model.name.clone(), source })
     });
     let supervisor = supervisor.transpose()?;
-    let site = Arc::new(Site::new(model, engine, supervisor, Arc::clone(meter), kept_at(model, config)));
-    Ok(Entry { model: Arc::new(model.clone()), site, is_listed: true })
+    let handle =
+        Arc::new(EngineHandle::new(model, engine, supervisor, Arc::clone(meter), kept_at(model, config)));
+    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
 }
 
-/// Where a model's first answer is kept.
+/// The file of a model's first answer.
 fn kept_at(model: &config::Model, config: &Config) -> Option<PathBuf> {
     config.state.as_ref().map(|folder| folder.join(file_name(&model.name) + ".first-answer"))
 }
 
-/// An entry with what may change of its model.
+/// An entry with the changeable properties of `model`.
 fn changed(
     entry: &Entry,
     model: &config::Model,
@@ -498,14 +501,14 @@ fn changed(
     if let Some((what, _)) = differs.iter().find(|(_, differs)| *differs) {
         return Err(ServiceError::Changed { model: model.name.clone(), what });
     }
-    let site = if old.canary == model.canary {
-        Arc::clone(&entry.site)
+    let handle = if old.canary == model.canary {
+        Arc::clone(&entry.handle)
     } else {
-        let site = &entry.site;
+        let handle = &entry.handle;
         let engine =
             connect(model).map_err(|source| ServiceError::Engine { model: model.name.clone(), source })?;
-        let meter = Arc::clone(&site.meter);
-        Arc::new(Site::new(model, engine, site.supervisor.clone(), meter, kept_at(model, config)))
+        let meter = Arc::clone(&handle.meter);
+        Arc::new(EngineHandle::new(model, engine, handle.supervisor.clone(), meter, kept_at(model, config)))
     };
-    Ok(Entry { model: Arc::new(model.clone()), site, is_listed: true })
+    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
 }

@@ -1,37 +1,37 @@
-//! The processes of an engine: the one that was started, its group, and their descendants, wherever these went.
+//! The processes of an engine: its first process, the process group, and all descendants.
 //!
-//! Promises: a process is of the family only if it was seen to belong there under its number and start, or belongs
-//! to a group or has a parent that is of the family now. A group whose number was taken by somebody else is not ours.
-//! What left the group *and* lost its parent before anybody looked is not found.
+//! Promises: a process counts only if it was seen in the family with the same start time, or if its group or parent
+//! belongs now. A group id that was reused by another process does not count. A process that left the group *and* lost
+//! its parent before a scan is not found.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::proc::{Identity, Table};
 
-/// So long after the group was last known to be ours its number cannot have come round again.
+/// A group id is not reused within this time after the last sign of the group.
 const ROUND: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Family {
     leader: Identity,
-    /// Whoever was of it when last looked at, by number, with the start.
+    /// Members at the last scan: process id and start time.
     known: BTreeMap<u32, u64>,
-    /// When the group was last known to be ours.
+    /// When the group last provably belonged to the engine.
     group_seen: Instant,
 }
 
-/// Who is of a family now.
+/// The members at one scan.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
-    /// All that hold something, in the order of their numbers.
+pub(super) struct Members {
+    /// Processes that hold resources, by ascending id.
     pub(super) alive: Vec<Identity>,
-    /// Those of them that are not in the group.
+    /// Those outside the group.
     pub(super) strays: Vec<Identity>,
 }
 
 impl Family {
-    /// That of a process which was there at this moment.
+    /// The family of a process that ran at `now`.
     pub(super) fn of(leader: Identity, now: Instant) -> Self {
         Self { leader, known: BTreeMap::from([(leader.pid, leader.started_ticks)]), group_seen: now }
     }
@@ -40,18 +40,18 @@ impl Family {
         self.leader
     }
 
-    /// Whoever was of it when last looked at.
+    /// Members at the last scan.
     pub(super) fn known(&self) -> Vec<u32> {
         self.known.keys().copied().collect()
     }
 
-    /// The leader was seen alive in its group.
+    /// Records that the leader was alive in its group.
     pub(super) fn saw_leader(&mut self, now: Instant) {
         self.group_seen = now;
     }
 
-    /// Who is there, by what the system said at `now`.
-    pub(super) fn look(&mut self, table: &Table, now: Instant) -> Found {
+    /// The members by a process table read at `now`.
+    pub(super) fn scan(&mut self, table: &Table, now: Instant) -> Members {
         let Identity { pid: group, started_ticks } = self.leader;
         let is_same = |pid: u32, start: u64| table.get(&pid).is_some_and(|stat| stat.started_ticks == start);
         self.known.retain(|pid, start| is_same(*pid, *start));
@@ -78,10 +78,10 @@ impl Family {
             self.known.extend(children);
         }
 
-        let mut found = Found::default();
+        let mut found = Members::default();
         for (pid, started_ticks) in &self.known {
             let stat = table[pid];
-            // Whoever looks is nobody's engine, whatever is said.
+            // This process is never a member.
             if stat.is_gone || *pid == std::process::id() {
                 continue;
             }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::supervise::proc::Stat;
 
-    /// Number, start, parent, group.
+    /// Process id, start time, parent, group.
     fn table(all: &[(u32, u64, u32, u32)]) -> Table {
         let entry = |(pid, started_ticks, parent, group): &(u32, u64, u32, u32)| {
             (*pid, Stat { started_ticks: *started_ticks, parent: *parent, group: *group, is_gone: false })
@@ -116,49 +116,49 @@ mod tests {
     const L: u32 = LEADER.pid;
 
     #[test]
-    fn descendants_are_of_it_wherever_they_went() {
+    fn descendants_are_members_in_any_group() {
         let now = Instant::now();
         let mut family = Family::of(LEADER, now);
         let all =
             table(&[(1, 1, 0, 1), (L, 50, 1, L), (7, 60, L, L), (8, 61, 7, 8), (6, 62, 8, 8), (9, 63, 1, 9)]);
-        let found = family.look(&all, now);
+        let found = family.scan(&all, now);
         assert_eq!((pids(&found.alive), pids(&found.strays)), (vec![6, 7, 8, L], vec![6, 8]));
-        // Who was seen stays known when its parents are gone.
-        let found = family.look(&table(&[(1, 1, 0, 1), (6, 62, 1, 8), (7, 60, 1, L)]), now + 10 * ROUND);
+        // A known process stays known without its parents.
+        let found = family.scan(&table(&[(1, 1, 0, 1), (6, 62, 1, 8), (7, 60, 1, L)]), now + 10 * ROUND);
         assert_eq!((pids(&found.alive), pids(&found.strays)), (vec![6, 7], vec![6]));
-        // Unless it is another one.
-        let found = family.look(&table(&[(6, 70, 1, 8), (7, 71, 1, L)]), now + 20 * ROUND);
-        assert_eq!(found, Found::default());
+        // Unless the id was reused.
+        let found = family.scan(&table(&[(6, 70, 1, 8), (7, 71, 1, L)]), now + 20 * ROUND);
+        assert_eq!(found, Members::default());
     }
 
     #[test]
-    fn a_group_whose_number_was_taken_is_not_ours() {
+    fn a_reused_group_id_is_not_the_engine() {
         let now = Instant::now();
         let mut family = Family::of(LEADER, now);
-        family.look(&table(&[(L, 50, 1, L), (7, 60, L, L)]), now);
-        // Its leader is somebody else, even right away.
-        let found = family.look(&table(&[(L, 51, 1, L), (8, 61, 1, L)]), now);
-        assert_eq!(found, Found::default());
-        // Nobody of it is known, and its number may have come round.
-        let found = family.look(&table(&[(8, 61, 1, L)]), now + ROUND);
-        assert_eq!(found, Found::default());
+        family.scan(&table(&[(L, 50, 1, L), (7, 60, L, L)]), now);
+        // The leader's id was reused.
+        let found = family.scan(&table(&[(L, 51, 1, L), (8, 61, 1, L)]), now);
+        assert_eq!(found, Members::default());
+        // No member is known, and the id may have been reused.
+        let found = family.scan(&table(&[(8, 61, 1, L)]), now + ROUND);
+        assert_eq!(found, Members::default());
     }
 
     #[test]
-    fn who_was_left_behind_right_now_is_ours() {
+    fn recent_orphans_are_members() {
         let now = Instant::now();
         let mut family = Family::of(LEADER, now);
-        let found = family.look(&table(&[(8, 61, 1, L)]), now + ROUND / 2);
+        let found = family.scan(&table(&[(8, 61, 1, L)]), now + ROUND / 2);
         assert_eq!((pids(&found.alive), pids(&found.strays)), (vec![8], vec![]));
-        let found = family.look(&table(&[(8, 61, 1, L), (9, 62, 1, L)]), now + 10 * ROUND);
+        let found = family.scan(&table(&[(8, 61, 1, L), (9, 62, 1, L)]), now + 10 * ROUND);
         assert_eq!(pids(&found.alive), [8, 9]);
     }
 
     #[test]
-    fn whoever_looks_is_never_of_it() {
+    fn this_process_is_never_a_member() {
         let now = Instant::now();
         let own = std::process::id();
-        let found = Family::of(LEADER, now).look(&table(&[(L, 50, 1, L), (own, 60, L, L)]), now);
+        let found = Family::of(LEADER, now).scan(&table(&[(L, 50, 1, L), (own, 60, L, L)]), now);
         assert_eq!(pids(&found.alive), [L]);
     }
 }

@@ -1,7 +1,7 @@
-//! What an engine writes: its last lines in memory, and all of it in a file where one is named.
+//! An engine's output: its last lines in memory, and all of it in a file if configured.
 //!
-//! Promises: memory is bounded whatever is written, and what is shown moves no terminal. A line that is written over
-//! by means of a carriage return, as bars of progress are, counts once. The file gets every byte as it came.
+//! Promises: memory is bounded, and shown lines contain no terminal control. A line that was overwritten by carriage
+//! returns, as a progress bar is, counts once. The file gets every byte unchanged.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -11,38 +11,37 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::SuperviseError;
 
-/// So many lines are kept.
+/// Most kept lines.
 const LINES_MAX: usize = 1000;
-/// So much of each.
+/// Longest kept line.
 const LINE_MAX_BYTES: usize = 4096;
-/// So much is read at once.
-const PIECE_BYTES: usize = 8192;
+/// Bytes of one read.
+const BUFFER_BYTES: usize = 8192;
 
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    ring: Mutex<Ring>,
+    ring: Mutex<LineBuffer>,
 }
 
 #[derive(Debug, Default)]
-struct Ring {
+struct LineBuffer {
     lines: VecDeque<String>,
-    /// What there is of the line that is being written.
+    /// The line in progress.
     open: Vec<u8>,
     was_cut: bool,
-    /// Whether the last byte was a carriage return.
     has_returned: bool,
 }
 
-/// Where a file gets what is read.
+/// The log file.
 #[derive(Debug)]
-pub(super) struct Copy {
+pub(super) struct LogFile {
     path: PathBuf,
     file: File,
     is_failing: bool,
 }
 
 impl Log {
-    /// The last lines, the oldest first.
+    /// The last lines, oldest first.
     pub(super) fn last(&self, lines: usize) -> Vec<String> {
         let ring = self.lock();
         let open = (!ring.open.is_empty()).then(|| shown(&ring.open, ring.was_cut));
@@ -51,22 +50,22 @@ impl Log {
         all.take(lines).collect()
     }
 
-    /// Says something between the lines of the engine.
+    /// Adds a line of the supervisor.
     pub(super) fn note(&self, text: &str) {
         self.lock().push(format!("[poorwill] {}", shown(text.as_bytes(), false)));
     }
 
-    /// Reads until there is no more to come.
-    pub(super) fn take_all(&self, mut from: impl Read, mut copy: Option<Copy>) {
-        let mut piece = vec![0; PIECE_BYTES];
+    /// Reads until the end of the output.
+    pub(super) fn take_all(&self, mut from: impl Read, mut log_file: Option<LogFile>) {
+        let mut bytes = vec![0; BUFFER_BYTES];
         loop {
-            match from.read(&mut piece) {
+            match from.read(&mut bytes) {
                 Ok(0) => break,
                 Ok(len) => {
-                    let piece = &piece[..len];
-                    self.lock().take(piece);
-                    if let Some(copy) = &mut copy {
-                        copy.write(piece, self);
+                    let bytes = &bytes[..len];
+                    self.lock().take(bytes);
+                    if let Some(log_file) = &mut log_file {
+                        log_file.write(bytes, self);
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -79,14 +78,14 @@ impl Log {
         self.lock().end_line();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Ring> {
+    fn lock(&self) -> MutexGuard<'_, LineBuffer> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Ring {
-    fn take(&mut self, piece: &[u8]) {
-        for byte in piece {
+impl LineBuffer {
+    fn take(&mut self, bytes: &[u8]) {
+        for byte in bytes {
             if *byte == b'\n' {
                 self.push_open();
                 continue;
@@ -126,8 +125,8 @@ impl Ring {
     }
 }
 
-impl Copy {
-    /// Opens the file to write behind what is there.
+impl LogFile {
+    /// Opens the file to append.
     pub(super) fn open(path: &Path) -> Result<Self, SuperviseError> {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let file =
@@ -135,9 +134,9 @@ impl Copy {
         Ok(Self { path: path.into(), file, is_failing: false })
     }
 
-    /// The engine goes on where its log cannot.
-    fn write(&mut self, piece: &[u8], log: &Log) {
-        let written = self.file.write_all(piece);
+    /// Write errors do not stop the engine.
+    fn write(&mut self, bytes: &[u8], log: &Log) {
+        let written = self.file.write_all(bytes);
         if let (Err(error), false) = (&written, self.is_failing) {
             let path = self.path.display();
             log.note(&format!("the log {path} lacks what follows, until it can be written again: {error}"));
@@ -146,13 +145,13 @@ impl Copy {
     }
 }
 
-/// As text that does nothing but be read.
+/// Text without control characters.
 fn shown(bytes: &[u8], was_cut: bool) -> String {
     let harmless = |c: char| match c {
         '\t' => ' ',
         '\u{0}'..='\u{1f}' => char::from_u32(0x2400 + u32::from(c)).unwrap_or('\u{fffd}'),
         '\u{7f}' => '\u{2421}',
-        // Which turn the direction of text, or begin lines.
+        // These change the text direction or break lines.
         '\u{80}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
             '\u{fffd}'
         }
@@ -169,9 +168,9 @@ fn shown(bytes: &[u8], was_cut: bool) -> String {
 mod tests {
     use super::*;
 
-    fn read(pieces: &[&[u8]]) -> Vec<String> {
+    fn read(parts: &[&[u8]]) -> Vec<String> {
         let log = Log::default();
-        pieces.iter().for_each(|piece| log.lock().take(piece));
+        parts.iter().for_each(|bytes| log.lock().take(bytes));
         log.last(usize::MAX)
     }
 
@@ -204,7 +203,7 @@ mod tests {
         log.lock().take(b"open");
         assert_eq!(log.last(2), ["1999", "open"]);
         assert_eq!(log.last(0), [""; 0]);
-        // The next line is whole again.
+        // The next line is not truncated.
         log.take_all(&b"\nnext"[..], None);
         assert_eq!(log.last(2), ["open", "next"]);
     }

@@ -1,7 +1,6 @@
-//! What `/proc` tells of processes: who is whose child, in which group, and since when.
+//! Processes by `/proc`: parent, group, and start time.
 //!
-//! A process is known by its number together with the moment it was started at: numbers come again, moments do not as
-//! long as the machine is up.
+//! A process id together with its start time is unique until the machine restarts; ids alone are reused.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,33 +8,33 @@ use std::io::{self, ErrorKind};
 
 use rustix::io::Errno;
 
-/// A process that cannot be mistaken for another one with its number.
+/// A process, safe against id reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Identity {
     pub(super) pid: u32,
-    /// When it was started, in ticks since the machine was.
+    /// Clock ticks from the machine's start.
     pub(super) started_ticks: u64,
 }
 
-/// A process as it is now.
+/// The current state of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) started_ticks: u64,
-    /// 0 where there is none, as of one that the kernel is taking away.
+    /// 0 where there is none, as for a process that the kernel is removing.
     pub(super) parent: u32,
-    /// The same.
+    /// As for `parent`.
     pub(super) group: u32,
-    /// Whether it holds nothing any more, and is only there to be asked how it ended.
+    /// Whether it holds no resources and only waits to be reaped.
     pub(super) is_gone: bool,
 }
 
-/// All processes by their numbers.
+/// All processes by id.
 pub(super) type Table = BTreeMap<u32, Stat>;
 
-/// One process; nothing if there is none of this number.
+/// One process; `None` if the id is free.
 ///
 /// # Errors
-/// If the system does not say whether there is one.
+/// If `/proc` cannot be read.
 pub(super) fn stat(pid: u32) -> io::Result<Option<Stat>> {
     match fs::read(format!("/proc/{pid}/stat")) {
         Ok(text) => parse(&text).map(Some).ok_or_else(|| {
@@ -47,22 +46,21 @@ pub(super) fn stat(pid: u32) -> io::Result<Option<Stat>> {
     }
 }
 
-/// Whether the process was not there any more when something of it was read.
+/// Whether a read failed because the process has ended.
 pub(crate) fn has_ended(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
-/// Who this is, if there is one of this number.
 pub(super) fn identity(pid: u32) -> io::Result<Option<Identity>> {
     Ok(stat(pid)?.map(|stat| Identity { pid, started_ticks: stat.started_ticks }))
 }
 
-/// Whether it is there and holds something.
+/// Whether it runs and holds resources.
 pub(super) fn is_alive(one: Identity) -> io::Result<bool> {
     Ok(stat(one.pid)?.is_some_and(|stat| stat.started_ticks == one.started_ticks && !stat.is_gone))
 }
 
-/// All that this user may see. Some milliseconds for some hundreds of them.
+/// All processes visible to this user. Takes some milliseconds for some hundreds of them.
 ///
 /// # Errors
 /// If they cannot be listed.
@@ -74,7 +72,7 @@ pub(super) fn table() -> io::Result<Table> {
         match stat(pid) {
             Ok(Some(stat)) => drop(table.insert(pid, stat)),
             Ok(None) => {}
-            // Somebody else's, where the system hides those.
+            // Another user's process, on systems that hide those.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
             Err(error) => return Err(error),
         }
@@ -82,13 +80,13 @@ pub(super) fn table() -> io::Result<Table> {
     Ok(table)
 }
 
-/// Who has this in its environment, `NAME=VALUE`: of several, the one that leads its group, and was there first.
+/// The process with `NAME=VALUE` in its environment: of several group leaders, the oldest.
 ///
 /// # Errors
 /// As for [`table`].
 pub(super) fn marked(mark: &str) -> io::Result<Option<Identity>> {
     let has_it = |pid: u32| {
-        // Other users' cannot be read, and are none of ours.
+        // Other users' environments cannot be read, and their processes do not matter.
         let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         variables.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
     };
@@ -98,25 +96,25 @@ pub(super) fn marked(mark: &str) -> io::Result<Option<Identity>> {
     Ok(first.map(|(pid, stat)| Identity { pid: *pid, started_ticks: stat.started_ticks }))
 }
 
-/// The name of this start of the machine; empty where the system has none.
+/// The id of this boot; empty where the system has none.
 pub(super) fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_or_else(|_| String::new(), |id| id.trim().into())
 }
 
-/// `PID (NAME) STATE PARENT GROUP …`, where a name may have anything in it.
+/// Parses `PID (NAME) STATE PARENT GROUP …`; the name may contain anything.
 fn parse(text: &[u8]) -> Option<Stat> {
     let end = text.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(text.get(end + 1..)?).ok()?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let threads: i64 = fields.get(17)?.parse().ok()?;
-    // Between its end being asked for and its number being free, a process is shown with neither parent nor group.
+    // While the kernel removes a reaped process, it has neither parent nor group.
     let is_taken_away = *fields.get(2)? == "-1";
     Some(Stat {
         started_ticks: fields.get(19)?.parse().ok()?,
         parent: fields.get(1)?.parse().ok()?,
         group: if is_taken_away { 0 } else { fields.get(2)?.parse().ok()? },
-        // The first thread may have ended before the others, which still hold the memory.
+        // The first thread may end before the others, which still hold the memory.
         is_gone: is_taken_away || matches!(*fields.first()?, "Z" | "X" | "x") && threads <= 1,
     })
 }
@@ -148,7 +146,7 @@ mod tests {
         assert!(!is_gone("Z", 2) && !is_gone("D", 1) && !is_gone("T", 1));
     }
 
-    /// As the kernel shows them whose parent has just asked how they ended, whatever their state.
+    /// As the kernel shows processes that were just reaped, in any state.
     #[test]
     fn one_that_is_taken_away_is_gone() {
         for state in ["X", "Z", "R"] {
@@ -160,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_nobody() {
+    fn a_truncated_stat_is_no_process() {
         let whole = line("x", "S", 1);
         let whole = whole.trim_end();
         for end in 0..whole.find("3175199").unwrap() {
@@ -169,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn we_are_there() {
+    fn this_process_is_found() {
         let own = std::process::id();
         let one = identity(own).unwrap().unwrap();
         assert!(is_alive(one).unwrap() && table().unwrap().contains_key(&own));

@@ -1,8 +1,8 @@
-//! One engine's processes over their time: how they begin, who watches them, and how they end.
+//! The life of one engine's processes: start, watch, and end.
 //!
-//! Two threads go with each process: one reads what it writes, and ends when nobody can write any more; the *keeper*
-//! notices its end, and keeps track of its descendants until then. Neither needs an async runtime, so the process is
-//! read and reaped for as long as this program is there, whoever has given it up.
+//! Each engine has two threads. One reads its output and ends with the last writer. The *keeper* notices the end of the
+//! first process, and tracks descendants until then. Neither needs an async runtime, so the process is read and reaped
+//! even if its supervisor was dropped.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -22,37 +22,37 @@ use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
 use tokio::sync::Notify;
 
 use super::SuperviseError;
-use super::family::{Family, Found};
-use super::log::{Copy, Log};
+use super::family::{Family, Members};
+use super::log::{Log, LogFile};
 use super::proc::{self, Identity};
 use super::state::{MARK, Record, StateFile};
 use crate::config::Start;
 
-/// How often the keeper sees whether the first process is there.
+/// How often the keeper checks the first process.
 const TICK: Duration = Duration::from_millis(50);
-/// How often, in ticks, it looks who belongs to it.
-const LOOK_TICKS: u32 = 100;
-/// What passes between two looks for what is to be gone, at first and at most.
+/// How many ticks pass between two scans for descendants.
+const SCAN_TICKS: u32 = 100;
+/// First and longest pause between two scans for processes that should end.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// How long what was killed may take: the system has to give its memory back.
+/// How long killed processes may take: the kernel has to release their memory.
 const KILL_MAX: Duration = Duration::from_secs(30);
 
-/// What a supervisor and the threads of its engine share.
+/// State shared by a supervisor and its engine's threads.
 pub(super) struct Shared {
     start: Start,
     state: Option<StateFile>,
     log: Arc<Log>,
-    inner: Mutex<Inner>,
-    /// Rings when an engine has ended by itself.
-    bell: Notify,
+    inner: Mutex<RunState>,
+    /// Notified when an engine has ended by itself.
+    notify: Notify,
 }
 
 #[derive(Default)]
-struct Inner {
-    /// The last engine, until it is known that nothing of it is left.
+struct RunState {
+    /// The last engine, until all of its processes are gone.
     run: Option<Run>,
-    /// How it ended, until that is told.
+    /// How it ended, until that is reported.
     ended: Option<String>,
 }
 
@@ -70,7 +70,7 @@ impl Run {
 }
 
 impl Shared {
-    /// With the engine that was written down, if that is still there.
+    /// Adopts the recorded engine if it still runs.
     pub(super) fn open(model: &str, start: Start, state: Option<&Path>) -> Result<Arc<Self>, SuperviseError> {
         if proc::identity(std::process::id()).map_err(|error| unreadable(&error))?.is_none() {
             return Err(unreadable(&io::Error::other("/proc does not show this process")));
@@ -80,18 +80,18 @@ impl Shared {
             state: state.map(|folder| StateFile::of(model, folder)),
             log: Arc::default(),
             inner: Mutex::default(),
-            bell: Notify::new(),
+            notify: Notify::new(),
         });
         let Some(state) = &shared.state else { return Ok(shared) };
         let Some(record) = state.read()? else { return Ok(shared) };
         match record.process().map_err(|error| unreadable(&error))? {
             Some(leader) => {
                 shared.adopt(leader, &record)?;
-                // From here on it is known by its number, whatever it does with its environment.
+                // From here on its id identifies it, whatever it does with its environment.
                 state.prepare()?.commit(&record.with(leader))?;
             }
             None => {
-                shared.log.note(&format!("{} is not there any more", record.who()));
+                shared.log.note(&format!("{} is not there any more", record.description()));
                 state.remove()?;
             }
         }
@@ -114,7 +114,7 @@ impl Shared {
     }
 
     pub(super) fn launch(self: &Arc<Self>) -> Result<(), SuperviseError> {
-        let found = self.look()?;
+        let found = self.scan()?;
         if let Some(run) = &self.lock().run {
             let leader = run.family.leader();
             if found.alive.contains(&leader) {
@@ -125,13 +125,13 @@ impl Shared {
             return Err(SuperviseError::LeftBehind { pids: found.alive.iter().map(|one| one.pid).collect() });
         }
         let keep = self.keeper()?;
-        let (output, input) = io::pipe().map_err(|error| lacking("make a pipe", &error))?;
+        let (output, input) = io::pipe().map_err(|error| resource_error("make a pipe", &error))?;
         let name = pipe_name(&output);
         let input = input.try_clone().map(|other| (input, other));
-        let (out, err) = input.map_err(|error| lacking("share a pipe", &error))?;
+        let (out, err) = input.map_err(|error| resource_error("share a pipe", &error))?;
         self.read_all(output)?;
         let record = Record::new(&self.start.command, name).map_err(|error| unreadable(&error))?;
-        // What can fail has to before there is a process to write about.
+        // Everything that can fail comes before the process exists.
         let keep_record = |record: &Record| match &self.state {
             Some(state) => state.prepare()?.commit(record),
             None => Ok(()),
@@ -143,12 +143,12 @@ impl Shared {
             command
         });
         let spawned = command.and_then(|mut command| {
-            // Our ends of the pipe go with the command, or its reader would never see an end.
+            // The command owns this side of the pipe. Dropping it lets the reader see the end.
             command.spawn().map_err(|error| self.not_spawned(&error))
         });
         let mut child = spawned.inspect_err(|_| self.forget())?;
         let pid = child.id();
-        // It is there, though it may have ended, until it is reaped.
+        // The process exists until it is reaped, even if it has ended.
         let leader = proc::identity(pid).and_then(|one| {
             one.ok_or_else(|| {
                 io::Error::other(format!("/proc does not show process {pid}, which was started"))
@@ -167,7 +167,7 @@ impl Shared {
             }
         };
         self.log.note(&format!("started process {pid}"));
-        *self.lock() = Inner { run: Some(Run::of(leader)), ended: None };
+        *self.lock() = RunState { run: Some(Run::of(leader)), ended: None };
         keep(leader, Some(child));
         Ok(())
     }
@@ -203,16 +203,16 @@ impl Shared {
         }
     }
 
-    /// Reads what the engine writes, on a thread.
+    /// Reads the engine's output on a thread.
     fn read_all(&self, output: impl Read + Send + 'static) -> Result<(), SuperviseError> {
-        let copy = self.start.log.as_deref().map(Copy::open).transpose()?;
+        let log_file = self.start.log.as_deref().map(LogFile::open).transpose()?;
         let log = Arc::clone(&self.log);
         let reader = thread::Builder::new().name("poorwill-log".into());
-        let reader = reader.spawn(move || log.take_all(output, copy));
-        reader.map(drop).map_err(|error| lacking("start a thread", &error))
+        let reader = reader.spawn(move || log.take_all(output, log_file));
+        reader.map(drop).map_err(|error| resource_error("start a thread", &error))
     }
 
-    /// A keeper, which waits for a process to keep: one of ours with its child.
+    /// Starts a keeper thread, which waits for its process and, for an own child, the handle to reap it.
     fn keeper(self: &Arc<Self>) -> Result<impl FnOnce(Identity, Option<Child>) + use<>, SuperviseError> {
         let (give, take) = mpsc::channel::<(Identity, Option<Child>)>();
         let shared = Arc::downgrade(self);
@@ -222,13 +222,13 @@ impl Shared {
                 keep(&shared, leader, child);
             }
         });
-        keeper.map_err(|error| lacking("start a thread", &error))?;
-        // Nobody but a keeper that panicked does not take it.
+        keeper.map_err(|error| resource_error("start a thread", &error))?;
+        // Sending fails only if the keeper has panicked.
         Ok(move |leader, child| drop(give.send((leader, child))))
     }
 
     pub(super) fn halt(&self, grace: Duration) -> Result<(), SuperviseError> {
-        let found = self.look()?;
+        let found = self.scan()?;
         {
             let mut inner = self.lock();
             inner.ended = None;
@@ -246,29 +246,29 @@ impl Shared {
         if !left.is_empty() {
             return Err(SuperviseError::StillThere { pids: left, waited: KILL_MAX, refused });
         }
-        *self.lock() = Inner::default();
+        *self.lock() = RunState::default();
         self.log.note("stopped");
         self.forget();
         Ok(())
     }
 
-    /// What is written down is of nobody any more.
+    /// Removes the record.
     fn forget(&self) {
-        // Where it stays, who reads it finds that out.
+        // A record that stays is detected as stale by its reader.
         if let Some(Err(error)) = self.state.as_ref().map(StateFile::remove) {
             self.log.note(&error.to_string());
         }
     }
 
-    /// Looks until nobody is there or so much time has passed, and says who is.
-    fn until_gone(&self, time: Duration, mut each: impl FnMut(&Found)) -> Result<Vec<u32>, SuperviseError> {
+    /// Scans until no process is left or `time` has passed, and returns those that are left.
+    fn until_gone(&self, time: Duration, mut each: impl FnMut(&Members)) -> Result<Vec<u32>, SuperviseError> {
         let begun = Instant::now();
         let mut pause = PAUSE_MIN;
         let mut has_been_empty = false;
         loop {
-            let found = self.look()?;
+            let found = self.scan()?;
             if found.alive.is_empty() {
-                // Once is not enough: who is born while one looks may be overlooked.
+                // Two empty scans are needed: one scan can miss a process that is being forked.
                 if has_been_empty {
                     return Ok(Vec::new());
                 }
@@ -285,8 +285,8 @@ impl Shared {
         }
     }
 
-    fn signal(&self, found: &Found, signal: Signal, refused: &mut Option<String>) {
-        let mut said = |pid: u32, sent: Result<(), Errno>| match sent {
+    fn signal(&self, found: &Members, signal: Signal, refused: &mut Option<String>) {
+        let mut note_result = |pid: u32, sent: Result<(), Errno>| match sent {
             Ok(()) | Err(Errno::SRCH) => {}
             Err(error) => *refused = Some(format!("process {pid} cannot be signalled: {error}")),
         };
@@ -294,27 +294,27 @@ impl Shared {
         if let Some(group) = group.filter(|_| found.alive.len() > found.strays.len())
             && let Some(pid) = numbered(group).filter(|pid| *pid != getpgrp())
         {
-            said(group, kill_process_group(pid, signal));
+            note_result(group, kill_process_group(pid, signal));
         }
         for one in &found.strays {
             if let (Ok(true), Some(pid)) = (proc::is_alive(*one), numbered(one.pid)) {
-                said(one.pid, kill_process(pid, signal));
+                note_result(one.pid, kill_process(pid, signal));
             }
         }
     }
 
-    /// Who is there of the last engine.
-    pub(super) fn look(&self) -> Result<Found, SuperviseError> {
+    /// The members of the last engine.
+    pub(super) fn scan(&self) -> Result<Members, SuperviseError> {
         if self.lock().run.is_none() {
-            return Ok(Found::default());
+            return Ok(Members::default());
         }
         let table = proc::table().map_err(|error| unreadable(&error))?;
-        Ok(self.lock().run.as_mut().map(|run| run.family.look(&table, Instant::now())).unwrap_or_default())
+        Ok(self.lock().run.as_mut().map(|run| run.family.scan(&table, Instant::now())).unwrap_or_default())
     }
 
-    /// The numbers of who is there; of who was when it was looked last, if it cannot be now.
+    /// The ids of the members; of the last scan, if `/proc` cannot be read.
     pub(super) fn pids(&self) -> Vec<u32> {
-        match self.look() {
+        match self.scan() {
             Ok(found) => found.alive.iter().map(|one| one.pid).collect(),
             Err(_) => self.lock().run.as_ref().map(|run| run.family.known()).unwrap_or_default(),
         }
@@ -322,7 +322,7 @@ impl Shared {
 
     pub(super) fn is_running(&self) -> bool {
         let leader = self.lock().run.as_ref().filter(|run| !run.is_over).map(|run| run.family.leader());
-        // What cannot be told is not taken for an end.
+        // An unknown state does not count as an end.
         leader.is_some_and(|leader| proc::is_alive(leader).unwrap_or(true))
     }
 
@@ -332,16 +332,16 @@ impl Shared {
 
     pub(super) async fn ended(&self) -> String {
         loop {
-            // Made before the look, so that no bell between the two is missed.
-            let rung = self.bell.notified();
+            // Created before the check, so that no notification between the two is lost.
+            let notified = self.notify.notified();
             if let Some(how) = self.lock().ended.take() {
                 return how;
             }
-            rung.await;
+            notified.await;
         }
     }
 
-    /// The first process has ended.
+    /// Records the end of the first process.
     fn over(&self, leader: Identity, how: &str) {
         self.log.note(how);
         let mut inner = self.lock();
@@ -350,34 +350,34 @@ impl Shared {
         if !run.is_stopping {
             inner.ended = Some(how.to_owned());
             drop(inner);
-            self.bell.notify_waiters();
+            self.notify.notify_waiters();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, RunState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Watches a process to its end, and reaps it if it is our child.
+/// Watches a process until its end, and reaps it if it is a child.
 fn keep(shared: &Weak<Shared>, leader: Identity, child: Option<Child>) {
     let mut ticks = 0;
-    // What cannot be told is not taken for an end.
+    // An unknown state does not count as an end.
     while proc::is_alive(leader).unwrap_or(true) {
         let Some(shared) = shared.upgrade() else { break };
         if let Some(run) = shared.lock().run.as_mut().filter(|run| run.family.leader() == leader) {
             run.family.saw_leader(Instant::now());
         }
         ticks += 1;
-        if ticks % LOOK_TICKS == 0 {
-            // If it cannot be looked now, it can be later.
-            drop(shared.look());
+        if ticks % SCAN_TICKS == 0 {
+            // A failed scan is repeated later.
+            drop(shared.scan());
         }
         drop(shared);
         thread::sleep(TICK);
     }
-    // While a child is not reaped its group's number is nobody else's: who is left is seen to be of it.
-    let left = shared.upgrade().and_then(|shared| shared.look().ok()).unwrap_or_default().alive.len();
+    // Before reaping: until then the group id cannot be reused, so remaining members are recognized.
+    let left = shared.upgrade().and_then(|shared| shared.scan().ok()).unwrap_or_default().alive.len();
     let pid = leader.pid;
     let mut how = match child.map(|mut child| child.wait()) {
         Some(Ok(status)) => format!("process {pid} ended {}", manner(status)),
@@ -392,7 +392,7 @@ fn keep(shared: &Weak<Shared>, leader: Identity, child: Option<Child>) {
     }
 }
 
-/// How it ended, behind "it ended".
+/// How it ended, to continue "it ended".
 fn manner(status: ExitStatus) -> String {
     let Some(signal) = status.signal() else {
         return status
@@ -406,7 +406,7 @@ fn manner(status: ExitStatus) -> String {
         6 => " (SIGABRT)",
         7 => " (SIGBUS)",
         8 => " (SIGFPE)",
-        9 => " (SIGKILL: by somebody, or by the system for lack of memory)",
+        9 => " (SIGKILL: by another process, or by the system for lack of memory)",
         11 => " (SIGSEGV)",
         13 => " (SIGPIPE)",
         15 => " (SIGTERM)",
@@ -415,26 +415,26 @@ fn manner(status: ExitStatus) -> String {
     format!("by signal {signal}{name}")
 }
 
-/// Ends a child that has only just begun, and its group.
+/// Ends a child that has just started, and its group.
 fn end_at_once(child: &mut Child) {
     if let Some(group) = numbered(child.id()) {
-        // It is not reaped yet, so the group is its own. If it is gone, there is nothing to end.
+        // It is not reaped yet, so the group id is its own. If it is gone, nothing is left to end.
         let _ = kill_process_group(group, Signal::KILL);
     }
     drop(child.wait());
 }
 
-/// What an adopted process writes, from here on, if it still writes into what the service before read.
+/// Opens the output of an adopted process, if it still writes to the earlier service's pipe.
 fn reopened(pid: u32, record: &Record) -> Result<File, String> {
-    let name = record.output.as_ref().ok_or("nobody knows what it writes into")?;
+    let name = record.output.as_ref().ok_or("its output is unknown")?;
     if record.has_reader().map_err(|error| error.to_string())? {
-        return Err("whoever read it is still there".to_owned());
+        return Err("its earlier reader still runs".to_owned());
     }
     let is_it = |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.to_str() == Some(name));
     let path = [1, 2].map(|nth| PathBuf::from(format!("/proc/{pid}/fd/{nth}"))).into_iter().find(is_it);
     let path = path.ok_or("it writes somewhere else")?;
     let open = || {
-        // Opening never waits for somebody to write; reading does.
+        // Opening must not wait for a writer; reading may.
         let flags = i32::try_from(OFlags::NONBLOCK.bits()).map_err(io::Error::other)?;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&path)?;
         rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
@@ -443,12 +443,12 @@ fn reopened(pid: u32, record: &Record) -> Result<File, String> {
     open().map_err(|error: io::Error| format!("cannot open {}: {error}", path.display()))
 }
 
-/// As the system names what a process writes into.
+/// The name of a pipe in `/proc/PID/fd`.
 fn pipe_name(pipe: impl AsFd) -> Option<String> {
     rustix::fs::fstat(pipe).ok().map(|stat| format!("pipe:[{}]", stat.st_ino))
 }
 
-/// A number that one process has: not 0 and not 1, which mean something else to those who signal.
+/// A valid id of a single process. 0 and 1 have other meanings for signals.
 fn numbered(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().filter(|pid| *pid > 1).and_then(Pid::from_raw)
 }
@@ -457,6 +457,6 @@ fn unreadable(error: &io::Error) -> SuperviseError {
     SuperviseError::Proc { reason: error.to_string() }
 }
 
-fn lacking(doing: &'static str, error: &io::Error) -> SuperviseError {
+fn resource_error(doing: &'static str, error: &io::Error) -> SuperviseError {
     SuperviseError::Resources { doing, reason: error.to_string() }
 }

@@ -1,10 +1,10 @@
-//! What survives the service: a file for each engine that it started, which says which process that is.
+//! State that survives the service: one file for each started engine, which identifies its process.
 //!
-//! It is written twice: before there is a process, with a mark that the process will have in its environment, and again
-//! with its number. So there is no moment at which the service may be killed and leave an engine that nobody knows.
+//! The file is written twice: before the start, with a mark for the process's environment, and after it, with the
+//! process id. So no engine is lost, whenever the service is killed.
 //!
-//! Promises: the file is whole or not there, whenever the service or the machine ends. No two models have one file.
-//! Only its owner may read it, for commands may have secrets in them.
+//! Promises: the file is complete or absent, whenever the service or the machine ends. No two models share a file. Only
+//! its owner can read it, since commands may contain secrets.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -17,37 +17,36 @@ use serde::{Deserialize, Serialize};
 use super::SuperviseError;
 use super::proc::{self, Identity};
 
-/// The name of the variable by which an engine is known that was only just started.
+/// The environment variable that identifies an engine that has just started.
 pub(super) const MARK: &str = "POORWILL_ENGINE";
 
-/// The longest name that is kept as it is.
+/// Longest model name to use unchanged.
 const NAME_MAX_BYTES: usize = 200;
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// Which start of the machine this is about.
+    /// The machine's boot id.
     boot: String,
-    /// What its process has in its environment, as [`MARK`].
+    /// The value of [`MARK`] in the engine's environment.
     pub(super) mark: String,
-    /// Nothing, and 0, until there is a process.
+    /// `None`, and 0, until the process exists.
     pid: Option<u32>,
     started_ticks: u64,
-    /// For people.
+    /// For readers of the file.
     command: Vec<String>,
-    /// What its output goes into, as the system names it.
+    /// The name of its output pipe.
     pub(super) output: Option<String>,
-    /// Who reads that.
+    /// The process that reads it.
     reader: (u32, u64),
 }
 
-/// The file.
 #[derive(Debug)]
 pub(super) struct StateFile {
     path: PathBuf,
 }
 
-/// A file that is to become the state when there is something to say.
+/// A new file, ready to replace the old one.
 #[derive(Debug)]
 pub(super) struct Prepared<'a> {
     of: &'a StateFile,
@@ -56,7 +55,7 @@ pub(super) struct Prepared<'a> {
 }
 
 impl Record {
-    /// For an engine that is about to be started.
+    /// For an engine before its start.
     pub(super) fn new(command: &[String], output: Option<String>) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let own = proc::identity(std::process::id())?;
@@ -73,13 +72,13 @@ impl Record {
         })
     }
 
-    /// For the same engine, once it is there.
+    /// For the same engine after its start.
     pub(super) fn with(mut self, one: Identity) -> Self {
         (self.pid, self.started_ticks) = (Some(one.pid), one.started_ticks);
         self
     }
 
-    /// Its process, if that is still there.
+    /// The process, if it still runs.
     pub(super) fn process(&self) -> io::Result<Option<Identity>> {
         if self.boot != proc::boot() {
             return Ok(None);
@@ -90,14 +89,14 @@ impl Record {
         Ok((is_possible && proc::is_alive(one)?).then_some(one))
     }
 
-    /// Whether whoever read its output is still there.
+    /// Whether the reader of its output still runs.
     pub(super) fn has_reader(&self) -> io::Result<bool> {
         let (pid, started_ticks) = self.reader;
         proc::is_alive(Identity { pid, started_ticks })
     }
 
-    /// Which process it is, or was, for people.
-    pub(super) fn who(&self) -> String {
+    /// A description for messages.
+    pub(super) fn description(&self) -> String {
         match self.pid {
             Some(pid) => format!("process {pid} of an earlier service"),
             None => "what an earlier service was about to start".to_owned(),
@@ -110,7 +109,7 @@ impl StateFile {
         Self { path: folder.join(format!("{}.json", file_name(model))) }
     }
 
-    /// What it says, if it is there.
+    /// The content; `None` if there is no file.
     pub(super) fn read(&self) -> Result<Option<Record>, SuperviseError> {
         let text = match fs::read(&self.path) {
             Ok(text) => text,
@@ -125,7 +124,7 @@ impl StateFile {
         Ok(Some(record))
     }
 
-    /// Has everything ready that can fail before there is a process to write about.
+    /// Does everything that can fail before the process exists.
     pub(super) fn prepare(&self) -> Result<Prepared<'_>, SuperviseError> {
         if let Some(folder) = self.path.parent() {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
@@ -154,7 +153,7 @@ impl StateFile {
 }
 
 impl Prepared<'_> {
-    /// Makes it the state.
+    /// Writes the record and replaces the file.
     pub(super) fn commit(mut self, record: &Record) -> Result<(), SuperviseError> {
         let failed = |error: &io::Error| self.of.failed("write", &self.of.path, error);
         let text = serde_json::to_vec_pretty(record).map_err(|error| failed(&error.into()))?;
@@ -166,7 +165,7 @@ impl Prepared<'_> {
     }
 }
 
-/// A name of a file that no other model has, and that is in no other folder.
+/// A unique and safe file name for a model.
 pub(crate) fn file_name(model: &str) -> String {
     let mut name = String::new();
     for byte in model.bytes() {
@@ -179,7 +178,7 @@ pub(crate) fn file_name(model: &str) -> String {
         }
     }
     if name.len() > NAME_MAX_BYTES {
-        // FNV-1a: the same with every build.
+        // FNV-1a: stable across builds.
         let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         let hash = model.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
         name.truncate(NAME_MAX_BYTES);

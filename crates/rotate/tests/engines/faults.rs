@@ -1,19 +1,19 @@
-//! What engines of either kind may do wrong, and what is made of it.
+//! Faults of both kinds of engine, and the resulting errors.
 
 use std::process::Command;
 
-use poorwill_rotate::config::Engine::{Sglang, Vllm};
+use poorwill_rotate::config::EngineKind::{Sglang, Vllm};
 use poorwill_rotate::engine::{Engine, EngineError, engine_of};
 
-use crate::script::{Asked, Raw, Said, Script, Seen, Then, model, nowhere, ok};
+use crate::script::{Raw, Received, Script, Scripted, Seen, Then, model, nowhere, ok};
 
-/// Told to a test that runs once more, in a process of its own: where the engine is.
+/// Environment variable of a test that runs again in its own process: the engine's address.
 const CHILD: &str = "POORWILL_TEST_ENGINE";
 
-/// Every call, as far as whether it is an error.
+/// Every call, as far as whether it fails.
 async fn all_calls(engine: &dyn Engine) -> Vec<(&'static str, Result<(), EngineError>)> {
     vec![
-        ("look", engine.look().await.map(|_| ())),
+        ("look", engine.probe().await.map(|_| ())),
         ("sleep", engine.sleep().await),
         ("wake", engine.wake().await),
         ("is_awake", engine.is_awake().await.map(|_| ())),
@@ -21,7 +21,7 @@ async fn all_calls(engine: &dyn Engine) -> Vec<(&'static str, Result<(), EngineE
     ]
 }
 
-/// Has every call of either kind at either level fail, and gives the errors.
+/// The errors of every call, of both kinds, at both levels.
 async fn all_errors(url: &str) -> Vec<EngineError> {
     let mut errors = Vec::new();
     for kind in [Vllm, Sglang] {
@@ -41,7 +41,7 @@ async fn all_errors(url: &str) -> Vec<EngineError> {
 }
 
 #[tokio::test]
-async fn nobody_there_is_an_error_of_all_but_a_look() {
+async fn an_unreachable_engine_is_an_error_except_for_a_probe() {
     let url = nowhere().await;
     for kind in [Vllm, Sglang] {
         let engine = engine_of(&model(&url, kind, 1)).unwrap();
@@ -58,15 +58,15 @@ async fn nobody_there_is_an_error_of_all_but_a_look() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_with_the_beginning_of_their_words() {
+async fn refusals_quote_the_beginning_of_their_message() {
     let long = format!("out of \x1b[31mmemory\r\n\0{}", "ö\n".repeat(600_000));
     for status in [400, 401, 500, 502, 503] {
-        let words = long.clone();
-        let server = Script::of(move |_| Said::Text(status, words.clone())).await;
+        let text = long.clone();
+        let server = Script::of(move |_| Scripted::Text(status, text.clone())).await;
         for error in all_errors(&server.url).await {
-            let EngineError::Refused { status: said, words, .. } = &error else { panic!("{error}") };
-            assert_eq!(*said, status);
-            assert!(words.starts_with("out of  [31mmemory") && words.ends_with('…'), "{words}");
+            let EngineError::Refused { status: answered, message, .. } = &error else { panic!("{error}") };
+            assert_eq!(*answered, status);
+            assert!(message.starts_with("out of  [31mmemory") && message.ends_with('…'), "{message}");
         }
     }
 }
@@ -75,8 +75,8 @@ async fn refusals_are_told_with_the_beginning_of_their_words() {
 async fn a_refusal_that_breaks_off_is_still_one() {
     let raw = Raw::of(b"HTTP/1.1 500 No\r\ncontent-length: 100\r\n\r\nbecause", Then::Close).await;
     for error in all_errors(&raw.url).await {
-        let EngineError::Refused { status, words, .. } = &error else { panic!("{error}") };
-        assert_eq!((*status, words.as_str()), (500, "because"));
+        let EngineError::Refused { status, message, .. } = &error else { panic!("{error}") };
+        assert_eq!((*status, message.as_str()), (500, "because"));
     }
 }
 
@@ -102,15 +102,15 @@ async fn an_answer_without_an_end_is_read_for_so_long_only() {
     for head in ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n"] {
         let mut raw = Raw::of(head.as_bytes(), Then::SendOn).await;
         for error in all_errors(&raw.url).await {
-            assert!(matches!(error, EngineError::NotUnderstood { .. }), "{error}");
+            assert!(matches!(error, EngineError::Unexpected { .. }), "{error}");
             assert!(error.to_string().contains("more than 1048576 bytes"), "{error}");
             raw.sees(Seen::End).await;
         }
     }
     let raw = Raw::of(b"HTTP/1.1 500 No\r\n\r\n", Then::SendOn).await;
     for error in all_errors(&raw.url).await {
-        let EngineError::Refused { words, .. } = &error else { panic!("{error}") };
-        assert_eq!(words.chars().count(), 301);
+        let EngineError::Refused { message, .. } = &error else { panic!("{error}") };
+        assert_eq!(message.chars().count(), 301);
     }
 }
 
@@ -118,7 +118,7 @@ async fn an_answer_without_an_end_is_read_for_so_long_only() {
 async fn redirects_are_not_followed() {
     let elsewhere = Script::of(|_| ok("{}")).await;
     let url = elsewhere.url.clone();
-    let server = Script::of(move |_| Said::Elsewhere(url.clone())).await;
+    let server = Script::of(move |_| Scripted::Elsewhere(url.clone())).await;
     for error in all_errors(&server.url).await {
         assert!(matches!(error, EngineError::Refused { status: 307, .. }), "{error}");
     }
@@ -126,7 +126,7 @@ async fn redirects_are_not_followed() {
 }
 
 #[tokio::test]
-async fn who_gives_up_closes_the_connection() {
+async fn a_dropped_call_closes_the_connection() {
     // Before its head, and in the middle of its body.
     for bytes in ["", "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n{"] {
         for kind in [Vllm, Sglang] {
@@ -156,13 +156,13 @@ async fn a_completion_has_to_be_one() {
         (r#"{"choices":[{"text":7,"finish_reason":"stop"}]}"#, Some("no choices[0].text")),
         (r#"{"choices":[{"text":" three"}]}"#, Some("no choices[0].finish_reason")),
         (r#"{"choices":[{"text":" three","finish_reason":null}]}"#, Some("no choices[0].finish_reason")),
-        (r#"{"choices":[{"text":"","finish_reason":"length"}]}"#, Some("went on with nothing")),
+        (r#"{"choices":[{"text":"","finish_reason":"length"}]}"#, Some("completion is empty")),
         (r#"{"choices":[{"text":" thr","finish_reason":"abort"}]}"#, Some("ended with `abort`")),
         (r#"{"choices":[{"text":" thr","finish_reason":"error"}]}"#, Some("ended with `error`")),
     ];
     for (answer, wanted) in table {
         for kind in [Vllm, Sglang] {
-            let server = Script::of(move |asked: &Asked| match asked.line.as_str() {
+            let server = Script::of(move |asked: &Received| match asked.line.as_str() {
                 "POST /v1/completions" => ok(answer),
                 _ => ok(r#"{"model_path":"/m","weight_version":"default"}"#),
             })
@@ -170,7 +170,7 @@ async fn a_completion_has_to_be_one() {
             let outcome = engine_of(&model(&server.url, kind, 1)).unwrap().generate().await;
             match (outcome, wanted) {
                 (Ok(text), None) => assert_eq!(text, " three"),
-                (Err(error @ EngineError::NotUnderstood { .. }), Some(wanted)) => {
+                (Err(error @ EngineError::Unexpected { .. }), Some(wanted)) => {
                     assert!(error.to_string().contains(wanted), "{error}");
                 }
                 (outcome, _) => panic!("{answer}: {outcome:?}"),
@@ -180,17 +180,17 @@ async fn a_completion_has_to_be_one() {
 }
 
 #[test]
-fn what_cannot_be_an_engine_is_refused_at_once() {
+fn an_invalid_engine_is_refused_at_once() {
     for (url, level) in [("http://127.0.0.1:1", 0), ("http://127.0.0.1:1", 3), ("https://127.0.0.1:1", 1)] {
         for kind in [Vllm, Sglang] {
             let error = engine_of(&model(url, kind, level)).unwrap_err();
-            assert!(matches!(error, EngineError::NotUnderstood { .. }), "{error}");
+            assert!(matches!(error, EngineError::Unexpected { .. }), "{error}");
             assert!(error.to_string().starts_with("the engine of model `large`: "), "{error}");
         }
     }
 }
 
-/// Runs once more in a process whose environment has a proxy.
+/// Runs again in a process whose environment has a proxy.
 #[tokio::test]
 async fn a_proxy_in_the_environment_is_not_gone_to() {
     if let Ok(url) = std::env::var(CHILD) {
@@ -198,7 +198,7 @@ async fn a_proxy_in_the_environment_is_not_gone_to() {
         assert_eq!(engine_of(&model(&url, Vllm, 1)).unwrap().is_awake().await, Ok(true));
         return;
     }
-    let proxy = Script::of(|_| Said::Text(502, String::new())).await;
+    let proxy = Script::of(|_| Scripted::Text(502, String::new())).await;
     let engine = Script::of(|_| ok(r#"{"is_sleeping":false}"#)).await;
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "faults::a_proxy_in_the_environment_is_not_gone_to"]).env(CHILD, &engine.url);
@@ -209,8 +209,8 @@ async fn a_proxy_in_the_environment_is_not_gone_to() {
         child.env(name, &proxy.url);
     }
     let output = tokio::task::spawn_blocking(move || child.output().unwrap()).await.unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && message.contains("1 passed"), "{message}");
     assert_eq!(engine.asked(), ["GET /is_sleeping"]);
     assert_eq!(proxy.asked(), [""; 0]);
 }

@@ -1,4 +1,4 @@
-//! Adapters, held against servers on real sockets that stand for engines.
+//! The adapters, with mock engines on real sockets.
 #![allow(clippy::unwrap_used)]
 
 mod faults;

@@ -1,4 +1,4 @@
-//! Servers on real sockets that stand for engines: one that answers as a test says, and ones that are not even HTTP.
+//! Mock engines on real sockets: scripted HTTP, and raw bytes.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt as _;
-use poorwill_rotate::config::{Canary, Engine as Kind, Model};
+use poorwill_rotate::config::{Canary, EngineKind, Model};
 use poorwill_rotate::policy::{Gpu, Rules};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -17,27 +17,27 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// How long a test waits for what has to happen before it says that it did not.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a test waits before it fails.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A request, as tests write it down.
+/// A received request.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct Received {
     /// Method, path and query.
     pub(crate) line: String,
     pub(crate) body: Value,
 }
 
-impl fmt::Display for Asked {
+impl fmt::Display for Received {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.line)?;
         if self.body.is_null() { Ok(()) } else { write!(f, " {}", self.body) }
     }
 }
 
-/// What a script does with a request.
+/// The script's reply to a request.
 #[derive(Debug, Clone)]
-pub(crate) enum Said {
+pub(crate) enum Scripted {
     Text(u16, String),
     /// A redirect to another address.
     Elsewhere(String),
@@ -45,46 +45,46 @@ pub(crate) enum Said {
     Nothing,
 }
 
-pub(crate) fn ok(text: &str) -> Said {
-    Said::Text(200, text.to_owned())
+pub(crate) fn ok(text: &str) -> Scripted {
+    Scripted::Text(200, text.to_owned())
 }
 
-type Answers = dyn Fn(&Asked) -> Said + Send + Sync;
+type Answers = dyn Fn(&Received) -> Scripted + Send + Sync;
 
 #[derive(Clone)]
-struct Desk {
+struct ScriptState {
     answers: Arc<Answers>,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<Received>>>,
     came: mpsc::UnboundedSender<()>,
 }
 
-/// A server that answers as a test says, and writes down what it is asked.
+/// A scripted server that records its requests.
 pub(crate) struct Script {
     pub(crate) url: String,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<Received>>>,
     came: mpsc::UnboundedReceiver<()>,
     server: JoinHandle<()>,
 }
 
 impl Script {
-    pub(crate) async fn of(answers: impl Fn(&Asked) -> Said + Send + Sync + 'static) -> Self {
+    pub(crate) async fn of(answers: impl Fn(&Received) -> Scripted + Send + Sync + 'static) -> Self {
         let (listener, url) = listen().await;
         let (send, came) = mpsc::unbounded_channel();
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let desk = Desk { answers: Arc::new(answers), asked: Arc::clone(&asked), came: send };
-        let router = Router::new().fallback(serve).with_state(desk);
+        let state = ScriptState { answers: Arc::new(answers), asked: Arc::clone(&asked), came: send };
+        let router = Router::new().fallback(serve).with_state(state);
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { url, asked, came, server }
     }
 
-    /// What it was asked since this was called last.
+    /// The requests since the last call.
     pub(crate) fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().drain(..).map(|asked| asked.to_string()).collect()
     }
 
     /// Waits for the next request.
     pub(crate) async fn came(&mut self) {
-        tokio::time::timeout(PATIENCE, self.came.recv()).await.expect("a request in time").unwrap();
+        tokio::time::timeout(TIMEOUT, self.came.recv()).await.expect("a request in time").unwrap();
     }
 }
 
@@ -94,36 +94,38 @@ impl Drop for Script {
     }
 }
 
-async fn serve(State(desk): State<Desk>, request: Request) -> Response {
+async fn serve(State(state): State<ScriptState>, request: Request) -> Response {
     let line = format!("{} {}", request.method(), request.uri());
     let bytes = request.into_body().collect().await.unwrap().to_bytes();
     let body = if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes).unwrap() };
-    let asked = Asked { line, body };
-    let said = (desk.answers)(&asked);
-    desk.asked.lock().unwrap().push(asked);
+    let asked = Received { line, body };
+    let reply = (state.answers)(&asked);
+    state.asked.lock().unwrap().push(asked);
     // The test may be over.
-    let _ = desk.came.send(());
-    match said {
-        Said::Text(status, text) => (http::StatusCode::from_u16(status).unwrap(), text).into_response(),
-        Said::Elsewhere(url) => (http::StatusCode::TEMPORARY_REDIRECT, [("location", url)]).into_response(),
-        Said::Nothing => std::future::pending().await,
+    let _ = state.came.send(());
+    match reply {
+        Scripted::Text(status, text) => (http::StatusCode::from_u16(status).unwrap(), text).into_response(),
+        Scripted::Elsewhere(url) => {
+            (http::StatusCode::TEMPORARY_REDIRECT, [("location", url)]).into_response()
+        }
+        Scripted::Nothing => std::future::pending().await,
     }
 }
 
-/// A server that sends bytes, whatever they are, to whoever asks something, and then does as it is told.
+/// A server that sends fixed bytes to every client, and then acts as `Then` says.
 pub(crate) struct Raw {
     pub(crate) url: String,
     seen: mpsc::UnboundedReceiver<Seen>,
     server: JoinHandle<()>,
 }
 
-/// What a [`Raw`] does behind its bytes.
+/// What a [`Raw`] does after its bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Then {
     Close,
-    /// Sends on and on, until nobody takes it any more.
+    /// Sends until the client stops reading.
     SendOn,
-    /// Says nothing more, until the other end closes.
+    /// Sends nothing more, until the client closes.
     Wait,
 }
 
@@ -131,7 +133,7 @@ pub(crate) enum Then {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
     Request,
-    /// The other end is gone.
+    /// The client disconnected.
     End,
 }
 
@@ -150,7 +152,7 @@ impl Raw {
 
     pub(crate) async fn sees(&mut self, what: Seen) {
         loop {
-            let seen = tokio::time::timeout(PATIENCE, self.seen.recv()).await;
+            let seen = tokio::time::timeout(TIMEOUT, self.seen.recv()).await;
             if seen.unwrap_or_else(|_| panic!("{what:?} did not come")) == Some(what) {
                 return;
             }
@@ -172,7 +174,7 @@ async fn talk(mut stream: TcpStream, bytes: &[u8], then: Then, seen: mpsc::Unbou
         }
     }
     let _ = seen.send(Seen::Request);
-    // The other end may be gone by now, which is what the test is about.
+    // The client may have disconnected, which the test is about.
     let _ = stream.write_all(bytes).await;
     match then {
         Then::Close => {}
@@ -188,13 +190,13 @@ async fn listen() -> (TcpListener, String) {
     (listener, url)
 }
 
-/// Where nobody listens.
+/// An address without a listener.
 pub(crate) async fn nowhere() -> String {
     listen().await.1
 }
 
-/// A model whose engine is there.
-pub(crate) fn model(url: &str, engine: Kind, level: u8) -> Model {
+/// A model whose engine is at `url`.
+pub(crate) fn model(url: &str, engine: EngineKind, level: u8) -> Model {
     Model {
         name: "large".to_owned(),
         aliases: Vec::new(),

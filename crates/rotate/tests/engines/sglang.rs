@@ -1,15 +1,15 @@
-//! What is asked of an SGLang, held against one that ends as the real one does when it is asked for what it cannot bear.
+//! The SGLang adapter, with a mock that ends like the real engine on requests that it cannot handle.
 
 use std::sync::{Arc, Mutex};
 
-use poorwill_rotate::config::Engine::Sglang;
+use poorwill_rotate::config::EngineKind::Sglang;
 use poorwill_rotate::engine::{Engine, EngineError, engine_of};
-use poorwill_rotate::policy::Found;
+use poorwill_rotate::policy::EngineState;
 use serde_json::{Value, json};
 
-use crate::script::{Asked, Said, Script, model, nowhere, ok};
+use crate::script::{Received, Script, Scripted, model, nowhere, ok};
 
-/// An engine, as far as this is about it.
+/// The mock's state.
 #[derive(Debug)]
 struct State {
     version: String,
@@ -17,13 +17,13 @@ struct State {
     has_weights: bool,
     /// Whether weights are in host memory, too.
     has_backup: bool,
-    /// It was asked for what ends it.
+    /// A request ended it.
     has_ended: bool,
-    /// How often it still says that it works.
+    /// How many more flushes it refuses.
     busy: usize,
-    /// Whether it knows only what older versions do.
+    /// Whether it knows only the paths of older versions.
     is_older: bool,
-    /// What it says of how it was started.
+    /// Its start settings.
     settings: Value,
     /// Which request from now on fails, and how.
     fault: Option<(usize, Fault)>,
@@ -32,7 +32,7 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Refused,
-    /// It does what it was asked for, and says that it did not.
+    /// It acts, and answers with an error.
     DoneAndRefused,
     NoAnswer,
     DoneAndNoAnswer,
@@ -56,7 +56,7 @@ impl State {
         }
     }
 
-    fn answer(&mut self, asked: &Asked) -> Said {
+    fn answer(&mut self, asked: &Received) -> Scripted {
         let fault = match &mut self.fault {
             Some((0, fault)) => Some(*fault),
             Some((left, _)) => {
@@ -69,23 +69,23 @@ impl State {
             self.fault = None;
         }
         match fault {
-            Some(Fault::Refused) => return Said::Text(500, "no".to_owned()),
-            Some(Fault::NoAnswer) => return Said::Nothing,
+            Some(Fault::Refused) => return Scripted::Text(500, "no".to_owned()),
+            Some(Fault::NoAnswer) => return Scripted::Nothing,
             _ => {}
         }
-        let said = self.act(asked);
+        let message = self.act(asked);
         match fault {
-            Some(Fault::DoneAndRefused) => Said::Text(500, "no".to_owned()),
-            Some(Fault::DoneAndNoAnswer) => Said::Nothing,
-            _ => said,
+            Some(Fault::DoneAndRefused) => Scripted::Text(500, "no".to_owned()),
+            Some(Fault::DoneAndNoAnswer) => Scripted::Nothing,
+            _ => message,
         }
     }
 
-    fn act(&mut self, asked: &Asked) -> Said {
+    fn act(&mut self, asked: &Received) -> Scripted {
         let line = asked.line.as_str();
         let is_later = ["GET /model_info", "GET /server_info"].contains(&line);
         if self.has_ended || (self.is_older && is_later) {
-            return Said::Text(if self.has_ended { 500 } else { 404 }, String::new());
+            return Scripted::Text(if self.has_ended { 500 } else { 404 }, String::new());
         }
         match line {
             "GET /model_info" | "GET /get_model_info" => {
@@ -99,7 +99,7 @@ impl State {
             }
             "POST /flush_cache" if self.busy > 0 => {
                 self.busy -= 1;
-                Said::Text(400, "there are requests".to_owned())
+                Scripted::Text(400, "there are requests".to_owned())
             }
             "POST /flush_cache" => ok("Cache flushed."),
             "POST /release_memory_occupation" => {
@@ -130,7 +130,7 @@ impl State {
                 let text = if self.has_weights { " three" } else { "!!!!!!!" };
                 ok(&json!({"choices": [{"text": text, "finish_reason": "length"}]}).to_string())
             }
-            _ => Said::Text(404, String::new()),
+            _ => Scripted::Text(404, String::new()),
         }
     }
 }
@@ -149,7 +149,7 @@ impl Fake {
         Self { server: Script::of(move |asked| its.lock().unwrap().answer(asked)).await, state }
     }
 
-    /// Another process that drives it.
+    /// Another process that uses it.
     fn engine(&self, level: u8) -> Arc<dyn Engine> {
         engine_of(&model(&self.server.url, Sglang, level)).unwrap()
     }
@@ -160,17 +160,17 @@ impl Fake {
     }
 }
 
-fn said(error: &EngineError, what: &str) {
-    assert!(matches!(error, EngineError::NotUnderstood { .. }), "{error}");
+fn message(error: &EngineError, what: &str) {
+    assert!(matches!(error, EngineError::Unexpected { .. }), "{error}");
     assert!(error.to_string().contains(what) && !error.to_string().contains("hunter2"), "{error}");
 }
 
 #[tokio::test]
-async fn each_call_asks_for_what_it_is_for_in_its_order() {
+async fn each_call_sends_its_requests_in_order() {
     for level in [1, 2] {
         let fake = Fake::of(|state| state.has_backup = level == 1).await;
         let engine = fake.engine(level);
-        assert_eq!(engine.look().await, Ok(Found::Awake));
+        assert_eq!(engine.probe().await, Ok(EngineState::Awake));
         assert_eq!(fake.asked(), ["/model_info", "/health", "/server_info"]);
 
         engine.sleep().await.unwrap();
@@ -180,7 +180,7 @@ async fn each_call_asks_for_what_it_is_for_in_its_order() {
         assert_eq!(fake.asked(), release);
         assert!(!fake.state.lock().unwrap().has_memory);
 
-        assert_eq!(engine.look().await, Ok(Found::Asleep));
+        assert_eq!(engine.probe().await, Ok(EngineState::Asleep));
         assert_eq!(fake.asked(), ["/model_info", "/server_info"]);
         assert_eq!(engine.is_awake().await, Ok(false));
         assert_eq!(fake.asked(), ["/model_info"]);
@@ -203,25 +203,25 @@ async fn each_call_asks_for_what_it_is_for_in_its_order() {
 async fn older_ones_are_asked_by_the_names_that_they_know() {
     let fake = Fake::of(|state| state.is_older = true).await;
     let engine = fake.engine(1);
-    assert_eq!(engine.look().await, Ok(Found::Awake));
+    assert_eq!(engine.probe().await, Ok(EngineState::Awake));
     engine.sleep().await.unwrap();
-    assert_eq!(engine.look().await, Ok(Found::Asleep));
+    assert_eq!(engine.probe().await, Ok(EngineState::Asleep));
     engine.wake().await.unwrap();
     assert_eq!(engine.generate().await.unwrap(), " three");
 }
 
-/// What would end a real one is not asked of it, and who drives it may change in between.
+/// No request would end a real engine, also if another rotation continues.
 #[tokio::test]
-async fn nothing_is_asked_twice_whoever_asked_first() {
+async fn nothing_is_requested_twice() {
     let fake = Fake::of(|state| state.version = "step-7".to_owned()).await;
     fake.engine(1).wake().await.unwrap();
     fake.engine(1).sleep().await.unwrap();
     fake.engine(1).sleep().await.unwrap();
-    assert_eq!(fake.engine(1).look().await, Ok(Found::Asleep));
-    said(&fake.engine(1).generate().await.unwrap_err(), "it sleeps");
+    assert_eq!(fake.engine(1).probe().await, Ok(EngineState::Asleep));
+    message(&fake.engine(1).generate().await.unwrap_err(), "it sleeps");
     fake.engine(1).wake().await.unwrap();
     fake.engine(1).wake().await.unwrap();
-    assert_eq!(fake.engine(1).look().await, Ok(Found::Awake));
+    assert_eq!(fake.engine(1).probe().await, Ok(EngineState::Awake));
     let state = fake.state.lock().unwrap();
     assert!(state.has_memory && !state.has_ended && state.version == "step-7", "{state:?}");
 }
@@ -232,7 +232,7 @@ async fn one_that_was_started_again_is_awake() {
     let engine = fake.engine(1);
     engine.sleep().await.unwrap();
     *fake.state.lock().unwrap() = State::new();
-    assert_eq!(engine.look().await, Ok(Found::Awake));
+    assert_eq!(engine.probe().await, Ok(EngineState::Awake));
     assert_eq!(engine.is_awake().await, Ok(true));
     engine.wake().await.unwrap();
     assert_eq!(engine.generate().await.unwrap(), " three");
@@ -240,7 +240,7 @@ async fn one_that_was_started_again_is_awake() {
 }
 
 #[tokio::test]
-async fn a_sleep_waits_for_what_still_runs() {
+async fn a_sleep_waits_for_running_requests() {
     let fake = Fake::of(|state| state.busy = 2).await;
     fake.engine(1).sleep().await.unwrap();
     let flushes = fake.asked().iter().filter(|path| *path == "/flush_cache").count();
@@ -248,10 +248,9 @@ async fn a_sleep_waits_for_what_still_runs() {
     assert!(!fake.state.lock().unwrap().has_ended);
 }
 
-/// Each request of each move fails in turn, in each way; whoever looks afterwards is told the truth, or that it is not
-/// known.
+/// Each request of each move fails in turn, in each way. The next probe reports the truth, or that it is unknown.
 #[tokio::test]
-async fn whatever_fails_nobody_is_misled() {
+async fn no_failure_misleads() {
     let faults = [Fault::Refused, Fault::DoneAndRefused, Fault::NoAnswer, Fault::DoneAndNoAnswer];
     let (mut unknown, mut known) = (0, 0);
     for level in [1, 2] {
@@ -275,15 +274,15 @@ async fn whatever_fails_nobody_is_misled() {
                         break;
                     }
                     assert!(!matches!(moved, Some(Ok(()))), "{fault:?} of request {nth}");
-                    let found = fake.engine(level).look().await;
+                    let found = fake.engine(level).probe().await;
                     let state = fake.state.lock().unwrap();
                     assert!(!state.has_ended, "{fault:?} of request {nth}: {state:?}");
                     match found {
-                        Ok(Found::Awake) => assert!(state.has_memory && state.has_weights, "{state:?}"),
-                        Ok(Found::Asleep) => assert!(!state.has_memory, "{state:?}"),
-                        Ok(Found::Gone) => panic!("it is there"),
+                        Ok(EngineState::Awake) => assert!(state.has_memory && state.has_weights, "{state:?}"),
+                        Ok(EngineState::Asleep) => assert!(!state.has_memory, "{state:?}"),
+                        Ok(EngineState::Gone) => panic!("it is there"),
                         Err(error) => {
-                            said(&error, "start it again");
+                            message(&error, "start it again");
                             unknown += 1;
                             continue;
                         }
@@ -297,14 +296,14 @@ async fn whatever_fails_nobody_is_misled() {
 }
 
 impl Fake {
-    /// The same engine with nothing written down.
+    /// The same engine with an empty record.
     async fn renewed(self) -> Self {
         let its = Arc::clone(&self.state);
         let server = Script::of(move |asked| its.lock().unwrap().answer(asked)).await;
         Self { server, state: self.state }
     }
 
-    /// What a move comes to; nothing for one whose request with that number is not answered, and which is dropped then.
+    /// The result of a move; `None` if the request with that number is not answered, and the move is dropped.
     async fn until_answered_or_hung(
         &mut self,
         moved: impl Future<Output = Result<(), EngineError>>,
@@ -328,7 +327,7 @@ impl Fake {
 }
 
 #[tokio::test]
-async fn one_that_cannot_sleep_and_come_back_is_told_how_to_be_started() {
+async fn an_engine_that_cannot_sleep_is_an_error_that_says_how_to_start_it() {
     let table = [
         (1, "enable_memory_saver", json!(false), Some("--enable-memory-saver")),
         (2, "enable_memory_saver", json!(false), Some("--enable-memory-saver")),
@@ -339,26 +338,26 @@ async fn one_that_cannot_sleep_and_come_back_is_told_how_to_be_started() {
     ];
     for (level, key, value, wanted) in table {
         let fake = Fake::of(|state| state.settings[key] = value).await;
-        match (fake.engine(level).look().await, wanted) {
-            (Err(error), Some(wanted)) => said(&error, wanted),
-            (found, None) => assert_eq!(found, Ok(Found::Awake), "{key}"),
+        match (fake.engine(level).probe().await, wanted) {
+            (Err(error), Some(wanted)) => message(&error, wanted),
+            (found, None) => assert_eq!(found, Ok(EngineState::Awake), "{key}"),
             (found, _) => panic!("{key} at level {level}: {found:?}"),
         }
-        // Who never sleeps needs nothing of that.
+        // A model that never sleeps needs none of that.
         let mut never = model(&fake.server.url, Sglang, level);
         never.rules.can_sleep = false;
-        assert_eq!(engine_of(&never).unwrap().look().await, Ok(Found::Awake), "{key}");
+        assert_eq!(engine_of(&never).unwrap().probe().await, Ok(EngineState::Awake), "{key}");
     }
 }
 
 #[tokio::test]
-async fn what_is_no_sglang_is_not_understood() {
+async fn answers_of_other_servers_are_errors() {
     let url = nowhere().await;
-    assert_eq!(engine_of(&model(&url, Sglang, 1)).unwrap().look().await, Ok(Found::Gone));
+    assert_eq!(engine_of(&model(&url, Sglang, 1)).unwrap().probe().await, Ok(EngineState::Gone));
     let table = [
-        ("", "not what SGLang says"),
-        ("[1]", "not what SGLang says"),
-        ("{\"weight_version\":7}", "not what SGLang says"),
+        ("", "not SGLang's model information"),
+        ("[1]", "not SGLang's model information"),
+        ("{\"weight_version\":7}", "not SGLang's model information"),
         ("{\"model_path\":\"/models/large\"}", "from 0.5.1 on"),
         ("{", "no JSON"),
     ];
@@ -366,32 +365,32 @@ async fn what_is_no_sglang_is_not_understood() {
         let server = Script::of(move |_| ok(answer)).await;
         let engine = engine_of(&model(&server.url, Sglang, 1)).unwrap();
         for error in [
-            engine.look().await.unwrap_err(),
+            engine.probe().await.unwrap_err(),
             engine.is_awake().await.unwrap_err(),
             engine.sleep().await.unwrap_err(),
             engine.wake().await.unwrap_err(),
             engine.generate().await.unwrap_err(),
         ] {
-            said(&error, wanted);
+            message(&error, wanted);
         }
     }
-    // What it says of itself has its keys in it.
+    // Its settings contain its keys.
     for settings in [json!("hunter2"), json!(["hunter2"])] {
         let fake = Fake::of(|state| state.settings = settings).await;
-        said(&fake.engine(1).look().await.unwrap_err(), "not what SGLang says of itself");
+        message(&fake.engine(1).probe().await.unwrap_err(), "not SGLang's server information");
     }
 }
 
-/// A weight version that does not stay where it was put would mislead whoever reads it.
+/// A weight version that changes by itself would mislead its reader.
 #[tokio::test]
-async fn a_mark_that_does_not_stay_stops_a_sleep_before_it_begins() {
+async fn a_weight_version_that_changes_stops_a_sleep_before_it_begins() {
     let server = Script::of(|asked| match asked.line.as_str() {
         "GET /model_info" => ok(r#"{"model_path":"/models/large","weight_version":"default"}"#),
         _ => ok("{}"),
     })
     .await;
     let engine = engine_of(&model(&server.url, Sglang, 1)).unwrap();
-    said(&engine.sleep().await.unwrap_err(), "nobody else may set it");
+    message(&engine.sleep().await.unwrap_err(), "no other program may set it");
     assert!(!server.asked().iter().any(|line| line.contains("release")));
 }
 
@@ -413,6 +412,6 @@ async fn weights_that_were_not_read_again_are_an_error() {
     })
     .await;
     let engine = engine_of(&model(&server.url, Sglang, 2)).unwrap();
-    said(&engine.wake().await.unwrap_err(), "no such file");
-    said(&engine.is_awake().await.unwrap_err(), "start it again");
+    message(&engine.wake().await.unwrap_err(), "no such file");
+    message(&engine.is_awake().await.unwrap_err(), "start it again");
 }

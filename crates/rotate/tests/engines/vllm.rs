@@ -1,12 +1,12 @@
-//! What is asked of a vLLM, and what is made of its answers.
+//! The vLLM adapter's requests, and its reading of the answers.
 
-use poorwill_rotate::config::Engine::Vllm;
+use poorwill_rotate::config::EngineKind::Vllm;
 use poorwill_rotate::engine::{EngineError, engine_of};
-use poorwill_rotate::policy::Found;
+use poorwill_rotate::policy::EngineState;
 
-use crate::script::{Said, Script, model, nowhere, ok};
+use crate::script::{Script, Scripted, model, nowhere, ok};
 
-/// Answers of a vLLM that does what it is asked for, as version 0.20 or as a later one.
+/// Answers of a working vLLM, as version 0.20 or as a later one.
 async fn vllm(is_later: bool, is_sleeping: bool) -> Script {
     Script::of(move |asked| match asked.line.as_str() {
         "GET /health" => ok(""),
@@ -17,13 +17,13 @@ async fn vllm(is_later: bool, is_sleeping: bool) -> Script {
         line if line.starts_with("POST /sleep") => ok(r#"{"status":"sleeping","level":1}"#),
         "POST /wake_up?tags=weights" => ok(r#"{"status":"sleeping","tags":["weights"]}"#),
         line if line.starts_with("POST /wake_up") => ok(r#"{"status":"awake","tags":null}"#),
-        _ => Said::Text(404, r#"{"detail":"Not Found"}"#.to_owned()),
+        _ => Scripted::Text(404, r#"{"detail":"Not Found"}"#.to_owned()),
     })
     .await
 }
 
 #[tokio::test]
-async fn each_call_asks_for_what_it_is_for_in_its_order() {
+async fn each_call_sends_its_requests_in_order() {
     for is_later in [false, true] {
         for level in [1, 2] {
             let server = vllm(is_later, false).await;
@@ -43,7 +43,7 @@ async fn each_call_asks_for_what_it_is_for_in_its_order() {
             };
             assert_eq!(server.asked(), wakes);
 
-            assert_eq!(engine.look().await, Ok(Found::Awake));
+            assert_eq!(engine.probe().await, Ok(EngineState::Awake));
             assert_eq!(server.asked(), ["GET /health", "GET /is_sleeping"]);
 
             assert_eq!(engine.is_awake().await, Ok(true));
@@ -66,43 +66,43 @@ async fn each_call_asks_for_what_it_is_for_in_its_order() {
 async fn one_that_sleeps_is_found_asleep() {
     let server = vllm(true, true).await;
     let engine = engine_of(&model(&server.url, Vllm, 1)).unwrap();
-    assert_eq!(engine.look().await, Ok(Found::Asleep));
+    assert_eq!(engine.probe().await, Ok(EngineState::Asleep));
     assert_eq!(engine.is_awake().await, Ok(false));
 }
 
 #[tokio::test]
-async fn nobody_there_is_gone_and_nothing_else_is() {
-    // A name with a part that is too long for one is nobody's, without anybody being asked.
+async fn only_an_unreachable_engine_is_gone() {
+    // A host name with a label that is too long fails without a resolver.
     let no_name = format!("http://{}.invalid:8000", "a".repeat(64));
     for url in [nowhere().await, no_name] {
         let engine = engine_of(&model(&url, Vllm, 1)).unwrap();
-        assert_eq!(engine.look().await, Ok(Found::Gone), "{url}");
+        assert_eq!(engine.probe().await, Ok(EngineState::Gone), "{url}");
         let error = engine.is_awake().await.unwrap_err();
         assert!(matches!(error, EngineError::Unreachable { .. }), "{error}");
         assert!(error.to_string().starts_with(&format!("GET {url}/is_sleeping: ")), "{error}");
     }
-    let starting = Script::of(|_| Said::Text(503, String::new())).await;
-    let error = engine_of(&model(&starting.url, Vllm, 1)).unwrap().look().await.unwrap_err();
-    let asked = format!("GET {}/health", starting.url);
-    assert_eq!(error, EngineError::Refused { asked, status: 503, words: "(nothing)".to_owned() });
+    let starting = Script::of(|_| Scripted::Text(503, String::new())).await;
+    let error = engine_of(&model(&starting.url, Vllm, 1)).unwrap().probe().await.unwrap_err();
+    let request_line = format!("GET {}/health", starting.url);
+    assert_eq!(error, EngineError::Refused { request_line, status: 503, message: "(nothing)".to_owned() });
 }
 
 #[tokio::test]
-async fn without_its_development_mode_it_is_said_how_to_start_it() {
+async fn without_development_mode_the_error_says_how_to_start_it() {
     let server = Script::of(|asked| match asked.line.as_str() {
         "GET /health" => ok(""),
-        _ => Said::Text(404, r#"{"detail":"Not Found"}"#.to_owned()),
+        _ => Scripted::Text(404, r#"{"detail":"Not Found"}"#.to_owned()),
     })
     .await;
     let engine = engine_of(&model(&server.url, Vllm, 1)).unwrap();
     let errors = [
-        engine.look().await.unwrap_err(),
+        engine.probe().await.unwrap_err(),
         engine.is_awake().await.unwrap_err(),
         engine.sleep().await.unwrap_err(),
         engine.wake().await.unwrap_err(),
     ];
     for error in errors {
-        assert!(matches!(error, EngineError::NotUnderstood { .. }), "{error}");
+        assert!(matches!(error, EngineError::Unexpected { .. }), "{error}");
         assert!(error.to_string().contains("VLLM_SERVER_DEV_MODE=1"), "{error}");
     }
 }
@@ -120,38 +120,35 @@ async fn a_move_that_ended_elsewhere_is_an_error() {
             let engine = engine_of(&model(&server.url, Vllm, level)).unwrap();
             let moved = if is_sleep { engine.sleep().await } else { engine.wake().await };
             let error = moved.expect_err(answer);
-            assert!(matches!(error, EngineError::NotUnderstood { .. }), "{answer}: {error}");
+            assert!(matches!(error, EngineError::Unexpected { .. }), "{answer}: {error}");
         }
     }
 }
 
-/// A wake at level 2 that fails on its way asks for nothing more.
+/// A level 2 wake that fails midway sends no further requests.
 #[tokio::test]
 async fn weights_that_were_not_loaded_are_not_gone_on_with() {
     let calls = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"];
     for (nth, fails) in calls.into_iter().enumerate() {
-        let server =
-            Script::of(
-                move |asked| {
-                    if asked.line.ends_with(fails) { Said::Text(500, "no".to_owned()) } else { ok("") }
-                },
-            )
-            .await;
+        let server = Script::of(move |asked| {
+            if asked.line.ends_with(fails) { Scripted::Text(500, "no".to_owned()) } else { ok("") }
+        })
+        .await;
         let engine = engine_of(&model(&server.url, Vllm, 2)).unwrap();
         let error = engine.wake().await.unwrap_err();
-        let asked = format!("POST {}{fails}", server.url);
-        assert_eq!(error, EngineError::Refused { asked, status: 500, words: "no".to_owned() });
+        let request_line = format!("POST {}{fails}", server.url);
+        assert_eq!(error, EngineError::Refused { request_line, status: 500, message: "no".to_owned() });
         assert_eq!(server.asked().len(), nth + 1);
     }
 }
 
 #[tokio::test]
-async fn is_sleeping_has_to_be_said() {
+async fn an_answer_without_is_sleeping_is_an_error() {
     for answer in ["", "null", "{}", "[]", r#"{"is_sleeping":"no"}"#, r#"{"is_sleeping":0}"#, "nope"] {
         let server = Script::of(move |_| ok(answer)).await;
         let engine = engine_of(&model(&server.url, Vllm, 1)).unwrap();
-        for error in [engine.look().await.unwrap_err(), engine.is_awake().await.unwrap_err()] {
-            assert!(matches!(error, EngineError::NotUnderstood { .. }), "{answer}: {error}");
+        for error in [engine.probe().await.unwrap_err(), engine.is_awake().await.unwrap_err()] {
+            assert!(matches!(error, EngineError::Unexpected { .. }), "{answer}: {error}");
         }
     }
 }

@@ -1,22 +1,22 @@
-//! Bodies get to engines byte for byte, however they are written.
+//! Bodies reach engines byte for byte, however they are written.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use super::world::{World, answer, post, run};
+use super::setup::{Setup, answer, post, run};
 
-/// How a name that clients ask for may be written in JSON.
+/// Spellings of a model's name in JSON.
 const SMALL: [&str; 3] = [r#""small""#, r#""sm\u0061ll""#, r#""\u0073\u006d\u0061\u006c\u006c""#];
-/// What its engine calls it.
+/// The name in the engine.
 const NAMED: &str = r#""org/one""#;
-/// And the key.
+/// And of the key.
 const MODEL: [&str; 3] = [r#""model""#, r#""mod\u0065l""#, r#""\u006dodel""#];
 
 fn blanks() -> impl Strategy<Value = String> {
     "[ \t\r\n]{0,3}"
 }
 
-/// A string as JSON writes it, with what it may have in it.
+/// A string as JSON writes it.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         "[a-zA-Z0-9 {}\\[\\],:/]{0,4}",
@@ -31,7 +31,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..5).prop_map(|pieces| format!("\"{}\"", pieces.concat()))
 }
 
-/// A key that is not that of the model. It can be read by all, so it has no half of a letter.
+/// A key other than the model's. Every parser accepts it, so it has no lone surrogate.
 fn key() -> impl Strategy<Value = String> {
     const ODD: &[&str] = &[
         r#""Model""#,
@@ -70,7 +70,7 @@ fn value() -> impl Strategy<Value = String> {
     })
 }
 
-/// What is before the name, the name as it is asked for, and what is behind it; and whether it is there once.
+/// The text before the name, the name as written, and the text after; and whether it occurs once.
 fn document() -> impl Strategy<Value = (String, &'static str, String, bool)> {
     let entries = || prop::collection::vec((blanks(), key(), blanks(), value(), blanks()), 0..4);
     let twice = prop::bool::weighted(0.1);
@@ -97,23 +97,23 @@ fn document() -> impl Strategy<Value = (String, &'static str, String, bool)> {
 }
 
 #[test]
-fn only_the_name_is_another_and_all_else_is_as_it_was() {
+fn only_the_name_is_replaced() {
     let config =
         Config { cases: 400, failure_persistence: None, fork: false, timeout: 0, ..Config::default() };
     let mut runner = TestRunner::new(config);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let world = runtime.block_on(World::new(""));
+    let setup = runtime.block_on(Setup::new(""));
     let tried = runner.run(&document(), |(before, name, after, is_once)| {
         let body = format!("{before}{name}{after}");
         runtime.block_on(async {
-            let mut client = world.asking(&body).await;
+            let mut client = setup.asking(&body).await;
             if !is_once {
                 let (head, said) = client.json().await;
                 prop_assert_eq!((head.status(), &said["error"]["param"]), (400, &"model".into()));
                 return Ok(());
             }
             let mut engine = tokio::select! {
-                engine = world.engine() => engine,
+                engine = setup.engine() => engine,
                 (_, said) = client.message() => {
                     return Err(TestCaseError::fail(format!("refused: {}", String::from_utf8_lossy(&said))));
                 }
@@ -133,22 +133,22 @@ fn only_the_name_is_another_and_all_else_is_as_it_was() {
 #[test]
 fn a_huge_body_arrives_whole() {
     run(async {
-        let world = World::new("").await;
+        let setup = Setup::new("").await;
         for model in ["org/one", "small"] {
             let text = "abcdefghijklmnopqrstuvwxyz".repeat((24 << 20) / 26);
             let body = format!("{{\"text\":\"{text}\",\"model\":\"{model}\",\"more\":\"{text}\"}}");
-            let mut client = world.client().await;
-            // More than may be: it is refused by its head.
+            let mut client = setup.client().await;
+            // Over the limit: refused by its head.
             client.send(post(&body).split_at(400).0).await;
             assert_eq!(client.message().await.0.status(), 413);
             let body = format!("{{\"text\":\"{text}\",\"model\":\"{model}\",\"more\":1}}");
-            let mut client = world.client().await;
+            let mut client = setup.client().await;
             let asked = post(&body);
             let sending = tokio::spawn(async move {
                 client.send(asked).await;
                 client
             });
-            let mut engine = world.engine().await;
+            let mut engine = setup.engine().await;
             let (_, got) = engine.message().await;
             assert!(got == body.replace("small", "org/one").as_bytes(), "other bytes");
             engine.send(answer("{}").replacen("\r\n", "\r\nConnection: close\r\n", 1)).await;

@@ -1,43 +1,43 @@
-//! What clients are told when there is no answer.
+//! Errors that clients get.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use poorwill_rotate::policy::{Refusal, Time};
 
-use super::world::{Verdict, Wire, World, answer, post, post_with, run};
+use super::setup::{Setup, Verdict, Wire, answer, post, post_with, run};
 
 const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
 
 #[test]
-fn refusals_have_their_status_and_say_when_to_come_again() {
+fn refusals_have_their_status_and_retry_after() {
     run(async {
-        let world = World::new("").await;
+        let setup = Setup::new("").await;
         let until = Time::ZERO;
         for (refusal, retry_after, status, seconds) in [
             (Refusal::QueueFull, None, 429, "1"),
             (Refusal::WaitedTooLong, Some(Duration::ZERO), 503, "1"),
             (Refusal::Quarantined { until }, Some(Duration::from_millis(4001)), 503, "5"),
-            (Refusal::NoRoom { until }, Some(Duration::from_secs(7)), 503, "7"),
+            (Refusal::NoMemory { until }, Some(Duration::from_secs(7)), 503, "7"),
             (Refusal::ShuttingDown, None, 503, "1"),
         ] {
-            world.refuse(refusal, retry_after);
-            let (head, body) = world.asking(ASK_ONE).await.json().await;
+            setup.refuse(refusal, retry_after);
+            let (head, body) = setup.asking(ASK_ONE).await.json().await;
             assert_eq!((head.status(), head.field("retry-after")), (status, Some(seconds)), "{refusal:?}");
             assert!(
                 body["error"]["code"].is_string()
                     && body["error"]["message"].as_str().unwrap().contains("org/one")
             );
         }
-        assert_eq!(world.until(|seen| seen.waiting == 0).await.admitted, 0);
+        assert_eq!(setup.until(|seen| seen.waiting == 0).await.admitted, 0);
     });
 }
 
 #[test]
 fn bodies_that_ask_for_nothing_are_refused() {
     run(async {
-        let world = World::new("").await;
-        let mut client = world.client().await;
+        let setup = Setup::new("").await;
+        let mut client = setup.client().await;
         for (body, status) in [
             ("", 400),
             ("{", 400),
@@ -57,42 +57,42 @@ fn bodies_that_ask_for_nothing_are_refused() {
             }
         }
         for lines in ["Content-Encoding: gzip\r\n", "Content-Type: multipart/form-data; boundary=x\r\n"] {
-            let mut client = world.client().await;
+            let mut client = setup.client().await;
             let asked = post_with("/v1/audio", lines, ASK_ONE);
             client.send(asked.replacen("Content-Type: application/json\r\n", "", 1)).await;
             assert_eq!(client.json().await.0.status(), 415, "{lines}");
         }
-        assert_eq!(world.until(|_| true).await.admitted, 0);
+        assert_eq!(setup.until(|_| true).await.admitted, 0);
     });
 }
 
 #[test]
-fn what_is_too_long_is_refused() {
+fn oversized_requests_are_refused() {
     run(async {
-        let world = World::new("body_max = 64\nhead_max = 8192").await;
-        // Of the body nothing is sent, and the answer comes.
-        let mut client = world.client().await;
+        let setup = Setup::new("body_max = 64\nhead_max = 8192").await;
+        // No byte of the body is sent, and the answer comes.
+        let mut client = setup.client().await;
         client.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 65\r\n\r\n").await;
         assert_eq!(client.json().await.0.status(), 413);
-        // Who goes on sending gets it, too.
-        let mut client = world.client().await;
+        // A client that goes on sending gets it, too.
+        let mut client = setup.client().await;
         client.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n\r\n").await;
         client.send(vec![b' '; 1 << 20]).await;
         assert_eq!(client.json().await.0.status(), 413);
-        // One that does not say how long it is.
-        let mut client = world.client().await;
+        // A body without a length.
+        let mut client = setup.client().await;
         client.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n").await;
         client.send(format!("40\r\n{}\r\n1\r\n \r\n", " ".repeat(64))).await;
         assert_eq!(client.json().await.0.status(), 413);
-        let mut client = world.client().await;
+        let mut client = setup.client().await;
         client.send(format!("GET /health HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(8192))).await;
         assert_eq!(client.json().await.0.status(), 431);
-        let mut client = world.client().await;
+        let mut client = setup.client().await;
         client.send(format!("GET /health HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(100_000))).await;
         assert_eq!(client.head().await.status(), 431);
-        // As long as it may be.
-        let mut client = world.asking(&format!("{{\"model\":\"two\"{}}}", " ".repeat(49))).await;
-        let mut engine = world.engine().await;
+        // At the limit.
+        let mut client = setup.asking(&format!("{{\"model\":\"two\"{}}}", " ".repeat(49))).await;
+        let mut engine = setup.engine().await;
         engine.message().await;
         engine.send(answer("{}")).await;
         assert_eq!(client.message().await.0.status(), 200);
@@ -102,36 +102,36 @@ fn what_is_too_long_is_refused() {
 #[test]
 fn no_more_requests_are_here_than_may_be() {
     run(async {
-        let world = World::new("requests_max = 2").await;
-        world.say(Verdict::Wait);
-        let mut waiting = world.asking(ASK_ONE).await;
-        let gone = world.asking(ASK_ONE).await;
-        world.until(|seen| seen.waiting == 2).await;
-        let (head, body) = world.asking(ASK_ONE).await.json().await;
+        let setup = Setup::new("requests_max = 2").await;
+        setup.say(Verdict::Wait);
+        let mut waiting = setup.asking(ASK_ONE).await;
+        let gone = setup.asking(ASK_ONE).await;
+        setup.until(|seen| seen.waiting == 2).await;
+        let (head, body) = setup.asking(ASK_ONE).await.json().await;
         assert_eq!((head.status(), head.field("retry-after")), (429, Some("1")), "{body}");
-        // The list of models is none of them.
-        let mut client = world.client().await;
+        // The list of models needs no permit.
+        let mut client = setup.client().await;
         client.send("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").await;
         assert_eq!(client.message().await.0.status(), 200);
         drop(gone);
-        world.until(|seen| seen.waiting == 1).await;
-        world.say(Verdict::Admit);
-        let mut engine = world.engine().await;
+        setup.until(|seen| seen.waiting == 1).await;
+        setup.say(Verdict::Admit);
+        let mut engine = setup.engine().await;
         engine.message().await;
         engine.send("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n12").await;
         assert_eq!(waiting.head().await.status(), 200);
-        // With its answer half sent it is still here; the limit is what it is now.
-        let mut fewer = (**world.gate.front.lock().unwrap()).clone();
+        // With its answer half sent, the request still counts; the limit is the current one.
+        let mut fewer = (**setup.backend.front.lock().unwrap()).clone();
         fewer.requests_max = 1;
-        *world.gate.front.lock().unwrap() = Arc::new(fewer);
-        assert_eq!(world.asking(ASK_ONE).await.json().await.0.status(), 429);
+        *setup.backend.front.lock().unwrap() = Arc::new(fewer);
+        assert_eq!(setup.asking(ASK_ONE).await.json().await.0.status(), 429);
         engine.send("34").await;
         assert_eq!(waiting.bytes(4).await, b"1234");
-        world.until(|seen| seen.running == 0).await;
-        // Its place is given back right behind what the gate has seen.
+        setup.until(|seen| seen.running == 0).await;
+        // Its permit is released right after the backend saw its end.
         loop {
-            world.refuse(Refusal::NoRoom { until: Time::ZERO }, None);
-            if world.asking(ASK_ONE).await.json().await.0.status() == 503 {
+            setup.refuse(Refusal::NoMemory { until: Time::ZERO }, None);
+            if setup.asking(ASK_ONE).await.json().await.0.status() == 503 {
                 break;
             }
         }
@@ -141,30 +141,30 @@ fn no_more_requests_are_here_than_may_be() {
 #[test]
 fn an_engine_that_is_not_there_is_suspect() {
     run(async {
-        let world = World::new("").await;
-        // It breaks off before it has said anything.
-        let mut client = world.asking(ASK_ONE).await;
-        let mut engine = world.engine().await;
+        let setup = Setup::new("").await;
+        // It breaks off before its answer.
+        let mut client = setup.asking(ASK_ONE).await;
+        let mut engine = setup.engine().await;
         engine.message().await;
         drop(engine);
         let (head, body) = client.json().await;
         assert_eq!(head.status(), 502, "{body}");
         assert!(head.field("x-request-id").is_some());
-        assert_eq!(world.until(|seen| seen.running == 0).await.suspects, 1);
-        // It says what is no HTTP.
-        let mut client = world.asking(ASK_ONE).await;
-        let mut engine = world.engine().await;
+        assert_eq!(setup.until(|seen| seen.running == 0).await.suspects, 1);
+        // Its answer is no HTTP.
+        let mut client = setup.asking(ASK_ONE).await;
+        let mut engine = setup.engine().await;
         engine.message().await;
         engine.send("what?\r\n\r\n").await;
         assert_eq!(client.json().await.0.status(), 502);
-        // It takes no connections.
-        let World { engine, gate, address, .. } = world;
+        // It refuses connections.
+        let Setup { engine, backend, address, .. } = setup;
         drop(engine);
         let mut client = Wire::to(address).await;
         client.send(post(ASK_ONE)).await;
         let (head, body) = client.json().await;
         assert_eq!((head.status(), &body["error"]["code"]), (502, &"engine_unreachable".into()));
         assert!(!body.to_string().contains("127.0.0.1"), "{body}");
-        assert_eq!(gate.seen.borrow().suspects, 3);
+        assert_eq!(backend.seen.borrow().suspects, 3);
     });
 }

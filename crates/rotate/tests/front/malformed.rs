@@ -1,13 +1,13 @@
-//! Clients that speak no HTTP, or too cleverly.
+//! Clients that send no HTTP, or ambiguous HTTP.
 
-use super::world::{World, answer, post, run};
+use super::setup::{Setup, answer, post, run};
 
 const ASK: &str = r#"{"model":"org/one"}"#;
 
 #[test]
-fn what_is_no_http_gets_an_error_or_nothing_and_never_to_an_engine() {
+fn invalid_http_never_reaches_an_engine() {
     run(async {
-        let world = World::new("").await;
+        let setup = Setup::new("").await;
         let body = format!("\r\n\r\n{ASK}");
         for asked in [
             "\r\n\r\nwhat".to_owned(),
@@ -45,43 +45,43 @@ fn what_is_no_http_gets_an_error_or_nothing_and_never_to_an_engine() {
             ),
             format!("GET /health HTTP/1.1\r\nHost: a\r\n{}\r\n", "X: y\r\n".repeat(5000)),
         ] {
-            let mut client = world.client().await;
+            let mut client = setup.client().await;
             client.send(&asked).await;
             tokio::io::AsyncWriteExt::shutdown(&mut client.stream).await.unwrap();
             let said = String::from_utf8(client.ended().await).unwrap();
             let is_error = said.is_empty() || said.starts_with("HTTP/1.1 4");
             assert!(is_error, "{:?}: {said}", &asked[..asked.len().min(200)]);
         }
-        let seen = world.until(|_| true).await;
+        let seen = setup.until(|_| true).await;
         assert_eq!((seen.admitted, seen.waiting), (0, 0));
     });
 }
 
 #[test]
-fn what_is_framed_twice_smuggles_nothing() {
+fn ambiguous_framing_smuggles_nothing() {
     run(async {
-        let world = World::new("").await;
-        let mut client = world.client().await;
-        // To who believes the length, the body is another one than to who believes the chunks.
+        let setup = Setup::new("").await;
+        let mut client = setup.client().await;
+        // By its length the body is another one than by its chunks.
         let chunks = format!("{:x}\r\n{ASK}\r\n0\r\n\r\n", ASK.len());
         let lines = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n";
         client.send(format!("{lines}{chunks}")).await;
         tokio::select! {
-            // It may be taken by its chunks, and then the engine gets that and a length.
-            mut engine = world.engine() => {
+            // It may be read by its chunks. Then the engine gets that body with a length.
+            mut engine = setup.engine() => {
                 let (head, body) = engine.message().await;
                 assert_eq!((head.field("transfer-encoding"), body.as_slice()), (None, ASK.as_bytes()));
                 engine.send(answer("{}")).await;
                 assert_eq!(client.message().await.0.status(), 200);
             }
-            // Or not at all.
+            // Or it is refused.
             (head, _) = client.message() => assert_eq!(head.status(), 400),
         }
-        // With a second request inside of the first one's body, that is what it stays.
+        // A second request within the first one's body stays part of that body.
         let inner = post(r#"{"model":"org/one","x":1}"#);
         let outer = format!("{{\"model\":\"org/one\",\"x\":{}}}", serde_json::Value::from(inner));
-        let mut client = world.asking(&outer).await;
-        let mut engine = world.engine().await;
+        let mut client = setup.asking(&outer).await;
+        let mut engine = setup.engine().await;
         assert_eq!(engine.message().await.1, outer.as_bytes());
         engine.send(answer("{}")).await;
         assert_eq!(client.message().await.0.status(), 200);
@@ -91,14 +91,14 @@ fn what_is_framed_twice_smuggles_nothing() {
 #[test]
 fn requests_that_come_at_once_are_answered_one_after_another() {
     run(async {
-        let world = World::new("").await;
-        let mut client = world.client().await;
+        let setup = Setup::new("").await;
+        let mut client = setup.client().await;
         let asked: String =
             (0..5).map(|nth| post(&format!("{{\"model\":\"org/one\",\"n\":{nth}}}"))).collect();
         client.send(asked).await;
         for nth in 0..5 {
             // Closed each time, so that it is known which connection is next.
-            let mut engine = world.engine().await;
+            let mut engine = setup.engine().await;
             assert_eq!(engine.message().await.1, format!("{{\"model\":\"org/one\",\"n\":{nth}}}").as_bytes());
             engine.send(answer(&nth.to_string()).replacen("\r\n", "\r\nConnection: close\r\n", 1)).await;
             drop(engine);
@@ -110,14 +110,14 @@ fn requests_that_come_at_once_are_answered_one_after_another() {
 #[test]
 fn chunks_of_a_body_are_put_together() {
     run(async {
-        let world = World::new("").await;
-        let mut client = world.client().await;
+        let setup = Setup::new("").await;
+        let mut client = setup.client().await;
         client.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTrailer: x\r\n\r\n").await;
         for byte in ASK.chars() {
             client.send(format!("1;ext=1\r\n{byte}\r\n")).await;
         }
         client.send("0\r\nx: 1\r\n\r\n").await;
-        let mut engine = world.engine().await;
+        let mut engine = setup.engine().await;
         let (head, body) = engine.message().await;
         assert_eq!((head.field("content-length"), body.as_slice()), (Some("19"), ASK.as_bytes()));
         assert_eq!((head.field("transfer-encoding"), head.field("trailer")), (None, None));

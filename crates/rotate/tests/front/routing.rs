@@ -1,18 +1,18 @@
-//! Where requests go, and what of them.
+//! Which requests go where, and with which headers.
 
 use std::time::Duration;
 
-use poorwill_rotate::front::Patience;
+use poorwill_rotate::front::Timeouts;
 
-use super::world::{Verdict, World, answer, post, post_with, run, run_on_one_thread};
+use super::setup::{Setup, Verdict, answer, post, post_with, run, run_on_one_thread};
 
 const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
 
 #[test]
 fn requests_go_to_their_engine_and_answers_come_back() {
     run(async {
-        let world = World::new("").await;
-        let mut client = world.client().await;
+        let setup = Setup::new("").await;
+        let mut client = setup.client().await;
         for (model, wanted) in [
             ("org/one", "org/one"),
             ("small", "org/one"),
@@ -22,24 +22,24 @@ fn requests_go_to_their_engine_and_answers_come_back() {
             client
                 .send(post_with("/v1/completions?x=a%20b", "", &format!(" {{ \"model\" : \"{model}\"}}\n")))
                 .await;
-            // The connection to the engine is used again.
+            // The connection to the engine is reused.
             if model == "org/one" {
-                let mut engine = world.engine().await;
+                let mut engine = setup.engine().await;
                 exchange(&mut engine, &mut client, wanted).await;
-                world.until(|seen| seen.running == 0).await;
+                setup.until(|seen| seen.running == 0).await;
                 // For the others.
                 drop(engine);
                 continue;
             }
-            let mut engine = world.engine().await;
+            let mut engine = setup.engine().await;
             exchange(&mut engine, &mut client, wanted).await;
             drop(engine);
         }
-        assert_eq!(world.until(|seen| seen.running == 0).await.admitted, 4);
+        assert_eq!(setup.until(|seen| seen.running == 0).await.admitted, 4);
     });
 }
 
-async fn exchange(engine: &mut super::world::Wire, client: &mut super::world::Wire, wanted: &str) {
+async fn exchange(engine: &mut super::setup::Wire, client: &mut super::setup::Wire, wanted: &str) {
     let (head, body) = engine.message().await;
     assert_eq!(head.first, "POST /v1/completions?x=a%20b HTTP/1.1");
     assert_eq!(String::from_utf8(body).unwrap(), format!(" {{ \"model\" : \"{wanted}\"}}\n"));
@@ -52,15 +52,15 @@ async fn exchange(engine: &mut super::world::Wire, client: &mut super::world::Wi
 fn connections_to_an_engine_are_used_again() {
     run_on_one_thread(async {
         let idle = Duration::from_secs(600);
-        let world = World::patient("", Patience { idle, ..Patience::default() }).await;
-        let mut client = world.asking(ASK_ONE).await;
-        let mut engine = world.engine().await;
+        let setup = Setup::with_timeouts("", Timeouts { idle, ..Timeouts::default() }).await;
+        let mut client = setup.asking(ASK_ONE).await;
+        let mut engine = setup.engine().await;
         for _ in 0..3 {
             engine.message().await;
             engine.send(answer("{}")).await;
             assert_eq!(client.message().await.0.status(), 200);
-            // By now the connection is where the next request finds it.
-            world.rounds().await;
+            // By now the connection is ready for reuse.
+            setup.rounds().await;
             client.send(post(ASK_ONE)).await;
         }
         engine.message().await;
@@ -68,16 +68,16 @@ fn connections_to_an_engine_are_used_again() {
 }
 
 #[test]
-fn what_is_for_one_hop_or_secret_is_not_passed_on() {
+fn hop_by_hop_headers_and_keys_are_not_forwarded() {
     run(async {
-        let world = World::new("keys = [\"env:ONE\"]").await;
-        let mut client = world.client().await;
+        let setup = Setup::new("keys = [\"env:ONE\"]").await;
+        let mut client = setup.client().await;
         let lines = "Authorization: Bearer key-of-ONE\r\nConnection: x-hop, keep-alive\r\nX-Hop: 1\r\nKeep-Alive: 5\r\n\
                      TE: trailers\r\nProxy-Authorization: x\r\nX-Other: kept\r\nExpect: 100-continue\r\n\
                      X-Request-Id: my-id\r\ntracestate: a=b\r\n\
                      traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00\r\n";
         client.send(post_with("/v1/completions", lines, ASK_ONE)).await;
-        let mut engine = world.engine().await;
+        let mut engine = setup.engine().await;
         let (head, _) = engine.message().await;
         for name in [
             "authorization",
@@ -94,7 +94,7 @@ fn what_is_for_one_hop_or_secret_is_not_passed_on() {
         assert_eq!(head.field("x-other"), Some("kept"));
         assert_eq!(head.field("x-request-id"), Some("my-id"));
         assert_eq!(head.field("tracestate"), Some("a=b"));
-        assert_eq!(head.field("host"), Some(world.engine.local_addr().unwrap().to_string().as_str()));
+        assert_eq!(head.field("host"), Some(setup.engine.local_addr().unwrap().to_string().as_str()));
         let trace = head.field("traceparent").unwrap();
         assert!(
             trace.starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-") && trace.ends_with("-00"),
@@ -117,9 +117,9 @@ fn what_is_for_one_hop_or_secret_is_not_passed_on() {
 #[test]
 fn all_models_are_listed_also_those_that_sleep() {
     run(async {
-        let world = World::new("").await;
-        world.say(Verdict::Wait);
-        let mut client = world.client().await;
+        let setup = Setup::new("").await;
+        setup.say(Verdict::Wait);
+        let mut client = setup.client().await;
         client.send("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").await;
         let (head, all) = client.json().await;
         assert_eq!((head.status(), head.field("content-type")), (200, Some("application/json")));
@@ -152,7 +152,7 @@ fn all_models_are_listed_also_those_that_sleep() {
 #[test]
 fn nothing_else_of_an_engine_is_reached() {
     run(async {
-        let world = World::new("").await;
+        let setup = Setup::new("").await;
         let tries = [
             ("POST", "/sleep", 404),
             ("POST", "/wake_up", 404),
@@ -181,7 +181,7 @@ fn nothing_else_of_an_engine_is_reached() {
             ("CONNECT", "front:80", 405),
         ];
         for (method, path, status) in tries {
-            let mut client = world.client().await;
+            let mut client = setup.client().await;
             client.send(post_with(path, "", ASK_ONE).replacen("POST", method, 1)).await;
             let (head, body) = client.json().await;
             assert_eq!(head.status(), status, "{method} {path}: {body}");
@@ -189,23 +189,23 @@ fn nothing_else_of_an_engine_is_reached() {
             assert!(head.field("x-request-id").is_some());
             assert_eq!(head.field("allow").is_some(), status == 405);
         }
-        let mut client = world.client().await;
+        let mut client = setup.client().await;
         client
             .send(post_with("/v1/completions", "Connection: Upgrade\r\nUpgrade: websocket\r\n", ASK_ONE))
             .await;
         assert_eq!(client.json().await.0.status(), 400);
         client.send(post_with("http://front/v1/completions", "", ASK_ONE)).await;
-        // Only the last was for the engine, and the first it hears of.
-        assert_eq!(world.engine().await.message().await.0.first, "POST /v1/completions HTTP/1.1");
-        assert_eq!(world.until(|_| true).await.admitted, 1);
+        // Only the last was for the engine, and is the first that it gets.
+        assert_eq!(setup.engine().await.message().await.0.first, "POST /v1/completions HTTP/1.1");
+        assert_eq!(setup.until(|_| true).await.admitted, 1);
     });
 }
 
 #[test]
-fn who_has_a_key_may_ask() {
+fn a_client_with_a_key_is_accepted() {
     run(async {
-        let world = World::new("keys = [\"env:ONE\", \"env:TWO\"]").await;
-        let mut client = world.client().await;
+        let setup = Setup::new("keys = [\"env:ONE\", \"env:TWO\"]").await;
+        let mut client = setup.client().await;
         for (given, is_right) in [
             ("", false),
             ("Authorization: Bearer key-of-ONE\r\n", true),
@@ -223,9 +223,9 @@ fn who_has_a_key_may_ask() {
             assert_eq!(head.field("www-authenticate").is_some(), !is_right);
             assert!(!body.to_string().contains("key-of"), "{body}");
         }
-        let mut client = world.asking(ASK_ONE).await;
+        let mut client = setup.asking(ASK_ONE).await;
         assert_eq!(client.json().await.1["error"]["code"], "invalid_api_key");
-        let mut client = world.client().await;
+        let mut client = setup.client().await;
         client.send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n").await;
         assert_eq!(client.message().await.0.status(), 200);
     });

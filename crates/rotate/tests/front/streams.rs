@@ -1,15 +1,15 @@
-//! Answers piece by piece, and what breaks them off.
+//! Streams, and what breaks them off.
 
 use poorwill_rotate::policy::{Refusal, Time};
 
-use super::world::{END, EVENTS, Verdict, Wire, World, answer, chunk, post, run};
+use super::setup::{END, EVENTS, Setup, Verdict, Wire, answer, chunk, post, run};
 
 const ASK: &str = r#"{"model":"org/one","stream":true}"#;
 
-/// A client and an engine with a stream that has begun and told one event.
-async fn begun(world: &World) -> (Wire, Wire) {
-    let mut client = world.asking(ASK).await;
-    let mut engine = world.engine().await;
+/// A client and an engine with a stream that has sent one event.
+async fn begun(setup: &Setup) -> (Wire, Wire) {
+    let mut client = setup.asking(ASK).await;
+    let mut engine = setup.engine().await;
     engine.message().await;
     engine.send(EVENTS).await;
     engine.send(chunk("data: 1\n\n")).await;
@@ -19,20 +19,20 @@ async fn begun(world: &World) -> (Wire, Wire) {
 }
 
 #[test]
-fn streams_are_passed_on_as_they_come() {
+fn streams_are_forwarded_as_they_come() {
     run(async {
-        let world = World::new("").await;
-        let (mut client, mut engine) = begun(&world).await;
-        // Each piece is only sent once the client has the one before.
+        let setup = Setup::new("").await;
+        let (mut client, mut engine) = begun(&setup).await;
+        // Each chunk is sent after the client has read the one before.
         for nth in 2..50 {
             let event = format!("data: {nth}\r\n: \u{e4}\n\n");
             engine.send(chunk(&event)).await;
             assert_eq!(client.chunk().await.unwrap(), event);
         }
-        assert_eq!(world.until(|_| true).await.running, 1);
+        assert_eq!(setup.until(|_| true).await.running, 1);
         engine.send(END).await;
         assert_eq!(client.chunk().await, None);
-        assert_eq!(world.until(|seen| seen.running == 0).await.suspects, 0);
+        assert_eq!(setup.until(|seen| seen.running == 0).await.suspects, 0);
         // The connection goes on.
         client.send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n").await;
         assert_eq!(client.message().await.0.status(), 200);
@@ -40,12 +40,12 @@ fn streams_are_passed_on_as_they_come() {
 }
 
 #[test]
-fn trailers_are_passed_on_to_who_wants_them() {
+fn trailers_are_forwarded_to_clients_that_accept_them() {
     run(async {
-        let world = World::new("").await;
-        let mut client = world.client().await;
+        let setup = Setup::new("").await;
+        let mut client = setup.client().await;
         client.send(post(ASK).replacen("Host", "TE: trailers\r\nHost", 1)).await;
-        let mut engine = world.engine().await;
+        let mut engine = setup.engine().await;
         engine.message().await;
         engine.send(EVENTS.replacen("\r\n", "\r\nTrailer: x-sum\r\n", 1)).await;
         engine.send(chunk("data: 1\n\n")).await;
@@ -57,11 +57,11 @@ fn trailers_are_passed_on_to_who_wants_them() {
 }
 
 #[test]
-fn a_large_answer_arrives_whole_at_a_client_that_reads_late() {
+fn a_large_answer_arrives_whole_at_a_slow_reader() {
     run(async {
-        let world = World::new("").await;
-        let mut client = world.asking(ASK).await;
-        let mut engine = world.engine().await;
+        let setup = Setup::new("").await;
+        let mut client = setup.asking(ASK).await;
+        let mut engine = setup.engine().await;
         engine.message().await;
         let large = (0..=250_u8).collect::<Vec<u8>>().repeat((48 << 20) / 251);
         let sent = large.clone();
@@ -80,9 +80,9 @@ fn a_large_answer_arrives_whole_at_a_client_that_reads_late() {
 #[test]
 fn a_stream_that_the_engine_breaks_off_says_so_and_has_no_end() {
     run(async {
-        let world = World::new("").await;
+        let setup = Setup::new("").await;
         for (more, before) in [("", ""), ("data: {\"x", "data: {\"x\n\n")] {
-            let (mut client, mut engine) = begun(&world).await;
+            let (mut client, mut engine) = begun(&setup).await;
             if !more.is_empty() {
                 engine.send(chunk(more)).await;
                 assert_eq!(client.chunk().await.unwrap(), more);
@@ -95,17 +95,17 @@ fn a_stream_that_the_engine_breaks_off_says_so_and_has_no_end() {
             assert_eq!(said["error"]["code"], "engine_broke_off", "{said}");
             assert_eq!(client.ended().await, b"");
         }
-        assert_eq!(world.until(|seen| seen.running == 0).await.suspects, 2);
+        assert_eq!(setup.until(|seen| seen.running == 0).await.suspects, 2);
     });
 }
 
 #[test]
-fn other_answers_that_break_off_are_not_whole() {
+fn other_answers_that_break_off_are_incomplete() {
     run(async {
-        let world = World::new("").await;
+        let setup = Setup::new("").await;
         for head in ["Content-Length: 10", "Transfer-Encoding: chunked"] {
-            let mut client = world.asking(ASK).await;
-            let mut engine = world.engine().await;
+            let mut client = setup.asking(ASK).await;
+            let mut engine = setup.engine().await;
             engine.message().await;
             engine.send(format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n4\r\n1234\r\n")).await;
             client.head().await;
@@ -114,35 +114,35 @@ fn other_answers_that_break_off_are_not_whole() {
             let rest = String::from_utf8(client.ended().await).unwrap();
             assert!(!rest.contains("0\r\n"), "{rest:?}");
         }
-        // Who speaks HTTP/1.0 knows the end of an answer by that of the connection, which so is no end.
-        let mut client = world.client().await;
+        // For HTTP/1.0 the end of the connection is the end of the answer, so a reset is none.
+        let mut client = setup.client().await;
         client.send(post(ASK).replacen("HTTP/1.1", "HTTP/1.0", 1)).await;
-        let mut engine = world.engine().await;
+        let mut engine = setup.engine().await;
         engine.message().await;
         engine.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n1234\r\n").await;
         client.head().await;
         assert_eq!(client.bytes(4).await, b"1234");
         drop(engine);
         assert_eq!(client.reset().await, std::io::ErrorKind::ConnectionReset);
-        assert_eq!(world.until(|seen| seen.running == 0).await.suspects, 3);
+        assert_eq!(setup.until(|seen| seen.running == 0).await.suspects, 3);
     });
 }
 
 #[test]
 fn requests_that_have_to_end_are_ended() {
     run(async {
-        let world = World::new("").await;
-        // One of which nothing has come yet, one amid its events, and one amid something else.
-        let mut silent = world.asking(ASK).await;
-        let mut silent_engine = world.engine().await;
+        let setup = Setup::new("").await;
+        // A stream without data, one within its events, and one within something else.
+        let mut silent = setup.asking(ASK).await;
+        let mut silent_engine = setup.engine().await;
         silent_engine.message().await;
-        let (mut events, mut events_engine) = begun(&world).await;
-        let mut other = world.asking(ASK).await;
-        let mut other_engine = world.engine().await;
+        let (mut events, mut events_engine) = begun(&setup).await;
+        let mut other = setup.asking(ASK).await;
+        let mut other_engine = setup.engine().await;
         other_engine.message().await;
         other_engine.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1234").await;
         other.head().await;
-        world.gate.aborted.cancel();
+        setup.backend.aborted.cancel();
         let (head, body) = silent.json().await;
         assert_eq!((head.status(), head.field("retry-after")), (503, Some("1")), "{body}");
         let event = events.chunk().await.unwrap();
@@ -152,22 +152,22 @@ fn requests_that_have_to_end_are_ended() {
         for engine in [&mut silent_engine, &mut events_engine, &mut other_engine] {
             assert_eq!(engine.ended().await, b"");
         }
-        assert_eq!(world.until(|seen| seen.running == 0).await.suspects, 0);
+        assert_eq!(setup.until(|seen| seen.running == 0).await.suspects, 0);
     });
 }
 
 #[test]
 fn an_engine_that_never_pauses_is_ended_too() {
     run(async {
-        let world = World::new("").await;
-        let (mut client, mut engine) = begun(&world).await;
+        let setup = Setup::new("").await;
+        let (mut client, mut engine) = begun(&setup).await;
         let flood = tokio::spawn(async move {
             use tokio::io::AsyncWriteExt;
             let event = chunk(&format!("data: {}\n\n", "x".repeat(4096)));
             while engine.stream.write_all(event.as_bytes()).await.is_ok() {}
         });
         let mut all = client.chunks_with(1 << 20).await;
-        world.gate.aborted.cancel();
+        setup.backend.aborted.cancel();
         all += &String::from_utf8(client.ended().await).unwrap();
         assert!(all.contains("\ndata: {\"error\":") && !all.ends_with(END), "it ended without a word");
         flood.await.unwrap();
@@ -175,11 +175,11 @@ fn an_engine_that_never_pauses_is_ended_too() {
 }
 
 #[test]
-fn clients_that_wait_are_told_that_their_stream_is_coming() {
+fn clients_that_wait_for_a_stream_get_keep_alives() {
     run(async {
-        let world = World::new("keep_alive = \"5ms\"").await;
-        world.say(Verdict::Wait);
-        let mut client = world.asking(ASK).await;
+        let setup = Setup::new("keep_alive = \"5ms\"").await;
+        setup.say(Verdict::Wait);
+        let mut client = setup.asking(ASK).await;
         let head = client.head().await;
         assert_eq!(
             (head.status(), head.field("content-type")),
@@ -188,10 +188,10 @@ fn clients_that_wait_are_told_that_their_stream_is_coming() {
         for _ in 0..3 {
             assert_eq!(client.chunk().await.unwrap(), ": waiting\n\n");
         }
-        world.say(Verdict::Admit);
-        let mut engine = world.engine().await;
+        setup.say(Verdict::Admit);
+        let mut engine = setup.engine().await;
         engine.message().await;
-        // Also while the engine is silent.
+        // Also while the engine sends nothing.
         client.chunk().await.unwrap();
         engine.send(EVENTS).await;
         engine.send(chunk("data: 1\n\n")).await;
@@ -201,33 +201,33 @@ fn clients_that_wait_are_told_that_their_stream_is_coming() {
         }
         assert_eq!(event, "data: 1\n\n");
         engine.send(chunk("data: 2\n\n")).await;
-        // From now on there is nothing but the engine's.
+        // From now on only the engine's bytes.
         assert_eq!(client.chunk().await.unwrap(), "data: 2\n\n");
         engine.send(END).await;
         assert_eq!(client.chunk().await, None);
-        world.until(|seen| seen.running == 0).await;
+        setup.until(|seen| seen.running == 0).await;
     });
 }
 
 #[test]
-fn a_stream_that_was_promised_and_does_not_come_ends_with_an_error() {
+fn a_stream_that_never_begins_ends_with_an_error() {
     run(async {
-        let world = World::new("keep_alive = \"5ms\"").await;
+        let setup = Setup::new("keep_alive = \"5ms\"").await;
         let bad = "{\"error\": {\n\"message\": \"too long\"}}";
         for (said, code) in [
             (None, "no_room"),
             (Some(answer(bad).replacen("200 OK", "400 Bad", 1)), ""),
             (Some(answer("odd")), "engine_error"),
         ] {
-            world.say(Verdict::Wait);
-            let mut client = world.asking(ASK).await;
+            setup.say(Verdict::Wait);
+            let mut client = setup.asking(ASK).await;
             client.head().await;
             client.chunk().await.unwrap();
             match &said {
-                None => world.refuse(Refusal::NoRoom { until: Time::ZERO }, None),
+                None => setup.refuse(Refusal::NoMemory { until: Time::ZERO }, None),
                 Some(said) => {
-                    world.say(Verdict::Admit);
-                    let mut engine = world.engine().await;
+                    setup.say(Verdict::Admit);
+                    let mut engine = setup.engine().await;
                     engine.message().await;
                     engine.send(said).await;
                 }
@@ -244,19 +244,19 @@ fn a_stream_that_was_promised_and_does_not_come_ends_with_an_error() {
                 code => assert_eq!(event["error"]["code"], code, "{event}"),
             }
             assert_eq!(client.chunk().await, None);
-            world.until(|seen| seen.running == 0 && seen.waiting == 0).await;
+            setup.until(|seen| seen.running == 0 && seen.waiting == 0).await;
         }
     });
 }
 
 #[test]
-fn who_wants_no_stream_is_promised_none() {
+fn a_client_without_stream_gets_none() {
     run(async {
-        let world = World::new("keep_alive = \"1ms\"").await;
-        world.say(Verdict::Wait);
-        let mut client = world.asking(r#"{"model":"org/one","stream":false}"#).await;
-        world.until(|seen| seen.waiting == 1).await;
-        world.refuse(Refusal::WaitedTooLong, None);
+        let setup = Setup::new("keep_alive = \"1ms\"").await;
+        setup.say(Verdict::Wait);
+        let mut client = setup.asking(r#"{"model":"org/one","stream":false}"#).await;
+        setup.until(|seen| seen.waiting == 1).await;
+        setup.refuse(Refusal::WaitedTooLong, None);
         assert_eq!(client.message().await.0.status(), 503);
     });
 }

@@ -1,19 +1,19 @@
-//! What is written of requests.
+//! Log lines of requests.
 
 use std::fmt::{Debug, Write as _};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use poorwill_rotate::front::Patience;
+use poorwill_rotate::front::Timeouts;
 use tokio::io::AsyncWriteExt as _;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use super::world::{EVENTS, World, answer, chunk, post_with, run, run_on_one_thread};
+use super::setup::{EVENTS, Setup, answer, chunk, post_with, run, run_on_one_thread};
 
-/// Keeps all events that are the front's, a line each.
+/// Keeps all of the front's log lines.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -47,16 +47,16 @@ impl Subscriber for Lines {
 }
 
 #[test]
-fn each_request_is_told_once_without_its_body_and_key() {
+fn each_request_is_logged_once_without_its_body_and_key() {
     let lines = Lines::default();
-    // Other tests tell theirs meanwhile, so the requests of this one have names.
+    // Other tests log meanwhile, so these requests have ids.
     tracing::subscriber::set_global_default(lines.clone()).unwrap();
     run(async {
-        let world = World::new("keys = [\"env:ONE\"]").await;
-        let mut client = world.client().await;
+        let setup = Setup::new("keys = [\"env:ONE\"]").await;
+        let mut client = setup.client().await;
         let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: told-1\r\n";
         client.send(post_with("/v1/completions", head, r#"{"model":"small","prompt":"secret"}"#)).await;
-        let mut engine = world.engine().await;
+        let mut engine = setup.engine().await;
         engine.message().await;
         // The next request comes on another connection.
         engine.send(answer("secret answer").replacen("\r\n", "\r\nConnection: close\r\n", 1)).await;
@@ -69,37 +69,37 @@ fn each_request_is_told_once_without_its_body_and_key() {
         client.message().await;
         // One that breaks off.
         let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: told-4\r\n";
-        let mut client = world.client().await;
+        let mut client = setup.client().await;
         client.send(post_with("/v1/completions", head, r#"{"model":"two","prompt":"secret"}"#)).await;
-        let mut engine = world.engine().await;
+        let mut engine = setup.engine().await;
         engine.message().await;
         engine.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1234").await;
         client.head().await;
         client.bytes(4).await;
         drop(engine);
         client.ended().await;
-        world.shutdown.cancel();
-        world.served.await.unwrap().unwrap();
+        setup.shutdown.cancel();
+        setup.served.await.unwrap().unwrap();
     });
-    // And one that we break off, since it reads nothing and has to leave.
+    // One that the front breaks off, since its client reads nothing and its model has to leave.
     run_on_one_thread(async {
-        let patience = Patience { reader: Duration::from_millis(50), ..Patience::default() };
-        let world = World::patient("", patience).await;
-        let mut client = world.client().await;
+        let timeouts = Timeouts { reader: Duration::from_millis(50), ..Timeouts::default() };
+        let setup = Setup::with_timeouts("", timeouts).await;
+        let mut client = setup.client().await;
         let ask = r#"{"model":"org/one","stream":true}"#;
         client.send(post_with("/v1/completions", "X-Request-Id: told-5\r\n", ask)).await;
-        let mut engine = world.engine().await;
+        let mut engine = setup.engine().await;
         engine.message().await;
         engine.send(EVENTS).await;
         let piece = chunk(&format!("data: {}\n\n", "x".repeat(64 << 10)));
         loop {
             tokio::select! {
                 sent = engine.stream.write_all(piece.as_bytes()) => sent.unwrap(),
-                () = world.rounds() => break,
+                () = setup.rounds() => break,
             }
         }
-        world.gate.aborted.cancel();
-        world.until(|seen| seen.running == 0).await;
+        setup.backend.aborted.cancel();
+        setup.until(|seen| seen.running == 0).await;
         assert_eq!(client.reset().await, io::ErrorKind::ConnectionReset);
     });
     let all = lines.0.lock().unwrap();

@@ -1,18 +1,19 @@
-//! What comes from outside of a machine (commands, others who take memory, reports that are nobody's), and worlds in
-//! which everybody is always waited for.
+//! Events from outside of the rotation: commands, memory of other programs, repeated reports. Also simulations with
+//! permanent demand.
 
 use std::time::Duration;
 
-use poorwill_rotate::policy::{Found, Gpu, Input, ModelId, Outcome, Rules};
+use poorwill_rotate::policy::{EngineState, Gpu, Input, ModelId, Outcome, Rules};
 
-use super::{CARD, Engine, GIB, Happening, Lies, Request, Rng, State, World, engine};
+use super::{CARD, Engine, Faults, GIB, Occurrence, Request, Rng, Simulation, State, engine};
 
-impl World {
-    /// One with everything that may come from outside, too.
-    pub(crate) fn wild(seed: u64, lies: Lies) -> Self {
+impl Simulation {
+    /// With all events from outside.
+    pub(crate) fn chaos(seed: u64, faults: Faults) -> Self {
         let mut rng = Rng::of(seed);
         let gpus = 1 + rng.below(2);
-        let mut engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, lies)).collect();
+        let mut engines: Vec<Engine> =
+            (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, faults)).collect();
         for engine in &mut engines {
             let rules = &mut engine.rules;
             if rng.one_in(3) {
@@ -25,22 +26,23 @@ impl World {
             rules.turn_max = zero(&mut rng, rules.turn_max);
             rules.pause_min = zero(&mut rng, rules.pause_min);
             rules.limits.drain = zero(&mut rng, rules.limits.drain);
-            rules.limits.room = if rng.one_in(6) { Duration::from_millis(50) } else { rules.limits.room };
+            rules.limits.find_memory =
+                if rng.one_in(6) { Duration::from_millis(50) } else { rules.limits.find_memory };
             rules.limits.poll = zero(&mut rng, rules.limits.poll);
             rules.idle_max = if rng.one_in(6) { Some(Duration::ZERO) } else { rules.idle_max };
             rules.queue_max = usize::try_from(1 + rng.below(12)).unwrap();
         }
-        let mut world = Self::of(seed, rng, lies, engines);
-        (world.is_wild, world.was_wild) = (true, true);
-        world.at(Duration::ZERO, Happening::Command);
-        world.at(Duration::ZERO, Happening::Outsider);
-        world
+        let mut simulation = Self::of(seed, rng, faults, engines);
+        (simulation.is_wild, simulation.had_chaos) = (true, true);
+        simulation.at(Duration::ZERO, Occurrence::Command);
+        simulation.at(Duration::ZERO, Occurrence::Outsider);
+        simulation
     }
 
-    /// Honest ones of which everybody is waited for all the time: one on two GPUs, and two on each.
+    /// Correct engines with permanent demand: one on two GPUs, and two on each.
     pub(crate) fn busy(seed: u64) -> Self {
         let mut rng = Rng::of(seed);
-        let mut engines: Vec<Engine> = (0..5).map(|_| engine(&mut rng, 1, Lies::None)).collect();
+        let mut engines: Vec<Engine> = (0..5).map(|_| engine(&mut rng, 1, Faults::None)).collect();
         for (nth, engine) in engines.iter_mut().enumerate() {
             let gpus = [vec![Gpu(0), Gpu(1)], vec![Gpu(0)], vec![Gpu(1)]][nth.div_ceil(2)].clone();
             engine.awake_bytes = (45 + rng.below(20)) * GIB;
@@ -51,12 +53,12 @@ impl World {
             rules.need_bytes = Some(engine.awake_bytes);
             (engine.state, engine.held_bytes) = (State::Asleep, engine.asleep_bytes);
         }
-        let mut world = Self::of(seed, rng, Lies::None, engines);
-        world.is_busy = true;
-        world
+        let mut simulation = Self::of(seed, rng, Faults::None, engines);
+        simulation.is_busy = true;
+        simulation
     }
 
-    /// Nobody comes from outside any more, and whoever runs what nobody else may restart has done so.
+    /// Ends events from outside. Engines that only an operator can restart have been restarted.
     pub(super) fn calm(&mut self) {
         if !self.is_wild {
             return;
@@ -69,7 +71,7 @@ impl World {
         }
     }
 
-    /// Whoever runs it has restarted it, and had it sleep.
+    /// The operator has restarted it and put it to sleep.
     pub(super) fn reborn(&mut self, model: usize) {
         let engine = &mut self.engines[model];
         if engine.rules.can_restart {
@@ -98,10 +100,10 @@ impl World {
         };
         self.tell(input);
         let wait = self.rng.millis(0, 6000);
-        self.at(wait, Happening::Command);
+        self.at(wait, Occurrence::Command);
     }
 
-    /// Somebody else puts one to sleep that is awake and has nothing to do; whether it was one.
+    /// Another program puts an idle awake engine to sleep; false if there is none.
     fn doze(&mut self, model: usize) -> bool {
         let engine = &mut self.engines[model];
         let is_one = engine.state == State::Awake
@@ -117,7 +119,7 @@ impl World {
         false
     }
 
-    /// Somebody else takes memory, or gives it back.
+    /// Another program takes or releases memory.
     pub(super) fn outsider(&mut self) {
         for gpu in 0..self.outside.len() {
             self.outside[gpu] = 0;
@@ -127,10 +129,10 @@ impl World {
             }
         }
         let wait = self.rng.millis(500, 30_000);
-        self.at(wait, Happening::Outsider);
+        self.at(wait, Occurrence::Outsider);
     }
 
-    /// Reports that are late, or come twice.
+    /// Late and repeated reports.
     pub(super) fn repeat(&mut self) {
         let Some(most) = (self.old_ops.len() as u64).checked_sub(1).filter(|_| self.is_wild) else { return };
         let op = self.old_ops[usize::try_from(most - self.rng.below(most.min(20) + 1)).unwrap()];
@@ -138,15 +140,15 @@ impl World {
             0 => Outcome::Done,
             1 => Outcome::Free(vec![CARD; 2]),
             2 => Outcome::Canary(Ok(())),
-            3 => Outcome::Found(Found::Awake),
+            3 => Outcome::Probed(EngineState::Awake),
             _ => Outcome::Failed("late".to_owned()),
         };
-        // They change nothing, and so nothing follows from them.
+        // They change nothing, so no effect follows.
         let effects = self.policy.step(self.now, Input::Ended { op, outcome });
-        assert!(effects.is_empty(), "{}", self.story(&format!("{op:?} is nobody's, and {effects:?}")));
+        assert!(effects.is_empty(), "{}", self.story(&format!("{op:?} is unknown, and {effects:?}")));
     }
 
-    /// Nobody on its GPUs could have come, and was waited for, before anybody waited for it.
+    /// No other model on its GPUs was selectable and waited for longer.
     pub(super) fn check_order(&self, model: usize) {
         let waited_since = |of: usize| {
             let is_its = |request: &&Request| request.model == of && !request.is_running;

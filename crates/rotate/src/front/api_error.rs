@@ -1,4 +1,4 @@
-//! What clients are told when they get no answer from an engine: errors as OpenAI's interface has them.
+//! Errors of the front in OpenAI's format.
 
 use std::time::Duration;
 
@@ -7,51 +7,51 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::json;
 
 use super::Listed;
-use super::json::Wrong;
+use super::json::BodyError;
 use crate::policy::Refusal;
 use crate::service::Refused;
 
-/// The most names that an error lists.
+/// Most model names in a message.
 const NAMES_MAX: usize = 64;
-/// The most letters of what an engine says that are repeated within an error of ours.
-const WORDS_MAX: usize = 1024;
+/// Most characters of an engine's answer in a message.
+const EXCERPT_MAX: usize = 1024;
 
-/// Why a request got no answer.
+/// An error response.
 #[derive(Debug, Clone)]
-pub(super) struct Fault {
+pub(super) struct ApiError {
     pub(super) status: StatusCode,
     kind: &'static str,
     code: &'static str,
     param: Option<&'static str>,
     message: String,
-    beside: Option<Beside>,
+    header: Option<ErrorHeader>,
 }
 
-/// A header that clients need beside an error.
+/// A header that belongs to an error.
 #[derive(Debug, Clone, Copy)]
-enum Beside {
-    /// When to come again, in seconds.
+enum ErrorHeader {
+    /// In seconds.
     RetryAfter(u64),
-    /// Which methods there are.
+    /// The accepted methods.
     Allow(&'static str),
-    /// That a key is wanted.
+    /// Asks for a key.
     Challenge,
 }
 
-impl Fault {
+impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let kind = match status.as_u16() {
             429 => "rate_limit_error",
             500.. => "server_error",
             _ => "invalid_request_error",
         };
-        Self { status, kind, code, param: None, message: message.into(), beside: None }
+        Self { status, kind, code, param: None, message: message.into(), header: None }
     }
 
-    fn again_after(mut self, wait: Option<Duration>) -> Self {
+    fn retry_after(mut self, wait: Option<Duration>) -> Self {
         let wait = wait.unwrap_or_default();
         let seconds = wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1);
-        self.beside = Some(Beside::RetryAfter(seconds));
+        self.header = Some(ErrorHeader::RetryAfter(seconds));
         self
     }
 
@@ -62,21 +62,21 @@ impl Fault {
     pub(super) fn no_key() -> Self {
         let text =
             "a key is missing, or is none of those that are known here; send `Authorization: Bearer KEY`";
-        let mut fault = Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", text);
-        fault.beside = Some(Beside::Challenge);
-        fault
+        let mut error = Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", text);
+        error.header = Some(ErrorHeader::Challenge);
+        error
     }
 
     pub(super) fn no_path() -> Self {
-        let text = "there is nothing here; what there is begins with /v1/, as in /v1/chat/completions";
+        let text = "there is nothing here; paths begin with /v1/, as in /v1/chat/completions";
         Self::new(StatusCode::NOT_FOUND, "unknown_path", text)
     }
 
     pub(super) fn no_method(allowed: &'static str) -> Self {
-        let text = format!("this is not done by that method; say {allowed}");
-        let mut fault = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text);
-        fault.beside = Some(Beside::Allow(allowed));
-        fault
+        let text = format!("this method is not allowed here; use {allowed}");
+        let mut error = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text);
+        error.header = Some(ErrorHeader::Allow(allowed));
+        error
     }
 
     pub(super) fn no_model(asked: &str, all: &[Listed]) -> Self {
@@ -86,24 +86,26 @@ impl Fault {
         }
         let asked: String = asked.chars().take(256).collect();
         let text = format!("there is no model `{asked}`; there are: {}", names.join(", "));
-        let mut fault = Self::new(StatusCode::NOT_FOUND, "model_not_found", text);
-        fault.param = Some("model");
-        fault
+        let mut error = Self::new(StatusCode::NOT_FOUND, "model_not_found", text);
+        error.param = Some("model");
+        error
     }
 
-    pub(super) fn wrong_body(wrong: Wrong) -> Self {
-        let text = match wrong {
-            Wrong::NotJson(why) => format!("the body is no JSON object: {why}"),
-            Wrong::NoModel => "the body has no `model`; GET /v1/models lists those that there are".to_owned(),
-            Wrong::NotText => "the `model` of the body is no string".to_owned(),
-            Wrong::Twice => "the body has more than one `model`; say one".to_owned(),
+    pub(super) fn invalid_body(error: BodyError) -> Self {
+        let text = match error {
+            BodyError::NotJson(why) => format!("the body is no JSON object: {why}"),
+            BodyError::NoModel => {
+                "the body has no `model`; GET /v1/models lists those that there are".to_owned()
+            }
+            BodyError::NotString => "the `model` of the body is no string".to_owned(),
+            BodyError::Duplicate => "the body has more than one `model`; say one".to_owned(),
         };
-        let mut fault = Self::bad(text);
-        fault.param = Some("model");
-        fault
+        let mut error = Self::bad(text);
+        error.param = Some("model");
+        error
     }
 
-    pub(super) fn wrong_type(what: &str) -> Self {
+    pub(super) fn unsupported_type(what: &str) -> Self {
         let text = format!("bodies that are {what} are not taken here; send JSON, as it is");
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", text)
     }
@@ -114,40 +116,38 @@ impl Fault {
     }
 
     pub(super) fn large_body(max_bytes: u64) -> Self {
-        let text = format!("the body is longer than {max_bytes} bytes, which is the most that is taken here");
+        let text = format!("the body is longer than {max_bytes} bytes, which is the limit");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", text)
     }
 
     pub(super) fn large_head(max_bytes: u64) -> Self {
-        let text = format!("the head is longer than {max_bytes} bytes, which is the most that is taken here");
+        let text = format!("the head is longer than {max_bytes} bytes, which is the limit");
         Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", text)
     }
 
     pub(super) fn crowded(max: usize) -> Self {
-        let text = format!("{max} requests are here already, which is the most; try again");
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", text).again_after(None)
+        let text = format!("{max} requests are in progress, which is the limit; try again");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", text).retry_after(None)
     }
 
     pub(super) fn refused(name: &str, refused: Refused) -> Self {
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         let (status, code, why) = match refused.refusal {
-            Refusal::QueueFull => {
-                (StatusCode::TOO_MANY_REQUESTS, "queue_full", "as many requests wait for it as may")
-            }
-            Refusal::WaitedTooLong => (unavailable, "waited_too_long", "it did not come up in time"),
+            Refusal::QueueFull => (StatusCode::TOO_MANY_REQUESTS, "queue_full", "its queue is full"),
+            Refusal::WaitedTooLong => (unavailable, "waited_too_long", "it did not become ready in time"),
             Refusal::Quarantined { .. } => {
-                (unavailable, "quarantined", "its engine has failed, and is left alone for a while")
+                (unavailable, "quarantined", "its engine has failed, and is quarantined for a while")
             }
-            Refusal::NoRoom { .. } => (unavailable, "no_room", "there is no room for it on its GPUs now"),
+            Refusal::NoMemory { .. } => (unavailable, "no_room", "its GPUs have too little free memory now"),
             Refusal::ShuttingDown => (unavailable, "shutting_down", "the service is ending"),
         };
         let text = format!("model `{name}` is not served now: {why}; try again");
-        Self::new(status, code, text).again_after(refused.retry_after)
+        Self::new(status, code, text).retry_after(refused.retry_after)
     }
 
     pub(super) fn aborted(name: &str) -> Self {
-        let text = format!("model `{name}` had to make room before the answer was whole; try again");
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", text).again_after(None)
+        let text = format!("model `{name}` had to leave before the answer was complete; try again");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", text).retry_after(None)
     }
 
     pub(super) fn unreachable(name: &str) -> Self {
@@ -160,9 +160,9 @@ impl Fault {
         Self::new(StatusCode::BAD_GATEWAY, "engine_broke_off", text)
     }
 
-    pub(super) fn odd(name: &str, status: StatusCode, words: &str) -> Self {
-        let words: String = words.chars().take(WORDS_MAX).collect();
-        let text = format!("the engine of model `{name}` answered {}: {words}", status.as_u16());
+    pub(super) fn engine_error(name: &str, status: StatusCode, excerpt: &str) -> Self {
+        let excerpt: String = excerpt.chars().take(EXCERPT_MAX).collect();
+        let text = format!("the engine of model `{name}` answered {}: {excerpt}", status.as_u16());
         Self::new(status, "engine_error", text)
     }
 
@@ -177,24 +177,24 @@ impl Fault {
         self.to_json().into()
     }
 
-    /// An event that says it within a stream. One that broke off amid an event is closed first.
+    /// As an event within a stream. An unfinished event is closed first.
     pub(super) fn event(&self, is_amid: bool) -> Bytes {
         event(&self.to_json(), is_amid)
     }
 
     pub(super) fn headers(&self, headers: &mut HeaderMap) {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let (name, value) = match self.beside {
+        let (name, value) = match self.header {
             None => return,
-            Some(Beside::RetryAfter(seconds)) => (header::RETRY_AFTER, HeaderValue::from(seconds)),
-            Some(Beside::Allow(methods)) => (header::ALLOW, HeaderValue::from_static(methods)),
-            Some(Beside::Challenge) => (header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+            Some(ErrorHeader::RetryAfter(seconds)) => (header::RETRY_AFTER, HeaderValue::from(seconds)),
+            Some(ErrorHeader::Allow(methods)) => (header::ALLOW, HeaderValue::from_static(methods)),
+            Some(ErrorHeader::Challenge) => (header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
         };
         headers.insert(name, value);
     }
 }
 
-/// An event with some JSON that is one line.
+/// A `data:` event with one line of JSON.
 pub(super) fn event(json: &[u8], is_amid: bool) -> Bytes {
     let before: &[u8] = if is_amid { b"\n\ndata: " } else { b"data: " };
     [before, json, b"\n\n"].concat().into()

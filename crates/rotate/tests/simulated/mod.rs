@@ -1,31 +1,31 @@
-//! Machines with GPUs, engines and clients, in virtual time. Engines may lie; what is held against the policy is what
-//! really is.
+//! Machines with GPUs, engines and clients, in virtual time. Engines may have faults; the checks compare the policy
+//! with the simulated device state.
 
-mod wild;
+mod chaos;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use poorwill_rotate::policy::{
-    Effect, Event, Found, Gpu, Input, Limits, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules,
-    Task, Time,
+    Effect, EngineState, Event, Gpu, Input, Limits, ModelId, OpId, Outcome, Policy, Refusal, RequestId,
+    Rules, StageName, Task, Time,
 };
 
 const GIB: u64 = 1 << 30;
 const CARD: u64 = 80 * GIB;
 
-/// Which lies engines tell.
+/// Which faults engines have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lies {
+pub(crate) enum Faults {
     None,
-    /// A sleep that says it has, and gives nothing back.
+    /// A reported sleep that releases nothing.
     Keeps,
-    /// One that gives back a half.
+    /// One that releases half.
     Half,
-    /// A wake that says it has, and has not.
+    /// A reported wake that did not happen.
     Dozes,
-    /// A wake behind which it talks gibberish.
+    /// A wake after which it generates garbage.
     Gibberish,
     /// Tasks that never end.
     Hangs,
@@ -35,12 +35,12 @@ pub(crate) enum Lies {
     Crashes,
     /// Memory that grows with every cycle.
     Leaks,
-    /// Requests that do not end when they are told to.
+    /// Requests that do not end after an abort.
     Clings,
     All,
 }
 
-impl Lies {
+impl Faults {
     pub(crate) const EACH: [Self; 9] = [
         Self::Keeps,
         Self::Half,
@@ -54,7 +54,7 @@ impl Lies {
     ];
 }
 
-/// Numbers by a seed.
+/// Random numbers from a seed.
 struct Rng(fastrand::Rng);
 
 impl Rng {
@@ -82,7 +82,7 @@ enum State {
     Asleep,
 }
 
-/// An engine as it really is.
+/// The real state of an engine.
 struct Engine {
     rules: Rules,
     state: State,
@@ -91,13 +91,13 @@ struct Engine {
     asleep_bytes: u64,
     held_bytes: u64,
     is_gibberish: bool,
-    /// Whether its canary came out right since it last came up.
+    /// Whether its canary was right since its last wake or start.
     is_proved: bool,
     op: Option<(OpId, Task)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Happening {
+enum Occurrence {
     Arrive,
     Leave(RequestId),
     Task(OpId),
@@ -109,7 +109,7 @@ enum Happening {
 
 #[derive(Debug)]
 #[allow(dead_code, reason = "shown when something is wrong")]
-enum Said {
+enum Report {
     In(Input),
     Out(Effect),
 }
@@ -121,51 +121,51 @@ struct Request {
     is_running: bool,
 }
 
-pub(crate) struct World {
+pub(crate) struct Simulation {
     seed: u64,
     rng: Rng,
-    lies: Lies,
+    faults: Faults,
     policy: Policy,
     engines: Vec<Engine>,
     now: Time,
-    happenings: BinaryHeap<Reverse<(Time, u64, Happening)>>,
+    happenings: BinaryHeap<Reverse<(Time, u64, Occurrence)>>,
     order: u64,
     requests: BTreeMap<RequestId, Request>,
     next_request: u64,
     takes_requests: bool,
-    /// Whether there are commands, outsiders, reports that are nobody's, and engines that nobody may restart.
+    /// Whether there are commands, other programs, repeated reports, and engines that only an operator can restart.
     is_wild: bool,
-    /// Whether there were, so that what was learnt may be somebody else's.
-    was_wild: bool,
-    /// What others than the engines hold on each GPU.
+    /// Whether there were, so that learned needs may be wrong.
+    had_chaos: bool,
+    /// What other programs hold on each GPU.
     outside: Vec<u64>,
-    /// Tasks that have ended, or were given up.
+    /// Tasks that have ended, or were cancelled.
     old_ops: Vec<OpId>,
-    /// Whether everybody is waited for all the time, so that who is passed over is seen.
+    /// Whether all models have permanent demand, so that starvation shows.
     is_busy: bool,
-    /// Since when each model could come, if it can.
+    /// Since when each model is selectable.
     down_since: Vec<Option<Time>>,
     admitted: Vec<u64>,
     steps: u64,
-    /// The latest that was said, for who has to find out why.
-    log: VecDeque<(Time, Said)>,
+    /// The latest inputs and effects, to explain a failure.
+    log: VecDeque<(Time, Report)>,
 }
 
-impl World {
-    pub(crate) fn new(seed: u64, lies: Lies) -> Self {
+impl Simulation {
+    pub(crate) fn new(seed: u64, faults: Faults) -> Self {
         let mut rng = Rng::of(seed);
         let gpus = 1 + rng.below(2);
-        let engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, lies)).collect();
-        Self::of(seed, rng, lies, engines)
+        let engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, faults)).collect();
+        Self::of(seed, rng, faults, engines)
     }
 
-    fn of(seed: u64, rng: Rng, lies: Lies, engines: Vec<Engine>) -> Self {
+    fn of(seed: u64, rng: Rng, faults: Faults, engines: Vec<Engine>) -> Self {
         let policy = Policy::new(engines.iter().map(|engine| engine.rules.clone()).collect());
         let admitted = vec![0; engines.len()];
-        let mut world = Self {
+        let mut simulation = Self {
             seed,
             rng,
-            lies,
+            faults,
             policy,
             engines,
             now: Time::ZERO,
@@ -175,7 +175,7 @@ impl World {
             next_request: 0,
             takes_requests: true,
             is_wild: false,
-            was_wild: false,
+            had_chaos: false,
             outside: vec![0; 2],
             old_ops: Vec::new(),
             is_busy: false,
@@ -184,16 +184,16 @@ impl World {
             steps: 0,
             log: VecDeque::new(),
         };
-        world.at(Duration::ZERO, Happening::Arrive);
-        world.tell(Input::Tick);
-        world
+        simulation.at(Duration::ZERO, Occurrence::Arrive);
+        simulation.tell(Input::Tick);
+        simulation
     }
 
     pub(crate) fn admitted(&self) -> u64 {
         self.admitted.iter().sum()
     }
 
-    /// Lets so much time pass.
+    /// Passes this much time.
     pub(crate) fn run(&mut self, time: Duration) {
         let end = self.now.after(time);
         loop {
@@ -215,16 +215,16 @@ impl World {
         self.now = end;
     }
 
-    /// From now on everybody is honest: in the end all requests are answered, and every model can be had.
+    /// Removes all faults. In the end all requests are answered, and every model is available.
     pub(crate) fn settle(&mut self) {
-        self.lies = Lies::None;
+        self.faults = Faults::None;
         self.takes_requests = false;
         self.calm();
         self.run(Duration::from_secs(900));
         assert!(self.requests.is_empty(), "{}", self.story("requests are left"));
         for model in 0..self.engines.len() {
             let before = self.admitted[model];
-            // Whoever was just left alone says so, and is tried again later.
+            // A quarantined model refuses, and is tried again later.
             for _ in 0..6 {
                 self.arrive(model);
                 self.run(Duration::from_secs(400));
@@ -250,14 +250,14 @@ impl World {
         format!(
             "seed {} with {:?} at {:?}: {what}\n{}\n{}",
             self.seed,
-            self.lies,
+            self.faults,
             self.now,
             stages.join("\n"),
             self.log.iter().map(|(at, said)| format!("{at:?} {said:?}\n")).collect::<String>()
         )
     }
 
-    fn at(&mut self, wait: Duration, what: Happening) {
+    fn at(&mut self, wait: Duration, what: Occurrence) {
         self.order += 1;
         self.happenings.push(Reverse((self.now.after(wait), self.order, what)));
     }
@@ -268,7 +268,7 @@ impl World {
             - self.outside[gpu.0]
     }
 
-    fn note(&mut self, said: Said) {
+    fn note(&mut self, said: Report) {
         if self.log.len() >= 150 {
             self.log.pop_front();
         }
@@ -276,12 +276,12 @@ impl World {
     }
 
     fn tell(&mut self, input: Input) {
-        self.note(Said::In(input.clone()));
+        self.note(Report::In(input.clone()));
         self.steps += 1;
         assert!(self.steps < 400_000, "{}", self.story("it does not come to an end"));
         let effects = self.policy.step(self.now, input);
         for effect in effects {
-            self.note(Said::Out(effect.clone()));
+            self.note(Report::Out(effect.clone()));
             self.take(effect);
         }
     }
@@ -291,11 +291,11 @@ impl World {
             Effect::Admit { request, model } => self.admit(request, model),
             Effect::Refuse { request, model, refusal } => {
                 self.requests.remove(&request);
-                let by_fault = matches!(refusal, Refusal::Quarantined { .. } | Refusal::NoRoom { .. });
-                let was_honest = self.lies == Lies::None && self.takes_requests && !self.is_wild;
-                assert!(!(by_fault && was_honest), "{}", self.story("refused, and nobody lied"));
+                let by_fault = matches!(refusal, Refusal::Quarantined { .. } | Refusal::NoMemory { .. });
+                let was_honest = self.faults == Faults::None && self.takes_requests && !self.is_wild;
+                assert!(!(by_fault && was_honest), "{}", self.story("refused without a fault"));
                 if refusal == Refusal::ShuttingDown {
-                    panic!("{}", self.story(&format!("nobody ends it, and {model:?} is refused")));
+                    panic!("{}", self.story(&format!("no shutdown, and {model:?} is refused")));
                 }
             }
             Effect::Abort(model) => self.abort(model.0),
@@ -306,16 +306,16 @@ impl World {
                     engine.op = engine.op.filter(|(one, _)| *one != op);
                 }
             }
-            Effect::Tell { model, event } => {
+            Effect::Report { model, event } => {
                 if let Event::Stage(stage) = event {
-                    if stage == "finding room" && self.is_busy {
+                    if stage == StageName::FindingMemory && self.is_busy {
                         self.check_order(model.0);
                     }
-                    let is_down = matches!(stage, "asleep" | "cold");
+                    let is_down = matches!(stage, StageName::Asleep | StageName::Cold);
                     self.down_since[model.0] = is_down.then_some(self.now);
                 }
                 if let Event::Learnt { held_bytes } = event
-                    && !self.was_wild
+                    && !self.had_chaos
                 {
                     let engine = &self.engines[model.0];
                     let most = engine.awake_bytes;
@@ -339,14 +339,14 @@ impl World {
             self.requests.values().filter(|other| other.is_running && other.model == model.0).count();
         assert!(running <= most, "{}", self.story("too many run"));
         let takes = self.rng.millis(20, 4000);
-        self.at(takes, Happening::Leave(request));
+        self.at(takes, Occurrence::Leave(request));
     }
 
     fn abort(&mut self, model: usize) {
         let running: Vec<RequestId> = self.running_of(model);
         for request in running {
-            if !(self.lying(Lies::Clings, 3)) {
-                self.at(Duration::from_millis(5), Happening::Leave(request));
+            if !(self.lying(Faults::Clings, 3)) {
+                self.at(Duration::from_millis(5), Occurrence::Leave(request));
             }
         }
     }
@@ -356,9 +356,9 @@ impl World {
         self.requests.iter().filter(is_its).map(|(id, _)| *id).collect()
     }
 
-    fn lying(&mut self, lie: Lies, one_in: u64) -> bool {
-        (self.lies == lie || self.lies == Lies::All) && {
-            let times = if self.lies == Lies::All { one_in * 4 } else { one_in };
+    fn lying(&mut self, lie: Faults, one_in: u64) -> bool {
+        (self.faults == lie || self.faults == Faults::All) && {
+            let times = if self.faults == Faults::All { one_in * 4 } else { one_in };
             self.rng.one_in(times)
         }
     }
@@ -380,7 +380,7 @@ impl World {
             for (gpu, held) in
                 self.engines[model].rules.gpus.iter().zip(status.held_bytes.unwrap_or_default())
             {
-                assert!(self.free(*gpu) >= held, "{}", self.story("woken without room"));
+                assert!(self.free(*gpu) >= held, "{}", self.story("woken without enough free memory"));
             }
         }
         if task == Task::Sleep {
@@ -391,37 +391,37 @@ impl World {
         if is_moving(task) {
             engine.is_proved = false;
         }
-        if self.lying(Lies::Hangs, 8) {
+        if self.lying(Faults::Hangs, 8) {
             return;
         }
         let takes = match task {
             Task::Start => self.rng.millis(5_000, 60_000),
             Task::Stop => self.rng.millis(100, 5_000),
             Task::Sleep | Task::Wake => self.rng.millis(30, 900),
-            Task::Look | Task::Confirm | Task::Canary => self.rng.millis(1, 200),
-            Task::Weigh => self.rng.millis(0, 3),
+            Task::Probe | Task::Confirm | Task::Canary => self.rng.millis(1, 200),
+            Task::Measure => self.rng.millis(0, 3),
         };
-        self.at(takes, Happening::Task(op));
+        self.at(takes, Occurrence::Task(op));
     }
 
-    fn happen(&mut self, what: Happening) {
+    fn happen(&mut self, what: Occurrence) {
         match what {
-            Happening::Arrive => {
+            Occurrence::Arrive => {
                 if self.takes_requests {
                     let model = self.rng.below(self.engines.len() as u64);
                     for _ in 0..=self.rng.below(3) {
                         self.arrive(usize::try_from(model).unwrap());
                     }
                     let wait = self.rng.millis(10, if self.is_busy { 1500 } else { 4000 });
-                    self.at(wait, Happening::Arrive);
+                    self.at(wait, Occurrence::Arrive);
                 }
             }
-            Happening::Leave(request) => {
+            Occurrence::Leave(request) => {
                 if self.requests.remove(&request).is_some() {
                     self.tell(Input::Left(request));
                 }
             }
-            Happening::Task(op) => {
+            Occurrence::Task(op) => {
                 let is_its = |engine: &Engine| engine.op.is_some_and(|(one, _)| one == op);
                 let Some(model) = self.engines.iter().position(is_its) else { return };
                 let Some((_, task)) = self.engines[model].op.take() else { return };
@@ -429,24 +429,24 @@ impl World {
                 self.old_ops.push(op);
                 self.tell(Input::Ended { op, outcome });
                 self.repeat();
-                if self.lying(Lies::Crashes, 12) {
+                if self.lying(Faults::Crashes, 12) {
                     let wait = self.rng.millis(0, 3000);
-                    self.at(wait, Happening::Die(model));
+                    self.at(wait, Occurrence::Die(model));
                 }
             }
-            Happening::Release { model, to } => {
+            Occurrence::Release { model, to } => {
                 let engine = &mut self.engines[model];
                 if engine.state == State::Asleep {
                     engine.held_bytes = to;
                 }
             }
-            Happening::Die(model) if self.is_wild && !self.engines[model].rules.can_restart => {
+            Occurrence::Die(model) if self.is_wild && !self.engines[model].rules.can_restart => {
                 self.reborn(model);
             }
-            Happening::Die(model) => self.die(model),
-            Happening::Command if self.is_wild => self.command(),
-            Happening::Outsider if self.is_wild => self.outsider(),
-            Happening::Command | Happening::Outsider => {}
+            Occurrence::Die(model) => self.die(model),
+            Occurrence::Command if self.is_wild => self.command(),
+            Occurrence::Outsider if self.is_wild => self.outsider(),
+            Occurrence::Command | Occurrence::Outsider => {}
         }
     }
 
@@ -458,8 +458,8 @@ impl World {
         self.tell(Input::Arrived { request, model: ModelId(model) });
         if self.requests.contains_key(&request) && self.rng.one_in(20) && self.takes_requests && !self.is_busy
         {
-            let patience = self.rng.millis(0, 5000);
-            self.at(patience, Happening::Leave(request));
+            let wait = self.rng.millis(0, 5000);
+            self.at(wait, Occurrence::Leave(request));
         }
     }
 
@@ -469,7 +469,7 @@ impl World {
             return;
         }
         (engine.state, engine.held_bytes, engine.is_proved) = (State::Gone, 0, false);
-        // Told the other way round, requests that waited may go to who is dead, and fail at once.
+        // In the other order, waiting requests may go to a dead engine and fail at once.
         self.tell(Input::Lost(ModelId(model)));
         for request in self.running_of(model) {
             self.requests.remove(&request);
@@ -478,24 +478,24 @@ impl World {
     }
 
     fn outcome(&mut self, model: usize, task: Task) -> Outcome {
-        if task != Task::Weigh && self.lying(Lies::Fails, 8) {
+        if task != Task::Measure && self.lying(Faults::Fails, 8) {
             return Outcome::Failed("HTTP 500".to_owned());
         }
         let state = self.engines[model].state;
         let gpus = self.engines[model].rules.gpus.clone();
         match task {
-            Task::Look => Outcome::Found(match state {
-                State::Gone => Found::Gone,
-                State::Awake => Found::Awake,
-                State::Asleep => Found::Asleep,
+            Task::Probe => Outcome::Probed(match state {
+                State::Gone => EngineState::Gone,
+                State::Awake => EngineState::Awake,
+                State::Asleep => EngineState::Asleep,
             }),
-            Task::Weigh => Outcome::Free(gpus.iter().map(|gpu| self.free(*gpu)).collect()),
+            Task::Measure => Outcome::Free(gpus.iter().map(|gpu| self.free(*gpu)).collect()),
             Task::Start => self.come_up(model, "it was there already", state == State::Gone),
             Task::Wake => {
-                if self.lying(Lies::Dozes, 4) {
+                if self.lying(Faults::Dozes, 4) {
                     return Outcome::Done;
                 }
-                let is_gibberish = self.lying(Lies::Gibberish, 4);
+                let is_gibberish = self.lying(Faults::Gibberish, 4);
                 let outcome = self.come_up(model, "it was not asleep", state == State::Asleep);
                 self.engines[model].is_gibberish = is_gibberish;
                 outcome
@@ -504,13 +504,13 @@ impl World {
                 let engine = &mut self.engines[model];
                 (engine.state, engine.held_bytes, engine.is_gibberish) = (State::Gone, 0, false);
                 for request in self.running_of(model) {
-                    self.at(Duration::ZERO, Happening::Leave(request));
+                    self.at(Duration::ZERO, Occurrence::Leave(request));
                 }
                 Outcome::Done
             }
             Task::Sleep => self.fall_asleep(model),
-            Task::Confirm if state == State::Gone => Outcome::Failed("nobody answers".to_owned()),
-            Task::Confirm => Outcome::Awake(state == State::Awake || self.lies == Lies::Dozes),
+            Task::Confirm if state == State::Gone => Outcome::Failed("no answer".to_owned()),
+            Task::Confirm => Outcome::Awake(state == State::Awake || self.faults == Faults::Dozes),
             Task::Canary => {
                 let engine = &mut self.engines[model];
                 engine.is_proved = state == State::Awake && !engine.is_gibberish;
@@ -539,24 +539,24 @@ impl World {
             return Outcome::Failed("it was not awake".to_owned());
         }
         self.engines[model].state = State::Asleep;
-        if self.lying(Lies::Leaks, 2) {
+        if self.lying(Faults::Leaks, 2) {
             self.engines[model].asleep_bytes += GIB / 2;
         }
         let engine = &self.engines[model];
         let (held, to) = (engine.held_bytes, engine.asleep_bytes.min(engine.held_bytes));
-        let to = if self.lying(Lies::Keeps, 4) {
+        let to = if self.lying(Faults::Keeps, 4) {
             held
-        } else if self.lying(Lies::Half, 4) {
+        } else if self.lying(Faults::Half, 4) {
             to + (held - to) / 2
         } else {
             to
         };
         let wait = self.rng.millis(0, 150);
-        self.at(wait, Happening::Release { model, to });
+        self.at(wait, Occurrence::Release { model, to });
         Outcome::Done
     }
 
-    /// What holds at any time.
+    /// The invariants.
     fn check(&self) {
         for (id, request) in &self.requests {
             let rules = &self.engines[request.model].rules;
@@ -567,7 +567,7 @@ impl World {
     }
 }
 
-fn engine(rng: &mut Rng, gpus: u64, lies: Lies) -> Engine {
+fn engine(rng: &mut Rng, gpus: u64, faults: Faults) -> Engine {
     let on_all = rng.one_in(4);
     let first = rng.below(gpus);
     let all = (0..gpus).map(|gpu| Gpu(usize::try_from(gpu).unwrap()));
@@ -575,8 +575,8 @@ fn engine(rng: &mut Rng, gpus: u64, lies: Lies) -> Engine {
         if on_all { all.collect() } else { all.skip(usize::try_from(first).unwrap()).take(1).collect() };
     let awake_bytes = (8 + rng.below(60)) * GIB;
     let mut rules = Rules::on(gpus);
-    // An engine that nobody may restart, and that lies, holds its memory for good.
-    rules.can_restart = lies != Lies::None || !rng.one_in(3);
+    // A faulty engine that only an operator can restart holds its memory for good.
+    rules.can_restart = faults != Faults::None || !rng.one_in(3);
     rules.can_sleep = !rules.can_restart || !rng.one_in(8);
     rules.need_bytes = rng.one_in(2).then_some(awake_bytes);
     rules.idle_max = rng.one_in(3).then_some(rng.millis(1000, 20_000));

@@ -1,8 +1,11 @@
-//! A client's connection, as the HTTP server and the requests on it see it.
+//! A client's connection, shared by the HTTP server and the requests on it.
 //!
-//! Beside reading and writing it knows four things that the server does not tell: when all that was written has gone
-//! out, that the client has gone away, also where something that it sent is still unread, that an answer which is to end
-//! does not since its client reads nothing, and how to close so that an answer to somebody who is still sending arrives.
+//! It adds what hyper does not offer:
+//!
+//! - It reports when all written bytes have been flushed.
+//! - It detects that the client has disconnected, even with unread bytes.
+//! - It detects an answer that should end but does not, because its client reads nothing.
+//! - It closes so that a client that is still sending can read the answer.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -22,24 +25,23 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
-/// Between two looks whether a client has gone that has sent its next request already, which hides that it has.
-const LOOK: Duration = Duration::from_secs(1);
-/// How long what a client still sends is read and thrown away, so that it gets to reading the answer.
+/// Poll interval for clients that have sent their next request already, which hides a disconnect.
+const POLL_EVERY: Duration = Duration::from_secs(1);
+/// How long bytes of a client that is still sending are discarded, so that it can read the answer.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// A connection that requests hold as well as the server.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Connection {
     stream: TcpStream,
     flushes: AtomicU64,
     flushed: AtomicWaker,
     lingers: AtomicBool,
     is_cut: AtomicBool,
-    /// Fires when the answer that is under way has to end; none where that is up to the engine and the client.
+    /// Ends the answer in progress; `None` where the engine and client decide.
     ending: watch::Sender<Option<CancellationToken>>,
 }
 
-impl Line {
+impl Connection {
     pub(super) fn new(stream: TcpStream) -> Self {
         Self {
             stream,
@@ -51,12 +53,12 @@ impl Line {
         }
     }
 
-    /// What fires when the answer that is under way has to end; nothing when it is over.
+    /// Sets the token that ends the answer in progress; `None` after its end.
     pub(super) fn ends_with(&self, ending: Option<CancellationToken>) {
         self.ending.send_replace(ending);
     }
 
-    /// Waits until an answer has had to end for so long, and is still under way.
+    /// Waits until an answer has run for `after` longer than its token allows.
     pub(super) async fn overdue(&self, after: Duration) {
         let mut endings = self.ending.subscribe();
         loop {
@@ -70,49 +72,48 @@ impl Line {
             };
             tokio::select! {
                 () = overdue => return,
-                // Who sends is here.
+                // The sender is in `self`, so it is alive.
                 _ = endings.changed() => {}
             }
         }
     }
 
-    /// How often all that there was to write had gone out.
+    /// How often all written bytes were flushed.
     pub(super) fn flushes(&self) -> u64 {
         self.flushes.load(Ordering::Acquire)
     }
 
-    /// Waits until all has gone out once more than so many times.
+    /// Waits until the flush count exceeds `since`.
     pub(super) fn poll_flushed(&self, cx: &mut Context<'_>, since: u64) -> Poll<()> {
         self.flushed.register(cx.waker());
         if self.flushes() > since { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Whether an answer that is given now goes to somebody who may be sending still.
+    /// Sets whether the client may still be sending.
     pub(super) fn linger(&self, lingers: bool) {
         self.lingers.store(lingers, Ordering::Release);
     }
 
-    /// The connection will be reset instead of closed, for answers whose end is that of the connection, and those that
-    /// nobody reads.
+    /// Resets the connection on close instead of finishing it. For answers whose end is the end of the connection, and
+    /// for clients that do not read.
     pub(super) fn cut(&self) {
         self.is_cut.store(true, Ordering::Release);
-        // A socket that does not take it is broken already.
+        // If the socket refuses, it is broken already.
         let _ = self.stream.set_zero_linger();
     }
 
-    /// Whether it was.
     pub(super) fn is_cut(&self) -> bool {
         self.is_cut.load(Ordering::Acquire)
     }
 
-    /// Waits until the client sends no more. Where it has sent its next request already, that is found out within a second
-    /// or so.
+    /// Waits until the client closes its sending side. Takes about a second if the client has sent its next request
+    /// already.
     pub(super) async fn gone(self: Arc<Self>) {
         loop {
-            // Nobody else reads while a request is under way, once its body has been read.
+            // No other task reads during a request, after its body.
             match self.stream.peek(&mut [0]).await {
                 Ok(0) | Err(_) => return,
-                Ok(_) => tokio::time::sleep(LOOK).await,
+                Ok(_) => tokio::time::sleep(POLL_EVERY).await,
             }
             let ready = self.stream.ready(Interest::READABLE).now_or_never();
             if ready.is_some_and(|ready| ready.is_ok_and(Ready::is_read_closed)) {
@@ -127,16 +128,16 @@ impl Line {
     }
 }
 
-/// What the server reads from and writes to.
+/// The server's end of the connection.
 #[derive(Debug)]
 pub(super) struct Io {
-    line: Arc<Line>,
+    connection: Arc<Connection>,
     lingering: Option<Pin<Box<Sleep>>>,
 }
 
 impl Io {
-    pub(super) fn new(line: Arc<Line>) -> Self {
-        Self { line, lingering: None }
+    pub(super) fn new(connection: Arc<Connection>) -> Self {
+        Self { connection, lingering: None }
     }
 }
 
@@ -147,8 +148,8 @@ impl AsyncRead for Io {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
-            ready!(self.line.stream.poll_read_ready(cx))?;
-            match self.line.stream.try_read_buf(buffer) {
+            ready!(self.connection.stream.poll_read_ready(cx))?;
+            match self.connection.stream.try_read_buf(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return Poll::Ready(done.map(|_| ())),
             }
@@ -167,8 +168,8 @@ impl AsyncWrite for Io {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         loop {
-            ready!(self.line.stream.poll_write_ready(cx))?;
-            match self.line.stream.try_write_vectored(slices) {
+            ready!(self.connection.stream.poll_write_ready(cx))?;
+            match self.connection.stream.try_write_vectored(slices) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return Poll::Ready(done),
             }
@@ -179,31 +180,31 @@ impl AsyncWrite for Io {
         true
     }
 
-    /// The server calls it when it has nothing left to write.
+    /// hyper calls this when it has nothing left to write.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.line.flushes.fetch_add(1, Ordering::AcqRel);
-        self.line.flushed.wake();
+        self.connection.flushes.fetch_add(1, Ordering::AcqRel);
+        self.connection.flushed.wake();
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.lingering.is_none() {
-            if let Err(error) = self.line.close_writing() {
+            if let Err(error) = self.connection.close_writing() {
                 return Poll::Ready(Err(error));
             }
-            if !self.line.lingers.load(Ordering::Acquire) {
+            if !self.connection.lingers.load(Ordering::Acquire) {
                 return Poll::Ready(Ok(()));
             }
         }
-        let Self { line, lingering } = &mut *self;
+        let Self { connection, lingering } = &mut *self;
         let limit = lingering.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
-        let mut waste = [0; 16 << 10];
+        let mut discarded = [0; 16 << 10];
         loop {
             if limit.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Ok(()));
             }
-            ready!(line.stream.poll_read_ready(cx))?;
-            match line.stream.try_read(&mut waste) {
+            ready!(connection.stream.poll_read_ready(cx))?;
+            match connection.stream.try_read(&mut discarded) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(0) | Err(_) => return Poll::Ready(Ok(())),
                 Ok(_) => {}

@@ -1,4 +1,4 @@
-//! One model's engine, and how each task of the policy is done with it.
+//! One model's engine, and how it carries out each task of the policy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,41 +10,41 @@ use tokio::time::sleep;
 use crate::config;
 use crate::engine::Engine;
 use crate::measure::Meter;
-use crate::policy::{Found, Gpu, Outcome, Task};
+use crate::policy::{EngineState, Gpu, Outcome, Task};
 use crate::supervise::Supervisor;
 
-/// Between two looks at an engine that starts.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Interval of probes while an engine starts.
+const PROBE_EVERY: Duration = Duration::from_millis(50);
 
-/// How much of an answer is shown where it is wrong.
-const SHOWN: usize = 120;
+/// Most characters of a wrong answer in a message.
+const EXCERPT_MAX: usize = 120;
 
-/// How many lines of an engine that ended are shown.
-const LINES: usize = 5;
+/// How many lines of an ended engine to show.
+const LAST_LINES: usize = 5;
 
-/// An engine with what starts and measures it.
+/// An engine, with its supervisor and meter.
 #[derive(Debug)]
-pub(super) struct Site {
+pub(super) struct EngineHandle {
     pub(super) engine: Arc<dyn Engine>,
     pub(super) supervisor: Option<Arc<Supervisor>>,
     pub(super) meter: Arc<dyn Meter>,
     pub(super) gpus: Vec<Gpu>,
-    /// What its canary is, which an operator may change.
-    canary: Mutex<Canary>,
+    /// Its test prompt's expected answer.
+    canary: Mutex<CanaryCheck>,
 }
 
 #[derive(Debug)]
-struct Canary {
+struct CanaryCheck {
     expect: Option<String>,
-    /// What the model was asked for, as one text.
+    /// The prompt and its parameters, as one text.
     asked: String,
-    /// What it said when it was first healthy.
+    /// Its first answer.
     first: Option<String>,
-    /// Where that is kept for the next rotator.
+    /// The file that keeps the first answer for the next service.
     kept_at: Option<PathBuf>,
 }
 
-impl Site {
+impl EngineHandle {
     pub(super) fn new(
         model: &config::Model,
         engine: Arc<dyn Engine>,
@@ -54,14 +54,14 @@ impl Site {
     ) -> Self {
         let asked = format!("{}\n{}\n{}", model.served_as, model.canary.tokens, model.canary.prompt);
         let first = kept_at.as_ref().and_then(|path| kept(path, &asked));
-        let canary = Canary { expect: model.canary.expect.clone(), asked, first, kept_at };
+        let canary = CanaryCheck { expect: model.canary.expect.clone(), asked, first, kept_at };
         Self { engine, supervisor, meter, gpus: model.rules.gpus.clone(), canary: Mutex::new(canary) }
     }
 
-    /// Does a task. Dropped, nobody waits for it any more, and the engine may do it or not.
+    /// Runs a task. Dropping the future abandons it; the engine may complete it or not.
     pub(super) async fn run(&self, task: Task, limit: Duration) -> Outcome {
         let done = match task {
-            Task::Look => self.look().await.map(Outcome::Found),
+            Task::Probe => self.probe().await.map(Outcome::Probed),
             Task::Start => self.start().await.map(|()| Outcome::Done),
             Task::Stop => self.stop(limit).await.map(|()| Outcome::Done),
             Task::Sleep => {
@@ -75,7 +75,7 @@ impl Site {
                 Ok(text) => Ok(Outcome::Canary(self.judge(&text).await)),
                 Err(error) => Err(error.to_string()),
             },
-            Task::Weigh => match self.meter.measure(&self.gpus).await {
+            Task::Measure => match self.meter.measure(&self.gpus).await {
                 Ok(memory) => Ok(Outcome::Free(memory.iter().map(|one| one.free_bytes).collect())),
                 Err(error) => Err(error.to_string()),
             },
@@ -83,20 +83,20 @@ impl Site {
         done.unwrap_or_else(Outcome::Failed)
     }
 
-    async fn look(&self) -> Result<Found, String> {
-        let found = self.engine.look().await.map_err(|error| error.to_string())?;
+    async fn probe(&self) -> Result<EngineState, String> {
+        let found = self.engine.probe().await.map_err(|error| error.to_string())?;
         let runs = self.supervisor.as_ref().is_some_and(|supervisor| supervisor.is_running());
-        if found == Found::Gone && runs {
-            return Err("its process is there, and nobody answers".to_owned());
+        if found == EngineState::Gone && runs {
+            return Err("its process runs, but does not answer".to_owned());
         }
         Ok(found)
     }
 
-    /// Somebody else's engine where ours is to be would pass for ours.
-    async fn check_place(&self) -> Result<(), String> {
-        match self.engine.look().await {
-            Ok(Found::Awake | Found::Asleep) => Err(
-                "something answers at its place that was not started here; end it, or give it another place"
+    /// Another engine at this address would be taken for this one.
+    async fn check_address(&self) -> Result<(), String> {
+        match self.engine.probe().await {
+            Ok(EngineState::Awake | EngineState::Asleep) => Err(
+                "an engine that was not started here answers at its address; end it, or give it another address"
                     .to_owned(),
             ),
             _ => Ok(()),
@@ -105,25 +105,25 @@ impl Site {
 
     async fn start(&self) -> Result<(), String> {
         let Some(supervisor) = &self.supervisor else {
-            return Err("nobody here may start it: it has no command".to_owned());
+            return Err("it cannot be started here: it has no command".to_owned());
         };
         if !supervisor.is_running() {
-            self.check_place().await?;
+            self.check_address().await?;
         }
         supervisor.start().await.map_err(|error| error.to_string())?;
-        // Errors are those of an engine that is not ready yet; the limit is the policy's.
-        while !matches!(self.engine.look().await, Ok(Found::Awake | Found::Asleep)) {
+        // Errors mean "not ready yet". The policy's timeout ends the loop.
+        while !matches!(self.engine.probe().await, Ok(EngineState::Awake | EngineState::Asleep)) {
             if !supervisor.is_running() {
                 return Err(format!("it ended while it started; {}", self.last_words()));
             }
-            sleep(LOOK_EVERY).await;
+            sleep(PROBE_EVERY).await;
         }
         Ok(())
     }
 
-    /// What its engine wrote last.
+    /// The last lines of the engine's output.
     pub(super) fn last_words(&self) -> String {
-        let lines = self.supervisor.as_ref().map(|supervisor| supervisor.log(LINES)).unwrap_or_default();
+        let lines = self.supervisor.as_ref().map(|supervisor| supervisor.log(LAST_LINES)).unwrap_or_default();
         if lines.is_empty() {
             "it wrote nothing".to_owned()
         } else {
@@ -131,18 +131,18 @@ impl Site {
         }
     }
 
-    /// In half of the time by its own doing, then by force.
+    /// Half of the time for a graceful end, then with force.
     async fn stop(&self, limit: Duration) -> Result<(), String> {
         match &self.supervisor {
             Some(supervisor) => {
                 supervisor.stop(limit / 2).await.map_err(|error| error.to_string())?;
-                self.check_place().await
+                self.check_address().await
             }
-            None => Err("nobody here may stop it: it has no command".to_owned()),
+            None => Err("it cannot be stopped here: it has no command".to_owned()),
         }
     }
 
-    /// Whether an answer is right. The first one of a model is.
+    /// Compares an answer. A model's first answer counts as right.
     async fn judge(&self, text: &str) -> Result<(), String> {
         let keep = {
             let mut canary = self.canary.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +151,7 @@ impl Site {
                     return Ok(());
                 }
                 return Err(format!(
-                    "it said {:?}, which has no {:?} in it",
+                    "it answered {:?}, which does not contain {:?}",
                     start_of(text),
                     start_of(expected)
                 ));
@@ -160,8 +160,8 @@ impl Site {
                 Some(first) if first == text => return Ok(()),
                 Some(first) => {
                     let kept = canary.kept_at.as_ref().map(|path| format!(" (kept in {})", path.display()));
-                    let (said, first, kept) = (start_of(text), start_of(first), kept.unwrap_or_default());
-                    return Err(format!("it said {said:?}, and at first {first:?}{kept}"));
+                    let (answer, first, kept) = (start_of(text), start_of(first), kept.unwrap_or_default());
+                    return Err(format!("it answered {answer:?}, and at first {first:?}{kept}"));
                 }
                 None => {
                     canary.first = Some(text.to_owned());
@@ -179,7 +179,7 @@ impl Site {
     }
 }
 
-/// All of it, or what was there before.
+/// Replaces the file atomically.
 async fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         tokio::fs::create_dir_all(folder).await?;
@@ -189,7 +189,7 @@ async fn write(path: &Path, text: &str) -> io::Result<()> {
     tokio::fs::rename(&whole, path).await
 }
 
-/// The first answer that was kept, if it is one to the same question.
+/// The first answer, if the file has one to the same prompt.
 fn kept(path: &PathBuf, asked: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let kept: serde_json::Value = serde_json::from_str(&text).ok()?;
@@ -200,5 +200,5 @@ fn kept(path: &PathBuf, asked: &str) -> Option<String> {
 }
 
 fn start_of(text: &str) -> String {
-    text.chars().take(SHOWN).collect()
+    text.chars().take(EXCERPT_MAX).collect()
 }

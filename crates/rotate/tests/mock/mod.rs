@@ -1,4 +1,4 @@
-//! A machine with one GPU, and engines on it that lie when they are told to.
+//! A machine with one GPU, and mock engines whose faults a test sets.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use poorwill_rotate::config::Model;
-use poorwill_rotate::engine::{Answer, Engine, EngineError};
-use poorwill_rotate::measure::{Measured, Memory, Meter, MeterError};
-use poorwill_rotate::policy::{Found, Gpu};
+use poorwill_rotate::engine::{Engine, EngineError, EngineFuture};
+use poorwill_rotate::measure::{GpuMemory, Measured, Meter, MeterError};
+use poorwill_rotate::policy::{EngineState, Gpu};
 
-/// What an engine does other than it says.
+/// A fault of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lie {
+pub(crate) enum Fault {
     KeepsMemory,
     WakesByHalf,
     Gibberish,
@@ -23,7 +23,7 @@ pub(crate) enum Lie {
     Refuses,
 }
 
-impl Lie {
+impl Fault {
     pub(crate) const ALL: [Self; 8] = [
         Self::KeepsMemory,
         Self::WakesByHalf,
@@ -47,8 +47,8 @@ pub(crate) struct Machine {
 struct State {
     engines: BTreeMap<String, OneEngine>,
     awake_at_most: usize,
-    /// Somebody woke though there was no room.
-    was_too_full: bool,
+    /// An engine woke without enough free memory.
+    was_overcommitted: bool,
 }
 
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ struct OneEngine {
     is_awake: bool,
     has_memory: bool,
     is_well: bool,
-    lie: Option<Lie>,
+    set_fault: Option<Fault>,
 }
 
 impl Machine {
@@ -74,7 +74,7 @@ impl Machine {
         let done = act(state.engines.entry(url.to_owned()).or_default());
         let awake = state.engines.values().filter(|one| one.has_memory).count();
         state.awake_at_most = state.awake_at_most.max(awake);
-        state.was_too_full |= awake as u64 * self.each > self.total;
+        state.was_overcommitted |= awake as u64 * self.each > self.total;
         done
     }
 
@@ -82,19 +82,19 @@ impl Machine {
         self.with(url, |one| (one.is_awake, one.has_memory, one.is_well) = (true, true, true));
     }
 
-    /// It sleeps, and nobody has asked the rotation.
-    pub(crate) fn doze(&self, url: &str) {
+    /// It sleeps without a command of the rotation.
+    pub(crate) fn fall_asleep(&self, url: &str) {
         self.with(url, |one| (one.is_awake, one.has_memory, one.is_well) = (false, false, false));
     }
 
-    pub(crate) fn lie(&self, url: &str, lie: Lie) {
-        self.with(url, |one| one.lie = Some(lie));
+    pub(crate) fn set_fault(&self, url: &str, set_fault: Fault) {
+        self.with(url, |one| one.set_fault = Some(set_fault));
     }
 
-    /// It is honest from now on. One that is not well was started again by somebody, and has gone to sleep.
-    pub(crate) fn be_honest(&self, url: &str) {
+    /// Removes its fault. An unhealthy engine was restarted from outside, and sleeps.
+    pub(crate) fn clear_faults(&self, url: &str) {
         self.with(url, |one| {
-            one.lie = None;
+            one.set_fault = None;
             if !(one.is_awake && one.has_memory && one.is_well) {
                 *one = OneEngine::default();
             }
@@ -109,8 +109,8 @@ impl Machine {
         self.state().awake_at_most
     }
 
-    pub(crate) fn was_too_full(&self) -> bool {
-        self.state().was_too_full
+    pub(crate) fn was_overcommitted(&self) -> bool {
+        self.state().was_overcommitted
     }
 
     pub(crate) fn meter(self: &Arc<Self>) -> Arc<dyn Meter> {
@@ -141,7 +141,7 @@ impl Meter for Gauge {
                 let reason = format!("{used} bytes are in use of {}", self.0.total);
                 return Err(MeterError { gpu: gpus[0], reason });
             };
-            Ok(gpus.iter().map(|_| Memory { free_bytes, total_bytes: self.0.total }).collect())
+            Ok(gpus.iter().map(|_| GpuMemory { free_bytes, total_bytes: self.0.total }).collect())
         })
     }
 }
@@ -154,7 +154,7 @@ struct Wire {
 
 impl Wire {
     fn refused(&self) -> EngineError {
-        EngineError::Refused { asked: self.url.clone(), status: 500, words: "no".to_owned() }
+        EngineError::Refused { request_line: self.url.clone(), status: 500, message: "no".to_owned() }
     }
 }
 
@@ -167,57 +167,57 @@ async fn for_ever() {
 }
 
 impl Engine for Wire {
-    fn look(&self) -> Answer<'_, Found> {
+    fn probe(&self) -> EngineFuture<'_, EngineState> {
         Box::pin(async {
             let awake = self.is_awake().await?;
-            Ok(if awake { Found::Awake } else { Found::Asleep })
+            Ok(if awake { EngineState::Awake } else { EngineState::Asleep })
         })
     }
 
-    fn sleep(&self) -> Answer<'_, ()> {
+    fn sleep(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             a_moment().await;
-            match self.machine.with(&self.url, |one| one.lie) {
-                Some(Lie::HangsInSleep) => for_ever().await,
-                Some(Lie::Refuses) => return Err(self.refused()),
+            match self.machine.with(&self.url, |one| one.set_fault) {
+                Some(Fault::HangsInSleep) => for_ever().await,
+                Some(Fault::Refuses) => return Err(self.refused()),
                 _ => {}
             }
             self.machine.with(&self.url, |one| {
                 (one.is_awake, one.is_well) = (false, false);
-                one.has_memory &= one.lie == Some(Lie::KeepsMemory);
+                one.has_memory &= one.set_fault == Some(Fault::KeepsMemory);
             });
             Ok(())
         })
     }
 
-    fn wake(&self) -> Answer<'_, ()> {
+    fn wake(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             a_moment().await;
-            match self.machine.with(&self.url, |one| one.lie) {
-                Some(Lie::HangsInWake) => for_ever().await,
-                Some(Lie::Refuses) => return Err(self.refused()),
+            match self.machine.with(&self.url, |one| one.set_fault) {
+                Some(Fault::HangsInWake) => for_ever().await,
+                Some(Fault::Refuses) => return Err(self.refused()),
                 _ => {}
             }
             self.machine.with(&self.url, |one| {
                 one.has_memory = true;
-                one.is_awake = one.lie != Some(Lie::WakesByHalf);
-                one.is_well = one.lie != Some(Lie::Gibberish);
+                one.is_awake = one.set_fault != Some(Fault::WakesByHalf);
+                one.is_well = one.set_fault != Some(Fault::Gibberish);
             });
             Ok(())
         })
     }
 
-    fn is_awake(&self) -> Answer<'_, bool> {
+    fn is_awake(&self) -> EngineFuture<'_, bool> {
         Box::pin(async {
             a_moment().await;
-            Ok(self.machine.with(&self.url, |one| one.is_awake != (one.lie == Some(Lie::SaysAsleep))))
+            Ok(self.machine.with(&self.url, |one| one.is_awake != (one.set_fault == Some(Fault::SaysAsleep))))
         })
     }
 
-    fn generate(&self) -> Answer<'_, String> {
+    fn generate(&self) -> EngineFuture<'_, String> {
         Box::pin(async {
             a_moment().await;
-            if self.machine.with(&self.url, |one| one.lie) == Some(Lie::HangsInAnswer) {
+            if self.machine.with(&self.url, |one| one.set_fault) == Some(Fault::HangsInAnswer) {
                 for_ever().await;
             }
             let well = self.machine.with(&self.url, |one| one.is_well && one.has_memory);

@@ -1,4 +1,4 @@
-//! Control over a service that is made up, and what asks it over real sockets.
+//! Control with a fake service, and clients of it over real sockets.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -7,8 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use poorwill_rotate::config::{self, Config};
-use poorwill_rotate::control::{Desk, Later, serve};
-use poorwill_rotate::service::{GpuNow, ModelNow, Order, Snapshot, Swap, Told, What};
+use poorwill_rotate::control::{ControlApi, Later, serve};
+use poorwill_rotate::policy::StageName;
+use poorwill_rotate::service::{
+    EventKind, GpuNow, ModelCommand, ModelNow, ServiceEvent, Snapshot, Swap, SwapPath,
+};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -16,39 +19,39 @@ use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Behind this a test is stuck. Nothing is measured by it.
+/// After this time a test has failed. Nothing is measured by it.
 pub(crate) const STUCK: Duration = Duration::from_secs(120);
-/// A service that does what it is told to, and remembers it.
-pub(crate) struct Fake {
+/// A fake service, which records its calls.
+pub(crate) struct FakeApi {
     pub(crate) snapshot: Mutex<Snapshot>,
-    pub(crate) orders: Mutex<Vec<(String, Order)>>,
+    pub(crate) commands: Mutex<Vec<(String, ModelCommand)>>,
     pub(crate) reloads: Mutex<Vec<Result<(), String>>>,
     /// What a reload waits for.
-    pub(crate) gate: Option<(Notify, Notify)>,
+    pub(crate) barrier: Option<(Notify, Notify)>,
     pub(crate) reloaded: Mutex<u32>,
     pub(crate) control: Mutex<Arc<config::Control>>,
-    pub(crate) events: broadcast::Sender<Arc<Told>>,
+    pub(crate) events: broadcast::Sender<Arc<ServiceEvent>>,
 }
 
-impl Desk for Fake {
+impl ControlApi for FakeApi {
     fn snapshot(&self) -> Later<'_, Snapshot> {
         Box::pin(async { self.snapshot.lock().unwrap().clone() })
     }
 
-    fn events(&self) -> broadcast::Receiver<Arc<Told>> {
+    fn events(&self) -> broadcast::Receiver<Arc<ServiceEvent>> {
         self.events.subscribe()
     }
 
-    fn order<'a>(&'a self, name: &'a str, order: Order) -> Later<'a, bool> {
+    fn command<'a>(&'a self, name: &'a str, command: ModelCommand) -> Later<'a, bool> {
         Box::pin(async move {
             let mut snapshot = self.snapshot.lock().unwrap();
             let Some(model) = snapshot.models.iter_mut().find(|model| is_it(model, name)) else {
                 return false;
             };
-            if let Order::Pin(is_pinned) = order {
+            if let ModelCommand::Pin(is_pinned) = command {
                 model.is_pinned = is_pinned;
             }
-            self.orders.lock().unwrap().push((name.to_owned(), order));
+            self.commands.lock().unwrap().push((name.to_owned(), command));
             true
         })
     }
@@ -62,7 +65,7 @@ impl Desk for Fake {
 
     fn reload(&self) -> Later<'_, Result<(), String>> {
         Box::pin(async {
-            if let Some((begun, may_end)) = &self.gate {
+            if let Some((begun, may_end)) = &self.barrier {
                 begun.notify_one();
                 may_end.notified().await;
             }
@@ -80,7 +83,7 @@ pub(crate) fn is_it(model: &ModelNow, name: &str) -> bool {
     model.name == name || model.aliases.iter().any(|alias| alias == name)
 }
 
-/// Control with these keys. They can only be had from a configuration.
+/// Control with these keys. Only a configuration can contain keys.
 pub(crate) fn control(keys: &[&str]) -> Arc<config::Control> {
     let places: Vec<String> = keys.iter().map(|key| format!("\"env:{key}\"")).collect();
     let text = format!(
@@ -98,7 +101,7 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
         engine: "vllm",
         url: "http://127.0.0.1:8000".to_owned(),
         gpus: gpus.to_vec(),
-        stage: "asleep",
+        stage: StageName::Asleep,
         stage_s: 12.5,
         is_ready: false,
         is_pinned: false,
@@ -117,7 +120,7 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
 
 pub(crate) fn snapshot() -> Snapshot {
     let ready = ModelNow {
-        stage: "ready",
+        stage: StageName::Ready,
         is_ready: true,
         running: 3,
         admitted: 40,
@@ -126,7 +129,7 @@ pub(crate) fn snapshot() -> Snapshot {
         held_bytes: Some(vec![7 << 30]),
         ..model("one", &[0])
     };
-    let draining = ModelNow { stage: "draining", queued: 5, ..model("org/two \"q\"\\", &[0, 1]) };
+    let draining = ModelNow { stage: StageName::Draining, queued: 5, ..model("org/two \"q\"\\", &[0, 1]) };
     Snapshot {
         uptime_s: 61.5,
         is_ending: false,
@@ -145,22 +148,22 @@ pub(crate) fn snapshot() -> Snapshot {
 }
 
 pub(crate) fn swap() -> Swap {
-    let phases = vec![("finding room", 0.2), ("waking", 1.5), ("canary", 0.3)];
-    Swap { at_unix_ms: 1_700_000_000_000, model: "one".to_owned(), path: "hot", total_s: 2.0, phases }
+    let phases = vec![(StageName::FindingMemory, 0.2), (StageName::Waking, 1.5), (StageName::Canary, 0.3)];
+    Swap { at_unix_ms: 1_700_000_000_000, model: "one".to_owned(), path: SwapPath::Hot, total_s: 2.0, phases }
 }
 
-pub(crate) fn told(seq: u64, model: &str, what: What) -> Arc<Told> {
-    Arc::new(Told { seq, at_unix_ms: 1_700_000_000_000 + seq, model: model.to_owned(), what })
+pub(crate) fn event(seq: u64, model: &str, what: EventKind) -> Arc<ServiceEvent> {
+    Arc::new(ServiceEvent { seq, at_unix_ms: 1_700_000_000_000 + seq, model: model.to_owned(), what })
 }
 
-pub(crate) fn stage(seq: u64) -> Arc<Told> {
-    told(seq, "one", What::Stage { before: "asleep", before_s: 1.0, stage: "waking" })
+pub(crate) fn stage(seq: u64) -> Arc<ServiceEvent> {
+    event(seq, "one", EventKind::Stage { before: StageName::Asleep, before_s: 1.0, stage: StageName::Waking })
 }
 
-/// Control that runs.
+/// A running control.
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
-    pub(crate) desk: Arc<Fake>,
+    pub(crate) api: Arc<FakeApi>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) served: JoinHandle<std::io::Result<()>>,
 }
@@ -169,18 +172,18 @@ pub(crate) struct Options<'a> {
     pub(crate) keys: &'a [&'a str],
     pub(crate) listen: &'a str,
     pub(crate) events_kept: usize,
-    pub(crate) has_gate: bool,
+    pub(crate) has_barrier: bool,
 }
 
 pub(crate) const PLAIN: Options<'static> =
-    Options { keys: &[], listen: "127.0.0.1:0", events_kept: 8192, has_gate: false };
+    Options { keys: &[], listen: "127.0.0.1:0", events_kept: 8192, has_barrier: false };
 
 pub(crate) async fn running(options: Options<'_>) -> Running {
-    let desk = Arc::new(Fake {
+    let api = Arc::new(FakeApi {
         snapshot: Mutex::new(snapshot()),
-        orders: Mutex::default(),
+        commands: Mutex::default(),
         reloads: Mutex::default(),
-        gate: options.has_gate.then(Default::default),
+        barrier: options.has_barrier.then(Default::default),
         reloaded: Mutex::default(),
         control: Mutex::new(control(options.keys)),
         events: broadcast::Sender::new(options.events_kept),
@@ -188,9 +191,9 @@ pub(crate) async fn running(options: Options<'_>) -> Running {
     let listener = TcpListener::bind(options.listen).await.unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
     let shutdown = CancellationToken::new();
-    let served = tokio::spawn(serve(listener, Arc::<Fake>::clone(&desk), shutdown.clone()));
-    let running = Running { address, desk, shutdown, served };
-    // Whoever is answered is answered by something that takes events already.
+    let served = tokio::spawn(serve(listener, Arc::<FakeApi>::clone(&api), shutdown.clone()));
+    let running = Running { address, api, shutdown, served };
+    // An answered request proves that events are received.
     assert_eq!(running.ask("GET /health", "", "").await.status, 200);
     running
 }
@@ -207,7 +210,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// What an error says.
+    /// The message of an error.
     pub(crate) fn message(&self) -> String {
         assert!(self.status >= 400, "{self:?}");
         assert_eq!(self.head["content-type"], "application/json", "{self:?}");
@@ -227,7 +230,7 @@ impl Answer {
 }
 
 impl Running {
-    /// Asks with these further lines in the head, which may say another host.
+    /// Sends a request with these header lines, which may contain another host.
     pub(crate) async fn ask(&self, what: &str, head: &str, body: &str) -> Answer {
         let is_host_said = head.to_ascii_lowercase().contains("host:");
         let host = if is_host_said { String::new() } else { format!("Host: {}\r\n", self.address) };
@@ -246,10 +249,10 @@ impl Running {
 
     pub(crate) async fn follow(&self, path: &str, head: &str) -> Follower {
         let socket = TcpSocket::new_v4().unwrap();
-        // Little comes to lie in between, so that one who does not read is soon behind.
+        // A small buffer, so that a client that does not read soon falls behind.
         socket.set_recv_buffer_size(16 << 10).unwrap();
         let mut stream = socket.connect(self.address).await.unwrap();
-        // With HTTP/1.0 the body comes as it is, and ends with the connection.
+        // With HTTP/1.0 the body has no framing, and ends with the connection.
         let ask = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n{head}\r\n", self.address);
         stream.write_all(ask.as_bytes()).await.unwrap();
         let mut follower = Follower { stream, rest: String::new() };
@@ -260,11 +263,11 @@ impl Running {
         follower
     }
 
-    pub(crate) fn tell(&self, told: Arc<Told>) {
-        self.desk.events.send(told).unwrap();
+    pub(crate) fn send_event(&self, event: Arc<ServiceEvent>) {
+        self.api.events.send(event).unwrap();
     }
 
-    /// The metrics, once this one says so.
+    /// The metrics, once this one has this value.
     pub(crate) async fn metrics_when(&self, sample: &str, value: f64) -> Metrics {
         let wait = async {
             loop {
@@ -285,7 +288,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// What comes until there is this; nothing if the stream ends before.
+    /// The text before `end`; `None` if the stream ends first.
     pub(crate) async fn until(&mut self, end: &str) -> Option<String> {
         loop {
             if let Some((found, rest)) = self.rest.split_once(end) {
@@ -320,7 +323,7 @@ impl Follower {
     }
 }
 
-/// OpenMetrics text, read strictly.
+/// OpenMetrics text, parsed strictly.
 pub(crate) struct Metrics {
     pub(crate) types: BTreeMap<String, String>,
     pub(crate) samples: BTreeMap<String, f64>,

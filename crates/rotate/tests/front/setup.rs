@@ -1,4 +1,4 @@
-//! A front with a gate and an engine that do what a test says.
+//! A front with a backend and an engine that a test controls.
 
 use std::any::Any;
 use std::fmt::Write as _;
@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use poorwill_rotate::config::{self, Config};
-use poorwill_rotate::front::{self, Admission, Gate, Listed, Patience, Route};
-use poorwill_rotate::policy::{ModelId, Refusal};
+use poorwill_rotate::front::{self, Admission, Backend, Listed, Route, Timeouts};
+use poorwill_rotate::policy::{ModelId, Refusal, StageName};
 use poorwill_rotate::service::Refused;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Longer than anything here takes.
+/// Longer than any test takes.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// Runs a test.
@@ -28,13 +28,13 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(WATCHDOG, test).await.expect("the test hangs") });
 }
 
-/// Runs a test on one thread with all that it asks, so that whoever could go on has gone on behind [`World::rounds`].
+/// Runs a test on one thread, so that every ready task has run after [`Setup::rounds`].
 pub(crate) fn run_on_one_thread(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(WATCHDOG, test).await.expect("the test hangs") });
 }
 
-/// What the gate says to whoever comes.
+/// The backend's decision for each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Wait,
@@ -42,7 +42,7 @@ pub(crate) enum Verdict {
     Refuse(Refused),
 }
 
-/// What the gate has seen.
+/// What the backend has seen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) waiting: usize,
@@ -52,7 +52,7 @@ pub(crate) struct Seen {
     pub(crate) suspects: usize,
 }
 
-pub(crate) struct FakeGate {
+pub(crate) struct FakeBackend {
     models: Vec<(Route, Vec<String>)>,
     pub(crate) front: Mutex<Arc<config::Front>>,
     pub(crate) verdict: watch::Sender<Verdict>,
@@ -69,7 +69,7 @@ impl Drop for Counted {
     }
 }
 
-impl Gate for FakeGate {
+impl Backend for FakeBackend {
     fn route(&self, name: &str) -> Option<Route> {
         let is_it = |(route, aliases): &&(Route, Vec<String>)| {
             route.name == name || aliases.iter().any(|one| one == name)
@@ -82,7 +82,7 @@ impl Gate for FakeGate {
             name: route.name.clone(),
             aliases: aliases.clone(),
             is_ready: nth == 0,
-            stage: if nth == 0 { "ready" } else { "asleep" },
+            stage: if nth == 0 { StageName::Ready } else { StageName::Asleep },
         };
         self.models.iter().enumerate().map(shown).collect()
     }
@@ -125,22 +125,22 @@ impl Gate for FakeGate {
     }
 }
 
-/// A front, what is behind it, and what it did.
-pub(crate) struct World {
+/// A front with its backend and engine.
+pub(crate) struct Setup {
     pub(crate) address: SocketAddr,
     pub(crate) engine: TcpListener,
-    pub(crate) gate: Arc<FakeGate>,
+    pub(crate) backend: Arc<FakeBackend>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) served: JoinHandle<io::Result<()>>,
 }
 
-impl World {
-    /// One with these lines of `[front]`.
+impl Setup {
+    /// With these lines of `[front]`.
     pub(crate) async fn new(lines: &str) -> Self {
-        Self::patient(lines, Patience::default()).await
+        Self::with_timeouts(lines, Timeouts::default()).await
     }
 
-    pub(crate) async fn patient(lines: &str, patience: Patience) -> Self {
+    pub(crate) async fn with_timeouts(lines: &str, timeouts: Timeouts) -> Self {
         let text = format!("[front]\n{lines}\n[[model]]\nname = \"any\"\nurl = \"http://127.0.0.1:1\"\n");
         let front = Config::parse(&text, &|place| Ok(format!("key-of-{}", &place[4..]))).unwrap().front;
         let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -151,7 +151,7 @@ impl World {
             url: url.clone(),
             served_as: served_as.to_owned(),
         };
-        let gate = Arc::new(FakeGate {
+        let backend = Arc::new(FakeBackend {
             models: vec![
                 (route(0, "org/one", "org/one"), vec!["small".to_owned()]),
                 (route(1, "two", "/models/\"two\""), vec!["large".to_owned()]),
@@ -166,11 +166,11 @@ impl World {
         let shutdown = CancellationToken::new();
         let served = tokio::spawn(front::serve(
             listener,
-            Arc::clone(&gate) as Arc<dyn Gate>,
+            Arc::clone(&backend) as Arc<dyn Backend>,
             shutdown.clone(),
-            patience,
+            timeouts,
         ));
-        Self { address, engine, gate, shutdown, served }
+        Self { address, engine, backend, shutdown, served }
     }
 
     pub(crate) async fn client(&self) -> Wire {
@@ -184,17 +184,17 @@ impl World {
         client
     }
 
-    /// The engine's end of the next connection to it.
+    /// The engine's end of the next connection.
     pub(crate) async fn engine(&self) -> Wire {
         Wire::new(self.engine.accept().await.unwrap().0)
     }
 
-    /// Waits until the gate has seen something.
+    /// Waits until the backend has seen something.
     pub(crate) async fn until(&self, is_it: impl FnMut(&Seen) -> bool) -> Seen {
-        *self.gate.seen.subscribe().wait_for(is_it).await.unwrap()
+        *self.backend.seen.subscribe().wait_for(is_it).await.unwrap()
     }
 
-    /// Asks the front for its health, again and again: on one thread, everybody who could go on meanwhile has.
+    /// Requests the front's health several times: on one thread, every ready task has run after that.
     pub(crate) async fn rounds(&self) {
         let mut client = self.client().await;
         for _ in 0..100 {
@@ -204,7 +204,7 @@ impl World {
     }
 
     pub(crate) fn say(&self, verdict: Verdict) {
-        self.gate.verdict.send_replace(verdict);
+        self.backend.verdict.send_replace(verdict);
     }
 
     pub(crate) fn refuse(&self, refusal: Refusal, retry_after: Option<Duration>) {
@@ -216,7 +216,7 @@ pub(crate) fn post(body: &str) -> String {
     post_with("/v1/chat/completions", "", body)
 }
 
-/// With more lines of the head, each ended.
+/// With more header lines, each ended.
 pub(crate) fn post_with(path: &str, lines: &str, body: &str) -> String {
     let mut head = format!("POST {path} HTTP/1.1\r\nHost: front\r\nContent-Type: application/json\r\n");
     write!(head, "{lines}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
@@ -234,7 +234,7 @@ pub(crate) fn answer(body: &str) -> String {
 /// The head of a stream.
 pub(crate) const EVENTS: &str =
     "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n";
-/// The end of one.
+/// The end of a stream.
 pub(crate) const END: &str = "0\r\n\r\n";
 
 pub(crate) fn chunk(bytes: &str) -> String {
@@ -258,7 +258,7 @@ impl Head {
     }
 }
 
-/// An end of a connection.
+/// One end of a connection.
 pub(crate) struct Wire {
     pub(crate) stream: TcpStream,
     got: Vec<u8>,
@@ -278,7 +278,7 @@ impl Wire {
         self.stream.write_all(bytes.as_ref()).await.unwrap();
     }
 
-    /// Reads more; whether there was more.
+    /// Reads more; false at the end.
     async fn more(&mut self) -> io::Result<bool> {
         Ok(self.stream.read_buf(&mut self.got).await? > 0)
     }
@@ -317,7 +317,7 @@ impl Wire {
         Head { first, fields: fields.collect() }
     }
 
-    /// The next chunk; nothing for the last.
+    /// The next chunk; `None` for the last.
     pub(crate) async fn chunk(&mut self) -> Option<String> {
         let line = String::from_utf8(self.until(b"\r\n").await).unwrap();
         let len = usize::from_str_radix(line.trim(), 16).unwrap();
@@ -325,7 +325,7 @@ impl Wire {
         (len > 0).then(|| String::from_utf8(bytes[..len].to_vec()).unwrap())
     }
 
-    /// Chunks until they have so much, however they were cut.
+    /// Chunks until they have this many bytes.
     pub(crate) async fn chunks_with(&mut self, bytes: usize) -> String {
         let mut all = String::new();
         while all.len() < bytes {
@@ -342,20 +342,20 @@ impl Wire {
         (head, body)
     }
 
-    /// As [`message`](Self::message), with a body that is JSON.
+    /// As [`message`](Self::message), with a JSON body.
     pub(crate) async fn json(&mut self) -> (Head, serde_json::Value) {
         let (head, body) = self.message().await;
         let body = serde_json::from_slice(&body).expect("a body of JSON");
         (head, body)
     }
 
-    /// Waits until the other end has closed or reset it, and gives what came before.
+    /// Waits until the other end has closed or reset it, and returns the bytes before.
     pub(crate) async fn ended(&mut self) -> Vec<u8> {
         while self.more().await.unwrap_or(false) {}
         std::mem::take(&mut self.got)
     }
 
-    /// As [`ended`](Self::ended), where the end has to be a reset.
+    /// As [`ended`](Self::ended), for a reset.
     pub(crate) async fn reset(&mut self) -> io::ErrorKind {
         loop {
             match self.more().await {

@@ -1,0 +1,200 @@
+//! Inputs and effects of the policy.
+
+use std::time::Duration;
+
+use super::rules::{Gpu, ModelId};
+use super::stage::StageName;
+use super::time::Time;
+
+/// A request, by the service's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// A task, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub(super) u64);
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// A request with a new number.
+    Arrived {
+        /// Its number.
+        request: RequestId,
+        /// Its model.
+        model: ModelId,
+    },
+    /// A request ended, for any reason.
+    Left(RequestId),
+    /// A task ended.
+    Ended {
+        /// Its number.
+        op: OpId,
+        /// Its result.
+        outcome: Outcome,
+    },
+    /// An engine died, or answers no more.
+    Lost(ModelId),
+    /// A ready engine reports that it sleeps, without a command from here.
+    Slept(ModelId),
+    /// Wake a model without a request.
+    Wake(ModelId),
+    /// Put a model to sleep, even if pinned.
+    Sleep(ModelId),
+    /// Stop an engine, and start it again if it was awake.
+    Restart(ModelId),
+    /// Pin or unpin a model.
+    Pin(ModelId, bool),
+    /// Only time has passed.
+    Tick,
+    /// Admit no more requests, and begin nothing.
+    Shutdown,
+}
+
+/// The result of a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Success of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`] and [`Task::Wake`].
+    Done,
+    /// The result of [`Task::Probe`].
+    Probed(EngineState),
+    /// Free bytes on each of the model's GPUs: of [`Task::Measure`].
+    Free(Vec<u64>),
+    /// Whether the engine reports that it is awake: of [`Task::Confirm`].
+    Awake(bool),
+    /// Whether the answer was right, or how it differed: of [`Task::Canary`].
+    Canary(Result<(), String>),
+    /// Failure or timeout, with the cause.
+    Failed(String),
+}
+
+/// The state that an engine reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineState {
+    /// No engine runs.
+    Gone,
+    /// It runs, awake.
+    Awake,
+    /// It runs, asleep.
+    Asleep,
+}
+
+/// Work for an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Task {
+    /// Find out whether it runs, and whether it is awake.
+    Probe,
+    /// Start it, and wait until it answers.
+    Start,
+    /// Stop all of its processes, with force if necessary.
+    Stop,
+    /// Put it to sleep.
+    Sleep,
+    /// Wake it.
+    Wake,
+    /// Ask whether it is awake.
+    Confirm,
+    /// Generate the canary's answer and compare it. Records a model's first answer.
+    Canary,
+    /// Measure free memory on its GPUs.
+    Measure,
+}
+
+/// Something to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Let a request through to its engine.
+    Admit {
+        /// Its number.
+        request: RequestId,
+        /// Its model.
+        model: ModelId,
+    },
+    /// Refuse a request.
+    Refuse {
+        /// Its number.
+        request: RequestId,
+        /// Its model.
+        model: ModelId,
+        /// The cause.
+        refusal: Refusal,
+    },
+    /// Abort the running requests of a model. Each still has to report [`Input::Left`].
+    Abort(ModelId),
+    /// Run a task, and report [`Input::Ended`].
+    Run {
+        /// Its number.
+        op: OpId,
+        /// Its model.
+        model: ModelId,
+        /// The task.
+        task: Task,
+        /// Its timeout.
+        limit: Duration,
+    },
+    /// Abandon a task. Its report is optional.
+    Cancel(OpId),
+    /// Report an event.
+    Report {
+        /// Its model.
+        model: ModelId,
+        /// The event.
+        event: Event,
+    },
+}
+
+/// Why a request is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Too many requests wait.
+    QueueFull,
+    /// It waited for `wait_max`.
+    WaitedTooLong,
+    /// The model is quarantined.
+    Quarantined {
+        /// The end of the quarantine.
+        until: Time,
+    },
+    /// The model has not enough free memory now.
+    NoMemory {
+        /// When memory is searched again.
+        until: Time,
+    },
+    /// The service is ending.
+    ShuttingDown,
+}
+
+/// An event of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Its new stage.
+    Stage(StageName),
+    /// A step failed.
+    Failed {
+        /// The stage at the failure.
+        stage: StageName,
+        /// The cause.
+        reason: String,
+    },
+    /// A sleep released too little.
+    Shortfall {
+        /// The GPU.
+        gpu: Gpu,
+        /// Expected bytes.
+        expected_bytes: u64,
+        /// Released bytes.
+        freed_bytes: u64,
+    },
+    /// What it takes and releases was measured.
+    Learnt {
+        /// For each of its GPUs.
+        held_bytes: Vec<u64>,
+    },
+    /// It is quarantined.
+    Quarantined {
+        /// The end of the quarantine.
+        until: Time,
+        /// Consecutive failures.
+        failures: u32,
+    },
+}

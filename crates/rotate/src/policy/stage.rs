@@ -1,0 +1,103 @@
+//! The stages of a model as other modules, JSON and metrics name them. Only these methods turn a stage into text.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+/// What a model is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StageName {
+    /// Not probed yet, or not since its quarantine.
+    Unknown,
+    /// No engine runs.
+    Cold,
+    /// Asleep, by its own report and by measurement.
+    Asleep,
+    /// Awake and verified: requests are admitted.
+    Ready,
+    /// Running requests end, and no more are admitted.
+    Draining,
+    /// Ignored after failures.
+    Quarantined,
+    /// Asking the engine for its state.
+    Probing,
+    /// Waiting until its known need is measured free.
+    FindingMemory,
+    /// Waking.
+    Waking,
+    /// Starting.
+    Starting,
+    /// Asking the engine whether it is awake.
+    Confirming,
+    /// Generating the canary's answer.
+    Canary,
+    /// Measuring what it took.
+    Measuring,
+    /// Measuring what is free before its sleep.
+    MeasuringBeforeSleep,
+    /// The engine's sleep.
+    FallingAsleep,
+    /// Measuring what its sleep released.
+    ReleasingMemory,
+    /// Stopping its processes.
+    Stopping,
+}
+
+impl StageName {
+    /// Every stage, in the order of the documentation.
+    pub const ALL: [Self; 17] = [
+        Self::Unknown,
+        Self::Cold,
+        Self::Asleep,
+        Self::Probing,
+        Self::FindingMemory,
+        Self::Waking,
+        Self::Starting,
+        Self::Confirming,
+        Self::Canary,
+        Self::Measuring,
+        Self::Ready,
+        Self::Draining,
+        Self::MeasuringBeforeSleep,
+        Self::FallingAsleep,
+        Self::ReleasingMemory,
+        Self::Stopping,
+        Self::Quarantined,
+    ];
+
+    /// Its text in JSON and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Cold => "cold",
+            Self::Asleep => "asleep",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Quarantined => "quarantined",
+            Self::Probing => "looking",
+            Self::FindingMemory => "finding memory",
+            Self::Waking => "waking",
+            Self::Starting => "starting",
+            Self::Confirming => "confirming",
+            Self::Canary => "canary",
+            Self::Measuring => "measuring",
+            Self::MeasuringBeforeSleep => "measuring before sleep",
+            Self::FallingAsleep => "falling asleep",
+            Self::ReleasingMemory => "releasing memory",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
+impl fmt::Display for StageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl Serialize for StageName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}

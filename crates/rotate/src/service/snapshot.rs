@@ -1,0 +1,212 @@
+//! The service's status and events. JSON uses the same names.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::policy::{Refusal, StageName};
+
+/// The status at a moment.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Snapshot {
+    /// Seconds since the service began.
+    pub uptime_s: f64,
+    /// Whether it is ending.
+    pub is_ending: bool,
+    /// The models, in the order of the configuration.
+    pub models: Vec<ModelNow>,
+    /// The GPUs of these models.
+    pub gpus: Vec<GpuNow>,
+    /// The last swaps, newest first.
+    pub swaps: Vec<Swap>,
+}
+
+/// A model's status.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelNow {
+    /// Its name in requests.
+    pub name: String,
+    /// Other names in requests.
+    pub aliases: Vec<String>,
+    /// `vllm` or `sglang`.
+    pub engine: &'static str,
+    /// Its engine's URL.
+    pub url: String,
+    /// Positions of its GPUs.
+    pub gpus: Vec<usize>,
+    /// Its stage.
+    pub stage: StageName,
+    /// Seconds in that stage.
+    pub stage_s: f64,
+    /// Whether requests are admitted.
+    pub is_ready: bool,
+    /// Whether it is kept awake.
+    pub is_pinned: bool,
+    /// Whether the service starts and stops its engine.
+    pub is_supervised: bool,
+    /// Waiting requests.
+    pub queued: usize,
+    /// Running requests.
+    pub running: usize,
+    /// Requests admitted since the service began.
+    pub admitted: u64,
+    /// Requests refused since the service began.
+    pub refused: u64,
+    /// What a sleep releases on each of its GPUs, once measured.
+    pub held_bytes: Option<Vec<u64>>,
+    /// The configured need on each GPU.
+    pub need_bytes: Option<u64>,
+    /// Consecutive failures.
+    pub failures: u32,
+    /// The last failure since it was ready.
+    pub last_failure: Option<String>,
+    /// Starts of its engine since the service began.
+    pub starts: u64,
+}
+
+/// A GPU's status.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GpuNow {
+    /// Its position.
+    pub gpu: usize,
+    /// All of its bytes, once measured.
+    pub total_bytes: Option<u64>,
+    /// Free bytes at the last measurement.
+    pub free_bytes: Option<u64>,
+    /// The known need of the awake models on it.
+    pub promised_bytes: u64,
+}
+
+/// A completed swap, from its first step until requests were admitted.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Swap {
+    /// When it completed, in milliseconds since 1970.
+    pub at_unix_ms: u64,
+    /// The model.
+    pub model: String,
+    /// How the model became ready.
+    pub path: SwapPath,
+    /// Its duration in seconds.
+    pub total_s: f64,
+    /// The stages in order, with seconds.
+    pub phases: Vec<(StageName, f64)>,
+}
+
+/// How a model became ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SwapPath {
+    /// It woke with its weights.
+    Hot,
+    /// It woke and read its weights again.
+    Warm,
+    /// Its engine was started.
+    Cold,
+    /// It was awake when the service began.
+    Found,
+}
+
+impl SwapPath {
+    /// Its text in JSON and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Hot => "hot",
+            Self::Warm => "warm",
+            Self::Cold => "cold",
+            Self::Found => "found",
+        }
+    }
+}
+
+impl fmt::Display for SwapPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// An event.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ServiceEvent {
+    /// Increases by one with each event.
+    pub seq: u64,
+    /// Milliseconds since 1970.
+    pub at_unix_ms: u64,
+    /// The model.
+    pub model: String,
+    /// What happened.
+    #[serde(flatten)]
+    pub what: EventKind,
+}
+
+/// What happened to a model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum EventKind {
+    /// It entered a stage.
+    Stage {
+        /// The stage before.
+        before: StageName,
+        /// Seconds in the stage before.
+        before_s: f64,
+        /// The new stage.
+        stage: StageName,
+    },
+    /// Requests are admitted.
+    Ready {
+        /// The completed swap.
+        swap: Swap,
+    },
+    /// A step failed.
+    Failed {
+        /// The stage at the failure.
+        stage: StageName,
+        /// The cause.
+        reason: String,
+    },
+    /// A sleep released too little.
+    Shortfall {
+        /// The GPU's position.
+        gpu: usize,
+        /// Expected bytes.
+        expected_bytes: u64,
+        /// Released bytes.
+        freed_bytes: u64,
+    },
+    /// What it takes and releases was measured.
+    Learnt {
+        /// For each of its GPUs.
+        held_bytes: Vec<u64>,
+    },
+    /// It is quarantined.
+    Quarantined {
+        /// The duration in seconds.
+        for_s: f64,
+        /// Consecutive failures.
+        failures: u32,
+    },
+}
+
+/// A refused request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused {
+    /// The cause.
+    pub refusal: Refusal,
+    /// When to retry, if known.
+    pub retry_after: Option<Duration>,
+}
+
+/// An operator's command to a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelCommand {
+    /// Wake it without a request.
+    Wake,
+    /// Put it to sleep.
+    Sleep,
+    /// Stop its engine, and start it again if it was awake.
+    Restart,
+    /// Pin or unpin it.
+    Pin(bool),
+}

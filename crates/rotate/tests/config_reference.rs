@@ -1,0 +1,255 @@
+//! The reference page of the configuration: the keys that the parser knows, and the defaults that it fills in.
+#![allow(clippy::unwrap_used)]
+
+mod reference;
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use poorwill_rotate::config::{Config, MemorySource};
+
+/// Key, type, default, meaning.
+type Key = (&'static str, &'static str, String, &'static str);
+
+const DURATION: &str = "duration";
+const SIZE: &str = "size";
+
+fn parse(text: &str) -> Result<Config, String> {
+    Config::parse(text, &|_| Ok("key".to_owned())).map_err(|error| error.to_string())
+}
+
+/// The keys of a section, from the error about one that does not exist.
+fn known_keys(section: &str) -> Vec<String> {
+    let error = parse(&format!("{section}\nno_such_key = 1\n")).unwrap_err();
+    let known = error.split_once("expected").unwrap_or_else(|| panic!("{error}")).1;
+    known.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+fn duration(duration: Duration) -> String {
+    format!("`{}`", humantime::format_duration(duration))
+}
+
+fn size(bytes: u64) -> String {
+    let (unit, shift) = [("GiB", 30), ("MiB", 20), ("KiB", 10)]
+        .into_iter()
+        .find(|(_, shift)| bytes % (1 << shift) == 0)
+        .unwrap_or(("B", 0));
+    format!("`{}{unit}`", bytes >> shift)
+}
+
+fn none() -> String {
+    "none".to_owned()
+}
+
+fn plain(value: impl std::fmt::Display) -> String {
+    format!("`{value}`")
+}
+
+fn page() -> String {
+    let config = parse("[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n").unwrap();
+    let (front, control, model) = (&config.front, &config.control, &config.models[0]);
+    let (rules, limits, canary) = (&model.rules, &model.rules.limits, &model.canary);
+    assert_eq!((config.memory, limits.release), (MemorySource::Devices, limits.find_memory));
+    let gpus: Vec<usize> = rules.gpus.iter().map(|gpu| gpu.0).collect();
+    let name_of = |text: String| text.to_lowercase();
+    let sections: Vec<(&str, &str, Vec<Key>)> = vec![
+        (
+            "Top level",
+            "",
+            vec![
+                (
+                    "state",
+                    "path",
+                    none(),
+                    "folder for state that survives the service: which engines run, and each model's first answer",
+                ),
+                ("memory", "table", none(), "how GPU memory is measured"),
+                ("front", "table", none(), "the listener for clients"),
+                ("control", "table", none(), "the listener for operators"),
+                ("every_model", "table", none(), "rules of every model that does not set its own"),
+                ("model", "array of tables", none(), "the models; at least one"),
+            ],
+        ),
+        (
+            "[front]",
+            "[front]",
+            vec![
+                (
+                    "listen",
+                    "address and port",
+                    plain(front.listen),
+                    "one that other machines can reach needs `keys`",
+                ),
+                ("keys", "array of `env:NAME` or `file:PATH`", none(), "where accepted API keys are stored"),
+                ("body_max", SIZE, size(front.body_max_bytes), "longest request body"),
+                ("head_max", SIZE, size(front.head_max_bytes), "longest request head"),
+                (
+                    "requests_max",
+                    "number",
+                    plain(front.requests_max),
+                    "most requests at a time, including waiting ones",
+                ),
+                ("keep_alive", DURATION, none(), "interval of comments to clients that wait for a stream"),
+            ],
+        ),
+        (
+            "[control]",
+            "[control]",
+            vec![
+                (
+                    "listen",
+                    "address and port",
+                    plain(control.listen),
+                    "one that other machines can reach needs `keys`",
+                ),
+                ("keys", "array of `env:NAME` or `file:PATH`", none(), "where accepted API keys are stored"),
+            ],
+        ),
+        (
+            "[memory]",
+            "[memory]",
+            vec![
+                (
+                    "measure",
+                    "`devices` or `processes`",
+                    plain(name_of(format!("{:?}", config.memory))),
+                    "NVML, or the engines' processes on simulated GPUs",
+                ),
+                ("gpu", SIZE, none(), "size of each simulated GPU; required for `processes`"),
+            ],
+        ),
+        (
+            "[[model]]",
+            "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"",
+            vec![
+                ("name", "text", "required".to_owned(), "the name in requests"),
+                ("aliases", "array of texts", none(), "other names in requests"),
+                ("served_as", "text", "`name`".to_owned(), "the name that the engine uses"),
+                (
+                    "engine",
+                    "`vllm` or `sglang`",
+                    plain(name_of(format!("{:?}", model.engine))),
+                    "the kind of engine",
+                ),
+                ("url", "`http://HOST:PORT`", "required".to_owned(), "the engine's address"),
+                (
+                    "level",
+                    "1 or 2",
+                    plain(model.level),
+                    "sleep level: 1 keeps the weights in host memory, 2 drops them",
+                ),
+                (
+                    "command",
+                    "array of texts",
+                    none(),
+                    "program and arguments that start the engine; without it, the service never starts or stops it",
+                ),
+                ("environment", "table of texts", none(), "additional environment variables of `command`"),
+                ("folder", "path", none(), "working directory of `command`"),
+                ("log", "path", none(), "file for the engine's output"),
+                ("gpus", "array of numbers", plain(format!("{gpus:?}")), "NVML positions of its GPUs"),
+                ("need", SIZE, none(), "what it takes of each GPU, until that is measured"),
+                ("rules", "table", none(), "see below"),
+                ("canary", "table", none(), "see below"),
+            ],
+        ),
+        (
+            "[model.canary]",
+            "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n[model.canary]",
+            vec![
+                (
+                    "prompt",
+                    "text",
+                    plain(&canary.prompt),
+                    "test prompt, completed before requests are admitted",
+                ),
+                ("tokens", "number", plain(canary.tokens), "length of the completion, in tokens"),
+                (
+                    "expect",
+                    "text",
+                    none(),
+                    "text that the completion has to contain; otherwise it has to equal the first one",
+                ),
+            ],
+        ),
+        (
+            "[every_model] and [model.rules]",
+            "[every_model]",
+            vec![
+                (
+                    "sleeps",
+                    "boolean",
+                    plain(rules.can_sleep),
+                    "whether the engine can sleep; otherwise it is stopped and started",
+                ),
+                (
+                    "pinned",
+                    "boolean",
+                    plain(rules.is_pinned),
+                    "keeps the model awake while idle and while others wait",
+                ),
+                ("idle_max", DURATION, none(), "sleeps after this time without requests"),
+                ("residence_min", DURATION, duration(rules.residence_min), "shortest time awake"),
+                (
+                    "turn_max",
+                    DURATION,
+                    duration(rules.turn_max),
+                    "longest wait of other models while this one has requests",
+                ),
+                ("queue_max", "number", plain(rules.queue_max), "most waiting requests"),
+                ("wait_max", DURATION, duration(rules.wait_max), "longest wait of a request"),
+                ("running_max", "number", plain(rules.running_max), "most running requests"),
+                ("look_every", DURATION, duration(rules.look_every), "interval of health checks while ready"),
+                (
+                    "slack",
+                    SIZE,
+                    size(rules.slack_bytes),
+                    "by how much a sleep may release less than expected, on each GPU",
+                ),
+                (
+                    "pause_min",
+                    DURATION,
+                    duration(rules.pause_min),
+                    "first quarantine; doubles with each consecutive failure",
+                ),
+                ("pause_max", DURATION, duration(rules.pause_max), "longest quarantine"),
+                (
+                    "drain_max",
+                    DURATION,
+                    duration(limits.drain),
+                    "how long running requests may take before they are aborted",
+                ),
+                ("sleep_max", DURATION, duration(limits.sleep), "timeout of the engine's sleep"),
+                ("release_max", DURATION, duration(limits.release), "how long memory may take to come back"),
+                ("wake_max", DURATION, duration(limits.wake), "timeout of the engine's wake"),
+                ("canary_max", DURATION, duration(limits.canary), "timeout of the canary"),
+                ("start_max", DURATION, duration(limits.start), "timeout of starting the engine"),
+                ("stop_max", DURATION, duration(limits.stop), "timeout of stopping the engine"),
+            ],
+        ),
+    ];
+    let mut text = reference::head("config_reference");
+    text += "# Configuration of a rotation\n\nOne TOML file. An unknown key is an error that names the nearest known key.\n\n\
+             - A duration is a text such as `\"90s\"`, `\"1m 30s\"` or `\"250ms\"`, at most a year.\n\
+             - A size is a text such as `\"40GiB\"`, or a number of bytes.\n";
+    for (title, section, keys) in sections {
+        let mut known = known_keys(section);
+        let mut listed: Vec<String> = keys.iter().map(|(name, ..)| (*name).to_owned()).collect();
+        known.sort();
+        listed.sort();
+        assert_eq!(listed, known, "the keys of {title}");
+        let title =
+            if section.is_empty() { title.to_owned() } else { title.replace('[', "`[").replace(']', "]`") };
+        let title = title.replace("`[`[", "`[[").replace("]`]`", "]]`");
+        write!(text, "\n## {title}\n\n| key | type | default | meaning |\n|---|---|---|---|\n").unwrap();
+        for (name, kind, default, meaning) in keys {
+            writeln!(text, "| `{name}` | {kind} | {default} | {meaning} |").unwrap();
+        }
+    }
+    text
+}
+
+#[test]
+fn config_reference() {
+    reference::check("rotation-config.md", &page());
+}
