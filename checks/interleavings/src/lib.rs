@@ -1,8 +1,8 @@
 //! Every interleaving of the pool's own primitives, model-checked.
 //!
-//! The pool's gates and its reaper's orders are compiled here once more, from the same files, over the locks of
-//! [loom](https://docs.rs/loom), which runs each test with every order in which the threads can take them. A
-//! lost ring is a deadlock that loom reports.
+//! The pool's tag locks and its reaper's commands are compiled here again, from the same files, over the locks of
+//! [loom](https://docs.rs/loom). It runs each test with every order in which threads can take them. A lost
+//! notification is a deadlock that loom reports.
 #![forbid(unsafe_code)]
 #![cfg(test)]
 #![allow(clippy::unwrap_used)] // Test code throughout.
@@ -17,7 +17,7 @@ mod sync {
         false
     }
 
-    /// As if somebody had it: loom's own never fails, but has whoever tries wait.
+    /// As if another thread held it: loom's own waits instead of failing.
     pub(crate) fn try_lock_anyway<T>(_mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         None
     }
@@ -26,12 +26,12 @@ mod sync {
 // Not everything that the pool uses is used here.
 #[allow(dead_code)]
 mod pool {
-    #[path = "../../../../crates/core/src/pool/tag_lock.rs"]
-    pub(super) mod gate;
+    #[path = "../../../../crates/core/src/pool/commands.rs"]
+    pub(super) mod commands;
     #[path = "../../../../crates/core/src/pool/handover.rs"]
     pub(super) mod handover;
-    #[path = "../../../../crates/core/src/pool/commands.rs"]
-    pub(super) mod orders;
+    #[path = "../../../../crates/core/src/pool/tag_lock.rs"]
+    pub(super) mod tag_lock;
 
     mod tests;
 }

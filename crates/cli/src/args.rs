@@ -490,7 +490,7 @@ pub(crate) struct MockEngineArgs {
 
     /// Old name of --fault
     #[arg(long = "lie", value_name = "NAME[=PROBABILITY]", hide = true)]
-    pub(crate) faults: Vec<FaultSpec>,
+    pub(crate) old_faults: Vec<FaultSpec>,
 
     /// Seed that decides when faults occur
     #[arg(long, value_name = "N", default_value_t = 0)]

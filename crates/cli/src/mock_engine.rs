@@ -38,8 +38,8 @@ pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
 }
 
 async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
-    let MockEngineArgs { listen, model, bytes, tokens_per_s, faults, faults, seed } = args;
-    let faults = [faults, faults].concat();
+    let MockEngineArgs { listen, model, bytes, tokens_per_s, faults, old_faults, seed } = args;
+    let faults = [faults, old_faults].concat();
     let no_signals = |error: io::Error| format!("cannot wait for signals: {error}");
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;

@@ -13,9 +13,9 @@ use poorwill_core::backup::Backups;
 use poorwill_core::{
     Driver, Level, Pool, PoolConfig, PoolError, SleepRequest, Tag, Verify, WakeRequest, chain,
 };
+use poorwill_testkit::backups::{Coding, SharedMachine, TestBackups};
 use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
-use poorwill_testkit::stores::{Coding, OddBackups, OddMachine};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::watched;
 
@@ -34,18 +34,18 @@ struct Model {
 
 fn driver_of(device: &TestDevice) -> Arc<dyn Driver> {
     let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
-    Arc::new(driver.posing(|info| info.fast_digests = true))
+    Arc::new(driver.with_info(|info| info.fast_digests = true))
 }
 
 impl Model {
-    fn open(granules: u64, store: impl FnOnce(&Arc<dyn Driver>) -> OddBackups) -> Self {
+    fn open(granules: u64, store: impl FnOnce(&Arc<dyn Driver>) -> TestBackups) -> Self {
         let device = TestDevice::open(64);
         let driver = driver_of(&device);
         let store = store(&driver);
         Self::over(&device, driver, granules, store)
     }
 
-    fn over(device: &TestDevice, driver: Arc<dyn Driver>, granules: u64, store: OddBackups) -> Self {
+    fn over(device: &TestDevice, driver: Arc<dyn Driver>, granules: u64, store: TestBackups) -> Self {
         let (device, store): (_, Arc<dyn Backups>) = (device.clone(), Arc::new(store));
         let config = PoolConfig::default().in_chunks_of(4).in_segments_of(8);
         let pool = Pool::with_backups(driver, config, Arc::clone(&store)).unwrap();
@@ -76,9 +76,9 @@ fn granule() -> u64 {
 #[test]
 fn a_sleep_has_the_idle_backups_of_pools_over_other_drivers() {
     let _alone = alone();
-    let machine = OddMachine::new(12 * granule());
+    let machine = SharedMachine::new(12 * granule());
     let [first, second] =
-        [8, 9].map(|granules| Model::open(granules, |driver| OddBackups::on_machine(driver, &machine)));
+        [8, 9].map(|granules| Model::open(granules, |driver| TestBackups::on_machine(driver, &machine)));
     for [sleeper, other] in [[&first, &second], [&second, &first], [&first, &second]] {
         sleeper.sleep().unwrap();
         assert_eq!(
@@ -101,10 +101,10 @@ fn a_sleep_has_the_idle_backups_of_pools_over_other_drivers() {
 #[test]
 fn a_limit_of_its_own_takes_nothing_from_others() {
     let _alone = alone();
-    let other = Model::open(8, |driver| OddBackups::new(driver, Coding::Xored, u64::MAX));
+    let other = Model::open(8, |driver| TestBackups::new(driver, Coding::Xored, u64::MAX));
     other.sleep().unwrap();
     other.wake();
-    let limited = Model::open(9, |driver| OddBackups::new(driver, Coding::Xored, 8 * granule()));
+    let limited = Model::open(9, |driver| TestBackups::new(driver, Coding::Xored, 8 * granule()));
     assert!(matches!(limited.sleep(), Err(PoolError::SleepFailed { .. })));
     assert_eq!(other.backup_bytes(), 8 * granule());
     assert_eq!(other.sleep().unwrap(), 0);
@@ -115,9 +115,9 @@ fn a_limit_of_its_own_takes_nothing_from_others() {
 #[test]
 fn a_preparation_takes_no_backups() {
     let _alone = alone();
-    let machine = OddMachine::new(12 * granule());
+    let machine = SharedMachine::new(12 * granule());
     let [first, second] =
-        [8, 9].map(|granules| Model::open(granules, |driver| OddBackups::on_machine(driver, &machine)));
+        [8, 9].map(|granules| Model::open(granules, |driver| TestBackups::on_machine(driver, &machine)));
     first.sleep().unwrap();
     first.wake();
     let prepare = || second.tenant.pool.prepare_sleep(&SleepRequest::all(Level::One)).unwrap().wait();
@@ -138,8 +138,8 @@ fn a_preparation_takes_no_backups() {
 #[test]
 fn pools_come_and_go() {
     let _alone = alone();
-    let machine = OddMachine::new(12 * granule());
-    let open = || Model::open(9, |driver| OddBackups::on_machine(driver, &machine));
+    let machine = SharedMachine::new(12 * granule());
+    let open = || Model::open(9, |driver| TestBackups::on_machine(driver, &machine));
     let sleeper = open();
     for closes in [false, true, false] {
         let other = open();
@@ -161,13 +161,13 @@ fn pools_come_and_go() {
 fn pools_that_starve_at_once_come_to_an_end() {
     let _alone = alone();
     for are_near in [true, false] {
-        let machine = OddMachine::new(12 * granule());
+        let machine = SharedMachine::new(12 * granule());
         let device = TestDevice::open(64);
         let driver = driver_of(&device);
-        let shared = OddBackups::new(&driver, Coding::Xored, 12 * granule());
+        let shared = TestBackups::new(&driver, Coding::Xored, 12 * granule());
         let open = |granules| match are_near {
             true => Model::over(&device, Arc::clone(&driver), granules, shared.clone()),
-            false => Model::open(granules, |driver| OddBackups::on_machine(driver, &machine)),
+            false => Model::open(granules, |driver| TestBackups::on_machine(driver, &machine)),
         };
         let sleepers = [open(8), open(9)];
         watched(move || {

@@ -126,18 +126,20 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
         PoolError::OverLimit { needed_bytes, usage, .. }
         | PoolError::HeldByCapture { needed_bytes, usage, .. }
         | PoolError::TimedOut { needed_bytes: needed_bytes @ 1.., usage, .. } => {
-            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes, .. } = *usage;
-            let known = [*needed_bytes, limit_bytes, live_bytes, mapped_bytes, idle_bytes];
+            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, reclaimable_bytes, .. } =
+                *usage;
+            let known = [*needed_bytes, limit_bytes, live_bytes, mapped_bytes, reclaimable_bytes];
             raised(out_of_memory_error(py), words, FIGURES.into_iter().zip(known))
         }
         PoolError::DeviceFull { shortage, usage, .. } => {
-            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, idle_bytes, .. } = *usage;
+            let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, reclaimable_bytes, .. } =
+                *usage;
             let known = [
                 shortage.needed_bytes,
                 limit_bytes,
                 live_bytes,
                 mapped_bytes,
-                idle_bytes,
+                reclaimable_bytes,
                 shortage.free_bytes,
             ];
             raised(out_of_memory_error(py), words, FIGURES.into_iter().zip(known))
@@ -149,7 +151,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
         PoolError::SleepConflict { .. }
         | PoolError::SleepFailed { .. }
         | PoolError::Stranded { .. }
-        | PoolError::TrustBroken { .. }
+        | PoolError::ImmutableChanged { .. }
         | PoolError::Capturing { .. }
         | PoolError::PrepareFailed { .. } => raised::<()>(sleep_error(py), words, []),
         PoolError::WakeFailed { .. } | PoolError::Corrupt { .. } => WakeError::new_err(words),

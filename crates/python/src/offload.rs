@@ -38,7 +38,7 @@ fn driver_error(py: Python<'_>, error: &DriverError) -> PyErr {
 }
 
 fn switches() -> PyResult<Switches> {
-    Switches::here().map_err(refused)
+    Switches::from_env().map_err(refused)
 }
 
 fn opened(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Device> {

@@ -333,7 +333,7 @@ for limit in (None, 0.5, "256MiB", "256MiB"):
         print(str(error)[:39])
 """,
         **fake,
-        POORWILL_FAKE_CUDA_PLAY="0:total=0,0:info_total=0",
+        POORWILL_FAKE_CUDA_SIMULATE="0:total=0,0:info_total=0",
     ).splitlines()
     assert said == ["how much memory cuda:0 has is not known"] * 2 + ["256 None 64"] * 2
 

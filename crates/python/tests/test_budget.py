@@ -276,7 +276,7 @@ for ask in [*asks, lambda: poorwill.arena(7)]:
 
 SLICE = {
     "POORWILL_FAKE_CUDA_DEVICES": "24GiB",
-    "POORWILL_FAKE_CUDA_PLAY": "0:hami=23GiB",
+    "POORWILL_FAKE_CUDA_SIMULATE": "0:hami=23GiB",
     "CUDA_DEVICE_MEMORY_LIMIT_0": "23552m",
 }
 
@@ -297,7 +297,7 @@ print(poorwill.budget().winner, poorwill.budget().budget_bytes >> 30)
 
 def test_shared_memory_is_asked_of_one_gpu(environment: dict[str, str]) -> None:
     script = "print(_native.shared_memory_of_device(1))"
-    play = {"POORWILL_FAKE_CUDA_DEVICES": "1GiB,1GiB", "POORWILL_FAKE_CUDA_PLAY": "1:shared=99k"}
+    play = {"POORWILL_FAKE_CUDA_DEVICES": "1GiB,1GiB", "POORWILL_FAKE_CUDA_SIMULATE": "1:shared=99k"}
     assert run(script, **environment, **play) == f"{99 << 10}\n"
 
 

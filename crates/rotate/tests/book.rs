@@ -1,7 +1,7 @@
 //! The configurations of the book's pages: each is accepted as it stands.
 #![forbid(unsafe_code)]
 
-use poorwill_rotate::Config;
+use poorwill_rotate::config::Config;
 use poorwill_testkit::book::snippets;
 
 #[test]

@@ -138,7 +138,7 @@ fn devices_are_those_at_the_positions_of_nvml() {
     for (gpu, words) in [
         (2, "MIG"),
         (3, "9 GiB of 8 GiB"),
-        (4, "does not tell"),
+        (4, "does not report"),
         (5, "shows 5 GPUs"),
         (usize::MAX, "none at"),
     ] {

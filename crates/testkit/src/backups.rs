@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use poorwill_core::backup::{Backups, BackupBuffer, StoredBytes};
+use poorwill_core::backup::{BackupBuffer, Backups, StoredBytes};
 use poorwill_core::driver::Result;
 use poorwill_core::{CopyPart, Digest, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 
@@ -324,7 +324,11 @@ impl StoredBytes for TestBuffer {
         true // A reader has its own copy.
     }
 
-    fn save(self: Box<Self>, stream: StreamId, parts: &[CopyPart]) -> Result<Pending<(BackupBuffer, Vec<Digest>)>> {
+    fn save(
+        self: Box<Self>,
+        stream: StreamId,
+        parts: &[CopyPart],
+    ) -> Result<Pending<(BackupBuffer, Vec<Digest>)>> {
         let storage = Arc::clone(&self.claim.storage);
         storage.check(BackupCall::Save, Op::Save)?;
         let staging = storage.driver.host_alloc(self.claim.bytes)?;

@@ -1,4 +1,4 @@
-//! The ways in which the pool uses its gates and orders.
+//! How the pool uses its tag locks and commands.
 
 use std::time::Duration;
 
@@ -6,155 +6,158 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-use super::gate::{Gate, Monitor};
+use super::commands::{Commands, next_command, pause};
 use super::handover::HandoverLock;
-use super::orders::{Orders, next_order, pause};
+use super::tag_lock::{Monitor, TagLock};
 
-/// Two tags, and who is at work on the first: guests count one each, whoever is alone a hundred.
+/// Two tags, and the work on the first: shared holders count one each, the exclusive one a hundred.
 #[derive(Debug)]
 struct Tags {
-    gates: Monitor<[Gate; 2]>,
+    locks: Monitor<[TagLock; 2]>,
     at_work: AtomicUsize,
 }
 
-const ALONE: usize = 100;
+const EXCLUSIVE: usize = 100;
 
 impl Tags {
     fn new() -> Arc<Self> {
-        Arc::new(Self { gates: Monitor::new(Default::default()), at_work: AtomicUsize::new(0) })
+        Arc::new(Self { locks: Monitor::new(Default::default()), at_work: AtomicUsize::new(0) })
     }
 
     /// As an allocation or a copy does it.
     fn visit(&self) {
-        let mut gates = self.gates.lock_anyway();
-        while !gates[0].enter() {
-            gates = self.gates.wait(gates).expect("no thread panics");
+        let mut locks = self.locks.lock_anyway();
+        while !locks[0].enter() {
+            locks = self.locks.wait(locks).expect("no thread panics");
         }
-        drop(gates);
-        assert!(self.at_work.fetch_add(1, Ordering::SeqCst) < ALONE, "a guest beside one who is alone");
+        drop(locks);
+        assert!(
+            self.at_work.fetch_add(1, Ordering::SeqCst) < EXCLUSIVE,
+            "a shared holder beside the exclusive one"
+        );
         self.at_work.fetch_sub(1, Ordering::SeqCst);
-        self.gates.lock_anyway()[0].leave();
-        self.gates.ring();
+        self.locks.lock_anyway()[0].leave();
+        self.locks.notify();
     }
 
     /// As a sleep or a wake does it.
-    fn work_alone_on(&self, tags: &[usize]) {
-        let mut gates = self.gates.lock_anyway();
-        while !tags.iter().all(|tag| gates[*tag].is_empty()) {
-            gates = self.gates.wait(gates).expect("no thread panics");
+    fn work_exclusively_on(&self, tags: &[usize]) {
+        let mut locks = self.locks.lock_anyway();
+        while !tags.iter().all(|tag| locks[*tag].is_empty()) {
+            locks = self.locks.wait(locks).expect("no thread panics");
         }
-        assert!(tags.iter().all(|tag| gates[*tag].close()));
-        drop(gates);
-        assert_eq!(self.at_work.fetch_add(ALONE, Ordering::SeqCst), 0, "not alone");
-        self.at_work.fetch_sub(ALONE, Ordering::SeqCst);
-        let mut gates = self.gates.lock_anyway();
-        tags.iter().for_each(|tag| gates[*tag].open());
-        drop(gates);
-        self.gates.ring();
+        assert!(tags.iter().all(|tag| locks[*tag].close()));
+        drop(locks);
+        assert_eq!(self.at_work.fetch_add(EXCLUSIVE, Ordering::SeqCst), 0, "not exclusive");
+        self.at_work.fetch_sub(EXCLUSIVE, Ordering::SeqCst);
+        let mut locks = self.locks.lock_anyway();
+        tags.iter().for_each(|tag| locks[*tag].open());
+        drop(locks);
+        self.locks.notify();
     }
 }
 
 #[test]
-fn nobody_is_beside_one_who_is_alone() {
+fn no_holder_is_beside_the_exclusive_one() {
     loom::model(|| meet(1));
 }
 
 /// Three threads have too many interleavings for all of them: those with at most two forced switches.
 #[test]
-fn nor_are_two_guests() {
+fn nor_are_two_shared_holders() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.check(|| meet(2));
 }
 
-fn meet(guests: usize) {
+fn meet(holders: usize) {
     let tags = Tags::new();
-    let guests: Vec<_> = (0..guests)
+    let holders: Vec<_> = (0..holders)
         .map(|_| {
             let tags = Arc::clone(&tags);
             thread::spawn(move || tags.visit())
         })
         .collect();
-    tags.work_alone_on(&[0]);
-    guests.into_iter().for_each(|guest| guest.join().unwrap());
-    assert!(tags.gates.lock_anyway()[0].is_empty());
+    tags.work_exclusively_on(&[0]);
+    holders.into_iter().for_each(|holder| holder.join().unwrap());
+    assert!(tags.locks.lock_anyway()[0].is_empty());
 }
 
 #[test]
-fn two_who_want_the_same_tags_do_not_wait_for_each_other() {
+fn two_exclusive_holders_do_not_wait_for_each_other() {
     loom::model(|| {
         let tags = Tags::new();
         let other = Arc::clone(&tags);
-        let other = thread::spawn(move || other.work_alone_on(&[0, 1]));
-        tags.work_alone_on(&[1, 0]);
+        let other = thread::spawn(move || other.work_exclusively_on(&[0, 1]));
+        tags.work_exclusively_on(&[1, 0]);
         other.join().unwrap();
-        assert!(tags.gates.lock_anyway().iter().all(Gate::is_empty));
+        assert!(tags.locks.lock_anyway().iter().all(TagLock::is_empty));
     });
 }
 
 #[test]
-fn no_order_is_lost_and_the_end_is_heard() {
+fn no_command_is_lost_and_the_end_is_seen() {
     loom::model(|| {
-        let orders = Arc::new(Monitor::new(Orders::default()));
+        let commands = Arc::new(Monitor::new(Commands::default()));
         let done = Arc::new(Monitor::new(false));
-        let (heard, working) = (Arc::clone(&orders), Arc::clone(&done));
+        let (heard, working) = (Arc::clone(&commands), Arc::clone(&done));
         let reaper = thread::spawn(move || {
-            while next_order(&heard) {
+            while next_command(&heard) {
                 *working.lock_anyway() = true;
-                working.ring();
+                working.notify();
             }
         });
-        orders.lock_anyway().give();
-        orders.ring();
+        commands.lock_anyway().request_work();
+        commands.notify();
         let mut worked = done.lock_anyway();
         while !*worked {
             worked = done.wait(worked).expect("no thread panics");
         }
         drop(worked);
-        orders.lock_anyway().stop();
-        orders.ring();
+        commands.lock_anyway().stop();
+        commands.notify();
         reaper.join().unwrap();
-        assert!(!next_order(&orders), "the end stays the end");
+        assert!(!next_command(&commands), "the end stays the end");
     });
 }
 
-/// A reaper that looks again and again, and is told to end in between.
+/// A reaper that polls, and gets the command to end in between.
 #[test]
-fn who_pauses_takes_the_next_order_and_hears_the_end() {
+fn a_pause_takes_the_next_command_and_sees_the_end() {
     loom::model(|| {
-        let orders = Arc::new(Monitor::new(Orders::default()));
-        let heard = Arc::clone(&orders);
+        let commands = Arc::new(Monitor::new(Commands::default()));
+        let heard = Arc::clone(&commands);
         let reaper = thread::spawn(move || {
-            while next_order(&heard) {
-                // Here nobody is woken by the time alone.
+            while next_command(&heard) {
+                // loom's waits do not time out.
                 while pause(&heard, Duration::from_millis(1)) {}
             }
         });
-        orders.lock_anyway().give();
-        orders.ring();
-        orders.lock_anyway().give();
-        orders.ring();
-        orders.lock_anyway().stop();
-        orders.ring();
+        commands.lock_anyway().request_work();
+        commands.notify();
+        commands.lock_anyway().request_work();
+        commands.notify();
+        commands.lock_anyway().stop();
+        commands.notify();
         reaper.join().unwrap();
-        assert!(!pause(&orders, Duration::from_millis(1)), "the end stays the end");
+        assert!(!pause(&commands, Duration::from_millis(1)), "the end stays the end");
     });
 }
 
 /// Whoever waits when the lock is handed over has had it when it comes back.
 #[test]
-fn who_waits_has_the_lock_before_it_comes_back() {
+fn a_waiter_has_the_lock_before_it_comes_back() {
     hand_over(2, false);
 }
 
-/// All hand it over, and nobody waits for ever.
+/// All hand it over, and no thread waits for ever.
 #[test]
-fn those_who_hand_the_lock_to_each_other_come_to_an_end() {
+fn handing_over_ends() {
     hand_over(1, true);
     hand_over(2, true);
 }
 
-/// Some have the lock once each, or hand it over themselves, beside one who hands it over to those who wait.
+/// Some threads take the lock once each, or hand it over, beside one that hands it over to waiters.
 fn hand_over(others: usize, they_do: bool) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use poorwill::Device;
 use poorwill::checkpoint::{Checkpoint, Tensor};
-use poorwill::offload::{HostCheckpoint, LoadError, ReadMethod, LoadOptions, LoadReport, read_directly};
+use poorwill::offload::{HostCheckpoint, LoadError, LoadOptions, LoadReport, ReadMethod, read_directly};
 use serde::Serialize;
 
 use crate::figures::{rate, ratio};
@@ -201,7 +201,11 @@ pub fn run(
         peak_ratio: peak_bytes.and_then(|bytes| ratio(bytes, load.bytes.max(1))),
         peak_how,
         peak_resident_bytes: resident_bytes,
-        how_read: if load.buffered_bytes > load.bytes / 2 { ReadMethod::Buffered } else { ReadMethod::Direct },
+        how_read: if load.buffered_bytes > load.bytes / 2 {
+            ReadMethod::Buffered
+        } else {
+            ReadMethod::Direct
+        },
         verified: mismatch.is_none(),
         mismatch,
         device: info.id.clone(),

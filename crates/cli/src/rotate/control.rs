@@ -65,7 +65,7 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
             // Done by `validate`.
             RotateCommand::Validate { .. } => return Err(Failure::new("validate is not a single command")),
         };
-        client.order(&model, command.split(' ').next().unwrap_or(command), body).await?;
+        client.command(&model, command.split(' ').next().unwrap_or(command), body).await?;
         command_reply(&client.status().await?, model, command).map(Reply::Command)
     })
 }
@@ -107,7 +107,7 @@ impl Outcome for ValidateOutcome {
 /// Puts every model through sleep and wake.
 pub(super) fn validate(path: &Path, requests: u32, json: bool) -> Result<ValidateOutcome, Failure> {
     let config = read(path)?;
-    let mut observer = |walked: &validate::Walked| {
+    let mut observer = |walked: &validate::ModelResult| {
         if !json {
             let verdict = verdict_text(walked.verdict);
             // Without standard error there is no place for the message.

@@ -14,7 +14,7 @@ use poorwill::chain;
 use poorwill_rotate::client::{Client, ClientError};
 use poorwill_rotate::config::Config;
 use poorwill_rotate::run;
-use poorwill_rotate::service::{Swap, What};
+use poorwill_rotate::service::{EventKind, Swap};
 use serde::Serialize;
 use tokio::time::sleep;
 
@@ -207,7 +207,7 @@ async fn traffic(client: Arc<Client>, nth: usize, tally: Arc<Mutex<Tally>>) {
 }
 
 async fn follow(
-    mut events: tokio::sync::broadcast::Receiver<Arc<poorwill_rotate::service::Told>>,
+    mut events: tokio::sync::broadcast::Receiver<Arc<poorwill_rotate::service::ServiceEvent>>,
     tally: Arc<Mutex<Tally>>,
     json: bool,
 ) {
@@ -219,17 +219,17 @@ async fn follow(
             Err(RecvError::Closed) => return,
         };
         let (key, message) = match &event.what {
-            What::Failed { stage, reason } => {
+            EventKind::Failed { stage, reason } => {
                 (Some(format!("{} failed in {stage}", event.model)), reason.clone())
             }
-            What::Shortfall { expected_bytes, freed_bytes, .. } => (
+            EventKind::Shortfall { expected_bytes, freed_bytes, .. } => (
                 Some(format!("{} reported sleep, and kept its memory", event.model)),
                 format!("{freed_bytes} of {expected_bytes} bytes came back"),
             ),
-            What::Quarantined { for_s, .. } => {
+            EventKind::Quarantined { for_s, .. } => {
                 (Some(format!("{} was quarantined", event.model)), format!("for {for_s:.0} s"))
             }
-            What::Ready { swap } => {
+            EventKind::Ready { swap } => {
                 tally.lock().unwrap_or_else(PoisonError::into_inner).swaps.push(swap.clone());
                 (None, format!("ready, {} in {:.3} s", swap.path, swap.total_s))
             }
@@ -268,8 +268,12 @@ impl Tally {
 
     fn outcome(self, seconds: f64) -> RotateDemoReport {
         let of = |path: &str| {
-            let mut times: Vec<f64> =
-                self.swaps.iter().filter(|swap| swap.path == path).map(|swap| swap.total_s).collect();
+            let mut times: Vec<f64> = self
+                .swaps
+                .iter()
+                .filter(|swap| swap.path.as_str() == path)
+                .map(|swap| swap.total_s)
+                .collect();
             times.sort_by(f64::total_cmp);
             (times.len(), times.get(times.len() / 2).copied())
         };

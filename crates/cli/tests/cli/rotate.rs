@@ -81,7 +81,7 @@ fn one_at_a_time(fixture: &Fixture, ready: usize) {
             stages.insert(event["model"].as_str().unwrap().to_owned(), stage.to_owned());
         }
         let is_down = |stage: &&String| {
-            ["unknown", "looking", "finding room", "cold", "asleep"].contains(&stage.as_str())
+            ["unknown", "looking", "finding memory", "cold", "asleep"].contains(&stage.as_str())
         };
         assert!(stages.values().filter(|stage| !is_down(stage)).count() <= 1, "{stages:?}");
         came += usize::from(event["event"] == "ready");

@@ -16,7 +16,7 @@ impl Shared {
     }
 
     /// Refuses new work, and waits until work on tags has ended.
-    pub(super) fn close_gates(&self) {
+    pub(super) fn drain_tags(&self) {
         let mut state = self.lock_state();
         state.close();
         self.notify();

@@ -392,7 +392,7 @@ impl Pool {
     }
 
     fn end_work(&self) {
-        self.shared.close_gates();
+        self.shared.drain_tags();
         self.preparers.lock().unwrap_or_else(PoisonError::into_inner).join();
         self.shared.commands().lock_anyway().stop();
         self.shared.commands().notify();

@@ -2,7 +2,7 @@
 //! granted never exceeds the budget.
 
 use poorwill_core::budget::{
-    Answer, Budget, Cap, ClaimError, Envelope, Fact, PLAUSIBLE_BYTES_MAX, SourceName,
+    Budget, Cap, ClaimError, Envelope, Figure, PLAUSIBLE_BYTES_MAX, Reading, SourceName,
 };
 use poorwill_core::{ByteSize, Tag};
 use poorwill_testkit::effort::Effort;
@@ -29,16 +29,16 @@ const FREE: [SourceName; 5] = [
 ];
 
 /// Answers that drivers have been seen to give, and any others.
-fn any_answer() -> impl Strategy<Value = Answer> {
+fn any_answer() -> impl Strategy<Value = Figure> {
     prop_oneof![
-        Just(Answer::Bytes(0)),
-        Just(Answer::Bytes(u64::MAX)),
-        (1u64..64 * GIB).prop_map(|over| Answer::Bytes(0u64.wrapping_sub(over))),
-        Just(Answer::Bytes(PLAUSIBLE_BYTES_MAX)),
-        (0u64..200 * GIB).prop_map(Answer::Bytes),
-        any::<u64>().prop_map(Answer::Bytes),
-        Just(Answer::None("not set".into())),
-        Just(Answer::OverLimit("CUDA_ERROR_INVALID_VALUE".into())),
+        Just(Figure::Bytes(0)),
+        Just(Figure::Bytes(u64::MAX)),
+        (1u64..64 * GIB).prop_map(|over| Figure::Bytes(0u64.wrapping_sub(over))),
+        Just(Figure::Bytes(PLAUSIBLE_BYTES_MAX)),
+        (0u64..200 * GIB).prop_map(Figure::Bytes),
+        any::<u64>().prop_map(Figure::Bytes),
+        Just(Figure::None("not set".into())),
+        Just(Figure::OverLimit("CUDA_ERROR_INVALID_VALUE".into())),
     ]
 }
 
@@ -54,14 +54,14 @@ fn any_cap() -> impl Strategy<Value = Option<Cap>> {
 }
 
 /// Facts from every source in any order, one of which tells the true total.
-fn any_facts(true_bytes: u64) -> impl Strategy<Value = Vec<Fact>> {
+fn any_facts(true_bytes: u64) -> impl Strategy<Value = Vec<Reading>> {
     let answers = proptest::collection::vec(any_answer(), TOTALS.len() + FREE.len());
     (answers, 0..TOTALS.len()).prop_flat_map(move |(answers, truthful)| {
         let facts = TOTALS.into_iter().chain(FREE).zip(answers);
-        let facts: Vec<Fact> = facts
+        let facts: Vec<Reading> = facts
             .map(|(source, answer)| {
-                let answer = if source == TOTALS[truthful] { Answer::Bytes(true_bytes) } else { answer };
-                Fact::new(source, answer)
+                let answer = if source == TOTALS[truthful] { Figure::Bytes(true_bytes) } else { answer };
+                Reading::new(source, answer)
             })
             .collect();
         Just(facts).prop_shuffle()
@@ -71,7 +71,7 @@ fn any_facts(true_bytes: u64) -> impl Strategy<Value = Vec<Fact>> {
 /// What must hold whatever the others report, where one of the totals is `true_bytes`.
 fn check_decision(
     true_bytes: u64,
-    facts: &[Fact],
+    facts: &[Reading],
     used_bytes: Option<u64>,
     cap: Option<Cap>,
 ) -> Result<(), TestCaseError> {
@@ -116,13 +116,13 @@ fn cases(usual: u32) -> ProptestConfig {
 #[test]
 fn a_single_total_between_zeros_is_right() {
     let true_bytes = 5_116_776_210;
-    let facts: Vec<Fact> = TOTALS
+    let facts: Vec<Reading> = TOTALS
         .into_iter()
         .chain(FREE)
         .map(|source| match source {
-            SourceName::NvmlTotal => Fact::bytes(source, true_bytes),
-            SourceName::SystemAvailable => Fact::bytes(source, 2_224_084_894_374_309),
-            _ => Fact::bytes(source, 0),
+            SourceName::NvmlTotal => Reading::bytes(source, true_bytes),
+            SourceName::SystemAvailable => Reading::bytes(source, 2_224_084_894_374_309),
+            _ => Reading::bytes(source, 0),
         })
         .collect();
     check_decision(true_bytes, &facts, None, Some(Cap::Bytes(4_477_148_259_555_487_059))).unwrap();
@@ -151,10 +151,10 @@ proptest! {
         let used_bytes = (total_bytes - others_bytes) / 100 * used_share;
         let free_bytes = total_bytes - others_bytes - used_bytes;
         let facts = [
-            Fact::bytes(SourceName::CudaTotal, total_bytes),
-            Fact::bytes(SourceName::NvmlTotal, total_bytes),
-            Fact::bytes(SourceName::CudaFree, free_bytes),
-            Fact::bytes(SourceName::NvmlFree, free_bytes),
+            Reading::bytes(SourceName::CudaTotal, total_bytes),
+            Reading::bytes(SourceName::NvmlTotal, total_bytes),
+            Reading::bytes(SourceName::CudaFree, free_bytes),
+            Reading::bytes(SourceName::NvmlFree, free_bytes),
         ];
         let budget = Budget::decide(&facts, Some(used_bytes), cap);
         let allowed_bytes = cap.map_or(total_bytes, |cap| cap.of(total_bytes)).saturating_sub(used_bytes);
@@ -244,10 +244,10 @@ proptest! {
 #[test]
 fn the_slice_of_the_report() {
     let facts = [
-        Fact::bytes(SourceName::DeviceProperties, 24 * GIB),
-        Fact::bytes(SourceName::CudaTotal, 23 * GIB),
-        Fact::bytes(SourceName::CudaFree, 23 * GIB),
-        Fact::bytes(SourceName::NvmlTotal, 24 * GIB),
+        Reading::bytes(SourceName::DeviceProperties, 24 * GIB),
+        Reading::bytes(SourceName::CudaTotal, 23 * GIB),
+        Reading::bytes(SourceName::CudaFree, 23 * GIB),
+        Reading::bytes(SourceName::NvmlTotal, 24 * GIB),
     ];
     let weights = 16 * GIB;
     let activations = 7 * GIB / 2;

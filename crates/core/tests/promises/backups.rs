@@ -12,10 +12,10 @@ use poorwill_core::{
     BlockId, Changes, Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, PrepareEnd,
     SleepRequest, Tag, TagState, Verify, WakeRequest,
 };
+use poorwill_testkit::backups::{BackupCall, Coding, TestBackups};
 use poorwill_testkit::device::{Kind, TestDevice};
-use poorwill_testkit::gated::Gate;
+use poorwill_testkit::latch::Latch;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
-use poorwill_testkit::stores::{Coding, OddBackups, StoreCall};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::{eventually, watched};
 
@@ -25,7 +25,7 @@ fn config() -> PoolConfig {
 
 fn quick(device: &TestDevice) -> Arc<dyn Driver> {
     let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
-    Arc::new(driver.posing(|info| info.fast_digests = true))
+    Arc::new(driver.with_info(|info| info.fast_digests = true))
 }
 
 fn tenant(driver: &Arc<dyn Driver>, config: PoolConfig, store: &Arc<dyn Backups>) -> Tenant {
@@ -51,10 +51,10 @@ fn over_each_store(test: impl Fn(&TestDevice, &Arc<dyn Driver>, &Arc<dyn Backups
     let host: Arc<dyn Backups> = Arc::new(HostBackups::new(Arc::clone(&driver)));
     test(&device, &driver, &host);
     for coding in [Coding::Xored, Coding::WithoutZeros] {
-        let store = OddBackups::new(&driver, coding, u64::MAX);
+        let store = TestBackups::new(&driver, coding, u64::MAX);
         let backups: Arc<dyn Backups> = Arc::new(store.clone());
         test(&device, &driver, &backups);
-        assert_eq!((store.used_bytes(), store.kept_bytes()), (0, 0), "{coding:?}: rooms are given back");
+        assert_eq!((store.used_bytes(), store.stored_bytes()), (0, 0), "{coding:?}: rooms are given back");
     }
     assert_eq!((device.host_bytes(), device.resident_bytes()), (0, 0));
 }
@@ -113,7 +113,7 @@ fn backups_that_are_not_kept_go_with_the_wake() {
 fn a_store_may_keep_less_than_it_is_given() {
     let device = TestDevice::open(64);
     let driver = quick(&device);
-    let store = OddBackups::new(&driver, Coding::WithoutZeros, u64::MAX);
+    let store = TestBackups::new(&driver, Coding::WithoutZeros, u64::MAX);
     let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
     let granule = tenant.granule();
     let zeros = tenant.load(8 * granule, &Tag::runtime());
@@ -121,7 +121,7 @@ fn a_store_may_keep_less_than_it_is_given() {
     tenant.write(zeros);
     tenant.load(2 * granule, &Tag::runtime());
     tenant.pool.sleep(&level_1()).unwrap();
-    assert_eq!((store.used_bytes(), store.kept_bytes()), (10 * granule, 2 * granule));
+    assert_eq!((store.used_bytes(), store.stored_bytes()), (10 * granule, 2 * granule));
     tenant.pool.wake(&all()).unwrap();
     tenant.verify();
 }
@@ -134,7 +134,7 @@ fn a_store_that_fails_loses_nothing() {
         let driver = quick(&device);
         let (left, failures) = (AtomicU64::new(nth), Arc::new(AtomicU64::new(0)));
         let count = Arc::clone(&failures);
-        let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |_: StoreCall| {
+        let store = TestBackups::failing(&driver, Coding::Xored, u64::MAX, move |_: BackupCall| {
             let fails = left.fetch_sub(1, Ordering::Relaxed) == 0;
             count.fetch_add(u64::from(fails), Ordering::Relaxed);
             fails
@@ -186,7 +186,7 @@ fn a_full_storage_drops_only_backups_that_save_time() {
     let driver = quick(&device);
     let (weights, runtime) = (Tag::weights(), Tag::runtime());
     let granule = driver.info().granule_bytes;
-    let store = OddBackups::new(&driver, Coding::Xored, 9 * granule);
+    let store = TestBackups::new(&driver, Coding::Xored, 9 * granule);
     let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
     tenant.load(8 * granule, &weights);
     tenant.load(6 * granule, &runtime);
@@ -218,7 +218,7 @@ fn a_preparation_ends_for_a_sleep_that_lacks_host_memory() {
     watched(|| {
         let device = TestDevice::open(64);
         let (reached_sender, reached) = mpsc::channel();
-        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Gate::default()));
+        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Latch::default()));
         let pass = Arc::clone(&latch);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             let preparing = thread::current().name() == Some("poorwill-prepare");
@@ -228,9 +228,9 @@ fn a_preparation_ends_for_a_sleep_that_lacks_host_memory() {
             }
             Verdict::Pass
         });
-        let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
+        let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests = true));
         let granule = driver.info().granule_bytes;
-        let store = OddBackups::new(&driver, Coding::Xored, 12 * granule);
+        let store = TestBackups::new(&driver, Coding::Xored, 12 * granule);
         let mut tenant = tenant(&driver, config(), &(Arc::new(store) as Arc<dyn Backups>));
         tenant.load(12 * granule, &Tag::weights());
         tenant.load(12 * granule, &Tag::runtime());
@@ -251,7 +251,7 @@ fn a_preparation_ends_for_a_sleep_that_lacks_host_memory() {
 fn a_spoiled_backup_is_always_found_when_everything_is_compared() {
     let device = TestDevice::open(64);
     let driver = quick(&device);
-    let store = OddBackups::new(&driver, Coding::Xored, u64::MAX);
+    let store = TestBackups::new(&driver, Coding::Xored, u64::MAX);
     let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
     let granule = tenant.granule();
     tenant.load(11 * granule, &Tag::weights());
@@ -280,7 +280,7 @@ fn a_spoiled_backup_is_found_by_samples_in_64_wakes() {
     for nth in (0..granules).step_by(stride) {
         let device = TestDevice::open(128);
         let driver = quick(&device);
-        let store = OddBackups::new(&driver, Coding::Xored, u64::MAX);
+        let store = TestBackups::new(&driver, Coding::Xored, u64::MAX);
         let mut tenant = tenant(&driver, config(), &(Arc::new(store.clone()) as Arc<dyn Backups>));
         let granule = tenant.granule();
         let block = tenant.load(granules as u64 * granule, &Tag::weights());
@@ -323,8 +323,8 @@ fn a_block_freed_while_a_sleep_allocates_buffers_takes_none_of_another_size() {
     for sizes in [[4 * granule, granule], [granule, 4 * granule]] {
         let leaves = Arc::new(Mutex::new(None::<(Arc<Pool>, BlockId)>));
         let leaving = Arc::clone(&leaves);
-        let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
-            let gone = leaving.lock().unwrap().take_if(|_| call == StoreCall::Rooms);
+        let store = TestBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+            let gone = leaving.lock().unwrap().take_if(|_| call == BackupCall::Allocate);
             gone.into_iter().for_each(|(pool, block)| pool.free(block).unwrap());
             false
         });
@@ -354,8 +354,8 @@ fn a_wake_is_undone_when_a_store_panics() {
             let device = TestDevice::open(64);
             let driver: Arc<dyn Driver> = device.driver();
             let left = AtomicU64::new(1);
-            let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
-                let panics = call == StoreCall::Load && left.fetch_sub(1, Ordering::Relaxed) == 0;
+            let store = TestBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+                let panics = call == BackupCall::Load && left.fetch_sub(1, Ordering::Relaxed) == 0;
                 assert!(!panics, "a test's own panic");
                 false
             });
@@ -385,10 +385,10 @@ fn a_store_that_panics_leaves_nothing_in_flight() {
                 made.lock().unwrap().push(call.op);
                 Verdict::Pass
             });
-            let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
+            let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests = true));
             let left = AtomicU64::new(2);
-            let store = OddBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
-                let panics = call == StoreCall::Save && left.fetch_sub(1, Ordering::Relaxed) == 0;
+            let store = TestBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+                let panics = call == BackupCall::Save && left.fetch_sub(1, Ordering::Relaxed) == 0;
                 assert!(!panics, "a test's own panic");
                 false
             });

@@ -12,7 +12,7 @@ use poorwill_core::{
 };
 use poorwill_testkit::capture::Capture;
 use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::watchdog::{eventually, watched};
@@ -274,9 +274,9 @@ fn a_trim_waits_for_nothing_during_a_capture() {
         let world = open(None);
         let [captured, other] = world.streams;
         let block = world.alloc(4, other).unwrap();
-        let latch = Arc::new(Gate::default());
+        let latch = Arc::new(Latch::default());
         let len = usize::try_from(block.requested_bytes).unwrap();
-        let copy = gated::write(&world.pool, other, &block, &latch, &vec![1; len]);
+        let copy = latch::write(&world.pool, other, &block, &latch, &vec![1; len]);
         world.pool.free(block.id).unwrap();
         world.alloc(1, captured).unwrap(); // Records the event behind the work.
         world.capture.begin(captured);

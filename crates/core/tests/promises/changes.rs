@@ -13,7 +13,7 @@ use poorwill_core::{
     WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
-use poorwill_testkit::gated::Gate;
+use poorwill_testkit::latch::Latch;
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::watched;
@@ -33,7 +33,7 @@ fn tenant_with(
         script(&call);
         Verdict::Pass
     });
-    let driver = driver.posing(|info| info.fast_digests = fast_digests);
+    let driver = driver.with_info(|info| info.fast_digests = fast_digests);
     let config = PoolConfig::default().in_chunks_of(4).in_segments_of(8);
     let pool = Arc::new(Pool::new(Arc::new(driver), config).unwrap());
     (device, Tenant::new(&pool, 7), digested)
@@ -215,7 +215,7 @@ fn a_new_declaration_begins_anew() {
 fn a_promise_covers_nothing_that_changed_before_it() {
     watched(|| {
         let (reached_sender, reached) = mpsc::channel();
-        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Gate::default()));
+        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Latch::default()));
         let pass = Arc::clone(&latch);
         let (_device, mut tenant, _) = tenant_with(true, move |call| {
             let preparing = thread::current().name() == Some("poorwill-prepare");

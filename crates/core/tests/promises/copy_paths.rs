@@ -11,7 +11,7 @@ use poorwill_core::{
 };
 use poorwill_testkit::clock::Clock;
 use poorwill_testkit::device::TestDevice;
-use poorwill_testkit::gated::{Gate, hold};
+use poorwill_testkit::latch::{Latch, hold};
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 
@@ -55,7 +55,7 @@ impl Scene {
             Some(clock) => driver.by(clock),
             None => driver,
         };
-        let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| {
+        let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| {
             (info.kernel_copies, info.copy_streams, info.save_streams) = (kernel_copies, 1, 1);
         }));
         let config = PoolConfig::default().in_chunks_of(CHUNK_GRANULES).in_segments_of(8);
@@ -142,7 +142,7 @@ fn a_copy_path_that_is_held_up_leaves_the_copies_to_the_other() {
     let total_bytes = report.copied_bytes;
     for held in both.into_keys() {
         scene.sleep();
-        let latch = Arc::new(Gate::default());
+        let latch = Arc::new(Latch::default());
         hold(&*scene.driver, held, &latch);
         // The wake cannot end before everything is queued, nor before the latch is open.
         let copied = Arc::clone(&scene.copied);

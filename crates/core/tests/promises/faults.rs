@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use poorwill_testkit::canary::{BrokenDriver, DEFECTS, Defect};
+use poorwill_testkit::broken::{BrokenDriver, DEFECTS, Defect};
 use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::faults::{Subject, some_calls};
 

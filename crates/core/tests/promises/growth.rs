@@ -7,7 +7,7 @@ use poorwill_core::{
     WakeRequest,
 };
 use poorwill_testkit::device::TestDevice;
-use poorwill_testkit::gated::{Gate, hold};
+use poorwill_testkit::latch::{Latch, hold};
 use poorwill_testkit::pattern;
 
 const GRANULES: u64 = 64;
@@ -69,7 +69,7 @@ fn streams_that_are_gone_are_forgotten() {
 }
 
 /// Completes the work also when a test fails: a dropped pool waits for it.
-struct Opened(Arc<Gate>);
+struct Opened(Arc<Latch>);
 
 impl Drop for Opened {
     fn drop(&mut self) {
@@ -86,7 +86,7 @@ fn a_stream_at_work_is_not_forgotten() {
     let own = pool.alloc(&AllocRequest::new(3 * granule, Tag::runtime()).on(busy)).unwrap();
     let used = pool.alloc(&AllocRequest::new(2 * granule, Tag::runtime())).unwrap();
     pool.record_use(used.id, busy).unwrap();
-    let latch = Arc::new(Gate::default());
+    let latch = Arc::new(Latch::default());
     let opened = Opened(Arc::clone(&latch));
     hold(&*device.driver(), busy, &latch);
     pool.free(own.id).unwrap();

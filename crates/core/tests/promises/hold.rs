@@ -10,7 +10,7 @@ use poorwill_core::{
     WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
-use poorwill_testkit::gated::Gate;
+use poorwill_testkit::latch::Latch;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::{eventually, watched};
@@ -330,7 +330,7 @@ fn a_hold_waits_for_a_sleep_under_way() {
     watched(|| {
         let device = TestDevice::open(64);
         let (reached_sender, reached) = mpsc::channel();
-        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Gate::default()));
+        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Latch::default()));
         let pass = Arc::clone(&latch);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             if call.op == Op::Save && !call.waiting {

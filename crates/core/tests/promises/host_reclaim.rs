@@ -9,10 +9,10 @@ use poorwill_core::{
     WakeRequest, chain,
 };
 use poorwill_driver::{HostConfig, HostDevice, HostMemoryConfig};
+use poorwill_testkit::backups::{Coding, TestBackups};
 use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
-use poorwill_testkit::gated::Gate;
+use poorwill_testkit::latch::Latch;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
-use poorwill_testkit::stores::{Coding, OddBackups};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::{eventually, watched};
 
@@ -22,7 +22,7 @@ fn config() -> PoolConfig {
 
 fn tenant(device: &TestDevice) -> Tenant {
     let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
-    let driver = Arc::new(driver.posing(|info| info.fast_digests = true));
+    let driver = Arc::new(driver.with_info(|info| info.fast_digests = true));
     Tenant::new(&Arc::new(Pool::new(driver, config()).unwrap()), 3)
 }
 
@@ -121,7 +121,7 @@ fn dropping_backups_ends_their_preparation() {
     watched(|| {
         let device = TestDevice::open(64);
         let (reached_sender, reached) = mpsc::channel();
-        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Gate::default()));
+        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Latch::default()));
         let pass = Arc::clone(&latch);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             if thread::current().name() == Some("poorwill-prepare") && call.op == Op::Save && !call.waiting {
@@ -130,7 +130,7 @@ fn dropping_backups_ends_their_preparation() {
             }
             Verdict::Pass
         });
-        let driver = Arc::new(driver.posing(|info| info.fast_digests = true));
+        let driver = Arc::new(driver.with_info(|info| info.fast_digests = true));
         let mut tenant = Tenant::new(&Arc::new(Pool::new(driver, config()).unwrap()), 3);
         let granule = tenant.granule();
         tenant.load(12 * granule, &Tag::weights());
@@ -153,7 +153,7 @@ fn a_sleep_has_the_idle_backups_of_pools_over_the_same_store() {
     let device = TestDevice::open(64);
     let driver: Arc<dyn Driver> = device.driver();
     let granule = driver.info().granule_bytes;
-    let store = OddBackups::new(&driver, Coding::Xored, 12 * granule);
+    let store = TestBackups::new(&driver, Coding::Xored, 12 * granule);
     let open = |seed| {
         let store: Arc<dyn Backups> = Arc::new(store.clone());
         let pool = Pool::with_backups(Arc::clone(&driver), config(), store).unwrap();
@@ -214,7 +214,7 @@ fn a_preparation_ends_for_a_sleep_of_another_pool() {
     watched(|| {
         let device = TestDevice::open(64);
         let (reached_sender, reached) = mpsc::channel();
-        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Gate::default()));
+        let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Latch::default()));
         let pass = Arc::clone(&latch);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
             let preparing = thread::current().name() == Some("poorwill-prepare");
@@ -224,9 +224,9 @@ fn a_preparation_ends_for_a_sleep_of_another_pool() {
             }
             Verdict::Pass
         });
-        let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
+        let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests = true));
         let granule = driver.info().granule_bytes;
-        let store = OddBackups::new(&driver, Coding::Xored, 12 * granule);
+        let store = TestBackups::new(&driver, Coding::Xored, 12 * granule);
         let open = |seed| {
             let store: Arc<dyn Backups> = Arc::new(store.clone());
             let pool = Pool::with_backups(Arc::clone(&driver), config(), store).unwrap();

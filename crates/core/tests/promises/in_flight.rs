@@ -8,7 +8,7 @@ use poorwill_core::{
     WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
-use poorwill_testkit::gated::{self, Gate, watched};
+use poorwill_testkit::latch::{self, Latch, watched};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 
@@ -21,8 +21,8 @@ fn config(limit_bytes: Option<u64>) -> PoolConfig {
 }
 
 /// A pool over a device that finishes its work only when waited for.
-fn lazy_pool(granules: u64) -> (Arc<Gate>, Pool) {
-    let latch = Arc::new(Gate::default());
+fn lazy_pool(granules: u64) -> (Arc<Latch>, Pool) {
+    let latch = Arc::new(Latch::default());
     let opener = Arc::clone(&latch);
     let driver = ScriptedDriver::new(device().driver(), move |call| {
         if matches!(call.op, Op::Synchronize | Op::EventSynchronize) {
@@ -34,9 +34,9 @@ fn lazy_pool(granules: u64) -> (Arc<Gate>, Pool) {
     (latch, Pool::new(Arc::new(driver), config(Some(limit_bytes))).unwrap())
 }
 
-fn write_in_flight(pool: &Pool, latch: &Arc<Gate>, block: &Block, seed: u64) {
+fn write_in_flight(pool: &Pool, latch: &Arc<Latch>, block: &Block, seed: u64) {
     let bytes = pattern::bytes(seed, usize::try_from(block.requested_bytes).unwrap());
-    drop(gated::write(pool, StreamId::DEFAULT, block, latch, &bytes));
+    drop(latch::write(pool, StreamId::DEFAULT, block, latch, &bytes));
 }
 
 #[test]

@@ -11,11 +11,11 @@ use poorwill_core::{
     AllocRequest, Block, Driver, DriverErrorKind, HostBuffer, Level, Op, Pool, PoolConfig, PoolError,
     SleepRequest, StreamId, Tag, TagState, Verify, WakeRequest,
 };
+use poorwill_testkit::backups::{Coding, TestBackups};
 use poorwill_testkit::clock::Clock;
 use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
-use poorwill_testkit::stores::{Coding, OddBackups};
 use poorwill_testkit::watchdog::watched;
 
 type Act = dyn Fn(&Pool, Call) + Send + Sync;
@@ -50,7 +50,7 @@ impl Midst {
 
 struct World {
     pool: Arc<Pool>,
-    store: OddBackups,
+    store: TestBackups,
     midst: Arc<Midst>,
     clock: Arc<Clock>,
     _device: TestDevice,
@@ -68,8 +68,8 @@ fn world(config: PoolConfig) -> World {
             false => Verdict::Pass,
         }
     });
-    let driver: Arc<dyn Driver> = Arc::new(driver.by(&clock).posing(|info| info.fast_digests = true));
-    let store = OddBackups::new(&driver, Coding::Xored, u64::MAX);
+    let driver: Arc<dyn Driver> = Arc::new(driver.by(&clock).with_info(|info| info.fast_digests = true));
+    let store = TestBackups::new(&driver, Coding::Xored, u64::MAX);
     let backups: Arc<dyn Backups> = Arc::new(store.clone());
     let pool = Arc::new(Pool::with_backups(driver, config, backups).unwrap());
     midst.pool.set(Arc::downgrade(&pool)).unwrap();

@@ -9,7 +9,7 @@ use poorwill_core::{
     SleepRequest, StreamId, Tag, Verify, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 
@@ -157,7 +157,7 @@ fn a_chunk_leaves_when_nothing_of_it_is_live() {
 
 #[test]
 fn a_part_that_is_freed_asleep_does_not_wake() {
-    for (chunk_granules, kept_granules) in [(1, 4), (4, 8)] {
+    for (chunk_granules, stored_granules) in [(1, 4), (4, 8)] {
         let (device, pool, granule) = open(chunk_granules);
         let block = loaded(&pool, 14 * granule);
         let one = pool.free_part(block.id, part(&block, 0, 2 * granule)).unwrap()[0];
@@ -165,13 +165,13 @@ fn a_part_that_is_freed_asleep_does_not_wake() {
         assert_eq!(device.resident_bytes(), 0);
         let rest = pool.free_part(one.id, part(&block, 3 * granule, 11 * granule)).unwrap();
         assert_eq!(pool.stats().unwrap().live_bytes, 4 * granule);
-        let kept_bytes = pool.stats().unwrap().backup_bytes;
+        let stored_bytes = pool.stats().unwrap().backup_bytes;
         let wake = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
         // Granules 2, 11, 12 and 13 are live. Backups are dropped by extents, no longer than a chunk.
         let held_bytes = 4 * granule;
         assert_eq!(
-            (wake.mapped_bytes, kept_bytes),
-            (held_bytes, kept_granules * granule),
+            (wake.mapped_bytes, stored_bytes),
+            (held_bytes, stored_granules * granule),
             "{chunk_granules}"
         );
         assert_reads(&pool, &block, &rest);
@@ -193,9 +193,9 @@ fn a_recorded_use_is_one_of_the_part_and_of_the_rest() {
     let (device, pool, granule) = open(1);
     let other = device.stream_create().unwrap();
     let block = loaded(&pool, 4 * granule);
-    let latch = Arc::new(Gate::default());
+    let latch = Arc::new(Latch::default());
     let len = usize::try_from(block.requested_bytes).unwrap();
-    let copy = gated::write(&pool, other, &block, &latch, &vec![1; len]);
+    let copy = latch::write(&pool, other, &block, &latch, &vec![1; len]);
     let rest = pool.free_part(block.id, part(&block, granule, 2 * granule)).unwrap();
     rest.iter().for_each(|block| pool.free(block.id).unwrap());
     let waiting = kinds(&pool).into_iter().filter(|kind| *kind == BlockKind::Waiting).count();
@@ -230,7 +230,7 @@ fn a_chunk_freed_in_parts_serves_no_request_while_work_touches_the_last() {
         return;
     }
     for limited in [false, true] {
-        let (device, latch) = (TestDevice::open(64), Arc::new(Gate::default()));
+        let (device, latch) = (TestDevice::open(64), Arc::new(Latch::default()));
         let (granule, opener) = (device.info().granule_bytes, Arc::clone(&latch));
         let is_held = Arc::new(AtomicBool::new(false));
         let armed = Arc::clone(&is_held);
@@ -258,15 +258,15 @@ fn a_chunk_freed_in_parts_serves_no_request_while_work_touches_the_last() {
         assert_eq!(beside.range.end(), block.range.addr);
         pool.record_use(beside.id, reader).unwrap();
         pool.sleep(&SleepRequest::all(Level::One)).unwrap();
-        let reads = Arc::new(Gate::default());
-        gated::hold(&*device, reader, &reads);
+        let reads = Arc::new(Latch::default());
+        latch::hold(&*device, reader, &reads);
         pool.free(beside.id).unwrap();
         assert!(kinds(&pool).contains(&BlockKind::Waiting), "for its reader");
         pool.wake(&WakeRequest::all()).unwrap();
         assert!(kinds(&pool).contains(&BlockKind::Waiting), "for its reader");
         reads.open();
         pool.trim().unwrap();
-        let work = gated::write(&pool, user, &block, &latch, &[1; 512]);
+        let work = latch::write(&pool, user, &block, &latch, &[1; 512]);
         is_held.store(true, Ordering::Relaxed);
         pool.free(block.id).unwrap();
         let next = alloc(4 * granule, other);

@@ -8,7 +8,7 @@ use poorwill_core::{
     AllocRequest, Block, Driver, DriverErrorKind, Dropped, HostBuffer, Level, Op, Pool, PoolConfig,
     PoolError, Release, SleepRequest, StreamId, Tag, TagPolicy, TagState, Verify, WakeRequest, chain,
 };
-use poorwill_testkit::canary::{BrokenDriver, Defect};
+use poorwill_testkit::broken::{BrokenDriver, Defect};
 use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -91,7 +91,7 @@ fn reports_agree_with_the_device() {
 fn what_has_not_changed_is_not_copied_again() {
     let device = device();
     let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
-    let driver = driver.posing(|info| info.fast_digests = true);
+    let driver = driver.with_info(|info| info.fast_digests = true);
     let pool = Pool::new(Arc::new(driver), small_config()).unwrap();
     let granule = device.info().granule_bytes;
     let block = loaded(&pool, 12, &Tag::weights(), 1);

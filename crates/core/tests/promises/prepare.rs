@@ -13,7 +13,7 @@ use poorwill_core::{
     PoolConfig, PoolError, PrepareEnd, SleepRequest, Tag, TagState, Verify, WakeRequest,
 };
 use poorwill_testkit::device::TestDevice;
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::{eventually, watched};
@@ -23,7 +23,7 @@ const GRANULES: u64 = 64;
 /// Stops the thread that prepares, once, at a call.
 struct Stop {
     reached: mpsc::Receiver<()>,
-    latch: Arc<Gate>,
+    latch: Arc<Latch>,
     /// Ranges unmapped before the stop ended.
     unmapped: Arc<Mutex<Vec<DeviceRange>>>,
     /// Whether a thread other than the reaper, which waits for the end of the stop, has waited for an event meanwhile.
@@ -62,7 +62,7 @@ fn stopped(
 ) -> (TestDevice, Tenant, Stop) {
     let device = TestDevice::open(GRANULES);
     let (reached_sender, reached) = mpsc::channel();
-    let (latch, unmapped) = (Arc::new(Gate::default()), Arc::new(Mutex::new(Vec::new())));
+    let (latch, unmapped) = (Arc::new(Latch::default()), Arc::new(Mutex::new(Vec::new())));
     let awaited = Arc::new(AtomicBool::new(false));
     let awaits = Arc::clone(&awaited);
     let (reached_sender, seen, is_stopped) =
@@ -86,7 +86,7 @@ fn stopped(
         }
         Verdict::Pass
     });
-    let tenant = tenant(Arc::new(driver.posing(|info| info.fast_digests = true)), config);
+    let tenant = tenant(Arc::new(driver.with_info(|info| info.fast_digests = true)), config);
     (device, tenant, Stop { reached, latch, unmapped, awaited })
 }
 
@@ -100,7 +100,7 @@ fn tenant(driver: Arc<dyn Driver>, config: PoolConfig) -> Tenant {
 
 fn quick(device: &TestDevice) -> Tenant {
     let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
-    tenant(Arc::new(driver.posing(|info| info.fast_digests = true)), config())
+    tenant(Arc::new(driver.with_info(|info| info.fast_digests = true)), config())
 }
 
 fn is_save(call: &Call) -> bool {
@@ -278,9 +278,9 @@ fn trimming_waits_for_the_copy_of_what_several_streams_have_used() {
         let block = tenant.load(4 * granule, &Tag::weights());
         let preparation = tenant.pool.prepare_sleep(&level_1()).unwrap();
         stop.wait();
-        let (user, work) = (device.stream_create().unwrap(), Arc::new(Gate::default()));
+        let (user, work) = (device.stream_create().unwrap(), Arc::new(Latch::default()));
         tenant.pool.record_use(tenant.blocks[block].block.id, user).unwrap();
-        gated::hold(&*device, user, &work);
+        latch::hold(&*device, user, &work);
         tenant.free(block);
         let pool = Arc::clone(&tenant.pool);
         let trim = thread::spawn(move || pool.trim().unwrap());
@@ -538,7 +538,8 @@ fn what_keeps_a_preparation_from_its_end_keeps_no_sleep_from_its_own() {
                 let reason = "the test has taken it all".into();
                 Verdict::Fail(DriverErrorKind::OutOfHostMemory { asked_bytes: call.bytes, reason })
             };
-            let driver = ScriptedDriver::new(device.driver(), script).posing(|info| info.fast_digests = true);
+            let driver =
+                ScriptedDriver::new(device.driver(), script).with_info(|info| info.fast_digests = true);
             let mut tenant = tenant(Arc::new(driver), config());
             let granule = tenant.granule();
             tenant.load(10 * granule, &Tag::weights());

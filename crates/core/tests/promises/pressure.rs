@@ -8,7 +8,7 @@ use poorwill_core::{
     WakeRequest,
 };
 use poorwill_testkit::device::TestDevice;
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 
 fn device(granules: u64) -> TestDevice {
@@ -37,9 +37,9 @@ fn granules(pool: &Pool, count: u64, tag: Tag) -> Block {
 }
 
 /// Work on a block that does not pass before the latch is opened.
-fn hold(pool: &Pool, block: &Block, stream: StreamId, latch: &Arc<Gate>) {
+fn hold(pool: &Pool, block: &Block, stream: StreamId, latch: &Arc<Latch>) {
     let bytes = vec![7; usize::try_from(block.requested_bytes).unwrap()];
-    drop(gated::write(pool, stream, block, latch, &bytes));
+    drop(latch::write(pool, stream, block, latch, &bytes));
 }
 
 #[test]
@@ -82,8 +82,8 @@ fn idle_memory_that_a_failed_sleep_left_unmapped_is_not_handed_out() {
     pool.driver().synchronize().unwrap();
 }
 
-fn open() -> Arc<Gate> {
-    let latch = Arc::new(Gate::default());
+fn open() -> Arc<Latch> {
+    let latch = Arc::new(Latch::default());
     latch.open();
     latch
 }
@@ -94,7 +94,7 @@ fn a_large_block_of_granules_is_used_again_where_it_is() {
     for chunk_granules in [1, 4] {
         let device = device(64);
         let maps = Arc::new(AtomicUsize::new(0));
-        let (counter, latch) = (Arc::clone(&maps), Arc::new(Gate::default()));
+        let (counter, latch) = (Arc::clone(&maps), Arc::new(Latch::default()));
         let opener = Arc::clone(&latch);
         let pool = scripted(&device, Some(8), chunk_granules, move |call| {
             counter.fetch_add(usize::from(call.op == Op::Map), Ordering::Relaxed);
@@ -122,7 +122,7 @@ fn a_large_block_of_granules_is_used_again_where_it_is() {
 fn a_copy_on_another_stream_is_a_use_of_the_block() {
     let device = device(64);
     let pool = pool(&device, None);
-    let (other, latch) = (device.stream_create().unwrap(), Arc::new(Gate::default()));
+    let (other, latch) = (device.stream_create().unwrap(), Arc::new(Latch::default()));
     let block = pool.alloc(&AllocRequest::new(4096, Tag::kv_cache())).unwrap();
     hold(&pool, &block, other, &latch);
     pool.free(block.id).unwrap();
@@ -135,7 +135,7 @@ fn a_copy_on_another_stream_is_a_use_of_the_block() {
 #[test]
 fn a_sleep_releases_what_was_waited_for_and_close_forgets_every_event() {
     let device = device(64);
-    let latch = Arc::new(Gate::default());
+    let latch = Arc::new(Latch::default());
     let events = Arc::new(AtomicI64::new(0));
     let (opener, counter) = (Arc::clone(&latch), Arc::clone(&events));
     let pool = scripted(&device, None, 4, move |call| {

@@ -109,7 +109,7 @@ impl Run {
             let kind = DriverErrorKind::OutOfMemory { asked_bytes: call.bytes, free_bytes: call.bytes };
             if in_pieces && is_large && call.number % 5 > 0 { Verdict::Fail(kind) } else { Verdict::Pass }
         });
-        let driver = driver.posing(|info| info.fast_digests = limited || info.fast_digests);
+        let driver = driver.with_info(|info| info.fast_digests = limited || info.fast_digests);
         let pool = Pool::new(Arc::new(driver), config).unwrap();
         let scratch = Tag::new("scratch").unwrap();
         let tags =

@@ -10,7 +10,7 @@ use poorwill_core::{
     Tag, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::watchdog::watched;
 
@@ -39,7 +39,7 @@ struct Script {
     /// How often the driver had to wait for an event.
     waits: AtomicU64,
     /// Latches of work that is held back: with each wait, the oldest opens.
-    latches: Mutex<VecDeque<Arc<Gate>>>,
+    latches: Mutex<VecDeque<Arc<Latch>>>,
     /// Done at the next wait, first.
     on_wait: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -144,9 +144,9 @@ impl World {
 
     /// Frees blocks under work of their stream that is held.
     fn free_under_work<const N: usize>(&self, blocks: [Block; N], stream: StreamId) {
-        let latch = Arc::new(Gate::default());
+        let latch = Arc::new(Latch::default());
         let bytes = vec![7; usize::try_from(blocks[0].requested_bytes).unwrap()];
-        drop(gated::write(&self.pool, stream, &blocks[0], &latch, &bytes));
+        drop(latch::write(&self.pool, stream, &blocks[0], &latch, &bytes));
         self.script.latches.lock().unwrap().push_back(latch);
         blocks.into_iter().for_each(|block| self.free(block));
     }

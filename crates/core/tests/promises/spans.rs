@@ -12,7 +12,7 @@ use poorwill_core::{
     PoolConfig, PoolError, SleepRequest, StreamId, Tag, TagPolicy, TagState, Verify, WakeReport, WakeRequest,
 };
 use poorwill_testkit::device::TestDevice;
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 
@@ -29,7 +29,7 @@ struct Script {
     /// Whether host memory is refused.
     host_is_full: AtomicBool,
     /// Opened when a call waits for an event.
-    latch: Arc<Gate>,
+    latch: Arc<Latch>,
     /// Whether queries of events first wait for the default stream, so that frees have passed.
     is_settled: AtomicBool,
 }
@@ -75,7 +75,7 @@ impl World {
             heard.created.lock().unwrap().push(call.bytes / granule);
             Verdict::Pass
         });
-        let driver = driver.posing(|info| info.fast_digests = true);
+        let driver = driver.with_info(|info| info.fast_digests = true);
         let config = PoolConfig::default()
             .limited_to(limit_granules.map(|granules| granules * granule))
             .in_chunks_of(CHUNK)
@@ -268,8 +268,8 @@ fn the_same_size_again_is_the_same_memory_at_once() {
     let world = World::open(64, Some(42));
     let block = world.kv(42);
     let bytes = vec![7; usize::try_from(block.range.bytes).unwrap()];
-    let latch = Arc::new(Gate::default());
-    let copy = gated::write(&world.pool, StreamId::DEFAULT, &block, &latch, &bytes);
+    let latch = Arc::new(Latch::default());
+    let copy = latch::write(&world.pool, StreamId::DEFAULT, &block, &latch, &bytes);
     world.free(block);
     world.created();
     let again = world.kv(42);
@@ -307,7 +307,7 @@ fn an_allocation_waits_for_pending_memory_that_it_needs() {
         let world = World::open(64, Some(42));
         let block = world.kv(42);
         let bytes = vec![7; usize::try_from(block.range.bytes).unwrap()];
-        let copy = gated::write(&world.pool, StreamId::DEFAULT, &block, &world.script.latch, &bytes);
+        let copy = latch::write(&world.pool, StreamId::DEFAULT, &block, &world.script.latch, &bytes);
         world.free(block);
         let other = world.alloc(37, tag).unwrap();
         copy.wait().unwrap();

@@ -12,10 +12,10 @@ use poorwill_core::{
     AllocRequest, Changes, DeviceRange, Driver, HostBuffer, Level, LostRange, Op, Pool, PoolConfig,
     PoolError, PrepareEnd, SleepRequest, StreamId, Tag, TagState, Verify, WakeReport, WakeRequest,
 };
+use poorwill_testkit::backups::{Coding, TestBackups};
 use poorwill_testkit::device::{Kind, TestDevice};
-use poorwill_testkit::gated::Gate;
+use poorwill_testkit::latch::Latch;
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
-use poorwill_testkit::stores::{Coding, OddBackups};
 use poorwill_testkit::tenant::{Known, Tenant};
 use proptest::prelude::*;
 
@@ -43,7 +43,7 @@ fn or_on_a_gpu<T>(usually: T, fewer: T) -> T {
 /// A pool whose backups spoil, and its tenant.
 struct World {
     device: TestDevice,
-    store: OddBackups,
+    store: TestBackups,
     tenant: Tenant,
 }
 
@@ -51,8 +51,8 @@ impl World {
     fn new(fast_digests: bool, config: PoolConfig) -> Self {
         let device = TestDevice::open(256);
         let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
-        let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = fast_digests));
-        let store = OddBackups::new(&driver, Coding::Xored, u64::MAX);
+        let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests = fast_digests));
+        let store = TestBackups::new(&driver, Coding::Xored, u64::MAX);
         let backups: Arc<dyn Backups> = Arc::new(store.clone());
         let pool = Pool::with_backups(driver, config, backups).unwrap();
         let tenant = Tenant::new(&Arc::new(pool), 3);
@@ -223,7 +223,7 @@ fn one_spoiled_granule_does_not_keep_the_rest_asleep() {
             world.tenant.load(2 * granule, &Tag::weights());
         }
         world.pool().sleep(&level_1()).unwrap();
-        let granules = world.store.kept_granules();
+        let granules = world.store.stored_granules();
         assert_eq!(granules, 2 * blocks);
         for spoiled in [0, granules / 3, granules - 1] {
             world.store.spoil(spoiled);
@@ -291,7 +291,7 @@ fn spoil_asleep(fast_digests: bool, changes: Changes, verify: Option<Verify>, pr
         world.pool().wake(&everything()).unwrap();
     }
     world.sleep(prepares).unwrap();
-    let count = world.store.kept_granules();
+    let count = world.store.stored_granules();
     let patterns = patterns(usize::try_from(granule).unwrap());
     let spoiled: BTreeSet<usize> = [case % count, (case * 7 + case / count) % count].into_iter().collect();
     spoiled.iter().for_each(|nth| world.store.spoil_bytes(*nth, &patterns[case % patterns.len()]));
@@ -528,9 +528,9 @@ fn backups_that_are_not_kept_are_compared_whatever_the_sample() {
 fn backups_dropped_for_lack_of_host_memory_are_checked() {
     let device = TestDevice::open(64);
     let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
-    let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
+    let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests = true));
     let granule = driver.info().granule_bytes;
-    let store = OddBackups::new(&driver, Coding::Xored, 12 * granule);
+    let store = TestBackups::new(&driver, Coding::Xored, 12 * granule);
     let pool = Pool::with_backups(driver, small(), Arc::new(store.clone()) as Arc<dyn Backups>).unwrap();
     let tenant = Tenant::new(&Arc::new(pool), 3);
     let mut world = World { device, store, tenant };
@@ -611,7 +611,7 @@ fn what_is_freed_asleep_is_not_missed() {
     let half = granule / 2;
     let blocks: Vec<usize> = (0..8).map(|_| world.tenant.load(half, &Tag::weights())).collect();
     world.sleep(false).unwrap();
-    (0..world.store.kept_granules()).for_each(|nth| world.store.spoil(nth));
+    (0..world.store.stored_granules()).for_each(|nth| world.store.spoil(nth));
     let PoolError::Corrupt { lost, .. } = world.pool().wake(&everything()).unwrap_err() else { panic!() };
     assert_eq!(lost.len(), blocks.len());
     for _ in 1..blocks.len() {
@@ -692,7 +692,7 @@ impl Run {
                 self.world.tenant.load(bytes, &tag);
             }
             Step::Spoil { nth, pattern } => {
-                let count = self.world.store.kept_granules();
+                let count = self.world.store.stored_granules();
                 if count > 0 {
                     let patterns = patterns(usize::try_from(self.world.granule()).unwrap());
                     self.world.store.spoil_bytes(nth % count, &patterns[pattern]);
@@ -806,8 +806,8 @@ proptest! {
 #[test]
 fn a_tag_that_is_forgotten_under_a_preparation_loses_nothing_of_others() {
     let device = TestDevice::open(256);
-    let (is_armed, latch) = (Arc::new(AtomicBool::new(false)), Arc::new(Gate::default()));
-    let reached = Arc::new(Gate::default());
+    let (is_armed, latch) = (Arc::new(AtomicBool::new(false)), Arc::new(Latch::default()));
+    let reached = Arc::new(Latch::default());
     let script = {
         let (is_armed, latch, reached) = (Arc::clone(&is_armed), Arc::clone(&latch), Arc::clone(&reached));
         move |call: Call| {
@@ -820,8 +820,8 @@ fn a_tag_that_is_forgotten_under_a_preparation_loses_nothing_of_others() {
         }
     };
     let driver = ScriptedDriver::new(device.driver(), script);
-    let driver: Arc<dyn Driver> = Arc::new(driver.posing(|info| info.fast_digests = true));
-    let store = OddBackups::new(&driver, Coding::Xored, u64::MAX);
+    let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests = true));
+    let store = TestBackups::new(&driver, Coding::Xored, u64::MAX);
     let backups: Arc<dyn Backups> = Arc::new(store.clone());
     let pool = Arc::new(Pool::with_backups(driver, small(), backups).unwrap());
     let mut tenant = Tenant::new(&pool, 3);

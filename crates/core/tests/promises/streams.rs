@@ -12,9 +12,9 @@ use poorwill_core::{
     AllocRequest, Block, BlockKind, DeviceRange, Level, Op, Pending, Pool, PoolConfig, PoolError,
     SleepRequest, StreamId, Tag, WakeRequest,
 };
-use poorwill_testkit::canary::{BrokenDriver, Defect};
+use poorwill_testkit::broken::{BrokenDriver, Defect};
 use poorwill_testkit::device::{Kind as DeviceKind, TestDevice, skipped_unless};
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use proptest::prelude::*;
@@ -40,7 +40,7 @@ struct Freed {
 #[derive(Debug, Default)]
 struct Ledger {
     /// The latches of each stream's work, in order, and how many of them are open.
-    queued: BTreeMap<StreamId, (Vec<Arc<Gate>>, usize)>,
+    queued: BTreeMap<StreamId, (Vec<Arc<Latch>>, usize)>,
     /// The ranges that work reads or writes.
     touches: Vec<(Nth, DeviceRange)>,
     freed: Vec<Freed>,
@@ -396,7 +396,7 @@ impl Run {
         self.next += 1;
         live.seed = (stream == live.stream && live.others.is_empty()).then_some((self.next, 0));
         let block = live.block;
-        let latch = Arc::new(Gate::default());
+        let latch = Arc::new(Latch::default());
         let bytes = pattern::bytes(self.next, usize::try_from(block.requested_bytes).unwrap());
         let mut ledger = self.ledger();
         let (latches, _) = ledger.queued.entry(stream).or_default();
@@ -404,7 +404,7 @@ impl Run {
         let nth = (stream, latches.len() - 1);
         ledger.touches.push((nth, DeviceRange::new(block.range.addr, block.requested_bytes)));
         drop(ledger);
-        let copy = gated::write(&self.pool, stream, &block, &latch, &bytes);
+        let copy = latch::write(&self.pool, stream, &block, &latch, &bytes);
         self.copies.entry(stream).or_default().push(copy);
     }
 

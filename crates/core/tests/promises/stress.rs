@@ -12,7 +12,7 @@ use poorwill_core::{
     StreamId, Tag, TagPolicy, WakeRequest,
 };
 use poorwill_testkit::device::{Kind, TestDevice};
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::watchdog::{eventually, watched};
@@ -35,7 +35,7 @@ fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (TestDevice, Arc<
         .caching_at_most(cached_max_bytes);
     // As on a GPU, so that prepared backups are compared.
     let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
-    let driver = driver.posing(|info| info.fast_digests = true);
+    let driver = driver.with_info(|info| info.fast_digests = true);
     let pool = Pool::new(Arc::new(driver), config).unwrap();
     (device, Arc::new(pool))
 }
@@ -294,10 +294,10 @@ fn a_cache_above_its_mark_is_released_without_a_call() {
         let blocks: Vec<Block> = [600, 3 * granule + 1, 9 * granule]
             .map(|bytes| pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(stream)).unwrap())
             .into();
-        let latch = Arc::new(Gate::default());
+        let latch = Arc::new(Latch::default());
         for block in &blocks {
             let bytes = vec![1; usize::try_from(block.requested_bytes).unwrap()];
-            drop(gated::write(&pool, stream, block, &latch, &bytes));
+            drop(latch::write(&pool, stream, block, &latch, &bytes));
         }
         blocks.iter().for_each(|block| pool.free(block.id).unwrap());
         assert!(pool.stats().unwrap().mapped_bytes >= 12 * granule, "nothing goes while work is held");
@@ -316,8 +316,8 @@ fn a_block_that_waits_for_other_streams_is_free_again_without_a_call() {
         let request = AllocRequest::new(5000, Tag::weights()).on(own);
         let block = pool.alloc(&request).unwrap();
         pool.record_use(block.id, other).unwrap();
-        let latch = Arc::new(Gate::default());
-        drop(gated::write(&pool, other, &block, &latch, &[1; 5000]));
+        let latch = Arc::new(Latch::default());
+        drop(latch::write(&pool, other, &block, &latch, &[1; 5000]));
         pool.free(block.id).unwrap();
         let is_waiting = || {
             let segments = pool.snapshot().unwrap().segments;

@@ -14,9 +14,9 @@ use poorwill_core::{
 };
 use poorwill_testkit::clock::Clock;
 use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
-use poorwill_testkit::gated::{self, Gate};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
-use poorwill_testkit::watchdog::{PATIENCE, eventually, watched};
+use poorwill_testkit::watchdog::{TEST_TIMEOUT, eventually, watched};
 
 /// A pool of `granules` that reports through the channel when the thread of that name has to wait for an event.
 fn directed(
@@ -62,7 +62,7 @@ enum Report {
 
 /// Held-back work, released at the latest when the test ends.
 struct Held {
-    latch: Arc<Gate>,
+    latch: Arc<Latch>,
     copy: Option<Pending<()>>,
 }
 
@@ -75,9 +75,9 @@ impl Drop for Held {
 impl Held {
     /// Work on a block that passes only on command.
     fn on(pool: &Pool, stream: StreamId, block: &Block) -> Self {
-        let latch = Arc::new(Gate::default());
+        let latch = Arc::new(Latch::default());
         let bytes = vec![7; usize::try_from(block.requested_bytes).unwrap()];
-        let copy = gated::write(pool, stream, block, &latch, &bytes);
+        let copy = latch::write(pool, stream, block, &latch, &bytes);
         Self { latch, copy: Some(copy) }
     }
 
@@ -267,7 +267,7 @@ fn an_allocation_at_the_limit_does_not_wait_for_a_stream_that_it_does_not_need()
         thread::Builder::new().name(WAITER.into()).spawn_scoped(scope, waits).unwrap();
         assert!(matches!(reports.recv().unwrap(), Report::Waiting), "the work was held");
         passing.pass();
-        let early = reports.recv_timeout(PATIENCE);
+        let early = reports.recv_timeout(TEST_TIMEOUT);
         stuck.pass();
         early
     });

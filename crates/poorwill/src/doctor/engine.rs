@@ -85,8 +85,10 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn advice(free_bytes: u64, cap: &str, claims: &[(&str, u64)]) -> EngineAdvice {
-        let facts =
-            [Reading::bytes(SourceName::CudaTotal, 23 * GIB), Reading::bytes(SourceName::CudaFree, free_bytes)];
+        let facts = [
+            Reading::bytes(SourceName::CudaTotal, 23 * GIB),
+            Reading::bytes(SourceName::CudaFree, free_bytes),
+        ];
         let cap = (!cap.is_empty()).then(|| cap.parse().unwrap());
         let claims: Vec<_> = claims.iter().map(|(name, bytes)| (name.parse().unwrap(), *bytes)).collect();
         EngineAdvice::of(&Budget::decide(&facts, Some(0), cap), Some(23 * GIB), &claims)

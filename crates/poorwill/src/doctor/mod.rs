@@ -273,7 +273,10 @@ mod tests {
                 with(Reading::bytes(SourceName::DeviceProperties, 0)),
                 "device_properties of cuda:0 says 0 bytes: 0 is no total",
             ),
-            (with(Reading::bytes(SourceName::NvmlFree, 20 * GIB)), "others use 4 GiB of what cuda:0 may give"),
+            (
+                with(Reading::bytes(SourceName::NvmlFree, 20 * GIB)),
+                "others use 4 GiB of what cuda:0 may give",
+            ),
             (
                 with(Reading::new(SourceName::CudaFree, Figure::OverLimit("E".into()))),
                 "cuda_free of cuda:0: E: more is in use",

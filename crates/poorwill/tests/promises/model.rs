@@ -215,7 +215,7 @@ fn the_streams_of_a_load_are_forgotten() {
         model.free().unwrap();
         host.assert_empty();
         let remembered = host.arena.pool().remembered().unwrap();
-        assert!(remembered.lanes <= 2 && remembered.clocks <= 2, "{remembered:?}");
+        assert!(remembered.stream_lists <= 2 && remembered.clocks <= 2, "{remembered:?}");
     }
 }
 

@@ -346,9 +346,9 @@ impl Arena {
         for one in held {
             let about = PyDict::new(py);
             about.set_item("holders", one.holders)?;
-            about.set_item("reclaimable_bytes", one.idle_bytes)?;
+            about.set_item("reclaimable_bytes", one.reclaimable_bytes)?;
             // The old key, until the next release.
-            about.set_item(concat!("idle", "_bytes"), one.idle_bytes)?;
+            about.set_item(concat!("idle", "_bytes"), one.reclaimable_bytes)?;
             tags.set_item(one.tag.as_str(), about)?;
         }
         Ok(tags)

@@ -118,13 +118,13 @@ report! {
     /// Not copied: equal to the backup, or declared immutable.
     unchanged_bytes: u64 = |it| it.unchanged_bytes;
     /// Part of `unchanged_bytes` that was not compared: declared immutable.
-    skipped_bytes: u64 = |it| it.trusted_bytes;
+    skipped_bytes: u64 = |it| it.skipped_bytes;
     /// Whether the device computes digests at memory speed; otherwise everything is copied.
     fast_digests: bool = |it| it.fast_digests;
     /// Live bytes that were dropped, in whole granules.
     discarded_bytes: u64 = |it| it.discarded_bytes;
     /// Device memory of this process beyond this arena and its context.
-    unaccounted_bytes: u64 = |it| it.uncovered_bytes;
+    unaccounted_bytes: u64 = |it| it.unaccounted_bytes;
     /// Free device memory before.
     device_free_before_bytes: u64 = |it| it.device_free_before_bytes;
     /// Free device memory after; None if unknown.
@@ -249,7 +249,7 @@ report! {
     /// Held, but not live.
     cached_bytes: u64 = |it| it.cached_bytes;
     /// Part of `cached_bytes` whose release the driver refused so far.
-    deferred_release_bytes: u64 = |it| it.owed_bytes;
+    deferred_release_bytes: u64 = |it| it.deferred_release_bytes;
     /// Address space.
     reserved_bytes: u64 = |it| it.reserved_bytes;
     /// Host memory of backups.

@@ -231,7 +231,7 @@ impl Overuse {
         let Some(refused) = &self.refused else {
             return format!("{happened}, which the rest of the budget covers; claim {peak} for it");
         };
-        let budget = ByteSize(refused.ground.budget_bytes);
+        let budget = ByteSize(refused.basis.budget_bytes);
         let fits = ByteSize(refused.fits_bytes).rounded_down();
         format!(
             "{happened}, and the budget of {budget} has {fits} for it; make it take less, or, for a claim of {peak}: {}",

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use poorwill::checkpoint::{Checkpoint, CheckpointError, Dtype as FileDtype};
-use poorwill::offload::{self, BufferPin, HostCheckpoint, How, LoadError, LoadOptions, LoadReport, View};
+use poorwill::offload::{
+    self, BufferPin, HostCheckpoint, LoadError, LoadOptions, LoadReport, ReadMethod, View,
+};
 use poorwill::{ByteSize, DeviceSpec, DriverErrorKind, chain};
 use pyo3::exceptions::{PyBufferError, PyFileNotFoundError};
 use pyo3::prelude::*;
@@ -202,7 +204,8 @@ fn load_checkpoint<'py>(
         (Err(error), None) => return Err(load_error(py, &error)),
     };
     let tensors = loaded.tensors().iter().map(|tensor| {
-        let slice = tensor.place.and_then(|place| Some((place.offset, loaded.buffers().get(place.buffer)?)));
+        let slice =
+            tensor.location.and_then(|place| Some((place.offset, loaded.buffers().get(place.buffer)?)));
         LoadedTensor {
             name: tensor.name.clone(),
             dtype: tensor.dtype.to_string(),
@@ -291,8 +294,8 @@ fn report_dict<'py>(py: Python<'py>, report: &LoadReport) -> PyResult<Bound<'py,
     let mut files = Vec::new();
     for file in &report.files {
         let how = match file.how {
-            How::Direct => "direct",
-            How::Buffered => "buffered",
+            ReadMethod::Direct => "direct",
+            ReadMethod::Buffered => "buffered",
             _ => "unread",
         };
         let entry = PyDict::new(py);

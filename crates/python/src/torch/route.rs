@@ -273,7 +273,8 @@ impl Route {
             ));
         };
         let stream = self.stream(&opened, stream)?;
-        let mut request = AllocRequest::new(bytes, self.tag.clone()).on(stream).patient_for(REUSE_TIMEOUT);
+        let mut request =
+            AllocRequest::new(bytes, self.tag.clone()).on(stream).waiting_for_streams(REUSE_TIMEOUT);
         request.is_freed_whole = is_one_block(bytes) && self.uncut.load(Ordering::Relaxed) > 0;
         match opened.with(|arena| arena.alloc(&request)) {
             Ok(block) => Ok((opened, block)),

@@ -46,7 +46,7 @@ fn a_kill_while_a_model_goes_is_made_up_for() {
         ("draining", Engines::HangOn),
         ("falling asleep", Engines::GoOn),
         ("falling asleep", Engines::HangOn),
-        ("giving back", Engines::HangOn),
+        ("releasing memory", Engines::HangOn),
         ("stopping", Engines::Change),
     ]);
 }
@@ -54,7 +54,7 @@ fn a_kill_while_a_model_goes_is_made_up_for() {
 #[test]
 fn a_kill_while_a_model_comes_is_made_up_for() {
     of_all(&[
-        ("finding room", Engines::Well),
+        ("finding memory", Engines::Well),
         ("waking", Engines::Well),
         ("waking", Engines::HangOn),
         ("starting", Engines::Change),
@@ -95,11 +95,11 @@ fn was_killed_in(phase: &'static str, engines: Engines, truth: &Truth) -> bool {
     match phase {
         "starting" => fixture.models[1].is_held = true,
         // A sleeping model has more than that.
-        "finding room" => fixture.models[1].need = "127MiB",
+        "finding memory" => fixture.models[1].need = "127MiB",
         _ => {}
     }
     let scales = Scales::of(&fixture);
-    let goes = ["draining", "falling asleep", "giving back", "stopping", "ready"].contains(&phase);
+    let goes = ["draining", "falling asleep", "releasing memory", "stopping", "ready"].contains(&phase);
     let who = if goes { "amber" } else { "birch" };
     let was_there = thread::scope(|scope| {
         let rotator = fixture.start(&[]);
@@ -183,7 +183,7 @@ fn lead<'scope>(
             }
         });
     };
-    if !["starting", "finding room"].contains(&phase) {
+    if !["starting", "finding memory"].contains(&phase) {
         fixture.say("birch", PROMPTS[0]);
     }
     fixture.say("amber", PROMPTS[0]);
@@ -206,7 +206,7 @@ fn lead<'scope>(
             ask(1);
             hangs(amber, "hangs-in-sleep");
         }
-        "giving back" => {
+        "releasing memory" => {
             amber.faults(&["keeps-memory"]);
             ask(1);
         }
@@ -214,7 +214,7 @@ fn lead<'scope>(
             fixture::signal("STOP", fixture.engine("amber").unwrap());
             fixture.order(&["restart", "amber"]).succeeded();
         }
-        "finding room" | "starting" => ask(1),
+        "finding memory" | "starting" => ask(1),
         "waking" => {
             birch.faults(&["hangs-in-wake"]);
             ask(1);
@@ -238,6 +238,6 @@ fn lead<'scope>(
         }
         _ => panic!("{phase} is no phase"),
     }
-    let goes = ["draining", "falling asleep", "giving back", "stopping"].contains(&phase);
+    let goes = ["draining", "falling asleep", "releasing memory", "stopping"].contains(&phase);
     sees(if goes { "amber" } else { "birch" }, phase)
 }

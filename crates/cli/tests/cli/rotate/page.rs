@@ -117,7 +117,7 @@ fn the_page_shows_what_happens_while_it_happens() {
     let names = see(&browser, "list('#models h3').map(text)");
     assert_eq!(names, json!(["amber", "birch", MARKUP]));
     wait(&browser, "stage('amber') === 'cold' && stage('birch') === 'cold'");
-    for words in ["No request waits.", "No model came up yet.", "128.0 MiB", "also resin"] {
+    for words in ["No request waits.", "No model became ready yet.", "128.0 MiB", "also resin"] {
         assert_eq!(see(&browser, &format!("text(document.body).includes({words:?})")), true, "{words}");
     }
     assert_narrow(&browser, "before anything happened");
@@ -277,7 +277,7 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     fixture.folder.write("rotation.toml", format!("{whole}alias = []\n"));
     browser.run(&format!("{WORDS} button('Reload configuration').focus()"));
     browser.keys(ENTER);
-    wait(&browser, "notice().includes('That was not done') && notice().includes('`aliases`')");
+    wait(&browser, "notice().includes('Failed') && notice().includes('`aliases`')");
     assert_narrow(&browser, "with a notice");
     tab_to(&browser, "Pin birch");
     hold(&browser);
@@ -299,7 +299,7 @@ fn keys_are_asked_for_and_a_rotation_that_went_away_is_found_again() {
     fixture.has_keys = true;
     let rotator = fixture.start(&[]);
     let browser = Browser::open(&fixture, fixture.control);
-    let wrong = "text(document.querySelector('#key-wrong'))";
+    let wrong = "text(document.querySelector('#key-error'))";
     wait(&browser, "link() === 'Key needed' && document.activeElement.id === 'key'");
     assert_eq!(see(&browser, &format!("[{wrong}, list('h3').length]")), json!(["", 0]));
     assert_narrow(&browser, "with the form for a key");
@@ -344,7 +344,7 @@ fn keys_are_asked_for_and_a_rotation_that_went_away_is_found_again() {
     assert_held(&browser, "without a rotation");
     assert_narrow(&browser, "without a rotation");
     browser.keys(ENTER);
-    wait(&browser, "notice().startsWith('That was not done')");
+    wait(&browser, "notice().startsWith('Failed')");
     let rotator = fixture.start(&[]);
     wait(&browser, "link() === 'Live' && notice() === '' && stage('amber') === 'cold'");
     assert_held(&browser, "with another rotation");

@@ -60,7 +60,7 @@ fn liars_do_not_pass_though_no_answer_is_wrong() {
         assert_eq!(fixture.now(name)["starts"], 2, "{}", rotator.log());
     }
     // Who looks now and then may have missed why.
-    assert!(rotator.log().contains("its canary came out otherwise"), "{}", rotator.log());
+    assert!(rotator.log().contains("its canary was wrong"), "{}", rotator.log());
     for Model { name, .. } in &fixture.models {
         assert_eq!([fixture.say(name, PROMPT)], fixture.truth(name, &[PROMPT], TOKENS)[..]);
     }

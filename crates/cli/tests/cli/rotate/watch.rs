@@ -87,7 +87,7 @@ pub(crate) fn assert_fit(events: &[Value], most: usize) {
     for (at, event) in events.iter().enumerate().filter(|(_, event)| event["event"] == "stage") {
         let model = event["model"].as_str().unwrap();
         match event["stage"].as_str().unwrap() {
-            "waking" | "starting" | "weighing" | "ready" => awake.insert(model),
+            "waking" | "starting" | "measuring" | "ready" => awake.insert(model),
             "asleep" | "cold" | "unknown" | "stopping" | "quarantined" => awake.remove(model),
             _ => false,
         };
@@ -116,7 +116,7 @@ const LOOK_MAX: Duration = Duration::from_millis(30);
 /// Measures the engines of a fixture repeatedly.
 pub(crate) struct Scales {
     is_over: Arc<AtomicBool>,
-    weighing: JoinHandle<Weighed>,
+    measuring: JoinHandle<Weighed>,
 }
 
 /// The most that was held at one time: by whom, how much, and when, in milliseconds since 1970.
@@ -132,7 +132,7 @@ impl Scales {
         let is_over: Arc<AtomicBool> = Arc::default();
         let state = fixture.folder.join("state");
         let over = Arc::clone(&is_over);
-        let weighing = thread::spawn(move || {
+        let measuring = thread::spawn(move || {
             let mut most = Weighed::default();
             while !over.load(Ordering::Relaxed) {
                 let began = Instant::now();
@@ -153,13 +153,13 @@ impl Scales {
             }
             most
         });
-        Self { is_over, weighing }
+        Self { is_over, measuring }
     }
 
     /// That at least so many MiB and at most so many were held at one time.
     pub(crate) fn assert_within(self, mib: RangeInclusive<u64>) {
         self.is_over.store(true, Ordering::Relaxed);
-        let most = self.weighing.join().unwrap();
+        let most = self.measuring.join().unwrap();
         let Weighed { all, each, at } = most;
         assert!(mib.contains(&all), "{all} MiB were held at {at}, and not {mib:?}: {each:?}");
     }

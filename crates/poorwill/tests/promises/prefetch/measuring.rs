@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use poorwill::offload::{DISABLE_UVA, Switches};
 use poorwill::{Arena, Config, Device, Driver};
-use poorwill_bench::offload::{OffloadError, OffloadPlan, OffloadReport, Source, OffloadStage, run};
+use poorwill_bench::offload::{OffloadError, OffloadPlan, OffloadReport, OffloadStage, Source, run};
 use poorwill_testkit::device::{Kind, TestDevice};
 
 use super::arena;
 use super::careless::{Careless, Fault, Held};
 
 fn plan(bytes: u64, layers: u32) -> OffloadPlan {
-    OffloadPlan { layers: NonZeroU32::new(layers).unwrap(), ..OffloadPlan::new(NonZeroU64::new(bytes).unwrap()) }
+    OffloadPlan {
+        layers: NonZeroU32::new(layers).unwrap(),
+        ..OffloadPlan::new(NonZeroU64::new(bytes).unwrap())
+    }
 }
 
 /// Checks the figures of a report against each other.
@@ -54,7 +57,10 @@ fn every_device_is_measured_and_left_as_it_was() {
         assert_eq!(report.device, device.info().id);
         let in_place = device.kind() == Kind::Host || (device.info().kernel_copies && report.pinned);
         assert_eq!(report.uva_s.is_some(), in_place, "{}", report.uva_how);
-        assert_eq!((stages.first(), stages.last()), (Some(&OffloadStage::Memory), Some(&OffloadStage::Prefetch)));
+        assert_eq!(
+            (stages.first(), stages.last()),
+            (Some(&OffloadStage::Memory), Some(&OffloadStage::Prefetch))
+        );
         assert_eq!(arena.stats().unwrap().mapped_bytes, 0);
         assert_eq!(device.memory_info().unwrap().free_bytes, device.info().total_bytes);
         assert_eq!(device.host_bytes(), 0);

@@ -72,7 +72,7 @@ fn prefetchers_that_are_gone_are_forgotten() {
     for _ in 0..device.kind().cases(400) {
         Prefetcher::new(&arena, &slots(&arena, 2, 1)).unwrap();
         let remembered = arena.pool().remembered().unwrap();
-        assert!(remembered.lanes < 150 && remembered.clocks < 150, "{remembered:?}");
+        assert!(remembered.stream_lists < 150 && remembered.clocks < 150, "{remembered:?}");
     }
 }
 
