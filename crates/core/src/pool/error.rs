@@ -85,7 +85,7 @@ pub enum PoolError {
         stream: StreamId,
     },
     /// During a capture the pool cannot query whether work still uses freed memory, which may be enough.
-    #[error("cannot {op}: {} more are needed, and freed memory cannot be reused while {stream} is being captured into a graph; {usage}; end the capture first, or allocate before it",
+    #[error("cannot {op}: {} more are needed, and memory that was freed cannot be reused while {stream} is being captured into a graph; {usage}; end the capture first, or allocate before it",
         ByteSize(*needed_bytes))]
     HeldByCapture {
         /// Operation.

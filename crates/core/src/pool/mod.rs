@@ -8,14 +8,8 @@
 //!
 //! Chunks of physical memory are mapped where blocks need them, in granules, the device's allocation
 //! granularity. What sleeps drop, wakes bring back or callers free whole gets chunks of its exact length, for
-//! fewer driver calls. Free chunks are moved before new ones are created (`supply`).
-//!
-//! - `alloc` takes a free block (`heap`), or maps the placement that lacks least (`heap/placement`,
-//!   `physical`).
-//! - `free` records the stream's clock (`clocks`). Other streams wait for events (`events`), but not in a
-//!   capture (`capture`).
-//! - `sleep` and `wake` are planned, carried out, and undone on failure. `save` and `prepare` fill backups
-//!   ([`crate::backup`]), `wake/fill` reads them, `spoiled` checks them.
+//! fewer driver calls. Free chunks are moved before new ones are created. `docs/design.md` has the map of
+//! these modules.
 //!
 //! Promises: stable addresses, intact bytes, all or nothing, true reports, no leak, stream order. What fits
 //! succeeds, nothing exceeds the limit, and forked children get errors.
