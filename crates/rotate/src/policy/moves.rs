@@ -236,7 +236,7 @@ impl Policy {
             return self.enter(id, stage);
         }
         // The evicted models released too little, so others may have to leave, too.
-        let since = model.waited_for_since().unwrap_or(began);
+        let since = model.waiting_since().unwrap_or(began);
         match self.space_for(id, up, since) {
             Space::Leave(_) | Space::Later => {
                 self.models[id].is_selected = false;
