@@ -111,13 +111,13 @@ impl Client {
     /// For the rotation with this configuration.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        let listener = |name, listen, keys: &[Key]| Endpoint {
+        let endpoint = |name, listen, keys: &[Key]| Endpoint {
             name,
             base: format!("http://{}", reachable(listen)),
             key: keys.first().cloned(),
         };
-        let front = listener("front", config.front.listen, &config.front.keys);
-        let control = listener("control", config.control.listen, &config.control.keys);
+        let front = endpoint("front", config.front.listen, &config.front.keys);
+        let control = endpoint("control", config.control.listen, &config.control.keys);
         Self { http: transport::client(CONNECT_MAX, None), front, control }
     }
 
@@ -212,7 +212,7 @@ impl Client {
 
     async fn send(
         &self,
-        listener: &Endpoint,
+        endpoint: &Endpoint,
         method: Method,
         path: &str,
         body: Option<Value>,
@@ -227,11 +227,11 @@ impl Client {
         };
         let unreached = |error: &(dyn std::error::Error + 'static)| {
             let reason = transport::causes(error).last().map(ToString::to_string).unwrap_or_default();
-            ClientError::Unreachable { listener: listener.name, base: listener.base.clone(), reason }
+            ClientError::Unreachable { listener: endpoint.name, base: endpoint.base.clone(), reason }
         };
-        let request = transport::request(&method, &format!("{}{path}", listener.base), body.as_ref());
+        let request = transport::request(&method, &format!("{}{path}", endpoint.base), body.as_ref());
         let mut request = request.map_err(|error| unexpected(error.to_string()))?;
-        if let Some(key) = &listener.key {
+        if let Some(key) = &endpoint.key {
             request.headers_mut().insert(header::AUTHORIZATION, key.header_value());
         }
         let answered = async {

@@ -32,7 +32,7 @@ fn duration(duration: Duration) -> String {
 fn size(bytes: u64) -> String {
     let (unit, shift) = [("GiB", 30), ("MiB", 20), ("KiB", 10)]
         .into_iter()
-        .find(|(_, shift)| bytes % (1 << shift) == 0)
+        .find(|(_, shift)| bytes.is_multiple_of(1 << shift))
         .unwrap_or(("B", 0));
     format!("`{}{unit}`", bytes >> shift)
 }

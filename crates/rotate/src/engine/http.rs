@@ -134,7 +134,7 @@ impl Reply {
         EngineError::Unexpected { request_line: self.request_line.clone(), reason: reason.to_owned() }
     }
 
-    /// As [`unexpected`](Self::odd), with the beginning of the answer. Not for answers that may contain secrets.
+    /// As [`unexpected`](Self::unexpected), with the beginning of the answer. Not for answers that may contain secrets.
     pub(super) fn unexpected_with_excerpt(&self, reason: &str) -> EngineError {
         self.unexpected(&format!("{reason}; it answered: {}", excerpt(&self.body)))
     }

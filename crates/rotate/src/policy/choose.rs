@@ -31,28 +31,28 @@ impl Policy {
                 self.leave(id, Leave::Sleep);
             }
         }
-        let mut taken = vec![false; self.free.len()];
+        let mut reserved = vec![false; self.free.len()];
         let mut waiting: Vec<(Time, usize)> = Vec::new();
         for (id, model) in self.models.iter().enumerate() {
             let is_on_its_way =
                 model.is_selected || matches!(&model.stage, Stage::Step { step, .. } if step.is_activating());
             if is_on_its_way {
-                take(&mut taken, model);
-            } else if let Some(since) = model.waited_for_since().filter(|_| model.activation().is_some()) {
+                reserve(&mut reserved, model);
+            } else if let Some(since) = model.waiting_since().filter(|_| model.activation().is_some()) {
                 waiting.push((since, id));
             }
         }
         waiting.sort_unstable();
         for (since, id) in waiting {
             let model = &self.models[id];
-            let is_free = model.rules.gpus.iter().all(|gpu| !taken[gpu.0]);
+            let is_free = model.rules.gpus.iter().all(|gpu| !reserved[gpu.0]);
             let is_short = model.no_memory_until.is_some_and(|until| self.now < until);
             if is_short {
                 continue;
             }
             if !is_free {
                 // No later model may overtake it on its other GPUs.
-                take(&mut taken, model);
+                reserve(&mut reserved, model);
                 continue;
             }
             let Some(up) = model.activation() else { continue };
@@ -69,7 +69,7 @@ impl Policy {
                     list.into_iter().for_each(|other| self.evict(other));
                 }
             }
-            take(&mut taken, &self.models[id]);
+            reserve(&mut reserved, &self.models[id]);
         }
     }
 
@@ -118,7 +118,7 @@ impl Policy {
         // Models that are leaving count as gone; memory is measured before the start or wake.
         for other in (0..self.models.len()).filter(|other| *other != id && self.share(id, *other)) {
             if self.models[other].stage.is_leaving() {
-                sub(&mut missing, &self.frees_on(other));
+                subtract(&mut missing, &self.frees_on(other));
             }
         }
         let mut list: Vec<(usize, Vec<i128>)> = Vec::new();
@@ -129,7 +129,7 @@ impl Policy {
             let frees = self.frees_on(other);
             let helps = frees.iter().zip(&missing).any(|(frees, missing)| *missing > 0 && *frees > 0);
             if helps && !self.models[other].is_pinned {
-                sub(&mut missing, &frees);
+                subtract(&mut missing, &frees);
                 list.push((other, frees));
             }
         }
@@ -201,12 +201,12 @@ impl Policy {
     }
 }
 
-fn take(taken: &mut [bool], model: &super::model::ModelState) {
+fn reserve(reserved: &mut [bool], model: &super::model::ModelState) {
     for gpu in &model.rules.gpus {
-        taken[gpu.0] = true;
+        reserved[gpu.0] = true;
     }
 }
 
-fn sub(missing: &mut [i128], frees: &[i128]) {
+fn subtract(missing: &mut [i128], frees: &[i128]) {
     missing.iter_mut().zip(frees).for_each(|(missing, frees)| *missing -= frees);
 }

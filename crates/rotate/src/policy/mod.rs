@@ -127,7 +127,7 @@ impl Policy {
             };
             let of_others =
                 (0..self.models.len()).filter(move |other| *other != id && self.share(id, *other));
-            let turns = model.waited_for_since().into_iter().flat_map(move |since| {
+            let turns = model.waiting_since().into_iter().flat_map(move |since| {
                 of_others.clone().filter_map(move |other| self.may_leave_at(other, since))
             });
             let op = model.op.map(|op| op.deadline);
@@ -279,7 +279,7 @@ impl Policy {
                 let refusal = Refusal::WaitedTooLong;
                 self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
             }
-            let is_wanted = model.waited_for_since().is_some();
+            let is_wanted = model.waiting_since().is_some();
             // No request waits any more, and nothing was begun.
             if model.is_selected && !is_wanted && model.activation().is_some() {
                 model.is_selected = false;

@@ -232,7 +232,7 @@ impl ModelState {
     }
 
     /// Since when a request or command waits for it.
-    pub(super) fn waited_for_since(&self) -> Option<Time> {
+    pub(super) fn waiting_since(&self) -> Option<Time> {
         let oldest = self.queue.front().map(|(_, since)| *since);
         oldest.into_iter().chain(self.wake_requested).min()
     }

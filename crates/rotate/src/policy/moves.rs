@@ -152,10 +152,10 @@ impl Policy {
             (Step::Start { free }, Outcome::Done) => self.confirm(id, Activation::Start, free),
             (Step::Confirm { activated }, Outcome::Awake(true)) => self.begin(id, Step::Canary { activated }),
             (Step::Confirm { .. }, Outcome::Awake(false)) => {
-                self.engine_failed(id, "it reports that it is asleep")
+                self.engine_failed(id, "it reports that it is asleep");
             }
             (Step::Canary { activated }, Outcome::Canary(Ok(()))) => {
-                self.begin(id, Step::Learn { activated })
+                self.begin(id, Step::Learn { activated });
             }
             (Step::Canary { .. }, Outcome::Canary(Err(reason))) => {
                 self.engine_failed(id, &format!("its canary was wrong: {reason}"));
@@ -236,7 +236,7 @@ impl Policy {
             return self.enter(id, stage);
         }
         // The evicted models released too little, so others may have to leave, too.
-        let since = model.waited_for_since().unwrap_or(began);
+        let since = model.waiting_since().unwrap_or(began);
         match self.space_for(id, up, since) {
             Space::Leave(_) | Space::Later => {
                 self.models[id].is_selected = false;

@@ -141,7 +141,7 @@ impl History {
                 tracing::warn!(model, gpu, expected_bytes, freed_bytes, "shortfall");
             }
             EventKind::Quarantined { for_s, failures } => {
-                tracing::warn!(model, for_s, failures, "quarantined")
+                tracing::warn!(model, for_s, failures, "quarantined");
             }
             _ => {}
         }
