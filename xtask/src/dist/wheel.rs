@@ -29,7 +29,7 @@ pub(crate) struct Wheel {
 
 /// A built wheel. It must not be released before it is checked.
 #[derive(Debug)]
-pub(crate) struct Built {
+pub(crate) struct BuiltWheel {
     wheel: Wheel,
     pub(crate) path: PathBuf,
     unpacked: PathBuf,
@@ -57,7 +57,7 @@ impl Wheel {
     }
 
     /// Builds it in release, optimised and stripped. Maturin refuses a library that does not fit the tag.
-    pub(crate) fn build(self, environment: &Environment) -> Result<Built, Failure> {
+    pub(crate) fn build(self, environment: &Environment) -> Result<BuiltWheel, Failure> {
         let folder = environment.beside("dist-build").join(self.architecture);
         make_empty(&folder)?;
         let (manifest, target, platform) =
@@ -81,11 +81,11 @@ impl Wheel {
         let unpacked = folder.join("unpacked");
         let unpack = ["-m", "zipfile", "--extract"].map(OsStr::new).into_iter();
         environment.python(unpack.chain([path.as_os_str(), unpacked.as_os_str()])).run()?;
-        Ok(Built { wheel: self, path, unpacked })
+        Ok(BuiltWheel { wheel: self, path, unpacked })
     }
 }
 
-impl Built {
+impl BuiltWheel {
     /// Checks its tag, its metadata and its library. Returns the oldest glibc that it runs with.
     pub(crate) fn check(&self) -> Result<Glibc, Failure> {
         self.check_metadata()?;
