@@ -74,7 +74,7 @@ impl Shared {
                 Ok(Waited::NothingPending)
                     if idle_checks < IDLE_CHECKS_MAX && pause(self.commands(), CHECK_INTERVAL) =>
                 {
-                    idle_checks += 1
+                    idle_checks += 1;
                 }
                 _ => return,
             }

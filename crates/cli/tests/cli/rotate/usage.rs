@@ -89,7 +89,7 @@ fn a_missing_service_is_reported() {
     let fixture = fixture();
     let control = format!("127.0.0.1:{}", fixture.control);
     for args in [&["status"][..], &["wake", "amber"], &["reload"], &["validate"]] {
-        let words = ["nobody answers", &control, "is `poorwill rotate --config …` running?"];
+        let words = ["no service answers", &control, "is `poorwill rotate --config …` running?"];
         let ran = fixture.order(args);
         ran.failed(&words);
         assert_eq!(ran.stdout, "");

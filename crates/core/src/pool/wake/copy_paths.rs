@@ -126,9 +126,9 @@ impl CopyPaths {
         if !self.is_choice {
             return Some(CopyPath::Engine);
         }
-        if self.burst.queued_bytes >= self.burst.quota_bytes && self.burst.in_flight.is_empty() {
-            self.decide(now);
-        } else if self.burst.elapsed(now) > self.overrun_max() {
+        let is_complete =
+            self.burst.queued_bytes >= self.burst.quota_bytes && self.burst.in_flight.is_empty();
+        if is_complete || self.burst.elapsed(now) > self.overrun_max() {
             self.decide(now);
         }
         let Burst { path, quota_bytes, queued_bytes, ended_bytes, .. } = self.burst;
