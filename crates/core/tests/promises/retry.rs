@@ -282,7 +282,7 @@ fn free_blocks_of_streams_are_joined_when_waiting_was_in_vain() {
             let (pool, block_count) = (Arc::clone(&world.pool), Arc::new(AtomicU64::new(0)));
             let found = Arc::clone(&block_count);
             *world.script.on_wait.lock().unwrap() = Some(Box::new(move || {
-                found.store(World::block_count(&pool, halves) as u64, Ordering::Relaxed)
+                found.store(World::block_count(&pool, halves) as u64, Ordering::Relaxed);
             }));
             world.get(requester, 7);
             assert_eq!(
