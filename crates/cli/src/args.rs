@@ -73,7 +73,7 @@ impl Args {
             }
             #[cfg(target_os = "linux")]
             Command::Rotate(args) if args.lasts.is_some() => names.push(("--lasts", "--duration")),
-            Command::MockEngine(args) if !args.faults.is_empty() => names.push(("--lie", "--fault")),
+            Command::MockEngine(args) if !args.old_faults.is_empty() => names.push(("--lie", "--fault")),
             _ => {}
         }
         names
