@@ -6,6 +6,9 @@ use std::path::Path;
 use super::{files_below, inside, read};
 use crate::steps::Failure;
 
+/// What mdBook calls the page of a folder: it renames `README.md` to it, but not the links there.
+const OF_FOLDER: (&str, &str) = ("README.md", "index.md");
+
 /// Copies all files, with links that leave the folder as plain text.
 pub(super) fn copy(docs: &Path, to: &Path) -> Result<(), Failure> {
     let failed = |path: &Path| {
@@ -17,7 +20,7 @@ pub(super) fn copy(docs: &Path, to: &Path) -> Result<(), Failure> {
     }
     for path in files_below(docs)? {
         let name = inside(docs, &path);
-        let copy = to.join(&name);
+        let copy = to.join(name.replace(OF_FOLDER.0, OF_FOLDER.1));
         let folder = copy.parent().unwrap_or(to);
         fs::create_dir_all(folder).map_err(failed(folder))?;
         if name.ends_with(".md") {
@@ -67,7 +70,8 @@ fn line_alone(depth: usize, line: &str) -> String {
             }
             _ => {
                 text.push_str(&rest[..middle + 2]);
-                rest = &rest[middle + 2..];
+                text.push_str(&target.replace(OF_FOLDER.0, OF_FOLDER.1));
+                rest = &rest[middle + 2 + target.len()..];
             }
         }
     }
@@ -91,6 +95,15 @@ fn leaves(depth: usize, target: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_to_a_folder_lead_to_its_page() {
+        let page = "[all](adr/README.md#rows) [web](https://example.org/a) `README.md`\n";
+        assert_eq!(
+            alone("a.md", page),
+            "[all](adr/index.md#rows) [web](https://example.org/a) `README.md`\n"
+        );
+    }
 
     #[test]
     fn links_that_leave_become_text() {
