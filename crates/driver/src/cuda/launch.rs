@@ -20,13 +20,12 @@ impl Module {
 impl CudaDevice {
     /// Queues a kernel, on a grid or on `(blocks, threads)`.
     ///
-    /// # Errors
-    /// `UnknownHandle`; `InvalidArgument` for a function of another GPU; what the driver reports for the launch;
-    /// at `wait`, what the device reports.
+    /// `UnknownHandle`; `InvalidArgument` for a function of another GPU; what the driver reports for the
+    /// launch, or at `wait`.
     ///
     /// # Safety
-    /// `args` must be the parameters of the kernel, in number, order and type. The kernel must touch only memory
-    /// that stays mapped until it has finished, and that nothing else relies on meanwhile.
+    /// `args` must be the parameters of the kernel, in number, order and type. Until it has finished, the
+    /// memory that it touches must stay mapped, and nothing else may rely on it.
     pub unsafe fn launch(
         &self,
         stream: StreamId,

@@ -41,13 +41,12 @@ pub(crate) struct Options {
     pub(crate) pageable_because: Option<String>,
     /// The NUMA node nearest to the device.
     pub(crate) node: Option<u32>,
-    /// Whether making slabs releases unused ones, so that they do not pile up. This may wait for work on the
-    /// device.
+    /// Whether making slabs releases unused ones, which may wait for work on the device.
     pub(crate) releases_surplus: bool,
     pub(crate) system: System,
 }
 
-/// Ranges for buffers, and the slabs to make for them.
+/// Ranges for buffers, and the slabs that the caller must make for them.
 type Assigned = (Vec<SlabExtent>, Vec<Arc<Slab>>);
 
 /// Host memory of one device.
@@ -59,7 +58,6 @@ pub(crate) struct HostArena {
     releases_surplus: bool,
     pub(super) threads: usize,
     pub(super) node: Option<u32>,
-    /// Whether the system accepted the node preference.
     pub(super) is_bound: AtomicBool,
     pub(super) huge_is_allowed: bool,
     pub(super) huge: OnceLock<HugePages>,
@@ -67,19 +65,17 @@ pub(crate) struct HostArena {
     pub(super) pageable: OnceLock<String>,
     /// Held while checking that the machine has a slab's memory.
     pub(super) checking: Mutex<()>,
-    /// Notified after releases.
     released: Condvar,
     /// Not dropped in a forked child, where it may be half changed.
     table: ManuallyDrop<Mutex<SlabTable>>,
 }
 
-/// A range of a slab that belongs to one buffer. Dropping it frees the range.
+/// A range of a slab that belongs to one buffer, until it is dropped.
 pub(super) struct SlabExtent {
     arena: Arc<HostArena>,
     range: SlabRange,
 }
 
-/// A slab while it is being released.
 struct Releasing<'a> {
     arena: &'a HostArena,
     bytes: u64,
@@ -92,7 +88,6 @@ pub(crate) struct ArenaBuffer {
     len: usize,
 }
 
-/// What kind of memory an address range is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
     /// Page-locked memory of the arena, which the device sees at this address.
@@ -122,9 +117,9 @@ impl HostArena {
             owner,
             backend,
             releases_surplus,
-            // Half the cores. With all of them, slabs are made a little faster, but copies into the first ones
-            // wait longer for the driver's locks. On 16 cores, a first sleep of 8 GiB took a fifth less time with
-            // 8 threads, in one run each.
+            // Half the cores. With all of them, slabs are made a little faster, but first copies wait longer
+            // for the driver's locks. On 16 cores, a first sleep of 8 GiB took a fifth less time with 8
+            // threads, in one run each.
             threads: (cores / 2).clamp(1, THREADS_MAX),
             node,
             is_bound: AtomicBool::new(false),
@@ -143,7 +138,6 @@ impl HostArena {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Buffers of these sizes, made in the background.
     pub(crate) fn alloc_all(self: &Arc<Self>, sizes: &[u64]) -> DriverResult<Vec<Pending<HostBuffer>>> {
         self.owner.check(Op::HostAlloc)?;
         let (extents, slabs) = self.assign(sizes, true).map_err(of(Op::HostAlloc))?;
@@ -156,7 +150,7 @@ impl HostArena {
         self.alloc_one(bytes, true)
     }
 
-    /// One buffer with the given page-locking. The text says why it is not page-locked, if it might have been.
+    /// The text says why the buffer is not page-locked, if it might have been.
     pub(crate) fn alloc_as(
         self: &Arc<Self>,
         bytes: u64,
@@ -166,7 +160,6 @@ impl HostArena {
         self.resolve_pin(bytes, pin, made)
     }
 
-    /// The result of a request, given the attempt with its preferred kind.
     pub(super) fn resolve_pin(
         self: &Arc<Self>,
         bytes: u64,
@@ -217,7 +210,6 @@ impl HostArena {
         }
     }
 
-    /// Ranges for buffers in existing and new slabs. The caller must make the new ones.
     pub(super) fn assign(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> Result<Assigned> {
         if sizes.contains(&0) {
             return Err(invalid("0 bytes of host memory were asked for".into()));
@@ -312,7 +304,6 @@ impl HostArena {
         (ranges, slabs, is_small)
     }
 
-    /// Fails unless the announced slabs may be made.
     fn check(&self, is_small: bool) -> std::result::Result<(), Shortage> {
         let figures = {
             let table = self.table();
@@ -328,7 +319,7 @@ impl HostArena {
         Ok(())
     }
 
-    /// Unused slabs beyond the allowed surplus, to be replaced by these.
+    /// Unused slabs beyond the allowed surplus, which these replace.
     pub(super) fn surplus(&self, slabs: &[Arc<Slab>]) -> Vec<Unused> {
         if !self.releases_surplus {
             return Vec::new();
@@ -339,8 +330,7 @@ impl HostArena {
         if surplus > 0 { table.take_unused(surplus) } else { Vec::new() }
     }
 
-    /// Releases unused slabs of `bytes` bytes, or all of them, and waits for releases in progress. Returns
-    /// whether any was.
+    /// Releases unused slabs of `bytes` bytes and waits for releases in progress. Returns whether any was.
     pub(super) fn release_unused(&self, bytes: u64) -> bool {
         let (releasing, unused, half_registered) = {
             let mut table = self.table();
@@ -362,8 +352,8 @@ impl HostArena {
         any || releasing > 0
     }
 
-    /// Releases unused slabs of at most `bytes` bytes, down to the allowed surplus, for callers that dropped this
-    /// much for good. May wait for all work on the device.
+    /// Releases unused slabs of at most `bytes` bytes, down to the allowed surplus, for callers that dropped
+    /// as much for good. May wait for all work on the device.
     pub(crate) fn release_surplus(&self, bytes: u64) {
         if self.owner.is_here() {
             let bytes = bytes.next_multiple_of(rustix::param::page_size() as u64);
@@ -399,7 +389,7 @@ impl HostArena {
         self.release_unused(u64::MAX);
     }
 
-    /// Ends the threads that make slabs. Existing memory stays usable. Does nothing in a forked child.
+    /// Ends the threads that make slabs. Existing memory stays usable.
     pub(crate) fn close(&self) {
         if !self.owner.is_here() {
             return;
@@ -414,7 +404,7 @@ impl HostArena {
         }
     }
 
-    /// The kind of memory at `addr`. Call it only in the process that made the arena.
+    /// Call it only in the process that made the arena.
     pub(crate) fn memory_kind(&self, addr: usize, len: usize) -> MemoryKind {
         match self.table().at(addr, len) {
             None => MemoryKind::Foreign,
@@ -424,7 +414,6 @@ impl HostArena {
         }
     }
 
-    /// Requested bytes of the buffers that are not dropped.
     pub(crate) fn used_bytes(&self) -> u64 {
         if self.owner.is_here() { self.table().used_bytes } else { 0 }
     }
@@ -471,7 +460,6 @@ impl Drop for HostArena {
 }
 
 impl SlabExtent {
-    /// Waits until the memory is made.
     pub(super) fn wait(self) -> DriverResult<ArenaBuffer> {
         self.arena.owner.check(Op::HostAlloc)?;
         let asked_bytes = self.range.bytes;
@@ -501,7 +489,7 @@ impl ArenaBuffer {
         self.len
     }
 
-    /// The first byte. The caller must exclude conflicting access through it.
+    /// The caller must exclude conflicting access through it.
     pub(crate) fn start(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.start)
     }

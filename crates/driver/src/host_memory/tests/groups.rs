@@ -107,7 +107,7 @@ fn nothing_stays_of_dropped_requests() {
         arena.trim();
         assert_eq!((arena.info().held_bytes, arena.info().used_bytes), (0, 0));
         assert!(accounts.populated.lock().unwrap().is_empty(), "addresses are left at most");
-        // The addresses go once the threads that were to make them have seen that they are not wanted.
+        // The addresses go once the makers have seen that they are not wanted.
         arena.close();
         assert_eq!(held(&arena, &accounts), [0; 4]);
     }
