@@ -120,7 +120,7 @@ impl<R, B> Ledger<R, B> {
         Ok(())
     }
 
-    /// With whether the backing is mapped.
+    /// Returns whether the backing is mapped.
     pub(crate) fn check_release(&self, id: BackingId) -> Result<(&B, bool)> {
         self.live_backing(id).map(|backing| (&backing.machine, backing.mappings > 0))
     }
@@ -213,7 +213,7 @@ impl<R, B> Ledger<R, B> {
         Ok(open)
     }
 
-    /// As [`Ledger::unmapped`], with the step.
+    /// Returns the same as [`Ledger::unmapped`].
     pub(crate) fn unmap(
         &mut self,
         range: DeviceRange,
@@ -320,6 +320,7 @@ impl<R, B> Ledger<R, B> {
         self.reservations.get_mut(&base).ok_or_else(|| not_inside(range))
     }
 
+    /// Requires exactly a run of mappings without a gap.
     fn run(&self, range: DeviceRange) -> Result<&Reservation<R>> {
         self.check_range(range)?;
         let reservation = self.reservation_of(range)?;

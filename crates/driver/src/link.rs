@@ -64,7 +64,7 @@ pub struct Scratch<'a> {
     driver: &'a dyn Driver,
     range: DeviceRange,
     backings: Vec<BackingId>,
-    /// Of the backings, in the same order.
+    /// Ranges of the backings, in the same order.
     mapped: Vec<DeviceRange>,
 }
 

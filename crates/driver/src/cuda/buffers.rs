@@ -22,9 +22,8 @@ impl CudaDevice {
         Ok((HostBuffer::new(buffer), because))
     }
 
-    /// Releases at most `bytes` bytes of unused host memory, as long as more than 1 GiB is unused. Callers
-    /// pass the size of a buffer that they dropped for good. Waits for all work on the GPU if any of it is
-    /// page-locked.
+    /// Like [`HostDevice::release_surplus`](crate::HostDevice::release_surplus). Waits for all work on the GPU
+    /// if any of the memory is page-locked.
     pub fn release_surplus(&self, bytes: u64) {
         self.context().host_memory().release_surplus(bytes);
     }

@@ -205,7 +205,7 @@ impl CudaDevice {
         self.copy_kernel.as_ref().map(drop).map_err(String::as_str)
     }
 
-    /// Details of its host memory.
+    /// How its host memory is made.
     #[must_use]
     pub fn host_memory_details(&self) -> HostMemoryDetails {
         self.context.host_memory().details()

@@ -62,7 +62,8 @@ pub enum CudaMemory {
         /// All memory in bytes.
         total_bytes: u64,
     },
-    /// The call fails as invalid, as under HAMi's limiter when more is in use than it allows.
+    /// The call fails as invalid, though its arguments are valid. HAMi's limiter returns this when more is in
+    /// use than it allows.
     OverLimit {
         /// The driver's error text.
         words: String,

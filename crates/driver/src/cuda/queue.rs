@@ -19,7 +19,7 @@ use super::ffi::Raw;
 use super::stream::{Event, Stream};
 use crate::ledger::{Result, invalid, of};
 
-/// The driver's handles of the default stream, and of each thread's default stream.
+/// The driver's handles of default streams.
 const STREAM_LEGACY: Raw = 1;
 const STREAM_PER_THREAD: Raw = 2;
 
@@ -316,7 +316,7 @@ impl Queues {
         }
     }
 
-    /// The context is entered.
+    /// Work abandoned before has finished afterwards. The context is entered.
     pub(super) fn synchronize(&self) -> Result<()> {
         if let Some(stream) = self.capturing()? {
             return Err(captured(stream));

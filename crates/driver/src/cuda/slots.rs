@@ -1,7 +1,7 @@
 //! Slots of page-locked memory for the arguments and results of kernels.
 //!
 //! Page-locking waits for all work on the GPU. So it is done in large blocks, at the start, and again only
-//! when more slots are in flight than ever before.
+//! when more slots are in flight than ever before. Returning a slot takes no driver call.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

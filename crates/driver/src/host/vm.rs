@@ -80,7 +80,7 @@ impl VmRegion {
         Ok(unsafe { mm::mprotect(at, bytes, MprotectFlags::empty()) }?)
     }
 
-    /// In one step.
+    /// Makes the range inaccessible in one step.
     pub(super) fn unmap(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let at = self.pointer(offset, bytes)?;
         let flags = reserve_flags() | MapFlags::FIXED;

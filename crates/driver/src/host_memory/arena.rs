@@ -26,7 +26,7 @@ const SMALL_BYTES: u64 = 2 << 20;
 const CREDIT_MAX: u64 = 64 << 20;
 const CREDIT_SHARE: u64 = 16;
 
-/// Largest request: more than any machine can address.
+/// More than any machine can address.
 const REQUEST_BYTES_MAX: u64 = 1 << 56;
 
 /// Attempts to allocate while other threads release memory.
@@ -49,7 +49,6 @@ pub(crate) struct Options {
 /// Ranges for buffers, and the slabs that the caller must make for them.
 type Assigned = (Vec<SlabExtent>, Vec<Arc<Slab>>);
 
-/// Host memory of one device.
 #[derive(Debug)]
 pub(crate) struct HostArena {
     pub(super) owner: Owner,
@@ -70,7 +69,7 @@ pub(crate) struct HostArena {
     table: ManuallyDrop<Mutex<SlabTable>>,
 }
 
-/// A range of a slab that belongs to one buffer, until it is dropped.
+/// A range of a slab that belongs to one buffer. Dropping it frees the range.
 pub(super) struct SlabExtent {
     arena: Arc<HostArena>,
     range: SlabRange,
@@ -185,7 +184,7 @@ impl HostArena {
                 let because = (!buffer.is_pinned()).then(|| self.pageable_because());
                 Ok((buffer, because))
             }
-            // Memory that cannot be page-locked now may still be available as pageable.
+            // Pageable memory may be available instead.
             (BufferPin::Auto, Err(refused)) if self.pageable.get().is_none() => {
                 match self.alloc_one(bytes, false) {
                     Ok(buffer) => Ok((buffer, Some(refused.kind.to_string()))),
@@ -282,7 +281,7 @@ impl HostArena {
         table.unused() + table.releasing_bytes >= shortage.missing_bytes
     }
 
-    /// Assigns ranges, in existing and new slabs. The flag: the new slabs are small.
+    /// The flag: the new slabs are small.
     fn assign_ranges(&self, sizes: &[u64], is_locked: bool) -> (Vec<SlabRange>, Vec<Arc<Slab>>, bool) {
         // Where nothing is ever locked, there is one kind.
         let is_locked = is_locked || self.pageable.get().is_some();

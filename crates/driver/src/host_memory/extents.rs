@@ -18,7 +18,7 @@ const SLABS_AIM: u64 = 1024;
 /// Size of a huge page on nearly every machine.
 pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Free ranges of slabs. Neighbours are merged.
+/// Neighbours are merged.
 #[derive(Debug, Default)]
 pub(super) struct FreeExtents {
     by_position: BTreeMap<(SlabId, u64), u64>,
@@ -86,7 +86,6 @@ pub(super) struct Plan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PlannedSlab {
     pub(super) bytes: u64,
-    /// The part that the sizes take.
     pub(super) used_bytes: u64,
 }
 

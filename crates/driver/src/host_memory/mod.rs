@@ -78,6 +78,7 @@ pub enum Pin {
     Never,
 }
 
+/// Whether one buffer is page-locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

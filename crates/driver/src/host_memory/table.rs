@@ -24,7 +24,6 @@ enum Phase {
     Announced,
     /// The start address.
     Ready(usize),
-    /// Why it could not be made.
     Failed(String),
 }
 
@@ -56,7 +55,7 @@ struct SlabEntry {
     users: usize,
     used_bytes: u64,
     is_begun: bool,
-    /// Bytes not populated yet, while it is made.
+    /// While it is made.
     unpopulated_bytes: u64,
     made: Option<SlabMemory>,
     /// Free once it is made; not assigned before, since making it may fail.
@@ -79,7 +78,6 @@ pub(super) struct SlabTable {
     /// Of slabs that exist, are announced, or are being released.
     pub(super) held_bytes: u64,
     pub(super) releasing_bytes: u64,
-    /// Number of releases that have ended.
     pub(super) release_count: u64,
     /// Of buffers, as requested.
     pub(super) used_bytes: u64,
@@ -287,8 +285,7 @@ impl SlabTable {
         ids.into_iter().filter_map(|id| self.take_slab(id)).collect()
     }
 
-    /// Newest first, at most `bytes` together, as long as more than the allowed surplus is unused. For a
-    /// region that is unusable and cannot be released yet.
+    /// Newest first, at most `bytes` together, as long as more than the allowed surplus is unused.
     pub(super) fn take_surplus(&mut self, bytes: u64) -> Vec<Unused> {
         let (mut unused, mut left, mut ids) = (self.unused(), bytes, Vec::new());
         for (id, entry) in self.slabs.iter().rev().filter(|(_, entry)| entry.is_unused()) {

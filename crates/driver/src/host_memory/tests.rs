@@ -147,7 +147,6 @@ impl Backend for MockBackend {
     }
 }
 
-/// A folder that serves as a mock operating system.
 struct FakeSystem(tempfile::TempDir);
 
 impl FakeSystem {

@@ -99,7 +99,7 @@ impl System {
         self.groups(MEMORY, |controllers| controllers.split(',').any(|controller| controller == "memory"))
     }
 
-    /// Lines of `/proc/self/cgroup` are numbered: `4:cpu,memory:/a/b`, or `0::/a/b` in version 2.
+    /// Lines of `/proc/self/cgroup`: `4:cpu,memory:/a/b`, or `0::/a/b` in version 2.
     fn groups(&self, mount: &str, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         let membership = self.text("/proc/self/cgroup").unwrap_or_default();
         let groups = membership.lines().filter_map(|line| {

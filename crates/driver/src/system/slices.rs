@@ -44,6 +44,7 @@ pub struct EnvLimit {
     pub bytes: Result<Option<u64>, String>,
 }
 
+/// The names under which the environment may mention a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuName<'a> {
     /// Its number among the GPUs that this process sees.
@@ -98,6 +99,7 @@ pub fn mps_limit(lookup: Lookup<'_>, gpu: GpuName<'_>) -> Option<EnvLimit> {
     least
 }
 
+/// MIG instances that the environment shows this process.
 #[must_use]
 pub fn mig_hints(lookup: Lookup<'_>) -> Vec<MigHint> {
     let instances = |name: &str| {

@@ -1,7 +1,7 @@
 //! Copies to the device by a kernel that reads page-locked host memory, without a copy engine.
 //!
-//! Opening the device loads and tests the kernel. If it cannot be used, the copy engines are, and the reason
-//! is kept.
+//! Opening the device loads and tests the kernel. If it cannot be used, the copy engines copy, and the
+//! reason is kept.
 
 use std::sync::Arc;
 
@@ -17,9 +17,10 @@ use crate::ledger::Result;
 /// PTX of the kernel `poorwill_copy(u64 to, u64 from, u64 bytes)`. Its header states its requirements.
 pub const COPY_PTX: &str = include_str!("kernel.ptx");
 
+/// The kernel copies multiples of this size.
 pub const COPY_PAGE_BYTES: usize = 4096;
 
-/// Of addresses.
+/// Required alignment of addresses.
 const ALIGNMENT: u64 = 16;
 
 const THREADS: u32 = 512;

@@ -23,7 +23,7 @@ pub const DIGEST_LEAVES_MIN: u64 = 15;
 /// Most leaves: their digests must fit the shared memory that every block has.
 pub const DIGEST_LEAVES_MAX: u64 = 2048;
 
-/// Of a granule's address.
+/// Required alignment of a granule's address.
 pub(super) const ALIGNMENT: u64 = 16;
 
 const SAMPLE_LEAVES: u32 = 16;
@@ -156,7 +156,7 @@ impl DigestKernel {
 }
 
 impl DigestJob {
-    /// `None` where no slot can be allocated. The kernel can read all granules, in the same memory.
+    /// `None` where no slot can be allocated. The kernel can read the granules, all in the same memory.
     pub(super) fn new(kernel: &Arc<DigestKernel>, memory: Memory, granules: &[CuDeviceptr]) -> Option<Self> {
         let slot = if granules.is_empty() { None } else { Some(kernel.slot(granules).ok()?) };
         Some(Self { kernel: Arc::clone(kernel), slot, count: granules.len(), memory })

@@ -43,7 +43,7 @@ impl Digester {
         self.kernel.as_ref().map(drop).map_err(String::as_str)
     }
 
-    /// `None` without the kernel.
+    /// `None` where the kernel cannot do it.
     pub(super) fn of_device(&self, ranges: &[DeviceRange]) -> Option<DigestJob> {
         let kernel = self.kernel.as_ref().ok()?;
         let granules = ranges.iter().flat_map(|range| self.granules(range.addr, range.bytes));

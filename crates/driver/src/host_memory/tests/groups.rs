@@ -9,7 +9,6 @@ fn made(pending: Vec<BufferMade>) -> Vec<DriverResult<(HostBuffer, Option<String
     pending.into_iter().map(Pending::wait).collect()
 }
 
-/// What the arena and the machine report as held.
 fn held(arena: &Arc<HostArena>, accounts: &Accounts) -> [u64; 4] {
     let info = arena.info();
     [info.held_bytes, info.used_bytes, accounts.mapped_bytes(), accounts.locked_bytes()]
