@@ -20,6 +20,7 @@ impl Module {
 impl CudaDevice {
     /// Queues a kernel, on a grid or on `(blocks, threads)`.
     ///
+    /// # Errors
     /// `UnknownHandle`; `InvalidArgument` for a function of another GPU; what the driver reports for the
     /// launch, or at `wait`.
     ///
