@@ -25,8 +25,8 @@ impl CudaDevice {
     /// launch, or at `wait`.
     ///
     /// # Safety
-    /// `args` must be the parameters of the kernel, in number, order and type. Until it has finished, the
-    /// memory that it touches must stay mapped, and nothing else may rely on it.
+    /// `args` must be the parameters of the kernel, in number, order and type. The kernel must touch only memory
+    /// that stays mapped until it has finished, and that nothing else relies on meanwhile.
     pub unsafe fn launch(
         &self,
         stream: StreamId,
