@@ -6,7 +6,6 @@ use poorwill_core::CopyPart;
 
 use crate::ledger::{Result, invalid};
 
-/// The range of each part in a buffer of `len` bytes.
 pub(crate) fn in_buffer(len: usize, parts: &[CopyPart]) -> Result<Vec<Range<usize>>> {
     let range = |part: &CopyPart| {
         let start = usize::try_from(part.host_offset).ok()?;

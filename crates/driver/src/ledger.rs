@@ -1,9 +1,9 @@
 //! A driver's record of its device: reservations, backings, and the mappings between them.
 //!
-//! It checks the contract's rules on sizes, ranges and handles for all drivers. A change is a check, the driver's
-//! own step, and an entry. A failed step leaves the ledger as it was. Some methods take the step as a closure. A
-//! driver with slow steps calls `check_…`, the step and the entry method itself, and allows no other change
-//! meanwhile. `R` is the driver's data of a reservation, `B` that of a backing.
+//! It checks the contract's rules on sizes, ranges and handles for all drivers. A change is a check, the
+//! driver's own step, and an entry; a failed step leaves the ledger as it was. A method may take the step as
+//! a closure. A driver with slow steps calls `check_…`, the step and the entry method itself, and allows no
+//! other change meanwhile. `R` is the driver's data of a reservation, `B` that of a backing.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,6 @@ use poorwill_core::{BackingId, DeviceRange, DriverError, DriverErrorKind, Op};
 /// A result whose error does not name its operation yet.
 pub(crate) type Result<T> = std::result::Result<T, DriverErrorKind>;
 
-/// The reservations, backings and mappings of one device.
 #[derive(Debug)]
 pub(crate) struct Ledger<R, B> {
     granule_bytes: u64,
@@ -113,7 +112,7 @@ impl<R, B> Ledger<R, B> {
         BackingId(id)
     }
 
-    /// Releases a backing. The step learns whether it is still mapped.
+    /// The step learns whether the backing is still mapped.
     pub(crate) fn release(&mut self, id: BackingId, step: impl FnOnce(&B, bool) -> Result<()>) -> Result<()> {
         let (machine, mapped) = self.check_release(id)?;
         step(machine, mapped)?;
@@ -121,7 +120,7 @@ impl<R, B> Ledger<R, B> {
         Ok(())
     }
 
-    /// Returns whether an unreleased backing is mapped.
+    /// Returns whether the backing is mapped.
     pub(crate) fn check_release(&self, id: BackingId) -> Result<(&B, bool)> {
         self.live_backing(id).map(|backing| (&backing.machine, backing.mappings > 0))
     }
@@ -174,8 +173,7 @@ impl<R, B> Ledger<R, B> {
         Ok(())
     }
 
-    /// Opens a run of mappings. The step receives the closed parts, adjoining ones joined, and is skipped without
-    /// any.
+    /// The step receives the closed parts, adjoining ones joined, and is skipped without any.
     pub(crate) fn set_access(
         &mut self,
         range: DeviceRange,
@@ -201,8 +199,8 @@ impl<R, B> Ledger<R, B> {
         Ok(())
     }
 
-    /// Closes a run of idle mappings before its unmap, so that look-ups fail. Returns the open parts, to reopen
-    /// if the unmap fails.
+    /// Closes a run of idle mappings before its unmap, so that look-ups fail. Returns the open parts, to
+    /// reopen if the unmap fails.
     pub(crate) fn close(&mut self, range: DeviceRange) -> Result<Vec<DeviceRange>> {
         self.check_unmap(range)?;
         let mut open = Vec::new();
@@ -215,7 +213,7 @@ impl<R, B> Ledger<R, B> {
         Ok(open)
     }
 
-    /// Removes a run of mappings. Returns the released backings that went with it.
+    /// Returns the same as [`Ledger::unmapped`].
     pub(crate) fn unmap(
         &mut self,
         range: DeviceRange,
@@ -286,7 +284,7 @@ impl<R, B> Ledger<R, B> {
         Ok(located)
     }
 
-    /// Counts work in flight, which prevents unmapping until [`Ledger::end_work`].
+    /// Prevents unmapping until [`Ledger::end_work`].
     pub(crate) fn begin_work(&mut self, key: MappingKey) {
         self.mapping_mut(key).into_iter().for_each(|mapping| mapping.in_flight += 1);
     }
@@ -340,7 +338,7 @@ fn not_inside(range: DeviceRange) -> DriverErrorKind {
 }
 
 impl<R> Ledger<R, u64> {
-    /// Removes and returns everything, for a device that closes.
+    /// For a device that closes.
     pub(crate) fn take_all(&mut self) -> Leftovers<R> {
         let reservations = std::mem::take(&mut self.reservations).into_iter().map(|(addr, found)| {
             let mapped = found.mappings.iter().map(|(at, mapping)| DeviceRange::new(*at, mapping.bytes));
@@ -413,7 +411,6 @@ pub(crate) fn invalid(reason: String) -> DriverErrorKind {
     DriverErrorKind::InvalidArgument { reason }
 }
 
-/// Adds the operation to an error.
 pub(crate) fn of(op: Op) -> impl Fn(DriverErrorKind) -> DriverError {
     move |kind| DriverError::new(op, kind)
 }

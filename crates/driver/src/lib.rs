@@ -1,9 +1,9 @@
 //! Drivers for the memory that Poorwill manages.
 //!
 //! [`host`] and [`cuda`] implement [`poorwill_core::Driver`]: virtual memory that behaves like a GPU's, and
-//! NVIDIA's GPUs. [`nvml`] reads what GPUs use, [`system`] what the operating system reports. [`link`] measures
-//! the bandwidth of the link to a device. Nearly all of the project's `unsafe` code is in this crate;
-//! `docs/unsafe.md` has its rules.
+//! NVIDIA's GPUs. [`nvml`] reads what GPUs use, [`system`] what the operating system reports. [`link`]
+//! measures a device's bandwidth. Nearly all of the project's `unsafe` code is here; `docs/unsafe.md` has its
+//! rules.
 #![allow(unsafe_code)]
 
 #[cfg(target_os = "linux")]

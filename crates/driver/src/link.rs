@@ -25,7 +25,7 @@ pub struct LinkSpeed {
     pub to_host_bytes_per_s: f64,
 }
 
-/// Copies `bytes` in one part on one stream, several times in each direction. Takes that much device memory
+/// Copies `bytes` in one part on one stream, several times in each direction. Takes as much device memory
 /// outside any pool, and as much host memory.
 ///
 /// # Errors
@@ -59,12 +59,12 @@ pub fn measure(driver: &dyn Driver, bytes: u64) -> Result<LinkSpeed> {
     })
 }
 
-/// Device memory outside any pool. Dropping it releases what the driver lets go of.
+/// Device memory outside any pool. Dropping it releases what the driver allows.
 pub struct Scratch<'a> {
     driver: &'a dyn Driver,
     range: DeviceRange,
     backings: Vec<BackingId>,
-    /// Ranges of the mapped backings, in the same order.
+    /// Ranges of the backings, in the same order.
     mapped: Vec<DeviceRange>,
 }
 
@@ -93,8 +93,8 @@ impl<'a> Scratch<'a> {
         self.range
     }
 
-    /// Creates and maps backings of these sizes from the start of the range, and opens 32 with each call. Sizes
-    /// are whole granules.
+    /// Creates and maps backings of these sizes, which are whole granules, from the start of the range. Each
+    /// call opens 32.
     ///
     /// # Errors
     /// What the driver reports.

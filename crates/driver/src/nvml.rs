@@ -1,8 +1,8 @@
 //! Reads GPU state without a CUDA context, from NVML, the library behind `nvidia-smi`.
 //!
-//! The library comes with NVIDIA's driver and is loaded on demand. It is optional: without it, [`Nvml::load`]
-//! returns why, and queries without an answer return `None`. Errors are not remembered. Figures are NVML's own,
-//! even odd ones: free memory may exceed the total.
+//! The library comes with NVIDIA's driver and is loaded on demand. Without it, [`Nvml::load`] returns why.
+//! Queries without an answer return `None`. Errors are not remembered. Figures are NVML's own, even odd ones:
+//! free memory may exceed the total.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -18,7 +18,6 @@ use crate::system::PciLink;
 /// As the driver installs it, and as its development files do.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// UUID prefixes, in the order of look-up.
 const PREFIXES: [(&str, Handle); 2] = [("GPU-", Handle::Gpu), ("MIG-", Handle::MigInstance)];
 
 static LOADED: Mutex<Option<Nvml>> = Mutex::new(None);
@@ -35,7 +34,7 @@ pub struct GpuMemory {
     pub total_bytes: u64,
     /// Memory that is free.
     pub free_bytes: u64,
-    /// Memory that processes use.
+    /// Memory in use.
     pub used_bytes: u64,
 }
 
@@ -62,7 +61,7 @@ pub struct NvmlMemory {
 }
 
 impl NvmlMemory {
-    /// Whether the figures describe a whole GPU in MIG mode, not the instance that a process has there.
+    /// Whether the figures describe a whole GPU in MIG mode, not the process's instance there.
     #[must_use]
     pub fn is_mig_parent(&self) -> bool {
         self.handle == Handle::Gpu && self.mig_mode == Some(true)
@@ -118,7 +117,7 @@ impl Nvml {
         self.known_memory(uuid).ok()??.memory.ok()
     }
 
-    /// Memory, and what the UUID names. `None` if NVML knows no GPU or instance of this UUID.
+    /// Memory, and what the UUID names; `None` if NVML does not know the UUID.
     ///
     /// # Errors
     /// Why NVML cannot tell whether it knows the UUID, for people.
@@ -157,8 +156,8 @@ impl Nvml {
         )
     }
 
-    /// Memory that process `pid` uses of the GPU with this UUID. `None` without a figure, or if the process is
-    /// not listed. In a container with its own process numbers, another process may have our number.
+    /// Memory that process `pid` uses of the GPU with this UUID; `None` without a figure or such a process.
+    /// In a container with its own process numbers, another process may have our number.
     #[must_use]
     pub fn process_used_bytes(&self, uuid: &str, pid: u32) -> Option<u64> {
         let (_, device) = self.device(uuid).ok()??;
@@ -168,7 +167,6 @@ impl Nvml {
         )
     }
 
-    /// Looks a UUID up under every prefix.
     fn device(&self, uuid: &str) -> Result<Option<(Handle, Device<'_>)>, NvmlError> {
         first(PREFIXES.into_iter().map(|(prefix, handle)| {
             let device = self.0.device_by_uuid(format!("{prefix}{uuid}"));

@@ -11,8 +11,8 @@ use crate::host_memory::{BufferMade, BufferPin};
 use crate::ledger::{invalid, of};
 
 impl CudaDevice {
-    /// A buffer of exactly `bytes` bytes, like [`host_alloc`](poorwill_core::Driver::host_alloc), page-locked or
-    /// not. The text says why it is not page-locked, if it should be where possible.
+    /// A buffer of exactly `bytes` bytes, like [`host_alloc`](poorwill_core::Driver::host_alloc). The text
+    /// says why it is not page-locked, if it should be where possible.
     ///
     /// # Errors
     /// `OutOfHostMemory`; `Unsupported` if it must be page-locked and cannot be.
@@ -22,25 +22,25 @@ impl CudaDevice {
         Ok((HostBuffer::new(buffer), because))
     }
 
-    /// Releases at most `bytes` bytes of unused host memory, as long as more than 1 GiB is unused. Call it with
-    /// the size of a buffer that was dropped for good. Waits for all work on the GPU if any of it is page-locked.
+    /// Like [`HostDevice::release_surplus`](crate::HostDevice::release_surplus). Waits for all work on the GPU
+    /// if any of the memory is page-locked.
     pub fn release_surplus(&self, bytes: u64) {
         self.context().host_memory().release_surplus(bytes);
     }
 
-    /// Several such buffers at once, made in the background.
+    /// Several buffers like those of [`CudaDevice::host_buffer`], made in the background.
     ///
     /// # Errors
-    /// At the call, before anything is made: `OutOfHostMemory`, if it is known that not all of it is available.
-    /// At `wait` as for [`CudaDevice::host_buffer`].
+    /// `OutOfHostMemory` at the call, before anything is made, if not all of it is known to be available. At
+    /// `wait` as for [`CudaDevice::host_buffer`].
     pub fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> DriverResult<Vec<BufferMade>> {
         let _entered = self.enter(Op::HostAlloc)?;
         self.context().host_memory().alloc_all_as(sizes, pin)
     }
 
-    /// A view of the caller's host memory for the GPU. Memory that is already page-locked is used as it is. Other
-    /// memory is page-locked in place until its last view goes, or gives `None` unless `may_lock`. The caller
-    /// keeps the memory at least as long. Kernels access it as through any pointer.
+    /// A view of the caller's host memory for the GPU. Memory that is already page-locked is used as it is.
+    /// Other memory is page-locked in place until its last view goes, or gives `None` unless `may_lock`. The
+    /// caller keeps the memory at least as long.
     ///
     /// # Errors
     /// `InvalidArgument` for no bytes, and for memory that shares a page with memory page-locked by other code;
@@ -53,9 +53,9 @@ impl CudaDevice {
         HostView::of(self.context(), self.registrations(), &memory, may_lock)
     }
 
-    /// Waits for all work on the GPU, of any origin, like [`synchronize`](poorwill_core::Driver::synchronize). In
-    /// contrast to it, captures on streams unknown to the device continue. It works by unregistering a page,
-    /// which the driver does when the GPU is done.
+    /// Waits for all work on the GPU, of any origin. Unlike
+    /// [`synchronize`](poorwill_core::Driver::synchronize), it lets captures on streams unknown to the device
+    /// continue. It unregisters a page, which the driver does when the GPU is done.
     ///
     /// # Errors
     /// What the driver reports.

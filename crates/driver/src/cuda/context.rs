@@ -69,7 +69,7 @@ impl Context {
         &self.staging
     }
 
-    /// The device address of page-locked memory of this context. The context is entered, or the process checked.
+    /// The context is entered, or the process checked.
     pub(super) fn pinned_at(&self, addr: usize, len: usize) -> Option<u64> {
         match self.host_memory.memory_kind(addr, len) {
             MemoryKind::Pinned(device) => Some(device),

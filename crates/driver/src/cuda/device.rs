@@ -1,7 +1,7 @@
 //! [`Driver`] for one GPU.
 //!
-//! The ledger checks arguments before the driver is called, wherever the driver's own checks differ. So an error
-//! here is the contract's and has changed nothing.
+//! The ledger checks arguments before the driver is called, wherever the driver's own checks differ. So its
+//! errors are the contract's and have changed nothing.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -38,8 +38,8 @@ use crate::process::Owner;
 /// Copies in one direction run one after another on all streams, and switching streams costs time.
 const COPY_STREAMS: usize = 1;
 
-/// Digests of one stream's saved bytes overlap the other streams' copies. The digests of a single granule take as
-/// long as several copies.
+/// Digests of one stream's saved bytes overlap other streams' copies. Those of a single granule take as long
+/// as several copies.
 const SAVE_STREAMS: usize = 8;
 
 /// Options of a GPU device.
@@ -70,7 +70,7 @@ impl CudaConfig {
         self
     }
 
-    /// Sets the driver's library, for tests; `None`: the system's.
+    /// Sets the driver's library; `None`: the system's.
     #[must_use]
     pub fn through(mut self, library: impl Into<Option<PathBuf>>) -> Self {
         self.library = library.into();
@@ -116,8 +116,9 @@ impl CudaDevice {
     /// Opens a GPU, retaining its primary context.
     ///
     /// # Errors
-    /// `Unsupported` without a usable driver, a GPU, or virtual memory management. `InvalidArgument` for a GPU or
-    /// peer that does not exist, and for a peer that cannot reach the GPU. Otherwise what the driver reports.
+    /// `Unsupported` without a usable driver, a GPU, or virtual memory management. `InvalidArgument` for a
+    /// GPU or peer that does not exist, or a peer that cannot reach the GPU. Otherwise what the driver
+    /// reports.
     pub fn open(config: &CudaConfig) -> DriverResult<Self> {
         let api = Api::load(config.library.as_deref())?;
         let owner = Owner::this()?;
@@ -168,7 +169,7 @@ impl CudaDevice {
         &self.gpu
     }
 
-    /// The other GPUs that may access its memory, by number.
+    /// Numbers of the other GPUs that may access its memory.
     #[must_use]
     pub fn peers(&self) -> &[u32] {
         self.state.peers()
@@ -196,15 +197,15 @@ impl CudaDevice {
         self.digester.kernel()
     }
 
-    /// Whether a kernel on the GPU copies to it, on streams made for that. Without it, the copy engines do.
+    /// Whether a kernel on the GPU copies to it, on streams made for that, instead of the copy engines.
     ///
     /// # Errors
-    /// Why not; it may be the driver's text.
+    /// As for [`Self::digest_kernel`].
     pub fn copy_kernel(&self) -> std::result::Result<(), &str> {
         self.copy_kernel.as_ref().map(drop).map_err(String::as_str)
     }
 
-    /// How host memory is made, and whether it is page-locked.
+    /// How its host memory is made.
     #[must_use]
     pub fn host_memory_details(&self) -> HostMemoryDetails {
         self.context.host_memory().details()
@@ -217,9 +218,9 @@ impl CudaDevice {
         self.context.pinned_at(bytes.as_ptr().addr(), bytes.len())
     }
 
-    /// Adopts a stream of the caller's (a `CUstream` or `cudaStream_t`) for use in calls; zero is the default
-    /// stream. A stream keeps its id until [`Driver::stream_destroy`], which forgets the id and leaves the stream
-    /// to its owner.
+    /// Adopts a stream of the caller's (a `CUstream` or `cudaStream_t`); zero is the default stream. Its id
+    /// stays the same until [`Driver::stream_destroy`], which forgets the id and leaves the stream to its
+    /// owner.
     ///
     /// # Errors
     /// `InvalidArgument` for a stream of another context.
@@ -231,7 +232,7 @@ impl CudaDevice {
         self.queues.adopt(stream).map_err(of(Op::AdoptStream))
     }
 
-    /// The driver's handle of a stream, for the caller's own calls, which may capture the stream into a graph.
+    /// The driver's handle of a stream, which the caller may also capture into a graph.
     ///
     /// # Errors
     /// `UnknownHandle`.
@@ -268,7 +269,6 @@ impl CudaDevice {
         f(self.api()).map_err(of(op))
     }
 
-    /// Queues work on a stream, keeping `kept` alive until it has finished.
     fn submit<T: Send + 'static, U: 'static>(
         &self,
         op: Op,
@@ -316,7 +316,6 @@ impl CudaDevice {
     }
 }
 
-/// The buffer, its staging work, and the kernel.
 type ToDevice = (Arc<HostBuffer>, Queued, Option<Arc<CopyKernel>>);
 
 impl Drop for CudaDevice {

@@ -1,8 +1,8 @@
 //! The driver's library: the symbols in use, with their C types.
 //!
-//! NVIDIA's documentation of the CUDA driver API has the names, types and values; no header or toolkit is needed.
-//! Handles are integers here, since only the driver looks into them. Every function is `unsafe` as a C function;
-//! rules C1 to C5 in `docs/unsafe.md` say how to call them.
+//! NVIDIA's documentation of the CUDA driver API has the names, types and values; no header or toolkit is
+//! needed. Handles are integers here, since only the driver looks into them. Rules C1 to C6 in
+//! `docs/unsafe.md` say how to call the functions.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -31,13 +31,12 @@ impl CuResult {
     /// For the default stream: a stream that it would wait for is being captured.
     pub(super) const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
 
-    /// Whether it means that the process has lost its context, so that every later call fails.
+    /// Whether the process has lost its context, so that every later call fails.
     fn is_fatal(self) -> bool {
         matches!(self.0, 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }
 }
 
-/// An opaque pointer of the driver's.
 pub(super) type Raw = usize;
 pub(super) type CuDevice = c_int;
 pub(super) type CuDeviceptr = u64;
@@ -73,7 +72,6 @@ pub(super) struct AccessDesc {
     pub(super) flags: c_int,
 }
 
-/// A function that a stream calls on the host.
 pub(super) type HostFn = extern "C" fn(*mut c_void);
 
 pub(super) const ATTRIBUTE_SHARED_MEMORY_PER_BLOCK: c_int = 8;
@@ -178,10 +176,7 @@ const LIBCUDA: &str = "libcuda.so.1";
 const DRIVER_MIN: &str = "440.33 (CUDA 10.2)";
 
 impl Api {
-    /// The driver's library, loaded once and never unloaded: it has its own threads and exit handlers.
-    ///
-    /// # Errors
-    /// `Unsupported`, naming what is missing and where it comes from.
+    /// Loads the driver's library once and never unloads it: it has its own threads and exit handlers.
     pub(super) fn load(library: Option<&Path>) -> poorwill_core::driver::Result<&'static Self> {
         static LOADED: Mutex<Vec<(PathBuf, &'static Api)>> = Mutex::new(Vec::new());
         let path = library.unwrap_or(Path::new(LIBCUDA));
@@ -199,7 +194,6 @@ impl Api {
         Ok(api)
     }
 
-    /// The error of a result, in the driver's words.
     pub(super) fn error(&self, code: CuResult) -> DriverErrorKind {
         let name = self.error_text(self.get_error_name, code).unwrap_or_else(|| "CUDA error".into());
         let text = self.error_text(self.get_error_string, code).unwrap_or_else(|| "no text".into());
@@ -231,7 +225,6 @@ impl Api {
         if code == CuResult::SUCCESS { Ok(()) } else { Err(self.error(code)) }
     }
 
-    /// The value that the call wrote.
     pub(super) fn get<T: Default>(&self, call: impl FnOnce(*mut T) -> CuResult) -> Result<T> {
         let mut value = T::default();
         self.check(call(&raw mut value)).map(|()| value)
@@ -240,8 +233,8 @@ impl Api {
 
 fn open(path: &Path) -> Result<Library> {
     let name: &OsStr = path.as_ref();
-    // SAFETY: C1; loading runs the initialisers of the NVIDIA driver, as in any program that uses a GPU. If the
-    // caller names another library, it runs that library's.
+    // SAFETY: C1; loading runs the initialisers of the NVIDIA driver, as in any program that uses a GPU.
+    // Another library runs its own.
     let opened = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
     opened.map_err(|error| DriverErrorKind::Unsupported {
         reason: format!(

@@ -42,8 +42,7 @@ pub struct GpuInfo {
 }
 
 impl GpuInfo {
-    /// A slice's memory, for a driver that does not report it now: HAMi's limit or the GPU's total, whichever is
-    /// lower.
+    /// The lower of HAMi's limit and the GPU's total, for a driver that does not report a slice's memory now.
     pub(super) fn total_of_slice(&self) -> Option<u64> {
         let limit =
             hami_limit(&|name| std::env::var_os(name), self.ordinal).and_then(|limit| limit.bytes.ok()?);
@@ -51,8 +50,8 @@ impl GpuInfo {
     }
 }
 
-/// The GPUs that the driver shows this process, in its order. Takes no GPU memory. A GPU whose queries fail is an
-/// error that names it, and does not hide the others.
+/// The GPUs that the driver shows this process, in its order. Takes no GPU memory. A GPU whose queries fail
+/// gives an error that names it.
 ///
 /// # Errors
 /// `Unsupported` without a usable driver or a GPU; `Device` with what the driver reports.
@@ -126,7 +125,6 @@ pub(super) fn failed(call: &str, code: CuResult) -> impl FnOnce(DriverErrorKind)
     move |error| reworded(error, |text| format!("{call} failed: {text}{hint}"))
 }
 
-/// The likely cause of an error, and what to do.
 fn hint(call: &str, code: CuResult) -> Option<&'static str> {
     Some(match code.0 {
         2 if call == "cuDevicePrimaryCtxRetain" => {
@@ -202,7 +200,7 @@ fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     Ok((device, gpu))
 }
 
-/// Properties of a GPU's own memory, open to network cards where the GPU supports that.
+/// For a GPU's own memory, open to network cards where the GPU supports that.
 pub(super) fn memory_of(api: &Api, device: CuDevice) -> AllocationProp {
     let rdma = attribute(api, device, ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY).is_ok_and(|can| can != 0);
     AllocationProp {
@@ -228,7 +226,7 @@ fn granule_bytes(api: &Api, device: CuDevice) -> Result<u64> {
     Ok(bytes as u64)
 }
 
-/// What a block may opt in to; its fixed amount where the driver does not support opting in.
+/// The fixed amount where the driver does not support opting in.
 fn shared_memory_per_block(api: &Api, device: CuDevice) -> Result<u64> {
     let bytes = attribute(api, device, ATTRIBUTE_SHARED_MEMORY_PER_BLOCK_OPTIN)
         .or_else(|_| attribute(api, device, ATTRIBUTE_SHARED_MEMORY_PER_BLOCK))?;

@@ -57,7 +57,7 @@ impl HostJob {
         let outcome = match catch_unwind(AssertUnwindSafe(work)) {
             Ok(()) => Outcome::Returned,
             Err(payload) => {
-                // Dropping the payload may panic again, with no handler left.
+                // Dropping the payload may panic again.
                 std::mem::forget(payload);
                 Outcome::Panicked
             }

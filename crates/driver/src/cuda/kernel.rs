@@ -11,7 +11,7 @@ use super::ffi::Raw;
 use super::stream::Stream;
 use crate::ledger::{Result, of};
 
-/// Loaded code on one GPU; unloaded with its last [`Function`].
+/// Code on one GPU; unloaded with its last [`Function`].
 #[derive(Debug, Clone)]
 pub struct Module(Arc<Loaded>);
 
@@ -99,8 +99,7 @@ impl Function {
         self.module.context.raw() == context.raw()
     }
 
-    /// Queues the kernel. The caller has entered the context, and keeps the function until the kernel has
-    /// finished.
+    /// The caller has entered the context, and keeps the function until the kernel has finished.
     ///
     /// # Safety
     /// `args` are the parameters of the kernel, which touches only memory that stays mapped until it has

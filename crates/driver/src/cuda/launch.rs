@@ -21,8 +21,8 @@ impl CudaDevice {
     /// Queues a kernel, on a grid or on `(blocks, threads)`.
     ///
     /// # Errors
-    /// `UnknownHandle`; `InvalidArgument` for a function of another GPU; what the driver reports for the launch;
-    /// at `wait`, what the device reports.
+    /// `UnknownHandle`; `InvalidArgument` for a function of another GPU; what the driver reports for the
+    /// launch, or at `wait`.
     ///
     /// # Safety
     /// `args` must be the parameters of the kernel, in number, order and type. The kernel must touch only memory

@@ -1,14 +1,13 @@
 //! NVIDIA's GPUs, with the machine's driver.
 //!
-//! The driver's library is loaded at run time, so the same program also runs without one and reports that.
-//! Neither building nor running needs a CUDA toolkit. Memory comes from the driver's virtual memory management,
-//! in the primary context, which PyTorch and the CUDA runtime share.
+//! The driver's library is loaded at run time, so the same program also runs without one and reports that. No
+//! CUDA toolkit is needed. Memory comes from the driver's virtual memory management, in the primary context,
+//! which PyTorch and the CUDA runtime share.
 //!
-//! The contract does not ask for what a GPU cannot detect: an unmap under work in flight goes unnoticed here. The
-//! host device and the tests' fake driver detect it. Digests are computed by a kernel where possible, otherwise
-//! on the host. Copies to the device use the copy engines, or a kernel on streams made for that.
+//! The contract does not ask for what a GPU cannot detect: an unmap under work in flight goes unnoticed here.
+//! The host device and the tests' fake driver detect it.
 //!
-//! Layers, each of which uses only those below it (`host` uses the same file names):
+//! Layers, each of which uses only those below it:
 //!
 //! ```text
 //! device the contract; with launch and buffers, the extensions of a GPU

@@ -1,7 +1,7 @@
 //! Which other GPUs may access a GPU's memory.
 //!
-//! A mapping is accessible to the GPUs named when it is opened, and to no others; `cuCtxEnablePeerAccess` does
-//! not matter. A GPU that accesses it without being named loses its context. Naming a GPU needs no context on it.
+//! A mapping is accessible to the GPUs named when it is opened; `cuCtxEnablePeerAccess` does not matter.
+//! Another GPU that accesses it loses its context. Naming a GPU needs no context on it.
 
 use std::ffi::c_int;
 
@@ -14,8 +14,7 @@ use crate::ledger::{Result, invalid};
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_WRITE: c_int = 3;
 
-/// Which other GPUs may read and write a GPU's memory, by the driver's numbers. Each peer makes opening mappings
-/// slower.
+/// GPUs that may also access a GPU's memory, by the driver's numbers. Each makes opening mappings slower.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Peers {
@@ -56,7 +55,7 @@ impl Access {
         &self.descs
     }
 
-    /// Explains an error of opening memory for all of them: a peer may be the cause.
+    /// A peer may be the cause.
     pub(super) fn refused(&self, error: DriverErrorKind) -> DriverErrorKind {
         match error {
             DriverErrorKind::Device { code, name, text } if !self.peers.is_empty() => {
@@ -73,7 +72,7 @@ impl Access {
     }
 }
 
-/// All GPUs that can reach the memory. Without virtual memory management, or on errors, a GPU cannot.
+/// Without virtual memory management, or on errors, a GPU cannot reach the memory.
 fn reachable(api: &'static Api, own: u32, device: CuDevice) -> Result<Vec<u32>> {
     let others = (0..count(api)?).filter(|peer| *peer != own);
     Ok(others.filter(|peer| handle(api, *peer).is_ok_and(|peer| can_reach(api, peer, device))).collect())

@@ -1,7 +1,7 @@
 //! The primary context of one GPU, retained, and made current for the length of a call.
 //!
-//! Promise: when a call returns, the calling thread has the context and capture mode that it had before. Objects
-//! are created in the same context that PyTorch and the CUDA runtime use.
+//! Promise: when a call returns, the calling thread has its former context and capture mode. PyTorch and the
+//! CUDA runtime use the same context.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -28,12 +28,12 @@ pub(super) struct Primary {
     is_first: bool,
 }
 
-/// Held while a device is opened: the first opener measures its context before another opener takes memory.
+/// Held while a device is opened: the first opener measures its context before another takes memory.
 #[derive(Debug)]
 pub(super) struct Opening(&'static AtomicU64);
 
 impl Opening {
-    /// Waits for other openers of this GPU here. An opener from before a fork does not count.
+    /// Waits for other openers of this GPU. An opener from before a fork does not count.
     pub(super) fn of(ordinal: u32, owner: Owner) -> Self {
         const FREE: u64 = 0;
         static BY: [AtomicU64; 64] = [const { AtomicU64::new(FREE) }; 64];
@@ -62,7 +62,7 @@ pub enum CudaMemory {
         /// All memory in bytes.
         total_bytes: u64,
     },
-    /// The call fails as invalid, which the arguments cannot cause. HAMi's limiter returns this when more is in
+    /// The call fails as invalid, though its arguments are valid. HAMi's limiter returns this when more is in
     /// use than it allows.
     OverLimit {
         /// The driver's error text.
@@ -82,7 +82,6 @@ impl fmt::Debug for Primary {
 pub(super) struct Entered<'a> {
     context: &'a Primary,
     pushed: bool,
-    /// The thread's own, restored on drop.
     mode: Option<c_int>,
     _thread: PhantomData<*const ()>,
 }
@@ -104,7 +103,6 @@ impl Primary {
         self.owner
     }
 
-    /// Whether this process had no such context before.
     pub(super) fn is_first(&self) -> bool {
         self.is_first
     }
@@ -120,7 +118,7 @@ impl Primary {
         Ok(Self { api, device, raw, owner, is_first: active == 0 })
     }
 
-    /// Makes the context current. Fails in a fork of the process that retained it.
+    /// Fails in a fork of the process that retained the context.
     pub(super) fn enter(&self, op: Op) -> DriverResult<Entered<'_>> {
         self.owner.check(op)?;
         self.make_current().map_err(of(op))

@@ -1,8 +1,8 @@
 //! Streams, events, and what work in flight keeps alive.
 //!
-//! All work is queued as a [`Flight`], which owns what the work touches until an event after the work has passed.
-//! Waiting returns these objects. Dropping the flight leaves them to the [`Queues`], which drop them after the
-//! event. Promise: whatever fails, nothing that a copy or a host function may still touch is freed.
+//! All work is queued as a [`Flight`], which owns what the work touches until an event after the work has
+//! passed. Waiting returns these objects. Dropping the flight leaves them to the [`Queues`]. Promise:
+//! whatever fails, nothing that a copy or a host function may still touch is freed.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -19,14 +19,13 @@ use super::ffi::Raw;
 use super::stream::{Event, Stream};
 use crate::ledger::{Result, invalid, of};
 
-/// The driver's handles of the default stream, and of each thread's default stream.
+/// The driver's handles of default streams.
 const STREAM_LEGACY: Raw = 1;
 const STREAM_PER_THREAD: Raw = 2;
 
 /// Longest pause between checks of a stream to be removed while other threads use it.
 const REMOVAL_PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// Streams and events by id, and abandoned work.
 #[derive(Debug)]
 pub(super) struct Queues {
     context: Arc<Context>,
@@ -42,7 +41,6 @@ struct Abandoned {
     end: End,
 }
 
-/// How the device was closed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum End {
     #[default]
@@ -75,10 +73,8 @@ impl fmt::Debug for AbandonedWork {
     }
 }
 
-/// Work in flight, with what it may touch.
 pub(super) struct Flight<T: Send + 'static> {
     queues: Arc<Queues>,
-    /// Taken when the flight ends.
     work: Option<(Arc<Event>, T)>,
 }
 
@@ -103,7 +99,7 @@ impl Queues {
         if self.table().streams.contains_key(&id.0) { Ok(()) } else { Err(unknown(id)) }
     }
 
-    /// A captured stream is refused: work on it would never finish, and waiting would invalidate the capture.
+    /// Refuses a captured stream: work on it would never finish, and waiting would invalidate the capture.
     pub(super) fn running_stream(&self, id: StreamId) -> Result<Arc<Stream>> {
         let stream = self.stream(id)?;
         if stream.is_captured()? { Err(captured(id)) } else { Ok(stream) }
@@ -227,7 +223,7 @@ impl Queues {
         stream.wait_for(&event)
     }
 
-    /// Drops what finished work kept, checking a few events. The context is entered.
+    /// Drops what finished work kept. The context is entered.
     pub(super) fn sweep(&self) {
         if self.abandoned_count.load(Ordering::Acquire) == 0 {
             return;
@@ -252,7 +248,6 @@ impl Queues {
         drop(passed);
     }
 
-    /// If the device is idle, drops what work kept; otherwise never frees it.
     pub(super) fn close(&self, is_idle: bool) {
         let abandoned = {
             let mut abandoned = self.abandoned();
@@ -305,8 +300,8 @@ impl Queues {
         }
     }
 
-    /// Keeps what unfinished work touches while the device is open. After an idle close it is dropped; after any
-    /// other it is never freed.
+    /// Keeps what unfinished work touches while the device is open. After an idle close it is dropped; after
+    /// any other it is never freed.
     fn retain(&self, mut abandoned: MutexGuard<'_, Abandoned>, in_flight: VecDeque<AbandonedWork>) {
         match abandoned.end {
             End::NotYet => {
@@ -321,7 +316,7 @@ impl Queues {
         }
     }
 
-    /// Waits for all work in the context. Work abandoned before has finished then. The context is entered.
+    /// Work abandoned before has finished afterwards. The context is entered.
     pub(super) fn synchronize(&self) -> Result<()> {
         if let Some(stream) = self.capturing()? {
             return Err(captured(stream));
@@ -334,7 +329,7 @@ impl Queues {
         idle
     }
 
-    /// Queues work that touches `kept`, and keeps that alive until the work has finished.
+    /// Keeps `kept` alive until the queued work has finished.
     pub(super) fn submit<T: Send + 'static>(
         self: &Arc<Self>,
         stream: &Stream,
@@ -359,7 +354,7 @@ impl Queues {
 
 impl Drop for Queues {
     fn drop(&mut self) {
-        // Filled only if the device was not closed, as in a forked child. What is in flight is unknown.
+        // Filled only if the device was not closed, as in a forked child. Its work may still run.
         let abandoned = self.abandoned.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut abandoned.in_flight));
         if !self.context.owner().is_here() {

@@ -4,10 +4,9 @@
 //! memory is registered in place, in whole pages, until its last view goes. Overlapping views share a
 //! registration, on all devices of the process.
 //!
-//! Memory with only some pages in a registration is refused: the driver copies nothing that crosses
-//! registrations. Measured: a copy of such a view fails with CUDA's "invalid argument", while kernels can read
-//! it. A registration that the driver refuses to end is remembered, and blocks overlapping views: other memory
-//! may be at its addresses by then.
+//! Memory with only some pages in a registration is refused. Measured: copying such a view fails with CUDA's
+//! "invalid argument", while kernels can read it. A registration that the driver refuses to end blocks
+//! overlapping views: other memory may be at its addresses by then.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,12 +24,12 @@ use crate::host_memory::{Region, RegionOptions};
 use crate::ledger::{Result, invalid, of};
 use crate::process::Owner;
 
-/// The registrations of this process, by start address. Every GPU sees every registration, and a view on any device can end it.
+/// The registrations of this process, by start address. Every GPU sees them all, and a view on any device can
+/// end one.
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
     /// Held while memory is registered, but not while a registration ends: that waits for the GPU.
     entries: Mutex<Entries>,
-    /// Notified when the driver has ended a registration, or refused to.
     changed: Condvar,
 }
 
@@ -40,7 +39,6 @@ struct Registration {
     /// 0 where the driver refused to end it.
     views: usize,
     is_ending: bool,
-    /// It registered the memory, and will unregister it.
     context: Arc<Primary>,
 }
 
@@ -50,13 +48,12 @@ struct ProcessRegistrations {
     registrations: Arc<Registrations>,
 }
 
-/// Host memory as a GPU sees it, at [`HostView::device_addr`]. The owner of the memory keeps it at least as long.
-/// Dropping the last view of memory registered here waits for all work on the GPU that registered it.
+/// Host memory as a GPU sees it; its owner keeps it at least as long. Dropping the last view of memory
+/// registered here waits for all work on the GPU that registered it.
 pub struct HostView {
     context: Arc<Context>,
     registrations: Arc<Registrations>,
     device_addr: u64,
-    /// Start of the shared registration.
     registered: Option<usize>,
 }
 
@@ -126,8 +123,8 @@ impl Registrations {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device address of memory, with the registration that gained a view. `None` if the device cannot see it
-    /// and `may_lock` is false. The context is entered.
+    /// The device address, with the start of the registration that gained a view. `None` if the device cannot
+    /// see the memory and `may_lock` is false. The context is entered.
     fn find_or_register(
         &self,
         context: &Context,
@@ -184,8 +181,8 @@ impl Registrations {
         }
     }
 
-    /// Unregisters memory without views, which waits for the GPU; whether that succeeded. Only callers that want
-    /// this memory wait.
+    /// Unregisters memory without views, which waits for the GPU; whether that succeeded. Only callers that
+    /// want this memory wait.
     fn end(&self, mut entries: MutexGuard<'_, Entries>, start: usize) -> bool {
         let Some(registration) = entries.get_mut(&start) else { return true };
         registration.is_ending = true;
@@ -209,13 +206,12 @@ impl Registrations {
 
 type Entries = BTreeMap<usize, Registration>;
 
-/// The last registration that overlaps these pages. Registrations never overlap.
+/// Registrations never overlap, so the last one suffices.
 fn last_within<'a>(entries: &'a mut Entries, pages: &Range<usize>) -> Option<(usize, &'a mut Registration)> {
     let (start, last) = entries.range_mut(..pages.end).next_back()?;
     (last.end > pages.start).then_some((*start, last))
 }
 
-/// Only some pages are registered, or it shares pages with other memory.
 fn shares_pages(memory: &Range<usize>) -> DriverErrorKind {
     invalid(format!(
         "{} at {:#x} share a page with memory that is page-locked already; take memory for them that is theirs alone, as \

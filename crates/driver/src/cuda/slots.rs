@@ -1,6 +1,6 @@
 //! Slots of page-locked memory for the arguments and results of kernels.
 //!
-//! Page-locking waits for all work on the GPU. So it is done in large blocks, once at the start, and again only
+//! Page-locking waits for all work on the GPU. So it is done in large blocks, at the start, and again only
 //! when more slots are in flight than ever before. Returning a slot takes no driver call.
 
 use std::ops::Range;
@@ -33,7 +33,6 @@ struct PinnedBlock {
     taken: Vec<bool>,
 }
 
-/// A run of units that belongs to one owner alone.
 #[derive(Debug)]
 pub(super) struct PinnedSlot {
     slots: Arc<PinnedSlots>,
@@ -44,7 +43,7 @@ pub(super) struct PinnedSlot {
 }
 
 impl PinnedSlots {
-    /// Locks the first block. The context is entered.
+    /// The context is entered.
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let blocks = Mutex::new(vec![PinnedBlock::new(context, BLOCK_BYTES)?]);
         Ok(Arc::new(Self { context: Arc::clone(context), blocks }))

@@ -1,8 +1,8 @@
 //! Copies of pageable host memory, through a page-locked buffer.
 //!
-//! The driver would copy such memory while the caller waits. Here the copy is queued and the call returns. Host
-//! functions move the bytes, block by block, between the stream's staging buffer and the host memory. Stream
-//! order keeps the blocks apart, also from digests, which share the buffer.
+//! The driver would copy such memory while the caller waits. Here the copy is queued: host functions move the
+//! bytes, block by block, between the stream's staging buffer and the host memory. Stream order keeps the
+//! blocks apart, also from digests, which share the buffer.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -23,7 +23,6 @@ pub(super) const BLOCK_BYTES: u64 = 32 << 20;
 
 const BUFFER_BYTES_MIN: u64 = 64 << 10;
 
-/// Most threads that move one block.
 const MOVERS_MAX: usize = 4;
 
 /// Kept by the flight until the stream has passed, since the driver may not be called where a job ends.
@@ -39,8 +38,8 @@ pub(super) fn is_needed(context: &Context, addr: usize, len: usize) -> bool {
     context.host_memory().memory_kind(addr, len) == MemoryKind::Pageable
 }
 
-/// Replaced if too small. Work in flight keeps the old one alive. Old buffers stay page-locked; powers of two
-/// keep all of them together no larger than the new one.
+/// Replaced if too small. Work in flight keeps the old one, which stays page-locked. With powers of two, all
+/// old ones together are no larger than the new one.
 pub(super) fn buffer(slot: &mut Option<Arc<Staging>>, context: &Context, bytes: u64) -> Result<Arc<Staging>> {
     if let Some(staging) = slot.as_ref().filter(|staging| staging.len() as u64 >= bytes) {
         return Ok(Arc::clone(staging));
@@ -51,8 +50,8 @@ pub(super) fn buffer(slot: &mut Option<Arc<Staging>>, context: &Context, bytes: 
     Ok(staging)
 }
 
-/// Queues a copy of `len` bytes. `false`, with nothing queued, without a page-locked staging buffer. The context
-/// is entered. The caller keeps the host memory and what is put into `queued` until the stream has passed.
+/// Returns `false`, with nothing queued, without a page-locked staging buffer. The context is entered. The
+/// caller keeps the host memory and `queued` until the stream has passed.
 pub(super) fn copy(
     context: &Context,
     stream: &Stream,
@@ -104,7 +103,6 @@ pub(super) fn outcome(queued: &Queued) -> Result<()> {
     queued.iter().try_for_each(|(job, _)| job.outcome())
 }
 
-/// Runs in stream order.
 fn move_bytes(from: usize, to: usize, len: usize) {
     // A thread costs more than moving a small block.
     let movers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOVERS_MAX);

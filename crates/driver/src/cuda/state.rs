@@ -1,12 +1,11 @@
 //! The GPU's memory: what is reserved, created and mapped, and how it changes.
 //!
-//! Two locks, in this order: `turn`, then `ledger`. A change of mappings holds `turn` during the driver's call;
-//! the driver makes such calls one at a time anyway. The ledger is never locked during a call, so that each
+//! Two locks, in this order: `turn`, then `ledger`. A change of mappings holds `turn` during the driver's
+//! call; the driver makes such calls one at a time anyway. The ledger is not locked meanwhile, so that each
 //! copy's check of its ranges returns at once.
 //!
-//! The ledger lists only what is certainly mapped. A mapping is entered after the driver has made it. It is
-//! closed before the driver is asked to unmap it, and reopened if the driver refuses. After a panic in between,
-//! it stays closed.
+//! The ledger lists only what is certainly mapped. A mapping is entered after the driver's map, and closed
+//! before its unmap. It is reopened if the driver refuses; after a panic it stays closed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -109,7 +108,7 @@ impl State {
         ranges.into_iter().try_for_each(|range| ledger.locate(range).map(drop))
     }
 
-    /// Releases what is left, as far as the driver allows. Nothing is in flight.
+    /// As far as the driver allows. Nothing is in flight.
     pub(super) fn clear(&self) {
         let _turn = self.turn();
         let left = self.ledger().take_all();

@@ -16,17 +16,15 @@ pub(super) struct Stream {
     context: Arc<Context>,
     raw: Raw,
     is_owned: bool,
-    /// Whether a kernel makes its copies to the device.
     copies_by_kernel: bool,
     /// Whether other code has its handle: only then can it be captured.
     is_known: AtomicBool,
     queued: AtomicU64,
-    /// The buffer for digests and copies of pageable memory. Locked while an operation is queued, so that
-    /// operations do not mix.
+    /// For digests and copies of pageable memory. Locked while an operation is queued, so that operations do
+    /// not mix.
     staging: Mutex<Option<Arc<ArenaBuffer>>>,
 }
 
-/// An event of the driver's, destroyed with its last reference.
 #[derive(Debug)]
 pub(super) struct Event {
     context: Arc<Context>,
@@ -136,7 +134,7 @@ impl Stream {
         self.context.api().check(unsafe { (self.context.api().stream_synchronize)(self.raw) })
     }
 
-    /// The handle, for other code, which may capture the stream.
+    /// For other code, which may capture the stream.
     pub(super) fn share(&self) -> Raw {
         self.is_known.store(true, Ordering::Release);
         self.raw

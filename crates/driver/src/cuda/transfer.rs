@@ -1,5 +1,5 @@
-//! Copies between device and host memory. Streams for kernel copies use the kernel, if the memory is page-locked.
-//! Pageable memory goes through the stream's staging buffer. The rest uses the copy engines.
+//! Copies between device and host memory. Streams for kernel copies use the kernel, if the memory is
+//! page-locked. Pageable memory goes through the stream's staging buffer. The rest uses the copy engines.
 
 use std::ops::Range;
 
@@ -60,7 +60,7 @@ pub(super) fn to_device(
     })
 }
 
-/// The flight owns the buffer; `ranges` are those of the parts.
+/// As for [`to_device`].
 pub(super) fn to_host(
     context: &Context,
     stream: &Stream,

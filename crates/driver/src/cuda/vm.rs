@@ -49,7 +49,7 @@ impl Vm {
         api.check(unsafe { (api.mem_address_free)(range.addr, bytes) })
     }
 
-    /// Creates memory and returns its handle. The driver may first have to clean what was just released.
+    /// The driver may first have to clean what was just released.
     pub(super) fn create(&self, bytes: u64) -> Result<u64> {
         let (mut handle, len) = (0, to_usize(bytes)?);
         let memory = &raw const self.memory;

@@ -1,4 +1,4 @@
-//! [`Driver`] for the host device: streams, and how bytes are read and written.
+//! [`Driver`] for the host device.
 
 use std::collections::HashMap;
 use std::io;
@@ -42,7 +42,7 @@ pub struct HostConfig {
 }
 
 impl HostConfig {
-    /// A device of this capacity with the default granule, or a page where pages are larger.
+    /// A device with the default granule, or a page where pages are larger.
     #[must_use]
     pub fn with_capacity(capacity_bytes: u64) -> Self {
         let granule_bytes = GRANULE_BYTES.max(rustix::param::page_size() as u64);
@@ -57,7 +57,7 @@ impl HostConfig {
         Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default() }
     }
 
-    /// Sets the granule: a power of two and a multiple of the page size.
+    /// Sets the granule.
     #[must_use]
     pub fn in_granules_of(mut self, granule_bytes: u64) -> Self {
         self.granule_bytes = granule_bytes;
@@ -164,8 +164,8 @@ impl HostDevice {
         self.host_memory.used_bytes()
     }
 
-    /// A buffer of exactly `bytes` bytes, never page-locked: the device sees all memory of the process. The text
-    /// says why.
+    /// A buffer of exactly `bytes` bytes. It is never page-locked: the device sees all memory of the process.
+    /// The text says why.
     ///
     /// # Errors
     /// `OutOfHostMemory`.
@@ -175,16 +175,16 @@ impl HostDevice {
         Ok((HostBuffer::new(buffer), because))
     }
 
-    /// Releases at most `bytes` bytes of unused host memory, as long as more than 1 GiB is unused. Call it with
-    /// the size of a buffer that was dropped for good.
+    /// Releases at most `bytes` bytes of unused host memory, as long as more than 1 GiB is unused. Callers
+    /// pass the size of a buffer that they dropped for good.
     pub fn release_surplus(&self, bytes: u64) {
         self.host_memory.release_surplus(bytes);
     }
 
-    /// Several such buffers at once, made in the background.
+    /// Several buffers like those of [`Self::host_buffer`], made in the background.
     ///
     /// # Errors
-    /// `OutOfHostMemory`: at the call, before anything is made, if it is known that not all of it is available;
+    /// `OutOfHostMemory`: at the call, before anything is made, if not all of it is known to be available;
     /// otherwise at `wait`.
     pub fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>> {
         let pin = if pin == BufferPin::Always { BufferPin::Auto } else { pin };
@@ -197,8 +197,8 @@ impl HostDevice {
         self.host_memory.details()
     }
 
-    /// Queues `work` that reads or writes `ranges` through their addresses. Until it returns, unmapping one of
-    /// them fails with `Busy`.
+    /// Queues `work` that reads or writes `ranges` through their addresses. Until it returns, unmapping them
+    /// fails with `Busy`.
     ///
     /// # Errors
     /// `NotMapped` when a range is not mapped with access throughout; `UnknownHandle`; at `wait`, that the work
@@ -251,7 +251,6 @@ impl HostDevice {
     }
 }
 
-/// Keeps mappings from being unmapped until dropped, even if the work never ran.
 struct InFlight {
     shared: Arc<Shared>,
     spans: Vec<Vec<Span>>,
@@ -402,7 +401,7 @@ impl Driver for HostDevice {
         if stream == StreamId::DEFAULT {
             return Err(DriverError::invalid(Op::StreamDestroy, "the default stream cannot be destroyed"));
         }
-        // The stream stays known until its work is done, so that `synchronize` waits for it too.
+        // It stays known until its work is done, so that `synchronize` waits for it too.
         self.stream_synchronize(stream).map_err(|error| DriverError::new(Op::StreamDestroy, error.kind))?;
         let ended = self.queues().streams.remove(&stream.0);
         ended.ok_or_else(|| unknown(Op::StreamDestroy, stream.to_string()))?.finish();

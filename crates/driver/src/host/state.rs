@@ -1,7 +1,7 @@
 //! The host device's memory: a file for physical memory, regions for addresses, and a ledger.
 //!
-//! One lock guards it, also during system calls that must agree with the ledger. Every function does all it says
-//! or nothing.
+//! One lock guards it, also during system calls that must agree with the ledger. A failed function changes
+//! nothing.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,7 +36,7 @@ struct Extent {
     bytes: u64,
 }
 
-/// The part of a device range in one mapping: its addresses, and its place in the file.
+/// The part of a device range in one mapping.
 #[derive(Debug, Clone)]
 pub(super) struct Span {
     pub(super) region: Arc<VmRegion>,
@@ -161,12 +161,12 @@ impl HostState {
             let (at, len) = offset_and_len(region, range)?;
             region.unmap(at, len).map_err(|error| system("unmap a range", &error))
         })?;
-        // The unmap itself has succeeded. If punching fails, the next create tries again.
+        // The unmap has succeeded. If punching fails, the next create tries again.
         gone.into_iter().for_each(|extent| self.release_extent(extent));
         Ok(())
     }
 
-    /// The mappings of an open range; marks work in flight on each.
+    /// Marks work in flight on each mapping of an open range.
     pub(super) fn begin_work(&mut self, range: DeviceRange) -> Result<Vec<Span>> {
         let located = self.ledger.locate(range)?.into_iter().map(|found| {
             Ok(Span {
@@ -198,7 +198,7 @@ fn offset_and_len(region: &VmRegion, range: DeviceRange) -> Result<(usize, usize
     Ok((to_usize(range.addr - region.addr())?, to_usize(range.bytes)?))
 }
 
-/// Releases the memory of a range of the file, which reads as zeros afterwards.
+/// The range reads as zeros afterwards.
 pub(super) fn punch(file: &OwnedFd, offset: u64, bytes: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     Ok(rustix::io::retry_on_intr(|| fs::fallocate(file, flags, offset, bytes))?)

@@ -87,7 +87,6 @@ fn ended(op: Op, stream: StreamId) -> DriverError {
     DriverError::new(op, DriverErrorKind::Device { code: 0, name: "stream ended".into(), text })
 }
 
-/// The contract's form of an operating system error.
 pub(super) fn system(what: &str, error: &std::io::Error) -> DriverErrorKind {
     let code = error.raw_os_error();
     let text = error.to_string();

@@ -1,7 +1,7 @@
 //! Virtual memory calls, the only `unsafe` code of the host device.
 //!
 //! A [`VmRegion`] owns a range of addresses until it is dropped. Replacing mappings inside it affects nothing
-//! else, so every function here is safe. Rules H1 to H4 in `docs/unsafe.md` give the reasons.
+//! else, so every function here is safe. Rules H1 to H4 are in `docs/unsafe.md`.
 
 use std::ffi::c_void;
 use std::io;
@@ -26,7 +26,7 @@ pub(super) struct VmRegion {
 }
 
 impl VmRegion {
-    /// Reserves `bytes` of addresses aligned to `align`, a power of two no smaller than a page.
+    /// `align` is a power of two no smaller than a page.
     pub(super) fn reserve(bytes: usize, align: usize, owner: Owner) -> io::Result<Self> {
         let padded = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: a new private mapping at an address of the kernel's choice touches nothing that exists.
@@ -50,7 +50,7 @@ impl VmRegion {
         self.addr as u64
     }
 
-    /// Maps `bytes` of `file` from `file_offset`, at `offset`, without access.
+    /// Maps a part of `file` at `offset`, without access.
     pub(super) fn map(
         &self,
         offset: usize,
@@ -63,7 +63,7 @@ impl VmRegion {
         // SAFETY: H1, the range lies inside this region, which owns its addresses.
         unsafe { mm::mmap(at, bytes, ProtFlags::empty(), flags, file, file_offset) }?;
         self.keep_from_children(offset, bytes).inspect_err(|_| {
-            // Already failing. If this fails too, the range stays without access, and faults as required.
+            // If this fails too, the range stays without access, and faults as required.
             let _ = self.unmap(offset, bytes);
         })
     }
@@ -80,7 +80,7 @@ impl VmRegion {
         Ok(unsafe { mm::mprotect(at, bytes, MprotectFlags::empty()) }?)
     }
 
-    /// Makes a range inaccessible in one step.
+    /// Makes the range inaccessible in one step.
     pub(super) fn unmap(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let at = self.pointer(offset, bytes)?;
         let flags = reserve_flags() | MapFlags::FIXED;
@@ -91,8 +91,8 @@ impl VmRegion {
         Ok(())
     }
 
-    /// Copies `bytes` to `offset`, which must be mapped and open. Otherwise it fails, or faults if another thread
-    /// unmaps the range meanwhile.
+    /// The range must be mapped and open. Otherwise this fails, or faults if another thread unmaps the range
+    /// meanwhile.
     pub(super) fn write(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -111,7 +111,7 @@ impl VmRegion {
         Ok(())
     }
 
-    /// Populates a range's pages, so that a memory shortage is an error here and not a signal later.
+    /// Makes a memory shortage an error here, not a signal later.
     fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let page = rustix::param::page_size();
         let start = offset / page * page;
@@ -120,7 +120,7 @@ impl VmRegion {
         // SAFETY: H1; populating changes no bytes.
         match unsafe { mm::madvise(at, len, Advice::LinuxPopulateWrite) } {
             Ok(()) => Ok(()),
-            // Linux before 5.14 lacks this advice. There, the first touch populates.
+            // Linux before 5.14 lacks this advice; there, the first touch populates.
             Err(rustix::io::Errno::INVAL) if !Self::populate_is_known(at) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -132,7 +132,7 @@ impl VmRegion {
         unsafe { mm::madvise(at, 0, Advice::LinuxPopulateWrite) }.is_ok()
     }
 
-    /// Excludes a range from forked children, which could otherwise write to memory they share with us.
+    /// Forked children could otherwise write to memory they share with us.
     fn keep_from_children(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let at = self.pointer(offset, bytes)?;
         // SAFETY: H1; the advice changes what a fork copies and nothing in this process.

@@ -26,7 +26,7 @@ const SMALL_BYTES: u64 = 2 << 20;
 const CREDIT_MAX: u64 = 64 << 20;
 const CREDIT_SHARE: u64 = 16;
 
-/// Largest request: more than any machine can address.
+/// More than any machine can address.
 const REQUEST_BYTES_MAX: u64 = 1 << 56;
 
 /// Attempts to allocate while other threads release memory.
@@ -41,16 +41,14 @@ pub(crate) struct Options {
     pub(crate) pageable_because: Option<String>,
     /// The NUMA node nearest to the device.
     pub(crate) node: Option<u32>,
-    /// Whether making slabs releases unused ones, so that they do not pile up. This may wait for work on the
-    /// device.
+    /// Whether making slabs releases unused ones, which may wait for work on the device.
     pub(crate) releases_surplus: bool,
     pub(crate) system: System,
 }
 
-/// Ranges for buffers, and the slabs to make for them.
+/// Ranges for buffers, and the slabs that the caller must make for them.
 type Assigned = (Vec<SlabExtent>, Vec<Arc<Slab>>);
 
-/// Host memory of one device.
 #[derive(Debug)]
 pub(crate) struct HostArena {
     pub(super) owner: Owner,
@@ -59,7 +57,6 @@ pub(crate) struct HostArena {
     releases_surplus: bool,
     pub(super) threads: usize,
     pub(super) node: Option<u32>,
-    /// Whether the system accepted the node preference.
     pub(super) is_bound: AtomicBool,
     pub(super) huge_is_allowed: bool,
     pub(super) huge: OnceLock<HugePages>,
@@ -67,7 +64,6 @@ pub(crate) struct HostArena {
     pub(super) pageable: OnceLock<String>,
     /// Held while checking that the machine has a slab's memory.
     pub(super) checking: Mutex<()>,
-    /// Notified after releases.
     released: Condvar,
     /// Not dropped in a forked child, where it may be half changed.
     table: ManuallyDrop<Mutex<SlabTable>>,
@@ -79,7 +75,6 @@ pub(super) struct SlabExtent {
     range: SlabRange,
 }
 
-/// A slab while it is being released.
 struct Releasing<'a> {
     arena: &'a HostArena,
     bytes: u64,
@@ -92,7 +87,6 @@ pub(crate) struct ArenaBuffer {
     len: usize,
 }
 
-/// What kind of memory an address range is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
     /// Page-locked memory of the arena, which the device sees at this address.
@@ -122,9 +116,9 @@ impl HostArena {
             owner,
             backend,
             releases_surplus,
-            // Half the cores. With all of them, slabs are made a little faster, but copies into the first ones
-            // wait longer for the driver's locks. On 16 cores, a first sleep of 8 GiB took a fifth less time with
-            // 8 threads, in one run each.
+            // Half the cores. With all of them, slabs are made a little faster, but first copies wait longer
+            // for the driver's locks. On 16 cores, a first sleep of 8 GiB took a fifth less time with 8
+            // threads, in one run each.
             threads: (cores / 2).clamp(1, THREADS_MAX),
             node,
             is_bound: AtomicBool::new(false),
@@ -143,7 +137,6 @@ impl HostArena {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Buffers of these sizes, made in the background.
     pub(crate) fn alloc_all(self: &Arc<Self>, sizes: &[u64]) -> DriverResult<Vec<Pending<HostBuffer>>> {
         self.owner.check(Op::HostAlloc)?;
         let (extents, slabs) = self.assign(sizes, true).map_err(of(Op::HostAlloc))?;
@@ -156,7 +149,7 @@ impl HostArena {
         self.alloc_one(bytes, true)
     }
 
-    /// One buffer with the given page-locking. The text says why it is not page-locked, if it might have been.
+    /// The text says why the buffer is not page-locked, if it might have been.
     pub(crate) fn alloc_as(
         self: &Arc<Self>,
         bytes: u64,
@@ -166,7 +159,6 @@ impl HostArena {
         self.resolve_pin(bytes, pin, made)
     }
 
-    /// The result of a request, given the attempt with its preferred kind.
     pub(super) fn resolve_pin(
         self: &Arc<Self>,
         bytes: u64,
@@ -192,7 +184,7 @@ impl HostArena {
                 let because = (!buffer.is_pinned()).then(|| self.pageable_because());
                 Ok((buffer, because))
             }
-            // Memory that cannot be page-locked now may still be available as pageable.
+            // Pageable memory may be available instead.
             (BufferPin::Auto, Err(refused)) if self.pageable.get().is_none() => {
                 match self.alloc_one(bytes, false) {
                     Ok(buffer) => Ok((buffer, Some(refused.kind.to_string()))),
@@ -217,7 +209,6 @@ impl HostArena {
         }
     }
 
-    /// Ranges for buffers in existing and new slabs. The caller must make the new ones.
     pub(super) fn assign(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> Result<Assigned> {
         if sizes.contains(&0) {
             return Err(invalid("0 bytes of host memory were asked for".into()));
@@ -290,7 +281,7 @@ impl HostArena {
         table.unused() + table.releasing_bytes >= shortage.missing_bytes
     }
 
-    /// Assigns ranges, in existing and new slabs. The flag: the new slabs are small.
+    /// The flag: the new slabs are small.
     fn assign_ranges(&self, sizes: &[u64], is_locked: bool) -> (Vec<SlabRange>, Vec<Arc<Slab>>, bool) {
         // Where nothing is ever locked, there is one kind.
         let is_locked = is_locked || self.pageable.get().is_some();
@@ -312,7 +303,6 @@ impl HostArena {
         (ranges, slabs, is_small)
     }
 
-    /// Fails unless the announced slabs may be made.
     fn check(&self, is_small: bool) -> std::result::Result<(), Shortage> {
         let figures = {
             let table = self.table();
@@ -328,7 +318,7 @@ impl HostArena {
         Ok(())
     }
 
-    /// Unused slabs beyond the allowed surplus, to be replaced by these.
+    /// Unused slabs beyond the allowed surplus, which these replace.
     pub(super) fn surplus(&self, slabs: &[Arc<Slab>]) -> Vec<Unused> {
         if !self.releases_surplus {
             return Vec::new();
@@ -339,8 +329,7 @@ impl HostArena {
         if surplus > 0 { table.take_unused(surplus) } else { Vec::new() }
     }
 
-    /// Releases unused slabs of `bytes` bytes, or all of them, and waits for releases in progress. Returns
-    /// whether any was.
+    /// Releases unused slabs of `bytes` bytes and waits for releases in progress. Returns whether any was.
     pub(super) fn release_unused(&self, bytes: u64) -> bool {
         let (releasing, unused, half_registered) = {
             let mut table = self.table();
@@ -362,8 +351,8 @@ impl HostArena {
         any || releasing > 0
     }
 
-    /// Releases unused slabs of at most `bytes` bytes, down to the allowed surplus, for callers that dropped this
-    /// much for good. May wait for all work on the device.
+    /// Releases unused slabs of at most `bytes` bytes, down to the allowed surplus, for callers that dropped
+    /// as much for good. May wait for all work on the device.
     pub(crate) fn release_surplus(&self, bytes: u64) {
         if self.owner.is_here() {
             let bytes = bytes.next_multiple_of(rustix::param::page_size() as u64);
@@ -399,7 +388,7 @@ impl HostArena {
         self.release_unused(u64::MAX);
     }
 
-    /// Ends the threads that make slabs. Existing memory stays usable. Does nothing in a forked child.
+    /// Ends the threads that make slabs. Existing memory stays usable.
     pub(crate) fn close(&self) {
         if !self.owner.is_here() {
             return;
@@ -414,7 +403,7 @@ impl HostArena {
         }
     }
 
-    /// The kind of memory at `addr`. Call it only in the process that made the arena.
+    /// Call it only in the process that made the arena.
     pub(crate) fn memory_kind(&self, addr: usize, len: usize) -> MemoryKind {
         match self.table().at(addr, len) {
             None => MemoryKind::Foreign,
@@ -424,7 +413,6 @@ impl HostArena {
         }
     }
 
-    /// Requested bytes of the buffers that are not dropped.
     pub(crate) fn used_bytes(&self) -> u64 {
         if self.owner.is_here() { self.table().used_bytes } else { 0 }
     }
@@ -471,7 +459,6 @@ impl Drop for HostArena {
 }
 
 impl SlabExtent {
-    /// Waits until the memory is made.
     pub(super) fn wait(self) -> DriverResult<ArenaBuffer> {
         self.arena.owner.check(Op::HostAlloc)?;
         let asked_bytes = self.range.bytes;
@@ -501,7 +488,7 @@ impl ArenaBuffer {
         self.len
     }
 
-    /// The first byte. The caller must exclude conflicting access through it.
+    /// The caller must exclude conflicting access through it.
     pub(crate) fn start(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.start)
     }

@@ -4,9 +4,8 @@ use std::fmt;
 
 use super::region::{Progress, Region, RegionOptions};
 
-/// How slabs are mapped and released. The defaults use the operating system, without a GPU.
+/// How slabs are mapped and released; by default by the operating system, without a GPU.
 pub(crate) trait Backend: Send + Sync + fmt::Debug {
-    /// Reserves addresses.
     fn map(&self, options: &RegionOptions) -> Result<Region, String> {
         Region::map(options)
     }
@@ -16,7 +15,6 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         self.map(options).map(|region| region.split(sizes))
     }
 
-    /// Brings in the region's memory, with this many threads.
     fn populate(&self, region: &Region, threads: usize, progress: &Progress) -> Result<(), String> {
         region.populate(threads, progress)
     }
@@ -25,13 +23,13 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         region.unmap();
     }
 
-    /// Page-locks the region; its device address, if the machine has any.
+    /// Returns the device address, if the machine has any.
     fn lock(&self, region: &Region) -> Result<Option<u64>, Refusal> {
         let _ = region;
         Ok(None)
     }
 
-    /// Ends the page-locking; whether that succeeded. May wait for all work on the device.
+    /// Whether it succeeded. May wait for all work on the device.
     fn unlock(&self, region: &Region) -> bool {
         let _ = region;
         true
@@ -45,11 +43,10 @@ pub(crate) enum Refusal {
     Unsupported(String),
     /// It failed this time.
     Failed(String),
-    /// It failed this time, but may have registered the pages, so they must stay mapped.
+    /// May have registered the pages, so they must stay mapped.
     HalfRegistered(String),
 }
 
-/// Memory of the operating system.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plain;
 

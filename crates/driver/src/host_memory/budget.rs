@@ -1,8 +1,8 @@
 //! How much host memory may be held, and the texts of refusals.
 //!
-//! The caller's limit and the control groups are checked once per request: a group over its limit is killed, not
-//! refused. The machine's memory is checked before each slab: some machines grow as memory is touched, and never
-//! report how far.
+//! The caller's limit and the control groups are checked once per request: a group over its limit is killed,
+//! not refused. The machine's memory is checked before each slab: some machines grow as memory is touched,
+//! and never report how far.
 
 use std::sync::OnceLock;
 use std::thread;
@@ -21,7 +21,7 @@ const MACHINE_MARGIN_MAX: u64 = 1 << 30;
 /// Share of the total to leave, up to these.
 const MARGIN_SHARE: u64 = 32;
 
-/// How long to wait for a machine whose memory grows.
+/// For a machine whose memory grows.
 const GROWTH_WAIT_MAX: Duration = Duration::from_secs(2);
 const GROWTH_PAUSE: Duration = Duration::from_millis(20);
 
@@ -29,14 +29,12 @@ const GROWTH_PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct Budget {
     pub(super) limit_bytes: Option<u64>,
     system: System,
-    /// The machine's memory at the first check.
     first_total: OnceLock<Option<u64>>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Figures {
     pub(super) held_bytes: u64,
-    /// The part not made yet.
     pub(super) unmade_bytes: u64,
 }
 
@@ -84,7 +82,7 @@ impl Budget {
         Err(Shortage { missing_bytes: figures.unmade_bytes - allowed, reason })
     }
 
-    /// Checks unpopulated bytes against the machine; may wait briefly for one that grows.
+    /// May wait briefly for a machine whose memory grows.
     pub(super) fn check_machine(
         &self,
         unpopulated_bytes: impl Fn() -> u64,

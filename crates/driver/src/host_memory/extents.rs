@@ -2,24 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A slab's number; older slabs have lower ones.
+/// Older slabs have lower numbers.
 pub(super) type SlabId = u64;
 
 /// Alignment of buffers, in bytes; each loses less than this.
 pub(super) const UNIT_BYTES: u64 = 512;
 
-/// Bounds of a slab for several sizes. Registering holds the driver's locks, so it must not be too large. Each
-/// slab costs calls, so it must not be too small.
+/// Bounds of a slab for several sizes. A large one holds the driver's locks for long while it is registered;
+/// each small one costs calls.
 const SLAB_BYTES_MIN: u64 = 64 << 20;
 const SLAB_BYTES_MAX: u64 = 1 << 30;
 
-/// Number of slabs for a very large total.
 const SLABS_AIM: u64 = 1024;
 
 /// Size of a huge page on nearly every machine.
 pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Free ranges of slabs. Neighbours are merged.
+/// Neighbours are merged.
 #[derive(Debug, Default)]
 pub(super) struct FreeExtents {
     by_position: BTreeMap<(SlabId, u64), u64>,
@@ -87,11 +86,10 @@ pub(super) struct Plan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PlannedSlab {
     pub(super) bytes: u64,
-    /// The part that the sizes take.
     pub(super) used_bytes: u64,
 }
 
-/// Packs sizes in order, so that the first slabs contain the first sizes. Sizes are multiples of [`UNIT_BYTES`]
+/// Packs in order, so that the first slabs contain the first sizes. Sizes are multiples of [`UNIT_BYTES`]
 /// with a sum below 2^63.
 pub(super) fn pack(sizes: &[u64], page_bytes: u64) -> Plan {
     let total: u64 = sizes.iter().sum();

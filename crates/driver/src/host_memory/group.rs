@@ -9,15 +9,13 @@ use super::BufferPin;
 use super::arena::{HostArena, SlabExtent};
 use crate::ledger::of;
 
-/// A buffer in the making. With it comes why it is not page-locked, if it should be.
+/// A buffer in the making, with the reason why it is not page-locked, if it should be.
 pub type BufferMade = Pending<(HostBuffer, Option<String>)>;
 
 impl HostArena {
-    /// Buffers of these sizes, page-locked or not, made in the background.
-    ///
-    /// The caller's limit and the control groups are checked for all of it at the call. If they refuse, nothing
-    /// was begun. A machine with too little memory now may grow as memory is touched: then all of it is made
-    /// before this returns, or nothing remains.
+    /// The caller's limit and the control groups are checked for all sizes at the call. If they refuse,
+    /// nothing was begun. A machine with too little memory now may grow as memory is touched: then all of it
+    /// is made before this returns, or nothing remains.
     pub(crate) fn alloc_all_as(
         self: &Arc<Self>,
         sizes: &[u64],

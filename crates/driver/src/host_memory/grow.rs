@@ -32,7 +32,7 @@ struct Growth {
     bytes: u64,
     /// Threads that populate one slab.
     faulters: usize,
-    /// Whether one slab failed; the others then do not wait for memory.
+    /// Whether a slab failed; the others then do not wait for memory.
     has_failed: AtomicBool,
 }
 
@@ -181,7 +181,7 @@ impl Growth {
         Self { slabs, regions, start, next, bytes, faulters, has_failed }
     }
 
-    /// Reserves addresses for all slabs. If that fails, each slab tries on its own.
+    /// If that fails, each slab reserves its own.
     fn mapped(mut self, arena: &HostArena) -> Self {
         let sizes: Result<Vec<usize>, _> =
             self.slabs.iter().map(|slab| usize::try_from(slab.bytes)).collect();
@@ -205,8 +205,8 @@ impl Growth {
             let Some(slab) = self.slabs.get(nth) else { break };
             guarded(|| arena.make(slab, self.region(nth), self));
             if nth == 0 {
-                // Here, because it takes time and may wait for work on the device. Not earlier, so that the first
-                // buffer is ready first.
+                // Not earlier, so that the first buffer is ready first: this takes time and may wait for work
+                // on the device.
                 guarded(|| {
                     arena.release(arena.surplus(&self.slabs));
                 });

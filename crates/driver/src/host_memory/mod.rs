@@ -1,21 +1,20 @@
 //! Host memory for buffers: exactly sized, made by several threads, page-locked where a GPU copies from it.
 //!
-//! A first sleep spends its time on allocation, not copying: pages are faulted in, zeroed and registered. So an
-//! arena is given all buffers at once. It packs what it lacks into slabs of exactly that total. Several threads
-//! fault the slabs in, with huge pages where these are faster, and register them. Each buffer can be awaited
-//! separately; the first are ready long before the last.
+//! A first sleep spends its time on allocation, not copying: pages are faulted in, zeroed and registered. So
+//! an arena is given all buffers at once, and packs what it lacks into slabs of exactly that total. Several
+//! threads fault the slabs in, with huge pages where these are faster, and register them. Each buffer can be
+//! awaited separately; the first are ready long before the last.
 //!
-//! Dropped buffers stay registered for reuse: a drop takes a lock and no driver call, since unregistering waits
-//! for all work on the GPU. Unused slabs are released:
+//! Dropped buffers stay registered for reuse, since unregistering waits for all work on the GPU. Unused slabs
+//! are released:
 //!
 //! - by `Driver::host_trim`,
 //! - when memory is short,
 //! - with the device,
 //! - above 1 GiB: when slabs of other sizes are made, or when a caller dropped buffers for good.
 //!
-//! Allocation stays within a budget: the caller's limit, what the control groups leave (the system kills beyond
-//! that), and what the machine has. `extents` and `table` decide, `grow` and `region` act, `backend` has the
-//! calls that a machine can refuse.
+//! Allocation stays within a budget: the caller's limit, what the control groups leave (the system kills
+//! beyond that), and what the machine has. `extents` and `table` decide; `grow`, `region` and `backend` act.
 
 mod arena;
 mod backend;
@@ -51,7 +50,7 @@ pub struct HostMemoryConfig {
 }
 
 impl HostMemoryConfig {
-    /// Sets the limit in bytes; `None`: what the control groups and the machine leave.
+    /// Sets the limit.
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
         self.limit_bytes = limit_bytes.into();
@@ -71,8 +70,8 @@ impl HostMemoryConfig {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Pin {
-    /// If the GPU has its own memory and the driver allows it. Otherwise [`HostMemoryDetails::pageable_because`]
-    /// has the reason.
+    /// If the GPU has its own memory and the driver allows it; otherwise
+    /// [`HostMemoryDetails::pageable_because`] says why not.
     #[default]
     Auto,
     /// Never: copies go through a small page-locked buffer of each stream.

@@ -1,5 +1,5 @@
-//! Measures whether huge pages are faster. Usually they are, by far; where memory is fragmented, finding them
-//! costs more than they save.
+//! Measures whether huge pages are faster. Usually they are, by far; in fragmented memory, finding them costs
+//! more than they save.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,6 @@ use serde::Serialize;
 use super::backend::Backend;
 use super::region::RegionOptions;
 
-/// Bytes for one measurement.
 const PROBE_BYTES: usize = 16 << 20;
 
 /// Rounds for each kind; the fastest counts.

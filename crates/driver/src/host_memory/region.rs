@@ -1,4 +1,5 @@
-//! Anonymous memory mappings: the `unsafe` code of host memory for buffers (rules A1 to A3 in `docs/unsafe.md`).
+//! Anonymous memory mappings: the `unsafe` code of host memory for buffers (rules A1 to A3 in
+//! `docs/unsafe.md`).
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong};
 use std::ptr;
@@ -8,8 +9,8 @@ use std::thread;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-/// Readable and writable addresses with their own memory. Its owner must call [`Region::unmap`]; otherwise it
-/// stays for ever.
+/// Readable and writable addresses with their own memory, which stays for ever unless [`Region::unmap`] is
+/// called.
 #[derive(Debug)]
 pub(crate) struct Region {
     start: usize,
@@ -31,7 +32,6 @@ pub(crate) type Progress<'a> = dyn Fn(usize) + Sync + 'a;
 
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes populated per call.
 const STEP_BYTES: usize = 8 << 20;
 
 /// `MPOL_PREFERRED`: from this node first, then from others.
@@ -43,7 +43,7 @@ const MASK_WORDS: usize = 16;
 impl Region {
     /// Memory comes with [`Region::populate`], or on first touch.
     pub(crate) fn map(options: &RegionOptions) -> Result<Self, String> {
-        // Huge pages need aligned addresses, so reserve some slack.
+        // Huge pages need aligned addresses.
         let slack = if options.bytes >= HUGE_PAGE { HUGE_PAGE - rustix::param::page_size() } else { 0 };
         let len = options.bytes.checked_add(slack).ok_or("it is more than there are addresses")?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -94,7 +94,7 @@ impl Region {
         unsafe { mm::madvise(ptr::with_exposed_provenance_mut(self.start), self.bytes, advice) }
     }
 
-    /// Whether the system prefers this node from now on.
+    /// Whether the system accepted the preference.
     fn prefer(&self, node: u32) -> bool {
         let mut mask = [0 as c_ulong; MASK_WORDS];
         let word_bits = c_ulong::BITS;
@@ -131,7 +131,7 @@ impl Region {
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Consecutive regions of these sizes. No other code knows it yet.
+    /// Consecutive regions. No other code knows this one yet.
     pub(crate) fn split(self, sizes: &[usize]) -> Vec<Self> {
         debug_assert_eq!(sizes.iter().sum::<usize>(), self.bytes, "no byte is lost");
         let mut start = self.start;

@@ -22,9 +22,8 @@ pub(super) struct Slab {
 #[derive(Debug, Clone)]
 enum Phase {
     Announced,
-    /// It begins at this address.
+    /// The start address.
     Ready(usize),
-    /// Why it could not be made.
     Failed(String),
 }
 
@@ -35,7 +34,6 @@ pub(super) struct SlabMemory {
     pub(super) device: Option<u64>,
 }
 
-/// The range of a buffer in a slab.
 #[derive(Debug, Clone)]
 pub(super) struct SlabRange {
     pub(super) slab: Arc<Slab>,
@@ -54,14 +52,13 @@ pub(super) struct Unused {
 #[derive(Debug)]
 struct SlabEntry {
     slab: Arc<Slab>,
-    /// Number of buffers in it.
     users: usize,
     used_bytes: u64,
     is_begun: bool,
-    /// Bytes not populated yet, while it is made.
+    /// While it is made.
     unpopulated_bytes: u64,
     made: Option<SlabMemory>,
-    /// Free once it is made. Not handed out before, since making it may fail.
+    /// Free once it is made; not assigned before, since making it may fail.
     free_later: Vec<(u64, u64)>,
 }
 
@@ -72,7 +69,6 @@ struct Free {
     pageable: FreeExtents,
 }
 
-/// All slabs.
 #[derive(Debug, Default)]
 pub(super) struct SlabTable {
     slabs: BTreeMap<SlabId, SlabEntry>,
@@ -82,7 +78,6 @@ pub(super) struct SlabTable {
     /// Of slabs that exist, are announced, or are being released.
     pub(super) held_bytes: u64,
     pub(super) releasing_bytes: u64,
-    /// Number of releases that have ended.
     pub(super) release_count: u64,
     /// Of buffers, as requested.
     pub(super) used_bytes: u64,
@@ -91,7 +86,7 @@ pub(super) struct SlabTable {
     pub(super) unmade_bytes: u64,
     /// Of slabs in the making, not populated yet.
     pub(super) unpopulated_bytes: u64,
-    /// May be allocated without checking the system's limits again.
+    /// Bytes that may be allocated without checking the system's limits again.
     pub(super) credit_bytes: u64,
     /// Page-locking failed halfway: unusable, and held until the device unregisters them.
     half_registered: Vec<Region>,
@@ -100,7 +95,6 @@ pub(super) struct SlabTable {
 }
 
 impl Slab {
-    /// Waits until it is made; returns its address, or why it failed.
     pub(super) fn wait(&self) -> Result<usize, String> {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -134,7 +128,7 @@ impl SlabTable {
         self.slabs.len()
     }
 
-    /// Free ranges for sizes, large ones first; `None` for sizes without one.
+    /// Serves large sizes first; `None` for sizes without a free range.
     pub(super) fn take_free(&mut self, sizes: &[u64], is_locked: bool) -> Vec<Option<SlabRange>> {
         let mut order: Vec<usize> = (0..sizes.len()).collect();
         order.sort_by_key(|nth| std::cmp::Reverse(sizes[*nth]));
@@ -269,7 +263,6 @@ impl SlabTable {
         }
     }
 
-    /// Bytes of slabs that are made and unused.
     pub(super) fn unused(&self) -> u64 {
         self.slabs.values().filter(|entry| entry.is_unused()).map(|entry| entry.slab.bytes).sum()
     }
@@ -279,7 +272,7 @@ impl SlabTable {
         self.slabs.values().filter(is_abandoned).map(|entry| Arc::clone(&entry.slab)).collect()
     }
 
-    /// Takes unused slabs, oldest first, until they total `bytes` or more.
+    /// Oldest first, until they total `bytes` or more.
     pub(super) fn take_unused(&mut self, bytes: u64) -> Vec<Unused> {
         let (mut ids, mut sum) = (Vec::new(), 0u64);
         for (id, entry) in self.slabs.iter().filter(|(_, entry)| entry.is_unused()) {
@@ -292,8 +285,7 @@ impl SlabTable {
         ids.into_iter().filter_map(|id| self.take_slab(id)).collect()
     }
 
-    /// Takes unused slabs, newest first, of at most `bytes` together, as long as more than the allowed surplus is
-    /// unused.
+    /// Newest first, at most `bytes` together, as long as more than the allowed surplus is unused.
     pub(super) fn take_surplus(&mut self, bytes: u64) -> Vec<Unused> {
         let (mut unused, mut left, mut ids) = (self.unused(), bytes, Vec::new());
         for (id, entry) in self.slabs.iter().rev().filter(|(_, entry)| entry.is_unused()) {
@@ -351,7 +343,6 @@ impl SlabTable {
         half_registered
     }
 
-    /// The slab at these addresses, and the offset in it.
     pub(super) fn at(&self, addr: usize, len: usize) -> Option<(&SlabMemory, usize)> {
         let (start, id) = self.by_addr.range(..=addr).next_back()?;
         let made = self.slabs.get(id)?.made.as_ref()?;

@@ -24,7 +24,7 @@ fn page() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// A mock machine that keeps accounts only. Its addresses must not be touched.
+/// Keeps accounts only; its addresses must not be touched.
 #[derive(Debug, Default)]
 struct Accounts {
     mapped: Mutex<BTreeMap<usize, usize>>,
@@ -32,7 +32,7 @@ struct Accounts {
     locked: Mutex<BTreeMap<usize, usize>>,
     next: AtomicU64,
     calls: AtomicU64,
-    /// The number, from 0, of the call that fails; `None` for no failure.
+    /// The number, from 0, of the call that fails.
     fails: Mutex<Option<u64>>,
     unlocks_nothing: AtomicBool,
     /// Every lock fails halfway: registered, but unusable.
@@ -46,7 +46,6 @@ struct Accounts {
     peak: AtomicU64,
 }
 
-/// An action that runs once.
 #[derive(Default)]
 struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
@@ -148,7 +147,6 @@ impl Backend for MockBackend {
     }
 }
 
-/// A folder that serves as a mock operating system.
 struct FakeSystem(tempfile::TempDir);
 
 impl FakeSystem {
@@ -231,7 +229,7 @@ fn what_is_held_is_what_was_asked_for() {
         (65 * GIB, 65 * GIB, 65 * GIB),
     ] {
         let files = FakeSystem::new();
-        // Threads that make slabs look for a surplus afterwards, possibly after the buffers are gone.
+        // Slab makers look for a surplus afterwards, possibly after the buffers are gone.
         let (arena, accounts) = mock_arena(Options { releases_surplus: false, ..options(&files, None) });
         let mut sizes = vec![chunk; usize::try_from(total / chunk).unwrap()];
         sizes.extend((total % chunk > 0).then_some(total % chunk));
@@ -518,7 +516,7 @@ fn waiters_are_notified_of_a_panic() {
     let info = arena.info();
     assert_eq!((info.held_bytes, info.used_bytes), (0, 0));
     accounts.panics.store(false, Ordering::Relaxed);
-    // The same for a panic while memory is released.
+    // The same while memory is released.
     drop(wait_for_all(arena.alloc_all(&[GIB; 3]).unwrap()));
     accounts.unlocking.set(|| panic!("as the test asks for"));
     assert_eq!(wait_for_all(arena.alloc_all(&[3 * GIB / 2; 2]).unwrap()).len(), 2);
@@ -542,7 +540,7 @@ fn the_first_buffer_is_there_before_memory_is_given_back() {
     drop(wait_for_all(last));
 }
 
-/// Memory counts as held until the device lets go of it. A caller that needs it waits and is not refused.
+/// Memory counts as held until the device lets go of it; a caller that needs it waits.
 #[test]
 fn what_is_being_given_back_is_held_until_it_has_gone() {
     let files = FakeSystem::new();

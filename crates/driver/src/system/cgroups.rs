@@ -1,8 +1,8 @@
 //! Limits of this process's control groups on host memory and GPU memory.
 //!
-//! A group's limit and those of its ancestors apply, so the lowest counts. Both versions are read, also side by
-//! side. In a container, the group's path is often that of the outer system. Missing folders are skipped, and the
-//! mounted root is the container's own group.
+//! A group's limit and those of its ancestors apply, so the lowest counts. Both versions are read, also side
+//! by side. In a container, the group's path is often the outer system's, and missing here. Then the mounted
+//! root is the container's own group.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -18,7 +18,7 @@ const MEMORY: &str = "/sys/fs/cgroup/memory";
 /// From here on, version 1 means no limit.
 const UNLIMITED_BYTES: u64 = 1 << 62;
 
-/// Prefixes of a device's own memory regions; other regions are host memory it may use. NVIDIA says `vidmem`, the
+/// Prefixes of a device's own memory regions; others are host memory it may use. NVIDIA says `vidmem`, the
 /// kernel's drivers `vram`.
 const OWN_MEMORY: [&str; 2] = ["vidmem", "vram"];
 
@@ -31,12 +31,12 @@ pub struct GroupMemory {
     pub high_bytes: Option<u64>,
     /// What is left below a limit. Cached files count as used.
     pub remaining_bytes: Option<u64>,
-    /// What is left below a limit, counting inactive file caches as free.
+    /// What is left, counting inactive file caches as free.
     pub available_bytes: Option<u64>,
 }
 
-/// GPU memory that control groups allow, by version 2's `dmem` controller. Each figure is the lowest of all
-/// groups, `None` where no group has it.
+/// GPU memory that control groups allow, by version 2's `dmem` controller. Figures are as for
+/// [`GroupMemory`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupDeviceMemory {
     /// The limit, above which allocations fail.
@@ -99,7 +99,7 @@ impl System {
         self.groups(MEMORY, |controllers| controllers.split(',').any(|controller| controller == "memory"))
     }
 
-    /// Lines of `/proc/self/cgroup` are numbered: `4:cpu,memory:/a/b`, or `0::/a/b` in version 2.
+    /// Lines of `/proc/self/cgroup`: `4:cpu,memory:/a/b`, or `0::/a/b` in version 2.
     fn groups(&self, mount: &str, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         let membership = self.text("/proc/self/cgroup").unwrap_or_default();
         let groups = membership.lines().filter_map(|line| {
@@ -111,7 +111,7 @@ impl System {
     }
 }
 
-/// The folders of a group and its ancestors; outside the mount (`/../a`), only the root.
+/// A group outside the mount (`/../a`) gives only the root.
 fn upwards(mount: &str, group: &str) -> Vec<PathBuf> {
     let group = Path::new(group.trim_start_matches('/'));
     let is_inside = group.components().all(|component| matches!(component, Component::Normal(_)));
@@ -134,7 +134,6 @@ fn lower(least: &mut Option<u64>, bytes: Option<u64>) {
     *least = least.iter().copied().chain(bytes).min();
 }
 
-/// File names and keys of one version.
 struct Files {
     limit: &'static str,
     used: &'static str,

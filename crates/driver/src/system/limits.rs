@@ -35,7 +35,7 @@ pub struct LockedMemory {
 }
 
 impl System {
-    /// Memory that this process may lock. A process with `CAP_IPC_LOCK` may lock more.
+    /// Memory that this process may lock, without `CAP_IPC_LOCK`.
     #[must_use]
     pub fn locked_memory(&self) -> LockedMemory {
         locked_memory(&self.text("/proc/self/limits").unwrap_or_default())

@@ -1,9 +1,8 @@
-//! What the operating system reports on this machine, its control groups and GPUs, and what the environment says
-//! on sharing a GPU.
+//! What the operating system reports on this machine, its control groups and GPUs, and what the environment
+//! says on sharing a GPU.
 //!
-//! [`System`] reads Linux's files below `/proc` and `/sys`, each time anew, since limits and free memory change.
-//! Nothing here fails: missing values are `None`, and unreadable lines are skipped. [`slices`] reads the
-//! environment, and reports unreadable limits with their text.
+//! [`System`] reads Linux's files below `/proc` and `/sys`, each time anew, since limits and free memory
+//! change. Nothing here fails: missing values are `None`, and unreadable lines are skipped.
 //!
 //! ```
 //! use poorwill_driver::system::System;
@@ -49,8 +48,8 @@ impl System {
         Self { root: root.into() }
     }
 
-    /// Memory available without swapping, in bytes: the lower of the system's figure and what the control groups
-    /// leave. `None` if both are unknown.
+    /// Memory available without swapping, in bytes: the lower of the system's figure and what the control
+    /// groups leave.
     #[must_use]
     pub fn available_bytes(&self) -> Option<u64> {
         self.memory().available_bytes.into_iter().chain(self.cgroup_memory().available_bytes).min()
@@ -72,7 +71,6 @@ impl System {
     }
 }
 
-/// A folder that serves as a mock operating system.
 #[cfg(test)]
 #[derive(Debug)]
 struct Fake {

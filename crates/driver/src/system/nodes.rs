@@ -17,7 +17,7 @@ pub struct NumaNodes {
 }
 
 impl System {
-    /// The nodes. `None` where the kernel does not report them.
+    /// The nodes; `None` where the kernel does not report them.
     #[must_use]
     pub fn numa_nodes(&self) -> Option<NumaNodes> {
         let list = |name| self.text(format!("/sys/devices/system/node/{name}")).map(|text| numbers(&text));

@@ -12,7 +12,7 @@ const GENERATIONS: [u64; 6] = [25, 50, 80, 160, 320, 640];
 
 const WIDTH_MAX: u64 = 32;
 
-/// Address of a device on the PCI bus. Prints as in `/sys`: `0000:4e:00.0`.
+/// Address of a PCI device. Prints as in `/sys`: `0000:4e:00.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PciAddress {
     domain: u32,
@@ -80,7 +80,7 @@ impl System {
     }
 }
 
-/// Links that are down or unknown report zero or impossible widths.
+/// Links that are down or unknown report impossible widths.
 fn link_width(text: &str) -> Option<u32> {
     let link_width: u64 = text.parse().ok()?;
     (1..=WIDTH_MAX).contains(&link_width).then(|| u32::try_from(link_width).ok())?
@@ -102,8 +102,8 @@ fn generation(speed: &str) -> Option<u32> {
 impl FromStr for PciAddress {
     type Err = InvalidPciAddress;
 
-    /// Reads `0000:4E:00.0` in any case, with a domain of up to eight digits, as NVIDIA writes it. The function
-    /// is optional.
+    /// Reads `0000:4E:00.0` in any case, with a domain of up to eight digits, as NVIDIA writes it. The
+    /// function is optional.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         parse(text).ok_or_else(|| InvalidPciAddress { text: text.to_owned() })
     }

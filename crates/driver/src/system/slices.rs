@@ -1,13 +1,12 @@
 //! Limits on this process's share of a GPU, from environment variables.
 //!
-//! These are hints, not proof: what enforces them may be missing. An unreadable limit is reported with its text,
-//! never skipped. Texts are escaped and truncated for terminals. Variables are read through a function, so
-//! callers choose the environment.
+//! These are hints, not proof: what enforces them may be missing. An unreadable limit is reported with its
+//! text, never skipped. Texts are escaped and truncated for terminals.
 //!
 //! - **HAMi** loads a library in front of the driver's. It reads `CUDA_DEVICE_MEMORY_LIMIT_0`, …, and
 //!   `CUDA_DEVICE_MEMORY_LIMIT` for other GPUs.
-//! - **MPS**, NVIDIA's service for sharing a GPU, reads `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`. Its daemon may have a
-//!   lower limit, which no client can query. CUDA's free memory follows from both.
+//! - **MPS**, NVIDIA's service for sharing a GPU, reads `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`. Its daemon may
+//!   have a lower limit, which no client can query, though CUDA's free memory shows it.
 //! - **MIG** instances are named in `CUDA_VISIBLE_DEVICES` and `NVIDIA_VISIBLE_DEVICES`.
 
 use std::ffi::OsString;
@@ -22,7 +21,6 @@ pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 /// HAMi's limit: of one GPU with the suffix `_<ordinal>`, of the others without.
 const HAMI_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 
-/// The library that HAMi loads.
 const HAMI_LIBRARY: &str = "libvgpu.so";
 
 const MPS_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
@@ -35,10 +33,10 @@ const MPS_FOLDER_DEFAULT: &str = "/tmp/nvidia-mps";
 /// Variables of the driver and of the container toolkit.
 const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 
-/// A limit on a GPU's memory in a variable.
+/// A limit on a GPU's memory, from an environment variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnvLimit {
-    /// The variable.
+    /// Its name.
     pub variable: String,
     /// The part of its value on this GPU, for people: escaped, and at most 128 characters.
     pub text: String,
@@ -64,8 +62,8 @@ pub struct MigHint {
     pub instance: String,
 }
 
-/// HAMi's limit for the GPU with this number, read as HAMi reads it. An empty or zero limit of the GPU defers to
-/// the general one. `None` where neither is set.
+/// HAMi's limit for the GPU with this number, read as HAMi reads it. An empty or zero limit of the GPU defers
+/// to the general one.
 #[must_use]
 pub fn hami_limit(lookup: Lookup<'_>, ordinal: u32) -> Option<EnvLimit> {
     let own = hami_limit_in(lookup, format!("{HAMI_LIMIT}_{ordinal}"));
@@ -74,8 +72,8 @@ pub fn hami_limit(lookup: Lookup<'_>, ordinal: u32) -> Option<EnvLimit> {
     general.or(own)
 }
 
-/// MPS's limit for this GPU: the lowest of those that name its number or the start of its UUID. `None` where none
-/// does. Malformed text is reported for every GPU.
+/// MPS's limit for this GPU: the lowest of those that name its number or the start of its UUID. Malformed
+/// text is reported for every GPU.
 #[must_use]
 pub fn mps_limit(lookup: Lookup<'_>, gpu: GpuName<'_>) -> Option<EnvLimit> {
     let text = variable(lookup, MPS_LIMIT)?;
@@ -126,8 +124,8 @@ impl System {
         })
     }
 
-    /// Whether an MPS daemon seems to serve this process: its control pipe exists. A dead daemon may have left
-    /// it.
+    /// Whether an MPS daemon seems to serve this process: its control pipe exists, though a dead daemon may
+    /// have left it.
     #[must_use]
     pub fn has_mps(&self, lookup: Lookup<'_>) -> bool {
         let folder = variable(lookup, MPS_FOLDER).unwrap_or_else(|| MPS_FOLDER_DEFAULT.into());
@@ -140,8 +138,7 @@ fn hami_limit_in(lookup: Lookup<'_>, name: String) -> Option<EnvLimit> {
     Some(EnvLimit { variable: name, text: shown(&text), bytes: hami_bytes(&text) })
 }
 
-/// Digits with an optional suffix `k`, `m` or `g`. HAMi itself reads `8GiB` as eight bytes, which is never
-/// intended.
+/// HAMi itself reads `8GiB` as eight bytes, which is never intended.
 fn hami_bytes(text: &str) -> Result<Option<u64>, String> {
     let digits = text.trim_end_matches(|letter: char| "kKmMgG".contains(letter));
     // HAMi reads a leading zero as octal.
@@ -155,8 +152,8 @@ fn hami_bytes(text: &str) -> Result<Option<u64>, String> {
     Ok((bytes > 0).then_some(bytes))
 }
 
-/// Digits with a suffix `M`, `MB`, `G` or `GB`, in powers of 1024. Measured: with limits of `1G`, `2G` and `4G`,
-/// CUDA reports 2^30, 2^31 and 2^32 bytes free, less 24 MB each.
+/// Powers of 1024. Measured: with limits of `1G`, `2G` and `4G`, CUDA reports 2^30, 2^31 and 2^32 bytes free,
+/// less 24 MB each.
 fn mps_bytes(text: &str) -> Result<u64, String> {
     let refuse =
         || format!("`{}` is no limit to MPS; it is a whole number with M or G, like 512M", shown(text));
@@ -171,7 +168,6 @@ fn mps_bytes(text: &str) -> Result<u64, String> {
     bytes.filter(|bytes| *bytes > 0).ok_or_else(refuse)
 }
 
-/// A number, or a prefix like that of a UUID.
 fn is_device(text: &str) -> bool {
     is_number(text) || ["GPU-", "MIG-"].into_iter().any(|kind| starts_with(text, kind))
 }
@@ -198,10 +194,8 @@ fn variable(lookup: Lookup<'_>, name: &str) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// Longest text to report, in characters.
 const SHOWN_MAX: usize = 128;
 
-/// On one line, without control characters.
 fn shown(text: &str) -> String {
     let mut shown = String::new();
     for c in text.chars().take(SHOWN_MAX) {

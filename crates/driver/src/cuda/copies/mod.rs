@@ -1,7 +1,7 @@
 //! Copies to the device by a kernel that reads page-locked host memory, without a copy engine.
 //!
-//! Opening the device loads and tests the kernel. If the driver refuses it, it copies wrongly, or it cannot read
-//! the memory, the copy engines are used and the reason is kept.
+//! Opening the device loads and tests the kernel. If it cannot be used, the copy engines copy, and the
+//! reason is kept.
 
 use std::sync::Arc;
 
@@ -17,13 +17,12 @@ use crate::ledger::Result;
 /// PTX of the kernel `poorwill_copy(u64 to, u64 from, u64 bytes)`. Its header states its requirements.
 pub const COPY_PTX: &str = include_str!("kernel.ptx");
 
-/// It copies multiples of this size.
+/// The kernel copies multiples of this size.
 pub const COPY_PAGE_BYTES: usize = 4096;
 
 /// Required alignment of addresses.
 const ALIGNMENT: u64 = 16;
 
-/// Threads of a block, as the kernel requires.
 const THREADS: u32 = 512;
 
 /// Most blocks: enough to saturate the link, and few enough to leave most of the GPU to others.
@@ -32,7 +31,7 @@ const BLOCKS_MAX: u32 = 32;
 /// Pages that one block copies at a time.
 const BLOCK_PAGES: usize = THREADS as usize / 32;
 
-/// Pages of the test sample: enough for one block and part of another.
+/// Enough for one block and part of another.
 const SAMPLE_PAGES: usize = BLOCK_PAGES + 3;
 
 /// The caller of [`CopyKernel::copy`] keeps it until the stream has passed the copy.
@@ -58,7 +57,7 @@ impl CopyKernel {
         }
     }
 
-    /// Copies a sample between two ranges of host memory. The driver may load the kernel only here.
+    /// The driver may load the kernel only here.
     fn is_correct(&self, context: &Arc<Context>, slots: &Arc<PinnedSlots>) -> Result<bool> {
         let len = SAMPLE_PAGES * COPY_PAGE_BYTES;
         // Any bytes will do, as long as all words differ.
@@ -79,8 +78,8 @@ impl CopyKernel {
         Ok(from.values(0, count).eq(to.values(0, count)))
     }
 
-    /// Queues a copy; `false`, with nothing queued, if the kernel cannot make this one. The context is entered.
-    /// The caller keeps the memory and the kernel until the stream has passed the copy.
+    /// Returns `false`, with nothing queued, if the kernel cannot make this copy. The context is entered. The
+    /// caller keeps the memory and the kernel until the stream has passed the copy.
     pub(super) fn copy(
         &self,
         stream: &Stream,

@@ -1,8 +1,7 @@
 //! Digests on the host, where there is no kernel: of device memory, in stream order, and of saved bytes.
 //!
-//! Bytes pass in blocks through one staging buffer per stream: a copy, a host function that hashes the block, the
-//! next copy. Stream order keeps them apart, so one buffer serves any number of queued digests, and later work
-//! waits for them.
+//! Bytes pass in blocks through one staging buffer per stream: a copy, a host function that hashes the block,
+//! the next copy. Stream order keeps them apart, so one buffer serves any number of queued digests.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -18,10 +17,8 @@ use super::super::staging::{self, BLOCK_BYTES, Queued, Staging};
 use super::super::stream::Stream;
 use crate::ledger::Result;
 
-/// Most threads that hash one block.
 const HASHERS_MAX: usize = 4;
 
-/// Filled in as they are computed.
 #[derive(Debug)]
 pub(in crate::cuda) struct Digests {
     found: Mutex<Vec<Option<Digest>>>,
@@ -44,8 +41,8 @@ impl Digests {
         found.into_iter().collect::<Option<Vec<_>>>().ok_or_else(lost)
     }
 
-    /// The context is entered. The caller keeps `self` and what is put into `queued` until the stream has passed:
-    /// where a job ends, the driver may not be called.
+    /// The context is entered. The caller keeps `self` and `queued` until the stream has passed: where a job
+    /// ends, the driver may not be called.
     pub(in crate::cuda) fn queue(
         self: &Arc<Self>,
         context: &Arc<Context>,
@@ -69,8 +66,8 @@ impl Digests {
             let job = HostJob::new(Box::new(move || digests.hash(first, &staged, len)));
             let kept = (Arc::clone(&job), Arc::clone(&staging));
             queued.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
-            // SAFETY: C3 and C5: the staging buffer is large enough, and lives as long as what was just queued.
-            // It is written and read in the order of this stream only.
+            // SAFETY: C3 and C5: the staging buffer is large enough, and lives as long as what was just
+            // queued. It is written and read in the order of this stream only.
             let copied =
                 unsafe { (context.api().memcpy_dtoh_async)(to, range.addr + done_bytes, len, stream.raw()) };
             context.api().check(copied)?;
@@ -96,7 +93,6 @@ pub(in crate::cuda) fn of_stored(granules: &[&[u8]]) -> Vec<Digest> {
     found.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Uses more threads for larger totals.
 fn hash(granules: &[&[u8]], found: impl Fn(usize, Digest) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {

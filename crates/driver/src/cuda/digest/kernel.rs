@@ -14,7 +14,7 @@ use super::super::stream::Stream;
 use crate::ledger::{Result, invalid};
 
 /// PTX of the kernel `poorwill_digest(u64 granules, u64 digests, u32 leaves)`: digests of granules, by their
-/// addresses. `poorwill_digest_host` is the same for granules in host memory. The header states its requirements.
+/// addresses. `poorwill_digest_host` is the same for host memory. The header states the requirements.
 pub const DIGEST_PTX: &str = include_str!("kernel.ptx");
 
 /// Fewest leaves of a granule that the kernel supports.
@@ -26,7 +26,6 @@ pub const DIGEST_LEAVES_MAX: u64 = 2048;
 /// Required alignment of a granule's address.
 pub(super) const ALIGNMENT: u64 = 16;
 
-/// Leaves of the test sample.
 const SAMPLE_LEAVES: u32 = 16;
 
 #[derive(Debug, Clone, Copy)]
@@ -49,11 +48,10 @@ pub(super) struct DigestKernel {
     leaves: u32,
 }
 
-/// Digests in flight. The code that queues it keeps it until the stream has passed it.
+/// The code that queues it keeps it until the stream has passed it.
 #[derive(Debug)]
 pub(in crate::cuda) struct DigestJob {
     kernel: Arc<DigestKernel>,
-    /// The addresses of the granules, then their digests.
     slot: Option<PinnedSlot>,
     count: usize,
     memory: Memory,
@@ -61,9 +59,9 @@ pub(in crate::cuda) struct DigestJob {
 
 impl Memory {
     fn entry(self, module: &Module) -> DriverResult<Entry> {
-        // What the entries expect. For device memory few: most blocks of a multiprocessor read while a warp of
-        // one computes a root. For host memory many: even a lone block, for one changed granule, has enough loads
-        // in flight.
+        // What the entries expect. Device memory needs few: most blocks of a multiprocessor read while a warp
+        // of one computes a root. Host memory needs many: even a lone block, for one changed granule, has
+        // enough loads in flight.
         let (name, threads) = match self {
             Self::Device => ("poorwill_digest", 64),
             Self::Host => ("poorwill_digest_host", 512),
@@ -102,7 +100,7 @@ impl DigestKernel {
         }
     }
 
-    /// Digests a sample in host memory with both entries. The driver may load the kernel only here.
+    /// The driver may load the kernel only here.
     fn is_correct(&self, context: &Arc<Context>) -> Result<bool> {
         // Any bytes will do, as long as all words differ.
         let len = SAMPLE_LEAVES as usize * LEAF_BYTES;
@@ -158,7 +156,7 @@ impl DigestKernel {
 }
 
 impl DigestJob {
-    /// `None` where no slot can be allocated. The kernel can read the addresses, all in the same memory.
+    /// `None` where no slot can be allocated. The kernel can read the granules, all in the same memory.
     pub(super) fn new(kernel: &Arc<DigestKernel>, memory: Memory, granules: &[CuDeviceptr]) -> Option<Self> {
         let slot = if granules.is_empty() { None } else { Some(kernel.slot(granules).ok()?) };
         Some(Self { kernel: Arc::clone(kernel), slot, count: granules.len(), memory })

@@ -1,7 +1,7 @@
 //! Digests: by a kernel where possible, otherwise on the host.
 //!
-//! Opening the device loads the kernel and tests both its entries. If the driver refuses it, it computes other
-//! digests, or it does not support the granule, the host computes them and the reason is kept.
+//! Opening the device loads the kernel and tests both its entries. If it cannot be used, the host computes
+//! digests and the reason is kept.
 
 mod host;
 mod kernel;
@@ -43,14 +43,14 @@ impl Digester {
         self.kernel.as_ref().map(drop).map_err(String::as_str)
     }
 
-    /// The kernel's work for whole granules on the device, if possible.
+    /// `None` where the kernel cannot do it.
     pub(super) fn of_device(&self, ranges: &[DeviceRange]) -> Option<DigestJob> {
         let kernel = self.kernel.as_ref().ok()?;
         let granules = ranges.iter().flat_map(|range| self.granules(range.addr, range.bytes));
         DigestJob::new(kernel, Memory::Device, &granules.collect::<Vec<_>>())
     }
 
-    /// The same for the stored parts of a copy: the buffer must be page-locked and its granules aligned.
+    /// The same for saved parts: the buffer must be page-locked and its granules aligned.
     pub(super) fn of_stored(
         &self,
         context: &Context,

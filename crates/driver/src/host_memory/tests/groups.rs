@@ -9,7 +9,6 @@ fn made(pending: Vec<BufferMade>) -> Vec<DriverResult<(HostBuffer, Option<String
     pending.into_iter().map(Pending::wait).collect()
 }
 
-/// What the arena and the machine report as held.
 fn held(arena: &Arc<HostArena>, accounts: &Accounts) -> [u64; 4] {
     let info = arena.info();
     [info.held_bytes, info.used_bytes, accounts.mapped_bytes(), accounts.locked_bytes()]
@@ -107,7 +106,7 @@ fn nothing_stays_of_dropped_requests() {
         arena.trim();
         assert_eq!((arena.info().held_bytes, arena.info().used_bytes), (0, 0));
         assert!(accounts.populated.lock().unwrap().is_empty(), "addresses are left at most");
-        // The addresses go once the threads that were to make them have seen that they are not wanted.
+        // The addresses go once the makers have seen that they are not wanted.
         arena.close();
         assert_eq!(held(&arena, &accounts), [0; 4]);
     }

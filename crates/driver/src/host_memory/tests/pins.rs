@@ -2,7 +2,6 @@
 
 use super::*;
 
-/// The outcome of a request, and why it is not page-locked.
 fn alloc(
     arena: &Arc<HostArena>,
     bytes: u64,
