@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -39,8 +40,15 @@ def test_snippets_compile_and_import_what_is_there(place: str, code: str) -> Non
             module = importlib.import_module(node.module)
             for alias in node.names:
                 assert hasattr(module, alias.name), f"{place}: {node.module} has no {alias.name}"
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "poorwill":
-            assert hasattr(importlib.import_module("poorwill"), node.attr), f"{place}: no poorwill.{node.attr}"
+        if is_attribute_of_ours(node):
+            module = importlib.import_module("poorwill")
+            assert hasattr(module, node.attr), f"{place}: poorwill has no {node.attr}"
+
+
+def is_attribute_of_ours(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return (
+        isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "poorwill"
+    )
 
 
 def needs_others(module: str) -> bool:
