@@ -12,13 +12,13 @@ use crate::policy::{Refusal, StageName};
 pub struct Snapshot {
     /// Seconds since the service began.
     pub uptime_s: f64,
-    /// Whether it is ending.
+    /// Whether the service is ending.
     pub is_ending: bool,
-    /// The models, in the order of the configuration.
+    /// In the order of the configuration.
     pub models: Vec<ModelNow>,
-    /// The GPUs of these models.
+    /// Those of the models.
     pub gpus: Vec<GpuNow>,
-    /// The last swaps, newest first.
+    /// Newest first.
     pub swaps: Vec<Swap>,
 }
 
@@ -49,9 +49,9 @@ pub struct ModelNow {
     pub queued: usize,
     /// Running requests.
     pub running: usize,
-    /// Requests admitted since the service began.
+    /// Since the service began.
     pub admitted: u64,
-    /// Requests refused since the service began.
+    /// Since the service began.
     pub refused: u64,
     /// What a sleep releases on each of its GPUs, once measured.
     pub held_bytes: Option<Vec<u64>>,
@@ -87,7 +87,7 @@ pub struct Swap {
     pub model: String,
     /// How the model became ready.
     pub path: SwapPath,
-    /// Its duration in seconds.
+    /// Its duration.
     pub total_s: f64,
     /// The stages in order, with seconds.
     pub phases: Vec<(StageName, f64)>,
@@ -147,9 +147,9 @@ pub struct ServiceEvent {
 pub enum EventKind {
     /// It entered a stage.
     Stage {
-        /// The stage before.
+        /// The old stage.
         before: StageName,
-        /// Seconds in the stage before.
+        /// Seconds in the old stage.
         before_s: f64,
         /// The new stage.
         stage: StageName,
