@@ -51,7 +51,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// `env:NAME` or `file:PATH`.
+/// The source is `env:NAME` or `file:PATH`.
 pub(super) fn from_source(source: &str) -> Result<String, String> {
     if let Some(name) = source.strip_prefix("env:") {
         return std::env::var(name).map_err(|error| format!("the environment variable {name}: {error}"));

@@ -41,13 +41,13 @@ pub struct Config {
 pub struct Front {
     /// The address to listen on.
     pub listen: SocketAddr,
-    /// Without keys, every client on this machine is accepted.
+    /// Accepted API keys. Without keys, every client on this machine is accepted.
     pub keys: Vec<Key>,
     /// Longest request body.
     pub body_max_bytes: u64,
     /// Longest request head.
     pub head_max_bytes: u64,
-    /// Including requests that wait.
+    /// Most requests at a time, including those that wait.
     pub requests_max: usize,
     /// Interval of keep-alive comments to clients that wait for a stream.
     pub keep_alive: Option<Duration>,
@@ -112,16 +112,16 @@ pub enum EngineKind {
 pub struct Start {
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// In addition to those of this process.
+    /// Variables in addition to those of this process.
     pub environment: BTreeMap<String, String>,
     /// The working directory; this process's if absent.
     pub folder: Option<PathBuf>,
-    /// For its output, which is otherwise only in memory.
+    /// The file for its output, which is otherwise only in memory.
     pub log: Option<PathBuf>,
 }
 
 impl fmt::Debug for Start {
-    /// Environment variables may be secrets: omits their values.
+    /// Omits the values of environment variables, which may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&String> = self.environment.keys().collect();
         f.debug_struct("Start")
@@ -174,7 +174,6 @@ impl Config {
     /// Reads a file.
     ///
     /// # Errors
-    ///
     /// What is wrong first; see [`ConfigError`].
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path)
@@ -185,7 +184,6 @@ impl Config {
     /// Parses a file. `secret` resolves the source of a key: `env:NAME` or `file:PATH`.
     ///
     /// # Errors
-    ///
     /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
         let file: File = toml::from_str(text).map_err(|error| values::explained(text, &error))?;

@@ -19,11 +19,11 @@ const WAIT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 #[derive(Debug, Clone, Default)]
 pub(super) struct KeySources(pub(super) Vec<String>);
 
-/// `90s`, `1m 30s` or `250ms`.
+/// Such as `90s`, `1m 30s` or `250ms`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait(pub(super) Duration);
 
-/// `40GiB`, or a number of bytes.
+/// Such as `40GiB`, or a number of bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size(pub(super) u64);
 
@@ -108,7 +108,7 @@ pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
     ConfigError::Syntax { text: message }
 }
 
-/// If one is similar enough.
+/// `None` if no key is similar enough.
 fn nearest<'a>(wrong: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = (wrong.chars().count() / LETTERS_EACH).max(1);
     let is_part = |one: &str| one.starts_with(wrong) || wrong.starts_with(one);

@@ -6,7 +6,7 @@ use super::EngineError;
 use super::http::Http;
 use crate::config::Canary;
 
-/// With the name of its model.
+/// A canary, with the name of its model.
 #[derive(Debug)]
 pub(super) struct Prompt {
     served_as: String,

@@ -126,7 +126,6 @@ impl Reply {
         parsed.map(Some).map_err(|error| self.unexpected(&format!("its answer is no JSON: {error}")))
     }
 
-    /// The answer is not as expected.
     pub(super) fn unexpected(&self, reason: &str) -> EngineError {
         EngineError::Unexpected { request_line: self.request_line.clone(), reason: reason.to_owned() }
     }
@@ -154,7 +153,7 @@ fn reason_of(error: &legacy::Error) -> String {
     message_of(error)
 }
 
-/// Without repetitions.
+/// The causes, without repetitions.
 fn message_of(error: &(dyn Error + 'static)) -> String {
     let mut messages: Vec<String> = Vec::new();
     for text in transport::causes(error).map(ToString::to_string) {

@@ -25,7 +25,7 @@ pub type EngineFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError
 
 /// An engine.
 pub trait Engine: fmt::Debug + Send + Sync {
-    /// The state that the engine reports. [`EngineState::Gone`] if no connection is possible.
+    /// The reported state; [`EngineState::Gone`] if no connection is possible. An unknown answer is an error.
     fn probe(&self) -> EngineFuture<'_, EngineState>;
 
     /// Sleeps at the model's level, until the engine reports completion.

@@ -35,7 +35,7 @@ use crate::policy::EngineState;
 
 const MOVING: &str = "poorwill:moving:";
 const ASLEEP: &str = "poorwill:asleep:";
-/// Of `/flush_cache` while requests run.
+/// The status of `/flush_cache` while requests run.
 const BUSY: u16 = 400;
 /// Between two flushes.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -49,7 +49,7 @@ pub(super) struct Sglang {
     prompt: Prompt,
 }
 
-/// With the original text.
+/// The state in a weight version, with the original text.
 #[derive(Debug, PartialEq, Eq)]
 enum Mark {
     Awake(String),
@@ -57,7 +57,7 @@ enum Mark {
     Asleep(String),
 }
 
-/// `/model_info`.
+/// The answer of `/model_info`.
 #[derive(Debug)]
 struct Info {
     mark: Mark,

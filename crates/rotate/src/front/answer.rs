@@ -28,7 +28,7 @@ pub(super) struct Broken;
 
 /// Completes after the client has disconnected.
 pub(super) type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
-/// An engine's events, or a final error event.
+/// Resolves to an engine's events, or to a final error event.
 pub(super) type Upcoming = Pin<Box<dyn Future<Output = Result<(Forwarded, Duration), Ending>> + Send>>;
 
 /// A stream that ended before it began.
@@ -46,7 +46,7 @@ pub(super) struct AnswerBody {
 }
 
 pub(super) enum Flow {
-    /// Until they are sent.
+    /// Own bytes, until they are sent.
     Whole(Option<Bytes>),
     Forwarded(Forwarded),
     Waiting(Waiting),
@@ -75,7 +75,7 @@ pub(super) struct Waiting {
     next: Pin<Box<Sleep>>,
 }
 
-/// Of an event stream.
+/// The last bytes of an event stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tail([u8; 4]);
 

@@ -155,7 +155,7 @@ impl Proxy {
     }
 }
 
-/// Before its admission.
+/// A request before its admission.
 struct Job {
     proxy: Arc<Proxy>,
     route: Arc<Route>,
@@ -281,7 +281,7 @@ fn json_of(bytes: Bytes) -> Response<Flow> {
     response
 }
 
-/// Before the model's name, the name, and after it.
+/// A body: before the model's name, the name, and after it.
 #[derive(Debug)]
 pub(super) struct Segments {
     segments: [Bytes; 3],

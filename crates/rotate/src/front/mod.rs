@@ -54,7 +54,7 @@ pub trait Backend: Send + Sync + 'static {
     /// The model with this name or alias.
     fn route(&self, name: &str) -> Option<Route>;
 
-    /// In the order of the configuration.
+    /// All models, in the order of the configuration.
     fn listed(&self) -> Vec<Listed>;
 
     /// Waits until a request may go to its engine. Dropping the future withdraws the request.
@@ -63,7 +63,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Reports an engine that may be gone, since it refused or broke a connection.
     fn suspect(&self, model: ModelId);
 
-    /// As currently configured.
+    /// The current limits and keys.
     fn front(&self) -> Arc<config::Front>;
 }
 
@@ -93,7 +93,7 @@ pub struct Listed {
     pub stage: StageName,
 }
 
-/// For silent clients and engines.
+/// Timeouts for silent clients and engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
     /// For a request head. Also closes idle connections.
@@ -102,8 +102,8 @@ pub struct Timeouts {
     pub body: Duration,
     /// For connecting to an engine.
     pub connect: Duration,
-    /// How long idle connections to engines are kept. vLLM and SGLang close them after 5 seconds. Shorter, so that no
-    /// request meets a connection that is being closed.
+    /// How long idle connections to engines are kept. vLLM and SGLang close them after 5 seconds, so this
+    /// is shorter.
     pub idle: Duration,
     /// For a client to read the end of an answer that had to end.
     pub reader: Duration,

@@ -20,7 +20,6 @@ pub(super) enum About {
     Health,
     /// The list of models.
     Models,
-    /// Of the list.
     Model(String),
     Engine(PathAndQuery),
 }
@@ -179,7 +178,7 @@ pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> 
     Ok(more.map_or(first, BytesMut::freeze))
 }
 
-/// Including those named by `Connection`.
+/// Also drops headers that `Connection` names.
 pub(super) fn drop_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

@@ -6,11 +6,11 @@ use super::rules::{Gpu, ModelId};
 use super::stage::StageName;
 use super::time::Time;
 
-/// A number that the service gives.
+/// A request, by the service's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// A number that the policy gives.
+/// A task, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub(super) u64);
 
@@ -51,7 +51,7 @@ pub enum Input {
     Shutdown,
 }
 
-/// Of a task.
+/// The result of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`] and [`Task::Wake`].
@@ -68,7 +68,7 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// As the engine reports it.
+/// The state that an engine reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineState {
     /// No engine runs.

@@ -315,7 +315,7 @@ impl Policy {
         }
     }
 
-    /// A sleep beside a dead engine must not be credited with the memory that this engine released.
+    /// Memory that a dead engine released must not count for a sleep beside it.
     fn discount(&mut self, id: usize) {
         let Some(left) = self.models[id].freed_by_end() else { return };
         let gpus = self.models[id].rules.gpus.clone();

@@ -259,7 +259,7 @@ impl ModelState {
         }
     }
 
-    /// As far as known.
+    /// What a sleep has to release, as far as known.
     pub(super) fn expected_release(&self) -> Option<Vec<u64>> {
         let half = || Some(self.held.as_ref()?.iter().map(|bytes| bytes / 2).collect());
         self.min_release.clone().or_else(half).or_else(|| self.frees())

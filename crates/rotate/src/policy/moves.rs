@@ -14,7 +14,7 @@ pub(super) const NO_MEMORY: &str = "its GPUs have too little free memory";
 /// Attempts of a step without side effects.
 const TRIES: u32 = 2;
 
-/// Between two measurements of the same memory.
+/// Tolerance between two measurements of the same memory.
 const STEADY_BYTES: u64 = 32 << 20;
 
 /// Shortest timeout or pause, so that no step repeats without time passing.

@@ -44,7 +44,7 @@ pub enum StageName {
 }
 
 impl StageName {
-    /// In the order of the documentation.
+    /// Every stage, in the order of the documentation.
     pub const ALL: [Self; 17] = [
         Self::Unknown,
         Self::Cold,

@@ -169,7 +169,6 @@ impl Service {
     /// Starts to rotate the models of a configuration. Engines that run already are probed and measured.
     ///
     /// # Errors
-    ///
     /// See [`ServiceError`].
     pub fn start(config: Config, meter: Arc<dyn Meter>) -> Result<Self, ServiceError> {
         Self::start_with(config, meter, &engine::engine_of)
@@ -178,7 +177,6 @@ impl Service {
     /// As [`start`](Self::start), with engines from `connect`.
     ///
     /// # Errors
-    ///
     /// As [`start`](Self::start).
     pub fn start_with(
         config: Config,
@@ -361,7 +359,6 @@ impl Service {
     /// change, and models can be added or removed. Removed models sleep as soon as they are idle.
     ///
     /// # Errors
-    ///
     /// See [`ServiceError`]; nothing has changed then.
     pub async fn reload(&self, config: Config) -> Result<(), ServiceError> {
         self.reload_with(config, Arc::new(engine::engine_of)).await
@@ -370,7 +367,6 @@ impl Service {
     /// As [`reload`](Self::reload), with engines from `connect`.
     ///
     /// # Errors
-    ///
     /// As [`reload`](Self::reload).
     pub async fn reload_with(&self, config: Config, connect: Arc<Connect>) -> Result<(), ServiceError> {
         let _one_at_a_time = self.0.reloading.lock().await;

@@ -18,7 +18,7 @@ pub struct Snapshot {
     pub models: Vec<ModelNow>,
     /// Those of the models.
     pub gpus: Vec<GpuNow>,
-    /// Newest first.
+    /// The last swaps, newest first.
     pub swaps: Vec<Swap>,
 }
 
@@ -49,9 +49,9 @@ pub struct ModelNow {
     pub queued: usize,
     /// Running requests.
     pub running: usize,
-    /// Since the service began.
+    /// Requests admitted since the service began.
     pub admitted: u64,
-    /// Since the service began.
+    /// Requests refused since the service began.
     pub refused: u64,
     /// What a sleep releases on each of its GPUs, once measured.
     pub held_bytes: Option<Vec<u64>>,

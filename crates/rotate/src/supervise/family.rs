@@ -31,7 +31,7 @@ pub(super) struct Members {
 }
 
 impl Family {
-    /// Of a process that ran at `now`.
+    /// For a process that ran at `now`.
     pub(super) fn of(leader: Identity, now: Instant) -> Self {
         Self { leader, known: BTreeMap::from([(leader.pid, leader.started_ticks)]), group_seen: now }
     }

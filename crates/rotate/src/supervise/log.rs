@@ -14,7 +14,6 @@ use super::SuperviseError;
 const LINES_MAX: usize = 1000;
 /// Longer lines are cut.
 const LINE_MAX_BYTES: usize = 4096;
-/// For each read.
 const BUFFER_BYTES: usize = 8192;
 
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@
 //!
 //! - [`stop`](Supervisor::stop) returns when no process of the engine holds anything, including orphans. Only processes
 //!   that were seen to belong to the engine are signalled, so a reused process id is safe.
-//! - With a state folder, an engine outlives the service, and the next service adopts it.
+//! - With a state folder, an engine outlives the service, however that ends, and the next service adopts it.
 //! - Dropping a supervisor stops nothing.
 //! - Starts and stops run one after the other, and continue if the caller gives up.
 //!
@@ -48,7 +48,6 @@ impl Supervisor {
     /// Reads files, so call it while the service starts.
     ///
     /// # Errors
-    ///
     /// If the record cannot be read, or `/proc` is missing.
     pub fn new(model: &str, start: Start, state: Option<&Path>) -> Result<Self, SuperviseError> {
         let shared = Shared::open(model, start, state)?;
@@ -58,7 +57,6 @@ impl Supervisor {
     /// Starts the command, and returns as soon as the process exists.
     ///
     /// # Errors
-    ///
     /// If the engine runs, if processes of an earlier one are left, or if it cannot be started, logged or recorded.
     /// Then nothing runs.
     pub async fn start(&self) -> Result<(), SuperviseError> {
@@ -68,7 +66,6 @@ impl Supervisor {
     /// Sends `SIGTERM` to all processes, and `SIGKILL` after `grace`. Returns when all are gone, at once if none runs.
     ///
     /// # Errors
-    ///
     /// If a process cannot be ended.
     pub async fn stop(&self, grace: Duration) -> Result<(), SuperviseError> {
         self.in_turn(move |shared| shared.halt(grace)).await

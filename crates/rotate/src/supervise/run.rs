@@ -221,6 +221,7 @@ impl Shared {
             }
         });
         keeper.map_err(|error| resource_error("start a thread", &error))?;
+        // Sending fails only if the keeper has panicked.
         Ok(move |leader, child| drop(give.send((leader, child))))
     }
 

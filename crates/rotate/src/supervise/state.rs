@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::SuperviseError;
 use super::proc::{self, Identity};
 
-/// Identifies an engine that has just started.
+/// The environment variable that identifies an engine that has just started.
 pub(super) const MARK: &str = "POORWILL_ENGINE";
 
 /// Longest model name to use unchanged.
