@@ -83,13 +83,11 @@ pub(crate) fn request(
     }
 }
 
-/// A body, as far as it was read.
 #[derive(Debug)]
 pub(crate) struct ReadBody {
     pub(crate) bytes: Vec<u8>,
     /// Whether the body was longer.
     pub(crate) is_cut: bool,
-    /// The error that ended it.
     pub(crate) broke: Option<hyper::Error>,
 }
 
@@ -117,7 +115,7 @@ pub(crate) fn is_late(error: &legacy::Error) -> bool {
     error.is_connect() && io_kinds(error).any(|kind| kind == io::ErrorKind::TimedOut)
 }
 
-/// Whether the remote side is to blame; false for causes on this machine.
+/// False for causes on this machine.
 pub(crate) fn is_unreachable(error: &legacy::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
     let is_away = |kind| matches!(kind, ConnectionRefused | HostUnreachable | NetworkUnreachable);
@@ -126,7 +124,6 @@ pub(crate) fn is_unreachable(error: &legacy::Error) -> bool {
     error.is_connect() && !is_late(error) && (io_kinds(error).any(is_away) || is_unknown_name())
 }
 
-/// The error comes first.
 pub(crate) fn causes<'a>(
     error: &'a (dyn Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

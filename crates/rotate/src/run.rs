@@ -87,7 +87,6 @@ pub struct Running {
     _state: Option<File>,
 }
 
-/// The service, as both listeners use it.
 #[derive(Debug)]
 struct ServiceHandle {
     service: Service,

@@ -48,7 +48,6 @@ enum Kept {
     Lost(u64),
 }
 
-/// Where a follower begins.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum StartAt {
     /// With this many past events.
@@ -220,7 +219,6 @@ impl<F: Fn() -> bool> Follower<F> {
     }
 }
 
-/// Formats a server-sent event.
 fn written(kept: &Kept) -> String {
     let mut text = String::new();
     let event = match kept {

@@ -24,7 +24,6 @@ const ON_ALL: [(HeaderName, HeaderValue); 3] = [
     (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
 ];
 
-/// Passes a request on, or answers with an error.
 pub(super) async fn guard(State(shared): State<HandlerState>, request: Request, next: Next) -> Response {
     let mut response = match check(&shared, &request) {
         Ok(()) => next.run(request).await,

@@ -6,7 +6,6 @@ use super::EngineError;
 use super::http::Http;
 use crate::config::Canary;
 
-/// A canary, with the name of its model.
 #[derive(Debug)]
 pub(super) struct Prompt {
     served_as: String,

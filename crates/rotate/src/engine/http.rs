@@ -43,7 +43,6 @@ pub(super) struct Reply {
     is_cut: bool,
 }
 
-/// Why there is no answer.
 #[derive(Debug)]
 pub(super) struct Failure {
     /// Connection refused, host unreachable, or unknown name.

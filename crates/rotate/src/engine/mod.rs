@@ -37,7 +37,7 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// Whether the engine reports that it is awake.
     fn is_awake(&self) -> EngineFuture<'_, bool>;
 
-    /// Completes the canary's prompt, deterministically.
+    /// Completes the canary's prompt deterministically.
     fn generate(&self) -> EngineFuture<'_, String>;
 }
 

@@ -57,7 +57,6 @@ enum Mark {
     Asleep(String),
 }
 
-/// The answer of `/model_info`.
 #[derive(Debug)]
 struct Info {
     mark: Mark,
@@ -160,7 +159,6 @@ impl Sglang {
         }
     }
 
-    /// Waits until no request runs.
     async fn drained(&self) -> Result<(), EngineError> {
         let mut has_warned = false;
         loop {

@@ -77,12 +77,10 @@ impl Connection {
         }
     }
 
-    /// How often all written bytes were flushed.
     pub(super) fn flushes(&self) -> u64 {
         self.flushes.load(Ordering::Acquire)
     }
 
-    /// Waits until the flush count exceeds `since`.
     pub(super) fn poll_flushed(&self, cx: &mut Context<'_>, since: u64) -> Poll<()> {
         self.flushed.register(cx.waker());
         if self.flushes() > since { Poll::Ready(()) } else { Poll::Pending }

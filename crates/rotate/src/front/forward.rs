@@ -226,7 +226,6 @@ impl Job {
         Err(Ending { event: error.event(false), status })
     }
 
-    /// Sends the request, and returns the head of the answer with its body.
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
         let Self { proxy, route, upstream, is_old } = self;
         let answered = tokio::select! {

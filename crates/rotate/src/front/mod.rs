@@ -102,8 +102,7 @@ pub struct Timeouts {
     pub body: Duration,
     /// For connecting to an engine.
     pub connect: Duration,
-    /// How long idle connections to engines are kept. vLLM and SGLang close them after 5 seconds, so this
-    /// is shorter.
+    /// How long idle connections to engines are kept. vLLM and SGLang close them after 5 seconds, so this is shorter.
     pub idle: Duration,
     /// For a client to read the end of an answer that had to end.
     pub reader: Duration,

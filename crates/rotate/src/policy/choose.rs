@@ -9,7 +9,6 @@ use super::time::Time;
 /// How a model gets its memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Space {
-    /// Enough is free.
     Free,
     /// These have to leave now.
     Leave(Vec<usize>),

@@ -295,7 +295,6 @@ impl Policy {
         }
     }
 
-    /// The engine is gone.
     fn lost(&mut self, id: usize) {
         self.discount(id);
         for other in 0..self.models.len() {

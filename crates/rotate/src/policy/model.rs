@@ -13,11 +13,23 @@ pub(super) enum Stage {
     Unknown,
     Cold,
     Asleep,
-    Ready { since: Time },
-    Draining { until: Time, was_aborted: bool, then: Leave },
+    Ready {
+        since: Time,
+    },
+    Draining {
+        until: Time,
+        was_aborted: bool,
+        then: Leave,
+    },
     /// The step runs, or waits to be repeated.
-    Step { step: Step, began: Time, retry_at: Option<Time> },
-    Quarantined { until: Time },
+    Step {
+        step: Step,
+        began: Time,
+        retry_at: Option<Time>,
+    },
+    Quarantined {
+        until: Time,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +78,6 @@ pub(super) enum Activation {
     Start,
 }
 
-/// How it became ready, and what was free before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Activated {
     pub(super) up: Activation,
@@ -169,7 +180,6 @@ pub(super) struct ModelState {
     pub(super) is_disturbed: bool,
     pub(super) failures: u32,
     pub(super) was_restarted: bool,
-    /// Attempts of the current step.
     pub(super) tries: u32,
     /// No memory is searched before this time.
     pub(super) no_memory_until: Option<Time>,
@@ -222,7 +232,6 @@ impl ModelState {
         oldest.into_iter().chain(self.wake_requested).min()
     }
 
-    /// How it can become ready from its stage.
     pub(super) fn activation(&self) -> Option<Activation> {
         match self.stage {
             Stage::Asleep => Some(Activation::Wake),

@@ -68,7 +68,6 @@ impl Policy {
         }
     }
 
-    /// Does what is due.
     pub(super) fn advance(&mut self, id: usize) {
         let now = self.now;
         let model = &self.models[id];
@@ -117,7 +116,6 @@ impl Policy {
         self.enter(id, Stage::Draining { until, was_aborted: true, then });
     }
 
-    /// Begins a selected model once no other is in its way.
     fn activate(&mut self, id: usize) {
         let in_the_way = |other: usize| {
             let model = &self.models[other];
@@ -185,7 +183,6 @@ impl Policy {
         }
     }
 
-    /// The engine reported success; now its state is confirmed.
     fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
         self.begin(id, Step::Confirm { activated: Some(Activated { up, free }) });
     }
@@ -430,7 +427,6 @@ impl Policy {
         self.enter(id, Stage::Ready { since: now });
     }
 
-    /// Whether this equals the last measurement.
     fn is_as_measured(&self, id: usize, free: &[u64]) -> bool {
         let is_same = |(gpu, free): (&Gpu, &u64)| {
             self.free_bytes(*gpu).is_some_and(|known| known.abs_diff(*free) <= STEADY_BYTES)

@@ -17,7 +17,7 @@ pub struct Rules {
     pub gpus: Vec<Gpu>,
     /// What it takes of each GPU while awake, until measured.
     pub need_bytes: Option<u64>,
-    /// Otherwise its engine is stopped and started.
+    /// Whether its engine can sleep. If not, it is stopped and started.
     pub can_sleep: bool,
     /// Whether its engine can be stopped and started.
     pub can_restart: bool,

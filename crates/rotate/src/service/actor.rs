@@ -32,7 +32,7 @@ pub(super) enum Message {
         reply: AdmitReply,
     },
     Input(Input),
-    /// A supervised engine ended by itself, in this way.
+    /// A supervised engine ended by itself, and how.
     Died(ModelId, String),
     Suspect(ModelId),
     Snapshot(oneshot::Sender<Snapshot>),
@@ -264,7 +264,6 @@ impl Actor {
         }
     }
 
-    /// Probes a model regularly while it is ready.
     fn watch(&mut self, model: ModelId, entry: Entry) {
         if let Some(before) = self.watches.remove(&model) {
             before.abort();
@@ -291,7 +290,6 @@ impl Actor {
         self.directory.read().unwrap_or_else(PoisonError::into_inner).entries.get(model.0).cloned()
     }
 
-    /// Probes an engine that may be gone, unless a probe runs.
     fn suspect(&mut self, model: ModelId) {
         let Some(entry) = self.entry(model) else { return };
         if !self.suspected.insert(model) {

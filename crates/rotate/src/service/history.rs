@@ -113,7 +113,7 @@ impl History {
         }
     }
 
-    /// Records a completed swap. `waking` is the path of a wake.
+    /// `waking` is the path of a wake.
     fn came(&mut self, model: &str, waking: SwapPath, phases: Vec<(StageName, f64)>) {
         let has = |stage| phases.iter().any(|(name, _)| *name == stage);
         let path = match (has(StageName::Starting), has(StageName::Waking)) {

@@ -151,7 +151,6 @@ impl Admission {
     }
 }
 
-/// Reports the end of a request when dropped.
 #[derive(Debug)]
 struct RequestGuard {
     request: RequestId,

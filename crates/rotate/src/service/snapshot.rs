@@ -16,7 +16,7 @@ pub struct Snapshot {
     pub is_ending: bool,
     /// In the order of the configuration.
     pub models: Vec<ModelNow>,
-    /// Those of the models.
+    /// The GPUs of these models.
     pub gpus: Vec<GpuNow>,
     /// The last swaps, newest first.
     pub swaps: Vec<Swap>,

@@ -21,7 +21,6 @@ pub(super) struct Family {
     group_seen: Instant,
 }
 
-/// The members at one scan.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Members {
     /// Processes that hold resources, by ascending id.

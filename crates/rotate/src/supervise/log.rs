@@ -51,7 +51,6 @@ impl Log {
         self.lock().push(format!("[poorwill] {}", shown(text.as_bytes(), false)));
     }
 
-    /// Reads until the end of the output.
     pub(super) fn take_all(&self, mut from: impl Read, mut log_file: Option<LogFile>) {
         let mut bytes = vec![0; BUFFER_BYTES];
         loop {

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Identity {
     pub(super) pid: u32,
-    /// From the machine's start.
+    /// Clock ticks from the machine's start.
     pub(super) started_ticks: u64,
 }
 

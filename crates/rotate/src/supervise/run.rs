@@ -354,7 +354,6 @@ impl Shared {
     }
 }
 
-/// Watches a process until its end, and reaps it if it is a child.
 fn keep(shared: &Weak<Shared>, leader: Identity, child: Option<Child>) {
     let mut ticks = 0;
     // An unknown state does not count as an end.

@@ -87,7 +87,6 @@ impl Record {
         Ok((is_possible && proc::is_alive(one)?).then_some(one))
     }
 
-    /// Whether the reader of its output still runs.
     pub(super) fn has_reader(&self) -> io::Result<bool> {
         let (pid, started_ticks) = self.reader;
         proc::is_alive(Identity { pid, started_ticks })
