@@ -1,4 +1,4 @@
-//! A client of a running rotation, for the command line. It uses the same listeners as every other client.
+//! A client of a running rotation, for the command line. It uses the same listeners as other clients.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,12 @@ use crate::policy::StageName;
 /// Timeout of a control request.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Interval between two status requests.
+/// Between two status requests.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Timeout of a connection attempt.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// Longest answer to read. A status contains a bounded number of swaps.
+/// A status contains a bounded number of swaps.
 const ANSWER_MAX_BYTES: usize = 64 << 20;
 
 /// A running rotation, found by its configuration.
@@ -41,7 +40,7 @@ struct Endpoint {
 /// The result of waiting for a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waited {
-    /// Starts of its engine so far, since the service began.
+    /// Starts of its engine since the service began.
     pub starts: u64,
     /// The last failure seen while waiting.
     pub failure: Option<String>,
@@ -129,7 +128,7 @@ impl Client {
         self.send(&self.control, Method::GET, "/rotate/status", None, ANSWER_MAX).await
     }
 
-    /// Sends a command to a model: `wake`, `sleep`, `restart` or `pin`.
+    /// Sends `wake`, `sleep`, `restart` or `pin` to a model.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -143,7 +142,7 @@ impl Client {
         self.send(&self.control, Method::POST, &path, body, ANSWER_MAX).await
     }
 
-    /// Reloads the service's configuration.
+    /// Reloads the configuration.
     ///
     /// # Errors
     /// See [`ClientError`].

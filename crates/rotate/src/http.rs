@@ -26,7 +26,6 @@ use tower_service::Service;
 /// Most characters of a remote message in an error.
 pub(crate) const EXCERPT_MAX: usize = 300;
 
-/// A client that sends bodies of type `B`.
 pub(crate) type HttpClient<B> = legacy::Client<Connector, B>;
 
 /// Opens connections within one timeout for all addresses of a name.
@@ -54,7 +53,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// Connects within `connect_max`. Keeps connections for reuse up to `idle`, or not at all.
+/// Keeps connections for reuse up to `idle`, or not at all.
 pub(crate) fn client<B: Body<Data: Send> + Send>(
     connect_max: Duration,
     idle: Option<Duration>,
@@ -70,7 +69,6 @@ pub(crate) fn client<B: Body<Data: Send> + Send>(
     builder.build(Connector { inner, most: connect_max })
 }
 
-/// A request with a JSON body, or an empty one.
 pub(crate) fn request(
     method: &Method,
     url: &str,
@@ -85,17 +83,14 @@ pub(crate) fn request(
     }
 }
 
-/// A body, as far as it was read.
 #[derive(Debug)]
 pub(crate) struct ReadBody {
     pub(crate) bytes: Vec<u8>,
     /// Whether the body was longer.
     pub(crate) is_cut: bool,
-    /// The error that ended it, if any.
     pub(crate) broke: Option<hyper::Error>,
 }
 
-/// Reads up to `most` bytes.
 pub(crate) async fn read(mut body: Incoming, most: usize) -> ReadBody {
     let mut read = ReadBody { bytes: Vec::new(), is_cut: false, broke: None };
     while !read.is_cut {
@@ -116,12 +111,11 @@ pub(crate) async fn read(mut body: Incoming, most: usize) -> ReadBody {
     read
 }
 
-/// Whether the connection attempt timed out.
 pub(crate) fn is_late(error: &legacy::Error) -> bool {
     error.is_connect() && io_kinds(error).any(|kind| kind == io::ErrorKind::TimedOut)
 }
 
-/// Whether the remote side refused or cannot be reached. False for causes on this machine.
+/// False for causes on this machine.
 pub(crate) fn is_unreachable(error: &legacy::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
     let is_away = |kind| matches!(kind, ConnectionRefused | HostUnreachable | NetworkUnreachable);
@@ -130,7 +124,6 @@ pub(crate) fn is_unreachable(error: &legacy::Error) -> bool {
     error.is_connect() && !is_late(error) && (io_kinds(error).any(is_away) || is_unknown_name())
 }
 
-/// An error and its causes.
 pub(crate) fn causes<'a>(
     error: &'a (dyn Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

@@ -1,8 +1,7 @@
 //! Rotation: more models than fit share the same GPUs, and take turns.
 //!
-//! The [`policy`] is a state machine without effects. It decides which models are awake, which one sleeps to make
-//! space, and which requests wait, pass or are refused. It also decides what to try when an engine fails. Its rules
-//! come from the [`config`].
+//! The [`policy`] is a state machine without effects. It decides which models are awake, which requests wait, pass or
+//! are refused, and what to try when an engine fails. Its rules come from the [`config`].
 //!
 //! The [`service`] carries out its decisions. It talks to each [`engine`] over HTTP, [`supervise`]s the processes that
 //! it started, and [`measure`]s the memory that they hold.

@@ -1,4 +1,4 @@
-//! A whole rotation: the service with its meter, the front for clients, and control for operators.
+//! A whole rotation: service, front and control.
 //!
 //! Promises: if one part cannot start, no part runs. [`Running::end`] cuts no request off before its timeout.
 
@@ -22,7 +22,7 @@ use crate::measure::{Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId, StageName};
 use crate::service::{Admission, ModelCommand, Refused, Service, ServiceError, ServiceEvent, Snapshot};
 
-/// How long a listener may take to close after its last request.
+/// For a listener to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
 
 /// Why a rotation cannot run.
@@ -83,11 +83,10 @@ pub struct Running {
     ending: CancellationToken,
     /// `None` after the task has ended.
     listeners: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
-    /// The lock is released when this file closes, however the process ends.
+    /// Its lock is released when it closes, however the process ends.
     _state: Option<File>,
 }
 
-/// The service, as both listeners use it.
 #[derive(Debug)]
 struct ServiceHandle {
     service: Service,
@@ -97,7 +96,6 @@ struct ServiceHandle {
 /// Its lock marks a state folder as in use.
 const LOCK: &str = "rotation.lock";
 
-/// Locks the state folder for this process.
 fn lock_state(folder: &Path) -> Result<File, RunError> {
     let failed = |reason: String| RunError::State { folder: folder.to_path_buf(), reason };
     let open = || {
@@ -117,7 +115,7 @@ fn lock_state(folder: &Path) -> Result<File, RunError> {
 /// # Errors
 /// See [`RunError`]; nothing runs then.
 pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, RunError> {
-    // Blocking is fine here: no client is connected yet.
+    // Blocking is fine: no client is connected yet.
     let state = config.state.as_deref().map(lock_state).transpose()?;
     let (front, front_address) = listen("front", config.front.listen).await?;
     let (control, control_address) = listen("control", config.control.listen).await?;
@@ -179,7 +177,7 @@ impl Running {
     }
 
     /// Admits no more requests, waits up to `timeout` for running answers, and stops supervised engines if requested.
-    /// Otherwise engines keep running and the next service finds them.
+    /// Otherwise the next service finds them.
     pub async fn end(self, timeout: Duration, stops_engines: bool) {
         let until = Instant::now() + timeout;
         self.closing.cancel();
@@ -194,7 +192,7 @@ impl Running {
     }
 }
 
-/// Waits for a listener's task; forever after it has ended.
+/// Waits forever after the task has ended.
 async fn of(listener: &mut Option<JoinHandle<io::Result<()>>>) -> Result<io::Result<()>, JoinError> {
     match listener {
         Some(listener) => listener.await,

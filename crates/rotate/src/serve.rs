@@ -1,4 +1,4 @@
-//! Accepts and serves connections, for both listeners and for mock engines.
+//! Accepts and serves connections.
 //!
 //! Promises: an error on one connection ends only that connection. Without free file descriptors, accepting pauses. At
 //! shutdown each connection ends after the answer in progress.
@@ -20,10 +20,10 @@ use tokio_util::sync::CancellationToken;
 /// No limit of connections.
 pub const UNLIMITED: usize = Semaphore::MAX_PERMITS;
 
-/// Pause after a failed `accept`, for example without free file descriptors.
+/// After a failed `accept`, for example without free file descriptors.
 const REST: Duration = Duration::from_millis(100);
 
-/// Passes each connection to `serve`, at most `connections_max` at a time, until `shutdown` fires. Then waits for open
+/// Passes each connection to `serve`, at most `connections_max` at a time, until `shutdown`. Then waits for open
 /// connections to end. Dropping the future closes them.
 ///
 /// # Errors

@@ -3,8 +3,8 @@
 //! A model passes if its sleep was measured, its canary was right, and every answer equals the earlier one. It fails if
 //! its engine was restarted, even with equal answers: then the service repaired it.
 //!
-//! Requests are sequential and deterministic. Other clients are served meanwhile and may wake a model that was just put
-//! to sleep. The result is meaningful on an otherwise idle machine.
+//! Other clients are served meanwhile and may wake a model that was just put to sleep. The result is meaningful on an
+//! otherwise idle machine.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::client::{Client, ClientError};
 use crate::config::{Config, Model};
 use crate::policy::StageName;
 
-/// Tokens of each answer.
+/// Of each answer.
 const TOKENS: u32 = 16;
 
 /// The result for all models.
@@ -68,7 +68,7 @@ impl Validation {
     }
 }
 
-/// Validates all models of the rotation with this configuration. `on_result` gets each result.
+/// Validates all models. `on_result` gets each result.
 ///
 /// # Errors
 /// If the service cannot be reached. Failures of a model are its verdict.

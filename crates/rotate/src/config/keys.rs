@@ -1,4 +1,4 @@
-//! API keys of clients and operators: how they are read and compared.
+//! API keys of clients and operators.
 
 use std::fmt;
 use std::fs;
@@ -22,7 +22,7 @@ impl Key {
         }
     }
 
-    /// The `Authorization` header value, marked as sensitive.
+    /// For `Authorization`, marked as sensitive.
     pub(crate) fn header_value(&self) -> HeaderValue {
         let mut value =
             HeaderValue::try_from(format!("Bearer {}", self.0)).expect("a key is printable ASCII");
@@ -51,7 +51,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Reads a key from its source: `env:NAME` or `file:PATH`.
+/// The source is `env:NAME` or `file:PATH`.
 pub(super) fn from_source(source: &str) -> Result<String, String> {
     if let Some(name) = source.strip_prefix("env:") {
         return std::env::var(name).map_err(|error| format!("the environment variable {name}: {error}"));

@@ -1,8 +1,7 @@
 //! The configuration: models, engines, and the limits of both listeners.
 //!
-//! [`Config::read`] reads one TOML file and checks all of it first. The first mistake is an error that says where it is
-//! and what would be right. An unknown key is an error that names the nearest known key. The file never contains API
-//! keys: it names where they are stored.
+//! [`Config::read`] reads one TOML file and checks all of it. The first mistake is an error that says where it is and
+//! what would be right. API keys are never in the file, only where they are stored.
 
 mod keys;
 mod raw;
@@ -29,9 +28,9 @@ pub struct Config {
     pub front: Arc<Front>,
     /// The listener for operators.
     pub control: Arc<Control>,
-    /// How the GPUs' memory is measured.
+    /// How GPU memory is measured.
     pub memory: MemorySource,
-    /// The folder for state that survives the service. Without it, no state survives.
+    /// The folder for state that survives the service.
     pub state: Option<PathBuf>,
     /// In the order of the file.
     pub models: Vec<Model>,
@@ -48,9 +47,9 @@ pub struct Front {
     pub body_max_bytes: u64,
     /// Longest request head.
     pub head_max_bytes: u64,
-    /// Most requests at a time, including requests that wait.
+    /// Most requests at a time, including those that wait.
     pub requests_max: usize,
-    /// Interval of keep-alive comments to clients that wait for a stream; none if absent.
+    /// Interval of keep-alive comments to clients that wait for a stream.
     pub keep_alive: Option<Duration>,
 }
 
@@ -59,16 +58,16 @@ pub struct Front {
 pub struct Control {
     /// The address to listen on.
     pub listen: SocketAddr,
-    /// As for [`Front::keys`].
+    /// As [`Front::keys`].
     pub keys: Vec<Key>,
 }
 
-/// How the memory of GPUs is measured.
+/// How GPU memory is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemorySource {
     /// NVML.
     Devices,
-    /// The memory of the engines' processes, on simulated GPUs of this size. For machines without GPUs.
+    /// The memory of the engines' processes, on simulated GPUs.
     Processes {
         /// The size of each GPU.
         gpu_bytes: u64,
@@ -82,7 +81,7 @@ pub struct Model {
     pub name: String,
     /// Other names in requests.
     pub aliases: Vec<String>,
-    /// The name that its engine uses. Requests to the engine carry this name.
+    /// Its name in the engine.
     pub served_as: String,
     /// The kind of engine.
     pub engine: EngineKind,
@@ -90,7 +89,7 @@ pub struct Model {
     pub url: String,
     /// The sleep level, 1 or 2.
     pub level: u8,
-    /// How to start it; `None` for an engine that the service does not start.
+    /// `None` for an engine that the service does not start.
     pub start: Option<Start>,
     /// The test prompt.
     pub canary: Canary,
@@ -117,7 +116,7 @@ pub struct Start {
     pub environment: BTreeMap<String, String>,
     /// The working directory; this process's if absent.
     pub folder: Option<PathBuf>,
-    /// The file for its output; kept in memory only if absent.
+    /// The file for its output, which is otherwise only in memory.
     pub log: Option<PathBuf>,
 }
 
@@ -182,10 +181,10 @@ impl Config {
         Self::parse(&text, &keys::from_source)
     }
 
-    /// Parses the text of a file. `secret` resolves the source of a key: `env:NAME` or `file:PATH`.
+    /// Parses a file. `secret` resolves the source of a key: `env:NAME` or `file:PATH`.
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
+    /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
         let file: File = toml::from_str(text).map_err(|error| values::explained(text, &error))?;
         let config = file.checked(secret)?;

@@ -15,9 +15,9 @@ use super::{
 };
 use crate::policy::{Gpu, Limits, Rules};
 
-/// Default port of the front, on the loopback address.
+/// On the loopback address.
 const FRONT_PORT: u16 = 8080;
-/// Default port of control, on the loopback address.
+/// On the loopback address.
 const CONTROL_PORT: u16 = 8081;
 /// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
@@ -34,7 +34,7 @@ pub(super) struct File {
     front: RawFront,
     #[serde(default)]
     control: RawControl,
-    /// Rules of every model that does not set its own.
+    /// For models that do not set their own.
     #[serde(default)]
     every_model: RawRules,
     #[serde(default)]
@@ -107,7 +107,6 @@ struct RawCanary {
     expect: Option<String>,
 }
 
-/// The rules that `[every_model]` can set for all models.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawRules {
@@ -361,7 +360,7 @@ impl RawRules {
             drain: wait(self.drain_max, usual.limits.drain),
             sleep: wait(self.sleep_max, usual.limits.sleep),
             release: wait(self.release_max, usual.limits.release),
-            // Both wait for memory to come back: this model's, and that of models that left.
+            // Both wait for released memory: this model's, and that of evicted models.
             find_memory: wait(self.release_max, usual.limits.find_memory),
             wake: wait(self.wake_max, usual.limits.wake),
             canary: wait(self.canary_max, usual.limits.canary),
@@ -398,7 +397,7 @@ fn are_one(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && one.port() != 0 && (one.ip() == other.ip() || is_any)
 }
 
-/// The keys of a listener. One that other machines can reach needs at least one.
+/// A listener that other machines can reach needs at least one.
 fn keys_of(
     section: &str,
     listen: SocketAddr,

@@ -1,4 +1,4 @@
-//! Types of values, such as sizes and durations, and readable parse errors.
+//! Types of values, and readable parse errors.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,27 +9,26 @@ use strsim::osa_distance;
 
 use super::ConfigError;
 
-/// Allows one wrong letter for each this many in a misspelled key.
+/// A misspelled key may have one wrong letter for each this many.
 const LETTERS_EACH: usize = 3;
 
-/// The longest duration, short enough to be added to any `Instant`.
+/// Short enough to be added to any `Instant`.
 const WAIT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Sources of keys. An invalid value may be a key, so errors do not repeat it.
+/// An invalid value may be a key, so errors do not repeat it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct KeySources(pub(super) Vec<String>);
 
-/// A duration, such as `90s`, `1m 30s` or `250ms`.
+/// Such as `90s`, `1m 30s` or `250ms`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait(pub(super) Duration);
 
-/// A size, such as `40GiB`, or a number of bytes.
+/// Such as `40GiB`, or a number of bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size(pub(super) u64);
 
 impl<'de> Deserialize<'de> for KeySources {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The default message would repeat the value, which may be a key.
         let otherwise =
             || de::Error::custom("keys are a list in brackets, like [\"env:NAME\", \"file:PATH\"]");
         let toml::Value::Array(all) = toml::Value::deserialize(deserializer)? else {
@@ -109,7 +108,7 @@ pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
     ConfigError::Syntax { text: message }
 }
 
-/// The most similar key, if one is similar enough.
+/// `None` if no key is similar enough.
 fn nearest<'a>(wrong: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = (wrong.chars().count() / LETTERS_EACH).max(1);
     let is_part = |one: &str| one.starts_with(wrong) || wrong.starts_with(one);

@@ -5,7 +5,6 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde::Serialize;
 
-/// An error response.
 #[derive(Debug, Serialize)]
 pub(super) struct ControlError {
     #[serde(skip)]

@@ -1,8 +1,8 @@
 //! Events as server-sent events.
 //!
-//! One task moves events from the service into a [`Hub`], which keeps the last [`KEPT_MAX`]. Each follower reads from
-//! the hub at its own speed, so a slow follower delays no other. A follower that falls too far back gets the number of
-//! events that it lost. A follower that reconnects sends the last id that it saw, and gets the kept events after it.
+//! One task moves events from the service into a [`Hub`]. Each follower reads from it at its own speed, so a slow one
+//! delays no other. A follower that falls too far back gets the number of lost events. A follower that reconnects sends
+//! the last id that it saw, and gets the kept events after it.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -21,16 +21,13 @@ use tokio_util::sync::CancellationToken;
 use super::metrics::Metrics;
 use crate::service::ServiceEvent;
 
-/// Interval of keep-alive comments.
 pub(super) const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
-/// Most kept events.
 const KEPT_MAX: usize = 1024;
 /// Most events in one write.
 const CHUNK: usize = 32;
 /// The first bytes of a stream: the reconnection delay in milliseconds.
 const PREAMBLE: &str = "retry: 2000\n\n";
 
-/// The last events.
 #[derive(Debug)]
 pub(super) struct Hub {
     ring: Mutex<EventBuffer>,
@@ -51,7 +48,6 @@ enum Kept {
     Lost(u64),
 }
 
-/// Where a follower begins.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum StartAt {
     /// With this many past events.
@@ -60,7 +56,6 @@ pub(super) enum StartAt {
     After(u64),
 }
 
-/// A follower's position.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
     at: u64,
@@ -137,7 +132,6 @@ impl Hub {
     }
 }
 
-/// Moves events from the service into the hub until the service ends.
 pub(super) async fn follow(
     mut events: broadcast::Receiver<Arc<ServiceEvent>>,
     hub: Arc<Hub>,
@@ -175,7 +169,7 @@ struct Follower<F> {
     _permit: OwnedSemaphorePermit,
 }
 
-/// Events as bytes for one follower, until `shutdown`, or until `may_see` returns false.
+/// Events for one follower, until `shutdown`, or until `may_see` returns false.
 pub(super) fn stream<F: Fn() -> bool + Send>(
     hub: Arc<Hub>,
     from: StartAt,
@@ -225,7 +219,6 @@ impl<F: Fn() -> bool> Follower<F> {
     }
 }
 
-/// The wire format of one event.
 fn written(kept: &Kept) -> String {
     let mut text = String::new();
     let event = match kept {
@@ -265,7 +258,7 @@ mod tests {
         Kept::Event(Arc::new(ServiceEvent { seq, at_unix_ms: 0, model: "one".to_owned(), what }))
     }
 
-    /// What a follower sees from there: sequence numbers, or the count of lost events.
+    /// Sequence numbers, or the count of lost events.
     fn seen(hub: &Hub, from: StartAt) -> Vec<Result<u64, u64>> {
         let mut cursor = hub.begin(from);
         let mut all = Vec::new();

@@ -1,7 +1,7 @@
 //! Access checks: API keys, and protection against pages of other sites.
 //!
-//! A page in an operator's browser can send requests to this machine, even to loopback. It cannot change `Host`,
-//! `Origin` and `Sec-Fetch-Site`, so these show that it is foreign.
+//! A page in an operator's browser can send requests even to loopback. It cannot change `Host`, `Origin` and
+//! `Sec-Fetch-Site`, so these show that it is foreign.
 
 use std::net::IpAddr;
 
@@ -24,7 +24,6 @@ const ON_ALL: [(HeaderName, HeaderValue); 3] = [
     (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
 ];
 
-/// Passes a request on, or answers with an error.
 pub(super) async fn guard(State(shared): State<HandlerState>, request: Request, next: Next) -> Response {
     let mut response = match check(&shared, &request) {
         Ok(()) => next.run(request).await,
@@ -62,13 +61,12 @@ fn check(shared: &HandlerState, request: &Request) -> Result<(), ControlError> {
     Ok(())
 }
 
-/// The API key of a request.
 pub(super) fn key(headers: &HeaderMap) -> Option<&str> {
     let (scheme, key) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// Whether this key is accepted. Compares all keys, so that timing does not reveal which one matches.
+/// Compares all keys, so that timing does not reveal which one matches.
 pub(super) fn has_key(control: &config::Control, given: Option<&str>) -> bool {
     if control.keys.is_empty() {
         return true;
@@ -76,7 +74,7 @@ pub(super) fn has_key(control: &config::Control, given: Option<&str>) -> bool {
     given.is_some_and(|given| control.keys.iter().fold(false, |is_one, key| key.matches(given) | is_one))
 }
 
-/// The one `Host` of a request. Missing, repeated or contradictory hosts are errors.
+/// Missing, repeated or contradictory hosts are errors.
 fn host(uri: &Uri, headers: &HeaderMap) -> Result<Authority, ControlError> {
     let error = |message: &str| ControlError::new(StatusCode::BAD_REQUEST, message);
     let mut all = headers.get_all(header::HOST).iter();
@@ -92,7 +90,7 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Result<Authority, ControlError> {
     Ok(host)
 }
 
-/// Whether a host is the loopback address, without asking a resolver.
+/// Asks no resolver.
 fn is_loopback(host: &str) -> bool {
     let unbracketed = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     match unbracketed.parse::<IpAddr>() {
@@ -101,7 +99,7 @@ fn is_loopback(host: &str) -> bool {
     }
 }
 
-/// Refuses requests from pages of other sites. Clients other than browsers send none of these headers.
+/// Clients other than browsers send none of these headers.
 fn check_origin(host: &Authority, headers: &HeaderMap) -> Result<(), ControlError> {
     for site in headers.get_all(SEC_FETCH_SITE) {
         if !matches!(site.as_bytes(), b"same-origin" | b"none") {
@@ -121,7 +119,7 @@ fn check_origin(host: &Authority, headers: &HeaderMap) -> Result<(), ControlErro
     Ok(())
 }
 
-/// Whether an origin has this host and port. The scheme may differ behind a TLS proxy.
+/// Compares host and port. The scheme may differ behind a TLS proxy.
 fn is_origin(origin: &str, host: &Authority) -> bool {
     let (default, rest) = match origin.split_once("://") {
         Some(("http", rest)) => (80, rest),

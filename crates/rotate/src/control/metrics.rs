@@ -1,7 +1,7 @@
 //! Prometheus metrics, as OpenMetrics text.
 //!
-//! Gauges and counters that the service knows are read at each scrape, so they agree with its status. Models that are
-//! gone disappear. Only what events alone report is counted here.
+//! What the service knows is read at each scrape, so that it agrees with the status and removed models disappear. Only
+//! what events alone report is counted here.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -18,7 +18,7 @@ use crate::policy::StageName;
 use crate::service::{EventKind, ServiceEvent, Snapshot};
 
 const PREFIX: &str = "poorwill_rotate";
-/// Buckets from a health check to the start of a large engine.
+/// From a health check to the start of a large engine.
 const SECONDS: [f64; 15] =
     [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0];
 const LEAVING: [StageName; 5] = [
@@ -54,7 +54,7 @@ struct OfGpu {
     gpu: u64,
 }
 
-/// Counted since the service began.
+/// Since the service began.
 pub(super) struct Metrics {
     registry: Registry,
     swaps: Swaps,
@@ -131,7 +131,6 @@ impl Metrics {
         self.lost.inc_by(lost);
     }
 
-    /// All metrics, with the current gauges.
     pub(super) fn text(&self, now: &Snapshot) -> Result<String, fmt::Error> {
         for model in &now.models {
             // A counter has to exist at 0 before alerts can see it rise.

@@ -1,13 +1,13 @@
 //! The operators' listener: status, commands, events, metrics, and a web page.
 //!
-//! [`serve()`] forwards to a [`ControlApi`] and decides nothing. Promises:
+//! Promises:
 //!
 //! - Where keys are configured, only the page's own text and `/health` are served without a key. A changed key takes
 //!   effect at once, also for open event streams.
 //! - A page of another site in an operator's browser reads nothing and commands nothing.
 //! - Resources of each client are bounded: heads, bodies, connections, event streams, and kept events.
 //! - A command or reload completes even if its client disconnects.
-//! - At shutdown, streams end, other answers may take up to [`DRAIN_MAX`], and [`serve()`] returns.
+//! - At shutdown, streams end, and other answers may take up to [`DRAIN_MAX`].
 
 mod answer;
 mod events;
@@ -32,15 +32,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{config, serve, service};
 
-/// How long answers may take to finish at shutdown.
+/// How long answers may take at shutdown.
 pub const DRAIN_MAX: Duration = Duration::from_secs(5);
 /// Longest request body.
 pub const BODY_MAX_BYTES: usize = 16 << 10;
-/// Most connections at a time. More connections wait.
+/// More connections wait.
 const CONNECTIONS_MAX: usize = 256;
-/// Most event streams at a time.
 const FOLLOWERS_MAX: usize = 64;
-/// Longest request head.
 const HEAD_MAX_BYTES: usize = 32 << 10;
 /// Timeout for a request head, and for a body.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
@@ -59,7 +57,7 @@ pub trait ControlApi: Send + Sync + 'static {
     /// False if no model has this name or alias.
     fn command<'a>(&'a self, name: &'a str, command: service::ModelCommand) -> Later<'a, bool>;
 
-    /// The last lines of a supervised engine's output; `None` if no model has this name.
+    /// The last lines of a supervised engine's output; `None` if no model has this name or alias.
     fn log(&self, name: &str, lines: usize) -> Option<Vec<String>>;
 
     /// Reloads the configuration, or returns the mistake.
@@ -69,7 +67,7 @@ pub trait ControlApi: Send + Sync + 'static {
     fn control(&self) -> Arc<config::Control>;
 }
 
-/// State of every request handler.
+/// Shared by all request handlers.
 #[derive(Clone)]
 struct HandlerState {
     api: Arc<dyn ControlApi>,
@@ -121,7 +119,6 @@ pub async fn serve(
     }
 }
 
-/// Serves one connection.
 async fn answer_all(stream: TcpStream, router: axum::Router, shutdown: CancellationToken) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(REQUEST_MAX).max_buf_size(HEAD_MAX_BYTES);

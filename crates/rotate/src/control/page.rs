@@ -33,7 +33,7 @@ mod tests {
 
     use super::*;
 
-    /// The text inside a tag that occurs once.
+    /// The tag occurs once.
     fn inside(tag: &str) -> &'static str {
         let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
         assert_eq!((PAGE.matches(&open).count(), PAGE.matches(&close).count()), (1, 1), "{tag}");

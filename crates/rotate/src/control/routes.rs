@@ -21,7 +21,6 @@ use crate::service::{ModelCommand, ModelNow};
 
 /// Default number of log lines.
 const LINES: usize = 200;
-/// Most log lines.
 const LINES_MAX: usize = 10_000;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -210,7 +209,7 @@ async fn no_model(shared: &HandlerState, name: &str) -> ControlError {
     ControlError::no_model(name, models.into_iter().map(|model| model.name).collect())
 }
 
-/// Completes `work` even if the client disconnects.
+/// Even if the client disconnects.
 async fn to_completion<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, ControlError> {
@@ -220,7 +219,7 @@ async fn to_completion<T: Send + 'static>(
     })
 }
 
-/// Reads a body within the size limit and timeout.
+/// Within the size limit and timeout.
 async fn read_body(body: Body) -> Result<Bytes, ControlError> {
     let read = tokio::time::timeout(REQUEST_MAX, Limited::new(body, BODY_MAX_BYTES).collect()).await;
     match read {

@@ -6,7 +6,6 @@ use super::EngineError;
 use super::http::Http;
 use crate::config::Canary;
 
-/// A canary, and the name of its model.
 #[derive(Debug)]
 pub(super) struct Prompt {
     served_as: String,
@@ -19,7 +18,7 @@ impl Prompt {
         Self { served_as: served_as.to_owned(), prompt: canary.prompt.clone(), tokens: canary.tokens }
     }
 
-    /// The completion. One that ended with an error does not count.
+    /// A completion that ended with an error does not count.
     pub(super) async fn generate(&self, http: &Http) -> Result<String, EngineError> {
         let body = json!({
             "model": self.served_as,

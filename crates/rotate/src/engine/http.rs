@@ -1,10 +1,10 @@
-//! HTTP requests to one engine, and the wording of their errors.
+//! HTTP requests to one engine.
 //!
 //! Promises:
 //!
 //! - Each request uses its own connection and is sent once. A refused connection therefore means that no process
 //!   listens.
-//! - Answers are read up to [`BODY_MAX_BYTES`], whatever their head says.
+//! - Answers are read up to [`BODY_MAX_BYTES`].
 //! - Errors quote the beginning of an answer, without control characters, only where the caller allows it. Parse errors
 //!   name a position, never a value.
 
@@ -23,10 +23,9 @@ use crate::http::{self as transport, HttpClient};
 
 /// Larger than any expected answer.
 pub(super) const BODY_MAX_BYTES: usize = 1 << 20;
-/// Timeout of a connection attempt. Engines are near.
+/// Engines are near.
 const CONNECT_MAX: Duration = Duration::from_secs(4);
 
-/// An engine's address, and its client.
 #[derive(Debug)]
 pub(super) struct Http {
     client: HttpClient<Full<Bytes>>,
@@ -34,7 +33,7 @@ pub(super) struct Http {
     base: String,
 }
 
-/// An engine's answer. [`done`](Self::done) checks its status.
+/// [`done`](Self::done) checks the status.
 #[derive(Debug)]
 pub(super) struct Reply {
     /// Method and URL.
@@ -44,7 +43,6 @@ pub(super) struct Reply {
     is_cut: bool,
 }
 
-/// Why there is no answer.
 #[derive(Debug)]
 pub(super) struct Failure {
     /// Connection refused, host unreachable, or unknown name.
@@ -53,7 +51,6 @@ pub(super) struct Failure {
 }
 
 impl Http {
-    /// For an engine at a configured `url`.
     pub(super) fn new(url: &str) -> Result<Self, String> {
         let base = url.trim_end_matches('/');
         check_url(base).map_err(|reason| format!("its url is invalid: {reason}"))?;
@@ -68,7 +65,7 @@ impl Http {
         self.send(Method::POST, path, body).await
     }
 
-    /// Tries a second path if the first is unknown. Some versions have another name for it.
+    /// Some versions have another name for a path.
     pub(super) async fn get_either(&self, path: &str, or: &str) -> Result<Reply, Failure> {
         let reply = self.get(path).await?;
         if reply.is_unknown() { self.get(or).await } else { Ok(reply) }
@@ -104,7 +101,6 @@ impl Reply {
         self.status == 404
     }
 
-    /// The answer, if its status is a success.
     pub(super) fn done(self) -> Result<Self, EngineError> {
         if !is_success(self.status) {
             let message = excerpt(&self.body);
@@ -120,7 +116,7 @@ impl Reply {
         Ok(self)
     }
 
-    /// The JSON body; `None` if empty.
+    /// `None` if empty.
     pub(super) fn json(&self) -> Result<Option<Value>, EngineError> {
         if self.body.trim_ascii().is_empty() {
             return Ok(None);
@@ -129,12 +125,11 @@ impl Reply {
         parsed.map(Some).map_err(|error| self.unexpected(&format!("its answer is no JSON: {error}")))
     }
 
-    /// An error about an unexpected answer.
     pub(super) fn unexpected(&self, reason: &str) -> EngineError {
         EngineError::Unexpected { request_line: self.request_line.clone(), reason: reason.to_owned() }
     }
 
-    /// As [`unexpected`](Self::unexpected), with the beginning of the answer. Not for answers that may contain secrets.
+    /// With the beginning of the answer. Not for answers that may contain secrets.
     pub(super) fn unexpected_with_excerpt(&self, reason: &str) -> EngineError {
         self.unexpected(&format!("{reason}; it answered: {}", excerpt(&self.body)))
     }
@@ -157,7 +152,7 @@ fn reason_of(error: &legacy::Error) -> String {
     message_of(error)
 }
 
-/// An error and its causes, without repetitions.
+/// The causes, without repetitions.
 fn message_of(error: &(dyn Error + 'static)) -> String {
     let mut messages: Vec<String> = Vec::new();
     for text in transport::causes(error).map(ToString::to_string) {
@@ -168,7 +163,6 @@ fn message_of(error: &(dyn Error + 'static)) -> String {
     transport::one_line(&messages.join(": "))
 }
 
-/// The beginning of an answer's body.
 fn excerpt(body: &[u8]) -> String {
     // A character has at most four bytes. One that is split here lies beyond the shown text.
     let beginning = &body[..body.len().min(8 * transport::EXCERPT_MAX)];

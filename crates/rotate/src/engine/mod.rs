@@ -1,4 +1,4 @@
-//! Engines by their own HTTP APIs: one trait, and an adapter for each kind.
+//! Engines by their own HTTP APIs.
 //!
 //! An adapter sends requests and reports the answers. A sleep that was answered with 200 proves nothing: the policy
 //! compares it with a measurement. Calls have no timeout of their own; dropping the future gives up.
@@ -25,20 +25,19 @@ pub type EngineFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError
 
 /// An engine.
 pub trait Engine: fmt::Debug + Send + Sync {
-    /// Whether the engine runs, and whether it reports that it is awake. [`EngineState::Gone`] if no connection is
-    /// possible; an error if the answer is not understood.
+    /// The reported state; [`EngineState::Gone`] if no connection is possible. An unknown answer is an error.
     fn probe(&self) -> EngineFuture<'_, EngineState>;
 
-    /// Sleeps at the model's level, and waits until the engine reports completion.
+    /// Sleeps at the model's level, until the engine reports completion.
     fn sleep(&self) -> EngineFuture<'_, ()>;
 
-    /// Wakes, reloads dropped weights, and waits until the engine reports completion.
+    /// Wakes and reloads dropped weights, until the engine reports completion.
     fn wake(&self) -> EngineFuture<'_, ()>;
 
     /// Whether the engine reports that it is awake.
     fn is_awake(&self) -> EngineFuture<'_, bool>;
 
-    /// The deterministic completion of the canary prompt.
+    /// Completes the canary's prompt deterministically.
     fn generate(&self) -> EngineFuture<'_, String>;
 }
 

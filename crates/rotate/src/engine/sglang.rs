@@ -1,12 +1,11 @@
 //! SGLang, started with `--enable-memory-saver`; at level 1 also with `--enable-weights-cpu-backup`.
 //!
 //! SGLang releases its memory (`/release_memory_occupation`) and resumes it (`/resume_memory_occupation`), but no
-//! endpoint reports which of the two came last. Trying is no option: releasing twice, resuming without a release, or
-//! generating while released ends the scheduler. In some versions `/health` generates. This process cannot remember it
-//! alone either, since each of the two may restart without the other.
+//! endpoint reports which came last. Trying is no option: releasing twice, resuming without a release, or generating
+//! while released ends the scheduler. In some versions `/health` generates. This process cannot remember it alone,
+//! since it and the engine may restart without each other.
 //!
-//! So the engine stores it. Its *weight version*, reported in `/model_info`, is free text that SGLang does not
-//! interpret:
+//! So the engine stores it in its *weight version*, free text in `/model_info` that SGLang does not interpret:
 //!
 //! | weight version | the engine |
 //! |---|---|
@@ -14,17 +13,16 @@
 //! | `poorwill:moving:` and the original text | began to sleep or wake, and did not report completion |
 //! | `poorwill:asleep:` and the original text | sleeps |
 //!
-//! The text lives as long as the engine's process. It is set before a move begins and after the engine reported
-//! completion, and read back each time. A wake restores the original text. Sleeping twice or waking twice sends
-//! nothing. An engine found moving is an error: which memory it has is unknown, so it has to be restarted. A release
-//! during a request also ends the scheduler. A sleep therefore waits for `/flush_cache`, which fails while the engine
-//! works.
+//! The text lives as long as the engine's process. It is set before a move and after the engine reported completion,
+//! and read back each time. Sleeping or waking twice sends nothing. An engine found moving has to be restarted, since
+//! which memory it has is unknown. A release during a request also ends the scheduler. A sleep therefore waits for
+//! `/flush_cache`, which fails while the engine works.
 //!
 //! Limits: an engine that another program put to sleep passes for awake. The weight version needs SGLang 0.5.1. Each
-//! tokenizer process has its own, so only one is supported (`--tokenizer-worker-num 1`, SGLang's default).
+//! tokenizer process has its own, so only one is supported (`--tokenizer-worker-num 1`, the default).
 //!
-//! Level 2 drops the weights (SGLang without its backup does). A wake reads them again from the model path that the
-//! engine reports (`/update_weights_from_disk`).
+//! Level 2 drops the weights. A wake reads them again (`/update_weights_from_disk`) from the model path that the engine
+//! reports.
 
 use std::time::Duration;
 
@@ -39,7 +37,7 @@ const MOVING: &str = "poorwill:moving:";
 const ASLEEP: &str = "poorwill:asleep:";
 /// The status of `/flush_cache` while requests run.
 const BUSY: u16 = 400;
-/// Interval between two flushes.
+/// Between two flushes.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -51,7 +49,7 @@ pub(super) struct Sglang {
     prompt: Prompt,
 }
 
-/// The state in a weight version, and the original text.
+/// The state in a weight version, with the original text.
 #[derive(Debug, PartialEq, Eq)]
 enum Mark {
     Awake(String),
@@ -59,7 +57,6 @@ enum Mark {
     Asleep(String),
 }
 
-/// An engine's `/model_info`.
 #[derive(Debug)]
 struct Info {
     mark: Mark,
@@ -162,7 +159,6 @@ impl Sglang {
         }
     }
 
-    /// Waits until no request runs. The caller's timeout drops the future.
     async fn drained(&self) -> Result<(), EngineError> {
         let mut has_warned = false;
         loop {
@@ -178,7 +174,6 @@ impl Sglang {
         }
     }
 
-    /// Reads the weights again from the engine's model path.
     async fn reload(&self, info: &Info) -> Result<(), EngineError> {
         let Some(path) = info.body["model_path"].as_str().filter(|path| !path.is_empty()) else {
             return Err(info

@@ -3,9 +3,8 @@
 //! Level 1 keeps the weights in host memory. Level 2 drops them, and a wake takes three calls: memory of the weights,
 //! the weights, memory of the KV cache.
 //!
-//! Requests are drained before a sleep. `mode=wait` waits for requests that bypassed the rotation; newer versions would
-//! otherwise end them. Some versions report the new state in their answer, which has to match; older ones answer with
-//! an empty body.
+//! `mode=wait` waits for requests that bypassed the rotation; newer versions would otherwise end them. Some versions
+//! report the new state in their answer; older ones answer with an empty body.
 
 use serde_json::{Value, json};
 

@@ -10,13 +10,12 @@ use http::{HeaderValue, StatusCode};
 pub(super) enum End {
     /// The client disconnected first.
     Left,
-    /// The answer was complete, even if it was an error.
+    /// Complete, even if it was an error.
     Whole,
-    /// The answer broke off.
     Broken,
 }
 
-/// A request. Dropping it writes its log line.
+/// Dropping it writes the log line of a request.
 #[derive(Debug)]
 pub(super) struct Account {
     pub(super) id: HeaderValue,
@@ -68,12 +67,12 @@ fn milliseconds(passed: Duration) -> u64 {
     u64::try_from(passed.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A permit for one request. Dropping it frees the permit.
+/// For one request, until dropped.
 #[derive(Debug)]
 pub(super) struct Permit(Arc<AtomicUsize>);
 
 impl Permit {
-    /// A permit, if fewer than `max` are taken.
+    /// `None` if `max` are taken.
     pub(super) fn acquire(active: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let more = |count: usize| (count < max).then_some(count + 1);
         active.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;

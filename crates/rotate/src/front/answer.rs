@@ -1,7 +1,7 @@
 //! The body of an answer: own bytes, an engine's bytes, or keep-alive comments until the engine's bytes come.
 //!
-//! The client's connection polls it, so it is as fast as the client reads. Dropping it cancels the request to the
-//! engine. A client that reads nothing does not poll it, so the connection holds the token that ends the answer.
+//! The client's connection polls it, as fast as the client reads. Dropping it cancels the request to the engine. A
+//! client that reads nothing does not poll it, so the connection holds the token that ends the answer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,10 +19,9 @@ use super::api_error::ApiError;
 use super::connection::Connection;
 use super::{Admission, Backend, Route};
 
-/// The keep-alive comment.
 const COMMENT: &[u8] = b": waiting\n\n";
 
-/// The answer is incomplete: the connection has to be broken off.
+/// The connection has to be broken off.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer broke off")]
 pub(super) struct Broken;
@@ -32,7 +31,7 @@ pub(super) type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Resolves to an engine's events, or to a final error event.
 pub(super) type Upcoming = Pin<Box<dyn Future<Output = Result<(Forwarded, Duration), Ending>> + Send>>;
 
-/// A stream that ended before it began: its error event and status.
+/// A stream that ended before it began.
 #[derive(Debug)]
 pub(super) struct Ending {
     pub(super) event: Bytes,
@@ -46,7 +45,6 @@ pub(super) struct AnswerBody {
     gone: Gone,
 }
 
-/// The source of the bytes.
 pub(super) enum Flow {
     /// Own bytes, until they are sent.
     Whole(Option<Bytes>),
@@ -58,7 +56,6 @@ pub(super) enum Flow {
     },
 }
 
-/// An engine's answer.
 pub(super) struct Forwarded {
     pub(super) upstream: Incoming,
     pub(super) aborted: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -181,9 +178,9 @@ impl Drop for AnswerBody {
 }
 
 impl Forwarded {
-    /// The next frame, `None` after the last, or why it broke off.
+    /// `None` after the last frame.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, ApiError>> {
-        // First, so that an engine that never pauses is ended, too.
+        // First, so that an engine that never pauses is ended.
         if self.admission.aborted.is_cancelled() {
             return Poll::Ready(Err(ApiError::aborted(&self.route.name)));
         }

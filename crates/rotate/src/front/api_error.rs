@@ -11,12 +11,11 @@ use super::json::BodyError;
 use crate::policy::Refusal;
 use crate::service::Refused;
 
-/// Most model names in a message.
+/// Most names in a message.
 const NAMES_MAX: usize = 64;
 /// Most characters of an engine's answer in a message.
 const EXCERPT_MAX: usize = 1024;
 
-/// An error response.
 #[derive(Debug, Clone)]
 pub(super) struct ApiError {
     pub(super) status: StatusCode,
@@ -27,7 +26,6 @@ pub(super) struct ApiError {
     header: Option<ErrorHeader>,
 }
 
-/// A header that belongs to an error.
 #[derive(Debug, Clone, Copy)]
 enum ErrorHeader {
     /// In seconds.

@@ -3,8 +3,8 @@
 //! It adds what hyper does not offer:
 //!
 //! - It reports when all written bytes have been flushed.
-//! - It detects that the client has disconnected, even with unread bytes.
-//! - It detects an answer that should end but does not, because its client reads nothing.
+//! - It detects a disconnected client, even with unread bytes.
+//! - It detects an answer that should end, but whose client reads nothing.
 //! - It closes so that a client that is still sending can read the answer.
 
 use std::future::Future;
@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Poll interval for clients that have sent their next request already, which hides a disconnect.
 const POLL_EVERY: Duration = Duration::from_secs(1);
-/// How long bytes of a client that is still sending are discarded, so that it can read the answer.
+/// How long bytes of a client that is still sending are discarded.
 const LINGER: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -53,7 +53,6 @@ impl Connection {
         }
     }
 
-    /// Sets the token that ends the answer in progress; `None` after its end.
     pub(super) fn ends_with(&self, ending: Option<CancellationToken>) {
         self.ending.send_replace(ending);
     }
@@ -78,12 +77,10 @@ impl Connection {
         }
     }
 
-    /// How often all written bytes were flushed.
     pub(super) fn flushes(&self) -> u64 {
         self.flushes.load(Ordering::Acquire)
     }
 
-    /// Waits until the flush count exceeds `since`.
     pub(super) fn poll_flushed(&self, cx: &mut Context<'_>, since: u64) -> Poll<()> {
         self.flushed.register(cx.waker());
         if self.flushes() > since { Poll::Ready(()) } else { Poll::Pending }
@@ -94,8 +91,8 @@ impl Connection {
         self.lingers.store(lingers, Ordering::Release);
     }
 
-    /// Resets the connection on close instead of finishing it. For answers whose end is the end of the connection, and
-    /// for clients that do not read.
+    /// Resets the connection on close. For answers whose end is the end of the connection, and for clients that do not
+    /// read.
     pub(super) fn cut(&self) {
         self.is_cut.store(true, Ordering::Release);
         // If the socket refuses, it is broken already.
@@ -106,11 +103,10 @@ impl Connection {
         self.is_cut.load(Ordering::Acquire)
     }
 
-    /// Waits until the client closes its sending side. Takes about a second if the client has sent its next request
-    /// already.
+    /// Waits until the client closes its sending side. Takes about a second if it has sent its next request already.
     pub(super) async fn gone(self: Arc<Self>) {
         loop {
-            // No other task reads during a request, after its body.
+            // No other task reads after the body of a request.
             match self.stream.peek(&mut [0]).await {
                 Ok(0) | Err(_) => return,
                 Ok(_) => tokio::time::sleep(POLL_EVERY).await,
@@ -128,7 +124,6 @@ impl Connection {
     }
 }
 
-/// The server's end of the connection.
 #[derive(Debug)]
 pub(super) struct Io {
     connection: Arc<Connection>,

@@ -1,6 +1,6 @@
 //! The way of a request: body, model, queue, engine, and the head of the answer.
 //!
-//! All of it is one future, which the client's connection drops when the client disconnects.
+//! All of it is one future, which a client's disconnect drops.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -27,10 +27,10 @@ use super::span::{Ids, REQUEST_ID};
 use super::{Admission, Backend, Route, Timeouts};
 use crate::http::HttpClient;
 
-/// Most bytes to read of an engine's error answer.
+/// Most bytes of an engine's error answer in an error event.
 const EXCERPT_MAX_BYTES: usize = 64 << 10;
 
-/// State of all connections.
+/// Shared by all connections.
 pub(super) struct Proxy {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) timeouts: Timeouts,
@@ -40,7 +40,6 @@ pub(super) struct Proxy {
     catalogue: Catalogue,
 }
 
-/// The client disconnected.
 #[derive(Debug, thiserror::Error)]
 #[error("the client has gone")]
 pub(super) struct Disconnected;
@@ -130,7 +129,6 @@ impl Proxy {
         }
     }
 
-    /// The request to the engine.
     fn upstream(
         &self,
         parts: Parts,
@@ -167,7 +165,7 @@ struct Job {
 }
 
 impl Job {
-    /// Waits for admission. Owns its data, so that it can continue in another future.
+    /// The future owns its data, so that it can continue in another one.
     fn admission(&self) -> Pin<Box<dyn Future<Output = Result<Admission, ApiError>> + Send>> {
         let (backend, route) = (Arc::clone(&self.proxy.backend), Arc::clone(&self.route));
         Box::pin(async move {
@@ -176,7 +174,7 @@ impl Job {
         })
     }
 
-    /// As [`sent`](Self::sent), with keep-alive comments for a client that waits for a stream.
+    /// As [`sent`](Self::sent), with keep-alive comments while the client waits.
     async fn with_keep_alive(
         self,
         every: Duration,
@@ -228,7 +226,6 @@ impl Job {
         Err(Ending { event: error.event(false), status })
     }
 
-    /// Sends the request, and returns the head of the answer with its body.
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
         let Self { proxy, route, upstream, is_old } = self;
         let answered = tokio::select! {
@@ -283,7 +280,7 @@ fn json_of(bytes: Bytes) -> Response<Flow> {
     response
 }
 
-/// A body in up to three segments: before the model's name, the name, and after it.
+/// A body: before the model's name, the name, and after it.
 #[derive(Debug)]
 pub(super) struct Segments {
     segments: [Bytes; 3],
@@ -291,7 +288,6 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// Replaces the model name `asked` by `wanted`.
     fn with_model(body: Bytes, asked: &str, wanted: &str) -> Result<Self, ApiError> {
         if asked == wanted {
             return Ok(Self { segments: [body, Bytes::new(), Bytes::new()], next: 0 });

@@ -1,30 +1,26 @@
-//! The model and the stream flag of a request body, and the position of the model's name.
+//! The fields of a request body that the front needs.
 //!
-//! The body is parsed once, which also proves that it is JSON. The position is searched only if the name has to be
-//! replaced.
+//! The body is parsed once, which also proves that it is JSON. The position of the model's name is searched only if the
+//! name has to be replaced.
 
 use std::fmt;
 use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// The fields that the front needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RequestFields {
-    /// `model`.
     pub(super) name: String,
-    /// `stream`.
     pub(super) is_stream: bool,
 }
 
-/// Why a body is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum BodyError {
     /// Not a JSON object; the parser's message.
     NotJson(String),
     NoModel,
     NotString,
-    /// More than one `model`. The engine might use another one than the front.
+    /// The engine might use another one than the front.
     Duplicate,
 }
 
@@ -39,7 +35,7 @@ pub(super) fn parse(body: &[u8]) -> Result<RequestFields, BodyError> {
     }
 }
 
-/// The range of the top-level `model` value, with quotes, in a body that [`parse`] accepted.
+/// The top-level `model` value, with quotes, in a body that [`parse`] accepted.
 pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
     let mut at = skip_blanks(body, 0);
     if *body.get(at)? != b'{' {
@@ -61,7 +57,7 @@ pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
     }
 }
 
-/// Whether a quoted key means `model`, also with escapes.
+/// Also with escapes.
 fn is_model(key: &[u8]) -> bool {
     let is_escaped =
         || key.contains(&b'\\') && serde_json::from_slice::<String>(key).is_ok_and(|key| key == "model");

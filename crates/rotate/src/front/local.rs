@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use super::{Backend, Listed};
 
-/// The list of models, in OpenAI's format.
+/// In OpenAI's format.
 #[derive(Debug)]
 pub(super) struct Catalogue {
-    /// `created` of every model, in seconds since 1970. Clients expect a number; it has no meaning here.
+    /// `created` of every model, in seconds since 1970. Clients expect a number, which has no meaning here.
     since: u64,
 }
 

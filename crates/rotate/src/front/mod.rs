@@ -1,19 +1,18 @@
 //! The clients' listener: a proxy with OpenAI's API, which sends each request to its model's engine.
 //!
-//! The front decides nothing about models. It asks a [`Backend`], waits for admission, and then forwards bytes.
+//! The front decides nothing about models: a [`Backend`] routes and admits.
 //!
 //! Promises:
 //!
 //! - Only paths below `/v1/` of an engine can be reached, by `POST` with a JSON body that names a model. Clients' keys
 //!   and hop-by-hop headers are not forwarded.
-//! - A body reaches the engine byte for byte, except for the model's name if the engine uses another. An answer reaches
-//!   the client byte for byte, no faster than the client reads.
-//! - An incomplete answer cannot be mistaken for a complete one. An event stream gets an error event; then the
-//!   connection is broken off, as for any other answer.
-//! - An answer ends if its model has to leave, even if its client reads nothing: then the connection is broken off.
-//! - A client that disconnects cancels its request, in the queue or in the engine. Closing the sending side counts as
-//!   disconnecting: TCP cannot tell the two apart, and waking a model in vain costs more. nginx and uvicorn do the
-//!   same. Answers without waiting may still arrive.
+//! - Bodies and answers are forwarded byte for byte, except for the model's name if the engine uses another. An answer
+//!   is read no faster than the client reads.
+//! - An incomplete answer cannot be mistaken for a complete one: its connection is broken off, for an event stream
+//!   after an error event.
+//! - An answer ends if its model has to leave, even if its client reads nothing.
+//! - A client that disconnects cancels its request. Closing the sending side counts as disconnecting, as in nginx and
+//!   uvicorn. TCP cannot tell the two apart, and waking a model in vain costs more.
 //! - Logs and errors contain neither bodies, nor keys, nor addresses of engines.
 
 mod account;
@@ -47,7 +46,7 @@ use crate::{config, serve};
 
 /// A head up to this much over its limit gets an error with a body. Longer ones get only the status.
 const HEAD_SLACK_BYTES: usize = 16 << 10;
-/// Most bytes of one read from a client.
+/// For one read from a client.
 const READ_MAX_BYTES: usize = 512 << 10;
 
 /// What the front needs from the service.
@@ -61,21 +60,21 @@ pub trait Backend: Send + Sync + 'static {
     /// Waits until a request may go to its engine. Dropping the future withdraws the request.
     fn admit(&self, model: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>>;
 
-    /// Reports that an engine refused or broke a connection, so it may be gone.
+    /// Reports an engine that may be gone, since it refused or broke a connection.
     fn suspect(&self, model: ModelId);
 
     /// The current limits and keys.
     fn front(&self) -> Arc<config::Front>;
 }
 
-/// The destination of a model's requests.
+/// Where a model's requests go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// The model.
     pub model: ModelId,
     /// Its name in requests.
     pub name: String,
-    /// Its engine's `http://`, host, and port.
+    /// `http://`, host, and port of its engine.
     pub url: String,
     /// Its name in the engine.
     pub served_as: String,
@@ -103,8 +102,7 @@ pub struct Timeouts {
     pub body: Duration,
     /// For connecting to an engine.
     pub connect: Duration,
-    /// How long idle connections to engines are kept. Shorter than the 5 seconds of vLLM and SGLang, or a request could
-    /// meet a connection that is being closed.
+    /// How long idle connections to engines are kept. vLLM and SGLang close them after 5 seconds, so this is shorter.
     pub idle: Duration,
     /// For a client to read the end of an answer that had to end.
     pub reader: Duration,
@@ -122,7 +120,7 @@ impl Default for Timeouts {
     }
 }
 
-/// Serves clients until `shutdown` fires, then waits for the answers in progress. Dropping the future breaks them off.
+/// Serves clients until `shutdown`, then waits for the answers in progress. Dropping the future breaks them off.
 ///
 /// # Errors
 /// The listener cannot be used. A failed `accept` is not an error.
@@ -167,7 +165,7 @@ async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, shutdown: Cancel
         biased;
         // The requests have logged their own ends.
         _ = serve::answer(&builder, io, service, &shutdown) => {}
-        // Dropping the connection discards unread bytes and cancels the request to the engine.
+        // The drop discards unread bytes, and cancels the request to the engine.
         () = overdue => {}
     }
 }

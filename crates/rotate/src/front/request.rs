@@ -12,22 +12,18 @@ use hyper::body::{Body, Incoming};
 use super::api_error::ApiError;
 use crate::config::Key;
 
-/// Most bytes to reserve for a body at once, whatever its declared length.
+/// To reserve for a body at once, whatever its declared length.
 const BODY_FIRST_BYTES: u64 = 1 << 20;
 
-/// The target of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum About {
     Health,
     /// The list of models.
     Models,
-    /// One model of the list.
     Model(String),
-    /// A path of an engine.
     Engine(PathAndQuery),
 }
 
-/// The target of a request, if it is valid.
 pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, ApiError> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         return Err(ApiError::no_method("GET, HEAD, POST"));
@@ -78,7 +74,7 @@ fn encodes_no_way(path: &str) -> bool {
     })
 }
 
-/// Decodes percent-encoded text.
+/// Percent-decodes.
 fn decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
@@ -114,7 +110,7 @@ fn head_bytes(parts: &Parts) -> u64 {
     u64::try_from(of_line + of_fields).unwrap_or(u64::MAX)
 }
 
-/// Checks the client's key. Without configured keys, every client is accepted.
+/// Without configured keys, every client is accepted.
 pub(super) fn check_key(headers: &HeaderMap, keys: &[Key]) -> Result<(), ApiError> {
     if keys.is_empty() {
         return Ok(());
@@ -130,7 +126,7 @@ pub(super) fn check_key(headers: &HeaderMap, keys: &[Key]) -> Result<(), ApiErro
     is_known.then_some(()).ok_or_else(ApiError::no_key)
 }
 
-/// Refuses bodies that are not JSON by their headers, without reading them.
+/// Refuses bodies that are not JSON by their headers.
 pub(super) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let text =
         |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
@@ -147,7 +143,6 @@ pub(super) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Reads the whole body.
 pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> Result<Bytes, ApiError> {
     let lower = from.size_hint().lower();
     if lower > max_bytes {
@@ -183,7 +178,7 @@ pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> 
     Ok(more.map_or(first, BytesMut::freeze))
 }
 
-/// Removes hop-by-hop headers, including those named by `Connection`.
+/// Also drops headers that `Connection` names.
 pub(super) fn drop_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -209,7 +204,6 @@ pub(super) fn drop_hop(headers: &mut HeaderMap) {
     headers.remove("proxy-connection");
 }
 
-/// Keeps the headers that the engine should see.
 pub(super) fn upstream_headers(headers: &mut HeaderMap) {
     drop_hop(headers);
     for name in [header::AUTHORIZATION, header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::TRAILER]

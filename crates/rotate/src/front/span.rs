@@ -9,10 +9,10 @@ pub(super) static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id
 static TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 static TRACE_STATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Longest identifier to accept from a client.
+/// Longer identifiers of clients are replaced.
 const ID_MAX: usize = 128;
 
-/// Generates unique identifiers. They are not predictable from one another, but no secrets.
+/// Unique and not predictable from one another, but no secrets.
 #[derive(Debug, Default)]
 pub(super) struct Ids {
     keys: (RandomState, RandomState),
@@ -45,7 +45,7 @@ impl Ids {
         })
     }
 
-    /// Continues the client's trace, or begins a new one without a valid trace.
+    /// Continues the client's valid trace, or begins a new one.
     pub(super) fn trace(&self, headers: &mut HeaderMap) {
         let parent = only(headers, &TRACE_PARENT).and_then(|value| value.to_str().ok()).and_then(parsed);
         // Without a decision about recording, the engine records as it would without a proxy.
@@ -64,13 +64,13 @@ impl Ids {
     }
 }
 
-/// The value of a header that occurs once.
+/// If it occurs once.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
     let mut all = headers.get_all(name).iter();
     all.next().filter(|_| all.next().is_none())
 }
 
-/// The trace and the flags of a `traceparent`.
+/// Of a `traceparent`.
 fn parsed(parent: &str) -> Option<(&str, &str)> {
     let is_hex = |text: &str, len: usize| {
         text.len() == len && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))

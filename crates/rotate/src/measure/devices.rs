@@ -13,7 +13,7 @@ use crate::policy::Gpu;
 const HELP: &str =
     "install NVIDIA's driver, or simulate GPUs with [memory] measure = \"processes\" and gpu = \"8GiB\"";
 
-/// Measures by NVML. The library is loaded at the first measurement, and again after each failure.
+/// Measures by NVML, which is loaded at the first measurement, and again after each failure.
 #[derive(Debug, Clone, Default)]
 pub struct Devices {
     /// `None` until it is loaded.

@@ -25,12 +25,12 @@ pub struct GpuMemory {
     pub total_bytes: u64,
 }
 
-/// The future of a measurement: one entry for each requested GPU, in the same order.
+/// A measurement, with one entry for each requested GPU in the same order.
 pub type Measured<'a> = Pin<Box<dyn Future<Output = Result<Vec<GpuMemory>, MeterError>> + Send + 'a>>;
 
 /// Measures GPUs.
 pub trait Meter: fmt::Debug + Send + Sync {
-    /// Measures these GPUs now. Takes milliseconds, and does not block the runtime.
+    /// Measures these GPUs. Takes milliseconds, and does not block the runtime.
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a>;
 }
 
@@ -44,7 +44,6 @@ pub struct MeterError {
     pub reason: String,
 }
 
-/// Measures on a blocking thread.
 async fn on_a_thread(
     gpus: &[Gpu],
     one: impl Fn(Gpu) -> Result<GpuMemory, String> + Send + 'static,

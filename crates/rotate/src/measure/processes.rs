@@ -1,8 +1,8 @@
 //! Simulated GPUs: each has a fixed size, and its processes hold what the operating system reports.
 //!
 //! That is `Pss` from `/proc/PID/smaps_rollup`, which divides shared pages among processes, or else `VmRSS`. Both
-//! include the memory of Poorwill's host device, a mapped memory file. They also include the program itself, so a
-//! process holds something as soon as it runs, as on a real GPU.
+//! include the mapped memory file of Poorwill's host device, and the program itself. So a process holds something as
+//! soon as it runs, as on a real GPU.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// Simulates GPUs of `gpu_bytes` each. `pids` returns the processes on them.
+    /// Simulates GPUs of `gpu_bytes` each.
     #[must_use]
     pub fn new(gpu_bytes: u64, pids: PidsOn) -> Self {
         Self { gpu_bytes, pids }
@@ -52,7 +52,7 @@ impl Meter for Processes {
     }
 }
 
-/// The memory of a process; 0 after its end.
+/// 0 after its end.
 fn held_bytes(pid: u32) -> io::Result<u64> {
     // The file may be missing, or closed to this user.
     let shares = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"));

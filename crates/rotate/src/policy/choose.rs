@@ -9,7 +9,6 @@ use super::time::Time;
 /// How a model gets its memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Space {
-    /// Enough is free.
     Free,
     /// These have to leave now.
     Leave(Vec<usize>),
@@ -21,7 +20,7 @@ pub(super) enum Space {
 
 impl Policy {
     /// Evicts models that were idle for too long, and selects waiting ones, oldest first. Each GPU activates one model
-    /// at a time, in the order of waiting.
+    /// at a time.
     pub(super) fn choose(&mut self) {
         if self.is_ending {
             return;
@@ -134,7 +133,7 @@ impl Policy {
             }
         }
         if missing.iter().any(|missing| *missing > 0) {
-            // The estimates say that this is too little. They may be wrong, so all that may leave do.
+            // By the estimates this is too little. They may be wrong, so all models that may leave do.
             let is_missing = |gpu: &Gpu| missing[gpu.0] > 0;
             let (kept, all): (Vec<usize>, Vec<usize>) = self
                 .holders(id)
@@ -160,7 +159,7 @@ impl Policy {
         self.when(list.into_iter().map(|(other, _)| other).collect(), since)
     }
 
-    /// What it releases on each GPU of the machine; unlimited where unknown.
+    /// On each GPU of the machine; unlimited where unknown.
     fn frees_on(&self, id: usize) -> Vec<i128> {
         let model = &self.models[id];
         let mut frees = vec![0; self.free.len()];

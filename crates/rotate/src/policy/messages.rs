@@ -35,7 +35,7 @@ pub enum Input {
     },
     /// An engine died, or answers no more.
     Lost(ModelId),
-    /// A ready engine reports that it sleeps, without a command from here.
+    /// A ready engine sleeps, without a command from here.
     Slept(ModelId),
     /// Wake a model without a request.
     Wake(ModelId),
@@ -54,15 +54,15 @@ pub enum Input {
 /// The result of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// Success of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`] and [`Task::Wake`].
+    /// Of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`] and [`Task::Wake`].
     Done,
-    /// The result of [`Task::Probe`].
+    /// Of [`Task::Probe`].
     Probed(EngineState),
-    /// Free bytes on each of the model's GPUs: of [`Task::Measure`].
+    /// Of [`Task::Measure`]: free bytes on each of the model's GPUs.
     Free(Vec<u64>),
-    /// Whether the engine reports that it is awake: of [`Task::Confirm`].
+    /// Of [`Task::Confirm`]: whether the engine reports that it is awake.
     Awake(bool),
-    /// Whether the answer was right, or how it differed: of [`Task::Canary`].
+    /// Of [`Task::Canary`]: whether the answer was right, or how it differed.
     Canary(Result<(), String>),
     /// Failure or timeout, with the cause.
     Failed(String),
@@ -82,7 +82,7 @@ pub enum EngineState {
 /// Work for an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Task {
-    /// Find out whether it runs, and whether it is awake.
+    /// Find its [`EngineState`].
     Probe,
     /// Start it, and wait until it answers.
     Start,
@@ -155,7 +155,7 @@ pub enum Refusal {
         /// The end of the quarantine.
         until: Time,
     },
-    /// The model has not enough free memory now.
+    /// The model has not enough free memory.
     NoMemory {
         /// When memory is searched again.
         until: Time,

@@ -1,10 +1,9 @@
 //! Which models are awake, as a state machine without effects.
 //!
-//! [`Policy::step`] takes what happened and when, and returns what to do: requests to admit or refuse, and tasks for
-//! engines. It has no clock, socket or thread. Tests can therefore run thousands of schedules in a second, with every
-//! fault of an engine.
+//! [`Policy::step`] takes what happened and when, and returns what to do. It has no clock, socket or thread, so tests
+//! can run thousands of schedules in a second, with every fault of an engine.
 //!
-//! A model comes and goes in steps. Each step has a timeout and a defined failure:
+//! A model comes and goes in steps. Each has a timeout and a defined failure:
 //!
 //! ```text
 //! asleep ─▶ memory? ─▶ wake ─▶ confirm ─▶ canary ─▶ ready ─▶ drain ─▶ measure ─▶ sleep ─▶ released? ─▶ asleep
@@ -13,15 +12,15 @@
 //!
 //! Promises:
 //!
-//! - A request is admitted only if the model's last canary since its last wake or start was right.
-//! - Every request is admitted, refused, or reported as left by its sender. It waits at most its model's `wait_max`,
-//!   whatever engines do, if `step` is called at [`Policy::wakeup`].
+//! - A request is admitted only if the model's canary was right since its last wake or start.
+//! - Every request is admitted, refused, or reported as left by its sender. It waits at most `wait_max`, whatever
+//!   engines do, if `step` is called at [`Policy::wakeup`].
 //! - On each GPU one model at a time changes its memory. A model wakes or starts only after its known need was measured
 //!   free.
 //! - An engine that fails while it wakes or starts is restarted once. If it fails again, or cannot be restarted, it is
-//!   quarantined, longer each time. An engine whose memory does not come back is stopped.
-//! - The model with the oldest waiting request comes next on its GPUs. Awake models with requests keep their turn for
-//!   `turn_max` at most, so that ABCABC becomes AABBCC.
+//!   quarantined, longer each time. An engine whose memory is not released is stopped.
+//! - The model with the oldest waiting request comes next on its GPUs. Awake models with requests stay for at most
+//!   `turn_max`, so that ABCABC becomes AABBCC.
 //!
 //! Tasks and requests have unique ids, so late, repeated or missing reports do no harm.
 
@@ -43,11 +42,11 @@ pub use self::time::Time;
 
 use self::model::{Activation, Leave, ModelState, Stage, Step, Then};
 
-/// The state machine. See the module.
+/// The state machine.
 #[derive(Debug)]
 pub struct Policy {
     models: Vec<ModelState>,
-    /// Free bytes of each GPU at the last measurement.
+    /// At the last measurement, by GPU.
     free: Vec<Option<u64>>,
     /// The model of each request, and whether it runs.
     requests: BTreeMap<RequestId, (usize, bool)>,
@@ -74,7 +73,7 @@ pub struct Status {
     pub running: usize,
     /// What a sleep releases on each of its GPUs, once measured.
     pub held_bytes: Option<Vec<u64>>,
-    /// Its known need on each of its GPUs, while it has memory or may have; `None` if unknown.
+    /// Its known need on each of its GPUs, while it may have memory; `None` if unknown.
     pub promised_bytes: Option<Vec<u64>>,
     /// Consecutive failures.
     pub failures: u32,
@@ -258,7 +257,6 @@ impl Policy {
         self.changes += 1;
     }
 
-    /// Admits requests that may run, and refuses those that waited too long.
     fn serve(&mut self) {
         for id in 0..self.models.len() {
             let now = self.now;
@@ -288,7 +286,6 @@ impl Policy {
         }
     }
 
-    /// Refuses all waiting requests of a model, and withdraws its selection.
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
         let model = &mut self.models[id];
         (model.is_selected, model.wake_requested) = (false, None);
@@ -298,7 +295,6 @@ impl Policy {
         }
     }
 
-    /// An engine is gone.
     fn lost(&mut self, id: usize) {
         self.discount(id);
         for other in 0..self.models.len() {
@@ -318,7 +314,7 @@ impl Policy {
         }
     }
 
-    /// Memory that a dead engine released must not count for a sleep that runs beside it.
+    /// Memory that a dead engine released must not count for a sleep beside it.
     fn discount(&mut self, id: usize) {
         let Some(left) = self.models[id].freed_by_end() else { return };
         let gpus = self.models[id].rules.gpus.clone();

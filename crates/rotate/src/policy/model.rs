@@ -7,26 +7,31 @@ use super::rules::Rules;
 use super::stage::StageName;
 use super::time::Time;
 
-/// What a model is doing.
+/// As [`StageName`], with data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Not probed yet, or not since its quarantine.
     Unknown,
-    /// No engine runs.
     Cold,
-    /// Asleep, by its own report and by measurement.
     Asleep,
-    /// Awake and verified: requests are admitted.
-    Ready { since: Time },
-    /// Running requests end, and no more are admitted.
-    Draining { until: Time, was_aborted: bool, then: Leave },
-    /// A step runs, or waits to be repeated.
-    Step { step: Step, began: Time, retry_at: Option<Time> },
-    /// Ignored after failures.
-    Quarantined { until: Time },
+    Ready {
+        since: Time,
+    },
+    Draining {
+        until: Time,
+        was_aborted: bool,
+        then: Leave,
+    },
+    /// The step runs, or waits to be repeated.
+    Step {
+        step: Step,
+        began: Time,
+        retry_at: Option<Time>,
+    },
+    Quarantined {
+        until: Time,
+    },
 }
 
-/// What follows a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leave {
     Sleep,
@@ -34,11 +39,10 @@ pub(super) enum Leave {
     Restart,
 }
 
-/// A step, with the free bytes measured before it on each of the model's GPUs.
+/// With the free bytes measured before it, on each of the model's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
     Probe,
-    /// Waits for free memory.
     FindMemory(Activation),
     Wake {
         free: Vec<u64>,
@@ -52,11 +56,10 @@ pub(super) enum Step {
     Canary {
         activated: Option<Activated>,
     },
-    /// Measures what is free now, and so what the model took.
+    /// Measures what the model took.
     Learn {
         activated: Option<Activated>,
     },
-    /// Measures what is free before the sleep.
     Before,
     Sleep {
         before: Vec<u64>,
@@ -69,21 +72,18 @@ pub(super) enum Step {
     Stop(Then),
 }
 
-/// How a model becomes ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Activation {
     Wake,
     Start,
 }
 
-/// How it became ready, and what was free before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Activated {
     pub(super) up: Activation,
     pub(super) free: Vec<u64>,
 }
 
-/// What follows a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Cold,
@@ -116,7 +116,6 @@ impl Step {
 }
 
 impl Stage {
-    /// Its name.
     pub(super) fn name(&self) -> StageName {
         match self {
             Self::Unknown => StageName::Unknown,
@@ -141,7 +140,6 @@ impl Stage {
         }
     }
 
-    /// Whether it is leaving the GPUs' memory.
     pub(super) fn is_leaving(&self) -> bool {
         match self {
             Self::Draining { .. } => true,
@@ -151,7 +149,6 @@ impl Stage {
     }
 }
 
-/// A running task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Op {
     pub(super) id: OpId,
@@ -163,13 +160,13 @@ pub(super) struct ModelState {
     pub(super) rules: Rules,
     pub(super) stage: Stage,
     pub(super) op: Option<Op>,
-    /// Whether it was selected to come, and models in its way to leave.
+    /// Models in its way leave.
     pub(super) is_selected: bool,
-    /// Waiting requests and their arrival, oldest first.
+    /// Oldest first, with their arrival.
     pub(super) queue: VecDeque<(RequestId, Time)>,
     pub(super) running: usize,
     pub(super) last_used: Time,
-    /// When it was asked to wake without a request.
+    /// When a command asked for a wake.
     pub(super) wake_requested: Option<Time>,
     pub(super) is_pinned: bool,
     /// The most that a sleep released, on each of its GPUs.
@@ -181,10 +178,8 @@ pub(super) struct ModelState {
     pub(super) cold: Option<Vec<u64>>,
     /// Whether other memory changed during its measurement.
     pub(super) is_disturbed: bool,
-    /// Consecutive failures.
     pub(super) failures: u32,
     pub(super) was_restarted: bool,
-    /// Attempts of the current step.
     pub(super) tries: u32,
     /// No memory is searched before this time.
     pub(super) no_memory_until: Option<Time>,
@@ -237,7 +232,6 @@ impl ModelState {
         oldest.into_iter().chain(self.wake_requested).min()
     }
 
-    /// How it can become ready from its stage.
     pub(super) fn activation(&self) -> Option<Activation> {
         match self.stage {
             Stage::Asleep => Some(Activation::Wake),
@@ -255,7 +249,7 @@ impl ModelState {
         }
     }
 
-    /// What it takes, or may take, on each of its GPUs; `None` if unknown, or if it has no memory.
+    /// What it may take on each of its GPUs; `None` if unknown or nothing.
     pub(super) fn promised(&self) -> Option<Vec<u64>> {
         let has_none = match &self.stage {
             Stage::Unknown | Stage::Cold | Stage::Asleep | Stage::Quarantined { .. } => true,
@@ -265,8 +259,8 @@ impl ModelState {
         if has_none { None } else { self.held.clone().or_else(|| self.need(Activation::Start)) }
     }
 
-    /// Records what a wake took. The first wake after a first sleep defines what every later sleep has to release. A
-    /// wake that took less than half was measured beside other changes, and does not count.
+    /// The first wake after a first sleep defines what later sleeps have to release. A wake that took less than half
+    /// was measured beside other changes, and does not count.
     pub(super) fn woke(&mut self, taken: &[u64]) {
         let Some(held) = self.held.as_ref().filter(|_| self.min_release.is_none()) else { return };
         if held.iter().zip(taken).all(|(held, taken)| *taken >= held / 2) {
@@ -274,13 +268,13 @@ impl ModelState {
         }
     }
 
-    /// What a sleep has to release on each of its GPUs, as far as known.
+    /// What a sleep has to release, as far as known.
     pub(super) fn expected_release(&self) -> Option<Vec<u64>> {
         let half = || Some(self.held.as_ref()?.iter().map(|bytes| bytes / 2).collect());
         self.min_release.clone().or_else(half).or_else(|| self.frees())
     }
 
-    /// What leaving frees on each of its GPUs; `None` if unknown.
+    /// What leaving frees; `None` if unknown.
     pub(super) fn frees(&self) -> Option<Vec<u64>> {
         let stopped = || self.cold.clone().filter(|_| !self.rules.can_sleep);
         stopped().or_else(|| self.held.clone()).or_else(|| {
@@ -291,7 +285,7 @@ impl ModelState {
         })
     }
 
-    /// What the end of its engine frees on each of its GPUs; `None` if unknown, or if it has no memory.
+    /// What the end of its engine frees; `None` if unknown or nothing.
     pub(super) fn freed_by_end(&self) -> Option<Vec<u64>> {
         self.promised()?;
         self.cold.clone().or_else(|| self.frees())

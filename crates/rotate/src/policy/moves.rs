@@ -1,4 +1,4 @@
-//! The steps of one model: what follows a success, and what follows a failure.
+//! The steps of one model, and what follows each success or failure.
 
 use std::time::Duration;
 
@@ -21,7 +21,6 @@ const STEADY_BYTES: u64 = 32 << 20;
 const LEAST: Duration = Duration::from_millis(1);
 
 impl Policy {
-    /// Changes the stage and reports it.
     pub(super) fn enter(&mut self, id: usize, stage: Stage) {
         let model = &mut self.models[id];
         self.changes += 1;
@@ -33,7 +32,6 @@ impl Policy {
         }
     }
 
-    /// Begins a step.
     pub(super) fn begin(&mut self, id: usize, step: Step) {
         let model = &mut self.models[id];
         model.tries = 0;
@@ -46,14 +44,12 @@ impl Policy {
         }
         let began = self.now;
         self.enter(id, Stage::Step { step, began, retry_at: None });
-        // The stop of a failed engine waits while another model moves memory. Otherwise the measurement would mix the
-        // two.
+        // The stop of a failed engine waits while another model moves memory, which would mix their measurements.
         if !self.is_other_moving(id) {
             self.run(id);
         }
     }
 
-    /// Starts the task of the current step.
     fn run(&mut self, id: usize) {
         let op = OpId(self.next_op);
         self.next_op += 1;
@@ -66,14 +62,12 @@ impl Policy {
         self.out.push(Effect::Run { op, model: ModelId(id), task, limit });
     }
 
-    /// Cancels the current task.
     fn give_up_op(&mut self, id: usize) {
         if let Some(op) = self.models[id].op.take() {
             self.out.push(Effect::Cancel(op.id));
         }
     }
 
-    /// Does what is due by now.
     pub(super) fn advance(&mut self, id: usize) {
         let now = self.now;
         let model = &self.models[id];
@@ -122,7 +116,6 @@ impl Policy {
         self.enter(id, Stage::Draining { until, was_aborted: true, then });
     }
 
-    /// Begins a selected model once no other model is in its way.
     fn activate(&mut self, id: usize) {
         let in_the_way = |other: usize| {
             let model = &self.models[other];
@@ -142,7 +135,6 @@ impl Policy {
             .any(|other| other != id && self.share(id, other) && self.models[other].is_moving())
     }
 
-    /// Continues after the end of a step.
     pub(super) fn step_ended(&mut self, id: usize, outcome: Outcome) {
         let Stage::Step { step, began, .. } = self.models[id].stage.clone() else { return };
         match (step, outcome) {
@@ -191,7 +183,6 @@ impl Policy {
         }
     }
 
-    /// The engine reported success; now its state is confirmed.
     fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
         self.begin(id, Step::Confirm { activated: Some(Activated { up, free }) });
     }
@@ -211,7 +202,6 @@ impl Policy {
         }
     }
 
-    /// Continues after a measurement of free memory.
     fn memory_measured(&mut self, id: usize, up: Activation, began: Time, free: &[u64]) {
         let is_steady = self.is_as_measured(id, free);
         self.measured(id, free);
@@ -235,7 +225,7 @@ impl Policy {
         if (0..self.models.len()).any(|other| other != id && is_leaving(other)) {
             return self.enter(id, stage);
         }
-        // The evicted models released too little, so others may have to leave, too.
+        // The evicted models released too little, so others may have to leave.
         let since = model.waiting_since().unwrap_or(began);
         match self.space_for(id, up, since) {
             Space::Leave(_) | Space::Later => {
@@ -262,7 +252,7 @@ impl Policy {
         }
     }
 
-    /// The least recently used sleeping model on its GPUs that can be stopped, which frees what it keeps while asleep.
+    /// The least recently used sleeping model on its GPUs that can be stopped, to free what it keeps while asleep.
     fn sleeper(&self, id: usize) -> Option<usize> {
         let is_one = |other: &usize| {
             let model = &self.models[*other];
@@ -272,7 +262,6 @@ impl Policy {
         (0..self.models.len()).filter(is_one).min_by_key(|other| self.models[*other].last_used)
     }
 
-    /// Continues after a measurement of what a sleep released.
     fn released(&mut self, id: usize, began: Time, before: Vec<u64>, last: Option<&[u64]>, free: &[u64]) {
         self.measured(id, free);
         let freed = less(free, &before);
@@ -284,7 +273,7 @@ impl Policy {
         let slack = if is_learnt { model.rules.slack_bytes } else { 0 };
         let is_lacking = |(all, freed): (&u64, &u64)| *freed == 0 || freed.saturating_add(slack) < *all;
         let missing = expected.iter().zip(&freed).position(is_lacking);
-        // Until the amount is known, waits until two measurements agree.
+        // Until the amount is known, two measurements have to agree.
         let is_steady = last.is_some_and(|last| {
             last.iter().zip(free).all(|(last, free)| last.abs_diff(*free) <= STEADY_BYTES)
         });
@@ -329,7 +318,7 @@ impl Policy {
         }
     }
 
-    /// A step failed. Steps without side effects are repeated.
+    /// Steps without side effects are repeated.
     fn failed(&mut self, id: usize, step: &Step, began: Time, reason: &str) {
         let model = &self.models[id];
         let limits = &model.rules.limits;
@@ -358,7 +347,6 @@ impl Policy {
         }
     }
 
-    /// Repeats the current step after a pause.
     fn retry(&mut self, id: usize) {
         let at = self.now.after(self.models[id].rules.limits.poll.max(LEAST));
         self.changes += 1;
@@ -373,7 +361,7 @@ impl Policy {
         self.out.push(Effect::Report { model: ModelId(id), event });
     }
 
-    /// An engine failed: restarts or quarantines it.
+    /// Restarts or quarantines it.
     pub(super) fn engine_failed(&mut self, id: usize, reason: &str) {
         self.report_failed(id, reason);
         self.give_up_op(id);
@@ -405,7 +393,6 @@ impl Policy {
         self.begin(id, Step::Stop(then));
     }
 
-    /// Ignores the model for a while, and refuses its requests.
     fn quarantine(&mut self, id: usize) {
         let model = &mut self.models[id];
         let failures = model.failures.max(1);
@@ -417,8 +404,8 @@ impl Policy {
         self.refuse_all(id, Refusal::Quarantined { until });
     }
 
-    /// Refuses its requests, and tries again later. Probes all models on its GPUs that should have no memory, since one
-    /// of them has it.
+    /// Refuses its requests for a while. Probes all models on its GPUs that should have no memory, since one of them
+    /// has it.
     pub(super) fn no_memory(&mut self, id: usize, reason: &str) {
         for other in 0..self.models.len() {
             let rests = matches!(self.models[other].stage, Stage::Asleep | Stage::Cold);
@@ -432,7 +419,6 @@ impl Policy {
         self.refuse_all(id, Refusal::NoMemory { until });
     }
 
-    /// It is awake and verified.
     fn become_ready(&mut self, id: usize) {
         let now = self.now;
         let model = &mut self.models[id];
@@ -441,7 +427,6 @@ impl Policy {
         self.enter(id, Stage::Ready { since: now });
     }
 
-    /// Whether this equals the last measurement.
     fn is_as_measured(&self, id: usize, free: &[u64]) -> bool {
         let is_same = |(gpu, free): (&Gpu, &u64)| {
             self.free_bytes(*gpu).is_some_and(|known| known.abs_diff(*free) <= STEADY_BYTES)
@@ -449,7 +434,7 @@ impl Policy {
         self.models[id].rules.gpus.iter().zip(free).all(is_same)
     }
 
-    /// Discards measurements of the model and its GPUs, after its engine changed.
+    /// After its engine changed.
     pub(super) fn discard_measurements(&mut self, id: usize) {
         let model = &mut self.models[id];
         (model.held, model.min_release) = (None, None);
@@ -468,7 +453,6 @@ impl Policy {
     }
 }
 
-/// The timeout of a step.
 fn limit_of(limits: &Limits, step: &Step) -> Duration {
     match step.task() {
         Task::Probe => limits.probe,
@@ -483,7 +467,6 @@ fn limit_of(limits: &Limits, step: &Step) -> Duration {
     }
 }
 
-/// `before` minus `after`, for each GPU.
 fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
     before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after)).collect()
 }

@@ -17,21 +17,21 @@ pub struct Rules {
     pub gpus: Vec<Gpu>,
     /// What it takes of each GPU while awake, until measured.
     pub need_bytes: Option<u64>,
-    /// Whether its engine can sleep. Otherwise it is stopped and started.
+    /// Whether its engine can sleep. If not, it is stopped and started.
     pub can_sleep: bool,
     /// Whether its engine can be stopped and started.
     pub can_restart: bool,
-    /// Whether it stays awake while idle and while other models wait.
+    /// Whether it stays awake while idle or while other models wait.
     pub is_pinned: bool,
     /// How long it stays awake without requests.
     pub idle_max: Option<Duration>,
     /// How long it stays awake at least.
     pub residence_min: Duration,
-    /// How long other models wait at most while this one has requests.
+    /// How long other models wait while this one has requests.
     pub turn_max: Duration,
     /// Most waiting requests.
     pub queue_max: usize,
-    /// How long a request waits at most.
+    /// How long a request may wait.
     pub wait_max: Duration,
     /// Most running requests.
     pub running_max: usize,
@@ -41,9 +41,9 @@ pub struct Rules {
     pub slack_bytes: u64,
     /// Timeouts of its steps.
     pub limits: Limits,
-    /// Its first quarantine. Doubles with each consecutive failure.
+    /// The first quarantine. Doubles with each consecutive failure.
     pub pause_min: Duration,
-    /// Its longest quarantine.
+    /// The longest quarantine.
     pub pause_max: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! The stages of a model as other modules, JSON and metrics name them. Only these methods turn a stage into text.
+//! Stages as other modules, JSON and metrics name them. Only these methods turn a stage into text.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ pub enum StageName {
     Measuring,
     /// Measuring what is free before its sleep.
     MeasuringBeforeSleep,
-    /// The engine's sleep.
+    /// The engine goes to sleep.
     FallingAsleep,
     /// Measuring what its sleep released.
     ReleasingMemory,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// A moment since the start of the policy. The caller has the clock.
+/// Time since the start of the policy.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(Duration);
 

@@ -1,4 +1,4 @@
-//! The task that owns the policy: handles messages, and carries out effects.
+//! The task that owns the policy.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -18,13 +18,12 @@ use crate::policy::{
     StageName, Status, Task, Time,
 };
 
-/// Timeout for an engine that may be gone.
+/// For an engine that may be gone.
 const PROBE_MAX: Duration = Duration::from_secs(5);
 
 /// When to retry after a full queue or a long wait.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A message to the task.
 #[derive(Debug)]
 pub(super) enum Message {
     Arrived {
@@ -37,7 +36,7 @@ pub(super) enum Message {
     Died(ModelId, String),
     Suspect(ModelId),
     Snapshot(oneshot::Sender<Snapshot>),
-    /// The result of probing an engine, if any, with the starts and the begin of the stage before the probe.
+    /// The result of a probe, if any. `starts` and `since` are those of the stage before the probe.
     Probed {
         model: ModelId,
         starts: u64,
@@ -63,15 +62,14 @@ pub(super) struct Actor {
     policy: Policy,
     began: Instant,
     history: History,
-    /// The stage of each model, for callers that do not wait.
+    /// By model number, for callers that do not wait.
     stages: Arc<RwLock<Vec<StageName>>>,
     histories: Vec<ModelHistory>,
-    /// Requests that wait for admission.
     waiting: HashMap<RequestId, AdmitReply>,
-    /// Aborts the running requests of a model.
+    /// Cancel the running requests of a model.
     aborts: Vec<CancellationToken>,
     tasks: HashMap<OpId, (AbortHandle, Task)>,
-    /// Engines that are being probed as suspects.
+    /// Engines under a probe by [`Actor::suspect`].
     suspected: HashSet<ModelId>,
     /// Health checks of ready models.
     watches: HashMap<ModelId, AbortHandle>,
@@ -111,7 +109,6 @@ impl Actor {
         Arc::clone(&self.stages)
     }
 
-    /// Runs until [`Message::End`].
     pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
         self.step(Input::Tick);
         loop {
@@ -267,7 +264,6 @@ impl Actor {
         }
     }
 
-    /// Probes a model regularly while it is ready.
     fn watch(&mut self, model: ModelId, entry: Entry) {
         if let Some(before) = self.watches.remove(&model) {
             before.abort();
@@ -294,7 +290,6 @@ impl Actor {
         self.directory.read().unwrap_or_else(PoisonError::into_inner).entries.get(model.0).cloned()
     }
 
-    /// Probes an engine that may be gone.
     fn suspect(&mut self, model: ModelId) {
         let Some(entry) = self.entry(model) else { return };
         if !self.suspected.insert(model) {
@@ -366,7 +361,7 @@ impl Actor {
     }
 }
 
-/// The state of an engine, if it answers in time.
+/// `None` if it does not answer in time.
 async fn found(entry: &Entry) -> Option<EngineState> {
     tokio::time::timeout(PROBE_MAX, entry.handle.engine.probe()).await.ok()?.ok()
 }

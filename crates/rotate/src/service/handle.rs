@@ -1,4 +1,4 @@
-//! One model's engine, and how it carries out each task of the policy.
+//! One model's engine, and how it runs the policy's tasks.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,28 +19,26 @@ const PROBE_EVERY: Duration = Duration::from_millis(50);
 /// Most characters of a wrong answer in a message.
 const EXCERPT_MAX: usize = 120;
 
-/// How many lines of an ended engine to show.
+/// Lines of an ended engine's output in a message.
 const LAST_LINES: usize = 5;
 
-/// An engine, with its supervisor and meter.
 #[derive(Debug)]
 pub(super) struct EngineHandle {
     pub(super) engine: Arc<dyn Engine>,
     pub(super) supervisor: Option<Arc<Supervisor>>,
     pub(super) meter: Arc<dyn Meter>,
     pub(super) gpus: Vec<Gpu>,
-    /// Its test prompt's expected answer.
     canary: Mutex<CanaryCheck>,
 }
 
 #[derive(Debug)]
 struct CanaryCheck {
     expect: Option<String>,
-    /// The prompt and its parameters, as one text.
+    /// The model, the most tokens and the prompt, as one text.
     asked: String,
-    /// Its first answer.
+    /// The model's first answer.
     first: Option<String>,
-    /// The file that keeps the first answer for the next service.
+    /// The file that keeps it for the next service.
     kept_at: Option<PathBuf>,
 }
 
@@ -92,7 +90,7 @@ impl EngineHandle {
         Ok(found)
     }
 
-    /// Another engine at this address would be taken for this one.
+    /// Refuses a foreign engine at this address, which would be taken for this one.
     async fn check_address(&self) -> Result<(), String> {
         match self.engine.probe().await {
             Ok(EngineState::Awake | EngineState::Asleep) => Err(
@@ -121,7 +119,6 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// The last lines of the engine's output.
     pub(super) fn last_words(&self) -> String {
         let lines = self.supervisor.as_ref().map(|supervisor| supervisor.log(LAST_LINES)).unwrap_or_default();
         if lines.is_empty() {
@@ -142,7 +139,7 @@ impl EngineHandle {
         }
     }
 
-    /// Compares an answer. A model's first answer counts as right.
+    /// A model's first answer counts as right.
     async fn judge(&self, text: &str) -> Result<(), String> {
         let keep = {
             let mut canary = self.canary.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use super::snapshot::{EventKind, ServiceEvent, Swap, SwapPath};
 use crate::policy::{Event, StageName, Time};
 
-/// Most kept swaps.
 const SWAPS_KEPT: usize = 50;
 
 /// How many events a listener may lag behind.
@@ -28,14 +27,13 @@ pub(super) struct History {
     listeners: broadcast::Sender<Arc<ServiceEvent>>,
 }
 
-/// The history of one model.
 #[derive(Debug)]
 pub(super) struct ModelHistory {
     pub(super) stage: StageName,
     pub(super) since: Instant,
     /// The path of its swaps by waking.
     waking: SwapPath,
-    /// The stages of the current swap, with seconds.
+    /// Of the current swap, with seconds.
     phases: Vec<(StageName, f64)>,
     pub(super) last_failure: Option<String>,
     pub(super) starts: u64,
@@ -44,7 +42,7 @@ pub(super) struct ModelHistory {
 }
 
 impl ModelHistory {
-    /// For a new model with this sleep level.
+    /// For a model with this sleep level.
     pub(super) fn new(level: u8) -> Self {
         Self {
             stage: StageName::Unknown,
@@ -58,7 +56,6 @@ impl ModelHistory {
         }
     }
 
-    /// Seconds in the current stage.
     pub(super) fn stage_s(&self) -> f64 {
         self.since.elapsed().as_secs_f64()
     }
@@ -73,12 +70,11 @@ impl History {
         self.listeners.clone()
     }
 
-    /// The last swaps, newest first.
+    /// Newest first.
     pub(super) fn swaps(&self) -> Vec<Swap> {
         self.swaps.iter().rev().cloned().collect()
     }
 
-    /// Records an event of the policy and sends it to listeners.
     pub(super) fn record(&mut self, model: &str, history: &mut ModelHistory, event: Event) {
         let what = match event {
             Event::Stage(stage) => return self.enter(model, history, stage),
@@ -117,7 +113,7 @@ impl History {
         }
     }
 
-    /// Records a completed swap. `waking` is the path of a wake.
+    /// `waking` is the path of a wake.
     fn came(&mut self, model: &str, waking: SwapPath, phases: Vec<(StageName, f64)>) {
         let has = |stage| phases.iter().any(|(name, _)| *name == stage);
         let path = match (has(StageName::Starting), has(StageName::Waking)) {
@@ -150,7 +146,6 @@ impl History {
         let _no_listener = self.listeners.send(Arc::new(event));
     }
 
-    /// The time until then.
     pub(super) fn until(&self, time: Time) -> Duration {
         time.since_start().saturating_sub(self.began.elapsed())
     }

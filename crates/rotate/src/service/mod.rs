@@ -1,7 +1,7 @@
 //! The service: drives the policy with a clock, engines and requests.
 //!
-//! One task owns the policy. Inputs reach it as messages, in one order. Its effects run in tasks of their own, which
-//! report back. So nothing intervenes between two decisions, and a hanging engine delays no other.
+//! One task owns the policy and takes inputs as messages, in one order. Effects run in tasks of their own, which report
+//! back. So nothing intervenes between two decisions, and a hanging engine delays no other.
 //!
 //! Promises: an admitted request counts as running until its [`Admission`] is dropped. A request whose caller gives up
 //! leaves the queue at once. A cancelled task is dropped, and its late report is ignored.
@@ -34,7 +34,7 @@ use crate::measure::{GpuMemory, Meter};
 use crate::policy::{Gpu, Input, ModelId, Refusal, RequestId, StageName};
 use crate::supervise::{SuperviseError, Supervisor, file_name};
 
-/// Timeout of a measurement for the status.
+/// For the measurement of one GPU for the status.
 const STATUS_MEASURE_MAX: Duration = Duration::from_millis(500);
 
 /// A running rotation. Clones share it.
@@ -47,20 +47,18 @@ struct Inner {
     next_request: AtomicU64,
     listeners: broadcast::Sender<Arc<ServiceEvent>>,
     directory: Arc<RwLock<Directory>>,
-    /// The stage of each model, by number.
+    /// By model number.
     stages: Arc<RwLock<Vec<StageName>>>,
     meter: Arc<dyn Meter>,
-    /// The last measurement for the status, locked by the caller that measures.
+    /// The last measurement for the status. One caller at a time measures.
     shown: Mutex<BTreeMap<usize, GpuMemory>>,
-    /// Serializes reloads.
     reloading: Mutex<()>,
 }
 
-/// The models of the current configuration.
 #[derive(Debug)]
 struct Directory {
     config: Arc<Config>,
-    /// By model number. Removed models keep their number.
+    /// By model number, which removed models keep.
     entries: Vec<Entry>,
 }
 
@@ -153,7 +151,6 @@ impl Admission {
     }
 }
 
-/// Reports the end of a request when dropped.
 #[derive(Debug)]
 struct RequestGuard {
     request: RequestId,
@@ -168,7 +165,7 @@ impl Drop for RequestGuard {
 }
 
 impl Service {
-    /// Starts to rotate the models of a configuration. Probes and measures engines that run already.
+    /// Starts to rotate the models of a configuration. Engines that run already are probed and measured.
     ///
     /// # Errors
     /// See [`ServiceError`].
@@ -179,7 +176,7 @@ impl Service {
     /// As [`start`](Self::start), with engines from `connect`.
     ///
     /// # Errors
-    /// See [`ServiceError`].
+    /// As [`start`](Self::start).
     pub fn start_with(
         config: Config,
         meter: Arc<dyn Meter>,
@@ -207,7 +204,7 @@ impl Service {
         Ok(service)
     }
 
-    /// Reports the deaths of supervised engines, for models from number `first`.
+    /// Reports the ends of supervised engines, for models from number `first`.
     fn watch_all(&self, first: usize) {
         let entries = self.entries();
         for (id, entry) in entries.iter().enumerate().skip(first) {
@@ -238,7 +235,7 @@ impl Service {
         Arc::clone(&self.0.directory.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
-    /// The model with this name or alias, and its configuration.
+    /// The model with this name or alias.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<(ModelId, Arc<config::Model>)> {
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
@@ -285,7 +282,7 @@ impl Service {
         let _ended = self.0.messages.send(Message::Suspect(model));
     }
 
-    /// Sends an operator's command to a model. False if no model has this name or alias.
+    /// Sends a command to a model. False if no model has this name or alias.
     #[must_use]
     pub fn command(&self, name: &str, command: ModelCommand) -> bool {
         let Some((model, _)) = self.find(name) else { return false };
@@ -348,7 +345,7 @@ impl Service {
         on_it.filter_map(|entry| entry.handle.supervisor.as_ref()).flat_map(|one| one.processes()).collect()
     }
 
-    /// The last lines of a supervised engine's output; `None` if no model has this name.
+    /// The last lines of a supervised engine's output; `None` if no model has this name or alias.
     #[must_use]
     pub fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {
         let (model, _) = self.find(name)?;
@@ -358,8 +355,7 @@ impl Service {
     }
 
     /// Applies a changed configuration without dropping a request. Rules, names, aliases, keys, limits and canaries can
-    /// change, and models can be added or removed. Removed models sleep as soon as they are idle. Addresses, the state
-    /// folder and `[memory]` cannot change.
+    /// change, and models can be added or removed. Removed models sleep as soon as they are idle.
     ///
     /// # Errors
     /// See [`ServiceError`]; nothing has changed then.
@@ -370,7 +366,7 @@ impl Service {
     /// As [`reload`](Self::reload), with engines from `connect`.
     ///
     /// # Errors
-    /// As for [`reload`](Self::reload).
+    /// As [`reload`](Self::reload).
     pub async fn reload_with(&self, config: Config, connect: Arc<Connect>) -> Result<(), ServiceError> {
         let _one_at_a_time = self.0.reloading.lock().await;
         let ending = |reason: &str| ServiceError::Ending { reason: reason.to_owned() };
@@ -391,8 +387,8 @@ impl Service {
         Ok(())
     }
 
-    /// Stops admitting requests. Waits until no request runs and no engine sleeps, wakes or stops, or until `timeout`,
-    /// which aborts requests. Then stops supervised engines if requested.
+    /// Stops admitting requests. Waits until no request runs and no engine sleeps, wakes or stops. After `timeout` it
+    /// aborts requests. Then stops supervised engines if requested.
     pub async fn shut_down(&self, timeout: Duration, stops_engines: bool) {
         let _ = self.0.messages.send(Message::Input(Input::Shutdown));
         let idle = async {
@@ -435,7 +431,7 @@ fn check_fixed(before: &Config, after: &Config) -> Result<(), ServiceError> {
     other.map_or(Ok(()), |(what, _)| Err(ServiceError::Fixed { what }))
 }
 
-/// The entries after a reload. Removed models keep theirs.
+/// Removed models keep their entries.
 fn entries_of(
     mut entries: Vec<Entry>,
     config: &Config,
@@ -477,12 +473,10 @@ fn entry(
     Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
 }
 
-/// The file of a model's first answer.
 fn kept_at(model: &config::Model, config: &Config) -> Option<PathBuf> {
     config.state.as_ref().map(|folder| folder.join(file_name(&model.name) + ".first-answer"))
 }
 
-/// An entry with the changeable properties of `model`.
 fn changed(
     entry: &Entry,
     model: &config::Model,

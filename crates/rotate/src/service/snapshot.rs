@@ -12,9 +12,9 @@ use crate::policy::{Refusal, StageName};
 pub struct Snapshot {
     /// Seconds since the service began.
     pub uptime_s: f64,
-    /// Whether it is ending.
+    /// Whether the service is ending.
     pub is_ending: bool,
-    /// The models, in the order of the configuration.
+    /// In the order of the configuration.
     pub models: Vec<ModelNow>,
     /// The GPUs of these models.
     pub gpus: Vec<GpuNow>,
@@ -87,7 +87,7 @@ pub struct Swap {
     pub model: String,
     /// How the model became ready.
     pub path: SwapPath,
-    /// Its duration in seconds.
+    /// Its duration.
     pub total_s: f64,
     /// The stages in order, with seconds.
     pub phases: Vec<(StageName, f64)>,
@@ -147,9 +147,9 @@ pub struct ServiceEvent {
 pub enum EventKind {
     /// It entered a stage.
     Stage {
-        /// The stage before.
+        /// The old stage.
         before: StageName,
-        /// Seconds in the stage before.
+        /// Seconds in the old stage.
         before_s: f64,
         /// The new stage.
         stage: StageName,

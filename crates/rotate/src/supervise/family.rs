@@ -1,8 +1,8 @@
-//! The processes of an engine: its first process, the process group, and all descendants.
+//! The processes of an engine.
 //!
 //! Promises: a process counts only if it was seen in the family with the same start time, or if its group or parent
-//! belongs now. A group id that was reused by another process does not count. A process that left the group *and* lost
-//! its parent before a scan is not found.
+//! belongs now. A group id that was reused does not count. A process that left the group *and* lost its parent before a
+//! scan is not found.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,13 +15,12 @@ const ROUND: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Family {
     leader: Identity,
-    /// Members at the last scan: process id and start time.
+    /// At the last scan: process id and start time.
     known: BTreeMap<u32, u64>,
     /// When the group last provably belonged to the engine.
     group_seen: Instant,
 }
 
-/// The members at one scan.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Members {
     /// Processes that hold resources, by ascending id.
@@ -31,7 +30,7 @@ pub(super) struct Members {
 }
 
 impl Family {
-    /// The family of a process that ran at `now`.
+    /// For a process that ran at `now`.
     pub(super) fn of(leader: Identity, now: Instant) -> Self {
         Self { leader, known: BTreeMap::from([(leader.pid, leader.started_ticks)]), group_seen: now }
     }
@@ -40,17 +39,17 @@ impl Family {
         self.leader
     }
 
-    /// Members at the last scan.
+    /// At the last scan.
     pub(super) fn known(&self) -> Vec<u32> {
         self.known.keys().copied().collect()
     }
 
-    /// Records that the leader was alive in its group.
+    /// The leader was alive in its group.
     pub(super) fn saw_leader(&mut self, now: Instant) {
         self.group_seen = now;
     }
 
-    /// The members by a process table read at `now`.
+    /// By a process table read at `now`.
     pub(super) fn scan(&mut self, table: &Table, now: Instant) -> Members {
         let Identity { pid: group, started_ticks } = self.leader;
         let is_same = |pid: u32, start: u64| table.get(&pid).is_some_and(|stat| stat.started_ticks == start);

@@ -1,7 +1,7 @@
 //! An engine's output: its last lines in memory, and all of it in a file if configured.
 //!
-//! Promises: memory is bounded, and shown lines contain no terminal control. A line that was overwritten by carriage
-//! returns, as a progress bar is, counts once. The file gets every byte unchanged.
+//! Promises: memory is bounded, and shown lines contain no terminal control. A line that carriage returns overwrite, as
+//! a progress bar, counts once. The file gets every byte unchanged.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -11,11 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::SuperviseError;
 
-/// Most kept lines.
 const LINES_MAX: usize = 1000;
-/// Longest kept line.
+/// Longer lines are cut.
 const LINE_MAX_BYTES: usize = 4096;
-/// Bytes of one read.
 const BUFFER_BYTES: usize = 8192;
 
 #[derive(Debug, Default)]
@@ -32,7 +30,6 @@ struct LineBuffer {
     has_returned: bool,
 }
 
-/// The log file.
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
@@ -41,7 +38,7 @@ pub(super) struct LogFile {
 }
 
 impl Log {
-    /// The last lines, oldest first.
+    /// Oldest first.
     pub(super) fn last(&self, lines: usize) -> Vec<String> {
         let ring = self.lock();
         let open = (!ring.open.is_empty()).then(|| shown(&ring.open, ring.was_cut));
@@ -50,12 +47,10 @@ impl Log {
         all.take(lines).collect()
     }
 
-    /// Adds a line of the supervisor.
     pub(super) fn note(&self, text: &str) {
         self.lock().push(format!("[poorwill] {}", shown(text.as_bytes(), false)));
     }
 
-    /// Reads until the end of the output.
     pub(super) fn take_all(&self, mut from: impl Read, mut log_file: Option<LogFile>) {
         let mut bytes = vec![0; BUFFER_BYTES];
         loop {
@@ -126,7 +121,6 @@ impl LineBuffer {
 }
 
 impl LogFile {
-    /// Opens the file to append.
     pub(super) fn open(path: &Path) -> Result<Self, SuperviseError> {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let file =
@@ -145,7 +139,6 @@ impl LogFile {
     }
 }
 
-/// Text without control characters.
 fn shown(bytes: &[u8], was_cut: bool) -> String {
     let harmless = |c: char| match c {
         '\t' => ' ',

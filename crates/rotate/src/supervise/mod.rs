@@ -1,19 +1,18 @@
 //! Engines as processes: started, watched, and stopped completely.
 //!
-//! An engine is a process group and all of its descendants. [`Supervisor`] starts its command, keeps its output,
-//! reports its end, and stops all of it.
+//! An engine is a process group and all of its descendants.
 //!
 //! Promises:
 //!
 //! - [`stop`](Supervisor::stop) returns when no process of the engine holds anything, including orphans. Only processes
 //!   that were seen to belong to the engine are signalled, so a reused process id is safe.
-//! - With a state folder, an engine outlives the service, however the service ends, and the next service adopts it.
-//! - Dropping a supervisor stops nothing. Call `stop` before to end engines with the service.
+//! - With a state folder, an engine outlives the service, however that ends, and the next service adopts it.
+//! - Dropping a supervisor stops nothing.
 //! - Starts and stops run one after the other, and continue if the caller gives up.
 //!
-//! Limits: how an adopted engine ended is unknown. Its output while no service ran is lost. Until the next service
-//! comes, its output is a broken pipe, which ends programs that do not ignore `SIGPIPE` (Python does). A process that
-//! leaves the group and loses its parent within moments is not found. All of this needs `/proc`.
+//! Limits: how an adopted engine ended is unknown. Its output while no service runs is lost: writing to the broken pipe
+//! ends programs that do not ignore `SIGPIPE` (Python does). A process that leaves the group and loses its parent
+//! within moments is not found. All of this needs `/proc`.
 
 mod family;
 mod log;
@@ -35,7 +34,7 @@ use crate::config::Start;
 pub(crate) use self::proc::has_ended;
 pub(crate) use self::state::file_name;
 
-/// The processes of one engine. See the module.
+/// The processes of one engine.
 pub struct Supervisor {
     shared: Arc<Shared>,
     /// Serializes starts and stops.
@@ -43,8 +42,8 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// For a model's engine, with a folder for state that survives the service. Adopts an engine that an earlier
-    /// service recorded there and that still runs.
+    /// For a model's engine. An engine that an earlier service recorded in the folder `state`, and that still runs, is
+    /// adopted.
     ///
     /// Reads files, so call it while the service starts.
     ///
@@ -58,14 +57,13 @@ impl Supervisor {
     /// Starts the command, and returns as soon as the process exists.
     ///
     /// # Errors
-    /// If the engine runs, if processes of an earlier one are left, or if it cannot be started, logged, or recorded.
+    /// If the engine runs, if processes of an earlier one are left, or if it cannot be started, logged or recorded.
     /// Then nothing runs.
     pub async fn start(&self) -> Result<(), SuperviseError> {
         self.in_turn(Shared::launch).await
     }
 
-    /// Sends `SIGTERM` to all processes, and `SIGKILL` after `grace`. Returns when all are gone; stopping a stopped
-    /// engine is no error.
+    /// Sends `SIGTERM` to all processes, and `SIGKILL` after `grace`. Returns when all are gone, at once if none runs.
     ///
     /// # Errors
     /// If a process cannot be ended.
@@ -79,8 +77,8 @@ impl Supervisor {
         self.shared.is_running()
     }
 
-    /// All of its process ids. Reads all of `/proc`, which takes milliseconds, so do not call it on an async thread. If
-    /// `/proc` cannot be read, returns the ids of the last scan.
+    /// All of its process ids, or those of the last scan if `/proc` cannot be read. Takes milliseconds, so do not call
+    /// it on an async thread.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
         self.shared.pids()
@@ -92,8 +90,8 @@ impl Supervisor {
         self.shared.log(lines)
     }
 
-    /// Waits until the engine ends without `stop`, and returns how. Each end is reported once: to the waiting caller or
-    /// the next one, unless a start or stop came between. A dropped future loses nothing.
+    /// Waits until the engine ends without `stop`, and returns how. Each end is reported once, unless a start or stop
+    /// comes before. A dropped future loses nothing.
     pub async fn ended(&self) -> String {
         self.shared.ended().await
     }
@@ -159,7 +157,7 @@ pub enum SuperviseError {
         /// The cause.
         reason: String,
     },
-    /// The record that survives the service cannot be read or written.
+    /// The engine's record cannot be read or written.
     #[error("cannot {doing} {}, where the state of engines is: {reason}", path.display())]
     State {
         /// The operation.
@@ -179,7 +177,7 @@ pub enum SuperviseError {
         pids: Vec<u32>,
         /// The time waited.
         waited: Duration,
-        /// Why a process could not be signalled, if one could not.
+        /// Why a process could not be signalled.
         refused: Option<String>,
     },
     /// `/proc` cannot be read.
@@ -196,7 +194,7 @@ pub enum SuperviseError {
         /// The cause.
         reason: String,
     },
-    /// The service is ending, and starts nothing any more.
+    /// The service is ending.
     #[error("nothing is started or stopped any more: the service is ending")]
     Ending,
 }

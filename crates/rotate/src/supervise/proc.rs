@@ -1,4 +1,4 @@
-//! Processes by `/proc`: parent, group, and start time.
+//! Processes by `/proc`.
 //!
 //! A process id together with its start time is unique until the machine restarts; ids alone are reused.
 
@@ -8,7 +8,6 @@ use std::io::{self, ErrorKind};
 
 use rustix::io::Errno;
 
-/// A process, safe against id reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Identity {
     pub(super) pid: u32,
@@ -16,25 +15,21 @@ pub(super) struct Identity {
     pub(super) started_ticks: u64,
 }
 
-/// The current state of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) started_ticks: u64,
     /// 0 where there is none, as for a process that the kernel is removing.
     pub(super) parent: u32,
-    /// As for `parent`.
+    /// As `parent`.
     pub(super) group: u32,
     /// Whether it holds no resources and only waits to be reaped.
     pub(super) is_gone: bool,
 }
 
-/// All processes by id.
+/// By process id.
 pub(super) type Table = BTreeMap<u32, Stat>;
 
-/// One process; `None` if the id is free.
-///
-/// # Errors
-/// If `/proc` cannot be read.
+/// `None` if the id is free.
 pub(super) fn stat(pid: u32) -> io::Result<Option<Stat>> {
     match fs::read(format!("/proc/{pid}/stat")) {
         Ok(text) => parse(&text).map(Some).ok_or_else(|| {
@@ -60,10 +55,7 @@ pub(super) fn is_alive(one: Identity) -> io::Result<bool> {
     Ok(stat(one.pid)?.is_some_and(|stat| stat.started_ticks == one.started_ticks && !stat.is_gone))
 }
 
-/// All processes visible to this user. Takes some milliseconds for some hundreds of them.
-///
-/// # Errors
-/// If they cannot be listed.
+/// All processes visible to this user. Takes milliseconds for some hundreds of them.
 pub(super) fn table() -> io::Result<Table> {
     let mut table = Table::new();
     for entry in fs::read_dir("/proc")? {
@@ -80,10 +72,7 @@ pub(super) fn table() -> io::Result<Table> {
     Ok(table)
 }
 
-/// The process with `NAME=VALUE` in its environment: of several group leaders, the oldest.
-///
-/// # Errors
-/// As for [`table`].
+/// The process with `mark` (`NAME=VALUE`) in its environment: of several group leaders, the oldest.
 pub(super) fn marked(mark: &str) -> io::Result<Option<Identity>> {
     let has_it = |pid: u32| {
         // Other users' environments cannot be read, and their processes do not matter.
@@ -146,7 +135,7 @@ mod tests {
         assert!(!is_gone("Z", 2) && !is_gone("D", 1) && !is_gone("T", 1));
     }
 
-    /// As the kernel shows processes that were just reaped, in any state.
+    /// As the kernel shows processes that were just reaped.
     #[test]
     fn one_that_is_taken_away_is_gone() {
         for state in ["X", "Z", "R"] {

@@ -1,8 +1,7 @@
-//! The life of one engine's processes: start, watch, and end.
+//! The life of one engine's processes.
 //!
-//! Each engine has two threads. One reads its output and ends with the last writer. The *keeper* notices the end of the
-//! first process, and tracks descendants until then. Neither needs an async runtime, so the process is read and reaped
-//! even if its supervisor was dropped.
+//! Each engine has two threads. One reads its output and ends with the last writer. The *keeper* tracks descendants,
+//! notices the end of the first process, and reaps it. Neither needs an async runtime or the supervisor.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -30,15 +29,15 @@ use crate::config::Start;
 
 /// How often the keeper checks the first process.
 const TICK: Duration = Duration::from_millis(50);
-/// How many ticks pass between two scans for descendants.
+/// Ticks between two scans for descendants.
 const SCAN_TICKS: u32 = 100;
-/// First and longest pause between two scans for processes that should end.
+/// First and longest pause between scans for processes that should end.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// How long killed processes may take: the kernel has to release their memory.
 const KILL_MAX: Duration = Duration::from_secs(30);
 
-/// State shared by a supervisor and its engine's threads.
+/// Shared by a supervisor and its engine's threads.
 pub(super) struct Shared {
     start: Start,
     state: Option<StateFile>,
@@ -87,7 +86,7 @@ impl Shared {
         match record.process().map_err(|error| unreadable(&error))? {
             Some(leader) => {
                 shared.adopt(leader, &record)?;
-                // From here on its id identifies it, whatever it does with its environment.
+                // From here on its id identifies it, even if it changes its environment.
                 state.prepare()?.commit(&record.with(leader))?;
             }
             None => {
@@ -203,7 +202,6 @@ impl Shared {
         }
     }
 
-    /// Reads the engine's output on a thread.
     fn read_all(&self, output: impl Read + Send + 'static) -> Result<(), SuperviseError> {
         let log_file = self.start.log.as_deref().map(LogFile::open).transpose()?;
         let log = Arc::clone(&self.log);
@@ -212,7 +210,7 @@ impl Shared {
         reader.map(drop).map_err(|error| resource_error("start a thread", &error))
     }
 
-    /// Starts a keeper thread, which waits for its process and, for an own child, the handle to reap it.
+    /// The returned function gives the keeper its process and, for an own child, the handle to reap it.
     fn keeper(self: &Arc<Self>) -> Result<impl FnOnce(Identity, Option<Child>) + use<>, SuperviseError> {
         let (give, take) = mpsc::channel::<(Identity, Option<Child>)>();
         let shared = Arc::downgrade(self);
@@ -252,7 +250,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Removes the record.
     fn forget(&self) {
         // A record that stays is detected as stale by its reader.
         if let Some(Err(error)) = self.state.as_ref().map(StateFile::remove) {
@@ -260,7 +257,7 @@ impl Shared {
         }
     }
 
-    /// Scans until no process is left or `time` has passed, and returns those that are left.
+    /// Scans until no process is left or `time` has passed. Returns those that are left.
     fn until_gone(&self, time: Duration, mut each: impl FnMut(&Members)) -> Result<Vec<u32>, SuperviseError> {
         let begun = Instant::now();
         let mut pause = PAUSE_MIN;
@@ -303,7 +300,6 @@ impl Shared {
         }
     }
 
-    /// The members of the last engine.
     pub(super) fn scan(&self) -> Result<Members, SuperviseError> {
         if self.lock().run.is_none() {
             return Ok(Members::default());
@@ -312,7 +308,7 @@ impl Shared {
         Ok(self.lock().run.as_mut().map(|run| run.family.scan(&table, Instant::now())).unwrap_or_default())
     }
 
-    /// The ids of the members; of the last scan, if `/proc` cannot be read.
+    /// Of the last scan, if `/proc` cannot be read.
     pub(super) fn pids(&self) -> Vec<u32> {
         match self.scan() {
             Ok(found) => found.alive.iter().map(|one| one.pid).collect(),
@@ -341,7 +337,6 @@ impl Shared {
         }
     }
 
-    /// Records the end of the first process.
     fn over(&self, leader: Identity, how: &str) {
         self.log.note(how);
         let mut inner = self.lock();
@@ -359,7 +354,6 @@ impl Shared {
     }
 }
 
-/// Watches a process until its end, and reaps it if it is a child.
 fn keep(shared: &Weak<Shared>, leader: Identity, child: Option<Child>) {
     let mut ticks = 0;
     // An unknown state does not count as an end.
@@ -443,12 +437,12 @@ fn reopened(pid: u32, record: &Record) -> Result<File, String> {
     open().map_err(|error: io::Error| format!("cannot open {}: {error}", path.display()))
 }
 
-/// The name of a pipe in `/proc/PID/fd`.
+/// As `/proc/PID/fd` names it.
 fn pipe_name(pipe: impl AsFd) -> Option<String> {
     rustix::fs::fstat(pipe).ok().map(|stat| format!("pipe:[{}]", stat.st_ino))
 }
 
-/// A valid id of a single process. 0 and 1 have other meanings for signals.
+/// 0 and 1 have other meanings for signals.
 fn numbered(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().filter(|pid| *pid > 1).and_then(Pid::from_raw)
 }

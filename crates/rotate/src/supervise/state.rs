@@ -1,7 +1,7 @@
-//! State that survives the service: one file for each started engine, which identifies its process.
+//! State that survives the service: a file for each started engine, which identifies its process.
 //!
-//! The file is written twice: before the start, with a mark for the process's environment, and after it, with the
-//! process id. So no engine is lost, whenever the service is killed.
+//! The file is written before the start, with a mark for the process's environment, and after it, with the process id.
+//! So no engine is lost, whenever the service is killed.
 //!
 //! Promises: the file is complete or absent, whenever the service or the machine ends. No two models share a file. Only
 //! its owner can read it, since commands may contain secrets.
@@ -23,21 +23,19 @@ pub(super) const MARK: &str = "POORWILL_ENGINE";
 /// Longest model name to use unchanged.
 const NAME_MAX_BYTES: usize = 200;
 
-/// The content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// The machine's boot id.
     boot: String,
     /// The value of [`MARK`] in the engine's environment.
     pub(super) mark: String,
-    /// `None`, and 0, until the process exists.
+    /// `None`, and 0 ticks, until the process exists.
     pid: Option<u32>,
     started_ticks: u64,
     /// For readers of the file.
     command: Vec<String>,
     /// The name of its output pipe.
     pub(super) output: Option<String>,
-    /// The process that reads it.
+    /// The process that reads it: id and start time.
     reader: (u32, u64),
 }
 
@@ -78,7 +76,7 @@ impl Record {
         self
     }
 
-    /// The process, if it still runs.
+    /// `None` if it runs no more.
     pub(super) fn process(&self) -> io::Result<Option<Identity>> {
         if self.boot != proc::boot() {
             return Ok(None);
@@ -89,13 +87,11 @@ impl Record {
         Ok((is_possible && proc::is_alive(one)?).then_some(one))
     }
 
-    /// Whether the reader of its output still runs.
     pub(super) fn has_reader(&self) -> io::Result<bool> {
         let (pid, started_ticks) = self.reader;
         proc::is_alive(Identity { pid, started_ticks })
     }
 
-    /// A description for messages.
     pub(super) fn description(&self) -> String {
         match self.pid {
             Some(pid) => format!("process {pid} of an earlier service"),
@@ -109,7 +105,7 @@ impl StateFile {
         Self { path: folder.join(format!("{}.json", file_name(model))) }
     }
 
-    /// The content; `None` if there is no file.
+    /// `None` if there is no file.
     pub(super) fn read(&self) -> Result<Option<Record>, SuperviseError> {
         let text = match fs::read(&self.path) {
             Ok(text) => text,
@@ -153,7 +149,6 @@ impl StateFile {
 }
 
 impl Prepared<'_> {
-    /// Writes the record and replaces the file.
     pub(super) fn commit(mut self, record: &Record) -> Result<(), SuperviseError> {
         let failed = |error: &io::Error| self.of.failed("write", &self.of.path, error);
         let text = serde_json::to_vec_pretty(record).map_err(|error| failed(&error.into()))?;
@@ -165,7 +160,7 @@ impl Prepared<'_> {
     }
 }
 
-/// A unique and safe file name for a model.
+/// Unique, and safe as a file name.
 pub(crate) fn file_name(model: &str) -> String {
     let mut name = String::new();
     for byte in model.bytes() {
