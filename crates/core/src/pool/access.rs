@@ -7,7 +7,6 @@ use super::handle::BlockId;
 use super::shared::{Shared, SharedAccess};
 use crate::driver::{DeviceRange, StreamId};
 
-/// A part of a block to read or write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Access {
     pub(super) op: &'static str,

@@ -5,7 +5,7 @@ use super::units::bytes_max;
 use crate::bytes::ByteSize;
 use crate::driver::DeviceInfo;
 
-/// Settings of a pool. The default suits a whole device.
+/// The default suits a whole device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolConfig {
@@ -94,7 +94,6 @@ impl PoolConfig {
         if has_chunks { (self.span_granules / self.chunk_granules).max(1) } else { 1 }
     }
 
-    /// Refuses what suits no device.
     pub(super) fn check(&self, info: &DeviceInfo) -> Result<()> {
         let invalid = |reason: String| Err(PoolError::InvalidConfig { reason });
         if self.chunk_granules == 0 || self.segment_granules == 0 {

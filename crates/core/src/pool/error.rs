@@ -394,17 +394,17 @@ impl fmt::Display for Corruption {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
-    /// Wait for the device's work.
+    /// Wait for the device.
     Quiesce,
     /// Query the device's memory.
     Measure,
     /// Compare digests before copying.
     Compare,
-    /// Copy bytes.
+    /// Copy.
     Copy,
-    /// Unmap memory.
+    /// Unmap.
     Unmap,
-    /// Create and map memory.
+    /// Create and map.
     Map,
     /// Write zeros.
     Zero,

@@ -45,7 +45,6 @@ impl<T> HandoverLock<T> {
         if self.is_poisoned() { None } else { Some(guard) }
     }
 
-    /// Ignores poisoning.
     pub(super) fn lock_anyway(&self) -> MutexGuard<'_, T> {
         try_lock_anyway(&self.value).unwrap_or_else(|| {
             let ticket = self.waiters.lock_anyway().draw();

@@ -49,7 +49,6 @@ impl Holds {
         self.tags.retain(|_, holders| !holders.is_empty());
     }
 
-    /// Refuses `op`, which would take memory from every tag.
     pub(super) fn check_all(&self, op: &'static str) -> Result<()> {
         self.check(op, self.tags.keys())
     }

@@ -11,7 +11,6 @@ slotmap::new_key_type! {
 /// is gone, so keep it no longer.
 pub(super) type ListKey = u16;
 
-/// A segment and an address in it.
 pub(super) type Location = (SegmentKey, u64);
 
 /// A block of a pool. Keys are reused, so callers outside compare the block's serial too.

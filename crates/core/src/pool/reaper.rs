@@ -23,8 +23,7 @@ const IDLE_CHECKS_MAX: u32 = 3;
 pub(super) struct Reaper(Option<JoinHandle<()>>);
 
 impl Reaper {
-    /// Starts the thread if there is none. If the system refuses, the next allocation that needs memory does
-    /// the work.
+    /// If the system refuses the thread, the next allocation that needs memory does the work.
     pub(super) fn start(&mut self, shared: &Arc<Shared>) {
         if self.0.is_some() {
             return;

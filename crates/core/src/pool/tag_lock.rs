@@ -37,7 +37,6 @@ impl<T> Monitor<T> {
         self.changed.wait(guard).ok()
     }
 
-    /// The same, for at most `most`.
     pub(super) fn wait_for<'a>(
         &'a self,
         guard: MutexGuard<'a, T>,
@@ -77,7 +76,6 @@ impl TagLock {
         !self.closed
     }
 
-    /// Ends shared access.
     pub(super) fn leave(&mut self) {
         self.shared_accesses = self.shared_accesses.saturating_sub(1);
     }

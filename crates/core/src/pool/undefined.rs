@@ -50,7 +50,7 @@ impl Undefined {
         }
     }
 
-    /// The undefined ranges, by address; none where every byte is undefined.
+    /// By address; none where every byte is undefined.
     pub(super) fn ranges(&self) -> impl Iterator<Item = DeviceRange> {
         self.ends.iter().map(|(addr, end)| DeviceRange::new(*addr, end - addr))
     }
