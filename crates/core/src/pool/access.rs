@@ -1,6 +1,4 @@
 //! Reading and writing blocks: copies that the pool queues for its caller.
-//!
-//! A tag does not fall asleep while a copy of its bytes is being queued: the copy holds a [`SharedAccess`].
 
 use super::error::{PoolError, Result};
 use super::handle::BlockId;

@@ -33,7 +33,7 @@ pub(super) fn pause(commands: &Monitor<Commands>, most: Duration) -> bool {
     !guard.stop
 }
 
-/// The same, with no time limit.
+/// As [`pause`], with no time limit.
 pub(super) fn next_command(commands: &Monitor<Commands>) -> bool {
     let mut guard = commands.lock_anyway();
     loop {

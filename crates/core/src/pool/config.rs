@@ -5,7 +5,7 @@ use super::units::bytes_max;
 use crate::bytes::ByteSize;
 use crate::driver::DeviceInfo;
 
-/// The default suits a whole device.
+/// Settings of a pool. The default suits a whole device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolConfig {
@@ -47,7 +47,7 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Sets the limit; `None`: all of the device.
+    /// Sets the limit.
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
         self.limit_bytes = limit_bytes.into();
@@ -75,7 +75,7 @@ impl PoolConfig {
         self
     }
 
-    /// Sets the cache's limit; `None`: no limit.
+    /// Sets the cache's limit.
     #[must_use]
     pub fn caching_at_most(mut self, cached_max_bytes: impl Into<Option<u64>>) -> Self {
         self.cached_max_bytes = cached_max_bytes.into();

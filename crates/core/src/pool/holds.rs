@@ -1,4 +1,4 @@
-//! Which holders hold which tags. [`super::hold`] says what a hold is for.
+//! Which holders hold which tags.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

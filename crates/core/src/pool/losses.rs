@@ -91,7 +91,6 @@ impl State {
         Ok(lost)
     }
 
-
     /// Whether the backup of the granule at `addr` was loaded without comparing it, with this digest.
     pub(super) fn is_suspect(&self, addr: u64, expected: Digest) -> bool {
         self.location_of(addr)

@@ -400,7 +400,6 @@ impl Pool {
     }
 }
 
-/// Lost bytes.
 impl Pool {
     /// Ranges lost with their backups, by address, until rewritten or freed. Dropped tags have none.
     pub fn lost_ranges(&self) -> Result<Vec<LostRange>> {
@@ -417,7 +416,6 @@ impl Pool {
     }
 }
 
-/// Backups and holds.
 impl Pool {
     /// Drops backups of awake tags and releases unused host memory. Returns by how many bytes the storage
     /// shrank, changes by others included. Waits for sleeps, wakes and device work; ends preparations.

@@ -295,8 +295,7 @@ impl Shared {
         Ok(PrepareEnd::Finished)
     }
 
-    /// The buffer for the first of `saves`. Those of the next are requested with it, to be made during
-    /// copies.
+    /// The buffer for the first of `saves`. Buffers for the next are made during copies.
     fn next_buffer(
         &self,
         saves: &[Save],
@@ -331,7 +330,7 @@ impl Shared {
         }
     }
 
-    /// Holds a chunk that is still in use. Chunks are visited in order, so the last landmark is near.
+    /// Chunks are visited in order, so the last landmark is near.
     fn hold_chunk(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<NextStep<'_>> {
         if job.cancelled.load(Ordering::Relaxed) {
             return Ok(NextStep::End(PrepareEnd::Cancelled));

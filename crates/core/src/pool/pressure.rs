@@ -20,7 +20,10 @@ pub(super) struct Retry {
 pub(super) enum Lack {
     Limit,
     /// The device: so much is still missing, and whether any of it is in mappings larger than a chunk.
-    Device { absent_bytes: u64, has_spans: bool },
+    Device {
+        absent_bytes: u64,
+        has_spans: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

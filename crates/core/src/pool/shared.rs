@@ -403,7 +403,7 @@ impl Drop for ExclusiveAccess<'_> {
     }
 }
 
-/// Keeps a tag from falling asleep while memory is mapped for it, or a copy of its bytes is being queued.
+/// Keeps a tag from falling asleep.
 #[derive(Debug)]
 pub(super) struct SharedAccess<'a> {
     shared: &'a Shared,

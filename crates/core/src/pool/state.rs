@@ -90,7 +90,6 @@ impl State {
         &self.holds
     }
 
-
     /// Creates the tag if need be.
     #[inline]
     pub(super) fn tag_key(&mut self, tag: &Tag) -> TagKey {
@@ -188,7 +187,6 @@ impl State {
         self.holds.check(op, tags.iter().map(|tag| self.tags.get(*tag).name()))
     }
 
-
     /// Makes a candidate that is wholly mapped a live block.
     pub(super) fn take(
         &mut self,
@@ -285,7 +283,6 @@ impl State {
         }
     }
 
-
     /// After a sleep or wake: drops unused backups, and removes unused chunks that are not open. The caller
     /// owns the memory of the returned mappings.
     #[must_use]
@@ -342,8 +339,7 @@ impl State {
         }
     }
 
-
-    /// Reclaimable memory in segments of ready tags, and what a failed undo has left in sleeping ones.
+    /// In ready tags, and what a failed undo has left in sleeping ones.
     pub(super) fn reclaimable(&self) -> Reclaimable {
         let mut reclaimable = self.heap.reclaimable(&|tag| self.tags.get(tag).is_ready());
         reclaimable.stream_safe_bytes += self.leftovers().map(|mapping| mapping.range.bytes).sum::<u64>();

@@ -1,4 +1,4 @@
-//! Where memory comes from: unused memory is taken before any is created.
+//! Where memory comes from.
 //!
 //! Unused memory is spare memory (mapped nowhere), and whole chunks in complete free blocks of ready tags
 //! that are not held ([`super::hold`]). A need takes spare memory of its size, then reclaimable chunks of its
@@ -77,8 +77,6 @@ impl State {
         supply
     }
 
-    /// With `used_bytes` in use the pool may hold its peak, and a little memory of the wrong size that the
-    /// next block may need.
     pub(super) fn allowed_bytes(&self, used_bytes: u64) -> u64 {
         let most = self.peak_used_bytes().max(used_bytes);
         let limit_bytes = self.heap().shape().limit_bytes.unwrap_or(u64::MAX);

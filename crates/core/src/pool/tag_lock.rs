@@ -1,8 +1,8 @@
 //! The lock of a tag: shared or exclusive access, without holding a mutex for long.
 //!
 //! A sleep or wake has exclusive access to its tags for as long as copies take, with the pool's state
-//! unlocked. Other calls wait without holding anything. Shorter work that a sleep must not interrupt (mapping
-//! memory, queuing a copy) has shared access. The lock closes when the last shared access has ended.
+//! unlocked. Shorter work that a sleep must not interrupt (mapping memory, queuing a copy) has shared access.
+//! The lock closes when the last shared access has ended.
 //!
 //! [`Monitor`] is the mutex and condition variable around it. Every change that a thread may wait for
 //! notifies. `checks/interleavings` compiles this file with other locks and tries their interleavings.

@@ -101,7 +101,6 @@ impl Tags {
         self.entries.len()
     }
 
-
     /// Keeps every tag until [`Tags::unpin`].
     pub(super) fn pin(&mut self) {
         self.pins += 1;
@@ -129,7 +128,6 @@ impl Tags {
         self.sweep_above = self.entries.len() + self.entries.len().max(SWEEP_MIN).max(spare);
         unused
     }
-
 
     /// Each once, by name; all tags when the request names none.
     pub(super) fn selected(&self, op: &'static str, requested: Option<&[Tag]>) -> Result<Vec<TagKey>> {
@@ -212,7 +210,6 @@ impl TagEntry {
         self.changes = changes;
     }
 
-
     pub(super) fn state(&self) -> TagState {
         match &self.residence {
             Residence::Awake { undefined } if undefined.is_nothing() => TagState::Awake,
@@ -292,7 +289,6 @@ impl TagEntry {
         matches!(self.residence, Residence::Asleep { leftovers: true, .. }) && !self.tag_lock.is_closed()
     }
 
-
     pub(super) fn is_taken(&self) -> bool {
         self.tag_lock.is_closed()
     }
@@ -335,7 +331,6 @@ impl TagEntry {
     pub(super) fn wanted(&self) -> u32 {
         self.wanted
     }
-
 
     pub(super) fn checks(&self) -> u64 {
         self.checks

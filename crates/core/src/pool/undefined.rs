@@ -1,4 +1,4 @@
-//! Which bytes of an awake tag are *undefined*: not their owner's until they are written again. Pure.
+//! Which bytes of an awake tag are *undefined*: not their owner's until they are written again.
 //!
 //! A dropping sleep leaves all of them undefined; a lost backup, ranges.
 //!
