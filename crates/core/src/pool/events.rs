@@ -16,7 +16,6 @@ use crate::driver::{DriverError, DriverErrorKind, EventId, StreamId};
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// How a wait for freed memory has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Waited {
     /// Something has completed, or can be queried now.

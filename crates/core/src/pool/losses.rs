@@ -110,7 +110,6 @@ impl State {
         self.note_loaded(granules, false);
     }
 
-    /// These granules were loaded, and not compared.
     pub(super) fn note_unseen(&mut self, granules: impl IntoIterator<Item = DeviceRange>) {
         self.note_loaded(granules, true);
     }

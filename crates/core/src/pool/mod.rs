@@ -14,7 +14,7 @@
 //! Promises: stable addresses, intact bytes, all or nothing, true reports, no leak, stream order. What fits
 //! succeeds, nothing exceeds the limit, and forked children get errors.
 //!
-//! Locks and their order: see `shared`.
+//! `shared` names the locks and their order.
 
 mod access;
 mod alloc;

@@ -34,7 +34,6 @@ pub(super) struct Shared {
     backups: Arc<dyn Backups>,
     shape: Shape,
     streams: Streams,
-    /// Locked during a preparation.
     preparing: Mutex<()>,
     /// Sleeps, of any pool, that lack host memory: preparations here give way.
     starving: AtomicU32,

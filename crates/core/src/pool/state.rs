@@ -395,7 +395,6 @@ impl State {
         self.cached_max_bytes.is_some()
     }
 
-    /// Cached bytes above the configured maximum.
     pub(super) fn above_mark_bytes(&self, counters: &Counters) -> u64 {
         self.cached_max_bytes.map_or(0, |mark| self.cached_bytes(counters).saturating_sub(mark))
     }

@@ -105,7 +105,7 @@ impl State {
         usize::try_from(headroom.min(missing)).unwrap_or(0)
     }
 
-    /// Takes `bytes` of any reclaimable memory, or all there is.
+    /// As [`State::steal_bytes`], leftovers included.
     pub(super) fn take_reclaimable(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let sum = |leaving: &[Mapping]| leaving.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);
