@@ -1,13 +1,10 @@
 //! Reading and writing blocks: copies that the pool queues for its caller.
-//!
-//! A tag does not fall asleep while a copy of its bytes is being queued: the copy holds a [`SharedAccess`].
 
 use super::error::{PoolError, Result};
 use super::handle::BlockId;
 use super::shared::{Shared, SharedAccess};
 use crate::driver::{DeviceRange, StreamId};
 
-/// A part of a block to read or write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Access {
     pub(super) op: &'static str,

@@ -1,8 +1,8 @@
 //! Allocating when no free block is ready: find a location, get memory, map it.
 //!
-//! The state is locked for decisions and notes only. The driver is called with the [`PhysicalMemory`] locked,
-//! and waits happen with no lock. Under the limit, a request waits for `stream_wait_max` at most. At the
-//! limit, it waits for anything that may release memory before it is refused.
+//! The state is locked for decisions only, the [`PhysicalMemory`] for driver calls. Waits happen with no
+//! lock. Under the limit, a request waits for `stream_wait_max` at most. At the limit, it waits for anything
+//! that may release memory before it is refused.
 
 use std::thread;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::driver::{DriverError, DriverErrorKind, Op};
 
 const NEVER_FITS: &str = "it never fits: raise the limit, or the budget that it comes from";
 
-/// Between two checks while a sleep is under way.
+/// Pauses between two attempts while work on freed memory is awaited.
 const BACKOFF_MAX: Duration = Duration::from_millis(1);
 const BACKOFF_MIN: Duration = Duration::from_micros(20);
 const SPIN_MAX: Duration = Duration::from_micros(100);
@@ -36,7 +36,6 @@ fn back_off(waited: Duration) {
     }
 }
 
-/// A request and what follows from it.
 struct Wanted<'a> {
     request: &'a AllocRequest,
     tag: TagKey,
@@ -142,7 +141,7 @@ impl Shared {
         }
     }
 
-    /// Refuses a request that could never fit, before anything is tried.
+    /// The error of a request that could never fit.
     fn hopeless(&self, wanted: &Wanted<'_>) -> PoolError {
         let needed_bytes = wanted.bytes.next_multiple_of(self.shape().granule_bytes);
         let op = wanted.request.to_string();
@@ -183,7 +182,6 @@ impl Shared {
         self.fill_candidate(memory, state, wanted, &candidate, waits)
     }
 
-    /// Cuts a block out of the candidate and maps the missing memory.
     fn fill_candidate(
         &self,
         memory: &mut PhysicalMemory,
@@ -223,7 +221,7 @@ impl Shared {
         let Err((needed_bytes, source)) = built else {
             let block = state.finish(&placement, list, request);
             state.note_used(used_bytes);
-            drop(state); // The access ends after it./
+            drop(state); // The access ends after it.
             return Ok(Attempt::Done(block));
         };
         state.abandon(&placement);
@@ -283,20 +281,20 @@ impl Shared {
             state.heap_mut().add_segment(tag, list, range);
         } else {
             drop(state);
-            // Already failing. Addresses that the driver keeps hold no memory, and end with it.
+            // Addresses that the driver keeps hold no memory, and end with it.
             let _ = memory.driver().unreserve(range);
         }
         found.map(drop)
     }
 
-    /// Looks the keys up again: tag and list may have been forgotten while the state was unlocked.
+    /// Tag and list may have been forgotten while the state was unlocked.
     fn refresh_keys<'a>(&self, state: &mut State, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
         let tag = state.tag_key(&wanted.request.tag);
         let list = self.list_of(state, tag, wanted.request)?;
         Ok(Wanted { tag, list, ..*wanted })
     }
 
-    /// Maps the missing memory of the placement. An error carries the bytes that were to be created.
+    /// An error carries the bytes that were to be created.
     fn build(
         &self,
         memory: &mut PhysicalMemory,

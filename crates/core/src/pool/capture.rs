@@ -55,8 +55,8 @@ impl Shared {
         self.streams().all().try_for_each(|stream| self.driver().stream_synchronize(stream))
     }
 
-    /// Called when a tag or chunk is released. After a panic (in backup storage or a progress callback),
-    /// copies may still run, and nothing may be unmapped under them.
+    /// After a panic (in backup storage or a progress callback), copies may still run, and nothing may be
+    /// unmapped under them.
     pub(super) fn settle_after_panic(&self) {
         if thread::panicking() {
             // A device that does not answer has nothing to save.
@@ -65,7 +65,6 @@ impl Shared {
     }
 }
 
-/// The pool's error, if the driver refused a wait because a capture had just begun.
 pub(super) fn refused_by_capture(op: &'static str, error: &DriverError) -> Option<PoolError> {
     match error.kind {
         DriverErrorKind::Capturing { stream } => Some(PoolError::Capturing { op, stream }),

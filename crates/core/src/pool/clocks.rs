@@ -18,7 +18,7 @@ use slotmap::SlotMap;
 use crate::driver::{EventId, StreamId};
 
 slotmap::new_key_type! {
-    /// A clock of a pool. The null key is always complete.
+    /// The null key is always complete.
     pub(super) struct ClockKey;
 }
 
@@ -34,7 +34,6 @@ pub(super) struct Due {
 pub(super) struct Clocks {
     clocks: SlotMap<ClockKey, Clock>,
     by_stream: HashMap<StreamId, ClockKey>,
-    /// How often anything was freed or completed.
     version: u64,
     /// Whether a capture prevented recording at the last attempt.
     blocked: bool,
@@ -50,7 +49,7 @@ struct Clock {
     dirty: bool,
     /// Epochs up to this one are complete.
     passed: u64,
-    /// Events in flight, oldest first, each with the epoch that it ends.
+    /// Oldest first, each event with the epoch that it ends.
     in_flight: VecDeque<(u64, EventId)>,
 }
 
@@ -65,7 +64,7 @@ impl Clock {
 }
 
 impl Clocks {
-    /// The clock of `stream`, created if need be. It stays until each acquisition is released.
+    /// The clock stays until each acquisition is released.
     pub(super) fn acquire(&mut self, stream: StreamId) -> ClockKey {
         let clocks = &mut self.clocks;
         let key = *self.by_stream.entry(stream).or_insert_with(|| clocks.insert(Clock::new(stream)));
@@ -73,7 +72,7 @@ impl Clocks {
         key
     }
 
-    /// Ends one acquisition, whose owner keeps no epochs of the clock.
+    /// The owner of the acquisition keeps no epochs.
     pub(super) fn release(&mut self, key: ClockKey) {
         if let Some(clock) = self.clocks.get_mut(key) {
             clock.users -= 1;

@@ -23,7 +23,7 @@ impl Shared {
         while !state.tags().iter().all(|(_, entry)| entry.is_free()) {
             match self.wait_anyway(state, None) {
                 Ok(woken) => state = woken,
-                Err(_) => return, // Poisoned: the working thread is gone./
+                Err(_) => return, // Poisoned: the working thread is gone.
             }
         }
     }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::tag_lock::Monitor;
 
-/// Pending commands.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     work: bool,
@@ -12,12 +11,10 @@ pub(super) struct Commands {
 }
 
 impl Commands {
-    /// Requests work.
     pub(super) fn request_work(&mut self) {
         self.work = true;
     }
 
-    /// Requests the end.
     pub(super) fn stop(&mut self) {
         self.stop = true;
     }
@@ -36,7 +33,7 @@ pub(super) fn pause(commands: &Monitor<Commands>, most: Duration) -> bool {
     !guard.stop
 }
 
-/// Takes the next command. Returns false when the thread should end.
+/// As [`pause`], with no time limit.
 pub(super) fn next_command(commands: &Monitor<Commands>) -> bool {
     let mut guard = commands.lock_anyway();
     loop {

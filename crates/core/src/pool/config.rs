@@ -47,7 +47,7 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Sets the limit; `None`: all of the device.
+    /// Sets the limit.
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
         self.limit_bytes = limit_bytes.into();
@@ -75,7 +75,7 @@ impl PoolConfig {
         self
     }
 
-    /// Sets the cache's limit; `None`: no limit.
+    /// Sets the cache's limit.
     #[must_use]
     pub fn caching_at_most(mut self, cached_max_bytes: impl Into<Option<u64>>) -> Self {
         self.cached_max_bytes = cached_max_bytes.into();
@@ -94,7 +94,6 @@ impl PoolConfig {
         if has_chunks { (self.span_granules / self.chunk_granules).max(1) } else { 1 }
     }
 
-    /// Refuses what suits no device.
     pub(super) fn check(&self, info: &DeviceInfo) -> Result<()> {
         let invalid = |reason: String| Err(PoolError::InvalidConfig { reason });
         if self.chunk_granules == 0 || self.segment_granules == 0 {

@@ -24,7 +24,7 @@ pub enum PoolError {
     /// The configuration suits no device.
     #[error("the pool cannot be opened: {reason}")]
     InvalidConfig {
-        /// What and why.
+        /// Reason.
         reason: String,
     },
     /// The request suits no pool.
@@ -36,7 +36,7 @@ pub enum PoolError {
         align: u64,
         /// Requested tag.
         tag: Tag,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
     /// The pool's limit is too low.
@@ -111,7 +111,7 @@ pub enum PoolError {
         /// Pool usage.
         usage: Usage,
     },
-    /// The tag sleeps: no memory.
+    /// The tag sleeps.
     #[error("cannot {op}: `{tag}` is {state}; wake it first")]
     Asleep {
         /// Operation.
@@ -181,7 +181,7 @@ pub enum PoolError {
         part: DeviceRange,
         /// Where the block is.
         range: DeviceRange,
-        /// And what would help.
+        /// Reason, and what would help.
         reason: &'static str,
     },
     /// A read or write leaves its block.
@@ -230,7 +230,7 @@ pub enum PoolError {
         /// `backed up` or `dropped`.
         wanted: &'static str,
     },
-    /// Failed before the point of no return: the pool is as before, with every byte.
+    /// Failed before the point of no return.
     #[error("sleep failed: cannot {phase}; everything is as it was")]
     SleepFailed {
         /// Failed step.
@@ -252,7 +252,7 @@ pub enum PoolError {
         /// Error of the undo.
         undo: Box<DriverError>,
     },
-    /// An immutable tag has changed. The sleep changed nothing; later ones compare all of the tag.
+    /// An immutable tag has changed. Later sleeps compare all of it.
     #[error(
         "sleep refused: `{tag}` was declared immutable, and its granule at {range} has digest {found} instead of {expected}; all of it is compared from now on: sleep again to copy what has changed"
     )]
@@ -394,17 +394,17 @@ impl fmt::Display for Corruption {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
-    /// Wait for the device's work.
+    /// Wait for the device.
     Quiesce,
     /// Query the device's memory.
     Measure,
     /// Compare digests before copying.
     Compare,
-    /// Copy bytes.
+    /// Copy.
     Copy,
-    /// Unmap memory.
+    /// Unmap.
     Unmap,
-    /// Create and map memory.
+    /// Create and map.
     Map,
     /// Write zeros.
     Zero,

@@ -1,4 +1,4 @@
-//! Recording and querying events, with no lock but that of the [`PhysicalMemory`].
+//! Recording and querying events, with the state unlocked.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -12,11 +12,10 @@ use super::physical::PhysicalMemory;
 use super::shared::Shared;
 use crate::driver::{DriverError, DriverErrorKind, EventId, StreamId};
 
-/// Between two queries of events of several streams.
+/// Between two queries of events.
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// How a wait for freed memory has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Waited {
     /// Something has completed, or can be queried now.
@@ -146,7 +145,7 @@ impl Shared {
         }
     }
 
-    /// Returns false if the event has not completed by the deadline.
+    /// Returns whether the event completed by the deadline.
     pub(super) fn wait_for_one(
         &self,
         clock: ClockKey,
@@ -155,7 +154,7 @@ impl Shared {
         deadline: Deadline,
     ) -> Result<bool, DriverError> {
         if deadline.is_never() {
-            // Unknown: another thread has seen it complete and destroyed it.
+            // As in [`Self::has_passed`].
             self.driver()
                 .event_synchronize(event)
                 .or_else(|error| if is_unknown(&error) { Ok(()) } else { Err(error) })?;
@@ -166,7 +165,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Polls events until all are complete. Returns the keys of those that are not by the deadline.
+    /// Returns the keys of events that are not complete by the deadline.
     fn wait_for_all<K: Copy>(
         &self,
         mut events: Vec<(K, EventId)>,
@@ -194,7 +193,7 @@ impl Shared {
         }
     }
 
-    /// Whether an event is complete. An unknown one was seen complete and destroyed by another thread.
+    /// An unknown event was seen complete and destroyed by another thread.
     fn has_passed(&self, event: EventId) -> Result<bool, DriverError> {
         match self.driver().event_query(event) {
             Err(error) if is_unknown(&error) => Ok(true),
@@ -202,8 +201,8 @@ impl Shared {
         }
     }
 
-    /// Waits for all work queued by now on the streams that the pool knows. Returns the streams that are late
-    /// at the deadline. Without a deadline it returns at once: the driver then waits for the whole device.
+    /// Waits for the work queued by now on known streams. Returns those that are late at the deadline.
+    /// Without a deadline it returns at once: the driver then waits for the whole device.
     pub(super) fn wait_for_streams(&self, deadline: Deadline) -> Result<Vec<StreamId>, DriverError> {
         if deadline.is_never() {
             return Ok(Vec::new());
@@ -214,8 +213,7 @@ impl Shared {
         for stream in known {
             match self.driver().event_record(stream) {
                 Ok(event) => events.push((stream, event)),
-                // A stream ends when its work has finished. Captured work has not run, which the caller
-                // checks.
+                // An ended stream has no work left. The caller checks for captures.
                 Err(error) if is_unknown(&error) || is_captured(&error) => {}
                 Err(error) => failed = failed.or(Some(error)),
             }

@@ -91,7 +91,6 @@ impl AllocRequest {
         pending_bytes >= least_bytes.max(1)
     }
 
-    /// Whether it waits longer than by default.
     pub(super) fn has_stream_wait(&self) -> bool {
         self.stream_wait_max > STREAM_WAIT_DEFAULT
     }

@@ -45,7 +45,6 @@ impl<T> HandoverLock<T> {
         if self.is_poisoned() { None } else { Some(guard) }
     }
 
-    /// Ignores poisoning.
     pub(super) fn lock_anyway(&self) -> MutexGuard<'_, T> {
         try_lock_anyway(&self.value).unwrap_or_else(|| {
             let ticket = self.waiters.lock_anyway().draw();
@@ -61,8 +60,7 @@ impl<T> HandoverLock<T> {
         self.waiters.lock_anyway().tickets.len()
     }
 
-    /// Unlocks the value, and locks it again after all threads that wait now have had it. Keeps it if none
-    /// waits. The value may be poisoned meanwhile.
+    /// Keeps the lock if no thread waits. The value may be poisoned meanwhile.
     pub(super) fn yield_to_waiters<'a>(&'a self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         let mut waiters = self.waiters.lock_anyway();
         if waiters.tickets.is_empty() {

@@ -61,7 +61,7 @@ impl fmt::Debug for Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // In a forked child a thread that does not exist there may hold the lock.
+        // Before the lock, as in [`Shared::open_state`].
         if self.shared.driver().check_process().is_err() {
             return;
         }

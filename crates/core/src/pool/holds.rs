@@ -1,4 +1,4 @@
-//! Which holders hold which tags. [`super::hold`] says what a hold is for.
+//! Which holders hold which tags.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,7 +49,6 @@ impl Holds {
         self.tags.retain(|_, holders| !holders.is_empty());
     }
 
-    /// Refuses `op`, which would take memory from every tag.
     pub(super) fn check_all(&self, op: &'static str) -> Result<()> {
         self.check(op, self.tags.keys())
     }

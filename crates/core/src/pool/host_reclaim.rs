@@ -1,9 +1,9 @@
 //! Releasing host memory: on request, and under pressure.
 //!
-//! Backups of awake tags only save time: the next sleep need not copy unchanged bytes. They are dropped on
-//! request, or when a sleep of any pool in the process lacks host memory. First go those of its own pool,
-//! then of pools with the same driver or storage, then all others and what their drivers cache. Backups of
-//! sleeping tags are never touched. A preparation only saves time too, so it takes cached memory only.
+//! Backups of awake tags only save time. They are dropped on request, or when a sleep of any pool in the
+//! process lacks host memory. First go those of its own pool, then of pools with the same driver or storage,
+//! then all others and what their drivers cache. Backups of sleeping tags are never touched. A preparation
+//! only saves time too, so it takes cached memory only.
 //!
 //! No lock is held while another pool is called, so two pools that lack memory do not wait for each other.
 //! Preparations give way meanwhile, in every pool.
@@ -21,7 +21,7 @@ use crate::tag::{Tag, TagState};
 
 const DROP: &str = "drop backups";
 
-/// Locked only to access the list, not while a pool is called.
+/// Not locked while a pool is called.
 static POOLS: PerProcess<Mutex<Vec<Weak<Shared>>>> =
     PerProcess::new([const { Mutex::new(Vec::new()) }; FORKS]);
 
@@ -33,7 +33,6 @@ enum Distance {
 }
 
 impl Shared {
-    /// See [`super::Pool::drop_backups`].
     pub(super) fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64> {
         self.open_state()?.check_droppable(tags)?;
         let deadline = Deadline::begin(self.driver(), None);
@@ -105,7 +104,7 @@ impl Shared {
         distance == Distance::SameStore || self.backups().allows(bytes)
     }
 
-    /// Retries what itself only saves time, after it has failed. Takes no backups.
+    /// For requests that only save time themselves: takes no backups.
     pub(super) fn with_cached_host_memory<T>(
         &self,
         bytes: u64,
@@ -132,7 +131,7 @@ impl Shared {
         drop(self.preparing());
     }
 
-    /// Releases backups that only save this pool time. Returns whether there were any.
+    /// Returns whether anything was released.
     fn release_host_memory(&self, distance: Distance) -> bool {
         if self.driver().check_process().is_err() {
             return false;
@@ -146,7 +145,7 @@ impl Shared {
         (is_far && self.release_cached_host_memory()) || released_bytes > 0
     }
 
-    /// Releases host memory that the storage caches. Returns whether there was any.
+    /// The same for host memory that the storage caches.
     fn release_cached_host_memory(&self) -> bool {
         if self.driver().check_process().is_err() {
             return false;

@@ -11,10 +11,9 @@ slotmap::new_key_type! {
 /// is gone, so keep it no longer.
 pub(super) type ListKey = u16;
 
-/// A segment and an address in it.
 pub(super) type Location = (SegmentKey, u64);
 
-/// A block of a pool. Keys are reused, so callers outside compare the block's serial too.
+/// Keys are reused, so callers outside compare the block's serial too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct BlockKey(pub(super) u32);
 

@@ -51,7 +51,6 @@ impl State {
         }
     }
 
-    /// Refuses to read `range` of an awake tag where its bytes are undefined.
     pub(super) fn check_defined(&self, op: &'static str, tag: TagKey, range: DeviceRange) -> Result<()> {
         let Some(undefined) = self.tags().get(tag).undefined().filter(|undefined| !undefined.is_nothing())
         else {
@@ -64,7 +63,7 @@ impl State {
         if lost.is_empty() { Ok(()) } else { Err(PoolError::Lost { op, lost }) }
     }
 
-    /// The bytes of `granules` are lost, with their backup. Returns the parts of live blocks in them.
+    /// Returns the parts of live blocks in `granules`.
     pub(super) fn lose(&mut self, granules: &[DeviceRange]) -> Vec<LostRange> {
         self.forget_stored(granules);
         let lost = self.lost_in(granules.iter().copied());
@@ -76,7 +75,7 @@ impl State {
         lost
     }
 
-    /// The owner has rewritten the lost bytes of a block. Returns them.
+    /// See [`super::Pool::mark_block_restored`].
     pub(super) fn restore_block(&mut self, block: BlockId) -> Result<Vec<LostRange>> {
         let entry = self.heap().live_block(RESTORE, block)?;
         let tag = self.heap().tag_of_list(entry.list);
@@ -91,8 +90,6 @@ impl State {
         self.tags_mut().get_mut(tag).define(range);
         Ok(lost)
     }
-
-    // ---- backups of granules ----
 
     /// Whether the backup of the granule at `addr` was loaded without comparing it, with this digest.
     pub(super) fn is_suspect(&self, addr: u64, expected: Digest) -> bool {
@@ -113,7 +110,6 @@ impl State {
         self.note_loaded(granules, false);
     }
 
-    /// These granules were loaded, and not compared.
     pub(super) fn note_unseen(&mut self, granules: impl IntoIterator<Item = DeviceRange>) {
         self.note_loaded(granules, true);
     }
@@ -132,7 +128,7 @@ impl State {
         }
     }
 
-    /// The part of a range in the segment where it begins, with that segment and its tag.
+    /// The part of a range in the segment where it begins.
     fn first_part(&self, range: DeviceRange) -> Option<(TagKey, SegmentKey, DeviceRange)> {
         let key = self.heap().segments().of_addr(range.addr);
         let segment = self.heap().segments().get(key)?;

@@ -23,7 +23,6 @@ pub(super) struct Batch {
     pub(super) bytes: u64,
 }
 
-/// A chunk that is being mapped or unmapped.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mapping {
     pub(super) segment: SegmentKey,

@@ -64,8 +64,6 @@ impl Shared {
         (freed_bytes, refused.or(release_refused).or(self.drop_emptied(memory)))
     }
 
-    /// Releases everything that serves no byte. Waits for work that may still touch it, unless a stream is
-    /// being captured.
     pub(super) fn trim(&self, wait_max: Option<Duration>) -> Result<u64> {
         drop(self.open_state()?);
         let deadline = Deadline::begin(self.driver(), wait_max);
@@ -122,8 +120,7 @@ impl Shared {
         Ok((late, refused))
     }
 
-    /// Releases reclaimable memory while the cache is above its mark. Returns whether more could follow
-    /// later.
+    /// Returns whether more could follow later.
     pub(super) fn reclaim_above_mark(&self, memory: &mut PhysicalMemory) -> bool {
         let excess_bytes = {
             let state = self.lock_state();
@@ -217,8 +214,7 @@ impl Shared {
         }
     }
 
-    /// The error when everything was tried. Its cause is a capture, a device that is `full`, a release that
-    /// the driver `refused`, or the limit.
+    /// The error when everything was tried.
     pub(super) fn refusal(
         &self,
         op: String,
@@ -239,7 +235,7 @@ impl Shared {
         PoolError::OverLimit { op, needed_bytes, usage, hint }
     }
 
-    /// The error of a full device, with current figures: memory mapped for the failed request is gone again.
+    /// With current figures: memory mapped for the failed request is gone again.
     pub(super) fn device_full(&self, op: String, needed_bytes: u64, source: DriverError) -> PoolError {
         let info = self.driver().memory_info().ok();
         let free_bytes = info.map(|info| info.free_bytes).or(match source.kind {

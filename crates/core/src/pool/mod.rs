@@ -14,9 +14,7 @@
 //! Promises: stable addresses, intact bytes, all or nothing, true reports, no leak, stream order. What fits
 //! succeeds, nothing exceeds the limit, and forked children get errors.
 //!
-//! Locks: a sleep or wake holds its tags' (`tag_lock`); calls wait for them with no lock held. Mapping holds
-//! physical memory's (`physical`), handed over now and then (`handover`). The state's is never held across a
-//! wait, a copy or a driver call that moves memory.
+//! `shared` names the locks and their order.
 
 mod access;
 mod alloc;
@@ -88,8 +86,8 @@ use crate::backup::{Backups, HostBackups};
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
 use crate::tag::{Changes, Tag, TagPolicy, TagState};
 
-/// A pool of one device. Every call also fails with `Closed`, `Poisoned`, or in a forked child
-/// `WrongProcess`.
+/// A pool of one device. Every call also fails with `Closed`, `Poisoned`, in a forked child `WrongProcess`,
+/// and with `Driver` when the driver fails.
 pub struct Pool {
     shared: Arc<Shared>,
     reaper: Mutex<Reaper>,
@@ -100,7 +98,7 @@ impl Pool {
     /// Opens a pool with backups in host memory. Takes only streams from the device.
     ///
     /// # Errors
-    /// `InvalidConfig`; driver errors.
+    /// `InvalidConfig`.
     pub fn new(driver: Arc<dyn Driver>, config: PoolConfig) -> Result<Self> {
         let backups = Arc::new(HostBackups::new(Arc::clone(&driver)));
         Self::with_backups(driver, config, backups)
@@ -139,8 +137,8 @@ impl Pool {
     /// ([`AllocRequest::stream_wait_max`]), but never during a capture.
     ///
     /// # Errors
-    /// `InvalidRequest`, `UnknownStream`, `Asleep`, `OverLimit`, `DeviceFull`, `TimedOut`, `HeldByCapture`;
-    /// driver errors.
+    /// `InvalidRequest`, `UnknownStream`, `Asleep`, `OverLimit`, `DeviceFull`, `TimedOut`, `HeldByCapture`,
+    /// `AllocFailed`.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block> {
         self.shared.alloc(request)
     }
@@ -171,7 +169,7 @@ impl Pool {
     /// remaining blocks in address order, with new handles; `block` becomes stale.
     ///
     /// Memory leaves by whole chunks, and by spans when the tag sleeps. Chunks of one granule release most
-    /// ([`PoolConfig::chunk_granules`](PoolConfig::chunk_granules)).
+    /// ([`PoolConfig::chunk_granules`]).
     ///
     /// # Errors
     /// `StaleBlock`, `InvalidPart`.
@@ -216,7 +214,7 @@ impl Pool {
     /// Queues a copy into a block, as a use on `stream` ([`Pool::record_use`]).
     ///
     /// # Errors
-    /// `StaleBlock`, `OutOfBlock`, `Asleep`, `UnknownStream`; driver errors.
+    /// `StaleBlock`, `OutOfBlock`, `Asleep`, `UnknownStream`.
     pub fn write(
         &self,
         stream: StreamId,
@@ -270,9 +268,9 @@ impl Pool {
     /// # Errors
     /// As [`Pool::sleep`] before any change; `PrepareFailed`. [`Preparation::wait`] has later errors.
     pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation> {
-        // Before the lock: in a forked child a thread that does not exist there may hold it.
+        // Before the lock, as in [`Shared::open_state`].
         self.shared.driver().check_process().map_err(PoolError::WrongProcess)?;
-        // Under one lock: threads are not counted twice.
+        // Locked before the pool is found open, so that closing it joins every started thread.
         let mut preparers = self.preparers.lock().unwrap_or_else(PoisonError::into_inner);
         let (saves, tags) = self.shared.plan_preparation(request)?;
         preparers.start(&self.shared, saves, tags)
@@ -283,8 +281,8 @@ impl Pool {
     ///
     /// # Errors
     /// `Stranded`: undoing failed. `Shortfall`: some memory is not released. `Lost`: some bytes became
-    /// undefined. Nothing has changed after `UnknownTag`, `SleepConflict`, `Undefined`, `Asleep` (stranded),
-    /// `Held`, `Capturing`, `TimedOut` and `SleepFailed`.
+    /// undefined. Nothing has changed after `UnknownTag`, `SleepConflict`, `ImmutableChanged`, `Undefined`,
+    /// `Asleep` (stranded), `Held`, `Capturing`, `TimedOut` and `SleepFailed`.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         self.shared.sleep(request)
     }
@@ -402,7 +400,6 @@ impl Pool {
     }
 }
 
-/// Lost bytes.
 impl Pool {
     /// Ranges lost with their backups, by address, until rewritten or freed. Dropped tags have none.
     pub fn lost_ranges(&self) -> Result<Vec<LostRange>> {
@@ -419,7 +416,6 @@ impl Pool {
     }
 }
 
-/// Backups and holds.
 impl Pool {
     /// Drops backups of awake tags and releases unused host memory. Returns by how many bytes the storage
     /// shrank, changes by others included. Waits for sleeps, wakes and device work; ends preparations.

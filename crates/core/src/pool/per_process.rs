@@ -14,7 +14,7 @@ const NUMBER_BITS: u32 = 32;
 #[derive(Debug)]
 pub(super) struct PerProcess<T> {
     values: [T; FORKS],
-    /// The id of the owning process in the upper bits, and the index of its value in the lower ones.
+    /// Upper bits: the id of the owning process. Lower bits: the index of its value.
     current: AtomicU64,
 }
 

@@ -1,10 +1,10 @@
 //! Physical memory: creating, mapping, unmapping and releasing it.
 //!
-//! Everything that moves memory uses this. It works on copies of the bookkeeping ([`Mapping`]), so the state
-//! stays unlocked; the lock around the [`PhysicalMemory`] orders those calls. An unfinished call leaves its
-//! progress in its mappings, and the next call continues from there.
+//! Calls work on copies of the bookkeeping ([`Mapping`]), so the state stays unlocked; the lock around the
+//! [`PhysicalMemory`] orders them. An unfinished call leaves its progress in its mappings, and the next
+//! continues from there.
 //!
-//! Promise: at any time, the held bytes equal creates minus successful releases as the driver counted them.
+//! Promise: the held bytes always equal creates minus successful releases.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,8 +26,7 @@ pub(super) struct Counters {
     reserved: AtomicU64,
 }
 
-/// Memory to be created, counted against the limit until this is dropped: under the lock, once it is created.
-/// See [`PhysicalMemory::set_aside`].
+/// Memory to be created, counted against the limit. Dropped under the lock, once the memory is created.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Reservation {
@@ -47,7 +46,7 @@ pub(super) struct MapTimes {
     pub(super) map: Duration,
 }
 
-/// A pool's memory outside of segments, and the operations to map and unmap.
+/// A pool's memory outside of segments.
 #[derive(Debug)]
 pub(super) struct PhysicalMemory {
     driver: Arc<dyn Driver>,
@@ -78,7 +77,6 @@ impl Counters {
         self.created.load(Ordering::Relaxed)
     }
 
-    /// Held, mapped nowhere, and ready for use.
     pub(super) fn spare_bytes(&self) -> u64 {
         self.spare.load(Ordering::Relaxed)
     }
@@ -113,7 +111,7 @@ impl PhysicalMemory {
         self.spare.get(&bytes).map_or(0, Vec::len)
     }
 
-    /// Bytes held in backings of this size, mapped or not.
+    /// In backings of this size, mapped or not.
     pub(super) fn held_of(&self, bytes: u64) -> u64 {
         self.held_by_size.get(&bytes).copied().unwrap_or(0)
     }
@@ -132,8 +130,7 @@ impl PhysicalMemory {
         self.spare.iter().map(|(bytes, ids)| bytes * ids.len().min(of(*bytes)) as u64).sum()
     }
 
-    /// Claims memory for `mappings` before the lock is given up: takes spare memory of their sizes, and
-    /// reserves what will be created.
+    /// Before the lock is given up: takes spare memory for `mappings`, and reserves what will be created.
     pub(super) fn set_aside(&mut self, mappings: &mut [Mapping]) -> Reservation {
         let mut bytes = 0;
         for mapping in mappings.iter_mut().filter(|mapping| mapping.is_absent()) {
@@ -237,7 +234,7 @@ impl PhysicalMemory {
         }
     }
 
-    /// Releases the memory of an unmapped mapping. Returns the bytes; after an error the release is deferred.
+    /// The mapping is unmapped. After an error the release is deferred.
     pub(super) fn release(&mut self, mapping: &mut Mapping) -> Result<u64, DriverError> {
         let Backing::Held(id) = mapping.backing else { return Ok(0) };
         mapping.backing = Backing::Absent;
@@ -265,7 +262,7 @@ impl PhysicalMemory {
         (freed_bytes, refused)
     }
 
-    /// Retries deferred releases. Returns the bytes released, and the first refusal.
+    /// Retries deferred releases. Returns what [`Self::release_spare`] does.
     pub(super) fn settle(&mut self) -> (u64, Option<DriverError>) {
         let (mut freed_bytes, mut refused) = (0, None);
         for (backing, bytes) in std::mem::take(&mut self.deferred_releases) {

@@ -1,10 +1,9 @@
-//! Backing up before the sleep, in the background, while the owner goes on working.
+//! Backing up before a sleep, in the background.
 //!
-//! A thread visits the live chunks that the sleep would back up, and copies new or changed granules on a
-//! low-priority stream. For volatile tags, and where digests are slow, the sleep copies anyway: only backup
-//! buffers are prepared. Blocks stay usable; the chunk that is being copied stays mapped. A call that needs a
-//! tag exclusively waits for the copies in flight, and ends the preparation. The sleep finds later writes by
-//! comparing digests when nothing is in flight.
+//! A thread copies new or changed granules of live chunks on a low-priority stream. For volatile tags, and
+//! where digests are slow, the sleep copies anyway: only backup buffers are prepared. Blocks stay usable; the
+//! chunk being copied stays mapped. A call that needs a tag exclusively waits for the copies in flight, and
+//! ends the preparation. The sleep finds later writes by comparing digests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -26,7 +25,7 @@ use crate::backup::BackupBuffer;
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::{Changes, Tag, TagState};
 
-/// How much host memory is requested at a time: enough to occupy a few threads.
+/// Host memory requested at a time: enough to occupy a few threads.
 const AHEAD_BYTES: u64 = 256 << 20;
 
 /// How a preparation ended.
@@ -43,7 +42,7 @@ pub enum PrepareEnd {
 }
 
 impl PrepareEnd {
-    /// Its name in JSON and Python.
+    /// Name in JSON and Python.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -81,7 +80,7 @@ pub struct PrepareReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrepareProgress {
-    /// Visited so far, in bytes.
+    /// Visited so far.
     pub done_bytes: u64,
     /// Live bytes to visit, counted at the start in whole granules.
     pub total_bytes: u64,
@@ -101,9 +100,9 @@ struct Job {
     cancelled: AtomicBool,
     done_bytes: AtomicU64,
     total_bytes: u64,
-    /// For each tag, the count of backup drops at the start.
+    /// Counts of backup drops at the start.
     forgets: BTreeMap<TagKey, u64>,
-    /// The outcome's flag, readable without a lock.
+    /// [`Outcome::ended`], readable without a lock.
     ended: AtomicBool,
     outcome: Monitor<Outcome>,
 }
@@ -213,7 +212,7 @@ fn no_thread(error: &std::io::Error) -> DriverError {
     DriverError::new(Op::Save, kind)
 }
 
-/// Keeps a chunk mapped, and its tag awake, until this is dropped.
+/// Keeps a chunk mapped and its tag awake.
 struct HeldChunk<'a> {
     shared: &'a Shared,
     tag: TagKey,
@@ -234,12 +233,11 @@ struct Prepared<'a> {
     held: HeldChunk<'a>,
     save: Save,
     snapshot: ChunkState,
-    /// Its backup, which stays in the index, where a free or a drop of backups finds it.
+    /// Stays in the index too, where a free or a drop of backups finds it.
     stored: Option<Backup>,
     changes: Changes,
 }
 
-/// What identifies the contents of a chunk.
 struct ChunkState {
     memory: Vec<BackingId>,
     invalidations: u64,
@@ -279,7 +277,7 @@ impl Shared {
             if self.starving() > 0 {
                 return Ok(PrepareEnd::Overtaken);
             }
-            // Create the buffer before the chunk is held: that takes time, and a sleep may want to begin.
+            // Before the chunk is held: creating a buffer would delay a sleep.
             let lacks = self.lock_state().backups().get(save).is_none();
             let buffer =
                 lacks.then(|| self.next_buffer(&saves[turn..], &mut buffers)).transpose().map_err(failed)?;
@@ -297,8 +295,7 @@ impl Shared {
         Ok(PrepareEnd::Finished)
     }
 
-    /// The buffer for the first of `saves`. Those of the next are requested with it, to be made during
-    /// copies.
+    /// The buffer for the first of `saves`. Buffers for the next are made during copies.
     fn next_buffer(
         &self,
         saves: &[Save],
@@ -306,7 +303,7 @@ impl Shared {
     ) -> Result<BackupBuffer, DriverError> {
         let bytes = saves[0].bytes;
         let new_buffer = || self.new_buffer(bytes).wait();
-        // Buffers announced for chunks that are gone are released.
+        // Buffers of chunks that are gone are released.
         while let Some((size, buffer)) = buffers.pop_front() {
             if size == bytes {
                 return self.with_cached_host_memory(bytes, buffer.wait(), new_buffer);
@@ -333,7 +330,7 @@ impl Shared {
         }
     }
 
-    /// Holds a chunk that is still in use. Chunks are visited in order, so the last landmark is near.
+    /// Chunks are visited in order, so the last landmark is near.
     fn hold_chunk(&self, job: &Job, save: &Save, near: Option<Landmark>) -> Result<NextStep<'_>> {
         if job.cancelled.load(Ordering::Relaxed) {
             return Ok(NextStep::End(PrepareEnd::Cancelled));
@@ -380,7 +377,7 @@ impl Shared {
         if !self.replaces_nothing_spoiled(&save, stored.as_ref(), saves)? {
             return Ok(());
         }
-        // The sleep copies these anyway, so only the buffer can be prepared.
+        // The sleep copies these anyway.
         let only_buffer = changes == Changes::Volatile || !self.driver().info().fast_digests;
         let skips_verified = changes == Changes::Immutable;
         let same = match stored.as_mut() {
@@ -425,8 +422,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes a backup out of the index before it is overwritten, after comparing its unseen granules. `None`
-    /// if it is gone or some had spoiled; what the device lacks too is lost.
+    /// Compares a backup's unseen granules, then takes it out of the index. `None` if it is gone or some had
+    /// spoiled; what the device lacks too is lost.
     fn take_to_write(&self, save: &Save, mut stored: Backup, saves: &[Save]) -> Result<Option<Backup>> {
         let spoiled = stored.spoiled(save, self.shape().granule_bytes);
         let mut state = self.lock_state();
@@ -461,15 +458,14 @@ impl Shared {
         Ok(false)
     }
 
-    /// Drops spoiled backups. Fails where the device does not have the bytes either.
+    /// Drops spoiled backups. Fails where the device lacks the bytes too.
     fn lose_prepared(&self, saves: &[Save]) -> Result<()> {
         let lost = self.lose_spoiled_of_awake(&tags_of(saves));
         let lost = lost.map_err(|source| PoolError::PrepareFailed { source })?;
         if lost.is_empty() { Ok(()) } else { Err(PoolError::Lost { op: "prepare a sleep", lost }) }
     }
 
-    /// The live granules whose backup matches the device, or is skipped because the owner promised no change.
-    /// The sleep checks that promise.
+    /// The live granules whose backup matches, or is skipped on the owner's promise, which the sleep checks.
     fn unchanged_granules(
         &self,
         save: &Save,
@@ -498,7 +494,7 @@ impl Shared {
         Ok(same)
     }
 
-    /// Stores a backup if its chunk is unchanged since the snapshot. The chunk is held.
+    /// Stores a backup if its chunk is unchanged since the snapshot.
     fn put_back(&self, held: &HeldChunk<'_>, save: &Save, snapshot: &ChunkState, mut backup: Backup) {
         debug_assert_eq!(held.range.addr, save.location.1, "the extent that is held");
         let mut state = self.lock_state();
@@ -515,7 +511,7 @@ impl Shared {
 }
 
 impl State {
-    /// The live granules, memory and a live block of an extent. `None` when it is unused, or not all there.
+    /// The live granules, memory and a live block of an extent. `None` when it is unused or incomplete.
     fn current(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, Vec<BackingId>, Landmark)> {
         let extent = DeviceRange::new(save.location.1, save.bytes);
         let (granules, memory, landmark) = self.heap().live_granules(save.location.0, extent, near)?;

@@ -18,10 +18,12 @@ pub(super) struct Retry {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lack {
-    /// The pool's limit.
     Limit,
     /// The device: so much is still missing, and whether any of it is in mappings larger than a chunk.
-    Device { absent_bytes: u64, has_spans: bool },
+    Device {
+        absent_bytes: u64,
+        has_spans: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +41,6 @@ impl Retry {
 
     /// After a shortage: reclaims, settles for smaller mappings, or waits without locks for anything that may
     /// release memory.
-    ///
-    /// # Errors
-    /// `TimedOut` when memory may still come, and the deadline has passed.
     pub(super) fn after(
         &mut self,
         shared: &Shared,
@@ -74,7 +73,7 @@ impl Retry {
         *self = Self { had_enough: self.had_enough, ..Self::default() };
     }
 
-    /// Waits for anything that may release memory. Returns false when nothing is left that could.
+    /// Returns false when nothing is left that could release memory.
     fn relieve(&mut self, shared: &Shared, wait: Wait<'_>) -> Result<bool> {
         let state = shared.open_state()?;
         let busy = state.tags_to_wait_for();

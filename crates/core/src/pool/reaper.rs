@@ -1,8 +1,7 @@
 //! The reaper: a thread that frees and unmaps what had to wait for the device.
 //!
-//! The first block whose free waits for other streams starts it, or the first time that the cache is above
-//! its mark. It waits for events and the end of a capture without locks, and takes only the pool's. The pool
-//! ends and joins it.
+//! It starts with the first free that waits for other streams, or when the cache first exceeds its mark. It
+//! waits without locks, and takes only the pool's. The pool ends and joins it.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -23,8 +22,7 @@ const IDLE_CHECKS_MAX: u32 = 3;
 pub(super) struct Reaper(Option<JoinHandle<()>>);
 
 impl Reaper {
-    /// Starts the thread if there is none. If the system refuses, the next allocation that needs memory does
-    /// the work.
+    /// If the system refuses the thread, the next allocation that needs memory does the work.
     pub(super) fn start(&mut self, shared: &Arc<Shared>) {
         if self.0.is_some() {
             return;

@@ -1,8 +1,7 @@
 //! Updating backups in a sleep: compare, then copy what differs.
 //!
-//! A granule whose digest on the device equals that of its backup is not copied; all work is complete by now.
-//! Copies run with no lock held, several at a time. All backup buffers are requested at once, so copying
-//! begins with the first.
+//! All work on the device is complete by now. Copies run with no lock held, several at a time. All backup
+//! buffers are requested at once, so copying begins with the first.
 //!
 //! Promise: on success, every live granule of the plan is stored, and was copied or compared now. Of granules
 //! promised not to change, a sixty-fourth was compared. A difference counts as a change only if the backup
@@ -26,7 +25,7 @@ use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, StreamId};
 use crate::tag::Changes;
 
-/// Copies in flight per stream: one that runs, one that waits.
+/// One that runs, one that waits.
 const COPIES_PER_STREAM: usize = 2;
 
 #[derive(Debug, Default)]
@@ -39,9 +38,9 @@ pub(super) struct Saved {
 
 pub(super) struct Saving<'a> {
     save: &'a Save,
-    /// Granules that the copy does not bring.
+    /// `None` for granules to copy.
     granules: Vec<Option<Stored>>,
-    /// Granules that it brings.
+    /// To copy.
     fresh: Vec<usize>,
     copy: Pending<(BackupBuffer, Vec<Digest>)>,
 }
@@ -55,7 +54,6 @@ struct Kept {
     skipped: usize,
 }
 
-/// What a sleep backs up, and the tags that fall asleep.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Saver<'a> {
     pub(super) shared: &'a Shared,
@@ -63,7 +61,6 @@ pub(super) struct Saver<'a> {
     pub(super) falling: &'a [TagKey],
 }
 
-/// A granule to compare.
 struct DigestQuery {
     turn: usize,
     granule: usize,
@@ -251,7 +248,7 @@ impl<'a> Saver<'a> {
         if lost.is_empty() { Ok(false) } else { Err(PoolError::Lost { op: BACK_UP, lost }) }
     }
 
-    /// The device's digests of the queries, in their order, spread over the streams.
+    /// In the order of the queries, spread over the streams.
     fn digests(&self, queries: &[DigestQuery]) -> Result<Vec<Digest>, DriverError> {
         let share = queries.len().div_ceil(self.shared.streams().saves()).max(1);
         let (mut pending, mut failed) = (Vec::new(), None);
@@ -300,7 +297,7 @@ impl Shared {
         })
     }
 
-    /// Starts the copy of what has changed. The copy owns the buffer until it is stored.
+    /// The copy owns the buffer until it is stored.
     pub(super) fn start_copy<'a>(
         &self,
         save: &'a Save,
@@ -330,7 +327,7 @@ impl Shared {
         self.shape().granule_range(save.location.1, first, count)
     }
 
-    /// A granule of an immutable tag has changed: the tag's granules are compared from now on.
+    /// The tag's granules are compared from now on.
     fn immutable_changed(&self, save: &Save, granule: usize, digests: [Digest; 2]) -> PoolError {
         let [expected, found] = digests;
         let mut state = self.lock_state();
@@ -342,7 +339,7 @@ impl Shared {
 }
 
 impl Saving<'_> {
-    /// Waits for the copy. Returns the backup, and how many granules were copied.
+    /// Returns the backup, and how many granules were copied.
     pub(super) fn complete(self, verified: bool) -> Result<(Backup, usize), DriverError> {
         let Self { mut granules, fresh, copy, .. } = self;
         let (buffer, digests) = copy.wait()?;

@@ -53,7 +53,6 @@ impl Shape {
         usize::try_from(bytes / self.granule_bytes).unwrap_or(usize::MAX)
     }
 
-    /// `count` granules from index `first`, counted from `addr`.
     pub(super) fn granule_range(&self, addr: u64, first: usize, count: usize) -> DeviceRange {
         DeviceRange::new(addr + first as u64 * self.granule_bytes, count as u64 * self.granule_bytes)
     }

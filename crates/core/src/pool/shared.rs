@@ -1,9 +1,9 @@
 //! What the callers of a pool and its own threads share, and the order of its locks.
 //!
-//! There are three locks. The state ([`Monitor`]) is for bookkeeping only: no driver call that moves memory,
-//! no copy and no wait happens under it. Physical memory is locked while the driver maps and unmaps; a sleep
-//! or wake hands it over to waiting threads in between ([`super::handover`]). A tag ([`super::tag_lock`]) is
-//! locked by a sleep or wake; others wait for it without holding anything.
+//! A call waits for locks in this order only. A tag ([`super::tag_lock`]) is locked by a sleep or wake;
+//! others wait for it without holding anything. Physical memory is locked while the driver maps and unmaps; a
+//! sleep or wake hands it over in between ([`super::handover`]). Under the lock of the state ([`Monitor`]) no
+//! driver call moves memory, and no copy or wait happens.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ use crate::backup::Backups;
 use crate::driver::{Driver, StreamId};
 use crate::tag::{Tag, TagState};
 
-/// Between two checks while a sleep is under way.
+/// Between two checks for what sends no notification.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 static NEXT_POOL: AtomicU32 = AtomicU32::new(1);
@@ -34,9 +34,8 @@ pub(super) struct Shared {
     backups: Arc<dyn Backups>,
     shape: Shape,
     streams: Streams,
-    /// Locked during a preparation.
     preparing: Mutex<()>,
-    /// How many sleeps, of any pool, lack host memory: preparations here give way.
+    /// Sleeps, of any pool, that lack host memory: preparations here give way.
     starving: AtomicU32,
     /// Freed memory that a request has awaited without success.
     stalled_bytes: AtomicU64,
@@ -72,7 +71,7 @@ impl Streams {
             streams.iter().filter_map(|stream| stream.as_ref().ok().copied()).collect();
         if let Some(source) = streams.into_iter().find_map(std::result::Result::err) {
             for stream in copies {
-                // Already failing; a stream that cannot be destroyed is idle and ends with the driver.
+                // A stream that cannot be destroyed is idle and ends with the driver.
                 let _ = driver.stream_destroy(stream);
             }
             return Err(PoolError::Driver { op: "open the pool", source });
@@ -86,7 +85,7 @@ impl Streams {
         self.copies.iter().copied().chain(self.kernel).chain([self.background])
     }
 
-    /// For the `turn`-th copy to the device by a copy engine.
+    /// For copies to the device by a copy engine.
     pub(super) fn copy(&self, turn: usize) -> StreamId {
         self.nth(turn, self.copy_streams)
     }
@@ -95,7 +94,7 @@ impl Streams {
         self.nth(turn, self.save_streams)
     }
 
-    /// How many saves or digests run at a time, at least one.
+    /// How many saves or digests run at a time.
     pub(super) fn saves(&self) -> usize {
         self.save_streams.max(1)
     }
@@ -175,14 +174,13 @@ impl Shared {
         self.starving.load(Ordering::Relaxed)
     }
 
-    /// A sleep lacks host memory, until the returned guard is dropped.
+    /// A sleep lacks host memory while the guard lives.
     pub(super) fn starve(&self) -> Starving<'_> {
         self.starving.fetch_add(1, Ordering::Relaxed);
         Starving(&self.starving)
     }
 
-    /// A request has waited for its whole `stream_wait_max`. Later requests do not wait for the same pending
-    /// memory again.
+    /// After a request's whole `stream_wait_max`: later requests do not wait for the same memory.
     pub(super) fn note_stalled(&self) {
         let pending_bytes = self.lock_state().reclaimable().pending_bytes;
         self.stalled_bytes.store(pending_bytes, Ordering::Relaxed);
@@ -194,7 +192,6 @@ impl Shared {
         pending_bytes - stalled_bytes
     }
 
-    /// Makes the reaper check for memory above the mark.
     pub(super) fn wake_reaper(&self) {
         self.commands.lock_anyway().request_work();
         self.commands.notify();
@@ -219,7 +216,6 @@ impl Shared {
         self.memory.lock().ok_or(PoolError::Poisoned)
     }
 
-    /// Ignores poisoning.
     pub(super) fn lock_memory_anyway(&self) -> MemoryGuard<'_> {
         self.memory.lock_anyway()
     }
@@ -228,12 +224,11 @@ impl Shared {
         self.memory.waiting()
     }
 
-    /// Hands physical memory to all threads that wait for it, and locks it again.
     pub(super) fn hand_over_memory<'a>(&'a self, memory: MemoryGuard<'a>) -> MemoryGuard<'a> {
         self.memory.yield_to_waiters(memory)
     }
 
-    /// Waits for a change of the state, for at most `most`, also in a closed pool.
+    /// Waits for a change of the state, also in a closed pool.
     pub(super) fn wait_anyway<'a>(
         &'a self,
         state: StateGuard<'a>,
@@ -250,12 +245,11 @@ impl Shared {
         self.wait_anyway(state, None).and_then(still_open)
     }
 
-    /// Waits for a change, for a millisecond at most.
     pub(super) fn wait_briefly<'a>(&'a self, state: StateGuard<'a>) -> Result<StateGuard<'a>> {
         self.wait_anyway(state, Some(CHECK_INTERVAL)).and_then(still_open)
     }
 
-    /// The same; with a deadline it returns now and then, so that the caller can check it.
+    /// With a deadline it returns now and then, so that the caller can check it.
     pub(super) fn wait_by<'a>(&'a self, state: StateGuard<'a>, deadline: Deadline) -> Result<StateGuard<'a>> {
         if deadline.is_never() { self.wait(state) } else { self.wait_briefly(state) }
     }
@@ -284,7 +278,7 @@ impl Shared {
         wait: Wait<'_>,
     ) -> Result<(StateGuard<'a>, TagKey)> {
         loop {
-            // Looked up each time: a waiting call does not keep the tag from being forgotten.
+            // The tag may be forgotten during a wait.
             let key = state.tag_key(tag);
             if !state.tags().get(key).is_taken() {
                 return Ok((state, key));
@@ -303,8 +297,8 @@ impl Shared {
         PoolError::TimedOut { op: op.to_string(), needed_bytes, waited, awaited, usage: self.usage() }
     }
 
-    /// Memory freed during an access or a copy can be reused now. Notifies requests that wait for memory, and
-    /// the reaper, which may have found nothing above the mark because of it.
+    /// Memory freed during an access or a copy can be reused now. Notifies requests that wait for it, and the
+    /// reaper, which may have found nothing above the mark.
     pub(super) fn had_again(&self, mut state: StateGuard<'_>) {
         state.heap_mut().clocks_mut().note_change();
         let has_mark = state.has_mark();
@@ -350,7 +344,7 @@ impl Shared {
             let busy = visited.iter().any(|tag| state.tags().get(*tag).is_taken());
             if !busy && held.iter().all(|tag| state.tags().get(*tag).is_free()) {
                 held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).take(falls_asleep));
-                state.tags_mut().pin(); // Also those that are only visited./
+                state.tags_mut().pin(); // Also those that are only visited.
                 return Ok((visited, ExclusiveAccess { shared: self, tags: held }));
             }
             if deadline.has_passed(&*self.driver) {
@@ -382,7 +376,7 @@ impl Drop for Starving<'_> {
     }
 }
 
-/// Exclusive access to tags, until this is dropped. Meanwhile no tag is forgotten.
+/// While it lives, no tag is forgotten.
 #[derive(Debug)]
 pub(super) struct ExclusiveAccess<'a> {
     shared: &'a Shared,
@@ -408,7 +402,7 @@ impl Drop for ExclusiveAccess<'_> {
     }
 }
 
-/// Keeps a tag from falling asleep while memory is mapped for it, or a copy of its bytes is being queued.
+/// Keeps a tag from falling asleep.
 #[derive(Debug)]
 pub(super) struct SharedAccess<'a> {
     shared: &'a Shared,

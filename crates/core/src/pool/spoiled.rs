@@ -15,7 +15,6 @@ use super::lost::LostRange;
 use super::shared::{Shared, SharedAccess};
 use crate::driver::{DeviceRange, DriverError, Pending};
 
-/// Most threads that read backups.
 const READERS_MAX: usize = 4;
 
 /// Granules that justify a thread.
@@ -95,7 +94,7 @@ impl Shared {
     }
 
     /// Drops the backups of awake `tags`, without a sleep or wake running. Returns their bytes and lost
-    /// ranges. If a check fails, all stay. Every backup that only saves time ends here.
+    /// ranges. If a check fails, all stay.
     pub(super) fn release_backups_of_awake(
         &self,
         tags: &[TagKey],

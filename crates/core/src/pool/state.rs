@@ -1,7 +1,7 @@
-//! The bookkeeping of a pool as a whole: its parts, and what concerns several of them.
+//! The bookkeeping of a pool.
 //!
-//! Each part owns its data: blocks and memory ([`Heap`]), tags ([`Tags`]), backups ([`BackupIndex`]). This
-//! module applies changes of one to the others. It never calls the driver or waits.
+//! [`Heap`], [`Tags`] and [`BackupIndex`] own their data; this module applies changes of one to the others.
+//! It never calls the driver or waits.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -31,7 +31,6 @@ pub(super) struct State {
     backups: BackupIndex,
     /// Peak memory in use, by whole chunks.
     peak_used_bytes: u64,
-    /// See [`super::PoolConfig::cached_max_bytes`].
     cached_max_bytes: Option<u64>,
     closed: bool,
     holds: Holds,
@@ -91,9 +90,7 @@ impl State {
         &self.holds
     }
 
-    // ---- tags and lists ----
-
-    /// The tag of this name, created if need be.
+    /// Creates the tag if need be.
     #[inline]
     pub(super) fn tag_key(&mut self, tag: &Tag) -> TagKey {
         self.tags.find_recent(tag).unwrap_or_else(|| self.find_tag(tag))
@@ -126,8 +123,7 @@ impl State {
         }
     }
 
-    /// Creates a list for a request. Where there are many, those of streams that no longer exist are
-    /// forgotten first.
+    /// Where there are many lists, first forgets those of streams that no longer exist.
     #[cold]
     pub(super) fn make_list(
         &mut self,
@@ -170,7 +166,7 @@ impl State {
         self.heap.shape().largest_chunk(is_discardable, request.is_freed_whole)
     }
 
-    /// Adds a hold: the memory of an awake tag stays where it is.
+    /// The tag is awake.
     pub(super) fn begin_hold(&mut self, tag: TagKey, holder: &Arc<str>) {
         self.holds.begin(self.tags.get(tag).name(), holder);
         self.heap.set_pinned(tag, true);
@@ -190,8 +186,6 @@ impl State {
     pub(super) fn check_unheld(&self, op: &'static str, tags: &[TagKey]) -> Result<()> {
         self.holds.check(op, tags.iter().map(|tag| self.tags.get(*tag).name()))
     }
-
-    // ---- live blocks ----
 
     /// Makes a candidate that is wholly mapped a live block.
     pub(super) fn take(
@@ -225,13 +219,13 @@ impl State {
         Handle { id, range, requested_bytes: request.bytes }
     }
 
-    /// The placement gets no memory: everything is free again.
+    /// Frees a placement that gets no memory.
     pub(super) fn abandon(&mut self, placement: &Placement) {
         let (block, near) = self.heap.abandon(placement);
         self.forget_unused(&block, near);
     }
 
-    /// Frees a live block. Returns whether other streams must be waited for.
+    /// Returns whether other streams must be waited for.
     pub(super) fn free(&mut self, op: &'static str, id: BlockId) -> Result<bool> {
         let (block, near) = self.heap.free(op, id)?;
         let tag = self.heap.tag_of_list(block.list);
@@ -245,7 +239,7 @@ impl State {
         Ok(false)
     }
 
-    /// Frees a part of a live block. Also returns the remaining blocks.
+    /// As [`Self::free`]; also returns the remaining blocks.
     pub(super) fn free_part(&mut self, id: BlockId, part: DeviceRange) -> Result<(bool, Vec<Handle>)> {
         const OP: &str = "free a part of";
         let (part, rest) = self.heap.cut(OP, id, part)?;
@@ -289,8 +283,6 @@ impl State {
         }
     }
 
-    // ---- after a sleep or wake ----
-
     /// After a sleep or wake: drops unused backups, and removes unused chunks that are not open. The caller
     /// owns the memory of the returned mappings.
     #[must_use]
@@ -322,13 +314,11 @@ impl State {
         });
     }
 
-    /// Forgets an empty segment, whose addresses are released.
     pub(super) fn remove_emptied(&mut self, key: SegmentKey) {
         self.forget_segment(key);
         self.heap.remove_emptied(key);
     }
 
-    /// Forgets a segment with everything in it.
     pub(super) fn remove_swept(&mut self, key: SegmentKey) {
         self.forget_segment(key);
         self.heap.remove_swept(key);
@@ -349,9 +339,7 @@ impl State {
         }
     }
 
-    // ---- reclaimable and cached memory ----
-
-    /// Reclaimable memory in segments of ready tags, and what a failed undo has left in sleeping ones.
+    /// In ready tags, and what a failed undo has left in sleeping ones.
     pub(super) fn reclaimable(&self) -> Reclaimable {
         let mut reclaimable = self.heap.reclaimable(&|tag| self.tags.get(tag).is_ready());
         reclaimable.stream_safe_bytes += self.leftovers().map(|mapping| mapping.range.bytes).sum::<u64>();
@@ -364,7 +352,7 @@ impl State {
         heap.steal(&|tag| tags.get(tag).is_ready(), bytes, wanted, leaving)
     }
 
-    /// Takes `bytes` of it, the largest mappings first, or all there is.
+    /// Takes `bytes` of them, the largest first, or all there is.
     pub(super) fn steal_bytes(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let Self { heap, tags, .. } = self;
         heap.steal_bytes(&|tag| tags.get(tag).is_ready(), bytes, leaving);
@@ -407,7 +395,6 @@ impl State {
         self.cached_max_bytes.is_some()
     }
 
-    /// Cached bytes above the configured maximum.
     pub(super) fn above_mark_bytes(&self, counters: &Counters) -> u64 {
         self.cached_max_bytes.map_or(0, |mark| self.cached_bytes(counters).saturating_sub(mark))
     }

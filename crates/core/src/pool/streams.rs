@@ -11,7 +11,7 @@ use super::state::State;
 use crate::driver::{DriverErrorKind, StreamId};
 
 impl Shared {
-    /// Refuses a stream that does not exist. To be called without locks.
+    /// To be called without locks.
     pub(super) fn check_stream(&self, op: &'static str, stream: StreamId) -> Result<()> {
         if stream == StreamId::DEFAULT {
             return Ok(());
@@ -29,7 +29,7 @@ impl Shared {
         !self.driver().check_stream(stream).is_err_and(|error| unknown(error.kind))
     }
 
-    /// The list of a request with this tag, created if need be.
+    /// Creates the list if need be.
     #[inline]
     pub(super) fn list_of(&self, state: &mut State, tag: TagKey, request: &AllocRequest) -> Result<ListKey> {
         match state.heap_mut().find_list(tag, request.stream) {

@@ -1,4 +1,4 @@
-//! Where memory comes from: unused memory is taken before any is created.
+//! Where memory comes from.
 //!
 //! Unused memory is spare memory (mapped nowhere), and whole chunks in complete free blocks of ready tags
 //! that are not held ([`super::hold`]). A need takes spare memory of its size, then reclaimable chunks of its
@@ -15,10 +15,8 @@ use super::mapping::Mapping;
 use super::physical::PhysicalMemory;
 use super::state::State;
 
-/// The part of the peak use that may be reclaimable beyond it.
 const SPARE_PART: u64 = 64;
 
-/// What a need gets.
 #[derive(Debug, Default)]
 pub(super) struct Supply {
     /// Chunks to unmap, which become spare memory.
@@ -28,15 +26,14 @@ pub(super) struct Supply {
     pub(super) release_bytes: u64,
     /// Spare memory that the need takes: size and count.
     pub(super) reserved: Vec<(u64, usize)>,
-    /// Granules to create beyond the need; see [`State::granules_ahead`].
+    /// See [`State::granules_ahead`].
     pub(super) ahead: usize,
 }
 
 impl State {
-    /// Takes reclaimable memory that `needs` can use; the caller's `supplied` will be spare by then.
-    /// The rest is created. Above `allowed_bytes`, memory of the wrong size is released, and `may_split`
-    /// needs for chunks become granules. The caller has checked that enough is available
-    /// ([`State::reclaimable`]).
+    /// Takes reclaimable memory that `needs` can use; the caller's `supplied` will be spare by then. Above
+    /// `allowed_bytes`, memory of the wrong size is released, and `may_split` needs for chunks become
+    /// granules. The caller has checked that enough is available ([`State::reclaimable`]).
     pub(super) fn supply(
         &mut self,
         memory: &PhysicalMemory,
@@ -80,8 +77,6 @@ impl State {
         supply
     }
 
-    /// What the pool may hold with `used_bytes` in use: the peak, and a little reclaimable memory of the
-    /// wrong size. The next large or small block may need that again.
     pub(super) fn allowed_bytes(&self, used_bytes: u64) -> u64 {
         let most = self.peak_used_bytes().max(used_bytes);
         let limit_bytes = self.heap().shape().limit_bytes.unwrap_or(u64::MAX);
@@ -110,7 +105,7 @@ impl State {
         usize::try_from(headroom.min(missing)).unwrap_or(0)
     }
 
-    /// Takes `bytes` of any reclaimable memory, or all there is.
+    /// As [`State::steal_bytes`], leftovers included.
     pub(super) fn take_reclaimable(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let sum = |leaving: &[Mapping]| leaving.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);
@@ -137,7 +132,7 @@ fn count(mappings: &[Mapping], bytes: u64) -> usize {
     mappings.iter().filter(|mapping| mapping.range.bytes == bytes).count()
 }
 
-/// The sizes of mappings, each once, the largest first.
+/// Each once, the largest first.
 fn sizes(mappings: &[Mapping]) -> Vec<u64> {
     let mut sizes: Vec<u64> = mappings.iter().map(|mapping| mapping.range.bytes).collect();
     sizes.sort_unstable_by_key(|size| Reverse(*size));

@@ -1,8 +1,8 @@
 //! The lock of a tag: shared or exclusive access, without holding a mutex for long.
 //!
 //! A sleep or wake has exclusive access to its tags for as long as copies take, with the pool's state
-//! unlocked. Other calls wait without holding anything. Shorter work that a sleep must not interrupt (mapping
-//! memory, queuing a copy) has shared access. The lock closes when the last shared access has ended.
+//! unlocked. Shorter work that a sleep must not interrupt (mapping memory, queuing a copy) has shared access.
+//! The lock closes when the last shared access has ended.
 //!
 //! [`Monitor`] is the mutex and condition variable around it. Every change that a thread may wait for
 //! notifies. `checks/interleavings` compiles this file with other locks and tries their interleavings.
@@ -37,7 +37,6 @@ impl<T> Monitor<T> {
         self.changed.wait(guard).ok()
     }
 
-    /// The same, for at most `most`.
     pub(super) fn wait_for<'a>(
         &'a self,
         guard: MutexGuard<'a, T>,
@@ -77,7 +76,6 @@ impl TagLock {
         !self.closed
     }
 
-    /// Ends shared access.
     pub(super) fn leave(&mut self) {
         self.shared_accesses = self.shared_accesses.saturating_sub(1);
     }

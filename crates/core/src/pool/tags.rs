@@ -1,10 +1,7 @@
-//! The tags of a pool: what each is, where its bytes are, and which calls work on it.
+//! The tags of a pool: what each is, where its bytes are, and which calls work on it ([`super::tag_lock`]).
 //!
-//! A tag's bytes are in one [`Residence`] at a time, and every change of it is a call here. A sleep or wake
-//! has exclusive access to its tags, others have shared access ([`super::tag_lock`]).
-//!
-//! Tags are found by name in constant time, and forgotten when nothing is known of them. Keys are never
-//! reused. Keeping a key without access to its tag requires a [pin](Tags::pin).
+//! Tags are found by name in constant time, and forgotten when nothing is known of them. [`TagKey`] says how
+//! to keep a key valid.
 
 use std::collections::HashMap;
 
@@ -28,7 +25,6 @@ pub(super) struct Tags {
     recent: TagKey,
     built_in: Vec<TagKey>,
     pins: usize,
-    /// A sweep is due above this many tags.
     sweep_above: usize,
 }
 
@@ -45,9 +41,9 @@ pub(super) struct TagEntry {
     falls_asleep: bool,
     /// How many calls wait for exclusive access.
     wanted: u32,
-    /// How many sleeps have checked what was promised not to change.
+    /// Sleeps that have checked what was promised not to change.
     checks: u64,
-    /// How many wakes have compared what was loaded.
+    /// Wakes that have compared what was loaded.
     wakes: u64,
 }
 
@@ -69,7 +65,6 @@ impl Tags {
         tags
     }
 
-    /// The tag of this name, if it was found last.
     #[inline]
     pub(super) fn find_recent(&self, tag: &Tag) -> Option<TagKey> {
         self.entries.get(self.recent).is_some_and(|entry| entry.name == *tag).then_some(self.recent)
@@ -106,8 +101,6 @@ impl Tags {
         self.entries.len()
     }
 
-    // ---- what is forgotten ----
-
     /// Keeps every tag until [`Tags::unpin`].
     pub(super) fn pin(&mut self) {
         self.pins += 1;
@@ -136,8 +129,6 @@ impl Tags {
         unused
     }
 
-    // ---- what requests mean ----
-
     /// Each once, by name; all tags when the request names none.
     pub(super) fn selected(&self, op: &'static str, requested: Option<&[Tag]>) -> Result<Vec<TagKey>> {
         let mut keys: Vec<TagKey> = match requested {
@@ -162,7 +153,6 @@ impl Tags {
         keys.iter().map(|key| self.get(*key).name.clone()).collect()
     }
 
-    /// Refuses what needs the tag's memory while it sleeps.
     pub(super) fn check_awake(&self, op: &'static str, key: TagKey) -> Result<()> {
         let entry = self.get(key);
         if entry.state().is_asleep() {
@@ -220,8 +210,6 @@ impl TagEntry {
         self.changes = changes;
     }
 
-    // ---- where its bytes are ----
-
     pub(super) fn state(&self) -> TagState {
         match &self.residence {
             Residence::Awake { undefined } if undefined.is_nothing() => TagState::Awake,
@@ -241,7 +229,7 @@ impl TagEntry {
         self.residence = Residence::Asleep { how, leftovers: false };
     }
 
-    /// All of its memory is there again. Without blocks, nothing can be undefined.
+    /// Without blocks, nothing can be undefined.
     pub(super) fn wake(&mut self, has_blocks: bool) {
         let undefined = match self.residence {
             Residence::Asleep { how: SleepAction::Drop, .. } if self.policy.dropped == Dropped::Undefined => {
@@ -284,7 +272,7 @@ impl TagEntry {
         self.undefined_mut().into_iter().for_each(|undefined| undefined.define(range));
     }
 
-    /// Its bytes were rewritten, or none are left. Returns whether any were undefined.
+    /// Returns whether any bytes were undefined.
     pub(super) fn restore(&mut self) -> bool {
         let undefined = self.undefined_mut().map(std::mem::take);
         undefined.is_some_and(|undefined| !undefined.is_nothing())
@@ -301,8 +289,6 @@ impl TagEntry {
         matches!(self.residence, Residence::Asleep { leftovers: true, .. }) && !self.tag_lock.is_closed()
     }
 
-    // ---- access ----
-
     pub(super) fn is_taken(&self) -> bool {
         self.tag_lock.is_closed()
     }
@@ -311,7 +297,6 @@ impl TagEntry {
         self.tag_lock.is_empty()
     }
 
-    /// Begins shared access, unless a call has exclusive access.
     pub(super) fn enter(&mut self) -> bool {
         self.tag_lock.enter()
     }
@@ -320,7 +305,6 @@ impl TagEntry {
         self.tag_lock.leave();
     }
 
-    /// Begins exclusive access, if no call has access. With `falls_asleep` it will release memory.
     pub(super) fn take(&mut self, falls_asleep: bool) {
         if self.tag_lock.close() {
             self.falls_asleep = falls_asleep;
@@ -347,8 +331,6 @@ impl TagEntry {
     pub(super) fn wanted(&self) -> u32 {
         self.wanted
     }
-
-    // ---- sampling ----
 
     pub(super) fn checks(&self) -> u64 {
         self.checks

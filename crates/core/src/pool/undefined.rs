@@ -1,4 +1,4 @@
-//! Which bytes of an awake tag are *undefined*: not their owner's until they are written again. Pure.
+//! Which bytes of an awake tag are *undefined*: not their owner's until they are written again.
 //!
 //! A dropping sleep leaves all of them undefined; a lost backup, ranges.
 //!
@@ -50,7 +50,7 @@ impl Undefined {
         }
     }
 
-    /// The undefined ranges, by address; none where every byte is undefined.
+    /// By address; none where every byte is undefined.
     pub(super) fn ranges(&self) -> impl Iterator<Item = DeviceRange> {
         self.ends.iter().map(|(addr, end)| DeviceRange::new(*addr, end - addr))
     }
