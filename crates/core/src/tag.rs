@@ -1,7 +1,6 @@
 //! Tags: what an allocation is, and what sleep does with it.
 //!
-//! A [`Tag`] is a checked name, a [`TagPolicy`] a row of this table. Tags not listed are backed up at both
-//! levels, unless declared otherwise before their first allocation.
+//! A [`TagPolicy`] is a row of this table. Another one can be declared before a tag's first allocation.
 //!
 //! | tag | level 1 | level 2 | wake |
 //! |---|---|---|---|

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// A range of device addresses. Addresses are integers, never pointers.
+/// A range of device addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct DeviceRange {
     /// First address.
@@ -123,9 +123,8 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// A device with one stream each for copies, saves and digests, without kernel copies, and with slow digests.
-    ///
-    /// For the parameters, see the fields.
+    /// A device with one stream each for copies, saves and digests, without kernel copies, and with slow
+    /// digests.
     #[must_use]
     pub fn new(id: impl Into<String>, name: impl Into<String>, granule_bytes: u64, total_bytes: u64) -> Self {
         Self {

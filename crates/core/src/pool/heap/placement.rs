@@ -338,7 +338,7 @@ impl Heap {
         (id, DeviceRange::new(block.addr, block.bytes()))
     }
 
-    /// Frees an unmapped placement. Returns the block that it was, and a block near it.
+    /// As [`Heap::release`], for an unmapped placement.
     pub(in crate::pool) fn abandon(&mut self, placement: &Placement) -> (HeapBlock, BlockKey) {
         let block = self.blocks[placement.key];
         (block, self.free_by_chunk(placement.key, placement.freed_epoch))

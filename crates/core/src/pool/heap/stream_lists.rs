@@ -133,7 +133,6 @@ impl StreamLists {
         self.count() >= self.most
     }
 
-    /// Whether a sweep pays.
     pub(super) fn is_crowded(&self) -> bool {
         self.count() > self.sweep_above
     }

@@ -9,10 +9,8 @@ use super::blocks::Kind;
 use super::{Heap, Segment};
 use crate::driver::{BackingId, DeviceRange};
 
-/// The use of a granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pool) enum Use {
-    /// By no block.
     Free,
     /// Work on freed memory may be in flight.
     Pending,
@@ -104,7 +102,6 @@ impl Heap {
         parts
     }
 
-    /// The use of each granule of a segment.
     pub(in crate::pool) fn uses_of_granules(&self, segment: &Segment) -> Vec<Use> {
         let (base, shape) = (segment.range().addr, self.shape);
         let mut uses = vec![Use::Free; shape.granules(segment.range().bytes)];
@@ -147,7 +144,7 @@ impl Heap {
         false
     }
 
-    /// The ranges of blocks in use, in address order.
+    /// In address order.
     pub(in crate::pool) fn used_ranges(&self, segment: &Segment) -> Vec<DeviceRange> {
         let used = self.walk(segment).filter(|(kind, _)| kind.is_used());
         used.map(|(_, block)| DeviceRange::new(block.addr, block.bytes())).collect()

@@ -23,11 +23,8 @@ pub(super) struct Arrival<'a> {
 
 #[derive(Debug, Default)]
 pub(super) struct Verified {
-    /// Compared and equal, in bytes.
     pub(super) equal_bytes: u64,
-    /// Granules that were not compared.
     pub(super) unseen: Vec<DeviceRange>,
-    /// Granules whose backups have spoiled.
     pub(super) spoiled: Vec<DeviceRange>,
 }
 
