@@ -152,7 +152,7 @@ impl TagPolicy {
     pub const PRESERVED: Self =
         Self { level_1: SleepAction::Backup, level_2: SleepAction::Backup, dropped: Dropped::Undefined };
 
-    /// The policy for each level, and after dropping.
+    /// For the parameters, see the fields.
     #[must_use]
     pub const fn new(level_1: SleepAction, level_2: SleepAction, dropped: Dropped) -> Self {
         Self { level_1, level_2, dropped }

@@ -3,7 +3,7 @@
 use crate::bytes::Bytes;
 use crate::capability::{Capability, Generation, WARP_ROWS};
 
-/// Tiles of a kernel that loops over K, multiplying a tile of A by one of B.
+/// Tiles of a kernel that loops over K.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatmulTiles {
     /// Rows of A's tile and of the output's.

@@ -159,7 +159,6 @@ impl BackupIndex {
         extents.insert(save.location, backup);
     }
 
-    /// The extents that `start..end` touches.
     pub(in crate::pool) fn overlapping(
         &self,
         tag: TagKey,

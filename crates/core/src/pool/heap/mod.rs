@@ -355,7 +355,7 @@ impl Heap {
         self.insert_free(key, Kind::Unmapped, 0)
     }
 
-    /// Removes those in `range` that no block uses. `near` is as above.
+    /// Removes those in `range` that no block uses. `near` is a block of the segment.
     pub(super) fn remove_absent_chunks(
         &mut self,
         segment: SegmentKey,

@@ -235,7 +235,7 @@ impl<'a> Filler<'a> {
         None
     }
 
-    /// Waits for the `nth` queued work, once, and reports progress.
+    /// Waits once, and reports progress.
     fn complete(&mut self, nth: usize) {
         let Work { phase, bytes, pending } = &mut self.queued[nth];
         let Some(pending) = pending.take() else { return };
