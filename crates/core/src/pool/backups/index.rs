@@ -52,11 +52,10 @@ pub(in crate::pool) struct Stored {
     pub(in crate::pool) loaded_unseen: bool,
 }
 
-/// An unseen granule.
+/// An unseen granule, copied from the byte `offset` of `buffer`.
 #[derive(Debug, Clone)]
 pub(in crate::pool) struct Suspect {
     pub(in crate::pool) granule: DeviceRange,
-    /// The source of the copy, and the byte offset there.
     pub(in crate::pool) buffer: Arc<BackupBuffer>,
     pub(in crate::pool) offset: u64,
     pub(in crate::pool) expected: Digest,
@@ -209,7 +208,6 @@ impl BackupIndex {
         self.tags.get(tag).map_or(0, |of_tag| of_tag.forgets)
     }
 
-
     /// The device holds these granules, with nothing in flight.
     pub(in crate::pool) fn mark_verified(&mut self, save: &Save, granules: &[usize]) {
         let Some(backup) = self.tags[save.tag].extents.get_mut(&save.location) else { return };
@@ -244,7 +242,6 @@ impl BackupIndex {
         let granules = of_tag.extents.values_mut().flat_map(|backup| backup.granules.iter_mut().flatten());
         granules.for_each(|stored| stored.verified = false);
     }
-
 
     pub(in crate::pool) fn unseen(&self, tag: TagKey) -> impl Iterator<Item = Suspect> {
         let extents = self.tags[tag].extents.iter();

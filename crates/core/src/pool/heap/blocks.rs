@@ -10,7 +10,6 @@ use super::super::units::UNIT_BYTES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::pool) enum Kind {
-    /// An unused entry of the table.
     #[default]
     Vacant,
     Live,

@@ -82,7 +82,6 @@ impl Heap {
         }
     }
 
-
     pub(super) fn shape(&self) -> Shape {
         self.shape
     }
@@ -153,7 +152,6 @@ impl Heap {
         self.blocks.has_capacity(more)
     }
 
-
     pub(super) fn add_tag(&mut self, tag: TagKey) {
         self.lists.add_tag(tag);
         self.counts.add_tag(tag);
@@ -201,7 +199,6 @@ impl Heap {
     fn is_pinned(&self, tag: TagKey) -> bool {
         self.lists.tag(tag).is_pinned()
     }
-
 
     /// Whether no work queued before the free, and no background copy, may still touch the block.
     pub(super) fn is_complete(&self, block: &HeapBlock) -> bool {
@@ -450,7 +447,6 @@ impl Heap {
         }
     }
 
-
     pub(super) fn add_segment(&mut self, tag: TagKey, list: ListKey, range: DeviceRange) {
         let first =
             self.blocks.insert(HeapBlock { list, ..HeapBlock::new(range.addr, range.bytes) }, Kind::Unmapped);
@@ -497,7 +493,6 @@ impl Heap {
             self.link(first);
         }
     }
-
 
     pub(super) fn live_block(&self, op: &'static str, id: BlockId) -> Result<HeapBlock> {
         let live = self.blocks.live(id.key, id.serial).filter(|_| id.pool == self.pool);
@@ -550,7 +545,7 @@ impl Heap {
         Ok((block, None))
     }
 
-    /// Freed blocks whose other streams have passed, with their epochs. [`Heap::release`] must follow.
+    /// As [`Deferred::take_passed`]. [`Heap::release`] must follow.
     pub(super) fn take_passed(&mut self) -> Vec<(BlockKey, u64)> {
         if self.deferred.is_empty() { Vec::new() } else { self.deferred.take_passed(&mut self.clocks) }
     }
@@ -559,7 +554,6 @@ impl Heap {
     pub(super) fn release(&mut self, key: BlockKey, freed_epoch: u64) -> (HeapBlock, BlockKey) {
         (self.blocks[key], self.free_split(key, freed_epoch))
     }
-
 
     /// Nothing there is unmapped before [`Heap::copied`].
     pub(super) fn copying(&mut self, range: DeviceRange) {

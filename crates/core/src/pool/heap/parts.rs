@@ -84,7 +84,6 @@ impl Heap {
         }
     }
 
-
     /// The location and end of the chunk at `addr`.
     fn chunk_at(&self, addr: u64) -> Option<(Location, u64)> {
         let key = self.segments.of_addr(addr);

@@ -226,7 +226,7 @@ impl Heap {
             }
             if to == end {
                 if self.shape.is_large(bytes) && granule_bytes > bytes % chunk_bytes {
-                    return None; // Granules in location of chunks would be missed where only granules will do.
+                    return None; // Granules in place of chunks would be missed where only granules will do.
                 }
                 let block_bytes = self.blocks[first].bytes();
                 return Some(Candidate { first, start, absent_bytes, cut, block_bytes });

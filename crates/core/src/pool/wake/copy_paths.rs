@@ -1,17 +1,18 @@
-//! Which path the copies of a wake take: the device's copy engines, or a kernel that reads host memory itself.
+//! Which path the copies of a wake take: the device's copy engines, or a kernel that reads host memory
+//! itself.
 //!
-//! Right after a sleep the GPU's driver cleans the released memory with the copy engines, in the background. A copy by
-//! engine then gets half of the link and prolongs the cleaning. A kernel is not slowed down by it, but is a little slower
-//! than an undisturbed engine. So the faster path is found by trying both:
+//! Right after a sleep the GPU's driver cleans the released memory with the copy engines, in the background.
+//! A copy by engine then gets half of the link and prolongs the cleaning. A kernel is not slowed down by it,
+//! but is a little slower than an undisturbed engine. So the faster path is found by trying both:
 //!
 //! ```text
 //! engine 64 MiB │ kernel 64 MiB │ the faster, 1 GiB │ ...
 //! ```
 //!
-//! A *burst* is a run of copies by one path, timed from its first copy to the end of its last. Waits for mapping count,
-//! since mapping takes several times as long beside a kernel. After each burst the rates
-//! decide the next. After a burst by kernel the engine is tried again, since the cleaning ends. A burst that takes far
-//! too long is left to itself, and the next one starts beside it. `docs/adr/0013-copies-by-kernel.md` has the figures.
+//! A *burst* is a run of copies by one path, timed from its first copy to the end of its last. Waits for
+//! mapping count, since mapping takes several times as long beside a kernel. After a burst by kernel the
+//! engine is tried again, since the cleaning ends. A burst that takes far too long is left to itself, and the
+//! next one starts beside it. `docs/adr/0013-copies-by-kernel.md` has the figures.
 //!
 //! Promise: a path has no capacity only while a copy of its burst is in flight, and never for ever.
 

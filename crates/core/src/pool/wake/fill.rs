@@ -91,7 +91,6 @@ pub(super) struct Filler<'a> {
     goes_on: Arc<AtomicBool>,
     queued: Vec<Work>,
     paths: CopyPaths,
-    /// Bytes that have arrived, and the first failure.
     filled_bytes: u64,
     failed: Option<PoolError>,
     /// Granules to compare, and the rest.
