@@ -141,7 +141,6 @@ impl DeltaRuleStateTiles {
         if self.state_v_first { Bytes::ZERO } else { self.state() * self.k_blocks }
     }
 
-    /// Values, or a slice of the state, converted to another layout.
     fn converted(&self) -> Bytes {
         let values = self.values();
         self.state().max(if self.block_v >= WIDE_VALUES { values } else { values * 2 })

@@ -72,7 +72,7 @@ impl MatmulTiles {
 
 /// Before Ampere, elements of this size or more are multiplied without tensor cores.
 const FLOAT_BYTES: u64 = 4;
-/// How much of an accumulator Triton converts at a time, by generation.
+/// Of an accumulator, what Triton converts at a time.
 const TURING_CONVERTED_BYTES_MAX: u64 = 32 << 10;
 const CONVERTED_BYTES_PER_WARP: u64 = 8 << 10;
 const CONVERTED_BYTES_MAX: u64 = 64 << 10;
