@@ -63,7 +63,7 @@ impl Args {
         }
     }
 
-    /// Old names on the command line, which work for one release. Each with its new name.
+    /// Old names, which work for one release, each with its new name.
     pub(crate) fn old_names(&self) -> Vec<(&'static str, &'static str)> {
         let mut names = Vec::new();
         match &self.command {
@@ -81,7 +81,6 @@ impl Args {
 }
 
 impl Command {
-    /// Missing or conflicting arguments of `rotate`.
     fn rotate_error(&self) -> Option<(ErrorKind, String)> {
         #[cfg(target_os = "linux")]
         if let Self::Rotate(args) = self {
@@ -147,7 +146,6 @@ pub(crate) struct BudgetArgs {
 }
 
 impl BudgetArgs {
-    /// The configuration of a device with these limits.
     pub(crate) fn config(&self, device: &DeviceSpec) -> Config {
         let cap = self.budget.as_ref().and_then(|caps| caps.of(device));
         let limit_bytes = self.host_budget.map(|size| size.0);
@@ -316,10 +314,8 @@ pub(crate) struct SleepArgs {
     pub(crate) json: bool,
 }
 
-/// Default load on the host device.
 const HOST_LOAD_BYTES: NonZeroU64 = NonZeroU64::new(1 << 30).unwrap();
 
-/// Default load on a GPU.
 const GPU_LOAD_BYTES: NonZeroU64 = NonZeroU64::new(24 << 30).unwrap();
 
 impl SleepArgs {
@@ -421,7 +417,6 @@ pub(crate) struct RotateArgs {
 
 #[cfg(target_os = "linux")]
 impl RotateArgs {
-    /// How long the demo sends traffic.
     pub(crate) fn duration(&self) -> Duration {
         self.lasts.unwrap_or(self.duration)
     }

@@ -17,10 +17,9 @@ use crate::progress::Progress;
 use crate::show;
 use crate::verify::verify;
 
-/// Default device of the checkpoint.
 const VERIFY_DEVICE: DeviceSpec = DeviceSpec::Host { capacity_bytes: 4 << 30 };
 
-/// Default device of the large loads. They write nothing, so it takes no memory.
+/// The large loads write nothing, so it takes no memory.
 const CHURN_DEVICE: DeviceSpec = DeviceSpec::Host { capacity_bytes: 64 << 30 };
 
 /// Smaller sizes are not representative.

@@ -9,7 +9,6 @@ use crate::args::DoctorArgs;
 use crate::failure::{Failure, Outcome};
 use crate::show;
 
-/// The report, and the claims that do not fit.
 #[derive(Debug, Serialize)]
 pub(crate) struct DoctorOutcome {
     #[serde(flatten)]

@@ -18,11 +18,9 @@ pub(crate) trait Outcome: Serialize {
     const MISMATCH: &'static str = "not verified";
     /// What was wrong.
     fn mismatch(&self) -> Option<&str>;
-    /// The report for people.
     fn text(&self) -> String;
 }
 
-/// Why a command failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -68,17 +66,15 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Prints the error.
 pub(crate) fn report_error(failure: &Failure) -> ExitCode {
     // Without standard error there is no place for the message.
     let _ = writeln!(io::stderr(), "error: {failure}");
     ExitCode::FAILURE
 }
 
-/// Prints the outcome, and returns its exit code.
 pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> ExitCode {
     if let Some(mismatch) = outcome.as_ref().ok().and_then(Outcome::mismatch) {
-        // Without standard error there is no place for the message.
+        // As in `report_error`.
         let _ = writeln!(io::stderr(), "error: {}: {mismatch}", O::MISMATCH);
     }
     let printed = match &outcome {
@@ -99,7 +95,6 @@ pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> Exi
     }
 }
 
-/// Prints a text, and returns the exit code.
 pub(crate) fn print(text: Result<String, Failure>) -> ExitCode {
     let printed = text.and_then(|text| {
         write_stdout(&text).or_else(|error| match error.kind() {

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         }
     };
     for (old, new) in args.old_names() {
-        // Without standard error there is no place for the notice.
+        // Without standard error there is no place for it.
         let _ = writeln!(std::io::stderr(), "`{old}` is now `{new}`");
     }
     match args.command {

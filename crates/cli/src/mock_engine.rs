@@ -32,7 +32,7 @@ pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
         Ok(Ended::Crashed(lie)) => (format!("the mock engine crashes as requested: {lie}"), ABORTED),
         Err(failure) => (failure, 1),
     };
-    // Without standard error there is no place for the message.
+    // Without standard error there is no place for it.
     let _ = writeln!(io::stderr(), "error: {message}");
     ExitCode::from(code)
 }

@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Shorter steps show no progress.
 const SHOW_AFTER: Duration = Duration::from_secs(1);
 
-/// A running step. Disappears when dropped.
+/// Disappears when dropped.
 pub(crate) struct Progress {
     bar: ProgressBar,
     /// Dropping the sender ends the thread that shows the bar.
@@ -19,7 +19,6 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A step of `bytes` bytes.
     pub(crate) fn bytes(label: &str, bytes: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::hidden());
         Self::start(bar, label, "{msg:10} {wide_bar} {binary_bytes:>10} of {binary_total_bytes}")
@@ -31,12 +30,10 @@ impl Progress {
         Self::start(bar, label, "{msg:10} {spinner} {elapsed}")
     }
 
-    /// `bytes` more are done.
     pub(crate) fn add(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
-    /// `bytes` are done in all.
     pub(crate) fn set(&self, bytes: u64) {
         self.bar.set_position(bytes);
     }
@@ -72,7 +69,7 @@ impl Drop for Progress {
     }
 }
 
-/// The steps of a run. A step ends when the next begins.
+/// A step ends when the next begins.
 #[derive(Default)]
 pub(crate) struct Steps(Mutex<Option<(String, Progress)>>);
 
@@ -92,7 +89,7 @@ impl Steps {
         }
     }
 
-    /// Sets the progress, if `label` is the current step.
+    /// Only if `label` is the current step.
     pub(crate) fn set(&self, label: &str, bytes: u64, all_bytes: u64) {
         if let Some((current, progress)) = &*self.current()
             && *current == label

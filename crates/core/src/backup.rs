@@ -1,7 +1,5 @@
 //! Backup storage for sleeps: host memory ([`HostBackups`]), or by trait files, other GPUs, compression.
 //!
-//! A [`BackupBuffer`] stores granules of one extent of device memory with their digests, and loads them.
-//!
 //! Promises of a storage:
 //! - **Announced.** [`Backups::buffers`] gets all sizes of a sleep at once. It may prepare them one after
 //!   another, while copies to the first run.
@@ -42,7 +40,7 @@ pub trait Backups: Send + Sync + fmt::Debug {
     }
 }
 
-/// Stored bytes of one extent of device memory. Offsets are in bytes.
+/// Stored bytes of one extent of device memory, by granule. Offsets are in bytes.
 pub trait StoredBytes: Send + Sync + fmt::Debug {
     /// Size.
     fn bytes(&self) -> u64;
@@ -74,7 +72,7 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
     fn digest(&self, offset: u64, bytes: u64) -> Result<Digest>;
 }
 
-/// A buffer of any storage; dropping releases it.
+/// A buffer of any storage.
 #[derive(Debug)]
 pub struct BackupBuffer(Box<dyn StoredBytes>);
 

@@ -1,8 +1,6 @@
 //! Sizes in bytes as people write and read them.
 //!
 //! [`ByteSize`] parses `24GiB`, `22g`, `22528m`, `1.53 GiB`, `80GB` or a plain count in integer arithmetic.
-//! It prints the largest readable binary unit. A [`ParseSizeError`] repeats the text and names the accepted
-//! forms.
 
 use std::fmt;
 use std::str::FromStr;
@@ -54,7 +52,6 @@ impl ByteSize {
     }
 }
 
-/// The largest unit up to `bytes`.
 fn unit(bytes: u64) -> Option<(&'static str, u64)> {
     BINARY.into_iter().find(|(_, scale)| bytes >= *scale)
 }
@@ -103,7 +100,7 @@ pub struct ParseSizeError {
 }
 
 impl ParseSizeError {
-    /// Names the text and the reason.
+    /// An error about `text`.
     #[must_use]
     pub fn new(text: impl Into<String>, reason: &'static str) -> Self {
         Self { text: text.into(), reason }

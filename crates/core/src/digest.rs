@@ -1,7 +1,7 @@
 //! The digest of a granule: 128 bits, sensitive to position, the same on every machine.
 //!
-//! It runs at memory speed, with one CPU thread per copy stream, or one group of GPU threads per leaf. It
-//! detects accidents (lost copies, stale pages, swapped or torn granules, flipped bits), not attacks.
+//! It runs at memory speed, with one CPU thread per copy stream. It detects accidents (lost copies, stale
+//! pages, swapped or torn granules, flipped bits), not attacks.
 //!
 //! # Version 1
 //!

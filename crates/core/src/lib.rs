@@ -1,9 +1,8 @@
 //! Memory policy of the Poorwill GPU memory runtime.
 //!
-//! It holds the [`Driver`] contract, the [`Pool`] with sleep and wake, and the [`budget`] of a device. Its
-//! terms ([`Tag`], [`Digest`], [`ByteSize`]) are those of every crate. Addresses are integers, never
-//! pointers; there is no `unsafe`, no file and no system call. `poorwill-driver` has the drivers; users
-//! import `poorwill`.
+//! It holds the [`Driver`] contract, the [`Pool`] with sleep and wake, and the [`budget`] of a device.
+//! Addresses are integers, never pointers; there is no `unsafe`, no file and no system call.
+//! `poorwill-driver` has the drivers; users import `poorwill`.
 #![forbid(unsafe_code)]
 
 pub mod backup;

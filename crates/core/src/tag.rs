@@ -1,7 +1,6 @@
 //! Tags: what an allocation is, and what sleep does with it.
 //!
-//! A [`Tag`] is a checked name, a [`TagPolicy`] a row of this table. Tags not listed are backed up at both
-//! levels, unless declared otherwise before their first allocation.
+//! A [`TagPolicy`] is a row of this table. Another one can be declared before a tag's first allocation.
 //!
 //! | tag | level 1 | level 2 | wake |
 //! |---|---|---|---|
@@ -153,7 +152,7 @@ impl TagPolicy {
     pub const PRESERVED: Self =
         Self { level_1: SleepAction::Backup, level_2: SleepAction::Backup, dropped: Dropped::Undefined };
 
-    /// The policy for each level, and after dropping.
+    /// For the parameters, see the fields.
     #[must_use]
     pub const fn new(level_1: SleepAction, level_2: SleepAction, dropped: Dropped) -> Self {
         Self { level_1, level_2, dropped }

@@ -45,7 +45,7 @@ pub fn per_block_bytes(capability: impl Into<Capability>) -> Option<u64> {
     row.map(|(_, kib)| kib * KIB)
 }
 
-/// The known capabilities, in ascending order.
+/// In ascending order.
 pub fn known_capabilities() -> impl Iterator<Item = Capability> {
     KIB_PER_BLOCK.iter().map(|(known, _)| Capability::from(*known))
 }
@@ -70,16 +70,14 @@ impl Generation {
         }
     }
 
-    /// Whether warp groups multiply tiles with this many rows.
     pub(crate) fn multiplies_in_place(self, rows: u64, num_warps: u64) -> bool {
         self == Self::WarpGroups && rows >= WARP_GROUP_ROWS && num_warps.is_multiple_of(WARP_GROUP_WARPS)
     }
 }
 
-/// Minimum rows of a warp group's product: 16 per warp.
+/// 16 per warp.
 const WARP_GROUP_ROWS: u64 = 64;
 const WARP_GROUP_WARPS: u64 = 4;
-/// Rows of a product per warp.
 pub(crate) const WARP_ROWS: u64 = 16;
 
 #[test]

@@ -1,4 +1,4 @@
-//! The two largest forward kernels of the chunked gated delta rule, of flash-linear-attention.
+//! The two largest forward kernels of flash-linear-attention's chunked gated delta rule.
 
 use crate::bytes::Bytes;
 use crate::capability::{Capability, Generation, WARP_ROWS};
@@ -136,12 +136,11 @@ impl DeltaRuleStateTiles {
         Bytes::of_tile(self.block_t, self.block_v, self.element_bytes)
     }
 
-    /// All slices of the state, if they are multiplied through shared memory.
+    /// If they are multiplied through shared memory.
     fn states(&self) -> Bytes {
         if self.state_v_first { Bytes::ZERO } else { self.state() * self.k_blocks }
     }
 
-    /// Values, or a slice of the state, converted to another layout.
     fn converted(&self) -> Bytes {
         let values = self.values();
         self.state().max(if self.block_v >= WIDE_VALUES { values } else { values * 2 })
@@ -152,8 +151,8 @@ impl DeltaRuleStateTiles {
         self.values() + if self.state_v_first || self.has_idle_warps() { beside } else { Bytes::ZERO }
     }
 
-    /// A second copy of the state, found by measurement. A kernel of one slice without `USE_G` that stores the new
-    /// values has it, for chunks longer than a slice. Whether `USE_G` is set is unknown here.
+    /// A second copy of the state, measured in kernels of one slice without `USE_G` that store the new
+    /// values, for chunks longer than a slice. Whether `USE_G` is set is unknown here.
     fn kept_without_g(&self) -> Bytes {
         let is_one_slice = self.k_blocks <= 1 && self.block_t > HEAD_SLICE;
         if is_one_slice && !self.state_v_first && !self.has_idle_warps() { self.state() } else { Bytes::ZERO }

@@ -1,12 +1,11 @@
 //! How much shared memory a Triton kernel takes, and how much a GPU has.
 //!
-//! Triton's autotuner runs every configuration, and one that needs too much shared memory fails the launch, and often
-//! the worker. [`per_block_bytes`] is the limit by compute capability. The structs estimate a kernel's need from its
-//! tile sizes, without compiling it.
+//! Triton's autotuner runs every configuration, and one that needs too much shared memory fails the launch,
+//! and often the worker. [`per_block_bytes`] is the limit; the structs estimate a kernel's need from its tile
+//! sizes, without compiling it.
 //!
-//! An estimate is a tight upper bound for Triton 3.6: measured, not proven, as `docs/kernels.md` shows.
-//!
-//! Everything here is a pure function of integers that saturates at `u64::MAX`.
+//! An estimate is a tight upper bound for Triton 3.6: measured, not proven, as `docs/kernels.md` shows. It
+//! saturates at `u64::MAX`.
 //!
 //! ```
 //! use poorwill_triton::{DeltaRuleStateTiles, per_block_bytes};

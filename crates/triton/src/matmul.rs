@@ -3,7 +3,7 @@
 use crate::bytes::Bytes;
 use crate::capability::{Capability, Generation, WARP_ROWS};
 
-/// Tiles of a kernel that loops over K, multiplying a tile of A by one of B.
+/// Tiles of a kernel that loops over K.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatmulTiles {
     /// Rows of A's tile and of the output's.
@@ -72,7 +72,7 @@ impl MatmulTiles {
 
 /// Before Ampere, elements of this size or more are multiplied without tensor cores.
 const FLOAT_BYTES: u64 = 4;
-/// How much of an accumulator Triton converts at a time, by generation.
+/// Of an accumulator, what Triton converts at a time.
 const TURING_CONVERTED_BYTES_MAX: u64 = 32 << 10;
 const CONVERTED_BYTES_PER_WARP: u64 = 8 << 10;
 const CONVERTED_BYTES_MAX: u64 = 64 << 10;

@@ -32,7 +32,6 @@ pub(crate) fn run(args: &OffloadArgs) -> Result<OffloadReport, Failure> {
     Ok(report)
 }
 
-/// A device, and an arena within its budget.
 fn open(config: &Config) -> Result<(Device, Arena), OpenError> {
     let device = Device::open_with(&config.device, &config.host_memory)?;
     let arena = Arena::open_on(&device, config.budget, config.pool)?;

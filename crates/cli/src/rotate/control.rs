@@ -49,7 +49,6 @@ impl Outcome for Reply {
     }
 }
 
-/// Sends one command.
 pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure> {
     let config = read(path)?;
     runtime()?.block_on(async {
@@ -83,7 +82,6 @@ fn command_reply(status: &Value, model: String, command: &'static str) -> Result
     Ok(CommandReply { model, command, order: command, stage, last_failure: text("last_failure") })
 }
 
-/// A validation, and the models that failed.
 #[derive(Debug, Serialize)]
 pub(crate) struct ValidateOutcome {
     #[serde(flatten)]
@@ -104,13 +102,12 @@ impl Outcome for ValidateOutcome {
     }
 }
 
-/// Puts every model through sleep and wake.
 pub(super) fn validate(path: &Path, requests: u32, json: bool) -> Result<ValidateOutcome, Failure> {
     let config = read(path)?;
     let mut observer = |walked: &validate::ModelResult| {
         if !json {
             let verdict = verdict_text(walked.verdict);
-            // Without standard error there is no place for the message.
+            // Without standard error there is no place for it.
             let _ = writeln!(io::stderr(), "{}: {verdict}", walked.model);
         }
     };

@@ -146,7 +146,7 @@ fn toml_string(text: &str) -> String {
     serde_json::Value::String(text.to_owned()).to_string()
 }
 
-/// Ports that are free at this moment.
+/// Free at this moment.
 fn free_ports(count: usize) -> Result<Vec<u16>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("no port is free on this computer: {error}"));
     let all: Result<Vec<TcpListener>, io::Error> =
@@ -158,7 +158,7 @@ fn free_ports(count: usize) -> Result<Vec<u16>, Failure> {
 async fn serve(mut config: Config, duration: Duration, json: bool) -> Result<RotateDemoReport, Failure> {
     let mut signals = Signals::new()?;
     let running = run::begin(config.clone(), None).await?;
-    // Without standard error there is no place for the message.
+    // Without standard error there is no place for it.
     let print = |message: &str| drop(writeln!(io::stderr(), "{message}"));
     print(&format!(
         "three mock engines on one simulated GPU of {GPU}, two of which fit; cedar injects faults"
@@ -188,7 +188,6 @@ async fn serve(mut config: Config, duration: Duration, json: bool) -> Result<Rot
     Ok(tally.outcome(seconds))
 }
 
-/// Sets the addresses that the service listens on.
 fn set_addresses(config: &mut Config, front: SocketAddr, control: SocketAddr) {
     Arc::make_mut(&mut config.front).listen = front;
     Arc::make_mut(&mut config.control).listen = control;

@@ -62,7 +62,6 @@ async fn serve(
     }
 }
 
-/// Reads the configuration again after each notification.
 async fn reload_on_notify(service: Service, path: PathBuf, reload: Arc<Notify>) {
     loop {
         reload.notified().await;
@@ -80,7 +79,6 @@ async fn reload_on_notify(service: Service, path: PathBuf, reload: Arc<Notify>) 
     }
 }
 
-/// Logs by `POORWILL_LOG`, or `info` and above.
 fn init_log(json: bool) {
     let filter = EnvFilter::try_from_env("POORWILL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);

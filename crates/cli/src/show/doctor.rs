@@ -5,7 +5,7 @@ use poorwill::doctor::{DeviceReport, DoctorReport, EngineAdvice, GpuReport, Host
 
 use super::{lines, rate_of, size, table};
 
-/// The report as tables: one for the computer, two for each device.
+/// One table for the computer, two for each device.
 pub(crate) fn doctor(report: &DoctorReport) -> String {
     let devices: String = report.devices.iter().map(device).collect();
     let warnings: String =

@@ -6,7 +6,6 @@ use poorwill_bench::load::{LoadBenchReport, PassKind};
 
 use super::{count, lines, size, table};
 
-/// The report as a table.
 pub(crate) fn load(report: &LoadBenchReport) -> String {
     let mut table = table(["pass", "readers", "seconds", "GiB/s"]);
     for pass in &report.passes {

@@ -24,7 +24,7 @@ pub(crate) use self::sleep::sleep;
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// A row for each step of `verify`, with the memory after it.
+/// With the memory after each step.
 pub(crate) fn verify(report: &VerifyReport) -> String {
     let mut table = table(["step", "seconds", "on device", "on host", "what happened"]);
     let tensors = format!("{} in {}", count(report.tensors, "tensor"), count(report.files, "file"));
@@ -209,7 +209,6 @@ fn rate(bytes: u64, seconds: f64) -> Option<String> {
     (bytes_per_s >= 0.01 * GIB).then(|| rate_of(bytes_per_s))
 }
 
-/// `1.20 GiB/s`.
 fn rate_of(bytes_per_s: f64) -> String {
     format!("{:.2}\u{a0}GiB/s", bytes_per_s / GIB)
 }

@@ -5,7 +5,6 @@ use poorwill_bench::offload::OffloadReport;
 
 use super::{count, lines, size, table};
 
-/// The report as a table.
 pub(crate) fn offload(report: &OffloadReport) -> String {
     let mut table = table(["step", "seconds", "GiB/s", "what happened"]);
     rows(&mut table, report);
@@ -67,7 +66,6 @@ fn rows(table: &mut Table, report: &OffloadReport) {
     row("pass, prefetched", Some(report.prefetch_s), Some(report.prefetch_gib_per_s), &prefetched);
 }
 
-/// Notes below the table.
 fn explained(report: &OffloadReport) -> String {
     let spread = report.prefetch_spread_s;
     let mut text = lines(&format!(

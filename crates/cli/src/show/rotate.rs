@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::table;
 
-/// The status of the service.
 pub(crate) fn status_text(status: &Value) -> String {
     let mut models =
         table(["model", "stage", "for, s", "running", "queued", "held", "failures", "last failure"]);

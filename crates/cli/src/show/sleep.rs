@@ -6,7 +6,6 @@ use poorwill_bench::sleep::{CycleKind, LimitRatio, Limits, SleepBenchReport};
 
 use super::{count, lines, rate, rate_of, size, table};
 
-/// The report as a table.
 pub(crate) fn sleep(report: &SleepBenchReport) -> String {
     let mut table = table(["step", "seconds", "÷ limit", "aim", "what happened"]);
     limits(&mut table, report);
@@ -107,7 +106,6 @@ fn row(table: &mut Table, step: &str, seconds: f64, ratio: Option<LimitRatio>, w
     table.add_row([step, &format!("{seconds:.4}"), &ratio, &aim, what]);
 }
 
-/// Notes below the table.
 fn explained(report: &SleepBenchReport) -> String {
     if report.fast_digests {
         return String::new();

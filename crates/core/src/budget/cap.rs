@@ -76,14 +76,14 @@ impl Share {
         u64::try_from(part).unwrap_or(bytes)
     }
 
-    /// The smallest share, in as few decimal places from two as it takes, of at least `bytes`. `None` if more
-    /// than the total, or nothing.
+    /// The smallest share of two decimal places with at least `bytes`. `None` for 0, or for more than the
+    /// total.
     #[must_use]
     pub fn at_least(bytes: u64, total_bytes: u64) -> Option<Self> {
         if bytes == 0 || bytes > total_bytes {
             return None;
         }
-        // Two places first: people write 0.92.
+        // People write 0.92.
         [WHOLE / 100, WHOLE / 1000, 1].into_iter().find_map(|step| {
             let parts = (u128::from(bytes) * u128::from(WHOLE)).div_ceil(u128::from(total_bytes));
             let rounded = parts.div_ceil(u128::from(step)) * u128::from(step);
@@ -124,7 +124,7 @@ pub struct InvalidCap {
 }
 
 impl InvalidCap {
-    /// Names the text and the reason.
+    /// An error about `text`.
     #[must_use]
     pub fn new(text: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { text: text.into(), reason: reason.into() }
@@ -134,8 +134,8 @@ impl InvalidCap {
 impl FromStr for Cap {
     type Err = InvalidCap;
 
-    /// A decimal fraction without a unit and a number with `%` are shares; others are read as [`ByteSize`].
-    /// Small whole numbers without a unit are refused as ambiguous.
+    /// A decimal fraction without a unit, or a number with `%`, is a share; all else is a [`ByteSize`]. Small
+    /// whole numbers without a unit are refused.
     fn from_str(text: &str) -> Result<Self, InvalidCap> {
         let fail = |reason: &str| InvalidCap {
             text: text.escape_debug().take(128).collect(),

@@ -1,7 +1,7 @@
 //! The envelope: one budget and the claims on it.
 //!
 //! Users of device memory (weights, activations, graph captures, key-value cache, a pool) claim it before
-//! taking it. Claims never exceed the budget. Dropping a claim returns it.
+//! taking it. Claims never exceed the budget.
 //!
 //! A forked child must not use its copy of the ledger, whose lock may be held for ever. Dropping a claim
 //! there does nothing.
@@ -36,7 +36,6 @@ pub struct Envelope(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     basis: BudgetBasis,
-    /// Process of the ledger.
     process: u32,
     ledger: Mutex<Ledger>,
 }
@@ -233,7 +232,7 @@ impl Claim {
     /// Changes the size.
     ///
     /// # Errors
-    /// If fewer are unclaimed; nothing has changed.
+    /// As for [`Envelope::claim`].
     pub fn resize(&self, bytes: u64) -> Result<(), ClaimError> {
         let mut ledger = self.envelope.ledger();
         let held_bytes = ledger.claims.get(&self.id).map_or(0, |claimed| claimed.bytes);
@@ -264,7 +263,6 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // In a forked child another thread may hold the lock for ever.
         if self.envelope.0.process == std::process::id() {
             let mut ledger = self.envelope.ledger();
             if let Some(claimed) = ledger.claims.remove(&self.id) {

@@ -12,8 +12,7 @@
 //! - The **budget** is the total, or a smaller [`Cap`]: bytes, or a share *of the total*, not of the GPU.
 //! - The **headroom** is the smaller of free memory and unused budget.
 //!
-//! The result keeps every source with its figure and what is odd about it. Nothing here queries a machine:
-//! `poorwill::budget` does. An [`Envelope`] refuses claims that do not fit, before memory is taken.
+//! Nothing here queries a machine: `poorwill::budget` does.
 
 mod cap;
 mod envelope;

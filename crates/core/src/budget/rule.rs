@@ -30,8 +30,7 @@ pub struct Budget {
     /// Free on the device for this process.
     #[serde(skip)]
     pub free_bytes: Option<u64>,
-    /// What this process can still get: the smaller of free memory and unused budget. `None` if free memory
-    /// is unknown.
+    /// What this process can still get. `None` if free memory is unknown.
     pub headroom_bytes: Option<u64>,
     /// What this process uses, context included. `None` if unknown; the headroom then assumes nothing.
     pub process_used_bytes: Option<u64>,
@@ -73,7 +72,6 @@ impl Budget {
     }
 }
 
-/// The cap and its bytes.
 struct User {
     cap: Cap,
     bytes: Option<u64>,
@@ -103,12 +101,10 @@ impl User {
     }
 }
 
-/// The smallest; of equal ones the first.
 fn least(totals: impl Iterator<Item = (u64, SourceName)>) -> Option<(u64, SourceName)> {
     totals.min_by_key(|(bytes, _)| *bytes)
 }
 
-/// The figure of a source for totals, if a device can have that much.
 fn plausible_total(reading: &Reading) -> Option<u64> {
     match reading.figure {
         Figure::Bytes(bytes)
@@ -120,7 +116,6 @@ fn plausible_total(reading: &Reading) -> Option<u64> {
     }
 }
 
-/// What is wrong with a total.
 fn total_anomaly(source: SourceName, bytes: u64) -> Option<&'static str> {
     match bytes {
         0 => Some("0 is no total: not counted"),
@@ -150,7 +145,6 @@ fn measured_free(readings: &[Reading], total_bytes: Option<u64>) -> Option<u64> 
     device.into_iter().chain(group).min()
 }
 
-/// Whether a free figure means that use exceeds a limit.
 fn is_over_limit(figure: &Figure) -> bool {
     match figure {
         Figure::OverLimit(_) => true,
@@ -159,7 +153,6 @@ fn is_over_limit(figure: &Figure) -> bool {
     }
 }
 
-/// The free bytes that count.
 fn free(reading: &Reading, total_bytes: Option<u64>) -> Option<u64> {
     match reading.figure {
         Figure::Bytes(u64::MAX) | Figure::None(_) => None,
@@ -168,7 +161,7 @@ fn free(reading: &Reading, total_bytes: Option<u64>) -> Option<u64> {
     }
 }
 
-/// The source for reports: the anomaly, then the source's own note.
+/// The note is the anomaly, then the source's own.
 fn report(reading: &Reading, total_bytes: Option<u64>) -> Source {
     let (bytes, remark, is_odd) = match &reading.figure {
         Figure::Bytes(bytes) => {

@@ -140,7 +140,7 @@ impl Reading {
 pub struct Source {
     /// Source.
     pub name: SourceName,
-    /// Figure as given. `None` if it gave none.
+    /// Figure as given, if any.
     pub bytes: Option<u64>,
     /// Why there is none, or what is odd about it and how it counts.
     pub note: Option<String>,

@@ -159,19 +159,19 @@ pub enum DriverErrorKind {
     /// Part of the range is not mapped with access (for `unmap`: not exactly a run of mappings).
     #[error("{range} is not mapped throughout")]
     NotMapped {
-        /// The range of the call.
+        /// Range of the call.
         range: DeviceRange,
     },
     /// Part of the range is mapped already.
     #[error("something is mapped in {range} already")]
     AlreadyMapped {
-        /// The range of the call.
+        /// Range of the call.
         range: DeviceRange,
     },
     /// Work on the range is in flight. Wait for it first.
     #[error("work on {range} is still in flight; wait for its streams first")]
     Busy {
-        /// The range of the call.
+        /// Range of the call.
         range: DeviceRange,
     },
     /// A backing, stream or event that does not exist (any more).

@@ -22,7 +22,7 @@ impl HostMemory for Vec<u8> {
     }
 }
 
-/// An owned buffer of host memory. Dereferences to its bytes; freed when dropped.
+/// An owned buffer of host memory, freed when dropped.
 pub struct HostBuffer(Box<dyn HostMemory>);
 
 impl HostBuffer {

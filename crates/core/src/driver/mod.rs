@@ -107,7 +107,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// The device's properties, which never change.
     fn info(&self) -> &DeviceInfo;
 
-    /// Fails with [`DriverErrorKind::WrongProcess`] in a forked child. Costs no system call.
+    /// Fails in a forked child. Costs no system call.
     ///
     /// # Errors
     /// `WrongProcess`.

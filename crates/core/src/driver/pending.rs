@@ -25,7 +25,7 @@ impl<T: 'static> Pending<T> {
         Self { wait: Box::new(wait), has_ended: None }
     }
 
-    /// The same work; `has_ended` returns, without blocking, whether it has ended, with success or failure.
+    /// The same work; `has_ended` returns, without blocking, whether it has ended.
     pub fn telling(mut self, has_ended: impl Fn() -> bool + Send + 'static) -> Self {
         self.has_ended = Some(Box::new(has_ended));
         self

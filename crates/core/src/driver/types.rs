@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// A range of device addresses. Addresses are integers, never pointers.
+/// A range of device addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct DeviceRange {
     /// First address.
@@ -110,22 +110,20 @@ pub struct DeviceInfo {
     pub granule_bytes: u64,
     /// Physical memory of the device, in bytes; 0 where unknown.
     pub total_bytes: u64,
-    /// Number of streams worth using for copies to the device.
+    /// Streams worth using for copies to the device.
     pub copy_streams: usize,
     /// Whether a kernel of the device copies from host memory at about link speed. Then copying on a stream of
     /// [`stream_create_kernel_copies`](super::Driver::stream_create_kernel_copies), too, pays.
     pub kernel_copies: bool,
-    /// Number of streams worth using for saves and digests: the digest of one save may run beside the copy of
-    /// another.
+    /// Streams worth using for saves and digests: the digest of one save may run beside the copy of another.
     pub save_streams: usize,
     /// Whether digests of device memory cost far less than copies, so that comparing before a copy pays.
     pub fast_digests: bool,
 }
 
 impl DeviceInfo {
-    /// A device with one stream each for copies, saves and digests, without kernel copies, and with slow digests.
-    ///
-    /// For the parameters, see the fields.
+    /// A device with one stream each for copies, saves and digests, without kernel copies, and with slow
+    /// digests.
     #[must_use]
     pub fn new(id: impl Into<String>, name: impl Into<String>, granule_bytes: u64, total_bytes: u64) -> Self {
         Self {

@@ -1,15 +1,16 @@
 //! What is stored of a pool's bytes, by location.
 //!
-//! A backup holds an *extent*: consecutive granules, whatever their chunks. So a wake with chunks of other sizes
-//! never moves or splits what is stored. Extents never overlap.
+//! A backup holds an *extent*: consecutive granules, whatever their chunks. So a wake with chunks of other
+//! sizes never moves or splits what is stored. Extents never overlap.
 //!
-//! A stored granule is *verified* when a sleep has seen, with nothing in flight, that the device holds the same
-//! bytes. Where the owner has promised not to change them, sleeps skip verified granules. New blocks and declarations
-//! invalidate them. A backup may be out of the index just then, to be written: before it is put back, the tag's count
-//! of invalidations is compared. A backup that is only read stays in the index.
+//! A stored granule is *verified* when a sleep has seen, with nothing in flight, that the device holds the
+//! same bytes. Where the owner has promised not to change them, sleeps skip verified granules. New blocks and
+//! declarations invalidate them. To cover a backup that is out of the index to be written, the tag's
+//! invalidations are compared before it is put back.
 //!
-//! A stored granule is *unseen* when a wake has copied it to the device, and its digest has not matched since, here
-//! or there. It must be checked before its backup is dropped or overwritten ([`super::super::spoiled`]).
+//! A stored granule is *unseen* when a wake has copied it to the device, and its digest has not matched
+//! since, here or there. It must be checked before its backup is dropped or overwritten
+//! ([`super::super::spoiled`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,9 +32,7 @@ pub(in crate::pool) struct BackupIndex {
 #[derive(Debug, Default)]
 struct TagBackups {
     extents: BTreeMap<Location, Backup>,
-    /// How often stored granules were invalidated.
     invalidations: u64,
-    /// How often all backups were dropped.
     forgets: u64,
 }
 
@@ -47,20 +46,16 @@ pub(in crate::pool) struct Backup {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pool) struct Stored {
-    /// Of the stored bytes.
     pub(in crate::pool) digest: Digest,
-    /// Whether the device held these bytes at the last sleep that looked, with nothing in flight. A write may have
-    /// overtaken a background copy.
+    /// Never set by a background copy, which a write may have overtaken.
     pub(in crate::pool) verified: bool,
-    /// Whether it is unseen.
     pub(in crate::pool) loaded_unseen: bool,
 }
 
-/// An unseen granule.
+/// An unseen granule, copied from the byte `offset` of `buffer`.
 #[derive(Debug, Clone)]
 pub(in crate::pool) struct Suspect {
     pub(in crate::pool) granule: DeviceRange,
-    /// The source of the copy, and the byte offset there.
     pub(in crate::pool) buffer: Arc<BackupBuffer>,
     pub(in crate::pool) offset: u64,
     pub(in crate::pool) expected: Digest,
@@ -120,7 +115,6 @@ impl BackupIndex {
         self.tags[tag].extents.values().map(|backup| backup.buffer.bytes()).sum()
     }
 
-    /// The backup of a save's extent, unless its tag is gone.
     pub(in crate::pool) fn get(&self, save: &Save) -> Option<&Backup> {
         let backup = self.tags.get(save.tag)?.extents.get(&save.location);
         backup.filter(|backup| backup.is_of(save, self.granule_bytes))
@@ -136,7 +130,7 @@ impl BackupIndex {
         extents.map(|((_, at), backup)| (DeviceRange::new(*at, backup.bytes(self.granule_bytes)), backup))
     }
 
-    /// Removes the backup of a save's extent, to update it.
+    /// Removes the backup, to update it.
     pub(in crate::pool) fn take(&mut self, save: &Save) -> Option<Backup> {
         let extents = &mut self.tags[save.tag].extents;
         let is_of = extents.get(&save.location).is_some_and(|backup| backup.is_of(save, self.granule_bytes));
@@ -164,7 +158,6 @@ impl BackupIndex {
         extents.insert(save.location, backup);
     }
 
-    /// The extents that `start..end` touches.
     pub(in crate::pool) fn overlapping(
         &self,
         tag: TagKey,
@@ -194,7 +187,6 @@ impl BackupIndex {
         self.tags[tag].extents.extract_if((segment, 0)..=(segment, u64::MAX), |_, _| true).for_each(drop);
     }
 
-    /// Drops the extents for which `is_used` is false.
     pub(in crate::pool) fn retain(&mut self, tag: TagKey, is_used: impl Fn(SegmentKey, DeviceRange) -> bool) {
         let granule_bytes = self.granule_bytes;
         self.tags[tag].extents.retain(|(segment, at), backup| {
@@ -202,7 +194,7 @@ impl BackupIndex {
         });
     }
 
-    /// Drops all backups of a tag. Returns the bytes of their buffers.
+    /// Returns the bytes of the dropped buffers.
     pub(in crate::pool) fn forget(&mut self, tag: TagKey) -> u64 {
         let bytes = self.bytes(tag);
         let of_tag = &mut self.tags[tag];
@@ -215,8 +207,6 @@ impl BackupIndex {
         // A forgotten tag had none.
         self.tags.get(tag).map_or(0, |of_tag| of_tag.forgets)
     }
-
-    // ---- verified granules ----
 
     /// The device holds these granules, with nothing in flight.
     pub(in crate::pool) fn mark_verified(&mut self, save: &Save, granules: &[usize]) {
@@ -231,7 +221,6 @@ impl BackupIndex {
         self.tags[tag].invalidations
     }
 
-    /// The device's bytes may differ from what is stored.
     pub(in crate::pool) fn invalidate(&mut self, tag: TagKey, segment: SegmentKey, range: DeviceRange) {
         // Counts for backups that were taken to be updated, too.
         self.tags[tag].invalidations += 1;
@@ -253,8 +242,6 @@ impl BackupIndex {
         let granules = of_tag.extents.values_mut().flat_map(|backup| backup.granules.iter_mut().flatten());
         granules.for_each(|stored| stored.verified = false);
     }
-
-    // ---- unseen granules ----
 
     pub(in crate::pool) fn unseen(&self, tag: TagKey) -> impl Iterator<Item = Suspect> {
         let extents = self.tags[tag].extents.iter();
@@ -278,7 +265,7 @@ impl BackupIndex {
         self.tags[tag].extents.values().any(Backup::has_unseen)
     }
 
-    /// Those of an extent in the index that `range` touches.
+    /// Those of the extent that `range` touches.
     pub(in crate::pool) fn stored_granules(
         &self,
         tag: TagKey,
@@ -292,7 +279,6 @@ impl BackupIndex {
         stored.filter(|granule| granule.addr < range.end() && range.addr < granule.end()).collect()
     }
 
-    /// Whether the granule at a location is unseen and has this digest.
     pub(in crate::pool) fn is_suspect(&self, tag: TagKey, location: Location, expected: Digest) -> bool {
         self.stored(tag, location).is_some_and(|stored| stored.loaded_unseen && stored.digest == expected)
     }

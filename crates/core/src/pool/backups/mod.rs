@@ -1,7 +1,7 @@
 //! Backups: what is stored of a pool's bytes ([`index`]), and what has to be ([`saves`]).
 //!
-//! [`super::save`] updates backups in a sleep, [`super::prepare`] before it, in the background. [`sample`] chooses
-//! what a spot check compares. [`super::spoiled`] never lets a spoiled backup pass for changed device memory.
+//! [`super::save`] updates backups in a sleep, [`super::prepare`] before it, in the background.
+//! [`super::spoiled`] never lets a spoiled backup pass for changed device memory.
 
 mod index;
 pub(super) mod sample;

@@ -62,7 +62,6 @@ impl Bins {
         self.steps[scale] |= 1 << step;
     }
 
-    /// Removes a block that is in these bins.
     pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey) {
         let (scale, step) = bin(u64::from(blocks[key].units));
         let (before, behind) = (blocks[key].bin_prev, blocks[key].bin_next);
@@ -99,7 +98,6 @@ impl Bins {
         self.head_after(scale, step)
     }
 
-    /// The first block of the next bin in use.
     fn head_after(&self, scale: usize, step: usize) -> Option<BlockKey> {
         let later = self.steps.get(scale)? & (u32::MAX << step << 1);
         if later != 0 {
@@ -113,7 +111,7 @@ impl Bins {
         Some(self.heads[scale][self.steps[scale].trailing_zeros() as usize])
     }
 
-    /// Every block of at least `bytes`, smaller bins first.
+    /// Smaller bins first.
     pub(super) fn at_least<'a>(
         &'a self,
         blocks: &'a Blocks,
@@ -124,7 +122,7 @@ impl Bins {
             .filter(move |key| blocks[*key].bytes() >= bytes)
     }
 
-    /// Every block of at least `bytes`, larger bins first.
+    /// Larger bins first.
     pub(super) fn largest_first<'a>(
         &'a self,
         blocks: &'a Blocks,
@@ -134,7 +132,7 @@ impl Bins {
         lists.flat_map(|head| chain(blocks, head)).filter(move |key| blocks[*key].bytes() >= bytes)
     }
 
-    /// The heads of all lists that may hold blocks of at least `bytes`, ascending.
+    /// Heads of the lists that may hold blocks of at least `bytes`, ascending.
     fn lists_from(&self, bytes: u64) -> impl DoubleEndedIterator<Item = BlockKey> + '_ {
         let (scale, step) = bin((bytes / UNIT_BYTES).max(1));
         let first = (scale * STEPS + step).min(self.heads.len() * STEPS);
@@ -158,7 +156,6 @@ mod tests {
             let at = bin(units);
             assert!(at >= last, "{units}");
             if at != last {
-                // Every size in a later bin is larger.
                 assert!(at > last);
             }
             last = at;

@@ -10,17 +10,17 @@ use super::super::units::UNIT_BYTES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::pool) enum Kind {
-    /// An unused entry of the table.
     #[default]
     Vacant,
     Live,
     /// Freed, but other streams may still use it.
     Waiting,
-    /// Free, in chunks of one granule.
+    /// Free, in chunks of one granule; cut anywhere.
     Small,
-    /// Free, in whole chunks larger than a granule.
+    /// Free, in whole chunks larger than a granule; cut only between chunks.
     Large,
-    /// Free, part of one chunk larger than a granule, whose other parts are in use.
+    /// Free, part of one chunk larger than a granule, whose other parts are in use. Serves no request
+    /// ([`super::parts`]).
     Pinned,
     /// Free addresses without memory, whole granules.
     Unmapped,
@@ -83,7 +83,7 @@ impl Default for HeapBlock {
 }
 
 impl HeapBlock {
-    /// Without neighbours; of at most [`BYTES_MAX`](super::super::units::BYTES_MAX).
+    /// Without neighbours.
     pub(super) fn new(addr: u64, bytes: u64) -> Self {
         Self { addr, units: to_units(bytes), ..Self::default() }
     }
@@ -122,7 +122,6 @@ impl IndexMut<BlockKey> for Blocks {
 }
 
 impl Blocks {
-    /// The live block with this key and serial.
     pub(super) fn live(&self, key: BlockKey, serial: u64) -> Option<&HeapBlock> {
         let block = self.table.get(key.0 as usize).filter(|block| block.freed_epoch == serial)?;
         (self.kind(key) == Kind::Live).then_some(block)

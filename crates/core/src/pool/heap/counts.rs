@@ -5,7 +5,6 @@ use slotmap::SecondaryMap;
 use super::super::keys::TagKey;
 use super::super::shape::Shape;
 
-/// Figures of live blocks, in bytes unless the name says otherwise.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     live_bytes: u64,
@@ -15,7 +14,6 @@ pub(super) struct Counts {
     tags: SecondaryMap<TagKey, TagCounts>,
 }
 
-/// Live blocks of a tag.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::pool) struct TagCounts {
     pub(in crate::pool) live_bytes: u64,

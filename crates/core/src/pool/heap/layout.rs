@@ -13,8 +13,8 @@ use super::{Heap, Segment};
 use crate::driver::DeviceRange;
 
 impl Heap {
-    /// Lays out the absent memory of sleeping tags, locked by the caller, in chunks of at most `largest_bytes`.
-    /// Unused chunks without memory may be left.
+    /// Lays out the absent memory of sleeping tags, locked by the caller. Unused chunks without memory may be
+    /// left.
     pub(in crate::pool) fn lay_out(&mut self, tags: &[TagKey], largest_bytes: u64) {
         for tag in tags.iter().copied() {
             for key in self.segments.keys_of(tag) {

@@ -12,7 +12,6 @@ use super::blocks::{Blocks, Kind};
 use super::stream_lists::{StreamList, StreamLists};
 use crate::driver::StreamId;
 
-/// Free blocks by kind.
 #[derive(Debug, Default)]
 pub(super) struct FreeLists {
     stream_lists: StreamLists,
@@ -71,7 +70,6 @@ impl FreeLists {
         &self.tags[tag]
     }
 
-    /// See [`TagLists`]: `has_cut_chunks`.
     pub(super) fn note_cut_chunks(&mut self, tag: TagKey) {
         self.tags[tag].has_cut_chunks = true;
     }
@@ -96,14 +94,13 @@ impl FreeLists {
         &mut self.stream_lists
     }
 
-    /// `None` when all numbers are in use.
     pub(super) fn add_list(&mut self, tag: TagKey, stream: StreamId, clocks: &mut Clocks) -> Option<ListKey> {
         let key = self.stream_lists.make(tag, stream, clocks)?;
         self.tags[tag].stream_lists.insert(key);
         Some(key)
     }
 
-    /// Removes a list whose number no block has.
+    /// See [`StreamLists::forget`].
     pub(super) fn forget_list(&mut self, key: ListKey, clocks: &mut Clocks) {
         let tag = self.list(key).tag();
         self.tags[tag].stream_lists.remove(&key);
@@ -114,7 +111,7 @@ impl FreeLists {
         &self.unmap_failed
     }
 
-    /// First addresses of segments that may be wholly unmapped, each once.
+    /// Each once.
     pub(super) fn take_emptied(&mut self) -> Vec<u64> {
         let mut emptied = std::mem::take(&mut self.emptied);
         emptied.sort_unstable();
@@ -122,7 +119,6 @@ impl FreeLists {
         emptied
     }
 
-    /// Links a free block by its kind.
     pub(super) fn insert(&mut self, blocks: &mut Blocks, key: BlockKey) {
         let block = blocks[key];
         let (list, bytes) = (block.list, block.bytes());
@@ -140,7 +136,6 @@ impl FreeLists {
         }
     }
 
-    /// Unlinks a free block.
     pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey) {
         let (list, bytes) = (blocks[key].list, blocks[key].bytes());
         match blocks.kind(key) {

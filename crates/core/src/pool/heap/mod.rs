@@ -6,22 +6,13 @@
 //! blocks: [ live                                        ][small][   unmapped   ]
 //! ```
 //!
-//! Kinds of free blocks ([`Kind`]):
-//! - *small* (small-page): memory in single granules, cut anywhere;
-//! - *large* (large-page): memory in whole larger chunks, cut only between chunks;
-//! - *pinned*: part of a larger chunk whose other parts are in use ([`parts`]); serves no request;
-//! - *unmapped*: addresses without memory;
-//! - *unmap-failed*: one chunk that the driver has refused to unmap.
-//!
-//! A free block of one stream serves another once it is complete ([`super::clocks`]).
-//!
-//! [`placement`] decides where a request goes, [`reclaimable`] what may be unmapped, [`layout`] what a wake maps,
-//! [`sweep`] which free lists are forgotten. The other modules own data.
+//! A free block ([`Kind`]) of one stream serves another once it is complete ([`super::clocks`]).
 //!
 //! Invariants, which the property tests check from outside:
 //! - every byte of a live, small or large block lies in a chunk, mapped with access while the tag is awake;
 //! - no chunk lies in an unmapped block;
-//! - a chunk larger than a granule lies wholly in one allocated block (or what is left of it), or in large blocks;
+//! - a chunk larger than a granule lies wholly in one allocated block (or what is left of it), or in large
+//!   blocks;
 //! - free neighbours of one kind and list are one block.
 
 mod bins;
@@ -59,7 +50,6 @@ use super::mapping::{Backing, Mapping};
 use super::shape::Shape;
 use crate::driver::{DeviceRange, StreamId};
 
-/// Blocks, free lists and the chunks under them, in stream order.
 #[derive(Debug)]
 pub(super) struct Heap {
     shape: Shape,
@@ -91,8 +81,6 @@ impl Heap {
             next_serial: 1,
         }
     }
-
-    // ---- parts ----
 
     pub(super) fn shape(&self) -> Shape {
         self.shape
@@ -135,12 +123,11 @@ impl Heap {
         self.counts.small_demand_bytes()
     }
 
-    /// Chunks that no block uses and the driver has refused to unmap.
     pub(super) fn unmap_failed(&self) -> Vec<Mapping> {
         self.unmap_failed_mappings().collect()
     }
 
-    /// Those of tags that are not pinned.
+    /// Of tags that are not pinned.
     pub(super) fn unmap_failed_to_leave(&self) -> Vec<Mapping> {
         let tag = |mapping: &Mapping| self.segments.tag_of(mapping.segment);
         let leaves = |mapping: &Mapping| !tag(mapping).is_some_and(|tag| self.is_pinned(tag));
@@ -164,8 +151,6 @@ impl Heap {
     pub(super) fn has_capacity(&self, more: u32) -> bool {
         self.blocks.has_capacity(more)
     }
-
-    // ---- tags and free lists ----
 
     pub(super) fn add_tag(&mut self, tag: TagKey) {
         self.lists.add_tag(tag);
@@ -197,7 +182,7 @@ impl Heap {
         self.lists.stream_lists().is_crowded()
     }
 
-    /// Pairs of a live block and another stream that uses it.
+    /// See [`Deferred::uses`].
     pub(super) fn uses(&self) -> usize {
         self.deferred.uses()
     }
@@ -214,8 +199,6 @@ impl Heap {
     fn is_pinned(&self, tag: TagKey) -> bool {
         self.lists.tag(tag).is_pinned()
     }
-
-    // ---- free blocks ----
 
     /// Whether no work queued before the free, and no background copy, may still touch the block.
     pub(super) fn is_complete(&self, block: &HeapBlock) -> bool {
@@ -369,7 +352,7 @@ impl Heap {
         self.insert_free(key, Kind::Unmapped, 0)
     }
 
-    /// Removes the unused chunks in `range` that have no memory. `near` is a block of the segment.
+    /// Removes those in `range` that no block uses. `near` is a block of the segment.
     pub(super) fn remove_absent_chunks(
         &mut self,
         segment: SegmentKey,
@@ -387,7 +370,7 @@ impl Heap {
         }
     }
 
-    /// Removes a tag's unused chunks whose memory is `unfit`. Returns those with memory, owned by the caller.
+    /// Returns those with memory, owned by the caller.
     pub(super) fn remove_unused_chunks(
         &mut self,
         tag: TagKey,
@@ -464,8 +447,6 @@ impl Heap {
         }
     }
 
-    // ---- segments ----
-
     pub(super) fn add_segment(&mut self, tag: TagKey, list: ListKey, range: DeviceRange) {
         let first =
             self.blocks.insert(HeapBlock { list, ..HeapBlock::new(range.addr, range.bytes) }, Kind::Unmapped);
@@ -513,8 +494,6 @@ impl Heap {
         }
     }
 
-    // ---- live blocks ----
-
     pub(super) fn live_block(&self, op: &'static str, id: BlockId) -> Result<HeapBlock> {
         let live = self.blocks.live(id.key, id.serial).filter(|_| id.pool == self.pool);
         live.copied().ok_or(PoolError::StaleBlock { op, block: id })
@@ -534,7 +513,6 @@ impl Heap {
         BlockId { pool: self.pool, key, serial }
     }
 
-    /// Of many streams that use a block, destroyed ones are forgotten.
     pub(super) fn record_use(
         &mut self,
         block: BlockId,
@@ -567,7 +545,7 @@ impl Heap {
         Ok((block, None))
     }
 
-    /// Freed blocks whose other streams have passed, with their epochs. [`Heap::release`] must follow.
+    /// As [`Deferred::take_passed`]. [`Heap::release`] must follow.
     pub(super) fn take_passed(&mut self) -> Vec<(BlockKey, u64)> {
         if self.deferred.is_empty() { Vec::new() } else { self.deferred.take_passed(&mut self.clocks) }
     }
@@ -576,8 +554,6 @@ impl Heap {
     pub(super) fn release(&mut self, key: BlockKey, freed_epoch: u64) -> (HeapBlock, BlockKey) {
         (self.blocks[key], self.free_split(key, freed_epoch))
     }
-
-    // ---- background copies ----
 
     /// Nothing there is unmapped before [`Heap::copied`].
     pub(super) fn copying(&mut self, range: DeviceRange) {

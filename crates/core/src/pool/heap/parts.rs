@@ -13,7 +13,7 @@ use super::blocks::{HeapBlock, Kind};
 use crate::driver::DeviceRange;
 
 impl Heap {
-    /// Splits a live block. Returns `part` as a live block, and the live blocks that are left.
+    /// Returns `part` as a live block, and the live blocks that are left.
     pub(in crate::pool) fn cut(
         &mut self,
         op: &'static str,
@@ -69,7 +69,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Gives a part of a split live block its own serial.
+    /// Gives a split part its own serial.
     fn renumber(&mut self, key: BlockKey, tag: TagKey) -> Handle {
         let serial = self.next_serial;
         self.next_serial += 1;
@@ -84,8 +84,6 @@ impl Heap {
         }
     }
 
-    // ---- pinned blocks ----
-
     /// The location and end of the chunk at `addr`.
     fn chunk_at(&self, addr: u64) -> Option<(Location, u64)> {
         let key = self.segments.of_addr(addr);
@@ -93,7 +91,6 @@ impl Heap {
         Some(((key, at), at + chunk.bytes))
     }
 
-    /// Whether both lie in one chunk.
     pub(super) fn share_chunk(&self, a: BlockKey, b: BlockKey) -> bool {
         let chunk_of = |key: BlockKey| self.chunk_at(self.blocks[key].addr);
         chunk_of(a).is_some_and(|chunk| chunk_of(b) == Some(chunk))

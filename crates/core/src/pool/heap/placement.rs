@@ -226,7 +226,7 @@ impl Heap {
             }
             if to == end {
                 if self.shape.is_large(bytes) && granule_bytes > bytes % chunk_bytes {
-                    return None; // Granules in location of chunks would be missed where only granules will do.
+                    return None; // Granules in place of chunks would be missed where only granules will do.
                 }
                 let block_bytes = self.blocks[first].bytes();
                 return Some(Candidate { first, start, absent_bytes, cut, block_bytes });
@@ -338,7 +338,7 @@ impl Heap {
         (id, DeviceRange::new(block.addr, block.bytes()))
     }
 
-    /// Frees an unmapped placement. Returns the block that it was, and a block near it.
+    /// As [`Heap::release`], for an unmapped placement.
     pub(in crate::pool) fn abandon(&mut self, placement: &Placement) -> (HeapBlock, BlockKey) {
         let block = self.blocks[placement.key];
         (block, self.free_by_chunk(placement.key, placement.freed_epoch))

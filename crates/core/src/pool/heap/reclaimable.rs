@@ -9,7 +9,6 @@ use super::Heap;
 use super::blocks::HeapBlock;
 use super::lists::TagLists;
 
-/// Reclaimable memory, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::pool) struct Reclaimable {
     /// Available now.
@@ -20,7 +19,6 @@ pub(in crate::pool) struct Reclaimable {
     pub(in crate::pool) pinned_bytes: u64,
 }
 
-/// Whether a tag's free blocks may be used.
 type Ready<'a> = &'a dyn Fn(TagKey) -> bool;
 
 impl Heap {
@@ -121,7 +119,6 @@ impl Heap {
         self.remove_chunks_from(segment, key, start, end);
     }
 
-    /// Sizes of the reclaimable chunks.
     fn reclaimable_sizes(&self, ready: Ready<'_>) -> BTreeSet<u64> {
         let mut sizes = BTreeSet::from([self.shape.granule_bytes]);
         for key in self.reclaimable_large(ready, 0) {
@@ -145,7 +142,6 @@ impl Heap {
         self.of_reclaimable_tags(ready).flat_map(|lists| self.small_of(lists))
     }
 
-    /// Of tags whose memory is reclaimable.
     fn of_reclaimable_tags<'a>(&'a self, ready: Ready<'a>) -> impl Iterator<Item = &'a TagLists> + 'a {
         let tags = self.lists.tags().filter(move |(tag, lists)| ready(*tag) && !lists.is_pinned());
         tags.map(|(_, lists)| lists)
@@ -158,7 +154,7 @@ impl Heap {
             .flat_map(move |list| self.lists.list(*list).small().at_least(&self.blocks, granule_bytes))
     }
 
-    /// The whole granules of a free block, from start to end.
+    /// From start to end.
     fn whole_granules(&self, block: &HeapBlock) -> (u64, u64) {
         let granule = self.shape.granule_bytes;
         let start = block.addr.next_multiple_of(granule);

@@ -8,7 +8,6 @@ use super::super::keys::{BlockKey, Location, SegmentKey, TagKey};
 use super::super::mapping::{Backing, Mapping};
 use crate::driver::DeviceRange;
 
-/// The segments of a pool, by key or address.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct Segments {
     table: SlotMap<SegmentKey, Segment>,
@@ -130,12 +129,12 @@ impl Segment {
         self.first
     }
 
-    /// Its chunks with their addresses, in address order.
+    /// In address order.
     pub(in crate::pool) fn chunks(&self) -> impl DoubleEndedIterator<Item = (u64, &Chunk)> {
         self.chunks.iter().map(|(at, chunk)| (*at, chunk))
     }
 
-    /// The chunks that begin in `start..end`, with their addresses.
+    /// Those that begin in `start..end`.
     pub(in crate::pool) fn chunks_in(
         &self,
         start: u64,
@@ -144,14 +143,14 @@ impl Segment {
         self.chunks.range(start..end).map(|(at, chunk)| (*at, chunk))
     }
 
-    /// The chunks that `start..end` touches, with their addresses.
+    /// Those that `start..end` touches.
     pub(in crate::pool) fn touching(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Chunk)> {
         let first = self.chunks.range(..=start).next_back().filter(|(at, chunk)| *at + chunk.bytes > start);
         let from = first.map_or(start, |(at, _)| *at);
         self.chunks.range(from..end).map(|(at, chunk)| (*at, chunk))
     }
 
-    /// The chunk that would be cut at `addr`, with its address.
+    /// The chunk that `addr` would cut.
     pub(super) fn across(&self, addr: u64) -> Option<(u64, &Chunk)> {
         let before = self.chunks.range(..addr).next_back().map(|(at, chunk)| (*at, chunk));
         before.filter(|(at, chunk)| at + chunk.bytes > addr)

@@ -19,7 +19,7 @@ const SWEEP_MIN: usize = 64;
 /// All numbers.
 const LISTS_MAX: usize = 1 << ListKey::BITS;
 
-/// Free blocks of one stream in one tag. Without a stream, its blocks are complete.
+/// Free blocks of one stream in one tag.
 #[derive(Debug, Default)]
 pub(super) struct StreamList {
     tag: TagKey,
@@ -133,7 +133,6 @@ impl StreamLists {
         self.count() >= self.most
     }
 
-    /// Whether a sweep pays.
     pub(super) fn is_crowded(&self) -> bool {
         self.count() > self.sweep_above
     }

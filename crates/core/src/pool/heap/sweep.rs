@@ -12,8 +12,8 @@ use crate::driver::StreamId;
 const BLOCKS_PER_LIST: usize = 256;
 
 impl Heap {
-    /// Forgets the lists of destroyed streams with nothing in use; when numbers are short, also of other streams with
-    /// nothing in use or in flight. Their blocks go to the shared list of their tag.
+    /// Forgets the lists of destroyed streams with nothing in use; when numbers are short, also of other
+    /// streams with nothing in use or in flight.
     pub(in crate::pool) fn forget_lists(&mut self, exists: impl Fn(StreamId) -> bool) {
         let all = self.lists.stream_lists().are_short();
         let targets = self.targets(|stream| all || !exists(stream));

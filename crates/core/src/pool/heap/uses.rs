@@ -9,10 +9,8 @@ use super::blocks::Kind;
 use super::{Heap, Segment};
 use crate::driver::{BackingId, DeviceRange};
 
-/// The use of a granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pool) enum Use {
-    /// By no block.
     Free,
     /// Work on freed memory may be in flight.
     Pending,
@@ -83,7 +81,7 @@ impl Heap {
         Some((granules, memory, landmark?))
     }
 
-    /// The live parts of `range`, in address order, each with its block and its offset there.
+    /// In address order, each with its block and its offset there.
     pub(in crate::pool) fn live_parts(&self, range: DeviceRange) -> Vec<(BlockId, u64, DeviceRange)> {
         let segment = self.segments.get(self.segments.of_addr(range.addr));
         let Some(segment) = segment.filter(|segment| segment.range().contains(&range)) else {
@@ -104,7 +102,6 @@ impl Heap {
         parts
     }
 
-    /// The use of each granule of a segment.
     pub(in crate::pool) fn uses_of_granules(&self, segment: &Segment) -> Vec<Use> {
         let (base, shape) = (segment.range().addr, self.shape);
         let mut uses = vec![Use::Free; shape.granules(segment.range().bytes)];
@@ -126,7 +123,7 @@ impl Heap {
         uses
     }
 
-    /// Whether a block in use touches `start..end`, searched from the block `near` on. Usually a neighbour of a freed
+    /// Whether a block in use touches `start..end`. Searches from `near` on: usually a neighbour of a freed
     /// block answers at once.
     pub(in crate::pool) fn is_touched(&self, near: BlockKey, start: u64, end: u64) -> bool {
         let near = self.block_at(near, start.max(self.blocks[near].addr).min(end - 1));
@@ -147,13 +144,13 @@ impl Heap {
         false
     }
 
-    /// The ranges of blocks in use, in address order.
+    /// In address order.
     pub(in crate::pool) fn used_ranges(&self, segment: &Segment) -> Vec<DeviceRange> {
         let used = self.walk(segment).filter(|(kind, _)| kind.is_used());
         used.map(|(_, block)| DeviceRange::new(block.addr, block.bytes())).collect()
     }
 
-    /// Addresses of the chunks that blocks in use touch.
+    /// By address.
     pub(in crate::pool) fn touched_chunks(&self, segment: &Segment) -> BTreeSet<u64> {
         let used = self.walk(segment).filter(|(kind, _)| kind.is_used());
         used.flat_map(|(_, block)| segment.touching(block.addr, block.end()).map(|(at, _)| at)).collect()

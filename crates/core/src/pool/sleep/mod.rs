@@ -49,7 +49,7 @@ impl Shared {
         slept
     }
 
-    /// What a sleep would back up, and the tags of it.
+    /// What a sleep would back up.
     pub(super) fn plan_preparation(&self, request: &SleepRequest) -> Result<(Vec<Save>, Vec<Tag>)> {
         let state = self.open_state()?;
         let visited = state.tags().selected("prepare the sleep of", request.tags.as_deref())?;
@@ -133,8 +133,8 @@ impl Shared {
         Batch { mappings: BATCH_MAPPINGS, bytes: BATCH_MAPPINGS as u64 * self.shape().chunk_bytes }
     }
 
-    /// Unmaps everything that leaves, or nothing, and hands the lock over between batches. The tags' exclusive locks keep
-    /// others from these mappings. Unmapped handles are kept, so that an undo needs no memory. Returns them.
+    /// Unmaps everything that leaves, or nothing, and returns it. Hands the lock over between batches: the
+    /// tags' exclusive locks keep others from these mappings.
     fn unmap(&self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<(MemoryGuard<'_>, Vec<Mapping>)> {
         let started = Instant::now();
         let mut memory = self.lock_memory()?;

@@ -1,6 +1,6 @@
 //! The plan of a sleep: what is copied, what is dropped, and what is released. Pure.
 //!
-//! Conflicts are found here, before anything has happened; [`super`] carries the plan out.
+//! Conflicts are found here, before anything has happened.
 
 use super::super::backups::{BACK_UP, Save, saves};
 use super::super::error::{PoolError, Result};

@@ -1,17 +1,18 @@
-//! Which path the copies of a wake take: the device's copy engines, or a kernel that reads host memory itself.
+//! Which path the copies of a wake take: the device's copy engines, or a kernel that reads host memory
+//! itself.
 //!
-//! Right after a sleep the GPU's driver cleans the released memory with the copy engines, in the background. A copy by
-//! engine then gets half of the link and prolongs the cleaning. A kernel is not slowed down by it, but is a little slower
-//! than an undisturbed engine. So the faster path is found by trying both:
+//! Right after a sleep the GPU's driver cleans the released memory with the copy engines, in the background.
+//! A copy by engine then gets half of the link and prolongs the cleaning. A kernel is not slowed down by it,
+//! but is a little slower than an undisturbed engine. So the faster path is found by trying both:
 //!
 //! ```text
 //! engine 64 MiB │ kernel 64 MiB │ the faster, 1 GiB │ ...
 //! ```
 //!
-//! A *burst* is a run of copies by one path, timed from its first copy to the end of its last. Waits for mapping count,
-//! since mapping takes several times as long beside a kernel. After each burst the rates
-//! decide the next. After a burst by kernel the engine is tried again, since the cleaning ends. A burst that takes far
-//! too long is left to itself, and the next one starts beside it. `docs/adr/0013-copies-by-kernel.md` has the figures.
+//! A *burst* is a run of copies by one path, timed from its first copy to the end of its last. Waits for
+//! mapping count, since mapping takes several times as long beside a kernel. After a burst by kernel the
+//! engine is tried again, since the cleaning ends. A burst that takes far too long is left to itself, and the
+//! next one starts beside it. `docs/adr/0013-copies-by-kernel.md` has the figures.
 //!
 //! Promise: a path has no capacity only while a copy of its burst is in flight, and never for ever.
 
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Granules of a burst that measures a path.
 const TRIAL_GRANULES: u64 = 32;
 
-/// Granules of a burst by the faster kernel, after which the engine is tried again.
+/// Granules of a burst by the faster kernel.
 const KERNEL_GRANULES: u64 = 512;
 
 /// Granules of a burst by the faster engine.
@@ -30,14 +31,12 @@ const ENGINE_GRANULES: u64 = 2048;
 /// Enough that a path never runs dry while memory is mapped.
 const IN_FLIGHT_GRANULES_MAX: u64 = 128;
 
-/// How much longer than expected a burst may take. A burst of unknown rate has this long in all: what ended by then
-/// gives its rate.
+/// How much longer than expected a burst may take. A burst of unknown rate has this long in all.
 const OVERRUN_MAX: Duration = Duration::from_millis(20);
 
 /// How many times slower than its path's last burst a burst may be.
 const SLOWER_MAX: f64 = 4.0;
 
-/// How a copy reaches the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CopyPath {
     Engine,
@@ -53,7 +52,6 @@ impl CopyPath {
     }
 }
 
-/// Chooses the path of each copy of one wake.
 #[derive(Debug)]
 pub(super) struct CopyPaths {
     /// Whether there are two paths, and copies report their end.
@@ -136,7 +134,7 @@ impl CopyPaths {
         (has_capacity && queued_bytes < quota_bytes).then_some(path)
     }
 
-    /// Records a copy on the path of the burst. `copy` is the number that `has_ended` gets.
+    /// `copy` is the number that `has_ended` gets.
     pub(super) fn queued(&mut self, now: Instant, copy: usize, bytes: u64) {
         if self.is_choice {
             self.burst.began.get_or_insert(now);
@@ -155,7 +153,6 @@ impl CopyPaths {
         OVERRUN_MAX + Duration::try_from_secs_f64(known * SLOWER_MAX).unwrap_or(Duration::MAX / 2)
     }
 
-    /// Starts the next burst.
     fn decide(&mut self, now: Instant) {
         let (ended, rate) = (self.burst.path, self.burst.rate(now));
         match ended {
@@ -164,7 +161,6 @@ impl CopyPaths {
         }
         let was_stay = self.burst.quota_bytes > TRIAL_GRANULES * self.granule_bytes;
         let (path, granules) = match (self.engine_rate, self.kernel_rate) {
-            // Each path is tried once, and the engine again after each long burst by kernel.
             (Some(_), Some(_)) if ended == CopyPath::Kernel && was_stay => (CopyPath::Engine, TRIAL_GRANULES),
             (Some(engine), Some(kernel)) if engine >= kernel => (CopyPath::Engine, ENGINE_GRANULES),
             (Some(_), Some(_)) => (CopyPath::Kernel, KERNEL_GRANULES),

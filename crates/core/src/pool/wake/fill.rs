@@ -1,11 +1,11 @@
 //! Filling what a wake maps: copies of backups, zeros, and the check of the copied bytes.
 //!
-//! A [`Filler`] queues work for mappings as they are mapped, on another thread than the one that maps. Copies thus run
-//! while the next mappings are mapped, and a slow driver or storage delays no allocation. At the end the copied granules
-//! are compared with their digests ([`super::verify`]): all of them or a sample, and all whose backups are released.
+//! A [`Filler`] queues work on another thread than the one that maps. Copies thus run while the next mappings
+//! are mapped, and a slow driver or storage delays no allocation. At the end the copied granules are compared
+//! with their digests ([`super::verify`]): all of them or a sample, and all whose backups are released.
 //!
-//! Promise: when [`Filler::finish`] returns, nothing that was queued is in flight; when it succeeds, everything in the plan
-//! has arrived.
+//! Promise: when [`Filler::finish`] returns, nothing that was queued is in flight; when it succeeds,
+//! everything in the plan has arrived.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -73,7 +73,6 @@ impl Filling {
     }
 }
 
-/// Queues the fillings of a wake, in the order of the plan.
 pub(super) struct Filler<'a> {
     shared: &'a Shared,
     fillings: &'a [Filling],
@@ -92,7 +91,6 @@ pub(super) struct Filler<'a> {
     goes_on: Arc<AtomicBool>,
     queued: Vec<Work>,
     paths: CopyPaths,
-    /// Bytes that have arrived, and the first failure.
     filled_bytes: u64,
     failed: Option<PoolError>,
     /// Granules to compare, and the rest.
@@ -153,7 +151,7 @@ impl<'a> Filler<'a> {
         self.fillings.is_empty()
     }
 
-    /// Clearing it ends filling: nothing more is queued.
+    /// Clearing it ends filling.
     pub(super) fn switch(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.goes_on)
     }
@@ -218,7 +216,7 @@ impl<'a> Filler<'a> {
         self.queued.push(Work { phase, bytes, pending: Some(pending) });
     }
 
-    /// Waits until a copy path has capacity; `None` when filling is of no more use.
+    /// `None` when filling is of no more use.
     fn path_with_capacity(&mut self) -> Option<CopyPath> {
         while self.is_of_use() {
             let (queued, mut ended) = (&self.queued, Vec::new());
@@ -236,7 +234,7 @@ impl<'a> Filler<'a> {
         None
     }
 
-    /// Waits for the `nth` queued work, once, and reports progress.
+    /// Waits once, and reports progress.
     fn complete(&mut self, nth: usize) {
         let Work { phase, bytes, pending } = &mut self.queued[nth];
         let Some(pending) = pending.take() else { return };

@@ -68,7 +68,7 @@ impl<'a> Mapper<'a> {
         add(&mut woken.phases.map_s, self.times.map);
     }
 
-    /// Maps all mappings, and reports how many are mapped. Ends early, without an error, when `on_progress` returns false.
+    /// Reports how many are mapped. Ends early, without an error, when `on_progress` returns false.
     pub(super) fn map(&mut self, on_progress: &mut dyn FnMut(usize) -> bool) -> Result<()> {
         loop {
             let mut memory = self.shared.lock_memory()?;

@@ -1,12 +1,11 @@
 //! Waking: create → map → copy → verify → commit.
 //!
-//! The tags are laid out once, in mappings as large as possible ([`super::heap`]). Then everything is mapped, filled and
-//! verified, or everything sleeps again with its backups. Backups are released after the commit, unless the pool keeps
-//! them. Memory is mapped a few mappings at a time, while copies ([`fill`]) run into those before. The tags are locked
-//! exclusively meanwhile.
+//! Everything is mapped, filled and verified, or everything sleeps again with its backups. Backups are
+//! released after the commit, unless the pool keeps them. The tags are locked exclusively meanwhile.
 //!
-//! A wake with a deadline may find the device full: it undoes what it did, holds nothing, and retries when enough is free.
-//! A device that has enough and refuses it twice has it in fragments: large mappings become chunks then.
+//! A wake with a deadline may find the device full: it undoes what it did, holds nothing, and retries when
+//! enough is free. A device that has enough and refuses it twice has it in fragments: large mappings become
+//! chunks then.
 
 mod copy_paths;
 mod fill;
@@ -114,11 +113,8 @@ impl Shared {
         (applied.map(|verified| (woken, verified)), next)
     }
 
-    /// After a wake that a full device refused and that is undone: lays it out in chunks, or waits until enough is free.
-    /// Returns the time waited.
-    ///
-    /// # Errors
-    /// The refusal, when no other attempt can succeed.
+    /// After a wake that a full device refused and that is undone: lays it out in chunks, or waits until
+    /// enough is free. Returns the time waited, or the refusal when no other attempt can succeed.
     fn before_another(
         &self,
         error: PoolError,
@@ -139,8 +135,7 @@ impl Shared {
         is_there.then(|| began.elapsed()).ok_or(full)
     }
 
-    /// Waits until the device has `needed_bytes` free. Returns false when it has not by the deadline, and at once
-    /// where there is none.
+    /// Whether the device has `needed_bytes` free by the deadline; false at once where there is none.
     fn wait_for_memory(&self, needed_bytes: u64, deadline: Deadline) -> Result<bool> {
         if deadline.is_never() {
             return Ok(false);
@@ -202,7 +197,7 @@ impl Shared {
         Err(PoolError::Corrupt { location: Corruption::Backup, lost })
     }
 
-    /// From here on the tags are awake. Returns the undefined ones, and the lost ranges.
+    /// From here on the tags are awake. Returns the undefined ones.
     fn commit_wake(&self, plan: &WakePlan, verified: &Verified) -> (Vec<Tag>, Vec<LostRange>) {
         // Also after a panic elsewhere, since the state must know what is mapped.
         let mut memory = self.lock_memory_anyway();

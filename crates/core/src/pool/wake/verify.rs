@@ -11,11 +11,10 @@ use crate::backup::BackupBuffer;
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op};
 
-/// A granule that was copied back.
+/// A granule that was copied back from the byte `offset` of `buffer`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrival<'a> {
     pub(super) granule: DeviceRange,
-    /// The source of the copy, and the byte offset there.
     pub(super) buffer: &'a BackupBuffer,
     pub(super) offset: u64,
     pub(super) expected: Digest,
@@ -23,11 +22,8 @@ pub(super) struct Arrival<'a> {
 
 #[derive(Debug, Default)]
 pub(super) struct Verified {
-    /// Compared and equal, in bytes.
     pub(super) equal_bytes: u64,
-    /// Granules that were not compared.
     pub(super) unseen: Vec<DeviceRange>,
-    /// Granules whose backups have spoiled.
     pub(super) spoiled: Vec<DeviceRange>,
 }
 
