@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(blocks.kind(BlockKey::NONE), Kind::Vacant);
         blocks.set_kind(last, Kind::Live);
         let again = blocks.split(first, 11 * UNIT_BYTES);
-        assert_eq!(again, middle, "locations are used again");
+        assert_eq!(again, middle, "addresses are used again");
         blocks.join_next(again);
         blocks.join_next(first);
         assert_eq!(shape(&blocks, first), [(10, 10)]);
