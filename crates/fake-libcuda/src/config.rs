@@ -1,4 +1,4 @@
-//! The settings: the devices, what they simulate, and which calls fail or are delayed.
+//! The settings.
 
 use std::collections::HashSet;
 use std::env;
@@ -18,7 +18,7 @@ pub(crate) struct Config {
     pub(crate) delays: Vec<Delay>,
 }
 
-/// The calls `first` to `first + count - 1` of a symbol, counted from 1, return `code`.
+/// Of `count` calls from `first` on, counted from 1.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// `None` for every counted symbol.
@@ -50,7 +50,6 @@ impl Config {
     }
 }
 
-/// [`SIMULATE`], or its old name if only that is set.
 fn simulate_variable() -> &'static str {
     if env::var_os(SIMULATE).is_some() || env::var_os(SIMULATE_OLD).is_none() {
         return SIMULATE;
@@ -85,7 +84,6 @@ fn device(item: &str) -> Result<HostConfig, String> {
     Ok(config)
 }
 
-/// The simulation of each of `count` devices.
 fn simulations(settings: &[Setting], count: usize) -> Result<Vec<Simulation>, String> {
     let mut simulations = vec![Simulation::default(); count];
     let mut seen = HashSet::new();

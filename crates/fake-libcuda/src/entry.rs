@@ -1,7 +1,7 @@
-//! The entry points: what every symbol does before and around its own work.
+//! What every symbol does around its own work.
 //!
-//! [`entries!`] defines symbols. Each counts its call, fails or waits if a test requires it, and refuses to work
-//! before `cuInit` and inside a host function. A panic becomes `CUDA_ERROR_UNKNOWN`: none crosses into C.
+//! Each symbol of [`entries!`] counts its call, fails or waits for a test, and refuses to work before
+//! `cuInit` and inside a host function. A panic becomes `CUDA_ERROR_UNKNOWN`: none crosses into C.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::abi::{Code, Outcome};
 use crate::{faults, state};
 
-/// What a symbol requires, and whether it counts as one that a machine can make fail.
+/// What a symbol needs, and whether a machine can make it fail: then it counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(non_camel_case_types)] // Keywords of `entries!`.
 pub(crate) enum Requirement {
@@ -27,7 +27,6 @@ pub(crate) fn is_symbol(name: &str) -> bool {
     crate::calls::SYMBOLS.iter().any(|symbols| symbols.contains(&name))
 }
 
-/// Runs `body`, with the checks that all symbols share.
 pub(crate) fn enter(requirement: Requirement, symbol: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
     let run = AssertUnwindSafe(|| {
         if requirement != Requirement::free && IN_HOST_FUNCTION.get() {
@@ -53,14 +52,14 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a host function, in which symbols refuse to work.
+/// In it, symbols refuse to work.
 pub(crate) fn run_host_function(function: impl FnOnce()) {
     IN_HOST_FUNCTION.set(true);
     function();
     IN_HOST_FUNCTION.set(false);
 }
 
-/// Defines symbols: `REQUIREMENT NAME(ARGUMENTS) { BODY }`, where the body returns an [`Outcome`].
+/// Defines symbols: `REQUIREMENT NAME(ARGUMENTS) { BODY }`; the body returns an [`Outcome`].
 macro_rules! entries {
     ($($(#[$attribute:meta])* $requirement:ident $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)+) => {
         pub(super) const SYMBOLS: &[&str] = &[$(stringify!($name)),+];

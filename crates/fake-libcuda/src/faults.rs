@@ -1,6 +1,6 @@
-//! Injected failures and delays: from the environment, and from a test in the same process.
+//! Injected failures and delays, from the environment and from tests in the process.
 //!
-//! A call that is made to fail does nothing. All counts are per process.
+//! A failing call does nothing. All counts are per process.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,7 +15,6 @@ static COUNTS: Mutex<Option<Counts>> = Mutex::new(None);
 static HOLD: Mutex<Hold> = Mutex::new(Hold { symbol: None, waiting: 0 });
 static RESUMED: Condvar = Condvar::new();
 
-/// Calls that a test blocks.
 #[derive(Debug)]
 struct Hold {
     symbol: Option<String>,
@@ -27,7 +26,7 @@ struct Counts {
     by_symbol: HashMap<&'static str, u64>,
     total: u64,
     armed: Option<Armed>,
-    /// Names of the calls since it was armed last.
+    /// Since it was armed last.
     seen: Vec<&'static str>,
 }
 
@@ -37,7 +36,7 @@ struct Armed {
     count: u64,
 }
 
-/// The settings, read from the environment until that succeeds.
+/// Read until that succeeds.
 pub(crate) fn config() -> Outcome<&'static Config> {
     if let Some(config) = CONFIG.get() {
         return Ok(config);
@@ -49,7 +48,7 @@ pub(crate) fn config() -> Outcome<&'static Config> {
     Ok(CONFIG.get_or_init(|| config))
 }
 
-/// Counts a call, and fails, delays or blocks it. `is_counted` says whether a machine can make it fail.
+/// Counts a call, and fails, delays or blocks it. `is_counted`: a machine can make it fail.
 pub(crate) fn on_call(symbol: &'static str, is_counted: bool) -> Outcome {
     let outcome = count(symbol, is_counted);
     let delays = CONFIG.get().into_iter().flat_map(|config| &config.delays);
@@ -67,7 +66,7 @@ fn wait_while_held(symbol: &str) {
     hold.waiting -= 1;
 }
 
-/// Blocks calls of this symbol, and no other.
+/// Blocks no other calls.
 pub(crate) fn hold(symbol: Option<String>) {
     HOLD.lock().unwrap_or_else(PoisonError::into_inner).symbol = symbol;
     RESUMED.notify_all();
@@ -105,7 +104,7 @@ fn count(symbol: &'static str, is_counted: bool) -> Outcome {
     Ok(())
 }
 
-/// Fails the calls `first` to `first + count - 1` from now on, counted from 0.
+/// Fails the calls `first` to `first + count - 1`, counted from 0.
 pub(crate) fn arm(first: u64, count: u64) {
     let mut counts = lock();
     let calls = counts.get_or_insert_default();
@@ -113,14 +112,13 @@ pub(crate) fn arm(first: u64, count: u64) {
     calls.seen.clear();
 }
 
-/// Stops that. Returns how many calls there were.
+/// Returns how many calls there were.
 pub(crate) fn disarm() -> u64 {
     let mut counts = lock();
     let calls = counts.get_or_insert_default();
     calls.armed.take().map_or(0, |_| calls.seen.len() as u64)
 }
 
-/// The name of a call since it was armed last.
 pub(crate) fn called(number: u64) -> Option<&'static str> {
     lock().as_ref()?.seen.get(usize::try_from(number).ok()?).copied()
 }

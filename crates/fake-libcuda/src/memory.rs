@@ -1,6 +1,6 @@
-//! Backings, reservations, mappings and registered host memory, by handle and address.
+//! Backings, reservations, mappings and registered host memory.
 //!
-//! The host device keeps the memory and checks most calls; this module adds CUDA's own rules.
+//! The host device checks most calls; this module adds CUDA's rules.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::abi::{AccessDesc, AllocationProp, Code, LOCATION_DEVICE, Location, Ou
 use crate::context::Current;
 use crate::state::{Device, Handle, Kind, State, Tables};
 
-/// Physical memory. Its handle ends with its release, the memory with the last unmap.
+/// Its handle ends with its release, the memory with the last unmap.
 #[derive(Debug)]
 pub(crate) struct Backing {
     pub(crate) device: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Backing {
 pub(crate) struct Reservation {
     pub(crate) device: usize,
     bytes: u64,
-    /// The host device's reservation, larger if the caller requested an alignment above the granule.
+    /// Larger if the caller requested an alignment above the granule.
     whole: DeviceRange,
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct Registered {
     pub(crate) device: usize,
     pub(crate) context: Handle,
     bytes: usize,
-    /// Whether kernels may access it.
+    /// For kernels.
     is_mapped: bool,
-    /// Whether kernels of all contexts may.
+    /// For all contexts.
     is_portable: bool,
 }
 
-/// Set in the addresses by which kernels access host memory, so that passing a host address is detected.
+/// Set in the addresses by which kernels access host memory, to detect host addresses.
 pub(crate) const HOST_WINDOW: u64 = 1 << 56;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`.
@@ -82,7 +82,6 @@ pub(crate) fn reserve(current: &Current, bytes: usize, alignment: usize, flags: 
     let (device, bytes, alignment) = (current.device, bytes as u64, alignment as u64);
     ensure(flags == 0 && (alignment == 0 || alignment.is_power_of_two()))?;
     ensure(bytes > 0 && bytes.is_multiple_of(device.granule()))?;
-    // An alignment above the granule needs extra addresses.
     let slack = if alignment > device.granule() { alignment } else { 0 };
     let whole = device.host.reserve(bytes.checked_add(slack).ok_or(Code::OUT_OF_MEMORY)?)?;
     let addr = whole.addr.next_multiple_of(alignment.max(1));
@@ -104,7 +103,7 @@ pub(crate) fn create(state: &State, bytes: usize, prop: &AllocationProp, flags: 
     let device = device_of(state, prop)?;
     let bytes = bytes as u64;
     ensure(flags == 0 && bytes > 0 && bytes.is_multiple_of(device.granule()))?;
-    // Locked from here on, so that no other call takes the available memory.
+    // Until the end, so that no other call takes the available memory.
     let mut tables = state.tables();
     if bytes > device.simulation.available_bytes(device.memory()?) {
         return Err(Code::OUT_OF_MEMORY);
@@ -222,7 +221,7 @@ pub(crate) fn unregister(current: &Current, addr: usize) -> Outcome {
     gone.map(drop).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)
 }
 
-/// The address by which kernels access registered memory.
+/// As kernels access it.
 pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> Outcome<u64> {
     ensure(flags == 0)?;
     let tables = current.state.tables();
@@ -231,7 +230,7 @@ pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> Outc
     Ok(addr as u64 | HOST_WINDOW)
 }
 
-/// The host address behind a kernel's address, if all of it is registered.
+/// Of a kernel's address, if all of it is registered.
 pub(crate) fn host_address(state: &State, addr: u64, bytes: usize) -> Outcome<usize> {
     let host = usize::try_from(addr & !HOST_WINDOW).map_err(|_| Code::ILLEGAL_ADDRESS)?;
     let tables = state.tables();
@@ -247,12 +246,11 @@ impl Tables {
         Ok(found)
     }
 
-    /// A backing whose handle is not released.
+    /// Its handle is not released.
     fn live(&mut self, handle: Handle) -> Outcome<&mut Backing> {
         self.backings.get_mut(&handle).filter(|backing| !backing.released).ok_or(Code::INVALID_VALUE)
     }
 
-    /// The device of the reservation that contains a range.
     fn reserved(&self, range: DeviceRange) -> Outcome<usize> {
         let (addr, found) = self.reservations.range(..=range.addr).next_back().ok_or(Code::INVALID_VALUE)?;
         ensure(DeviceRange::new(*addr, found.bytes).contains(&range))?;

@@ -1,7 +1,7 @@
-//! Streams and events, and work whose outcome is not known yet.
+//! Streams and events, and work whose outcome is unknown.
 //!
-//! The host device returns an outcome to the caller that waits. A CUDA caller learns of a failure from its next call.
-//! [`InFlight`] keeps the outcomes until the work is complete, and then records a failure on the device.
+//! The host device returns an outcome to the caller that waits. A CUDA caller learns of a failure from its
+//! next call. [`InFlight`] keeps outcomes until the work is complete, then records a failure on the device.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,22 +23,22 @@ pub(crate) struct Stream {
     pub(crate) context: Handle,
     pub(crate) device: usize,
     pub(crate) id: StreamId,
-    /// Whether the default stream waits for it.
+    /// By the default stream.
     pub(crate) is_blocking: bool,
     pub(crate) in_flight: Arc<InFlight>,
 }
 
-/// A caller's event; it can be recorded repeatedly.
+/// It can be recorded repeatedly.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) context: Handle,
     pub(crate) device: usize,
     pub(crate) recorded: Option<Arc<Point>>,
-    /// Set instead, if it was recorded in a capture.
+    /// Set if it was recorded in a capture.
     pub(crate) captured: Option<u64>,
 }
 
-/// The position where an event was recorded last. Dropping it destroys the host device's event.
+/// The position where an event was recorded last. On drop the host device's event is destroyed.
 #[derive(Debug)]
 pub(crate) struct Point {
     device: &'static Device,
@@ -48,14 +48,13 @@ pub(crate) struct Point {
 }
 
 impl Point {
-    /// The current end of a stream.
     pub(crate) fn record(device: &'static Device, stream: &Stream) -> Outcome<Self> {
         let upto = stream.in_flight.queued();
         let id = device.host.event_record(stream.id)?;
         Ok(Self { device, id, in_flight: Arc::clone(&stream.in_flight), upto })
     }
 
-    /// Whether all work before it is complete. If so, its failures are recorded on the device.
+    /// Whether all work before it is complete and its failures are recorded.
     pub(crate) fn has_passed(&self) -> Outcome<bool> {
         let passed = self.device.host.event_query(self.id)?;
         if passed {
@@ -73,12 +72,11 @@ impl Point {
 
 impl Drop for Point {
     fn drop(&mut self) {
-        // The event exists, since only this owns it.
+        // Only this owns the event.
         let _ = self.device.host.event_destroy(self.id);
     }
 }
 
-/// Outcomes of a stream's work, in order.
 #[derive(Default)]
 pub(crate) struct InFlight(Mutex<Outcomes>);
 
@@ -86,7 +84,7 @@ pub(crate) struct InFlight(Mutex<Outcomes>);
 struct Outcomes {
     recorded: u64,
     pending: VecDeque<Pending<()>>,
-    /// How many may be pending before the next check.
+    /// Most that may be pending before the next check.
     check_at: usize,
 }
 
@@ -106,7 +104,7 @@ impl InFlight {
         outcomes.recorded + outcomes.pending.len() as u64
     }
 
-    /// Records the outcomes of the first `upto` operations, which are complete.
+    /// Takes the first `upto` operations, which are complete.
     pub(crate) fn record_outcomes(&self, device: &Device, upto: u64) {
         let mut outcomes = self.lock();
         while outcomes.recorded < upto
@@ -129,7 +127,7 @@ fn failed(error: DriverError) -> Code {
 }
 
 impl Stream {
-    /// Keeps the outcome of work that was just queued on this stream.
+    /// Keeps the outcome of work that was just queued.
     pub(crate) fn track(&self, device: &'static Device, queued: DriverResult<Pending<()>>) -> Outcome {
         let mut outcomes = self.in_flight.lock();
         outcomes.pending.push_back(queued?);
@@ -139,7 +137,7 @@ impl Stream {
         }
         outcomes.check_at = 2 * pending;
         drop(outcomes);
-        // So that the outcomes of a caller that never waits do not pile up.
+        // The outcomes of a caller that never waits must not pile up.
         if Point::record(device, self)?.has_passed()? {
             self.in_flight.lock().check_at = 0;
         }
@@ -159,7 +157,7 @@ impl Stream {
 }
 
 impl State {
-    /// The stream of a handle, in any context.
+    /// In any context.
     pub(crate) fn any_stream(&self, current: &Current, handle: Handle) -> Outcome<Stream> {
         match handle {
             0 | LEGACY => Ok(Stream {
@@ -176,7 +174,7 @@ impl State {
 }
 
 impl Current {
-    /// The stream of a handle, which must be of this context.
+    /// The stream must be of this context.
     pub(crate) fn stream(&self, handle: Handle) -> Outcome<Stream> {
         let stream = self.state.any_stream(self, handle)?;
         if stream.context == self.context { Ok(stream) } else { Err(Code::INVALID_HANDLE) }

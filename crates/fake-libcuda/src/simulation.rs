@@ -1,26 +1,26 @@
-//! What a device simulates instead of a whole GPU: a slice, an integrated GPU, another generation, or false figures.
+//! What a device simulates instead of a whole GPU.
 //!
-//! Memory that others use, or that a limit excludes, is refused to the caller as well. Figures that are set directly
-//! (`total`, `info_total`, `info_free`) are only reported.
+//! Memory that others use, or that a limit excludes, is refused to the caller. Figures set directly (`total`,
+//! `info_total`, `info_free`) are only reported.
 
 use std::ffi::c_int;
 
 use crate::abi::{Code, Outcome};
 use crate::config::{number, size};
 
-/// The simulation of one device. By default a whole GPU of compute capability 8.0 without other users.
+/// By default a whole GPU of compute capability 8.0 without other users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Simulation {
-    /// The limit of a limiter library in front of the driver.
+    /// The limit of a limiter library.
     hami_bytes: Option<u64>,
     /// The limit of this client of the Multi-Process Service.
     mps_bytes: Option<u64>,
-    /// Memory in use by others: on the card, or in the slice.
+    /// By others: on the card, or in the slice.
     used_bytes: u64,
     pub(crate) is_integrated: bool,
     /// Profile of the MIG instance.
     pub(crate) mig: Option<String>,
-    /// The devices whose memory it can access; `None` for all.
+    /// Devices whose memory it can access; `None` for all.
     reaches: Option<Vec<usize>>,
     pub(crate) capability: Capability,
     shared_bytes: Option<c_int>,
@@ -37,7 +37,7 @@ pub(crate) struct Setting {
     pub(crate) value: String,
 }
 
-/// A GPU's compute capability, ordered by age.
+/// Ordered by age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Capability {
     pub(crate) major: c_int,
@@ -63,7 +63,7 @@ impl Default for Simulation {
     }
 }
 
-/// Memory of the device without the simulation, in bytes.
+/// Without the simulation, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MemoryUse {
     pub(crate) capacity_bytes: u64,
@@ -95,7 +95,6 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whether it can access memory of this device.
     pub(crate) fn reaches(&self, other: usize) -> bool {
         self.mig.is_none() && self.reaches.as_ref().is_none_or(|reached| reached.contains(&other))
     }
@@ -103,7 +102,7 @@ impl Simulation {
     /// How much more can be created.
     pub(crate) fn available_bytes(&self, memory: MemoryUse) -> u64 {
         let all_use = self.used_bytes.saturating_add(memory.held_bytes);
-        // A limit of the Multi-Process Service counts its client's memory only, the others everything.
+        // The Multi-Process Service counts its client's memory only, the others everything.
         let limits = [
             Some(memory.capacity_bytes.saturating_sub(all_use)),
             self.hami_bytes.map(|limit| limit.saturating_sub(all_use)),
@@ -132,7 +131,7 @@ impl Simulation {
         Ok((self.info_total_bytes.unwrap_or(total), self.info_free_bytes.unwrap_or(free)))
     }
 
-    /// Opt-in shared memory per block, in bytes.
+    /// Opt-in, per block, in bytes.
     pub(crate) fn shared_bytes(&self) -> c_int {
         let kib = match (self.capability.major, self.capability.minor) {
             (7, 0) => 96,
@@ -145,7 +144,7 @@ impl Simulation {
         self.shared_bytes.unwrap_or(kib << 10)
     }
 
-    /// The driver's part of each block's shared memory, in bytes.
+    /// The driver's part, per block, in bytes.
     pub(crate) fn reserved_shared_bytes(&self) -> c_int {
         if self.capability.major >= 8 { 1024 } else { 0 }
     }

@@ -1,7 +1,7 @@
-//! The state of the library: the devices, and the tables of handles.
+//! The devices, and the tables of handles.
 //!
-//! A handle is a number that is never an address, so the tables recognise a stale or invented one. One lock guards
-//! the tables; no call waits for a device while holding it.
+//! A handle is a number that is never an address, so the tables recognise a stale or invented one. One lock
+//! guards the tables; no call waits for a device while holding it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
@@ -23,7 +23,7 @@ use crate::simulation::{MemoryUse, Simulation};
 /// In place of a pointer; 0 is none.
 pub(crate) type Handle = u64;
 
-/// The type of a handle, in its upper byte, so that a handle is never an address.
+/// In a handle's upper byte, so that it is never an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     Context = 1,
@@ -47,11 +47,11 @@ pub(crate) struct Device {
     pub(crate) host: HostDevice,
     pub(crate) simulation: Simulation,
     pub(crate) primary: Handle,
-    /// Work on the default stream.
+    /// Of the default stream.
     pub(crate) in_flight: Arc<InFlight>,
-    /// Calls that are waiting for all of its work.
+    /// Calls waiting for all of its work.
     waiting: AtomicU64,
-    /// The first failure of its work, which every later call returns; 0 without.
+    /// The first failure, which every later call returns; 0 without.
     failure: AtomicI32,
 }
 
@@ -60,14 +60,13 @@ impl Device {
         self.host.info().granule_bytes
     }
 
-    /// Whether it can access memory of another device.
     pub(crate) fn reaches(&self, other: &Self) -> bool {
         self.ordinal != other.ordinal
             && self.simulation.reaches(other.ordinal)
             && other.simulation.mig.is_none()
     }
 
-    /// Its memory without the simulation.
+    /// Without the simulation.
     pub(crate) fn memory(&self) -> Outcome<MemoryUse> {
         let memory = self.host.memory_info()?;
         Ok(MemoryUse {
@@ -83,7 +82,6 @@ impl Device {
         Ok(waited?)
     }
 
-    /// Returns an earlier failure.
     pub(crate) fn check(&self) -> Outcome {
         match self.failure.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -91,18 +89,17 @@ impl Device {
         }
     }
 
-    /// Records a failure; the first one stays.
+    /// The first failure stays.
     pub(crate) fn record_failure(&self, code: Code) {
         let _ = self.failure.compare_exchange(0, code.0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Clears the failure, when the last context is destroyed.
+    /// With the last context.
     pub(crate) fn clear_failure(&self) {
         self.failure.store(0, Ordering::Relaxed);
     }
 }
 
-/// The objects of handles and addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     created: u64,
@@ -121,7 +118,6 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// A handle that was never used before.
     pub(crate) fn new_handle(&mut self, kind: Kind) -> Handle {
         self.created += 1;
         (kind as u64) << 56 | self.created << 4
@@ -131,12 +127,12 @@ impl Tables {
 static STATE: OnceLock<State> = OnceLock::new();
 static OPENING: Mutex<()> = Mutex::new(());
 
-/// The state, after `cuInit`.
+/// After `cuInit`.
 pub(crate) fn get() -> Outcome<&'static State> {
     STATE.get().ok_or(Code::NOT_INITIALIZED)
 }
 
-/// Opens the devices of the settings, once.
+/// Opens the devices, once.
 pub(crate) fn open() -> Outcome {
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
     if STATE.get().is_some() {
@@ -199,7 +195,6 @@ impl State {
     }
 }
 
-/// A range of device addresses.
 pub(crate) fn range(addr: u64, bytes: usize) -> Outcome<DeviceRange> {
     let bytes = bytes as u64;
     addr.checked_add(bytes).map(|_| DeviceRange::new(addr, bytes)).ok_or(Code::INVALID_VALUE)

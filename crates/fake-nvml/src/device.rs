@@ -4,11 +4,10 @@ use std::ffi::c_int;
 
 use crate::abi::{Code, Memory, Outcome};
 
-/// Prefixes of the UUIDs of instances and cards.
 pub(crate) const INSTANCE: &str = "MIG-";
 pub(crate) const CARD: &str = "GPU-";
 
-/// A card, or an instance of one.
+/// A card or an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Device {
     /// With its prefix.
@@ -33,7 +32,7 @@ pub(crate) struct Process {
     pub(crate) used_bytes: u64,
 }
 
-/// The PCIe link, current and maximum.
+/// Current and maximum.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Link {
     pub(crate) generation: Option<u32>,
@@ -49,7 +48,6 @@ pub(crate) struct Capability {
 }
 
 impl Device {
-    /// A device without figures.
     pub(crate) fn new(uuid: String) -> Self {
         Self {
             uuid,
@@ -75,7 +73,7 @@ impl Device {
             return Err(code);
         }
         let total_bytes = self.total_bytes.ok_or(Code::NOT_SUPPORTED)?;
-        // Like limiters that subtract without a check.
+        // As limiters do, unchecked.
         let left = total_bytes.wrapping_sub(self.used_bytes);
         let free_bytes = self.free_bytes.unwrap_or(left);
         Ok(Memory { total_bytes, free_bytes, used_bytes: self.used_bytes })

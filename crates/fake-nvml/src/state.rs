@@ -6,11 +6,11 @@ use crate::abi::{Code, Handle, Outcome};
 use crate::config;
 use crate::device::Device;
 
-/// The devices. A handle is an index into the list, counted from 1.
+/// A handle is an index, counted from 1.
 #[derive(Debug)]
 pub(crate) struct State(Vec<Device>);
 
-/// The devices while the library is initialized, and how often it was.
+/// With the number of initializations.
 #[derive(Debug)]
 struct Open {
     state: Arc<State>,
@@ -19,12 +19,12 @@ struct Open {
 
 static OPEN: Mutex<Option<Open>> = Mutex::new(None);
 
-/// Fails unless the library is initialized.
+/// Fails unless initialized.
 pub(crate) fn get() -> Outcome<Arc<State>> {
     lock().as_ref().map(|open| Arc::clone(&open.state)).ok_or(Code::UNINITIALIZED)
 }
 
-/// Reads the settings, unless the library is initialized.
+/// Reads the settings, unless initialized.
 pub(crate) fn open() -> Outcome {
     let mut held = lock();
     if let Some(open) = &mut *held {
@@ -63,7 +63,7 @@ impl State {
         self.handles(|device| device.uuid.eq_ignore_ascii_case(uuid)).next()
     }
 
-    /// All that are not instances, by index.
+    /// By index.
     pub(crate) fn cards(&self) -> impl Iterator<Item = Handle> {
         self.handles(|device| !device.is_instance())
     }
@@ -74,7 +74,7 @@ impl State {
         Ok(self.handles(move |device| device.parent.as_ref().is_some_and(is_of_it)))
     }
 
-    /// Whether a card is divided, if it can be.
+    /// If it can be.
     pub(crate) fn is_divided(&self, card: Handle) -> Outcome<bool> {
         let has_instances = self.instances(card)?.next().is_some();
         self.device(card)?.is_divided.or(has_instances.then_some(true)).ok_or(Code::NOT_SUPPORTED)

@@ -1,4 +1,4 @@
-//! Names of devices, on the command line and in configurations.
+//! Names of devices.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ pub const HOST_CAPACITY_BYTES_DEFAULT: u64 = 32 << 30;
 pub enum DeviceSpec {
     /// The host device.
     Host {
-        /// Capacity in bytes. Only written memory takes memory of the machine.
+        /// In bytes; only written memory takes the machine's.
         capacity_bytes: u64,
     },
     /// An NVIDIA GPU.
@@ -56,7 +56,6 @@ impl fmt::Display for DeviceSpec {
         match self {
             Self::Host { capacity_bytes } => {
                 let short = ByteSize(*capacity_bytes).to_string().replace(' ', "");
-                // The short form only if it is exact.
                 let exact = short.parse() == Ok(ByteSize(*capacity_bytes));
                 if exact { write!(f, "host:{short}") } else { write!(f, "host:{capacity_bytes}") }
             }
@@ -65,7 +64,7 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// A text that names no device; the message lists valid names.
+/// The message lists valid names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseDeviceError {

@@ -1,6 +1,6 @@
 //! Memory of GPUs by their NVML index, as `nvidia-smi` counts, without a context on any.
 //!
-//! CUDA ordinals differ: `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` change them, and not the NVML index.
+//! CUDA ordinals differ, by `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`.
 //!
 //! ```
 //! use poorwill::gpus::Gpus;
@@ -15,7 +15,7 @@ use nvml_wrapper::Nvml as Library;
 use poorwill_core::ByteSize;
 use poorwill_driver::nvml::Nvml;
 
-/// The file name that a driver installs, and that of the development files.
+/// As a driver installs it, and as development files do.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 /// NVML, loaded.
@@ -25,13 +25,12 @@ pub struct Gpus {
     nvml: Nvml,
 }
 
-/// Memory of a GPU, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuMemory {
-    /// All of it, including the driver's own.
+    /// Includes the driver's own.
     pub total_bytes: u64,
-    /// Unused memory.
+    /// Unused.
     pub free_bytes: u64,
 }
 
@@ -39,10 +38,10 @@ pub struct GpuMemory {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpusError {
-    /// NVML does not load. Install the NVIDIA driver.
+    /// NVML does not load.
     #[error("NVML is not available: {reason}")]
     Unavailable {
-        /// Why, with the file name.
+        /// Why.
         reason: String,
     },
     /// The index is too large.
@@ -59,7 +58,7 @@ pub enum GpusError {
         /// The index.
         position: usize,
     },
-    /// NVML reports no figures, or impossible ones.
+    /// NVML reports no, or impossible, figures.
     #[error("NVML does not report the memory of GPU {position}: {reason}")]
     Unreadable {
         /// The index.
@@ -87,7 +86,7 @@ impl Gpus {
     /// The memory of a GPU now.
     ///
     /// # Errors
-    /// Without such a GPU, or without its figures.
+    /// All but `Unavailable`.
     pub fn memory(&self, position: usize) -> Result<GpuMemory, GpusError> {
         let unreadable = |reason: String| GpusError::Unreadable { position, reason };
         let count = self.library.device_count().map_err(|error| unreadable(error.to_string()))?;

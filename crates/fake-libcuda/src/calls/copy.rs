@@ -1,5 +1,4 @@
-//! Copies. The stream's thread always copies from and to the caller's own memory, so that freeing it too early is
-//! detected.
+//! Copies. The stream's thread uses the caller's own memory, so that freeing it too early is detected.
 
 use std::ptr;
 use std::slice;
@@ -13,7 +12,7 @@ use crate::entry::entries;
 use crate::state::{Handle, range};
 use crate::{context, memory, peer};
 
-/// Buffer size of a fill with a value other than 0.
+/// For values other than 0.
 const FILL_BYTES: u64 = 1 << 20;
 
 entries! {
@@ -52,7 +51,7 @@ entries! {
     }
 
     call cuMemcpyAsync(to: u64, from: u64, bytes: usize, handle: Handle) {
-        // Device addresses only: other calls copy host memory.
+        // Other calls copy host memory.
         let current = current()?;
         let stream = current.stream(handle)?;
         let (to, from) = (range(to, bytes)?, range(from, bytes)?);
@@ -74,7 +73,7 @@ entries! {
         bytes: usize,
         handle: Handle,
     ) {
-        // This call needs no access of a device to the other's memory.
+        // Needs no access of a device to the other's memory.
         let current = current()?;
         let stream = current.stream(handle)?;
         let end = |addr, context| {

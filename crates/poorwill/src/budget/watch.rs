@@ -1,4 +1,4 @@
-//! Measures the real size of a claim.
+//! Measures what a claim really takes.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -12,9 +12,9 @@ use crate::open::Device;
 
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// Samples the device's memory in use on its own thread, and records the peak growth in a claim.
+/// Samples the device's memory in use on a thread, and records the peak growth in a claim.
 ///
-/// A graph capture or a profiling run takes memory only for moments. Changes between two samples are missed.
+/// Misses changes between two samples.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -37,18 +37,16 @@ const INTERVAL: Duration = Duration::from_millis(1);
 pub struct Watch {
     claim: Arc<Claim>,
     sampler: Sampler,
-    /// Dropping it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    /// The thread's process; a forked child has no thread.
+    /// A forked child has no thread.
     process: u32,
 }
 
-/// What is counted, and from which start.
 #[derive(Debug, Clone)]
 struct Sampler {
     device: Device,
-    /// Counts this process alone where its use is known, else the whole device.
+    /// Counts this process alone where known.
     is_own: bool,
     before_bytes: u64,
 }
@@ -70,7 +68,7 @@ impl Watch {
         let (of_thread, measured) = (sampler.clone(), Arc::clone(&claim));
         let thread = thread::Builder::new().name("poorwill-watch".into()).spawn(move || {
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                // Skip a failed sample: the last one is the caller's.
+                // The last sample is the caller's.
                 if let Ok(bytes) = of_thread.growth_bytes() {
                     measured.measured(bytes);
                 }
@@ -97,13 +95,13 @@ impl Watch {
     fn end(&mut self) {
         let (stop, thread) = (self.stop.take(), self.thread.take());
         if self.process != std::process::id() {
-            // A forked child has no thread to stop, and the channel's locks may stay locked.
+            // No thread to stop, and the channel's locks may stay locked.
             std::mem::forget((stop, thread));
             return;
         }
         drop(stop);
         if let Some(thread) = thread {
-            // The thread calls nothing that panics. After a panic, the last sample still counts.
+            // After a panic, the last sample still counts.
             let _ = thread.join();
         }
     }

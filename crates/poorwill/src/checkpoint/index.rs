@@ -1,8 +1,8 @@
 //! The index of a sharded checkpoint: which shard holds which tensor.
 //!
 //! Hugging Face's form is `{"metadata": {"total_size": N}, "weight_map": {"tensor": "shard"}}`. Only the map
-//! is used: `total_size` is often wrong in published checkpoints. A shard is a plain file name, so an index
-//! cannot leave its folder. A shard may be a symbolic link, as in a download cache.
+//! is used: `total_size` is often wrong in published checkpoints. A shard is a plain file name, possibly of a
+//! symbolic link, as in a download cache: an index cannot leave its folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -44,7 +44,6 @@ impl Index {
         self.weight_map.iter().map(|(tensor, shard)| (tensor.as_str(), shard.as_str()))
     }
 
-    /// The shard of `tensor`, if the index names it.
     pub(super) fn shard_of(&self, tensor: &str) -> Option<&str> {
         self.weight_map.get(tensor).map(String::as_str)
     }

@@ -1,4 +1,4 @@
-//! The driver's GPUs: memory figures by source, and link speeds.
+//! GPUs: memory figures by source, and link speeds.
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ pub struct GpuReport {
     pub driver_version: Option<String>,
     /// Newest CUDA version that the driver supports, as in `13.0`.
     pub cuda_version: String,
-    /// As in `nvidia-smi`, without the prefix before the first hyphen.
+    /// As in `nvidia-smi`, after the first hyphen.
     pub uuid: String,
     /// As `domain:bus:device.function`.
     pub pci_bus_id: String,
@@ -30,7 +30,7 @@ pub struct GpuReport {
     pub measured_bytes: Option<u64>,
 }
 
-/// The link of a GPU: present, possible and measured.
+/// A GPU's link: present, possible and measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LinkReport {
@@ -38,13 +38,13 @@ pub struct LinkReport {
     pub width: Option<u32>,
     /// Largest width of both ends.
     pub width_max: Option<u32>,
-    /// PCI Express generation in use, read right after copies: an idle link slows down.
+    /// PCI Express generation, read right after copies: an idle link slows down.
     pub generation: Option<u32>,
-    /// Newest generation that both ends support.
+    /// Newest that both ends support.
     pub generation_max: Option<u32>,
-    /// Bytes per second from page-locked memory to the device.
+    /// From page-locked memory, in bytes per second.
     pub to_device_bytes_per_s: Option<f64>,
-    /// Bytes per second from the device to page-locked memory.
+    /// To page-locked memory, in bytes per second.
     pub to_host_bytes_per_s: Option<f64>,
 }
 
@@ -76,10 +76,10 @@ mod linux {
 
     const SAMPLE_BYTES: u64 = 128 << 20;
 
-    /// Memory that device and computer must have left, so that measuring disturbs no other work.
+    /// Left on device and computer, so that measuring disturbs no other work.
     const HEADROOM_BYTES_MIN: u64 = 8 * SAMPLE_BYTES;
 
-    /// Within this time of the timeout, GPUs are opened and not measured.
+    /// Before the timeout, time in which GPUs are opened and not measured.
     const OPEN_ONLY: Duration = Duration::from_secs(2);
 
     pub(in super::super) fn examine(plan: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {

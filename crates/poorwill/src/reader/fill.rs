@@ -1,11 +1,11 @@
-//! Reads whole ranges: directly where the file allows it, else through the page cache.
+//! Reads ranges: directly where the file allows it, else through the page cache.
 
 use std::io::{self, ErrorKind};
 
 use super::plan::FileRange;
 use super::storage::{ALIGN_BYTES, Alignment, Storage};
 
-/// Why a range was not read; both with the byte of the file.
+/// With the byte of the file.
 #[derive(Debug)]
 pub(crate) enum ReadError {
     /// The file ends here.
@@ -35,15 +35,14 @@ pub(crate) fn fits(storage: &dyn Storage, range: &FileRange, memory: &[u8]) -> b
     memory.len() as u64 == range.bytes && storage.direct(range.file).is_none_or(is_fit)
 }
 
-/// The buffer size for a range that does not fit.
+/// For a range that does not fit.
 pub(crate) fn buffer_bytes(storage: &dyn Storage, range: &FileRange) -> u64 {
     let Some(aligned) = storage.direct(range.file) else { return range.bytes };
     let (begin, end) = whole_units(range, aligned);
     end - begin + aligned.memory_bytes.max(ALIGN_BYTES)
 }
 
-/// Reads a range into memory that it [`fits`], or into a buffer of [`buffer_bytes`]. Uses cached bytes if
-/// storage allows.
+/// Reads into memory that the range [`fits`], or a buffer of [`buffer_bytes`].
 pub(crate) fn read(
     storage: &dyn Storage,
     range: &FileRange,
@@ -76,12 +75,12 @@ pub(crate) fn read(
     read.map(|()| buffered)
 }
 
-/// Whether a read fails only because it is direct.
+/// A read that fails only because it is direct.
 fn is_refused(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
 }
 
-/// Fills `memory` from `begin` at least to the range's end; directly if `unit` gives the alignment.
+/// Fills `memory` from `begin` at least to the range's end; `unit` means directly.
 fn fill(
     storage: &dyn Storage,
     range: &FileRange,
@@ -91,8 +90,7 @@ fn fill(
 ) -> Result<(), ReadError> {
     let (mut got, wanted) = (0, range.end() - begin);
     while got < wanted {
-        // A read that ends inside a unit met the end of the file. Continue through the page cache, in case it
-        // did not.
+        // A read that ends inside a unit met the end of the file, or continues through the page cache.
         let is_direct = unit.is_some_and(|unit| got.is_multiple_of(unit));
         let end = if is_direct { memory.len() } else { index(wanted) };
         match storage.read(range.file, is_direct, &mut memory[index(got)..end], begin + got) {

@@ -13,7 +13,6 @@ use super::storage::{ALIGN_BYTES, Alignment};
 /// `tmpfs` and `ramfs`: nothing lies past the page cache.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// The file for direct reads and its alignment, or why there is none.
 pub(super) fn direct(plain: &File) -> Result<(File, Alignment), String> {
     let aligned = aligned(plain)?;
     match reopen(plain, OFlags::DIRECT) {
@@ -22,7 +21,7 @@ pub(super) fn direct(plain: &File) -> Result<(File, Alignment), String> {
     }
 }
 
-/// A descriptor without read-ahead, whose extra bytes would only be dropped.
+/// Bytes read ahead would only be dropped.
 pub(super) fn without_reading_ahead(plain: &File) -> Option<File> {
     let own = reopen(plain, OFlags::empty()).ok()?;
     let _ = rustix::fs::fadvise(&own, 0, None, Advice::Random);
@@ -41,7 +40,7 @@ pub(super) fn read_cached(plain: &File, buf: &mut [u8], offset: u64) -> bool {
     true
 }
 
-/// Drops cached bytes; 0 `bytes` means to the end.
+/// 0 `bytes` means to the end.
 pub(super) fn drop_cached(plain: &File, offset: u64, bytes: u64) {
     let _ = rustix::fs::fadvise(plain, offset, NonZeroU64::new(bytes), Advice::DontNeed);
 }
@@ -66,7 +65,7 @@ fn aligned(plain: &File) -> Result<Alignment, String> {
     }
 }
 
-/// The same file by descriptor, whatever its path now means, with its own position and advice.
+/// By descriptor, whatever the path now means; with its own position and advice.
 fn reopen(plain: &File, flags: OFlags) -> Result<File, Errno> {
     let path = format!("/proc/self/fd/{}", plain.as_raw_fd());
     rustix::fs::open(path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(File::from)

@@ -1,4 +1,4 @@
-//! Divides a checkpoint into ranges, and locates read errors. Pure.
+//! Divides a checkpoint into ranges, and locates read errors.
 
 use super::ReadError;
 use crate::checkpoint::{Checkpoint, CheckpointError, Tensor};
@@ -9,7 +9,7 @@ pub(crate) struct FileRange {
     pub(crate) file: usize,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
-    /// The tensors' parts, in order and without a gap.
+    /// In order, without a gap.
     pub(crate) parts: Vec<TensorPart>,
 }
 
@@ -22,8 +22,8 @@ pub(crate) struct TensorPart {
     pub(crate) bytes: u64,
 }
 
-/// All bytes of `tensors`, which are ordered by file and offset. A range ends at a multiple of `range_bytes`
-/// in its file, at a gap, and where `joins` separates a tensor from the one before.
+/// Takes `tensors` by file and offset. A range ends at a multiple of `range_bytes` in its file, at a gap, and
+/// where `joins` separates a tensor from the one before.
 pub(crate) fn ranges(
     tensors: &[Tensor],
     range_bytes: u64,
@@ -60,7 +60,7 @@ impl FileRange {
         self.offset + self.bytes
     }
 
-    /// A read error, with the tensor at that byte of the file.
+    /// With the tensor at that byte of the file.
     pub(crate) fn refused(&self, checkpoint: &Checkpoint, error: ReadError) -> CheckpointError {
         let (ReadError::End(at) | ReadError::Failed(at, _)) = error;
         let mut offset = self.offset;
@@ -74,7 +74,7 @@ impl FileRange {
         let wanted_bytes = part.map_or(self.bytes, |part| part.bytes);
         match error {
             ReadError::End(at) => {
-                // A direct read may begin, and end, before the range.
+                // A direct read may end before the range.
                 let got_bytes = at.saturating_sub(offset);
                 CheckpointError::ShortRead { path, tensor, offset, wanted_bytes, got_bytes }
             }

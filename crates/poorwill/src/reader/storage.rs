@@ -28,24 +28,21 @@ impl Alignment {
 pub(crate) enum PageCache {
     /// Cached bytes are used and stay; direct reads add none.
     Used,
-    /// Drops the files' cached pages, except those that other processes map. For callers that keep all bytes
-    /// in host memory.
+    /// Drops cached pages that no other process maps, for callers that keep all bytes.
     Emptied,
 }
 
-/// Where bytes are read from; tests substitute failing storage.
+/// Tests substitute failing storage.
 pub(crate) trait Storage: Sync {
-    /// Alignment of direct reads; `None` if the file is not read directly.
+    /// Of direct reads; `None` if the file is not read directly.
     fn direct(&self, file: usize) -> Option<Alignment>;
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Fills `buf` if all of it is cached and may be used.
+    /// Whether all of `buf` was cached and may be used.
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool;
     fn disable_direct(&self, file: usize, because: String);
-    /// Drops cached bytes, unless they may stay.
     fn drop_cached(&self, file: usize, offset: u64, bytes: u64);
 }
 
-/// The files of a checkpoint, each opened before its first read.
 pub(crate) struct Files<'a> {
     checkpoint: &'a Checkpoint,
     page_cache: PageCache,
@@ -79,7 +76,7 @@ impl<'a> Files<'a> {
         let plain = self.plain(file);
         self.opened[file].get_or_init(|| {
             let own = (self.page_cache == PageCache::Emptied).then(|| {
-                // Cached bytes would be held twice: the header, and what was read ahead of it.
+                // The header and what was read ahead of it would be held twice.
                 system::drop_cached(plain, 0, 0);
                 system::without_reading_ahead(plain)
             });
@@ -94,7 +91,7 @@ impl<'a> Files<'a> {
 
 impl Drop for Files<'_> {
     fn drop(&mut self) {
-        // The rest, such as pages read ahead beyond the dropped ranges.
+        // Such as pages read ahead beyond the dropped ranges.
         if self.page_cache == PageCache::Emptied {
             self.checkpoint.files().iter().for_each(|file| system::drop_cached(file.file(), 0, 0));
         }
@@ -123,7 +120,7 @@ impl Storage for Files<'_> {
 
     fn drop_cached(&self, file: usize, offset: u64, bytes: u64) {
         if self.page_cache == PageCache::Emptied {
-            // Whole pages; neighbouring bytes in them are at worst read again.
+            // Neighbouring bytes are at worst read again.
             let begin = offset - offset % ALIGN_BYTES;
             let end = (offset + bytes).next_multiple_of(ALIGN_BYTES);
             system::drop_cached(self.plain(file), begin, end - begin);

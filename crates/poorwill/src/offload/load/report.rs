@@ -18,9 +18,9 @@ pub struct LoadReport {
     pub buffers: usize,
     /// Common alignment of tensors; `None` for that of their elements.
     pub alignment_bytes: Option<u64>,
-    /// Time from the call to the last byte.
+    /// Until the last byte.
     pub seconds: f64,
-    /// Time from the call to the last buffer, in parallel with reading.
+    /// Until the last buffer, in parallel with reading.
     pub memory_s: f64,
     /// Concurrent readers.
     pub readers: usize,
@@ -28,9 +28,9 @@ pub struct LoadReport {
     pub piece_bytes: u64,
     /// Read past the page cache, in place.
     pub direct_bytes: u64,
-    /// Read past the page cache, and copied from a reader's buffer, because of alignment.
+    /// Read past the page cache, and copied for alignment.
     pub staged_bytes: u64,
-    /// Read through the page cache, whose pages were then dropped.
+    /// Read through the page cache, then dropped from it.
     pub buffered_bytes: u64,
     /// The readers' buffers, released by now.
     pub staging_bytes: u64,
@@ -56,15 +56,15 @@ pub struct FileReport {
     pub because: Option<String>,
 }
 
-/// How a file was read.
+/// The method of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ReadMethod {
     /// Past the page cache (`O_DIRECT`).
     Direct,
-    /// Through the page cache, with its pages dropped afterwards (`POSIX_FADV_DONTNEED`).
+    /// Through the page cache, then dropped from it (`POSIX_FADV_DONTNEED`).
     Buffered,
-    /// Not read: no bytes of the checkpoint.
+    /// The checkpoint needs no bytes of it.
     Unread,
 }
