@@ -1,4 +1,4 @@
-//! Backup storage other than the driver's host memory, to prove that sleep does not depend on where bytes are.
+//! Backup storage other than the driver's host memory: sleep must not depend on where bytes are.
 //!
 //! [`TestBackups`] encodes granules, has a limit, and fails where a script decides.
 
@@ -10,16 +10,16 @@ use poorwill_core::backup::{BackupBuffer, Backups, StoredBytes};
 use poorwill_core::driver::Result;
 use poorwill_core::{CopyPart, Digest, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 
-/// How bytes are encoded.
+/// How granules are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coding {
-    /// Each with some bits inverted.
+    /// Some bits are inverted.
     Xored,
     /// Granules of zeros take no space.
     WithoutZeros,
 }
 
-/// A call that a script can fail.
+/// For scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackupCall {
     /// Buffers are requested.
@@ -47,13 +47,13 @@ struct Storage {
     coding: Coding,
     limit_bytes: u64,
     used_bytes: AtomicU64,
-    /// Set if several storages share its memory. Memory released to one of them stays there, for reuse.
+    /// If several storages share its memory; each keeps released memory for reuse.
     machine: Option<Arc<SharedMachine>>,
-    /// Released, and cached for reuse.
+    /// Cached for reuse.
     cached_bytes: AtomicU64,
-    /// All stored granules, for tests that corrupt one.
+    /// For tests that corrupt one.
     stored: Mutex<Vec<std::sync::Weak<Mutex<Granules>>>>,
-    /// How many of the next loads bring a wrong byte.
+    /// Of the next loads, those that bring a wrong byte.
     garbled: AtomicU64,
     fails: Box<Fails>,
 }
@@ -72,7 +72,7 @@ impl SharedMachine {
         Arc::new(Self { bytes, held_bytes: AtomicU64::new(0) })
     }
 
-    /// Bytes that storages hold, in use or cached.
+    /// In use or cached.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
@@ -84,7 +84,7 @@ impl SharedMachine {
     }
 }
 
-/// By index. `None` is zeros.
+/// By index; `None` is zeros.
 type Granules = Vec<Option<Vec<u8>>>;
 
 impl fmt::Debug for Storage {
@@ -94,13 +94,13 @@ impl fmt::Debug for Storage {
 }
 
 impl TestBackups {
-    /// Storage with this limit over all buffers, for memory of `driver`.
+    /// With this limit over all buffers.
     #[must_use]
     pub fn new(driver: &Arc<dyn Driver>, coding: Coding, limit_bytes: u64) -> Self {
         Self::failing(driver, coding, limit_bytes, |_| false)
     }
 
-    /// The same; a call fails if `fails` returns true.
+    /// A call fails if `fails` returns true.
     #[must_use]
     pub fn failing(
         driver: &Arc<dyn Driver>,
@@ -111,7 +111,7 @@ impl TestBackups {
         Self::build(driver, coding, limit_bytes, None, Box::new(fails))
     }
 
-    /// Storage on a shared machine, without its own limit. It keeps released memory until it is trimmed.
+    /// On a shared machine, without its own limit; keeps released memory until it is trimmed.
     #[must_use]
     pub fn on_machine(driver: &Arc<dyn Driver>, machine: &Arc<SharedMachine>) -> Self {
         Self::build(driver, Coding::Xored, u64::MAX, Some(Arc::clone(machine)), Box::new(|_| false))
@@ -145,7 +145,7 @@ impl TestBackups {
         self.0.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that are stored after encoding.
+    /// Bytes after encoding.
     ///
     /// # Panics
     /// After another panic.
@@ -158,7 +158,7 @@ impl TestBackups {
             .sum()
     }
 
-    /// The number of stored granules.
+    /// Those stored now.
     ///
     /// # Panics
     /// After another panic.
@@ -169,7 +169,7 @@ impl TestBackups {
         buffers.map(|buffer| buffer.lock().unwrap().iter().flatten().count()).sum()
     }
 
-    /// The next `loads` copies to the device bring one wrong byte each. The stored bytes stay intact.
+    /// The next `loads` copies to the device bring one wrong byte each; the stored bytes stay intact.
     pub fn garble(&self, loads: u64) {
         self.0.garbled.store(loads, Ordering::Relaxed);
     }
@@ -183,7 +183,7 @@ impl TestBackups {
         self.change(nth, &[middle], |byte| byte ^ 0x10);
     }
 
-    /// Changes these bytes of the `nth` stored granule, differently each time.
+    /// Changes these bytes of a granule, differently each time.
     ///
     /// # Panics
     /// If there is no such granule or byte.
@@ -233,7 +233,6 @@ impl Storage {
     }
 }
 
-/// The part of the limit that a buffer takes.
 #[derive(Debug)]
 struct Claim {
     storage: Arc<Storage>,

@@ -1,7 +1,6 @@
 //! Drivers that are broken on purpose.
 //!
-//! Each breaks one promise as a careless pool or driver would. The fault suite must fail on every one: a suite that
-//! never fails proves nothing.
+//! Each breaks one promise, as a careless driver would. The fault suite must fail on every one.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +18,7 @@ use crate::forward::{forward, forward_figures, forward_streams_and_events};
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Defect {
-    /// Mapping a backing a second time, as an undo does, yields zeros instead of its bytes.
+    /// Mapping a backing again, as an undo does, yields zeros.
     UndoLosesBytes,
     /// Every other unmap succeeds without unmapping.
     UnmapDoesNothing,
@@ -27,15 +26,15 @@ pub enum Defect {
     ReleaseHoards,
     /// Copies to the device drop the last byte of a part.
     CopyIsShort,
-    /// A failed `create` has taken the memory all the same.
+    /// A failed `create` keeps the memory.
     FailedCreateKeeps,
-    /// A query reports every event as complete, whatever is still queued.
+    /// Every event is reported as complete.
     EventsPassAtOnce,
     /// One bit of each host buffer changes after [`BrokenDriver::rot`].
     HostMemoryRots,
 }
 
-/// The defects that the fault suite must detect.
+/// Those that the fault suite must detect.
 pub const DEFECTS: [Defect; 5] = [
     Defect::UndoLosesBytes,
     Defect::UnmapDoesNothing,
@@ -56,14 +55,14 @@ pub struct BrokenDriver {
 }
 
 impl BrokenDriver {
-    /// Wraps `inner`; without a defect as a control.
+    /// Without a defect as a control.
     #[must_use]
     pub fn new(inner: Arc<dyn Driver>, defect: Option<Defect>) -> Self {
         let (seen, remapped, turn) = Default::default();
         Self { inner, defect, seen, remapped, turn, rotten: Arc::default() }
     }
 
-    /// Corrupts host memory, with [`Defect::HostMemoryRots`].
+    /// For [`Defect::HostMemoryRots`].
     pub fn rot(&self) {
         self.rotten.store(true, Ordering::Relaxed);
     }
@@ -162,7 +161,7 @@ impl Driver for BrokenDriver {
     }
 }
 
-/// Host memory in which one bit reads differently after it rots.
+/// One bit reads differently after it rots.
 #[derive(Debug)]
 struct RottingMemory {
     buffer: HostBuffer,

@@ -1,8 +1,8 @@
-//! The device that a test run uses.
+//! The device of a test run.
 //!
-//! `POORWILL_TEST_DEVICE` names it: `host` (the default) is the host device, `fake` the CUDA driver over the fake
-//! libcuda, `cuda:N` a GPU. A promise is written once, against [`TestDevice`], and holds on all of them. A test that
-//! only some kinds can run ends with [`skipped_unless`].
+//! `POORWILL_TEST_DEVICE` names it: `host` (the default) is the host device, `fake` the CUDA driver over the
+//! fake libcuda, `cuda:N` a GPU. A promise is written once, against [`TestDevice`], for all of them. A test
+//! for some kinds only ends with [`skipped_unless`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::effort::Effort;
 use crate::slice::Slice;
 use crate::watchdog::eventually;
 
-/// The environment variable that names the kind.
+/// Names the kind.
 pub const VARIABLE: &str = "POORWILL_TEST_DEVICE";
 
 /// A kind of device.
@@ -27,9 +27,9 @@ pub const VARIABLE: &str = "POORWILL_TEST_DEVICE";
 pub enum Kind {
     /// The host device.
     Host,
-    /// The CUDA driver over the fake library.
+    /// The CUDA driver over the fake libcuda.
     Fake,
-    /// The GPU with this ordinal.
+    /// A GPU's ordinal.
     Cuda(u32),
 }
 
@@ -57,10 +57,10 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// The kind named by the environment.
+    /// The kind of the environment.
     ///
     /// # Panics
-    /// If the name is unknown.
+    /// If it is unknown.
     #[must_use]
     pub fn of_this_run() -> Self {
         match std::env::var(VARIABLE) {
@@ -70,23 +70,23 @@ impl Kind {
         }
     }
 
-    /// Whether host functions can hold several streams independently. A GPU's driver may run all host functions on
+    /// Whether host functions can hold several streams independently. A GPU's driver may run all of them on
     /// one thread, where the first one that waits delays the others.
     #[must_use]
     pub fn holds_streams_apart(self) -> bool {
         !matches!(self, Self::Cuda(_))
     }
 
-    /// The step between injected failures: one of so many calls fails.
+    /// Of so many calls, one fails.
     ///
-    /// It is 1 on the host device, and larger in a quick run. It is also larger on the others, which run the same code
-    /// again or really move 2 MiB. Strides are primes, so that they stay out of step with repeated patterns.
+    /// It is 1 on the host device, except in a quick run. The others run the same code again, or really move
+    /// 2 MiB. Strides are primes, to stay out of step with repeated patterns.
     #[must_use]
     pub fn stride(self) -> usize {
         self.stride_of(Effort::of_this_run())
     }
 
-    /// The stride for cases that each move dozens of granules to the host and back.
+    /// For cases that each move dozens of granules to the host and back.
     #[must_use]
     pub fn stride_of_cycles(self) -> usize {
         self.stride_of_cycles_of(Effort::of_this_run())
@@ -109,7 +109,7 @@ impl Kind {
         }
     }
 
-    /// The number of random cases to run, of `usual`: at least one.
+    /// How many of `usual` random cases to run: at least one.
     #[must_use]
     pub fn cases(self, usual: u32) -> u32 {
         self.cases_of(Effort::of_this_run(), usual)
@@ -125,20 +125,20 @@ impl Kind {
     }
 }
 
-/// Whether the test must end here, since this kind of device lacks what it needs. Prints the reason.
+/// Whether the test must end here, for lack of what it `has` to have; prints the reason.
 #[must_use]
 pub fn skipped_unless(has: impl FnOnce(Kind) -> bool, reason: &str) -> bool {
     let kind = Kind::of_this_run();
     let skipped = !has(kind);
     if skipped {
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        // Not `eprintln`, which the test harness captures when the test passes.
+        // The test harness captures `eprintln` when the test passes.
         let _ = writeln!(io::stderr(), "{test}: skipped on {kind}: {reason}");
     }
     skipped
 }
 
-/// A device, or a share of one, that belongs to one test. It dereferences to its driver.
+/// A device, or a share of one, for one test.
 #[derive(Debug, Clone)]
 pub struct TestDevice {
     kind: Kind,
@@ -148,12 +148,12 @@ pub struct TestDevice {
 #[derive(Debug, Clone)]
 enum Machine {
     Host(Arc<HostDevice>),
-    /// A share of a device that the whole process uses.
+    /// A share of a device of the whole process.
     Slice(Arc<Slice>),
 }
 
 impl TestDevice {
-    /// A device of this many granules, of the smallest size it supports.
+    /// Of this many granules, of the smallest size.
     ///
     /// # Panics
     /// If the device cannot be opened.
@@ -166,7 +166,7 @@ impl TestDevice {
         }
     }
 
-    /// A device of this capacity with granules of 2 MiB, as GPUs have them.
+    /// Of this capacity, with a GPU's granules of 2 MiB.
     ///
     /// # Panics
     /// If the device cannot be opened.
@@ -180,7 +180,7 @@ impl TestDevice {
         }
     }
 
-    /// The largest capacity for [`TestDevice::with_capacity`].
+    /// For [`TestDevice::with_capacity`].
     #[must_use]
     pub fn capacity_bytes_max() -> u64 {
         match Kind::of_this_run() {
@@ -206,7 +206,7 @@ impl TestDevice {
         self.kind
     }
 
-    /// The driver, as pools take it.
+    /// As pools take it.
     #[must_use]
     pub fn driver(&self) -> Arc<dyn Driver> {
         match &self.machine {
@@ -215,7 +215,7 @@ impl TestDevice {
         }
     }
 
-    /// The device itself: the whole GPU, not the share of one test. Other tests and processes change its figures.
+    /// The device itself, not the share of one test: others change its figures.
     #[must_use]
     pub fn machine(&self) -> Arc<dyn Driver> {
         match &self.machine {
@@ -224,13 +224,13 @@ impl TestDevice {
         }
     }
 
-    /// Whether another process sees the same memory when it opens the device.
+    /// Whether other processes see the same memory.
     #[must_use]
     pub fn is_shared_between_processes(&self) -> bool {
         matches!(self.kind, Kind::Cuda(_))
     }
 
-    /// Bytes of host memory from `host_alloc` that are not dropped yet.
+    /// Live bytes of host memory from `host_alloc`.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         match &self.machine {
@@ -241,8 +241,8 @@ impl TestDevice {
 
     /// Waits until no host memory of this device is in use.
     ///
-    /// Work whose result was dropped releases its buffer in a later call of the device. On a shared device, that call
-    /// may run on another test's thread and may not be done yet.
+    /// Dropped work releases its buffer in a later call of the device, which may run on another test's
+    /// thread.
     ///
     /// # Panics
     /// If host memory stays in use; with `context`.
@@ -250,20 +250,20 @@ impl TestDevice {
         self.expect_host_bytes(0, context);
     }
 
-    /// Waits until this much host memory of the device is in use: see [`TestDevice::expect_no_host_bytes`].
+    /// As [`TestDevice::expect_no_host_bytes`], for this much.
     ///
     /// # Panics
     /// If there stays more or less; with `context`.
     pub fn expect_host_bytes(&self, bytes: u64, context: &str) {
         eventually(context, || {
-            // Any call of the device releases the buffers of completed work.
+            // Any call releases the buffers of completed work.
             self.memory_info().unwrap();
             self.host_bytes() == bytes
         });
     }
 
-    /// Physical memory of the device: on the host device, the operating system's count of touched memory; elsewhere,
-    /// what was created and not released.
+    /// On the host device, the operating system's count of touched memory; elsewhere, what was created and
+    /// not released.
     ///
     /// # Panics
     /// If the operating system reports no count.
@@ -293,20 +293,19 @@ impl fmt::Display for TestDevice {
     }
 }
 
-/// The device that all slices of this process share. Opened once, since creating a GPU's context is slow.
+/// Opened once: creating a GPU's context is slow.
 fn shared(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
     static OPEN: Mutex<BTreeMap<(Kind, u32), Arc<dyn Driver>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     Arc::clone(open.entry((kind, ordinal)).or_insert_with(|| open_cuda(kind, ordinal)))
 }
 
-/// The CUDA device with this ordinal, through the library of its kind.
 fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
     let library = library_of(kind);
     Arc::new(CudaDevice::open(&CudaConfig::default().numbered(ordinal).through(library)).unwrap())
 }
 
-/// The CUDA configuration of this run: the named GPU, otherwise the fake library, with a GPU's granules.
+/// The named GPU, otherwise the fake library, with a GPU's granules.
 #[must_use]
 pub fn cuda_config() -> CudaConfig {
     match Kind::of_this_run() {

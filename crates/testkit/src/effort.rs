@@ -1,23 +1,23 @@
-//! How thorough a test run is: how many random cases, and how many injected failures.
+//! How thorough a test run is: random cases and injected failures.
 //!
-//! `POORWILL_EFFORT` is `quick` (a developer's run), `usual` (the default, required for every change) or `long` (a
-//! night). Every test states its usual number; this module scales it.
+//! `POORWILL_EFFORT` is `quick` (a developer's run), `usual` (the default, required for every change) or
+//! `long` (a night). This module scales each test's usual number.
 //!
-//! `POORWILL_SEED` is the seed of random tests, so that a failure can be reproduced.
+//! `POORWILL_SEED` reproduces a random test's failure.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Once;
 
-/// The environment variable that names the effort.
+/// Names the effort.
 pub const VARIABLE: &str = "POORWILL_EFFORT";
 
 static PRINTED: Once = Once::new();
 
-/// The environment variable that names the seed.
+/// Names the seed.
 pub const SEED: &str = "POORWILL_SEED";
 
-/// The seed from the environment, if it is set.
+/// The seed of the environment.
 ///
 /// # Panics
 /// If it is not a number.
@@ -33,14 +33,14 @@ pub fn seed_of_this_run() -> Option<u64> {
 pub enum Effort {
     /// A tenth of the usual cases.
     Quick,
-    /// As many cases as a test states.
+    /// As a test states.
     Usual,
     /// Twenty times as many.
     Long,
 }
 
 impl Effort {
-    /// The effort named by the environment.
+    /// The effort of the environment.
     ///
     /// # Panics
     /// If the name is unknown.
@@ -56,7 +56,7 @@ impl Effort {
         effort
     }
 
-    /// The number of cases to run, of `usual`: at least one.
+    /// How many of `usual` cases to run: at least one.
     #[must_use]
     pub fn cases(self, usual: u32) -> u32 {
         match self {

@@ -1,8 +1,8 @@
-//! Work that is held back until a test releases it.
+//! Work held back until a test releases it.
 //!
-//! [`hold`] holds any stream of any driver. Work queued after it, as by [`write()`], is in flight until the test
-//! opens the latch; [`source`] is host memory for such copies. [`watched`] runs the test's own code when a buffer is
-//! read: drivers differ in when they read it.
+//! [`hold`] holds any stream of any driver. Work queued after it is in flight until the test opens the latch;
+//! [`source`] is host memory for such copies. [`watched`] runs code when a buffer is read: drivers differ in
+//! when they read it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use poorwill_core::{Block, Driver, HostBuffer, HostMemory, Pending, Pool, StreamId};
 
-/// Closed until it is opened, once.
+/// Opened once.
 #[derive(Debug, Default)]
 pub struct Latch {
     open: Mutex<bool>,
@@ -24,7 +24,6 @@ impl Latch {
         self.changed.notify_all();
     }
 
-    /// Whether it is open.
     #[must_use]
     pub fn is_open(&self) -> bool {
         *self.open.lock().unwrap_or_else(PoisonError::into_inner)
@@ -37,8 +36,7 @@ impl Latch {
     }
 }
 
-/// Host memory that runs code when its slice is taken for the n-th time. The call that queues a copy takes it first,
-/// for its length; the copy takes it second.
+/// The call that queues a copy takes the slice first, for its length; the copy takes it second.
 struct Watched {
     bytes: Vec<u8>,
     looks: AtomicUsize,
@@ -62,13 +60,13 @@ impl HostMemory for Watched {
     }
 }
 
-/// A buffer of `bytes`; `on_look` gets 0 from the call that queues a copy, and more from the copy itself.
+/// `on_look` gets 0 from the call that queues a copy, and more from the copy.
 pub fn watched(bytes: Vec<u8>, on_look: impl Fn(usize) + Send + Sync + 'static) -> Arc<HostBuffer> {
     Arc::new(HostBuffer::new(Watched { bytes, looks: AtomicUsize::new(0), on_look: Box::new(on_look) }))
 }
 
-/// A buffer of `bytes` from the driver. Queuing a copy of it returns at once, even on a held stream, since no driver
-/// reads it early.
+/// A buffer from the driver, which no driver reads early: queuing a copy returns at once, even on a held
+/// stream.
 ///
 /// # Panics
 /// If the driver refuses.
@@ -79,7 +77,7 @@ pub fn source(driver: &dyn Driver, bytes: &[u8]) -> Arc<HostBuffer> {
     Arc::new(buffer)
 }
 
-/// Holds a stream: work queued from now on waits until the latch is open.
+/// Work queued on the stream from now on waits for the latch.
 ///
 /// # Panics
 /// If the driver refuses.
@@ -88,8 +86,7 @@ pub fn hold(driver: &dyn Driver, stream: StreamId, latch: &Arc<Latch>) {
     drop(driver.launch_host(stream, Box::new(move || latch.pass())).unwrap());
 }
 
-/// Queues a write of `bytes` to the start of a block, which waits until the latch is open. The stream is held as by
-/// [`hold`].
+/// Holds a stream as by [`hold`], then queues a write of `bytes` to the start of a block.
 ///
 /// # Panics
 /// If the pool or its driver refuses.

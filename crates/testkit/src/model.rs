@@ -1,7 +1,7 @@
 //! A reference model of the pool: blocks in a map, bytes as seeds of patterns, tag states by the table.
 //!
-//! It predicts the result of each operation and what every block must read as afterwards. It knows nothing of
-//! segments, chunks or backings, so that comparing with it means something.
+//! It predicts the result of each operation and what every block must read as afterwards. It knows no
+//! segments, chunks or backings: it is independent.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use poorwill_core::{Dropped, Level, SleepAction, Tag, TagPolicy, TagState};
 /// What a block must read as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// The pattern of this seed.
+    /// A pattern.
     Pattern {
-        /// The seed.
+        /// Its seed.
         seed: u64,
-        /// Offset of the block in the pattern, in bytes.
+        /// Of the block in the pattern, in bytes.
         offset: u64,
     },
     /// Zeros.
     Zeros,
-    /// Anything, but reading succeeds.
+    /// Anything, without an error.
     Anything,
-    /// Reading is refused.
+    /// An error.
     Refused,
 }
 
@@ -32,7 +32,7 @@ struct ModelBlock {
     reads: Reads,
 }
 
-/// The model. The caller numbers the blocks.
+/// The caller numbers the blocks.
 #[derive(Debug, Default)]
 pub struct Model {
     blocks: BTreeMap<u64, ModelBlock>,
@@ -40,7 +40,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Gives a tag a policy before its first block.
+    /// Before the tag's first block.
     pub fn declare(&mut self, tag: Tag, policy: TagPolicy) {
         self.tags.insert(tag, (policy, TagState::Awake));
     }
@@ -51,7 +51,7 @@ impl Model {
         self.tags.get(tag).map_or(TagState::Awake, |(_, state)| *state)
     }
 
-    /// Allocates a block, if its tag is awake.
+    /// If its tag is awake.
     pub fn alloc(&mut self, id: u64, tag: &Tag, bytes: u64) -> bool {
         let entry =
             self.tags.entry(tag.clone()).or_insert_with(|| (TagPolicy::built_in(tag), TagState::Awake));
@@ -71,8 +71,7 @@ impl Model {
         }
     }
 
-    /// Frees part of a block. `rest` is what remains, as blocks: number, offset in the old block, and requested
-    /// bytes.
+    /// `rest` are the remaining blocks: number, offset in the old block, and requested bytes.
     pub fn free_part(&mut self, id: u64, rest: &[(u64, u64, u64)]) {
         let Some(whole) = self.blocks.get(&id).cloned() else { return };
         for (id, at, bytes) in rest.iter().copied() {
@@ -85,7 +84,7 @@ impl Model {
         self.free(id);
     }
 
-    /// Fills the block with a pattern, if its tag is awake.
+    /// If the block's tag is awake.
     pub fn fill(&mut self, id: u64, seed: u64) -> bool {
         let Some(block) = self.blocks.get_mut(&id) else { return false };
         if self.tags.get(&block.tag).is_some_and(|(_, state)| state.is_asleep()) {
@@ -95,7 +94,7 @@ impl Model {
         true
     }
 
-    /// The live blocks: number, tag, requested bytes, and what they must read as now.
+    /// Number, tag, requested bytes, and what the block must read as now.
     pub fn blocks(&self) -> impl Iterator<Item = (u64, &Tag, u64, Reads)> {
         self.blocks.iter().map(|(id, block)| {
             let reads = if self.state(&block.tag) == TagState::Awake { block.reads } else { Reads::Refused };
@@ -103,7 +102,7 @@ impl Model {
         })
     }
 
-    /// Sleeps. Returns the tags that fall asleep, or `None` if the pool must refuse.
+    /// Returns the tags that fall asleep, or `None` if the pool must refuse.
     pub fn sleep(&mut self, level: Level, tags: Option<&[Tag]>) -> Option<Vec<Tag>> {
         let mut falling = Vec::new();
         for tag in self.used(tags) {
@@ -121,7 +120,7 @@ impl Model {
         Some(falling.into_iter().map(|(tag, action)| self.fall(tag, action)).collect())
     }
 
-    /// Drops tags. Returns those that were not dropped before.
+    /// Returns the tags that were not dropped before.
     pub fn discard(&mut self, tags: &[Tag]) -> Vec<Tag> {
         let falling: Vec<Tag> = self
             .used(Some(tags))
@@ -131,7 +130,7 @@ impl Model {
         falling.into_iter().map(|tag| self.fall(tag, SleepAction::Drop)).collect()
     }
 
-    /// Wakes. Returns the tags that wake.
+    /// Returns the tags that wake.
     pub fn wake(&mut self, tags: Option<&[Tag]>) -> Vec<Tag> {
         let waking: Vec<Tag> = self
             .tags
@@ -149,7 +148,7 @@ impl Model {
         waking
     }
 
-    /// Ends *undefined*; `None` if the pool must refuse.
+    /// `None` if the pool must refuse.
     pub fn mark_restored(&mut self, tag: &Tag) -> Option<()> {
         let (_, state) = self.tags.get_mut(tag)?;
         if state.is_asleep() {

@@ -1,8 +1,8 @@
-//! A driver around another one, whose calls fail or wait as a script decides.
+//! A driver whose calls fail or wait as a script decides.
 //!
-//! The script sees every call of the trait but `info` and `check_process`. It sees a call that returns a [`Pending`]
-//! again when its result is waited for. A call that the script fails never reaches the device, as the contract
-//! requires. Refused host memory counts as this driver's own limit, so that pools of other tests need not free
+//! The script sees every call of the trait but `info` and `check_process`. A call that returns a [`Pending`]
+//! is seen again when its result is waited for. A failed call never reaches the device, as the contract
+//! requires. Refused host memory counts as this driver's limit, so that pools of other tests need not free
 //! memory.
 
 use std::fmt;
@@ -24,22 +24,21 @@ use crate::forward::{forward, forward_streams_and_events};
 /// A call, as the script sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// How many calls the script saw before.
+    /// Calls that the script saw before.
     pub number: u64,
     /// The driver's call.
     pub op: Op,
-    /// Whether its result is waited for, rather than the call made.
+    /// Whether its result is waited for.
     pub waiting: bool,
     /// The range of an unmap.
     pub unmaps: Option<DeviceRange>,
-    /// Size of an allocation, a copy or a digest.
+    /// Of an allocation, a copy or a digest.
     pub bytes: u64,
-    /// The stream of a copy to the device.
+    /// Of a copy to the device.
     pub stream: Option<StreamId>,
 }
 
 impl Call {
-    /// A call of which only the name is known.
     fn of(op: Op) -> Self {
         Self { number: 0, op, waiting: false, unmaps: None, bytes: 0, stream: None }
     }
@@ -50,7 +49,7 @@ impl Call {
 pub enum Verdict {
     /// Go on.
     Pass,
-    /// Fail with this kind of error, as a device would.
+    /// Fail as a device would.
     Fail(DriverErrorKind),
     /// Go on after this delay.
     Delay(Duration),
@@ -67,7 +66,7 @@ impl Verdict {
 
 type Script = dyn Fn(Call) -> Verdict + Send + Sync;
 
-/// A driver whose calls a script decides.
+/// A driver around another one.
 pub struct ScriptedDriver {
     inner: Arc<dyn Driver>,
     info: DeviceInfo,
@@ -79,7 +78,6 @@ struct Interceptor {
     script: Box<Script>,
     calls: AtomicU64,
     capture: Arc<Capture>,
-    /// Whether the script refused host memory.
     limits_host: AtomicBool,
 }
 
@@ -119,27 +117,27 @@ impl ScriptedDriver {
         Self { inner, info, interceptor: Arc::new(interceptor), clock: None }
     }
 
-    /// Uses another clock than the machine's.
+    /// Uses another clock.
     #[must_use]
     pub fn by(mut self, clock: &Arc<Clock>) -> Self {
         self.clock = Some(Arc::clone(clock));
         self
     }
 
-    /// Changes what the device reports about itself.
+    /// Changes what the device reports.
     #[must_use]
     pub fn with_info(mut self, change: impl FnOnce(&mut DeviceInfo)) -> Self {
         change(&mut self.info);
         self
     }
 
-    /// Lets a test declare that a stream of this driver is being captured.
+    /// Lets a test declare a capture on this driver.
     #[must_use]
     pub fn capture(&self) -> Arc<Capture> {
         Arc::clone(&self.interceptor.capture)
     }
 
-    /// How many calls the script has seen.
+    /// Those that the script has seen.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.interceptor.calls.load(Ordering::Relaxed)

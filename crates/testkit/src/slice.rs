@@ -1,7 +1,7 @@
-//! A device of a few granules, cut from a larger one.
+//! A few granules of a larger device.
 //!
-//! A [`Slice`] is full when its own granules are in use, and its figures are its own count: memory created and not
-//! released. A released backing counts until its last unmap. So tests are exact on a device that other tests and
+//! A [`Slice`] is full when its granules are in use; its figures count memory created and not released. A
+//! released backing counts until its last unmap. So tests are exact on a device that other tests and
 //! processes use. All else is the larger device's.
 
 use std::collections::{BTreeMap, HashMap};
@@ -17,14 +17,13 @@ use poorwill_core::{
 
 use crate::forward::{forward, forward_streams_and_events};
 
-/// A part of a device.
 #[derive(Debug)]
 pub struct Slice {
     inner: Arc<dyn Driver>,
     info: DeviceInfo,
     /// Locked while memory moves, so that the count matches the device.
     ledger: Mutex<Ledger>,
-    /// Outside the lock, so that reading it waits for no call of the device.
+    /// Reading it waits for no call of the device.
     held_bytes: AtomicU64,
     host_bytes: Arc<AtomicU64>,
 }
@@ -66,13 +65,13 @@ impl Slice {
         &self.inner
     }
 
-    /// Bytes created and not released yet.
+    /// Created and not released.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of host memory from `host_alloc` that are not dropped yet.
+    /// Live bytes of host memory from `host_alloc`.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         self.host_bytes.load(Ordering::Relaxed)
@@ -83,7 +82,7 @@ impl Slice {
         Ok(())
     }
 
-    /// In a forked child, the lock may be held by a thread that does not exist there.
+    /// In a forked child, the lock's holder may not exist.
     fn check(&self, op: Op) -> Result<()> {
         self.inner.check_process().map_err(|error| DriverError::new(op, error.kind))
     }
@@ -103,7 +102,7 @@ impl Slice {
 }
 
 impl Ledger {
-    /// A backing of this slice, not of another slice of the same device.
+    /// Of this slice, not of another.
     fn live(&mut self, op: Op, id: BackingId) -> Result<&mut Backing> {
         let unknown = || DriverError::new(op, DriverErrorKind::unknown_backing(id));
         self.backings.get_mut(&id).filter(|backing| !backing.released).ok_or_else(unknown)
@@ -202,7 +201,6 @@ fn counted(buffer: HostBuffer, counter: &Arc<AtomicU64>) -> HostBuffer {
     HostBuffer::new(Counted { buffer, bytes, counter: Arc::clone(counter) })
 }
 
-/// Host memory that is counted while it lives.
 #[derive(Debug)]
 struct Counted {
     buffer: HostBuffer,

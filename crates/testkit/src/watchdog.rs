@@ -1,13 +1,13 @@
-//! A time limit for tests: a deadlock fails its test instead of hanging it.
+//! A time limit: a deadlock fails its test.
 
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Far longer than any test takes: only a hang reaches it.
+/// Only a hang reaches it.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// Runs `test` on its own thread, and fails if it does not end.
+/// Runs `test` on its own thread.
 ///
 /// # Panics
 /// As `test` does, or if it does not end.
@@ -24,7 +24,7 @@ pub fn watched(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Waits until `done`, which must become true without this thread.
+/// Waits until `done`, by another thread.
 ///
 /// # Panics
 /// If it does not.

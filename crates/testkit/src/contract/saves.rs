@@ -5,7 +5,7 @@ use poorwill_core::{CopyPart, DeviceRange, Digest, Driver, StreamId};
 use super::{Mapped, assert_invalid, assert_not_mapped, assert_unknown, granule, read, sample, write};
 use crate::latch;
 
-/// Parts of a copy, in granules of the device and bytes of the buffer.
+/// In granules of the device and bytes of the buffer.
 fn parts(mapped: &Mapped<'_>, offsets: &[(u64, u64, u64)]) -> Vec<CopyPart> {
     let g = granule(mapped.driver);
     let part = |(first, granules, host_offset): &(u64, u64, u64)| {
@@ -19,7 +19,7 @@ fn digests_of(bytes: &[u8], granule: u64) -> Vec<Digest> {
     bytes.chunks(usize::try_from(granule).unwrap()).map(Digest::of).collect()
 }
 
-/// `save`: stores the bytes and returns the buffer with their digests, in the order of the parts.
+/// `save`: returns the buffer with the digests of its bytes, in the order of the parts.
 pub fn saves_digest_what_they_store(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 4);
