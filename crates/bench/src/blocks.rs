@@ -1,4 +1,4 @@
-//! Blocks in an arena: written with a pattern, changed, and compared.
+//! Blocks in an arena: written, changed, and compared.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use poorwill::{AllocRequest, Arena, Block, HostBuffer, PoolError, StreamId, Tag}
 
 use crate::pattern::{self, Key};
 
-/// Host memory for copies, one part of a block at a time.
+/// For copies, one part of a block at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CopyBuffer {
     /// Host memory of the driver, which a GPU copies at the speed of its link.
@@ -39,7 +39,7 @@ pub(crate) struct Blocks<'a> {
     arena: &'a Arena,
     source: CopyBuffer,
     blocks: Vec<Block>,
-    /// Granules that were written a second time.
+    /// Written a second time.
     changed: BTreeSet<Granule>,
     /// Kept between two copies.
     buffer: Option<HostBuffer>,
@@ -62,7 +62,7 @@ impl<'a> Blocks<'a> {
         &self.blocks
     }
 
-    /// Writes every byte. `moved` receives the size of each write.
+    /// `moved` receives the size of each write.
     pub(crate) fn fill(&mut self, moved: &dyn Fn(u64)) -> Result<(), PoolError> {
         for block in 0..self.blocks.len() {
             for (offset, bytes) in parts(self.blocks[block].requested_bytes) {
@@ -83,19 +83,19 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// Reads every byte, and finds the first that differs from what was written.
+    /// The first byte that differs from what was written.
     pub(crate) fn first_wrong(&mut self) -> Result<Option<WrongByte>, PoolError> {
         self.find(&|_| {}, Self::first_wrong_in_part)
     }
 
-    /// Reads every byte, and finds the first that is not zero.
+    /// The first byte that is not zero.
     pub(crate) fn first_nonzero(&mut self, moved: &dyn Fn(u64)) -> Result<Option<WrongByte>, PoolError> {
         self.find(moved, |_, _, offset, bytes| {
             pattern::first_nonzero(bytes).map(|wrong| offset + wrong as u64)
         })
     }
 
-    /// Whether any block has left the address of its allocation.
+    /// From the address of its allocation.
     pub(crate) fn is_moved(&self) -> Result<bool, PoolError> {
         for block in &self.blocks {
             if self.arena.pool().block(block.id)?.range != block.range {
@@ -109,7 +109,7 @@ impl<'a> Blocks<'a> {
         self.buffer = None;
     }
 
-    /// Frees everything, asleep or awake, and trims the arena.
+    /// Frees everything, and trims the arena.
     pub(crate) fn clear(&mut self) -> Result<(), PoolError> {
         self.release_buffer();
         self.changed.clear();
@@ -119,7 +119,7 @@ impl<'a> Blocks<'a> {
         freed.and(self.arena.trim().map(drop))
     }
 
-    /// Reads everything and calls `wrong` with block, offset and bytes of each part.
+    /// Calls `wrong` with block, offset and bytes of each part.
     fn find(
         &mut self,
         moved: &dyn Fn(u64),
@@ -145,7 +145,7 @@ impl<'a> Blocks<'a> {
         let granule_bytes = self.granule_bytes();
         let mut at = offset;
         while !bytes.is_empty() {
-            // Up to the end of the changed granule around `at`, or to the start of the next one.
+            // Up to the end of the changed granule around `at`, or to the next one.
             let before = Granule { block, offset: at.saturating_sub(granule_bytes - 1) };
             let next = self.changed.range(before..).next().filter(|granule| granule.block == block);
             let (version, end) = match next {
@@ -179,7 +179,7 @@ impl<'a> Blocks<'a> {
         self.arena.driver().info().granule_bytes
     }
 
-    /// The buffer, as long as the largest part.
+    /// As long as the largest part.
     fn buffer(&mut self) -> Result<HostBuffer, PoolError> {
         if let Some(buffer) = self.buffer.take() {
             return Ok(buffer);

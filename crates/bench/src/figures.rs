@@ -25,7 +25,6 @@ impl Spread {
     }
 }
 
-/// Runs `action`; returns its seconds and its result.
 pub(crate) fn timed<T, E>(action: impl FnOnce() -> Result<T, E>) -> Result<(f64, T), E> {
     let started = Instant::now();
     let outcome = action()?;
@@ -40,7 +39,7 @@ pub(crate) fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| as_float(part) / as_float(whole))
 }
 
-/// Sizes of memory are far below 2^53, where a float begins to round.
+/// Far below 2^53, where a float begins to round.
 #[allow(clippy::cast_precision_loss)]
 pub(crate) fn as_float(bytes: u64) -> f64 {
     bytes as f64

@@ -1,12 +1,11 @@
-//! Test bytes that depend on a key and an offset. Bytes of another key or offset differ, so misplaced data is
-//! found. Any part can be generated alone.
+//! Test bytes by key and offset, so misplaced data is found. Any part can be generated alone.
 
 use fastrand::Rng;
 
-/// Bytes per seed. Writes and comparisons begin at a multiple of this.
+/// Per seed; writes and comparisons begin at a multiple of this.
 pub(crate) const WINDOW_BYTES: usize = 512;
 
-/// What the bytes depend on, beside their offset.
+/// Beside the offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key(u64);
 
@@ -26,7 +25,7 @@ pub(crate) fn write(key: Key, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Index of the first byte that differs from what [`write()`] writes.
+/// From what [`write()`] writes.
 pub(crate) fn first_mismatch(key: Key, offset: u64, bytes: &[u8]) -> Option<usize> {
     let windows = bytes.chunks(WINDOW_BYTES).zip((offset..).step_by(WINDOW_BYTES));
     windows.zip((0..).step_by(WINDOW_BYTES)).find_map(|((held, at), index)| {
@@ -37,7 +36,6 @@ pub(crate) fn first_mismatch(key: Key, offset: u64, bytes: &[u8]) -> Option<usiz
     })
 }
 
-/// Index of the first byte that is not zero.
 pub(crate) fn first_nonzero(bytes: &[u8]) -> Option<usize> {
     let windows = bytes.chunks(WINDOW_BYTES).zip((0..).step_by(WINDOW_BYTES));
     windows.into_iter().find_map(|(held, index)| {

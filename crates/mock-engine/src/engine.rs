@@ -1,4 +1,4 @@
-//! The engine: it sleeps, wakes and reloads weights as vLLM 0.33 does, unless a fault is injected.
+//! The engine sleeps, wakes and reloads weights as vLLM 0.33 does, unless a fault is injected.
 //!
 //! Moving memory excludes generation: requests have ended, were aborted, or are paused until the wake.
 
@@ -15,7 +15,7 @@ use crate::fault::{Fault, Faults};
 use crate::memory::{Contents, Memory, Part};
 use crate::metrics::Counts;
 
-/// The slowdown of [`Fault::Slow`].
+/// Of [`Fault::Slow`].
 const SLOWDOWN: u32 = 10;
 
 #[derive(Debug)]
@@ -25,28 +25,28 @@ pub(crate) struct Engine {
     pub(crate) faults: Faults,
     pub(crate) counts: Arc<Counts>,
     token_time: Duration,
-    /// Held shared while generating, and exclusively while moving memory.
+    /// Shared while generating, exclusive while moving memory.
     pub(crate) memory_lock: Arc<RwLock<()>>,
-    /// Counts the sleeps that aborted requests.
+    /// Counts sleeps that aborted requests.
     pub(crate) aborts: watch::Sender<u64>,
     /// Whether requests pause until the wake.
     pub(crate) is_pausing: watch::Sender<bool>,
     state: Mutex<State>,
-    /// Ends all tasks of the engine.
+    /// Ends all tasks.
     pub(crate) end: CancellationToken,
     crash: OnceLock<Fault>,
 }
 
-/// The state that the engine reports.
+/// As reported.
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
     weights_sleep: bool,
     kv_cache_sleeps: bool,
     /// Set by a sleep of level 0, which does nothing else.
     scheduling_stopped: bool,
-    /// The level of the last sleep.
+    /// Of the last sleep.
     level: u8,
-    /// Whether weights come back wrong until the next wake.
+    /// Until the next wake.
     is_corrupt: bool,
 }
 
@@ -74,7 +74,7 @@ impl State {
     }
 }
 
-/// What a sleep does with running requests.
+/// What a sleep does with requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// They end, with `abort` as their `finish_reason`.
@@ -153,7 +153,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Wakes all parts, or the named ones. Returns whether all is awake.
+    /// Wakes all or the named parts; returns whether all is awake.
     pub(crate) async fn wake(&self, tags: Option<&[String]>) -> Result<bool, Failure> {
         self.maybe_refuse("wake_up")?;
         let _exclusive = self.memory_lock.write().await;
@@ -181,7 +181,7 @@ impl Engine {
         Ok(is_partial || !state.is_asleep())
     }
 
-    /// Returns whether the wake was partial.
+    /// Whether the wake was partial.
     async fn wake_parts(&self, wanted: &[Part], level: u8) -> Result<bool, Failure> {
         let mut woken = wanted.to_vec();
         if woken.contains(&Part::Weights) {
@@ -203,7 +203,7 @@ impl Engine {
         Ok(is_partial)
     }
 
-    /// Loads the weights again, as after a sleep of level 2.
+    /// As after a sleep of level 2.
     pub(crate) async fn reload_weights(&self) -> Result<(), Failure> {
         let _exclusive = self.memory_lock.write().await;
         let state = *self.state();
@@ -214,12 +214,12 @@ impl Engine {
         self.with_memory(move |memory| memory.load_weights(state.contents())).await
     }
 
-    /// Whether it sleeps, completely or in part.
+    /// Completely or in part.
     pub(crate) fn is_asleep(&self) -> bool {
         self.state().is_asleep()
     }
 
-    /// The sleep state, as vLLM's metrics name it.
+    /// As vLLM's metrics name it.
     pub(crate) fn sleep_state(&self) -> &'static str {
         let state = self.state();
         match (state.weights_sleep || state.kv_cache_sleeps, state.level) {
@@ -229,26 +229,25 @@ impl Engine {
         }
     }
 
-    /// Time per token for a request that starts now.
+    /// For a request that starts now.
     pub(crate) fn token_time(&self) -> Duration {
         let slowdown = if self.faults.occurs(Fault::Slow) { SLOWDOWN } else { 1 };
         self.token_time.saturating_mul(slowdown)
     }
 
-    /// The fault that crashed it, if any.
     pub(crate) fn crashed(&self) -> Option<Fault> {
         self.crash.get().copied()
     }
 
     /// Ends everything at once, and never returns.
     pub(crate) async fn crash<T>(&self, fault: Fault) -> T {
-        // The first crash is the one that is reported.
+        // The first crash is reported.
         let _ = self.crash.set(fault);
         self.end.cancel();
         std::future::pending().await
     }
 
-    /// Runs `act` on a thread that may block.
+    /// On a thread that may block.
     pub(crate) async fn with_memory<T: Send + 'static>(
         &self,
         act: impl FnOnce(&Memory) -> Result<T, PoolError> + Send + 'static,

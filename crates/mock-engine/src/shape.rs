@@ -1,13 +1,12 @@
-//! Generated text in the formats of OpenAI's API, whole and as streams.
+//! Generated text in the formats of OpenAI's API.
 //!
-//! The same request gives the same bytes. `created` is always 0, and the identifier is `X-Request-Id`, or a hash of
-//! the body without one.
+//! The same request gives the same bytes. `created` is always 0, and the identifier is `X-Request-Id`, or a
+//! hash of the body.
 
 use serde_json::{Value, json};
 
 use crate::generate::{Delta, Finish};
 
-/// Which API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Completion,
@@ -22,11 +21,11 @@ pub(crate) struct Shape {
     id: String,
     model: String,
     prompt_tokens: u64,
-    /// Whether a stream ends with the usage.
+    /// At the end of a stream.
     includes_usage: bool,
     choices: Vec<Choice>,
     completion_tokens: u64,
-    /// The number of events sent.
+    /// Events sent.
     events: u64,
 }
 
@@ -60,12 +59,10 @@ impl Shape {
         self
     }
 
-    /// Whether each choice has ended.
     pub(crate) fn is_complete(&self) -> bool {
         self.choices.iter().all(|choice| choice.finish.is_some())
     }
 
-    /// Adds a token.
     pub(crate) fn take(&mut self, delta: &Delta) {
         self.completion_tokens += u64::from(delta.text.is_some());
         if let Some(choice) = self.choices.get_mut(delta.choice) {
@@ -122,7 +119,7 @@ impl Shape {
         }
     }
 
-    /// A token as part of a stream, after it was added.
+    /// Of a token that was added.
     pub(crate) fn chunk(&mut self, delta: &Delta) -> String {
         let text = delta.text.as_deref();
         let finish = name(delta.finish);
@@ -144,7 +141,7 @@ impl Shape {
         }
     }
 
-    /// The end of a stream, after each choice has ended.
+    /// After each choice has ended.
     pub(crate) fn closing(&mut self) -> String {
         let usage = if self.includes_usage && self.kind != Kind::Response {
             let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
@@ -192,7 +189,7 @@ impl Shape {
         if has_stopped { "completed" } else { "incomplete" }
     }
 
-    /// A response as it is now, or an empty one with this status.
+    /// As it is now, or empty with this status.
     fn response(&self, begun: Option<&str>) -> Value {
         let status = begun.unwrap_or(self.status());
         let (output, usage) = if begun.is_some() {
@@ -238,7 +235,7 @@ impl Shape {
         json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
     }
 
-    /// An event's value about the only part of the only item.
+    /// About the only part of the only item.
     fn in_part(&self, name: &str, value: &Value) -> Value {
         json!({ "item_id": self.item_id(), "output_index": 0, "content_index": 0, name: value })
     }

@@ -1,5 +1,5 @@
-//! The numbers of Python's `random.Random(seed).randint`. A seed means the same here and in a script that
-//! takes PyTorch through the same load.
+//! The numbers of Python's `random.Random(seed).randint`. A script that takes PyTorch through the same load
+//! uses the same seeds.
 
 use std::ops::RangeInclusive;
 

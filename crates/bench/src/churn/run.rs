@@ -42,17 +42,17 @@ impl ChurnPlan {
     }
 }
 
-/// Called after each step. Its error ends the run.
+/// Called after each step; its error ends the run.
 pub type ChurnObserver<'a> = &'a mut dyn FnMut(&ChurnProgress) -> Result<(), PoolError>;
 
 /// A finished step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChurnProgress {
-    /// Counts through all rounds; a free between rounds is a step, too.
+    /// Through all rounds; a free between rounds is a step, too.
     pub step: usize,
     /// What it did.
     pub event: ChurnEvent,
-    /// Counted through all rounds.
+    /// Through all rounds.
     pub block: usize,
     /// Size of the block.
     pub bytes: u64,
@@ -69,12 +69,12 @@ pub enum ChurnEvent {
     Free,
 }
 
-/// Runs a load in an otherwise unused arena. At the end everything is freed and trimmed.
+/// Runs a load in an otherwise unused arena, then frees and trims everything.
 ///
 /// A failed allocation ends the load and is in the report.
 ///
 /// # Errors
-/// Other failures of the pool, and errors of `observer`. Everything is freed where possible.
+/// Other failures of the pool, and errors of `observer`; everything is freed where possible.
 pub fn run(arena: &Arena, plan: &ChurnPlan, observer: ChurnObserver<'_>) -> Result<ChurnReport, PoolError> {
     let mut run =
         ChurnRun { arena, observer, blocks: Vec::new(), steps: 0, live_bytes: 0, peak_live_bytes: 0 };

@@ -11,7 +11,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 /// Peak above the memory at the start, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Peak {
-    /// Of this process's control group; `None` without one that counts memory.
+    /// Of the control group; `None` without one that counts memory.
     pub(super) group_bytes: Option<u64>,
     /// Of this process's own pages.
     pub(super) resident_bytes: Option<u64>,
@@ -19,7 +19,7 @@ pub(super) struct Peak {
     pub(super) how: String,
 }
 
-/// Files of a control group with its use and its peak.
+/// Its use and its peak.
 struct ControlGroup {
     used: String,
     peak: String,
@@ -55,12 +55,10 @@ fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Runs `action`; returns its result and its peak memory.
 pub(super) fn measure<T>(action: impl FnOnce() -> T) -> (T, Peak) {
     measure_sampled(|_| action())
 }
 
-/// `action` also sees the number of samples.
 fn measure_sampled<T>(action: impl FnOnce(&AtomicUsize) -> T) -> (T, Peak) {
     let group = ControlGroup::of_this_process();
     let used = || group.as_ref().and_then(|group| number(&group.used));
@@ -88,7 +86,7 @@ fn measure_sampled<T>(action: impl FnOnce(&AtomicUsize) -> T) -> (T, Peak) {
         let sampled = sampler.ok().and_then(|sampler| sampler.join().ok());
         (outcome, sampled.unwrap_or_else(|| (used(), resident_bytes())))
     });
-    // A peak of the group that grew is exact. Otherwise the samples are a lower bound.
+    // A grown peak of the group is exact; otherwise the samples are a lower bound.
     let grown_peak = peak().filter(|peak| peak_before.is_some_and(|before| *peak > before));
     let group_bytes =
         grown_peak.or(used_most).zip(used_before).map(|(most, before)| most.saturating_sub(before));
@@ -111,7 +109,7 @@ mod tests {
         let (sum, peak) = measure_sampled(|samples| {
             let mut taken = vec![0u8; BYTES];
             taken.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
-            // A sample may have begun before all of it was touched; the next one has not.
+            // A sample may have begun before all of it was touched.
             let enough = samples.load(Ordering::Relaxed) + 2;
             while samples.load(Ordering::Relaxed) < enough {
                 thread::yield_now();

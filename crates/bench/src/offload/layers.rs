@@ -14,7 +14,7 @@ use crate::process::touch;
 /// Source of the layers' host memory.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// Buffers of this device, the arena's. Page-locked where machine and switches allow it.
+    /// Buffers of the arena's device, page-locked where machine and switches allow it.
     Buffers(Device, Switches),
     /// `host_alloc` of the arena's driver, for drivers without a [`Device`].
     Driver,
@@ -37,7 +37,7 @@ pub(super) struct Layers {
     pub(super) digests: Vec<Vec<Digest>>,
     /// Until every page was resident.
     pub(super) allocate_s: f64,
-    /// Growth of the driver's host memory.
+    /// Of the driver's host memory.
     pub(super) used_bytes: u64,
     /// Why a layer is not page-locked.
     pub(super) pageable_because: Option<String>,
@@ -46,7 +46,7 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Allocates and writes the layers. The driver has no cached host memory before.
+    /// Without cached host memory before.
     pub(super) fn make(
         driver: &dyn Driver,
         source: &Source,
@@ -78,14 +78,14 @@ impl Layers {
     }
 }
 
-/// LayerMemory of one layer before it is shared.
+/// Of one layer before it is shared.
 enum LayerMemory {
     Buffer(Buffer),
     Plain(HostBuffer),
 }
 
 impl LayerMemory {
-    /// Makes every page resident; also returns why it is not page-locked.
+    /// Also returns why the memory is not page-locked.
     fn make(driver: &dyn Driver, source: &Source, bytes: u64) -> DriverResult<(Self, Option<String>)> {
         let (mut memory, because) = match source {
             Source::Buffers(device, switches) => {

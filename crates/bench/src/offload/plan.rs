@@ -1,4 +1,4 @@
-//! OffloadPlan, stages and errors of a run.
+//! The plan, stages and errors of a run.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -27,7 +27,7 @@ impl OffloadPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OffloadStage {
-    /// Allocating and writing host memory.
+    /// Making host memory.
     Memory,
     /// Timing single layers, to choose slots and repeats.
     Choice,
@@ -45,7 +45,7 @@ pub enum OffloadStage {
     Prefetch,
 }
 
-/// Why a run failed. Wrong bytes are in the report instead.
+/// Why a run failed. Wrong bytes are in the report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffloadError {
@@ -98,7 +98,7 @@ pub enum OffloadError {
     HostMemory {
         /// Size of the layers.
         asked_bytes: u64,
-        /// Limit, or available memory.
+        /// The limit, or available memory.
         most_bytes: u64,
         /// Whether it is a configured limit.
         is_limit: bool,
@@ -123,7 +123,7 @@ pub enum OffloadError {
     Pool(#[from] PoolError),
 }
 
-/// Suggests how many layers are possible.
+/// How many are possible.
 fn fewer(layers: u64) -> String {
     match layers {
         0 => String::new(),

@@ -9,11 +9,11 @@ use crate::figures::Spread;
 pub struct OffloadReport {
     /// Size of all layers.
     pub host_bytes_asked: u64,
-    /// Growth of the driver's host memory.
+    /// Of the driver's host memory.
     pub host_bytes_used: u64,
     /// Allocation until every page was resident.
     pub pin_gib_per_s: f64,
-    /// Copies by a kernel that reads host memory in place. `None` without one, see [`OffloadReport::uva_how`].
+    /// Copies by a kernel that reads host memory in place; `None` as [`OffloadReport::uva_how`] says.
     pub uva_gib_per_s: Option<f64>,
     /// Copies on one stream.
     pub explicit_gib_per_s: f64,
@@ -21,18 +21,18 @@ pub struct OffloadReport {
     pub prefetch_gib_per_s: f64,
     /// A pass with resident layers.
     pub compute_s: f64,
-    /// A pass with in-place reads. `None` as [`OffloadReport::uva_gib_per_s`].
+    /// A pass with in-place reads; `None` as [`OffloadReport::uva_gib_per_s`].
     pub uva_s: Option<f64>,
     /// A pass with prefetching.
     pub prefetch_s: f64,
-    /// Hidden share of the shorter of computing and copying: [`overlap_of`].
+    /// By [`overlap_of`].
     pub overlap: f64,
     /// Whether all digests of all passes were right.
     pub verified: bool,
-    /// The first that was not.
+    /// The first wrong one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatch: Option<String>,
-    /// Kind of device, as on the command line.
+    /// As on the command line.
     pub device: String,
     /// Name of the device.
     pub device_name: String,
@@ -44,7 +44,7 @@ pub struct OffloadReport {
     pub layer_bytes: u64,
     /// Slots of the prefetching pass.
     pub slots: usize,
-    /// Part of a layer that is computed again.
+    /// Of a layer, computed again.
     pub part_bytes: u64,
     /// How often it is computed again.
     pub repeats: u32,
@@ -56,7 +56,7 @@ pub struct OffloadReport {
     pub side_by_side_s: f64,
     /// Passes per median, without the warm-up.
     pub passes: usize,
-    /// Spread of the prefetching passes.
+    /// Of the prefetching passes.
     pub prefetch_spread_s: Spread,
     /// Whether all layers are page-locked.
     pub pinned: bool,

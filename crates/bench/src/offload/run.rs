@@ -20,7 +20,7 @@ use crate::figures::{Spread, as_float, rate, timed};
 /// Counted passes of each kind.
 const PASSES: usize = 5;
 
-/// Single layers that are timed to choose slots and repeats.
+/// Timed to choose slots and repeats.
 const CHOICE_LAYERS: usize = 16;
 
 /// Enough for the repeats to grow to the maximum.
@@ -29,15 +29,15 @@ const CORRECTIONS: usize = 9;
 /// Repeats that differ by less than 1 in this many take the same time.
 const CLOSE: u32 = 50;
 
-/// Part of a layer that is computed again. It stays in the caches of a GPU and keeps few processors busy, as
-/// a matrix product does. Reading more would take the bandwidth that copies need. On an H200, copies and
-/// computing of 0.47 s each take 0.63 s together if computing reads device memory, 0.75 s from caches.
+/// The part that is computed again stays in a GPU's caches and keeps few processors busy, as a matrix product
+/// does. Reading more would take the bandwidth that copies need. On an H200, copies and computing of 0.47 s
+/// each take 0.63 s together if computing reads device memory, 0.75 s from caches.
 const PART_BYTES: u64 = 16 << 20;
 
-/// Runs a plan in an otherwise unused arena. At the end everything is freed and trimmed.
+/// Runs a plan in an otherwise unused arena, then frees and trims everything.
 ///
 /// # Errors
-/// See [`OffloadError`]. All memory is released where possible.
+/// See [`OffloadError`]; all memory is released where possible.
 pub fn run(
     arena: &Arena,
     source: &Source,
@@ -179,7 +179,6 @@ fn measure(
     })
 }
 
-/// What reads host memory in place.
 #[derive(Debug, Clone, Copy)]
 enum InPlaceRead {
     Kernel,
@@ -217,12 +216,12 @@ impl Uva {
     }
 }
 
-/// Pending digests of one layer: of all of it, then of its part.
+/// Of one layer: of all of it, then of its part.
 #[derive(Debug)]
 struct PendingDigests(Vec<Pending<Vec<Digest>>>);
 
 impl PendingDigests {
-    /// Waits for all, also after a failure.
+    /// Also after a failure.
     fn wait(self) -> DriverResult<Vec<Digest>> {
         let digests: Vec<_> = self.0.into_iter().map(Pending::wait).collect();
         digests.into_iter().collect::<DriverResult<Vec<_>>>().map(|digests| digests.concat())
@@ -243,7 +242,7 @@ impl<'a> OffloadRun<'a> {
         Prefetcher::new(self.arena, &Slots::new(Tag::weights(), count, fit.layer_bytes))
     }
 
-    /// Times single layers one by one, and chooses the repeats.
+    /// Times single layers.
     fn choose(&mut self, probe: &Prefetcher<'_>) -> Result<(Times, Times), OffloadError> {
         let layers = self.layers.memory.len();
         let copy = |layer: usize| {
@@ -251,7 +250,7 @@ impl<'a> OffloadRun<'a> {
             let copy = || wait_all(vec![self.copy(probe, probe.copy_stream(), layer % SLOTS_MIN, memory)?]);
             seconds_of(copy)
         };
-        // Warm-up: memory that was never touched, and one-time work of the device.
+        // Warm-up: untouched memory, and one-time work of the device.
         for slot in 0..SLOTS_MIN {
             copy(slot)?;
         }
@@ -259,7 +258,7 @@ impl<'a> OffloadRun<'a> {
         self.repeats = 0;
         let once = self.computing(probe)?;
         let mut computing = once;
-        // First guess: repeats that equal one full computation.
+        // First guess: as long as one full computation.
         let mut next = u32::try_from(range(probe, 0).bytes / self.part_bytes()).unwrap_or(u32::MAX);
         for _ in 0..CORRECTIONS {
             if once.median_s >= copying.median_s || next.abs_diff(self.repeats) <= self.repeats / CLOSE {
@@ -336,7 +335,7 @@ impl<'a> OffloadRun<'a> {
         Ok(residents)
     }
 
-    /// Computes as many layers as there are, from the resident ones.
+    /// As many layers as there are, from the resident ones.
     fn resident(&mut self, prefetcher: &Prefetcher<'_>, residents: usize) -> Result<f64, OffloadError> {
         let mut digests = Vec::new();
         let seconds = seconds_of(|| {
@@ -403,7 +402,7 @@ impl<'a> OffloadRun<'a> {
         Ok(seconds)
     }
 
-    /// Fills each slot with another layer than its first, so that a missing copy is found.
+    /// With another layer than its first, so that a missing copy is found.
     fn overwrite_slots(&self, prefetcher: &Prefetcher<'_>) -> Result<(), OffloadError> {
         let layers = &self.layers.memory;
         for slot in 0..prefetcher.slots().len() {
@@ -417,7 +416,7 @@ impl<'a> OffloadRun<'a> {
         Ok(())
     }
 
-    /// Records the first mismatch.
+    /// The first mismatch.
     fn check(&mut self, pass: &str, digests: Vec<(usize, PendingDigests)>) -> Result<(), OffloadError> {
         let part = usize::try_from(self.part_granules).unwrap_or(usize::MAX);
         for (layer, digests) in digests {
@@ -458,7 +457,7 @@ fn part_of(fit: Fit, granule_bytes: u64) -> u64 {
     (PART_BYTES.min(fit.layer_bytes) / granule_bytes).max(1)
 }
 
-/// The first wrong digest of a layer: of all granules, then of its first `part` granules `repeats` times.
+/// Of all granules, then of the first `part` granules `repeats` times.
 fn first_wrong(digests: &[Digest], expected: &[Digest], part: usize, repeats: u32) -> Option<String> {
     let (granules, part) = (expected.len(), part.min(expected.len()));
     let again = usize::try_from(repeats).unwrap_or(usize::MAX).saturating_mul(part);
@@ -477,7 +476,7 @@ fn range(prefetcher: &Prefetcher<'_>, slot: usize) -> DeviceRange {
     DeviceRange::new(block.range.addr, block.requested_bytes)
 }
 
-/// Waits for all, also after a failure.
+/// Also after a failure.
 fn wait_all(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
     let outcomes = copies.into_iter().map(Pending::wait);
     outcomes.fold(Ok(()), Result::and).map_err(failed("bring in a layer"))

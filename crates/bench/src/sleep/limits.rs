@@ -17,7 +17,7 @@ const LINK_BYTES_MAX: u64 = 1 << 30;
 /// Most digested at once.
 const DIGEST_BYTES_MAX: u64 = 2 << 30;
 
-/// The first allocation may touch memory for the first time since boot.
+/// The first may touch memory for the first time since boot.
 const PIN_ROUNDS: usize = 2;
 
 /// A larger one takes longer to release: a GPU's driver clears it as a whole.
@@ -32,11 +32,11 @@ pub struct Limits {
     pub to_device_bytes_per_s: f64,
     /// Device to host, fastest of five.
     pub to_host_bytes_per_s: f64,
-    /// Digested with one call.
+    /// With one call.
     pub digest_bytes: u64,
     /// Rate of digests, fastest of three.
     pub digest_bytes_per_s: f64,
-    /// Host memory allocated at once, in the sizes of backups.
+    /// At once, in the sizes of backups.
     pub pin_bytes: u64,
     /// Rate until every page is resident, faster of two; nothing is cached.
     pub pin_bytes_per_s: f64,
@@ -67,7 +67,6 @@ struct OldKeys {
     give_back_s: f64,
 }
 
-/// Memory that a load takes from the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Footprint {
     pub(super) chunks: u64,
@@ -77,7 +76,7 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
-    /// Whole chunks inside each tensor, the rest in granules that neighbours share.
+    /// Whole chunks inside each tensor, the rest in shared granules.
     pub(super) fn of(sizes: &[u64], granule_bytes: u64, chunk_granules: u64) -> Self {
         let chunk_bytes = granule_bytes.saturating_mul(chunk_granules.max(1));
         let chunks_of = |bytes: u64| if chunk_bytes > granule_bytes { bytes / chunk_bytes } else { 0 };
@@ -143,7 +142,7 @@ fn digest(driver: &dyn Driver, bytes: u64) -> Result<f64> {
     Ok(quickest_s)
 }
 
-/// Seconds of the faster allocation, and whether it is page-locked.
+/// Of the faster allocation, and whether it is page-locked.
 fn pin(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, bool)> {
     let (mut quickest_s, mut pinned) = (f64::INFINITY, false);
     for _ in 0..PIN_ROUNDS {

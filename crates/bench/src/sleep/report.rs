@@ -15,7 +15,7 @@ pub(super) const RESTED_CYCLES: u32 = 5;
 /// Cost of sleep and wake. Figures after a mismatch are `None`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SleepBenchReport {
-    /// CycleKind of device, as on the command line.
+    /// As on the command line.
     pub device: String,
     /// Size of the load.
     pub bytes: u64,
@@ -31,16 +31,16 @@ pub struct SleepBenchReport {
     pub changed_fraction: Fraction,
     /// After that change.
     pub changed_sleep_s: Option<f64>,
-    /// A wake with the device's default verification (GPU: every granule). Median of the first five clean
+    /// A wake with the device's default verification (GPU: every granule): median of the first five clean
     /// cycles, with the GPU rested.
     pub wake_s: Option<f64>,
     /// Fastest sleep of [`Dropping`].
     pub drop_s: Option<f64>,
     /// Fastest wake of [`Dropping`].
     pub wake_empty_s: Option<f64>,
-    /// Bytes copied by each.
+    /// By each sleep and wake.
     pub copied_bytes: CopiedBytes,
-    /// Host memory for backups after the cycles, also cached.
+    /// For backups after the cycles, also cached.
     pub host_bytes: Option<u64>,
     /// Whether bytes and addresses were the same.
     pub verified: bool,
@@ -57,13 +57,12 @@ pub struct SleepBenchReport {
     pub tensors: usize,
     /// Allocating and writing the load.
     pub load_s: f64,
-    /// The limits of the machine.
+    /// Of the machine.
     pub limits: Limits,
     /// Figures beside their limits.
     pub ratios: Ratios,
-    /// Result of the preparation.
+    /// Of the background.
     pub prepare: Option<PrepareReport>,
-    /// Granules that changed.
     pub changed_granules: u64,
     /// Clean cycles that ran.
     pub clean_cycles: u32,
@@ -73,7 +72,7 @@ pub struct SleepBenchReport {
     pub spreads: Option<Spreads>,
     /// Cycles that drop everything.
     pub dropping: Option<Dropping>,
-    /// MemoryTrend before and after the clean cycles.
+    /// Before and after the clean cycles.
     pub memory: MemoryTrend,
 }
 
@@ -95,7 +94,7 @@ pub struct CopiedBytes {
 /// One sleep at level 1 and one wake.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SleepCycle {
-    /// CycleKind of the cycle.
+    /// Its kind.
     pub kind: CycleKind,
     /// Number within its kind, from 1.
     pub number: u32,
@@ -103,9 +102,9 @@ pub struct SleepCycle {
     pub sleep: SleepReport,
     /// Verified every granule after the changed sleep, else the device's default.
     pub wake: WakeReport,
-    /// Time of the sleep.
+    /// Of the sleep.
     pub sleep_s: f64,
-    /// Time of the wake.
+    /// Of the wake.
     pub wake_s: f64,
     /// Rise of free device memory; other processes affect it.
     pub device_released_bytes: i64,
@@ -128,7 +127,7 @@ pub struct Spreads {
     pub wake_s: Spread,
     /// [`SleepCycle::wake_without_verify_s`] of the first five.
     pub wake_without_verify_s: Spread,
-    /// Wakes right after the sleep, while a GPU clears released memory.
+    /// Right after the sleep, while a GPU clears released memory.
     pub wake_at_once_s: Spread,
 }
 
@@ -139,16 +138,16 @@ pub struct Dropping {
     pub cycles: Vec<DropCycle>,
 }
 
-/// One sleep and one wake without a copy.
+/// A cycle without a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct DropCycle {
-    /// Time of the sleep.
+    /// Of the sleep.
     pub drop_s: f64,
-    /// Time of the wake.
+    /// Of the wake.
     pub wake_empty_s: f64,
 }
 
-/// MemoryTrend with the load awake.
+/// With the load awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryTrend {
     /// Before the first sleep.
@@ -159,16 +158,16 @@ pub struct MemoryTrend {
     pub after: MemoryUse,
 }
 
-/// MemoryTrend at one moment, in bytes.
+/// At one moment, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryUse {
     /// Free on the device.
     pub device_free_bytes: u64,
     /// Resident, where the system reports it.
     pub process_resident_bytes: Option<u64>,
-    /// Backups of the pool.
+    /// Of the pool.
     pub backup_bytes: u64,
-    /// Host memory of the driver.
+    /// Of the driver.
     pub host: HostMemoryInfo,
 }
 
@@ -179,7 +178,7 @@ impl SleepBenchReport {
         self.cycles.iter().find(|cycle| cycle.kind == kind)
     }
 
-    /// Cycles in the median [`SleepBenchReport::wake_s`].
+    /// Those in the median [`SleepBenchReport::wake_s`].
     #[must_use]
     pub fn rested_cycles(&self) -> u32 {
         self.clean_cycles.min(RESTED_CYCLES)
