@@ -1,7 +1,7 @@
 //! The types of the C interface: result codes, structs, and wrappers of a C caller's pointers.
 //!
 //! Rust code never constructs the wrappers (rule F1 of `docs/unsafe.md`). Safe code can therefore call an
-//! entry that takes an [`Out`] only with a pointer from C.
+//! entry that takes an [`Out`] only with a pointer from C, which the C caller vouches for.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -127,23 +127,23 @@ pub(crate) struct AccessDesc {
 
 const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
 
-/// The objects of a device.
+/// The objects of a device, as counted by `poorwillFakeCensus`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Census {
     /// Reservations of addresses.
     pub reservations: u64,
-    /// Backings that hold memory, so also released ones that are mapped.
+    /// Backings that hold memory: not released, or released and still mapped.
     pub backings: u64,
     /// Mappings of backings.
     pub mappings: u64,
-    /// Streams.
+    /// Streams that are not destroyed.
     pub streams: u64,
-    /// Events.
+    /// Events that are not destroyed.
     pub events: u64,
     /// Captures that have not ended.
     pub captures: u64,
-    /// Graphs from captures.
+    /// Graphs that are not destroyed.
     pub graphs: u64,
     /// Registered ranges of host memory.
     pub registered_host_ranges: u64,
@@ -159,7 +159,7 @@ pub struct Census {
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// Fails for NULL.
+    /// Writes the value; fails for NULL.
     pub(crate) fn set(&self, value: T) -> Outcome {
         self.check()?;
         // SAFETY: F1, a pointer that is not NULL may be written to.
@@ -167,7 +167,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Fails for NULL, before an object is created whose handle could not be returned.
+    /// Fails for NULL. Called before an object is created, whose handle could not be returned.
     pub(crate) fn check(&self) -> Outcome {
         if self.is_null() { Err(Code::INVALID_VALUE) } else { Ok(()) }
     }

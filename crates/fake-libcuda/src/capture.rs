@@ -53,7 +53,7 @@ pub(crate) struct Graph {
     pub(crate) nodes: usize,
 }
 
-/// Returns the thread's old mode.
+/// Sets the calling thread's mode, and returns the old one.
 pub(crate) fn exchange_mode(mode: c_int) -> Outcome<c_int> {
     if MODES.contains(&mode) { Ok(MODE.replace(mode)) } else { Err(Code::INVALID_VALUE) }
 }
@@ -72,7 +72,7 @@ impl State {
 }
 
 impl Tables {
-    /// Fails if any capture matches.
+    /// Invalidates the captures that match; fails if there are any.
     fn invalidate(&mut self, hit: impl Fn(&Capture) -> bool) -> Outcome {
         let mut invalidated = Ok(());
         for capture in self.captures.values_mut().filter(|capture| hit(capture)) {
@@ -164,7 +164,7 @@ impl Current {
         Ok(is_captured)
     }
 
-    /// For calls that add no node.
+    /// The number of a stream's capture, for calls that add no node.
     pub(crate) fn capture_number(&self, handle: Handle) -> Outcome<Option<u64>> {
         if self.is_implicitly_captured(handle) {
             // The streams that it would wait for are invalidated, too.

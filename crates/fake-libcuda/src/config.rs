@@ -1,4 +1,4 @@
-//! The settings.
+//! The settings: the devices, what they simulate, and which calls fail or are delayed.
 
 use std::collections::HashSet;
 use std::env;
@@ -18,7 +18,7 @@ pub(crate) struct Config {
     pub(crate) delays: Vec<Delay>,
 }
 
-/// Of `count` calls from `first` on, counted from 1.
+/// The calls `first` to `first + count - 1` of a symbol, counted from 1, return `code`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// `None` for every counted symbol.

@@ -14,7 +14,7 @@ use crate::state::{self, Device, Handle, Kind, State, Tables};
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) device: usize,
-    /// 1 unless primary.
+    /// The retain count of a primary context; 1 for others.
     pub(crate) retained: u64,
     pub(crate) primary: bool,
 }
@@ -44,7 +44,7 @@ pub(crate) fn current_even_if_failed() -> Outcome<Current> {
     Ok(Current { state, context, device })
 }
 
-/// It may no longer exist.
+/// The top of this thread's stack, even if it no longer exists.
 pub(crate) fn top() -> Option<Handle> {
     STACK.with_borrow(|stack| stack.last().copied())
 }
@@ -95,7 +95,7 @@ pub(crate) fn create(ordinal: c_int) -> Outcome<Handle> {
     Ok(context)
 }
 
-/// Pops the context if it is on top of this thread's stack.
+/// Destroys a context of [`create`], and pops it if it is on top of this thread's stack.
 pub(crate) fn destroy(context: Handle) -> Outcome {
     let state = state::get()?;
     let device = {
@@ -121,7 +121,8 @@ pub(crate) fn retain(ordinal: c_int) -> Outcome<Handle> {
     Ok(device.primary)
 }
 
-/// At 0 the context is destroyed. Atomic, as in CUDA: a context that is retained again during the wait stays.
+/// Decrements the retain count; at 0 the context is destroyed. Atomic, as in CUDA: a context that is retained
+/// again during the wait stays.
 pub(crate) fn release(ordinal: c_int) -> Outcome {
     let state = state::get()?;
     let device = state.device(ordinal)?;

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::abi::{Code, Outcome};
 use crate::{faults, state};
 
-/// What a symbol needs, and whether a machine can make it fail: then it counts.
+/// What a symbol requires, and whether it counts as one that a machine can make fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(non_camel_case_types)] // Keywords of `entries!`.
 pub(crate) enum Requirement {
@@ -52,7 +52,7 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// In it, symbols refuse to work.
+/// Runs a host function, in which symbols refuse to work.
 pub(crate) fn run_host_function(function: impl FnOnce()) {
     IN_HOST_FUNCTION.set(true);
     function();

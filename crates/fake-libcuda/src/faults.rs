@@ -26,7 +26,7 @@ struct Counts {
     by_symbol: HashMap<&'static str, u64>,
     total: u64,
     armed: Option<Armed>,
-    /// Since it was armed last.
+    /// Names of the calls since it was armed last.
     seen: Vec<&'static str>,
 }
 
@@ -36,7 +36,7 @@ struct Armed {
     count: u64,
 }
 
-/// Read until that succeeds.
+/// The settings, read from the environment until that succeeds.
 pub(crate) fn config() -> Outcome<&'static Config> {
     if let Some(config) = CONFIG.get() {
         return Ok(config);
@@ -48,7 +48,7 @@ pub(crate) fn config() -> Outcome<&'static Config> {
     Ok(CONFIG.get_or_init(|| config))
 }
 
-/// Counts a call, and fails, delays or blocks it. `is_counted`: a machine can make it fail.
+/// Counts a call, and fails, delays or blocks it. `is_counted` says whether a machine can make it fail.
 pub(crate) fn on_call(symbol: &'static str, is_counted: bool) -> Outcome {
     let outcome = count(symbol, is_counted);
     let delays = CONFIG.get().into_iter().flat_map(|config| &config.delays);
@@ -66,7 +66,7 @@ fn wait_while_held(symbol: &str) {
     hold.waiting -= 1;
 }
 
-/// Blocks no other calls.
+/// Blocks calls of this symbol, and no other.
 pub(crate) fn hold(symbol: Option<String>) {
     HOLD.lock().unwrap_or_else(PoisonError::into_inner).symbol = symbol;
     RESUMED.notify_all();

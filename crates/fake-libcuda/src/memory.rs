@@ -23,7 +23,7 @@ pub(crate) struct Backing {
 pub(crate) struct Reservation {
     pub(crate) device: usize,
     bytes: u64,
-    /// Larger if the caller requested an alignment above the granule.
+    /// The host device's reservation, larger if the caller requested an alignment above the granule.
     whole: DeviceRange,
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct Registered {
     pub(crate) device: usize,
     pub(crate) context: Handle,
     bytes: usize,
-    /// For kernels.
+    /// Whether kernels may access it.
     is_mapped: bool,
-    /// For all contexts.
+    /// Whether kernels of all contexts may.
     is_portable: bool,
 }
 
-/// Set in the addresses by which kernels access host memory, to detect host addresses.
+/// Set in the addresses by which kernels access host memory, so that passing a host address is detected.
 pub(crate) const HOST_WINDOW: u64 = 1 << 56;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`.
@@ -103,7 +103,7 @@ pub(crate) fn create(state: &State, bytes: usize, prop: &AllocationProp, flags: 
     let device = device_of(state, prop)?;
     let bytes = bytes as u64;
     ensure(flags == 0 && bytes > 0 && bytes.is_multiple_of(device.granule()))?;
-    // Until the end, so that no other call takes the available memory.
+    // Locked from here on, so that no other call takes the available memory.
     let mut tables = state.tables();
     if bytes > device.simulation.available_bytes(device.memory()?) {
         return Err(Code::OUT_OF_MEMORY);
@@ -221,7 +221,7 @@ pub(crate) fn unregister(current: &Current, addr: usize) -> Outcome {
     gone.map(drop).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)
 }
 
-/// As kernels access it.
+/// The address by which kernels access registered memory.
 pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> Outcome<u64> {
     ensure(flags == 0)?;
     let tables = current.state.tables();
@@ -230,7 +230,7 @@ pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> Outc
     Ok(addr as u64 | HOST_WINDOW)
 }
 
-/// Of a kernel's address, if all of it is registered.
+/// The host address behind a kernel's address, if all of it is registered.
 pub(crate) fn host_address(state: &State, addr: u64, bytes: usize) -> Outcome<usize> {
     let host = usize::try_from(addr & !HOST_WINDOW).map_err(|_| Code::ILLEGAL_ADDRESS)?;
     let tables = state.tables();
@@ -246,7 +246,7 @@ impl Tables {
         Ok(found)
     }
 
-    /// Its handle is not released.
+    /// A backing whose handle is not released.
     fn live(&mut self, handle: Handle) -> Outcome<&mut Backing> {
         self.backings.get_mut(&handle).filter(|backing| !backing.released).ok_or(Code::INVALID_VALUE)
     }

@@ -14,7 +14,8 @@ use crate::context::Current;
 use crate::memory;
 use crate::state::Device;
 
-/// The device that owns a range, if another than the call's, which must have access.
+/// The device that owns a range, if it is another one than the call's. That device must have been given
+/// access.
 pub(crate) fn owner(current: &Current, range: DeviceRange) -> Outcome<Option<&'static Device>> {
     if memory::device_at(current.state, range).is_none_or(|owner| owner == current.device.ordinal) {
         return Ok(None);
@@ -59,7 +60,7 @@ pub(crate) fn read(owner: &Device, to: HostBuffer, from: DeviceRange) -> DriverR
     on_own_stream(owner, |stream| owner.host.copy_to_host(stream, to, &[part]))
 }
 
-/// A new stream, since the device's others may be waiting for the caller.
+/// Runs the copy on a new stream, since the device's others may be waiting for the caller.
 fn on_own_stream<T: 'static>(
     owner: &Device,
     queue: impl FnOnce(StreamId) -> DriverResult<Pending<T>>,

@@ -23,7 +23,7 @@ pub(crate) struct Stream {
     pub(crate) context: Handle,
     pub(crate) device: usize,
     pub(crate) id: StreamId,
-    /// By the default stream.
+    /// Whether the default stream waits for it.
     pub(crate) is_blocking: bool,
     pub(crate) in_flight: Arc<InFlight>,
 }
@@ -137,7 +137,7 @@ impl Stream {
         }
         outcomes.check_at = 2 * pending;
         drop(outcomes);
-        // The outcomes of a caller that never waits must not pile up.
+        // So that the outcomes of a caller that never waits do not pile up.
         if Point::record(device, self)?.has_passed()? {
             self.in_flight.lock().check_at = 0;
         }
@@ -157,7 +157,7 @@ impl Stream {
 }
 
 impl State {
-    /// In any context.
+    /// The stream of a handle, in any context.
     pub(crate) fn any_stream(&self, current: &Current, handle: Handle) -> Outcome<Stream> {
         match handle {
             0 | LEGACY => Ok(Stream {
@@ -174,7 +174,7 @@ impl State {
 }
 
 impl Current {
-    /// The stream must be of this context.
+    /// The stream of a handle, which must be of this context.
     pub(crate) fn stream(&self, handle: Handle) -> Outcome<Stream> {
         let stream = self.state.any_stream(self, handle)?;
         if stream.context == self.context { Ok(stream) } else { Err(Code::INVALID_HANDLE) }

@@ -15,7 +15,7 @@ pub(crate) struct Simulation {
     hami_bytes: Option<u64>,
     /// The limit of this client of the Multi-Process Service.
     mps_bytes: Option<u64>,
-    /// By others: on the card, or in the slice.
+    /// Memory in use by others: on the card, or in the slice.
     used_bytes: u64,
     pub(crate) is_integrated: bool,
     /// Profile of the MIG instance.
@@ -63,7 +63,7 @@ impl Default for Simulation {
     }
 }
 
-/// Without the simulation, in bytes.
+/// Memory of the device without the simulation, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MemoryUse {
     pub(crate) capacity_bytes: u64,
@@ -131,7 +131,7 @@ impl Simulation {
         Ok((self.info_total_bytes.unwrap_or(total), self.info_free_bytes.unwrap_or(free)))
     }
 
-    /// Opt-in, per block, in bytes.
+    /// Opt-in shared memory per block, in bytes.
     pub(crate) fn shared_bytes(&self) -> c_int {
         let kib = match (self.capability.major, self.capability.minor) {
             (7, 0) => 96,
@@ -144,7 +144,7 @@ impl Simulation {
         self.shared_bytes.unwrap_or(kib << 10)
     }
 
-    /// The driver's part, per block, in bytes.
+    /// The driver's part of each block's shared memory, in bytes.
     pub(crate) fn reserved_shared_bytes(&self) -> c_int {
         if self.capability.major >= 8 { 1024 } else { 0 }
     }

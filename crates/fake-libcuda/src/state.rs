@@ -47,7 +47,7 @@ pub(crate) struct Device {
     pub(crate) host: HostDevice,
     pub(crate) simulation: Simulation,
     pub(crate) primary: Handle,
-    /// Of the default stream.
+    /// Work on the default stream.
     pub(crate) in_flight: Arc<InFlight>,
     /// Calls waiting for all of its work.
     waiting: AtomicU64,
@@ -66,7 +66,7 @@ impl Device {
             && other.simulation.mig.is_none()
     }
 
-    /// Without the simulation.
+    /// Its memory without the simulation.
     pub(crate) fn memory(&self) -> Outcome<MemoryUse> {
         let memory = self.host.memory_info()?;
         Ok(MemoryUse {
@@ -89,12 +89,12 @@ impl Device {
         }
     }
 
-    /// The first failure stays.
+    /// Records a failure; the first one stays.
     pub(crate) fn record_failure(&self, code: Code) {
         let _ = self.failure.compare_exchange(0, code.0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// With the last context.
+    /// Clears the failure, when the last context is destroyed.
     pub(crate) fn clear_failure(&self) {
         self.failure.store(0, Ordering::Relaxed);
     }

@@ -78,7 +78,7 @@ pub(crate) struct ProcessInfo {
 
 const _: () = assert!(size_of::<MemoryV2>() == 40 && size_of::<ProcessInfo>() == 24);
 
-/// Written, or read and replaced.
+/// A C caller's pointer to a value that is written, or read and replaced.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -97,7 +97,7 @@ impl<T: Copy> Out<T> {
         Ok(unsafe { self.0.read() })
     }
 
-    /// The caller has promised the space.
+    /// Writes several values; the caller has promised space for as many.
     pub(crate) fn set_list(&self, values: &[T]) -> Outcome {
         self.check()?;
         // SAFETY: F1, there is space for as many values as the caller states, and no Rust reference to it.

@@ -6,9 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::abi::{self, Code, Handle, Memory, MemoryV2, Out, Outcome, ProcessInfo, Text};
 use crate::state;
 
-/// The first with CUDA 13.0, the fake libcuda's.
+/// The first version with CUDA 13.0, which is the fake libcuda's.
 const DRIVER_VERSION: &str = "580.65.06";
-/// Of processes on an undivided card.
+/// The instance numbers of processes on an undivided card.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
 fn enter(body: impl FnOnce() -> Outcome) -> c_uint {
@@ -188,7 +188,8 @@ fn numbered(count: usize) -> c_uint {
     c_uint::try_from(count).unwrap_or(c_uint::MAX)
 }
 
-/// Of `DOMAIN:BUS:DEVICE.FUNCTION`, hexadecimal. Other domains and devices give 0, which no card has.
+/// The bus of `DOMAIN:BUS:DEVICE.FUNCTION`, all hexadecimal. Other domains and devices give 0, which no card
+/// has.
 fn bus(id: &str) -> Option<c_uint> {
     let (domain, rest) = id.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;

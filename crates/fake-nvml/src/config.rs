@@ -1,4 +1,4 @@
-//! The settings.
+//! The settings: the devices, and what each reports.
 
 use std::collections::HashSet;
 use std::env;

@@ -32,7 +32,7 @@ pub(crate) struct Process {
     pub(crate) used_bytes: u64,
 }
 
-/// Current and maximum.
+/// The PCIe link, current and maximum.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Link {
     pub(crate) generation: Option<u32>,
@@ -73,7 +73,7 @@ impl Device {
             return Err(code);
         }
         let total_bytes = self.total_bytes.ok_or(Code::NOT_SUPPORTED)?;
-        // As limiters do, unchecked.
+        // Like limiters that subtract without a check.
         let left = total_bytes.wrapping_sub(self.used_bytes);
         let free_bytes = self.free_bytes.unwrap_or(left);
         Ok(Memory { total_bytes, free_bytes, used_bytes: self.used_bytes })

@@ -10,7 +10,7 @@ use crate::device::Device;
 #[derive(Debug)]
 pub(crate) struct State(Vec<Device>);
 
-/// With the number of initializations.
+/// The devices while the library is initialized, and how often it was.
 #[derive(Debug)]
 struct Open {
     state: Arc<State>,
@@ -63,7 +63,7 @@ impl State {
         self.handles(|device| device.uuid.eq_ignore_ascii_case(uuid)).next()
     }
 
-    /// By index.
+    /// All that are not instances, by index.
     pub(crate) fn cards(&self) -> impl Iterator<Item = Handle> {
         self.handles(|device| !device.is_instance())
     }
@@ -74,7 +74,7 @@ impl State {
         Ok(self.handles(move |device| device.parent.as_ref().is_some_and(is_of_it)))
     }
 
-    /// If it can be.
+    /// Whether a card is divided, if it can be.
     pub(crate) fn is_divided(&self, card: Handle) -> Outcome<bool> {
         let has_instances = self.instances(card)?.next().is_some();
         self.device(card)?.is_divided.or(has_instances.then_some(true)).ok_or(Code::NOT_SUPPORTED)

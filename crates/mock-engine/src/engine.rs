@@ -15,7 +15,7 @@ use crate::fault::{Fault, Faults};
 use crate::memory::{Contents, Memory, Part};
 use crate::metrics::Counts;
 
-/// Of [`Fault::Slow`].
+/// The slowdown of [`Fault::Slow`].
 const SLOWDOWN: u32 = 10;
 
 #[derive(Debug)]
@@ -37,16 +37,16 @@ pub(crate) struct Engine {
     crash: OnceLock<Fault>,
 }
 
-/// As reported.
+/// The state that the engine reports.
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
     weights_sleep: bool,
     kv_cache_sleeps: bool,
     /// Set by a sleep of level 0, which does nothing else.
     scheduling_stopped: bool,
-    /// Of the last sleep.
+    /// The level of the last sleep.
     level: u8,
-    /// Until the next wake.
+    /// Whether weights come back wrong until the next wake.
     is_corrupt: bool,
 }
 
@@ -181,7 +181,7 @@ impl Engine {
         Ok(is_partial || !state.is_asleep())
     }
 
-    /// Whether the wake was partial.
+    /// Returns whether the wake was partial.
     async fn wake_parts(&self, wanted: &[Part], level: u8) -> Result<bool, Failure> {
         let mut woken = wanted.to_vec();
         if woken.contains(&Part::Weights) {
@@ -203,7 +203,7 @@ impl Engine {
         Ok(is_partial)
     }
 
-    /// As after a sleep of level 2.
+    /// Loads the weights again, as after a sleep of level 2.
     pub(crate) async fn reload_weights(&self) -> Result<(), Failure> {
         let _exclusive = self.memory_lock.write().await;
         let state = *self.state();
@@ -214,12 +214,12 @@ impl Engine {
         self.with_memory(move |memory| memory.load_weights(state.contents())).await
     }
 
-    /// Completely or in part.
+    /// Whether it sleeps, completely or in part.
     pub(crate) fn is_asleep(&self) -> bool {
         self.state().is_asleep()
     }
 
-    /// As vLLM's metrics name it.
+    /// The sleep state, as vLLM's metrics name it.
     pub(crate) fn sleep_state(&self) -> &'static str {
         let state = self.state();
         match (state.weights_sleep || state.kv_cache_sleeps, state.level) {
@@ -229,7 +229,7 @@ impl Engine {
         }
     }
 
-    /// For a request that starts now.
+    /// Time per token for a request that starts now.
     pub(crate) fn token_time(&self) -> Duration {
         let slowdown = if self.faults.occurs(Fault::Slow) { SLOWDOWN } else { 1 };
         self.token_time.saturating_mul(slowdown)
@@ -241,13 +241,13 @@ impl Engine {
 
     /// Ends everything at once, and never returns.
     pub(crate) async fn crash<T>(&self, fault: Fault) -> T {
-        // The first crash is reported.
+        // The first crash is the one that is reported.
         let _ = self.crash.set(fault);
         self.end.cancel();
         std::future::pending().await
     }
 
-    /// On a thread that may block.
+    /// Runs `act` on a thread that may block.
     pub(crate) async fn with_memory<T: Send + 'static>(
         &self,
         act: impl FnOnce(&Memory) -> Result<T, PoolError> + Send + 'static,

@@ -14,7 +14,7 @@ use crate::random::SharedRng;
 #[non_exhaustive]
 pub enum Fault {
     /// A sleep is answered with 200, and `is_sleeping` is true, but `nvidia-smi` shows the memory as before.
-    /// The memory is another allocator's, or the engine runs without sleep mode.
+    /// Causes: the memory is another allocator's, or the engine runs without sleep mode.
     KeepsMemory,
     /// A sleep releases the weights, but not the key-value cache. Graphs, NCCL buffers or adapter weights
     /// cause this.
@@ -71,7 +71,7 @@ impl Fault {
         Self::Refuses,
     ];
 
-    /// As on the command line.
+    /// Its name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -111,7 +111,7 @@ impl FromStr for Fault {
 
 /// A fault, and its probability wherever it can occur.
 ///
-/// As text: `gibberish`, `slow=0.25`.
+/// As text: `gibberish`, or with a probability `slow=0.25`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FaultSpec {
     fault: Fault,
@@ -125,7 +125,7 @@ impl FaultSpec {
         Self { fault, probability: 1.0 }
     }
 
-    /// A fault that sometimes occurs.
+    /// A fault with this probability.
     ///
     /// # Errors
     /// `Probability` if it is outside 0 to 1.
@@ -183,7 +183,7 @@ pub enum ParseFaultError {
         /// The text, shortened.
         name: String,
     },
-    /// Not a number from 0 to 1.
+    /// The probability is not a number from 0 to 1.
     #[error("`{text}` is not a probability; write it like {fault}=0.25, from 0 to 1")]
     Probability {
         /// Its fault.
@@ -197,12 +197,12 @@ fn shortened(text: &str) -> String {
     text.escape_debug().take(64).collect()
 }
 
-/// With the random numbers that decide when faults occur.
+/// The active faults, and the random numbers that decide when they occur.
 #[derive(Debug)]
 pub(crate) struct Faults {
     active: watch::Sender<Vec<FaultSpec>>,
     rng: SharedRng,
-    /// Occurrences of each.
+    /// How often each has occurred.
     counts: Mutex<BTreeMap<Fault, u64>>,
 }
 

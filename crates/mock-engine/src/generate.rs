@@ -15,7 +15,7 @@ use crate::memory::{Memory, Sampled};
 use crate::metrics::Running;
 use crate::text::Text;
 
-/// So that the tokens before a crash are sent.
+/// How long a crash in a stream waits, so that earlier tokens are sent.
 const FLUSH_DELAY: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone)]
@@ -83,7 +83,7 @@ pub(crate) async fn embed(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Sa
     Ok(admitted.sampled)
 }
 
-/// A call that moves memory waits for it.
+/// An admitted request: a call that moves memory waits for it.
 struct Admitted {
     engine: Arc<Engine>,
     memory_lock: Option<OwnedRwLockReadGuard<()>>,
@@ -109,7 +109,7 @@ impl Admitted {
         Ok(Self { engine: Arc::clone(engine), memory_lock: Some(memory_lock), aborts, sampled, running })
     }
 
-    /// Until all choices have ended or the client is gone.
+    /// Generates one choice after the other, until all have ended or the client is gone.
     async fn run(mut self, request: &GenerateRequest, tx: &UnboundedSender<Delta>) {
         let texts: Vec<(Text, u32, Finish)> =
             request.prompts.iter().map(|prompt| self.text(request, prompt)).collect();
@@ -198,7 +198,7 @@ impl Admitted {
         true
     }
 
-    /// If the client is still there.
+    /// Sends the abort for the remaining choices, if the client is still there.
     fn abort_choices(mut self, from: usize, to: usize, tx: &UnboundedSender<Delta>) {
         if tx.is_closed() {
             return;

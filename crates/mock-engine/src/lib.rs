@@ -95,7 +95,7 @@ pub enum Ended {
     Crashed(Fault),
 }
 
-/// Why it cannot run.
+/// Why a mock engine cannot run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MockEngineError {
@@ -104,7 +104,7 @@ pub enum MockEngineError {
     Memory {
         /// The requested size.
         bytes: ByteSize,
-        /// And what would help.
+        /// Why, and what would help.
         reason: String,
     },
     /// Its listener cannot be used.
@@ -118,7 +118,7 @@ pub enum MockEngineError {
 /// freed with the last blocking thread.
 ///
 /// # Errors
-/// `Memory`, `Listen`.
+/// `Memory` if it cannot be allocated, `Listen` if the listener cannot be used.
 pub async fn serve(
     options: MockEngine,
     listener: TcpListener,

@@ -24,7 +24,7 @@ const WRITE_BYTES: usize = 1 << 20;
 /// The device's capacity beyond the requested bytes: space for whole chunks.
 const SLACK_BYTES: u64 = 128 << 20;
 
-/// Per sleep, for `Fault::Leaks`.
+/// Bytes that `Fault::Leaks` leaks per sleep.
 const LEAK_BYTES: usize = 4 << 20;
 
 /// Pages of each half that are sampled before text is generated.
@@ -40,7 +40,7 @@ pub(crate) enum Part {
 impl Part {
     pub(crate) const ALL: [Self; 2] = [Self::Weights, Self::KvCache];
 
-    /// As in vLLM.
+    /// vLLM's name for it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",
@@ -62,7 +62,7 @@ pub(crate) enum Contents {
     Right,
     /// Other bytes.
     Wrong,
-    /// Nothing yet.
+    /// Nothing yet: the contents mean nothing.
     Undefined,
 }
 
@@ -74,14 +74,14 @@ pub(crate) enum Sampled {
     Nothing,
 }
 
-/// All methods block.
+/// The memory; all methods block.
 #[derive(Debug)]
 pub(crate) struct Memory {
     arena: Arena,
     weights: Block,
     kv_cache: Block,
     seed: u64,
-    /// Of the sampled pages when they are right.
+    /// The checksum of the sampled pages when they are right.
     expected: u64,
     leaked: Mutex<Vec<Vec<u8>>>,
 }
@@ -109,7 +109,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Of both halves.
+    /// Bytes mapped for both halves.
     pub(crate) fn held_bytes(&self) -> Result<u64, PoolError> {
         Ok(self.arena.stats()?.mapped_bytes)
     }
@@ -118,7 +118,7 @@ impl Memory {
         self.leaked.lock().unwrap_or_else(PoisonError::into_inner).iter().map(Vec::len).sum()
     }
 
-    /// Released halves stay so.
+    /// Releases halves; released ones stay so.
     pub(crate) fn release(&self, parts: &[Part]) -> Result<(), PoolError> {
         if parts.is_empty() {
             return Ok(());
@@ -147,7 +147,7 @@ impl Memory {
         Ok(self.arena.tag_state(&part.tag())?.is_held())
     }
 
-    /// If they are mapped.
+    /// Writes the weights, if they are mapped.
     pub(crate) fn load_weights(&self, contents: Contents) -> Result<(), PoolError> {
         if self.is_mapped(Part::Weights)? { self.fill(Part::Weights, contents) } else { Ok(()) }
     }
@@ -158,7 +158,7 @@ impl Memory {
         self.leaked.lock().unwrap_or_else(PoisonError::into_inner).push(leaked);
     }
 
-    /// A few pages of both halves.
+    /// Reads a few pages of both halves.
     pub(crate) fn sample(&self) -> Result<Sampled, PoolError> {
         let mut seen = 0;
         for (part, offset) in self.sampled_pages() {
@@ -173,7 +173,7 @@ impl Memory {
         Ok(Sampled::Bytes(seen ^ self.expected))
     }
 
-    /// What `sample` must find.
+    /// The checksum that `sample` must find, without reading.
     fn expected(&self) -> u64 {
         let noise = noise(self.seed);
         self.sampled_pages().fold(0, |seen, (part, offset)| {

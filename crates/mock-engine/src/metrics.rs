@@ -15,7 +15,7 @@ pub(crate) struct Counts {
     running: AtomicI64,
     prompt_tokens: AtomicU64,
     generation_tokens: AtomicU64,
-    /// In the order of [`Finish::ALL`].
+    /// Finished requests, in the order of [`Finish::ALL`].
     finished: [AtomicU64; 3],
     /// Requests aborted by a disconnect.
     clients_gone: AtomicU64,
@@ -55,7 +55,7 @@ impl Running {
         self.counts.generation_tokens.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request dropped without this was abandoned by its client.
+    /// Counts the end; a request dropped without this was abandoned by its client.
     pub(crate) fn finish(&mut self, finish: Finish) {
         self.leave(Stage::Ended);
         if let Some(nth) = Finish::ALL.iter().position(|one| *one == finish) {

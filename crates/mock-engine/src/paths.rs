@@ -133,7 +133,7 @@ async fn collective_rpc(State(engine): SharedEngine, body: RequestBody) -> HttpR
     }
 }
 
-/// Ends the call even if the client disconnects, as a real engine does.
+/// Runs a call to its end even if the client disconnects, as a real engine does.
 async fn to_completion<T: Send + 'static>(
     engine: &Engine,
     act: impl Future<Output = Result<T, Failure>> + Send + 'static,
@@ -210,7 +210,7 @@ async fn embeddings(State(engine): SharedEngine, body: RequestBody) -> HttpResul
     Ok(Json(list).into_response())
 }
 
-/// As a whole or as a stream.
+/// Generates, and answers as a whole or as a stream.
 async fn answer(
     engine: &Arc<Engine>,
     kind: Kind,

@@ -1,4 +1,4 @@
-//! Deterministic random numbers.
+//! Random numbers by seed: the same seed gives the same faults.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,7 +13,7 @@ impl SharedRng {
         Self(Mutex::new(Rng::with_seed(seed)))
     }
 
-    /// Probabilities 0 and 1 draw no number.
+    /// Whether an event of this probability happens; 0 and 1 draw no number.
     pub(crate) fn happens(&self, probability: f64) -> bool {
         if probability >= 1.0 {
             return true;
@@ -22,12 +22,12 @@ impl SharedRng {
     }
 }
 
-/// Neighbours give unrelated numbers.
+/// Mixes the bits: neighbours give unrelated numbers.
 pub(crate) fn mix(number: u64) -> u64 {
     Rng::with_seed(number).u64(..)
 }
 
-/// Of a sequence that starts from `number`.
+/// The `nth` number of a sequence that starts from `number`.
 pub(crate) fn nth(number: u64, nth: u64) -> u64 {
     mix(number ^ mix(nth))
 }

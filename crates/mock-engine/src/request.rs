@@ -9,10 +9,10 @@ use serde::de::DeserializeOwned;
 use crate::failure::Failure;
 use crate::generate::GenerateRequest;
 
-/// Of prompt and generated text together, in tokens.
+/// Maximum of prompt and generated text together, in tokens.
 pub(crate) const MODEL_LEN_MAX: u64 = 32_768;
 
-/// Of a completion that states none: OpenAI's default.
+/// Maximum tokens of a completion that states none: OpenAI's default.
 const COMPLETION_TOKENS: u32 = 16;
 
 pub(crate) fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {

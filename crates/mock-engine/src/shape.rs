@@ -21,7 +21,7 @@ pub(crate) struct Shape {
     id: String,
     model: String,
     prompt_tokens: u64,
-    /// At the end of a stream.
+    /// Whether a stream ends with the usage.
     includes_usage: bool,
     choices: Vec<Choice>,
     completion_tokens: u64,
@@ -119,7 +119,7 @@ impl Shape {
         }
     }
 
-    /// Of a token that was added.
+    /// A token as part of a stream, after it was added.
     pub(crate) fn chunk(&mut self, delta: &Delta) -> String {
         let text = delta.text.as_deref();
         let finish = name(delta.finish);
@@ -141,7 +141,7 @@ impl Shape {
         }
     }
 
-    /// After each choice has ended.
+    /// The end of a stream, after each choice has ended.
     pub(crate) fn closing(&mut self) -> String {
         let usage = if self.includes_usage && self.kind != Kind::Response {
             let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
@@ -189,7 +189,7 @@ impl Shape {
         if has_stopped { "completed" } else { "incomplete" }
     }
 
-    /// As it is now, or empty with this status.
+    /// A response as it is now, or an empty one with this status.
     fn response(&self, begun: Option<&str>) -> Value {
         let status = begun.unwrap_or(self.status());
         let (output, usage) = if begun.is_some() {
@@ -235,7 +235,7 @@ impl Shape {
         json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
     }
 
-    /// About the only part of the only item.
+    /// An event's value about the only part of the only item.
     fn in_part(&self, name: &str, value: &Value) -> Value {
         json!({ "item_id": self.item_id(), "output_index": 0, "content_index": 0, name: value })
     }

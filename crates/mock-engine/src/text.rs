@@ -12,7 +12,7 @@ const WORDS: [&str; 64] = [
     "before", "war", "ended", "here",
 ];
 
-/// In place of letters.
+/// Replaces letters if bytes are wrong.
 const GARBAGE: [char; 24] = [
     '#', 'q', '~', 'z', '%', 'x', '^', 'j', '§', 'v', '$', 'k', '¬', 'w', '|', 'ß', '=', 'þ', '&', 'ŋ', '@',
     'ø', '*', 'ł',
@@ -30,13 +30,13 @@ impl Text {
         Self(nth(hash(model.as_bytes()), hash(prompt.as_bytes())))
     }
 
-    /// Tokens until it ends.
+    /// After how many tokens it ends by itself.
     pub(crate) fn len(self) -> u32 {
         let more = u32::try_from(self.0 % 65).unwrap_or(0);
         24 + more
     }
 
-    /// Given what the memory holds.
+    /// A token, given what the memory holds.
     pub(crate) fn token(self, at: u32, sampled: Sampled) -> String {
         let number = nth(self.0, u64::from(at));
         let word = choose(&WORDS, number).copied().unwrap_or_default();
@@ -50,7 +50,7 @@ impl Text {
         format!("{space}{letters}")
     }
 
-    /// Each number from -1 to 1.
+    /// An embedding: each number from -1 to 1.
     pub(crate) fn embedding(self, sampled: Sampled) -> Vec<f32> {
         let number = |at| {
             let bits = nth(self.0 ^ corruption(sampled), at).to_le_bytes();

@@ -46,14 +46,14 @@ pub struct Config {
 }
 
 impl Config {
-    /// All of `device`.
+    /// All of `device`, with the default pool.
     #[must_use]
     pub fn on(device: DeviceSpec) -> Self {
         let (host_memory, peers, pool) = Default::default();
         Self { device, budget: None, host_memory, peers, pool }
     }
 
-    /// Limits mapped memory.
+    /// Sets the pool's limit.
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
         self.pool.limit_bytes = limit_bytes.into();
@@ -122,7 +122,7 @@ struct Inner {
     pool: Pool,
     /// Dropped after the pool.
     claim: Claim,
-    /// What the process used at the start.
+    /// What the process used when the device was opened.
     _in_use: Option<Claim>,
 }
 
@@ -148,7 +148,7 @@ impl Arena {
     /// Opens a pool that claims its limit, or without one the rest, from a shared `envelope`.
     ///
     /// # Errors
-    /// As [`Arena::over`].
+    /// `Claim` for a limit above the rest; `Pool` for an invalid one.
     pub fn open_within(device: &Device, envelope: &Envelope, pool: PoolConfig) -> Result<Self, OpenError> {
         Self::claim(device.driver(), envelope, pool, keeps_total(device), None)
     }
@@ -175,7 +175,7 @@ impl Arena {
                 let granule_bytes = driver.info().granule_bytes;
                 if rest.bytes() < granule_bytes && driver.info().total_bytes >= granule_bytes {
                     rest.release();
-                    // Fails, and names the other claims and a sufficient budget.
+                    // This claim fails, and its error names the other claims and a sufficient budget.
                     envelope.claim(Tag::pool(), granule_bytes).map_err(Box::new)?
                 } else {
                     rest
@@ -183,7 +183,7 @@ impl Arena {
             }
             Some(bytes) => envelope.claim(Tag::pool(), bytes).map_err(Box::new)?,
         };
-        // A fixed total needs no limit: the device itself refuses more.
+        // A limit equal to a fixed total is left to the device, which refuses more itself.
         let is_all = keeps_total && pool.limit_bytes.is_none() && claim.bytes() >= driver.info().total_bytes;
         let pool = Pool::new(driver, pool.limited_to((!is_all).then(|| claim.bytes())))?;
         Ok(Self(Arc::new(Inner { pool, claim, _in_use: in_use })))
@@ -201,7 +201,7 @@ impl Arena {
         self.0.claim.bytes()
     }
 
-    /// For other claims on this device.
+    /// The envelope it claimed from, for other claims on this device.
     #[must_use]
     pub fn envelope(&self) -> &Envelope {
         self.0.claim.envelope()
@@ -220,8 +220,8 @@ impl Arena {
         self.0.pool.declare_tag(tag, policy)
     }
 
-    /// Allocates a block with unspecified contents; rounds its size up to 512. Its address stays valid until
-    /// [`Arena::free`].
+    /// Allocates a block with unspecified contents, of the requested bytes rounded up to 512. Its address
+    /// stays valid until [`Arena::free`].
     ///
     /// May wait for device work when memory is short, or, within [`AllocRequest::stream_wait_max`], to avoid
     /// creating memory. Never waits during a stream capture.
@@ -234,7 +234,7 @@ impl Arena {
         self.0.pool.alloc(request)
     }
 
-    /// As [`Arena::alloc`]; the block is freed on drop, and keeps the arena alive until then.
+    /// As [`Arena::alloc`]; the block is freed on drop and keeps the arena alive.
     pub fn alloc_owned(&self, request: &AllocRequest) -> Result<OwnedBlock, PoolError> {
         Ok(OwnedBlock::new(self.clone(), self.alloc(request)?))
     }
@@ -269,8 +269,8 @@ impl Arena {
         self.0.pool.record_use(block, stream)
     }
 
-    /// Declares how the bytes of `tag` change between sleeps from now on. Waits for a running sleep or wake
-    /// of the tag.
+    /// Declares how the bytes of `tag` change between sleeps from now on, for instance never. Waits for a
+    /// running sleep or wake of the tag.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<(), PoolError> {
         self.0.pool.declare_changes(tag, changes)
     }
@@ -301,7 +301,8 @@ impl Arena {
     }
 
     /// Puts tags to sleep: releases their memory and keeps their addresses. Policy at this level backs up
-    /// their bytes or drops them. Waits for the device's work. Reports tags that sleep already.
+    /// their bytes in host memory or drops them. Waits for the device's work. Reports tags that sleep
+    /// already.
     ///
     /// # Errors
     /// - `Shortfall` when the tags sleep, but not all memory could be released.
@@ -339,13 +340,13 @@ impl Arena {
     }
 
     /// Declares that the caller has rewritten all bytes of `tags` that a sleep dropped, or that [were
-    /// lost](Arena::lost_ranges). Returns the formerly undefined tags.
+    /// lost](Arena::lost_ranges). Returns the tags that were undefined.
     pub fn mark_restored(&self, tags: &[Tag]) -> Result<Vec<Tag>, PoolError> {
         self.0.pool.mark_restored(tags)
     }
 
     /// The block ranges lost with their backup, by address, until they are restored or freed. Excludes
-    /// undefined tags.
+    /// dropped tags, which are undefined as a whole.
     pub fn lost_ranges(&self) -> Result<Vec<LostRange>, PoolError> {
         self.0.pool.lost_ranges()
     }
@@ -465,7 +466,7 @@ impl Arena {
     }
 }
 
-/// Whether the device enforces its reported total: a GPU's comes from several sources.
+/// Whether the device enforces its reported total; a GPU's total is a report of several sources.
 fn keeps_total(device: &Device) -> bool {
     matches!(device.spec(), DeviceSpec::Host { .. })
 }

@@ -24,7 +24,7 @@ pub const HOST_CAPACITY_BYTES_DEFAULT: u64 = 32 << 30;
 pub enum DeviceSpec {
     /// The host device.
     Host {
-        /// In bytes; only written memory takes the machine's.
+        /// Capacity in bytes. Only written memory takes memory of the machine.
         capacity_bytes: u64,
     },
     /// An NVIDIA GPU.
@@ -64,7 +64,7 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// The message lists valid names.
+/// A text that names no device; the message lists valid names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseDeviceError {

@@ -1,6 +1,6 @@
 //! Memory of GPUs by their NVML index, as `nvidia-smi` counts, without a context on any.
 //!
-//! CUDA ordinals differ, by `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`.
+//! CUDA ordinals differ: `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` change only them.
 //!
 //! ```
 //! use poorwill::gpus::Gpus;
@@ -15,7 +15,7 @@ use nvml_wrapper::Nvml as Library;
 use poorwill_core::ByteSize;
 use poorwill_driver::nvml::Nvml;
 
-/// As a driver installs it, and as development files do.
+/// The file name that a driver installs, and that of the development files.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 /// NVML, loaded.
@@ -28,9 +28,9 @@ pub struct Gpus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuMemory {
-    /// Includes the driver's own.
+    /// All of it, including the driver's own.
     pub total_bytes: u64,
-    /// Unused.
+    /// Unused memory.
     pub free_bytes: u64,
 }
 
@@ -38,10 +38,10 @@ pub struct GpuMemory {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpusError {
-    /// NVML does not load.
+    /// NVML does not load: install the NVIDIA driver.
     #[error("NVML is not available: {reason}")]
     Unavailable {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The index is too large.
@@ -63,7 +63,7 @@ pub enum GpusError {
     Unreadable {
         /// The index.
         position: usize,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -86,7 +86,7 @@ impl Gpus {
     /// The memory of a GPU now.
     ///
     /// # Errors
-    /// All but `Unavailable`.
+    /// Without such a GPU, or without its figures.
     pub fn memory(&self, position: usize) -> Result<GpuMemory, GpusError> {
         let unreadable = |reason: String| GpusError::Unreadable { position, reason };
         let count = self.library.device_count().map_err(|error| unreadable(error.to_string()))?;

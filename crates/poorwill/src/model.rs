@@ -27,7 +27,7 @@ pub enum ModelError {
     /// The files.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// No memory for a tensor.
+    /// No memory for a tensor: free blocks, or raise the arena's limit.
     #[error("no memory for tensor {} of {} ({bytes} B)", text::name(tensor), text::path(path))]
     Alloc {
         /// The file.
@@ -166,7 +166,7 @@ impl<'a> Model<'a> {
                 copies.push((part.done(copy)?, part));
                 Ok(())
             });
-            // Even after a failure: an unfinished copy keeps its buffer.
+            // Wait even after a failure: an unfinished copy keeps its buffer.
             let ended = copies.into_iter().map(|(copy, part)| copied(part.tensor, copy.wait()));
             let ended = ended.fold(Ok(()), Result::and);
             worker.spare.extend(Arc::into_inner(buffer));
@@ -193,7 +193,7 @@ impl<'a> Model<'a> {
                 found = copied(tensor, copy.wait())?;
                 let range = index(at)..index(at + bytes);
                 let (there, here) = (&found[range.clone()], &stored[range]);
-                // The search is slower, so only here.
+                // Search for the first difference only in a range that differs: it is slower.
                 if there != here {
                     let nth = there.iter().zip(here).take_while(|(a, b)| a == b).count();
                     return Err(ModelError::Mismatch {
@@ -335,7 +335,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// `at` is the offset in the buffer.
+/// Bytes of a tensor; `at` is their offset in the buffer.
 struct TensorRange<'a> {
     tensor: &'a Tensor,
     block: Block,

@@ -51,7 +51,7 @@ pub enum OpenError {
     /// No source reports the memory size; give a budget in bytes.
     #[error(transparent)]
     Budget(#[from] UnknownBudget),
-    /// The limit exceeds the budget.
+    /// The limit exceeds the budget: lower it.
     #[error(transparent)]
     Claim(#[from] Box<poorwill_core::ClaimError>),
     /// The pool refused its configuration.
@@ -63,7 +63,7 @@ pub enum OpenError {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostMemoryUse {
-    /// Most bytes, besides the limits of control groups and available memory.
+    /// Most bytes it may hold. Control groups and available memory limit it in any case.
     pub limit_bytes: Option<u64>,
     /// Pageable memory: slower, for machines short of page-locked memory.
     pub pageable: bool,
@@ -77,7 +77,7 @@ impl HostMemoryUse {
         self
     }
 
-    /// Sets [`Self::pageable`].
+    /// Chooses pageable or page-locked memory.
     #[must_use]
     pub fn left_pageable(mut self, pageable: bool) -> Self {
         self.pageable = pageable;
@@ -92,7 +92,7 @@ pub enum Peers {
     /// All that this process sees and that reach the GPU.
     #[default]
     Reachable,
-    /// None.
+    /// None: for processes that use one GPU.
     None,
     /// These CUDA ordinals, which must reach the GPU.
     Only(Vec<u32>),
@@ -183,7 +183,7 @@ impl Device {
     /// Opens the device, on a GPU in its primary context.
     ///
     /// # Errors
-    /// `Device`.
+    /// `Device` when it does not open here.
     pub fn open(spec: &DeviceSpec) -> Result<Self, OpenError> {
         Self::open_with(spec, DeviceOptions::default())
     }
@@ -254,7 +254,7 @@ impl Device {
         &self.deferred
     }
 
-    /// Host memory, and why it is pageable against `pin`.
+    /// Exactly `bytes` bytes of host memory, and why it is pageable against `pin`.
     #[cfg(target_os = "linux")]
     pub(crate) fn host_buffer(
         &self,
@@ -319,7 +319,7 @@ impl Device {
         }
     }
 
-    /// At the process's addresses.
+    /// Whether the device sees all process memory at the process's addresses.
     #[cfg(target_os = "linux")]
     pub(crate) fn sees_all_memory(&self) -> bool {
         matches!(self.spec, DeviceSpec::Host { .. })
@@ -390,7 +390,7 @@ fn capacity_free(bytes: u64) -> Reading {
 /// Shared memory that a thread block may opt in to, without opening the GPU.
 ///
 /// # Errors
-/// `Device`.
+/// `Device` without such a GPU or a driver.
 pub fn shared_memory_per_block_bytes(ordinal: u32) -> Result<u64, OpenError> {
     let asked = shared_memory_of(ordinal);
     asked.map_err(|source| OpenError::Device { device: DeviceSpec::Cuda { ordinal }, source })

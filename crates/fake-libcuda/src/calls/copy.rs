@@ -12,7 +12,7 @@ use crate::entry::entries;
 use crate::state::{Handle, range};
 use crate::{context, memory, peer};
 
-/// For values other than 0.
+/// Buffer size of a fill with a value other than 0.
 const FILL_BYTES: u64 = 1 << 20;
 
 entries! {
@@ -51,7 +51,7 @@ entries! {
     }
 
     call cuMemcpyAsync(to: u64, from: u64, bytes: usize, handle: Handle) {
-        // Other calls copy host memory.
+        // Device addresses only: other calls copy host memory.
         let current = current()?;
         let stream = current.stream(handle)?;
         let (to, from) = (range(to, bytes)?, range(from, bytes)?);
@@ -73,7 +73,7 @@ entries! {
         bytes: usize,
         handle: Handle,
     ) {
-        // Needs no access of a device to the other's memory.
+        // This call needs no access of a device to the other's memory.
         let current = current()?;
         let stream = current.stream(handle)?;
         let end = |addr, context| {

@@ -68,7 +68,7 @@ entries! {
     }
 }
 
-/// `None` if it was never recorded.
+/// The position of an event for a wait or a query; `None` if it was never recorded.
 fn recorded(current: &Current, event: Handle) -> Outcome<Option<Arc<Point>>> {
     current.state.check_may_wait()?;
     let mut tables = current.state.tables();

@@ -72,7 +72,7 @@ entries! {
 
     call cuMemHostUnregister(host: HostPointer) {
         let context = current_even_if_failed()?;
-        // Like the real call, which also blocks queuing; a failure does not matter.
+        // Like the real call, which also blocks queuing meanwhile. A failure does not matter here.
         let _ = context.wait_for_device();
         memory::unregister(&context, host.addr())
     }

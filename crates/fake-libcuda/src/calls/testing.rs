@@ -1,4 +1,4 @@
-//! The symbols for tests, described at the crate: injected failures, and a count of objects.
+//! The symbols that CUDA does not have, as the crate's documentation describes them.
 
 use std::ffi::c_int;
 
@@ -18,7 +18,7 @@ extern "C" fn poorwillFakeDisarm() -> u64 {
     faults::disarm()
 }
 
-/// Pads the name with zeros.
+/// The name is padded with zeros.
 #[allow(non_snake_case)] // A name beside CUDA's.
 #[unsafe(no_mangle)]
 extern "C" fn poorwillFakeCalled(number: u64, out: Out<[u8; 64]>) -> c_int {
@@ -30,7 +30,7 @@ extern "C" fn poorwillFakeCalled(number: u64, out: Out<[u8; 64]>) -> c_int {
     })
 }
 
-/// Until another is named or `poorwillFakeResume` is called.
+/// Holds until another symbol is named or `poorwillFakeResume` is called.
 #[allow(non_snake_case)] // A name beside CUDA's.
 #[unsafe(no_mangle)]
 extern "C" fn poorwillFakeHold(symbol: Name) -> c_int {

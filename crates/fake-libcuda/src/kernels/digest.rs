@@ -15,10 +15,10 @@ use crate::state;
 const THREADS_MAX: u32 = 64;
 const HOST_THREADS_MAX: u32 = 512;
 
-/// Of the kernel's loads.
+/// The alignment of the kernel's loads.
 const ALIGNMENT: u64 = 16;
 
-/// The arrays lie in host memory.
+/// The arrays of addresses and digests, in host memory.
 #[derive(Debug, Clone, Copy)]
 struct Arrays {
     granules: usize,

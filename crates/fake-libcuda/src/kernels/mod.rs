@@ -1,4 +1,4 @@
-//! Host functions in place of the kernels' PTX.
+//! The kernels that can be launched: host functions in place of their PTX.
 //!
 //! At the launch, [`Prepare`] copies a kernel's parameters, as CUDA does, and names the device memory that it
 //! will touch. [`Prepared::work`] runs on the stream later; until it returns, that memory is in flight.
@@ -26,7 +26,7 @@ pub(crate) struct Prepared {
 
 pub(crate) type Prepare = fn(&Params, &Launch) -> Outcome<Prepared>;
 
-/// By the name of the entry.
+/// Every kernel, by the name of its entry.
 const TABLE: &[(&str, Prepare)] = &[
     ("poorwill_test_fill", fill::prepare),
     ("poorwill_copy", copy::prepare),

@@ -106,7 +106,7 @@ fn driver_facts(gpu: &GpuInfo, reported: &Result<CudaMemory, String>) -> Vec<Rea
     ]
 }
 
-/// And whether NVML knows the GPU as a MIG instance.
+/// NVML's figures, and whether NVML knows the GPU as a MIG instance.
 fn nvml_facts(gpu: &GpuInfo, nvml: &Result<Nvml, String>) -> (Vec<Reading>, bool) {
     let none = |reason: &str| {
         [SourceName::NvmlTotal, SourceName::NvmlFree].map(|name| Reading::none(name, reason)).to_vec()

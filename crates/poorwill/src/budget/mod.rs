@@ -37,7 +37,7 @@ pub use self::watch::Watch;
 pub struct UnknownBudget {
     /// The device.
     pub device: String,
-    /// With their reasons.
+    /// The queried sources, with their reasons.
     pub sources: Vec<Source>,
 }
 

@@ -1,4 +1,4 @@
-//! Measures what a claim really takes.
+//! Measures the real size of a claim.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -46,7 +46,7 @@ pub struct Watch {
 #[derive(Debug, Clone)]
 struct Sampler {
     device: Device,
-    /// Counts this process alone where known.
+    /// Counts this process alone where its use is known.
     is_own: bool,
     before_bytes: u64,
 }
@@ -68,7 +68,7 @@ impl Watch {
         let (of_thread, measured) = (sampler.clone(), Arc::clone(&claim));
         let thread = thread::Builder::new().name("poorwill-watch".into()).spawn(move || {
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                // The last sample is the caller's.
+                // Skip a failed sample: the last one is the caller's.
                 if let Ok(bytes) = of_thread.growth_bytes() {
                     measured.measured(bytes);
                 }
@@ -95,7 +95,7 @@ impl Watch {
     fn end(&mut self) {
         let (stop, thread) = (self.stop.take(), self.thread.take());
         if self.process != std::process::id() {
-            // No thread to stop, and the channel's locks may stay locked.
+            // A forked child has no thread to stop, and the channel's locks may stay locked.
             std::mem::forget((stop, thread));
             return;
         }

@@ -207,7 +207,7 @@ pub enum IndexError {
     #[error("the index names no tensor at all")]
     Empty,
 
-    /// A shard name leads out of the folder.
+    /// A shard name leads out of the index's folder.
     #[error(
         "the index puts tensor {} into {}, which is not a plain file name; shards must lie beside their index",
         text::name(tensor),
@@ -248,7 +248,7 @@ pub enum IndexError {
     },
 }
 
-/// What is wrong with a safetensors file. Positions are in the file.
+/// What is wrong with a safetensors file. Positions count from the start of the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
@@ -294,7 +294,7 @@ pub enum HeaderError {
         position: u64,
     },
 
-    /// Not JSON, or of another structure.
+    /// The header is not JSON, or of another structure.
     #[error("malformed header: {reason}")]
     Malformed {
         /// The parser's message.
@@ -326,7 +326,7 @@ pub enum HeaderError {
         dtype: String,
     },
 
-    /// Not a whole number from 0 to 2^64 - 1.
+    /// A dimension is not a whole number from 0 to 2^64 - 1.
     #[error(
         "tensor {}: dimension {dimension} of its shape is {value}, not a whole number below 2^64",
         text::name(tensor)
@@ -340,7 +340,7 @@ pub enum HeaderError {
         value: String,
     },
 
-    /// Not a whole number from 0 to 2^64 - 1.
+    /// An offset is not a whole number from 0 to 2^64 - 1.
     #[error("tensor {}: a data offset is {value}, not a whole number below 2^64", text::name(tensor))]
     BadOffset {
         /// The tensor.

@@ -40,7 +40,7 @@ impl ShardFile {
         &self.file
     }
 
-    /// The tensors, by offset, after checks.
+    /// Checks the header, and returns the tensors by offset.
     pub(super) fn entries(&self) -> Result<Vec<Entry>, CheckpointError> {
         let malformed = |error| CheckpointError::Header { path: self.path.clone(), error };
         let header = self.header()?;

@@ -1,6 +1,6 @@
 //! Resolves a path to files.
 //!
-//! A folder is the shards of its index, or without one all its `.safetensors` files by name, except hidden
+//! A folder means the shards of its index, or without one all its `.safetensors` files by name, except hidden
 //! ones.
 
 use std::ffi::{OsStr, OsString};

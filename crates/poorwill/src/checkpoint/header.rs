@@ -1,8 +1,8 @@
 //! Parses the header of a safetensors file into entries.
 //!
-//! One JSON object in UTF-8, without repeated keys. `__metadata__` holds only strings, and each tensor has
-//! exactly the format's fields. `layout` checks the numbers. `serde_json`'s recursion limit bounds nesting;
-//! skipped values need no recursion.
+//! The header is one JSON object in UTF-8, without repeated keys. `__metadata__` holds only strings, and each
+//! tensor has exactly the format's fields. `layout` checks the numbers. `serde_json`'s recursion limit bounds
+//! nesting; skipped values need no recursion.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! The index of a sharded checkpoint: which shard holds which tensor.
 //!
 //! Hugging Face's form is `{"metadata": {"total_size": N}, "weight_map": {"tensor": "shard"}}`. Only the map
-//! is used: `total_size` is often wrong in published checkpoints. A shard is a plain file name, possibly of a
-//! symbolic link, as in a download cache: an index cannot leave its folder.
+//! is used: `total_size` is often wrong in published checkpoints. A shard is a plain file name, so an index
+//! cannot leave its folder. It may be a symbolic link, as in a download cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
 //! JSON types stricter than those of `serde_json`.
 //!
-//! Its maps keep the last of two equal keys, and its number errors lack positions. These types record both.
+//! Those keep the last of two equal keys, and their number errors lack positions. These types record both.
 
 use std::collections::btree_map::{BTreeMap, Entry as MapEntry};
 use std::fmt;

@@ -42,9 +42,9 @@ pub struct LinkReport {
     pub generation: Option<u32>,
     /// Newest that both ends support.
     pub generation_max: Option<u32>,
-    /// From page-locked memory, in bytes per second.
+    /// Bytes per second from page-locked memory to the device.
     pub to_device_bytes_per_s: Option<f64>,
-    /// To page-locked memory, in bytes per second.
+    /// Bytes per second from the device to page-locked memory.
     pub to_host_bytes_per_s: Option<f64>,
 }
 
@@ -79,7 +79,7 @@ mod linux {
     /// Left on device and computer, so that measuring disturbs no other work.
     const HEADROOM_BYTES_MIN: u64 = 8 * SAMPLE_BYTES;
 
-    /// Before the timeout, time in which GPUs are opened and not measured.
+    /// Within this time of the timeout, GPUs are opened and not measured.
     const OPEN_ONLY: Duration = Duration::from_secs(2);
 
     pub(in super::super) fn examine(plan: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {

@@ -28,7 +28,7 @@ pub struct HostReport {
     pub memory_available_bytes: Option<u64>,
     /// Smallest limit of this process's control groups.
     pub cgroup_memory_limit_bytes: Option<u64>,
-    /// Least memory below such a limit, after reclaiming cached files.
+    /// Least memory left below such a limit, after reclaiming cached files.
     pub cgroup_memory_remaining_bytes: Option<u64>,
     /// `None` without a limit.
     pub memlock_bytes: Option<u64>,
@@ -36,11 +36,11 @@ pub struct HostReport {
     pub page_bytes: u64,
     /// `always`, `madvise` or `never`.
     pub transparent_huge_pages: Option<String>,
-    /// Those not in use.
+    /// Reserved and unused huge pages.
     pub reserved_huge_pages_bytes: Option<u64>,
     /// NUMA nodes with processors.
     pub numa_nodes: Option<usize>,
-    /// With memory but no processors: GPU memory that the system manages.
+    /// NUMA nodes with memory but no processors: GPU memory that the system manages.
     pub numa_nodes_without_cpus: Vec<u32>,
     /// Mappings a process may have.
     pub max_map_count: Option<u64>,

@@ -131,7 +131,7 @@ pub struct DeviceReport {
     pub shared_memory_per_block_bytes: Option<u64>,
     /// What to give an engine.
     pub engine: EngineAdvice,
-    /// In JSON beside the other fields.
+    /// Facts about a GPU; in JSON beside the other fields.
     #[serde(flatten)]
     pub gpu: Option<GpuReport>,
 }
@@ -194,7 +194,7 @@ fn host_device(
     }
 }
 
-/// The most measured so far.
+/// The most that a context takes, as measured so far.
 const CONTEXT_BYTES_MAX: u64 = 1 << 30;
 
 fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
@@ -230,7 +230,7 @@ fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Vec<String> {
     let in_use_bytes =
         memory.budget_bytes.zip(memory.headroom_bytes).map(|(budget, headroom)| budget - headroom);
     let others_bytes = in_use_bytes.unwrap_or(0).saturating_sub(memory.process_used_bytes.unwrap_or(0));
-    // An unknown use may be this process's context.
+    // If this process's use is unknown, it includes its context.
     let least_bytes = if memory.process_used_bytes.is_some() { 0 } else { CONTEXT_BYTES_MAX };
     if others_bytes > least_bytes.max(total_bytes / 50) {
         warnings.push(format!("others use {} of what {id} may give", ByteSize(others_bytes)));

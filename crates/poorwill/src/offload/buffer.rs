@@ -32,7 +32,7 @@ pub struct Buffer {
     bytes: u64,
     device_addr: Option<u64>,
     pageable_because: Option<String>,
-    /// Through a view or a lent address.
+    /// Whether the device may access it, through a view or a lent address.
     may_be_in_use: AtomicBool,
 }
 
@@ -112,7 +112,7 @@ impl Buffer {
         self.bytes
     }
 
-    /// To pass it on, use [`lend`](Self::lend).
+    /// Its address in this process; to pass it on, use [`lend`](Self::lend).
     #[must_use]
     pub fn addr(&self) -> usize {
         self.addr
@@ -128,7 +128,7 @@ impl Buffer {
         self.addr
     }
 
-    /// Page-locked for a GPU.
+    /// Whether it is page-locked for a GPU.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         self.device_addr.is_some()
@@ -161,7 +161,7 @@ impl Buffer {
     }
 }
 
-/// With the switch that applied.
+/// How to allocate under these switches, and the switch that applied.
 fn switched(pin: BufferPin, switches: Switches) -> (BufferPin, Option<String>) {
     match switches.pin_off {
         Some(name) if pin != BufferPin::Never => (BufferPin::Never, Some(format!("{name}=1 is set"))),

@@ -26,7 +26,7 @@ impl DeferredFree {
 
     /// Frees after the device's present work: now, or in a later call if waiting fails.
     pub(crate) fn free(&self, device: &Device, kept: Kept) {
-        // Other threads see an empty list and do not wait.
+        // Outside the lock, so that other threads see an empty list and do not wait.
         let mut held = mem::take(&mut *self.lock());
         held.push(kept);
         self.free_all(device, held);
@@ -39,7 +39,7 @@ impl DeferredFree {
         }
     }
 
-    /// Later memory may be used by later work.
+    /// Takes what was held before the wait: later memory may be used by later work.
     fn free_all(&self, device: &Device, held: Vec<Kept>) {
         if device.wait_for_all_work().is_err() {
             self.lock().extend(held);

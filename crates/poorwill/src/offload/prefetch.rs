@@ -19,7 +19,7 @@ use crate::arena::Arena;
 pub struct Slots {
     /// Tag of the blocks.
     pub tag: Tag,
-    /// At least 2 to overlap copies with computation.
+    /// How many; at least 2 to overlap copies with computation.
     pub count: NonZeroUsize,
     /// Size of the largest layer.
     pub bytes: u64,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use poorwill_core::driver::{EventId, Result};
 use poorwill_core::{Driver, StreamId};
 
-/// After them the driver keeps the object to its own end.
+/// Attempts to destroy; after them the driver keeps the object to its own end.
 const TRIES: usize = 3;
 
 fn retried<T, E>(action: impl Fn() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
@@ -112,7 +112,7 @@ impl Drop for Stream {
     }
 }
 
-/// Dropping it, even before it completes, leaves waiting streams waiting.
+/// A point in a stream. Dropping it early leaves waiting streams waiting.
 pub(super) struct Event {
     driver: Arc<dyn Driver>,
     id: EventId,

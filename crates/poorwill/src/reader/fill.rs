@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use super::plan::FileRange;
 use super::storage::{ALIGN_BYTES, Alignment, Storage};
 
-/// With the byte of the file.
+/// Why a range was not read; both with the byte of the file.
 #[derive(Debug)]
 pub(crate) enum ReadError {
     /// The file ends here.
@@ -35,7 +35,7 @@ pub(crate) fn fits(storage: &dyn Storage, range: &FileRange, memory: &[u8]) -> b
     memory.len() as u64 == range.bytes && storage.direct(range.file).is_none_or(is_fit)
 }
 
-/// For a range that does not fit.
+/// The buffer size for a range that does not fit.
 pub(crate) fn buffer_bytes(storage: &dyn Storage, range: &FileRange) -> u64 {
     let Some(aligned) = storage.direct(range.file) else { return range.bytes };
     let (begin, end) = whole_units(range, aligned);
@@ -75,7 +75,7 @@ pub(crate) fn read(
     read.map(|()| buffered)
 }
 
-/// A read that fails only because it is direct.
+/// Whether a read fails only because it is direct.
 fn is_refused(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
 }
@@ -90,7 +90,8 @@ fn fill(
 ) -> Result<(), ReadError> {
     let (mut got, wanted) = (0, range.end() - begin);
     while got < wanted {
-        // A read that ends inside a unit met the end of the file, or continues through the page cache.
+        // A read that ends inside a unit met the end of the file. Continue through the page cache, in case it
+        // did not.
         let is_direct = unit.is_some_and(|unit| got.is_multiple_of(unit));
         let end = if is_direct { memory.len() } else { index(wanted) };
         match storage.read(range.file, is_direct, &mut memory[index(got)..end], begin + got) {

@@ -21,7 +21,7 @@ pub(super) fn direct(plain: &File) -> Result<(File, Alignment), String> {
     }
 }
 
-/// Bytes read ahead would only be dropped.
+/// A descriptor without read-ahead, whose extra bytes would only be dropped.
 pub(super) fn without_reading_ahead(plain: &File) -> Option<File> {
     let own = reopen(plain, OFlags::empty()).ok()?;
     let _ = rustix::fs::fadvise(&own, 0, None, Advice::Random);
@@ -65,7 +65,7 @@ fn aligned(plain: &File) -> Result<Alignment, String> {
     }
 }
 
-/// By descriptor, whatever the path now means; with its own position and advice.
+/// The same file by descriptor, whatever its path now means, with its own position and advice.
 fn reopen(plain: &File, flags: OFlags) -> Result<File, Errno> {
     let path = format!("/proc/self/fd/{}", plain.as_raw_fd());
     rustix::fs::open(path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(File::from)

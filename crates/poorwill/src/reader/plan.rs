@@ -9,7 +9,7 @@ pub(crate) struct FileRange {
     pub(crate) file: usize,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
-    /// In order, without a gap.
+    /// The tensors' parts, in order and without a gap.
     pub(crate) parts: Vec<TensorPart>,
 }
 
@@ -60,7 +60,7 @@ impl FileRange {
         self.offset + self.bytes
     }
 
-    /// With the tensor at that byte of the file.
+    /// A read error, with the tensor at that byte of the file.
     pub(crate) fn refused(&self, checkpoint: &Checkpoint, error: ReadError) -> CheckpointError {
         let (ReadError::End(at) | ReadError::Failed(at, _)) = error;
         let mut offset = self.offset;

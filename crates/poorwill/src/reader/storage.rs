@@ -32,12 +32,12 @@ pub(crate) enum PageCache {
     Emptied,
 }
 
-/// Tests substitute failing storage.
+/// Where bytes are read from; tests substitute failing storage.
 pub(crate) trait Storage: Sync {
-    /// Of direct reads; `None` if the file is not read directly.
+    /// Alignment of direct reads; `None` if the file is not read directly.
     fn direct(&self, file: usize) -> Option<Alignment>;
     fn read(&self, file: usize, direct: bool, buf: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Whether all of `buf` was cached and may be used.
+    /// Fills `buf` if all of it is cached and may be used.
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool;
     fn disable_direct(&self, file: usize, because: String);
     fn drop_cached(&self, file: usize, offset: u64, bytes: u64);
@@ -76,7 +76,7 @@ impl<'a> Files<'a> {
         let plain = self.plain(file);
         self.opened[file].get_or_init(|| {
             let own = (self.page_cache == PageCache::Emptied).then(|| {
-                // The header and what was read ahead of it would be held twice.
+                // Cached bytes would be held twice: the header, and what was read ahead of it.
                 system::drop_cached(plain, 0, 0);
                 system::without_reading_ahead(plain)
             });
@@ -91,7 +91,7 @@ impl<'a> Files<'a> {
 
 impl Drop for Files<'_> {
     fn drop(&mut self) {
-        // Such as pages read ahead beyond the dropped ranges.
+        // The rest, such as pages read ahead beyond the dropped ranges.
         if self.page_cache == PageCache::Emptied {
             self.checkpoint.files().iter().for_each(|file| system::drop_cached(file.file(), 0, 0));
         }
@@ -120,7 +120,7 @@ impl Storage for Files<'_> {
 
     fn drop_cached(&self, file: usize, offset: u64, bytes: u64) {
         if self.page_cache == PageCache::Emptied {
-            // Neighbouring bytes are at worst read again.
+            // Whole pages; neighbouring bytes in them are at worst read again.
             let begin = offset - offset % ALIGN_BYTES;
             let end = (offset + bytes).next_multiple_of(ALIGN_BYTES);
             system::drop_cached(self.plain(file), begin, end - begin);

@@ -13,7 +13,7 @@ const ALIGNMENTS: [u64; 3] = [256, 64, 16];
 const PADDING_SHARE: u64 = 1000;
 const PADDING_MIN: u64 = 4096;
 
-/// Unless a tensor is larger. Reading starts with the first buffer.
+/// Buffer sizes, unless a tensor is larger. Reading starts with the first buffer.
 const BUFFER_BYTES_MIN: u64 = 256 << 20;
 const BUFFER_BYTES_MAX: u64 = 1 << 30;
 
@@ -31,7 +31,7 @@ pub struct TensorLocation {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// If above that of the element types.
+    /// Common alignment, if above that of the element types.
     pub(super) alignment: Option<u64>,
     pub(super) buffers: Vec<u64>,
     /// By tensor; `None` for an empty tensor.

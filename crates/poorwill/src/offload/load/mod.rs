@@ -49,9 +49,9 @@ const STAGING_SHARE: u64 = 128;
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct LoadOptions {
-    /// Page-locking.
+    /// Whether to page-lock the memory.
     pub pin: BufferPin,
-    /// What the environment disables.
+    /// What the environment disables; by default nothing.
     pub switches: Switches,
     /// Concurrent readers, at most 256; by default chosen for the machine.
     pub readers: Option<NonZeroUsize>,
@@ -79,7 +79,7 @@ impl LoadOptions {
         self
     }
 
-    /// The readers of this load; by default at most one per range.
+    /// The requested number of readers, or by default at most one per range.
     #[must_use]
     pub fn readers_for(&self, checkpoint: &Checkpoint) -> usize {
         let most = usize::try_from(checkpoint.bytes() / RANGE_BYTES_MIN).unwrap_or(usize::MAX);
@@ -110,7 +110,7 @@ pub struct HostTensor {
     pub shape: Vec<u64>,
     /// Size.
     pub bytes: u64,
-    /// `None` for an empty tensor.
+    /// Its location; `None` for an empty tensor.
     pub location: Option<TensorLocation>,
 }
 
@@ -226,7 +226,8 @@ impl HostCheckpoint {
         });
         let readers = loaded.inspect_err(|_| {
             made.clear();
-            // Else the device would cache the released memory, as it still does if it cannot be waited for.
+            // The device would cache released and unfinished memory; it still does if it cannot be waited
+            // for.
             let _ = device.driver().host_trim();
         })?;
         let buffers: Vec<Arc<Buffer>> = made.into_iter().flatten().map(Arc::new).collect();

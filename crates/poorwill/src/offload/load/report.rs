@@ -18,9 +18,9 @@ pub struct LoadReport {
     pub buffers: usize,
     /// Common alignment of tensors; `None` for that of their elements.
     pub alignment_bytes: Option<u64>,
-    /// Until the last byte.
+    /// Time from the call to the last byte.
     pub seconds: f64,
-    /// Until the last buffer, in parallel with reading.
+    /// Time to the last buffer, in parallel with reading.
     pub memory_s: f64,
     /// Concurrent readers.
     pub readers: usize,
@@ -30,7 +30,7 @@ pub struct LoadReport {
     pub direct_bytes: u64,
     /// Read past the page cache, and copied for alignment.
     pub staged_bytes: u64,
-    /// Read through the page cache, then dropped from it.
+    /// Read through the page cache, whose pages were then dropped.
     pub buffered_bytes: u64,
     /// The readers' buffers, released by now.
     pub staging_bytes: u64,
@@ -56,15 +56,15 @@ pub struct FileReport {
     pub because: Option<String>,
 }
 
-/// The method of reads.
+/// How a file was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ReadMethod {
     /// Past the page cache (`O_DIRECT`).
     Direct,
-    /// Through the page cache, then dropped from it (`POSIX_FADV_DONTNEED`).
+    /// Through the page cache, with its pages dropped afterwards (`POSIX_FADV_DONTNEED`).
     Buffered,
-    /// The checkpoint needs no bytes of it.
+    /// Not read: no bytes of the checkpoint.
     Unread,
 }
