@@ -7,7 +7,7 @@ use poorwill::{AllocRequest, Arena, Block, HostBuffer, PoolError, StreamId, Tag}
 
 use crate::pattern::{self, Key};
 
-/// For copies, one part of a block at a time.
+/// Host memory for copies, one part of a block at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CopyBuffer {
     /// Host memory of the driver, which a GPU copies at the speed of its link.
@@ -39,7 +39,7 @@ pub(crate) struct Blocks<'a> {
     arena: &'a Arena,
     source: CopyBuffer,
     blocks: Vec<Block>,
-    /// Written a second time.
+    /// Granules that were written a second time.
     changed: BTreeSet<Granule>,
     /// Kept between two copies.
     buffer: Option<HostBuffer>,
@@ -57,7 +57,6 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// In the order of allocation.
     pub(crate) fn as_allocated(&self) -> &[Block] {
         &self.blocks
     }
@@ -83,19 +82,17 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// The first byte that differs from what was written.
+    /// Compares with what was written.
     pub(crate) fn first_wrong(&mut self) -> Result<Option<WrongByte>, PoolError> {
         self.find(&|_| {}, Self::first_wrong_in_part)
     }
 
-    /// The first byte that is not zero.
     pub(crate) fn first_nonzero(&mut self, moved: &dyn Fn(u64)) -> Result<Option<WrongByte>, PoolError> {
         self.find(moved, |_, _, offset, bytes| {
             pattern::first_nonzero(bytes).map(|wrong| offset + wrong as u64)
         })
     }
 
-    /// From the address of its allocation.
     pub(crate) fn is_moved(&self) -> Result<bool, PoolError> {
         for block in &self.blocks {
             if self.arena.pool().block(block.id)?.range != block.range {
@@ -119,7 +116,7 @@ impl<'a> Blocks<'a> {
         freed.and(self.arena.trim().map(drop))
     }
 
-    /// Calls `wrong` with block, offset and bytes of each part.
+    /// `wrong` gets block, offset and bytes of each part.
     fn find(
         &mut self,
         moved: &dyn Fn(u64),
@@ -140,7 +137,7 @@ impl<'a> Blocks<'a> {
         Ok(None)
     }
 
-    /// Offset in the block of the first wrong byte from `offset` on.
+    /// As an offset in the block.
     fn first_wrong_in_part(&self, block: usize, offset: u64, mut bytes: &[u8]) -> Option<u64> {
         let granule_bytes = self.granule_bytes();
         let mut at = offset;
@@ -243,7 +240,7 @@ mod tests {
             let changed = changed.map(|(block, offset)| Granule { block, offset });
             blocks.change(&changed).unwrap();
             assert_eq!(blocks.first_wrong().unwrap(), None);
-            // A change that was lost, and one that was never made.
+            // A lost change, and one never made.
             let Granule { block, offset } = changed[1];
             blocks.changed.remove(&changed[1]);
             assert_eq!(blocks.first_wrong().unwrap(), Some(WrongByte { block, offset }));

@@ -15,7 +15,7 @@ use crate::figures::timed;
 
 /// The bytes in an arena.
 pub(crate) trait Content {
-    /// Of restoring or comparing.
+    /// Why it cannot be restored or compared.
     type Error: From<PoolError> + From<DriverError>;
 
     /// Before a sleep.
@@ -50,7 +50,7 @@ pub(crate) struct CycleOutcome {
     pub(crate) asleep: MemoryState,
     pub(crate) wake_s: f64,
     pub(crate) wake: WakeReport,
-    /// `None` if nothing was undefined.
+    /// If anything was undefined.
     pub(crate) restore_s: Option<f64>,
     pub(crate) awake: MemoryState,
     /// `None` without a difference or comparison.

@@ -39,7 +39,7 @@ pub(crate) fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| as_float(part) / as_float(whole))
 }
 
-/// Far below 2^53, where a float begins to round.
+/// Sizes of memory are far below 2^53, where a float begins to round.
 #[allow(clippy::cast_precision_loss)]
 pub(crate) fn as_float(bytes: u64) -> f64 {
     bytes as f64

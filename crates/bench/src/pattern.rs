@@ -2,10 +2,10 @@
 
 use fastrand::Rng;
 
-/// Per seed; writes and comparisons begin at a multiple of this.
+/// Bytes per seed; writes and comparisons begin at a multiple of this.
 pub(crate) const WINDOW_BYTES: usize = 512;
 
-/// Beside the offset.
+/// What the bytes depend on, beside their offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key(u64);
 
@@ -25,7 +25,7 @@ pub(crate) fn write(key: Key, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// From what [`write()`] writes.
+/// Compares with what [`write()`] writes.
 pub(crate) fn first_mismatch(key: Key, offset: u64, bytes: &[u8]) -> Option<usize> {
     let windows = bytes.chunks(WINDOW_BYTES).zip((offset..).step_by(WINDOW_BYTES));
     windows.zip((0..).step_by(WINDOW_BYTES)).find_map(|((held, at), index)| {
@@ -44,7 +44,7 @@ pub(crate) fn first_nonzero(bytes: &[u8]) -> Option<usize> {
 }
 
 fn first_difference(held: &[u8], expected: &[u8]) -> Option<usize> {
-    // Comparing slices as a whole is far faster than byte by byte.
+    // Far faster than byte by byte.
     if held == expected {
         return None;
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// In bytes, where the system reports it.
+/// Where the system reports it.
 pub(crate) fn resident_bytes() -> Option<u64> {
     let statm = fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;

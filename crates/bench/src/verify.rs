@@ -22,15 +22,15 @@ use crate::figures::timed;
 /// What to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifyPlan {
-    /// For the report.
+    /// Device of the arena.
     pub device: DeviceSpec,
     /// How many times to sleep and wake.
     pub cycles: u32,
     /// Level 2 reads the files again.
     pub level: Level,
-    /// Before the first sleep, in the background.
+    /// Whether to prepare the first sleep in the background.
     pub prepare: bool,
-    /// In bytes.
+    /// Size of the key-value cache in bytes.
     pub kv_cache: Option<NonZeroU64>,
 }
 
@@ -69,7 +69,7 @@ pub enum VerifyEvent {
 /// Called from several threads; wake progress may arrive late.
 pub type VerifyObserver = Arc<dyn Fn(VerifyEvent) + Send + Sync>;
 
-/// Why a run failed. Differences are in the report.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
@@ -84,7 +84,7 @@ pub enum VerifyError {
     Device(#[from] DriverError),
 }
 
-/// Result of a run. Sizes in bytes, times in seconds.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct VerifyReport {
     /// The device.
@@ -102,7 +102,7 @@ pub struct VerifyReport {
     pub load_s: f64,
     /// Memory after loading.
     pub loaded: PoolMemory,
-    /// Before the first sleep.
+    /// Backup before the first sleep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prepared: Option<Prepared>,
     /// Each sleep and wake.
@@ -117,7 +117,7 @@ pub struct VerifyReport {
 /// A prepared sleep.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prepared {
-    /// Of the background.
+    /// Result of the preparation.
     #[serde(flatten)]
     pub report: PrepareReport,
     /// Memory after it.
@@ -213,7 +213,7 @@ struct Weights<'a> {
     observer: &'a VerifyObserver,
 }
 
-/// Written before each sleep, zeros after each wake.
+/// One block: written before each sleep, zeros after each wake.
 struct KvCache<'a> {
     blocks: Blocks<'a>,
     bytes: u64,
@@ -228,7 +228,6 @@ impl Weights<'_> {
         Ok(())
     }
 
-    /// A failed comparison is an error.
     fn first_difference(&self) -> Result<Option<String>, VerifyError> {
         (self.observer)(VerifyEvent::Begin(VerifyStage::Compare, Some(self.checkpoint.bytes())));
         match self.model.verify(&|bytes| (self.observer)(VerifyEvent::Moved(bytes))) {

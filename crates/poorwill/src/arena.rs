@@ -127,7 +127,7 @@ struct Inner {
 }
 
 impl Arena {
-    /// Opens a device, finds its budget, and opens a pool in the part that this process does not use.
+    /// Opens a device, finds its budget, and opens a pool in it, beside what this process uses already.
     ///
     /// # Errors
     /// - `Device` when the device does not open, and `Budget` when no source reports its memory.

@@ -13,13 +13,13 @@ use poorwill_core::{CopyPart, Digest, Driver, DriverError, DriverErrorKind, Op, 
 /// How granules are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coding {
-    /// Some bits are inverted.
+    /// Each granule with some bits inverted.
     Xored,
     /// Granules of zeros take no space.
     WithoutZeros,
 }
 
-/// For scripts.
+/// A call that a script can fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackupCall {
     /// Buffers are requested.
@@ -47,13 +47,13 @@ struct Storage {
     coding: Coding,
     limit_bytes: u64,
     used_bytes: AtomicU64,
-    /// If several storages share its memory; each keeps released memory for reuse.
+    /// Set if several storages share its memory; each keeps released memory for reuse.
     machine: Option<Arc<SharedMachine>>,
-    /// Cached for reuse.
+    /// Released, and cached for reuse.
     cached_bytes: AtomicU64,
-    /// For tests that corrupt one.
+    /// All stored granules, for tests that corrupt one.
     stored: Mutex<Vec<std::sync::Weak<Mutex<Granules>>>>,
-    /// Of the next loads, those that bring a wrong byte.
+    /// How many of the next loads bring a wrong byte.
     garbled: AtomicU64,
     fails: Box<Fails>,
 }
@@ -72,7 +72,7 @@ impl SharedMachine {
         Arc::new(Self { bytes, held_bytes: AtomicU64::new(0) })
     }
 
-    /// In use or cached.
+    /// Bytes that storages hold, in use or cached.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
@@ -94,13 +94,13 @@ impl fmt::Debug for Storage {
 }
 
 impl TestBackups {
-    /// With this limit over all buffers.
+    /// Storage with this limit over all buffers, for memory of `driver`.
     #[must_use]
     pub fn new(driver: &Arc<dyn Driver>, coding: Coding, limit_bytes: u64) -> Self {
         Self::failing(driver, coding, limit_bytes, |_| false)
     }
 
-    /// A call fails if `fails` returns true.
+    /// As [`TestBackups::new`]; a call fails if `fails` returns true.
     #[must_use]
     pub fn failing(
         driver: &Arc<dyn Driver>,
@@ -111,7 +111,7 @@ impl TestBackups {
         Self::build(driver, coding, limit_bytes, None, Box::new(fails))
     }
 
-    /// On a shared machine, without its own limit; keeps released memory until it is trimmed.
+    /// Storage on a shared machine, without its own limit. It keeps released memory until it is trimmed.
     #[must_use]
     pub fn on_machine(driver: &Arc<dyn Driver>, machine: &Arc<SharedMachine>) -> Self {
         Self::build(driver, Coding::Xored, u64::MAX, Some(Arc::clone(machine)), Box::new(|_| false))
@@ -145,7 +145,7 @@ impl TestBackups {
         self.0.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes after encoding.
+    /// Bytes that are stored after encoding.
     ///
     /// # Panics
     /// After another panic.
@@ -158,7 +158,7 @@ impl TestBackups {
             .sum()
     }
 
-    /// Those stored now.
+    /// The number of stored granules.
     ///
     /// # Panics
     /// After another panic.
@@ -183,7 +183,7 @@ impl TestBackups {
         self.change(nth, &[middle], |byte| byte ^ 0x10);
     }
 
-    /// Changes these bytes of a granule, differently each time.
+    /// Changes these bytes of the `nth` stored granule, differently each time.
     ///
     /// # Panics
     /// If there is no such granule or byte.

@@ -14,7 +14,8 @@ pub struct Snippet {
     pub code: String,
 }
 
-/// All snippets in `language` of the README, CONTRIBUTING, and `docs/` without decisions and benchmarks.
+/// All snippets in `language` of the README, CONTRIBUTING, and `docs/`, except records of the past (decisions
+/// and benchmarks).
 ///
 /// # Panics
 /// Where a page cannot be read.

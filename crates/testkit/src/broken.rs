@@ -1,6 +1,7 @@
 //! Drivers that are broken on purpose.
 //!
-//! Each breaks one promise, as a careless driver would. The fault suite must fail on every one.
+//! Each breaks one promise, as a careless pool or driver would. The fault suite must fail on every one: a
+//! suite that never fails proves nothing.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,7 @@ use crate::forward::{forward, forward_figures, forward_streams_and_events};
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Defect {
-    /// Mapping a backing again, as an undo does, yields zeros.
+    /// Mapping a backing again, as an undo does, yields zeros instead of its bytes.
     UndoLosesBytes,
     /// Every other unmap succeeds without unmapping.
     UnmapDoesNothing,
@@ -28,13 +29,13 @@ pub enum Defect {
     CopyIsShort,
     /// A failed `create` keeps the memory.
     FailedCreateKeeps,
-    /// Every event is reported as complete.
+    /// Every event is reported as complete, whatever is still queued.
     EventsPassAtOnce,
     /// One bit of each host buffer changes after [`BrokenDriver::rot`].
     HostMemoryRots,
 }
 
-/// Those that the fault suite must detect.
+/// The defects that the fault suite must detect.
 pub const DEFECTS: [Defect; 5] = [
     Defect::UndoLosesBytes,
     Defect::UnmapDoesNothing,
@@ -55,14 +56,14 @@ pub struct BrokenDriver {
 }
 
 impl BrokenDriver {
-    /// Without a defect as a control.
+    /// Wraps `inner`; without a defect as a control.
     #[must_use]
     pub fn new(inner: Arc<dyn Driver>, defect: Option<Defect>) -> Self {
         let (seen, remapped, turn) = Default::default();
         Self { inner, defect, seen, remapped, turn, rotten: Arc::default() }
     }
 
-    /// For [`Defect::HostMemoryRots`].
+    /// Corrupts host memory, with [`Defect::HostMemoryRots`].
     pub fn rot(&self) {
         self.rotten.store(true, Ordering::Relaxed);
     }
@@ -161,7 +162,7 @@ impl Driver for BrokenDriver {
     }
 }
 
-/// One bit reads differently after it rots.
+/// Host memory in which one bit reads differently after it rots.
 #[derive(Debug)]
 struct RottingMemory {
     buffer: HostBuffer,

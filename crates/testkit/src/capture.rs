@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::{Op, StreamId};
 
-/// Some of them would invalidate a real capture.
+/// Calls that a pool may not make during a capture: some of them would invalidate a real one.
 const FORBIDDEN: [Op; 4] = [Op::EventRecord, Op::EventQuery, Op::EventSynchronize, Op::Synchronize];
 
 /// A capture, and the calls that invalidated it.

@@ -1,21 +1,21 @@
-//! Runs a test again in its own process: what is read once, or ends the process.
+//! Runs a test again in its own process, where it tests what is read once per process or ends the process.
 
 use std::process::{Command, Output};
 
-/// Holds the child's role.
+/// The environment variable that holds the child's role.
 const ROLE: &str = "POORWILL_TEST_ROLE";
 
-/// Those that concern GPUs.
+/// Prefixes of the variables that concern GPUs.
 const SETTINGS: [&str; 5] =
     ["CUDA_", "NVIDIA_", "LD_PRELOAD", "POORWILL_FAKE_CUDA_", "POORWILL_FAKE_NVML_DEVICES"];
 
-/// `None` in the test itself.
+/// The role of this process; `None` in the test itself.
 #[must_use]
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Runs the calling test alone, as `role`, with these variables.
+/// A command that runs the calling test alone, as `role`, with these variables.
 ///
 /// # Panics
 /// Outside the test's own thread.
@@ -27,7 +27,7 @@ pub fn command(role: &str, variables: &[(&str, &str)]) -> Command {
     command_for(test, role, variables)
 }
 
-/// Runs the test at this path of the same program.
+/// A command that runs the test at this path of the same program.
 ///
 /// # Panics
 /// If the program cannot be found.
@@ -39,7 +39,7 @@ pub fn command_for(test: &str, role: &str, variables: &[(&str, &str)]) -> Comman
     command
 }
 
-/// Removes the caller's GPU variables.
+/// Removes the caller's GPU variables from a command.
 #[must_use]
 pub fn without_settings(mut command: Command) -> Command {
     let given: Vec<_> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
@@ -60,7 +60,7 @@ pub fn expect_success(command: Command) {
     drop(output_of(command));
 }
 
-/// Runs the command, for its output.
+/// Runs the command and returns its output.
 ///
 /// # Panics
 /// As [`expect_success`].
@@ -72,7 +72,7 @@ pub fn output_of(mut command: Command) -> String {
     out
 }
 
-/// Whether this is the child, with these variables; otherwise runs it first.
+/// Whether this is the child process, with these variables set. Otherwise runs the child first.
 ///
 /// # Panics
 /// If the child fails.

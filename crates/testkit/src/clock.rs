@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// It starts at its creation.
+/// The clock; it starts at the time of its creation.
 #[derive(Debug)]
 pub struct Clock {
     began: Instant,

@@ -29,10 +29,10 @@ pub use saves::{
 use crate::latch::Latch;
 use crate::pattern;
 
-/// For the suite.
+/// Free granules that the suite needs.
 pub const GRANULES_MIN: u64 = 96;
 
-/// For the driver that the expression opens.
+/// Makes a test of every rule, for the driver that the expression opens.
 #[macro_export]
 macro_rules! driver_contract {
     ($open:expr) => {
@@ -519,7 +519,7 @@ pub fn streams_are_known_until_they_end(driver: &dyn Driver) {
             let work = driver.launch_host(stream, Box::new(move || held.pass())).unwrap();
             thread::scope(|scope| {
                 let ending = scope.spawn(|| driver.stream_destroy(stream));
-                // Known until its work has ended.
+                // The stream stays known until its work has ended.
                 driver.check_stream(stream).unwrap();
                 latch.open();
                 ending.join().unwrap().unwrap();
@@ -606,7 +606,7 @@ pub fn host_memory_is_exact(driver: &dyn Driver) {
 
 /// \[threads\]
 pub fn threads_may_call_anything(driver: &dyn Driver) {
-    // A device may keep memory for its first streams.
+    // A device may keep memory for its first streams, but the amount must not grow.
     eight_threads(driver);
     let before = free(driver);
     eight_threads(driver);
@@ -638,7 +638,7 @@ fn eight_threads(driver: &dyn Driver) {
     });
 }
 
-/// By the device's own count.
+/// Repeated rounds leak nothing by the device's own count.
 pub fn rounds_leave_nothing(driver: &dyn Driver) {
     let before = driver.memory_info().unwrap();
     for round in 0..300 {

@@ -19,7 +19,7 @@ use crate::effort::Effort;
 use crate::slice::Slice;
 use crate::watchdog::eventually;
 
-/// Names the kind.
+/// The environment variable that names the kind.
 pub const VARIABLE: &str = "POORWILL_TEST_DEVICE";
 
 /// A kind of device.
@@ -29,7 +29,7 @@ pub enum Kind {
     Host,
     /// The CUDA driver over the fake libcuda.
     Fake,
-    /// A GPU's ordinal.
+    /// The GPU with this ordinal.
     Cuda(u32),
 }
 
@@ -57,7 +57,7 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// The kind of the environment.
+    /// The kind named by the environment.
     ///
     /// # Panics
     /// If it is unknown.
@@ -77,7 +77,7 @@ impl Kind {
         !matches!(self, Self::Cuda(_))
     }
 
-    /// Of so many calls, one fails.
+    /// The step between injected failures: one of so many calls fails.
     ///
     /// It is 1 on the host device, except in a quick run. The others run the same code again, or really move
     /// 2 MiB. Strides are primes, to stay out of step with repeated patterns.
@@ -86,7 +86,7 @@ impl Kind {
         self.stride_of(Effort::of_this_run())
     }
 
-    /// For cases that each move dozens of granules to the host and back.
+    /// The stride for cases that each move dozens of granules to the host and back.
     #[must_use]
     pub fn stride_of_cycles(self) -> usize {
         self.stride_of_cycles_of(Effort::of_this_run())
@@ -125,7 +125,7 @@ impl Kind {
     }
 }
 
-/// Whether the test must end here, for lack of what it `has` to have; prints the reason.
+/// Whether the test must end here, since this kind of device lacks what it needs. Prints the reason.
 #[must_use]
 pub fn skipped_unless(has: impl FnOnce(Kind) -> bool, reason: &str) -> bool {
     let kind = Kind::of_this_run();
@@ -153,7 +153,7 @@ enum Machine {
 }
 
 impl TestDevice {
-    /// Of this many granules, of the smallest size.
+    /// A device of this many granules, of the smallest size it supports.
     ///
     /// # Panics
     /// If the device cannot be opened.
@@ -166,7 +166,7 @@ impl TestDevice {
         }
     }
 
-    /// Of this capacity, with a GPU's granules of 2 MiB.
+    /// A device of this capacity with granules of 2 MiB, as GPUs have them.
     ///
     /// # Panics
     /// If the device cannot be opened.
@@ -180,7 +180,7 @@ impl TestDevice {
         }
     }
 
-    /// For [`TestDevice::with_capacity`].
+    /// The largest capacity for [`TestDevice::with_capacity`].
     #[must_use]
     pub fn capacity_bytes_max() -> u64 {
         match Kind::of_this_run() {
@@ -206,7 +206,7 @@ impl TestDevice {
         self.kind
     }
 
-    /// As pools take it.
+    /// The driver, as pools take it.
     #[must_use]
     pub fn driver(&self) -> Arc<dyn Driver> {
         match &self.machine {
@@ -224,7 +224,7 @@ impl TestDevice {
         }
     }
 
-    /// Whether other processes see the same memory.
+    /// Whether another process sees the same memory when it opens the device.
     #[must_use]
     pub fn is_shared_between_processes(&self) -> bool {
         matches!(self.kind, Kind::Cuda(_))
@@ -250,7 +250,7 @@ impl TestDevice {
         self.expect_host_bytes(0, context);
     }
 
-    /// As [`TestDevice::expect_no_host_bytes`], for this much.
+    /// As [`TestDevice::expect_no_host_bytes`], for this much host memory.
     ///
     /// # Panics
     /// If there stays more or less; with `context`.
@@ -262,8 +262,8 @@ impl TestDevice {
         });
     }
 
-    /// On the host device, the operating system's count of touched memory; elsewhere, what was created and
-    /// not released.
+    /// Physical memory: on the host device, the operating system's count of touched memory; elsewhere, what
+    /// was created and not released.
     ///
     /// # Panics
     /// If the operating system reports no count.
@@ -293,7 +293,7 @@ impl fmt::Display for TestDevice {
     }
 }
 
-/// Opened once: creating a GPU's context is slow.
+/// The device that all slices of this process share; opened once, since creating a GPU's context is slow.
 fn shared(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
     static OPEN: Mutex<BTreeMap<(Kind, u32), Arc<dyn Driver>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -305,7 +305,7 @@ fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
     Arc::new(CudaDevice::open(&CudaConfig::default().numbered(ordinal).through(library)).unwrap())
 }
 
-/// The named GPU, otherwise the fake library, with a GPU's granules.
+/// The CUDA configuration of this run: the named GPU, otherwise the fake library, with a GPU's granules.
 #[must_use]
 pub fn cuda_config() -> CudaConfig {
     match Kind::of_this_run() {

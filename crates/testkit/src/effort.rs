@@ -3,21 +3,21 @@
 //! `POORWILL_EFFORT` is `quick` (a developer's run), `usual` (the default, required for every change) or
 //! `long` (a night). This module scales each test's usual number.
 //!
-//! `POORWILL_SEED` reproduces a random test's failure.
+//! `POORWILL_SEED` is the seed of random tests, so that a failure can be reproduced.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Once;
 
-/// Names the effort.
+/// The environment variable that names the effort.
 pub const VARIABLE: &str = "POORWILL_EFFORT";
 
 static PRINTED: Once = Once::new();
 
-/// Names the seed.
+/// The environment variable that names the seed.
 pub const SEED: &str = "POORWILL_SEED";
 
-/// The seed of the environment.
+/// The seed from the environment, if it is set.
 ///
 /// # Panics
 /// If it is not a number.
@@ -33,14 +33,14 @@ pub fn seed_of_this_run() -> Option<u64> {
 pub enum Effort {
     /// A tenth of the usual cases.
     Quick,
-    /// As a test states.
+    /// As many cases as a test states.
     Usual,
     /// Twenty times as many.
     Long,
 }
 
 impl Effort {
-    /// The effort of the environment.
+    /// The effort named by the environment.
     ///
     /// # Panics
     /// If the name is unknown.

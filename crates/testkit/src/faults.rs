@@ -29,7 +29,7 @@ pub struct Subject {
     pub driver: Arc<dyn Driver>,
     /// Called at the end of a scenario, after the pool's close.
     pub assert_clean: Box<dyn Fn()>,
-    /// Makes calls below the driver fail instead.
+    /// Makes calls below the driver fail, instead of the driver's own.
     pub injector: Option<Box<dyn Injector>>,
 }
 
@@ -40,9 +40,9 @@ impl Subject {
     }
 }
 
-/// Fails calls that a driver makes.
+/// Counts the calls that a driver makes, and fails some of them.
 pub trait Injector: Send + Sync {
-    /// Counts calls from 0, and fails `first .. first + count`.
+    /// Starts counting at 0, and fails the calls `first .. first + count`.
     fn arm(&self, first: u64, count: u64);
 
     /// Stops, and returns the number of calls.
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Subject {
     }
 }
 
-/// What the runs encountered: a caller can check for the hard cases.
+/// What the runs encountered, so that a caller can check that the hard cases were among it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Runs in which a call failed.
@@ -123,7 +123,7 @@ pub fn some_calls(stride: usize, open: &dyn Fn() -> Subject) -> Tally {
     tally
 }
 
-/// Of a run without failures.
+/// The first call of each step and name, in a run without failures.
 fn kinds(open: &dyn Fn() -> Subject, scenario: Scenario) -> BTreeMap<(&'static str, String), u64> {
     let mut kinds = BTreeMap::new();
     let calls = run(open, scenario, u64::MAX - 9, 1, &mut Tally::default()).calls;
@@ -136,11 +136,11 @@ fn kinds(open: &dyn Fn() -> Subject, scenario: Scenario) -> BTreeMap<(&'static s
 struct Trace {
     /// Whether the failing call was made.
     reached: bool,
-    /// Each with its step.
+    /// The step and the name of each call.
     calls: Vec<(&'static str, String)>,
 }
 
-/// The calls `first .. first + burst` fail.
+/// One run in which the calls `first .. first + burst` fail.
 fn run(open: &dyn Fn() -> Subject, scenario: Scenario, first: u64, burst: u64, tally: &mut Tally) -> Trace {
     let Subject { driver, assert_clean, injector } = open();
     let (armed, calls, latches) = Default::default();
@@ -168,9 +168,9 @@ const WAITS: [Op; 4] = [Op::EventSynchronize, Op::Synchronize, Op::StreamSynchro
 struct Faults {
     injector: Option<Box<dyn Injector>>,
     armed: AtomicBool,
-    /// While armed.
+    /// The current step, while armed.
     step: Mutex<&'static str>,
-    /// Each with its step, while armed.
+    /// The step and the name of each call made while armed.
     calls: Mutex<Vec<(&'static str, String)>>,
     first: u64,
     burst: u64,
@@ -201,7 +201,7 @@ impl Faults {
             self.armed.store(false, Ordering::Relaxed);
             return result;
         };
-        // The injector counts from 0 each time.
+        // The injector counts from 0 each time, so subtract the calls counted before.
         let calls = self.calls.lock().unwrap().len() as u64;
         let [first, end] = [self.first, self.first + self.burst].map(|call| call.saturating_sub(calls));
         injector.arm(first, end - first);
@@ -214,7 +214,7 @@ impl Faults {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Bytes {
-    /// Stored, for many comparisons.
+    /// Stored, since it is compared many times.
     Pattern(Vec<u8>),
     Zeros,
     Unknown,
@@ -364,7 +364,7 @@ impl<'a> Fixture<'a> {
         self.check("prepare");
     }
 
-    /// Checks the promises after each failure.
+    /// Repeats `f` until it succeeds, checking the promises after each failure.
     fn retry<T>(&mut self, step: &'static str, f: impl Fn(&Pool) -> Result<T, PoolError>) -> T {
         let mut last = None;
         for _ in 0..9 {
@@ -393,7 +393,7 @@ impl<'a> Fixture<'a> {
         self.check(&context);
     }
 
-    /// With the faults off.
+    /// Checks all invariants, with the faults switched off.
     fn check(&self, context: &str) {
         let stats = self.pool.stats().unwrap();
         let used_bytes = self.driver.memory_info().unwrap().process.map(|process| process.used_bytes);
@@ -458,7 +458,7 @@ impl<'a> Fixture<'a> {
         self.blocks[index].2 = Bytes::Pattern(pattern::bytes(self.seed, len));
     }
 
-    /// Until a call waits for work.
+    /// Holds work on a block until a call waits for work.
     fn hold(&mut self, index: usize, stream: StreamId) {
         let block = self.blocks[index].0;
         self.blocks[index].2 = Bytes::Unknown;
@@ -499,7 +499,7 @@ impl<'a> Fixture<'a> {
         self.check("free");
     }
 
-    /// The remaining blocks take its index.
+    /// Frees `from..to` of a block; the remaining blocks take its index.
     fn free_part(&mut self, index: usize, from: u64, to: u64) {
         let (block, tag, bytes) = self.blocks.remove(index);
         let part = DeviceRange::new(block.range.addr + from, to - from);

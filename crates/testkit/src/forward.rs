@@ -10,7 +10,7 @@ macro_rules! forward {
     };
 }
 
-/// The wrapped device's figures.
+/// The figures of the wrapped device, for wrappers that have none of their own.
 macro_rules! forward_figures {
     () => {
         fn info(&self) -> &DeviceInfo {
@@ -23,7 +23,7 @@ macro_rules! forward_figures {
     };
 }
 
-/// Those that neither take nor release memory.
+/// The calls that neither take nor release memory: wrappers forward them all.
 macro_rules! forward_streams_and_events {
     () => {
         fn check_process(&self) -> Result<()> {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use poorwill_core::{Block, Driver, HostBuffer, HostMemory, Pending, Pool, StreamId};
 
-/// Opened once.
+/// Closed until it is opened, once.
 #[derive(Debug, Default)]
 pub struct Latch {
     open: Mutex<bool>,
@@ -36,7 +36,8 @@ impl Latch {
     }
 }
 
-/// The call that queues a copy takes the slice first, for its length; the copy takes it second.
+/// Runs code when its slice is taken. The call that queues a copy takes it first, for its length; the copy
+/// takes it second.
 struct Watched {
     bytes: Vec<u8>,
     looks: AtomicUsize,
@@ -60,13 +61,13 @@ impl HostMemory for Watched {
     }
 }
 
-/// `on_look` gets 0 from the call that queues a copy, and more from the copy.
+/// A buffer of `bytes`; `on_look` gets 0 from the call that queues a copy, and more from the copy.
 pub fn watched(bytes: Vec<u8>, on_look: impl Fn(usize) + Send + Sync + 'static) -> Arc<HostBuffer> {
     Arc::new(HostBuffer::new(Watched { bytes, looks: AtomicUsize::new(0), on_look: Box::new(on_look) }))
 }
 
-/// A buffer from the driver, which no driver reads early: queuing a copy returns at once, even on a held
-/// stream.
+/// A buffer of `bytes` from the driver, which no driver reads early. Queuing a copy of it returns at once,
+/// even on a held stream.
 ///
 /// # Panics
 /// If the driver refuses.
@@ -77,7 +78,7 @@ pub fn source(driver: &dyn Driver, bytes: &[u8]) -> Arc<HostBuffer> {
     Arc::new(buffer)
 }
 
-/// Work queued on the stream from now on waits for the latch.
+/// Holds a stream: work queued from now on waits until the latch is open.
 ///
 /// # Panics
 /// If the driver refuses.

@@ -1,7 +1,7 @@
 //! A reference model of the pool: blocks in a map, bytes as seeds of patterns, tag states by the table.
 //!
-//! It predicts the result of each operation and what every block must read as afterwards. It knows no
-//! segments, chunks or backings: it is independent.
+//! It predicts the result of each operation and what every block must read as afterwards. It knows nothing of
+//! segments, chunks or backings, so that comparing with it means something.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ pub enum Reads {
     Pattern {
         /// Its seed.
         seed: u64,
-        /// Of the block in the pattern, in bytes.
+        /// Offset of the block in the pattern, in bytes.
         offset: u64,
     },
     /// Zeros.
     Zeros,
-    /// Anything, without an error.
+    /// Anything, but reading succeeds.
     Anything,
-    /// An error.
+    /// Reading is refused.
     Refused,
 }
 
@@ -32,7 +32,7 @@ struct ModelBlock {
     reads: Reads,
 }
 
-/// The caller numbers the blocks.
+/// The model; the caller numbers the blocks.
 #[derive(Debug, Default)]
 pub struct Model {
     blocks: BTreeMap<u64, ModelBlock>,
@@ -40,7 +40,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Before the tag's first block.
+    /// Gives a tag a policy before its first block.
     pub fn declare(&mut self, tag: Tag, policy: TagPolicy) {
         self.tags.insert(tag, (policy, TagState::Awake));
     }
@@ -51,7 +51,7 @@ impl Model {
         self.tags.get(tag).map_or(TagState::Awake, |(_, state)| *state)
     }
 
-    /// If its tag is awake.
+    /// Allocates a block, if its tag is awake.
     pub fn alloc(&mut self, id: u64, tag: &Tag, bytes: u64) -> bool {
         let entry =
             self.tags.entry(tag.clone()).or_insert_with(|| (TagPolicy::built_in(tag), TagState::Awake));
@@ -84,7 +84,7 @@ impl Model {
         self.free(id);
     }
 
-    /// If the block's tag is awake.
+    /// Fills the block with a pattern, if its tag is awake.
     pub fn fill(&mut self, id: u64, seed: u64) -> bool {
         let Some(block) = self.blocks.get_mut(&id) else { return false };
         if self.tags.get(&block.tag).is_some_and(|(_, state)| state.is_asleep()) {
@@ -94,7 +94,7 @@ impl Model {
         true
     }
 
-    /// Number, tag, requested bytes, and what the block must read as now.
+    /// The live blocks: number, tag, requested bytes, and what they must read as now.
     pub fn blocks(&self) -> impl Iterator<Item = (u64, &Tag, u64, Reads)> {
         self.blocks.iter().map(|(id, block)| {
             let reads = if self.state(&block.tag) == TagState::Awake { block.reads } else { Reads::Refused };
@@ -120,7 +120,7 @@ impl Model {
         Some(falling.into_iter().map(|(tag, action)| self.fall(tag, action)).collect())
     }
 
-    /// Returns the tags that were not dropped before.
+    /// Drops tags, and returns those that were not dropped before.
     pub fn discard(&mut self, tags: &[Tag]) -> Vec<Tag> {
         let falling: Vec<Tag> = self
             .used(Some(tags))
@@ -130,7 +130,7 @@ impl Model {
         falling.into_iter().map(|tag| self.fall(tag, SleepAction::Drop)).collect()
     }
 
-    /// Returns the tags that wake.
+    /// Wakes tags, and returns those that wake.
     pub fn wake(&mut self, tags: Option<&[Tag]>) -> Vec<Tag> {
         let waking: Vec<Tag> = self
             .tags
@@ -148,7 +148,7 @@ impl Model {
         waking
     }
 
-    /// `None` if the pool must refuse.
+    /// Ends *undefined*; `None` if the pool must refuse.
     pub fn mark_restored(&mut self, tag: &Tag) -> Option<()> {
         let (_, state) = self.tags.get_mut(tag)?;
         if state.is_asleep() {

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use poorwill_core::{BlockId, HostBuffer, Pool, StreamId, chain};
 
-/// The pattern of `seed`.
+/// `len` bytes of the pattern of `seed`.
 #[must_use]
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
-    // A longer pattern must start with the shorter one.
+    // In whole words, so that a longer pattern starts with the shorter one.
     let mut bytes = vec![0; len.next_multiple_of(8)];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes.truncate(len);
     bytes
 }
 
-/// The pattern from `offset` on.
+/// `len` bytes of the pattern from `offset` on.
 #[must_use]
 pub fn part(seed: u64, offset: u64, len: usize) -> Vec<u8> {
     let skipped = usize::try_from(offset).unwrap_or(usize::MAX);

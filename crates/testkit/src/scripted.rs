@@ -24,7 +24,7 @@ use crate::forward::{forward, forward_streams_and_events};
 /// A call, as the script sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// Calls that the script saw before.
+    /// How many calls the script saw before.
     pub number: u64,
     /// The driver's call.
     pub op: Op,
@@ -32,9 +32,9 @@ pub struct Call {
     pub waiting: bool,
     /// The range of an unmap.
     pub unmaps: Option<DeviceRange>,
-    /// Of an allocation, a copy or a digest.
+    /// Size of an allocation, a copy or a digest.
     pub bytes: u64,
-    /// Of a copy to the device.
+    /// The stream of a copy to the device.
     pub stream: Option<StreamId>,
 }
 
@@ -49,7 +49,7 @@ impl Call {
 pub enum Verdict {
     /// Go on.
     Pass,
-    /// Fail as a device would.
+    /// Fail with this kind of error, as a device would.
     Fail(DriverErrorKind),
     /// Go on after this delay.
     Delay(Duration),
@@ -66,7 +66,7 @@ impl Verdict {
 
 type Script = dyn Fn(Call) -> Verdict + Send + Sync;
 
-/// A driver around another one.
+/// A driver whose calls a script decides.
 pub struct ScriptedDriver {
     inner: Arc<dyn Driver>,
     info: DeviceInfo,
@@ -117,7 +117,7 @@ impl ScriptedDriver {
         Self { inner, info, interceptor: Arc::new(interceptor), clock: None }
     }
 
-    /// Uses another clock.
+    /// Uses another clock than the machine's.
     #[must_use]
     pub fn by(mut self, clock: &Arc<Clock>) -> Self {
         self.clock = Some(Arc::clone(clock));
@@ -137,7 +137,7 @@ impl ScriptedDriver {
         Arc::clone(&self.interceptor.capture)
     }
 
-    /// Those that the script has seen.
+    /// How many calls the script has seen.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.interceptor.calls.load(Ordering::Relaxed)

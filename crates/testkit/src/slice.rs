@@ -23,7 +23,7 @@ pub struct Slice {
     info: DeviceInfo,
     /// Locked while memory moves, so that the count matches the device.
     ledger: Mutex<Ledger>,
-    /// Reading it waits for no call of the device.
+    /// Outside the lock, so that reading it waits for no call of the device.
     held_bytes: AtomicU64,
     host_bytes: Arc<AtomicU64>,
 }
@@ -65,7 +65,7 @@ impl Slice {
         &self.inner
     }
 
-    /// Created and not released.
+    /// Bytes created and not released.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
@@ -82,7 +82,7 @@ impl Slice {
         Ok(())
     }
 
-    /// In a forked child, the lock's holder may not exist.
+    /// In a forked child, the lock may be held by a thread that does not exist there.
     fn check(&self, op: Op) -> Result<()> {
         self.inner.check_process().map_err(|error| DriverError::new(op, error.kind))
     }
@@ -102,7 +102,7 @@ impl Slice {
 }
 
 impl Ledger {
-    /// Of this slice, not of another.
+    /// A backing of this slice, not of another slice of the same device.
     fn live(&mut self, op: Op, id: BackingId) -> Result<&mut Backing> {
         let unknown = || DriverError::new(op, DriverErrorKind::unknown_backing(id));
         self.backings.get_mut(&id).filter(|backing| !backing.released).ok_or_else(unknown)

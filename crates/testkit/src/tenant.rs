@@ -29,7 +29,7 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// `seed` is that of the random generator.
+    /// No blocks yet; `seed` is that of the random generator.
     #[must_use]
     pub fn new(pool: &Arc<Pool>, seed: u64) -> Self {
         Self { pool: Arc::clone(pool), blocks: Vec::new(), random: Rng::with_seed(seed) }
@@ -46,7 +46,7 @@ impl Tenant {
         self.pool.driver().info().granule_bytes
     }
 
-    /// Fills a block with random bytes; aligned to granules from a granule on.
+    /// Allocates a block and fills it with random bytes. Blocks of a granule or more are aligned to granules.
     ///
     /// # Panics
     /// If the pool refuses.

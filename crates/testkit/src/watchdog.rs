@@ -4,10 +4,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Only a hang reaches it.
+/// Far longer than any test takes: only a hang reaches it.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// Runs `test` on its own thread.
+/// Runs `test` on its own thread, and fails if it does not end.
 ///
 /// # Panics
 /// As `test` does, or if it does not end.
@@ -24,7 +24,7 @@ pub fn watched(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Waits until `done`, by another thread.
+/// Waits until `done`, which must become true without this thread.
 ///
 /// # Panics
 /// If it does not.

@@ -9,7 +9,7 @@ use super::python::PythonRandom;
 
 const MIB: u64 = 1 << 20;
 
-/// Of loading a model.
+/// Allocations and frees of loading a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Load {
@@ -90,7 +90,7 @@ pub enum Step {
     },
 }
 
-/// Of the live bytes.
+/// Peak of the live bytes of `steps`.
 #[must_use]
 pub fn peak_live_bytes(steps: &[Step]) -> u64 {
     let (mut allocated, mut live_bytes, mut peak_bytes) = (Vec::new(), 0, 0);

@@ -16,7 +16,7 @@ pub struct ChurnReport {
     pub rounds: u32,
     /// Most that the arena may map.
     pub limit_bytes: u64,
-    /// The failed allocation.
+    /// The failed allocation that ended the load.
     pub failed: Option<String>,
     /// Peak of live bytes, as the load counts them.
     pub peak_live_bytes: u64,

@@ -29,7 +29,7 @@ impl ChurnPlan {
         Self { load, seed: 0, rounds: NonZeroU32::MIN, divisor: NonZeroU64::MIN }
     }
 
-    /// The steps of one round.
+    /// One round.
     #[must_use]
     pub fn steps(&self) -> Vec<Step> {
         let mut steps = self.load.steps(self.seed);
@@ -52,7 +52,7 @@ pub struct ChurnProgress {
     pub step: usize,
     /// What it did.
     pub event: ChurnEvent,
-    /// Through all rounds.
+    /// Counted through all rounds.
     pub block: usize,
     /// Size of the block.
     pub bytes: u64,
@@ -71,7 +71,7 @@ pub enum ChurnEvent {
 
 /// Runs a load in an otherwise unused arena, then frees and trims everything.
 ///
-/// A failed allocation ends the load and is in the report.
+/// A failed allocation ends the load, and is reported.
 ///
 /// # Errors
 /// Other failures of the pool, and errors of `observer`; everything is freed where possible.
@@ -166,7 +166,6 @@ impl ChurnRun<'_> {
         (self.observer)(&ChurnProgress { step: self.steps, event, block, bytes, live_bytes: self.live_bytes })
     }
 
-    /// Without the observer.
     fn clear(&self) -> Result<(), PoolError> {
         let freed = self.blocks.iter().flatten().map(|(id, _)| self.arena.free(*id));
         // Every block is tried, also after a failure.

@@ -1,10 +1,9 @@
-//! Time and peak memory of loading a checkpoint into host memory, beside its storage's best rate.
+//! Loading a checkpoint into host memory: time and peak memory, beside the storage's best rate.
 //!
 //! [`run`] alternates between loads and direct reads without keeping the bytes. Direct readers are as many as
 //! the load's, twice or half of it. Odd rounds reverse the order. Before each pass the page cache drops the
 //! files. Lower caches (disk, host of a virtual machine) are unknown; alternating evens them out. Each load
-//! allocates its memory again; the fastest of each kind counts. At the end the loaded bytes are compared with
-//! the files.
+//! allocates again; the fastest of each kind counts. At the end the bytes are compared with the files.
 
 mod peak;
 
@@ -52,7 +51,7 @@ pub enum LoadStage {
     Verify,
 }
 
-/// Result of a run. Sizes in bytes, times in seconds.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LoadBenchReport {
@@ -66,11 +65,11 @@ pub struct LoadBenchReport {
     pub direct_gib_per_s: Option<f64>,
     /// Load rate over direct rate.
     pub ratio: Option<f64>,
-    /// Of the first load, with the page cache if a control group counts it.
+    /// Peak memory of the first load, with the page cache if a control group counts it.
     pub peak_bytes: Option<u64>,
     /// Peak over size.
     pub peak_ratio: Option<f64>,
-    /// And how it was measured.
+    /// How the peak was measured.
     pub peak_how: String,
     /// Peak of the process's own pages.
     pub peak_resident_bytes: Option<u64>,
@@ -81,13 +80,13 @@ pub struct LoadBenchReport {
     /// What differed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatch: Option<String>,
-    /// Of the host memory.
+    /// Device of the host memory.
     pub device: String,
     /// Its name.
     pub device_name: String,
     /// All passes, in order.
     pub passes: Vec<Pass>,
-    /// Of the fastest load.
+    /// Result of the fastest load.
     pub load: LoadReport,
 }
 

@@ -1,4 +1,4 @@
-//! Peak memory of an action: by the control group, which counts the page cache, and by the process.
+//! Peak memory of an action, by the control group (with the page cache) and by the process.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,7 +19,6 @@ pub(super) struct Peak {
     pub(super) how: String,
 }
 
-/// Its use and its peak.
 struct ControlGroup {
     used: String,
     peak: String,
@@ -36,7 +35,7 @@ impl ControlGroup {
             let group = group.trim_end_matches('/');
             if controllers.split(',').any(|controller| controller == "memory") {
                 let files = ["memory.usage_in_bytes", "memory.max_usage_in_bytes"];
-                // In a container its own group is mounted at the root, whatever its name outside.
+                // In a container its own group is at the root.
                 paths.extend([group, ""].map(|group| (format!("/sys/fs/cgroup/memory{group}"), files)));
             } else if controllers.is_empty() {
                 let files = ["memory.current", "memory.peak"];

@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn computing_with_a_part_that_does_not_grow_is_come_near_to() {
-        // A constant, a cost of the first repeat, and a cost of each.
+        // A constant, the first repeat, and each.
         let took = |repeats: u32| 0.004 + if repeats > 0 { 0.001 } else { 0.0 } + 0.0005 * f64::from(repeats);
         let mut repeats = 1;
         for _ in 0..8 {

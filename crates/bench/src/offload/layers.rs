@@ -1,4 +1,4 @@
-//! Layers in host memory with a digest of each granule.
+//! Layers in host memory, with digests.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub(super) struct Layers {
     pub(super) digests: Vec<Vec<Digest>>,
     /// Until every page was resident.
     pub(super) allocate_s: f64,
-    /// Of the driver's host memory.
+    /// Growth of the driver's host memory.
     pub(super) used_bytes: u64,
     /// Why a layer is not page-locked.
     pub(super) pageable_because: Option<String>,
@@ -46,7 +46,7 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Without cached host memory before.
+    /// The driver has no cached host memory before.
     pub(super) fn make(
         driver: &dyn Driver,
         source: &Source,
@@ -78,7 +78,7 @@ impl Layers {
     }
 }
 
-/// Of one layer before it is shared.
+/// Host memory of one layer before it is shared.
 enum LayerMemory {
     Buffer(Buffer),
     Plain(HostBuffer),

@@ -1,4 +1,4 @@
-//! What weights in host memory cost a forward pass, beside the link and the computing alone.
+//! What weights in host memory cost a forward pass, beside link and computing alone.
 //!
 //! [`run`] allocates layers of whole granules in host memory, with bytes by layer and offset. It measures,
 //! each the median of five after a warm-up:

@@ -27,7 +27,7 @@ impl OffloadPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OffloadStage {
-    /// Making host memory.
+    /// Allocating and writing host memory.
     Memory,
     /// Timing single layers, to choose slots and repeats.
     Choice,
@@ -45,7 +45,7 @@ pub enum OffloadStage {
     Prefetch,
 }
 
-/// Why a run failed. Wrong bytes are in the report.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffloadError {
@@ -118,12 +118,11 @@ pub enum OffloadError {
     /// A call of the driver failed.
     #[error(transparent)]
     Device(#[from] DriverError),
-    /// A call of the pool or of a pass failed.
+    /// The pool or a pass failed.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// How many are possible.
 fn fewer(layers: u64) -> String {
     match layers {
         0 => String::new(),

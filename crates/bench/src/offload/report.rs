@@ -1,4 +1,4 @@
-//! Result of a run. Sizes in bytes, times in seconds.
+//! Result of a run.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::figures::Spread;
 pub struct OffloadReport {
     /// Size of all layers.
     pub host_bytes_asked: u64,
-    /// Of the driver's host memory.
+    /// Growth of the driver's host memory.
     pub host_bytes_used: u64,
     /// Allocation until every page was resident.
     pub pin_gib_per_s: f64,
@@ -25,14 +25,14 @@ pub struct OffloadReport {
     pub uva_s: Option<f64>,
     /// A pass with prefetching.
     pub prefetch_s: f64,
-    /// By [`overlap_of`].
+    /// The hidden share, by [`overlap_of`].
     pub overlap: f64,
     /// Whether all digests of all passes were right.
     pub verified: bool,
-    /// The first wrong one.
+    /// The first wrong digest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatch: Option<String>,
-    /// As on the command line.
+    /// Kind of device, as on the command line.
     pub device: String,
     /// Name of the device.
     pub device_name: String,
@@ -44,7 +44,7 @@ pub struct OffloadReport {
     pub layer_bytes: u64,
     /// Slots of the prefetching pass.
     pub slots: usize,
-    /// Of a layer, computed again.
+    /// Part of a layer that is computed again.
     pub part_bytes: u64,
     /// How often it is computed again.
     pub repeats: u32,
@@ -56,14 +56,14 @@ pub struct OffloadReport {
     pub side_by_side_s: f64,
     /// Passes per median, without the warm-up.
     pub passes: usize,
-    /// Of the prefetching passes.
+    /// Spread of the prefetching passes.
     pub prefetch_spread_s: Spread,
     /// Whether all layers are page-locked.
     pub pinned: bool,
     /// Why not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pageable_because: Option<String>,
-    /// How the layers were read in place, or why not.
+    /// How layers were read in place, or why not.
     pub uva_how: String,
 }
 

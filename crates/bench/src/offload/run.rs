@@ -20,7 +20,7 @@ use crate::figures::{Spread, as_float, rate, timed};
 /// Counted passes of each kind.
 const PASSES: usize = 5;
 
-/// Timed to choose slots and repeats.
+/// Layers that are timed to choose slots and repeats.
 const CHOICE_LAYERS: usize = 16;
 
 /// Enough for the repeats to grow to the maximum.
@@ -216,12 +216,12 @@ impl Uva {
     }
 }
 
-/// Of one layer: of all of it, then of its part.
+/// Digests of one layer: of all of it, then of its part.
 #[derive(Debug)]
 struct PendingDigests(Vec<Pending<Vec<Digest>>>);
 
 impl PendingDigests {
-    /// Also after a failure.
+    /// Waits for all, also after a failure.
     fn wait(self) -> DriverResult<Vec<Digest>> {
         let digests: Vec<_> = self.0.into_iter().map(Pending::wait).collect();
         digests.into_iter().collect::<DriverResult<Vec<_>>>().map(|digests| digests.concat())
@@ -242,7 +242,6 @@ impl<'a> OffloadRun<'a> {
         Prefetcher::new(self.arena, &Slots::new(Tag::weights(), count, fit.layer_bytes))
     }
 
-    /// Times single layers.
     fn choose(&mut self, probe: &Prefetcher<'_>) -> Result<(Times, Times), OffloadError> {
         let layers = self.layers.memory.len();
         let copy = |layer: usize| {
@@ -326,7 +325,6 @@ impl<'a> OffloadRun<'a> {
         })
     }
 
-    /// Returns how many layers are resident.
     fn fill(&self, prefetcher: &Prefetcher<'_>) -> Result<usize, OffloadError> {
         let residents = prefetcher.slots().len().min(self.layers.memory.len());
         for (slot, memory) in self.layers.memory[..residents].iter().enumerate() {
@@ -335,7 +333,7 @@ impl<'a> OffloadRun<'a> {
         Ok(residents)
     }
 
-    /// As many layers as there are, from the resident ones.
+    /// Computes as many layers as there are, from the resident ones.
     fn resident(&mut self, prefetcher: &Prefetcher<'_>, residents: usize) -> Result<f64, OffloadError> {
         let mut digests = Vec::new();
         let seconds = seconds_of(|| {
@@ -402,7 +400,7 @@ impl<'a> OffloadRun<'a> {
         Ok(seconds)
     }
 
-    /// With another layer than its first, so that a missing copy is found.
+    /// Fills slots with other layers, so that a missing copy is found.
     fn overwrite_slots(&self, prefetcher: &Prefetcher<'_>) -> Result<(), OffloadError> {
         let layers = &self.layers.memory;
         for slot in 0..prefetcher.slots().len() {
@@ -416,7 +414,6 @@ impl<'a> OffloadRun<'a> {
         Ok(())
     }
 
-    /// The first mismatch.
     fn check(&mut self, pass: &str, digests: Vec<(usize, PendingDigests)>) -> Result<(), OffloadError> {
         let part = usize::try_from(self.part_granules).unwrap_or(usize::MAX);
         for (layer, digests) in digests {
@@ -457,7 +454,7 @@ fn part_of(fit: Fit, granule_bytes: u64) -> u64 {
     (PART_BYTES.min(fit.layer_bytes) / granule_bytes).max(1)
 }
 
-/// Of all granules, then of the first `part` granules `repeats` times.
+/// `digests` are of all granules, then of the first `part` granules `repeats` times.
 fn first_wrong(digests: &[Digest], expected: &[Digest], part: usize, repeats: u32) -> Option<String> {
     let (granules, part) = (expected.len(), part.min(expected.len()));
     let again = usize::try_from(repeats).unwrap_or(usize::MAX).saturating_mul(part);
@@ -476,7 +473,7 @@ fn range(prefetcher: &Prefetcher<'_>, slot: usize) -> DeviceRange {
     DeviceRange::new(block.range.addr, block.requested_bytes)
 }
 
-/// Also after a failure.
+/// Waits for all, also after a failure.
 fn wait_all(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
     let outcomes = copies.into_iter().map(Pending::wait);
     outcomes.fold(Ok(()), Result::and).map_err(failed("bring in a layer"))

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-/// From 0 to 1; parses `1%` or `0.01`, and serializes as a number.
+/// A fraction from 0 to 1; parses `1%` or `0.01`, and serializes as a number.
 ///
 /// ```
 /// use poorwill_bench::sleep::Fraction;

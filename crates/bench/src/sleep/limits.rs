@@ -17,7 +17,7 @@ const LINK_BYTES_MAX: u64 = 1 << 30;
 /// Most digested at once.
 const DIGEST_BYTES_MAX: u64 = 2 << 30;
 
-/// The first may touch memory for the first time since boot.
+/// The first allocation may touch memory for the first time since boot.
 const PIN_ROUNDS: usize = 2;
 
 /// A larger one takes longer to release: a GPU's driver clears it as a whole.
@@ -32,11 +32,11 @@ pub struct Limits {
     pub to_device_bytes_per_s: f64,
     /// Device to host, fastest of five.
     pub to_host_bytes_per_s: f64,
-    /// With one call.
+    /// Digested with one call.
     pub digest_bytes: u64,
     /// Rate of digests, fastest of three.
     pub digest_bytes_per_s: f64,
-    /// At once, in the sizes of backups.
+    /// Host memory allocated at once, in the sizes of backups.
     pub pin_bytes: u64,
     /// Rate until every page is resident, faster of two; nothing is cached.
     pub pin_bytes_per_s: f64,
@@ -142,7 +142,7 @@ fn digest(driver: &dyn Driver, bytes: u64) -> Result<f64> {
     Ok(quickest_s)
 }
 
-/// Of the faster allocation, and whether it is page-locked.
+/// Seconds of the faster allocation, and whether it is page-locked.
 fn pin(driver: &dyn Driver, sizes: &[u64]) -> Result<(f64, bool)> {
     let (mut quickest_s, mut pinned) = (f64::INFINITY, false);
     for _ in 0..PIN_ROUNDS {

@@ -12,7 +12,7 @@
 //! [`Ratios`] compare each with the limits.
 //!
 //! Promises: every byte is compared after the wakes of 1, 2 and 4, and after the first and last of 3. The
-//! report's size does not depend on the number of cycles. At the end everything is freed and trimmed.
+//! report's size does not depend on the number of cycles.
 //!
 //! ```
 //! use poorwill::{Arena, Config};

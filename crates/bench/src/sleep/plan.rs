@@ -14,7 +14,7 @@ pub struct SleepPlan {
     pub bytes: NonZeroU64,
     /// Clean cycles.
     pub cycles: NonZeroU32,
-    /// Of the granules inside tensors.
+    /// Fraction of the granules inside tensors that changes.
     pub changed: Fraction,
     /// [`PoolConfig::chunk_granules`] of the arena.
     pub chunk_granules: u64,
@@ -30,7 +30,7 @@ impl SleepPlan {
     }
 }
 
-/// Backups before a sleep.
+/// State of the backups before a sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CycleKind {
@@ -56,7 +56,7 @@ pub enum SleepStage {
     Prepare,
     /// A sleep with copies, and the wake.
     Cycle {
-        /// Its kind.
+        /// Kind of the cycle.
         kind: CycleKind,
         /// Number within its kind, from 1.
         number: u32,
@@ -65,11 +65,11 @@ pub enum SleepStage {
     Drop,
 }
 
-/// Why a run failed. Differences are in the report.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SleepError {
-    /// Device or budget is too small.
+    /// The device or its budget is too small.
     #[error(
         "cannot load {}: the device has {} free, and the budget allows {}; load less, {}",
         ByteSize(*asked_bytes),
@@ -85,7 +85,7 @@ pub enum SleepError {
         /// Limit of the arena.
         limit_bytes: u64,
     },
-    /// For backups and comparison.
+    /// Too little host memory for backups and comparison.
     #[error(
         "cannot load {}: its backups and the copy buffer take {} of host memory, and the limit for that is \
          {}; load less, or raise the limit",

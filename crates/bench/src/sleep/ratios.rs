@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::report::SleepBenchReport;
 use crate::figures::as_float;
 
-/// Of the digest rate: comparing must reach it.
+/// Share of the digest rate that comparing must reach.
 const COMPARING_PART: f64 = 0.7;
 
 /// Allowance for a sleep that copies little.

@@ -1,4 +1,4 @@
-//! Result of a run. Sizes in bytes, times in seconds.
+//! Result of a run.
 
 use poorwill::{HostMemoryInfo, PrepareReport, SleepReport, WakeReport};
 use serde::Serialize;
@@ -9,13 +9,13 @@ use super::plan::CycleKind;
 use super::ratios::Ratios;
 use crate::figures::Spread;
 
-/// Clean cycles in which a GPU rests before the wake.
+/// In these clean cycles, a GPU rests before the wake.
 pub(super) const RESTED_CYCLES: u32 = 5;
 
 /// Cost of sleep and wake. Figures after a mismatch are `None`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SleepBenchReport {
-    /// As on the command line.
+    /// Kind of device, as on the command line.
     pub device: String,
     /// Size of the load.
     pub bytes: u64,
@@ -38,9 +38,9 @@ pub struct SleepBenchReport {
     pub drop_s: Option<f64>,
     /// Fastest wake of [`Dropping`].
     pub wake_empty_s: Option<f64>,
-    /// By each sleep and wake.
+    /// Bytes copied by each sleep and wake.
     pub copied_bytes: CopiedBytes,
-    /// For backups after the cycles, also cached.
+    /// Host memory for backups after the cycles, also cached.
     pub host_bytes: Option<u64>,
     /// Whether bytes and addresses were the same.
     pub verified: bool,
@@ -57,11 +57,11 @@ pub struct SleepBenchReport {
     pub tensors: usize,
     /// Allocating and writing the load.
     pub load_s: f64,
-    /// Of the machine.
+    /// The limits of the machine.
     pub limits: Limits,
     /// Figures beside their limits.
     pub ratios: Ratios,
-    /// Of the background.
+    /// Result of the preparation.
     pub prepare: Option<PrepareReport>,
     pub changed_granules: u64,
     /// Clean cycles that ran.
@@ -72,7 +72,7 @@ pub struct SleepBenchReport {
     pub spreads: Option<Spreads>,
     /// Cycles that drop everything.
     pub dropping: Option<Dropping>,
-    /// Before and after the clean cycles.
+    /// Memory before and after the clean cycles.
     pub memory: MemoryTrend,
 }
 
@@ -102,9 +102,9 @@ pub struct SleepCycle {
     pub sleep: SleepReport,
     /// Verified every granule after the changed sleep, else the device's default.
     pub wake: WakeReport,
-    /// Of the sleep.
+    /// Time of the sleep.
     pub sleep_s: f64,
-    /// Of the wake.
+    /// Time of the wake.
     pub wake_s: f64,
     /// Rise of free device memory; other processes affect it.
     pub device_released_bytes: i64,
@@ -127,7 +127,7 @@ pub struct Spreads {
     pub wake_s: Spread,
     /// [`SleepCycle::wake_without_verify_s`] of the first five.
     pub wake_without_verify_s: Spread,
-    /// Right after the sleep, while a GPU clears released memory.
+    /// Wakes right after the sleep, while a GPU clears released memory.
     pub wake_at_once_s: Spread,
 }
 
@@ -141,13 +141,13 @@ pub struct Dropping {
 /// A cycle without a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct DropCycle {
-    /// Of the sleep.
+    /// Time of the sleep.
     pub drop_s: f64,
-    /// Of the wake.
+    /// Time of the wake.
     pub wake_empty_s: f64,
 }
 
-/// With the load awake.
+/// Memory with the load awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryTrend {
     /// Before the first sleep.
@@ -158,16 +158,16 @@ pub struct MemoryTrend {
     pub after: MemoryUse,
 }
 
-/// At one moment, in bytes.
+/// Memory at one moment, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryUse {
     /// Free on the device.
     pub device_free_bytes: u64,
     /// Resident, where the system reports it.
     pub process_resident_bytes: Option<u64>,
-    /// Of the pool.
+    /// Backups of the pool.
     pub backup_bytes: u64,
-    /// Of the driver.
+    /// Host memory of the driver.
     pub host: HostMemoryInfo,
 }
 
@@ -178,7 +178,7 @@ impl SleepBenchReport {
         self.cycles.iter().find(|cycle| cycle.kind == kind)
     }
 
-    /// Those in the median [`SleepBenchReport::wake_s`].
+    /// Cycles in the median [`SleepBenchReport::wake_s`].
     #[must_use]
     pub fn rested_cycles(&self) -> u32 {
         self.clean_cycles.min(RESTED_CYCLES)

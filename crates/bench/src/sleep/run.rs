@@ -102,7 +102,6 @@ impl SleepRun<'_> {
         Ok(())
     }
 
-    /// Without preparation or cached host memory.
     fn first(&mut self) -> Result<(), SleepError> {
         self.report.load_s = self.load_again()?;
         self.report.memory.before = memory_use(self.arena)?;
@@ -181,7 +180,6 @@ impl SleepRun<'_> {
         Ok(())
     }
 
-    /// Returns the seconds of allocating and writing.
     fn load_again(&mut self) -> Result<f64, SleepError> {
         (self.observer)(SleepStage::Load);
         let (load_s, ()) = timed(|| -> Result<(), PoolError> {
@@ -197,7 +195,7 @@ impl SleepRun<'_> {
         Ok(self.arena.driver().host_trim()?)
     }
 
-    /// Of the sleep, the wake, and the wake without verifying.
+    /// Seconds of the sleep, the wake, and the wake without verifying.
     fn cycle(&mut self, kind: CycleKind, number: u32) -> Result<[f64; 3], SleepError> {
         (self.observer)(SleepStage::Cycle { kind, number });
         let last = self.plan.cycles.get();

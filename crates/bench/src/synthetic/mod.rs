@@ -1,8 +1,7 @@
 //! A generated checkpoint: a mixture-of-experts model in shards with an index.
 //!
 //! Names, dtypes and files are those of a published block-quantised Qwen3-MoE. The numbers are noise that
-//! depends only on the seed. Shards are streamed through one buffer. No existing file is overwritten; a
-//! failed run removes its files.
+//! depends only on the seed. No existing file is overwritten; a failed run removes its files.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -22,16 +21,16 @@ mod noise;
 /// Whole windows of a pattern; fits the cache.
 const BUFFER_BYTES: usize = 1 << 18;
 
-/// Of tensors in a shard, as in the reference implementation.
+/// Alignment of tensors in a shard, as in the reference implementation.
 const ALIGNMENT: usize = 8;
 
 /// Side of the square of weights with one scale.
 const BLOCK: u64 = 128;
 
-/// If the model is wide enough.
+/// Size of an attention head, if the model is wide enough.
 const HEAD: u64 = 128;
 
-/// Dimensions; the default has about 640 MiB in 4 shards.
+/// Dimensions of the checkpoint; the default has about 640 MiB in 4 shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyntheticMoe {
     /// Transformer layers, 1 to 256.
@@ -50,7 +49,7 @@ pub struct SyntheticMoe {
     pub seed: u64,
 }
 
-/// Why nothing was written.
+/// Why a checkpoint was not written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SyntheticError {
@@ -106,8 +105,7 @@ impl SyntheticMoe {
         layers.saturating_add(sum_of(&[self.embedding()])).saturating_add(sum_of(&self.head()))
     }
 
-    /// Writes the checkpoint into `dir`, which is created if missing. `progress` receives the tensor bytes so
-    /// far.
+    /// Writes the checkpoint into `dir`, and creates that. `progress` receives the tensor bytes so far.
     pub fn write(&self, dir: &Path, progress: impl FnMut(u64)) -> Result<(), SyntheticError> {
         self.check()?;
         fs::create_dir_all(dir).map_err(|source| refused(dir, source))?;
@@ -171,7 +169,6 @@ impl SyntheticMoe {
         shards
     }
 
-    /// In model order.
     fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = vec![self.embedding()];
         for layer in 0..self.layers {

@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_millis(1);
 
 /// Samples the device's memory in use on a thread, and records the peak growth in a claim.
 ///
-/// Misses changes between two samples.
+/// Graph captures and profiling runs take memory only for moments; changes between two samples are missed.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -20,12 +20,13 @@ pub fn nothing_is_captured_unasked(driver: &dyn Driver) {
     mapped.end();
 }
 
-/// For drivers of a device that can capture.
+/// How to capture, for drivers of a device that can.
 pub trait Capturer {
-    /// In the strictest mode, where calls of other threads might invalidate it.
+    /// Starts the capture of a stream in the strictest mode, where calls of other threads might invalidate
+    /// it.
     fn begin(&self, stream: StreamId);
 
-    /// On the same thread; returns whether it was still valid.
+    /// Ends the capture, on the same thread. Returns whether it was still valid.
     fn end(&self, stream: StreamId) -> bool;
 }
 

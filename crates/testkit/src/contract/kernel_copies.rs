@@ -7,12 +7,12 @@ use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, StreamId};
 use super::{Mapped, assert_invalid, assert_not_mapped, assert_unknown, granule, read, sample, write};
 use crate::latch::{self, Latch, hold};
 
-/// The driver's memory, and plain memory.
+/// The driver's memory with these bytes, and plain memory with the same.
 fn sources(driver: &dyn Driver, bytes: &[u8]) -> [Arc<HostBuffer>; 2] {
     [latch::source(driver, bytes), Arc::new(bytes.to_vec().into())]
 }
 
-/// \[kernel-copies\]: whole granules, odd bytes, several parts, none; from any memory, which is free after the wait.
+/// \[kernel-copies\]: whole granules, odd bytes, several parts, none; from any memory.
 pub fn copies_by_kernel_are_copies(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 4);
@@ -51,14 +51,14 @@ pub fn copies_by_kernel_are_copies(driver: &dyn Driver) {
     mapped.end();
 }
 
-/// \[kernel-copies\], \[order\], \[owned\]: among work of all kinds, on its own stream and after an event of another stream.
+/// \[kernel-copies\], \[order\], \[owned\]: among work of all kinds, and after an event of another stream.
 pub fn copies_by_kernel_keep_the_order_of_their_stream(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 2);
     let stream = driver.stream_create_kernel_copies().unwrap();
     let whole = [CopyPart { device: mapped.range, host_offset: 0 }];
-    // The driver's memory, before the stream is held: allocating it, and queuing copies of other memory, may
-    // wait for the device.
+    // Allocated before the stream is held: allocating it, and queuing copies of other memory, may wait for
+    // work on the device.
     let buffer = || driver.host_alloc(2 * g).unwrap();
     let buffers: Vec<_> =
         (0..6).map(|seed| (latch::source(driver, &sample(seed, 2 * g)), buffer())).collect();
@@ -67,7 +67,7 @@ pub fn copies_by_kernel_keep_the_order_of_their_stream(driver: &dyn Driver) {
     hold(driver, stream, &latch);
     let mut saves = Vec::new();
     for (source, buffer) in buffers {
-        // The work is still done.
+        // Neither kept nor waited for: the work is still done.
         drop(driver.copy_to_device(stream, source, &whole).unwrap());
         saves.push(driver.save(stream, buffer, &whole).unwrap());
         drop(driver.zero(stream, mapped.range).unwrap());
@@ -133,7 +133,7 @@ pub fn has_ended_reports_completion(driver: &dyn Driver) {
         if driver.info().kernel_copies || ended.is_some() {
             assert_eq!(ended, Some(false), "it cannot have begun");
             driver.stream_synchronize(stream).unwrap();
-            // A device may report late.
+            // A device may find the stream complete a moment before it reports so.
             while copy.has_ended() == Some(false) {
                 std::thread::yield_now();
             }

@@ -5,7 +5,7 @@ use poorwill_core::{CopyPart, DeviceRange, Digest, Driver, StreamId};
 use super::{Mapped, assert_invalid, assert_not_mapped, assert_unknown, granule, read, sample, write};
 use crate::latch;
 
-/// In granules of the device and bytes of the buffer.
+/// Parts of a copy, in granules of the device and bytes of the buffer.
 fn parts(mapped: &Mapped<'_>, offsets: &[(u64, u64, u64)]) -> Vec<CopyPart> {
     let g = granule(mapped.driver);
     let part = |(first, granules, host_offset): &(u64, u64, u64)| {
