@@ -137,7 +137,7 @@ impl<'a> Blocks<'a> {
         Ok(None)
     }
 
-    /// As an offset in the block.
+    /// The first wrong byte, as an offset in the block.
     fn first_wrong_in_part(&self, block: usize, offset: u64, mut bytes: &[u8]) -> Option<u64> {
         let granule_bytes = self.granule_bytes();
         let mut at = offset;
@@ -176,7 +176,7 @@ impl<'a> Blocks<'a> {
         self.arena.driver().info().granule_bytes
     }
 
-    /// As long as the largest part.
+    /// The buffer, as long as the largest part.
     fn buffer(&mut self) -> Result<HostBuffer, PoolError> {
         if let Some(buffer) = self.buffer.take() {
             return Ok(buffer);

@@ -50,7 +50,7 @@ pub(crate) struct CycleOutcome {
     pub(crate) asleep: MemoryState,
     pub(crate) wake_s: f64,
     pub(crate) wake: WakeReport,
-    /// If anything was undefined.
+    /// `None` if nothing was undefined.
     pub(crate) restore_s: Option<f64>,
     pub(crate) awake: MemoryState,
     /// `None` without a difference or comparison.

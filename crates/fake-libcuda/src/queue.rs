@@ -28,7 +28,7 @@ pub(crate) struct Stream {
     pub(crate) in_flight: Arc<InFlight>,
 }
 
-/// It can be recorded repeatedly.
+/// A caller's event; it can be recorded repeatedly.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) context: Handle,
@@ -54,7 +54,7 @@ impl Point {
         Ok(Self { device, id, in_flight: Arc::clone(&stream.in_flight), upto })
     }
 
-    /// Whether all work before it is complete and its failures are recorded.
+    /// Whether all work before it is complete. If so, its failures are recorded on the device.
     pub(crate) fn has_passed(&self) -> Outcome<bool> {
         let passed = self.device.host.event_query(self.id)?;
         if passed {
@@ -84,7 +84,7 @@ pub(crate) struct InFlight(Mutex<Outcomes>);
 struct Outcomes {
     recorded: u64,
     pending: VecDeque<Pending<()>>,
-    /// Most that may be pending before the next check.
+    /// How many may be pending before the next check.
     check_at: usize,
 }
 
@@ -104,7 +104,7 @@ impl InFlight {
         outcomes.recorded + outcomes.pending.len() as u64
     }
 
-    /// Takes the first `upto` operations, which are complete.
+    /// Records the outcomes of the first `upto` operations, which are complete.
     pub(crate) fn record_outcomes(&self, device: &Device, upto: u64) {
         let mut outcomes = self.lock();
         while outcomes.recorded < upto

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use crate::abi::{Code, Outcome};
 use crate::config::{number, size};
 
-/// By default a whole GPU of compute capability 8.0 without other users.
+/// The simulation of one device; by default a whole GPU of compute capability 8.0 without other users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Simulation {
     /// The limit of a limiter library.
@@ -37,7 +37,7 @@ pub(crate) struct Setting {
     pub(crate) value: String,
 }
 
-/// Ordered by age.
+/// A GPU's compute capability, ordered by age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Capability {
     pub(crate) major: c_int,

@@ -127,7 +127,7 @@ impl Tables {
 static STATE: OnceLock<State> = OnceLock::new();
 static OPENING: Mutex<()> = Mutex::new(());
 
-/// After `cuInit`.
+/// The state, after `cuInit`.
 pub(crate) fn get() -> Outcome<&'static State> {
     STATE.get().ok_or(Code::NOT_INITIALIZED)
 }

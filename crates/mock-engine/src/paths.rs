@@ -141,7 +141,7 @@ async fn to_completion<T: Send + 'static>(
     let end = engine.end.clone();
     match tokio::spawn(async move { end.run_until_cancelled(act).await }).await {
         Ok(Some(done)) => done,
-        // The engine crashed or is ending: the connection is about to close.
+        // The engine has crashed or is ending: no answer comes, and the connection is about to close.
         Ok(None) => std::future::pending().await,
         Err(error) => {
             let reason = format!("a task of the engine ended: {error}");
@@ -234,7 +234,7 @@ async fn whole(mut shape: Shape, mut deltas: UnboundedReceiver<Delta>) -> Value 
         shape.take(&delta);
     }
     if !shape.is_complete() {
-        // The engine crashed: the connection is about to close.
+        // The engine has crashed: no answer comes.
         return std::future::pending().await;
     }
     shape.whole()

@@ -1,4 +1,4 @@
-//! Random numbers by seed: the same seed gives the same faults.
+//! Deterministic random numbers: the same seed gives the same faults, and the same text the same numbers.
 
 use std::sync::{Mutex, PoisonError};
 

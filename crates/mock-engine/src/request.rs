@@ -113,7 +113,7 @@ impl Texts {
     }
 }
 
-/// At least one token unless the text is empty.
+/// Tokens of a text: its words, and at least one unless it is empty.
 fn words(text: &str) -> u64 {
     let words = u64::try_from(text.split_whitespace().count()).unwrap_or(u64::MAX);
     words.max(u64::from(!text.is_empty()))

@@ -25,6 +25,7 @@ pub struct Gpus {
     nvml: Nvml,
 }
 
+/// Memory of a GPU, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuMemory {

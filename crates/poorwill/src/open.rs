@@ -372,7 +372,7 @@ impl Device {
     }
 }
 
-/// It may exceed the computer's available memory.
+/// Free capacity of the host device, which may exceed the computer's available memory.
 #[cfg(target_os = "linux")]
 fn capacity_free(bytes: u64) -> Reading {
     let fact = Reading::bytes(SourceName::CapacityFree, bytes);

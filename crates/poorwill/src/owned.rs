@@ -83,8 +83,8 @@ impl fmt::Debug for OwnedBlock {
 impl Drop for OwnedBlock {
     fn drop(&mut self) {
         if self.is_armed {
-            // It fails only without a block to free: after a close, a panic in the pool, a free by handle, or
-            // a fork.
+            // Freeing does not call the device. It fails only without a block to free: after a close, a panic
+            // in the pool, a free by handle, or a fork.
             let _ = self.arena.free(self.block.id);
         }
     }

@@ -60,7 +60,7 @@ impl Kind {
     /// The kind named by the environment.
     ///
     /// # Panics
-    /// If it is unknown.
+    /// If the name is unknown.
     #[must_use]
     pub fn of_this_run() -> Self {
         match std::env::var(VARIABLE) {

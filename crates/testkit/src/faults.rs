@@ -24,6 +24,7 @@ use crate::latch::{Latch, hold, source};
 use crate::pattern;
 use crate::scripted::{Call, ScriptedDriver, Verdict};
 
+/// A device under test, and the check after its last use.
 pub struct Subject {
     /// The device.
     pub driver: Arc<dyn Driver>,

@@ -1,8 +1,8 @@
 //! Work held back until a test releases it.
 //!
-//! [`hold`] holds any stream of any driver. Work queued after it is in flight until the test opens the latch;
-//! [`source`] is host memory for such copies. [`watched`] runs code when a buffer is read: drivers differ in
-//! when they read it.
+//! [`hold`] holds any stream of any driver. Work queued after it, as by [`write()`], is in flight until the
+//! test opens the latch; [`source`] is host memory for such copies. [`watched`] runs code when a buffer is
+//! read: drivers differ in when they read it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,6 +24,7 @@ impl Latch {
         self.changed.notify_all();
     }
 
+    /// Whether it is open.
     #[must_use]
     pub fn is_open(&self) -> bool {
         *self.open.lock().unwrap_or_else(PoisonError::into_inner)
@@ -36,8 +37,8 @@ impl Latch {
     }
 }
 
-/// Runs code when its slice is taken. The call that queues a copy takes it first, for its length; the copy
-/// takes it second.
+/// Host memory that runs code when its slice is taken. The call that queues a copy takes it first, for its
+/// length; the copy takes it second.
 struct Watched {
     bytes: Vec<u8>,
     looks: AtomicUsize,

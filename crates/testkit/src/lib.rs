@@ -1,5 +1,6 @@
 //! Test suites, fixtures and broken drivers for Poorwill's own tests. Never published.
 //!
+//! - [`clock`]: a clock that only a test moves.
 //! - [`contract`]: the rules of [`poorwill_core::driver`], for [`driver_contract!`].
 //! - [`scripted`]: drivers whose calls fail or wait as a script decides.
 //! - [`faults`]: scenarios in which the n-th driver call fails, for every n.

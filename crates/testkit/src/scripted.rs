@@ -28,7 +28,7 @@ pub struct Call {
     pub number: u64,
     /// The driver's call.
     pub op: Op,
-    /// Whether its result is waited for.
+    /// Whether its result is waited for, rather than the call made.
     pub waiting: bool,
     /// The range of an unmap.
     pub unmaps: Option<DeviceRange>,

@@ -17,6 +17,7 @@ use poorwill_core::{
 
 use crate::forward::{forward, forward_streams_and_events};
 
+/// A part of a device.
 #[derive(Debug)]
 pub struct Slice {
     inner: Arc<dyn Driver>,

@@ -121,7 +121,7 @@ impl Tenant {
         for (nth, Known { block, tag, bytes }) in self.blocks.iter().enumerate() {
             assert_eq!(self.pool.block(block.id).unwrap(), *block, "block {nth} has moved");
             let read = pattern::read(&self.pool, block.id, bytes.len()).unwrap();
-            // Comparing blocks is faster than searching.
+            // Comparing whole blocks is faster than searching for the byte.
             if read != *bytes {
                 let wrong = read.iter().zip(bytes).position(|(read, known)| read != known);
                 panic!("first wrong byte of block {nth} of `{tag}` at {}: {wrong:?}", block.range);

@@ -1,4 +1,4 @@
-//! A time limit: a deadlock fails its test.
+//! A time limit for tests: a deadlock fails its test instead of hanging it.
 
 use std::sync::mpsc;
 use std::thread;

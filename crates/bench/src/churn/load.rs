@@ -1,6 +1,6 @@
 //! Which sizes a load allocates and frees.
 //!
-//! In whole MiB; `moe` and `dense` repeat our measurements of PyTorch's pools, size for size.
+//! Sizes are whole MiB. `moe` and `dense` repeat our measurements of PyTorch's pools, size for size.
 
 use std::fmt;
 use std::str::FromStr;

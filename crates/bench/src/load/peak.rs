@@ -11,7 +11,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 /// Peak above the memory at the start, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Peak {
-    /// Of the control group; `None` without one that counts memory.
+    /// Of this process's control group; `None` without one that counts memory.
     pub(super) group_bytes: Option<u64>,
     /// Of this process's own pages.
     pub(super) resident_bytes: Option<u64>,

@@ -31,7 +31,7 @@ pub fn choose_slots(copying: Times, computing: Times, layers: usize, slots_max: 
     let use_s = copying.slowest_s + computing.slowest_s;
     let period_s = copying.median_s.max(computing.median_s);
     let mut slots = SLOTS_MIN;
-    // Until the other slots cover one use, or for NaN.
+    // Ends when the other slots cover one use, and for NaN.
     while slots < SLOTS_MAX && use_s > period_s * f64::from(u32::try_from(slots - 1).unwrap_or(u32::MAX)) {
         slots += 1;
     }
@@ -88,7 +88,7 @@ mod tests {
                 let copying = Times { median_s: copy_s, slowest_s: copy_s * slower };
                 let slots = choose_slots(copying, steady(compute_s), 32, 100);
                 assert!((SLOTS_MIN..=SLOTS_MAX).contains(&slots) && slots >= before);
-                // Those that start during one use, and one.
+                // The copies that start during one use, and one.
                 let begun = (copy_s * slower + compute_s) / copy_s.max(compute_s);
                 let most = f64::from(u32::try_from(slots).unwrap() - 1);
                 assert!(slots == SLOTS_MAX || most >= begun - 1e-9, "{slots} {begun}");

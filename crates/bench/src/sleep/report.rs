@@ -63,6 +63,7 @@ pub struct SleepBenchReport {
     pub ratios: Ratios,
     /// Result of the preparation.
     pub prepare: Option<PrepareReport>,
+    /// Granules that changed.
     pub changed_granules: u64,
     /// Clean cycles that ran.
     pub clean_cycles: u32,

@@ -37,6 +37,7 @@ const INTERVAL: Duration = Duration::from_millis(1);
 pub struct Watch {
     claim: Arc<Claim>,
     sampler: Sampler,
+    /// Dropping it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     /// A forked child has no thread.

@@ -1,6 +1,7 @@
 //! JSON types stricter than those of `serde_json`.
 //!
-//! Those keep the last of two equal keys, and their number errors lack positions. These types record both.
+//! Its maps keep the last of two equal keys, and its number errors lack positions. The types here record
+//! both.
 
 use std::collections::btree_map::{BTreeMap, Entry as MapEntry};
 use std::fmt;

@@ -14,7 +14,7 @@ pub struct GpuReport {
     pub driver_version: Option<String>,
     /// Newest CUDA version that the driver supports, as in `13.0`.
     pub cuda_version: String,
-    /// As in `nvidia-smi`, after the first hyphen.
+    /// As in `nvidia-smi`, without the prefix before the first hyphen.
     pub uuid: String,
     /// As `domain:bus:device.function`.
     pub pci_bus_id: String,
@@ -40,7 +40,7 @@ pub struct LinkReport {
     pub width_max: Option<u32>,
     /// PCI Express generation, read right after copies: an idle link slows down.
     pub generation: Option<u32>,
-    /// Newest that both ends support.
+    /// Newest generation that both ends support.
     pub generation_max: Option<u32>,
     /// Bytes per second from page-locked memory to the device.
     pub to_device_bytes_per_s: Option<f64>,
@@ -76,7 +76,7 @@ mod linux {
 
     const SAMPLE_BYTES: u64 = 128 << 20;
 
-    /// Left on device and computer, so that measuring disturbs no other work.
+    /// Memory that device and computer must have left, so that measuring disturbs no other work.
     const HEADROOM_BYTES_MIN: u64 = 8 * SAMPLE_BYTES;
 
     /// Within this time of the timeout, GPUs are opened and not measured.

@@ -26,15 +26,15 @@ pub struct HostReport {
     pub memory_total_bytes: Option<u64>,
     /// Memory available without swapping.
     pub memory_available_bytes: Option<u64>,
-    /// Smallest limit of this process's control groups.
+    /// Smallest limit of this process's control groups; `None` without one.
     pub cgroup_memory_limit_bytes: Option<u64>,
     /// Least memory left below such a limit, after reclaiming cached files.
     pub cgroup_memory_remaining_bytes: Option<u64>,
-    /// `None` without a limit.
+    /// Memory that this process may lock; `None` without a limit.
     pub memlock_bytes: Option<u64>,
     /// Page size.
     pub page_bytes: u64,
-    /// `always`, `madvise` or `never`.
+    /// `always`, `madvise` or `never`; `None` without transparent huge pages.
     pub transparent_huge_pages: Option<String>,
     /// Reserved and unused huge pages.
     pub reserved_huge_pages_bytes: Option<u64>,

@@ -120,14 +120,15 @@ pub struct DeviceReport {
     pub id: String,
     /// Its name for people.
     pub name: String,
-    /// Smallest mappable unit, in bytes; 0 without virtual memory management.
+    /// Smallest mappable unit, in bytes; 0 without virtual memory management, `None` if the device does not
+    /// open.
     pub granule_bytes: Option<u64>,
     /// Memory figures by source, and the budget.
     #[serde(flatten)]
     pub memory: Budget,
     /// What limits this process to a part of the device.
     pub slice: Option<Slice>,
-    /// Shared memory that a thread block may opt in to.
+    /// Shared memory that a thread block may opt in to; `None` for the host device.
     pub shared_memory_per_block_bytes: Option<u64>,
     /// What to give an engine.
     pub engine: EngineAdvice,

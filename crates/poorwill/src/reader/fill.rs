@@ -80,7 +80,7 @@ fn is_refused(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
 }
 
-/// Fills `memory` from `begin` at least to the range's end; `unit` means directly.
+/// Fills `memory` from `begin` at least to the range's end; directly if `unit` gives the alignment.
 fn fill(
     storage: &dyn Storage,
     range: &FileRange,

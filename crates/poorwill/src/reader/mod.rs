@@ -20,7 +20,8 @@ mod threads;
 
 pub(crate) const RANGE_BYTES_MAX: u64 = 4 << 20;
 
-/// Readers mostly wait for storage, and remote storage answers many reads as fast as one.
+/// Bounds of the default: two per core. Readers mostly wait for storage, and remote storage answers many
+/// reads as fast as one.
 const READERS_MIN: usize = 4;
 const READERS_MAX: usize = 16;
 

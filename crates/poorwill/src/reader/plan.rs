@@ -74,7 +74,7 @@ impl FileRange {
         let wanted_bytes = part.map_or(self.bytes, |part| part.bytes);
         match error {
             ReadError::End(at) => {
-                // A direct read may end before the range.
+                // A direct read may begin, and end, before the range.
                 let got_bytes = at.saturating_sub(offset);
                 CheckpointError::ShortRead { path, tensor, offset, wanted_bytes, got_bytes }
             }
