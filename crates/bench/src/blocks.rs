@@ -1,4 +1,4 @@
-//! Blocks in an arena: written with a pattern, changed, and compared.
+//! Blocks in an arena: written, changed, and compared.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -57,12 +57,11 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// In the order of allocation.
     pub(crate) fn as_allocated(&self) -> &[Block] {
         &self.blocks
     }
 
-    /// Writes every byte. `moved` receives the size of each write.
+    /// `moved` receives the size of each write.
     pub(crate) fn fill(&mut self, moved: &dyn Fn(u64)) -> Result<(), PoolError> {
         for block in 0..self.blocks.len() {
             for (offset, bytes) in parts(self.blocks[block].requested_bytes) {
@@ -83,19 +82,17 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// Reads every byte, and finds the first that differs from what was written.
+    /// Compares with what was written.
     pub(crate) fn first_wrong(&mut self) -> Result<Option<WrongByte>, PoolError> {
         self.find(&|_| {}, Self::first_wrong_in_part)
     }
 
-    /// Reads every byte, and finds the first that is not zero.
     pub(crate) fn first_nonzero(&mut self, moved: &dyn Fn(u64)) -> Result<Option<WrongByte>, PoolError> {
         self.find(moved, |_, _, offset, bytes| {
             pattern::first_nonzero(bytes).map(|wrong| offset + wrong as u64)
         })
     }
 
-    /// Whether any block has left the address of its allocation.
     pub(crate) fn is_moved(&self) -> Result<bool, PoolError> {
         for block in &self.blocks {
             if self.arena.pool().block(block.id)?.range != block.range {
@@ -109,7 +106,7 @@ impl<'a> Blocks<'a> {
         self.buffer = None;
     }
 
-    /// Frees everything, asleep or awake, and trims the arena.
+    /// Frees everything, and trims the arena.
     pub(crate) fn clear(&mut self) -> Result<(), PoolError> {
         self.release_buffer();
         self.changed.clear();
@@ -119,7 +116,7 @@ impl<'a> Blocks<'a> {
         freed.and(self.arena.trim().map(drop))
     }
 
-    /// Reads everything and calls `wrong` with block, offset and bytes of each part.
+    /// `wrong` gets block, offset and bytes of each part.
     fn find(
         &mut self,
         moved: &dyn Fn(u64),
@@ -140,12 +137,12 @@ impl<'a> Blocks<'a> {
         Ok(None)
     }
 
-    /// Offset in the block of the first wrong byte from `offset` on.
+    /// The first wrong byte, as an offset in the block.
     fn first_wrong_in_part(&self, block: usize, offset: u64, mut bytes: &[u8]) -> Option<u64> {
         let granule_bytes = self.granule_bytes();
         let mut at = offset;
         while !bytes.is_empty() {
-            // Up to the end of the changed granule around `at`, or to the start of the next one.
+            // Up to the end of the changed granule around `at`, or to the next one.
             let before = Granule { block, offset: at.saturating_sub(granule_bytes - 1) };
             let next = self.changed.range(before..).next().filter(|granule| granule.block == block);
             let (version, end) = match next {
@@ -243,7 +240,7 @@ mod tests {
             let changed = changed.map(|(block, offset)| Granule { block, offset });
             blocks.change(&changed).unwrap();
             assert_eq!(blocks.first_wrong().unwrap(), None);
-            // A change that was lost, and one that was never made.
+            // A lost change, and one never made.
             let Granule { block, offset } = changed[1];
             blocks.changed.remove(&changed[1]);
             assert_eq!(blocks.first_wrong().unwrap(), Some(WrongByte { block, offset }));

@@ -1,4 +1,4 @@
-//! One cycle of sleep and wake of all tags, both timed.
+//! One timed cycle of sleep and wake of all tags.
 //!
 //! [`run`] restores what the wake left undefined and compares the bytes. Only the [`Content`] knows the
 //! expected bytes.
@@ -21,7 +21,7 @@ pub(crate) trait Content {
     /// Before a sleep.
     fn before_sleep(&self) {}
 
-    /// Before a wake. May add a progress callback.
+    /// May add a progress callback.
     fn before_wake(&self, request: WakeRequest) -> WakeRequest {
         request
     }
@@ -29,15 +29,13 @@ pub(crate) trait Content {
     /// Restores what a wake left undefined.
     fn restore(&self) -> Result<(), Self::Error>;
 
-    /// The first difference.
     fn mismatch(&mut self) -> Result<Option<String>, Self::Error>;
 }
 
-/// Options of a cycle.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CycleOptions {
     pub(crate) level: Level,
-    /// Granules that the wake verifies; `None` is the device's default.
+    /// `None` is the device's default.
     pub(crate) verify: Option<Verify>,
     /// Pause between the sleep and the wake.
     pub(crate) pause: Duration,
@@ -59,7 +57,6 @@ pub(crate) struct CycleOutcome {
     pub(crate) mismatch: Option<String>,
 }
 
-/// Memory at one moment.
 #[derive(Debug)]
 pub(crate) struct MemoryState {
     pub(crate) free_bytes: u64,

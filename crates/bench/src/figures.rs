@@ -25,7 +25,6 @@ impl Spread {
     }
 }
 
-/// Runs `action`; returns its seconds and its result.
 pub(crate) fn timed<T, E>(action: impl FnOnce() -> Result<T, E>) -> Result<(f64, T), E> {
     let started = Instant::now();
     let outcome = action()?;

@@ -1,14 +1,14 @@
-//! Benchmarks of poorwill and their generated inputs, for the command and for tests.
+//! Benchmarks of poorwill and their inputs, for the command and for tests.
 //!
 //! - [`churn`]: mapped against live memory while a model loads.
 //! - [`sleep`]: sleep and wake beside the machine's limits.
-//! - [`verify`]: a checkpoint after sleep and wake, compared with its files.
-//! - [`offload`]: cost of weights in host memory for a forward pass.
-//! - [`load`]: time and peak memory of loading a checkpoint into host memory.
+//! - [`verify`]: a checkpoint after sleep and wake.
+//! - [`offload`]: what weights in host memory cost.
+//! - [`load`]: loading a checkpoint into host memory.
 //! - [`synthetic`]: a generated checkpoint.
 //!
 //! Each benchmark has a plan, an observer and a report. Rust and JSON have the same fields: sizes in bytes,
-//! times in seconds. Wrong bytes are not an `Err`; the report has them.
+//! times in seconds. Wrong bytes are in the report.
 #![forbid(unsafe_code)]
 
 #[cfg(unix)]

@@ -1,9 +1,8 @@
-//! Test bytes that depend on a key and an offset. Bytes of another key or offset differ, so misplaced data is
-//! found. Any part can be generated alone.
+//! Test bytes by key and offset, so misplaced data is found. Any part can be generated alone.
 
 use fastrand::Rng;
 
-/// Bytes per seed. Writes and comparisons begin at a multiple of this.
+/// Bytes per seed; writes and comparisons begin at a multiple of this.
 pub(crate) const WINDOW_BYTES: usize = 512;
 
 /// What the bytes depend on, beside their offset.
@@ -26,7 +25,7 @@ pub(crate) fn write(key: Key, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Index of the first byte that differs from what [`write()`] writes.
+/// Compares with what [`write()`] writes.
 pub(crate) fn first_mismatch(key: Key, offset: u64, bytes: &[u8]) -> Option<usize> {
     let windows = bytes.chunks(WINDOW_BYTES).zip((offset..).step_by(WINDOW_BYTES));
     windows.zip((0..).step_by(WINDOW_BYTES)).find_map(|((held, at), index)| {
@@ -37,7 +36,6 @@ pub(crate) fn first_mismatch(key: Key, offset: u64, bytes: &[u8]) -> Option<usiz
     })
 }
 
-/// Index of the first byte that is not zero.
 pub(crate) fn first_nonzero(bytes: &[u8]) -> Option<usize> {
     let windows = bytes.chunks(WINDOW_BYTES).zip((0..).step_by(WINDOW_BYTES));
     windows.into_iter().find_map(|(held, index)| {
@@ -46,7 +44,7 @@ pub(crate) fn first_nonzero(bytes: &[u8]) -> Option<usize> {
 }
 
 fn first_difference(held: &[u8], expected: &[u8]) -> Option<usize> {
-    // Comparing slices as a whole is far faster than byte by byte.
+    // Far faster than byte by byte.
     if held == expected {
         return None;
     }

@@ -1,15 +1,15 @@
-//! Memory of this process: how much is resident, and how to make pages resident.
+//! Memory of this process.
 
 use std::fs;
 
-/// Resident host memory in bytes, where the system reports it.
+/// Where the system reports it.
 pub(crate) fn resident_bytes() -> Option<u64> {
     let statm = fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
     pages.checked_mul(rustix::param::page_size() as u64)
 }
 
-/// Writes to every page. A page that was never written has no memory.
+/// A page that was never written has no memory.
 pub(crate) fn touch(buffer: &mut [u8]) {
     buffer.iter_mut().step_by(rustix::param::page_size()).for_each(|byte| *byte = 1);
 }

@@ -1,7 +1,7 @@
 //! A checkpoint in an arena through cycles of sleep and wake.
 //!
-//! [`run`] loads it and writes a key-value cache before each sleep. After each wake it compares every weight
-//! and address with the files, and the cache with zeros. The first difference ends the run.
+//! [`run`] loads it and writes a key-value cache before each sleep. After each wake it compares weights and
+//! addresses with the files, and the cache with zeros, up to the first difference.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use crate::figures::timed;
 /// What to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifyPlan {
-    /// Device of the arena, for the report.
+    /// Device of the arena.
     pub device: DeviceSpec,
-    /// CycleOptions many times to sleep and wake.
+    /// How many times to sleep and wake.
     pub cycles: u32,
     /// Level 2 reads the files again.
     pub level: Level,
@@ -66,10 +66,10 @@ pub enum VerifyEvent {
     Woken(WakeProgress),
 }
 
-/// Called from several threads. Wake progress may arrive late.
+/// Called from several threads; wake progress may arrive late.
 pub type VerifyObserver = Arc<dyn Fn(VerifyEvent) + Send + Sync>;
 
-/// Why a run failed. Differences are in the report instead.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
@@ -84,7 +84,7 @@ pub enum VerifyError {
     Device(#[from] DriverError),
 }
 
-/// Result of a run. Sizes in bytes, times in seconds.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct VerifyReport {
     /// The device.
@@ -169,7 +169,7 @@ pub fn run(
         blocks.alloc(&[bytes.get()], &Tag::kv_cache()).map(|()| KvCache { blocks, bytes: bytes.get() })
     });
     let mut weights = Weights { arena, checkpoint, model, kv_cache: kv_cache.transpose()?, observer };
-    // Free memory of the load is not needed again.
+    // The load's free memory is not needed again.
     arena.trim()?;
     let mut report = VerifyReport {
         device: plan.device.clone(),
@@ -228,7 +228,6 @@ impl Weights<'_> {
         Ok(())
     }
 
-    /// The first difference. A failed comparison is an error.
     fn first_difference(&self) -> Result<Option<String>, VerifyError> {
         (self.observer)(VerifyEvent::Begin(VerifyStage::Compare, Some(self.checkpoint.bytes())));
         match self.model.verify(&|bytes| (self.observer)(VerifyEvent::Moved(bytes))) {

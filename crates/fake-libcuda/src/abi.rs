@@ -1,7 +1,7 @@
-//! The types of the C interface: result codes with their names, structs, and wrappers of a C caller's pointers.
+//! The types of the C interface: result codes, structs, and wrappers of a C caller's pointers.
 //!
-//! Rust code never constructs the wrappers (rule F1 of `docs/unsafe.md`). Safe code can therefore call an entry that
-//! takes an [`Out`] only with a pointer from C, which the C caller vouches for.
+//! Rust code never constructs the wrappers (rule F1 of `docs/unsafe.md`). Safe code can therefore call an
+//! entry that takes an [`Out`] only with a pointer from C, which the C caller vouches for.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -75,7 +75,6 @@ pub(crate) fn names(code: c_int) -> Option<(&'static CStr, &'static CStr)> {
 }
 
 impl From<DriverError> for Code {
-    /// The CUDA code for an error of the host device.
     fn from(error: DriverError) -> Self {
         match error.kind {
             DriverErrorKind::OutOfMemory { .. }
@@ -142,21 +141,20 @@ pub struct Census {
     pub streams: u64,
     /// Events that are not destroyed.
     pub events: u64,
-    /// Captures of streams that have not ended.
+    /// Captures that have not ended.
     pub captures: u64,
-    /// Graphs from captures that are not destroyed.
+    /// Graphs that are not destroyed.
     pub graphs: u64,
     /// Registered ranges of host memory.
     pub registered_host_ranges: u64,
-    /// How often the primary context is retained, plus other contexts.
+    /// Retain count of the primary context, plus other contexts.
     pub contexts_retained: u64,
-    /// Memory that this process holds, in bytes.
+    /// Memory of this process, in bytes.
     pub held_bytes: u64,
     /// Calls that wait for all of the device's work.
     pub calls_that_wait: u64,
 }
 
-/// A C caller's pointer to a result.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -169,7 +167,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Fails if the pointer is NULL. Checked before an object is created whose handle could not be returned.
+    /// Fails for NULL. Called before an object is created, whose handle could not be returned.
     pub(crate) fn check(&self) -> Outcome {
         if self.is_null() { Err(Code::INVALID_VALUE) } else { Ok(()) }
     }
@@ -180,7 +178,7 @@ impl<T> Out<T> {
 }
 
 impl Out<c_char> {
-    /// Writes as much of `text` as fits into `len` bytes, with a zero after it.
+    /// Writes as much of `text` as fits, with a zero after it.
     pub(crate) fn set_text(&self, text: &str, len: c_int) -> Outcome {
         let text_len_max = usize::try_from(len).ok().filter(|len| *len > 0).ok_or(Code::INVALID_VALUE)?;
         self.check()?;
@@ -196,7 +194,6 @@ impl Out<c_char> {
     }
 }
 
-/// A C caller's pointer to one or several values.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 
@@ -260,7 +257,7 @@ impl Name {
     }
 }
 
-/// Host memory that a copy will touch. Only its address is used until the stream reaches the copy.
+/// Host memory that a copy will touch, once the stream reaches it.
 #[repr(transparent)]
 pub(crate) struct HostPointer(*mut c_void);
 
@@ -285,7 +282,7 @@ unsafe impl Send for UserData {}
 pub(crate) struct Params(*mut *mut c_void);
 
 impl Params {
-    /// The parameter `nth`. The kernel's function names the type that its PTX declares.
+    /// The kernel's function names the type that its PTX declares.
     pub(crate) fn read<T: Scalar>(&self, nth: usize) -> Outcome<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);

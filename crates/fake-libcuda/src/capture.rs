@@ -1,8 +1,8 @@
 //! Captures of streams into graphs.
 //!
-//! Work on a captured stream is checked and counted, and does not run. A graph is a number of nodes and cannot be
-//! launched. Whatever invalidates a capture in CUDA invalidates it here: waiting for the device or the stream, and
-//! querying an event recorded in it. From a thread whose mode forbids it, unrelated waits and queries do so, too.
+//! Work on a captured stream is checked and counted, and does not run. A graph cannot be launched. Whatever
+//! invalidates a capture in CUDA does so here: waiting for the device or the stream, and querying an event
+//! recorded in it. From a thread whose mode forbids it, unrelated waits and queries do so, too.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -46,7 +46,6 @@ impl Capture {
     }
 }
 
-/// The result of a capture.
 #[derive(Debug)]
 pub(crate) struct Graph {
     pub(crate) context: Handle,
@@ -60,8 +59,8 @@ pub(crate) fn exchange_mode(mode: c_int) -> Outcome<c_int> {
 }
 
 impl State {
-    /// For calls that may be unsafe during any capture: invalidates the captures for which this thread's mode forbids
-    /// them.
+    /// For calls that may be unsafe during any capture: invalidates those for which this thread's mode
+    /// forbids them.
     pub(crate) fn check_may_wait(&self) -> Outcome {
         let (here, mode) = (thread::current().id(), MODE.get());
         let forbids = |capture: &Capture| {
@@ -87,7 +86,7 @@ impl Tables {
         self.captures.entry(handle).and_modify(|capture| capture.is_valid = false);
     }
 
-    /// For a query of an event that was recorded in this capture.
+    /// For a query of an event recorded in this capture.
     pub(crate) fn check_captured_event(&mut self, number: u64) -> Outcome {
         let invalidated = self.invalidate(|capture| capture.number == number);
         Err(if invalidated.is_err() { Code::CAPTURED_EVENT } else { Code::INVALID_VALUE })
@@ -121,7 +120,7 @@ impl Current {
         Ok(())
     }
 
-    /// Ends the capture of a stream. Returns its graph, unless it was invalidated.
+    /// Returns the graph, unless the capture was invalidated.
     pub(crate) fn end_capture(&self, handle: Handle) -> Outcome<Handle> {
         self.stream(handle)?;
         let mut tables = self.state.tables();
@@ -158,7 +157,7 @@ impl Current {
         handle <= 1 && captures.any(|(stream, capture)| capture.context == self.context && blocks(stream))
     }
 
-    /// Counts work on a stream as a node if the stream is being captured. Returns whether it is.
+    /// Counts work on a stream as a node if the stream is being captured, and returns whether it is.
     pub(crate) fn captures(&self, handle: Handle) -> Outcome<bool> {
         let is_captured = self.capture_number(handle)?.is_some();
         self.state.tables().captures.entry(handle).and_modify(|capture| capture.nodes += 1);

@@ -50,7 +50,6 @@ impl Config {
     }
 }
 
-/// [`SIMULATE`], or its old name if only that is set.
 fn simulate_variable() -> &'static str {
     if env::var_os(SIMULATE).is_some() || env::var_os(SIMULATE_OLD).is_none() {
         return SIMULATE;
@@ -85,7 +84,6 @@ fn device(item: &str) -> Result<HostConfig, String> {
     Ok(config)
 }
 
-/// The simulation of each of `count` devices.
 fn simulations(settings: &[Setting], count: usize) -> Result<Vec<Simulation>, String> {
     let mut simulations = vec![Simulation::default(); count];
     let mut seen = HashSet::new();

@@ -1,8 +1,7 @@
-//! Contexts, and which of them is current: a stack per thread, as in CUDA.
+//! Contexts, and a stack of current ones per thread, as in CUDA.
 //!
-//! A destroyed context stays on the stacks of the threads where it was current, and their calls are refused. Its
-//! streams, events, modules and registered host memory are destroyed with it. Backings, mappings and reservations
-//! stay.
+//! A destroyed context stays on the stacks of threads, and their calls are refused. Its streams, events,
+//! modules and registered host memory are destroyed with it. Backings, mappings and reservations stay.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -31,14 +30,12 @@ pub(crate) struct Current {
     pub(crate) device: &'static Device,
 }
 
-/// The current context, which must exist and have no failed work.
 pub(crate) fn current() -> Outcome<Current> {
     let current = current_even_if_failed()?;
     current.device.check()?;
     Ok(current)
 }
 
-/// The current context, which must exist.
 pub(crate) fn current_even_if_failed() -> Outcome<Current> {
     let state = state::get()?;
     let context = top().ok_or(Code::INVALID_CONTEXT)?;
@@ -87,7 +84,6 @@ pub(crate) fn device_of(context: Handle) -> Outcome<&'static Device> {
     device.and_then(|device| state.devices.get(device)).ok_or(Code::INVALID_CONTEXT)
 }
 
-/// Creates a context and pushes it.
 pub(crate) fn create(ordinal: c_int) -> Outcome<Handle> {
     let state = state::get()?;
     let device = state.device(ordinal)?.ordinal;
@@ -99,7 +95,7 @@ pub(crate) fn create(ordinal: c_int) -> Outcome<Handle> {
     Ok(context)
 }
 
-/// Destroys a context of [`create`]. Pops it if it is on top of this thread's stack.
+/// Destroys a context of [`create`], and pops it if it is on top of this thread's stack.
 pub(crate) fn destroy(context: Handle) -> Outcome {
     let state = state::get()?;
     let device = {
@@ -125,8 +121,8 @@ pub(crate) fn retain(ordinal: c_int) -> Outcome<Handle> {
     Ok(device.primary)
 }
 
-/// Decrements the retain count; at 0 the context is destroyed. Atomic, as in CUDA: a context that is retained again
-/// while this waits for the device stays.
+/// Decrements the retain count; at 0 the context is destroyed. Atomic, as in CUDA: a context that is retained
+/// again during the wait stays.
 pub(crate) fn release(ordinal: c_int) -> Outcome {
     let state = state::get()?;
     let device = state.device(ordinal)?;
@@ -150,7 +146,7 @@ pub(crate) fn is_active(ordinal: c_int) -> Outcome<bool> {
     Ok(state.tables().contexts.contains_key(&primary))
 }
 
-/// Waits for the device, then removes the context and its objects, unless it `is_kept` by then.
+/// Waits for the device, then removes the context and its objects unless it `is_kept`.
 fn end(
     state: &'static State,
     device: &'static Device,

@@ -1,7 +1,7 @@
-//! The entry points: what every symbol does before and around its own work.
+//! What every symbol does around its own work.
 //!
-//! [`entries!`] defines symbols. Each counts its call, fails or waits if a test requires it, and refuses to work
-//! before `cuInit` and inside a host function. A panic becomes `CUDA_ERROR_UNKNOWN`: none crosses into C.
+//! Each symbol of [`entries!`] counts its call, fails or waits for a test, and refuses to work before
+//! `cuInit` and inside a host function. A panic becomes `CUDA_ERROR_UNKNOWN`: none crosses into C.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,7 +27,6 @@ pub(crate) fn is_symbol(name: &str) -> bool {
     crate::calls::SYMBOLS.iter().any(|symbols| symbols.contains(&name))
 }
 
-/// Runs `body`, with the checks that all symbols share.
 pub(crate) fn enter(requirement: Requirement, symbol: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
     let run = AssertUnwindSafe(|| {
         if requirement != Requirement::free && IN_HOST_FUNCTION.get() {
@@ -60,7 +59,7 @@ pub(crate) fn run_host_function(function: impl FnOnce()) {
     IN_HOST_FUNCTION.set(false);
 }
 
-/// Defines symbols: `REQUIREMENT NAME(ARGUMENTS) { BODY }`, where the body returns an [`Outcome`].
+/// Defines symbols: `REQUIREMENT NAME(ARGUMENTS) { BODY }`; the body returns an [`Outcome`].
 macro_rules! entries {
     ($($(#[$attribute:meta])* $requirement:ident $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)+) => {
         pub(super) const SYMBOLS: &[&str] = &[$(stringify!($name)),+];

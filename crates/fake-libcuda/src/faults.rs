@@ -1,6 +1,6 @@
-//! Injected failures and delays: from the environment, and from a test in the same process.
+//! Injected failures and delays, from the environment and from tests in the process.
 //!
-//! A call that is made to fail does nothing. All counts are per process.
+//! A failing call does nothing. All counts are per process.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,7 +15,6 @@ static COUNTS: Mutex<Option<Counts>> = Mutex::new(None);
 static HOLD: Mutex<Hold> = Mutex::new(Hold { symbol: None, waiting: 0 });
 static RESUMED: Condvar = Condvar::new();
 
-/// Calls that a test blocks.
 #[derive(Debug)]
 struct Hold {
     symbol: Option<String>,
@@ -105,7 +104,7 @@ fn count(symbol: &'static str, is_counted: bool) -> Outcome {
     Ok(())
 }
 
-/// Fails the calls `first` to `first + count - 1` from now on, counted from 0.
+/// Fails the calls `first` to `first + count - 1`, counted from 0.
 pub(crate) fn arm(first: u64, count: u64) {
     let mut counts = lock();
     let calls = counts.get_or_insert_default();
@@ -113,14 +112,13 @@ pub(crate) fn arm(first: u64, count: u64) {
     calls.seen.clear();
 }
 
-/// Stops that. Returns how many calls there were.
+/// Returns how many calls there were.
 pub(crate) fn disarm() -> u64 {
     let mut counts = lock();
     let calls = counts.get_or_insert_default();
     calls.armed.take().map_or(0, |_| calls.seen.len() as u64)
 }
 
-/// The name of a call since it was armed last.
 pub(crate) fn called(number: u64) -> Option<&'static str> {
     lock().as_ref()?.seen.get(usize::try_from(number).ok()?).copied()
 }

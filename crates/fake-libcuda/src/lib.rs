@@ -1,15 +1,15 @@
 //! A library with the symbols of NVIDIA's `libcuda.so.1`, made of host memory.
 //!
-//! The CUDA driver of `poorwill-driver` loads it in place of the real one. So its loader, structs, flags and order of
-//! calls are tested without a GPU. Memory, streams and events are those of [`poorwill_driver::HostDevice`]: unmapped
-//! memory faults, and memory in flight cannot be unmapped.
+//! The CUDA driver of `poorwill-driver` loads it in place of the real one. So its loader, structs, flags and
+//! order of calls are tested without a GPU. Memory, streams and events are those of
+//! [`poorwill_driver::HostDevice`]: unmapped memory faults, and memory in flight cannot be unmapped.
 //!
-//! It is **strict**: where the real library lets a mistake pass, it returns an error. Examples are an unmap under a
-//! running kernel and a copy on a stream of another context. Other differences:
+//! It is **strict**: it fails where the real library lets a mistake pass, such as an unmap under a running
+//! kernel. Other differences:
 //!
-//! - A reservation belongs to the device of the context that was current, and takes mappings of its memory only.
-//! - A mapping is of a whole backing. Other devices get access only together with the owner, and may then copy; their
-//!   kernels cannot access it.
+//! - A reservation belongs to the device of the current context, and takes mappings of its memory only.
+//! - A mapping is of a whole backing. Other devices get access only together with the owner, and only for
+//!   copies.
 //! - The default stream does not wait for the others. `CU_STREAM_PER_THREAD` is not supported, and streams wait for
 //!   events of their own device only.
 //! - Every call on memory needs a current context, except the query of the granularity.
@@ -17,12 +17,12 @@
 //!   memory registered as mapped.
 //! - A priority outside the range is refused; otherwise all streams are alike.
 //! - A kernel is a function of [the table](self#kernels); only names are read from PTX.
-//! - A graph counts the captured nodes and cannot be launched. A capture is of one stream: others do not join it.
+//! - A graph counts the captured nodes and cannot be launched. A capture is of one stream.
 //!
 //! # Settings
 //!
-//! Read by the first `cuInit` that succeeds. A malformed setting fails `cuInit` with `CUDA_ERROR_INVALID_VALUE`, and
-//! the reason goes to stderr. Items are separated by commas.
+//! Read by the first `cuInit` that succeeds. A malformed setting fails it with `CUDA_ERROR_INVALID_VALUE`,
+//! and the reason goes to stderr. Items are separated by commas.
 //!
 //! | variable | value |
 //! |---|---|
@@ -33,8 +33,8 @@
 //!
 //! # Simulation
 //!
-//! By default a device is a whole GPU without other users. Each key may be set once per device, and keys combine. No
-//! figure is rounded, and the capacity is that of `POORWILL_FAKE_CUDA_DEVICES`.
+//! By default a device is a whole GPU without other users. Keys combine; each may be set once per device. No
+//! figure is rounded.
 //!
 //! | key | value | effect |
 //! |---|---|---|
@@ -55,25 +55,25 @@
 //!
 //! # Symbols for tests
 //!
-//! - `void poorwillFakeArm(uint64_t first, uint64_t count)`: starts counting calls that a machine can make fail. These
-//!   are all but `cuGetErrorName`, `cuGetErrorString`, `cuCtx{Push,Pop,Get,Set}Current` and
-//!   `cuThreadExchangeStreamCaptureMode`. The calls `first` to `first + count - 1`, counted from 0, do nothing and
-//!   return 999.
+//! - `void poorwillFakeArm(uint64_t first, uint64_t count)`: starts counting calls that a machine can make
+//!   fail. These are all but `cuGetErrorName`, `cuGetErrorString`, `cuCtx{Push,Pop,Get,Set}Current` and
+//!   `cuThreadExchangeStreamCaptureMode`. The calls `first` to `first + count - 1`, counted from 0, do
+//!   nothing and return 999.
 //! - `uint64_t poorwillFakeDisarm(void)`: stops that, and returns how many calls were counted.
-//! - `CUresult poorwillFakeCalled(uint64_t number, char out[64])`: the name of the call with this number since
+//! - `CUresult poorwillFakeCalled(uint64_t number, char out[64])`: the name of a call since
 //!   `poorwillFakeArm`, or `CUDA_ERROR_NOT_FOUND`.
-//! - `CUresult poorwillFakeHold(const char *symbol)`: blocks calls of this symbol, and no other;
-//!   `CUDA_ERROR_NOT_FOUND` for an unknown symbol. `void poorwillFakeResume(void)` unblocks them, and
-//!   `uint64_t poorwillFakeHeld(void)` returns how many are blocked.
-//! - `CUresult poorwillFakeCensus(CUdevice device, struct Census *out)`: counts the device's objects; see [`Census`].
+//! - `CUresult poorwillFakeHold(const char *symbol)`: blocks calls of this symbol only;
+//!   `CUDA_ERROR_NOT_FOUND` for an unknown symbol. `void poorwillFakeResume(void)` unblocks them; `uint64_t
+//!   poorwillFakeHeld(void)` counts them.
+//! - `CUresult poorwillFakeCensus(CUdevice device, struct Census *out)`: counts the device's objects.
 //!
-//! All of these affect the whole process: tests that use them take turns.
+//! All affect the whole process: tests that use them take turns.
 //!
 //! # Kernels
 //!
-//! `src/kernels` has a host function for each kernel that can be launched. `poorwill_test_fill` is for tests, and
-//! [`TEST_FILL_PTX`] is its PTX for real GPUs. `poorwill_digest`, `poorwill_digest_host` and `poorwill_copy` belong to
-//! the CUDA driver.
+//! `src/kernels` has a host function for each kernel. `poorwill_test_fill` is for tests, and
+//! [`TEST_FILL_PTX`] is its PTX for real GPUs. `poorwill_digest`, `poorwill_digest_host` and `poorwill_copy`
+//! belong to the CUDA driver.
 #![allow(unsafe_code)]
 
 #[cfg(target_os = "linux")]
@@ -111,16 +111,16 @@ mod uuid;
 pub use abi::Census;
 pub use uuid::uuid_text;
 
-/// Path of the shared library: the value of `POORWILL_FAKE_LIBCUDA` (any library with libcuda's symbols), otherwise
-/// the library that cargo built with the running program.
+/// Path of the shared library: the value of `POORWILL_FAKE_LIBCUDA` (any library with libcuda's symbols),
+/// otherwise the one that cargo built with the running program.
 ///
 /// # Panics
-/// If there is none; the message lists the paths that were tried.
+/// If there is none; the message lists the tried paths.
 #[must_use]
 pub fn path() -> std::path::PathBuf {
     locate::find("POORWILL_FAKE_LIBCUDA", "libpoorwill_fake_libcuda.so")
 }
 
-/// PTX of the kernel `poorwill_test_fill(u64 address, u64 words, u32 value, u32 rounds)`, for `sm_70` and later. It
-/// writes `value` to `words` words of four bytes at `address`, `rounds` times.
+/// PTX of `poorwill_test_fill(u64 address, u64 words, u32 value, u32 rounds)`, for `sm_70` and later. It
+/// writes `value` to `words` words of four bytes, `rounds` times.
 pub const TEST_FILL_PTX: &str = include_str!("../kernels/poorwill_test_fill.ptx");

@@ -1,14 +1,11 @@
-//! Finds the shared library of a crate like this one; the fake NVML uses this file as well.
+//! Finds the shared library of this crate, or of the fake NVML.
 //!
-//! Cargo builds the library into the folder `deps`. Tests and benchmarks run there, programs in its parent folder,
+//! Cargo builds the library into the folder `deps`. Tests and benchmarks run there, programs in its parent,
 //! and examples beside it.
 
 use std::path::{Path, PathBuf};
 
-/// The value of `variable`, otherwise the `file` that cargo built with the running program.
-///
-/// # Panics
-/// If there is none; the message lists the paths that were tried.
+/// The value of `variable`, otherwise the `file` that cargo built.
 pub(crate) fn find(variable: &str, file: &str) -> PathBuf {
     if let Some(named) = std::env::var_os(variable).filter(|named| !named.is_empty()) {
         return named.into();
@@ -25,7 +22,7 @@ pub(crate) fn find(variable: &str, file: &str) -> PathBuf {
     })
 }
 
-/// `deps` folders first: a file elsewhere may be a copy of an older build.
+/// `deps` first: a file elsewhere may be older.
 fn candidates(program: &Path, file: &str) -> Vec<PathBuf> {
     let folders: Vec<&Path> = program.ancestors().skip(1).take(2).collect();
     let beside_deps =

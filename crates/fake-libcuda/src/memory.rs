@@ -1,6 +1,6 @@
-//! Backings, reservations, mappings and registered host memory, by handle and address.
+//! Backings, reservations, mappings and registered host memory.
 //!
-//! The host device keeps the memory and checks most calls; this module adds CUDA's own rules.
+//! The host device checks most calls; this module adds CUDA's rules.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::abi::{AccessDesc, AllocationProp, Code, LOCATION_DEVICE, Location, Ou
 use crate::context::Current;
 use crate::state::{Device, Handle, Kind, State, Tables};
 
-/// Physical memory. Its handle ends with its release, the memory with the last unmap.
+/// Its handle ends with its release, the memory with the last unmap.
 #[derive(Debug)]
 pub(crate) struct Backing {
     pub(crate) device: usize,
@@ -82,7 +82,6 @@ pub(crate) fn reserve(current: &Current, bytes: usize, alignment: usize, flags: 
     let (device, bytes, alignment) = (current.device, bytes as u64, alignment as u64);
     ensure(flags == 0 && (alignment == 0 || alignment.is_power_of_two()))?;
     ensure(bytes > 0 && bytes.is_multiple_of(device.granule()))?;
-    // An alignment above the granule needs extra addresses.
     let slack = if alignment > device.granule() { alignment } else { 0 };
     let whole = device.host.reserve(bytes.checked_add(slack).ok_or(Code::OUT_OF_MEMORY)?)?;
     let addr = whole.addr.next_multiple_of(alignment.max(1));
@@ -252,7 +251,6 @@ impl Tables {
         self.backings.get_mut(&handle).filter(|backing| !backing.released).ok_or(Code::INVALID_VALUE)
     }
 
-    /// The device of the reservation that contains a range.
     fn reserved(&self, range: DeviceRange) -> Outcome<usize> {
         let (addr, found) = self.reservations.range(..=range.addr).next_back().ok_or(Code::INVALID_VALUE)?;
         ensure(DeviceRange::new(*addr, found.bytes).contains(&range))?;

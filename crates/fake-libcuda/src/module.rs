@@ -18,9 +18,7 @@ pub(crate) struct Function {
     pub(crate) name: String,
 }
 
-/// The names of the visible kernels in `ptx`.
-///
-/// Like the assembler, it refuses text without `.version` first. It also requires `.target` and `.address_size 64`.
+/// Requires `.version` first, like the assembler, and `.target` and `.address_size 64`.
 pub(crate) fn entries(ptx: &str) -> Outcome<BTreeSet<String>> {
     if ptx.starts_with('\u{7f}') {
         return Err(Code::INVALID_IMAGE);

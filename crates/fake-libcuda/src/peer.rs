@@ -1,8 +1,8 @@
 //! Copies of another device's memory.
 //!
-//! Each device is a host device of its own, with its own memory. Such a copy is therefore a host function in its
-//! stream, which has the owning device move the bytes. It does not count as in flight on that memory: an early unmap
-//! fails the copy, as on GPUs.
+//! Each device is a host device with its own memory. So such a copy is a host function in its stream, which
+//! has the owning device move the bytes. It does not count as in flight on that memory: an early unmap fails
+//! the copy, as on GPUs.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +14,8 @@ use crate::context::Current;
 use crate::memory;
 use crate::state::Device;
 
-/// The device that owns a range, if it is another one than the call's. That device must have been given access.
+/// The device that owns a range, if it is another one than the call's. That device must have been given
+/// access.
 pub(crate) fn owner(current: &Current, range: DeviceRange) -> Outcome<Option<&'static Device>> {
     if memory::device_at(current.state, range).is_none_or(|owner| owner == current.device.ordinal) {
         return Ok(None);
@@ -34,7 +35,6 @@ pub(crate) fn copy(
     })
 }
 
-/// Queues work with a result on a stream of `device`.
 pub(crate) fn queue(
     device: &Device,
     stream: StreamId,
@@ -60,7 +60,7 @@ pub(crate) fn read(owner: &Device, to: HostBuffer, from: DeviceRange) -> DriverR
     on_own_stream(owner, |stream| owner.host.copy_to_host(stream, to, &[part]))
 }
 
-/// Runs the copy on a new stream, since the device's other streams may be waiting for the caller.
+/// Runs the copy on a new stream, since the device's others may be waiting for the caller.
 fn on_own_stream<T: 'static>(
     owner: &Device,
     queue: impl FnOnce(StreamId) -> DriverResult<Pending<T>>,

@@ -1,7 +1,7 @@
-//! Streams and events, and work whose outcome is not known yet.
+//! Streams and events, and work whose outcome is unknown.
 //!
-//! The host device returns an outcome to the caller that waits. A CUDA caller learns of a failure from its next call.
-//! [`InFlight`] keeps the outcomes until the work is complete, and then records a failure on the device.
+//! The host device returns an outcome to the caller that waits. A CUDA caller learns of a failure from its
+//! next call. [`InFlight`] keeps outcomes until the work is complete, then records a failure on the device.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -34,11 +34,11 @@ pub(crate) struct Event {
     pub(crate) context: Handle,
     pub(crate) device: usize,
     pub(crate) recorded: Option<Arc<Point>>,
-    /// Set instead, if it was recorded in a capture.
+    /// Set if it was recorded in a capture.
     pub(crate) captured: Option<u64>,
 }
 
-/// The position where an event was recorded last. Dropping it destroys the host device's event.
+/// The position where an event was recorded last. On drop the host device's event is destroyed.
 #[derive(Debug)]
 pub(crate) struct Point {
     device: &'static Device,
@@ -48,7 +48,6 @@ pub(crate) struct Point {
 }
 
 impl Point {
-    /// The current end of a stream.
     pub(crate) fn record(device: &'static Device, stream: &Stream) -> Outcome<Self> {
         let upto = stream.in_flight.queued();
         let id = device.host.event_record(stream.id)?;
@@ -73,12 +72,11 @@ impl Point {
 
 impl Drop for Point {
     fn drop(&mut self) {
-        // The event exists, since only this owns it.
+        // Only this owns the event.
         let _ = self.device.host.event_destroy(self.id);
     }
 }
 
-/// Outcomes of a stream's work, in order.
 #[derive(Default)]
 pub(crate) struct InFlight(Mutex<Outcomes>);
 
@@ -129,7 +127,7 @@ fn failed(error: DriverError) -> Code {
 }
 
 impl Stream {
-    /// Keeps the outcome of work that was just queued on this stream.
+    /// Keeps the outcome of work that was just queued.
     pub(crate) fn track(&self, device: &'static Device, queued: DriverResult<Pending<()>>) -> Outcome {
         let mut outcomes = self.in_flight.lock();
         outcomes.pending.push_back(queued?);

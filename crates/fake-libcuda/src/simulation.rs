@@ -1,17 +1,17 @@
-//! What a device simulates instead of a whole GPU: a slice, an integrated GPU, another generation, or false figures.
+//! What a device simulates instead of a whole GPU.
 //!
-//! Memory that others use, or that a limit excludes, is refused to the caller as well. Figures that are set directly
-//! (`total`, `info_total`, `info_free`) are only reported.
+//! Memory that others use, or that a limit excludes, is refused to the caller. Figures set directly (`total`,
+//! `info_total`, `info_free`) are only reported.
 
 use std::ffi::c_int;
 
 use crate::abi::{Code, Outcome};
 use crate::config::{number, size};
 
-/// The simulation of one device. By default a whole GPU of compute capability 8.0 without other users.
+/// The simulation of one device; by default a whole GPU of compute capability 8.0 without other users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Simulation {
-    /// The limit of a limiter library in front of the driver.
+    /// The limit of a limiter library.
     hami_bytes: Option<u64>,
     /// The limit of this client of the Multi-Process Service.
     mps_bytes: Option<u64>,
@@ -20,7 +20,7 @@ pub(crate) struct Simulation {
     pub(crate) is_integrated: bool,
     /// Profile of the MIG instance.
     pub(crate) mig: Option<String>,
-    /// The devices whose memory it can access; `None` for all.
+    /// Devices whose memory it can access; `None` for all.
     reaches: Option<Vec<usize>>,
     pub(crate) capability: Capability,
     shared_bytes: Option<c_int>,
@@ -95,7 +95,6 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whether it can access memory of this device.
     pub(crate) fn reaches(&self, other: usize) -> bool {
         self.mig.is_none() && self.reaches.as_ref().is_none_or(|reached| reached.contains(&other))
     }
@@ -103,7 +102,7 @@ impl Simulation {
     /// How much more can be created.
     pub(crate) fn available_bytes(&self, memory: MemoryUse) -> u64 {
         let all_use = self.used_bytes.saturating_add(memory.held_bytes);
-        // A limit of the Multi-Process Service counts its client's memory only, the others everything.
+        // The Multi-Process Service counts its client's memory only, the others everything.
         let limits = [
             Some(memory.capacity_bytes.saturating_sub(all_use)),
             self.hami_bytes.map(|limit| limit.saturating_sub(all_use)),

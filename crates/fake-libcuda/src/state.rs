@@ -1,7 +1,7 @@
-//! The state of the library: the devices, and the tables of handles.
+//! The devices, and the tables of handles.
 //!
-//! A handle is a number that is never an address, so the tables recognise a stale or invented one. One lock guards
-//! the tables; no call waits for a device while holding it.
+//! A handle is a number that is never an address, so the tables recognise a stale or invented one. One lock
+//! guards the tables; no call waits for a device while holding it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
@@ -23,7 +23,7 @@ use crate::simulation::{MemoryUse, Simulation};
 /// In place of a pointer; 0 is none.
 pub(crate) type Handle = u64;
 
-/// The type of a handle, in its upper byte, so that a handle is never an address.
+/// In a handle's upper byte, so that it is never an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     Context = 1,
@@ -49,9 +49,9 @@ pub(crate) struct Device {
     pub(crate) primary: Handle,
     /// Work on the default stream.
     pub(crate) in_flight: Arc<InFlight>,
-    /// Calls that are waiting for all of its work.
+    /// Calls waiting for all of its work.
     waiting: AtomicU64,
-    /// The first failure of its work, which every later call returns; 0 without.
+    /// The first failure, which every later call returns; 0 without.
     failure: AtomicI32,
 }
 
@@ -60,7 +60,6 @@ impl Device {
         self.host.info().granule_bytes
     }
 
-    /// Whether it can access memory of another device.
     pub(crate) fn reaches(&self, other: &Self) -> bool {
         self.ordinal != other.ordinal
             && self.simulation.reaches(other.ordinal)
@@ -83,7 +82,6 @@ impl Device {
         Ok(waited?)
     }
 
-    /// Returns an earlier failure.
     pub(crate) fn check(&self) -> Outcome {
         match self.failure.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -102,7 +100,6 @@ impl Device {
     }
 }
 
-/// The objects of handles and addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     created: u64,
@@ -121,7 +118,6 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// A handle that was never used before.
     pub(crate) fn new_handle(&mut self, kind: Kind) -> Handle {
         self.created += 1;
         (kind as u64) << 56 | self.created << 4
@@ -136,7 +132,7 @@ pub(crate) fn get() -> Outcome<&'static State> {
     STATE.get().ok_or(Code::NOT_INITIALIZED)
 }
 
-/// Opens the devices of the settings, once.
+/// Opens the devices, once.
 pub(crate) fn open() -> Outcome {
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
     if STATE.get().is_some() {
@@ -199,7 +195,6 @@ impl State {
     }
 }
 
-/// A range of device addresses.
 pub(crate) fn range(addr: u64, bytes: usize) -> Outcome<DeviceRange> {
     let bytes = bytes as u64;
     addr.checked_add(bytes).map(|_| DeviceRange::new(addr, bytes)).ok_or(Code::INVALID_VALUE)

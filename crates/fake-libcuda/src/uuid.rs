@@ -1,4 +1,4 @@
-//! The UUIDs of the devices, which a fake NVML must report as well.
+//! The UUIDs of the devices, also for a fake NVML.
 
 pub(crate) fn bytes(ordinal: u32) -> [u8; 16] {
     let mut bytes = *b"poorwill\x40\x00\x80\x00\0\0\0\0";
@@ -6,7 +6,7 @@ pub(crate) fn bytes(ordinal: u32) -> [u8; 16] {
     bytes
 }
 
-/// The UUID of device `ordinal` as text, without the prefix `GPU-` or `MIG-`.
+/// A device's UUID, without the prefix `GPU-` or `MIG-`.
 #[must_use]
 pub fn uuid_text(ordinal: u32) -> String {
     let digits = format!("{:032x}", u128::from_be_bytes(bytes(ordinal)));

@@ -1,5 +1,5 @@
-//! The types of the C interface: codes with their texts, structs, and wrappers of a C caller's pointers. As in the
-//! fake libcuda, Rust code never constructs the wrappers (rule F1 of `docs/unsafe.md`).
+//! The types of the C interface: codes, structs, and wrappers of a C caller's pointers. As in the fake
+//! libcuda, Rust code never constructs the wrappers (rule F1 of `docs/unsafe.md`).
 
 use std::ffi::{CStr, c_char, c_uint};
 
@@ -90,14 +90,14 @@ impl<T: Copy> Out<T> {
         Ok(())
     }
 
-    /// Only for parameters that the caller fills in.
+    /// For parameters that the caller fills in.
     pub(crate) fn get(&self) -> Outcome<T> {
         self.check()?;
         // SAFETY: F1, a pointer that is not NULL points at a value of its type.
         Ok(unsafe { self.0.read() })
     }
 
-    /// Writes several values. The caller has promised space for as many.
+    /// Writes several values; the caller has promised space for as many.
     pub(crate) fn set_list(&self, values: &[T]) -> Outcome {
         self.check()?;
         // SAFETY: F1, there is space for as many values as the caller states, and no Rust reference to it.
@@ -115,7 +115,7 @@ impl<T: Copy> Out<T> {
 }
 
 impl Out<u8> {
-    /// Writes a text and a zero, if both fit into `len` bytes.
+    /// Fails unless the text and a zero fit.
     pub(crate) fn set_text(&self, text: &str, len: c_uint) -> Outcome {
         self.check()?;
         let bytes = [text.as_bytes(), &[0]].concat();
@@ -127,7 +127,6 @@ impl Out<u8> {
     }
 }
 
-/// A C caller's text.
 #[repr(transparent)]
 pub(crate) struct Text(*const c_char);
 

@@ -6,12 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::abi::{self, Code, Handle, Memory, MemoryV2, Out, Outcome, ProcessInfo, Text};
 use crate::state;
 
-/// The reported driver version: the first with CUDA 13.0, which is the fake libcuda's.
+/// The first version with CUDA 13.0, which is the fake libcuda's.
 const DRIVER_VERSION: &str = "580.65.06";
 /// The instance numbers of processes on an undivided card.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
-/// Runs the body of a symbol.
 fn enter(body: impl FnOnce() -> Outcome) -> c_uint {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
@@ -20,7 +19,7 @@ fn enter(body: impl FnOnce() -> Outcome) -> c_uint {
     }
 }
 
-/// Defines symbols: `NAME(ARGUMENTS) { BODY }`, where the body returns an [`Outcome`].
+/// Defines symbols: `NAME(ARGUMENTS) { BODY }`; the body returns an [`Outcome`].
 macro_rules! entries {
     ($($name:ident($($argument:ident: $kind:ty),*) $body:block)+) => {
         $(
@@ -189,7 +188,8 @@ fn numbered(count: usize) -> c_uint {
     c_uint::try_from(count).unwrap_or(c_uint::MAX)
 }
 
-/// The bus of `DOMAIN:BUS:DEVICE.FUNCTION`, all hexadecimal. Other domains and devices give 0, which no card has.
+/// The bus of `DOMAIN:BUS:DEVICE.FUNCTION`, all hexadecimal. Other domains and devices give 0, which no card
+/// has.
 fn bus(id: &str) -> Option<c_uint> {
     let (domain, rest) = id.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;

@@ -12,7 +12,6 @@ use crate::device::{CARD, Capability, Device, INSTANCE, Process};
 
 const DEVICES: &str = "POORWILL_FAKE_NVML_DEVICES";
 
-/// The devices of the environment, or what is wrong with them.
 pub(crate) fn from_environment() -> Result<Vec<Device>, String> {
     match env::var(DEVICES) {
         Ok(value) => devices(&value),
@@ -79,7 +78,7 @@ fn process(text: &str) -> Result<Process, String> {
     Ok(Process { pid, used_bytes: size(used)? })
 }
 
-/// One of the prefixes, then eight, four, four, four and twelve hexadecimal digits.
+/// A prefix, then 8, 4, 4, 4 and 12 hexadecimal digits.
 fn uuid(text: &str, prefixes: &[&str]) -> Result<String, String> {
     let digits = prefixes.iter().find_map(|prefix| text.strip_prefix(prefix));
     let parts = digits.into_iter().flat_map(|digits| digits.split('-'));

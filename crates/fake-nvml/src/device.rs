@@ -4,11 +4,10 @@ use std::ffi::c_int;
 
 use crate::abi::{Code, Memory, Outcome};
 
-/// Prefixes of the UUIDs of instances and cards.
 pub(crate) const INSTANCE: &str = "MIG-";
 pub(crate) const CARD: &str = "GPU-";
 
-/// A card, or an instance of one.
+/// A card or an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Device {
     /// With its prefix.
@@ -49,7 +48,6 @@ pub(crate) struct Capability {
 }
 
 impl Device {
-    /// A device without figures.
     pub(crate) fn new(uuid: String) -> Self {
         Self {
             uuid,

@@ -1,14 +1,14 @@
-//! A library with the symbols of NVIDIA's `libnvidia-ml.so.1`, which reports the devices of a setting.
+//! A library with the symbols of NVIDIA's `libnvidia-ml.so.1`, which reports configured devices.
 //!
-//! It tests code that reads NVML without a GPU: slices of a card, instances whose memory may not be queried, and false
-//! figures. It is independent of the fake libcuda. A test that wants the same device in both gives it the UUID of
+//! It tests code that reads NVML without a GPU: slices of a card, instances whose memory may not be queried,
+//! and false figures. It is independent of the fake libcuda. For the same device in both, use the UUID of
 //! `poorwill_fake_libcuda::uuid_text`.
 //!
 //! # Settings
 //!
-//! `POORWILL_FAKE_NVML_DEVICES` holds a `UUID:KEY=VALUE:KEY=VALUE…` per device, separated by commas. A UUID begins
-//! with `GPU-` (a card) or `MIG-` (an instance, which has no index of its own). Without the variable there are no
-//! devices. `nvmlInit` reads it unless the library is already initialized. A malformed setting fails it with
+//! `POORWILL_FAKE_NVML_DEVICES` holds a `UUID:KEY=VALUE:KEY=VALUE…` per device, separated by commas; without
+//! it there are none. A UUID begins with `GPU-` (a card) or `MIG-` (an instance, which has no index of its
+//! own). `nvmlInit` reads it unless the library is already initialized. A malformed setting fails it with
 //! `NVML_ERROR_INVALID_ARGUMENT`, and the reason goes to stderr.
 //!
 //! | key | value | default |
@@ -26,17 +26,6 @@
 //!
 //! Cards are numbered in order, and card N is on bus N + 1, as with the fake libcuda. An unknown UUID is
 //! `NVML_ERROR_NOT_FOUND`.
-//!
-//! # Symbols
-//!
-//! - `nvmlInit_v2`, `nvmlInitWithFlags`, `nvmlShutdown`, `nvmlErrorString`, `nvmlSystemGetDriverVersion`
-//! - `nvmlDeviceGetCount_v2`, `nvmlDeviceGetHandleByIndex_v2`, `nvmlDeviceGetHandleByUUID`,
-//!   `nvmlDeviceGetHandleByPciBusId_v2`
-//! - `nvmlDeviceGetUUID`, `nvmlDeviceGetName`, `nvmlDeviceGetCudaComputeCapability`
-//! - `nvmlDeviceGetMemoryInfo`, `nvmlDeviceGetMemoryInfo_v2`, `nvmlDeviceGetComputeRunningProcesses_v3`
-//! - `nvmlDeviceGetMigMode`, `nvmlDeviceGetMaxMigDeviceCount`, `nvmlDeviceGetMigDeviceHandleByIndex`,
-//!   `nvmlDeviceIsMigDeviceHandle`, `nvmlDeviceGetDeviceHandleFromMigDeviceHandle`
-//! - `nvmlDeviceGet{Curr,Max}PcieLink{Generation,Width}`
 #![allow(unsafe_code)]
 
 #[cfg(target_os = "linux")]
@@ -53,11 +42,11 @@ mod locate;
 #[cfg(target_os = "linux")]
 mod state;
 
-/// Path of the shared library: the value of `POORWILL_FAKE_NVML` (any library with NVML's symbols), otherwise the
-/// library that cargo built with the running program.
+/// Path of the shared library: the value of `POORWILL_FAKE_NVML` (any library with NVML's symbols), otherwise
+/// the one that cargo built with the running program.
 ///
 /// # Panics
-/// If there is none; the message lists the paths that were tried.
+/// If there is none; the message lists the tried paths.
 #[must_use]
 pub fn path() -> std::path::PathBuf {
     locate::find("POORWILL_FAKE_NVML", "libpoorwill_fake_nvml.so")

@@ -6,7 +6,7 @@ use crate::abi::{Code, Handle, Outcome};
 use crate::config;
 use crate::device::Device;
 
-/// The devices. A handle is an index into the list, counted from 1.
+/// A handle is an index, counted from 1.
 #[derive(Debug)]
 pub(crate) struct State(Vec<Device>);
 
@@ -19,12 +19,12 @@ struct Open {
 
 static OPEN: Mutex<Option<Open>> = Mutex::new(None);
 
-/// Fails unless the library is initialized.
+/// Fails unless initialized.
 pub(crate) fn get() -> Outcome<Arc<State>> {
     lock().as_ref().map(|open| Arc::clone(&open.state)).ok_or(Code::UNINITIALIZED)
 }
 
-/// Reads the settings, unless the library is initialized.
+/// Reads the settings, unless initialized.
 pub(crate) fn open() -> Outcome {
     let mut held = lock();
     if let Some(open) = &mut *held {

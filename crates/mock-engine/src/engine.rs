@@ -1,4 +1,4 @@
-//! The engine: it sleeps, wakes and reloads weights as vLLM 0.33 does, unless a fault is injected.
+//! The engine sleeps, wakes and reloads weights as vLLM 0.33 does, unless a fault is injected.
 //!
 //! Moving memory excludes generation: requests have ended, were aborted, or are paused until the wake.
 
@@ -25,14 +25,14 @@ pub(crate) struct Engine {
     pub(crate) faults: Faults,
     pub(crate) counts: Arc<Counts>,
     token_time: Duration,
-    /// Held shared while generating, and exclusively while moving memory.
+    /// Shared while generating, exclusive while moving memory.
     pub(crate) memory_lock: Arc<RwLock<()>>,
-    /// Counts the sleeps that aborted requests.
+    /// Counts sleeps that aborted requests.
     pub(crate) aborts: watch::Sender<u64>,
     /// Whether requests pause until the wake.
     pub(crate) is_pausing: watch::Sender<bool>,
     state: Mutex<State>,
-    /// Ends all tasks of the engine.
+    /// Ends all tasks.
     pub(crate) end: CancellationToken,
     crash: OnceLock<Fault>,
 }
@@ -74,7 +74,7 @@ impl State {
     }
 }
 
-/// What a sleep does with running requests.
+/// What a sleep does with requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// They end, with `abort` as their `finish_reason`.
@@ -153,7 +153,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Wakes all parts, or the named ones. Returns whether all is awake.
+    /// Wakes all or the named parts; returns whether all is awake.
     pub(crate) async fn wake(&self, tags: Option<&[String]>) -> Result<bool, Failure> {
         self.maybe_refuse("wake_up")?;
         let _exclusive = self.memory_lock.write().await;
@@ -235,7 +235,6 @@ impl Engine {
         self.token_time.saturating_mul(slowdown)
     }
 
-    /// The fault that crashed it, if any.
     pub(crate) fn crashed(&self) -> Option<Fault> {
         self.crash.get().copied()
     }

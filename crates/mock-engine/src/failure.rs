@@ -6,7 +6,6 @@ use http::StatusCode;
 use poorwill::{PoolError, chain};
 use serde_json::json;
 
-/// An error that the client receives.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
     status: StatusCode,
@@ -23,7 +22,6 @@ impl Failure {
         Self { status, param: None, message: message.into() }
     }
 
-    /// Names the parameter at fault.
     pub(crate) fn about(mut self, param: &'static str) -> Self {
         self.param = Some(param);
         self

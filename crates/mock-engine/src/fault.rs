@@ -1,4 +1,4 @@
-//! Faults of real engines that a mock engine can inject, each with what its operator sees.
+//! Faults of real engines that a mock engine can inject, as their operator sees them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,28 +13,29 @@ use crate::random::SharedRng;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Fault {
-    /// A sleep is answered with 200, and `is_sleeping` is true, but `nvidia-smi` shows the memory as before. Causes:
-    /// the memory is another allocator's, or the engine runs without sleep mode.
+    /// A sleep is answered with 200, and `is_sleeping` is true, but `nvidia-smi` shows the memory as before.
+    /// Causes: the memory is another allocator's, or the engine runs without sleep mode.
     KeepsMemory,
-    /// A sleep releases the weights, but not the key-value cache. Graphs, NCCL buffers or adapter weights cause this.
+    /// A sleep releases the weights, but not the key-value cache. Graphs, NCCL buffers or adapter weights
+    /// cause this.
     KeepsSome,
-    /// A wake is answered with 200 and `"status": "awake"`, but the key-value cache still sleeps: `is_sleeping` stays
-    /// true, and requests are refused.
+    /// A wake is answered with 200 and `"status": "awake"`, but the key-value cache sleeps: `is_sleeping`
+    /// stays true, and requests are refused.
     WakesByHalf,
-    /// A wake is answered with 200, and `is_sleeping` is false, but the memory is missing: `nvidia-smi` shows a
-    /// sleeping engine, and the text is gibberish.
+    /// A wake is answered with 200, and `is_sleeping` is false, but the memory is missing, and the text is
+    /// gibberish.
     WakesEmpty,
-    /// After a wake all figures are right, and the text is gibberish. Weights came back wrong, or were not reloaded
-    /// after a sleep of level 2.
+    /// After a wake all figures are right, but the text is gibberish: weights came back wrong, or were not
+    /// reloaded after level 2.
     Gibberish,
-    /// `POST /sleep` is never answered, and nothing is computed, while `/health` answers 200: as when ranks wait for
-    /// each other. It continues when the fault is cleared.
+    /// `POST /sleep` is not answered until the fault is cleared, while `/health` answers 200: as when ranks
+    /// wait for each other.
     HangsInSleep,
     /// The same for `POST /wake_up`.
     HangsInWake,
     /// A request is accepted, and never gets a token; `/health` answers 200.
     HangsInAnswer,
-    /// The process crashes during generation, as by an illegal memory access: connections break in mid-stream.
+    /// The process crashes during generation, as by an illegal memory access: connections break.
     CrashesInStream,
     /// The process crashes during a sleep, with half of the memory released.
     CrashesInSleep,
@@ -42,11 +43,11 @@ pub enum Fault {
     CrashesInWake,
     /// Tokens take ten times as long: the GPU is throttled or shared.
     Slow,
-    /// Each sleep leaks a few MiB: after enough of them, other engines lack memory.
+    /// Each sleep leaks a few MiB, until other engines lack memory.
     Leaks,
     /// `is_sleeping` reports the opposite.
     SaysAsleep,
-    /// `POST /sleep` and `POST /wake_up` are answered with 500, and do nothing.
+    /// `POST /sleep` and `POST /wake_up` do nothing and are answered with 500.
     Refuses,
 }
 
@@ -108,9 +109,9 @@ impl FromStr for Fault {
     }
 }
 
-/// A fault, and its probability at each point where it can occur.
+/// A fault, and its probability wherever it can occur.
 ///
-/// As text, the fault's name, then `=` and the probability unless it is 1: `gibberish`, `slow=0.25`.
+/// As text: `gibberish`, or with a probability `slow=0.25`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FaultSpec {
     fault: Fault,
@@ -210,7 +211,7 @@ impl Faults {
         Self { active: watch::Sender::new(active), rng: SharedRng::new(seed), counts: Mutex::default() }
     }
 
-    /// Decides whether this fault occurs now, and counts it.
+    /// Whether this fault occurs now; if so, counts it.
     pub(crate) fn occurs(&self, fault: Fault) -> bool {
         // The last of several entries for a fault wins.
         let probability =
@@ -234,7 +235,6 @@ impl Faults {
         self.active.send_replace(active);
     }
 
-    /// How often this fault has occurred.
     pub(crate) fn count(&self, fault: Fault) -> u64 {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.get(&fault).copied().unwrap_or(0)

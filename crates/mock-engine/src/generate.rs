@@ -1,4 +1,4 @@
-//! Generation: one task per request, token by token, which ends when its client disconnects.
+//! Generation: one task per request, which ends when its client disconnects.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,6 @@ use crate::text::Text;
 /// How long a crash in a stream waits, so that earlier tokens are sent.
 const FLUSH_DELAY: Duration = Duration::from_millis(100);
 
-/// A request to generate.
 #[derive(Debug, Clone)]
 pub(crate) struct GenerateRequest {
     /// One choice per prompt.
@@ -26,11 +25,10 @@ pub(crate) struct GenerateRequest {
     pub(crate) prompt_tokens: u64,
     /// `None`: until the text ends.
     pub(crate) max_tokens: Option<u32>,
-    /// Whether to continue after the end of the text.
+    /// Whether to continue after the text's end.
     pub(crate) ignore_eos: bool,
 }
 
-/// Why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finish {
     Stop,
@@ -59,8 +57,8 @@ pub(crate) struct Delta {
     pub(crate) finish: Option<Finish>,
 }
 
-/// Starts a request. The receiver gets each token as it is generated, and dropping it stops the request. If it closes
-/// before every choice has ended, the engine has crashed.
+/// Starts a request; dropping the receiver stops it. If the channel closes before every choice has ended, the
+/// engine has crashed.
 pub(crate) async fn begin(
     engine: &Arc<Engine>,
     request: GenerateRequest,
@@ -72,7 +70,7 @@ pub(crate) async fn begin(
     Ok(rx)
 }
 
-/// Waits for the time of an embedding, and returns what the memory holds.
+/// Takes an embedding's time, and returns what the memory holds.
 pub(crate) async fn embed(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Sampled, Failure> {
     let mut admitted = Admitted::of(engine, prompt_tokens).await?;
     let is_running = admitted.maybe_hang(std::future::pending()).await;
@@ -85,7 +83,7 @@ pub(crate) async fn embed(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Sa
     Ok(admitted.sampled)
 }
 
-/// An admitted request. A call that moves memory waits for it.
+/// An admitted request: a call that moves memory waits for it.
 struct Admitted {
     engine: Arc<Engine>,
     memory_lock: Option<OwnedRwLockReadGuard<()>>,
@@ -98,7 +96,7 @@ impl Admitted {
     /// Waits until no call moves memory, and fails if the engine sleeps then.
     async fn of(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Self, Failure> {
         let mut running = Running::new(Arc::clone(&engine.counts));
-        // Subscribed before the lock is taken, so that no later sleep is missed.
+        // Before the lock is taken, so that no later sleep is missed.
         let aborts = engine.aborts.subscribe();
         let memory_lock = Arc::clone(&engine.memory_lock).read_owned().await;
         if engine.is_asleep() {
@@ -142,7 +140,7 @@ impl Admitted {
                 generated += 1;
                 self.running.generated();
                 let finish = (nth + 1 == *len).then_some(*finish);
-                // The check above notices a closed channel at the next token.
+                // The check above notices a closed channel.
                 let _ = tx.send(Delta { choice, text: Some(text.token(nth, self.sampled)), finish });
             }
         }
@@ -168,8 +166,8 @@ impl Admitted {
         }
     }
 
-    /// Hangs under [`Fault::HangsInAnswer`], until that is cleared. Returns false if the request was aborted or its
-    /// client left first.
+    /// Hangs under [`Fault::HangsInAnswer`], until that is cleared. Returns false if the request was aborted
+    /// or its client left.
     async fn maybe_hang(&mut self, disconnected: impl Future<Output = ()>) -> bool {
         if !self.engine.faults.occurs(Fault::HangsInAnswer) {
             return true;
@@ -181,7 +179,7 @@ impl Admitted {
         }
     }
 
-    /// Pauses during a sleep, and continues after the wake with what the memory holds then. Returns false if the
+    /// Pauses during a sleep, and continues with what the memory holds after the wake. Returns false if the
     /// engine sleeps again, or the client left.
     async fn wait_for_wake(&mut self, tx: &UnboundedSender<Delta>) -> bool {
         self.memory_lock = None;

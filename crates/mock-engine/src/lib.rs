@@ -1,24 +1,24 @@
 //! A mock engine: an HTTP server with vLLM's paths that holds real memory, and injects faults on request.
 //!
-//! `poorwill rotate --demo` and the tests of rotation use it in place of engines with GPUs. It serves over real
-//! sockets, and its memory belongs to its process: the operating system counts it while awake, and not while asleep.
-//! Code that drives engines can be tested against one that works, and against each [`Fault`] of real ones.
+//! `poorwill rotate --demo` and the tests of rotation use it in place of engines with GPUs. It serves over
+//! real sockets, and its memory belongs to its process: the operating system counts it while awake. Code that
+//! drives engines can be tested against it, with and without each [`Fault`].
 //!
 //! Promises:
 //!
-//! - Awake, it holds its memory, written; asleep, it holds none of it, at either level. A wake of level 1 restores
-//!   the weights. A wake of level 2 restores memory only, and `reload_weights` by `/collective_rpc` loads the
+//! - Awake, it holds its memory, written; asleep, it holds none, at either level. A wake of level 1 restores
+//!   the weights. A wake of level 2 restores memory only; `reload_weights` by `/collective_rpc` loads the
 //!   weights.
-//! - The same request gives the same bytes, token by token: `created` is 0, and sampling parameters, including the
-//!   seed, change nothing.
-//! - Text depends on what the memory holds: missing or wrong bytes give gibberish.
-//! - A request that arrives during a sleep or a wake waits for it, and gets 503 if the engine sleeps then. vLLM lets
-//!   such requests wait, or crashes.
+//! - The same request gives the same bytes, token by token: `created` is 0, and sampling parameters change
+//!   nothing.
+//! - Missing or wrong bytes in memory give gibberish.
+//! - A request during a sleep or a wake waits for it, and gets 503 if the engine sleeps then. vLLM lets such
+//!   requests wait, or crashes.
 //! - A request ends when its client disconnects, and is counted.
 //! - The same seed injects the same faults at the same points.
 //!
-//! It generates one choice for each prompt, and ignores tools, images, log-probabilities and stop words. It refuses
-//! `n` above 1.
+//! It generates one choice per prompt, refuses `n` above 1, and ignores tools, images, log-probabilities and
+//! stop words.
 #![forbid(unsafe_code)]
 
 mod engine;
@@ -59,7 +59,7 @@ use self::memory::Memory;
 pub struct MockEngine {
     /// The served model's name.
     pub model: String,
-    /// Memory while awake, at least 1 MiB: one half as weights, the other as key-value cache.
+    /// Memory while awake, at least 1 MiB: half of it weights, half key-value cache.
     pub bytes: u64,
     /// Tokens per second and request.
     pub tokens_per_s: NonZeroU32,
@@ -86,12 +86,12 @@ impl MockEngine {
     }
 }
 
-/// How a mock engine ended.
+/// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     /// The caller shut it down.
     Shutdown,
-    /// A fault crashed it: its process must now end as after a crash.
+    /// A fault crashed it: its process must end as after a crash.
     Crashed(Fault),
 }
 
@@ -114,11 +114,11 @@ pub enum MockEngineError {
 
 /// Allocates the memory, and serves until `shutdown` completes or a fault crashes it.
 ///
-/// Connections wait until the memory is written. When this returns, all its tasks have ended; the memory is freed
-/// when the last blocking thread returns.
+/// Connections wait until the memory is written. When this returns, all its tasks have ended; the memory is
+/// freed with the last blocking thread.
 ///
 /// # Errors
-/// `Memory` if the memory cannot be allocated, `Listen` if the listener cannot be used.
+/// `Memory` if it cannot be allocated, `Listen` if the listener cannot be used.
 pub async fn serve(
     options: MockEngine,
     listener: TcpListener,
@@ -165,13 +165,12 @@ async fn serve_engine(
     Ok(engine.crashed().map_or(Ended::Shutdown, Ended::Crashed))
 }
 
-/// Serves one connection.
 async fn serve_connection(
     stream: TcpStream,
     service: TowerToHyperService<Router>,
     shutdown: CancellationToken,
 ) {
-    // Send each token at once. A socket that refuses this option fails elsewhere.
+    // Send each token at once; a socket that refuses this fails elsewhere.
     let _ = stream.set_nodelay(true);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new());

@@ -1,8 +1,8 @@
-//! The memory of a mock engine: written and resident on the host device, or released.
+//! The memory of a mock engine: written on the host device, or released.
 //!
-//! One half stands for the weights, the other for the key-value cache. Both are written, so that the operating system
-//! counts them as this process's, and a sleep drops both without a copy. The weights depend on the model's name, and
-//! all their pages differ. A missing, stale or misplaced page therefore shows in [`Memory::sample`].
+//! One half stands for the weights, the other for the key-value cache; both are written, so that the
+//! operating system counts them. A sleep drops both without a copy. The weights depend on the model's name,
+//! and all their pages differ. A missing, stale or misplaced page therefore shows in [`Memory::sample`].
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,20 +18,19 @@ pub(crate) const BYTES_MIN: u64 = 1 << 20;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Size of one write, and the period of the weights' noise. Each page has its own stamp in addition.
+/// Size of one write, and the period of the weights' noise; each page has its own stamp.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// Capacity of the device beyond the requested bytes: space for whole chunks of the pool.
+/// The device's capacity beyond the requested bytes: space for whole chunks.
 const SLACK_BYTES: u64 = 128 << 20;
 
 /// Bytes that `Fault::Leaks` leaks per sleep.
 const LEAK_BYTES: usize = 4 << 20;
 
-/// How many pages of each half are sampled before text is generated.
+/// Pages of each half that are sampled before text is generated.
 const WEIGHTS_PAGES: u64 = 16;
 const KV_CACHE_PAGES: u64 = 4;
 
-/// One half of the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Weights,
@@ -57,27 +56,25 @@ impl Part {
     }
 }
 
-/// What is written to the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contents {
     /// The model's bytes.
     Right,
     /// Other bytes.
     Wrong,
-    /// Nothing yet: the memory is mapped, but its contents mean nothing.
+    /// Nothing yet: the contents mean nothing.
     Undefined,
 }
 
-/// The result of sampling the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sampled {
-    /// A checksum of the difference from the right bytes: 0 if there is none.
+    /// A checksum of the difference from the right bytes; 0 without one.
     Bytes(u64),
     /// The memory is released.
     Nothing,
 }
 
-/// The memory. All methods block.
+/// The memory; all methods block.
 #[derive(Debug)]
 pub(crate) struct Memory {
     arena: Arena,
@@ -90,7 +87,6 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Allocates `bytes`, and writes them.
     pub(crate) fn open(model: &str, bytes: u64) -> Result<Self, MockEngineError> {
         let fail = |reason: String| MockEngineError::Memory { bytes: ByteSize(bytes), reason };
         if bytes < BYTES_MIN {
@@ -122,7 +118,7 @@ impl Memory {
         self.leaked.lock().unwrap_or_else(PoisonError::into_inner).iter().map(Vec::len).sum()
     }
 
-    /// Releases halves. One that is released stays so.
+    /// Releases halves; released ones stay so.
     pub(crate) fn release(&self, parts: &[Part]) -> Result<(), PoolError> {
         if parts.is_empty() {
             return Ok(());
@@ -131,8 +127,8 @@ impl Memory {
         self.arena.discard(&tags).map(drop)
     }
 
-    /// Maps released halves again, and writes them. A half that was never released stays as it is, unless its
-    /// contents must be wrong.
+    /// Maps released halves again, and writes them. Others stay as they are, unless their contents must be
+    /// wrong.
     pub(crate) fn restore(&self, parts: &[Part], weights: Contents) -> Result<(), PoolError> {
         for part in parts {
             let is_gone = !self.is_mapped(*part)?;
@@ -147,7 +143,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether a half is mapped.
     pub(crate) fn is_mapped(&self, part: Part) -> Result<bool, PoolError> {
         Ok(self.arena.tag_state(&part.tag())?.is_held())
     }
@@ -157,9 +152,8 @@ impl Memory {
         if self.is_mapped(Part::Weights)? { self.fill(Part::Weights, contents) } else { Ok(()) }
     }
 
-    /// Allocates memory that is never freed.
     pub(crate) fn leak(&self) {
-        // Not zeros, which would take no memory until written to.
+        // Zeros would take no memory until written to.
         let leaked = vec![0xa5; LEAK_BYTES];
         self.leaked.lock().unwrap_or_else(PoisonError::into_inner).push(leaked);
     }
@@ -246,14 +240,13 @@ impl Memory {
     }
 }
 
-/// One period of noise.
 fn noise(seed: u64) -> Vec<u8> {
     let mut run = vec![0; WRITE_BYTES];
     fastrand::Rng::with_seed(seed).fill(&mut run);
     run
 }
 
-/// Writes the page's offset into its first bytes.
+/// Writes the offset, mixed, into the page's first bytes.
 fn stamp(page: &mut [u8], seed: u64, offset: u64) {
     let stamp = mix(seed ^ offset).to_le_bytes();
     page.iter_mut().zip(stamp).for_each(|(byte, stamp)| *byte = stamp);

@@ -1,4 +1,4 @@
-//! The metrics of a mock engine, with vLLM's names where vLLM has them.
+//! Metrics, with vLLM's names where vLLM has them.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -9,7 +9,6 @@ use crate::failure::Failure;
 use crate::fault::Fault;
 use crate::generate::Finish;
 
-/// The counts.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     waiting: AtomicI64,
@@ -18,7 +17,7 @@ pub(crate) struct Counts {
     generation_tokens: AtomicU64,
     /// Finished requests, in the order of [`Finish::ALL`].
     finished: [AtomicU64; 3],
-    /// Requests aborted because their client disconnected.
+    /// Requests aborted by a disconnect.
     clients_gone: AtomicU64,
 }
 
@@ -42,24 +41,21 @@ impl Running {
         Self { counts, stage: Stage::Waiting }
     }
 
-    /// Counts it as admitted.
     pub(crate) fn admit(&mut self, prompt_tokens: u64) {
         self.leave(Stage::Running);
         self.counts.running.fetch_add(1, Ordering::Relaxed);
         self.counts.prompt_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
     }
 
-    /// Counts it as refused.
     pub(crate) fn refuse(&mut self) {
         self.leave(Stage::Ended);
     }
 
-    /// Counts a generated token.
     pub(crate) fn generated(&self) {
         self.counts.generation_tokens.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts its end. A request dropped without this was abandoned by its client.
+    /// Counts the end; a request dropped without this was abandoned by its client.
     pub(crate) fn finish(&mut self, finish: Finish) {
         self.leave(Stage::Ended);
         if let Some(nth) = Finish::ALL.iter().position(|one| *one == finish) {

@@ -1,4 +1,4 @@
-//! The HTTP paths: those of vLLM 0.33 with its development endpoints, and `/mock/faults` for the injected faults.
+//! The HTTP paths: those of vLLM 0.33 with its development endpoints, and `/mock/faults`.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -28,7 +28,6 @@ use crate::request::{Chat, Common, Completion, Embed, Encoding, MODEL_LEN_MAX, R
 use crate::shape::{Kind, Shape};
 use crate::text::Text;
 
-/// Maximum size of a request body.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
 type SharedEngine = State<Arc<Engine>>;
@@ -134,7 +133,7 @@ async fn collective_rpc(State(engine): SharedEngine, body: RequestBody) -> HttpR
     }
 }
 
-/// Runs a call that moves memory to its end even if the client disconnects, as a real engine does.
+/// Runs a call to its end even if the client disconnects, as a real engine does.
 async fn to_completion<T: Send + 'static>(
     engine: &Engine,
     act: impl Future<Output = Result<T, Failure>> + Send + 'static,
@@ -235,7 +234,7 @@ async fn whole(mut shape: Shape, mut deltas: UnboundedReceiver<Delta>) -> Value 
         shape.take(&delta);
     }
     if !shape.is_complete() {
-        // The engine has crashed: no answer comes, and the connection is about to close.
+        // The engine has crashed: no answer comes.
         return std::future::pending().await;
     }
     shape.whole()
@@ -248,13 +247,13 @@ fn streamed(mut shape: Shape, deltas: UnboundedReceiver<Delta>) -> Response {
             return None;
         }
         let Some(delta) = deltas.recv().await else {
-            // As above: an unfinished stream must not look finished.
+            // An unfinished stream must not look finished.
             return std::future::pending().await;
         };
         shape.take(&delta);
         let chunk = shape.chunk(&delta);
         let is_over = shape.is_complete();
-        // The end of the stream is sent with its last token: alone, it could be an empty chunk.
+        // With the last token: alone, the end could be an empty chunk.
         let chunk = if is_over { chunk + &shape.closing() } else { chunk };
         Some((Ok::<_, Infallible>(Bytes::from(chunk)), (shape, deltas, is_over)))
     });
@@ -267,7 +266,7 @@ fn read(body: RequestBody) -> Result<Bytes, Failure> {
     body.map_err(|rejection| Failure::new(rejection.status(), rejection.body_text()))
 }
 
-/// The identifier of the answer: the client's request identifier, or a hash of the body.
+/// The client's request identifier, or a hash of the body.
 fn id(headers: &HeaderMap, body: &[u8]) -> String {
     let named = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     let number = hash(body);

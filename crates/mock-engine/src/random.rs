@@ -13,7 +13,7 @@ impl SharedRng {
         Self(Mutex::new(Rng::with_seed(seed)))
     }
 
-    /// Whether an event of this probability happens. Probabilities 0 and 1 draw no number.
+    /// Whether an event of this probability happens; 0 and 1 draw no number.
     pub(crate) fn happens(&self, probability: f64) -> bool {
         if probability >= 1.0 {
             return true;
@@ -22,7 +22,7 @@ impl SharedRng {
     }
 }
 
-/// Mixes the bits of a number: neighbours give unrelated numbers.
+/// Mixes the bits: neighbours give unrelated numbers.
 pub(crate) fn mix(number: u64) -> u64 {
     Rng::with_seed(number).u64(..)
 }

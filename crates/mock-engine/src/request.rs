@@ -1,6 +1,6 @@
-//! Bodies of requests to the OpenAI paths: parsed, checked, and reduced to a [`GenerateRequest`].
+//! Bodies of requests to the OpenAI paths, checked and reduced to a [`GenerateRequest`].
 //!
-//! Sampling parameters are ignored: the text is deterministic.
+//! Sampling parameters change nothing: the text is deterministic.
 
 use http::StatusCode;
 use serde::Deserialize;
@@ -15,12 +15,10 @@ pub(crate) const MODEL_LEN_MAX: u64 = 32_768;
 /// Maximum tokens of a completion that states none: OpenAI's default.
 const COMPLETION_TOKENS: u32 = 16;
 
-/// Parses a body.
 pub(crate) fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|error| Failure::bad(format!("the body cannot be read: {error}")))
 }
 
-/// The fields that all paths have.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Common {
     model: Option<String>,
@@ -85,7 +83,7 @@ impl Common {
     }
 }
 
-/// One text, several texts, the tokens of one, or those of several.
+/// One or several texts, or their tokens.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Texts {
@@ -96,7 +94,7 @@ pub(crate) enum Texts {
 }
 
 impl Texts {
-    /// The texts, and how many tokens they have together.
+    /// The texts, and their tokens in all.
     pub(crate) fn read(&self, param: &'static str) -> Result<(Vec<String>, u64), Failure> {
         let of_tokens = |tokens: &Vec<u32>| format!("{tokens:?}");
         let count = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
@@ -137,7 +135,6 @@ impl Completion {
     }
 }
 
-/// A message of a chat.
 #[derive(Debug, Deserialize)]
 struct Message {
     #[serde(default)]
@@ -158,7 +155,7 @@ struct ContentPart {
     text: String,
 }
 
-/// All messages as one text, and its tokens. Each message costs a few tokens in addition to its words.
+/// All messages as one text, and its tokens: its words, and a few per message.
 fn read(messages: &[Message]) -> (String, u64) {
     const TOKENS_OF_ROLE: u64 = 3;
     let mut prompt = String::new();

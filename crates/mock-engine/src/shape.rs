@@ -1,13 +1,12 @@
-//! Generated text in the formats of OpenAI's API, whole and as streams.
+//! Generated text in the formats of OpenAI's API.
 //!
-//! The same request gives the same bytes. `created` is always 0, and the identifier is `X-Request-Id`, or a hash of
-//! the body without one.
+//! The same request gives the same bytes. `created` is always 0, and the identifier is `X-Request-Id`, or a
+//! hash of the body.
 
 use serde_json::{Value, json};
 
 use crate::generate::{Delta, Finish};
 
-/// Which API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Completion,
@@ -26,7 +25,7 @@ pub(crate) struct Shape {
     includes_usage: bool,
     choices: Vec<Choice>,
     completion_tokens: u64,
-    /// The number of events sent.
+    /// Events sent.
     events: u64,
 }
 
@@ -60,12 +59,10 @@ impl Shape {
         self
     }
 
-    /// Whether each choice has ended.
     pub(crate) fn is_complete(&self) -> bool {
         self.choices.iter().all(|choice| choice.finish.is_some())
     }
 
-    /// Adds a token.
     pub(crate) fn take(&mut self, delta: &Delta) {
         self.completion_tokens += u64::from(delta.text.is_some());
         if let Some(choice) = self.choices.get_mut(delta.choice) {

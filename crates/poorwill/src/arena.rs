@@ -34,7 +34,7 @@ use crate::owned::OwnedBlock;
 pub struct Config {
     /// The device.
     pub device: DeviceSpec,
-    /// The user's cap; the budget is this or less.
+    /// The user's cap on the budget.
     pub budget: Option<Cap>,
     /// Use of host memory.
     pub host_memory: HostMemoryUse,
@@ -53,35 +53,35 @@ impl Config {
         Self { device, budget: None, host_memory, peers, pool }
     }
 
-    /// Limits mapped memory to `limit_bytes`.
+    /// Sets the pool's limit.
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
         self.pool.limit_bytes = limit_bytes.into();
         self
     }
 
-    /// Sets the pool's limit and shape.
+    /// Sets [`Self::pool`].
     #[must_use]
     pub fn pooling(mut self, pool: PoolConfig) -> Self {
         self.pool = pool;
         self
     }
 
-    /// Sets the use of host memory.
+    /// Sets [`Self::host_memory`].
     #[must_use]
     pub fn backing_up_in(mut self, host_memory: HostMemoryUse) -> Self {
         self.host_memory = host_memory;
         self
     }
 
-    /// Sets which other GPUs have access.
+    /// Sets [`Self::peers`].
     #[must_use]
     pub fn open_to(mut self, peers: Peers) -> Self {
         self.peers = peers;
         self
     }
 
-    /// Caps the budget.
+    /// Sets [`Self::budget`].
     #[must_use]
     pub fn within(mut self, cap: impl Into<Option<Cap>>) -> Self {
         self.budget = cap.into();
@@ -92,8 +92,8 @@ impl Config {
 /// Memory of one device, in blocks that sleep and wake by tag.
 ///
 /// Clones share the arena. Dropping the last clone and the last [`OwnedBlock`] releases all memory and the
-/// claim on the budget. All methods are thread-safe. [`Pool`] has more detail on the methods of the same
-/// names, including all errors.
+/// claim on the budget. All methods are thread-safe. [`Pool`] says more on the methods of the same names,
+/// with all errors.
 ///
 /// Every method fails with `Closed` after [`Arena::close`], `WrongProcess` in a forked child, and `Poisoned`
 /// after a panic inside the pool.
@@ -120,7 +120,7 @@ pub struct Arena(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     pool: Pool,
-    /// What the pool may map. Dropped after the pool.
+    /// Dropped after the pool.
     claim: Claim,
     /// What the process used when the device was opened.
     _in_use: Option<Claim>,
@@ -145,7 +145,7 @@ impl Arena {
         Self::claim(device.driver(), &envelope, pool, keeps_total(device), in_use)
     }
 
-    /// Opens a pool that claims its limit from a shared `envelope`; without a limit it claims the rest.
+    /// Opens a pool that claims its limit, or without one the rest, from a shared `envelope`.
     ///
     /// # Errors
     /// `Claim` for a limit above the rest; `Pool` for an invalid one.
@@ -153,10 +153,10 @@ impl Arena {
         Self::claim(device.driver(), envelope, pool, keeps_total(device), None)
     }
 
-    /// Opens an arena over an open driver, with the device's total as budget.
+    /// Opens an arena over an open driver; the device's total is the budget.
     ///
     /// # Errors
-    /// `Claim` for a limit above that; otherwise as [`Pool::new`].
+    /// `Claim` for a limit above the budget; otherwise as [`Pool::new`].
     pub fn over(driver: Arc<dyn Driver>, pool: PoolConfig) -> Result<Self, OpenError> {
         let total_bytes = driver.info().total_bytes;
         Self::claim(driver, &Envelope::new(total_bytes, total_bytes), pool, true, None)
@@ -175,7 +175,7 @@ impl Arena {
                 let granule_bytes = driver.info().granule_bytes;
                 if rest.bytes() < granule_bytes && driver.info().total_bytes >= granule_bytes {
                     rest.release();
-                    // This claim fails with an error that names the other claims and a sufficient budget.
+                    // This claim fails, and its error names the other claims and a sufficient budget.
                     envelope.claim(Tag::pool(), granule_bytes).map_err(Box::new)?
                 } else {
                     rest
@@ -183,7 +183,7 @@ impl Arena {
             }
             Some(bytes) => envelope.claim(Tag::pool(), bytes).map_err(Box::new)?,
         };
-        // A limit equal to a fixed total is left to the device, which then reports refusals itself.
+        // A limit equal to a fixed total is left to the device, which refuses more itself.
         let is_all = keeps_total && pool.limit_bytes.is_none() && claim.bytes() >= driver.info().total_bytes;
         let pool = Pool::new(driver, pool.limited_to((!is_all).then(|| claim.bytes())))?;
         Ok(Self(Arc::new(Inner { pool, claim, _in_use: in_use })))
@@ -213,17 +213,17 @@ impl Arena {
         self.0.pool.driver()
     }
 
-    /// Declares what sleeps do with the bytes of `tag`, where the [built-in policy](poorwill_core::tag) does
-    /// not fit. Call it before the tag's first allocation. Repeating the policy does nothing; another one fails
-    /// with `PolicyConflict`.
+    /// Declares what sleeps do with the bytes of `tag`, instead of the [built-in policy](poorwill_core::tag).
+    /// Call it before the tag's first allocation. Repeating the policy does nothing; another one fails with
+    /// `PolicyConflict`.
     pub fn declare_tag(&self, tag: &Tag, policy: TagPolicy) -> Result<(), PoolError> {
         self.0.pool.declare_tag(tag, policy)
     }
 
-    /// Allocates a block of at least the requested bytes, rounded up to 512, with unspecified contents. Its
-    /// address stays valid until [`Arena::free`]. [`Arena::alloc_owned`] frees on drop.
+    /// Allocates a block with unspecified contents, of the requested bytes rounded up to 512. Its address
+    /// stays valid until [`Arena::free`].
     ///
-    /// May wait for device work when memory is short, and within [`AllocRequest::stream_wait_max`] when that may avoid
+    /// May wait for device work when memory is short, or, within [`AllocRequest::stream_wait_max`], to avoid
     /// creating memory. Never waits during a stream capture.
     ///
     /// # Errors
@@ -234,7 +234,7 @@ impl Arena {
         self.0.pool.alloc(request)
     }
 
-    /// As [`Arena::alloc`], for a block that is freed on drop and keeps the arena alive until then.
+    /// As [`Arena::alloc`]; the block is freed on drop and keeps the arena alive.
     pub fn alloc_owned(&self, request: &AllocRequest) -> Result<OwnedBlock, PoolError> {
         Ok(OwnedBlock::new(self.clone(), self.alloc(request)?))
     }
@@ -248,9 +248,9 @@ impl Arena {
         self.0.pool.free(block)
     }
 
-    /// Frees `part` of a block, awake or asleep: a range inside it, aligned to 512 bytes at both ends.
-    /// Returns the live rest in address order, with its bytes and new handles. Memory is unmapped by whole
-    /// [chunks](PoolConfig::chunk_granules) and [spans](PoolConfig::span_granules). Waits for nothing.
+    /// Frees `part` of a block: a range aligned to 512 bytes at both ends. Returns the live rest in address
+    /// order, with new handles. Unmaps only whole [chunks](PoolConfig::chunk_granules) and
+    /// [spans](PoolConfig::span_granules). Waits for nothing.
     ///
     /// # Errors
     /// `StaleBlock`; `InvalidPart`, with a valid alternative.
@@ -258,26 +258,25 @@ impl Arena {
         self.0.pool.free_part(block, part)
     }
 
-    /// Sets how many bytes may stay cached; the excess is released in the background, starting now. `None`
-    /// caches everything. Waits for nothing.
+    /// Limits cached bytes; the excess is released in the background, starting now. `None` caches everything.
+    /// Waits for nothing.
     pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<(), PoolError> {
         self.0.pool.set_cached_max_bytes(cached_max_bytes)
     }
 
-    /// Records that `stream` uses a block beside its own stream. After a free, reuse waits for the work
-    /// queued there by then.
+    /// Records that another stream uses a block. After a free, reuse waits for the work queued there by then.
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<(), PoolError> {
         self.0.pool.record_use(block, stream)
     }
 
-    /// Declares, from now on, how the bytes of `tag` change between sleeps; for instance that they are
-    /// immutable once loaded. Waits for a running sleep or wake of the tag.
+    /// Declares how the bytes of `tag` change between sleeps from now on, for instance never. Waits for a
+    /// running sleep or wake of the tag.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<(), PoolError> {
         self.0.pool.declare_changes(tag, changes)
     }
 
     /// Starts the backup of a later sleep in the background. That sleep then copies only what changed since.
-    /// The engine keeps working. A sleep or discard of one of the tags ends the preparation.
+    /// A sleep or discard of one of the tags ends the preparation.
     ///
     /// ```
     /// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag};
@@ -295,8 +294,8 @@ impl Arena {
     /// ```
     ///
     /// # Errors
-    /// `UnknownTag`, `SleepConflict`, `Undefined` and `Asleep` as [`Arena::sleep`]; `PrepareFailed` when no
-    /// thread starts. [`Preparation::wait`] returns later failures, including `Lost` for corrupt backups.
+    /// As [`Arena::sleep`]; `PrepareFailed` when no thread starts. [`Preparation::wait`] returns later
+    /// failures, including `Lost` for corrupt backups.
     pub fn prepare_sleep(&self, request: &SleepRequest) -> Result<Preparation, PoolError> {
         self.0.pool.prepare_sleep(request)
     }
@@ -320,8 +319,8 @@ impl Arena {
     }
 
     /// Wakes tags, all or none. Every live block has memory at its address again, with its bytes, or with
-    /// what policy gives for dropped ones. The request says how many bytes are checked by digest. Waits for
-    /// its own copies, and for memory until the request's deadline. Reports tags that are awake already.
+    /// what policy gives for dropped ones. Waits for its own copies, and for memory until the request's
+    /// deadline. Reports tags that are awake already.
     ///
     /// # Errors
     /// All leave every tag asleep:
@@ -358,8 +357,8 @@ impl Arena {
         self.0.pool.mark_block_restored(block)
     }
 
-    /// Releases all memory and addresses without a live block, and returns the bytes. Waits for work that may
-    /// use freed memory, except during a stream capture. Skips tags under a [hold](Arena::hold).
+    /// Releases all memory and addresses without a live block; returns the bytes. Waits for work that may use
+    /// freed memory, except during a stream capture. Skips tags under a [hold](Arena::hold).
     ///
     /// # Errors
     /// `Driver` with the first driver error, after doing the rest.
@@ -373,12 +372,11 @@ impl Arena {
     }
 
     /// Drops the backups of the named awake tags, or of all, and releases unused host memory. Returns the
-    /// bytes released. The next sleep copies again. Backups of sleeping tags stay. Waits for a running sleep
-    /// or wake of the tags, ends their preparation, and may wait for device work.
+    /// bytes released. Backups of sleeping tags stay. Waits for a running sleep or wake of the tags, ends
+    /// their preparation, and may wait for device work.
     ///
     /// # Errors
-    /// `Lost` for corrupt backups of bytes that the device lacks, too. All others are those of
-    /// [`Pool::drop_backups`].
+    /// `Lost` for corrupt backups of bytes that the device lacks, too; others as [`Pool::drop_backups`].
     pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64, PoolError> {
         self.0.pool.drop_backups(tags)
     }
@@ -409,7 +407,7 @@ impl Arena {
         self.0.pool.hold(tag, holder)
     }
 
-    /// The held tags, their holders, and the freed bytes that stay mapped.
+    /// The held tags, with their freed bytes that stay mapped.
     pub fn held(&self) -> Result<Vec<HeldTag>, PoolError> {
         self.0.pool.held()
     }
@@ -422,22 +420,22 @@ impl Arena {
         self.0.pool.tag_state(tag)
     }
 
-    /// Live, mapped, cached and backed-up bytes, in total and by tag. Waits for nothing that lasts.
+    /// Live, mapped, cached and backed-up bytes, by tag.
     pub fn stats(&self) -> Result<PoolStats, PoolError> {
         self.0.pool.stats()
     }
 
-    /// Every segment with its blocks, live and free, in address order.
+    /// Every segment with its blocks, in address order.
     pub fn snapshot(&self) -> Result<Snapshot, PoolError> {
         self.0.pool.snapshot()
     }
 
-    /// Releases everything and ends the arena for all clones. Blocks become invalid, so call it when no work
-    /// uses them. It reports errors that a drop ignores. Waits for device work unless nothing is held.
+    /// Releases everything and ends the arena for all clones. Call it when no work uses the blocks: they
+    /// become invalid. It reports errors that a drop ignores. Waits for device work unless nothing is held.
     ///
     /// # Errors
     /// `Capturing` during a stream capture, and `Held` under a [hold](Arena::hold), leave the arena open.
-    /// Otherwise the first driver error; the arena is closed, and closing again continues with the rest.
+    /// Otherwise the first driver error; the arena is closed, and closing again does the rest.
     pub fn close(&self) -> Result<(), PoolError> {
         self.0.pool.close()
     }
@@ -452,11 +450,11 @@ impl Arena {
         copy.wait().map_err(|source| PoolError::Driver { op: "write", source })
     }
 
-    /// Copies `bytes` bytes of a block, from `offset`, to host memory, on the default stream, and waits.
+    /// Copies bytes of a block to host memory, on the default stream, and waits.
     ///
     /// # Errors
-    /// `StaleBlock`; `OutOfBlock`; `Asleep`; `Undefined` for dropped bytes; `Lost` for bytes lost with their
-    /// backup; `Driver` without host memory, or with the device's error.
+    /// As [`Arena::write_all`]; `Undefined` for dropped bytes; `Lost` for bytes lost with their backup;
+    /// `Driver` also without host memory.
     pub fn read_vec(&self, block: BlockId, offset: u64, bytes: u64) -> Result<Vec<u8>, PoolError> {
         if bytes == 0 {
             return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! Names of devices, on the command line and in configurations.
+//! Names of devices.
 
 use std::fmt;
 use std::str::FromStr;
@@ -56,7 +56,6 @@ impl fmt::Display for DeviceSpec {
         match self {
             Self::Host { capacity_bytes } => {
                 let short = ByteSize(*capacity_bytes).to_string().replace(' ', "");
-                // The short form only if it is exact.
                 let exact = short.parse() == Ok(ByteSize(*capacity_bytes));
                 if exact { write!(f, "host:{short}") } else { write!(f, "host:{capacity_bytes}") }
             }

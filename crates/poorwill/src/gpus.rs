@@ -1,6 +1,6 @@
 //! Memory of GPUs by their NVML index, as `nvidia-smi` counts, without a context on any.
 //!
-//! CUDA ordinals differ: `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` change them, and not the NVML index.
+//! CUDA ordinals differ: `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` change only them.
 //!
 //! ```
 //! use poorwill::gpus::Gpus;
@@ -39,10 +39,10 @@ pub struct GpuMemory {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpusError {
-    /// NVML does not load. Install the NVIDIA driver.
+    /// NVML does not load: install the NVIDIA driver.
     #[error("NVML is not available: {reason}")]
     Unavailable {
-        /// Why, with the file name.
+        /// The reason.
         reason: String,
     },
     /// The index is too large.
@@ -59,12 +59,12 @@ pub enum GpusError {
         /// The index.
         position: usize,
     },
-    /// NVML reports no figures, or impossible ones.
+    /// NVML reports no, or impossible, figures.
     #[error("NVML does not report the memory of GPU {position}: {reason}")]
     Unreadable {
         /// The index.
         position: usize,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }

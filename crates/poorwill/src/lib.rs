@@ -1,7 +1,7 @@
 //! GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 //!
 //! An [`Arena`] is memory of one device. Each block has a [`Tag`]. Sleeping tags release their physical
-//! memory and keep their addresses. Waking restores the same bytes at the same addresses, checked by digest.
+//! memory and keep their addresses. Waking restores the same bytes there, checked by digest.
 //!
 //! ```
 //! use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
@@ -24,7 +24,7 @@
 //!   it.
 //! - [`offload`] keeps weights in host memory that a device reads.
 //! - [`budget`] says how much of a device a process may use.
-//! - [`doctor`] examines this computer. [`gpus`] reports the free memory of a GPU.
+//! - [`doctor`] examines this computer. [`gpus`] reports a GPU's free memory.
 //!
 //! Terms and promises: `docs/design.md`. Measurements: the crate `poorwill-bench`.
 #![forbid(unsafe_code)]
@@ -61,7 +61,7 @@ pub use poorwill_core::{
     WakeRequest, backup, chain, digest, driver, pool, tag,
 };
 
-/// The programs of the book, which are compiled and run as examples of this crate.
+/// The programs of the book, run as examples.
 #[cfg(doctest)]
 mod book {
     #[doc = include_str!("../../../docs/start/rust.md")]

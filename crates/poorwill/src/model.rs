@@ -1,11 +1,10 @@
-//! A checkpoint in an arena: loaded by several readers, and comparable with its files at any time.
+//! A checkpoint in an arena, comparable with its files at any time.
 //!
 //! Each reader copies through its own page-locked buffer on its own stream. Reads bypass the page cache where
 //! the storage allows it, except for cached bytes.
 //!
 //! Each tensor has its own block. All blocks are allocated before the first read, so a model that does not
-//! fit fails at once; a failed load frees them. The blocks live as long as the arena, or until
-//! [`Model::free`].
+//! fit fails at once; a failed load frees them.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -21,14 +20,14 @@ use crate::reader::{
     self, ALIGN_BYTES, FileRange, Files, PageCache, RANGE_BYTES_MAX, Storage, TensorPart, buffer_bytes, index,
 };
 
-/// Why a model was not loaded, restored or verified. The message names the tensor.
+/// Why a model was not loaded, restored or verified.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// The files.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// No memory for a tensor. Free blocks, or raise the arena's limit.
+    /// No memory for a tensor: free blocks, or raise the arena's limit.
     #[error("no memory for tensor {} of {} ({bytes} B)", text::name(tensor), text::path(path))]
     Alloc {
         /// The file.
@@ -40,7 +39,7 @@ pub enum ModelError {
         /// The pool's error.
         source: Box<PoolError>,
     },
-    /// The arena failed a copy.
+    /// The arena refused a copy.
     #[error("cannot copy tensor {}", text::name(tensor))]
     Pool {
         /// Its name.
@@ -87,7 +86,7 @@ pub enum ModelError {
     },
 }
 
-/// Receives the bytes of each copy, from several threads.
+/// Receives the bytes of each copy, on several threads.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// A checkpoint whose tensors have blocks in an arena.
@@ -124,11 +123,10 @@ pub struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    /// Allocates a block of `tag` for each tensor of `checkpoint` and reads it.
+    /// Reads each tensor into a block of `tag`.
     ///
     /// # Errors
-    /// `Alloc`; `Checkpoint` when the files change or shrink meanwhile; `Pool`, `Copy`, `Stream`. All blocks
-    /// are freed.
+    /// `Alloc`; `Checkpoint` when the files change or shrink; `Pool`, `Copy`, `Stream`. All blocks are freed.
     pub fn load(
         arena: &'a Arena,
         checkpoint: &'a Checkpoint,
@@ -145,8 +143,8 @@ impl<'a> Model<'a> {
         Ok(model)
     }
 
-    /// Reads every tensor again, after a sleep dropped them. The caller then calls [`Arena::mark_restored`],
-    /// since other blocks may have the same tag.
+    /// Reads every tensor again, after a sleep dropped them. Then call [`Arena::mark_restored`]: other blocks
+    /// may have the same tag.
     ///
     /// # Errors
     /// As [`Model::load`]; the blocks stay.
@@ -179,7 +177,7 @@ impl<'a> Model<'a> {
     /// Compares every byte on the device with the files, and every address with the allocated one.
     ///
     /// # Errors
-    /// `Mismatch` or `Moved` for the first tensor found; otherwise as [`Model::load`].
+    /// `Mismatch` or `Moved` for the first tensor; otherwise as [`Model::load`].
     pub fn verify(&self, progress: Progress<'_>) -> Result<(), ModelError> {
         let files = Files::of(self.checkpoint, PageCache::Used);
         self.for_each_range(&files, 2, progress, |range, begin, stored, worker| {
@@ -214,7 +212,7 @@ impl<'a> Model<'a> {
     /// Frees every block.
     ///
     /// # Errors
-    /// `Pool` for a block that was freed elsewhere.
+    /// `Pool` for a block freed elsewhere.
     pub fn free(&mut self) -> Result<(), ModelError> {
         let mut failed = Ok(());
         for (block, tensor) in self.blocks.drain(..).zip(self.checkpoint.tensors()) {
@@ -244,8 +242,8 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Reads all ranges with several readers of `buffers` buffers each. `work` gets each range, its buffer
-    /// and its offset there. The first error ends all.
+    /// Reads all ranges with several workers of `buffers` buffers each. `work` gets the range's offset in its
+    /// buffer.
     fn for_each_range(
         &self,
         storage: &dyn Storage,

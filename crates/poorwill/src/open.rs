@@ -1,4 +1,4 @@
-//! An open device: its driver, and the facts about its memory.
+//! An open device.
 
 #[cfg(target_os = "linux")]
 use std::ops::Range;
@@ -22,8 +22,8 @@ use crate::device::DeviceSpec;
 #[cfg(target_os = "linux")]
 use crate::offload::DeferredFree;
 
-/// Why a device, or an arena on it, could not be opened. The message names the next step;
-/// [`chain`](crate::chain) adds the causes.
+/// Why a device, or an arena on it, was not opened. The message names the next step; [`chain`](crate::chain)
+/// adds the causes.
 ///
 /// ```
 /// use poorwill::{Arena, Config, OpenError};
@@ -48,10 +48,10 @@ pub enum OpenError {
         /// The driver's error.
         source: DriverError,
     },
-    /// No source reports the memory size. Give a budget in bytes.
+    /// No source reports the memory size; give a budget in bytes.
     #[error(transparent)]
     Budget(#[from] UnknownBudget),
-    /// The limit exceeds the budget. Lower it.
+    /// The limit exceeds the budget: lower it.
     #[error(transparent)]
     Claim(#[from] Box<poorwill_core::ClaimError>),
     /// The pool refused its configuration.
@@ -70,7 +70,7 @@ pub struct HostMemoryUse {
 }
 
 impl HostMemoryUse {
-    /// Limits it to `limit_bytes`.
+    /// Sets [`Self::limit_bytes`].
     #[must_use]
     pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
         self.limit_bytes = limit_bytes.into();
@@ -94,7 +94,7 @@ pub enum Peers {
     Reachable,
     /// None: for processes that use one GPU.
     None,
-    /// These CUDA ordinals, all of which must reach the GPU.
+    /// These CUDA ordinals, which must reach the GPU.
     Only(Vec<u32>),
 }
 
@@ -116,19 +116,19 @@ pub enum Peers {
 pub struct DeviceOptions {
     /// Use of host memory.
     pub host_memory: HostMemoryUse,
-    /// Other GPUs with access. The host device has none.
+    /// Other GPUs with access.
     pub peers: Peers,
 }
 
 impl DeviceOptions {
-    /// Sets the use of host memory.
+    /// Sets [`Self::host_memory`].
     #[must_use]
     pub fn backing_up_in(mut self, host_memory: HostMemoryUse) -> Self {
         self.host_memory = host_memory;
         self
     }
 
-    /// Sets which other GPUs have access.
+    /// Sets [`Self::peers`].
     #[must_use]
     pub fn open_to(mut self, peers: Peers) -> Self {
         self.peers = peers;
@@ -148,7 +148,7 @@ impl From<&DeviceOptions> for DeviceOptions {
     }
 }
 
-/// An open device. Clones share it.
+/// An open device, shared by its clones.
 ///
 /// ```
 /// use poorwill::Device;
@@ -180,7 +180,7 @@ enum Backend {
 }
 
 impl Device {
-    /// Opens the device. On a GPU this retains the primary context.
+    /// Opens the device, on a GPU in its primary context.
     ///
     /// # Errors
     /// `Device` when it does not open here.
@@ -188,10 +188,10 @@ impl Device {
         Self::open_with(spec, DeviceOptions::default())
     }
 
-    /// Opens the device with [`DeviceOptions`] or [`HostMemoryUse`].
+    /// Opens the device with options.
     ///
     /// # Errors
-    /// As [`Device::open`]; also for a peer that does not exist or does not reach the GPU.
+    /// `Device`, also for a peer that does not exist or does not reach the GPU.
     pub fn open_with(spec: &DeviceSpec, options: impl Into<DeviceOptions>) -> Result<Self, OpenError> {
         let backend = Backend::open(spec, options.into())
             .map_err(|source| OpenError::Device { device: spec.clone(), source })?;
@@ -248,13 +248,13 @@ impl Device {
         }
     }
 
-    /// [`offload`](crate::offload) memory to free once the device's work completes.
+    /// [`offload`](crate::offload) memory to free after the device's work.
     #[cfg(target_os = "linux")]
     pub(crate) fn deferred(&self) -> &DeferredFree {
         &self.deferred
     }
 
-    /// Host memory of exactly `bytes` bytes, and why it is pageable against `pin`.
+    /// Exactly `bytes` bytes of host memory, and why it is pageable against `pin`.
     #[cfg(target_os = "linux")]
     pub(crate) fn host_buffer(
         &self,
@@ -276,7 +276,7 @@ impl Device {
         }
     }
 
-    /// Reserves several buffers, or none; other threads make them.
+    /// Reserves all buffers or none; other threads make them.
     #[cfg(target_os = "linux")]
     pub(crate) fn host_buffers(&self, sizes: &[u64], pin: BufferPin) -> Result<Vec<BufferMade>, DriverError> {
         match &self.backend {
@@ -294,7 +294,7 @@ impl Device {
         }
     }
 
-    /// The device address of process memory, page-locked where needed. `None` if `may_lock` forbids that.
+    /// The device address of process memory; `None` if it is pageable and `may_lock` is off.
     #[cfg(target_os = "linux")]
     pub(crate) fn host_view(
         &self,
@@ -344,7 +344,7 @@ impl Device {
         }
     }
 
-    /// Bytes that this process uses on it, where known.
+    /// Bytes that this process uses, where known.
     #[must_use]
     pub fn process_used_bytes(&self) -> Option<u64> {
         match &self.backend {
@@ -360,19 +360,19 @@ impl Device {
         }
     }
 
-    /// How much of it this process may use now, by all sources and the user's cap.
+    /// How much this process may use now, by all sources and `cap`.
     #[must_use]
     pub fn budget(&self, cap: Option<Cap>) -> Budget {
         Budget::decide(&self.facts(), self.process_used_bytes(), cap)
     }
 
-    /// The budget, and the envelope that grants claims on it. Fails when no source reports the memory size.
+    /// The budget, and its envelope, which grants claims. Fails when no source reports the memory size.
     pub fn envelope(&self, cap: Option<Cap>) -> Result<(Budget, Envelope), UnknownBudget> {
         crate::budget::envelope(&self.spec.id(), self.budget(cap))
     }
 }
 
-/// Free capacity of the host device. It may exceed the computer's available memory.
+/// Free capacity of the host device, which may exceed the computer's available memory.
 #[cfg(target_os = "linux")]
 fn capacity_free(bytes: u64) -> Reading {
     let fact = Reading::bytes(SourceName::CapacityFree, bytes);
@@ -387,7 +387,7 @@ fn capacity_free(bytes: u64) -> Reading {
     }
 }
 
-/// Shared memory that a thread block may opt in to on a GPU, in bytes, without opening it.
+/// Shared memory that a thread block may opt in to, without opening the GPU.
 ///
 /// # Errors
 /// `Device` without such a GPU or a driver.

@@ -7,8 +7,7 @@ use poorwill_core::{Block, PoolError};
 
 use crate::arena::Arena;
 
-/// A live block of an [`Arena`], freed on drop, also after an early return or a panic; made by
-/// [`Arena::alloc_owned`].
+/// A live block of an [`Arena`], freed on drop; made by [`Arena::alloc_owned`].
 ///
 /// It keeps the arena alive, and dereferences to its [`Block`]. Other streams may reuse the memory as after
 /// [`Arena::free`].
@@ -36,7 +35,6 @@ use crate::arena::Arena;
 pub struct OwnedBlock {
     arena: Arena,
     block: Block,
-    /// Whether dropping frees the block.
     is_armed: bool,
 }
 
@@ -54,13 +52,13 @@ impl OwnedBlock {
     /// Frees the block and returns the error that a drop ignores.
     ///
     /// # Errors
-    /// As [`Arena::free`]; nothing is left to free.
+    /// As [`Arena::free`].
     pub fn free(mut self) -> Result<(), PoolError> {
         self.is_armed = false;
         self.arena.free(self.block.id)
     }
 
-    /// Releases ownership: the caller frees the block. For [`Arena::free_part`] and foreign interfaces.
+    /// Leaves the freeing to the caller. For [`Arena::free_part`] and foreign interfaces.
     #[must_use = "nothing else frees the block"]
     pub fn into_block(mut self) -> Block {
         self.is_armed = false;

@@ -1,4 +1,4 @@
-//! Backup storage other than the driver's host memory, to prove that sleep does not depend on where bytes are.
+//! Backup storage other than the driver's host memory: sleep must not depend on where bytes are.
 //!
 //! [`TestBackups`] encodes granules, has a limit, and fails where a script decides.
 
@@ -10,10 +10,10 @@ use poorwill_core::backup::{BackupBuffer, Backups, StoredBytes};
 use poorwill_core::driver::Result;
 use poorwill_core::{CopyPart, Digest, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 
-/// How bytes are encoded.
+/// How granules are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coding {
-    /// Each with some bits inverted.
+    /// Each granule with some bits inverted.
     Xored,
     /// Granules of zeros take no space.
     WithoutZeros,
@@ -47,7 +47,7 @@ struct Storage {
     coding: Coding,
     limit_bytes: u64,
     used_bytes: AtomicU64,
-    /// Set if several storages share its memory. Memory released to one of them stays there, for reuse.
+    /// Set if several storages share its memory; each keeps released memory for reuse.
     machine: Option<Arc<SharedMachine>>,
     /// Released, and cached for reuse.
     cached_bytes: AtomicU64,
@@ -84,7 +84,7 @@ impl SharedMachine {
     }
 }
 
-/// By index. `None` is zeros.
+/// By index; `None` is zeros.
 type Granules = Vec<Option<Vec<u8>>>;
 
 impl fmt::Debug for Storage {
@@ -100,7 +100,7 @@ impl TestBackups {
         Self::failing(driver, coding, limit_bytes, |_| false)
     }
 
-    /// The same; a call fails if `fails` returns true.
+    /// As [`TestBackups::new`]; a call fails if `fails` returns true.
     #[must_use]
     pub fn failing(
         driver: &Arc<dyn Driver>,
@@ -169,7 +169,7 @@ impl TestBackups {
         buffers.map(|buffer| buffer.lock().unwrap().iter().flatten().count()).sum()
     }
 
-    /// The next `loads` copies to the device bring one wrong byte each. The stored bytes stay intact.
+    /// The next `loads` copies to the device bring one wrong byte each; the stored bytes stay intact.
     pub fn garble(&self, loads: u64) {
         self.0.garbled.store(loads, Ordering::Relaxed);
     }
@@ -233,7 +233,6 @@ impl Storage {
     }
 }
 
-/// The part of the limit that a buffer takes.
 #[derive(Debug)]
 struct Claim {
     storage: Arc<Storage>,

@@ -1,4 +1,4 @@
-//! The snippets of the project's pages, for tests that run them.
+//! The snippets of the project's pages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ pub struct Snippet {
     pub code: String,
 }
 
-/// All snippets in `language` of the README, CONTRIBUTING, and the pages of `docs/` that are not records of the past
-/// (decisions and benchmarks).
+/// All snippets in `language` of the README, CONTRIBUTING, and `docs/`, except records of the past (decisions
+/// and benchmarks).
 ///
 /// # Panics
 /// Where a page cannot be read.

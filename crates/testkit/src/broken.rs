@@ -1,7 +1,7 @@
 //! Drivers that are broken on purpose.
 //!
-//! Each breaks one promise as a careless pool or driver would. The fault suite must fail on every one: a suite that
-//! never fails proves nothing.
+//! Each breaks one promise, as a careless pool or driver would. The fault suite must fail on every one: a
+//! suite that never fails proves nothing.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::forward::{forward, forward_figures, forward_streams_and_events};
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Defect {
-    /// Mapping a backing a second time, as an undo does, yields zeros instead of its bytes.
+    /// Mapping a backing again, as an undo does, yields zeros instead of its bytes.
     UndoLosesBytes,
     /// Every other unmap succeeds without unmapping.
     UnmapDoesNothing,
@@ -27,9 +27,9 @@ pub enum Defect {
     ReleaseHoards,
     /// Copies to the device drop the last byte of a part.
     CopyIsShort,
-    /// A failed `create` has taken the memory all the same.
+    /// A failed `create` keeps the memory.
     FailedCreateKeeps,
-    /// A query reports every event as complete, whatever is still queued.
+    /// Every event is reported as complete, whatever is still queued.
     EventsPassAtOnce,
     /// One bit of each host buffer changes after [`BrokenDriver::rot`].
     HostMemoryRots,

@@ -1,7 +1,7 @@
-//! Simulates a graph capture for drivers that have none.
+//! Simulates graph captures.
 //!
-//! While a test declares a capture, a [`ScriptedDriver`](crate::scripted::ScriptedDriver) reports it, and calls that
-//! a pool must not make during one are recorded.
+//! While a test declares one, a [`ScriptedDriver`](crate::scripted::ScriptedDriver) reports it, and records
+//! calls that a pool must not make then.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use poorwill_core::{Op, StreamId};
 /// Calls that a pool may not make during a capture: some of them would invalidate a real one.
 const FORBIDDEN: [Op; 4] = [Op::EventRecord, Op::EventQuery, Op::EventSynchronize, Op::Synchronize];
 
-/// Whether a capture is active, and which calls invalidated it.
+/// A capture, and the calls that invalidated it.
 #[derive(Debug, Default)]
 pub struct Capture(Mutex<State>);
 
@@ -25,7 +25,7 @@ impl Capture {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the capture of this stream.
+    /// Captures this stream.
     pub fn begin(&self, stream: StreamId) {
         *self.state() = State { stream: Some(stream), invalidated_by: Vec::new() };
     }
@@ -39,13 +39,12 @@ impl Capture {
         assert!(invalidated_by.is_empty(), "the capture was invalidated by these calls: {invalidated_by:?}");
     }
 
-    /// The stream that is being captured.
+    /// The captured stream.
     #[must_use]
     pub fn stream(&self) -> Option<StreamId> {
         self.state().stream
     }
 
-    /// Records a call of the driver.
     pub(crate) fn note(&self, op: Op) {
         let mut state = self.state();
         if state.stream.is_some() && FORBIDDEN.contains(&op) {

@@ -1,9 +1,9 @@
-//! A clock that stands still until a test moves it.
+//! A clock that only a test moves.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The clock. It starts at the time of its creation.
+/// The clock; it starts at the time of its creation.
 #[derive(Debug)]
 pub struct Clock {
     began: Instant,

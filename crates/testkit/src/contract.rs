@@ -1,7 +1,8 @@
-//! The rules of the driver contract, one function each.
+//! The rules of the driver contract.
 //!
-//! `driver_contract!(open)` makes a test of every rule. `open` returns a fresh `Arc<dyn Driver>` with at least
-//! [`GRANULES_MIN`] free granules. The names in brackets are the rules' names in [`poorwill_core::driver`].
+//! `driver_contract!(open)` makes a test of every function here. `open` returns a fresh `Arc<dyn Driver>`
+//! with at least [`GRANULES_MIN`] free granules. The names in brackets are the rules' names in
+//! [`poorwill_core::driver`].
 
 mod captures;
 mod kernel_copies;
@@ -174,7 +175,7 @@ pub fn reservations_are_aligned_and_exclusive(driver: &dyn Driver) {
     mapped.end();
 }
 
-/// \[reserve\], \[threads\]: also addresses that another thread is releasing at this moment.
+/// \[reserve\], \[threads\]: also addresses that another thread is releasing.
 pub fn reservations_of_several_threads_are_each_their_own(driver: &dyn Driver) {
     let bytes = granule(driver);
     let reserve = || {
@@ -266,7 +267,7 @@ pub fn access_comes_with_set_access(driver: &dyn Driver) {
     driver.unreserve(range).unwrap();
 }
 
-/// \[unmap\]: bytes stay in the backing, wherever it is mapped next.
+/// \[unmap\]: bytes stay in the backing.
 pub fn bytes_stay_in_their_backing(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 2);
@@ -351,7 +352,7 @@ pub fn copies_take_any_bytes(driver: &dyn Driver) {
     let mut expected = sample(4, 2 * g);
     write(driver, range, expected.clone());
     let at = |offset: u64, bytes: u64| DeviceRange::new(range.addr + offset, bytes);
-    // Odd addresses, one across the border of two mappings, from one buffer in one call.
+    // Odd addresses, one across two mappings, from one buffer.
     let buffer = sample(5, 1 << 10);
     let parts_at = [(1, 3, 100), (g - 7, 200, 13), (2 * g - 1, 999, 1)];
     let parts: Vec<CopyPart> =
@@ -518,7 +519,7 @@ pub fn streams_are_known_until_they_end(driver: &dyn Driver) {
             let work = driver.launch_host(stream, Box::new(move || held.pass())).unwrap();
             thread::scope(|scope| {
                 let ending = scope.spawn(|| driver.stream_destroy(stream));
-                // The stream stays known until its work has ended, however long that takes.
+                // The stream stays known until its work has ended.
                 driver.check_stream(stream).unwrap();
                 latch.open();
                 ending.join().unwrap().unwrap();
@@ -620,7 +621,7 @@ fn eight_threads(driver: &dyn Driver) {
                 let stream = driver.stream_create().unwrap();
                 for round in 0..20 {
                     let mapped = Mapped::new(driver, 1 + (thread + round) % 4);
-                    // Few bytes, since this checks the calls.
+                    // Few bytes: this checks the calls.
                     let end = DeviceRange::new(mapped.range.end() - g.min(1 << 16), g.min(1 << 16));
                     let bytes = sample(thread * 100 + round, end.bytes);
                     let parts = [CopyPart { device: end, host_offset: 0 }];

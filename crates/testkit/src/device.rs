@@ -1,8 +1,8 @@
-//! The device that a test run uses.
+//! The device of a test run.
 //!
-//! `POORWILL_TEST_DEVICE` names it: `host` (the default) is the host device, `fake` the CUDA driver over the fake
-//! libcuda, `cuda:N` a GPU. A promise is written once, against [`TestDevice`], and holds on all of them. A test that
-//! only some kinds can run ends with [`skipped_unless`].
+//! `POORWILL_TEST_DEVICE` names it: `host` (the default) is the host device, `fake` the CUDA driver over the
+//! fake libcuda, `cuda:N` a GPU. A promise is written once, against [`TestDevice`], for all of them. A test
+//! for some kinds only ends with [`skipped_unless`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,7 +27,7 @@ pub const VARIABLE: &str = "POORWILL_TEST_DEVICE";
 pub enum Kind {
     /// The host device.
     Host,
-    /// The CUDA driver over the fake library.
+    /// The CUDA driver over the fake libcuda.
     Fake,
     /// The GPU with this ordinal.
     Cuda(u32),
@@ -70,7 +70,7 @@ impl Kind {
         }
     }
 
-    /// Whether host functions can hold several streams independently. A GPU's driver may run all host functions on
+    /// Whether host functions can hold several streams independently. A GPU's driver may run all of them on
     /// one thread, where the first one that waits delays the others.
     #[must_use]
     pub fn holds_streams_apart(self) -> bool {
@@ -79,8 +79,8 @@ impl Kind {
 
     /// The step between injected failures: one of so many calls fails.
     ///
-    /// It is 1 on the host device, and larger in a quick run. It is also larger on the others, which run the same code
-    /// again or really move 2 MiB. Strides are primes, so that they stay out of step with repeated patterns.
+    /// It is 1 on the host device, except in a quick run. The others run the same code again, or really move
+    /// 2 MiB. Strides are primes, to stay out of step with repeated patterns.
     #[must_use]
     pub fn stride(self) -> usize {
         self.stride_of(Effort::of_this_run())
@@ -109,7 +109,7 @@ impl Kind {
         }
     }
 
-    /// The number of random cases to run, of `usual`: at least one.
+    /// How many of `usual` random cases to run: at least one.
     #[must_use]
     pub fn cases(self, usual: u32) -> u32 {
         self.cases_of(Effort::of_this_run(), usual)
@@ -132,13 +132,13 @@ pub fn skipped_unless(has: impl FnOnce(Kind) -> bool, reason: &str) -> bool {
     let skipped = !has(kind);
     if skipped {
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        // Not `eprintln`, which the test harness captures when the test passes.
+        // The test harness captures `eprintln` when the test passes.
         let _ = writeln!(io::stderr(), "{test}: skipped on {kind}: {reason}");
     }
     skipped
 }
 
-/// A device, or a share of one, that belongs to one test. It dereferences to its driver.
+/// A device, or a share of one, for one test.
 #[derive(Debug, Clone)]
 pub struct TestDevice {
     kind: Kind,
@@ -148,7 +148,7 @@ pub struct TestDevice {
 #[derive(Debug, Clone)]
 enum Machine {
     Host(Arc<HostDevice>),
-    /// A share of a device that the whole process uses.
+    /// A share of a device of the whole process.
     Slice(Arc<Slice>),
 }
 
@@ -215,7 +215,7 @@ impl TestDevice {
         }
     }
 
-    /// The device itself: the whole GPU, not the share of one test. Other tests and processes change its figures.
+    /// The device itself, not the share of one test: others change its figures.
     #[must_use]
     pub fn machine(&self) -> Arc<dyn Driver> {
         match &self.machine {
@@ -230,7 +230,7 @@ impl TestDevice {
         matches!(self.kind, Kind::Cuda(_))
     }
 
-    /// Bytes of host memory from `host_alloc` that are not dropped yet.
+    /// Live bytes of host memory from `host_alloc`.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         match &self.machine {
@@ -241,8 +241,8 @@ impl TestDevice {
 
     /// Waits until no host memory of this device is in use.
     ///
-    /// Work whose result was dropped releases its buffer in a later call of the device. On a shared device, that call
-    /// may run on another test's thread and may not be done yet.
+    /// Dropped work releases its buffer in a later call of the device, which may run on another test's
+    /// thread.
     ///
     /// # Panics
     /// If host memory stays in use; with `context`.
@@ -250,20 +250,20 @@ impl TestDevice {
         self.expect_host_bytes(0, context);
     }
 
-    /// Waits until this much host memory of the device is in use: see [`TestDevice::expect_no_host_bytes`].
+    /// As [`TestDevice::expect_no_host_bytes`], for this much host memory.
     ///
     /// # Panics
     /// If there stays more or less; with `context`.
     pub fn expect_host_bytes(&self, bytes: u64, context: &str) {
         eventually(context, || {
-            // Any call of the device releases the buffers of completed work.
+            // Any call releases the buffers of completed work.
             self.memory_info().unwrap();
             self.host_bytes() == bytes
         });
     }
 
-    /// Physical memory of the device: on the host device, the operating system's count of touched memory; elsewhere,
-    /// what was created and not released.
+    /// Physical memory: on the host device, the operating system's count of touched memory; elsewhere, what
+    /// was created and not released.
     ///
     /// # Panics
     /// If the operating system reports no count.
@@ -293,14 +293,13 @@ impl fmt::Display for TestDevice {
     }
 }
 
-/// The device that all slices of this process share. Opened once, since creating a GPU's context is slow.
+/// The device that all slices of this process share; opened once, since creating a GPU's context is slow.
 fn shared(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
     static OPEN: Mutex<BTreeMap<(Kind, u32), Arc<dyn Driver>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     Arc::clone(open.entry((kind, ordinal)).or_insert_with(|| open_cuda(kind, ordinal)))
 }
 
-/// The CUDA device with this ordinal, through the library of its kind.
 fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
     let library = library_of(kind);
     Arc::new(CudaDevice::open(&CudaConfig::default().numbered(ordinal).through(library)).unwrap())

@@ -1,7 +1,7 @@
-//! How thorough a test run is: how many random cases, and how many injected failures.
+//! How thorough a test run is: random cases and injected failures.
 //!
-//! `POORWILL_EFFORT` is `quick` (a developer's run), `usual` (the default, required for every change) or `long` (a
-//! night). Every test states its usual number; this module scales it.
+//! `POORWILL_EFFORT` is `quick` (a developer's run), `usual` (the default, required for every change) or
+//! `long` (a night). This module scales each test's usual number.
 //!
 //! `POORWILL_SEED` is the seed of random tests, so that a failure can be reproduced.
 
@@ -56,7 +56,7 @@ impl Effort {
         effort
     }
 
-    /// The number of cases to run, of `usual`: at least one.
+    /// How many of `usual` cases to run: at least one.
     #[must_use]
     pub fn cases(self, usual: u32) -> u32 {
         match self {

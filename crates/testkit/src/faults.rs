@@ -1,15 +1,15 @@
-//! Fault injection: driver calls fail at every position of three scenarios. The scenarios are load → sleep → wake →
+//! Fault injection: driver calls fail at every position of three scenarios. These are load → sleep → wake →
 //! free, memory that moves between segments, and prepared sleeps.
 //!
-//! [`some_calls`] runs each scenario many times, and each time another call of the driver fails. In further runs two,
-//! three or five consecutive calls fail, so that undoing fails as well.
+//! [`some_calls`] runs each scenario many times, and each time another call fails. In further runs two, three
+//! or five consecutive calls fail, so that undoing fails as well.
 //!
-//! After every failure, faults are switched off and the promises are checked. Operations are all or nothing, every
-//! byte is in its position, and the pool's figures equal the device's. Then the step is repeated until it succeeds. A
-//! scenario ends with an empty device.
+//! After every failure, faults are switched off and the promises are checked. Operations are all or nothing,
+//! every byte is in its position, and the pool's figures equal the device's. Then the step is repeated until
+//! it succeeds. A scenario ends with an empty device.
 //!
-//! The failing call is one of the [`Driver`] trait, or, if the subject has an [`Injector`], a call that the driver
-//! makes itself.
+//! The failing call is one of the [`Driver`] trait, or, with an [`Injector`], one that the driver makes
+//! itself.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ use crate::scripted::{Call, ScriptedDriver, Verdict};
 pub struct Subject {
     /// The device.
     pub driver: Arc<dyn Driver>,
-    /// Called at the end of a scenario, after the pool is closed.
+    /// Called at the end of a scenario, after the pool's close.
     pub assert_clean: Box<dyn Fn()>,
     /// Makes calls below the driver fail, instead of the driver's own.
     pub injector: Option<Box<dyn Injector>>,
@@ -46,10 +46,10 @@ pub trait Injector: Send + Sync {
     /// Starts counting at 0, and fails the calls `first .. first + count`.
     fn arm(&self, first: u64, count: u64);
 
-    /// Stops. Returns the number of calls since [`Injector::arm`].
+    /// Stops, and returns the number of calls.
     fn disarm(&self) -> u64;
 
-    /// The name of the call with this number, since the last [`Injector::arm`].
+    /// The name of a call since [`Injector::arm`].
     fn called(&self, number: u64) -> String;
 }
 
@@ -64,23 +64,22 @@ impl std::fmt::Debug for Subject {
 pub struct Tally {
     /// Runs in which a call failed.
     pub runs: u64,
-    /// Sleeps that failed and left everything awake.
+    /// Sleeps that left everything awake.
     pub sleeps_undone: u64,
-    /// Sleeps that failed and could not be undone.
+    /// Sleeps that could not be undone.
     pub stranded: u64,
     /// Sleeps that could not release everything.
     pub shortfalls: u64,
-    /// Wakes that failed and left everything asleep.
+    /// Wakes that left everything asleep.
     pub wakes_undone: u64,
-    /// Preparations that failed and changed nothing.
+    /// Preparations that changed nothing.
     pub prepares_undone: u64,
-    /// Allocations that failed and took nothing.
+    /// Allocations that took nothing.
     pub allocs_undone: u64,
     /// Trims that could not release everything.
     pub trims_undone: u64,
 }
 
-/// The steps of a run in a new fixture.
 #[derive(Debug, Clone, Copy)]
 struct Scenario {
     steps: fn(&mut Fixture<'_>),
@@ -95,8 +94,8 @@ const SCENARIOS: [Scenario; 3] = [
     Scenario { steps: |fixture| fixture.prepare_and_change(), limit_granules: None, bursts: &[1, 3] },
 ];
 
-/// Runs the scenarios with one call in `stride` failing first, and with bursts. In addition, the first call of each
-/// kind in each step fails once.
+/// Runs the scenarios with one call in `stride` failing first, and with bursts. The first call of each kind
+/// in each step fails once, too.
 ///
 /// # Panics
 /// If a promise is broken; the message names the run and the step.
@@ -117,7 +116,7 @@ pub fn some_calls(stride: usize, open: &dyn Fn() -> Subject) -> Tally {
             }
             let left = |first: &u64| *first < end && first % stride as u64 != nth % stride as u64;
             for first in kinds.values().copied().filter(left).filter(|_| nth == 0) {
-                // Background threads may make fewer calls in one run than in another.
+                // Background threads may make fewer calls in another run.
                 tally.runs += u64::from(run(open, scenario, first, *burst, &mut tally).reached);
             }
         }
@@ -135,9 +134,8 @@ fn kinds(open: &dyn Fn() -> Subject, scenario: Scenario) -> BTreeMap<(&'static s
     kinds
 }
 
-/// The calls of one run.
 struct Trace {
-    /// Whether the call that was to fail was made.
+    /// Whether the failing call was made.
     reached: bool,
     /// The step and the name of each call.
     calls: Vec<(&'static str, String)>,
@@ -177,7 +175,6 @@ struct Faults {
     calls: Mutex<Vec<(&'static str, String)>>,
     first: u64,
     burst: u64,
-    /// Latches that hold work back.
     latches: Mutex<Vec<Arc<Latch>>>,
 }
 
@@ -186,7 +183,6 @@ impl Faults {
         self.latches.lock().unwrap().drain(..).for_each(|latch| latch.open());
     }
 
-    /// Whether this call of the driver fails.
     fn fails(&self, call: Call) -> bool {
         if !self.armed.load(Ordering::Relaxed) {
             return false;
@@ -217,7 +213,6 @@ impl Faults {
     }
 }
 
-/// What a block must read as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Bytes {
     /// Stored, since it is compared many times.
@@ -235,9 +230,9 @@ struct Fixture<'a> {
     blocks: Vec<(Block, Tag, Bytes)>,
     states: BTreeMap<Tag, TagState>,
     seed: u64,
-    /// How often work was held. Runs that start with an odd call are one ahead.
+    /// How often work was held; runs that start with an odd call are one ahead.
     holds: u64,
-    /// The held work that is waited for at the end. Every second one is dropped instead.
+    /// Held work to wait for at the end; every second one is dropped instead.
     held: Vec<Pending<()>>,
 }
 
@@ -464,7 +459,7 @@ impl<'a> Fixture<'a> {
         self.blocks[index].2 = Bytes::Pattern(pattern::bytes(self.seed, len));
     }
 
-    /// Holds work on a block until a call waits for work. Every second `Pending` is dropped.
+    /// Holds work on a block until a call waits for work.
     fn hold(&mut self, index: usize, stream: StreamId) {
         let block = self.blocks[index].0;
         self.blocks[index].2 = Bytes::Unknown;
@@ -473,7 +468,7 @@ impl<'a> Fixture<'a> {
         self.faults.latches.lock().unwrap().push(Arc::clone(&latch));
         hold(&*self.driver, stream, &latch);
         let write = || self.pool.write(stream, block.id, 0, src, 0, block.requested_bytes);
-        // A driver whose own call fails may have to wait for the stream, while the latch is still closed.
+        // A driver whose own call fails may have to wait for the stream, while the latch is closed.
         let below = self.faults.injector.is_some();
         let written = if below { write() } else { self.faults.while_armed("hold", write) };
         self.holds += 1;
@@ -613,7 +608,7 @@ impl<'a> Fixture<'a> {
     }
 
     fn close(&mut self) {
-        // A driver holds the host memory that a copy reads until the copy is complete.
+        // A driver keeps the host memory of a copy until the copy is complete.
         self.faults.open_latches();
         self.held.drain(..).for_each(|copy| copy.wait().unwrap());
         let closed = (0..9).any(|_| self.faults.while_armed("close", || self.pool.close()).is_ok());

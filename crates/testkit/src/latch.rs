@@ -1,7 +1,7 @@
-//! Work that is held back until a test releases it.
+//! Work held back until a test releases it.
 //!
-//! [`hold`] holds any stream of any driver. Work queued after it, as by [`write()`], is in flight until the test
-//! opens the latch; [`source`] is host memory for such copies. [`watched`] runs the test's own code when a buffer is
+//! [`hold`] holds any stream of any driver. Work queued after it, as by [`write()`], is in flight until the
+//! test opens the latch; [`source`] is host memory for such copies. [`watched`] runs code when a buffer is
 //! read: drivers differ in when they read it.
 
 use std::fmt;
@@ -37,8 +37,8 @@ impl Latch {
     }
 }
 
-/// Host memory that runs code when its slice is taken for the n-th time. The call that queues a copy takes it first,
-/// for its length; the copy takes it second.
+/// Host memory that runs code when its slice is taken. The call that queues a copy takes it first, for its
+/// length; the copy takes it second.
 struct Watched {
     bytes: Vec<u8>,
     looks: AtomicUsize,
@@ -62,13 +62,13 @@ impl HostMemory for Watched {
     }
 }
 
-/// A buffer of `bytes`; `on_look` gets 0 from the call that queues a copy, and more from the copy itself.
+/// A buffer of `bytes`; `on_look` gets 0 from the call that queues a copy, and more from the copy.
 pub fn watched(bytes: Vec<u8>, on_look: impl Fn(usize) + Send + Sync + 'static) -> Arc<HostBuffer> {
     Arc::new(HostBuffer::new(Watched { bytes, looks: AtomicUsize::new(0), on_look: Box::new(on_look) }))
 }
 
-/// A buffer of `bytes` from the driver. Queuing a copy of it returns at once, even on a held stream, since no driver
-/// reads it early.
+/// A buffer of `bytes` from the driver, which no driver reads early. Queuing a copy of it returns at once,
+/// even on a held stream.
 ///
 /// # Panics
 /// If the driver refuses.
@@ -88,8 +88,7 @@ pub fn hold(driver: &dyn Driver, stream: StreamId, latch: &Arc<Latch>) {
     drop(driver.launch_host(stream, Box::new(move || latch.pass())).unwrap());
 }
 
-/// Queues a write of `bytes` to the start of a block, which waits until the latch is open. The stream is held as by
-/// [`hold`].
+/// Holds a stream as by [`hold`], then queues a write of `bytes` to the start of a block.
 ///
 /// # Panics
 /// If the pool or its driver refuses.

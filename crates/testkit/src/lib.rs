@@ -1,21 +1,20 @@
 //! Test suites, fixtures and broken drivers for Poorwill's own tests. Never published.
 //!
-//! - [`clock`]: a clock that stands still until a test moves it.
-//! - [`contract`]: the rules of [`poorwill_core::driver`], one test each, instantiated for a driver by
-//!   [`driver_contract!`].
-//! - [`scripted`]: a driver around another one, whose calls fail or wait as a script decides.
-//! - [`faults`]: load → sleep → wake → free with the n-th driver call failing, for every n.
+//! - [`clock`]: a clock that only a test moves.
+//! - [`contract`]: the rules of [`poorwill_core::driver`], for [`driver_contract!`].
+//! - [`scripted`]: drivers whose calls fail or wait as a script decides.
+//! - [`faults`]: scenarios in which the n-th driver call fails, for every n.
 //! - [`book`]: the snippets of the project's pages.
-//! - [`child`]: tests that run again in their own process.
-//! - [`broken`]: drivers with one defect each, to prove that the suites notice.
-//! - [`latch`]: work that is held back until a test releases it.
-//! - [`mod@slice`]: a device of a few granules, cut from a larger one.
-//! - [`device`]: the device of a test run, from the environment.
-//! - [`effort`]: how thorough a test run is, from the environment.
+//! - [`child`]: tests that run in their own process.
+//! - [`broken`]: drivers with one defect each; the suites must notice.
+//! - [`latch`]: work that waits for a test.
+//! - [`mod@slice`]: a few granules of a larger device.
+//! - [`device`]: the device of a test run.
+//! - [`effort`]: how thorough a test run is.
 //! - [`model`]: a reference model of the pool.
-//! - [`backups`]: backup storage other than the driver's host memory.
-//! - [`tenant`]: blocks of a pool with known bytes.
-//! - [`watchdog`]: a time limit for tests that hang.
+//! - [`backups`]: other backup storage.
+//! - [`tenant`]: blocks with known bytes.
+//! - [`watchdog`]: a time limit for tests.
 //! - [`pattern`]: bytes that depend on their position.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // All of it is test code, where a panic is a failed test.

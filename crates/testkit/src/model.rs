@@ -10,9 +10,9 @@ use poorwill_core::{Dropped, Level, SleepAction, Tag, TagPolicy, TagState};
 /// What a block must read as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// The pattern of this seed.
+    /// A pattern.
     Pattern {
-        /// The seed.
+        /// Its seed.
         seed: u64,
         /// Offset of the block in the pattern, in bytes.
         offset: u64,
@@ -32,7 +32,7 @@ struct ModelBlock {
     reads: Reads,
 }
 
-/// The model. The caller numbers the blocks.
+/// The model; the caller numbers the blocks.
 #[derive(Debug, Default)]
 pub struct Model {
     blocks: BTreeMap<u64, ModelBlock>,
@@ -71,8 +71,7 @@ impl Model {
         }
     }
 
-    /// Frees part of a block. `rest` is what remains, as blocks: number, offset in the old block, and requested
-    /// bytes.
+    /// `rest` are the remaining blocks: number, offset in the old block, and requested bytes.
     pub fn free_part(&mut self, id: u64, rest: &[(u64, u64, u64)]) {
         let Some(whole) = self.blocks.get(&id).cloned() else { return };
         for (id, at, bytes) in rest.iter().copied() {
@@ -103,7 +102,7 @@ impl Model {
         })
     }
 
-    /// Sleeps. Returns the tags that fall asleep, or `None` if the pool must refuse.
+    /// Returns the tags that fall asleep, or `None` if the pool must refuse.
     pub fn sleep(&mut self, level: Level, tags: Option<&[Tag]>) -> Option<Vec<Tag>> {
         let mut falling = Vec::new();
         for tag in self.used(tags) {
@@ -121,7 +120,7 @@ impl Model {
         Some(falling.into_iter().map(|(tag, action)| self.fall(tag, action)).collect())
     }
 
-    /// Drops tags. Returns those that were not dropped before.
+    /// Drops tags, and returns those that were not dropped before.
     pub fn discard(&mut self, tags: &[Tag]) -> Vec<Tag> {
         let falling: Vec<Tag> = self
             .used(Some(tags))
@@ -131,7 +130,7 @@ impl Model {
         falling.into_iter().map(|tag| self.fall(tag, SleepAction::Drop)).collect()
     }
 
-    /// Wakes. Returns the tags that wake.
+    /// Wakes tags, and returns those that wake.
     pub fn wake(&mut self, tags: Option<&[Tag]>) -> Vec<Tag> {
         let waking: Vec<Tag> = self
             .tags

@@ -1,5 +1,4 @@
-//! Bytes that depend on a seed and on their position, so that a lost, swapped or shifted page never reads as the
-//! right one.
+//! Bytes by seed and position: a lost, swapped or shifted page never reads as the right one.
 
 use std::sync::Arc;
 
@@ -22,7 +21,7 @@ pub fn part(seed: u64, offset: u64, len: usize) -> Vec<u8> {
     bytes(seed, skipped.saturating_add(len)).split_off(skipped)
 }
 
-/// Fills a block of `len` bytes with the pattern of `seed`, and waits.
+/// Fills a block with the pattern, and waits.
 ///
 /// # Errors
 /// The error of the pool or the copy, as text.
@@ -35,7 +34,7 @@ pub fn fill(pool: &Pool, block: BlockId, seed: u64, len: usize) -> Result<(), St
 /// The first `len` bytes of a block.
 ///
 /// # Errors
-/// The error of the pool or the copy, as text.
+/// As [`fill`].
 pub fn read(pool: &Pool, block: BlockId, len: usize) -> Result<Vec<u8>, String> {
     let buffer = HostBuffer::from(vec![0xEE; len]);
     let copy = pool.read(StreamId::DEFAULT, block, 0, buffer, 0, len as u64).map_err(|e| chain(&e))?;

@@ -1,8 +1,8 @@
-//! A driver around another one, whose calls fail or wait as a script decides.
+//! A driver whose calls fail or wait as a script decides.
 //!
-//! The script sees every call of the trait but `info` and `check_process`. It sees a call that returns a [`Pending`]
-//! again when its result is waited for. A call that the script fails never reaches the device, as the contract
-//! requires. Refused host memory counts as this driver's own limit, so that pools of other tests need not free
+//! The script sees every call of the trait but `info` and `check_process`. A call that returns a [`Pending`]
+//! is seen again when its result is waited for. A failed call never reaches the device, as the contract
+//! requires. Refused host memory counts as this driver's limit, so that pools of other tests need not free
 //! memory.
 
 use std::fmt;
@@ -39,7 +39,6 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call of which only the name is known.
     fn of(op: Op) -> Self {
         Self { number: 0, op, waiting: false, unmaps: None, bytes: 0, stream: None }
     }
@@ -79,7 +78,6 @@ struct Interceptor {
     script: Box<Script>,
     calls: AtomicU64,
     capture: Arc<Capture>,
-    /// Whether the script refused host memory.
     limits_host: AtomicBool,
 }
 
@@ -126,14 +124,14 @@ impl ScriptedDriver {
         self
     }
 
-    /// Changes what the device reports about itself.
+    /// Changes what the device reports.
     #[must_use]
     pub fn with_info(mut self, change: impl FnOnce(&mut DeviceInfo)) -> Self {
         change(&mut self.info);
         self
     }
 
-    /// Lets a test declare that a stream of this driver is being captured.
+    /// Lets a test declare a capture on this driver.
     #[must_use]
     pub fn capture(&self) -> Arc<Capture> {
         Arc::clone(&self.interceptor.capture)

@@ -1,7 +1,7 @@
-//! A device of a few granules, cut from a larger one.
+//! A few granules of a larger device.
 //!
-//! A [`Slice`] is full when its own granules are in use, and its figures are its own count: memory created and not
-//! released. A released backing counts until its last unmap. So tests are exact on a device that other tests and
+//! A [`Slice`] is full when its granules are in use; its figures count memory created and not released. A
+//! released backing counts until its last unmap. So tests are exact on a device that other tests and
 //! processes use. All else is the larger device's.
 
 use std::collections::{BTreeMap, HashMap};
@@ -66,13 +66,13 @@ impl Slice {
         &self.inner
     }
 
-    /// Bytes created and not released yet.
+    /// Bytes created and not released.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of host memory from `host_alloc` that are not dropped yet.
+    /// Live bytes of host memory from `host_alloc`.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         self.host_bytes.load(Ordering::Relaxed)
@@ -202,7 +202,6 @@ fn counted(buffer: HostBuffer, counter: &Arc<AtomicU64>) -> HostBuffer {
     HostBuffer::new(Counted { buffer, bytes, counter: Arc::clone(counter) })
 }
 
-/// Host memory that is counted while it lives.
 #[derive(Debug)]
 struct Counted {
     buffer: HostBuffer,

@@ -1,4 +1,4 @@
-//! Blocks of a pool with known bytes, and small changes to them.
+//! Blocks with known bytes, and small changes to them.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use poorwill_core::{AllocRequest, Block, HostBuffer, Pool, StreamId, Tag};
 
 use crate::pattern;
 
-/// A live block and what it must read as.
+/// A live block with known bytes.
 #[derive(Debug)]
 pub struct Known {
     /// The block.
@@ -18,7 +18,7 @@ pub struct Known {
     pub bytes: Vec<u8>,
 }
 
-/// The known blocks of a pool, and a random generator.
+/// The known blocks of a pool.
 #[derive(Debug)]
 pub struct Tenant {
     /// Their pool.
@@ -54,7 +54,7 @@ impl Tenant {
         self.load_on(bytes, tag, StreamId::DEFAULT)
     }
 
-    /// The same for work on `stream`.
+    /// As [`Tenant::load`], on `stream`.
     ///
     /// # Panics
     /// If the pool refuses.
@@ -82,7 +82,7 @@ impl Tenant {
         self.pool.write(StreamId::DEFAULT, block.id, 0, src, 0, len).unwrap().wait().unwrap();
     }
 
-    /// Changes one byte at `offset`.
+    /// Changes one byte.
     ///
     /// # Panics
     /// If the pool refuses.
@@ -94,7 +94,7 @@ impl Tenant {
         self.pool.write(StreamId::DEFAULT, known.block.id, offset, src, 0, 1).unwrap().wait().unwrap();
     }
 
-    /// Changes a random byte in granule `granule` of a block.
+    /// Changes a random byte of a granule.
     ///
     /// # Panics
     /// If the pool refuses.

@@ -1,6 +1,6 @@
-//! Which sizes a load allocates and frees, in which order.
+//! Which sizes a load allocates and frees.
 //!
-//! `moe` and `dense` repeat our measurements of PyTorch's pools, size for size. Sizes are whole MiB.
+//! Sizes are whole MiB. `moe` and `dense` repeat our measurements of PyTorch's pools, size for size.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,9 +20,8 @@ pub enum Load {
     Dense,
     /// 36 layers of two expert weights (530 and 270 MiB, as GPT-OSS-120B on two GPUs), rearranged into new
     /// blocks of the same sizes. A buffer of 2 to 9 MiB before each new block is freed with the old one; one
-    /// after it stays. In some layers, chosen by the seed, both old weights are freed at the end. In others
-    /// each is freed at once. A pool that puts the 270 MiB block into the free 530 MiB keeps 260 MiB that fit
-    /// nothing.
+    /// after it stays. In some layers, chosen by the seed, both old weights are freed at the end; in others
+    /// each at once. A pool that puts the 270 MiB block into the free 530 MiB keeps 260 MiB that fit nothing.
     Swizzle,
 }
 
@@ -128,7 +127,7 @@ impl Script {
         for _ in 0..8 {
             self.alloc(random.randint(2..=9));
         }
-        // The order in which a Python list drops its tensors while the last has one more name.
+        // As a Python list drops its tensors while the last has one more name.
         for index in [2, 1, 0, 3] {
             self.free(raw[index].0);
         }
@@ -174,7 +173,7 @@ impl Script {
 mod tests {
     use super::*;
 
-    /// Allocations, then peak live, live at the end and the sum of all allocations, in MiB.
+    /// Allocations, then peak live, live at the end and sum, in MiB.
     fn figures(load: Load, seed: u64) -> (usize, [u64; 3]) {
         let steps = load.steps(seed);
         let allocs: Vec<u64> = steps

@@ -1,11 +1,10 @@
-//! Synthetic loads that allocate and free as loading a model does, and how much memory they take.
+//! How much memory a pool takes while a model loads.
 //!
 //! Loading and converting weights mixes large transient blocks with blocks that stay. Which free block a pool
-//! gives to which request decides its mapped peak, and its mapped memory at the end. A [`Load`] is such a
-//! sequence of sizes, identical for a seed on every machine. [`run`] takes an arena through it and reports
-//! mapped against live bytes.
+//! gives to which request decides its mapped memory at the peak and at the end. A [`Load`] is such a sequence
+//! of sizes, identical for a seed on every machine. [`run`] takes an arena through it.
 //!
-//! No byte is written, so on the host device a load of any size takes no memory.
+//! No byte is written, so on the host device a load takes no memory.
 //!
 //! ```
 //! use poorwill::{Arena, Config};

@@ -1,5 +1,5 @@
-//! The numbers of Python's `random.Random(seed).randint`. A seed means the same here and in a script that
-//! takes PyTorch through the same load.
+//! The numbers of Python's `random.Random(seed).randint`. A seed means the same in a script that takes
+//! PyTorch through the same load.
 
 use std::ops::RangeInclusive;
 
@@ -9,8 +9,7 @@ use rand_mt::Mt;
 pub(super) struct PythonRandom(Mt);
 
 impl PythonRandom {
-    /// Like `random.Random(seed)`: seeded by the 32-bit words of the number, least first, without leading
-    /// zeros.
+    /// Seeded by the 32-bit words of the number, least first, without leading zeros.
     pub(super) fn new(seed: u64) -> Self {
         let [a, b, c, d, e, f, g, h] = seed.to_le_bytes();
         let words = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])];
@@ -18,8 +17,7 @@ impl PythonRandom {
         Self(Mt::new_with_key(used.iter().copied()))
     }
 
-    /// Like `randint(low, high)`: draws as many bits as the number of choices has, until they are one of
-    /// them.
+    /// Draws as many bits as the number of choices has, until they are one of them.
     pub(super) fn randint(&mut self, range: RangeInclusive<u32>) -> u32 {
         let choices = range.end() - range.start() + 1;
         loop {

@@ -22,13 +22,13 @@ pub struct ChurnReport {
     pub peak_live_bytes: u64,
     /// Peak of mapped bytes.
     pub peak_mapped_bytes: u64,
-    /// Peak mapped over peak live. `None` if nothing was live.
+    /// Peak mapped over peak live; `None` if nothing was live.
     pub peak_ratio: Option<f64>,
     /// Bytes live at the end of the last round.
     pub live_bytes: u64,
     /// Still mapped then, after a trim.
     pub held_bytes: u64,
-    /// Held over live at the end. `None` if nothing was live.
+    /// Held over live at the end; `None` if nothing was live.
     pub held_ratio: Option<f64>,
     /// Created by each round; mapped memory is reused.
     pub created_bytes: Vec<u64>,

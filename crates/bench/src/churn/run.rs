@@ -29,7 +29,7 @@ impl ChurnPlan {
         Self { load, seed: 0, rounds: NonZeroU32::MIN, divisor: NonZeroU64::MIN }
     }
 
-    /// The steps of one round.
+    /// One round.
     #[must_use]
     pub fn steps(&self) -> Vec<Step> {
         let mut steps = self.load.steps(self.seed);
@@ -42,13 +42,13 @@ impl ChurnPlan {
     }
 }
 
-/// Called after each step. Its error ends the run.
+/// Called after each step; its error ends the run.
 pub type ChurnObserver<'a> = &'a mut dyn FnMut(&ChurnProgress) -> Result<(), PoolError>;
 
 /// A finished step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChurnProgress {
-    /// Counts through all rounds; a free between rounds is a step, too.
+    /// Through all rounds; a free between rounds is a step, too.
     pub step: usize,
     /// What it did.
     pub event: ChurnEvent,
@@ -69,12 +69,12 @@ pub enum ChurnEvent {
     Free,
 }
 
-/// Runs a load in an otherwise unused arena. At the end everything is freed and trimmed.
+/// Runs a load in an otherwise unused arena, then frees and trims everything.
 ///
-/// A failed allocation ends the load and is in the report.
+/// A failed allocation ends the load, and is reported.
 ///
 /// # Errors
-/// Other failures of the pool, and errors of `observer`. Everything is freed where possible.
+/// Other failures of the pool, and errors of `observer`; everything is freed where possible.
 pub fn run(arena: &Arena, plan: &ChurnPlan, observer: ChurnObserver<'_>) -> Result<ChurnReport, PoolError> {
     let mut run =
         ChurnRun { arena, observer, blocks: Vec::new(), steps: 0, live_bytes: 0, peak_live_bytes: 0 };
@@ -166,7 +166,6 @@ impl ChurnRun<'_> {
         (self.observer)(&ChurnProgress { step: self.steps, event, block, bytes, live_bytes: self.live_bytes })
     }
 
-    /// Without the observer.
     fn clear(&self) -> Result<(), PoolError> {
         let freed = self.blocks.iter().flatten().map(|(id, _)| self.arena.free(*id));
         // Every block is tried, also after a failure.

@@ -1,10 +1,9 @@
-//! Time and peak memory of loading a checkpoint into host memory, beside the best rate of its storage.
+//! Loading a checkpoint into host memory: time and peak memory, beside the storage's best rate.
 //!
-//! [`run`] alternates between loads and direct reads without keeping the bytes. The number of direct readers
-//! is that of the load, twice or half of it. Odd rounds reverse the order. Before each pass this machine's
-//! page cache drops the files. Caches below it (disk, host of a virtual machine) are unknown, which
-//! alternating evens out. Each load allocates its memory again. The fastest of each kind counts. At the end
-//! the loaded bytes are compared with the files.
+//! [`run`] alternates between loads and direct reads without keeping the bytes. Direct readers are as many as
+//! the load's, twice or half of it. Odd rounds reverse the order. Before each pass the page cache drops the
+//! files. Lower caches (disk, host of a virtual machine) are unknown; alternating evens them out. Each load
+//! allocates again; the fastest of each kind counts. At the end the bytes are compared with the files.
 
 mod peak;
 
@@ -52,7 +51,7 @@ pub enum LoadStage {
     Verify,
 }
 
-/// Result of a run. Sizes in bytes, times in seconds.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LoadBenchReport {
@@ -119,7 +118,7 @@ pub enum PassKind {
 /// Measures loading.
 ///
 /// # Errors
-/// Loading or reading failed. All memory is released.
+/// Loading or reading failed; all memory is released.
 pub fn run(
     device: &Device,
     checkpoint: &Checkpoint,
@@ -186,7 +185,7 @@ pub fn run(
         .map_or((None, None, "nothing was loaded".to_owned()), |peak| {
             (peak.group_bytes, peak.resident_bytes, peak.how)
         });
-    // The group includes this process, but others in it may have released memory meanwhile.
+    // The group includes this process; others in it may have released memory meanwhile.
     let peak_bytes = group_bytes.max(resident_bytes);
     let peak_how = if group_bytes.is_some() { how } else { format!("{how}; pages of the process's own") };
     let info = device.driver();
@@ -249,7 +248,7 @@ fn first_difference(checkpoint: &Checkpoint, loaded: &HostCheckpoint) -> Result<
             let stored = &mut stored[..part.len()];
             checkpoint.read_exact_at(tensor, offset, stored)?;
             if let Some(file) = &files[tensor.file] {
-                // Best effort: without it the page cache holds these bytes a second time.
+                // Without it the page cache holds these bytes a second time.
                 let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
             }
             if part != stored {

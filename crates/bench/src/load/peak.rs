@@ -1,4 +1,4 @@
-//! Peak memory of an action: by the control group, which counts the page cache, and by the process.
+//! Peak memory of an action, by the control group (with the page cache) and by the process.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,7 +19,6 @@ pub(super) struct Peak {
     pub(super) how: String,
 }
 
-/// Files of a control group with its use and its peak.
 struct ControlGroup {
     used: String,
     peak: String,
@@ -36,7 +35,7 @@ impl ControlGroup {
             let group = group.trim_end_matches('/');
             if controllers.split(',').any(|controller| controller == "memory") {
                 let files = ["memory.usage_in_bytes", "memory.max_usage_in_bytes"];
-                // In a container its own group is mounted at the root, whatever its name outside.
+                // In a container its own group is at the root.
                 paths.extend([group, ""].map(|group| (format!("/sys/fs/cgroup/memory{group}"), files)));
             } else if controllers.is_empty() {
                 let files = ["memory.current", "memory.peak"];
@@ -55,12 +54,10 @@ fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Runs `action`; returns its result and its peak memory.
 pub(super) fn measure<T>(action: impl FnOnce() -> T) -> (T, Peak) {
     measure_sampled(|_| action())
 }
 
-/// `action` also sees the number of samples.
 fn measure_sampled<T>(action: impl FnOnce(&AtomicUsize) -> T) -> (T, Peak) {
     let group = ControlGroup::of_this_process();
     let used = || group.as_ref().and_then(|group| number(&group.used));
@@ -88,7 +85,7 @@ fn measure_sampled<T>(action: impl FnOnce(&AtomicUsize) -> T) -> (T, Peak) {
         let sampled = sampler.ok().and_then(|sampler| sampler.join().ok());
         (outcome, sampled.unwrap_or_else(|| (used(), resident_bytes())))
     });
-    // A peak of the group that grew is exact. Otherwise the samples are a lower bound.
+    // A grown peak of the group is exact; otherwise the samples are a lower bound.
     let grown_peak = peak().filter(|peak| peak_before.is_some_and(|before| *peak > before));
     let group_bytes =
         grown_peak.or(used_most).zip(used_before).map(|(most, before)| most.saturating_sub(before));
@@ -111,7 +108,7 @@ mod tests {
         let (sum, peak) = measure_sampled(|samples| {
             let mut taken = vec![0u8; BYTES];
             taken.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
-            // A sample may have begun before all of it was touched; the next one has not.
+            // A sample may have begun before all of it was touched.
             let enough = samples.load(Ordering::Relaxed) + 2;
             while samples.load(Ordering::Relaxed) < enough {
                 thread::yield_now();

@@ -3,12 +3,12 @@
 /// One slot is computed while the other is filled.
 pub const SLOTS_MIN: usize = 2;
 
-/// More would not even out the variation of single layers.
+/// More would not even out single layers.
 pub const SLOTS_MAX: usize = 8;
 
 const REPEATS_MAX: u32 = 1 << 16;
 
-/// Largest growth per measurement. Below the noise, a proportion is arbitrary.
+/// Largest growth per measurement: below the noise, a proportion is arbitrary.
 const GROWTH_MAX: u32 = 4;
 
 /// Seconds of single layers.
@@ -20,7 +20,7 @@ pub struct Times {
     pub slowest_s: f64,
 }
 
-/// Number of slots for a prefetching pass.
+/// Slots for a prefetching pass.
 ///
 /// A slot is in use from the start of a layer's copy to the end of its computing, at worst for both slowest
 /// times. In a steady pass one copy starts per longer median. Each copy that starts during one use needs a
@@ -31,7 +31,7 @@ pub fn choose_slots(copying: Times, computing: Times, layers: usize, slots_max: 
     let use_s = copying.slowest_s + computing.slowest_s;
     let period_s = copying.median_s.max(computing.median_s);
     let mut slots = SLOTS_MIN;
-    // Grows while the other slots cover less time than one use. Also ends for NaN.
+    // Ends when the other slots cover one use, and for NaN.
     while slots < SLOTS_MAX && use_s > period_s * f64::from(u32::try_from(slots - 1).unwrap_or(u32::MAX)) {
         slots += 1;
     }
@@ -48,7 +48,7 @@ pub fn choose_repeats(copying_s: f64, once_s: f64, repeats: u32, computing_s: f6
     let most = repeats.max(1).saturating_mul(GROWTH_MAX).min(REPEATS_MAX);
     let each_s = (computing_s - once_s).max(1e-9) / f64::from(repeats.max(1));
     let rounded = ((copying_s - once_s) / each_s).round().clamp(0.0, f64::from(most));
-    // A whole number within these bounds, so the cast is exact.
+    // Whole and within bounds: the cast is exact.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let repeats = rounded as u32;
     repeats
@@ -126,7 +126,7 @@ mod tests {
                 REPEATS_MAX => assert!(took_s <= copy_s * 1.0001, "{copy_s} {once_s}"),
                 _ => assert!((took_s - copy_s).abs() <= each_s * 0.5001, "{copy_s} {once_s}: {repeats}"),
             }
-            // A second call with the measured time changes nothing.
+            // A second call changes nothing.
             if repeats > 0 {
                 assert_eq!(choose_repeats(copy_s, once_s, repeats, took_s), repeats);
             }
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn computing_with_a_part_that_does_not_grow_is_come_near_to() {
-        // A constant, a cost of the first repeat, and a cost of each.
+        // A constant, the first repeat, and each.
         let took = |repeats: u32| 0.004 + if repeats > 0 { 0.001 } else { 0.0 } + 0.0005 * f64::from(repeats);
         let mut repeats = 1;
         for _ in 0..8 {

@@ -1,4 +1,4 @@
-//! Layers in host memory with a digest of each granule.
+//! Layers in host memory, with digests.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::process::touch;
 /// Source of the layers' host memory.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// Buffers of this device, the arena's. Page-locked where machine and switches allow it.
+    /// Buffers of the arena's device, page-locked where machine and switches allow it.
     Buffers(Device, Switches),
     /// `host_alloc` of the arena's driver, for drivers without a [`Device`].
     Driver,
@@ -46,7 +46,7 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Allocates and writes the layers. The driver has no cached host memory before.
+    /// The driver has no cached host memory before.
     pub(super) fn make(
         driver: &dyn Driver,
         source: &Source,
@@ -78,14 +78,14 @@ impl Layers {
     }
 }
 
-/// LayerMemory of one layer before it is shared.
+/// Host memory of one layer before it is shared.
 enum LayerMemory {
     Buffer(Buffer),
     Plain(HostBuffer),
 }
 
 impl LayerMemory {
-    /// Makes every page resident; also returns why it is not page-locked.
+    /// Also returns why the memory is not page-locked.
     fn make(driver: &dyn Driver, source: &Source, bytes: u64) -> DriverResult<(Self, Option<String>)> {
         let (mut memory, because) = match source {
             Source::Buffers(device, switches) => {

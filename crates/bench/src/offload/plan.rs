@@ -1,4 +1,4 @@
-//! OffloadPlan, stages and errors of a run.
+//! The plan, stages and errors of a run.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -45,7 +45,7 @@ pub enum OffloadStage {
     Prefetch,
 }
 
-/// Why a run failed. Wrong bytes are in the report instead.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffloadError {
@@ -98,7 +98,7 @@ pub enum OffloadError {
     HostMemory {
         /// Size of the layers.
         asked_bytes: u64,
-        /// Limit, or available memory.
+        /// The limit, or available memory.
         most_bytes: u64,
         /// Whether it is a configured limit.
         is_limit: bool,
@@ -118,12 +118,11 @@ pub enum OffloadError {
     /// A call of the driver failed.
     #[error(transparent)]
     Device(#[from] DriverError),
-    /// A call of the pool or of a pass failed.
+    /// The pool or a pass failed.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// Suggests how many layers are possible.
 fn fewer(layers: u64) -> String {
     match layers {
         0 => String::new(),

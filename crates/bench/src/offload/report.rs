@@ -1,4 +1,4 @@
-//! Result of a run. Sizes in bytes, times in seconds.
+//! Result of a run.
 
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ pub struct OffloadReport {
     pub host_bytes_used: u64,
     /// Allocation until every page was resident.
     pub pin_gib_per_s: f64,
-    /// Copies by a kernel that reads host memory in place. `None` without one, see [`OffloadReport::uva_how`].
+    /// Copies by a kernel that reads host memory in place; `None` as [`OffloadReport::uva_how`] says.
     pub uva_gib_per_s: Option<f64>,
     /// Copies on one stream.
     pub explicit_gib_per_s: f64,
@@ -21,15 +21,15 @@ pub struct OffloadReport {
     pub prefetch_gib_per_s: f64,
     /// A pass with resident layers.
     pub compute_s: f64,
-    /// A pass with in-place reads. `None` as [`OffloadReport::uva_gib_per_s`].
+    /// A pass with in-place reads; `None` as [`OffloadReport::uva_gib_per_s`].
     pub uva_s: Option<f64>,
     /// A pass with prefetching.
     pub prefetch_s: f64,
-    /// Hidden share of the shorter of computing and copying: [`overlap_of`].
+    /// The hidden share, by [`overlap_of`].
     pub overlap: f64,
     /// Whether all digests of all passes were right.
     pub verified: bool,
-    /// The first that was not.
+    /// The first wrong digest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatch: Option<String>,
     /// Kind of device, as on the command line.
@@ -63,7 +63,7 @@ pub struct OffloadReport {
     /// Why not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pageable_because: Option<String>,
-    /// How the layers were read in place, or why not.
+    /// How layers were read in place, or why not.
     pub uva_how: String,
 }
 

@@ -20,7 +20,7 @@ use crate::figures::{Spread, as_float, rate, timed};
 /// Counted passes of each kind.
 const PASSES: usize = 5;
 
-/// Single layers that are timed to choose slots and repeats.
+/// Layers that are timed to choose slots and repeats.
 const CHOICE_LAYERS: usize = 16;
 
 /// Enough for the repeats to grow to the maximum.
@@ -29,15 +29,15 @@ const CORRECTIONS: usize = 9;
 /// Repeats that differ by less than 1 in this many take the same time.
 const CLOSE: u32 = 50;
 
-/// Part of a layer that is computed again. It stays in the caches of a GPU and keeps few processors busy, as
-/// a matrix product does. Reading more would take the bandwidth that copies need. On an H200, copies and
-/// computing of 0.47 s each take 0.63 s together if computing reads device memory, 0.75 s from caches.
+/// The part that is computed again stays in a GPU's caches and keeps few processors busy, as a matrix product
+/// does. Reading more would take the bandwidth that copies need. On an H200, copies and computing of 0.47 s
+/// each take 0.63 s together if computing reads device memory, 0.75 s from caches.
 const PART_BYTES: u64 = 16 << 20;
 
-/// Runs a plan in an otherwise unused arena. At the end everything is freed and trimmed.
+/// Runs a plan in an otherwise unused arena, then frees and trims everything.
 ///
 /// # Errors
-/// See [`OffloadError`]. All memory is released where possible.
+/// See [`OffloadError`]; all memory is released where possible.
 pub fn run(
     arena: &Arena,
     source: &Source,
@@ -179,7 +179,6 @@ fn measure(
     })
 }
 
-/// What reads host memory in place.
 #[derive(Debug, Clone, Copy)]
 enum InPlaceRead {
     Kernel,
@@ -217,7 +216,7 @@ impl Uva {
     }
 }
 
-/// Pending digests of one layer: of all of it, then of its part.
+/// Digests of one layer: of all of it, then of its part.
 #[derive(Debug)]
 struct PendingDigests(Vec<Pending<Vec<Digest>>>);
 
@@ -243,7 +242,6 @@ impl<'a> OffloadRun<'a> {
         Prefetcher::new(self.arena, &Slots::new(Tag::weights(), count, fit.layer_bytes))
     }
 
-    /// Times single layers one by one, and chooses the repeats.
     fn choose(&mut self, probe: &Prefetcher<'_>) -> Result<(Times, Times), OffloadError> {
         let layers = self.layers.memory.len();
         let copy = |layer: usize| {
@@ -251,7 +249,7 @@ impl<'a> OffloadRun<'a> {
             let copy = || wait_all(vec![self.copy(probe, probe.copy_stream(), layer % SLOTS_MIN, memory)?]);
             seconds_of(copy)
         };
-        // Warm-up: memory that was never touched, and one-time work of the device.
+        // Warm-up: untouched memory, and one-time work of the device.
         for slot in 0..SLOTS_MIN {
             copy(slot)?;
         }
@@ -259,7 +257,7 @@ impl<'a> OffloadRun<'a> {
         self.repeats = 0;
         let once = self.computing(probe)?;
         let mut computing = once;
-        // First guess: repeats that equal one full computation.
+        // First guess: as long as one full computation.
         let mut next = u32::try_from(range(probe, 0).bytes / self.part_bytes()).unwrap_or(u32::MAX);
         for _ in 0..CORRECTIONS {
             if once.median_s >= copying.median_s || next.abs_diff(self.repeats) <= self.repeats / CLOSE {
@@ -327,7 +325,6 @@ impl<'a> OffloadRun<'a> {
         })
     }
 
-    /// Returns how many layers are resident.
     fn fill(&self, prefetcher: &Prefetcher<'_>) -> Result<usize, OffloadError> {
         let residents = prefetcher.slots().len().min(self.layers.memory.len());
         for (slot, memory) in self.layers.memory[..residents].iter().enumerate() {
@@ -403,7 +400,7 @@ impl<'a> OffloadRun<'a> {
         Ok(seconds)
     }
 
-    /// Fills each slot with another layer than its first, so that a missing copy is found.
+    /// Fills slots with other layers, so that a missing copy is found.
     fn overwrite_slots(&self, prefetcher: &Prefetcher<'_>) -> Result<(), OffloadError> {
         let layers = &self.layers.memory;
         for slot in 0..prefetcher.slots().len() {
@@ -417,7 +414,6 @@ impl<'a> OffloadRun<'a> {
         Ok(())
     }
 
-    /// Records the first mismatch.
     fn check(&mut self, pass: &str, digests: Vec<(usize, PendingDigests)>) -> Result<(), OffloadError> {
         let part = usize::try_from(self.part_granules).unwrap_or(usize::MAX);
         for (layer, digests) in digests {
@@ -458,7 +454,7 @@ fn part_of(fit: Fit, granule_bytes: u64) -> u64 {
     (PART_BYTES.min(fit.layer_bytes) / granule_bytes).max(1)
 }
 
-/// The first wrong digest of a layer: of all granules, then of its first `part` granules `repeats` times.
+/// `digests` are of all granules, then of the first `part` granules `repeats` times.
 fn first_wrong(digests: &[Digest], expected: &[Digest], part: usize, repeats: u32) -> Option<String> {
     let (granules, part) = (expected.len(), part.min(expected.len()));
     let again = usize::try_from(repeats).unwrap_or(usize::MAX).saturating_mul(part);

@@ -1,4 +1,4 @@
-//! Random choice of the granules that change; the same in every run.
+//! Which granules change; the same in every run.
 
 use poorwill::Block;
 
@@ -7,7 +7,7 @@ use crate::blocks::Granule;
 
 const SEED: u64 = 0x706F_6F72_7769_6C6C;
 
-/// A part of the granules that lie wholly inside blocks: at least one, unless the part is nothing.
+/// A part of the granules wholly inside blocks: at least one, unless the part is nothing.
 pub(super) fn choose(blocks: &[Block], granule_bytes: u64, part: Fraction) -> Vec<Granule> {
     let mut granules: Vec<Granule> = (0..)
         .zip(blocks)
@@ -20,7 +20,7 @@ pub(super) fn choose(blocks: &[Block], granule_bytes: u64, part: Fraction) -> Ve
     granules
 }
 
-/// Offsets in a block of the granules that hold nothing else.
+/// Offsets of the granules that hold nothing else.
 fn offsets(block: &Block, granule_bytes: u64) -> impl Iterator<Item = u64> + use<> {
     let (start, end) = (block.range.addr, block.range.addr + block.requested_bytes);
     let first = start.next_multiple_of(granule_bytes);

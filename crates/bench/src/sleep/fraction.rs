@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-/// A fraction from 0 to 1. Parses `1%` or `0.01`; serializes as a number.
+/// A fraction from 0 to 1; parses `1%` or `0.01`, and serializes as a number.
 ///
 /// ```
 /// use poorwill_bench::sleep::Fraction;
@@ -32,7 +32,7 @@ impl Fraction {
 
     /// This part of `count`, rounded; at least one unless the part is nothing.
     #[must_use]
-    // Counts of granules are far below 2^53, where a float begins to round.
+    // Counts are far below 2^53, where a float begins to round.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn of(self, count: usize) -> usize {
         let least = usize::from(self.0 > 0.0);
@@ -81,7 +81,7 @@ impl FromStr for Fraction {
     }
 }
 
-/// Digits with at most one point; none of the other notations of a float.
+/// Digits with at most one point.
 fn decimal(text: &str) -> Option<f64> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     if is_plain && text.bytes().any(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }

@@ -67,7 +67,6 @@ struct OldKeys {
     give_back_s: f64,
 }
 
-/// Memory that a load takes from the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Footprint {
     pub(super) chunks: u64,
@@ -77,7 +76,7 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
-    /// Whole chunks inside each tensor, the rest in granules that neighbours share.
+    /// Whole chunks inside each tensor, the rest in shared granules.
     pub(super) fn of(sizes: &[u64], granule_bytes: u64, chunk_granules: u64) -> Self {
         let chunk_bytes = granule_bytes.saturating_mul(chunk_granules.max(1));
         let chunks_of = |bytes: u64| if chunk_bytes > granule_bytes { bytes / chunk_bytes } else { 0 };

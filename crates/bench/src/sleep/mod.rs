@@ -1,4 +1,4 @@
-//! What sleep and wake cost beside the limits of the machine, measured in one run.
+//! What sleep and wake cost beside the limits of the machine.
 //!
 //! [`run`] measures the limits first. Then it fills a load like a model's with bytes that depend on their
 //! offset, and runs cycles of sleep at level 1 and wake:
@@ -12,7 +12,7 @@
 //! [`Ratios`] compare each with the limits.
 //!
 //! Promises: every byte is compared after the wakes of 1, 2 and 4, and after the first and last of 3. The
-//! size of the report does not depend on the number of cycles. At the end everything is freed and trimmed.
+//! report's size does not depend on the number of cycles.
 //!
 //! ```
 //! use poorwill::{Arena, Config};

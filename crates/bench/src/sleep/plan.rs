@@ -1,4 +1,4 @@
-//! SleepPlan, stages and errors of a run.
+//! The plan, stages and errors of a run.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -21,7 +21,7 @@ pub struct SleepPlan {
 }
 
 impl SleepPlan {
-    /// Three cycles in an arena with default chunks; a hundredth changes.
+    /// Three cycles with default chunks; a hundredth changes.
     #[must_use]
     pub fn new(bytes: NonZeroU64) -> Self {
         let cycles = NonZeroU32::MIN.saturating_add(2);
@@ -56,7 +56,7 @@ pub enum SleepStage {
     Prepare,
     /// A sleep with copies, and the wake.
     Cycle {
-        /// CycleKind of the cycle.
+        /// Kind of the cycle.
         kind: CycleKind,
         /// Number within its kind, from 1.
         number: u32,
@@ -65,11 +65,11 @@ pub enum SleepStage {
     Drop,
 }
 
-/// Why a run failed. Differences are in the report instead.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SleepError {
-    /// The device or its budget is too small for the load.
+    /// The device or its budget is too small.
     #[error(
         "cannot load {}: the device has {} free, and the budget allows {}; load less, {}",
         ByteSize(*asked_bytes),
@@ -85,7 +85,7 @@ pub enum SleepError {
         /// Limit of the arena.
         limit_bytes: u64,
     },
-    /// Host memory does not suffice for backups and comparison.
+    /// Too little host memory for backups and comparison.
     #[error(
         "cannot load {}: its backups and the copy buffer take {} of host memory, and the limit for that is \
          {}; load less, or raise the limit",

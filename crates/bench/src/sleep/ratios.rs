@@ -17,7 +17,7 @@ const FIRST_SLEEP_PART: f64 = 0.85;
 /// Share of the link that a wake should reach.
 const WAKE_PART: f64 = 0.97;
 
-/// Allowed multiple of the driver calls for the fewest handles. The pool has at least a handle per tensor.
+/// Allowed multiple of the calls for the fewest handles; the pool has at least one per tensor.
 const DRIVER_CALLS_MAX: f64 = 3.0;
 
 /// Figures beside their limits; `None` without either.
@@ -68,7 +68,7 @@ impl Ratios {
         let (limits, bytes) = (&report.limits, as_float(report.bytes));
         let first_s = bytes / limits.pin_bytes_per_s.min(limits.to_host_bytes_per_s);
         let comparing_s = bytes / (COMPARING_PART * limits.digest_bytes_per_s);
-        // Slow digests compare nothing, so this limit does not exist.
+        // Slow digests compare nothing.
         let drop_s = report.drop_s.filter(|_| report.fast_digests);
         let clean_s = drop_s.map(|drop_s| drop_s + comparing_s + SLACK_S);
         let changed_bytes = as_float(report.changed_granules * limits.granule_bytes);

@@ -1,4 +1,4 @@
-//! Result of a run. Sizes in bytes, times in seconds.
+//! Result of a run.
 
 use poorwill::{HostMemoryInfo, PrepareReport, SleepReport, WakeReport};
 use serde::Serialize;
@@ -9,13 +9,13 @@ use super::plan::CycleKind;
 use super::ratios::Ratios;
 use crate::figures::Spread;
 
-/// Clean cycles in which a GPU rests before the wake.
+/// In these clean cycles, a GPU rests before the wake.
 pub(super) const RESTED_CYCLES: u32 = 5;
 
 /// Cost of sleep and wake. Figures after a mismatch are `None`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SleepBenchReport {
-    /// CycleKind of device, as on the command line.
+    /// Kind of device, as on the command line.
     pub device: String,
     /// Size of the load.
     pub bytes: u64,
@@ -31,14 +31,14 @@ pub struct SleepBenchReport {
     pub changed_fraction: Fraction,
     /// After that change.
     pub changed_sleep_s: Option<f64>,
-    /// A wake with the device's default verification (GPU: every granule). Median of the first five clean
+    /// A wake with the device's default verification (GPU: every granule): median of the first five clean
     /// cycles, with the GPU rested.
     pub wake_s: Option<f64>,
     /// Fastest sleep of [`Dropping`].
     pub drop_s: Option<f64>,
     /// Fastest wake of [`Dropping`].
     pub wake_empty_s: Option<f64>,
-    /// Bytes copied by each.
+    /// Bytes copied by each sleep and wake.
     pub copied_bytes: CopiedBytes,
     /// Host memory for backups after the cycles, also cached.
     pub host_bytes: Option<u64>,
@@ -73,7 +73,7 @@ pub struct SleepBenchReport {
     pub spreads: Option<Spreads>,
     /// Cycles that drop everything.
     pub dropping: Option<Dropping>,
-    /// MemoryTrend before and after the clean cycles.
+    /// Memory before and after the clean cycles.
     pub memory: MemoryTrend,
 }
 
@@ -95,7 +95,7 @@ pub struct CopiedBytes {
 /// One sleep at level 1 and one wake.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SleepCycle {
-    /// CycleKind of the cycle.
+    /// Its kind.
     pub kind: CycleKind,
     /// Number within its kind, from 1.
     pub number: u32,
@@ -139,7 +139,7 @@ pub struct Dropping {
     pub cycles: Vec<DropCycle>,
 }
 
-/// One sleep and one wake without a copy.
+/// A cycle without a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct DropCycle {
     /// Time of the sleep.
@@ -148,7 +148,7 @@ pub struct DropCycle {
     pub wake_empty_s: f64,
 }
 
-/// MemoryTrend with the load awake.
+/// Memory with the load awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryTrend {
     /// Before the first sleep.
@@ -159,7 +159,7 @@ pub struct MemoryTrend {
     pub after: MemoryUse,
 }
 
-/// MemoryTrend at one moment, in bytes.
+/// Memory at one moment, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryUse {
     /// Free on the device.

@@ -32,17 +32,17 @@ const TENSORS_MAX: u64 = 1_000_000;
 
 const DISCARDABLE: &str = "bench-discardable";
 
-/// Runs a plan in an otherwise unused arena. At the end everything is freed and trimmed.
+/// Runs a plan in an otherwise unused arena, then frees and trims everything.
 ///
 /// # Errors
-/// See [`SleepError`]. Everything is freed where possible.
+/// See [`SleepError`]; everything is freed where possible.
 pub fn run(
     arena: &Arena,
     plan: &SleepPlan,
     observer: &mut dyn FnMut(SleepStage),
 ) -> Result<SleepBenchReport, SleepError> {
     arena.trim()?;
-    // The limits are measured before the pool has memory: the arena's limit holds for both.
+    // Before the pool has memory: the arena's limit holds for both.
     let (sizes, footprint) = check_fit(arena, plan)?;
     observer(SleepStage::Limits);
     let limits = Limits::measure(&**arena.driver(), &footprint).map_err(SleepError::Limits)?;
@@ -102,7 +102,6 @@ impl SleepRun<'_> {
         Ok(())
     }
 
-    /// Without preparation or cached host memory.
     fn first(&mut self) -> Result<(), SleepError> {
         self.report.load_s = self.load_again()?;
         self.report.memory.before = memory_use(self.arena)?;
@@ -181,7 +180,6 @@ impl SleepRun<'_> {
         Ok(())
     }
 
-    /// Returns the seconds of allocating and writing.
     fn load_again(&mut self) -> Result<f64, SleepError> {
         (self.observer)(SleepStage::Load);
         let (load_s, ()) = timed(|| -> Result<(), PoolError> {
@@ -192,7 +190,6 @@ impl SleepRun<'_> {
         Ok(load_s)
     }
 
-    /// Releases the copy buffer and the driver's cached host memory.
     fn trim_host_memory(&mut self) -> Result<(), SleepError> {
         self.load.release_buffer();
         Ok(self.arena.driver().host_trim()?)
@@ -240,7 +237,7 @@ impl SleepRun<'_> {
     }
 }
 
-/// The bytes are those written. No sleep of this benchmark leaves anything undefined.
+/// No sleep here leaves anything undefined.
 impl Content for Blocks<'_> {
     type Error = SleepError;
 

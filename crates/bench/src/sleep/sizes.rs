@@ -3,7 +3,6 @@
 /// Four large tensors of an attention and a dense block, and two norms. `bench/peers` has the same.
 const LAYER: [u64; 6] = [96 << 20, 64 << 20, 224 << 20, 112 << 20, 16 << 10, 16 << 10];
 
-/// Number of tensors in [`sizes`].
 pub(super) fn count(bytes: u64) -> u64 {
     let layer_bytes: u64 = LAYER.iter().sum();
     bytes.div_ceil(layer_bytes).max(1).saturating_mul(LAYER.len() as u64)

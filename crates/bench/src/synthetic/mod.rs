@@ -1,8 +1,7 @@
 //! A generated checkpoint: a mixture-of-experts model in shards with an index.
 //!
 //! Names, dtypes and files are those of a published block-quantised Qwen3-MoE. The numbers are noise that
-//! depends only on the seed, so two runs write the same files. Shards are streamed through one buffer. No
-//! existing file is overwritten. A failed run removes its files.
+//! depends only on the seed. No existing file is overwritten; a failed run removes its files.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -19,7 +18,7 @@ use crate::pattern::Key;
 
 mod noise;
 
-/// Whole windows of a pattern, and small enough for the cache.
+/// Whole windows of a pattern; fits the cache.
 const BUFFER_BYTES: usize = 1 << 18;
 
 /// Alignment of tensors in a shard, as in the reference implementation.
@@ -31,7 +30,7 @@ const BLOCK: u64 = 128;
 /// Size of an attention head, if the model is wide enough.
 const HEAD: u64 = 128;
 
-/// Dimensions of a generated checkpoint. The default has about 640 MiB in 4 shards.
+/// Dimensions of the checkpoint; the default has about 640 MiB in 4 shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyntheticMoe {
     /// Transformer layers, 1 to 256.
@@ -50,7 +49,7 @@ pub struct SyntheticMoe {
     pub seed: u64,
 }
 
-/// Why a synthetic checkpoint could not be written.
+/// Why a checkpoint was not written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SyntheticError {
@@ -72,7 +71,7 @@ pub enum SyntheticError {
         path: PathBuf,
     },
 
-    /// The system refused to write a file or folder.
+    /// The system refused a file or folder.
     #[error("{}: cannot write", path.display())]
     Io {
         /// The file or folder.
@@ -97,7 +96,7 @@ impl Default for SyntheticMoe {
 }
 
 impl SyntheticMoe {
-    /// Size of all tensors, without headers, index and configuration.
+    /// Without headers, index and configuration.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         let layer = sum_of(&self.attention(0)).saturating_add(sum_of(&self.router(0)));
@@ -106,8 +105,7 @@ impl SyntheticMoe {
         layers.saturating_add(sum_of(&[self.embedding()])).saturating_add(sum_of(&self.head()))
     }
 
-    /// Writes the checkpoint into `dir`, which is created if missing. `progress` receives the tensor bytes
-    /// written so far.
+    /// Writes the checkpoint into `dir`, and creates that. `progress` receives the tensor bytes so far.
     pub fn write(&self, dir: &Path, progress: impl FnMut(u64)) -> Result<(), SyntheticError> {
         self.check()?;
         fs::create_dir_all(dir).map_err(|source| refused(dir, source))?;
@@ -119,8 +117,8 @@ impl SyntheticMoe {
         result
     }
 
-    /// The configuration comes first: a folder with another model is refused at once. The index comes last: a
-    /// folder with one is complete.
+    /// The configuration comes first: a folder with another model is refused at once. The index comes last:
+    /// with one, a folder is complete.
     fn write_with(&self, writer: &mut Writer<'_, impl FnMut(u64)>) -> Result<(), SyntheticError> {
         writer.json("config.json", &self.config())?;
         let shards = self.distribute();
@@ -148,8 +146,7 @@ impl SyntheticMoe {
         out_of_bounds("shards", self.shards, self.tensors().len() as u64)
     }
 
-    /// Shards of about equal sizes, none empty. Tensors are sorted as safetensors does: by alignment, then by
-    /// name.
+    /// About equal, none empty. Sorted as safetensors does: by alignment, then by name.
     fn distribute(&self) -> Vec<Vec<TensorSpec>> {
         let share = self.total_bytes() / self.shards;
         let tensors = self.tensors();
@@ -172,7 +169,6 @@ impl SyntheticMoe {
         shards
     }
 
-    /// In model order.
     fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = vec![self.embedding()];
         for layer in 0..self.layers {
@@ -329,7 +325,7 @@ impl TensorSpec {
         self.shape.iter().fold(element_bytes, |product, dim| product.saturating_mul(*dim))
     }
 
-    /// Seed and name; the number of shards changes no value.
+    /// The number of shards changes no value.
     fn key(&self, seed: u64) -> Key {
         Key::of([seed].into_iter().chain(self.name.bytes().map(u64::from)))
     }
@@ -419,13 +415,13 @@ impl<P: FnMut(u64)> Writer<'_, P> {
 
     fn remove_created(&self) {
         for path in &self.created {
-            // The failed write is what is reported.
+            // The failed write is reported.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Length and header, padded with spaces to align the tensors.
+/// Padded with spaces to align the tensors.
 fn write_header(file: &mut impl Write, tensors: &[TensorSpec]) -> io::Result<()> {
     let mut header = serde_json::to_vec(&Header(tensors))?;
     header.resize(header.len().next_multiple_of(ALIGNMENT), b' ');

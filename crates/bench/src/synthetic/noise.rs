@@ -1,4 +1,4 @@
-//! Bytes that look like weights: the words of a [`pattern`], masked to finite numbers of a plausible size.
+//! Bytes like weights: the words of a [`pattern`], masked to finite numbers of a plausible size.
 
 use crate::pattern::{self, Key};
 
@@ -16,7 +16,7 @@ pub(super) enum Distribution {
     F8Weight,
 }
 
-/// Fills `buf` with the bytes of a tensor from `offset` on, which begins a window of the pattern.
+/// `offset` begins a window of the pattern.
 pub(super) fn fill(buf: &mut [u8], distribution: Distribution, key: Key, offset: u64) {
     let (kept, set) = match distribution {
         Distribution::Bf16Weight => (0x81ff_81ff_81ff_81ff, 0x3c00_3c00_3c00_3c00),

@@ -10,7 +10,7 @@ use crate::state::Handle;
 /// `CU_CTX_*` flags that exist.
 const FLAGS: c_uint = 0x1FF;
 
-/// Priorities of streams: 0 is the lowest, and smaller numbers are higher.
+/// Priorities of streams: smaller numbers are higher.
 pub(super) const PRIORITY_LOWEST: c_int = 0;
 pub(super) const PRIORITY_HIGHEST: c_int = -5;
 

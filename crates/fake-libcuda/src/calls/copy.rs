@@ -1,5 +1,4 @@
-//! Copies. The stream's thread always copies from and to the caller's own memory, so that freeing it too early is
-//! detected.
+//! Copies. The stream's thread uses the caller's own memory, so that freeing it too early is detected.
 
 use std::ptr;
 use std::slice;

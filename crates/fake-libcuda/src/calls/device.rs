@@ -89,7 +89,7 @@ fn bus_id(device: c_int) -> String {
     format!("0000:{:02X}:00.0", (device + 1) & 0xFF)
 }
 
-/// Attributes that a memory driver needs; any other is refused, so that a new use is noticed.
+/// Attributes that a memory driver needs; others are refused, so that a new use is noticed.
 fn attribute_value(attribute: c_int, device: c_int, simulation: &Simulation) -> Outcome<c_int> {
     Ok(match attribute {
         1 => 1024,                                   // MAX_THREADS_PER_BLOCK

@@ -1,6 +1,6 @@
 //! The symbols, by the chapters of NVIDIA's documentation.
 //!
-//! Each is a few lines: its own work is in the modules beside this one, and the common part in [`crate::entry`].
+//! Their work is in the modules beside this one; the common part is [`crate::entry`].
 
 mod context;
 mod copy;
@@ -11,7 +11,6 @@ mod module;
 mod stream;
 mod testing;
 
-/// The symbols of each file.
 pub(crate) const SYMBOLS: &[&[&str]] = &[
     context::SYMBOLS,
     copy::SYMBOLS,

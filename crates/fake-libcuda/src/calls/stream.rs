@@ -40,7 +40,6 @@ entries! {
         // As in CUDA, the caller does not wait for queued work, and the stream ends after it.
         let last = move || {
             if gone.wait(device).is_ok() {
-                // No other code knows this stream now.
                 let _ = device.host.stream_destroy(gone.id);
             }
         };

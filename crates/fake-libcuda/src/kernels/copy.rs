@@ -1,4 +1,4 @@
-//! `poorwill_copy`: copies bytes between registered host memory and the device, by their addresses.
+//! `poorwill_copy`: copies between registered host memory and the device.
 
 use std::ptr;
 

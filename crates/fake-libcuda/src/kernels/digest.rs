@@ -1,4 +1,4 @@
-//! `poorwill_digest` and `poorwill_digest_host`: the digests of granules, by their addresses.
+//! `poorwill_digest` and `poorwill_digest_host`: digests of granules.
 
 use std::ptr;
 
@@ -18,7 +18,7 @@ const HOST_THREADS_MAX: u32 = 512;
 /// The alignment of the kernel's loads.
 const ALIGNMENT: u64 = 16;
 
-/// The arrays of addresses and digests, in host memory, and the size of a granule.
+/// The arrays of addresses and digests, in host memory.
 #[derive(Debug, Clone, Copy)]
 struct Arrays {
     granules: usize,
@@ -82,7 +82,6 @@ impl Arrays {
         u64::from_le_bytes(unsafe { from.read_volatile() })
     }
 
-    /// Computes the digests of the granules at `pointers`.
     fn fill(&self, addresses: &[u64], pointers: &[usize]) {
         let mut bytes = vec![0; self.granule_bytes];
         for (nth, (address, pointer)) in addresses.iter().zip(pointers).enumerate() {

@@ -24,7 +24,7 @@ pub(super) fn prepare(params: &Params, _launch: &Launch) -> Outcome<Prepared> {
     Ok(Prepared { ranges, work: Box::new(move || fill(range, value, rounds)) })
 }
 
-/// Writes `value` to every word of `range`, which stays mapped with access meanwhile.
+/// `range` stays mapped with access meanwhile.
 fn fill(range: DeviceRange, value: u32, rounds: u32) {
     for round in 0..rounds {
         if round > 0 {

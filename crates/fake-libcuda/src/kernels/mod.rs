@@ -1,8 +1,7 @@
 //! The kernels that can be launched: host functions in place of their PTX.
 //!
-//! A kernel has two steps. At the launch, [`Prepare`] copies its parameters, as CUDA does, and names the device
-//! memory that it will touch. [`Prepared::work`] runs on the stream later; until it returns, that memory is in
-//! flight.
+//! At the launch, [`Prepare`] copies a kernel's parameters, as CUDA does, and names the device memory that it
+//! will touch. [`Prepared::work`] runs on the stream later; until it returns, that memory is in flight.
 
 mod copy;
 mod digest;
@@ -19,14 +18,12 @@ pub(crate) struct Launch {
     pub(crate) shared_bytes: u32,
 }
 
-/// A kernel whose parameters have been read.
 pub(crate) struct Prepared {
-    /// The device memory that it touches. The launch fails unless it is mapped with access.
+    /// The launch fails unless this memory is mapped with access.
     pub(crate) ranges: Vec<DeviceRange>,
     pub(crate) work: Box<dyn FnOnce() + Send>,
 }
 
-/// Reads the parameters of a kernel.
 pub(crate) type Prepare = fn(&Params, &Launch) -> Outcome<Prepared>;
 
 /// Every kernel, by the name of its entry.
@@ -37,7 +34,6 @@ const TABLE: &[(&str, Prepare)] = &[
     ("poorwill_digest_host", digest::prepare_host),
 ];
 
-/// Finds a kernel by name.
 pub(crate) fn by_name(name: &str) -> Option<Prepare> {
     TABLE.iter().find(|(known, _)| *known == name).map(|(_, prepare)| *prepare)
 }

@@ -25,7 +25,7 @@ pub struct Caps {
     named: Vec<(String, Cap)>,
 }
 
-/// Why a text is not a list of caps. The message shows a valid one.
+/// Why a text is not a list of caps.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidCaps {

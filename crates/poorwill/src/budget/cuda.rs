@@ -1,4 +1,4 @@
-//! The sources of a GPU's memory figures, and how the GPU is sliced.
+//! The sources of a GPU's memory figures, and its slicing.
 
 use poorwill_core::budget::{Figure, Reading, SourceName};
 use poorwill_driver::CudaDevice;
@@ -14,13 +14,12 @@ pub(crate) fn facts_of(device: &CudaDevice) -> Vec<Reading> {
     GpuMemoryFacts::here(device.gpu(), &reported, &Nvml::load()).facts
 }
 
-/// The figures of all sources for a GPU, and how it is sliced.
 #[derive(Debug)]
 pub(crate) struct GpuMemoryFacts {
     pub(crate) facts: Vec<Reading>,
     /// With several slices, the one nearest to this process.
     pub(crate) slice: Option<Slice>,
-    /// Sentences about limits in the environment that cannot be read.
+    /// Environment limits that cannot be read.
     pub(crate) problems: Vec<String>,
 }
 
@@ -31,7 +30,7 @@ struct FactSources<'a> {
 }
 
 impl GpuMemoryFacts {
-    /// Queries this computer and environment. `reported` is the driver's answer in a context, or its error.
+    /// `reported` is the driver's answer in a context, or its error.
     pub(crate) fn here(
         gpu: &GpuInfo,
         reported: &Result<CudaMemory, String>,
@@ -151,8 +150,8 @@ fn cgroup_facts(cgroup: GroupDeviceMemory) -> [Reading; 2] {
     ]
 }
 
-/// Only for a GPU without memory of its own. A slice of such a GPU has an unknown part of system memory; the
-/// driver's free memory is then the limit.
+/// Only for a GPU without memory of its own. Its slice has an unknown part of system memory; the driver's
+/// free memory is then the limit.
 fn system_fact(
     gpu: &GpuInfo,
     reported: &Result<CudaMemory, String>,
@@ -217,7 +216,7 @@ mod tests {
     fn one_true_source_is_enough() {
         let nvml = Err("there is none here".to_owned());
         let mut draw = Rng::with_seed(5);
-        // In memory where possible: repeated writes would wait for a disk.
+        // Repeated writes would wait for a disk.
         let root = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let put = |path: &str, text: &str| {
             let path = root.path().join(path);

@@ -1,5 +1,4 @@
-//! Budgets of real devices. All sources of a device's memory figures are queried; [`poorwill_core::budget`]
-//! decides.
+//! Budgets of real devices, by all sources of memory figures; [`poorwill_core::budget`] decides.
 //!
 //! ```
 //! use poorwill::{Cap, Device, Tag};
@@ -28,7 +27,7 @@ pub(crate) use self::cuda::{GpuMemoryFacts, facts_of};
 pub use self::slice::Slice;
 pub use self::watch::Watch;
 
-/// No source reports a device's memory. Give the budget in bytes.
+/// No source reports a device's memory: give the budget in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "how much memory {device} has is not known: {}; say how much may be used in bytes, like --budget 20GiB",
@@ -61,16 +60,16 @@ pub fn envelope(device: &str, budget: Budget) -> Result<(Budget, Envelope), Unkn
     }
 }
 
-/// Claims the part of a budget that is in use already, by this process (its context included) or by others.
-/// `None` if nothing is in use, or the figures are unknown.
+/// Claims what this process (its context included) or others use already. `None` if that is nothing, or
+/// unknown.
 #[must_use]
 pub fn claim_in_use(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
     let in_use_bytes = budget.budget_bytes?.saturating_sub(budget.headroom_bytes?);
     unless_empty(envelope.claim_in_use(InUse::AllProcesses, in_use_bytes))
 }
 
-/// Claims what this process itself uses, its context included. It stays in use, unlike the memory of others.
-/// `None` if that is nothing, or unknown.
+/// Claims what this process uses, its context included: unlike others' memory, it stays in use. `None` if
+/// that is nothing, or unknown.
 #[must_use]
 pub fn claim_own(budget: &Budget, envelope: &Envelope) -> Option<Claim> {
     unless_empty(envelope.claim_in_use(InUse::Own, budget.process_used_bytes?))

@@ -12,9 +12,9 @@ use crate::open::Device;
 
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// Samples the device's memory in use on its own thread, and records the peak growth in a claim.
+/// Samples the device's memory in use on a thread, and records the peak growth in a claim.
 ///
-/// A graph capture or a profiling run takes memory only for moments. Changes between two samples are missed.
+/// Graph captures and profiling runs take memory only for moments; changes between two samples are missed.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -40,15 +40,14 @@ pub struct Watch {
     /// Dropping it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    /// The thread's process; a forked child has no thread.
+    /// A forked child has no thread.
     process: u32,
 }
 
-/// What is counted, and from which start.
 #[derive(Debug, Clone)]
 struct Sampler {
     device: Device,
-    /// Counts this process alone where its use is known, else the whole device.
+    /// Counts this process alone where its use is known.
     is_own: bool,
     before_bytes: u64,
 }
@@ -103,7 +102,7 @@ impl Watch {
         }
         drop(stop);
         if let Some(thread) = thread {
-            // The thread calls nothing that panics. After a panic, the last sample still counts.
+            // After a panic, the last sample still counts.
             let _ = thread.join();
         }
     }

@@ -6,8 +6,8 @@ use serde::{Serialize, Serializer};
 
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $name:ident: $bits:literal,)*) => {
-        /// A tensor's element type. Displays and serializes as the format's name. Ordered as the reference
-        /// implementation lays tensors out: strictest alignment last.
+        /// A tensor's element type. Ordered as the reference implementation lays tensors out: strictest
+        /// alignment last.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[allow(non_camel_case_types, clippy::upper_case_acronyms)] // The format's own names.
         #[non_exhaustive]
@@ -123,7 +123,7 @@ mod tests {
             assert_eq!(Dtype::of(dtype.name()), Some(*dtype));
         }
         assert!(Dtype::ALL.is_sorted() && Dtype::ALL.iter().map(theirs).is_sorted());
-        // Its error for an unknown name lists the known ones.
+        // The error lists the known names.
         let message =
             safetensors::Dtype::deserialize(StrDeserializer::<Error>::new("F33")).unwrap_err().to_string();
         let known = message.split('`').skip(3).step_by(2);

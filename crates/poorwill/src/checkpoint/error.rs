@@ -1,7 +1,7 @@
 //! Errors of checkpoints.
 //!
-//! Every message names the file, the tensor and the conflicting numbers. Fields hold names as the file has
-//! them; messages shorten and escape them, so that a hostile header cannot write to a terminal.
+//! Every message names the file, the tensor and the conflicting numbers. Messages shorten and escape names,
+//! so that a hostile header cannot write to a terminal.
 
 use std::io;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
 
-    /// Not a file: a pipe, a socket, a device, or an unexpected folder.
+    /// A pipe, a socket, a device, or an unexpected folder.
     #[error("{}: not a regular file", text::path(path))]
     NotAFile {
         /// The path.
@@ -46,7 +46,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
 
-    /// A folder with several indexes; name one of them.
+    /// A folder with several indexes.
     #[error(
         "{}: several indexes in this folder ({}); name the one that is meant instead of the folder",
         text::path(path),
@@ -59,7 +59,7 @@ pub enum CheckpointError {
         indexes: Vec<String>,
     },
 
-    /// The index of a sharded checkpoint is invalid.
+    /// An index is invalid.
     #[error("{}: {error}", text::path(path))]
     Index {
         /// The index.
@@ -68,7 +68,7 @@ pub enum CheckpointError {
         error: IndexError,
     },
 
-    /// Not a complete and consistent safetensors file.
+    /// Not a complete, consistent safetensors file.
     #[error("{}: {error}", text::path(path))]
     Header {
         /// The file.
@@ -77,7 +77,7 @@ pub enum CheckpointError {
         error: HeaderError,
     },
 
-    /// Two files hold a tensor of the same name, and no index chooses.
+    /// Two files hold a tensor of one name, and no index chooses.
     #[error(
         "tensor {} is in both {} and {}, and no index says which one counts; if the folder holds more than \
          one checkpoint, name the files of one of them one by one",
@@ -90,11 +90,11 @@ pub enum CheckpointError {
         tensor: String,
         /// The first.
         first: PathBuf,
-        /// The other file.
+        /// The other.
         second: PathBuf,
     },
 
-    /// Too many open files. A checkpoint holds one descriptor per shard.
+    /// Too many open files: a checkpoint holds one descriptor per shard.
     #[error(
         "{}: cannot open; {open_files} files of this checkpoint are open already and each shard \
          needs one descriptor: raise the limit (`ulimit -n`)",
@@ -136,7 +136,7 @@ pub enum CheckpointError {
         tensor_bytes: u64,
     },
 
-    /// The tensor is not of this checkpoint.
+    /// The tensor is of another checkpoint.
     #[error("tensor {} is not one of this checkpoint's tensors", text::name(tensor))]
     ForeignTensor {
         /// The tensor.
@@ -183,7 +183,7 @@ pub enum CheckpointError {
     },
 }
 
-/// What is wrong with a `*.safetensors.index.json`.
+/// What is wrong with an index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
@@ -252,18 +252,18 @@ pub enum IndexError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// A Git LFS pointer: the clone lacks its large files.
+    /// A Git LFS pointer.
     #[error("this is a Git LFS pointer, not the file itself; run `git lfs pull`")]
     GitLfsPointer,
 
-    /// Too short for the length of a header.
+    /// Too short for a header's length.
     #[error("the file has {file_bytes} bytes; a safetensors file begins with 8 bytes of header length")]
     FileTooShort {
         /// File size.
         file_bytes: u64,
     },
 
-    /// A header beyond the format's limit; probably another kind of file.
+    /// Beyond the format's limit; probably another kind of file.
     #[error(
         "the header claims {header_bytes} bytes, more than the {limit_bytes} allowed; is this a safetensors \
          file?"
@@ -301,14 +301,14 @@ pub enum HeaderError {
         reason: String,
     },
 
-    /// A repeated tensor, or key of `__metadata__`.
+    /// A repeated tensor or metadata key.
     #[error("the header has {} twice", text::name(key))]
     DuplicateKey {
         /// The tensor or key.
         key: String,
     },
 
-    /// A tensor's entry has missing, repeated or unknown fields.
+    /// Missing, repeated or unknown fields.
     #[error("tensor {}: {reason}", text::name(tensor))]
     EntryMalformed {
         /// The tensor.
@@ -349,7 +349,7 @@ pub enum HeaderError {
         value: String,
     },
 
-    /// The size by shape and dtype exceeds 64 bits.
+    /// The size exceeds 64 bits.
     #[error("tensor {}: the size of {dtype} {} overflows 64 bits", text::name(tensor), text::shape(shape))]
     SizeOverflow {
         /// The tensor.

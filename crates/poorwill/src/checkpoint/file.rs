@@ -1,7 +1,7 @@
-//! One safetensors file: its descriptor, its header, and positional reads.
+//! One safetensors file.
 //!
-//! The file stays open as long as the checkpoint, so renames and deletions do not matter. It is read with
-//! `pread`, never mapped: truncation is a short read and an error, not a `SIGBUS`.
+//! The file stays open as long as the checkpoint, so renames and deletions do not matter. It is never mapped:
+//! truncation is a short read, not a `SIGBUS`.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -65,7 +65,7 @@ impl ShardFile {
         Ok(header)
     }
 
-    /// Fills `buf` as far as the file reaches. Returns the bytes read.
+    /// Fills `buf` as far as the file reaches.
     pub(super) fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut got = 0;
         while got < buf.len() {
@@ -80,7 +80,6 @@ impl ShardFile {
     }
 }
 
-/// A system error; absent files have their own variant.
 pub(super) fn failed(path: &Path, operation: &'static str, source: io::Error) -> CheckpointError {
     let path = path.to_path_buf();
     match source.kind() {

@@ -1,7 +1,7 @@
 //! Resolves a path to files.
 //!
-//! A file is itself. A folder is the shards of its index, or without one all its `.safetensors` files by
-//! name, except hidden ones. The path of an index selects that index.
+//! A folder means the shards of its index, or without one all its `.safetensors` files by name, except hidden
+//! ones.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -58,7 +58,7 @@ fn shards(folder: &Path, names: &[OsString]) -> Result<Source, CheckpointError> 
     Ok(Source::Files(shards))
 }
 
-/// Sorted names in a folder, without hidden files and folders. A dangling link counts: it is a missing shard.
+/// Sorted, without hidden files and folders. A dangling link counts: a missing shard.
 fn file_names(folder: &Path) -> Result<Vec<OsString>, CheckpointError> {
     let unreadable = |source| failed(folder, "list", source);
     let mut names = Vec::new();

@@ -1,6 +1,6 @@
 //! Parses the header of a safetensors file into entries.
 //!
-//! The header is UTF-8 and one JSON object without repeated keys. `__metadata__` holds only strings, and each
+//! The header is one JSON object in UTF-8, without repeated keys. `__metadata__` holds only strings, and each
 //! tensor has exactly the format's fields. `layout` checks the numbers. `serde_json`'s recursion limit bounds
 //! nesting; skipped values need no recursion.
 

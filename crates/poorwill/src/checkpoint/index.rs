@@ -2,7 +2,7 @@
 //!
 //! Hugging Face's form is `{"metadata": {"total_size": N}, "weight_map": {"tensor": "shard"}}`. Only the map
 //! is used: `total_size` is often wrong in published checkpoints. A shard is a plain file name, so an index
-//! cannot leave its folder. A shard may be a symbolic link, as in a download cache.
+//! cannot leave its folder. It may be a symbolic link, as in a download cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -44,7 +44,6 @@ impl Index {
         self.weight_map.iter().map(|(tensor, shard)| (tensor.as_str(), shard.as_str()))
     }
 
-    /// The shard of `tensor`, if the index names it.
     pub(super) fn shard_of(&self, tensor: &str) -> Option<&str> {
         self.weight_map.get(tensor).map(String::as_str)
     }

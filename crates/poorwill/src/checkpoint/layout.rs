@@ -1,6 +1,6 @@
-//! Checks a header's numbers against each other and the file.
+//! Checks a header's numbers.
 //!
-//! Afterwards each tensor lies inside the file, and its size matches shape and dtype. Every byte belongs to
+//! Afterwards each tensor lies inside the file, with the size of its shape and dtype. Every byte belongs to
 //! exactly one tensor.
 
 use super::dtype::Dtype;
@@ -15,7 +15,6 @@ pub(super) struct Payload {
     pub(super) file_bytes: u64,
 }
 
-/// A tensor with checked bounds.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) name: String,
@@ -27,7 +26,7 @@ pub(super) struct Entry {
     pub(super) end: u64,
 }
 
-/// Checks the entries and sorts them by offset. An empty tensor precedes the one with the same offset.
+/// Sorts by offset; an empty tensor precedes the one at the same offset.
 pub(super) fn check(raw: Vec<RawEntry>, payload: Payload) -> Result<Vec<Entry>, HeaderError> {
     let mut entries =
         raw.into_iter().map(|entry| check_entry(entry, payload)).collect::<Result<Vec<_>, _>>()?;
@@ -83,8 +82,7 @@ fn offset_pair(tensor: &str, offsets: Naturals) -> Result<(u64, u64), HeaderErro
     }
 }
 
-/// Size by dtype and shape. Multiplies in order, as the reference implementation: `[2^40, 2^40, 0]` overflows
-/// although it is empty.
+/// Multiplies in order, as the reference implementation: `[2^40, 2^40, 0]` overflows although it is empty.
 fn bytes_of(tensor: &str, dtype: Dtype, shape: &[u64]) -> Result<u64, HeaderError> {
     let elements = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
     let Some(bits) = elements.and_then(|elements| elements.checked_mul(dtype.bits())) else {
@@ -96,7 +94,7 @@ fn bytes_of(tensor: &str, dtype: Dtype, shape: &[u64]) -> Result<u64, HeaderErro
     Ok(bits / 8)
 }
 
-/// Checks that the `entries`, in offset order, cover the payload without overlap.
+/// The `entries`, in offset order, cover the payload without overlap.
 fn check_cover(entries: &[Entry], payload: Payload) -> Result<(), HeaderError> {
     let mut covered = payload.begin;
     let mut before: Option<&Entry> = None;

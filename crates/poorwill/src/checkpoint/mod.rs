@@ -1,9 +1,8 @@
 //! Reads checkpoints: safetensors files, alone or in shards.
 //!
 //! [`Checkpoint::open`] reads and checks all headers, and no payload. [`Checkpoint::read_exact_at`] then
-//! reads any part of any tensor, from any thread. Torn downloads, hostile headers and unfitting shards are
-//! errors that name the file, the tensor and the numbers. No file is mapped, so truncation is an error, not a
-//! signal.
+//! reads any bytes, from any thread. Errors name the file, the tensor and the numbers. No file is mapped, so
+//! truncation is an error, not a signal.
 //!
 //! Accepts what the reference implementation (the `safetensors` crate) accepts, except likely mistakes and
 //! tricks. Refused are repeated keys, unknown fields in a tensor's entry, `null` for `__metadata__`, and
@@ -32,7 +31,7 @@ mod json;
 mod layout;
 pub(crate) mod text;
 
-/// An open checkpoint: its files and tensors. Holds one file descriptor per shard.
+/// An open checkpoint, with one file descriptor per shard.
 ///
 /// ```
 /// use poorwill::checkpoint::Checkpoint;
@@ -63,7 +62,7 @@ pub struct Checkpoint {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tensor {
-    /// Its name in the file. Escape it before you show it.
+    /// Its name; escape it before you show it.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
@@ -71,27 +70,26 @@ pub struct Tensor {
     pub shape: Vec<u64>,
     /// Size.
     pub bytes: u64,
-    /// Its file, an index into [`Checkpoint::files`].
+    /// An index into [`Checkpoint::files`].
     pub file: usize,
     /// First byte, in the file.
     pub offset: u64,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint at `paths` and checks all headers.
+    /// Opens the checkpoint at `paths`.
     ///
     /// A path is one of:
     /// - a safetensors file;
     /// - a folder: the shards of its `*.safetensors.index.json` (`model.safetensors.index.json` of several).
-    ///   Without one, all its `*.safetensors` files by name, except hidden ones; their tensor names must be
-    ///   unique;
+    ///   Without one, all its `*.safetensors` files by name, except hidden ones, with unique tensor names;
     /// - such an index.
     ///
-    /// With an index, each tensor comes from its named shard. Tensors that only the shards name belong to the
-    /// checkpoint, as they do for engines.
+    /// With an index, each tensor comes from its named shard. Tensors that only shards name belong to the
+    /// checkpoint too, as for engines.
     ///
-    /// A file named twice, by any paths, counts once, at its first position. Files of different paths may
-    /// repeat tensor names.
+    /// A file named twice counts once, at its first position. Files of different paths may repeat tensor
+    /// names.
     pub fn open(paths: &[PathBuf]) -> Result<Self, CheckpointError> {
         if paths.is_empty() {
             return Err(CheckpointError::NothingNamed);
@@ -121,8 +119,8 @@ impl Checkpoint {
         self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
     }
 
-    /// Fills `buf` with the tensor's bytes from `offset_in_tensor`. Threads may read concurrently. After an
-    /// error, `buf` is unspecified.
+    /// Fills `buf` from `offset_in_tensor`. Threads may read concurrently. After an error, `buf` is
+    /// unspecified.
     pub fn read_exact_at(
         &self,
         tensor: &Tensor,
@@ -159,7 +157,7 @@ impl Checkpoint {
         }
     }
 
-    /// The file of a tensor with bytes, if it is ours. No two such tensors share an offset.
+    /// No two tensors with bytes share an offset.
     fn file_of(&self, tensor: &Tensor) -> Result<&ShardFile, CheckpointError> {
         let position = |tensor: &Tensor| (tensor.file, tensor.offset, tensor.bytes);
         self.tensors
@@ -176,7 +174,7 @@ struct Opener {
     files: Vec<ShardFile>,
     by_canonical_path: HashMap<PathBuf, usize>,
     tensors: Vec<Tensor>,
-    /// Indexes of tensors that an index takes from another shard.
+    /// Tensors that an index takes from another shard.
     left_out: HashSet<usize>,
 }
 
@@ -200,7 +198,7 @@ impl Opener {
         Checkpoint { files, tensors: kept.map(|(_, tensor)| tensor).collect() }
     }
 
-    /// Adds a file with its tensors, unless present. Returns its index.
+    /// Returns the file's index.
     fn add_file(&mut self, path: PathBuf) -> Result<usize, CheckpointError> {
         let canonical = canonical(&path)?;
         if let Some(position) = self.by_canonical_path.get(&canonical) {
@@ -251,7 +249,7 @@ impl Opener {
         }
     }
 
-    /// The files from `first_new` on, of one path, repeat no name.
+    /// The files of one path repeat no name.
     fn check_names_from(&self, first_new: usize) -> Result<(), CheckpointError> {
         let mut seen = HashMap::new();
         for (position, tensor) in self.tensors.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Makes outside names, paths and reasons fit for messages.
+//! Makes outside text fit for messages.
 //!
-//! A header may name tensors anything: a megabyte of text, a terminal escape, a right-to-left override. The
-//! results are bounded in length, and contain no invisible or control character.
+//! A header may name tensors anything: a megabyte, a terminal escape, a right-to-left override. The results
+//! are bounded, without invisible or control characters.
 
 use std::path::Path;
 
-/// Head and tail kept of a long text, in bytes.
+/// Bytes kept of a long text.
 struct Limits {
     head: usize,
     tail: usize,
@@ -15,7 +15,6 @@ const NAME: Limits = Limits { head: 64, tail: 32 };
 const REASON: Limits = Limits { head: 240, tail: 40 };
 const PATH: Limits = Limits { head: 768, tail: 256 };
 
-/// A quoted name; escapes unprintable characters, quotes and backslashes.
 pub(crate) fn name(raw: &str) -> String {
     let mut shown = String::from('"');
     push_shortened(&mut shown, raw, &NAME, push_escaped);
@@ -26,7 +25,7 @@ pub(crate) fn name(raw: &str) -> String {
     shown
 }
 
-/// A parser's sentence, which may quote the file; keeps quotes and backslashes.
+/// It may quote the file; keeps quotes and backslashes.
 pub(crate) fn reason(raw: &str) -> String {
     let mut shown = String::new();
     push_shortened(&mut shown, raw, &REASON, push_printable);

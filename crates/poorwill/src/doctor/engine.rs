@@ -1,4 +1,4 @@
-//! What to give an inference engine of a device.
+//! What to give an inference engine.
 
 use poorwill_core::Tag;
 use poorwill_core::budget::{Budget, Claimed, Share};
@@ -31,14 +31,14 @@ pub struct EngineAdvice {
     pub memory_bytes: Option<u64>,
     /// Claims on the budget, memory in use first.
     pub claims: Vec<Claimed>,
-    /// Bytes left for a key-value cache after the claims. `None` also after a refused claim.
+    /// Bytes left after the claims; `None` also after a refused one.
     pub kv_cache_bytes: Option<u64>,
     /// Why a claim is refused, and what to change.
     pub refused: Option<String>,
 }
 
 impl EngineAdvice {
-    /// `engine_total_bytes` is the total that an engine's share refers to.
+    /// `engine_total_bytes` is what an engine's share refers to.
     pub(super) fn of(memory: &Budget, engine_total_bytes: Option<u64>, claims: &[(Tag, u64)]) -> Self {
         let mut advice = Self {
             gpu_memory_utilization: None,

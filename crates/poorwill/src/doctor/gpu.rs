@@ -1,4 +1,4 @@
-//! The driver's GPUs: memory figures by source, and link speeds.
+//! GPUs: memory figures by source, and link speeds.
 
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ pub struct GpuReport {
     pub measured_bytes: Option<u64>,
 }
 
-/// The link of a GPU: present, possible and measured.
+/// A GPU's link: present, possible and measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LinkReport {
@@ -38,7 +38,7 @@ pub struct LinkReport {
     pub width: Option<u32>,
     /// Largest width of both ends.
     pub width_max: Option<u32>,
-    /// PCI Express generation in use, read right after copies: an idle link slows down.
+    /// PCI Express generation, read right after copies: an idle link slows down.
     pub generation: Option<u32>,
     /// Newest generation that both ends support.
     pub generation_max: Option<u32>,

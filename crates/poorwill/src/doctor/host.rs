@@ -1,4 +1,4 @@
-//! The computer: its memory, and the kernel settings for mapping and page-locking it.
+//! The computer's memory, and the kernel settings for mapping and page-locking it.
 
 use std::{fs, thread};
 
@@ -26,21 +26,21 @@ pub struct HostReport {
     pub memory_total_bytes: Option<u64>,
     /// Memory available without swapping.
     pub memory_available_bytes: Option<u64>,
-    /// Smallest memory limit of this process's control groups. `None` without one.
+    /// Smallest limit of this process's control groups; `None` without one.
     pub cgroup_memory_limit_bytes: Option<u64>,
     /// Least memory left below such a limit, after reclaiming cached files.
     pub cgroup_memory_remaining_bytes: Option<u64>,
-    /// Memory that this process may lock. `None` without a limit.
+    /// Memory that this process may lock; `None` without a limit.
     pub memlock_bytes: Option<u64>,
     /// Page size.
     pub page_bytes: u64,
-    /// `always`, `madvise` or `never`. `None` without transparent huge pages.
+    /// `always`, `madvise` or `never`; `None` without transparent huge pages.
     pub transparent_huge_pages: Option<String>,
     /// Reserved and unused huge pages.
     pub reserved_huge_pages_bytes: Option<u64>,
     /// NUMA nodes with processors.
     pub numa_nodes: Option<usize>,
-    /// NUMA nodes with memory but no processors: memory of GPUs that the system manages.
+    /// NUMA nodes with memory but no processors: GPU memory that the system manages.
     pub numa_nodes_without_cpus: Vec<u32>,
     /// Mappings a process may have.
     pub max_map_count: Option<u64>,

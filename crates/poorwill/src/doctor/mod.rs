@@ -1,8 +1,7 @@
-//! Examines this computer: its memory and GPUs, how much an engine may use, and what will cause problems.
+//! Examines this computer: its memory and GPUs, and what an engine may use.
 //!
 //! [`examine`] changes nothing. It briefly creates a context on each GPU, since only there the driver reports
-//! usable memory, and measures the link with a small sample. An unknown fact is `None`, with a warning that
-//! says why.
+//! usable memory, and measures the link. An unknown fact is `None`, with a warning.
 //!
 //! ```
 //! use poorwill::doctor::{Plan, examine};
@@ -31,7 +30,7 @@ use crate::budget::{Caps, Slice};
 use crate::device::DeviceSpec;
 use crate::open::Device;
 
-/// What to examine, and what an engine needs. The default: every device, with all of its memory.
+/// What to examine. By default every device, with all of its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Plan {
@@ -39,11 +38,10 @@ pub struct Plan {
     pub device: Option<DeviceSpec>,
     /// The user's caps.
     pub caps: Caps,
-    /// An engine's claims before its key-value cache, in order, in bytes. Applies to the
-    /// host device only when it is named or alone.
+    /// An engine's claims in bytes, before its key-value cache. Applies to the host device only when it is
+    /// named or alone.
     pub claims: Vec<(Tag, u64)>,
-    /// Time for GPUs. After it no further GPU is opened, and in its last 2 s none is measured. Raise it for
-    /// many GPUs.
+    /// Time for GPUs. After it no further GPU is opened, and in its last 2 s none is measured.
     pub timeout: Duration,
 }
 
@@ -54,28 +52,28 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Selects a device beside the host device; `None` selects all.
+    /// Sets [`Self::device`].
     #[must_use]
     pub fn on(mut self, device: impl Into<Option<DeviceSpec>>) -> Self {
         self.device = device.into();
         self
     }
 
-    /// Sets the user's caps.
+    /// Sets [`Self::caps`].
     #[must_use]
     pub fn within(mut self, caps: Caps) -> Self {
         self.caps = caps;
         self
     }
 
-    /// Sets an engine's claims before its key-value cache.
+    /// Sets [`Self::claims`].
     #[must_use]
     pub fn claiming(mut self, claims: impl Into<Vec<(Tag, u64)>>) -> Self {
         self.claims = claims.into();
         self
     }
 
-    /// Sets the time for GPUs.
+    /// Sets [`Self::timeout`].
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -94,7 +92,7 @@ pub struct NoSuchDevice {
     pub reasons: Vec<String>,
 }
 
-/// The findings, with the same structure in Rust and JSON.
+/// The findings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DoctorReport {
@@ -102,7 +100,7 @@ pub struct DoctorReport {
     pub host: HostReport,
     /// Values for `--device`: GPUs in the driver's order, then the host device.
     pub devices: Vec<DeviceReport>,
-    /// Problems and unknown facts, a sentence or two each.
+    /// Problems and unknown facts.
     pub warnings: Vec<String>,
 }
 
@@ -128,9 +126,9 @@ pub struct DeviceReport {
     /// Memory figures by source, and the budget.
     #[serde(flatten)]
     pub memory: Budget,
-    /// What limits this process to a part of it.
+    /// What limits this process to a part of the device.
     pub slice: Option<Slice>,
-    /// Shared memory that a thread block may opt in to. `None` for the host device.
+    /// Shared memory that a thread block may opt in to; `None` for the host device.
     pub shared_memory_per_block_bytes: Option<u64>,
     /// What to give an engine.
     pub engine: EngineAdvice,
@@ -139,7 +137,7 @@ pub struct DeviceReport {
     pub gpu: Option<GpuReport>,
 }
 
-/// Examines this computer. Claims that do not fit are in the report.
+/// Examines this computer; refused claims are in the report.
 ///
 /// # Errors
 /// When the named device does not exist here.

@@ -10,8 +10,7 @@ use poorwill_driver::{BufferMade, BufferPin};
 use super::Switches;
 use crate::open::Device;
 
-/// Host memory of exactly the requested size, from a device's host arena. Released with the last reference or
-/// view.
+/// Host memory of exact size, from a device's host arena. Released with the last reference or view.
 ///
 /// ```
 /// use poorwill::Device;
@@ -27,7 +26,7 @@ use crate::open::Device;
 /// ```
 pub struct Buffer {
     device: Device,
-    /// Present until dropped. A forked child must not even read its length.
+    /// A forked child must not even read its length.
     memory: Option<Arc<HostBuffer>>,
     addr: usize,
     bytes: u64,
@@ -48,7 +47,7 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Allocates memory with unspecified contents. A switch against page-locking overrides `pin`; then
+    /// Allocates memory with unspecified contents. If a switch overrides `pin`,
     /// [`pageable_because`](Self::pageable_because) names it.
     ///
     /// # Errors
@@ -62,7 +61,7 @@ impl Buffer {
     }
 
     /// Several buffers, as by [`Buffer::new`]. All are reserved or refused before this returns; other threads
-    /// make them meanwhile. Wait for each separately; dropping an unfinished one releases it.
+    /// make them meanwhile. Dropping an unfinished one releases it.
     ///
     /// # Errors
     /// `OutOfHostMemory` and `InvalidArgument` as [`Buffer::new`], without a reservation; others when
@@ -113,7 +112,7 @@ impl Buffer {
         self.bytes
     }
 
-    /// Its address in this process. To pass it on, use [`lend`](Self::lend).
+    /// Its address in this process; to pass it on, use [`lend`](Self::lend).
     #[must_use]
     pub fn addr(&self) -> usize {
         self.addr
@@ -150,7 +149,7 @@ impl Buffer {
         self.memory.as_mut().and_then(Arc::get_mut).map(|memory| &mut **memory)
     }
 
-    /// The memory, for [`copy_to_device`](poorwill_core::Driver::copy_to_device). A running copy keeps it.
+    /// The memory; a running copy keeps it.
     #[must_use]
     pub fn memory(&self) -> Option<Arc<HostBuffer>> {
         self.memory.clone()
@@ -173,7 +172,7 @@ fn switched(pin: BufferPin, switches: Switches) -> (BufferPin, Option<String>) {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        // A forked child has no such memory; dropping the handle does nothing.
+        // A forked child has no such memory.
         if self.device.driver().check_process().is_err() {
             return;
         }
@@ -183,8 +182,7 @@ impl Drop for Buffer {
         } else {
             drop(memory);
         }
-        // Weights are not allocated again like backups, but unlocking waits. So page-locked memory without
-        // views stays cached.
+        // Page-locked memory without views stays cached, since unlocking waits.
         if may_be_in_use || !self.is_pinned() {
             self.device.release_surplus(self.bytes);
         }

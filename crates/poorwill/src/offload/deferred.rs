@@ -9,7 +9,7 @@ use crate::open::Device;
 
 type Kept = Box<dyn Any + Send + Sync>;
 
-/// Keeps what it could not wait for, for instance after a fatal device error. At its own end the rest leaks.
+/// Keeps what it could not wait for, such as after a fatal device error; leaks it on drop.
 #[derive(Default)]
 pub(crate) struct DeferredFree(Mutex<Vec<Kept>>);
 
@@ -24,7 +24,7 @@ impl DeferredFree {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees memory once the device's present work completes: now, or with a later call if waiting fails.
+    /// Frees after the device's present work: now, or in a later call if waiting fails.
     pub(crate) fn free(&self, device: &Device, kept: Kept) {
         // Outside the lock, so that other threads see an empty list and do not wait.
         let mut held = mem::take(&mut *self.lock());

@@ -1,14 +1,13 @@
 //! Weights in host memory: buffers of exact size, and host memory that a device reads in place.
 //!
-//! - A [`Buffer`] is host memory from the device's arena, exact to the byte and page-locked on request. It
-//!   lies on the GPU's NUMA node, with huge pages where useful. The device's host budget, control groups and
-//!   the machine limit it.
-//! - A [`View`] is host memory as the device sees it, without a copy. It views a buffer, or foreign memory,
-//!   which it page-locks in place unless the owner has done so.
+//! - A [`Buffer`] is host memory of exact size from the device's arena, page-locked on request. It lies on
+//!   the GPU's NUMA node, with huge pages where useful. The device's host budget, control groups and the
+//!   machine limit it.
+//! - A [`View`] is host memory as the device sees it, without a copy.
 //! - Memory that a view or a lent address exposed is released after the device's work, as by `cudaFreeHost`.
-//!   The last drop waits for that work and leaves captures alone. If waiting fails, the memory is kept.
-//! - A [`Prefetcher`] copies layers of such memory to the device ahead of their computation.
-//! - A [`HostCheckpoint`] is a checkpoint in such buffers.
+//!   The last drop waits for that work, but not for captures. If waiting fails, the memory is kept.
+//! - A [`Prefetcher`] copies layers to the device ahead of their computation.
+//! - A [`HostCheckpoint`] is a checkpoint in buffers.
 //! - [`Switches`] from the environment disable page-locking and views; no caller can override them.
 
 mod buffer;

@@ -21,7 +21,7 @@ pub struct Slots {
     pub tag: Tag,
     /// How many; at least 2 to overlap copies with computation.
     pub count: NonZeroUsize,
-    /// Size of each: that of the largest layer.
+    /// Size of the largest layer.
     pub bytes: u64,
 }
 
@@ -33,13 +33,13 @@ impl Slots {
     }
 }
 
-/// A layer whose computation is to be queued now.
+/// A layer to compute now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadyLayer {
     /// Its index.
     pub layer: usize,
-    /// Its bytes on the device, for work queued on `stream`.
+    /// Its bytes on the device, for work on `stream`.
     pub range: DeviceRange,
     /// The only stream to queue on.
     pub stream: StreamId,
@@ -47,17 +47,17 @@ pub struct ReadyLayer {
 
 /// A forward pass over layers in host memory, with copies ahead of computation.
 ///
-/// Layer *i* uses slot *i* modulo the number of slots. Events on the device order two things:
+/// Layer *i* uses slot *i* modulo their number. Events on the device order two things:
 ///
-/// - the computation of a layer starts after its copy;
-/// - the copy of a layer starts after the computation of the slot's previous layer.
+/// - a layer's computation starts after its copy;
+/// - a layer's copy starts after the computation of the slot's previous layer.
 ///
 /// A copy is queued once the work it waits for is queued, so copies run while the host queues computation.
 /// The host waits only at the end of a pass. (With pageable memory a driver may copy inside the queuing
 /// call.)
 ///
-/// A pass returns only when none of its work is in flight, or the device fails to confirm that. Then the next
-/// pass waits first. Dropping the prefetcher releases slots, streams and events.
+/// A pass returns when none of its work is in flight, or the device fails to confirm that. Then the next pass
+/// waits first. Dropping the prefetcher releases slots, streams and events.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -86,7 +86,7 @@ pub struct Prefetcher<'a> {
     slots: Vec<Block>,
     copy_stream: Stream,
     compute_stream: Stream,
-    /// Whether no work of an earlier pass is in flight.
+    /// Whether no earlier work is in flight.
     is_complete: bool,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Prefetcher<'a> {
     /// Allocates the slots, aligned to granules, and creates the streams.
     ///
     /// # Errors
-    /// As [`Arena::alloc`]; `Driver` without a stream. Releases everything.
+    /// As [`Arena::alloc`]; `Driver` without a stream.
     pub fn new(arena: &'a Arena, slots: &Slots) -> Result<Self, PoolError> {
         let driver = arena.driver();
         let stream = || Stream::new(driver).map_err(failed("make a stream"));
@@ -119,8 +119,8 @@ impl<'a> Prefetcher<'a> {
         &self.slots
     }
 
-    /// Copies each layer and lets `compute` queue its computation on the given stream. `compute` may read the
-    /// range. Returns after all work completes.
+    /// Copies each layer and lets `compute` queue its computation on the given stream. Returns after all work
+    /// completes.
     ///
     /// # Errors
     /// After all but the first, the contents of the slots are unspecified.
@@ -143,7 +143,7 @@ impl<'a> Prefetcher<'a> {
     /// Frees the slots and destroys the streams.
     ///
     /// # Errors
-    /// The first refusal; the drop tries again and cannot report.
+    /// The first refusal; the drop tries again.
     pub fn close(mut self) -> Result<(), PoolError> {
         self.end()
     }
@@ -203,7 +203,7 @@ impl<'a> Prefetcher<'a> {
         Ok(())
     }
 
-    /// Queues the copy of a layer to its slot; the event marks its end.
+    /// The event marks the copy's end.
     fn queue_copy(
         &self,
         layer: usize,
@@ -226,7 +226,7 @@ impl<'a> Prefetcher<'a> {
         outcome
     }
 
-    /// Waits for both streams. Whether both are complete, and the first error.
+    /// Whether both streams are complete, and the first error.
     fn wait_streams(&self) -> (bool, Result<(), PoolError>) {
         let (copied, computed) = (self.copy_stream.wait_all(), self.compute_stream.wait_all());
         (copied.0 && computed.0, copied.1.and(computed.1).map_err(failed("wait for a pass")))

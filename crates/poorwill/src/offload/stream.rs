@@ -9,7 +9,6 @@ use poorwill_core::{Driver, StreamId};
 /// Attempts to destroy; after them the driver keeps the object to its own end.
 const TRIES: usize = 3;
 
-/// Repeats an action that must succeed. Returns the last error.
 fn retried<T, E>(action: impl Fn() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
     let mut outcome = action();
     for _ in 1..TRIES {
@@ -21,7 +20,7 @@ fn retried<T, E>(action: impl Fn() -> std::result::Result<T, E>) -> std::result:
     outcome
 }
 
-/// A stream of a device. Destroyed on drop, after its queued work.
+/// A stream, destroyed on drop after its queued work.
 ///
 /// ```
 /// use poorwill::offload::Stream;
@@ -71,7 +70,7 @@ impl Stream {
         self.id
     }
 
-    /// Waits for queued work. Waits again after an error, so that later calls meet no work in flight.
+    /// Waits for queued work, and again after an error, so that later calls meet no work in flight.
     ///
     /// # Errors
     /// The first device error.
@@ -99,7 +98,7 @@ impl Stream {
         self.driver.stream_wait_event(self.id, mark.id)
     }
 
-    /// Waits as [`Stream::wait`]. Whether all work is complete, and the first error.
+    /// Whether all work is complete, and the first error.
     pub(super) fn wait_all(&self) -> (bool, Result<()>) {
         let first = self.driver.stream_synchronize(self.id);
         let is_complete = first.is_ok() || retried(|| self.driver.stream_synchronize(self.id)).is_ok();
@@ -113,7 +112,7 @@ impl Drop for Stream {
     }
 }
 
-/// A point in a stream. Dropping it, even before it completes, leaves waiting streams waiting.
+/// A point in a stream. Dropping it early leaves waiting streams waiting.
 pub(super) struct Event {
     driver: Arc<dyn Driver>,
     id: EventId,

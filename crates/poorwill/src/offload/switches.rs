@@ -3,10 +3,10 @@
 use std::env;
 use std::ffi::OsString;
 
-/// Variables that disable page-locking with `1`: Poorwill's and vLLM's.
+/// Set to `1` they disable page-locking: Poorwill's variable and vLLM's.
 pub const DISABLE_PIN: [&str; 2] = ["POORWILL_DISABLE_PIN", "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY"];
 
-/// vLLM's variable that disables views with `1`.
+/// vLLM's variable; `1` disables views.
 pub const DISABLE_UVA: &str = "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA";
 
 /// What is disabled, and by which variable.
@@ -27,7 +27,7 @@ pub struct Switches {
     pub uva_off: Option<&'static str>,
 }
 
-/// A switch with another value than 0 and 1.
+/// A switch that is neither 0 nor 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name}={value:?} is neither 0 nor 1; correct or unset it")]
 #[non_exhaustive]
@@ -39,7 +39,7 @@ pub struct InvalidSwitch {
 }
 
 impl Switches {
-    /// Reads the environment now.
+    /// Reads the environment.
     ///
     /// # Errors
     /// The first value except `0`, `1` and empty.
@@ -47,14 +47,14 @@ impl Switches {
         Self::from_lookup(|name| env::var_os(name))
     }
 
-    /// Disables page-locking, by this variable.
+    /// Sets [`Self::pin_off`].
     #[must_use]
     pub const fn without_pins(mut self, variable: &'static str) -> Self {
         self.pin_off = Some(variable);
         self
     }
 
-    /// Disables views, by this variable.
+    /// Sets [`Self::uva_off`].
     #[must_use]
     pub const fn without_views(mut self, variable: &'static str) -> Self {
         self.uva_off = Some(variable);

@@ -58,8 +58,8 @@ impl View {
     /// A view of a buffer.
     ///
     /// # Errors
-    /// `Unsupported`, with the reason, for a buffer that the device does not see or when `switches` disable
-    /// views; `WrongProcess` in a forked child.
+    /// `Unsupported` for a buffer that the device does not see, or when `switches` disable views;
+    /// `WrongProcess` in a forked child.
     pub fn of(buffer: &Arc<Buffer>, switches: Switches) -> Result<Self, DriverError> {
         check(buffer.device(), switches, buffer.bytes())?;
         let device = buffer.device().clone();
@@ -80,8 +80,8 @@ impl View {
         Ok(Self { device, device_addr, bytes, keep_alive: Some(KeepAlive::Buffer { _buffer: buffer }) })
     }
 
-    /// A view of foreign memory, which `keep` keeps alive; dropping the view drops `keep`. Page-locks the
-    /// memory in place while views exist, unless its owner has done so.
+    /// A view of foreign memory, which `keep` keeps alive. Page-locks the memory while views exist, unless
+    /// its owner has.
     ///
     /// # Errors
     /// - `InvalidArgument` for zero bytes, and for memory on a page that its owner page-locked in part.

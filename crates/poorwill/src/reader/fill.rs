@@ -1,4 +1,4 @@
-//! Reads whole ranges: directly where the file allows it, else through the page cache.
+//! Reads ranges: directly where the file allows it, else through the page cache.
 
 use std::io::{self, ErrorKind};
 
@@ -42,8 +42,7 @@ pub(crate) fn buffer_bytes(storage: &dyn Storage, range: &FileRange) -> u64 {
     end - begin + aligned.memory_bytes.max(ALIGN_BYTES)
 }
 
-/// Reads a range into memory that it [`fits`], or into a buffer of [`buffer_bytes`]. Uses cached bytes if
-/// storage allows.
+/// Reads into memory that the range [`fits`], or a buffer of [`buffer_bytes`].
 pub(crate) fn read(
     storage: &dyn Storage,
     range: &FileRange,

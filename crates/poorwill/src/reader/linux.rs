@@ -13,7 +13,6 @@ use super::storage::{ALIGN_BYTES, Alignment};
 /// `tmpfs` and `ramfs`: nothing lies past the page cache.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// The file for direct reads and its alignment, or why there is none.
 pub(super) fn direct(plain: &File) -> Result<(File, Alignment), String> {
     let aligned = aligned(plain)?;
     match reopen(plain, OFlags::DIRECT) {
@@ -41,7 +40,7 @@ pub(super) fn read_cached(plain: &File, buf: &mut [u8], offset: u64) -> bool {
     true
 }
 
-/// Drops cached bytes; 0 `bytes` means to the end.
+/// 0 `bytes` means to the end.
 pub(super) fn drop_cached(plain: &File, offset: u64, bytes: u64) {
     let _ = rustix::fs::fadvise(plain, offset, NonZeroU64::new(bytes), Advice::DontNeed);
 }

@@ -1,9 +1,4 @@
-//! Reads checkpoints: plans the ranges of the files, and reads them with several threads.
-//!
-//! - `plan` divides the files into ranges.
-//! - `storage` opens the files, past the page cache (`O_DIRECT`) where the file system allows it.
-//! - `fill` reads one range, whatever the length of single reads and the alignment of the device.
-//! - `threads` distributes ranges. The first error stops all threads, and so does the caller.
+//! Reads ranges of checkpoint files with several threads.
 
 use std::num::NonZeroUsize;
 use std::thread;
@@ -25,8 +20,8 @@ mod threads;
 
 pub(crate) const RANGE_BYTES_MAX: u64 = 4 << 20;
 
-/// Bounds of the default number of readers: two per core. Readers mostly wait for storage, and remote storage
-/// answers many reads as fast as one.
+/// Bounds of the default: two per core. Readers mostly wait for storage, and remote storage answers many
+/// reads as fast as one.
 const READERS_MIN: usize = 4;
 const READERS_MAX: usize = 16;
 

@@ -1,4 +1,4 @@
-//! Divides a checkpoint into ranges, and locates read errors. Pure.
+//! Divides a checkpoint into ranges, and locates read errors.
 
 use super::ReadError;
 use crate::checkpoint::{Checkpoint, CheckpointError, Tensor};
@@ -22,8 +22,8 @@ pub(crate) struct TensorPart {
     pub(crate) bytes: u64,
 }
 
-/// All bytes of `tensors`, which are ordered by file and offset. A range ends at a multiple of `range_bytes`
-/// in its file, at a gap, and where `joins` separates a tensor from the one before.
+/// Takes `tensors` by file and offset. A range ends at a multiple of `range_bytes` in its file, at a gap, and
+/// where `joins` separates a tensor from the one before.
 pub(crate) fn ranges(
     tensors: &[Tensor],
     range_bytes: u64,

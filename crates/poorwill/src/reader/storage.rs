@@ -28,8 +28,7 @@ impl Alignment {
 pub(crate) enum PageCache {
     /// Cached bytes are used and stay; direct reads add none.
     Used,
-    /// Drops the files' cached pages, except those that other processes map. For callers that keep all bytes
-    /// in host memory.
+    /// Drops cached pages that no other process maps, for callers that keep all bytes.
     Emptied,
 }
 
@@ -41,11 +40,9 @@ pub(crate) trait Storage: Sync {
     /// Fills `buf` if all of it is cached and may be used.
     fn read_cached(&self, file: usize, buf: &mut [u8], offset: u64) -> bool;
     fn disable_direct(&self, file: usize, because: String);
-    /// Drops cached bytes, unless they may stay.
     fn drop_cached(&self, file: usize, offset: u64, bytes: u64);
 }
 
-/// The files of a checkpoint, each opened before its first read.
 pub(crate) struct Files<'a> {
     checkpoint: &'a Checkpoint,
     page_cache: PageCache,

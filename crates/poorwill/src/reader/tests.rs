@@ -37,7 +37,7 @@ fn device() -> Device {
     }
 }
 
-/// Two files of tensors of odd sizes, and their bytes by tensor.
+/// Odd sizes in two files, and their bytes by tensor.
 fn checkpoint() -> (tempfile::TempDir, Checkpoint, HashMap<String, Vec<u8>>) {
     let (folder, mut contents) = (tempfile::tempdir().unwrap(), HashMap::new());
     let sizes = [("a", [700_001usize, 3, 0, 1_300_000]), ("b", [64, 900_000, 5000, 1])];

@@ -1,4 +1,4 @@
-//! Rules about streams that are being captured into graphs.
+//! Rules about graph captures.
 
 use std::thread;
 
@@ -22,14 +22,15 @@ pub fn nothing_is_captured_unasked(driver: &dyn Driver) {
 
 /// How to capture, for drivers of a device that can.
 pub trait Capturer {
-    /// Starts the capture of a stream in the strictest mode, where calls of other threads might invalidate it.
+    /// Starts the capture of a stream in the strictest mode, where calls of other threads might invalidate
+    /// it.
     fn begin(&self, stream: StreamId);
 
     /// Ends the capture, on the same thread. Returns whether it was still valid.
     fn end(&self, stream: StreamId) -> bool;
 }
 
-/// `capture`: a capture is reported, calls that would invalidate it are refused, and all other calls leave it valid.
+/// `capture`: a capture is reported; invalidating calls are refused, and others leave it valid.
 ///
 /// # Panics
 /// If the rule is broken.
@@ -83,7 +84,7 @@ fn refused(driver: &dyn Driver, stream: StreamId, mapped: &Mapped<'_>) {
     driver.event_destroy(event).unwrap();
 }
 
-/// All that a pool does, on a stream that is not captured.
+/// All that a pool does, on another stream.
 fn harmless(driver: &dyn Driver, stream: StreamId) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 2);

@@ -1,4 +1,4 @@
-//! Rules about copies on streams of `stream_create_kernel_copies`, and about reporting completion.
+//! Rules about streams of `stream_create_kernel_copies`, and about reporting completion.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ fn sources(driver: &dyn Driver, bytes: &[u8]) -> [Arc<HostBuffer>; 2] {
     [latch::source(driver, bytes), Arc::new(bytes.to_vec().into())]
 }
 
-/// \[ways\]: whole granules, odd bytes, several parts, none; from any memory, which is free after the wait.
+/// \[kernel-copies\]: whole granules, odd bytes, several parts, none; from any memory.
 pub fn copies_by_kernel_are_copies(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 4);
@@ -51,14 +51,14 @@ pub fn copies_by_kernel_are_copies(driver: &dyn Driver) {
     mapped.end();
 }
 
-/// \[ways\], \[order\], \[owned\]: among work of all kinds, on its own stream and after an event of another stream.
+/// \[kernel-copies\], \[order\], \[owned\]: among work of all kinds, and after an event of another stream.
 pub fn copies_by_kernel_keep_the_order_of_their_stream(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 2);
     let stream = driver.stream_create_kernel_copies().unwrap();
     let whole = [CopyPart { device: mapped.range, host_offset: 0 }];
-    // The driver's memory, allocated before the stream is held: allocating it, and queuing copies of other memory,
-    // may wait for work on the device.
+    // Allocated before the stream is held: allocating it, and queuing copies of other memory, may wait for
+    // work on the device.
     let buffer = || driver.host_alloc(2 * g).unwrap();
     let buffers: Vec<_> =
         (0..6).map(|seed| (latch::source(driver, &sample(seed, 2 * g)), buffer())).collect();
@@ -90,7 +90,7 @@ pub fn copies_by_kernel_keep_the_order_of_their_stream(driver: &dyn Driver) {
     mapped.end();
 }
 
-/// \[ways\], \[validate\], \[ranges\]
+/// \[kernel-copies\], \[validate\], \[ranges\]
 pub fn copies_by_kernel_check_their_ranges(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 2);

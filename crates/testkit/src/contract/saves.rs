@@ -19,7 +19,7 @@ fn digests_of(bytes: &[u8], granule: u64) -> Vec<Digest> {
     bytes.chunks(usize::try_from(granule).unwrap()).map(Digest::of).collect()
 }
 
-/// `save`: stores the bytes and returns the buffer with their digests, in the order of the parts.
+/// `save`: returns the buffer with the digests of its bytes, in the order of the parts.
 pub fn saves_digest_what_they_store(driver: &dyn Driver) {
     let g = granule(driver);
     let mapped = Mapped::new(driver, 4);

@@ -1,4 +1,4 @@
-//! Reads the files of a checkpoint directly and discards the bytes: the storage's best speed.
+//! Measures the storage: reads files directly and discards the bytes.
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -8,8 +8,7 @@ use super::sink::Staging;
 use crate::checkpoint::Checkpoint;
 use crate::reader::{self, FileRange, Files, PageCache, RANGE_BYTES_MAX, Storage, buffer_bytes};
 
-/// Reads all tensors past the page cache into the readers' own memory. Returns the bytes; `None` if a file is
-/// not read directly.
+/// Reads all tensors past the page cache into the readers' own memory. `None` if a file is not read directly.
 ///
 /// # Errors
 /// `Checkpoint` for a failed read; `Staging`.

@@ -1,7 +1,6 @@
-//! Where a checkpoint's bytes go: the buffer of each tensor, and the ranges to read. Pure.
+//! Where a checkpoint's bytes go: the buffer of each tensor, and the ranges to read.
 //!
-//! Tensors keep their order in the files, so that neighbours in a file are neighbours in memory. Each tensor
-//! lies in one buffer, with only alignment gaps between tensors.
+//! Tensors keep their order in the files, with only alignment gaps between them. Each lies in one buffer.
 
 use crate::checkpoint::{Dtype, Tensor};
 use crate::reader::{self, FileRange, TensorPart};
@@ -10,7 +9,7 @@ use crate::reader::{self, FileRange, TensorPart};
 /// aligns memory to 64 on CPUs, and to 256 or more on GPUs.
 const ALIGNMENTS: [u64; 3] = [256, 64, 16];
 
-/// Allowed cost of alignment: this share of the bytes, or the rest of a page.
+/// Alignment may cost this share of the bytes, or the rest of a page.
 const PADDING_SHARE: u64 = 1000;
 const PADDING_MIN: u64 = 4096;
 
@@ -24,7 +23,7 @@ const BUFFERS_AIM: u64 = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorLocation {
-    /// Its buffer, an index into [`HostCheckpoint::buffers`](super::HostCheckpoint::buffers).
+    /// An index into [`HostCheckpoint::buffers`](super::HostCheckpoint::buffers).
     pub buffer: usize,
     /// Its first byte there.
     pub offset: u64,
@@ -40,7 +39,6 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Takes tensors by file and offset.
     pub(super) fn of(tensors: &[Tensor]) -> Self {
         let bytes = total(tensors);
         let target = (bytes / BUFFERS_AIM).clamp(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX);
@@ -78,7 +76,7 @@ impl Layout {
         self.buffers.iter().sum()
     }
 
-    /// The ranges to read; each goes to one buffer, in the order of buffers.
+    /// Each range goes to one buffer, in their order.
     pub(super) fn ranges(&self, tensors: &[Tensor], range_bytes: u64) -> Vec<FileRange> {
         let buffer = |tensor: usize| self.locations[tensor].map(|location| location.buffer);
         reader::ranges(tensors, range_bytes, |before, tensor| buffer(before) == buffer(tensor))
@@ -101,7 +99,7 @@ impl Layout {
     }
 }
 
-/// Size of all tensors. Each lies in a real file, so the sum does not overflow.
+/// Each tensor lies in a real file, so the sum does not overflow.
 fn total(tensors: &[Tensor]) -> u64 {
     tensors.iter().map(|tensor| tensor.bytes).sum()
 }
@@ -117,7 +115,6 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Consecutive tensors of a file.
     fn file(number: usize, begin: u64, sizes: &[u64]) -> Vec<Tensor> {
         let mut offset = begin;
         let tensor = |(nth, bytes): (usize, &u64)| {
@@ -190,7 +187,7 @@ mod tests {
 
     #[test]
     fn alignment_costs_no_more_than_a_thousandth_or_a_page() {
-        // One odd byte each: alignment to 256 costs 255.
+        // Aligning each odd byte to 256 costs 255.
         for (lines, expected) in [(1000, Some(256)), (400, Some(64)), (80, Some(16))] {
             let bytes = 256 * lines + 1;
             let sizes = vec![bytes; 100];

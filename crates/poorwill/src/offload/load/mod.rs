@@ -31,7 +31,7 @@ const READERS_ALLOWED: usize = 256;
 
 const RANGE_BYTES_MIN: u64 = 256 << 10;
 
-/// The readers' share of a checkpoint, as long as ranges can shrink.
+/// The readers' share of a checkpoint, while ranges can shrink.
 const STAGING_SHARE: u64 = 128;
 
 /// How to load.
@@ -58,28 +58,28 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Sets page-locking.
+    /// Sets [`Self::pin`].
     #[must_use]
     pub fn pinning(mut self, pin: BufferPin) -> Self {
         self.pin = pin;
         self
     }
 
-    /// Sets what the environment disables.
+    /// Sets [`Self::switches`].
     #[must_use]
     pub fn switching(mut self, switches: Switches) -> Self {
         self.switches = switches;
         self
     }
 
-    /// Sets the number of readers, at most 256; `None` chooses for the machine.
+    /// Sets [`Self::readers`].
     #[must_use]
     pub fn reading_with(mut self, readers: impl Into<Option<NonZeroUsize>>) -> Self {
         self.readers = readers.into();
         self
     }
 
-    /// Number of readers: the requested one, or at most one per range.
+    /// The requested number of readers, or by default at most one per range.
     #[must_use]
     pub fn readers_for(&self, checkpoint: &Checkpoint) -> usize {
         let most = usize::try_from(checkpoint.bytes() / RANGE_BYTES_MIN).unwrap_or(usize::MAX);
@@ -102,7 +102,7 @@ pub struct LoadProgress {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostTensor {
-    /// Its name in the file. Escape it before you show it.
+    /// Its name; escape it before you show it.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
@@ -114,21 +114,19 @@ pub struct HostTensor {
     pub location: Option<TensorLocation>,
 }
 
-/// A checkpoint in host memory: read from its files into buffers by several readers, and held once.
+/// A checkpoint in host memory, read by several readers and held once.
 ///
-/// [`HostCheckpoint::load`] reserves a few exact [`Buffer`]s before the first read, and reads while they are
-/// made. Reads bypass the page cache (`O_DIRECT`) where the file system allows it; otherwise cached pages are
-/// dropped afterwards. The [`LoadReport`] says which. So a process needs the checkpoint's bytes, and a little
-/// memory per reader during the load. A [`View`](super::View), a copy or [`TensorBytes`] may keep a buffer
-/// longer.
+/// [`HostCheckpoint::load`] reserves exact [`Buffer`]s before the first read, and reads while they are made.
+/// Reads bypass the page cache (`O_DIRECT`) where the file system allows it; otherwise cached pages are
+/// dropped afterwards. So a process needs the checkpoint's bytes, and a little memory per reader. A
+/// [`View`](super::View), a copy or [`TensorBytes`] may keep a buffer longer.
 ///
 /// Tensors are aligned to 256 bytes if that costs at most a thousandth of the bytes, or a page. Otherwise to
-/// 64, 16, or their element size. In files, tensors mostly begin at multiples of 8. If a device writes only
-/// to multiples of 512, the reader copies them into place. That costs less than unaligned kernel loads, and
+/// 64, 16, or their element size. In files, they mostly begin at multiples of 8. If a device writes only to
+/// multiples of 512, the reader copies them into place. That costs less than unaligned kernel loads, and
 /// 16-byte loads would fail. NVMe devices write to multiples of 4 or 8, without a copy.
 ///
-/// The first error, or the observer, stops all readers and releases all memory, including what the device
-/// caches.
+/// The first error, or the observer, stops all readers and releases all memory.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -215,7 +213,7 @@ impl HostCheckpoint {
         let mut workers: Vec<ReadWorker> = (0..readers).map(|_| ReadWorker::default()).collect();
         let mut memory_s = 0.0;
         let mut ranges = ranges.iter().peekable();
-        // Dropping the others releases them.
+        // Dropping the rest releases it.
         let batches = pending.into_iter().zip(&mut made).enumerate().map(|(nth, (pending, location))| {
             let made = pending.wait().and_then(|made| sink.tasks(nth, &mut ranges, location.insert(made)));
             memory_s = started.elapsed().as_secs_f64();
@@ -228,7 +226,8 @@ impl HostCheckpoint {
         });
         let readers = loaded.inspect_err(|_| {
             made.clear();
-            // The device would cache released and unfinished memory. If it cannot be waited for, it does.
+            // The device would cache released and unfinished memory; it still does if it cannot be waited
+            // for.
             let _ = device.driver().host_trim();
         })?;
         let buffers: Vec<Arc<Buffer>> = made.into_iter().flatten().map(Arc::new).collect();

@@ -20,7 +20,7 @@ pub struct LoadReport {
     pub alignment_bytes: Option<u64>,
     /// Time from the call to the last byte.
     pub seconds: f64,
-    /// Time from the call to the last buffer, in parallel with reading.
+    /// Time to the last buffer, in parallel with reading.
     pub memory_s: f64,
     /// Concurrent readers.
     pub readers: usize,
@@ -28,7 +28,7 @@ pub struct LoadReport {
     pub piece_bytes: u64,
     /// Read past the page cache, in place.
     pub direct_bytes: u64,
-    /// Read past the page cache, and copied from a reader's buffer, because of alignment.
+    /// Read past the page cache, and copied for alignment.
     pub staged_bytes: u64,
     /// Read through the page cache, whose pages were then dropped.
     pub buffered_bytes: u64,

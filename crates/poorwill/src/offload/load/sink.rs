@@ -1,4 +1,4 @@
-//! Reads into host memory: in place where file, memory and device fit, else through a reader's buffer.
+//! Reads into host memory: in place where possible, else through a reader's buffer.
 
 use std::iter::Peekable;
 use std::mem;
@@ -11,13 +11,11 @@ use super::{Buffer, LoadError};
 use crate::checkpoint::Checkpoint;
 use crate::reader::{self, FileRange, RangeRead, Storage, buffer_bytes, fits, index};
 
-/// A range, and the memory from its first byte to its last.
 pub(super) struct Task<'m> {
     range: &'m FileRange,
     memory: &'m mut [u8],
 }
 
-/// A reader's buffer and counters.
 #[derive(Debug, Default)]
 pub(super) struct ReadWorker {
     pub(super) staging: Staging,
