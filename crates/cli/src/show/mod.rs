@@ -153,7 +153,7 @@ fn slept(sleep: &SleepReport) -> String {
     };
     push(&mut what, sleep.copied_bytes, copied);
     push(&mut what, sleep.unchanged_bytes, "unchanged, not copied again");
-    push(&mut what, sleep.skipped_bytes, "of it not compared");
+    push(&mut what, sleep.unchecked_bytes, "of it not compared");
     push(&mut what, sleep.discarded_bytes, "dropped");
     what.join("; ")
 }

@@ -38,6 +38,7 @@ mod losses;
 mod lost;
 mod mapping;
 mod memory;
+mod old_keys;
 mod per_process;
 mod physical;
 mod prepare;

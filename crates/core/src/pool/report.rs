@@ -249,12 +249,14 @@ pub struct SleepReport {
     /// Not copied: equal digests, or immutable.
     pub unchanged_bytes: u64,
     /// Of those, not compared (immutable).
-    pub skipped_bytes: u64,
+    #[serde(flatten, serialize_with = "super::old_keys::unchecked_bytes")]
+    pub unchecked_bytes: u64,
     /// Whether digests are fast; if not, everything is copied.
     pub fast_digests: bool,
     /// Dropped live bytes, in whole granules.
     pub discarded_bytes: u64,
     /// Device memory of this process beyond this pool and the context; 0 if unknown.
+    #[serde(flatten, serialize_with = "super::old_keys::unaccounted_bytes")]
     pub unaccounted_bytes: u64,
     /// Free before.
     pub device_free_before_bytes: u64,

@@ -32,7 +32,7 @@ const COPIES_PER_STREAM: usize = 2;
 pub(super) struct Saved {
     pub(super) copied_bytes: u64,
     pub(super) unchanged_bytes: u64,
-    pub(super) skipped_bytes: u64,
+    pub(super) unchecked_bytes: u64,
     pub(super) phases: SleepPhases,
 }
 
@@ -51,7 +51,7 @@ struct Kept {
     /// Ascending.
     granules: Vec<usize>,
     /// How many of them were not compared.
-    skipped: usize,
+    unchecked: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -103,7 +103,7 @@ impl<'a> Saver<'a> {
             .collect();
         let mut buffers = self.new_buffers(&changed).map_err(at(Phase::Copy))?;
         for kept in kept {
-            saved.skipped_bytes += kept.skipped as u64 * granule_bytes;
+            saved.unchecked_bytes += kept.unchecked as u64 * granule_bytes;
             saved.unchanged_bytes += kept.granules.len() as u64 * granule_bytes;
         }
         for (turn, (save, kept)) in changed.into_iter().enumerate() {
@@ -125,7 +125,7 @@ impl<'a> Saver<'a> {
             // A new buffer keeps none of the unchanged granules.
             if granules.is_empty() {
                 saved.unchanged_bytes -= kept.granules.len() as u64 * granule_bytes;
-                saved.skipped_bytes -= kept.skipped as u64 * granule_bytes;
+                saved.unchecked_bytes -= kept.unchecked as u64 * granule_bytes;
             }
             let keep: &[usize] = if granules.is_empty() { &[] } else { &kept.granules };
             let fresh: Vec<usize> = save
@@ -391,7 +391,7 @@ impl State {
                     queries.push(query);
                 } else {
                     kept[query.turn].granules.push(query.granule);
-                    kept[query.turn].skipped += 1;
+                    kept[query.turn].unchecked += 1;
                 }
             }
         }

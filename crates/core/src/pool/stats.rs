@@ -25,6 +25,7 @@ pub struct PoolStats {
     /// Held, but not live.
     pub cached_bytes: u64,
     /// Of these, refused for release by the driver so far.
+    #[serde(flatten, serialize_with = "super::old_keys::deferred_release_bytes")]
     pub deferred_release_bytes: u64,
     /// Address space.
     pub reserved_bytes: u64,

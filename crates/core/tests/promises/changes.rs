@@ -57,7 +57,8 @@ fn wake(tenant: &Tenant) {
 
 /// All of a sleep's bytes, in granules: copied, unchanged, and of these skipped.
 fn moved(tenant: &Tenant, report: &SleepReport) -> [u64; 3] {
-    [report.copied_bytes, report.unchanged_bytes, report.skipped_bytes].map(|bytes| bytes / tenant.granule())
+    [report.copied_bytes, report.unchanged_bytes, report.unchecked_bytes]
+        .map(|bytes| bytes / tenant.granule())
 }
 
 /// A tag of a block that was backed up, declared immutable, and compared once since.

@@ -148,7 +148,7 @@ fn the_first_sleep_after_a_preparation_copies_nothing() {
     tenant.verify();
     let host_bytes = device.host_bytes();
     let sleep = tenant.pool.sleep(&level_1()).unwrap();
-    assert_eq!((sleep.copied_bytes, sleep.unchanged_bytes, sleep.skipped_bytes), (0, bytes, 0));
+    assert_eq!((sleep.copied_bytes, sleep.unchanged_bytes, sleep.unchecked_bytes), (0, bytes, 0));
     assert_eq!((device.host_bytes(), device.resident_bytes()), (host_bytes, 0));
     wake_and_verify(&tenant);
     tenant.pool.free(kv.id).unwrap();

@@ -662,7 +662,7 @@ class SleepReport:
     def unchanged_bytes(self) -> int:
         """Not copied: equal to the backup, or declared immutable."""
     @property
-    def skipped_bytes(self) -> int:
+    def unchecked_bytes(self) -> int:
         """Part of `unchanged_bytes` that was not compared: declared immutable."""
     @property
     def fast_digests(self) -> bool:

@@ -29,7 +29,7 @@ pub(super) fn plain<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bo
 
 /// Stems of attributes that end in `_bytes` and have new names. The old ones work until the next release.
 const RENAMED: [(&str, &str); 3] =
-    [("trusted", "skipped_bytes"), ("uncovered", "unaccounted_bytes"), ("owed", "deferred_release_bytes")];
+    [("trusted", "unchecked_bytes"), ("uncovered", "unaccounted_bytes"), ("owed", "deferred_release_bytes")];
 
 /// An attribute by its old name, with a DeprecationWarning.
 fn renamed<'py>(report: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
@@ -118,7 +118,7 @@ report! {
     /// Not copied: equal to the backup, or declared immutable.
     unchanged_bytes: u64 = |it| it.unchanged_bytes;
     /// Part of `unchanged_bytes` that was not compared: declared immutable.
-    skipped_bytes: u64 = |it| it.skipped_bytes;
+    unchecked_bytes: u64 = |it| it.unchecked_bytes;
     /// Whether the device computes digests at memory speed; otherwise everything is copied.
     fast_digests: bool = |it| it.fast_digests;
     /// Live bytes that were dropped, in whole granules.

@@ -236,7 +236,7 @@ impl Shared {
             },
             copied_bytes: saved.copied_bytes,
             unchanged_bytes: saved.unchanged_bytes,
-            skipped_bytes: saved.skipped_bytes,
+            unchecked_bytes: saved.unchecked_bytes,
             fast_digests: self.driver().info().fast_digests,
             discarded_bytes: plan.discarded_bytes,
             unaccounted_bytes,
