@@ -1,14 +1,19 @@
 """What the engines' answers become in prometheus_client, of which a small fake is enough."""
 
 import logging
+import re
 import sys
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from poorwill.vllm import _metrics
 from poorwill.vllm._events import Events
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/vllm-metrics.md"
 
 
 class Metric:
@@ -17,6 +22,7 @@ class Metric:
     def __init__(self, name: str, documentation: str, labelnames: tuple[str, ...], **options: Any) -> None:
         self.name, self.labelnames, self.options = name, labelnames, options
         self.documentation = documentation
+        self.type = ""
         self.reported: dict[tuple[str, ...], list[float]] = {}
 
     def labels(self, **labels: str) -> Any:
@@ -29,12 +35,14 @@ class Metric:
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Metric]]:
     known: dict[str, Metric] = {}
 
-    def metric(name: str, *args: Any, **options: Any) -> Metric:
+    def metric(name: str, *args: Any, of_type: str, **options: Any) -> Metric:
         assert name not in known, "prometheus_client refuses a name that it has"
         known[name] = Metric(name, *args, **options)
+        known[name].type = of_type
         return known[name]
 
-    client = SimpleNamespace(Histogram=metric, Counter=metric, Gauge=metric)
+    types = ("Histogram", "Counter", "Gauge")
+    client = SimpleNamespace(**{name: partial(metric, of_type=name.lower()) for name in types})
     monkeypatch.setitem(sys.modules, "prometheus_client", client)
     _metrics._collectors.cache_clear()
     yield known
@@ -72,6 +80,21 @@ def test_each_figure_has_its_collector(registry: dict[str, Metric]) -> None:
         "poorwill_unaccounted_bytes": {},
         "poorwill_uncovered_bytes": {},
     }
+
+
+def test_the_reference_has_each_metric_with_its_type_and_labels(registry: dict[str, Metric]) -> None:
+    _metrics.record([status()])
+    rows = re.findall(r"^\| `(poorwill_\w+)` \| (\w+) \| ([^|]*) \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    written = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert written == {name: (metric.type, metric.labelnames) for name, metric in registry.items()}
+
+
+def test_the_reference_has_each_operation() -> None:
+    package = Path(_metrics.__file__).parent
+    sources = [path.read_text("utf-8") for path in package.glob("*.py")]
+    named = {name for text in sources for name in re.findall(r"\b(?:events\.of|Event)\(\"(\w+)\"\)", text)}
+    rows = re.findall(r"^\| `([a-z]+)` \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted(rows)
 
 
 def test_failures_and_shortfalls_count(registry: dict[str, Metric]) -> None:
