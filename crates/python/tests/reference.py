@@ -55,9 +55,10 @@ versions by `--enable-sleep-mode` and `POORWILL_SLEEP_MODE=1`.
 ABOUT_SWITCHES = "These also count outside of vLLM, in every call that they concern."
 ABOUT_API = """
 Generated from the type stubs and docstrings, which `help(poorwill.arena)` shows, too. Sizes are in
-bytes and times in seconds, as the names say. All errors but those of wrong arguments derive from
-`poorwill.PoorwillError`. `Device` is an int, a text like "cuda:0" or "host:8GiB", or a torch.device;
-`Cap` is an int, a float, or a text.
+bytes and times in seconds, as the names say. Wrong arguments are a ValueError or TypeError. All other errors
+are subclasses of `poorwill.PoorwillError`, which is a RuntimeError; OutOfMemoryError is a MemoryError, too.
+In a pool PyTorch raises its own torch.OutOfMemoryError ([errors](../errors.md#python)). `Device` is an int,
+a text like "cuda:0" or "host:8GiB", or a torch.device; `Cap` is an int, a float, or a text.
 """
 
 # Of each function that reads a setting: its type, the accepted values, and the unit.
