@@ -182,7 +182,9 @@ fn every_byte_of_every_type_wherever_the_files_are() {
             assert_eq!(copied_bytes + report.buffered_bytes, report.bytes);
             // The file's report is true of its bytes.
             match report.files[0].how {
-                ReadMethod::Direct => assert_eq!((copied_bytes, &report.files[0].because), (report.bytes, &None)),
+                ReadMethod::Direct => {
+                    assert_eq!((copied_bytes, &report.files[0].because), (report.bytes, &None))
+                }
                 ReadMethod::Buffered => {
                     assert!(report.buffered_bytes > 0 && report.files[0].because.is_some());
                 }
