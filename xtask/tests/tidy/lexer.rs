@@ -13,7 +13,8 @@ pub(crate) fn pieces(text: &str) -> Vec<(usize, Piece)> {
     let (mut pieces, mut line, mut rest) = (Vec::new(), 1, text);
     let mut last = ' ';
     while let Some(c) = rest.chars().next() {
-        let is_raw = c == 'r' && !(last.is_alphanumeric() && !"bc".contains(last)) && last != '_';
+        let is_prefixed = !last.is_alphanumeric() || "bc".contains(last);
+        let is_raw = c == 'r' && is_prefixed && last != '_';
         let (piece, len) = if rest.starts_with("//") {
             (None, rest.find('\n').unwrap_or(rest.len()))
         } else if rest.starts_with("/*") {
