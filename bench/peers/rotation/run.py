@@ -2,7 +2,7 @@
 """Measure `poorwill rotate` beside nginx and beside its engines, in one go, into one JSON file.
 
 Three parts: `proxy` (requests at a rate, one core for the proxy), `streams` (gaps between tokens), and
-`swaps` (two models of which one fits). The order of the ways to the engine rotates from round to round.
+`swaps` (two models of which one fits). The order of the routes to the engine rotates from round to round.
 table.py reads the file.
 """
 
@@ -44,7 +44,7 @@ from programs import (
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("proxy", "streams", "swaps")
-WAYS = ("direct", "nginx", "poorwill")
+ROUTES = ("direct", "nginx", "poorwill")
 # The same proxies without a line of log for each request.
 UNLOGGED = ("nginx-unlogged", "poorwill-unlogged")
 MODEL = "bench"
@@ -64,11 +64,11 @@ def tell(text: str) -> None:
 
 
 def proxies(
-    children: Children, programs: dict, cpus: list[int], to: int, ways: tuple[str, ...]
+    children: Children, programs: dict, cpus: list[int], to: int, routes: tuple[str, ...]
 ) -> dict[str, tuple[int, subprocess.Popen]]:
     """Starts those that are wanted in front of an engine: where each listens, and its process."""
     started = {}
-    for way in ways:
+    for way in routes:
         is_logged = not way.endswith("-unlogged")
         front, control = free_ports(2)
         name = f"{way}-to-{to}"
@@ -94,7 +94,7 @@ def measure_proxy(children: Children, programs: dict, options: argparse.Namespac
     lacks = programs["nginx_lacks"]
     upstream = start_nginx(children, programs["nginx"], lacks, "engine", options.load_cpus, server, False)
     children.until_answers("engine", upstream, engine)
-    started = proxies(children, programs, options.proxy_cpus, engine, (*WAYS[1:], *UNLOGGED))
+    started = proxies(children, programs, options.proxy_cpus, engine, (*ROUTES[1:], *UNLOGGED))
     bodies = {}
     for bytes_ in options.bodies:
         bodies[bytes_] = children.folder / f"body-{bytes_}.json"
@@ -127,8 +127,8 @@ def measure_proxy(children: Children, programs: dict, options: argparse.Namespac
         for bytes_ in options.bodies:
             for rate in options.rates:
                 has_unlogged = rate == middle and bytes_ == options.bodies[0]
-                ways = (*WAYS, *UNLOGGED) if has_unlogged else WAYS
-                for way in rotated(ways, turn):
+                routes = (*ROUTES, *UNLOGGED) if has_unlogged else ROUTES
+                for way in rotated(routes, turn):
                     record = {"round": turn + 1, "way": way, "body_bytes": bytes_, "rate": rate}
                     try:
                         once(way, bytes_, rate, min(1.0, options.seconds))
@@ -174,12 +174,12 @@ def measure_streams(children: Children, programs: dict, options: argparse.Namesp
     process = children.start("streaming", pinned(options.load_cpus, command))
     children.until_answers("streaming", process, engine)
     tapped = Tapped(children, engine, options.load_cpus)
-    started = proxies(children, programs, options.proxy_cpus, tapped.port, WAYS[1:])
+    started = proxies(children, programs, options.proxy_cpus, tapped.port, ROUTES[1:])
     os.sched_setaffinity(0, options.load_cpus)  # the clients are here
     limit_s = options.tokens / TOKENS_PER_S * 4 + 30
     at_client, measured = {}, []
     for turn in range(options.rounds):
-        for way in rotated(WAYS, turn):
+        for way in rotated(ROUTES, turn):
             port = started[way][0] if way in started else tapped.port
             record = {"round": turn + 1, "way": way, "streams": options.streams, "tokens": options.tokens}
             names = [f"{way}-{turn + 1}-{nth}" for nth in range(options.streams)]

@@ -93,7 +93,7 @@ class Arithmetic(unittest.TestCase):
     def test_what_is_no_plain_swap_is_refused(self):
         for events, word in [
             ([*swap_events(), stage("birch", "starting", 1.0)], "starting"),
-            (swap_events()[:-3], "weighing"),
+            (swap_events()[:-3], "measuring"),
             ([], "draining"),
         ]:
             with self.assertRaises(ValueError) as caught:

@@ -39,7 +39,7 @@ from common import (
 from models import write_model
 
 SHARES = (0.95, 0.92, 0.88)
-WAYS = ["utilization", "budget"]
+LIMITS_BY = ["utilization", "budget"]
 BUDGET, CACHE = "POORWILL_BUDGET", "--kv-cache-memory-bytes"
 LAYERS = 8
 LIMIT_S = 150
@@ -162,7 +162,7 @@ def compare(shares: list[float], is_v2: bool, folder: Path) -> bool:
     # One folder for all: vLLM compiles anew for a model that lies somewhere else.
     model = write_model(folder, "dense", LAYERS)
     good, sized = True, {}
-    for way in WAYS:
+    for way in LIMITS_BY:
         lines = []
         for share in shares:
             lines.append(run(way, share, 0, is_v2, model))
@@ -184,7 +184,7 @@ def main() -> None:
     )
     arguments.add_argument("--shares", default=",".join(map(str, SHARES)))
     arguments.add_argument("--v2", action="store_true", help="with vLLM's second model runner")
-    arguments.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    arguments.add_argument("--child", choices=LIMITS_BY, help=argparse.SUPPRESS)
     arguments.add_argument("--kv-bytes", type=int, default=0, help=argparse.SUPPRESS)
     arguments.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     options = arguments.parse_args()

@@ -3,7 +3,7 @@
 
 The offloaders are vLLM's own or poorwill's drop-in (`POORWILL_OFFLOAD=1`). Prints JSON lines.
 
-    offload_engine.py --whose nobody --tokens-file /tmp/tokens.json     # writes what the others compare with
+    offload_engine.py --whose none --tokens-file /tmp/tokens.json     # writes what the others compare with
     offload_engine.py --whose vllm --way uva --tokens-file /tmp/tokens.json
     offload_engine.py --whose poorwill --way prefetch --graphs --sleep --tokens-file /tmp/tokens.json
 
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
         utilization=0.5,
         graphs="compiled" if options.graphs else "",
     )
-    if options.whose != "nobody":
+    if options.whose != "none":
         chosen |= offloading(options.way, weights_gib)
     host = host_memory()
     engine = engines.start(mode, chosen)
@@ -97,9 +97,9 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if (kind.__module__.split(".")[0] == "poorwill") != (options.whose == "poorwill"):
         raise RuntimeError(f"whose {options.whose}, but the offloader is a {name}")
-    writes = options.whose == "nobody" and not options.sleep
+    writes = options.whose == "none" and not options.sleep
     equal = compared(engine.tokens(), options.tokens_file, writes)
-    held = {} if options.whose == "nobody" else host_figures(offloader.get_offloader(), engine.model)
+    held = {} if options.whose == "none" else host_figures(offloader.get_offloader(), engine.model)
     good = equal and held.get("host_ok", True)
     emit(
         "engine",
@@ -131,17 +131,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--whose", choices=["nobody", "vllm", "poorwill"], required=True)
+    parser.add_argument("--whose", choices=["none", "vllm", "poorwill"], required=True)
     parser.add_argument("--way", choices=["uva", "prefetch"], help="how weights get to the GPU")
     parser.add_argument("--graphs", action="store_true", help="compiled, with CUDA graphs")
     parser.add_argument("--sleep", action="store_true", help="poorwill's sleep mode, and cycles of it")
     parser.add_argument("--rounds", type=int, default=3, help="of the throughput; 0 for none")
     parser.add_argument("--tokens-file", type=Path, required=True, help="tokens to compare with")
     options = parser.parse_args()
-    if (options.whose == "nobody") != (options.way is None):
+    if (options.whose == "none") != (options.way is None):
         parser.error("--way goes with --whose vllm and --whose poorwill")
     if options.whose == "vllm" and options.sleep:
-        parser.error("--sleep goes with --whose nobody and --whose poorwill")
+        parser.error("--sleep goes with --whose none and --whose poorwill")
     more = {"POORWILL_OFFLOAD": "1"} if options.whose == "poorwill" else {}
     start = {name: value for name, value in os.environ.items() if name != "POORWILL_OFFLOAD"}
     mode = "poorwill" if options.sleep else "none"

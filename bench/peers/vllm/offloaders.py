@@ -29,7 +29,7 @@ LINK_BYTES = (
     512 * MIB
 )  # of one copy: a power of two, so that PyTorch's page-locked memory is of that size, too
 TOKENS_STEP = 256
-TOGETHER = 4  # forwards one after the other that nobody waits for between
+TOGETHER = 4  # forwards one after the other, with no wait between
 WHOSE = ["poorwill", "poorwill-in-vllm", "vllm"]
 
 

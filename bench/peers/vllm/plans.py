@@ -76,7 +76,7 @@ CURRENT = [
     sleep("now-graphs-asleep", "poorwill", f"{GRAPHS} --offload-graphs --cycles 3 {TAGS}", 240, 65),
     sleep("now-graphs-expandable", "poorwill", f"{GRAPHS} --expandable --cycles 2 --by-tag", 240, 60),
     sleep("now-mxfp8-expandable", "poorwill", f"{MXFP8} --expandable --kv-gib 4 --cycles 2", 120, 30),
-    offload_engine("now-nobody-graphs", "--whose nobody --graphs", 50),
+    offload_engine("now-none-graphs", "--whose none --graphs", 50),
     offload_engine("now-prefetch-graphs", "--whose poorwill --way prefetch --graphs --sleep", 55),
     offload_engine("now-uva-graphs", "--whose poorwill --way uva --graphs --sleep", 55),
     Run("now-slices", "slices.py", SLICES.split(), 300, about_s=60),
@@ -181,7 +181,7 @@ PLANS: dict[str, list[Run]] = {
     ],
     # Runs without an offloader write what others compare with.
     "offload-engine": [
-        offload_engine("nobody", "--whose nobody"),
+        offload_engine("none", "--whose none"),
         *(
             offload_engine(f"{whose}-{way}", f"--whose {whose} --way {way}")
             for way in ["uva", "prefetch"]
@@ -191,7 +191,7 @@ PLANS: dict[str, list[Run]] = {
             offload_engine(f"poorwill-{way}-sleep", f"--whose poorwill --way {way} --sleep")
             for way in ["uva", "prefetch"]
         ),
-        offload_engine("nobody-graphs", "--whose nobody --graphs"),
+        offload_engine("none-graphs", "--whose none --graphs"),
         *(
             offload_engine(f"poorwill-{way}-graphs", f"--whose poorwill --way {way} --graphs --sleep")
             for way in ["uva", "prefetch"]

@@ -93,15 +93,15 @@ def tuned(modules: dict[str, Any], keys: int) -> dict[str, Any]:
         return ((drawn == 0).to(torch.float32) - (drawn == 1).to(torch.float32)).to(dtype)
 
     tokens = CHUNK * CHUNKS
-    gate = torch.zeros(1, tokens, HEADS, device="cuda")
+    g = torch.zeros(1, tokens, HEADS, device="cuda")
     q, k, w = (numbers(1, tokens, HEADS, keys) for _ in range(3))
     values = numbers(1, tokens, HEADS, VALUES)
     start = numbers(1, HEADS, VALUES, keys, dtype=torch.float32)
     h, v_new, final = modules["chunk_delta_h"].chunk_gated_delta_rule_fwd_h(
-        k=k, w=w, u=values, g=gate, initial_state=start, output_final_state=True
+        k=k, w=w, u=values, g=g, initial_state=start, output_final_state=True
     )
     states = numbers(1, CHUNKS, HEADS, VALUES, keys)
-    output = modules["chunk_o"].chunk_fwd_o(q=q, k=k, v=values, h=states, g=gate, scale=0.125)
+    output = modules["chunk_o"].chunk_fwd_o(q=q, k=k, v=values, h=states, g=g, scale=0.125)
     torch.cuda.synchronize()
     return {name: made.cpu() for name, made in dict(h=h, v_new=v_new, final=final, output=output).items()}
 

@@ -153,7 +153,7 @@ class Ranks:
         }
         if self.mode == "poorwill":
             record["host_held_gib"] = all_gib([rank["host_bytes"] for rank in self.status()])
-            record["sleep_told"] = self.reported()
+            record["sleep_reported"] = self.reported()
         return record
 
     def wake(self, tags: list[str] | None = None) -> dict:
@@ -161,7 +161,7 @@ class Ranks:
         name = "_".join(["wake", *(tags or [])])
         figures = {f"{name}_s": round(seconds, 4), f"used_after_{name}_gib": all_gib(self.cards.used())}
         if self.mode == "poorwill":
-            figures[f"{name}_told"] = self.reported()
+            figures[f"{name}_reported"] = self.reported()
         return figures
 
     def checks(self) -> dict:
@@ -267,7 +267,7 @@ def exercise(options: argparse.Namespace, ranks: Ranks) -> bool:
     ranks.overwrite(options.seed)
     repeatable = ranks.tokens() == ranks.reference
     emit("reference", tokens=ranks.reference, repeatable=repeatable, tensors=len(ranks.prints[0]))
-    emit("before", told=ranks.reported(), status=ranks.status())
+    emit("before", reported=ranks.reported(), status=ranks.status())
     good = True
 
     def keep(step: str, record: dict, **fields) -> None:

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             record["wake_kv_cache_s"] = round(engines.timed(engine.llm.wake_up, tags=["kv_cache"]), 4)
         record["tokens_equal"] = engine.tokens() == reference
         record["bytes_equal"] = engines.same(prints, engines.fingerprint(engine.model))
-        record["told"] = engine.reported()
+        record["reported"] = engine.reported()
         record["ok"] = judged(options.mode, record)
         emit("reload", **record)
         good = good and record["ok"]

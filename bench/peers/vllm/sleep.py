@@ -69,7 +69,7 @@ class Measured:
         awake = used_memory()
         seconds = timed(self.engine.llm.sleep, level=level)
         asleep = used_memory()
-        status_figures = {"sleep_told": self.engine.reported()}
+        status_figures = {"sleep_reported": self.engine.reported()}
         if self.engine.mode == "poorwill":
             status_figures["host_held_gib"] = gib(self.engine.status()["host_bytes"])
         return {
@@ -86,7 +86,7 @@ class Measured:
 
         seconds = timed(self.engine.llm.wake_up, tags=tags)
         name = "_".join(["wake", *(tags or [])])
-        figures = {f"{name}_s": round(seconds, 4), f"{name}_told": self.engine.reported()}
+        figures = {f"{name}_s": round(seconds, 4), f"{name}_reported": self.engine.reported()}
         return {**figures, f"used_after_{name}_gib": gib(used_memory())}
 
     def cycle(self, number: int) -> dict:
@@ -162,10 +162,10 @@ def run(options: argparse.Namespace, ballast: Ballast | None, folder: Path) -> b
         return True
     ours = options.mode == "poorwill"
     if ours:
-        emit("before", told=engine.reported(), status=engine.status())
+        emit("before", reported=engine.reported(), status=engine.status())
     if ours and options.first == "prepared":
         seconds = engine.prepare()
-        emit("prepared", prepare_s=round(seconds, 4), told=engine.reported(), status=engine.status())
+        emit("prepared", prepare_s=round(seconds, 4), reported=engine.reported(), status=engine.status())
 
     cycles = []
     for number in range(1, options.cycles + 1):

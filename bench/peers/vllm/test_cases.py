@@ -68,9 +68,9 @@ class Budgets(unittest.TestCase):
     def test_three_shares_and_a_cache_that_is_given(self):
         good, lines = self.compared(self.answer)
         self.assertTrue(good)
-        ways = [line["way"] for line in lines if line["event"] == "budget"]
+        found = [line["way"] for line in lines if line["event"] == "budget"]
         self.assertEqual(
-            ways,
+            found,
             ["utilization"] * 3 + ["budget"] * 3 + ["budget-and-cache", "budget-and-fitting-cache"],
         )
         self.assertEqual(lines[-1]["cache_gib"], common.gib(41943040))

@@ -227,7 +227,7 @@ class Several(unittest.TestCase):
         self.assertEqual([line["tags"] for line in steps[2:4]], sleep.ORDERS)
         self.assertEqual(steps[0]["used_asleep_gib"], [0.5] * 4)
         self.assertEqual(steps[0]["freed_gib"], [3.0] * 4)
-        self.assertEqual(steps[0]["sleep_told"], [[{"operation": "sleep"}]] * 4)
+        self.assertEqual(steps[0]["sleep_reported"], [[{"operation": "sleep"}]] * 4)
         # Tag by tag, one after the other comes back.
         self.assertEqual(steps[2]["used_after_wake_weights_gib"], [1.5] * 4)
         self.assertEqual(steps[3]["used_after_wake_kv_cache_gib"], [2.5] * 4)

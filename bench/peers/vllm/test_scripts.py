@@ -182,7 +182,7 @@ class Sleep(unittest.TestCase):
         self.assertTrue(level2[0]["tokens_equal"])
         cycles = [line for line in lines if line["event"] == "cycle"]
         self.assertEqual([cycle["first"] for cycle in cycles], ["prepared", None, None])
-        self.assertEqual(cycles[0]["sleep_told"], [{"operation": "sleep"}])
+        self.assertEqual(cycles[0]["sleep_reported"], [{"operation": "sleep"}])
 
     def test_weights_that_cannot_be_written_count_as_whole(self):
         _, lines = self.run_with(fake_engine(quantised=2), "--mode", "poorwill", "--level2")
@@ -371,7 +371,7 @@ class Visit(Folder):
         for run in runs:
             self.assertTrue(0 < run.about_s <= run.limit_s, run)
         # What writes the tokens that others compare with comes before them.
-        [writer] = [at for at, run in enumerate(runs) if "nobody" in run.arguments]
+        [writer] = [at for at, run in enumerate(runs) if "none" in run.arguments]
         readers = [at for at, run in enumerate(runs) if "--tokens-file" in run.arguments and at != writer]
         self.assertTrue(readers and min(readers) > writer)
         # A daemon in front of the card would be in the way of whatever comes after it.

@@ -207,8 +207,11 @@ class InTheSlice(Folder):
 
     def test_hami_and_mps(self):
         limits = {
-            "hami": {"CUDA_DEVICE_MEMORY_LIMIT": "64m", "POORWILL_FAKE_CUDA_PLAY": "0:hami=64MiB"},
-            "mps": {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=64M", "POORWILL_FAKE_CUDA_PLAY": "0:mps=64MiB"},
+            "hami": {"CUDA_DEVICE_MEMORY_LIMIT": "64m", "POORWILL_FAKE_CUDA_SIMULATE": "0:hami=64MiB"},
+            "mps": {
+                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=64M",
+                "POORWILL_FAKE_CUDA_SIMULATE": "0:mps=64MiB",
+            },
         }
         for mechanism, environment in limits.items():
             code, lines, said = self.child(mechanism, **environment)

@@ -139,6 +139,9 @@ impl Arena {
     }
 
     /// As [`Arena::open`], on an open device that no other arena or envelope manages.
+    ///
+    /// # Errors
+    /// As [`Arena::open`], but for `Device`.
     pub fn open_on(device: &Device, budget: Option<Cap>, pool: PoolConfig) -> Result<Self, OpenError> {
         let (budget, envelope) = device.envelope(budget)?;
         let in_use = claim_own(&budget, &envelope);
@@ -214,8 +217,10 @@ impl Arena {
     }
 
     /// Declares what sleeps do with the bytes of `tag`, instead of the [built-in policy](poorwill_core::tag).
-    /// Call it before the tag's first allocation. Repeating the policy does nothing; another one fails with
-    /// `PolicyConflict`.
+    /// Call it before the tag's first allocation. Repeating the policy does nothing.
+    ///
+    /// # Errors
+    /// `PolicyConflict`: blocks are held under another policy, or the tag was declared with another.
     pub fn declare_tag(&self, tag: &Tag, policy: TagPolicy) -> Result<(), PoolError> {
         self.0.pool.declare_tag(tag, policy)
     }
@@ -235,6 +240,9 @@ impl Arena {
     }
 
     /// As [`Arena::alloc`]; the block is freed on drop and keeps the arena alive.
+    ///
+    /// # Errors
+    /// As [`Arena::alloc`].
     pub fn alloc_owned(&self, request: &AllocRequest) -> Result<OwnedBlock, PoolError> {
         Ok(OwnedBlock::new(self.clone(), self.alloc(request)?))
     }
@@ -265,6 +273,9 @@ impl Arena {
     }
 
     /// Records that another stream uses a block. After a free, reuse waits for the work queued there by then.
+    ///
+    /// # Errors
+    /// `StaleBlock` for a freed block, or one of another arena; `UnknownStream`.
     pub fn record_use(&self, block: BlockId, stream: StreamId) -> Result<(), PoolError> {
         self.0.pool.record_use(block, stream)
     }
@@ -307,10 +318,12 @@ impl Arena {
     /// # Errors
     /// - `Shortfall` when the tags sleep, but not all memory could be released.
     /// - `Stranded` when a failure could not be undone. No byte is lost, and a wake maps the memory again.
+    /// - `Lost`: the tags stay awake; bytes of a corrupt backup become undefined. Also before any change, where bytes
+    ///   were lost earlier.
     ///
     /// All others change nothing:
     /// - `UnknownTag`; `SleepConflict` for a tag that sleeps in another way; `Asleep` for a stranded tag.
-    /// - `Undefined` for dropped bytes that were not restored; `Lost` for bytes of a corrupt backup.
+    /// - `Undefined` for dropped bytes that were not restored.
     /// - `Held` under a [hold](Arena::hold); `Capturing` during a stream capture; `ImmutableChanged` for a changed
     ///   immutable tag.
     /// - `TimedOut` after the time of [`SleepRequest::within`]; `SleepFailed` with the driver's error.
@@ -334,13 +347,19 @@ impl Arena {
     }
 
     /// Drops the bytes and backups of `tags`, awake or asleep, whatever their policies. Then the tags sleep.
-    /// A wake fills them as policy says for dropped memory. Errors are those of [`Arena::sleep`].
+    /// A wake fills them as policy says for dropped memory.
+    ///
+    /// # Errors
+    /// As [`Arena::sleep`]: `Shortfall`, `Stranded`, `UnknownTag`, `Held`, `Capturing` and `SleepFailed`.
     pub fn discard(&self, tags: &[Tag]) -> Result<SleepReport, PoolError> {
         self.0.pool.discard(tags)
     }
 
     /// Declares that the caller has rewritten all bytes of `tags` that a sleep dropped, or that [were
     /// lost](Arena::lost_ranges). Returns the tags that were undefined.
+    ///
+    /// # Errors
+    /// `UnknownTag`; `Asleep` for a tag that sleeps. No tag is marked then.
     pub fn mark_restored(&self, tags: &[Tag]) -> Result<Vec<Tag>, PoolError> {
         self.0.pool.mark_restored(tags)
     }
@@ -351,8 +370,11 @@ impl Arena {
         self.0.pool.lost_ranges()
     }
 
-    /// Declares that the caller has rewritten the lost ranges of a block, and returns them. Fails with
-    /// `Undefined` when a sleep dropped the whole tag.
+    /// Declares that the caller has rewritten the lost ranges of a block, and returns them.
+    ///
+    /// # Errors
+    /// - `StaleBlock` for a freed block, or one of another arena; `Asleep` when its tag sleeps.
+    /// - `Undefined` when a sleep dropped the whole tag: call [`Arena::mark_restored`].
     pub fn mark_block_restored(&self, block: BlockId) -> Result<Vec<LostRange>, PoolError> {
         self.0.pool.mark_block_restored(block)
     }
@@ -366,13 +388,17 @@ impl Arena {
         self.0.pool.trim()
     }
 
-    /// As [`Arena::trim`], waiting at most `wait_max`. Fails with `TimedOut` after releasing the rest.
+    /// As [`Arena::trim`], waiting at most `wait_max`.
+    ///
+    /// # Errors
+    /// As [`Arena::trim`]; `TimedOut` after releasing the rest. It names the streams, or the tags with calls under
+    /// way, that keep memory.
     pub fn trim_within(&self, wait_max: Duration) -> Result<u64, PoolError> {
         self.0.pool.trim_within(wait_max)
     }
 
-    /// Drops the backups of the named awake tags, or of all, and releases unused host memory. Returns the
-    /// bytes released. Backups of sleeping tags stay. Waits for a running sleep or wake of the tags, ends
+    /// Drops the backups of the named awake tags, or of all, and releases unused host memory. Returns by how
+    /// many bytes the storage shrank, changes by others included. Backups of sleeping tags stay. Waits for a running sleep or wake of the tags, ends
     /// their preparation, and may wait for device work.
     ///
     /// # Errors

@@ -366,7 +366,10 @@ impl Device {
         Budget::decide(&self.facts(), self.process_used_bytes(), cap)
     }
 
-    /// The budget, and its envelope, which grants claims. Fails when no source reports the memory size.
+    /// The budget, and its envelope, which grants claims.
+    ///
+    /// # Errors
+    /// [`UnknownBudget`] when no source reports the memory size: give a cap in bytes.
     pub fn envelope(&self, cap: Option<Cap>) -> Result<(Budget, Envelope), UnknownBudget> {
         crate::budget::envelope(&self.spec.id(), self.budget(cap))
     }

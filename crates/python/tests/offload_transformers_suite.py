@@ -80,7 +80,7 @@ def ahead(model: Any, device: str) -> Any:
     return PrefetchOffloader(model.model.layers, ahead=2, within=model, device=device)
 
 
-WAYS: dict[str, Callable[[Any, str], Any]] = {
+OFFLOADS: dict[str, Callable[[Any, str], Any]] = {
     "all in place": all_in_place,
     "some in place": some_in_place,
     "ahead": ahead,
@@ -89,11 +89,11 @@ WAYS: dict[str, Callable[[Any, str], Any]] = {
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("way", WAYS)
-def test_outputs_are_those_of_the_resident_model(way: str, kind: str, device: str) -> None:
+@pytest.mark.parametrize("offload", OFFLOADS)
+def test_outputs_are_those_of_the_resident_model(offload: str, kind: str, device: str) -> None:
     model = made(kind, device)
     logits, tokens = outputs(model, device)
-    offloader = WAYS[way](model, device)
+    offloader = OFFLOADS[offload](model, device)
     for _ in range(3):
         again, same_tokens = outputs(model, device)
         assert torch.equal(again, logits)

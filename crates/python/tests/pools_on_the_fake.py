@@ -5,6 +5,6 @@ import os
 import fake_torch
 
 # How this PyTorch differs from 2.11 (`DeviceAllocator`).
-WAYS = os.environ.get("POORWILL_TEST_PYTORCH", "").split()
+DIFFERENCES = os.environ.get("POORWILL_TEST_PYTORCH", "").split()
 
-fake_torch.install(fake_torch.Driver(), **dict.fromkeys(WAYS, True))
+fake_torch.install(fake_torch.Driver(), **dict.fromkeys(DIFFERENCES, True))

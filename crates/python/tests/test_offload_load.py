@@ -31,8 +31,8 @@ def test_bytes_of_every_type(tmp_path: Path) -> None:
             np.from_dlpack(empty)
         assert report["bytes"] == sum(map(len, contents.values()))
         assert report["files"][0]["path"] == path
-        ways = [report[f"{way}_bytes"] for way in ("direct", "staged", "buffered")]
-        assert sum(ways) == report["bytes"]
+        read = [report[f"{method}_bytes"] for method in ("direct", "staged", "buffered")]
+        assert sum(read) == report["bytes"]
 
 
 def test_several_files_and_an_index(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from helpers import Script, cases, run, scripts
 PREAMBLE = """
 import gc, random, sys, threading
 import fake_torch
-world = fake_torch.install(fake_torch.Driver(), **WAYS)
+world = fake_torch.install(fake_torch.Driver(), **DIFFERENCES)
 import torch
 import poorwill, poorwill.torch
 from torch_loads import MIB, dense, experts, moe, take
@@ -23,10 +23,10 @@ def over_fakes(
     environment: dict[str, str],
     *,
     peace: str = "assert world.terminations == []",
-    **ways: bool,
+    **differences: bool,
 ) -> str:
     """Runs a script over a PyTorch that differs from 2.11 in these ways (`DeviceAllocator`)."""
-    program = f"WAYS = {ways}\n{PREAMBLE}\n{script}\n{peace}\n"
+    program = f"DIFFERENCES = {differences}\n{PREAMBLE}\n{script}\n{peace}\n"
     return run(program, "-X", "dev", **environment)
 
 

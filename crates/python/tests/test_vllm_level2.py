@@ -29,7 +29,7 @@ def test_weights_that_were_dropped_keep_the_scheduler(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["poorwill_mark_restored", "extension", fake_vllm.Worker.extension])
-def test_other_ways_to_write_the_weights(engine: Any, method: Any) -> None:
+def test_other_calls_that_write_the_weights(engine: Any, method: Any) -> None:
     engine.sleep(2)
     engine.wake_up()
     engine.collective_rpc(method)

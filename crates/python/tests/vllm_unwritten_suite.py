@@ -56,7 +56,7 @@ def moved_elsewhere(engine: Engine) -> None:
         engine.runner.model.add(name, tensor.to("cuda"))
 
 
-WAYS: list[Callable[[Engine], None]] = [
+WRITERS: list[Callable[[Engine], None]] = [
     lambda engine: engine.worker.reload_weights(),
     lambda engine: engine.runner.model.load_weights(),
     copied_by_an_extension,
@@ -66,7 +66,7 @@ WAYS: list[Callable[[Engine], None]] = [
 
 
 @pytest.mark.parametrize("tags", [None, ["weights"]])
-@pytest.mark.parametrize("write", WAYS)
+@pytest.mark.parametrize("write", WRITERS)
 def test_every_way_of_writing_counts(
     start: Start, write: Callable[[Engine], None], tags: list[str] | None
 ) -> None:

@@ -466,11 +466,27 @@ async fn metrics_reference() {
 #[test]
 fn api_reference() {
     let page = std::fs::read_to_string(reference::path("rotation-api.md")).unwrap();
-    let routes = include_str!("../src/control/routes.rs").split(".route(\"").skip(1);
-    let routes: Vec<&str> = routes.map(|rest| rest.split_once('"').unwrap().0).collect();
-    assert!(routes.len() >= 8, "{routes:?}");
-    for route in routes {
-        assert!(page.contains(&format!(" {}`", route.replace("{command}", "wake"))), "{route}");
+    let text = include_str!("../src/control/routes.rs");
+    let routes: Vec<(&str, &str)> = text
+        .split(".route(")
+        .skip(1)
+        .map(|rest| {
+            let (route, rest) = rest.split_once("\", ").expect("a path and what answers");
+            (rest.split_once('(').unwrap().0, route.trim_start().strip_prefix('"').unwrap())
+        })
+        .collect();
+    let listed: Vec<&str> = page
+        .split("\n## ")
+        .find_map(|section| section.strip_prefix("Control\n"))
+        .expect("the page has a section on control")
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+        .map(|(request, _)| request)
+        .collect();
+    assert_eq!(routes.len(), listed.len(), "{routes:?}, but the page has {listed:?}");
+    for (method, route) in routes {
+        let request = format!("{} {}", method.to_uppercase(), route.replace("{command}", "wake"));
+        assert!(listed.contains(&request.as_str()), "{request}");
     }
     let mut keys = std::collections::BTreeSet::new();
     let all = [

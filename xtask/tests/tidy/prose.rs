@@ -3,6 +3,8 @@
 //! A paragraph ends at an empty line, a heading, a table row, a list item or a fence. Code counts as one word where it is
 //! inline, and not at all where it is fenced.
 
+use crate::lexer::{self, Piece};
+
 /// Most words of a sentence.
 const SENTENCE_WORDS_MAX: usize = 25;
 
@@ -78,6 +80,12 @@ pub(crate) fn too_many_comments(of_files: impl IntoIterator<Item = Words>) -> Op
             "{comment} words of comments for {code} of code; at most {COMMENT_RATIO_MAX} for each are allowed"
         )
     })
+}
+
+/// Comments between `/*` and its end: they would count as code.
+pub(crate) fn block_comments(path: &str, text: &str) -> Vec<String> {
+    let found = lexer::pieces(text).into_iter().filter(|(_, piece)| *piece == Piece::BlockComment);
+    found.map(|(line, _)| format!("{path}:{line}: a block comment; begin its lines with `//`")).collect()
 }
 
 /// Runs of lines that are comments alone, each of one kind.
@@ -231,6 +239,12 @@ mod tests {
     fn code_and_addresses_are_few_words() {
         let text = format!("See `{}` and [the page](a%20b%20c.md) for i.e. more.", "a ".repeat(40));
         assert_eq!(split(&text), ["See CODE and [the page for i.e more."]);
+    }
+
+    #[test]
+    fn block_comments_are_found() {
+        let problems = block_comments("a.rs", "// one\nf(\"/*\");\n/* two */\n");
+        assert_eq!(problems, ["a.rs:3: a block comment; begin its lines with `//`"]);
     }
 
     #[test]

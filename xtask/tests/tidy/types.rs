@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use syn::visit::{self, Visit};
 
-/// Names that modules of one crate share by custom: each module's own result, error, and iterator.
-const BY_CUSTOM: &[&str] = &["Error", "Result"];
+/// Names that modules of one crate share by custom: each module's own result.
+const BY_CUSTOM: &[&str] = &["Result"];
 
 /// Which crate, which name, and why both are right.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[];
@@ -51,14 +51,21 @@ impl Visit<'_> for Types {
     fn visit_impl_item_fn(&mut self, _: &syn::ImplItemFn) {}
 }
 
-/// The names that more than one type of the crate at `folder` has.
+/// The names that more than one type of the crate at `folder` has, and the files that cannot be parsed.
 pub(crate) fn collisions<'f>(
     folder: &str,
     files: impl IntoIterator<Item = (&'f str, &'f str)>,
 ) -> Vec<String> {
     let mut places: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut problems = Vec::new();
     for (path, text) in files {
-        let Ok(file) = syn::parse_file(text) else { continue };
+        let file = match syn::parse_file(text) {
+            Ok(file) => file,
+            Err(error) => {
+                problems.push(format!("{path}: it is not read as Rust: {error}"));
+                continue;
+            }
+        };
         let mut types = Types::default();
         types.visit_file(&file);
         for name in types.0 {
@@ -69,9 +76,19 @@ pub(crate) fn collisions<'f>(
         BY_CUSTOM.contains(&name) || EXCEPTIONS.iter().any(|(krate, of, _)| *krate == folder && *of == name)
     };
     let shared = places.into_iter().filter(|(name, paths)| paths.len() > 1 && !is_allowed(name));
-    shared
-        .map(|(name, paths)| format!("{folder}: `{name}` is {} types: {}", paths.len(), paths.join(", ")))
-        .collect()
+    problems.extend(
+        shared.map(|(name, paths)| {
+            format!("{folder}: `{name}` is {} types: {}", paths.len(), paths.join(", "))
+        }),
+    );
+    problems
+}
+
+#[test]
+fn a_file_that_is_no_rust_is_found() {
+    let problems =
+        collisions("crates/x", [("a.rs", "struct A;"), ("b.rs", "struct B;\nstruct {"), ("c.rs", "")]);
+    assert!(matches!(&problems[..], [problem] if problem.starts_with("b.rs: ")), "{problems:?}");
 }
 
 #[test]

@@ -4,9 +4,10 @@
 
 use std::collections::BTreeSet;
 
+use crate::lexer::{self, Piece};
 use crate::prose;
 
-/// In no sentence.
+/// In no sentence, and in no string of a crate's sources.
 const IN_PROSE: &[&str] = &[
     "anybody", "doubt", "doubted", "lane", "lanes", "limbo", "loose", "nobody", "owed", "owes", "patience",
     "quiet", "quietly", "somebody", "summoned", "told", "weighing", "whoever", "whomever",
@@ -48,6 +49,8 @@ const IN_NAMES: &[&str] = &[
     "stretches",
     "summoned",
     "told",
+    "ways",
+    "weighing",
     "whoever",
 ];
 
@@ -56,6 +59,12 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("xtask/src/ptx.rs", "lane", "the threads of a warp, as PTX calls them"),
     ("xtask/src/ptx.rs", "lanes", "the threads of a warp, as PTX calls them"),
     ("crates/driver/tests/plain/ptx.rs", "lane", "the threads of a warp, as PTX calls them"),
+    ("crates/cli/src/show/doctor.rs", "lanes", "of a PCIe link"),
+    ("crates/poorwill/src/doctor/gpu.rs", "lanes", "of a PCIe link"),
+    ("crates/core/src/pool/old_keys.rs", "owed", "an old key, for one more release"),
+    ("crates/python/src/arena/report.rs", "owed", "an old attribute, for one more release"),
+    ("crates/mock-engine/src/text.rs", "nobody", "a word of the mock's answers"),
+    ("crates/mock-engine/src/text.rs", "quiet", "a word of the mock's answers"),
     ("crates/python/src/block/", "lanes", "a field of DLPack's type"),
     ("crates/python/tests/fake_torch/lent.py", "lanes", "a field of DLPack's type"),
 ];
@@ -64,12 +73,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
 pub(crate) fn private_words(path: &str, text: &str) -> Vec<String> {
     let mut found = BTreeSet::new();
     for (line, sentence) in prose::sentences(path, text) {
-        for word in sentence.split(|c: char| !c.is_ascii_alphabetic()) {
-            let word = word.to_ascii_lowercase();
-            if IN_PROSE.contains(&word.as_str()) {
-                found.insert((line, word));
-            }
-        }
+        found.extend(private_in(&sentence).map(|word| (line, word)));
     }
     if path.ends_with(".rs") || path.ends_with(".py") {
         for (line, name) in names(path, text) {
@@ -80,6 +84,27 @@ pub(crate) fn private_words(path: &str, text: &str) -> Vec<String> {
             }
         }
     }
+    problems(path, found)
+}
+
+/// Where a string of a Rust file has a word that no sentence may have.
+pub(crate) fn private_words_of_strings(path: &str, text: &str) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    for (first, piece) in lexer::pieces(text) {
+        let Piece::Text(text) = piece else { continue };
+        for (line, text) in text.lines().enumerate() {
+            found.extend(private_in(text).map(|word| (first + line, word)));
+        }
+    }
+    problems(path, found)
+}
+
+fn private_in(text: &str) -> impl Iterator<Item = String> + '_ {
+    let words = text.split(|c: char| !c.is_ascii_alphabetic()).map(str::to_ascii_lowercase);
+    words.filter(|word| IN_PROSE.contains(&word.as_str()))
+}
+
+fn problems(path: &str, found: BTreeSet<(usize, String)>) -> Vec<String> {
     let is_allowed = |word: &str| EXCEPTIONS.iter().any(|(at, of, _)| path.starts_with(at) && *of == word);
     let problems = found.into_iter().filter(|(_, word)| !is_allowed(word));
     problems
@@ -124,19 +149,22 @@ fn without_strings(line: &str) -> String {
     code
 }
 
-/// The words of a name, in lower case: `HostRoom`, `host_room` and `HOST_ROOM` have the same two.
+/// The words of a name, in lower case: `HostRoom`, `host_room` and `HOST_ROOM` have the same two. A capital before a
+/// small letter begins one, so `KVRoom` has two as well.
 fn parts(name: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
-    let mut was_lower = false;
-    for c in name.chars() {
+    let (mut was_lower, mut was_upper) = (false, false);
+    let mut chars = name.chars().peekable();
+    while let Some(c) = chars.next() {
         let is_letter = c.is_ascii_alphabetic();
-        if !is_letter || c.is_ascii_uppercase() && was_lower {
+        let ends_acronym = was_upper && chars.peek().is_some_and(char::is_ascii_lowercase);
+        if !is_letter || c.is_ascii_uppercase() && (was_lower || ends_acronym) {
             parts.push(String::new());
         }
         if is_letter {
             parts.last_mut().expect("there is always one").push(c.to_ascii_lowercase());
         }
-        was_lower = c.is_ascii_lowercase();
+        (was_lower, was_upper) = (c.is_ascii_lowercase(), c.is_ascii_uppercase());
     }
     parts
 }
@@ -164,6 +192,17 @@ mod tests {
     }
 
     #[test]
+    fn private_words_are_found_in_strings() {
+        let word = IN_PROSE[8];
+        let text = format!("/// {word}\nlet a = format!(\"a\n {{b}} {word}\"); // \"{word}\"\n");
+        let problems = private_words_of_strings("a.rs", &text);
+        assert!(
+            matches!(&problems[..], [problem] if problem.contains(&format!(":3: `{word}`"))),
+            "{problems:?}"
+        );
+    }
+
+    #[test]
     fn words_of_others_and_longer_words_are_not() {
         for (path, text) in [
             ("a.rs", "let name = \"gate_proj\"; // room\n"),
@@ -181,6 +220,8 @@ mod tests {
         assert_eq!(parts("HostRoom"), ["host", "room"]);
         assert_eq!(parts("HOST_ROOM2"), ["host", "room", ""]);
         assert_eq!(parts("is_roomy"), ["is", "roomy"]);
+        assert_eq!(parts("KVGate"), ["kv", "gate"]);
+        assert_eq!(parts("HTTPRoom_KV"), ["http", "room", "kv"]);
     }
 
     #[test]

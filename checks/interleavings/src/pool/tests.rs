@@ -144,7 +144,7 @@ fn a_pause_takes_the_next_command_and_sees_the_end() {
     });
 }
 
-/// Whoever waits when the lock is handed over has had it when it comes back.
+/// A thread that waits when the lock is handed over has had it when it comes back.
 #[test]
 fn a_waiter_has_the_lock_before_it_comes_back() {
     hand_over(2, false);

@@ -77,8 +77,8 @@ fn the_report() {
     assert_eq!((&report["verified"], &report["bytes"]), (&true.into(), &bytes.into()));
     let load = &report["load"];
     let int = |field: &str| load[field].as_u64().unwrap_or_else(|| panic!("{field} of {report}"));
-    let ways = int("direct_bytes") + int("staged_bytes") + int("buffered_bytes");
-    assert_eq!((ways, int("readers"), load["files"].as_array().unwrap().len()), (bytes, 3, 3));
+    let read_bytes = int("direct_bytes") + int("staged_bytes") + int("buffered_bytes");
+    assert_eq!((read_bytes, int("readers"), load["files"].as_array().unwrap().len()), (bytes, 3, 3));
     assert!(int("host_bytes") >= bytes && int("host_bytes") <= bytes + (bytes / 1000).max(4096));
     let passes = report["passes"].as_array().unwrap();
     let loads = passes.iter().filter(|pass| pass["kind"] == "load");

@@ -129,7 +129,7 @@ impl Pool {
     /// Declares a tag's policy; repeating it does nothing.
     ///
     /// # Errors
-    /// `PolicyConflict`.
+    /// `PolicyConflict`: blocks are held under another policy, or the tag was declared with another.
     pub fn declare_tag(&self, tag: &Tag, policy: TagPolicy) -> Result<()> {
         self.shared.open_state()?.declare(tag, policy)
     }
@@ -281,8 +281,10 @@ impl Pool {
     /// reported.
     ///
     /// # Errors
-    /// `Stranded`: undoing failed. `Shortfall`: some memory is not released. `Lost`: some bytes became
-    /// undefined. Nothing has changed after `UnknownTag`, `SleepConflict`, `ImmutableChanged`, `Undefined`,
+    /// `Stranded`: undoing failed. `Shortfall`: some memory is not released. `Lost`: the tags stay awake, and
+    /// bytes of corrupt backups become undefined; also before any change, where bytes were lost earlier.
+    ///
+    /// Nothing has changed after `UnknownTag`, `SleepConflict`, `ImmutableChanged`, `Undefined`,
     /// `Asleep` (stranded), `Held`, `Capturing`, `TimedOut` and `SleepFailed`.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         self.shared.sleep(request)
@@ -291,7 +293,7 @@ impl Pool {
     /// Drops bytes and backups of `tags`, whatever their policy says. The tags sleep.
     ///
     /// # Errors
-    /// As [`Pool::sleep`].
+    /// As [`Pool::sleep`]: `Stranded`, `Shortfall`; `UnknownTag`, `Held`, `Capturing`, `SleepFailed`.
     pub fn discard(&self, tags: &[Tag]) -> Result<SleepReport> {
         self.shared.discard(tags)
     }
@@ -301,7 +303,7 @@ impl Pool {
     ///
     /// # Errors
     /// `UnknownTag`, `OverLimit`, `DeviceFull`, `HeldByCapture`, `TimedOut`, `WakeFailed`; `Corrupt`, unless
-    /// [losses are accepted](WakeRequest::accepting_losses).
+    /// [losses are accepted](WakeRequest::accepting_losses). All leave every tag asleep.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
         self.shared.wake(request)
     }
@@ -309,7 +311,7 @@ impl Pool {
     /// Marks dropped or lost bytes as rewritten by their owner. Returns the tags that were undefined.
     ///
     /// # Errors
-    /// `UnknownTag`, `Asleep`.
+    /// `UnknownTag`, `Asleep`: no tag is marked.
     pub fn mark_restored(&self, tags: &[Tag]) -> Result<Vec<Tag>> {
         let mut state = self.shared.open_state()?;
         let tags = state.tags().selected("mark as restored", Some(tags))?;
@@ -331,7 +333,7 @@ impl Pool {
     /// Trims, waiting at most `wait_max`.
     ///
     /// # Errors
-    /// As [`Pool::trim`]; `TimedOut` names the streams that keep memory.
+    /// As [`Pool::trim`]; `TimedOut` names the streams, or the tags with calls under way, that keep memory.
     pub fn trim_within(&self, wait_max: Duration) -> Result<u64> {
         self.shared.trim(Some(wait_max))
     }

@@ -1,4 +1,5 @@
-//! Requests and reports of sleep and wake. Reports have one shape in Rust, JSON and Python.
+//! Requests and reports of sleep and wake. Reports have one shape in Rust, JSON and Python: sizes in
+//! bytes and times in seconds, as the names say.
 
 use std::fmt;
 use std::sync::Arc;
@@ -90,8 +91,9 @@ impl SleepRequest {
 pub enum Verify {
     /// A rotating sixty-fourth of each tag, at least one granule, and all whose backups are not kept.
     ///
-    /// A spoiled backup outside the sample wakes unnoticed. It is never stored as the owner's bytes: the next
-    /// sleep or preparation fails with [`PoolError::Lost`](super::PoolError::Lost).
+    /// A spoiled backup outside the sample wakes unnoticed, and its owner reads wrong bytes. They are never stored
+    /// as the owner's: the next sleep or preparation that would overwrite the backup fails with
+    /// [`PoolError::Lost`](super::PoolError::Lost). For an immutable tag a sleep compares a sample only.
     Sample,
     /// Every granule.
     All,

@@ -610,7 +610,7 @@ fn many_threads() {
                     while kept.len() > 8 {
                         let nth = random.usize(..kept.len());
                         let (tag, buffer) = kept.swap_remove(nth);
-                        assert!(buffer.iter().all(|byte| *byte == tag), "somebody else's bytes");
+                        assert!(buffer.iter().all(|byte| *byte == tag), "another buffer's bytes");
                     }
                     if round % 50 == 0 {
                         arena.trim();

@@ -178,11 +178,13 @@ fn every_byte_of_every_type_wherever_the_files_are() {
             let report = loaded.report();
             assert_eq!(report.readers, readers);
             assert_eq!((report.bytes, report.files[0].bytes), (checkpoint.bytes(), checkpoint.bytes()));
-            let ways = report.direct_bytes + report.staged_bytes;
-            assert_eq!(ways + report.buffered_bytes, report.bytes);
+            let copied_bytes = report.direct_bytes + report.staged_bytes;
+            assert_eq!(copied_bytes + report.buffered_bytes, report.bytes);
             // The file's report is true of its bytes.
             match report.files[0].how {
-                ReadMethod::Direct => assert_eq!((ways, &report.files[0].because), (report.bytes, &None)),
+                ReadMethod::Direct => {
+                    assert_eq!((copied_bytes, &report.files[0].because), (report.bytes, &None))
+                }
                 ReadMethod::Buffered => {
                     assert!(report.buffered_bytes > 0 && report.files[0].because.is_some());
                 }

@@ -217,7 +217,7 @@ impl Drop for GilGuard {
 /// # Safety
 /// P1: called by Python, with a capsule that `export::<M>` made.
 unsafe extern "C" fn capsule_destructor<M: Managed>(capsule: *mut ffi::PyObject) {
-    // SAFETY: P1: a capsule, with Python's lock gil.
+    // SAFETY: P1: a capsule, while Python's lock is held.
     let is_unconsumed = unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } != 0;
     if !is_unconsumed {
         return;

@@ -161,7 +161,7 @@ fn what_was_dropped_for_good_goes_and_what_may_be_asked_for_again_stays() {
         for (buffer, bytes) in made.into_iter().zip(sizes) {
             let before = held().0;
             drop(buffer);
-            assert_eq!(held().0, before, "kept for whoever asks next");
+            assert_eq!(held().0, before, "kept for the next request");
             arena.release_surplus(bytes);
             let left = before - bytes.next_multiple_of(page());
             assert_eq!(held(), (left, left), "{pin:?}");

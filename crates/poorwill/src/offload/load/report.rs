@@ -1,4 +1,4 @@
-//! The report of a load.
+//! The report of a load: sizes in bytes and times in seconds, as the names say.
 
 use std::path::PathBuf;
 
