@@ -7,8 +7,8 @@ import statistics
 NS_PER_MS = 1e6
 
 # Stages of the model that leaves, and of the one that comes, as `poorwill rotate` calls them.
-LEAVING = ("draining", "weighing before sleep", "falling asleep", "giving back")
-COMING = ("finding room", "waking", "confirming", "canary", "weighing")
+LEAVING = ("draining", "measuring before sleep", "falling asleep", "releasing memory")
+COMING = ("finding memory", "waking", "confirming", "canary", "measuring")
 # Of these, the time in which the engine sleeps and wakes is the engine's own.
 ENGINES = ("falling asleep", "waking")
 CANARY = "canary"

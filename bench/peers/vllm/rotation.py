@@ -54,7 +54,7 @@ LOOK_S = 2  # how often the rotation looks at ready engines
 NO_EVENT_S = 0.5  # no event for so long: there are no more
 STAND_IN_MIB = 512
 SLACK_BYTES = GIB // 4
-LEAVING = ["draining", "weighing before sleep", "falling asleep", "giving back"]
+LEAVING = ["draining", "measuring before sleep", "falling asleep", "releasing memory"]
 # What an engine does in a swap, and the canary; the rest is the rotation's.
 ENGINES_OWN = ["falling asleep", "waking", "starting", "stopping", "canary"]
 

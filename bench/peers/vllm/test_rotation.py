@@ -29,6 +29,13 @@ def piece(text: str) -> str:
     return f"data: {json.dumps({'choices': [{'text': text}]})}\n\n"
 
 
+class Names(unittest.TestCase):
+    def test_stages_are_those_that_the_service_reports(self):
+        page = (HERE.parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+        for name in (*rotation.LEAVING, *rotation.ENGINES_OWN):
+            self.assertIn(f"`{name}`", page)
+
+
 class Figures(unittest.TestCase):
     def test_texts_streamed_or_not(self):
         whole = json.dumps({"choices": [{"text": "w4 w5"}]})
@@ -42,14 +49,14 @@ class Figures(unittest.TestCase):
             what = {"event": "stage", "model": model, "before": before, "before_s": before_s}
             return {**what, "at_unix_ms": at_unix_ms, "stage": now}
 
-        swap = {"total_s": 2.0, "phases": [["finding room", 0.1], ["waking", 1.6], ["canary", 0.3]]}
+        swap = {"total_s": 2.0, "phases": [["finding memory", 0.1], ["waking", 1.6], ["canary", 0.3]]}
         events = [
             {"event": "ready", "model": "birch", "at_unix_ms": 900},  # of which the beginning is not there
             stage("birch", "ready", 5.0, "draining", 1_000),
             stage("birch", "draining", 0.01, "falling asleep", 1_010),
-            stage("birch", "falling asleep", 0.5, "giving back", 1_510),
-            stage("birch", "giving back", 0.02, "asleep", 1_530),
-            stage("amber", "finding room", 0.1, "waking", 1_630),
+            stage("birch", "falling asleep", 0.5, "releasing memory", 1_510),
+            stage("birch", "releasing memory", 0.02, "asleep", 1_530),
+            stage("amber", "finding memory", 0.1, "waking", 1_630),
             stage("amber", "waking", 1.6, "canary", 3_230),
             stage("amber", "canary", 0.3, "ready", 3_530),
             {"event": "ready", "model": "amber", "at_unix_ms": 3_530},
@@ -59,7 +66,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(rotation.phases([swap, {**swap, "total_s": 3.0}])["total"], 2.5)
         self.assertEqual(rotation.phases([]), {})
         self.assertEqual(
-            rotation.leaving(events), {"draining": 0.01, "falling asleep": 0.5, "giving back": 0.02}
+            rotation.leaving(events), {"draining": 0.01, "falling asleep": 0.5, "releasing memory": 0.02}
         )
         self.assertEqual(rotation.spread([3.0, 1.0, 2.0]), {"p50": 2.0, "least": 1.0, "most": 3.0})
 
