@@ -176,7 +176,11 @@ async fn warn_of_unmeasured(meter: Arc<dyn Meter>, gpus: BTreeSet<Gpu>) {
         let error = match tokio::time::timeout(MEASURE_MAX, meter.measure(&[gpu])).await {
             Ok(Ok(_)) => continue,
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("cannot measure GPU {}: no answer in {} s", gpu.0, MEASURE_MAX.as_secs()),
+            Err(_) => format!(
+                "cannot measure GPU {}: no answer in {} s; check that nvidia-smi answers",
+                gpu.0,
+                MEASURE_MAX.as_secs()
+            ),
         };
         tracing::warn!(
             gpu = gpu.0,

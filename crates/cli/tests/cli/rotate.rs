@@ -73,7 +73,7 @@ fn memory_that_cannot_be_measured_is_reported_at_the_start() {
     let mut fixture = Fixture::of_two();
     fixture.lacks_nvml = true;
     let rotator = fixture.start(&["--json"]);
-    until(&rotator, "it warns", || rotator.log().contains("cannot wake"));
+    until(&rotator, "it warns", || rotator.log().contains("none of its models can wake"));
     let log = rotator.log();
     for words in
         ["\"WARN\"", "\"gpu\":0", "cannot measure GPU 0", "libnvidia-ml.so.1", "install NVIDIA's driver"]
