@@ -162,6 +162,12 @@ impl Request {
             (Some("test"), [dashes, cargo_args @ ..]) if dashes == "--" => {
                 Ok(Request::Chosen { cargo_args: cargo_args.to_vec() })
             }
+            (Some("test"), [tier, other]) if is_tier(tier) && is_tier(other) => {
+                Err(UsageError::TwoTiers(tier.clone(), other.clone()))
+            }
+            (Some("test"), [tier, argument, ..]) if is_tier(tier) || tier == "--repeat" => {
+                Err(UsageError::AfterTier { tier: tier.clone(), argument: argument.clone() })
+            }
             (Some("test"), [tier, ..]) if tier.to_string_lossy().starts_with("--") => {
                 Err(UsageError::UnknownTier(tier.clone()))
             }
@@ -194,11 +200,17 @@ impl Request {
     }
 }
 
+fn is_tier(word: &OsString) -> bool {
+    word == "--full" || word == "--rest"
+}
+
 #[derive(Debug, PartialEq)]
 enum UsageError {
     NoCommand,
     UnknownCommand(OsString),
     UnknownTier(OsString),
+    TwoTiers(OsString, OsString),
+    AfterTier { tier: OsString, argument: OsString },
     NoTimes,
     BeforeDashes { command: String, argument: OsString },
     Unexpected(OsString),
@@ -221,11 +233,27 @@ impl fmt::Display for UsageError {
                      as in `cargo xtask {command} -- {argument}`"
                 )
             }
-            UsageError::NoTimes => write!(f, "--repeat takes a number of times, from 1 to {MOST_TIMES}"),
+            UsageError::NoTimes => write!(
+                f,
+                "`--repeat` has no number from 1 to {MOST_TIMES}: write it like `cargo xtask test --repeat 20`"
+            ),
+            UsageError::TwoTiers(one, other) => write!(
+                f,
+                "`{}` and `{}` are two tiers: give `--full` for everything, or `--rest` alone after a quick run",
+                one.display(),
+                other.display()
+            ),
+            UsageError::AfterTier { tier, argument } => write!(
+                f,
+                "unexpected `{}` after `{}`: this tier takes no arguments; chosen tests run with \
+                 `cargo xtask test -- ARGS`",
+                argument.display(),
+                tier.display()
+            ),
             UsageError::UnknownTier(tier) => write!(
                 f,
-                "no tier `{}`: `cargo xtask test` is the quick one, `--full` everything, `--rest` the difference; \
-                 arguments for `cargo test` go after `--`",
+                "unknown option `{}`: `cargo xtask test` takes `--full`, `--rest` or `--repeat N`; arguments for \
+                 `cargo test` go after `--`",
                 tier.display()
             ),
             UsageError::Unexpected(argument) => {
@@ -234,7 +262,8 @@ impl fmt::Display for UsageError {
             UsageError::NotDry => {
                 write!(
                     f,
-                    "only `cargo xtask release --dry-run` is there: it lists what a person does to publish"
+                    "release lacks `--dry-run`, or has more: run `cargo xtask release --dry-run`, which lists what a \
+                     person does to publish"
                 )
             }
             UsageError::NoBench => write!(f, "bench needs a name; known are {}", bench_names()),
@@ -309,7 +338,19 @@ mod tests {
         assert_eq!(parse(&["test", "--repeat", "1001"]), Err(UsageError::NoTimes));
         assert_eq!(parse(&["test", "--repeat", "50"]), Ok(Request::Repeat(NonZero::new(50).unwrap())));
         assert_eq!(parse(&["test", "--quick"]), Err(UsageError::UnknownTier("--quick".into())));
-        assert_eq!(parse(&["test", "--full", "core"]), Err(UsageError::UnknownTier("--full".into())));
+        let after_tier = UsageError::AfterTier { tier: "--full".into(), argument: "core".into() };
+        assert_eq!(parse(&["test", "--full", "core"]), Err(after_tier));
+        for (one, other) in [("--full", "--rest"), ("--rest", "--full"), ("--full", "--full")] {
+            let error = parse(&["test", one, other]).unwrap_err();
+            assert_eq!(error, UsageError::TwoTiers(one.into(), other.into()));
+            let message = error.to_string();
+            assert!(
+                message.starts_with(&format!(
+                    "`{one}` and `{other}` are two tiers: give `--full` for everything"
+                )),
+                "{message}"
+            );
+        }
         assert_eq!(parse(&["release"]), Err(UsageError::NotDry));
         assert_eq!(parse(&["release", "--now"]), Err(UsageError::NotDry));
         assert_eq!(parse(&["bench"]), Err(UsageError::NoBench));

@@ -12,6 +12,7 @@ use crate::{book, dist};
 const BY_HAND: &[&str] = &[
     "set `repository` in Cargo.toml and the URLs in crates/python/pyproject.toml to where the project is public",
     "name the version and the day in CHANGELOG.md, and commit",
+    "run `cargo xtask release --dry-run` again, over that commit",
     "git tag --sign v$VERSION && git push origin v$VERSION",
     "cargo publish --workspace --locked",
     "upload the wheels of `cargo xtask dist` to the Python index, the source archive beside them",
@@ -74,8 +75,9 @@ fn changes(text: &str, version: &str) -> usize {
     let mut items = 0;
     for line in text.lines() {
         if let Some(heading) = line.strip_prefix("## ") {
-            let heading = heading.trim_start_matches('[');
-            is_ours = heading.starts_with("Unreleased") || heading.starts_with(version);
+            let first = heading.split_whitespace().next().unwrap_or_default();
+            let name = first.trim_start_matches('[').trim_end_matches(']');
+            is_ours = name == "Unreleased" || name == version;
         }
         items += usize::from(is_ours && line.starts_with("- "));
     }
@@ -110,7 +112,15 @@ mod tests {
         assert_eq!(changes(text, "0.1.0"), 2);
         assert_eq!(changes(text, "0.0.9"), 3);
         assert_eq!(changes("## [0.1.0] - 2026\n- a\n", "0.1.0"), 1);
-        assert_eq!(changes("## 0.0.9\n- c\n", "0.1.0"), 0);
+        for other in [
+            "## 0.0.9\n- c\n",
+            "## 0.1.01\n- c\n",
+            "## [0.1.0-rc.1]\n- c\n",
+            "## of 0.1.0\n- c\n",
+            "##\n- c\n",
+        ] {
+            assert_eq!(changes(other, "0.1.0"), 0, "{other}");
+        }
     }
 
     #[test]

@@ -45,6 +45,13 @@ def swap_events() -> list[dict]:
     return [resting[0], *leaving, resting[1], *coming, {"event": "ready", "model": "birch"}]
 
 
+class Names(unittest.TestCase):
+    def test_stages_are_those_that_the_service_reports(self):
+        page = (HERE.parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+        for name in (*figures.LEAVING, *figures.COMING, *figures.ENGINES, figures.CANARY):
+            self.assertIn(f"`{name}`", page)
+
+
 class Arithmetic(unittest.TestCase):
     def test_percentiles_are_values_that_were_there(self):
         values = [float(value) for value in range(1, 101)]

@@ -29,6 +29,13 @@ def piece(text: str) -> str:
     return f"data: {json.dumps({'choices': [{'text': text}]})}\n\n"
 
 
+class Names(unittest.TestCase):
+    def test_stages_are_those_that_the_service_reports(self):
+        page = (HERE.parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+        for name in (*rotation.LEAVING, *rotation.ENGINES_OWN):
+            self.assertIn(f"`{name}`", page)
+
+
 class Figures(unittest.TestCase):
     def test_texts_streamed_or_not(self):
         whole = json.dumps({"choices": [{"text": "w4 w5"}]})

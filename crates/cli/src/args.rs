@@ -1,5 +1,6 @@
 //! The command line: commands, arguments, and their help texts. `docs/reference/commands.md` is generated from them.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -7,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use poorwill::budget::Caps;
 use poorwill::{ByteSize, Cap, Config, DeviceSpec, HostMemoryUse, InvalidTag, ParseSizeError, Tag};
@@ -54,29 +55,89 @@ pub(crate) enum Command {
 }
 
 impl Args {
-    pub(crate) fn read() -> Result<Self, clap::Error> {
-        let args = Self::try_parse()?;
-        let error = args.command.budget_error().map(|message| (ErrorKind::ValueValidation, message));
-        match error.or_else(|| args.command.rotate_error()) {
+    /// `words` are the arguments without the program's name.
+    pub(crate) fn read(words: &[OsString]) -> Result<Self, clap::Error> {
+        let read = || {
+            let program = OsString::from("poorwill");
+            let matches = full_command().try_get_matches_from([&program].into_iter().chain(words))?;
+            Self::from_arg_matches(&matches)
+        };
+        let args = read().map_err(|error| with_usage(error, words))?;
+        let budget = args.command.budget_error().map(|message| (ErrorKind::ValueValidation, message));
+        match budget.or_else(|| args.command.rotate_error()) {
             None => Ok(args),
-            Some((kind, message)) => Err(Self::command().error(kind, message)),
+            Some((kind, message)) => {
+                let mut command = chosen(words);
+                let name = command.get_bin_name().unwrap_or("poorwill").to_owned();
+                Err(command.error(kind, format!("`{name}`: {message}")))
+            }
         }
     }
+}
 
-    /// Old names, which work for one release, each with its new name.
-    pub(crate) fn old_names(&self) -> Vec<(&'static str, &'static str)> {
-        let mut names = Vec::new();
-        match &self.command {
-            // No option stands before a command.
-            Command::Verify(_) if std::env::args_os().nth(1).is_some_and(|name| name == "nap") => {
-                names.push(("nap", "verify"));
-            }
-            #[cfg(target_os = "linux")]
-            Command::Rotate(args) if args.lasts.is_some() => names.push(("--lasts", "--duration")),
-            Command::MockEngine(args) if !args.old_faults.is_empty() => names.push(("--lie", "--fault")),
-            _ => {}
+/// clap leaves the usage out where a value is wrong, and with it the command's name.
+fn with_usage(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    if error.use_stderr() && error.get(ContextKind::Usage).is_none() {
+        error.insert(ContextKind::Usage, ContextValue::StyledStr(chosen(words).render_usage()));
+    }
+    error
+}
+
+/// The command that these words name.
+fn chosen(words: &[OsString]) -> clap::Command {
+    let mut command = full_command();
+    // Names of subcommands then begin with those of their parents.
+    command.build();
+    for word in words {
+        if let Some(next) = command.find_subcommand(word).cloned() {
+            command = next;
         }
-        names
+    }
+    command
+}
+
+/// All commands, with the usage of those that clap cannot derive.
+pub(crate) fn full_command() -> clap::Command {
+    let command = Args::command();
+    #[cfg(target_os = "linux")]
+    let command = command.mut_subcommands(with_config_usage);
+    command
+}
+
+/// Shows `--config` as required: clap requires no option that may also stand before the subcommand.
+#[cfg(target_os = "linux")]
+pub(crate) fn with_config_usage(rotate: clap::Command) -> clap::Command {
+    if rotate.get_name() != "rotate" {
+        return rotate;
+    }
+    let usage = |command: clap::Command| {
+        let names = command.get_positionals().filter_map(clap::Arg::get_value_names).flatten();
+        let names: String = names.map(|name| format!(" <{name}>")).collect();
+        let usage = format!("poorwill rotate {} --config <FILE> [OPTIONS]{names}", command.get_name());
+        command.override_usage(usage)
+    };
+    rotate.mut_subcommands(usage).override_usage(
+        "poorwill rotate --config <FILE> [OPTIONS] [COMMAND]\n       poorwill rotate --demo [OPTIONS]",
+    )
+}
+
+/// The old names in a command line, which work for one release, each with its new name.
+pub(crate) fn old_names(words: &[OsString]) -> Vec<(&'static str, &'static str)> {
+    // No option stands before a command.
+    let (command, rest) = match words {
+        [help, command, ..] if help == "help" => (command, &[][..]),
+        [command, rest @ ..] => (command, rest),
+        [] => return Vec::new(),
+    };
+    let has = |option: &str| {
+        let name = |word: &str| word.split('=').next() == Some(option);
+        rest.iter().any(|word| name(&word.to_string_lossy()))
+    };
+    match command.to_str() {
+        Some("nap") => vec![("nap", "verify")],
+        Some("rotate") if has("--lasts") => vec![("--lasts", "--duration")],
+        Some("mock-engine") if has("--lie") => vec![("--lie", "--fault")],
+        _ => Vec::new(),
     }
 }
 
@@ -165,7 +226,7 @@ pub(crate) struct DemoArgs {
     #[command(flatten)]
     pub(crate) budget: BudgetArgs,
 
-    /// Print one JSON object instead of a table
+    /// Print one JSON object to standard output instead of a table; messages still go to standard error
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -204,7 +265,7 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "SIZE", default_value = "0", allow_hyphen_values = true)]
     pub(crate) kv_cache: ByteSize,
 
-    /// Print one JSON object instead of a table
+    /// Print one JSON object to standard output instead of a table; messages still go to standard error
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -226,7 +287,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long = "claim", value_name = "NAME=SIZE", value_parser = claim)]
     pub(crate) claims: Vec<(Tag, u64)>,
 
-    /// Print one JSON object instead of tables
+    /// Print one JSON object to standard output instead of tables; messages still go to standard error
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -282,7 +343,7 @@ pub(crate) struct ChurnArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 
-    /// Print one JSON object instead of a table
+    /// Print one JSON object to standard output instead of a table; messages still go to standard error
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -296,8 +357,9 @@ pub(crate) struct SleepArgs {
     #[command(flatten)]
     pub(crate) budget: BudgetArgs,
 
-    /// How much to load, like 24GiB: whole layers of 496 MiB, or one smaller layer [default: 1GiB on the host device,
-    /// 24GiB on a GPU]
+    /// How much to load: bytes, or with a unit like 24GiB [default: 1GiB on the host device, 24GiB on a GPU]
+    ///
+    /// It becomes whole layers of 496 MiB, or one smaller layer.
     #[arg(long, value_name = "SIZE", value_parser = positive_bytes, allow_hyphen_values = true)]
     size: Option<NonZeroU64>,
 
@@ -309,7 +371,7 @@ pub(crate) struct SleepArgs {
     #[arg(long, value_name = "N", default_value = "3", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) cycles: NonZeroU32,
 
-    /// Print one JSON object instead of a table
+    /// Print one JSON object to standard output instead of a table; messages still go to standard error
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -334,8 +396,10 @@ pub(crate) struct OffloadArgs {
     #[command(flatten)]
     pub(crate) budget: BudgetArgs,
 
-    /// How much to keep in host memory, like 24GiB; each layer has whole granules [default: 1GiB on the host device,
-    /// 24GiB on a GPU]
+    /// How much to keep in host memory: bytes, or with a unit like 24GiB [default: 1GiB on the host device, 24GiB on a
+    /// GPU]
+    ///
+    /// Each layer has whole granules.
     #[arg(long, value_name = "SIZE", value_parser = positive_bytes, allow_hyphen_values = true)]
     size: Option<NonZeroU64>,
 
@@ -343,7 +407,7 @@ pub(crate) struct OffloadArgs {
     #[arg(long, value_name = "N", default_value = "32", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) layers: NonZeroU32,
 
-    /// Print one JSON object instead of a table
+    /// Print one JSON object to standard output instead of a table; messages still go to standard error
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -377,7 +441,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", default_value = "4", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) rounds: NonZeroU32,
 
-    /// Print one JSON object instead of a table
+    /// Print one JSON object to standard output instead of a table; messages still go to standard error
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -389,7 +453,7 @@ pub(crate) struct RotateArgs {
     #[command(subcommand)]
     pub(crate) command: Option<RotateCommand>,
 
-    /// Configuration of the service
+    /// Configuration of the service; required, but for --demo
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
@@ -397,12 +461,12 @@ pub(crate) struct RotateArgs {
     #[arg(long)]
     pub(crate) demo: bool,
 
-    /// How long the demo sends traffic
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    /// How long the demo sends traffic, with a unit, like 60s or 2m
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_time)]
     duration: Duration,
 
     /// Old name of --duration
-    #[arg(long, value_name = "TIME", hide = true, value_parser = humantime::parse_duration,
+    #[arg(long, value_name = "TIME", hide = true, value_parser = positive_time,
         conflicts_with = "duration")]
     lasts: Option<Duration>,
 
@@ -410,7 +474,7 @@ pub(crate) struct RotateArgs {
     #[arg(long)]
     pub(crate) keep_engines: bool,
 
-    /// Print one JSON object, or log lines as JSON
+    /// Print the result as one JSON object to standard output; the service logs JSON lines to standard error
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }
@@ -529,6 +593,16 @@ fn claim(text: &str) -> Result<(Tag, u64), String> {
 fn positive_bytes(text: &str) -> Result<NonZeroU64, String> {
     let size: ByteSize = text.parse().map_err(|error: ParseSizeError| error.to_string())?;
     NonZeroU64::new(size.0).ok_or_else(|| "there must be something to load; write it like 24GiB".into())
+}
+
+#[cfg(target_os = "linux")]
+fn positive_time(text: &str) -> Result<Duration, String> {
+    let time =
+        humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 60s or 2m"))?;
+    if time.is_zero() {
+        return Err("the demo has to send traffic for some time; write it like 60s or 2m".to_owned());
+    }
+    Ok(time)
 }
 
 fn positive(text: &str) -> Result<NonZeroU32, String> {

@@ -20,7 +20,7 @@ pub(crate) struct DoctorOutcome {
 pub(crate) fn run(args: &DoctorArgs) -> Result<DoctorOutcome, Failure> {
     let plan = Plan::default()
         .on(args.device.clone())
-        .within(args.budget.clone().unwrap_or_default())
+        .budgeted(args.budget.clone().unwrap_or_default())
         .claiming(args.claims.clone());
     let report = doctor::examine(&plan)?;
     let refused = report.refused().map(|(device, reason)| format!("{device}: {reason}"));

@@ -25,7 +25,12 @@ use std::process::ExitCode;
 use self::args::{Args, Command};
 
 fn main() -> ExitCode {
-    let args = match Args::read() {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    for (old, new) in args::old_names(&words) {
+        // Without standard error there is no place for it.
+        let _ = writeln!(std::io::stderr(), "`{old}` is now `{new}`");
+    }
+    let args = match Args::read(&words) {
         Ok(args) => args,
         Err(error) => {
             // To clap, help and version are errors, too; they go to standard output.
@@ -36,10 +41,6 @@ fn main() -> ExitCode {
             };
         }
     };
-    for (old, new) in args.old_names() {
-        // Without standard error there is no place for it.
-        let _ = writeln!(std::io::stderr(), "`{old}` is now `{new}`");
-    }
     match args.command {
         Command::Demo(args) => failure::finish(args.json, demo::run(&args)),
         Command::Verify(args) => failure::finish(args.json, verify::run(&args)),

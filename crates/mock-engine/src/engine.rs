@@ -262,7 +262,7 @@ impl Engine {
 
     fn maybe_refuse(&self, path: &str) -> Result<(), Failure> {
         if self.faults.occurs(Fault::Refuses) {
-            let reason = format!("{path} failed: this engine is set to refuse");
+            let reason = format!("{path} failed: this engine is configured to refuse");
             return Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, reason));
         }
         Ok(())

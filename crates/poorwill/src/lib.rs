@@ -62,6 +62,8 @@ pub use poorwill_core::{
 };
 
 /// The programs of the book, run as examples.
+// A published package does not have these files. Only its documentation tests would miss them; those run in the
+// workspace.
 #[cfg(doctest)]
 mod book {
     #[doc = include_str!("../../../docs/start/rust.md")]

@@ -42,7 +42,9 @@ SWITCHES = {
 }
 
 ABOUT_SETTINGS = """
-Environment variables of the server, which every process of the engine has to see. With Ray, set
+All settings are environment variables, given where the server starts:
+`POORWILL_SLEEP_MODE=1 vllm serve MODEL --enable-sleep-mode`. No option or configuration file of vLLM
+sets them. Every process of the engine must see them. With Ray, also set
 `VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY=POORWILL_`. An invalid value ends the start of an engine that
 uses the setting, with the accepted values. An empty variable counts as unset. [vllm.md](../vllm.md)
 says how the settings work together, and [budgets.md](../budgets.md) which variables of other programs

@@ -33,9 +33,9 @@ def test_the_table_is_for_people() -> None:
         "kv_cache uint8 25165824 24 MiB dropped zeros the same",
         "runtime int64 786432 6 MiB backed up identical the same",
     ]
-    assert "asleep for the first time: 94 MiB given back, 70 MiB copied, 24 MiB dropped, in " in lines[7]
+    assert "asleep for the first time: 94 MiB released, 70 MiB copied, 24 MiB dropped, in " in lines[7]
     assert "70 MiB copied back, 70 MiB verified by digest, 24 MiB zeroed" in lines[8]
-    assert "asleep with 1 MiB changed: 94 MiB given back, 2 MiB copied" in lines[9]
+    assert "asleep with 1 MiB changed: 94 MiB released, 2 MiB copied" in lines[9]
     assert lines[-1] == "Every byte is right."
 
 

@@ -2,6 +2,7 @@
 //!
 //! Promises: if one part cannot start, no part runs. [`Running::end`] cuts no request off before its timeout.
 
+use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
@@ -24,6 +25,9 @@ use crate::service::{Admission, ModelCommand, Refused, Service, ServiceError, Se
 
 /// For a listener to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
+
+/// For the first measurement of a GPU.
+const MEASURE_MAX: Duration = Duration::from_secs(5);
 
 /// Why a rotation cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -120,9 +124,12 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     let (front, front_address) = listen("front", config.front.listen).await?;
     let (control, control_address) = listen("control", config.control.listen).await?;
     let known: Arc<OnceLock<Service>> = Arc::default();
-    let service = Service::start(config.clone(), meter(&config, &known))?;
+    let meter = meter(&config, &known);
+    let service = Service::start(config.clone(), Arc::clone(&meter))?;
     // Engines are probed first, so the meter does not need the service before this.
     let _only_once = known.set(service.clone());
+    // The service answers meanwhile: NVML may block.
+    tokio::spawn(warn_of_unmeasured(meter, gpus_of(&config)));
     let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
     let handle = Arc::new(ServiceHandle { service: service.clone(), path });
     let backend: Arc<dyn Backend> = Arc::<ServiceHandle>::clone(&handle);
@@ -156,6 +163,31 @@ fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
             let pids = move |gpu: Gpu| service.get().map_or_else(Vec::new, |service| service.processes(gpu));
             Arc::new(Processes::new(gpu_bytes, Arc::new(pids)))
         }
+    }
+}
+
+fn gpus_of(config: &Config) -> BTreeSet<Gpu> {
+    config.models.iter().flat_map(|model| model.rules.gpus.iter().copied()).collect()
+}
+
+/// Measures each GPU once. No model of a GPU that cannot be measured wakes, which its first request would find out.
+async fn warn_of_unmeasured(meter: Arc<dyn Meter>, gpus: BTreeSet<Gpu>) {
+    for gpu in gpus {
+        let error = match tokio::time::timeout(MEASURE_MAX, meter.measure(&[gpu])).await {
+            Ok(Ok(_)) => continue,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!(
+                "cannot measure GPU {}: no answer in {} s; check that nvidia-smi answers",
+                gpu.0,
+                MEASURE_MAX.as_secs()
+            ),
+        };
+        tracing::warn!(
+            gpu = gpu.0,
+            error,
+            "free memory of this GPU cannot be measured, so none of its models can wake; once it can be measured, \
+             they wake without a restart"
+        );
     }
 }
 

@@ -3,7 +3,9 @@
 
 mod fixture;
 
-use poorwill_rotate::policy::{Event, Gpu, Input, ModelId, Outcome, Refusal, RequestId, Rules, Task};
+use poorwill_rotate::policy::{
+    Event, Gpu, Input, ModelId, Outcome, Refusal, RequestId, Rules, StageName, Task,
+};
 
 use fixture::{CARD, Fixture, GIB, seconds};
 
@@ -228,6 +230,50 @@ fn a_model_that_reports_sleep_and_holds_its_memory_is_stopped() {
     assert_eq!(fixture.admitted.last(), Some(&(second, 1)));
 }
 
+/// The stage and the reason of each failure.
+fn failures(fixture: &Fixture) -> Vec<(StageName, &str)> {
+    let events = fixture.events.iter();
+    let failures = events.filter_map(|(_, event)| match event {
+        Event::Failed { stage, reason } => Some((*stage, reason.as_str())),
+        _ => None,
+    });
+    failures.collect()
+}
+
+#[test]
+fn memory_that_cannot_be_measured_is_a_failure_of_the_search() {
+    for can_restart in [false, true] {
+        let mut fixture = Fixture::of(&[40 * GIB], |_, rules| {
+            (rules.limits.find_memory, rules.can_restart) = (seconds(1), can_restart);
+        });
+        let broken = || (0, Task::Measure, Outcome::Failed("cannot measure GPU 0".to_owned()));
+        fixture.instead = (0..500).map(|_| broken()).collect();
+        let request = fixture.ask(0);
+        fixture.pass(1500);
+        assert!(matches!(fixture.refused[&request], Refusal::NoMemory { .. }));
+        assert_eq!(failures(&fixture), [(StageName::FindingMemory, "cannot measure GPU 0")]);
+        let failed = |(_, event): &(usize, Event)| matches!(event, Event::Failed { .. });
+        let at = fixture.events.iter().position(failed).unwrap();
+        assert_eq!(fixture.events[at - 1].1, Event::Stage(StageName::FindingMemory));
+        assert_eq!(fixture.events[at + 1].1, Event::Stage(StageName::Unknown));
+    }
+}
+
+#[test]
+fn an_engine_that_is_stopped_for_lack_of_memory_failed_in_the_search() {
+    let mut fixture = Fixture::of(&[40 * GIB], |_, rules| {
+        (rules.limits.find_memory, rules.can_restart) = (seconds(1), true);
+    });
+    // It changes all the time, so no measurement decides.
+    fixture.instead =
+        (0..500).map(|nth| (0, Task::Measure, Outcome::Free(vec![GIB * (1 + nth % 2)]))).collect();
+    fixture.ask(0);
+    fixture.pass(1500);
+    assert!(fixture.tasks.contains(&(0, Task::Stop)));
+    let reason = "there is too little free memory for it to wake";
+    assert_eq!(failures(&fixture)[0], (StageName::FindingMemory, reason));
+}
+
 #[test]
 fn measurements_decide_not_estimates() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.limits.find_memory = seconds(1));
@@ -237,6 +283,7 @@ fn measurements_decide_not_estimates() {
     fixture.pass(1500);
     assert!(matches!(fixture.refused[&request], Refusal::NoMemory { .. }));
     assert!(!fixture.tasks.contains(&(0, Task::Wake)));
+    assert_eq!(failures(&fixture), [(StageName::FindingMemory, "its GPUs have too little free memory")]);
     fixture.instead.clear();
     fixture.pass(10_000);
     let request = fixture.ask(0);

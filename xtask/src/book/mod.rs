@@ -46,7 +46,7 @@ pub(crate) fn run() -> Result<Option<String>, Failure> {
     Ok(None)
 }
 
-/// Follows the links of all pages. Returns how many pages and links there are.
+/// Follows the links of all pages. Returns how many pages and links there are; none of either is a failure.
 fn check(book: &Path) -> Result<(usize, usize), Failure> {
     let mut pages = Vec::new();
     for path in files_below(book)?.into_iter().filter(|path| path.extension().is_some_and(|e| e == "html")) {
@@ -54,9 +54,12 @@ fn check(book: &Path) -> Result<(usize, usize), Failure> {
     }
     let files: Vec<String> = files_below(book)?.iter().map(|path| inside(book, path)).collect();
     let (links, broken) = html::broken(&pages, &files);
-    match broken.is_empty() {
-        true => Ok((pages.len(), links)),
-        false => Err(Failure::Content { path: book.to_owned(), problem: broken.join("\n") }),
+    let failed = |problem: String| Err(Failure::Content { path: book.to_owned(), problem });
+    match (pages.len(), links) {
+        (0, _) => failed("has no HTML page, so nothing was checked".to_owned()),
+        (count, 0) => failed(format!("has {count} pages without a link, so nothing was checked")),
+        _ if !broken.is_empty() => failed(broken.join("\n")),
+        (count, links) => Ok((count, links)),
     }
 }
 
@@ -81,4 +84,25 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     }
     files.sort();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_book_without_pages_or_links_is_a_failure() {
+        let book = target_folder().unwrap().join(format!("book-of-nothing-{}", std::process::id()));
+        fs::create_dir_all(&book).unwrap();
+        let problem = || check(&book).unwrap_err().to_string();
+        fs::write(book.join("style.css"), "").unwrap();
+        assert!(problem().contains("no HTML page"), "{}", problem());
+        fs::write(book.join("index.html"), "<p>text</p>").unwrap();
+        assert!(problem().contains("1 pages without a link"), "{}", problem());
+        fs::write(book.join("index.html"), r#"<a href="none.html"></a>"#).unwrap();
+        assert!(problem().contains("there is no none.html"), "{}", problem());
+        fs::write(book.join("index.html"), r#"<a href="index.html"></a>"#).unwrap();
+        assert_eq!(check(&book).unwrap(), (1, 1));
+        fs::remove_dir_all(&book).unwrap();
+    }
 }

@@ -70,7 +70,10 @@ fn line_alone(depth: usize, line: &str) -> String {
             }
             _ => {
                 text.push_str(&rest[..middle + 2]);
-                text.push_str(&target.replace(OF_FOLDER.0, OF_FOLDER.1));
+                match target.contains("://") {
+                    true => text.push_str(target),
+                    false => text.push_str(&target.replace(OF_FOLDER.0, OF_FOLDER.1)),
+                }
                 rest = &rest[middle + 2 + target.len()..];
             }
         }
@@ -98,10 +101,10 @@ mod tests {
 
     #[test]
     fn links_to_a_folder_lead_to_its_page() {
-        let page = "[all](adr/README.md#rows) [web](https://example.org/a) `README.md`\n";
+        let page = "[all](adr/README.md#rows) [web](https://example.org/README.md) `README.md`\n";
         assert_eq!(
             alone("a.md", page),
-            "[all](adr/index.md#rows) [web](https://example.org/a) `README.md`\n"
+            "[all](adr/index.md#rows) [web](https://example.org/README.md) `README.md`\n"
         );
     }
 

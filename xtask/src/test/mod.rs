@@ -188,8 +188,8 @@ impl Run {
         let folder = target_folder()?.join(FOLDER);
         if tier == Tier::Rest && !folder.join(SEEN).is_file() {
             return Err(Failure::Usage {
-                problem: "`--rest` goes on where a quick run has ended, and there was none: \
-                          run `cargo xtask test` first, or `cargo xtask test --full`"
+                problem: "no quick run has ended here, and `--rest` goes on from one: \
+                          run `cargo xtask test` first, or `cargo xtask test --full` instead"
                     .to_owned(),
             });
         }

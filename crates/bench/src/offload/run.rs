@@ -476,7 +476,7 @@ fn range(prefetcher: &Prefetcher<'_>, slot: usize) -> DeviceRange {
 /// Waits for all, also after a failure.
 fn wait_all(copies: Vec<Pending<()>>) -> Result<(), PoolError> {
     let outcomes = copies.into_iter().map(Pending::wait);
-    outcomes.fold(Ok(()), Result::and).map_err(failed("bring in a layer"))
+    outcomes.fold(Ok(()), Result::and).map_err(failed("copy a layer"))
 }
 
 fn failed(op: &'static str) -> impl Fn(DriverError) -> PoolError {

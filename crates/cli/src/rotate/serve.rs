@@ -1,5 +1,6 @@
 //! Runs the rotation service until a signal ends it.
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use poorwill_rotate::run::{self, Running};
 use poorwill_rotate::service::Service;
 use tokio::sync::Notify;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use super::signals::{ServiceSignal, Signals};
 use super::{read, runtime};
@@ -18,10 +20,16 @@ use crate::failure::Failure;
 /// How long requests may finish after the first signal.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Environment variable with the log filter.
+const LOG: &str = "POORWILL_LOG";
+const LOG_DEFAULT: &str = "info";
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
 /// Log lines go to standard error, as JSON if `json` is set.
 pub(super) fn run(path: &Path, keeps_engines: bool, json: bool) -> Result<(), Failure> {
+    let filter = log_filter(std::env::var_os(LOG))?;
     let config = read(path)?;
-    init_log(json);
+    init_log(filter, json);
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         let mut signals = Signals::new()?;
@@ -79,8 +87,29 @@ async fn reload_on_notify(service: Service, path: PathBuf, reload: Arc<Notify>) 
     }
 }
 
-fn init_log(json: bool) {
-    let filter = EnvFilter::try_from_env("POORWILL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+/// What to log, by the variable's value.
+fn log_filter(value: Option<OsString>) -> Result<EnvFilter, Failure> {
+    let value = value.filter(|value| !value.to_string_lossy().trim().is_empty());
+    let value = value.unwrap_or_else(|| LOG_DEFAULT.into());
+    let refused = |why: &str| {
+        Failure::new(format!(
+            "{LOG} is `{}`, {why}; set it to a level ({}), to TARGET=LEVEL, or to several with commas, like \
+             poorwill_rotate=debug,info",
+            value.to_string_lossy().escape_debug(),
+            LOG_LEVELS.join(", "),
+        ))
+    };
+    let text = value.to_str().ok_or_else(|| refused("which is not Unicode"))?;
+    // A word alone would be a target, and nothing else were logged. Filters by span have commas of their own.
+    let mut words = text.split(',').map(str::trim).filter(|_| !text.contains('['));
+    let is_known = |word: &str| word.contains('=') || word.parse::<LevelFilter>().is_ok();
+    if let Some(word) = words.find(|word| !is_known(word)) {
+        return Err(refused(&format!("and `{}` is no level", word.escape_debug())));
+    }
+    text.parse().map_err(|error| refused(&format!("which is no log filter ({error})")))
+}
+
+fn init_log(filter: EnvFilter, json: bool) {
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     // A subscriber that is set already stays.
     let _already =

@@ -68,6 +68,22 @@ fn two_models_of_which_one_fits_take_turns() {
     fixture.assert_empty();
 }
 
+#[test]
+fn memory_that_cannot_be_measured_is_reported_at_the_start() {
+    let mut fixture = Fixture::of_two();
+    fixture.lacks_nvml = true;
+    let rotator = fixture.start(&["--json"]);
+    until(&rotator, "it warns", || rotator.log().contains("none of its models can wake"));
+    let log = rotator.log();
+    for words in
+        ["\"WARN\"", "\"gpu\":0", "cannot measure GPU 0", "libnvidia-ml.so.1", "install NVIDIA's driver"]
+    {
+        assert!(log.contains(words), "`{words}` is not in: {log}");
+    }
+    rotator.end();
+    fixture.assert_empty();
+}
+
 /// By the events in order: a model becomes ready only while all others sleep.
 fn one_at_a_time(fixture: &Fixture, ready: usize) {
     let stream = http::send(fixture.control, "GET", "/rotate/events?past=1000", &[], "").unwrap();
@@ -81,7 +97,7 @@ fn one_at_a_time(fixture: &Fixture, ready: usize) {
             stages.insert(event["model"].as_str().unwrap().to_owned(), stage.to_owned());
         }
         let is_down = |stage: &&String| {
-            ["unknown", "looking", "finding memory", "cold", "asleep"].contains(&stage.as_str())
+            ["unknown", "probing", "finding memory", "cold", "asleep"].contains(&stage.as_str())
         };
         assert!(stages.values().filter(|stage| !is_down(stage)).count() <= 1, "{stages:?}");
         came += usize::from(event["event"] == "ready");

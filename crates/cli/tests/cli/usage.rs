@@ -75,6 +75,23 @@ fn commands_and_options_that_do_not_exist() {
 }
 
 #[test]
+fn errors_name_the_command() {
+    for (args, usage) in [
+        (&["verify", "x", "--level=9"][..], "Usage: poorwill verify [OPTIONS] <CHECKPOINT>..."),
+        (&["nap", "x", "--limit=much"], "Usage: poorwill verify [OPTIONS] <CHECKPOINT>..."),
+        (
+            &["bench", "churn", "--load=moe", "--rounds=0"],
+            "Usage: poorwill bench churn [OPTIONS] --load <LOAD>",
+        ),
+        (&["bench", "churn", "--load=walk"], "Usage: poorwill bench churn [OPTIONS] --load <LOAD>"),
+        (&["verify", "x", "--budget=cuda:0=1GiB"], "error: `poorwill verify`: --budget names cuda:0"),
+        (&["bench", "sleep", "--budget=cuda:0=1GiB"], "error: `poorwill bench sleep`: --budget names cuda:0"),
+    ] {
+        assert_usage(args, &[usage]);
+    }
+}
+
+#[test]
 fn verify_needs_a_checkpoint() {
     assert_usage(&["verify"], &["CHECKPOINT"]);
     assert_usage(&["verify", "--json"], &["CHECKPOINT"]);

@@ -133,25 +133,25 @@ pub enum DriverErrorKind {
         stream: StreamId,
     },
     /// The device has too little free memory.
-    #[error("the device has {} free of the {} asked for", ByteSize(*free_bytes), ByteSize(*asked_bytes))]
+    #[error("the device has {} free of the {} requested", ByteSize(*free_bytes), ByteSize(*asked_bytes))]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Bytes requested.
         asked_bytes: u64,
         /// Bytes the device had free then.
         free_bytes: u64,
     },
     /// No free range of addresses is long enough.
-    #[error("no {} of addresses to be had: {reason}", ByteSize(*asked_bytes))]
+    #[error("no {} of addresses available: {reason}", ByteSize(*asked_bytes))]
     OutOfAddressSpace {
-        /// Bytes asked for.
+        /// Bytes requested.
         asked_bytes: u64,
         /// What the operating system or device reported.
         reason: String,
     },
     /// The host has too little memory.
-    #[error("no {} of host memory to be had: {reason}", ByteSize(*asked_bytes))]
+    #[error("no {} of host memory available: {reason}", ByteSize(*asked_bytes))]
     OutOfHostMemory {
-        /// Bytes asked for.
+        /// Bytes requested.
         asked_bytes: u64,
         /// What the operating system reported.
         reason: String,

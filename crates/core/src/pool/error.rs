@@ -273,7 +273,7 @@ pub enum PoolError {
         source: DriverError,
     },
     /// The tags sleep, but some memory was not released. The next sleep, wake or growth tries again.
-    #[error("asleep, but {} of {} could not be given back; sleep again to retry",
+    #[error("asleep, but {} of {} could not be released; sleep again to retry",
         ByteSize(report.planned_release_bytes.saturating_sub(report.released_bytes)), ByteSize(report.planned_release_bytes))]
     Shortfall {
         /// What was done.

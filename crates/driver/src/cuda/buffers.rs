@@ -47,7 +47,7 @@ impl CudaDevice {
     /// `Unsupported` where the driver cannot page-lock it.
     pub fn host_view(&self, memory: Range<usize>, may_lock: bool) -> DriverResult<Option<HostView>> {
         if memory.is_empty() {
-            let words = "a view of no bytes of host memory was asked for".to_owned();
+            let words = "a view of no bytes of host memory was requested".to_owned();
             return Err(of(Op::HostRegister)(invalid(words)));
         }
         HostView::of(self.context(), self.registrations(), &memory, may_lock)

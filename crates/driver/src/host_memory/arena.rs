@@ -174,7 +174,7 @@ impl HostArena {
                 }
                 let because = self.pageable_because();
                 let reason = format!(
-                    "{} were asked for page-locked, and this device's host memory is not: {because}; ask for pageable \
+                    "{} were requested page-locked, and this device's host memory is not: {because}; ask for pageable \
                      memory, or leave the choice to the machine",
                     ByteSize(bytes)
                 );
@@ -205,13 +205,13 @@ impl HostArena {
         self.make_here(&slabs);
         match extents.pop() {
             Some(extent) => extent.wait(),
-            None => Err(of(Op::HostAlloc)(invalid("no host memory was asked for".into()))),
+            None => Err(of(Op::HostAlloc)(invalid("no host memory was requested".into()))),
         }
     }
 
     pub(super) fn assign(self: &Arc<Self>, sizes: &[u64], is_locked: bool) -> Result<Assigned> {
         if sizes.contains(&0) {
-            return Err(invalid("0 bytes of host memory were asked for".into()));
+            return Err(invalid("0 bytes of host memory were requested".into()));
         }
         let total = sizes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
         let refused = |reason| DriverErrorKind::OutOfHostMemory { asked_bytes: total, reason };

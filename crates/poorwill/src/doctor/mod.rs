@@ -6,7 +6,7 @@
 //! ```
 //! use poorwill::doctor::{Plan, examine};
 //!
-//! let plan = Plan::default().on("host:8GiB".parse::<poorwill::DeviceSpec>()?).within("0.5".parse()?);
+//! let plan = Plan::default().on("host:8GiB".parse::<poorwill::DeviceSpec>()?).budgeted("0.5".parse()?);
 //! let report = examine(&plan)?;
 //! assert_eq!(report.devices[0].memory.budget_bytes, Some(4 << 30));
 //! report.warnings.iter().for_each(|warning| println!("{warning}"));
@@ -61,7 +61,7 @@ impl Plan {
 
     /// Sets [`Self::caps`].
     #[must_use]
-    pub fn within(mut self, caps: Caps) -> Self {
+    pub fn budgeted(mut self, caps: Caps) -> Self {
         self.caps = caps;
         self
     }

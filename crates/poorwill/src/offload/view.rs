@@ -96,7 +96,7 @@ impl View {
         let bytes = memory.len() as u64;
         check(device, switches, bytes)?;
         if memory.is_empty() {
-            return Err(DriverError::invalid(Op::HostRegister, "a view of no bytes was asked for"));
+            return Err(DriverError::invalid(Op::HostRegister, "a view of no bytes was requested"));
         }
         device.deferred().free_deferred(device);
         let may_lock = switches.pin_off.is_none();

@@ -52,7 +52,7 @@ class Cycle:
         asleep, awake = self.sleep, self.wake
         changed = f"with {_size(self.changed_bytes)} changed" if self.changed_bytes else "for the first time"
         return [
-            f"asleep {changed}: {_size(asleep.released_bytes)} given back, {_size(asleep.copied_bytes)} "
+            f"asleep {changed}: {_size(asleep.released_bytes)} released, {_size(asleep.copied_bytes)} "
             f"copied, {_size(asleep.discarded_bytes)} dropped, in {asleep.seconds:.3f} s",
             f"awake again: {_size(awake.copied_bytes)} copied back, {_size(awake.verified_bytes)} verified "
             f"by digest, {_size(awake.zeroed_bytes)} zeroed, in {awake.seconds:.3f} s",

@@ -184,7 +184,7 @@ async fn command(
     if !to_completion(async move { api.command(&asked, command).await }).await? {
         return Err(no_model(&shared, &name).await);
     }
-    tracing::info!(model = name, ?command, "an operator gave an order");
+    tracing::info!(model = name, ?command, "an operator sent a command");
     let is_it = |model: &ModelNow| model.name == name || model.aliases.contains(&name);
     let models = shared.api.snapshot().await.models;
     match models.iter().find(|model| is_it(model)) {

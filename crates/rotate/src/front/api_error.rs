@@ -136,7 +136,9 @@ impl ApiError {
             Refusal::Quarantined { .. } => {
                 (unavailable, "quarantined", "its engine has failed, and is quarantined for a while")
             }
-            Refusal::NoMemory { .. } => (unavailable, "no_room", "its GPUs have too little free memory now"),
+            Refusal::NoMemory { .. } => {
+                (unavailable, "no_room", "its GPUs have too little free memory now, or it cannot be measured")
+            }
             Refusal::ShuttingDown => (unavailable, "shutting_down", "the service is ending"),
         };
         let text = format!("model `{name}` is not served now: {why}; try again");

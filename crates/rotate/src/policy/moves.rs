@@ -232,18 +232,17 @@ impl Policy {
                 self.models[id].is_selected = false;
                 return self.enter(id, stage);
             }
-            Space::Never if is_steady => {
-                self.enter(id, stage);
-                return self.no_memory(id, NO_MEMORY);
-            }
+            Space::Never if is_steady => return self.no_memory(id, NO_MEMORY),
             Space::Never | Space::Free => {}
         }
         if self.now < began.after(self.models[id].rules.limits.find_memory) {
             return self.retry(id);
         }
-        self.enter(id, stage);
         match self.sleeper(id) {
-            Some(other) => self.begin(other, Step::Stop(Then::Cold)),
+            Some(other) => {
+                self.enter(id, stage);
+                self.begin(other, Step::Stop(Then::Cold));
+            }
             // The engine itself may hold the memory, whatever it reports.
             None if up == Activation::Wake && self.models[id].rules.can_restart => {
                 self.engine_failed(id, "there is too little free memory for it to wake");
@@ -332,10 +331,7 @@ impl Policy {
                 self.report_failed(id, reason);
                 self.enter(id, Stage::Ready { since: self.now });
             }
-            Step::FindMemory(up) => {
-                self.enter(id, if *up == Activation::Wake { Stage::Asleep } else { Stage::Cold });
-                self.no_memory(id, reason);
-            }
+            Step::FindMemory(_) => self.no_memory(id, reason),
             // The model is healthy. Its next sleep measures what it takes.
             Step::Learn { .. } => self.become_ready(id),
             Step::Stop(_) => {
@@ -369,6 +365,8 @@ impl Policy {
         let is_activating = match &model.stage {
             // Possibly not needed now. The next request starts it.
             Stage::Step { step: Step::Probe, .. } => false,
+            // A command to sleep may have come meanwhile.
+            Stage::Step { step: Step::FindMemory(_), .. } => model.is_selected,
             Stage::Step { step, .. } => step.is_activating(),
             Stage::Draining { then: Leave::Restart, .. } => true,
             Stage::Asleep => model.is_selected,
@@ -407,15 +405,16 @@ impl Policy {
     /// Refuses its requests for a while. Probes all models on its GPUs that should have no memory, since one of them
     /// has it.
     pub(super) fn no_memory(&mut self, id: usize, reason: &str) {
+        // With the stage in which it failed.
+        self.report_failed(id, reason);
         for other in 0..self.models.len() {
             let rests = matches!(self.models[other].stage, Stage::Asleep | Stage::Cold);
-            if rests && (other == id || self.share(id, other)) {
+            if other == id || rests && self.share(id, other) {
                 self.enter(other, Stage::Unknown);
             }
         }
         let until = self.now.after(self.models[id].rules.pause_min.max(LEAST));
         self.models[id].no_memory_until = Some(until);
-        self.report_failed(id, reason);
         self.refuse_all(id, Refusal::NoMemory { until });
     }
 

@@ -75,7 +75,7 @@ impl StageName {
             Self::Ready => "ready",
             Self::Draining => "draining",
             Self::Quarantined => "quarantined",
-            Self::Probing => "looking",
+            Self::Probing => "probing",
             Self::FindingMemory => "finding memory",
             Self::Waking => "waking",
             Self::Starting => "starting",

@@ -33,6 +33,8 @@ pub(crate) struct Fixture {
     pub(crate) gpu: &'static str,
     pub(crate) models: Vec<Model>,
     pub(crate) has_keys: bool,
+    /// Whether GPUs are measured by an NVML that cannot be loaded.
+    pub(crate) lacks_nvml: bool,
 }
 
 /// A model, and its mock engine.
@@ -119,21 +121,32 @@ impl Fixture {
 
     pub(crate) fn new(gpu: &'static str, models: Vec<Model>) -> Self {
         let folder = Folder::new();
-        Self { folder, front: free_port(), control: free_port(), gpu, models, has_keys: false }
+        Self {
+            folder,
+            front: free_port(),
+            control: free_port(),
+            gpu,
+            models,
+            has_keys: false,
+            lacks_nvml: false,
+        }
     }
 
     pub(crate) fn config(&self) -> String {
         let keys = if self.has_keys { format!("keys = [\"env:{KEY_NAME}\"]\n") } else { String::new() };
+        let memory = match self.lacks_nvml {
+            true => "measure = \"devices\"".to_owned(),
+            false => format!("measure = \"processes\"\ngpu = \"{}\"", self.gpu),
+        };
         let mut text = format!(
             "state = {:?}\n[front]\nlisten = \"127.0.0.1:{}\"\n{keys}[control]\nlisten = \"127.0.0.1:{}\"\n{keys}\
-             [memory]\nmeasure = \"processes\"\ngpu = \"{}\"\n\
+             [memory]\n{memory}\n\
              [every_model]\nresidence_min = \"50ms\"\nturn_max = \"500ms\"\nslack = \"4MiB\"\nwait_max = \"90s\"\n\
              sleep_max = \"60s\"\nrelease_max = \"60s\"\nwake_max = \"60s\"\ncanary_max = \"60s\"\nstart_max = \"60s\"\n\
              stop_max = \"60s\"\npause_min = \"100ms\"\npause_max = \"1s\"\n",
             self.folder.join("state"),
             self.front,
             self.control,
-            self.gpu,
         );
         let until_open =
             format!("until [ -e '{}' ]; do sleep 0.05; done; exec \"$0\" \"$@\"", self.latch().display());
@@ -174,6 +187,12 @@ impl Fixture {
         let mut command = command(self.folder.path(), args);
         self.mark(&mut command);
         command.env(KEY_NAME, KEY).env_remove("POORWILL_LOG");
+        if self.lacks_nvml {
+            for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
+                self.folder.write(name, "no library");
+            }
+            command.env("LD_LIBRARY_PATH", self.folder.path());
+        }
         command
     }
 

@@ -1,8 +1,11 @@
 //! `poorwill rotate` that cannot start, or has no service to control: the exit code, and what helps.
 
+use std::ffi::OsStr;
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
 
 use super::fixture::{self, Fixture, Model};
+use crate::support::Ran;
 
 fn fixture() -> Fixture {
     let fixture = Fixture::new("512MiB", vec![Model::new("amber")]);
@@ -15,18 +18,73 @@ fn wrong_usage_says_what_is_missing() {
     let fixture = fixture();
     for (args, word) in [
         (&["rotate"][..], "--config <FILE>"),
-        (&["rotate", "--keep-engines"], "--config FILE is needed, or --demo"),
-        (&["rotate", "status"], "--config FILE is needed"),
+        (&["rotate", "--keep-engines"], "error: `poorwill rotate`: --config FILE is needed, or --demo"),
+        (&["rotate", "--keep-engines"], "Usage: poorwill rotate --config <FILE> [OPTIONS] [COMMAND]"),
+        (&["rotate", "status"], "error: `poorwill rotate status`: --config FILE is needed"),
+        (&["rotate", "status"], "Usage: poorwill rotate status --config <FILE> [OPTIONS]\n"),
+        (&["rotate", "wake", "amber"], "Usage: poorwill rotate wake --config <FILE> [OPTIONS] <MODEL>\n"),
         (&["rotate", "validate"], "--config FILE is needed"),
         (&["rotate", "--demo", "status"], "--demo"),
         (&["rotate", "--demo", "--config", "rotation.toml"], "--config"),
         (&["rotate", "wake", "--config", "rotation.toml"], "<MODEL>"),
         (&["rotate", "dance", "--config", "rotation.toml"], "dance"),
         (&["rotate", "--demo", "--duration", "soon"], "--duration"),
+        (&["rotate", "--demo", "--duration", "0s"], "the demo has to send traffic for some time"),
+        (
+            &["rotate", "--demo", "--duration", "0s"],
+            "\n\nUsage: poorwill rotate --config <FILE> [OPTIONS] [COMMAND]\n",
+        ),
+        (&["rotate", "--demo", "--lasts", "0s"], "the demo has to send traffic for some time"),
+        (&["rotate", "--demo", "--duration", "60"], "write it like 60s or 2m"),
         (&["rotate", "validate", "--requests", "-1", "--config", "rotation.toml"], "-1"),
     ] {
         let ran = fixture.run(args);
         assert!(ran.code == 2 && ran.stdout.is_empty() && ran.stderr.contains(word), "{args:?}: {ran:?}");
+    }
+}
+
+#[test]
+fn help_shows_that_the_configuration_is_required() {
+    let fixture = fixture();
+    for (args, usage) in [
+        (&["rotate", "--help"][..], "Usage: poorwill rotate --config <FILE> [OPTIONS] [COMMAND]\n"),
+        (&["rotate", "--help"], "       poorwill rotate --demo [OPTIONS]\n"),
+        (&["rotate", "status", "--help"], "Usage: poorwill rotate status --config <FILE> [OPTIONS]\n"),
+        (&["rotate", "help", "pin"], "Usage: poorwill rotate pin --config <FILE> [OPTIONS] <MODEL>\n"),
+    ] {
+        let help = fixture.run(args).succeeded();
+        assert!(help.contains(usage), "{help}");
+    }
+}
+
+#[test]
+fn log_filters_that_are_none_are_refused() {
+    let fixture = fixture();
+    let run = |value: &OsStr| {
+        let mut command = fixture.command(&["rotate", "--config", "nowhere.toml"]);
+        Ran::from(command.env("POORWILL_LOG", value).output().unwrap())
+    };
+    for (value, words) in [
+        ("loud", "`loud` is no level"),
+        ("info,debgu", "`debgu` is no level"),
+        ("poorwill_rotate=loud", "`poorwill_rotate=loud`, which is no log filter"),
+    ] {
+        run(OsStr::new(value)).failed(&["POORWILL_LOG is `", words, "off, error, warn, info, debug, trace"]);
+    }
+    run(OsStr::from_bytes(b"\xff")).failed(&["POORWILL_LOG is `", "not Unicode"]);
+    for value in [
+        "",
+        " ",
+        "debug",
+        "WARN",
+        "3",
+        "poorwill_rotate=debug,info",
+        "hyper=off, info",
+        "info,[a{b=1}]=trace",
+    ] {
+        let ran = run(OsStr::new(value));
+        assert!(!ran.stderr.contains("POORWILL_LOG"), "{value}: {ran:?}");
+        ran.failed(&["nowhere.toml"]);
     }
 }
 

@@ -161,7 +161,7 @@ fn one_device_can_be_looked_at() {
         return;
     }
     let caps: Caps = "cuda:1=0.5,cuda:0=1GiB".parse().unwrap();
-    let plan = plan_with_time().on(Some("cuda:1".parse().unwrap())).within(caps);
+    let plan = plan_with_time().on(Some("cuda:1".parse().unwrap())).budgeted(caps);
     let report = examine(&plan).unwrap();
     assert_eq!(report.devices.len(), 2);
     assert_eq!(advice(&report.devices[0]), (None, Some(0.5), Some(8 * GIB)));

@@ -77,7 +77,7 @@ fn the_doctor_says_the_same() {
         return;
     }
     for (share, utilization) in [("0.95", 0.95), ("0.92", 0.92), ("0.88", 0.88)] {
-        let plan = plan_with_time().on(gpu()).within(cap(share).into()).claiming(claims());
+        let plan = plan_with_time().on(gpu()).budgeted(cap(share).into()).claiming(claims());
         let report = examine(&plan).unwrap();
         let engine = &report.devices[0].engine;
         assert_eq!(engine.gpu_memory_utilization, Some(utilization));
@@ -104,7 +104,7 @@ fn every_spelling_is_one_budget_at_every_entry_point() {
         let arena = Arena::open(Config::on(gpu()).within(Some(cap))).unwrap().limit_bytes();
         let (_, envelope) = open().envelope(Some(cap)).unwrap();
         let by_device: Caps = format!("cuda:0={text},cuda:9=1GiB").parse().unwrap();
-        let plan = |caps: Caps| plan_with_time().on(gpu()).within(caps).claiming(claims());
+        let plan = |caps: Caps| plan_with_time().on(gpu()).budgeted(caps).claiming(claims());
         let [report, named] = [cap.into(), by_device].map(|caps| examine(&plan(caps)).unwrap());
         assert_eq!(report.devices[0].engine, named.devices[0].engine, "{text}");
         let memory = &report.devices[0].memory;
