@@ -183,7 +183,7 @@ fn every_byte_of_every_type_wherever_the_files_are() {
             // The file's report is true of its bytes.
             match report.files[0].how {
                 ReadMethod::Direct => {
-                    assert_eq!((copied_bytes, &report.files[0].because), (report.bytes, &None))
+                    assert_eq!((copied_bytes, &report.files[0].because), (report.bytes, &None));
                 }
                 ReadMethod::Buffered => {
                     assert!(report.buffered_bytes > 0 && report.files[0].because.is_some());
