@@ -4,7 +4,7 @@
 //! and often the worker. [`per_block_bytes`] is the limit; the structs estimate a kernel's need from its tile
 //! sizes, without compiling it.
 //!
-//! An estimate is a tight upper bound for Triton 3.6: measured, not proven, as `docs/kernels.md` shows. It
+//! An estimate is a tight upper bound for Triton 3.6: measured, not proven, as `docs/benchmarks/budgets.md` shows. It
 //! saturates at `u64::MAX`.
 //!
 //! ```
