@@ -165,7 +165,11 @@ impl Request {
             (Some("test"), [tier, other]) if is_tier(tier) && is_tier(other) => {
                 Err(UsageError::TwoTiers(tier.clone(), other.clone()))
             }
-            (Some("test"), [tier, argument, ..]) if is_tier(tier) || tier == "--repeat" => {
+            (Some("test"), [repeat, times, argument, ..]) if repeat == "--repeat" => {
+                let tier = format!("--repeat {}", times.display()).into();
+                Err(UsageError::AfterTier { tier, argument: argument.clone() })
+            }
+            (Some("test"), [tier, argument, ..]) if is_tier(tier) => {
                 Err(UsageError::AfterTier { tier: tier.clone(), argument: argument.clone() })
             }
             (Some("test"), [tier, ..]) if tier.to_string_lossy().starts_with("--") => {
@@ -245,7 +249,7 @@ impl fmt::Display for UsageError {
             ),
             UsageError::AfterTier { tier, argument } => write!(
                 f,
-                "unexpected `{}` after `{}`: this tier takes no arguments; chosen tests run with \
+                "unexpected `{}` after `{}`, which takes nothing more; chosen tests run with \
                  `cargo xtask test -- ARGS`",
                 argument.display(),
                 tier.display()
@@ -262,8 +266,8 @@ impl fmt::Display for UsageError {
             UsageError::NotDry => {
                 write!(
                     f,
-                    "release lacks `--dry-run`, or has more: run `cargo xtask release --dry-run`, which lists what a \
-                     person does to publish"
+                    "`release` takes exactly `--dry-run`: `cargo xtask release --dry-run` lists what a person does to \
+                     publish"
                 )
             }
             UsageError::NoBench => write!(f, "bench needs a name; known are {}", bench_names()),
@@ -337,6 +341,8 @@ mod tests {
         }
         assert_eq!(parse(&["test", "--repeat", "1001"]), Err(UsageError::NoTimes));
         assert_eq!(parse(&["test", "--repeat", "50"]), Ok(Request::Repeat(NonZero::new(50).unwrap())));
+        let after_times = UsageError::AfterTier { tier: "--repeat 20".into(), argument: "core".into() };
+        assert_eq!(parse(&["test", "--repeat", "20", "core"]), Err(after_times));
         assert_eq!(parse(&["test", "--quick"]), Err(UsageError::UnknownTier("--quick".into())));
         let after_tier = UsageError::AfterTier { tier: "--full".into(), argument: "core".into() };
         assert_eq!(parse(&["test", "--full", "core"]), Err(after_tier));

@@ -259,7 +259,7 @@ def read_options(argv: list[str] | None) -> argparse.Namespace:
     if missing := [cpu for cpu in options.proxy_cpus + options.load_cpus if cpu not in options.cpus]:
         arguments.error(f"there is no processor {missing[0]} here; there are {options.cpus}")
     if not options.load_cpus or set(options.load_cpus) & set(options.proxy_cpus):
-        arguments.error("the proxy and whoever asks it need processors of their own: two at least")
+        arguments.error("the proxy and its clients need processors of their own: two at least")
     if not options.out.resolve().parent.is_dir():
         arguments.error(f"--out: there is no folder {options.out.resolve().parent}")
     try:

@@ -453,7 +453,7 @@ pub(crate) struct RotateArgs {
     #[command(subcommand)]
     pub(crate) command: Option<RotateCommand>,
 
-    /// Configuration of the service; required, but for --demo
+    /// Configuration of the service; only --demo needs none
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 

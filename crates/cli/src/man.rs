@@ -31,7 +31,8 @@ pub(crate) fn run(dir: Option<&Path>) -> Result<String, Failure> {
 
 fn page(command: &Command) -> Result<String, Failure> {
     let mut page = Vec::new();
-    let rendered = Man::new(command.clone()).render(&mut page);
+    let rendered =
+        Man::new(command.clone()).source(concat!("poorwill ", env!("CARGO_PKG_VERSION"))).render(&mut page);
     rendered.map_err(|error| Failure::new(format!("cannot render the man page: {error}")))?;
     String::from_utf8(page).map_err(|error| Failure::new(format!("the man page is not UTF-8: {error}")))
 }

@@ -15,8 +15,8 @@ const HEAD: &str = "\
 # Commands
 
 The result goes to standard output, messages and progress to standard error.
-With `--json` standard output has exactly one JSON object. If there is no result, it is `{\"error\": \"TEXT\"}`.
-The service of `rotate` has no result; its log lines are on standard error.
+With `--json` standard output has one JSON object. If there is no result, it is `{\"error\": \"TEXT\"}`.
+After wrong arguments, and for the service of `rotate`, standard output is empty; the service's log lines are on standard error.
 Every command has `--help`, and `poorwill --version` prints the version.
 
 Exit codes:
@@ -31,7 +31,7 @@ Exit codes:
 const ENVIRONMENT: &[(&str, &str, &str)] = &[
     (
         "POORWILL_LOG",
-        "`rotate`",
+        "the service of `rotate`",
         "Log filter: a level (`off`, `error`, `warn`, `info`, `debug`, `trace`), or `TARGET=LEVEL`, or several with \
          commas, like `poorwill_rotate=debug,info`. Others are an error. Default, also if empty: `info`.",
     ),

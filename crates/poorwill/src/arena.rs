@@ -397,9 +397,9 @@ impl Arena {
         self.0.pool.trim_within(wait_max)
     }
 
-    /// Drops the backups of the named awake tags, or of all, and releases unused host memory. Returns by how
-    /// many bytes the storage shrank, changes by others included. Backups of sleeping tags stay. Waits for a running sleep or wake of the tags, ends
-    /// their preparation, and may wait for device work.
+    /// Drops the backups of the named awake tags, or of all, and releases unused host memory. Returns how many
+    /// bytes less the storage holds; other calls may change that, too. Backups of sleeping tags stay. Waits for a
+    /// running sleep or wake of the tags, ends their preparation, and may wait for device work.
     ///
     /// # Errors
     /// `Lost` for corrupt backups of bytes that the device lacks, too; others as [`Pool::drop_backups`].

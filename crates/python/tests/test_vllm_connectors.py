@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from fake_vllm.loader import Loader
 from poorwill.vllm import _connectors, _environment, _hooks, _platform
-from poorwill.vllm._connectors import BY_NETWORK, COPYING, OFFLOADING, SEVERAL, UNTOLD
+from poorwill.vllm._connectors import BY_NETWORK, COPYING, OFFLOADING, SEVERAL, WITHOUT_NOTICE
 from vllm_sources import needs_sources, sources
 from vllm_sources.tree import Tree
 from vllm_sources.versions import held
 
 PACKAGE = "vllm.distributed.kv_transfer.kv_connector"
-REGISTERED = sorted({*BY_NETWORK, *UNTOLD})
+REGISTERED = sorted({*BY_NETWORK, *WITHOUT_NOTICE})
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_what_registers_with_a_network_card_needs_a_vllm_that_has_it_unregister(
 
 
 @pytest.mark.parametrize("number", ["0.20.0", "0.33.0"])
-@pytest.mark.parametrize("name", sorted(UNTOLD))
+@pytest.mark.parametrize("name", sorted(WITHOUT_NOTICE))
 def test_unknown_connectors_are_refused_in_every_version(
     monkeypatch: pytest.MonkeyPatch, number: str, name: str
 ) -> None:
@@ -216,7 +216,7 @@ UNKNOWN = {"HiSparseConnector"}
 @needs_sources
 @pytest.mark.parametrize("version", held())
 def test_each_connector_of_vllms_was_looked_at(version: str) -> None:
-    assert set(shipped(version)) <= {*COPYING, *OFFLOADING, *BY_NETWORK, *UNTOLD, SEVERAL, *UNKNOWN}
+    assert set(shipped(version)) <= {*COPYING, *OFFLOADING, *BY_NETWORK, *WITHOUT_NOTICE, SEVERAL, *UNKNOWN}
 
 
 def calls(path: Path) -> set[str]:

@@ -19,15 +19,12 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{self, Config, ConfigError};
 use crate::control::{self, ControlApi, Later};
 use crate::front::{self, Backend, Listed, Route, Timeouts};
-use crate::measure::{Devices, Meter, Processes};
+use crate::measure::{self, Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId, StageName};
 use crate::service::{Admission, ModelCommand, Refused, Service, ServiceError, ServiceEvent, Snapshot};
 
 /// For a listener to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
-
-/// For the first measurement of a GPU.
-const MEASURE_MAX: Duration = Duration::from_secs(5);
 
 /// Why a rotation cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +126,7 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     // Engines are probed first, so the meter does not need the service before this.
     let _only_once = known.set(service.clone());
     // The service answers meanwhile: NVML may block.
-    tokio::spawn(warn_of_unmeasured(meter, gpus_of(&config)));
+    tokio::spawn(measure::warn_of_unmeasured(meter, gpus_of(&config)));
     let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
     let handle = Arc::new(ServiceHandle { service: service.clone(), path });
     let backend: Arc<dyn Backend> = Arc::<ServiceHandle>::clone(&handle);
@@ -168,27 +165,6 @@ fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
 
 fn gpus_of(config: &Config) -> BTreeSet<Gpu> {
     config.models.iter().flat_map(|model| model.rules.gpus.iter().copied()).collect()
-}
-
-/// Measures each GPU once. No model of a GPU that cannot be measured wakes, which its first request would find out.
-async fn warn_of_unmeasured(meter: Arc<dyn Meter>, gpus: BTreeSet<Gpu>) {
-    for gpu in gpus {
-        let error = match tokio::time::timeout(MEASURE_MAX, meter.measure(&[gpu])).await {
-            Ok(Ok(_)) => continue,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!(
-                "cannot measure GPU {}: no answer in {} s; check that nvidia-smi answers",
-                gpu.0,
-                MEASURE_MAX.as_secs()
-            ),
-        };
-        tracing::warn!(
-            gpu = gpu.0,
-            error,
-            "free memory of this GPU cannot be measured, so none of its models can wake; once it can be measured, \
-             they wake without a restart"
-        );
-    }
 }
 
 impl Running {

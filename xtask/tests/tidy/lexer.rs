@@ -37,6 +37,21 @@ pub(crate) fn pieces(text: &str) -> Vec<(usize, Piece)> {
     pieces
 }
 
+/// Strings of a Python file that begin and end on a line, with the line.
+pub(crate) fn strings_of_python(text: &str) -> Vec<(usize, String)> {
+    let mut strings = Vec::new();
+    for (line, mut rest) in (1..).zip(text.lines()) {
+        while let Some(at) = rest.find(['#', '"', '\'']) {
+            rest = &rest[at..];
+            let Some(quote @ ('"' | '\'')) = rest.chars().next() else { break };
+            let len = quoted(rest, quote);
+            strings.push((line, without_escapes(&rest[1..len.max(2) - 1])));
+            rest = &rest[len..];
+        }
+    }
+    strings
+}
+
 /// Comments nest.
 fn block_comment(text: &str) -> usize {
     let (mut depth, mut at) = (0_u32, 0);
@@ -117,6 +132,13 @@ fn strings_are_found_with_their_lines() {
     ] {
         assert_eq!(pieces(code), found, "{code}");
     }
+}
+
+#[test]
+fn strings_of_python_are_found_with_their_lines() {
+    let strings = strings_of_python("a = 'b' # it's\nf(\"it's\", 'a\\'b')\n");
+    let expected = [(1, "b"), (2, "it's"), (2, "a  b")].map(|(line, text)| (line, text.to_owned()));
+    assert_eq!(strings, expected);
 }
 
 #[test]

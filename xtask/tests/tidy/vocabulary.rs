@@ -87,9 +87,15 @@ pub(crate) fn private_words(path: &str, text: &str) -> Vec<String> {
     problems(path, found)
 }
 
-/// Where a string of a Rust file has a word that no sentence may have.
+/// Where a string has a word that no sentence may have. Python's docstrings are prose, and looked at as such.
 pub(crate) fn private_words_of_strings(path: &str, text: &str) -> Vec<String> {
     let mut found = BTreeSet::new();
+    if path.ends_with(".py") {
+        let words =
+            |(line, text): (usize, String)| private_in(&text).map(|word| (line, word)).collect::<Vec<_>>();
+        found.extend(lexer::strings_of_python(text).into_iter().flat_map(words));
+        return problems(path, found);
+    }
     for (first, piece) in lexer::pieces(text) {
         let Piece::Text(text) = piece else { continue };
         for (line, text) in text.lines().enumerate() {
@@ -189,6 +195,16 @@ mod tests {
                 "{text}: {problems:?}"
             );
         }
+    }
+
+    #[test]
+    fn private_words_are_found_in_strings_of_python() {
+        let word = IN_PROSE[8];
+        let problems = private_words_of_strings("a.py", &format!("# '{word}'\nx = ['a', f'a {word}']\n"));
+        assert!(
+            matches!(&problems[..], [problem] if problem.contains(&format!(":2: `{word}`"))),
+            "{problems:?}"
+        );
     }
 
     #[test]

@@ -100,7 +100,8 @@ fn log_filter(value: Option<OsString>) -> Result<EnvFilter, Failure> {
         ))
     };
     let text = value.to_str().ok_or_else(|| refused("which is not Unicode"))?;
-    // A word alone would be a target, and nothing else were logged. Filters by span have commas of their own.
+    // A word alone would be a target, and nothing else were logged. Not checked with spans, whose filters have
+    // commas of their own.
     let mut words = text.split(',').map(str::trim).filter(|_| !text.contains('['));
     let is_known = |word: &str| word.contains('=') || word.parse::<LevelFilter>().is_ok();
     if let Some(word) = words.find(|word| !is_known(word)) {

@@ -84,7 +84,7 @@ impl View {
     /// its owner has.
     ///
     /// # Errors
-    /// - `InvalidArgument` for zero bytes, and for memory that shares a page with memory that other code has page-locked.
+    /// - `InvalidArgument` for zero bytes, and for memory that shares a page with what other code has page-locked.
     /// - `Unsupported` when the memory cannot be page-locked, or `switches` disable that or views.
     /// - `WrongProcess` in a forked child.
     pub fn over(

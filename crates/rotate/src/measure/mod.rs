@@ -4,6 +4,7 @@
 
 mod devices;
 mod processes;
+mod start;
 
 use std::fmt;
 use std::future::Future;
@@ -13,6 +14,7 @@ use tokio::task::spawn_blocking;
 
 pub use self::devices::Devices;
 pub use self::processes::{PidsOn, Processes};
+pub(crate) use self::start::warn_of_unmeasured;
 
 use crate::policy::Gpu;
 

@@ -45,10 +45,10 @@ BY_NETWORK = frozenset(
 """Connectors that register the KV cache with a network card. In 0.33 each says whether it can unregister."""
 
 _MAPPED = "has another process map the KV cache, so that a sleep would not give its memory back"
-UNTOLD = {
+WITHOUT_NOTICE = {
     "LMCacheMPConnector": _MAPPED,
     "FlexKVConnectorV1": _MAPPED,
-    "LMCacheConnectorV1": "may register memory, as LMCache's own settings say, and is told of no sleep",
+    "LMCacheConnectorV1": "may register memory, as LMCache's own settings say, and gets no notice of a sleep",
 }
 """Connectors that no vLLM unregisters, with the reason why they would have to."""
 
@@ -144,11 +144,11 @@ def _objection(connector: _Connector, release: Version) -> tuple[str, str] | Non
         if release >= RESETS:
             return None
         return (
-            "is not told by this vLLM that a sleep drops the cache, and may keep zeros for what was in it",
+            "gets no notice from this vLLM that a sleep drops the cache, and may keep zeros for what was in it",
             "take vLLM 0.23 or later, ",
         )
-    if name in UNTOLD:
-        return UNTOLD[name], ""
+    if name in WITHOUT_NOTICE:
+        return WITHOUT_NOTICE[name], ""
     if release < UNREGISTERS:
         registers = "registers the KV cache with a network card"
         said = registers if name in BY_NETWORK else "is not known to be one that registers nothing"
