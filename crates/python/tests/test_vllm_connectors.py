@@ -120,7 +120,7 @@ def test_offloading_by_the_caches_own_options_is_a_connector_as_well(monkeypatch
     assert _connectors.problem(config("LMCacheMPConnector", offloading="native")) is None
     assert "the KV connector LMCacheConnectorV1 may register" in said(config(offloading="lmcache"))
     run(monkeypatch, "0.22.0")
-    assert "the KV connector OffloadingConnector is not told" in said(config(offloading="native"))
+    assert "the KV connector OffloadingConnector gets no notice" in said(config(offloading="native"))
 
 
 def test_before_033_a_connector_of_somebodys_is_refused_unseen(monkeypatch: pytest.MonkeyPatch) -> None:

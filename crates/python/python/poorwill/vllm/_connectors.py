@@ -144,7 +144,7 @@ def _objection(connector: _Connector, release: Version) -> tuple[str, str] | Non
         if release >= RESETS:
             return None
         return (
-            "gets no notice from this vLLM that a sleep drops the cache, and may keep zeros of it",
+            "gets no notice that a sleep drops the cache, and may keep zeros for what was in it",
             "take vLLM 0.23 or later, ",
         )
     if name in WITHOUT_NOTICE:
