@@ -19,8 +19,9 @@ const PROBE_EVERY: Duration = Duration::from_millis(50);
 /// Most characters of a wrong answer in a message.
 const EXCERPT_MAX: usize = 120;
 
-/// Lines of an ended engine's output in a message.
-const LAST_LINES: usize = 5;
+/// Lines of an ended engine's output in a message, and those among which they are found.
+const QUOTED_LINES: usize = 5;
+const READ_LINES: usize = 20;
 
 #[derive(Debug)]
 pub(super) struct EngineHandle {
@@ -120,12 +121,7 @@ impl EngineHandle {
     }
 
     pub(super) fn last_words(&self) -> String {
-        let lines = self.supervisor.as_ref().map(|supervisor| supervisor.log(LAST_LINES)).unwrap_or_default();
-        if lines.is_empty() {
-            "it wrote nothing".to_owned()
-        } else {
-            format!("its last lines: {}", lines.join(" | "))
-        }
+        quoted(&self.supervisor.as_ref().map(|supervisor| supervisor.log(READ_LINES)).unwrap_or_default())
     }
 
     /// Half of the time for a graceful end, then with force.
@@ -198,4 +194,32 @@ fn kept(path: &PathBuf, asked: &str) -> Option<String> {
 
 fn start_of(text: &str) -> String {
     text.chars().take(EXCERPT_MAX).collect()
+}
+
+/// The last lines that say something.
+fn quoted(lines: &[String]) -> String {
+    let mut said: Vec<&str> =
+        lines.iter().map(|line| line.trim_end()).filter(|line| !line.is_empty()).collect();
+    let quoted = said.split_off(said.len().saturating_sub(QUOTED_LINES));
+    if quoted.is_empty() {
+        return "it wrote nothing".to_owned();
+    }
+    format!("its last lines: {}", quoted.join(" | "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_say_nothing_are_not_quoted() {
+        let lines = |text: &str| text.split('\n').map(str::to_owned).collect::<Vec<_>>();
+        let usage = "one\nerror: a\n\nUsage: b\n\nTry --help \n[poorwill] c\nd";
+        assert_eq!(
+            quoted(&lines(usage)),
+            "its last lines: error: a | Usage: b | Try --help | [poorwill] c | d"
+        );
+        assert_eq!(quoted(&lines(" \n")), "it wrote nothing");
+        assert_eq!(quoted(&[]), "it wrote nothing");
+    }
 }
