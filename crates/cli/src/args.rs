@@ -59,7 +59,8 @@ impl Args {
     pub(crate) fn read(words: &[OsString]) -> Result<Self, clap::Error> {
         let read = || {
             let program = OsString::from("poorwill");
-            let matches = full_command().try_get_matches_from([&program].into_iter().chain(words))?;
+            let matches =
+                with_usages(Self::command()).try_get_matches_from([&program].into_iter().chain(words))?;
             Self::from_arg_matches(&matches)
         };
         let args = read().map_err(|error| with_usage(error, words))?;
@@ -85,7 +86,7 @@ fn with_usage(mut error: clap::Error, words: &[OsString]) -> clap::Error {
 
 /// The command that these words name.
 fn chosen(words: &[OsString]) -> clap::Command {
-    let mut command = full_command();
+    let mut command = with_usages(Args::command());
     // Names of subcommands then begin with those of their parents.
     command.build();
     for word in words {
@@ -96,9 +97,8 @@ fn chosen(words: &[OsString]) -> clap::Command {
     command
 }
 
-/// All commands, with the usage of those that clap cannot derive.
-pub(crate) fn full_command() -> clap::Command {
-    let command = Args::command();
+/// Sets the usages that clap cannot derive.
+pub(crate) fn with_usages(command: clap::Command) -> clap::Command {
     #[cfg(target_os = "linux")]
     let command = command.mut_subcommands(with_config_usage);
     command
@@ -106,7 +106,7 @@ pub(crate) fn full_command() -> clap::Command {
 
 /// Shows `--config` as required: clap requires no option that may also stand before the subcommand.
 #[cfg(target_os = "linux")]
-pub(crate) fn with_config_usage(rotate: clap::Command) -> clap::Command {
+fn with_config_usage(rotate: clap::Command) -> clap::Command {
     if rotate.get_name() != "rotate" {
         return rotate;
     }

@@ -17,6 +17,41 @@ use crate::driver::{
 };
 
 /// Storage for backups of one device's memory.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use poorwill::backup::{BackupBuffer, Backups, HostBackups};
+/// use poorwill::driver::{self, Pending};
+/// use poorwill::{Device, Pool, PoolConfig};
+///
+/// /// At most so many bytes of host memory.
+/// #[derive(Debug)]
+/// struct Limited(HostBackups, u64);
+///
+/// impl Backups for Limited {
+///     fn buffers(&self, sizes: &[u64]) -> driver::Result<Vec<Pending<BackupBuffer>>> {
+///         self.0.buffers(sizes)
+///     }
+///     fn trim(&self) -> driver::Result<()> {
+///         self.0.trim()
+///     }
+///     fn held_bytes(&self) -> u64 {
+///         self.0.held_bytes()
+///     }
+///     fn allows(&self, bytes: u64) -> bool {
+///         self.held_bytes().saturating_add(bytes) <= self.1
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+/// let backups = Limited(HostBackups::new(Arc::clone(&driver)), 16 << 20);
+/// let pool = Pool::with_backups(driver, PoolConfig::default(), Arc::new(backups))?;
+/// # drop(pool);
+/// # Ok(())
+/// # }
+/// ```
 pub trait Backups: Send + Sync + fmt::Debug {
     /// Buffers of these sizes, in bytes; each can be awaited alone.
     ///
@@ -41,6 +76,21 @@ pub trait Backups: Send + Sync + fmt::Debug {
 }
 
 /// Stored bytes of one extent of device memory, by granule. Offsets are in bytes.
+///
+/// ```
+/// use poorwill::Device;
+/// use poorwill::backup::{Backups, HostBackups, StoredBytes};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let backups = HostBackups::new(Device::open(&"host:64MiB".parse()?)?.driver());
+/// for buffer in backups.buffers(&[4096])? {
+///     let buffer = buffer.wait()?;
+///     let stored: &dyn StoredBytes = &*buffer;
+///     println!("digest {} of {} bytes", stored.digest(0, 4096)?, stored.bytes());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub trait StoredBytes: Send + Sync + fmt::Debug {
     /// Size.
     fn bytes(&self) -> u64;
@@ -73,6 +123,20 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
 }
 
 /// A buffer of any storage.
+///
+/// ```
+/// use poorwill::Device;
+/// use poorwill::backup::{Backups, HostBackups};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let backups = HostBackups::new(Device::open(&"host:64MiB".parse()?)?.driver());
+/// for (pending, bytes) in backups.buffers(&[4096, 8192])?.into_iter().zip([4096, 8192]) {
+///     let buffer = pending.wait()?;
+///     assert_eq!(buffer.bytes(), bytes);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct BackupBuffer(Box<dyn StoredBytes>);
 
@@ -100,6 +164,17 @@ impl Deref for BackupBuffer {
 }
 
 /// Backups in the driver's host memory, pinned where possible.
+///
+/// ```
+/// use poorwill::Device;
+/// use poorwill::backup::{Backups, HostBackups};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let backups = HostBackups::new(Device::open(&"host:64MiB".parse()?)?.driver());
+/// assert_eq!(backups.held_bytes(), 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct HostBackups {
     driver: Arc<dyn Driver>,

@@ -8,6 +8,13 @@ use std::str::FromStr;
 use serde::{Serialize, Serializer};
 
 /// A number of bytes. Serializes as a number.
+///
+/// ```
+/// use poorwill::ByteSize;
+///
+/// assert_eq!("24GiB".parse(), Ok(ByteSize::gib(24)));
+/// assert_eq!(ByteSize(1_610_612_736).to_string(), "1.5 GiB");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ByteSize(pub u64);
 
@@ -89,6 +96,13 @@ impl Serialize for ByteSize {
 }
 
 /// The text is not a size.
+///
+/// ```
+/// use poorwill::ByteSize;
+///
+/// let error = "24 gallons".parse::<ByteSize>().unwrap_err();
+/// assert_eq!(error.text, "24 gallons");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a size: {reason}; write it like 24GiB, 1.5GiB, 512m or 1048576")]
 #[non_exhaustive]

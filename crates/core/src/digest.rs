@@ -30,6 +30,13 @@ pub const LEAF_BYTES: usize = 4096;
 pub const ROOT_SEED: u64 = u64::from_le_bytes(*b"poorwil1");
 
 /// 128-bit digest of bytes, usually of one granule.
+///
+/// ```
+/// use poorwill::Digest;
+///
+/// assert_eq!(Digest::of(&[7; 100]), Digest::of(&[7; 100]));
+/// assert_ne!(Digest::of(&[7; 100]), Digest::of(&[7; 101]));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub u128);
 
@@ -58,6 +65,16 @@ impl Digest {
 }
 
 /// The same for bytes that arrive in parts.
+///
+/// ```
+/// use poorwill::digest::{Digest, DigestHasher, LEAF_BYTES};
+///
+/// let bytes = vec![7; LEAF_BYTES + 100];
+/// let mut hasher = DigestHasher::default();
+/// hasher.update(&bytes[..LEAF_BYTES]);
+/// hasher.update(&bytes[LEAF_BYTES..]);
+/// assert_eq!(hasher.finish(), Digest::of(&bytes));
+/// ```
 pub struct DigestHasher {
     root: XxHash3_128,
     length: u64,

@@ -19,6 +19,14 @@ use serde::{Serialize, Serializer};
 pub const TAG_BYTES_MAX: usize = 64;
 
 /// Label of an allocation. Cheap to clone; serializes as its name.
+///
+/// ```
+/// use poorwill::Tag;
+///
+/// let adapter: Tag = "lora-7".parse()?;
+/// assert_eq!((Tag::weights().as_str(), adapter.as_str()), ("weights", "lora-7"));
+/// # Ok::<(), poorwill::InvalidTag>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(Arc<str>);
 
@@ -105,6 +113,12 @@ impl Serialize for Tag {
 }
 
 /// Not a tag's name.
+///
+/// ```
+/// use poorwill::Tag;
+///
+/// assert_eq!(Tag::new("my weights").unwrap_err().name, "my weights");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` cannot be a tag: use 1 to {TAG_BYTES_MAX} ASCII letters, digits, `_`, `-` or `.`")]
 #[non_exhaustive]
@@ -114,6 +128,13 @@ pub struct InvalidTag {
 }
 
 /// What a sleep does with a tag's bytes.
+///
+/// ```
+/// use poorwill::{SleepAction, Tag, TagPolicy};
+///
+/// let weights = TagPolicy::built_in(&Tag::weights());
+/// assert_eq!((weights.level_1, weights.level_2), (SleepAction::Backup, SleepAction::Drop));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -125,6 +146,12 @@ pub enum SleepAction {
 }
 
 /// What dropped memory holds after the wake.
+///
+/// ```
+/// use poorwill::{Dropped, Tag, TagPolicy};
+///
+/// assert_eq!(TagPolicy::built_in(&Tag::kv_cache()).dropped, Dropped::Zeros);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -136,6 +163,19 @@ pub enum Dropped {
 }
 
 /// One row of the table.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Dropped, Level, SleepRequest, Tag, TagPolicy};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let scratch = Tag::new("scratch")?;
+/// arena.declare_tag(&scratch, TagPolicy::discardable(Dropped::Undefined))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, scratch))?;
+/// assert_eq!(arena.sleep(&SleepRequest::all(Level::One))?.discarded_bytes, 2 << 20);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TagPolicy {
@@ -184,6 +224,21 @@ impl TagPolicy {
 }
 
 /// How a tag's bytes change between two sleeps.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Changes, Config, Level, SleepRequest, Tag, WakeRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let block = arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// arena.write_all(block.id, 0, b"inference never writes these")?;
+/// arena.declare_changes(&Tag::weights(), Changes::Immutable)?;
+/// arena.sleep(&SleepRequest::all(Level::One))?;
+/// arena.wake(&WakeRequest::all())?;
+/// assert_eq!(arena.sleep(&SleepRequest::all(Level::One))?.copied_bytes, 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -199,6 +254,19 @@ pub enum Changes {
 }
 
 /// Where a tag's bytes are.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, TagState};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// assert_eq!(arena.tag_state(&Tag::weights())?, TagState::Awake);
+/// arena.sleep(&SleepRequest::all(Level::One))?;
+/// assert_eq!(arena.tag_state(&Tag::weights())?, TagState::AsleepBackedUp);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TagState {

@@ -65,6 +65,12 @@ impl fmt::Display for DeviceSpec {
 }
 
 /// A text that names no device; the message lists valid names.
+///
+/// ```
+/// use poorwill::DeviceSpec;
+///
+/// println!("{}", "cuda:zero".parse::<DeviceSpec>().unwrap_err()); // With the accepted forms.
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseDeviceError {

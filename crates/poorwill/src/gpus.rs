@@ -19,6 +19,14 @@ use poorwill_driver::nvml::Nvml;
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 /// NVML, loaded.
+///
+/// ```
+/// use poorwill::gpus::Gpus;
+///
+/// if let Ok(gpus) = Gpus::open() {
+///     println!("{:?}", gpus.memory(0));
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Gpus {
     library: Library,
@@ -26,6 +34,14 @@ pub struct Gpus {
 }
 
 /// Memory of a GPU, in bytes.
+///
+/// ```
+/// use poorwill::gpus::Gpus;
+///
+/// if let Ok(memory) = Gpus::open().and_then(|gpus| gpus.memory(0)) {
+///     assert!(memory.free_bytes <= memory.total_bytes);
+/// }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuMemory {
@@ -36,6 +52,16 @@ pub struct GpuMemory {
 }
 
 /// Why the memory of a GPU is unknown.
+///
+/// ```
+/// use poorwill::gpus::{Gpus, GpusError};
+///
+/// match Gpus::open().and_then(|gpus| gpus.memory(999)) {
+///     Err(GpusError::Unavailable { reason }) => println!("install NVIDIA's driver: {reason}"),
+///     Err(GpusError::Absent { count, .. }) => println!("there are {count} GPUs"),
+///     other => println!("{other:?}"),
+/// }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpusError {

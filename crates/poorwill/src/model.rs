@@ -21,6 +21,28 @@ use crate::reader::{
 };
 
 /// Why a model was not loaded, restored or verified.
+///
+/// ```
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::model::{Model, ModelError};
+/// use poorwill::{Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # let file = folder.path().join("m.safetensors");
+/// # std::fs::write(&file, [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let config = Config::on("host:64MiB".parse()?).limited_to(2 << 20);
+/// let arena = Arena::open(config)?;
+/// let _other = arena.alloc(&poorwill::AllocRequest::new(2 << 20, Tag::runtime()))?;
+/// let error = Model::load(&arena, &checkpoint, &Tag::weights(), &|_| ()).unwrap_err();
+/// assert!(matches!(error, ModelError::Alloc { bytes: 4, .. }));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {

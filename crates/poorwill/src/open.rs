@@ -60,6 +60,17 @@ pub enum OpenError {
 }
 
 /// How a device uses host memory, which holds the backups.
+///
+/// ```
+/// use poorwill::{Arena, Config, HostMemoryUse};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let host_memory = HostMemoryUse::default().limited_to(8 << 30);
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?).backing_up_in(host_memory))?;
+/// assert_eq!(arena.driver().host_memory().limit_bytes, Some(8 << 30));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostMemoryUse {
@@ -86,6 +97,17 @@ impl HostMemoryUse {
 }
 
 /// Which other GPUs may access a GPU's memory. Each peer slows down mapping at wake.
+///
+/// ```
+/// use poorwill::{Arena, Config, Peers};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = Config::on("host:64MiB".parse()?).open_to(Peers::None); // One process for each GPU.
+/// let arena = Arena::open(config)?;
+/// # drop(arena);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Peers {

@@ -4,6 +4,20 @@ use crate::bytes::Bytes;
 use crate::capability::{Capability, Generation};
 
 /// Tiles of flash attention.
+///
+/// ```
+/// use poorwill_triton::{AttentionTiles, per_block_bytes};
+///
+/// let tiles = AttentionTiles {
+///     block_m: 128,
+///     block_n: 64,
+///     head_dim: 128,
+///     element_bytes: 2,
+///     num_stages: 2,
+///     num_warps: 4,
+/// };
+/// assert!(Some(tiles.estimate_bytes((9, 0))) <= per_block_bytes((9, 0)));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionTiles {
     /// Queries per block.

@@ -23,6 +23,12 @@ const KIB_PER_BLOCK: &[((u32, u32), u64)] = &[
 ];
 
 /// A compute capability: 9.0, also written `sm_90`.
+///
+/// ```
+/// use poorwill_triton::{Capability, per_block_bytes};
+///
+/// assert_eq!(per_block_bytes(Capability { major: 9, minor: 0 }), Some(227 << 10));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Capability {
     /// Before the point.

@@ -4,6 +4,22 @@ use crate::bytes::Bytes;
 use crate::capability::{Capability, Generation, WARP_ROWS};
 
 /// Tiles of `chunk_fwd_kernel_o`: the output of a chunk.
+///
+/// ```
+/// use poorwill_triton::DeltaRuleOutputTiles;
+///
+/// let tiles = |num_stages| DeltaRuleOutputTiles {
+///     block_t: 64,
+///     block_k: 64,
+///     block_v: 64,
+///     key_dim: None,
+///     element_bytes: 2,
+///     state_v_first: true,
+///     num_stages,
+///     num_warps: 4,
+/// };
+/// assert!(tiles(4).estimate_bytes((9, 0)) > tiles(2).estimate_bytes((9, 0)));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaRuleOutputTiles {
     /// `BT`: tokens per chunk.
@@ -61,6 +77,21 @@ impl DeltaRuleOutputTiles {
 
 /// Tiles of `chunk_gated_delta_rule_fwd_kernel_h_blockdim64`: the states between chunks, in slices of 64 key
 /// elements.
+///
+/// ```
+/// use poorwill_triton::{DeltaRuleStateTiles, per_block_bytes};
+///
+/// let tiles = DeltaRuleStateTiles {
+///     block_t: 64,
+///     block_v: 64,
+///     k_blocks: 2,
+///     element_bytes: 2,
+///     state_v_first: true,
+///     num_stages: 4,
+///     num_warps: 4,
+/// };
+/// assert!(Some(tiles.estimate_bytes((12, 0))) > per_block_bytes((12, 0)));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaRuleStateTiles {
     /// `BT`: tokens per chunk.

@@ -4,6 +4,23 @@ use crate::bytes::Bytes;
 use crate::capability::{Capability, Generation, WARP_ROWS};
 
 /// Tiles of a kernel that loops over K.
+///
+/// ```
+/// use poorwill_triton::{MatmulTiles, per_block_bytes};
+///
+/// let tiles = MatmulTiles {
+///     block_m: 128,
+///     block_n: 256,
+///     block_k: 64,
+///     a_bytes: 2,
+///     b_bytes: 2,
+///     output_bytes: 2,
+///     num_stages: 4,
+///     num_warps: 8,
+/// };
+/// assert!(Some(tiles.estimate_bytes((9, 0))) <= per_block_bytes((9, 0)));
+/// assert!(Some(tiles.estimate_bytes((12, 0))) > per_block_bytes((12, 0)));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatmulTiles {
     /// Rows of A's tile and of the output's.

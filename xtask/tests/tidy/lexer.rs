@@ -2,39 +2,39 @@
 
 /// What stands at a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Piece {
+pub(crate) enum Token {
     /// The text between the quotes, with a space for each escape.
     Text(String),
     BlockComment,
 }
 
-/// The pieces in their order, each with its first line.
-pub(crate) fn pieces(text: &str) -> Vec<(usize, Piece)> {
-    let (mut pieces, mut line, mut rest) = (Vec::new(), 1, text);
+/// The tokens in their order, each with its first line.
+pub(crate) fn tokens(text: &str) -> Vec<(usize, Token)> {
+    let (mut tokens, mut line, mut rest) = (Vec::new(), 1, text);
     let mut last = ' ';
     while let Some(c) = rest.chars().next() {
         let is_prefixed = !last.is_alphanumeric() || "bc".contains(last);
         let is_raw = c == 'r' && is_prefixed && last != '_';
-        let (piece, len) = if rest.starts_with("//") {
+        let (token, len) = if rest.starts_with("//") {
             (None, rest.find('\n').unwrap_or(rest.len()))
         } else if rest.starts_with("/*") {
-            (Some(Piece::BlockComment), block_comment(rest))
+            (Some(Token::BlockComment), block_comment(rest))
         } else if c == '"' {
             let len = quoted(rest, '"');
-            (Some(Piece::Text(without_escapes(&rest[1..len.max(2) - 1]))), len)
+            (Some(Token::Text(without_escapes(&rest[1..len.max(2) - 1]))), len)
         } else if c == '\'' {
             (None, character(rest))
         } else if let Some((within, len)) = raw(rest).filter(|_| is_raw) {
-            (Some(Piece::Text(within.to_owned())), len)
+            (Some(Token::Text(within.to_owned())), len)
         } else {
             (None, c.len_utf8())
         };
-        pieces.extend(piece.map(|piece| (line, piece)));
+        tokens.extend(token.map(|token| (line, token)));
         let (taken, after) = rest.split_at(len);
         line += taken.matches('\n').count();
         (last, rest) = (c, after);
     }
-    pieces
+    tokens
 }
 
 /// Strings of a Python file that begin and end on a line, with the line.
@@ -119,7 +119,7 @@ fn without_escapes(text: &str) -> String {
 
 #[test]
 fn strings_are_found_with_their_lines() {
-    let text = |text: &str| Piece::Text(text.to_owned());
+    let text = |text: &str| Token::Text(text.to_owned());
     for (code, found) in [
         ("f(\"a b\");\ng(\"c\")", vec![(1, text("a b")), (2, text("c"))]),
         ("f(\"a\\\"b\\nc\")", vec![(1, text("a  b  c"))]),
@@ -130,7 +130,7 @@ fn strings_are_found_with_their_lines() {
         ("// it's \"one\"\nf(\"\") // \"two\"", vec![(2, text(""))]),
         ("/// \"a\"\nf(\"// b\")", vec![(2, text("// b"))]),
     ] {
-        assert_eq!(pieces(code), found, "{code}");
+        assert_eq!(tokens(code), found, "{code}");
     }
 }
 
@@ -144,10 +144,10 @@ fn strings_of_python_are_found_with_their_lines() {
 #[test]
 fn block_comments_are_found_and_what_looks_like_them_is_not() {
     let code = "f(\"/*\"); // /* not\n/* one /* \"in\" */\n */ g(\"a\") /** two */";
-    let a = Piece::Text("a".to_owned());
+    let a = Token::Text("a".to_owned());
     assert_eq!(
-        pieces(code),
-        [(1, Piece::Text("/*".to_owned())), (2, Piece::BlockComment), (3, a), (3, Piece::BlockComment)]
+        tokens(code),
+        [(1, Token::Text("/*".to_owned())), (2, Token::BlockComment), (3, a), (3, Token::BlockComment)]
     );
-    assert_eq!(pieces("/* open"), [(1, Piece::BlockComment)]);
+    assert_eq!(tokens("/* open"), [(1, Token::BlockComment)]);
 }

@@ -4,6 +4,7 @@
 //! that it can fail. The tests here run them over the whole tree.
 
 mod errors;
+mod examples;
 mod lexer;
 mod links;
 mod prose;
@@ -168,6 +169,15 @@ fn a_type_name_has_one_meaning_in_a_crate() {
             files.iter().filter(is_rust).filter(|file| file.path.starts_with(&format!("{folder}/src/")));
         types::collisions(folder, sources.map(|file| (file.path.as_str(), file.text.as_str())))
     }));
+}
+
+#[test]
+fn every_type_of_users_has_an_example() {
+    let files = files();
+    let is_of_users = |file: &&File| examples::OF_USERS.iter().any(|folder| file.path.starts_with(folder));
+    let sources: Vec<_> = files.iter().filter(is_rust).filter(is_of_users).collect();
+    assert!(sources.len() > 100, "{}", sources.len());
+    expect_none(sources.iter().flat_map(|file| examples::missing(&file.path, &file.text)));
 }
 
 /// Sources of the crates, and pages that people read from one end to the other: no decisions of old, no records of

@@ -3,7 +3,7 @@
 //! A paragraph ends at an empty line, a heading, a table row, a list item or a fence. Code counts as one word where it is
 //! inline, and not at all where it is fenced.
 
-use crate::lexer::{self, Piece};
+use crate::lexer::{self, Token};
 
 /// Most words of a sentence.
 const SENTENCE_WORDS_MAX: usize = 25;
@@ -84,7 +84,7 @@ pub(crate) fn too_many_comments(of_files: impl IntoIterator<Item = Words>) -> Op
 
 /// Comments between `/*` and its end: they would count as code.
 pub(crate) fn block_comments(path: &str, text: &str) -> Vec<String> {
-    let found = lexer::pieces(text).into_iter().filter(|(_, piece)| *piece == Piece::BlockComment);
+    let found = lexer::tokens(text).into_iter().filter(|(_, token)| *token == Token::BlockComment);
     found.map(|(line, _)| format!("{path}:{line}: a block comment; begin its lines with `//`")).collect()
 }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::lexer::{self, Piece};
+use crate::lexer::{self, Token};
 use crate::prose;
 
 /// In no sentence, and in no string of a crate's sources.
@@ -96,8 +96,8 @@ pub(crate) fn private_words_of_strings(path: &str, text: &str) -> Vec<String> {
         found.extend(lexer::strings_of_python(text).into_iter().flat_map(words));
         return problems(path, found);
     }
-    for (first, piece) in lexer::pieces(text) {
-        let Piece::Text(text) = piece else { continue };
+    for (first, token) in lexer::tokens(text) {
+        let Token::Text(text) = token else { continue };
         for (line, text) in text.lines().enumerate() {
             found.extend(private_in(text).map(|word| (first + line, word)));
         }

@@ -65,6 +65,14 @@ impl Serialize for Cap {
 }
 
 /// More than nothing, at most all. Exact to twelve decimal places.
+///
+/// ```
+/// use poorwill::Cap;
+///
+/// let Cap::Share(share) = "92%".parse()? else { panic!("a part of the total") };
+/// assert_eq!(share.of(1000), 920);
+/// # Ok::<(), poorwill::budget::InvalidCap>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share(u64);
 
@@ -111,6 +119,13 @@ impl fmt::Display for Share {
 }
 
 /// The text is not a cap.
+///
+/// ```
+/// use poorwill::Cap;
+///
+/// let error = "22".parse::<Cap>().unwrap_err(); // Of what unit?
+/// assert_eq!(error.text, "22");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is no budget: {reason}; write bytes like 20GiB or 22528m, or a share of the total like 0.92"

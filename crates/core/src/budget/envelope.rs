@@ -41,6 +41,14 @@ struct Inner {
 }
 
 /// Figures behind a budget, for messages.
+///
+/// ```
+/// use poorwill::{Envelope, Tag};
+///
+/// let envelope = Envelope::new(10 << 30, 12 << 30);
+/// let refused = envelope.claim(Tag::weights(), 11 << 30).unwrap_err();
+/// assert_eq!((refused.basis.budget_bytes, refused.basis.total_bytes), (10 << 30, Some(12 << 30)));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BudgetBasis {
@@ -65,6 +73,17 @@ struct Ledger {
 }
 
 /// An entry of the ledger.
+///
+/// ```
+/// use poorwill::{Envelope, Tag};
+///
+/// let envelope = Envelope::new(10 << 30, 12 << 30);
+/// let _weights = envelope.claim(Tag::weights(), 8 << 30)?;
+/// for claimed in envelope.claims() {
+///     println!("{} bytes for {}", claimed.bytes, claimed.name);
+/// }
+/// # Ok::<(), poorwill::ClaimError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Claimed {
@@ -80,6 +99,15 @@ pub struct Claimed {
 }
 
 /// Which processes' use a claim stands for.
+///
+/// ```
+/// use poorwill::Envelope;
+/// use poorwill::budget::InUse;
+///
+/// let envelope = Envelope::new(10 << 30, 12 << 30);
+/// let _context = envelope.claim_in_use(InUse::Own, 1 << 30);
+/// assert_eq!(envelope.claims()[0].in_use, Some(InUse::Own));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InUse {
@@ -189,6 +217,17 @@ impl Envelope {
 }
 
 /// A part of a budget, claimed until dropped.
+///
+/// ```
+/// use poorwill::{Envelope, Tag};
+///
+/// let envelope = Envelope::new(10 << 30, 12 << 30);
+/// let graphs = envelope.claim(Tag::cudagraph(), 1 << 30)?;
+/// graphs.measured(3 << 30);
+/// assert_eq!(graphs.over_bytes(), 2 << 30);
+/// graphs.resize(3 << 30)?;
+/// # Ok::<(), poorwill::ClaimError>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "a claim that is dropped is returned"]
 pub struct Claim {
@@ -273,6 +312,15 @@ impl Drop for Claim {
 }
 
 /// The claim does not fit.
+///
+/// ```
+/// use poorwill::{Envelope, Tag};
+///
+/// let envelope = Envelope::new(10 << 30, 12 << 30);
+/// let refused = envelope.claim(Tag::weights(), 11 << 30).unwrap_err();
+/// assert_eq!((refused.fits_bytes, refused.needed_budget_bytes()), (10 << 30, 11 << 30));
+/// println!("{refused}"); // With the other claims, and what would help.
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClaimError {

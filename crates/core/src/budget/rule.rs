@@ -13,6 +13,18 @@ pub const PLAUSIBLE_BYTES_MAX: u64 = 1 << 50;
 const UNDERFLOW_BYTES_MIN: u64 = 1 << 63;
 
 /// How much of a device this process may use, and by which source.
+///
+/// ```
+/// use poorwill::Budget;
+/// use poorwill::budget::{Reading, SourceName};
+///
+/// let readings =
+///     [Reading::bytes(SourceName::NvmlTotal, 24 << 30), Reading::bytes(SourceName::CudaTotal, 23 << 30)];
+/// let budget = Budget::decide(&readings, None, Some("50%".parse()?));
+/// assert_eq!((budget.total_bytes, budget.total_from), (Some(23 << 30), Some(SourceName::CudaTotal)));
+/// assert_eq!(budget.budget_bytes, Some(23 << 29));
+/// # Ok::<(), poorwill::budget::InvalidCap>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Budget {

@@ -5,6 +5,13 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 /// A source. Serializes as it prints: `cuda_total`.
+///
+/// ```
+/// use poorwill::budget::SourceName;
+///
+/// assert_eq!(SourceName::CudaTotal.to_string(), "cuda_total");
+/// assert!(!SourceName::CudaTotal.is_about_free());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum SourceName {
@@ -84,6 +91,13 @@ impl Serialize for SourceName {
 }
 
 /// What a source reported, unchecked.
+///
+/// ```
+/// use poorwill::budget::{Figure, Reading, SourceName};
+///
+/// let reading = Reading::none(SourceName::NvmlTotal, "NVML is missing");
+/// assert_eq!(reading.figure, Figure::None("NVML is missing".into()));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Figure {
@@ -96,6 +110,13 @@ pub enum Figure {
 }
 
 /// A source and what it reported.
+///
+/// ```
+/// use poorwill::budget::{Reading, SourceName};
+///
+/// let reading = Reading::bytes(SourceName::NvmlTotal, 24 << 30).with_note("of the whole card");
+/// assert_eq!(reading.note.as_deref(), Some("of the whole card"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reading {
@@ -135,6 +156,17 @@ impl Reading {
 }
 
 /// A source in a report.
+///
+/// ```
+/// use poorwill::Device;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// for source in Device::open(&"host:64MiB".parse()?)?.budget(None).sources {
+///     println!("{}: {:?} bytes", source.name, source.bytes);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Source {

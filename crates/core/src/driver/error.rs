@@ -6,6 +6,18 @@ use super::types::{BackingId, DeviceRange, StreamId};
 use crate::bytes::ByteSize;
 
 /// A driver call that failed, and why. The call has changed nothing.
+///
+/// ```
+/// use poorwill::Device;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+/// let error = driver.create(1 << 30).unwrap_err();
+/// assert!(error.is_out_of_memory());
+/// println!("{error}"); // With both sizes.
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{op}: {kind}")]
 #[non_exhaustive]
@@ -37,6 +49,16 @@ impl DriverError {
 }
 
 /// The calls of the trait and of drivers, by name.
+///
+/// ```
+/// use poorwill::{Device, Op};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+/// assert_eq!(driver.create(1).unwrap_err().op, Op::Create);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // Each is the call of the same name.
 #[non_exhaustive]
@@ -117,6 +139,19 @@ impl fmt::Display for Op {
 }
 
 /// Why a driver call failed.
+///
+/// ```
+/// use poorwill::{Device, DriverErrorKind};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+/// let DriverErrorKind::OutOfMemory { free_bytes, .. } = driver.create(1 << 30).unwrap_err().kind else {
+///     return Err("another error".into());
+/// };
+/// assert_eq!(free_bytes, 64 << 20);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverErrorKind {

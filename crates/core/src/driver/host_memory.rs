@@ -6,6 +6,23 @@ use std::ops::{Deref, DerefMut};
 /// Host memory: pageable, page-locked, or whatever its driver copies from best.
 ///
 /// A driver drops it in any of its calls. So dropping it must not call the driver or the pool.
+///
+/// ```
+/// use poorwill::{HostBuffer, HostMemory};
+///
+/// #[derive(Debug)]
+/// struct Page(Box<[u8; 4096]>);
+///
+/// impl HostMemory for Page {
+///     fn as_slice(&self) -> &[u8] {
+///         &*self.0
+///     }
+///     fn as_mut_slice(&mut self) -> &mut [u8] {
+///         &mut *self.0
+///     }
+/// }
+/// assert_eq!(HostBuffer::new(Page(Box::new([0; 4096]))).len(), 4096);
+/// ```
 pub trait HostMemory: Send + Sync + fmt::Debug {
     /// The bytes.
     fn as_slice(&self) -> &[u8];
@@ -23,6 +40,14 @@ impl HostMemory for Vec<u8> {
 }
 
 /// An owned buffer of host memory, freed when dropped.
+///
+/// ```
+/// use poorwill::HostBuffer;
+///
+/// let mut buffer = HostBuffer::from(vec![0; 3]);
+/// buffer[1] = 7;
+/// assert_eq!(*buffer, [0, 7, 0]);
+/// ```
 pub struct HostBuffer(Box<dyn HostMemory>);
 
 impl HostBuffer {

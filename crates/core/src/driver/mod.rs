@@ -103,6 +103,24 @@ pub type Result<T> = std::result::Result<T, DriverError>;
 pub type HostWork = Box<dyn FnOnce() + Send>;
 
 /// One device as one process sees it. See the module for the contract.
+///
+/// ```
+/// use poorwill::{Device, StreamId};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+/// let granule_bytes = driver.info().granule_bytes;
+/// let range = driver.reserve(granule_bytes)?;
+/// let backing = driver.create(granule_bytes)?;
+/// driver.map(range, backing)?;
+/// driver.set_access(range)?;
+/// driver.zero(StreamId::DEFAULT, range)?.wait()?;
+/// driver.unmap(range)?;
+/// driver.release(backing)?;
+/// driver.unreserve(range)?;
+/// # Ok(())
+/// # }
+/// ```
 pub trait Driver: Send + Sync + fmt::Debug {
     /// The device's properties, which never change.
     fn info(&self) -> &DeviceInfo;

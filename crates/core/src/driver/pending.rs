@@ -5,6 +5,14 @@ use std::fmt;
 use super::Result;
 
 /// The outcome of queued work. Dropping it neither cancels the work nor waits for it.
+///
+/// ```
+/// use poorwill::Pending;
+///
+/// let work = Pending::new(|| Ok(20)).then(|outcome| Ok(outcome? + 1));
+/// assert_eq!(work.wait()?, 21);
+/// # Ok::<(), poorwill::DriverError>(())
+/// ```
 #[must_use = "queued work can fail; wait for its outcome"]
 pub struct Pending<T> {
     wait: Box<dyn FnOnce() -> Result<T> + Send>,

@@ -5,6 +5,14 @@ use std::fmt;
 use serde::Serialize;
 
 /// A range of device addresses.
+///
+/// ```
+/// use poorwill::DeviceRange;
+///
+/// let range = DeviceRange::new(0x1000, 100);
+/// assert_eq!(range.slice(16, 20), Some(DeviceRange::new(0x1010, 20)));
+/// assert_eq!(range.slice(90, 20), None);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct DeviceRange {
     /// First address.
@@ -55,6 +63,20 @@ impl fmt::Display for DeviceRange {
 }
 
 /// One part of a copy between a host buffer and the device.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, CopyPart, DeviceRange, StreamId, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let block = arena.alloc(&AllocRequest::new(1000, Tag::weights()))?;
+/// arena.write_all(block.id, 0, b"ab")?;
+/// let part = CopyPart { device: DeviceRange::new(block.range.addr, 2), host_offset: 1 };
+/// let copy = arena.driver().copy_to_host(StreamId::DEFAULT, vec![0; 3].into(), &[part])?;
+/// assert_eq!(*copy.wait()?, *b"\0ab");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyPart {
     /// The device's side, and the length.
@@ -79,16 +101,53 @@ macro_rules! handle {
 
 handle!(
     /// Physical memory created by a driver. Means nothing to another driver.
+    ///
+    /// ```
+    /// use poorwill::Device;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+    /// let backing = driver.create(driver.info().granule_bytes)?;
+    /// driver.release(backing)?;
+    /// assert!(driver.release(backing).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     BackingId,
     "backing"
 );
 handle!(
     /// A queue of work on the device.
+    ///
+    /// ```
+    /// use poorwill::{Device, StreamId};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+    /// let stream = driver.stream_create()?;
+    /// assert_ne!(stream, StreamId::DEFAULT);
+    /// driver.stream_destroy(stream)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     StreamId,
     "stream"
 );
 handle!(
     /// A point in a stream.
+    ///
+    /// ```
+    /// use poorwill::{Device, StreamId};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+    /// let event = driver.event_record(StreamId::DEFAULT)?;
+    /// driver.event_synchronize(event)?;
+    /// assert!(driver.event_query(event)?);
+    /// driver.event_destroy(event)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     EventId,
     "event"
 );
@@ -99,6 +158,16 @@ impl StreamId {
 }
 
 /// Properties of a device.
+///
+/// ```
+/// use poorwill::Device;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+/// assert_eq!((driver.info().id.as_str(), driver.info().total_bytes), ("host", 64 << 20));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct DeviceInfo {
@@ -168,6 +237,17 @@ impl DeviceInfo {
 }
 
 /// Host memory that a driver has for buffers, in bytes.
+///
+/// ```
+/// use poorwill::Device;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+/// let buffer = driver.host_alloc(1 << 20)?;
+/// assert_eq!(driver.host_memory().used_bytes, buffer.len() as u64);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct HostMemoryInfo {
@@ -204,6 +284,17 @@ impl HostMemoryInfo {
 }
 
 /// Memory of a device at one moment.
+///
+/// ```
+/// use poorwill::Device;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+/// driver.create(4 << 20)?;
+/// assert_eq!(driver.memory_info()?.free_bytes, 60 << 20);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct MemoryInfo {
@@ -231,6 +322,19 @@ impl MemoryInfo {
 }
 
 /// What one process holds of a device.
+///
+/// ```
+/// use poorwill::Device;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+/// match driver.memory_info()?.process {
+///     Some(process) => println!("{} bytes used by this process", process.used_bytes),
+///     None => println!("not known"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ProcessMemory {

@@ -6,6 +6,17 @@ use crate::bytes::ByteSize;
 use crate::driver::DeviceInfo;
 
 /// Settings of a pool. The default suits a whole device.
+///
+/// ```
+/// use poorwill::{Arena, Config, PoolConfig};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = PoolConfig::default().limited_to(32 << 20).caching_at_most(4 << 20);
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?).pooling(pool))?;
+/// assert_eq!(arena.limit_bytes(), 32 << 20);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolConfig {

@@ -18,6 +18,18 @@ use crate::tag::{Tag, TagState};
 pub type Result<T, E = PoolError> = std::result::Result<T, E>;
 
 /// Why a call of a [`super::Pool`] failed.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, PoolError, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let error = arena.alloc(&AllocRequest::new(1 << 30, Tag::weights())).unwrap_err();
+/// assert!(matches!(error, PoolError::OverLimit { .. }));
+/// println!("{}", poorwill::chain(&error)); // With sizes, the next step, and the driver's error if any.
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
@@ -317,6 +329,19 @@ pub enum PoolError {
 }
 
 /// What a call waited for.
+///
+/// ```
+/// use poorwill::PoolError;
+/// use poorwill::pool::Awaited;
+///
+/// fn awaited_streams(error: &PoolError) -> Option<usize> {
+///     match error {
+///         PoolError::TimedOut { awaited: Awaited::Work(streams), .. } => Some(streams.len()),
+///         _ => None,
+///     }
+/// }
+/// assert_eq!(awaited_streams(&PoolError::Closed), None);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Awaited {
@@ -361,6 +386,19 @@ impl fmt::Display for Needed {
 }
 
 /// Where stored bytes changed.
+///
+/// ```
+/// use poorwill::PoolError;
+/// use poorwill::pool::Corruption;
+///
+/// fn may_retry(error: &PoolError) -> Option<bool> {
+///     match error {
+///         PoolError::Corrupt { location, .. } => Some(*location == Corruption::Transfer),
+///         _ => None,
+///     }
+/// }
+/// assert_eq!(may_retry(&PoolError::Closed), None);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Corruption {
@@ -391,6 +429,19 @@ impl fmt::Display for Corruption {
 }
 
 /// Steps of a sleep or wake.
+///
+/// ```
+/// use poorwill::PoolError;
+/// use poorwill::pool::Phase;
+///
+/// fn failed_while_copying(error: &PoolError) -> Option<bool> {
+///     match error {
+///         PoolError::SleepFailed { phase, .. } => Some(*phase == Phase::Copy),
+///         _ => None,
+///     }
+/// }
+/// assert_eq!(failed_while_copying(&PoolError::Closed), None);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
@@ -428,6 +479,18 @@ impl fmt::Display for Phase {
 }
 
 /// Missing device memory, measured after undoing everything.
+///
+/// ```
+/// use poorwill::pool::{PoolError, Shortage};
+///
+/// fn missing_bytes(error: &PoolError) -> Option<u64> {
+///     let PoolError::DeviceFull { shortage: Shortage { needed_bytes, free_bytes, .. }, .. } = error else {
+///         return None;
+///     };
+///     Some(needed_bytes.saturating_sub(*free_bytes))
+/// }
+/// assert_eq!(missing_bytes(&PoolError::Closed), None);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Shortage {
@@ -460,6 +523,18 @@ impl fmt::Display for Shortage {
 }
 
 /// What a pool holds, for messages.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, PoolError, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let error = arena.alloc(&AllocRequest::new(1 << 30, Tag::weights())).unwrap_err();
+/// let PoolError::OverLimit { usage, .. } = error else { return Err(error.into()) };
+/// assert_eq!((usage.limit_bytes, usage.live_bytes), (64 << 20, 0));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {

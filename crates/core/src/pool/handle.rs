@@ -16,6 +16,19 @@ const STREAM_WAIT_DEFAULT: Duration = Duration::from_micros(200);
 const WORTH_WAITING: u64 = 16;
 
 /// What to allocate.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let stream = arena.driver().stream_create()?;
+/// let request = AllocRequest::new(1000, Tag::weights()).aligned_to(4096).on(stream);
+/// let block = arena.alloc(&request)?;
+/// assert_eq!((block.range.addr % 4096, block.range.bytes), (0, 1024));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AllocRequest {
@@ -103,6 +116,18 @@ impl fmt::Display for AllocRequest {
 }
 
 /// Handle of a live block. After the free it stays an error: generations do not repeat.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, PoolError, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let block = arena.alloc(&AllocRequest::new(1000, Tag::weights()))?;
+/// arena.free(block.id)?;
+/// assert!(matches!(arena.free(block.id), Err(PoolError::StaleBlock { .. })));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId {
     pub(super) pool: u32,
@@ -118,6 +143,18 @@ impl fmt::Display for BlockId {
 }
 
 /// A live block.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let block = arena.alloc(&AllocRequest::new(1000, Tag::weights()))?;
+/// assert_eq!((block.requested_bytes, block.range.bytes), (1000, 1024));
+/// println!("kernels find it at {:#x}", block.range.addr);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Block {

@@ -19,6 +19,18 @@ use crate::tag::Tag;
 const HOLD: &str = "hold the memory of a tag";
 
 /// A held tag.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::kv_cache()))?;
+/// let _hold = arena.hold(&Tag::kv_cache(), "mlx5_0")?;
+/// assert_eq!(arena.held()?[0].holders, ["mlx5_0"]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct HeldTag {
@@ -32,6 +44,21 @@ pub struct HeldTag {
 
 /// Keeps a tag's memory in place until dropped. It may outlive the pool; the last hold then releases its
 /// memory.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, PoolError, SleepRequest, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::kv_cache()))?;
+/// let hold = arena.hold(&Tag::kv_cache(), "mlx5_0")?; // Before the network card registers it.
+/// let refused = arena.sleep(&SleepRequest::all(Level::One)).unwrap_err();
+/// assert!(matches!(refused, PoolError::Held { .. }));
+/// drop(hold); // Once it is deregistered.
+/// arena.sleep(&SleepRequest::all(Level::One))?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "the memory is held for as long as this lives"]
 pub struct Hold {
     shared: Arc<Shared>,

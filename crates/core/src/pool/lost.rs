@@ -13,6 +13,19 @@ use crate::tag::Tag;
 const NAMED: usize = 3;
 
 /// Bytes of a live block whose backup has changed.
+///
+/// ```
+/// use poorwill::{Arena, Config};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// for lost in arena.lost_ranges()? {
+///     println!("write {} bytes of {} again, from {} on", lost.range.bytes, lost.block, lost.offset_bytes);
+///     arena.mark_block_restored(lost.block)?; // Once they are written.
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct LostRange {

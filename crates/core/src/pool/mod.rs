@@ -89,6 +89,21 @@ use crate::tag::{Changes, Tag, TagPolicy, TagState};
 
 /// A pool of one device. Every call also fails with `Closed`, `Poisoned`, in a forked child `WrongProcess`,
 /// and with `Driver` when the driver fails.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use poorwill::{AllocRequest, Arena, Config, StreamId, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let block = arena.alloc(&AllocRequest::new(1000, Tag::weights()))?;
+/// let bytes = Arc::new(vec![7; 1000].into());
+/// // Queued on a stream; [`Arena::write_all`] also waits.
+/// arena.pool().write(StreamId::DEFAULT, block.id, 0, bytes, 0, 1000)?.wait()?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Pool {
     shared: Arc<Shared>,
     reaper: Mutex<Reaper>,

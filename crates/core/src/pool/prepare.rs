@@ -29,6 +29,18 @@ use crate::tag::{Changes, Tag, TagState};
 const AHEAD_BYTES: u64 = 256 << 20;
 
 /// How a preparation ended.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, PrepareEnd, SleepRequest, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// let report = arena.prepare_sleep(&SleepRequest::all(Level::One))?.wait()?;
+/// assert_eq!(report.end, PrepareEnd::Finished);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrepareEnd {
@@ -60,6 +72,18 @@ impl Serialize for PrepareEnd {
 }
 
 /// What a preparation did. Sizes in bytes, times in seconds.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// let report = arena.prepare_sleep(&SleepRequest::all(Level::One))?.wait()?;
+/// println!("{} bytes backed up in {:.3} s", report.copied_bytes, report.seconds);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct PrepareReport {
@@ -77,6 +101,19 @@ pub struct PrepareReport {
 }
 
 /// The progress of a preparation.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// let preparation = arena.prepare_sleep(&SleepRequest::all(Level::One))?;
+/// let progress = preparation.progress();
+/// println!("{} of {} bytes", progress.done_bytes, progress.total_bytes);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrepareProgress {
@@ -89,6 +126,20 @@ pub struct PrepareProgress {
 }
 
 /// A sleep that is being prepared. Dropping it lets the preparation go on.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// let preparation = arena.prepare_sleep(&SleepRequest::all(Level::One))?;
+/// // Serve requests meanwhile.
+/// preparation.wait()?;
+/// arena.sleep(&SleepRequest::all(Level::One))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Preparation {
     job: Arc<Job>,

@@ -12,6 +12,18 @@ use crate::driver::DeviceInfo;
 use crate::tag::Tag;
 
 /// How deep a sleep goes; [`crate::tag`] has the table.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// let sleep = arena.sleep(&SleepRequest::all(Level::Two))?;
+/// assert_eq!((sleep.level.number(), sleep.discarded_bytes), (2, 2 << 20));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Level {
@@ -45,6 +57,22 @@ impl Serialize for Level {
 }
 
 /// Which tags sleep, and how deep.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, TagState};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::kv_cache()))?;
+/// let request = SleepRequest::of([Tag::kv_cache()], Level::One).within(Duration::from_secs(30));
+/// arena.sleep(&request)?;
+/// assert_eq!(arena.tag_state(&Tag::weights())?, TagState::Awake);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SleepRequest {
@@ -86,6 +114,19 @@ impl SleepRequest {
 }
 
 /// How much of a wake is compared with its backups' digests.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, Verify, WakeRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// arena.sleep(&SleepRequest::all(Level::One))?;
+/// let wake = arena.wake(&WakeRequest::all().verifying(Verify::All))?;
+/// assert_eq!(wake.verified_bytes, wake.copied_bytes);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verify {
@@ -100,6 +141,20 @@ pub enum Verify {
 }
 
 /// Progress of a wake.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeProgress, WakeRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// arena.sleep(&SleepRequest::all(Level::One))?;
+/// arena.wake(&WakeRequest::all().telling(|progress: WakeProgress| {
+///     println!("{} of {} bytes", progress.filled_bytes, progress.total_bytes);
+/// }))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WakeProgress {
@@ -110,6 +165,13 @@ pub struct WakeProgress {
 }
 
 /// Progress callback, on one thread at a time: the caller's or one of the wake's.
+///
+/// ```
+/// use poorwill::WakeRequest;
+///
+/// let request = WakeRequest::all().telling(|progress| println!("{progress:?}"));
+/// assert!(request.progress.is_some());
+/// ```
 #[derive(Clone)]
 pub struct OnProgress(Arc<dyn Fn(WakeProgress) + Send + Sync>);
 
@@ -126,6 +188,22 @@ impl fmt::Debug for OnProgress {
 }
 
 /// Which tags wake, and how.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::kv_cache()))?;
+/// arena.sleep(&SleepRequest::all(Level::One))?;
+/// arena.wake(&WakeRequest::of([Tag::weights()]))?; // Before new weights are written.
+/// arena.wake(&WakeRequest::all().within(Duration::from_secs(30)))?; // The rest.
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct WakeRequest {
@@ -199,6 +277,20 @@ impl WakeRequest {
 }
 
 /// How a release is known.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, Release, SleepRequest, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// match arena.sleep(&SleepRequest::all(Level::One))?.release {
+///     Release::Confirmed => println!("the driver's figure agrees"),
+///     other => println!("by the calls: {}", other.name()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Release {
@@ -229,6 +321,19 @@ impl Serialize for Release {
 }
 
 /// What a sleep did.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(4 << 20, Tag::weights()))?;
+/// let sleep = arena.sleep(&SleepRequest::all(Level::One))?;
+/// assert_eq!((sleep.released_bytes, sleep.copied_bytes), (4 << 20, 4 << 20));
+/// println!("asleep in {:.3} s", sleep.seconds);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct SleepReport {
@@ -269,6 +374,18 @@ pub struct SleepReport {
 }
 
 /// Time of a sleep.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// let phases = arena.sleep(&SleepRequest::all(Level::One))?.phases;
+/// println!("{:.3} s for copies, {:.3} s for unmapping", phases.copy_s, phases.unmap_s);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct SleepPhases {
@@ -283,6 +400,20 @@ pub struct SleepPhases {
 }
 
 /// What a wake did.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// arena.alloc(&AllocRequest::new(4 << 20, Tag::kv_cache()))?;
+/// arena.sleep(&SleepRequest::all(Level::One))?;
+/// let wake = arena.wake(&WakeRequest::all())?;
+/// assert_eq!((wake.copied_bytes, wake.zeroed_bytes), (2 << 20, 4 << 20));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct WakeReport {
@@ -309,6 +440,19 @@ pub struct WakeReport {
 }
 
 /// Time of a wake. Copying overlaps the rest, so the sum exceeds the whole.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+/// arena.sleep(&SleepRequest::all(Level::One))?;
+/// let phases = arena.wake(&WakeRequest::all())?.phases;
+/// println!("{:.3} s for mapping, {:.3} s for copies", phases.map_s, phases.copy_s);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct WakePhases {

@@ -9,6 +9,18 @@ use super::state::State;
 use crate::tag::{Tag, TagState};
 
 /// Figures of a pool.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(3 << 20, Tag::weights()))?;
+/// let stats = arena.stats()?;
+/// assert_eq!((stats.live_bytes, stats.mapped_bytes), (3 << 20, 4 << 20));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -42,6 +54,19 @@ pub struct PoolStats {
 }
 
 /// Figures of one tag.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(3 << 20, Tag::weights()))?;
+/// for tag in arena.stats()?.tags {
+///     println!("{}: {} bytes live, {}", tag.tag, tag.live_bytes, tag.state);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TagStats {
@@ -60,6 +85,18 @@ pub struct TagStats {
 }
 
 /// All segments and blocks.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(3 << 20, Tag::weights()))?;
+/// let snapshot = arena.snapshot()?;
+/// assert_eq!(snapshot.segments[0].tag, Tag::weights());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -68,6 +105,19 @@ pub struct Snapshot {
 }
 
 /// One segment.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(3 << 20, Tag::weights()))?;
+/// for segment in arena.snapshot()?.segments {
+///     println!("{:#x}: {} of {} bytes mapped", segment.addr, segment.mapped_bytes, segment.bytes);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SegmentSnapshot {
@@ -84,6 +134,19 @@ pub struct SegmentSnapshot {
 }
 
 /// One block.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let block = arena.alloc(&AllocRequest::new(3 << 20, Tag::weights()))?;
+/// let found = arena.snapshot()?.segments.into_iter().flat_map(|segment| segment.blocks);
+/// let found = found.into_iter().find(|found| found.addr == block.range.addr).ok_or("it is live")?;
+/// assert_eq!(found.requested_bytes, Some(3 << 20));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct BlockSnapshot {
@@ -98,6 +161,19 @@ pub struct BlockSnapshot {
 }
 
 /// State of a block.
+///
+/// ```
+/// use poorwill::pool::BlockKind;
+/// use poorwill::{AllocRequest, Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.alloc(&AllocRequest::new(3 << 20, Tag::weights()))?;
+/// let blocks = arena.snapshot()?.segments.into_iter().flat_map(|segment| segment.blocks);
+/// assert_eq!(blocks.filter(|block| block.kind == BlockKind::Live).count(), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -81,11 +81,11 @@ fn the_promises_hold_over_every_store() {
         }
         tenant.pool.declare_changes(&Tag::runtime(), Changes::Volatile).unwrap();
         tenant.pool.declare_changes(&Tag::weights(), Changes::Immutable).unwrap();
-        for trusted in [0, 10] {
+        for unchecked in [0, 10] {
             let report = tenant.pool.sleep(&level_1()).unwrap();
             assert_eq!(
                 (report.copied_bytes >= 4 * granule, report.unchecked_bytes),
-                (true, trusted * granule)
+                (true, unchecked * granule)
             );
             tenant.pool.wake(&WakeRequest::all()).unwrap();
             tenant.verify();

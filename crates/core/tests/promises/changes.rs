@@ -55,7 +55,7 @@ fn wake(tenant: &Tenant) {
     tenant.pool.wake(&WakeRequest::all()).unwrap();
 }
 
-/// All of a sleep's bytes, in granules: copied, unchanged, and of these skipped.
+/// All of a sleep's bytes, in granules: copied, unchanged, and of these unchecked.
 fn moved(tenant: &Tenant, report: &SleepReport) -> [u64; 3] {
     [report.copied_bytes, report.unchanged_bytes, report.unchecked_bytes]
         .map(|bytes| bytes / tenant.granule())

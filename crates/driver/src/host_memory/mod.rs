@@ -79,6 +79,12 @@ pub enum Pin {
 }
 
 /// Whether one buffer is page-locked.
+///
+/// ```
+/// use poorwill_driver::BufferPin; // In the library: poorwill::offload::BufferPin.
+///
+/// assert_eq!(BufferPin::default(), BufferPin::Auto);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

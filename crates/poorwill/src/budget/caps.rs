@@ -26,6 +26,13 @@ pub struct Caps {
 }
 
 /// Why a text is not a list of caps.
+///
+/// ```
+/// use poorwill::budget::{Caps, InvalidCaps};
+///
+/// let error = "cuda:0=1GiB,cuda:0=2GiB".parse::<Caps>().unwrap_err();
+/// assert!(matches!(error, InvalidCaps::Twice { .. }));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidCaps {

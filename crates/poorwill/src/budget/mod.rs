@@ -28,6 +28,18 @@ pub use self::slice::Slice;
 pub use self::watch::Watch;
 
 /// No source reports a device's memory: give the budget in bytes.
+///
+/// ```
+/// use poorwill::Device;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// match Device::open(&"host".parse()?)?.envelope(None) {
+///     Ok((budget, _)) => println!("{:?} bytes", budget.budget_bytes),
+///     Err(unknown) => println!("{unknown}"), // With what each source reported.
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "how much memory {device} has is not known: {}; say how much may be used in bytes, like --budget 20GiB",

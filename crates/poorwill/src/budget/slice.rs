@@ -3,6 +3,21 @@
 use serde::Serialize;
 
 /// What limits a process to a part of a GPU.
+///
+/// ```
+/// use poorwill::budget::Slice;
+/// use poorwill::doctor::{Plan, examine};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// for device in examine(&Plan::default())?.devices {
+///     match device.slice {
+///         Some(Slice::Mig) => println!("{} is a MIG instance", device.id),
+///         other => println!("{}: {:?}", device.id, other.map(Slice::as_str)),
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]

@@ -8,6 +8,14 @@ macro_rules! dtypes {
     ($($(#[$doc:meta])* $name:ident: $bits:literal,)*) => {
         /// A tensor's element type. Ordered as the reference implementation lays tensors out: strictest
         /// alignment last.
+        ///
+        /// ```
+        /// use poorwill::checkpoint::Dtype;
+        ///
+        /// let dtype = Dtype::of("BF16").ok_or("no such type")?;
+        /// assert_eq!((dtype, dtype.name(), dtype.bits()), (Dtype::BF16, "BF16", 16));
+        /// # Ok::<(), &str>(())
+        /// ```
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[allow(non_camel_case_types, clippy::upper_case_acronyms)] // The format's own names.
         #[non_exhaustive]

@@ -184,6 +184,19 @@ pub enum CheckpointError {
 }
 
 /// What is wrong with an index.
+///
+/// ```
+/// use poorwill::checkpoint::{Checkpoint, CheckpointError, IndexError};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// let index = folder.path().join("model.safetensors.index.json");
+/// std::fs::write(&index, r#"{"weight_map": {}}"#)?;
+/// let error = Checkpoint::open(&[index]).unwrap_err();
+/// assert!(matches!(error, CheckpointError::Index { error: IndexError::Empty, .. }));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
@@ -249,6 +262,19 @@ pub enum IndexError {
 }
 
 /// What is wrong with a safetensors file. Positions count from the start of the file.
+///
+/// ```
+/// use poorwill::checkpoint::{Checkpoint, CheckpointError, HeaderError};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("m.safetensors");
+/// std::fs::write(&file, b"short")?;
+/// let error = Checkpoint::open(&[file]).unwrap_err();
+/// assert!(matches!(error, CheckpointError::Header { error: HeaderError::FileTooShort { .. }, .. }));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {

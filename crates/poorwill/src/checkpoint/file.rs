@@ -13,6 +13,24 @@ use super::header::{self, PREFIX_BYTES};
 use super::layout::{self, Entry, Payload};
 
 /// A file of a checkpoint.
+///
+/// ```
+/// use poorwill::checkpoint::Checkpoint;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # let file = folder.path().join("m.safetensors");
+/// # std::fs::write(&file, [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// for file in checkpoint.files() {
+///     println!("{}: {} bytes", file.path.display(), file.bytes);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ShardFile {

@@ -59,6 +59,23 @@ pub struct Checkpoint {
 }
 
 /// A tensor of a [`Checkpoint`].
+///
+/// ```
+/// use poorwill::checkpoint::Checkpoint;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # let file = folder.path().join("m.safetensors");
+/// # std::fs::write(&file, [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let tensor = &checkpoint.tensors()[0];
+/// assert_eq!((tensor.shape.as_slice(), tensor.bytes), (&[4][..], 4));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tensor {

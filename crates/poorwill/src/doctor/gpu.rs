@@ -5,6 +5,17 @@ use serde::Serialize;
 use super::{DeviceReport, Plan};
 
 /// Facts about a GPU; `None` where unknown.
+///
+/// ```
+/// use poorwill::doctor::{Plan, examine};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// for gpu in examine(&Plan::default())?.devices.into_iter().filter_map(|device| device.gpu) {
+///     println!("{}: compute capability {}", gpu.uuid, gpu.compute_capability);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct GpuReport {
@@ -31,6 +42,17 @@ pub struct GpuReport {
 }
 
 /// A GPU's link: present, possible and measured.
+///
+/// ```
+/// use poorwill::doctor::{Plan, examine};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// for gpu in examine(&Plan::default())?.devices.into_iter().filter_map(|device| device.gpu) {
+///     println!("{:?} lanes of at most {:?}", gpu.link.width, gpu.link.width_max);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LinkReport {

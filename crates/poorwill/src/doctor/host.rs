@@ -11,6 +11,16 @@ use serde::Serialize;
 const MAP_COUNT_MIN: u64 = 65530;
 
 /// A computer. `None` where its system reports nothing.
+///
+/// ```
+/// use poorwill::doctor::{Plan, examine};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let plan = Plan::default().on("host:1GiB".parse::<poorwill::DeviceSpec>()?);
+/// assert!(examine(&plan)?.host.page_bytes >= 4096);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct HostReport {

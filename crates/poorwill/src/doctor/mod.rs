@@ -31,6 +31,18 @@ use crate::device::DeviceSpec;
 use crate::open::Device;
 
 /// What to examine. By default every device, with all of its memory.
+///
+/// ```
+/// use poorwill::doctor::{Plan, examine};
+/// use poorwill::{DeviceSpec, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device: DeviceSpec = "host:8GiB".parse()?;
+/// let plan = Plan::default().on(device).claiming([(Tag::weights(), 9 << 30)]);
+/// assert!(examine(&plan)?.refused().is_some());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Plan {
@@ -82,6 +94,17 @@ impl Plan {
 }
 
 /// The named device does not exist here.
+///
+/// ```
+/// use poorwill::DeviceSpec;
+/// use poorwill::doctor::{Plan, examine};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device: DeviceSpec = "cuda:99".parse()?;
+/// println!("{}", examine(&Plan::default().on(device)).unwrap_err()); // And why.
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no {device} here: {}", reasons.join("; "))]
 #[non_exhaustive]
@@ -93,6 +116,17 @@ pub struct NoSuchDevice {
 }
 
 /// The findings.
+///
+/// ```
+/// use poorwill::DeviceSpec;
+/// use poorwill::doctor::{Plan, examine};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let report = examine(&Plan::default().on("host:8GiB".parse::<DeviceSpec>()?))?;
+/// assert_eq!((report.devices.len(), report.refused()), (1, None));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DoctorReport {
@@ -113,6 +147,18 @@ impl DoctorReport {
 }
 
 /// A device.
+///
+/// ```
+/// use poorwill::DeviceSpec;
+/// use poorwill::doctor::{Plan, examine};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let report = examine(&Plan::default().on("host:8GiB".parse::<DeviceSpec>()?))?;
+/// let device = &report.devices[0];
+/// assert_eq!((device.id.as_str(), device.memory.total_bytes), ("host", Some(8 << 30)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DeviceReport {

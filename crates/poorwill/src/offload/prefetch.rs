@@ -14,6 +14,15 @@ use super::stream::{Event, Stream};
 use crate::arena::Arena;
 
 /// The device memory of a prefetcher.
+///
+/// ```
+/// use poorwill::Tag;
+/// use poorwill::offload::Slots;
+///
+/// let slots = Slots::new(Tag::weights(), 2.try_into()?, 1 << 20);
+/// assert_eq!(slots.count.get(), 2);
+/// # Ok::<(), std::num::TryFromIntError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Slots {
@@ -34,6 +43,25 @@ impl Slots {
 }
 
 /// A layer to compute now.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use poorwill::offload::{Prefetcher, ReadyLayer, Slots};
+/// use poorwill::{Arena, Config, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let layers = [Arc::new(vec![7; 1000].into())];
+/// let mut prefetcher = Prefetcher::new(&arena, &Slots::new(Tag::weights(), 2.try_into()?, 1000))?;
+/// prefetcher.forward(&layers, &mut |ready: ReadyLayer| {
+///     println!("layer {} is at {:#x} for {}", ready.layer, ready.range.addr, ready.stream);
+///     Ok(())
+/// })?;
+/// prefetcher.close()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadyLayer {

@@ -28,6 +28,13 @@ pub struct Switches {
 }
 
 /// A switch that is neither 0 nor 1.
+///
+/// ```
+/// use poorwill::offload::Switches;
+///
+/// let error = Switches::from_lookup(|_| Some("maybe".into())).unwrap_err();
+/// assert_eq!(error.value, "maybe");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name}={value:?} is neither 0 nor 1; correct or unset it")]
 #[non_exhaustive]

@@ -5,6 +5,29 @@ use poorwill_core::{ByteSize, DriverError};
 use crate::checkpoint::CheckpointError;
 
 /// Why a load failed. All its memory is released.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use poorwill::Device;
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::offload::{HostCheckpoint, LoadError, LoadOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # let file = folder.path().join("m.safetensors");
+/// # std::fs::write(&file, [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let mut observer = |_| ControlFlow::Break(());
+/// let stopped = HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut observer);
+/// assert!(matches!(stopped, Err(LoadError::Stopped { .. })));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {

@@ -89,6 +89,31 @@ impl LoadOptions {
 }
 
 /// Progress of a load.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use poorwill::Device;
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::offload::{HostCheckpoint, LoadOptions, LoadProgress};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # let file = folder.path().join("m.safetensors");
+/// # std::fs::write(&file, [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let mut observer = |progress: LoadProgress| {
+///     println!("{} of {} bytes", progress.read_bytes, progress.bytes);
+///     ControlFlow::Continue(())
+/// };
+/// HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut observer)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoadProgress {
@@ -99,6 +124,30 @@ pub struct LoadProgress {
 }
 
 /// A tensor of a [`HostCheckpoint`].
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use poorwill::Device;
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::offload::{HostCheckpoint, LoadOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # let file = folder.path().join("m.safetensors");
+/// # std::fs::write(&file, [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let mut observer = |_| ControlFlow::Continue(());
+/// let loaded = HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut observer)?;
+/// let tensor = loaded.tensor("w").ok_or("no such tensor")?;
+/// assert_eq!((tensor.shape.as_slice(), tensor.bytes), (&[4][..], 4));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostTensor {
@@ -160,6 +209,31 @@ pub struct HostCheckpoint {
 }
 
 /// A tensor's bytes; keeps them alive.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use poorwill::Device;
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::offload::{HostCheckpoint, LoadOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # let file = folder.path().join("m.safetensors");
+/// # std::fs::write(&file, [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let mut observer = |_| ControlFlow::Continue(());
+/// let loaded = HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut observer)?;
+/// let bytes = loaded.bytes_of(&loaded.tensors()[0]);
+/// drop(loaded);
+/// assert_eq!(*bytes, [7; 4]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct TensorBytes {
     memory: Option<Arc<HostBuffer>>,

@@ -5,6 +5,30 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 /// What a load did.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use poorwill::Device;
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::offload::{HostCheckpoint, LoadOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # let file = folder.path().join("m.safetensors");
+/// # std::fs::write(&file, [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let mut observer = |_| ControlFlow::Continue(());
+/// let loaded = HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut observer)?;
+/// let report = loaded.report();
+/// assert_eq!(report.direct_bytes + report.staged_bytes + report.buffered_bytes, report.bytes);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LoadReport {
@@ -43,6 +67,31 @@ pub struct LoadReport {
 }
 
 /// How a file was read.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use poorwill::Device;
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::offload::{HostCheckpoint, LoadOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # let file = folder.path().join("m.safetensors");
+/// # std::fs::write(&file, [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let mut observer = |_| ControlFlow::Continue(());
+/// let loaded = HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut observer)?;
+/// for file in &loaded.report().files {
+///     println!("{}: {:?}", file.path.display(), file.because);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FileReport {
@@ -57,6 +106,30 @@ pub struct FileReport {
 }
 
 /// How a file was read.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use poorwill::Device;
+/// use poorwill::checkpoint::Checkpoint;
+/// use poorwill::offload::{HostCheckpoint, LoadOptions, ReadMethod};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let header = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+/// # let length = (header.len() as u64).to_le_bytes();
+/// # let file = folder.path().join("m.safetensors");
+/// # std::fs::write(&file, [&length, header.as_bytes(), &[7; 4]].concat())?;
+/// # let folder = folder.path().to_owned();
+/// let checkpoint = Checkpoint::open(&[folder])?;
+/// let device = Device::open(&"host:64MiB".parse()?)?;
+/// let mut observer = |_| ControlFlow::Continue(());
+/// let loaded = HostCheckpoint::load(&device, &checkpoint, &LoadOptions::default(), &mut observer)?;
+/// let files = &loaded.report().files;
+/// println!("{} read directly", files.iter().filter(|file| file.how == ReadMethod::Direct).count());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
