@@ -22,8 +22,8 @@ SIZE = "512MiB"
 GPU = "800MiB"  # a sleeping engine keeps what its program takes, some tens of MiB
 NEED = "600MiB"
 TOKENS_PER_S = 200
-# No minimum residence, so that each request forces its swap at once.
-RULES = '[every_model]\nresidence_min = "0s"\nslack = "24MiB"\n'
+# No minimum residence and no grace, so that each request forces its swap at once.
+RULES = '[every_model]\nresidence_min = "0s"\ngrace = "0s"\nslack = "24MiB"\n'
 ANSWERS = 5  # requests at a model that is ready, for what an answer takes
 REST_S = 0.1
 

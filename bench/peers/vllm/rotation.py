@@ -74,7 +74,7 @@ def configuration(options: argparse.Namespace, folder: Path, ports: dict[str, in
         f'[front]\nlisten = "127.0.0.1:{ports["front"]}"',
         f'[control]\nlisten = "127.0.0.1:{ports["control"]}"',
         f'[every_model]\nstart_max = "170s"\nwait_max = "{ANSWER_S}s"\nlook_every = "{LOOK_S}s"',
-        'residence_min = "0s"\nturn_max = "1s"',
+        'residence_min = "0s"\ngrace = "0s"\nturn_max = "1s"',
     ]
     for name in NAMES:
         text += [

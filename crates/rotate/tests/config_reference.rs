@@ -191,6 +191,12 @@ fn page() -> String {
                 ("idle_max", DURATION, none(), "sleeps after this time without requests"),
                 ("residence_min", DURATION, duration(rules.residence_min), "shortest time awake"),
                 (
+                    "grace",
+                    DURATION,
+                    duration(rules.grace),
+                    "while others wait, how long this one is idle before it leaves; at most until its turn is over",
+                ),
+                (
                     "turn_max",
                     DURATION,
                     duration(rules.turn_max),

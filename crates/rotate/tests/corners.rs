@@ -303,7 +303,8 @@ fn steps_without_any_time_let_time_pass() {
             stop: zero,
             poll: zero,
         };
-        (rules.residence_min, rules.turn_max, rules.idle_max) = (zero, zero, Some(zero));
+        (rules.residence_min, rules.grace) = (zero, zero);
+        (rules.turn_max, rules.idle_max) = (zero, Some(zero));
         (rules.pause_min, rules.pause_max) = (zero, zero);
         let mut policy = Policy::new(vec![rules.clone(), rules]);
         let mut now = Time::ZERO;

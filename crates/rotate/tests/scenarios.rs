@@ -3,6 +3,8 @@
 
 mod fixture;
 
+use std::time::Duration;
+
 use poorwill_rotate::policy::{
     Event, Gpu, Input, ModelId, Outcome, Refusal, RequestId, Rules, StageName, Task,
 };
@@ -77,6 +79,35 @@ fn no_model_leaves_right_after_it_came() {
     assert_eq!(fixture.stages(), ["ready", "asleep"]);
     fixture.pass(200);
     assert_eq!(fixture.admitted, [(first, 0), (second, 1)]);
+}
+
+#[test]
+fn an_idle_model_leaves_after_its_grace_or_its_turn_but_not_in_a_gap() {
+    let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| {
+        (rules.grace, rules.turn_max) = (Duration::from_millis(500), seconds(2));
+    });
+    let first = fixture.ask(0);
+    fixture.ask(1);
+    fixture.answer(first);
+    fixture.pass(400);
+    // The gap ends in time, and the grace begins again.
+    fixture.use_once(0);
+    fixture.pass(400);
+    assert_eq!(fixture.stages(), ["ready", "asleep"]);
+    fixture.pass(100);
+    fixture.settle();
+    assert_eq!(fixture.stages(), ["asleep", "ready"]);
+    // The other is idle, too. Its turn ends amid its last gap.
+    fixture.answer(1);
+    fixture.ask(0);
+    for _ in 0..4 {
+        fixture.pass(450);
+        fixture.use_once(1);
+    }
+    assert_eq!(fixture.stages(), ["asleep", "ready"]);
+    fixture.pass(200);
+    fixture.settle();
+    assert_eq!(fixture.stages(), ["ready", "asleep"]);
 }
 
 #[test]

@@ -8,7 +8,9 @@ mod simulated;
 use std::ops::Range;
 use std::time::Duration;
 
+use poorwill_rotate::policy::Rules;
 use poorwill_testkit::effort::{Effort, seed_of_this_run};
+use simulated::steady::{Client, Cost, Steady};
 use simulated::{Faults, Simulation};
 
 fn seeds(usual: u32) -> Range<u64> {
@@ -65,5 +67,31 @@ fn no_model_starves() {
         let mut simulation = Simulation::busy(seed);
         simulation.run(Duration::from_secs(120));
         assert!(simulation.admitted() > 0, "seed {seed}");
+    }
+}
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// One client of each model, with this gap between its requests.
+fn one_client_each(models: usize, gap: Duration) -> Vec<Client> {
+    (0..models).map(|model| Client { model, gap, takes: millis(200) }).collect()
+}
+
+#[test]
+fn a_turn_outlasts_the_gap_between_two_requests() {
+    let cost = Cost { wake: millis(150), sleep: millis(150) };
+    for gap in [0, 50] {
+        let no_grace = |_, rules: &mut Rules| rules.grace = Duration::ZERO;
+        let mut steady = Steady::new(&[cost; 2], &one_client_each(2, millis(gap)), no_grace);
+        steady.run(Duration::from_secs(40));
+        assert!(steady.swaps > 12, "{} swaps without a grace", steady.swaps);
+        let mut steady = Steady::new(&[cost; 2], &one_client_each(2, millis(gap)), |_, _| {});
+        steady.run(Duration::from_secs(40));
+        assert!(steady.swaps <= 6, "{} swaps with a gap of {gap} ms", steady.swaps);
+        // A turn, its last request, and the swap with its measurements.
+        let bound = Duration::from_secs(10) + millis(200) + millis(320);
+        assert!(steady.longest_wait() <= bound, "{:?}", steady.longest_wait());
     }
 }

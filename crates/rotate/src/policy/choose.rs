@@ -187,7 +187,9 @@ impl Policy {
         let Stage::Ready { since } = model.stage else { return None };
         let settled = since.after(model.rules.residence_min);
         let turn_over = waited_since.after(model.rules.turn_max);
-        Some(if model.is_idle() { settled } else { settled.max(turn_over) })
+        // A steady client is idle between two requests.
+        let gone_quiet = model.last_used.after(model.rules.grace).min(turn_over);
+        Some(settled.max(if model.is_idle() { gone_quiet } else { turn_over }))
     }
 
     /// When it leaves because it is idle.

@@ -20,7 +20,7 @@
 //! - An engine that fails while it wakes or starts is restarted once. If it fails again, or cannot be restarted, it is
 //!   quarantined, longer each time. An engine whose memory is not released is stopped.
 //! - The model with the oldest waiting request comes next on its GPUs. Awake models with requests stay for at most
-//!   `turn_max`, so that ABCABC becomes AABBCC.
+//!   `turn_max`, so that ABCABC becomes AABBCC. An idle one leaves earlier, after `grace`.
 //!
 //! Tasks and requests have unique ids, so late, repeated or missing reports do no harm.
 

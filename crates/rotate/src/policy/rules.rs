@@ -27,6 +27,8 @@ pub struct Rules {
     pub idle_max: Option<Duration>,
     /// How long it stays awake at least.
     pub residence_min: Duration,
+    /// While others wait, how long it is idle before it may leave.
+    pub grace: Duration,
     /// How long other models wait while this one has requests.
     pub turn_max: Duration,
     /// Most waiting requests.
@@ -108,6 +110,7 @@ impl Rules {
             is_pinned: false,
             idle_max: None,
             residence_min: Duration::from_secs(2),
+            grace: Duration::from_millis(500),
             turn_max: Duration::from_secs(10),
             queue_max: 256,
             wait_max: Duration::from_secs(120),

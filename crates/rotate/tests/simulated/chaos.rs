@@ -23,6 +23,7 @@ impl Simulation {
             rules.is_pinned = rng.one_in(6);
             let zero = |rng: &mut Rng, usual| if rng.one_in(6) { Duration::ZERO } else { usual };
             rules.residence_min = zero(&mut rng, rules.residence_min);
+            rules.grace = zero(&mut rng, rules.grace);
             rules.turn_max = zero(&mut rng, rules.turn_max);
             rules.pause_min = zero(&mut rng, rules.pause_min);
             rules.limits.drain = zero(&mut rng, rules.limits.drain);
