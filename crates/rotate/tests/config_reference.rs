@@ -89,6 +89,12 @@ fn page() -> String {
                     plain(front.requests_max),
                     "most requests at a time, including waiting ones",
                 ),
+                (
+                    "connections_max",
+                    "number",
+                    "half of the file descriptors, after a reserve".to_owned(),
+                    "most connections at a time; where all are taken, those without a request are closed for new ones",
+                ),
                 ("keep_alive", DURATION, none(), "interval of comments to clients that wait for a stream"),
             ],
         ),

@@ -9,6 +9,8 @@ mod bodies;
 mod errors;
 #[path = "front/leaving.rs"]
 mod leaving;
+#[path = "front/limits.rs"]
+mod limits;
 #[path = "front/log.rs"]
 mod log;
 #[path = "front/malformed.rs"]

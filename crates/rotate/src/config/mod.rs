@@ -49,6 +49,8 @@ pub struct Front {
     pub head_max_bytes: u64,
     /// Most requests at a time, including those that wait.
     pub requests_max: usize,
+    /// Most connections at a time; `None` for as many as the file descriptors allow.
+    pub connections_max: Option<usize>,
     /// Interval of keep-alive comments to clients that wait for a stream.
     pub keep_alive: Option<Duration>,
 }

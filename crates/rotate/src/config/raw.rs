@@ -50,6 +50,7 @@ struct RawFront {
     body_max: Option<Size>,
     head_max: Option<Size>,
     requests_max: Option<usize>,
+    connections_max: Option<usize>,
     keep_alive: Option<Wait>,
 }
 
@@ -167,6 +168,7 @@ impl RawFront {
             ));
         }
         for (what, is_zero) in [
+            ("connections_max", self.connections_max == Some(0)),
             ("body_max", self.body_max.is_some_and(|size| size.0 == 0)),
             ("head_max", self.head_max.is_some_and(|size| size.0 == 0)),
             ("keep_alive", self.keep_alive.is_some_and(|wait| wait.0.is_zero())),
@@ -181,6 +183,7 @@ impl RawFront {
             body_max_bytes: self.body_max.map_or(32 << 20, |size| size.0),
             head_max_bytes: self.head_max.map_or(64 << 10, |size| size.0),
             requests_max,
+            connections_max: self.connections_max,
             keep_alive: self.keep_alive.map(|wait| wait.0),
         })
     }

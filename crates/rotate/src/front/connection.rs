@@ -25,6 +25,8 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::limits::Place;
+
 /// Poll interval for clients that have sent their next request already, which hides a disconnect.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 /// How long bytes of a client that is still sending are discarded.
@@ -33,6 +35,7 @@ const LINGER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
+    pub(super) place: Place,
     flushes: AtomicU64,
     flushed: AtomicWaker,
     lingers: AtomicBool,
@@ -42,9 +45,10 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream) -> Self {
+    pub(super) fn new(stream: TcpStream, place: Place) -> Self {
         Self {
             stream,
+            place,
             flushes: AtomicU64::new(0),
             flushed: AtomicWaker::new(),
             lingers: AtomicBool::new(false),
@@ -146,7 +150,12 @@ impl AsyncRead for Io {
             ready!(self.connection.stream.poll_read_ready(cx))?;
             match self.connection.stream.try_read_buf(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => return Poll::Ready(done.map(|_| ())),
+                done => {
+                    if done.as_ref().is_ok_and(|count| *count > 0) {
+                        self.connection.place.received();
+                    }
+                    return Poll::Ready(done.map(|_| ()));
+                }
             }
         }
     }
@@ -179,6 +188,7 @@ impl AsyncWrite for Io {
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.connection.flushes.fetch_add(1, Ordering::AcqRel);
         self.connection.flushed.wake();
+        self.connection.place.flushed();
         Poll::Ready(Ok(()))
     }
 

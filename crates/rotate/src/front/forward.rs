@@ -56,6 +56,7 @@ impl Proxy {
         connection: Arc<Connection>,
         request: Request<Incoming>,
     ) -> Result<Response<AnswerBody>, Disconnected> {
+        connection.place.begin();
         let mut account = Account::new(self.ids.request(request.headers()));
         let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
         let answered = tokio::select! {

@@ -11,6 +11,8 @@
 //! - An incomplete answer cannot be mistaken for a complete one: its connection is broken off, for an event stream
 //!   after an error event.
 //! - An answer ends if its model has to leave, even if its client reads nothing.
+//! - Clients take no more descriptors than `connections_max` allows. Where all are taken, connections without a request
+//!   are closed for new ones.
 //! - A client that disconnects cancels its request. Closing the sending side counts as disconnecting, as in nginx and
 //!   uvicorn. TCP cannot tell the two apart, and waking a model in vain costs more.
 //! - Logs and errors contain neither bodies, nor keys, nor addresses of engines.
@@ -21,6 +23,7 @@ mod api_error;
 mod connection;
 mod forward;
 mod json;
+mod limits;
 mod local;
 mod request;
 mod span;
@@ -39,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::{Connection, Io};
 use self::forward::Proxy;
+use self::limits::{Connections, Place};
 use crate::policy::{ModelId, StageName};
 pub use crate::service::Admission;
 use crate::service::Refused;
@@ -98,6 +102,8 @@ pub struct Listed {
 pub struct Timeouts {
     /// For a request head. Also closes idle connections.
     pub head: Duration,
+    /// For the rest of a head whose first byte has come.
+    pub head_rest: Duration,
     /// Between two frames of a body.
     pub body: Duration,
     /// For connecting to an engine.
@@ -112,6 +118,7 @@ impl Default for Timeouts {
     fn default() -> Self {
         Self {
             head: Duration::from_secs(60),
+            head_rest: Duration::from_secs(10),
             body: Duration::from_secs(30),
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(3),
@@ -132,18 +139,23 @@ pub async fn serve(
 ) -> io::Result<()> {
     let proxy = Arc::new(Proxy::new(backend, timeouts));
     let until = shutdown.clone();
-    serve::accept(listener, "front", serve::UNLIMITED, &shutdown, |stream| {
-        serve_connection(stream, Arc::clone(&proxy), until.clone())
+    let connections: Arc<Connections> = Arc::default();
+    let fitting = limits::connections_that_fit();
+    let connections_max = || proxy.backend.front().connections_max.map_or(fitting, |max| max.min(fitting));
+    tracing::info!(connections_max = connections_max(), "the front listens");
+    let place = || Arc::clone(&connections).place(connections_max());
+    serve::accept_with(listener, "front", &shutdown, place, |stream, place| {
+        serve_connection(stream, place, Arc::clone(&proxy), until.clone())
     })
     .await
 }
 
-async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, shutdown: CancellationToken) {
+async fn serve_connection(stream: TcpStream, place: Place, proxy: Arc<Proxy>, shutdown: CancellationToken) {
     // The gain is small, and a socket that refuses is about to fail anyway.
     let _ = stream.set_nodelay(true);
     let head_max = usize::try_from(proxy.backend.front().head_max_bytes).unwrap_or(usize::MAX);
     let head_max = head_max.saturating_add(HEAD_SLACK_BYTES);
-    let connection = Arc::new(Connection::new(stream));
+    let connection = Arc::new(Connection::new(stream, place));
     let io = TokioIo::new(Io::new(Arc::clone(&connection)));
     let timeouts = proxy.timeouts;
     let shared = Arc::clone(&connection);
@@ -167,5 +179,6 @@ async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, shutdown: Cancel
         _ = serve::answer(&builder, io, service, &shutdown) => {}
         // The drop discards unread bytes, and cancels the request to the engine.
         () = overdue => {}
+        () = connection.place.over(timeouts.head_rest) => {}
     }
 }
