@@ -1,7 +1,8 @@
 //! A rotation of three mock engines on a simulated GPU, with traffic and the status page.
 //!
-//! Two of the three fit at a time. One injects faults: it reports sleep and keeps its memory, or wakes and generates
-//! gibberish. Each answer is compared with the model's first one, and a single difference fails the demo.
+//! Two of the three fit at a time. One injects faults in turn: it reports sleep and keeps its memory, wakes and
+//! generates gibberish, or crashes while it wakes. Each answer is compared with the model's first one, and a single
+//! difference fails the demo.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -11,23 +12,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use poorwill::chain;
+use poorwill_mock_engine::Fault;
 use poorwill_rotate::client::{Client, ClientError};
 use poorwill_rotate::config::Config;
 use poorwill_rotate::run;
-use poorwill_rotate::service::{EventKind, Swap};
+use poorwill_rotate::service::{EventKind, ServiceEvent, Swap};
 use serde::Serialize;
-use tokio::time::sleep;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::{sleep, timeout};
 
 use super::runtime;
 use super::signals::Signals;
 use crate::failure::{Failure, Outcome};
 
-/// Name, memory and faults of each model.
-const MODELS: [(&str, &str, &[&str]); 3] = [
-    ("amber", "192MiB", &[]),
-    ("birch", "192MiB", &[]),
-    ("cedar", "192MiB", &["keeps-memory=0.15", "gibberish=0.15", "crashes-in-wake=0.1"]),
-];
+const MODELS: [&str; 3] = ["amber", "birch", "cedar"];
+/// Memory of each engine while awake.
+const ENGINE: &str = "192MiB";
+/// The model that injects faults, by its place in `MODELS`.
+const FAULTY: usize = 2;
+/// What it does after it becomes ready, in turn. A fault ends in a new engine, so a sound turn shows a wake.
+const FAULTS: [Option<Fault>; 6] =
+    [Some(Fault::KeepsMemory), None, Some(Fault::Gibberish), None, Some(Fault::CrashesInWake), None];
+const FAULT_SET_MAX: Duration = Duration::from_secs(5);
 /// Memory of the simulated GPU: enough for two models.
 const GPU: &str = "560MiB";
 const CLIENTS: usize = 6;
@@ -103,14 +112,16 @@ struct Tally {
 pub(super) fn run(duration: Duration, json: bool) -> Result<RotateDemoReport, Failure> {
     let folder =
         tempfile::tempdir().map_err(|error| Failure::new(format!("cannot make a folder: {error}")))?;
-    let config = config(folder.path())?;
+    let ports = free_ports(MODELS.len())?;
+    let config = config(folder.path(), &ports)?;
+    let faulty = ports[FAULTY];
     let runtime = runtime()?;
-    let outcome = runtime.block_on(serve(config, duration, json));
+    let outcome = runtime.block_on(serve(config, faulty, duration, json));
     runtime.shutdown_background();
     outcome
 }
 
-fn config(state: &Path) -> Result<Config, Failure> {
+fn config(state: &Path, ports: &[u16]) -> Result<Config, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot find this program to start it again: {error}")))?;
     let mut text = format!(
@@ -120,18 +131,15 @@ fn config(state: &Path) -> Result<Config, Failure> {
          canary_max = \"5s\"\nstart_max = \"30s\"\nstop_max = \"5s\"\npause_min = \"1s\"\npause_max = \"10s\"\n",
         toml_string(&state.display().to_string()),
     );
-    let ports = free_ports(MODELS.len())?;
-    for ((nth, (name, bytes, faults)), port) in MODELS.into_iter().enumerate().zip(ports) {
+    for (name, port) in MODELS.into_iter().zip(ports) {
         let mut command = vec![program.display().to_string(), "mock-engine".to_owned()];
         for (option, value) in [
             ("--listen", format!("127.0.0.1:{port}")),
             ("--model", name.to_owned()),
-            ("--bytes", bytes.to_owned()),
-            ("--seed", nth.to_string()),
+            ("--bytes", ENGINE.to_owned()),
         ] {
             command.extend([option.to_owned(), value]);
         }
-        faults.iter().for_each(|fault| command.extend(["--fault".to_owned(), (*fault).to_owned()]));
         let command: Vec<String> = command.iter().map(|word| toml_string(word)).collect();
         text += &format!(
             "[[model]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}\"\nneed = \"240MiB\"\ncommand = [{}]\n",
@@ -155,13 +163,19 @@ fn free_ports(count: usize) -> Result<Vec<u16>, Failure> {
     all.and_then(|all| all.iter().map(port).collect()).map_err(failed)
 }
 
-async fn serve(mut config: Config, duration: Duration, json: bool) -> Result<RotateDemoReport, Failure> {
+async fn serve(
+    mut config: Config,
+    faulty: u16,
+    duration: Duration,
+    json: bool,
+) -> Result<RotateDemoReport, Failure> {
     let mut signals = Signals::new()?;
     let running = run::begin(config.clone(), None).await?;
     // Without standard error there is no place for it.
     let print = |message: &str| drop(writeln!(io::stderr(), "{message}"));
     print(&format!(
-        "three mock engines on one simulated GPU of {GPU}, two of which fit; cedar injects faults"
+        "three mock engines on one simulated GPU of {GPU}, two of which fit; {} injects faults",
+        MODELS[FAULTY]
     ));
     print(&format!("the page: http://{}/", running.control));
     print(&format!("the models: http://{}/v1/models", running.front));
@@ -169,6 +183,7 @@ async fn serve(mut config: Config, duration: Duration, json: bool) -> Result<Rot
     let began = Instant::now();
     let tally = Arc::new(Mutex::new(Tally::default()));
     let follower = tokio::spawn(follow(running.service.events(), Arc::clone(&tally), json));
+    let injector = tokio::spawn(inject(running.service.events(), faulty));
     set_addresses(&mut config, running.front, running.control);
     let client = Arc::new(Client::of(&config));
     let clients: Vec<_> =
@@ -184,6 +199,7 @@ async fn serve(mut config: Config, duration: Duration, json: bool) -> Result<Rot
         () = signals.end() => return Err(Failure::new("ended at once: mock engines may be left running")),
     }
     follower.abort();
+    injector.abort();
     let tally = std::mem::take(&mut *tally.lock().unwrap_or_else(PoisonError::into_inner));
     Ok(tally.outcome(seconds))
 }
@@ -199,24 +215,63 @@ async fn traffic(client: Arc<Client>, nth: usize, tally: Arc<Mutex<Tally>>) {
         let model = (nth + turn / STAYS) % MODELS.len();
         let prompt = (turn * 7 + nth) % 5;
         let answer =
-            client.complete(MODELS[model].0, &format!("Tell me of tree {prompt}."), TOKENS, ANSWER_MAX).await;
+            client.complete(MODELS[model], &format!("Tell me of tree {prompt}."), TOKENS, ANSWER_MAX).await;
         tally.lock().unwrap_or_else(PoisonError::into_inner).add(model, prompt, answer);
         sleep(Duration::from_millis(60)).await;
     }
 }
 
-async fn follow(
-    mut events: tokio::sync::broadcast::Receiver<Arc<poorwill_rotate::service::ServiceEvent>>,
-    tally: Arc<Mutex<Tally>>,
-    json: bool,
-) {
-    use tokio::sync::broadcast::error::RecvError;
+/// The next event that was not lost; `None` at the end.
+async fn next(events: &mut Receiver<Arc<ServiceEvent>>) -> Option<Arc<ServiceEvent>> {
     loop {
-        let event = match events.recv().await {
-            Ok(event) => event,
-            Err(RecvError::Lagged(_)) => continue,
-            Err(RecvError::Closed) => return,
+        match events.recv().await {
+            Ok(event) => return Some(event),
+            Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return None,
+        }
+    }
+}
+
+/// Sets the next fault each time the faulty model becomes ready. A new engine has none, and forgets its seed's past,
+/// so chance in the engine would repeat itself.
+async fn inject(mut events: Receiver<Arc<ServiceEvent>>, port: u16) {
+    let mut turns = FAULTS.into_iter().cycle();
+    while let Some(event) = next(&mut events).await {
+        if event.model != MODELS[FAULTY] || !matches!(event.what, EventKind::Ready { .. }) {
+            continue;
+        }
+        let fault = turns.next().flatten();
+        let failure = match timeout(FAULT_SET_MAX, set_fault(port, fault)).await {
+            Ok(Ok(())) => continue,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no answer in time".to_owned(),
         };
+        let name = fault.map_or("no fault", Fault::name);
+        let _ = writeln!(io::stderr(), "  {}: cannot inject {name}: {failure}", event.model);
+    }
+}
+
+/// Replaces the faults of the mock engine at this port.
+async fn set_fault(port: u16, fault: Option<Fault>) -> io::Result<()> {
+    let names: Vec<&str> = fault.iter().map(|fault| fault.name()).collect();
+    let body = serde_json::to_string(&names)?;
+    let head = format!(
+        "PUT /mock/faults HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
+    stream.write_all(format!("{head}{body}").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    match answer.lines().next() {
+        Some(line) if line.contains(" 200 ") => Ok(()),
+        line => Err(io::Error::other(format!("it answered `{}`", line.unwrap_or_default()))),
+    }
+}
+
+async fn follow(mut events: Receiver<Arc<ServiceEvent>>, tally: Arc<Mutex<Tally>>, json: bool) {
+    while let Some(event) = next(&mut events).await {
         let (key, message) = match &event.what {
             EventKind::Failed { stage, reason } => {
                 (Some(format!("{} failed in {stage}", event.model)), reason.clone())
@@ -254,7 +309,7 @@ impl Tally {
                     self.right += 1;
                     self.answered.insert(model);
                 } else {
-                    self.wrong.push(format!("{} answered {answer:?}, and {first:?} before", MODELS[model].0));
+                    self.wrong.push(format!("{} answered {answer:?}, and {first:?} before", MODELS[model]));
                 }
             }
             Err(ClientError::Refused { code: Some(code), .. }) if REFUSALS.contains(&code.as_str()) => {

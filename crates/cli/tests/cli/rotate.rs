@@ -12,10 +12,9 @@ mod usage;
 mod validate;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read};
-use std::thread::{self, sleep};
-use std::time::{Duration, Instant};
+use std::thread;
 
 use poorwill_mock_engine::Fault;
 use poorwill_testkit::effort::Effort;
@@ -443,19 +442,7 @@ fn the_demo_injects_faults_and_gives_no_wrong_answer() {
     let control: u16 = page.unwrap().trim_end_matches('/').parse().unwrap();
     // The rest need not be read, but must go somewhere.
     let rest = thread::spawn(move || output.collect::<Vec<_>>().join("\n"));
-    // Until every model has had its turn, some of them more than once.
-    let began = Instant::now();
-    loop {
-        let answer = http::ask(control, "GET", "/rotate/status", &[], "").unwrap();
-        let status: Value = serde_json::from_str(&answer.body).unwrap();
-        let is_used = |model: &Value| model["admitted"].as_u64().unwrap() > 3;
-        let has = |path: &str| status["swaps"].as_array().unwrap().iter().any(|swap| swap["path"] == path);
-        if status["models"].as_array().unwrap().iter().all(is_used) && has("hot") && has("cold") {
-            break;
-        }
-        assert!(began.elapsed() < fixture::HANGS, "not every model was active: {status}");
-        sleep(Duration::from_millis(50));
-    }
+    until_each_fault_is_detected(control);
     fixture::signal("INT", demo.id());
     let ran = Ran::from(demo.wait_with_output().unwrap());
     let output = rest.join().unwrap();
@@ -465,8 +452,38 @@ fn the_demo_injects_faults_and_gives_no_wrong_answer() {
     let count = |name: &str| report[name].as_u64().unwrap();
     assert!(count("right") > 0 && count("swaps_cold") > 0 && count("swaps_hot") > 0, "{report}");
     assert_eq!(count("right") + count("refused"), count("requests"), "{report}");
+    for what in ["reported sleep, and kept its memory", "failed in canary", "failed in waking"] {
+        assert!(report["found"][format!("cedar {what}")].as_u64() >= Some(1), "{what}: {report}");
+    }
     fixture.assert_empty();
     assert!(is_empty(fixture.folder.path()));
+}
+
+/// Counts turns of the faulty model, not time. Six suffice, unless a stalled machine sets a fault too late.
+fn until_each_fault_is_detected(control: u16) {
+    let stream = http::send(control, "GET", "/rotate/events?past=1000", &[], "").unwrap();
+    let (mut detected, mut turns) = (BTreeSet::new(), 0);
+    let mut active = BTreeSet::new();
+    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+        let Some(event) = line.strip_prefix("data: ") else { continue };
+        let event: Value = serde_json::from_str(event).unwrap();
+        let (what, model) = (event["event"].as_str().unwrap(), event["model"].as_str().unwrap_or_default());
+        if what == "ready" {
+            active.insert(model.to_owned());
+        }
+        match (what, model) {
+            ("ready", "cedar") => turns += 1,
+            ("shortfall", "cedar") => drop(detected.insert("memory".to_owned())),
+            ("failed", "cedar") => drop(detected.insert(event["stage"].as_str().unwrap().to_owned())),
+            _ => {}
+        }
+        let is_each = ["memory", "canary", "waking"].iter().all(|fault| detected.contains(*fault));
+        if is_each && active.len() == 3 {
+            return;
+        }
+        assert!(turns <= 18, "after {turns} turns only {detected:?} were detected");
+    }
+    panic!("the events ended after {turns} turns, with {detected:?}");
 }
 
 #[test]
