@@ -82,6 +82,18 @@ fn page() -> String {
                 ),
                 ("keys", "array of `env:NAME` or `file:PATH`", none(), "where accepted API keys are stored"),
                 ("body_max", SIZE, size(front.body_max_bytes), "longest request body"),
+                (
+                    "body_time_max",
+                    DURATION,
+                    duration(front.body_time_max),
+                    "longest time for a request body; one that takes more than a second takes one of half of the places of `requests_max`",
+                ),
+                (
+                    "bodies_max",
+                    SIZE,
+                    size(front.bodies_max_bytes),
+                    "most bytes of all request bodies at a time, until they are sent to their engines",
+                ),
                 ("head_max", SIZE, size(front.head_max_bytes), "longest request head"),
                 (
                     "requests_max",

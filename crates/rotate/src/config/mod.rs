@@ -45,6 +45,10 @@ pub struct Front {
     pub keys: Vec<Key>,
     /// Longest request body.
     pub body_max_bytes: u64,
+    /// Longest time for a request body.
+    pub body_time_max: Duration,
+    /// Most bytes of all request bodies at a time.
+    pub bodies_max_bytes: u64,
     /// Longest request head.
     pub head_max_bytes: u64,
     /// Most requests at a time, including those that wait.

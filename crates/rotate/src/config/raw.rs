@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Uri;
 use serde::Deserialize;
@@ -48,6 +49,8 @@ struct RawFront {
     #[serde(default)]
     keys: KeySources,
     body_max: Option<Size>,
+    body_time_max: Option<Wait>,
+    bodies_max: Option<Size>,
     head_max: Option<Size>,
     requests_max: Option<usize>,
     connections_max: Option<usize>,
@@ -170,6 +173,8 @@ impl RawFront {
         for (what, is_zero) in [
             ("connections_max", self.connections_max == Some(0)),
             ("body_max", self.body_max.is_some_and(|size| size.0 == 0)),
+            ("body_time_max", self.body_time_max.is_some_and(|wait| wait.0.is_zero())),
+            ("bodies_max", self.bodies_max.is_some_and(|size| size.0 == 0)),
             ("head_max", self.head_max.is_some_and(|size| size.0 == 0)),
             ("keep_alive", self.keep_alive.is_some_and(|wait| wait.0.is_zero())),
         ] {
@@ -181,6 +186,8 @@ impl RawFront {
             listen,
             keys: keys_of("front", listen, &self.keys.0, secret)?,
             body_max_bytes: self.body_max.map_or(32 << 20, |size| size.0),
+            body_time_max: self.body_time_max.map_or(Duration::from_secs(120), |wait| wait.0),
+            bodies_max_bytes: self.bodies_max.map_or(1 << 30, |size| size.0),
             head_max_bytes: self.head_max.map_or(64 << 10, |size| size.0),
             requests_max,
             connections_max: self.connections_max,

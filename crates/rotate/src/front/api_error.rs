@@ -113,6 +113,21 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "slow_body", text)
     }
 
+    pub(super) fn late_body(limit: Duration) -> Self {
+        let text = format!("the body was not complete after {} s, which is the limit", limit.as_secs());
+        Self::new(StatusCode::REQUEST_TIMEOUT, "slow_body", text)
+    }
+
+    pub(super) fn many_slow_bodies(max: usize) -> Self {
+        let text = format!("{max} bodies come slowly at present, which is the limit; try again");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", text).retry_after(None)
+    }
+
+    pub(super) fn bodies_full(max_bytes: u64) -> Self {
+        let text = format!("the bodies of all requests would be longer than {max_bytes} bytes; try again");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "bodies_full", text).retry_after(None)
+    }
+
     pub(super) fn large_body(max_bytes: u64) -> Self {
         let text = format!("the body is longer than {max_bytes} bytes, which is the limit");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", text)

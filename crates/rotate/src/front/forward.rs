@@ -19,6 +19,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use super::account::{Account, Permit};
 use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
 use super::api_error::{self, ApiError};
+use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
 use super::json::{self, RequestFields};
 use super::local::Catalogue;
@@ -37,6 +38,7 @@ pub(super) struct Proxy {
     client: HttpClient<Segments>,
     ids: Ids,
     active: Arc<AtomicUsize>,
+    bodies: Arc<Bodies>,
     catalogue: Catalogue,
 }
 
@@ -48,7 +50,8 @@ impl Proxy {
     pub(super) fn new(backend: Arc<dyn Backend>, timeouts: Timeouts) -> Self {
         let client = crate::http::client(timeouts.connect, Some(timeouts.idle));
         let active = Arc::new(AtomicUsize::new(0));
-        Self { backend, timeouts, client, ids: Ids::default(), active, catalogue: Catalogue::new() }
+        let (ids, bodies, catalogue) = (Ids::default(), Arc::default(), Catalogue::new());
+        Self { backend, timeouts, client, ids, active, bodies, catalogue }
     }
 
     pub(super) async fn handle(
@@ -108,7 +111,7 @@ impl Proxy {
             return Err(ApiError::crowded(front.requests_max));
         }
         request::check_type(&parts.headers)?;
-        let body = request::body(body, front.body_max_bytes, self.timeouts.body).await?;
+        let body = BodyReader::new(body, &front, self.timeouts, &self.bodies).read().await?;
         connection.linger(false);
         let RequestFields { name, is_stream } = json::parse(&body).map_err(ApiError::invalid_body)?;
         let Some(route) = self.backend.route(&name) else {

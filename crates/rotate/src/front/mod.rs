@@ -20,6 +20,7 @@
 mod account;
 mod answer;
 mod api_error;
+mod body;
 mod connection;
 mod forward;
 mod json;
@@ -106,6 +107,8 @@ pub struct Timeouts {
     pub head_rest: Duration,
     /// Between two frames of a body.
     pub body: Duration,
+    /// A body that takes longer is slow. Half of the places of requests are for those.
+    pub body_slow: Duration,
     /// For connecting to an engine.
     pub connect: Duration,
     /// How long idle connections to engines are kept. vLLM and SGLang close them after 5 seconds, so this is shorter.
@@ -120,6 +123,7 @@ impl Default for Timeouts {
             head: Duration::from_secs(60),
             head_rest: Duration::from_secs(10),
             body: Duration::from_secs(30),
+            body_slow: Duration::from_secs(1),
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(3),
             reader: Duration::from_secs(5),

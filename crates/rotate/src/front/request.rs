@@ -1,19 +1,11 @@
-//! Checks of a request: path, headers, key, and body.
+//! Checks of a request: path, headers, and key.
 
-use std::time::Duration;
-
-use bytes::{Bytes, BytesMut};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
-use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
 
 use super::api_error::ApiError;
 use crate::config::Key;
-
-/// To reserve for a body at once, whatever its declared length.
-const BODY_FIRST_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum About {
@@ -141,41 +133,6 @@ pub(super) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
         "" | "identity" => Ok(()),
         _ => Err(ApiError::unsupported_type("compressed")),
     }
-}
-
-pub(super) async fn body(mut from: Incoming, max_bytes: u64, idle: Duration) -> Result<Bytes, ApiError> {
-    let lower = from.size_hint().lower();
-    if lower > max_bytes {
-        return Err(ApiError::large_body(max_bytes));
-    }
-    let mut first = Bytes::new();
-    let mut more: Option<BytesMut> = None;
-    loop {
-        let frame = match tokio::time::timeout(idle, from.frame()).await {
-            Err(_) => return Err(ApiError::slow_body(idle)),
-            Ok(None) => break,
-            Ok(Some(Err(_))) => return Err(ApiError::bad("the body broke off, or is framed wrongly")),
-            Ok(Some(Ok(frame))) => frame,
-        };
-        // Trailers, which engines do not read.
-        let Ok(data) = frame.into_data() else { continue };
-        let had = more.as_ref().map_or(first.len(), BytesMut::len);
-        if u64::try_from(had + data.len()).unwrap_or(u64::MAX) > max_bytes {
-            return Err(ApiError::large_body(max_bytes));
-        }
-        match &mut more {
-            Some(all) => all.extend_from_slice(&data),
-            None if first.is_empty() => first = data,
-            None => {
-                let capacity = usize::try_from(lower.min(BODY_FIRST_BYTES)).unwrap_or_default();
-                let mut all = BytesMut::with_capacity(capacity.max(first.len() + data.len()));
-                all.extend_from_slice(&first);
-                all.extend_from_slice(&data);
-                more = Some(all);
-            }
-        }
-    }
-    Ok(more.map_or(first, BytesMut::freeze))
 }
 
 /// Also drops headers that `Connection` names.

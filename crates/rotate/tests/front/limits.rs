@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use poorwill_rotate::front::Timeouts;
 
-use super::setup::{Setup, Verdict, Wire, answer, run};
+use super::setup::{END, Setup, Verdict, Wire, answer, chunk, run};
 
 const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
 const HEALTH: &str = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -86,5 +86,87 @@ fn a_head_that_has_begun_has_less_time() {
         assert!(half_sent(&setup, 1).await[0].ended().await.is_empty());
         idle.send(HEALTH).await;
         assert_eq!(idle.message().await.0.status(), 200);
+    });
+}
+
+/// A request whose body has begun.
+const SLOW: &str = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{";
+
+async fn code_of(client: &mut Wire) -> (u16, String) {
+    let (head, said) = client.json().await;
+    assert_eq!(head.field("retry-after").is_some(), head.status() == 429);
+    (head.status(), said["error"]["code"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn bodies_that_wait_have_a_budget() {
+    run(async {
+        let setup = Setup::new("body_max = 4000\nbodies_max = 3000").await;
+        setup.say(Verdict::Wait);
+        let body = format!(r#"{{"model":"org/one","prompt":"{}"}}"#, "x".repeat(1000));
+        let mut first = setup.asking(&body).await;
+        // Chunked, so that it grows.
+        let mut second = setup.client().await;
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+        second.send(format!("{head}{}{END}", chunk(&body))).await;
+        setup.until(|seen| seen.waiting == 2).await;
+        for _ in 0..2 {
+            assert_eq!(code_of(&mut setup.asking(&body).await).await, (429, "bodies_full".to_owned()));
+        }
+        let mut third = setup.client().await;
+        third.send(format!("{head}{}", chunk(&body))).await;
+        assert_eq!(code_of(&mut third).await, (429, "bodies_full".to_owned()));
+        // This one could never fit.
+        let large = format!("{body}{}", " ".repeat(2500));
+        assert_eq!(code_of(&mut setup.asking(&large).await).await, (413, "body_too_large".to_owned()));
+        setup.say(Verdict::Admit);
+        for _ in 0..2 {
+            let mut engine = setup.engine().await;
+            engine.message().await;
+            engine.send(answer("{}").replacen("\r\n", "\r\nConnection: close\r\n", 1)).await;
+        }
+        for client in [&mut first, &mut second] {
+            assert_eq!(client.message().await.0.status(), 200);
+        }
+        let mut last = setup.asking(&body).await;
+        let mut engine = setup.engine().await;
+        engine.message().await;
+        engine.send(answer("{}")).await;
+        assert_eq!(last.message().await.0.status(), 200);
+    });
+}
+
+#[test]
+fn a_body_has_a_deadline() {
+    run(async {
+        let setup = Setup::new("body_time_max = \"200ms\"").await;
+        let mut client = setup.client().await;
+        client.send(SLOW).await;
+        assert_eq!(code_of(&mut client).await, (408, "slow_body".to_owned()));
+    });
+}
+
+#[test]
+fn slow_bodies_leave_places_for_others() {
+    run(async {
+        let timeouts = Timeouts { body_slow: Duration::from_millis(10), ..Timeouts::default() };
+        let setup = Setup::with_timeouts("requests_max = 8", timeouts).await;
+        let mut slow = Vec::new();
+        for _ in 0..8 {
+            let mut client = setup.client().await;
+            client.send(SLOW).await;
+            slow.push(client);
+        }
+        // Half of them are refused.
+        for _ in 0..4 {
+            let answered = slow.iter().map(|client| Box::pin(client.stream.readable()));
+            let (_, at, _) = futures_util::future::select_all(answered).await;
+            assert_eq!(slow.remove(at).message().await.0.status(), 429);
+        }
+        let mut client = setup.asking(ASK_ONE).await;
+        let mut engine = setup.engine().await;
+        engine.message().await;
+        engine.send(answer("{}")).await;
+        assert_eq!(client.message().await.0.status(), 200);
     });
 }
