@@ -1,10 +1,14 @@
 //! The log line at the end of each request, and the limit of requests at a time.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use http::{HeaderValue, StatusCode};
+use http::{HeaderValue, Request, StatusCode};
+
+/// Longer methods and paths are cut.
+const PATH_MAX: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
@@ -19,9 +23,17 @@ pub(super) enum End {
 #[derive(Debug)]
 pub(super) struct Account {
     pub(super) id: HeaderValue,
+    method: String,
+    /// Without its query.
+    path: String,
+    peer: Option<SocketAddr>,
+    /// The name of the client's key, never the key.
+    pub(super) key: Option<String>,
     pub(super) model: Option<String>,
     pub(super) status: Option<StatusCode>,
     pub(super) waited: Duration,
+    /// Until the first byte of the engine's body.
+    ttft: Option<Duration>,
     pub(super) bytes: u64,
     pub(super) end: End,
     pub(super) permit: Option<Permit>,
@@ -29,17 +41,27 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn new(id: HeaderValue) -> Self {
+    pub(super) fn new<B>(id: HeaderValue, request: &Request<B>, peer: Option<SocketAddr>) -> Self {
         Self {
             id,
+            method: start_of(request.method().as_str()),
+            path: start_of(request.uri().path()),
+            peer,
+            key: None,
             model: None,
             status: None,
             waited: Duration::ZERO,
+            ttft: None,
             bytes: 0,
             end: End::Left,
             permit: None,
             begun: Instant::now(),
         }
+    }
+
+    /// Takes the time of the engine's first byte. Later calls change nothing.
+    pub(super) fn mark_first_byte(&mut self) {
+        self.ttft.get_or_insert_with(|| self.begun.elapsed());
     }
 }
 
@@ -52,15 +74,24 @@ impl Drop for Account {
         };
         tracing::info!(
             request_id = self.id.to_str().unwrap_or_default(),
+            method = self.method,
+            path = self.path,
+            peer = self.peer.map(tracing::field::display),
+            key = self.key.as_deref(),
             model = self.model.as_deref().unwrap_or_default(),
             status = self.status.map_or(0, |status| status.as_u16()),
             end,
             waited_ms = milliseconds(self.waited),
+            ttft_ms = self.ttft.map(milliseconds),
             total_ms = milliseconds(self.begun.elapsed()),
             bytes = self.bytes,
             "a request is over"
         );
     }
+}
+
+fn start_of(text: &str) -> String {
+    text.chars().take(PATH_MAX).collect()
 }
 
 fn milliseconds(passed: Duration) -> u64 {

@@ -129,7 +129,12 @@ impl AnswerBody {
                 }
                 Flow::Forwarded(forwarded) => {
                     let error = match ready!(forwarded.poll(cx)) {
-                        Ok(frame) => return Poll::Ready(frame.map(Ok)),
+                        Ok(frame) => {
+                            if frame.as_ref().and_then(Frame::data_ref).is_some_and(|data| !data.is_empty()) {
+                                self.account.mark_first_byte();
+                            }
+                            return Poll::Ready(frame.map(Ok));
+                        }
                         Err(error) => error,
                     };
                     self.account.end = End::Broken;

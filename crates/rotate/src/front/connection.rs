@@ -9,7 +9,7 @@
 
 use std::future::Future;
 use std::io::{self, IoSlice};
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -55,6 +55,12 @@ impl Connection {
             is_cut: AtomicBool::new(false),
             ending: watch::Sender::new(None),
         }
+    }
+
+    /// The client's address, or that of a proxy before it. `None` if it has disconnected.
+    pub(super) fn peer(&self) -> Option<SocketAddr> {
+        let peer = self.stream.peer_addr().ok()?;
+        Some(SocketAddr::new(peer.ip().to_canonical(), peer.port()))
     }
 
     pub(super) fn ends_with(&self, ending: Option<CancellationToken>) {

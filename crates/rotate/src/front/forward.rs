@@ -60,7 +60,7 @@ impl Proxy {
         request: Request<Incoming>,
     ) -> Result<Response<AnswerBody>, Disconnected> {
         connection.place.begin();
-        let mut account = Account::new(self.ids.request(request.headers()));
+        let mut account = Account::new(self.ids.request(request.headers()), &request, connection.peer());
         let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
         let answered = tokio::select! {
             biased;

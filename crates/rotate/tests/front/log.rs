@@ -51,11 +51,15 @@ fn each_request_is_logged_once_without_its_body_and_key() {
     let lines = Lines::default();
     // Other tests log meanwhile, so these requests have ids.
     tracing::subscriber::set_global_default(lines.clone()).unwrap();
+    let mut peer = String::new();
     run(async {
         let setup = Setup::new("keys = [\"env:ONE\"]").await;
         let mut client = setup.client().await;
+        peer = format!("peer={} ", client.stream.local_addr().unwrap());
         let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: told-1\r\n";
-        client.send(post_with("/v1/completions", head, r#"{"model":"small","prompt":"secret"}"#)).await;
+        client
+            .send(post_with("/v1/completions?q=secret", head, r#"{"model":"small","prompt":"secret"}"#))
+            .await;
         let mut engine = setup.engine().await;
         engine.message().await;
         // The next request comes on another connection.
@@ -113,10 +117,16 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         "bytes=13",
         "waited_ms=",
         "total_ms=",
+        "method=\"POST\"",
+        "path=\"/v1/completions\"",
+        "ttft_ms=",
+        &peer,
     ] {
         assert!(first.contains(part), "{part}: {first}");
     }
     assert!(second.contains("status=400") && third.contains("status=401"), "{lines:#?}");
+    assert!(!second.contains("ttft_ms") && fourth.contains("ttft_ms="), "only an engine's bytes count");
+    assert!(third.contains(&peer) && third.contains("path=\"/v1/completions\""), "{third}");
     for part in ["model=\"two\"", "status=200", "end=\"broken\"", "bytes=4"] {
         assert!(fourth.contains(part), "{part}: {fourth}");
     }
