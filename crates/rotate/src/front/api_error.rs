@@ -58,8 +58,8 @@ impl ApiError {
     }
 
     pub(super) fn no_key() -> Self {
-        let text =
-            "a key is missing, or is none of those that are known here; send `Authorization: Bearer KEY`";
+        let text = "a key is missing, or is none of those that are known here; send one key, as \
+                    `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`";
         let mut error = Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", text);
         error.header = Some(ErrorHeader::Challenge);
         error

@@ -250,8 +250,7 @@ impl Job {
             }
         };
         let (mut parts, upstream) = response.into_parts();
-        request::drop_hop(&mut parts.headers);
-        parts.headers.remove(header::SERVER);
+        request::answer_headers(&mut parts.headers);
         let is_open = upstream.size_hint().exact().is_none();
         let forwarded = Forwarded {
             upstream,

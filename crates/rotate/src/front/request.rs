@@ -7,6 +7,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
 use super::api_error::ApiError;
 use crate::config::Key;
 
+/// Anthropic's header for a key.
+static X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// Azure's header for a key.
+static API_KEY: HeaderName = HeaderName::from_static("api-key");
+
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum About {
     Health,
@@ -23,9 +28,7 @@ pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, ApiErro
     if head_bytes(parts) > head_max_bytes {
         return Err(ApiError::large_head(head_max_bytes));
     }
-    if parts.headers.contains_key(header::UPGRADE) {
-        return Err(ApiError::bad("no other protocol is spoken here; leave out `Upgrade`"));
-    }
+    check_upgrade(&parts.headers)?;
     check_host(parts)?;
     let path = parts.uri.path();
     if path == "/health" {
@@ -44,6 +47,20 @@ pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, ApiErro
     check_path(rest)?;
     let path = parts.uri.path_and_query().cloned().ok_or_else(ApiError::no_path)?;
     Ok(About::Engine(path))
+}
+
+/// A server may ignore `Upgrade`. Java's client offers `h2c`, and continues in HTTP/1.1. A WebSocket client cannot.
+fn check_upgrade(headers: &HeaderMap) -> Result<(), ApiError> {
+    let offered = headers.get_all(header::UPGRADE).iter().filter_map(|value| value.to_str().ok());
+    let is_websocket = offered.flat_map(|value| value.split(',')).any(|protocol| {
+        let name = protocol.split('/').next().unwrap_or_default();
+        name.trim().eq_ignore_ascii_case("websocket")
+    });
+    if is_websocket {
+        let text = "WebSockets are not supported here; send a POST, with `\"stream\": true` for a stream";
+        return Err(ApiError::bad(text));
+    }
+    Ok(())
 }
 
 /// Paths are forwarded as written. One that another server could read differently is refused.
@@ -107,15 +124,31 @@ pub(super) fn check_key(headers: &HeaderMap, keys: &[Key]) -> Result<(), ApiErro
     if keys.is_empty() {
         return Ok(());
     }
-    let mut all = headers.get_all(header::AUTHORIZATION).iter();
-    let only = all.next().filter(|_| all.next().is_none()).and_then(|value| value.to_str().ok());
-    let given = only
-        .and_then(|value| value.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-    let Some((_, given)) = given else { return Err(ApiError::no_key()) };
+    let given = given_key(headers).ok_or_else(ApiError::no_key)?;
     // Compares all keys, so that timing does not reveal which one matches.
-    let is_known = keys.iter().fold(false, |is_known, key| is_known | key.matches(given.trim()));
+    let is_known = keys.iter().fold(false, |is_known, key| is_known | key.matches(given));
     is_known.then_some(()).ok_or_else(ApiError::no_key)
+}
+
+/// The only key of a request. Different keys in several headers are none.
+fn given_key(headers: &HeaderMap) -> Option<&str> {
+    let mut only = None;
+    for name in [&header::AUTHORIZATION, &X_API_KEY, &API_KEY] {
+        for value in headers.get_all(name) {
+            let value = value.to_str().ok()?;
+            let key = if name == header::AUTHORIZATION {
+                value.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))?.1
+            } else {
+                value
+            };
+            let key = key.trim();
+            if only.is_some_and(|other| other != key) {
+                return None;
+            }
+            only = Some(key);
+        }
+    }
+    only
 }
 
 /// Refuses bodies that are not JSON by their headers.
@@ -157,16 +190,33 @@ pub(super) fn drop_hop(headers: &mut HeaderMap) {
     ] {
         headers.remove(name);
     }
-    headers.remove("keep-alive");
-    headers.remove("proxy-connection");
-}
-
-pub(super) fn upstream_headers(headers: &mut HeaderMap) {
-    drop_hop(headers);
-    for name in [header::AUTHORIZATION, header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::TRAILER]
-    {
+    for name in ["keep-alive", "proxy-connection", "http2-settings"] {
         headers.remove(name);
     }
+}
+
+/// Leaves what an engine may see of a client.
+pub(super) fn upstream_headers(headers: &mut HeaderMap) {
+    drop_hop(headers);
+    for name in [
+        header::AUTHORIZATION,
+        header::COOKIE,
+        header::HOST,
+        header::CONTENT_LENGTH,
+        header::EXPECT,
+        header::TRAILER,
+    ] {
+        headers.remove(name);
+    }
+    headers.remove(&X_API_KEY);
+    headers.remove(&API_KEY);
+}
+
+/// Leaves what a client may see of an engine.
+pub(super) fn answer_headers(headers: &mut HeaderMap) {
+    drop_hop(headers);
+    headers.remove(header::SERVER);
+    headers.remove(header::SET_COOKIE);
 }
 
 #[cfg(test)]

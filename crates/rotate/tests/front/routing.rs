@@ -115,6 +115,53 @@ fn hop_by_hop_headers_and_keys_are_not_forwarded() {
 }
 
 #[test]
+fn an_offer_of_another_protocol_is_ignored() {
+    run(async {
+        let setup = Setup::new("").await;
+        let mut client = setup.client().await;
+        for lines in [
+            // As Java's client does by default.
+            "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAA\r\n",
+            "Upgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
+            "Connection: upgrade\r\nUpgrade: TLS/1.2\r\n",
+        ] {
+            client.send(post_with("/v1/chat/completions", lines, ASK_ONE)).await;
+            let mut engine = setup.engine().await;
+            let (head, body) = engine.message().await;
+            assert_eq!(body, ASK_ONE.as_bytes());
+            for name in ["connection", "upgrade", "http2-settings"] {
+                assert_eq!(head.field(name), None, "{head:?}");
+            }
+            engine.send(answer("{}").replacen("\r\n", "\r\nConnection: close\r\n", 1)).await;
+            assert_eq!(client.message().await.0.status(), 200, "{lines}");
+        }
+    });
+}
+
+#[test]
+fn keys_and_cookies_stay_between_a_client_and_the_front() {
+    run(async {
+        for keys in ["", "keys = [\"env:ONE\"]"] {
+            let setup = Setup::new(keys).await;
+            let mut client = setup.client().await;
+            let lines = "Authorization: Bearer key-of-ONE\r\nx-api-key: key-of-ONE\r\napi-key: key-of-ONE\r\n\
+                         Proxy-Authorization: Basic eDp5\r\nCookie: s=1\r\nCookie: t=2\r\nX-Other: kept\r\n";
+            client.send(post_with("/v1/messages", lines, ASK_ONE)).await;
+            let mut engine = setup.engine().await;
+            let (head, _) = engine.message().await;
+            for name in ["authorization", "x-api-key", "api-key", "proxy-authorization", "cookie"] {
+                assert_eq!(head.field(name), None, "{head:?}");
+            }
+            assert_eq!(head.field("x-other"), Some("kept"));
+            let lines = "Set-Cookie: s=2\r\nset-cookie: t=3\r\nX-Other: kept\r\nContent-Length: 2\r\n";
+            engine.send(format!("HTTP/1.1 200 OK\r\n{lines}\r\n{{}}")).await;
+            let (head, _) = client.message().await;
+            assert_eq!((head.field("set-cookie"), head.field("x-other")), (None, Some("kept")));
+        }
+    });
+}
+
+#[test]
 fn all_models_are_listed_also_those_that_sleep() {
     run(async {
         let setup = Setup::new("").await;
@@ -190,10 +237,13 @@ fn nothing_else_of_an_engine_is_reached() {
             assert_eq!(head.field("allow").is_some(), status == 405);
         }
         let mut client = setup.client().await;
-        client
-            .send(post_with("/v1/completions", "Connection: Upgrade\r\nUpgrade: websocket\r\n", ASK_ONE))
-            .await;
-        assert_eq!(client.json().await.0.status(), 400);
+        for offered in ["websocket", "h2c, WebSocket", "websocket/13"] {
+            let lines = format!("Connection: Upgrade\r\nUpgrade: {offered}\r\n");
+            client.send(post_with("/v1/completions", &lines, ASK_ONE)).await;
+            let (head, body) = client.json().await;
+            assert_eq!(head.status(), 400, "{offered}");
+            assert!(body["error"]["message"].as_str().unwrap().contains("WebSocket"), "{body}");
+        }
         client.send(post_with("http://front/v1/completions", "", ASK_ONE)).await;
         // Only the last was for the engine, and is the first that it gets.
         assert_eq!(setup.engine().await.message().await.0.first, "POST /v1/completions HTTP/1.1");
@@ -216,6 +266,16 @@ fn a_client_with_a_key_is_accepted() {
             ("Authorization: key-of-ONE\r\n", false),
             ("Authorization: Bearer\r\n", false),
             ("Authorization: Bearer key-of-ONE\r\nAuthorization: Bearer key-of-TWO\r\n", false),
+            ("x-api-key: key-of-ONE\r\n", true),
+            ("API-Key: key-of-TWO\r\n", true),
+            ("x-api-key: key-of-THREE\r\n", false),
+            ("x-api-key: Bearer key-of-ONE\r\n", false),
+            ("x-api-key:\r\n", false),
+            ("x-api-key: key-of-ONE\r\nx-api-key: key-of-TWO\r\n", false),
+            ("x-api-key: key-of-ONE\r\nAuthorization: Bearer key-of-ONE\r\n", true),
+            ("x-api-key: key-of-ONE\r\nAuthorization: Bearer key-of-TWO\r\n", false),
+            ("x-api-key: key-of-ONE\r\napi-key: key-of-THREE\r\n", false),
+            ("x-api-key: key-of-ONE\r\nAuthorization: Basic eDp5\r\n", false),
         ] {
             client.send(format!("GET /v1/models HTTP/1.1\r\nHost: a\r\n{given}\r\n")).await;
             let (head, body) = client.json().await;
