@@ -24,11 +24,23 @@ pub(crate) trait Outcome: Serialize {
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
+    /// Lines of a file that show the mistake, below the message on standard error.
+    excerpt: Option<String>,
 }
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into() }
+        Self { message: message.into(), excerpt: None }
+    }
+
+    pub(crate) fn with_excerpt(self, excerpt: Option<String>) -> Self {
+        Self { excerpt, ..self }
+    }
+
+    fn print(&self) {
+        let excerpt = self.excerpt.as_ref().map(|excerpt| format!("{excerpt}\n")).unwrap_or_default();
+        // Without standard error there is no place for the message.
+        let _ = write!(io::stderr(), "error: {self}\n{excerpt}");
     }
 }
 
@@ -67,21 +79,20 @@ impl fmt::Display for Failure {
 }
 
 pub(crate) fn report_error(failure: &Failure) -> ExitCode {
-    // Without standard error there is no place for the message.
-    let _ = writeln!(io::stderr(), "error: {failure}");
+    failure.print();
     ExitCode::FAILURE
 }
 
 pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> ExitCode {
     if let Some(mismatch) = outcome.as_ref().ok().and_then(Outcome::mismatch) {
-        // As in `report_error`.
+        // As in `Failure::print`.
         let _ = writeln!(io::stderr(), "error: {}: {mismatch}", O::MISMATCH);
     }
     let printed = match &outcome {
         Ok(outcome) if json => print_json(outcome),
         Ok(outcome) => write_stdout(&outcome.text()),
         Err(failure) => {
-            let _ = writeln!(io::stderr(), "error: {}", failure.message);
+            failure.print();
             if json { print_json(&serde_json::json!({ "error": failure.message })) } else { Ok(()) }
         }
     };

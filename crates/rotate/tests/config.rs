@@ -140,7 +140,7 @@ fn keys_are_never_shown() {
     // Nor where a list of sources belongs.
     for keys in ["\"sk-12345\"", "{ a = \"sk-12345\" }", "[[\"sk-12345\"]]"] {
         let error = refused(&format!("[front]\nkeys = {keys}\n{}", model("")));
-        assert!(error.starts_with("line 2: ") && error.contains("env:NAME"), "{error}");
+        assert!(error.starts_with("line 2, column 8: ") && error.contains("env:NAME"), "{error}");
         assert!(!error.contains("sk-12345"), "{error}");
     }
     let folder = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ fn keys_come_from_files() {
     assert!(Config::read(&path).unwrap().control.keys[0].matches("abc"));
     std::fs::remove_file(&key).unwrap();
     let error = Config::read(&path).unwrap_err().to_string();
-    assert!(error.starts_with("control: key 1 of 1:"), "{error}");
+    assert!(error.starts_with("line 2, column 1: control: key 1 of 1:"), "{error}");
     let error = Config::read(&folder.path().join("none.toml")).unwrap_err().to_string();
     assert!(error.contains("none.toml"), "{error}");
 }
@@ -178,7 +178,10 @@ fn unknown_keys_are_errors_with_the_nearest_key() {
         (format!("[fornt]\n{}", model("")), 1, "`front`"),
     ] {
         let error = refused(&text);
-        assert!(error.starts_with(&format!("line {line}: unknown")), "{error}");
+        assert!(
+            error.starts_with(&format!("line {line}, column ")) && error.contains(": unknown"),
+            "{error}"
+        );
         assert!(error.ends_with(&format!("did you mean {nearest}?")), "{error}");
     }
     let error = refused(&model("quite_something_else = 1"));
@@ -262,6 +265,72 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
     }
 }
 
+/// The place of the mistake, and the excerpt.
+fn place(text: &str) -> (usize, usize, Option<String>) {
+    let error = parsed(text).expect_err(text);
+    let place = error.place().unwrap_or_else(|| panic!("{error} has no place"));
+    (place.line, place.column, place.excerpt.clone())
+}
+
+#[test]
+fn a_mistake_has_a_place_and_an_excerpt() {
+    let excerpt = |shown: &str, column: usize, carets: usize| {
+        Some(format!("  |\n4 | {shown}\n  | {}{}", " ".repeat(column - 1), "^".repeat(carets)))
+    };
+    for (lines, column, carets) in [
+        ("alias = [\"x\"]", 1, 5),
+        ("level = 3", 1, 9),
+        ("level = \"1\"", 9, 3),
+        ("  need = \"70 äpples\"", 10, 11),
+        ("need = 0 # not known", 1, 8),
+        ("gpus = [0, 0]", 1, 13),
+        ("rules = { queue_max = 0 }", 11, 13),
+        ("canary.tokens = 0", 1, 17),
+        ("aliases = [\"\"]", 1, 14),
+        ("command = [\"\"]", 1, 14),
+    ] {
+        let shown = place(&model(lines));
+        if lines.starts_with("canary") {
+            // A table without a header of its own begins somewhere on its line.
+            assert_eq!(shown.0, 4, "{lines}: {shown:?}");
+        } else {
+            assert_eq!(shown, (4, column, excerpt(lines, column, carets)), "{lines}");
+        }
+    }
+    for (text, line) in [
+        (model("[model.rules]\npause_min = \"1h\""), 5),
+        (format!("[every_model]\nwake_max = \"0s\"\n{}", model("")), 2),
+        (format!("{}{}", model(""), model("")), 6),
+        (format!("{}{}", model(""), model("").replace("\"one\"", "\"two\"")), 7),
+        (format!("[front]\nlisten = \"0.0.0.0:80\"\n{}", model("")), 2),
+        (format!("[front]\nbody_max = 0\n{}", model("")), 2),
+        (format!("state = \"\"\n{}", model("")), 1),
+        ("[[model".to_owned(), 1),
+        ("[[model]]\r\nname = \"one\"\r\nurl = 1\r\n".to_owned(), 3),
+    ] {
+        let (at, _, excerpt) = place(&text);
+        assert!(at == line && excerpt.is_some(), "{at}: {excerpt:?} of\n{text}");
+    }
+    assert!(parsed("").unwrap_err().place().is_none());
+}
+
+#[test]
+fn no_excerpt_shows_a_secret() {
+    for (text, line) in [
+        (format!("[front]\nkeys = [\"sk-12345\"]\n{}", model("")), 2),
+        (format!("[front]\nkeys = [\n\"sk-12345\" \"sk-12345\"]\n{}", model("")), 3),
+        (format!("front = {{ keys = [\"sk-12345\"], other = 1 }}\n{}", model("")), 1),
+        (model("command = [\"a\"]\nenvironment = { A = \"sk-12345\\u0000\" }"), 5),
+        (model("command = [\"a\"]\n[model.environment]\nA = \"sk-12345"), 6),
+        (model("command = [\"a\", \"--api-key\",\n\"sk-12345\" 1]"), 5),
+    ] {
+        let (at, _, excerpt) = place(&text);
+        assert_eq!((at, excerpt), (line, None), "{text}");
+        let error = Config::parse(&text, &|_| Err("not written here".to_owned())).unwrap_err().to_string();
+        assert!(!error.contains("sk-12345"), "{error}");
+    }
+}
+
 #[test]
 fn engines_are_at_a_host_and_a_port() {
     for url in [
@@ -283,7 +352,7 @@ fn engines_are_at_a_host_and_a_port() {
     ] {
         let text = model("").replace("http://127.0.0.1:8000", url);
         let error = refused(&text);
-        assert!(error.starts_with(&format!("model `one`: url is `{url}`")), "{error}");
+        assert!(error.starts_with(&format!("line 3, column 1: model `one`: url is `{url}`")), "{error}");
     }
     for url in ["http://127.0.0.1:1", "http://[::1]:8000", "http://engine.local:65535/"] {
         parsed(&model("").replace("http://127.0.0.1:8000", url)).unwrap();

@@ -43,7 +43,10 @@ fn ended(outcome: Result<(), Failure>) -> ExitCode {
 fn read(path: &Path) -> Result<Config, Failure> {
     Config::read(path).map_err(|error| match error {
         ConfigError::Read { .. } => Failure::new(chain(&error)),
-        _ => Failure::new(format!("{}: {}", path.display(), chain(&error))),
+        _ => {
+            let excerpt = error.place().and_then(|place| place.excerpt.clone());
+            Failure::new(format!("{}: {}", path.display(), chain(&error))).with_excerpt(excerpt)
+        }
     })
 }
 

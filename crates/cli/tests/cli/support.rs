@@ -63,11 +63,13 @@ impl Ran {
     pub(crate) fn failed(&self, words: &[&str]) -> &str {
         assert_eq!(self.code, 1, "{self:?}");
         let line = self.stderr.strip_prefix("error: ").and_then(|rest| rest.strip_suffix('\n'));
-        let message = line.unwrap_or_else(|| panic!("{self:?}"));
+        let all = line.unwrap_or_else(|| panic!("{self:?}"));
+        let (message, excerpt) = all.split_once('\n').unwrap_or((all, ""));
+        assert!(excerpt.lines().all(|line| line.contains(" |")), "{all}");
         assert!(!message.contains('\n') && message.len() < 2000, "{message}");
         assert_clean(message);
         for word in words {
-            assert!(message.contains(word), "`{word}` is not in: {message}");
+            assert!(all.contains(word), "`{word}` is not in: {all}");
         }
         message
     }

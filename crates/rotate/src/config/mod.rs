@@ -1,9 +1,10 @@
 //! The configuration: models, engines, and the limits of both listeners.
 //!
 //! [`Config::read`] reads one TOML file and checks all of it. The first mistake is an error that says where it is and
-//! what would be right. API keys are never in the file, only where they are stored.
+//! what would be right, with an excerpt of the file. API keys are never in the file, only where they are stored.
 
 mod keys;
+mod place;
 mod raw;
 mod values;
 
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::keys::Key;
+pub use self::place::Place;
 
 use self::raw::File;
 pub(crate) use self::raw::check_url;
@@ -161,19 +163,48 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is not TOML, or has an unknown key or a value of another type.
-    #[error("{text}")]
+    #[error("{}{text}", at(place.as_ref()))]
     Syntax {
-        /// The line, the mistake, and what would be right.
+        /// The mistake, and what would be right.
         text: String,
+        /// Where it is.
+        place: Option<Place>,
     },
     /// A value is invalid.
-    #[error("{section}: {reason}")]
+    #[error("{}{section}: {reason}", at(place.as_ref()))]
     Invalid {
         /// The section or model.
         section: String,
         /// The mistake and what would help.
         reason: String,
+        /// The key, or else the section; `None` if the file has neither.
+        place: Option<Place>,
     },
+}
+
+impl ConfigError {
+    /// Where the mistake is.
+    #[must_use]
+    pub fn place(&self) -> Option<&Place> {
+        match self {
+            Self::Read { .. } => None,
+            Self::Syntax { place, .. } | Self::Invalid { place, .. } => place.as_ref(),
+        }
+    }
+
+    fn placed(self, text: &str) -> Self {
+        match self {
+            Self::Invalid { section, reason, place: None } => {
+                let place = Place::of_reason(text, &section, &reason);
+                Self::Invalid { section, reason, place }
+            }
+            other => other,
+        }
+    }
+}
+
+fn at(place: Option<&Place>) -> String {
+    place.map(|place| format!("line {}, column {}: ", place.line, place.column)).unwrap_or_default()
 }
 
 impl Config {
@@ -193,9 +224,8 @@ impl Config {
     /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
         let file: File = toml::from_str(text).map_err(|error| values::explained(text, &error))?;
-        let config = file.checked(secret)?;
-        config.check_names()?;
-        Ok(config)
+        let checked = file.checked(secret).and_then(|config| config.check_names().map(|()| config));
+        checked.map_err(|error| error.placed(text))
     }
 
     /// The model with this name or alias.
@@ -221,7 +251,7 @@ impl Config {
         let mut urls: BTreeMap<&str, &str> = BTreeMap::new();
         for model in &self.models {
             if let Some(other) = urls.insert(&model.url, &model.name) {
-                let reason = format!("its engine at {} is that of model `{other}`", model.url);
+                let reason = format!("url `{}` is that of model `{other}`", model.url);
                 return Err(invalid(&section(&model.name), &reason));
             }
         }
@@ -234,5 +264,5 @@ fn section(name: &str) -> String {
 }
 
 fn invalid(section: &str, reason: &str) -> ConfigError {
-    ConfigError::Invalid { section: section.to_owned(), reason: reason.to_owned() }
+    ConfigError::Invalid { section: section.to_owned(), reason: reason.to_owned(), place: None }
 }

@@ -220,13 +220,13 @@ impl RawModel {
         let here = section(&self.name);
         let invalid = |reason: &str| Err(invalid(&here, reason));
         if [&self.name].into_iter().chain(&self.aliases).any(|name| name.trim().is_empty()) {
-            return invalid("a name or an alias is empty");
+            return invalid("one of aliases, or its name, is empty");
         }
         let is_odd = |name: &&String| name.trim() != name.as_str() || name.contains(char::is_control);
         if let Some(name) = [&self.name].into_iter().chain(&self.aliases).chain(&self.served_as).find(is_odd)
         {
             return invalid(&format!(
-                "{name:?} has blanks around it or control characters in it, and no request can name it"
+                "{name:?} has blanks around it or control characters in it, and no request could say it"
             ));
         }
         if self.served_as.as_ref().is_some_and(String::is_empty) {

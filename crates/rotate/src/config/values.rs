@@ -7,7 +7,7 @@ use poorwill::ByteSize;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use strsim::osa_distance;
 
-use super::ConfigError;
+use super::{ConfigError, Place};
 
 /// A misspelled key may have one wrong letter for each this many.
 const LETTERS_EACH: usize = 3;
@@ -92,12 +92,10 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// Adds the line, and the nearest key if a key is unknown.
+/// Adds the place, and the nearest key if a key is unknown.
 pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
-    let at = error.span().map_or(0, |span| span.start.min(text.len()));
-    let before = text.get(..at).unwrap_or(text);
-    let line = before.matches('\n').count() + 1;
-    let mut message = format!("line {line}: {}", error.message());
+    let place = error.span().map(|span| Place::new(text, &span));
+    let mut message = error.message().to_owned();
     // The parser quotes the unknown key first, then the known ones.
     let mut quoted = error.message().split('`').skip(1).step_by(2);
     let is_unknown =
@@ -105,7 +103,7 @@ pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
     if is_unknown && let Some(nearest) = quoted.next().and_then(|wrong| nearest(wrong, quoted)) {
         message = format!("{message}; did you mean `{nearest}`?");
     }
-    ConfigError::Syntax { text: message }
+    ConfigError::Syntax { text: message, place }
 }
 
 /// `None` if no key is similar enough.

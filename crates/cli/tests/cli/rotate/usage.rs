@@ -97,7 +97,7 @@ fn a_configuration_that_is_none_is_named_with_its_line() {
         let run = |file: &str| fixture.run(&[&["rotate"], more, &["--config", file]].concat());
         run("nowhere.toml").failed(&["nowhere.toml", "No such file"]);
         fixture.folder.write("odd.toml", format!("{}alias = [\"x\"]\n", fixture.config()));
-        run("odd.toml").failed(&["odd.toml", &line, "`alias`", "did you mean `aliases`?"]);
+        run("odd.toml").failed(&["odd.toml", &line, "`alias`", "did you mean `aliases`?", "\n   | ^^^^^"]);
         fixture.folder.write("odd.toml", format!("{}level = \n", fixture.config()));
         run("odd.toml").failed(&["odd.toml", &line]);
         fixture.folder.write("odd.toml", "");
