@@ -7,6 +7,7 @@
 
 mod bench;
 mod book;
+mod clients;
 mod dist;
 mod guard;
 mod lint;
@@ -51,6 +52,8 @@ Commands:
                   builds for, checked: what their libraries need, and installed under every CPython here
   licenses        write the licences of what the wheels link again
   vllm            the plugin for vLLM against the sources of every version, which are fetched once (0.6 GB)
+  clients         stock clients of OpenAI's and Anthropic's APIs against a rotation of mock engines: for Python (fetched
+                  once), JavaScript and Java where these are here, and curl
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
         Request::Dist => dist::run().map(drop),
         Request::Licenses => dist::licenses::write(),
         Request::Vllm => vllm::run(),
+        Request::Clients => clients::run().map(drop),
         Request::Lint => lint::run(),
         Request::Release => release::dry_run(),
         Request::Book => book::run().map(drop),
@@ -131,6 +135,7 @@ enum Request {
     Dist,
     Licenses,
     Vllm,
+    Clients,
     Lint,
     Book,
     Release,
@@ -190,15 +195,17 @@ impl Request {
             (Some("dist"), []) => Ok(Request::Dist),
             (Some("licenses"), []) => Ok(Request::Licenses),
             (Some("vllm"), []) => Ok(Request::Vllm),
+            (Some("clients"), []) => Ok(Request::Clients),
             (Some("lint"), []) => Ok(Request::Lint),
             (Some("book"), []) => Ok(Request::Book),
             (Some("release"), [dry]) if dry == "--dry-run" => Ok(Request::Release),
             (Some("release"), _) => Err(UsageError::NotDry),
             (Some("picture"), []) => Ok(Request::Picture),
             (Some("ptx"), []) => Ok(Request::Ptx),
-            (Some("dist" | "licenses" | "vllm" | "lint" | "book" | "picture" | "ptx"), [argument, ..]) => {
-                Err(UsageError::Unexpected(argument.clone()))
-            }
+            (
+                Some("dist" | "licenses" | "vllm" | "clients" | "lint" | "book" | "picture" | "ptx"),
+                [argument, ..],
+            ) => Err(UsageError::Unexpected(argument.clone())),
             _ => Err(UsageError::UnknownCommand(command.clone())),
         }
     }

@@ -4,8 +4,8 @@
 //!   run over the fake CUDA library as well, and on an NVIDIA GPU if there is one. It also runs documentation tests
 //!   and the Python package's, with vLLM's sources, which are fetched once. Random tests make a tenth of their usual
 //!   cases.
-//! - `--full` runs everything: usual cases, long tests, the page of rotation in a browser, the Python package over
-//!   PyTorch itself, and the wheels.
+//! - `--full` runs everything: usual cases, long tests, the page of rotation in a browser, stock clients of a rotation,
+//!   the Python package over PyTorch itself, and the wheels.
 //! - `--rest` is what a quick run leaves of `--full`: the tests that it did not run, and again those that scale with
 //!   the effort. These include all on a GPU. `.ci/run` does one and then the other.
 //!
@@ -40,6 +40,7 @@ use self::logs::Logs;
 use self::runner::{DEVICE, Results, Test};
 use self::seen::Seen;
 use crate::bench::peer_packages;
+use crate::clients;
 use crate::dist;
 use crate::python::{self, Tested};
 use crate::steps::{Failure, Step, note, say};
@@ -119,6 +120,7 @@ pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
     if tier == Tier::Quick {
         run.write_seen()?;
     } else {
+        run.clients();
         run.wheels();
     }
     run.end(built.took, start.elapsed())
@@ -289,6 +291,14 @@ impl Run {
             note("==> the Python package over PyTorch");
             let tested = python::test_over_torch(built, &self.effort);
             self.part("the Python package over PyTorch", tested);
+        }
+    }
+
+    fn clients(&mut self) {
+        note("==> clients of a rotation");
+        match clients::run() {
+            Ok(why) => self.left_out.extend(why),
+            Err(failure) => self.note_failure("clients of a rotation", Err(failure)),
         }
     }
 
