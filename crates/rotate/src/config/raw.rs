@@ -187,7 +187,7 @@ impl RawFront {
             keys: keys_of("front", listen, &self.keys.0, secret)?,
             body_max_bytes: self.body_max.map_or(32 << 20, |size| size.0),
             body_time_max: self.body_time_max.map_or(Duration::from_secs(120), |wait| wait.0),
-            bodies_max_bytes: self.bodies_max.map_or(1 << 30, |size| size.0),
+            bodies_max_bytes: self.bodies_max.map_or(128 << 20, |size| size.0),
             head_max_bytes: self.head_max.map_or(64 << 10, |size| size.0),
             requests_max,
             connections_max: self.connections_max,

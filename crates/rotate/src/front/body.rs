@@ -1,7 +1,8 @@
 //! Reads a request's body.
 //!
-//! Promises: all bodies together hold at most `bodies_max`. A body keeps its part until its last byte is dropped. Slow
-//! bodies take at most half of the places of requests, and none takes longer than `body_time_max`.
+//! Promises: all bodies together hold at most `bodies_max`, of which large ones leave a quarter to small ones. A body
+//! keeps its part until its last byte is dropped. Slow bodies take at most half of the places of requests, and none
+//! takes longer than `body_time_max`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,7 +17,7 @@ use super::account::Permit;
 use super::api_error::ApiError;
 use crate::config::Front;
 
-/// To allocate for a body at once, whatever its declared length.
+/// To allocate for a body at once, whatever its declared length. Longer bodies are large.
 const FIRST_BYTES: u64 = 1 << 20;
 
 /// All bodies.
@@ -34,10 +35,15 @@ struct Reserved {
 }
 
 impl Reserved {
+    /// Whether a body of this length would fit now.
+    fn fits(&self, bytes: u64, max: u64) -> bool {
+        self.bodies.bytes.load(Ordering::Acquire).saturating_add(bytes) <= max_of_all(bytes, max)
+    }
+
     /// False if all bodies together would be larger than `max`.
     fn grow_to(&mut self, bytes: u64, max: u64) -> bool {
         let more = bytes.saturating_sub(self.bytes);
-        let grown = |all: u64| all.checked_add(more).filter(|all| more == 0 || *all <= max);
+        let grown = |all: u64| all.checked_add(more).filter(|all| more == 0 || *all <= max_of_all(bytes, max));
         let is_grown = self.bodies.bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, grown).is_ok();
         if is_grown {
             self.bytes += more;
@@ -50,6 +56,11 @@ impl Drop for Reserved {
     fn drop(&mut self) {
         self.bodies.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
     }
+}
+
+/// Large bodies leave a quarter to small ones, unless one alone needs it.
+fn max_of_all(bytes: u64, max: u64) -> u64 {
+    if bytes > FIRST_BYTES { (max / 4 * 3).max(bytes) } else { max }
 }
 
 /// The owner of a body's bytes.
@@ -83,16 +94,23 @@ impl<'a> BodyReader<'a> {
 
     pub(super) async fn read(mut self) -> Result<Bytes, ApiError> {
         let declared = self.from.size_hint().lower();
-        self.reserve(declared)?;
+        self.expect(declared)?;
         let mut first = Bytes::new();
         let mut more: Option<BytesMut> = None;
         while let Some(frame) = self.frame().await? {
             // Trailers, which engines do not read.
             let Ok(data) = frame.into_data() else { continue };
             let had = more.as_ref().map_or(first.len(), BytesMut::len);
-            self.reserve(u64::try_from(had + data.len()).unwrap_or(u64::MAX))?;
+            let bytes = u64::try_from(had + data.len()).unwrap_or(u64::MAX);
+            self.reserve(bytes)?;
             match &mut more {
-                Some(all) => all.extend_from_slice(&data),
+                Some(all) => {
+                    if all.capacity() < had + data.len() && bytes <= declared {
+                        // It sends what it declared, so the buffer grows once.
+                        all.reserve(usize::try_from(declared).unwrap_or_default().saturating_sub(had));
+                    }
+                    all.extend_from_slice(&data);
+                }
                 None if first.is_empty() => first = data,
                 None => {
                     let capacity = usize::try_from(declared.min(FIRST_BYTES)).unwrap_or_default();
@@ -107,15 +125,23 @@ impl<'a> BodyReader<'a> {
         Ok(Bytes::from_owner(HeldBody { bytes, _reserved: self.reserved }))
     }
 
+    /// Refuses a declared length early. Only what has come is reserved, so that a promise of bytes takes none.
+    fn expect(&self, declared: u64) -> Result<(), ApiError> {
+        let max = self.front.body_max_bytes.min(self.front.bodies_max_bytes);
+        if declared > max {
+            return Err(ApiError::large_body(max));
+        }
+        let bodies_max = self.front.bodies_max_bytes;
+        self.reserved.fits(declared, bodies_max).then_some(()).ok_or_else(|| ApiError::bodies_full(bodies_max))
+    }
+
     fn reserve(&mut self, bytes: u64) -> Result<(), ApiError> {
         let max = self.front.body_max_bytes.min(self.front.bodies_max_bytes);
         if bytes > max {
             return Err(ApiError::large_body(max));
         }
-        if !self.reserved.grow_to(bytes, self.front.bodies_max_bytes) {
-            return Err(ApiError::bodies_full(self.front.bodies_max_bytes));
-        }
-        Ok(())
+        let bodies_max = self.front.bodies_max_bytes;
+        self.reserved.grow_to(bytes, bodies_max).then_some(()).ok_or_else(|| ApiError::bodies_full(bodies_max))
     }
 
     /// `None` after the last frame.
@@ -139,5 +165,27 @@ impl<'a> BodyReader<'a> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn large_bodies_leave_a_quarter_to_small_ones() {
+        let bodies = Arc::new(Bodies::default());
+        let reserved = || Reserved { bodies: Arc::clone(&bodies), bytes: 0 };
+        let (mut large, mut second, mut small) = (reserved(), reserved(), reserved());
+        assert!(large.grow_to(10 * MIB, 16 * MIB));
+        assert!(!second.fits(3 * MIB, 16 * MIB) && !second.grow_to(3 * MIB, 16 * MIB));
+        assert!(second.grow_to(2 * MIB, 16 * MIB));
+        assert!(small.grow_to(MIB, 16 * MIB));
+        // One that nothing else hinders may have all.
+        drop((large, second, small));
+        assert!(reserved().grow_to(16 * MIB, 16 * MIB));
+        assert_eq!(bodies.bytes.load(Ordering::Acquire), 0);
     }
 }
