@@ -490,6 +490,8 @@ impl RotateArgs {
 #[cfg(target_os = "linux")]
 #[derive(Debug, Subcommand)]
 pub(crate) enum RotateCommand {
+    /// Check a configuration and this machine for it; starts nothing
+    Check,
     /// Show the state of every model and GPU
     Status,
     /// Wake a model

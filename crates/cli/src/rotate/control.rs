@@ -61,8 +61,10 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
             RotateCommand::Restart { model } => (model, "restart", None),
             RotateCommand::Pin { model, off: false } => (model, "pin", Some(json!({ "pinned": true }))),
             RotateCommand::Pin { model, off: true } => (model, "pin --off", Some(json!({ "pinned": false }))),
-            // Done by `validate`.
-            RotateCommand::Validate { .. } => return Err(Failure::new("validate is not a single command")),
+            // Done by `check` and `validate`.
+            RotateCommand::Check | RotateCommand::Validate { .. } => {
+                return Err(Failure::new("check and validate are not single commands"));
+            }
         };
         client.command(&model, command.split(' ').next().unwrap_or(command), body).await?;
         command_reply(&client.status().await?, model, command).map(Reply::Command)

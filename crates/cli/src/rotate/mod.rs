@@ -1,5 +1,6 @@
-//! `poorwill rotate`: runs the rotation service or its demo, and controls a service that runs.
+//! `poorwill rotate`: runs the rotation service or its demo, checks a configuration, and controls a service that runs.
 
+mod check;
 mod control;
 mod demo;
 mod serve;
@@ -25,6 +26,7 @@ pub(crate) fn run(args: RotateArgs) -> ExitCode {
         (Some(RotateCommand::Validate { requests }), Some(config), _) => {
             failure::finish(json, control::validate(&config, requests.get(), json))
         }
+        (Some(RotateCommand::Check), Some(config), _) => failure::finish(json, check::run(&config)),
         (Some(command), Some(config), _) => failure::finish(json, control::run(&config, command)),
         (None, _, true) => failure::finish(json, demo::run(duration, json)),
         (None, Some(config), false) => ended(serve::run(&config, args.keep_engines, json)),

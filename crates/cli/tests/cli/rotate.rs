@@ -3,6 +3,7 @@
 
 mod browser;
 mod chaos;
+mod check;
 mod fixture;
 mod http;
 mod killed;

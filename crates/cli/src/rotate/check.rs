@@ -1,0 +1,231 @@
+//! `poorwill rotate check`: what a configuration would serve, and what this machine lacks for it. Starts nothing.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use poorwill::ByteSize;
+use poorwill::gpus::{Gpus, GpusError};
+use poorwill_rotate::config::{Config, MemorySource, Model, Start};
+use serde::Serialize;
+
+use super::read;
+use crate::failure::{Failure, Outcome};
+
+/// What would be served, and what stands against it.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckReport {
+    front: ListenerPlan,
+    control: ListenerPlan,
+    models: Vec<ModelPlan>,
+    /// The service would start, but may not do all that is configured.
+    warnings: Vec<String>,
+    /// The service would not start, or a model could not be served.
+    errors: Vec<String>,
+    #[serde(skip)]
+    mismatch: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ListenerPlan {
+    listen: SocketAddr,
+    keys: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct ModelPlan {
+    name: String,
+    aliases: Vec<String>,
+    engine: String,
+    url: String,
+    gpus: Vec<usize>,
+    need_bytes: Option<u64>,
+    /// Without its arguments, which may be secrets.
+    program: Option<String>,
+}
+
+impl Outcome for CheckReport {
+    const MISMATCH: &'static str = "this configuration cannot be served here";
+
+    fn mismatch(&self) -> Option<&str> {
+        self.mismatch.as_deref()
+    }
+
+    fn text(&self) -> String {
+        let keys = |count: usize| match count {
+            0 => "no keys".to_owned(),
+            1 => "1 key".to_owned(),
+            many => format!("{many} keys"),
+        };
+        let mut text = format!(
+            "clients:   http://{} ({})\noperators: http://{} ({})\n",
+            self.front.listen,
+            keys(self.front.keys),
+            self.control.listen,
+            keys(self.control.keys)
+        );
+        for model in &self.models {
+            let aliases: String = model.aliases.iter().map(|alias| format!(", {alias}")).collect();
+            let gpus: Vec<String> = model.gpus.iter().map(ToString::to_string).collect();
+            let need = model.need_bytes.map_or_else(|| "measured".to_owned(), |n| ByteSize(n).to_string());
+            let program = model.program.as_ref().map(|program| format!(", started by {program}"));
+            text += &format!(
+                "model {}{aliases}: {} at {}, GPU {}, need {need}{}\n",
+                model.name,
+                model.engine,
+                model.url,
+                gpus.join(" and "),
+                program.unwrap_or_else(|| ", not started by the service".to_owned()),
+            );
+        }
+        for (kind, all) in [("warning", &self.warnings), ("error", &self.errors)] {
+            all.iter().for_each(|one| text += &format!("{kind}: {one}\n"));
+        }
+        if self.warnings.is_empty() && self.errors.is_empty() {
+            text += "nothing is missing\n";
+        }
+        text
+    }
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+struct Findings {
+    warnings: Vec<String>,
+    errors: Vec<String>,
+}
+
+/// Keys are resolved, and listeners bound for a moment.
+pub(super) fn run(path: &Path) -> Result<CheckReport, Failure> {
+    let config = read(path)?;
+    let mut found = Findings::default();
+    found.listener("front", config.front.listen);
+    found.listener("control", config.control.listen);
+    if let Some(state) = &config.state {
+        let existing = state.ancestors().find(|folder| folder.as_os_str().is_empty() || folder.exists());
+        let folder = existing.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        found.writable(&format!("the state folder {}", state.display()), folder);
+    }
+    for model in &config.models {
+        if let Some(start) = &model.start {
+            found.start(&model.name, start);
+        }
+    }
+    if config.memory == MemorySource::Devices {
+        found.gpus(&config);
+    }
+    Ok(report(&config, found))
+}
+
+fn report(config: &Config, found: Findings) -> CheckReport {
+    let count = found.errors.len();
+    let mismatch = found.errors.first().map(|first| match count {
+        1 => first.clone(),
+        _ => format!("{first}, and {} more", count - 1),
+    });
+    let front = ListenerPlan { listen: config.front.listen, keys: config.front.keys.len() };
+    let control = ListenerPlan { listen: config.control.listen, keys: config.control.keys.len() };
+    let models = config.models.iter().map(plan).collect();
+    CheckReport { front, control, models, warnings: found.warnings, errors: found.errors, mismatch }
+}
+
+fn plan(model: &Model) -> ModelPlan {
+    ModelPlan {
+        name: model.name.clone(),
+        aliases: model.aliases.clone(),
+        engine: format!("{:?}", model.engine).to_lowercase(),
+        url: model.url.clone(),
+        gpus: model.rules.gpus.iter().map(|gpu| gpu.0).collect(),
+        need_bytes: model.rules.need_bytes,
+        program: model.start.as_ref().and_then(|start| start.command.first().cloned()),
+    }
+}
+
+impl Findings {
+    fn listener(&mut self, name: &str, listen: SocketAddr) {
+        match TcpListener::bind(listen) {
+            Ok(_) => {}
+            // It may be the service that this configuration is for.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                self.warnings
+                    .push(format!("{name}: {listen} is taken; a new service could not listen there"));
+            }
+            Err(error) => self.errors.push(format!("{name}: cannot listen on {listen}: {error}")),
+        }
+    }
+
+    fn writable(&mut self, what: &str, folder: &Path) {
+        if let Err(error) = tempfile::tempfile_in(folder) {
+            self.errors.push(format!("{what} cannot be written: {}: {error}", folder.display()));
+        }
+    }
+
+    fn start(&mut self, model: &str, start: &Start) {
+        let folder = start.folder.as_deref().filter(|folder| !folder.is_dir());
+        if let Some(folder) = folder {
+            self.errors.push(format!("model `{model}`: its folder {} is not there", folder.display()));
+        }
+        let program = start.command.first().map(String::as_str).unwrap_or_default();
+        if !is_program(program, start) {
+            let reason = match program.contains('/') {
+                true => "is no program that can be started",
+                false => "is in no folder of PATH; name it with its folder, or extend PATH in environment",
+            };
+            self.errors.push(format!("model `{model}`: {program} {reason}"));
+        }
+        let Some(log) = &start.log else { return };
+        let what = format!("model `{model}`: the log {}", log.display());
+        if log.exists() {
+            if let Err(error) = OpenOptions::new().append(true).open(log) {
+                self.errors.push(format!("{what} cannot be written: {error}"));
+            }
+        } else {
+            let folder = log.parent().filter(|folder| !folder.as_os_str().is_empty());
+            self.writable(&what, folder.unwrap_or(Path::new(".")));
+        }
+    }
+
+    fn gpus(&mut self, config: &Config) {
+        let gpus = match Gpus::open() {
+            Ok(gpus) => gpus,
+            Err(error) => {
+                self.warnings.push(format!("{error}; without it no model can wake"));
+                return;
+            }
+        };
+        for model in &config.models {
+            for gpu in &model.rules.gpus {
+                match (gpus.memory(gpu.0), model.rules.need_bytes) {
+                    (Ok(memory), Some(need)) if need > memory.total_bytes => self.errors.push(format!(
+                        "model `{}` needs {} on GPU {}, which has {}",
+                        model.name,
+                        ByteSize(need),
+                        gpu.0,
+                        ByteSize(memory.total_bytes)
+                    )),
+                    (Ok(_), _) => {}
+                    (Err(error @ GpusError::Unavailable { .. }), _) => self.warnings.push(error.to_string()),
+                    (Err(error), _) => self.errors.push(format!("model `{}`: {error}", model.name)),
+                }
+            }
+        }
+    }
+}
+
+/// Looks where the service would: in the engine's own PATH, or from its folder.
+fn is_program(program: &str, start: &Start) -> bool {
+    let is_executable = |path: PathBuf| {
+        fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    };
+    let folder = start.folder.clone().unwrap_or_default();
+    if program.contains('/') {
+        return is_executable(folder.join(program));
+    }
+    let own = start.environment.get("PATH").map(OsString::from);
+    let path = own.or_else(|| env::var_os("PATH")).unwrap_or_default();
+    env::split_paths(&path).any(|entry| is_executable(folder.join(entry).join(program)))
+}

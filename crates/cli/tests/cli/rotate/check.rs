@@ -1,0 +1,78 @@
+//! `poorwill rotate check`: what would be served, and what is missing, without starting anything.
+
+use std::fs::{self, Permissions};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::json;
+
+use super::fixture::{Fixture, Model};
+
+fn fixture() -> Fixture {
+    Fixture::new("512MiB", vec![Model::new("amber")])
+}
+
+fn check(fixture: &Fixture, more: &[&str]) -> crate::support::Ran {
+    fixture.write();
+    fixture.run(&[&["rotate", "check", "--config", "rotation.toml"], more].concat())
+}
+
+#[test]
+fn it_says_what_would_be_served_and_starts_nothing() {
+    let mut fixture = fixture();
+    fixture.has_keys = true;
+    fixture.models[0].lines = "aliases = [\"resin\"]\n".to_owned();
+    let text = check(&fixture, &[]).succeeded();
+    let front = format!("clients:   http://127.0.0.1:{} (1 key)", fixture.front);
+    for words in [&front, "operators: http", "model amber, resin: vllm at http", "nothing is missing"] {
+        assert!(text.contains(words), "`{words}` is not in: {text}");
+    }
+    assert!(!text.contains("a-key-of-this-test") && !text.contains("--listen"), "{text}");
+    let report = check(&fixture, &["--json"]).json();
+    assert_eq!(report["models"][0]["aliases"], json!(["resin"]));
+    assert_eq!((&report["errors"], &report["warnings"]), (&json!([]), &json!([])));
+    assert!(!fixture.folder.join("state").exists());
+    fixture.assert_empty();
+}
+
+#[test]
+fn it_says_what_is_missing() {
+    let mut fixture = fixture();
+    let plain = fixture.folder.join("plain");
+    fs::write(&plain, "no program").unwrap();
+    fs::set_permissions(&plain, Permissions::from_mode(0o644)).unwrap();
+    let no_program = format!("command = [{plain:?}]");
+    for (model, words) in [
+        ("command = [\"no-such-engine\"]", "no-such-engine is in no folder of PATH"),
+        (&no_program[..], "plain is no program"),
+        ("command = [\"sh\"]\nfolder = \"nowhere\"", "its folder nowhere is not there"),
+        ("command = [\"sh\"]\nenvironment = { PATH = \"/nowhere\" }", "sh is in no folder of PATH"),
+        ("command = [\"sh\"]\nlog = \"nowhere/log\"", "the log nowhere/log cannot be written"),
+    ] {
+        fixture.folder.write(
+            "odd.toml",
+            format!(
+                "[front]\nlisten = \"127.0.0.1:0\"\n[control]\nlisten = \"127.0.0.1:0\"\n[memory]\n\
+                 measure = \"processes\"\ngpu = \"1GiB\"\n[[model]]\nname = \"one\"\n\
+                 url = \"http://127.0.0.1:8000\"\n{model}\n"
+            ),
+        );
+        let ran = fixture.run(&["rotate", "check", "--config", "odd.toml"]);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert!(ran.stdout.contains("error: model `one`: ") && ran.stdout.contains(words), "{ran:?}");
+        assert!(ran.stderr.contains("cannot be served here"), "{ran:?}");
+    }
+    fixture.folder.write("state", "no folder");
+    let ran = check(&fixture, &[]);
+    assert!(ran.code == 1 && ran.stdout.contains("the state folder"), "{ran:?}");
+    fs::remove_file(fixture.folder.join("state")).unwrap();
+
+    // What may be there later, or is this very service, is no error.
+    let _taken = TcpListener::bind(("127.0.0.1", fixture.front)).unwrap();
+    let text = check(&fixture, &[]).succeeded();
+    assert!(text.contains("warning: front: 127.0.0.1") && text.contains("is taken"), "{text}");
+    fixture.lacks_nvml = true;
+    let text = check(&fixture, &[]).succeeded();
+    assert!(text.contains("warning: NVML is not available"), "{text}");
+    fixture.assert_empty();
+}
