@@ -209,6 +209,12 @@ fn page() -> String {
                 ("idle_max", DURATION, none(), "sleeps after this time without requests"),
                 ("residence_min", DURATION, duration(rules.residence_min), "shortest time awake"),
                 (
+                    "turn_per_swap",
+                    "number",
+                    plain(rules.turn_per_swap),
+                    "shortest time awake while it has requests, in multiples of its measured swap; at most `turn_max`",
+                ),
+                (
                     "grace",
                     DURATION,
                     duration(rules.grace),

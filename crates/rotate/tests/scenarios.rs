@@ -111,6 +111,41 @@ fn an_idle_model_leaves_after_its_grace_or_its_turn_but_not_in_a_gap() {
 }
 
 #[test]
+fn coming_and_leaving_are_measured() {
+    let mut fixture = Fixture::of(&[70 * GIB; 2], |model, rules| {
+        (rules.can_sleep, rules.can_restart) = (model == 0, model == 1);
+    });
+    let durations = |fixture: &Fixture, model| {
+        let status = fixture.policy.status(ModelId(model)).unwrap();
+        [status.wake_duration, status.start_duration, status.leave_duration]
+            .map(|took| took.map(|took| took.as_secs()))
+    };
+    fixture.late = vec![(0, Task::Wake)];
+    fixture.ask(0);
+    fixture.pass(4000);
+    fixture.finish();
+    assert_eq!(durations(&fixture, 0), [Some(4), None, None]);
+    // The drain does not count.
+    fixture.late = vec![(0, Task::Sleep), (1, Task::Stop)];
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.pass(20_000);
+    fixture.answer(0);
+    fixture.pass(3000);
+    fixture.finish();
+    fixture.settle();
+    assert_eq!(durations(&fixture, 0), [Some(4), None, Some(3)]);
+    // The next wake takes no time.
+    fixture.use_once(0);
+    assert_eq!(durations(&fixture, 0), [Some(2), None, Some(3)]);
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.use_once(1);
+    fixture.input(Input::Sleep(ModelId(1)));
+    fixture.pass(5000);
+    fixture.finish();
+    assert_eq!(durations(&fixture, 1), [Some(0), None, Some(5)]);
+}
+
+#[test]
 fn a_turn_is_no_shorter_than_the_residence() {
     let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| {
         (rules.residence_min, rules.turn_max) = (seconds(5), seconds(2));

@@ -95,3 +95,48 @@ fn a_turn_outlasts_the_gap_between_two_requests() {
         assert!(steady.longest_wait() <= bound, "{:?}", steady.longest_wait());
     }
 }
+
+/// For as long as given with swaps that take 1.6 s, regardless of that and then by it.
+fn regardless_and_by_cost(models: usize, clients: &[Client], time: Duration) -> [Steady; 2] {
+    let cost = Cost { wake: millis(1200), sleep: millis(400) };
+    [0, Rules::on(Vec::new()).turn_per_swap].map(|per_swap| {
+        let mut steady = Steady::new(&vec![cost; models], clients, |_, rules| rules.turn_per_swap = per_swap);
+        steady.run(time);
+        // The turns of the others, each with a last request and a swap.
+        let turn = Duration::from_secs(10) + millis(900) + cost.wake + cost.sleep + millis(20);
+        let bound = turn * u32::try_from(models - 1).unwrap();
+        assert!(steady.longest_wait() <= bound, "{models} models: {:?}", steady.longest_wait());
+        steady
+    })
+}
+
+#[test]
+fn models_stay_for_longer_if_their_swaps_take_longer() {
+    for models in [3, 5] {
+        let clients = one_client_each(models, millis(100));
+        let [regardless, by_cost] = regardless_and_by_cost(models, &clients, Duration::from_secs(240));
+        let shares = (regardless.swapping, by_cost.swapping);
+        assert!(shares.1 * 5 < shares.0 * 4, "{models} models swap for {shares:?}");
+        assert!(by_cost.answered > regardless.answered, "{} {}", by_cost.answered, regardless.answered);
+    }
+}
+
+#[test]
+fn models_of_unequal_demand_are_served_more_if_turns_follow_the_cost_of_swaps() {
+    for gap in [500, 2000, 8000] {
+        let clients_of = |model: u64| {
+            let client = move |nth| Client {
+                model: usize::try_from(model).unwrap(),
+                gap: millis(gap + 37 * nth + 13 * model),
+                takes: millis(900),
+            };
+            (0..10 / (model + 1)).map(client)
+        };
+        let clients: Vec<Client> = (0..10).flat_map(clients_of).collect();
+        let [regardless, by_cost] = regardless_and_by_cost(10, &clients, Duration::from_secs(600));
+        let (few, many) = (regardless.answered, by_cost.answered);
+        // With long gaps there is nothing to gain, and nothing is lost.
+        assert!(many * 100 >= few * if gap == 500 { 115 } else { 100 }, "{few}, {many} with {gap} ms");
+        assert!(by_cost.swapping <= regardless.swapping);
+    }
+}

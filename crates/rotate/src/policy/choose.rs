@@ -186,10 +186,10 @@ impl Policy {
         let model = &self.models[id];
         let Stage::Ready { since } = model.stage else { return None };
         let settled = since.after(model.rules.residence_min);
-        let turn_over = waited_since.after(model.rules.turn_max);
+        let turn_over = waited_since.after(model.rules.turn_max).max(since.after(model.turn_min()));
         // A steady client is idle between two requests.
-        let gone_quiet = model.last_used.after(model.rules.grace).min(turn_over);
-        Some(settled.max(if model.is_idle() { gone_quiet } else { turn_over }))
+        let gone_quiet = model.last_used.after(model.rules.grace);
+        Some(settled.max(if model.is_idle() { gone_quiet.min(turn_over) } else { turn_over }))
     }
 
     /// When it leaves because it is idle.

@@ -21,6 +21,7 @@
 //!   quarantined, longer each time. An engine whose memory is not released is stopped.
 //! - The model with the oldest waiting request comes next on its GPUs. Awake models with requests stay for at most
 //!   `turn_max`, so that ABCABC becomes AABBCC. An idle one leaves earlier, after `grace`.
+//! - A model with requests stays for a multiple of what its swap takes, at most for `turn_max`, even if many wait.
 //!
 //! Tasks and requests have unique ids, so late, repeated or missing reports do no harm.
 
@@ -34,6 +35,7 @@ mod time;
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::time::Duration;
 
 pub use self::messages::{Effect, EngineState, Event, Input, OpId, Outcome, Refusal, RequestId, Task};
 pub use self::rules::{Gpu, Limits, ModelId, Rules};
@@ -77,6 +79,12 @@ pub struct Status {
     pub promised_bytes: Option<Vec<u64>>,
     /// Consecutive failures.
     pub failures: u32,
+    /// How long a wake takes, from the search for memory to its first request; `None` until measured.
+    pub wake_duration: Option<Duration>,
+    /// How long a start takes, likewise.
+    pub start_duration: Option<Duration>,
+    /// How long it takes to sleep or stop, after its last request; `None` until measured.
+    pub leave_duration: Option<Duration>,
 }
 
 impl Policy {
@@ -148,6 +156,9 @@ impl Policy {
             held_bytes: model.held.clone(),
             promised_bytes: model.promised(),
             failures: model.failures,
+            wake_duration: model.costs.wake,
+            start_duration: model.costs.start,
+            leave_duration: model.costs.leave,
         })
     }
 

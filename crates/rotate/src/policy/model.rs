@@ -1,6 +1,7 @@
 //! The policy's data about one model.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use super::messages::{OpId, RequestId, Task};
 use super::rules::Rules;
@@ -76,6 +77,20 @@ pub(super) enum Step {
 pub(super) enum Activation {
     Wake,
     Start,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Move {
+    Come(Activation),
+    Leave,
+}
+
+/// How long its moves take: the mean of the last one and what was known before it.
+#[derive(Debug, Default)]
+pub(super) struct Costs {
+    pub(super) wake: Option<Duration>,
+    pub(super) start: Option<Duration>,
+    pub(super) leave: Option<Duration>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -178,6 +193,9 @@ pub(super) struct ModelState {
     pub(super) cold: Option<Vec<u64>>,
     /// Whether other memory changed during its measurement.
     pub(super) is_disturbed: bool,
+    pub(super) costs: Costs,
+    /// The move that is going on, and its beginning.
+    moving: Option<(Move, Time)>,
     pub(super) failures: u32,
     pub(super) was_restarted: bool,
     pub(super) tries: u32,
@@ -202,6 +220,8 @@ impl ModelState {
             min_release: None,
             cold: None,
             is_disturbed: false,
+            costs: Costs::default(),
+            moving: None,
             failures: 0,
             was_restarted: false,
             tries: 0,
@@ -220,6 +240,37 @@ impl ModelState {
             Stage::Step { retry_at, .. } => self.op.is_some() || retry_at.is_some(),
             _ => false,
         }
+    }
+
+    pub(super) fn move_begins(&mut self, what: Move, now: Time) {
+        self.moving = Some((what, now));
+    }
+
+    /// Measures it, unless another one began or it failed.
+    pub(super) fn move_ended(&mut self, what: Move, now: Time) {
+        let Some((_, began)) = self.moving.take().filter(|(begun, _)| *begun == what) else { return };
+        let took = now.since(began);
+        let cost = match what {
+            Move::Come(Activation::Wake) => &mut self.costs.wake,
+            Move::Come(Activation::Start) => &mut self.costs.start,
+            Move::Leave => &mut self.costs.leave,
+        };
+        *cost = Some(cost.map_or(took, |before| before.saturating_add(took) / 2));
+    }
+
+    pub(super) fn move_failed(&mut self) {
+        self.moving = None;
+    }
+
+    /// How long it takes to leave and come back, as far as measured.
+    pub(super) fn swap_cost(&self) -> Duration {
+        let come = if self.rules.can_sleep { self.costs.wake } else { self.costs.start };
+        come.unwrap_or_default().saturating_add(self.costs.leave.unwrap_or_default())
+    }
+
+    /// How long it stays awake at least while it has requests.
+    pub(super) fn turn_min(&self) -> Duration {
+        self.swap_cost().saturating_mul(self.rules.turn_per_swap).min(self.rules.turn_max)
     }
 
     pub(super) fn is_idle(&self) -> bool {

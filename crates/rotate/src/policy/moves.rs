@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Policy;
 use super::choose::Space;
 use super::messages::{Effect, EngineState, Event, OpId, Outcome, Refusal, Task};
-use super::model::{Activated, Activation, Leave, Op, Stage, Step, Then};
+use super::model::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
 use super::rules::{Gpu, Limits, ModelId};
 use super::time::Time;
 
@@ -37,6 +37,11 @@ impl Policy {
         model.tries = 0;
         if matches!(step, Step::Before | Step::FindMemory(_)) {
             model.is_disturbed = false;
+        }
+        match &step {
+            Step::FindMemory(up) => model.move_begins(Move::Come(*up), self.now),
+            Step::Before => model.move_begins(Move::Leave, self.now),
+            _ => {}
         }
         self.give_up_op(id);
         if self.is_ending {
@@ -101,7 +106,10 @@ impl Policy {
             }
             return match then {
                 Leave::Sleep => self.begin(id, Step::Before),
-                Leave::Stop => self.begin(id, Step::Stop(Then::Cold)),
+                Leave::Stop => {
+                    self.models[id].move_begins(Move::Leave, self.now);
+                    self.begin(id, Step::Stop(Then::Cold));
+                }
                 Leave::Restart => self.begin(id, Step::Stop(Then::Again)),
             };
         }
@@ -154,7 +162,11 @@ impl Policy {
             }
             (Step::Learn { activated }, Outcome::Free(free)) => {
                 self.measured(id, &free);
+                let now = self.now;
                 let model = &mut self.models[id];
+                if let Some(activated) = &activated {
+                    model.move_ended(Move::Come(activated.up), now);
+                }
                 if let Some(activated) = activated.filter(|_| !model.is_disturbed) {
                     let taken = less(&activated.free, &free);
                     match activated.up {
@@ -286,6 +298,7 @@ impl Policy {
                 self.out.push(Effect::Report { model: ModelId(id), event });
                 self.models[id].held = Some(held);
             }
+            self.models[id].move_ended(Move::Leave, self.now);
             return self.enter(id, Stage::Asleep);
         }
         if self.now < began.after(model.rules.limits.release) {
@@ -306,7 +319,10 @@ impl Policy {
     fn stopped(&mut self, id: usize, then: Then) {
         self.discard_measurements(id);
         match then {
-            Then::Cold => self.enter(id, Stage::Cold),
+            Then::Cold => {
+                self.models[id].move_ended(Move::Leave, self.now);
+                self.enter(id, Stage::Cold);
+            }
             Then::Again => {
                 let now = self.now;
                 let model = &mut self.models[id];
@@ -373,6 +389,7 @@ impl Policy {
             _ => false,
         };
         model.failures += 1;
+        model.move_failed();
         // The learned need may be too small, and nothing else would correct it.
         match model.stage {
             Stage::Step { step: Step::Start { .. }, .. } => model.cold = None,

@@ -27,6 +27,8 @@ pub struct Rules {
     pub idle_max: Option<Duration>,
     /// How long it stays awake at least.
     pub residence_min: Duration,
+    /// How long it stays awake at least while it has requests, in multiples of its measured swap. At most `turn_max`.
+    pub turn_per_swap: u32,
     /// While others wait, how long it is idle before it may leave.
     pub grace: Duration,
     /// How long other models wait while this one has requests.
@@ -110,6 +112,7 @@ impl Rules {
             is_pinned: false,
             idle_max: None,
             residence_min: Duration::from_secs(2),
+            turn_per_swap: 3,
             grace: Duration::from_millis(500),
             turn_max: Duration::from_secs(10),
             queue_max: 256,
