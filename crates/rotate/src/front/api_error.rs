@@ -70,6 +70,32 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "unknown_path", text)
     }
 
+    pub(super) fn unlisted_path(path: &str) -> Self {
+        let path: String = path.chars().take(256).collect();
+        let text = format!(
+            "{path} is none of the paths for clients; if it should be, add it to `paths` of [front] in the configuration"
+        );
+        Self::new(StatusCode::NOT_FOUND, "unknown_path", text)
+    }
+
+    pub(super) fn forbidden_host() -> Self {
+        let text = "this listens on this machine only, and was asked for by the name of another; ask for it by \
+                    localhost or 127.0.0.1, or configure `keys`";
+        Self::new(StatusCode::FORBIDDEN, "forbidden_host", text)
+    }
+
+    pub(super) fn forbidden_origin() -> Self {
+        let text = "a page of another site asked for this; to allow it, add its origin to `origins` of [front] in the \
+                    configuration, as in origins = [\"https://chat.example\"]";
+        Self::new(StatusCode::FORBIDDEN, "forbidden_origin", text)
+    }
+
+    pub(super) fn no_json_type() -> Self {
+        let text = "the body has to be JSON, and its type has to say so; send `Content-Type: application/json`, with curl \
+                    by -H 'Content-Type: application/json'";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", text)
+    }
+
     pub(super) fn no_method(allowed: &'static str) -> Self {
         let text = format!("this method is not allowed here; use {allowed}");
         let mut error = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text);

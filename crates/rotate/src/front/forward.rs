@@ -23,6 +23,7 @@ use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
 use super::json::{self, RequestFields};
 use super::local::Catalogue;
+use super::origin::{self, Cors};
 use super::request::{self, About};
 use super::span::{Ids, REQUEST_ID};
 use super::{Admission, Backend, Route, Timeouts};
@@ -61,6 +62,7 @@ impl Proxy {
     ) -> Result<Response<AnswerBody>, Disconnected> {
         connection.place.begin();
         let mut account = Account::new(self.ids.request(request.headers()), &request, connection.peer());
+        let cors = Cors::new(request.headers(), &self.backend.front());
         let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
         let answered = tokio::select! {
             biased;
@@ -73,6 +75,7 @@ impl Proxy {
             error.headers(response.headers_mut());
             response
         });
+        cors.add(response.headers_mut());
         response.headers_mut().insert(REQUEST_ID.clone(), account.id.clone());
         account.status = Some(response.status());
         Ok(response.map(|flow| AnswerBody::new(flow, account, connection, gone)))
@@ -88,8 +91,15 @@ impl Proxy {
         // Until the whole body is read.
         connection.linger(!body.is_end_stream());
         let front = self.backend.front();
-        let about = request::about(&parts, front.head_max_bytes)?;
+        let about = request::about(&parts, &front)?;
         if about != About::Health {
+            origin::check(&parts, &front)?;
+            if let Some(headers) = origin::preflight(&parts, &front) {
+                let mut response = Response::new(Flow::Whole(None));
+                *response.status_mut() = StatusCode::NO_CONTENT;
+                *response.headers_mut() = headers;
+                return Ok(response);
+            }
             request::check_key(&parts.headers, &front.keys)?;
         }
         let is_reading = matches!(parts.method, Method::GET | Method::HEAD);
