@@ -18,7 +18,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::account::{Account, Permit};
 use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
-use super::api_error::{self, ApiError};
+use super::api_error::{ApiError, Dialect};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
 use super::json::{self, RequestFields};
@@ -62,6 +62,7 @@ impl Proxy {
     ) -> Result<Response<AnswerBody>, Disconnected> {
         connection.place.begin();
         let mut account = Account::new(self.ids.request(request.headers()), &request, connection.peer());
+        let dialect = Dialect::of(request.uri().path());
         let cors = Cors::new(request.headers(), &self.backend.front());
         let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
         let answered = tokio::select! {
@@ -70,7 +71,7 @@ impl Proxy {
             () = gone.as_mut() => return Err(Disconnected),
         };
         let mut response = answered.unwrap_or_else(|error| {
-            let mut response = Response::new(Flow::Whole(Some(error.body())));
+            let mut response = Response::new(Flow::Whole(Some(error.body(dialect))));
             *response.status_mut() = error.status;
             error.headers(response.headers_mut());
             response
@@ -130,8 +131,9 @@ impl Proxy {
         account.model = Some(route.name.clone());
         let segments = Segments::with_model(body, &name, &route.served_as)?;
         let is_old = parts.version < Version::HTTP_11;
+        let dialect = Dialect::of(path.path());
         let upstream = self.upstream(parts, path, &route, &account.id, segments)?;
-        let job = Job { proxy: Arc::clone(self), route: Arc::new(route), upstream, is_old };
+        let job = Job { proxy: Arc::clone(self), route: Arc::new(route), upstream, dialect, is_old };
         match front.keep_alive.filter(|_| is_stream) {
             Some(every) => job.with_keep_alive(every, account).await,
             None => {
@@ -174,6 +176,7 @@ struct Job {
     proxy: Arc<Proxy>,
     route: Arc<Route>,
     upstream: Request<Segments>,
+    dialect: Dialect,
     /// Whether the client's HTTP version has no chunked encoding.
     is_old: bool,
 }
@@ -201,12 +204,13 @@ impl Job {
             return self.sent(admission?).await;
         }
         let upcoming: Upcoming = Box::pin(async move {
-            let ended = |error: ApiError| Ending { event: error.event(false), status: error.status };
+            let dialect = self.dialect;
+            let ended = |error: ApiError| Ending { event: error.event(dialect, false), status: error.status };
             let admission = admission.await.map_err(ended)?;
             let waited = begun.elapsed();
             let route = Arc::clone(&self.route);
             let response = self.sent(admission).await.map_err(ended)?;
-            Self::events_of(response, &route).await.map(|forwarded| (forwarded, waited))
+            Self::events_of(response, &route, dialect).await.map(|forwarded| (forwarded, waited))
         });
         let mut response = Response::new(Flow::Waiting(Waiting::new(upcoming, every)));
         let headers = response.headers_mut();
@@ -216,11 +220,15 @@ impl Job {
     }
 
     /// The stream to continue with, or the error event if the answer is something else.
-    async fn events_of(response: Response<Flow>, route: &Route) -> Result<Forwarded, Ending> {
+    async fn events_of(
+        response: Response<Flow>,
+        route: &Route,
+        dialect: Dialect,
+    ) -> Result<Forwarded, Ending> {
         let status = response.status();
         let Flow::Forwarded(mut forwarded) = response.into_body() else {
             let error = ApiError::broken(&route.name);
-            return Err(Ending { event: error.event(false), status: error.status });
+            return Err(Ending { event: error.event(dialect, false), status: error.status });
         };
         if status == StatusCode::OK && forwarded.events.is_some() {
             forwarded.is_open = false;
@@ -233,15 +241,15 @@ impl Job {
         };
         let excerpt = excerpt.unwrap_or_default();
         let said = serde_json::from_slice::<serde_json::Value>(&excerpt).ok();
-        if let Some(said) = said.filter(|said| said.get("error").is_some_and(|error| !error.is_null())) {
-            return Err(Ending { event: api_error::event(said.to_string().as_bytes(), false), status });
+        if let Some(said) = said.filter(|said| dialect.is_of(said)) {
+            return Err(Ending { event: dialect.event(said.to_string().as_bytes(), false), status });
         }
         let error = ApiError::engine_error(&route.name, status, &String::from_utf8_lossy(&excerpt));
-        Err(Ending { event: error.event(false), status })
+        Err(Ending { event: error.event(dialect, false), status })
     }
 
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
-        let Self { proxy, route, upstream, is_old } = self;
+        let Self { proxy, route, upstream, dialect, is_old } = self;
         let answered = tokio::select! {
             biased;
             () = admission.aborted.cancelled() => return Err(ApiError::aborted(&route.name)),
@@ -268,6 +276,7 @@ impl Job {
             admission,
             backend: Arc::clone(&proxy.backend),
             route,
+            dialect,
             events: (is_open && is_events(&parts.headers)).then(Tail::new),
             is_open: is_open && is_old,
         };
