@@ -18,5 +18,6 @@ pub mod policy;
 pub mod run;
 pub mod serve;
 pub mod service;
+mod site;
 pub mod supervise;
 pub mod validate;

@@ -230,6 +230,11 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
         ),
         (format!("[front]\nbody_max = 0\n{}", model("")), &["front", "body_max"]),
         (format!("[front]\nhead_max = \"0\"\n{}", model("")), &["front", "head_max"]),
+        (
+            format!("[front]\norigins = [\"https://a.example/\"]\n{}", model("")),
+            &["front", "origins", "a.example/"],
+        ),
+        (format!("[front]\npaths = [\"/sleep\"]\n{}", model("")), &["front", "paths", "/sleep"]),
         (format!("[front]\nkeep_alive = \"0s\"\n{}", model("")), &["front", "keep_alive"]),
         (model("aliases = [\" two\"]"), &["\" two\"", "blanks"]),
         (model("aliases = [\"t\\nwo\"]"), &["control characters"]),
@@ -382,4 +387,31 @@ fn the_guides_configuration_is_one() {
     let all = Config::parse(&all, &secret).unwrap();
     assert_eq!((all.front.keys.len(), all.control.keys.len()), (2, 1));
     assert!(all.models.iter().all(|model| model.rules.idle_max.is_some()));
+}
+
+#[test]
+fn origins_and_paths_are_written_as_in_requests() {
+    let front = |key: &str, value: &str| parsed(&format!("[front]\n{key} = [{value:?}]\n{}", model("")));
+    for origin in ["*", "https://a.example", "http://localhost:3000", "http://[::1]:8080", "app://notes"] {
+        assert_eq!(front("origins", origin).unwrap().front.origins, [origin]);
+    }
+    for origin in [
+        "",
+        "null",
+        "a.example",
+        "https://",
+        "https://a/",
+        "https://*.a",
+        "https://a:443",
+        "http://a:80",
+        "://a",
+    ] {
+        assert!(front("origins", origin).is_err(), "{origin}");
+    }
+    for path in ["/v1/tokenize", "/v1/a/b", "/v1/a/"] {
+        assert_eq!(front("paths", path).unwrap().front.paths, [path]);
+    }
+    for path in ["", "/", "/v1", "/v1/", "/v1//a", "/v1/../a", "/v1/%61", "/v1/a?b", "v1/a", "/v1/a b"] {
+        assert!(front("paths", path).is_err(), "{path}");
+    }
 }

@@ -81,6 +81,18 @@ fn page() -> String {
                     "one that other machines can reach needs `keys`",
                 ),
                 ("keys", "array of `env:NAME` or `file:PATH`", none(), "where accepted API keys are stored"),
+                (
+                    "origins",
+                    "array of texts",
+                    none(),
+                    "origins of pages that may use the front, such as `https://chat.example`, or `*` for all",
+                ),
+                (
+                    "paths",
+                    "array of texts",
+                    none(),
+                    "paths that are forwarded besides the usual ones, such as `/v1/tokenize`; a prefix ends in `/`",
+                ),
                 ("body_max", SIZE, size(front.body_max_bytes), "longest request body"),
                 (
                     "body_time_max",

@@ -15,6 +15,8 @@ mod limits;
 mod log;
 #[path = "front/malformed.rs"]
 mod malformed;
+#[path = "front/pages.rs"]
+mod pages;
 #[path = "front/routing.rs"]
 mod routing;
 #[path = "front/setup.rs"]

@@ -45,6 +45,10 @@ pub struct Front {
     pub listen: SocketAddr,
     /// Accepted API keys. Without keys, every client on this machine is accepted.
     pub keys: Vec<Key>,
+    /// Origins of pages that may use the front, or `*` for all.
+    pub origins: Vec<String>,
+    /// Paths that are forwarded besides the usual ones. Those that end in a slash are prefixes.
+    pub paths: Vec<String>,
     /// Longest request body.
     pub body_max_bytes: u64,
     /// Longest time for a request body.

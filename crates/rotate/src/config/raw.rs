@@ -48,6 +48,10 @@ struct RawFront {
     listen: Option<SocketAddr>,
     #[serde(default)]
     keys: KeySources,
+    #[serde(default)]
+    origins: Vec<String>,
+    #[serde(default)]
+    paths: Vec<String>,
     body_max: Option<Size>,
     body_time_max: Option<Wait>,
     bodies_max: Option<Size>,
@@ -183,8 +187,27 @@ impl RawFront {
                 return Err(invalid("front", &format!("{what} is 0; leave it out or make it larger")));
             }
         }
+        if let Some(origin) = self.origins.iter().find(|origin| !is_origin(origin)) {
+            return Err(invalid(
+                "front",
+                &format!(
+                    "origins has {origin:?}; say \"*\", or a scheme, a host and an unusual port, as browsers do: \
+                     \"https://chat.example\""
+                ),
+            ));
+        }
+        if let Some(path) = self.paths.iter().find(|path| !is_client_path(path)) {
+            return Err(invalid(
+                "front",
+                &format!(
+                    "paths has {path:?}; say a path such as \"/v1/tokenize\", or a prefix such as \"/v1/audio/\""
+                ),
+            ));
+        }
         Ok(Front {
             listen,
+            origins: self.origins,
+            paths: self.paths,
             keys: keys_of("front", listen, &self.keys.0, secret)?,
             body_max_bytes: self.body_max.map_or(32 << 20, |size| size.0),
             body_time_max: self.body_time_max.map_or(Duration::from_secs(120), |wait| wait.0),
@@ -405,6 +428,27 @@ impl RawRules {
 
 fn local(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
+}
+
+/// As browsers write it, without a path and without the scheme's own port.
+fn is_origin(text: &str) -> bool {
+    let Some((scheme, host)) = text.split_once("://") else { return text == "*" };
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"/?#@\\*".contains(&byte);
+    let is_usual = scheme == "https" && host.ends_with(":443") || scheme == "http" && host.ends_with(":80");
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    !scheme.is_empty()
+        && scheme.bytes().all(is_name)
+        && !host.is_empty()
+        && host.bytes().all(is_plain)
+        && !is_usual
+}
+
+/// Requests are compared with it as they are written.
+fn is_client_path(path: &str) -> bool {
+    let Some(rest) = path.strip_prefix("/v1/") else { return false };
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"?#%\\".contains(&byte);
+    let segments = rest.strip_suffix('/').unwrap_or(rest).split('/');
+    rest.bytes().all(is_plain) && segments.into_iter().all(|segment| !matches!(segment, "" | "." | ".."))
 }
 
 /// Whether both cannot be bound at once. Port 0 means any free port.

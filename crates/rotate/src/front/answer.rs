@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::account::{Account, End};
-use super::api_error::ApiError;
+use super::api_error::{ApiError, Dialect};
 use super::connection::Connection;
 use super::{Admission, Backend, Route};
 
@@ -62,6 +62,8 @@ pub(super) struct Forwarded {
     pub(super) admission: Admission,
     pub(super) backend: Arc<dyn Backend>,
     pub(super) route: Arc<Route>,
+    /// Of errors.
+    pub(super) dialect: Dialect,
     /// The end of the stream so far, if an error event can be appended.
     pub(super) events: Option<Tail>,
     /// Whether only closing the connection marks the end of the answer.
@@ -144,7 +146,7 @@ impl AnswerBody {
                         }
                         return Poll::Ready(Some(Err(Broken)));
                     };
-                    let event = error.event(tail.is_amid_event());
+                    let event = error.event(forwarded.dialect, tail.is_amid_event());
                     self.flow = Flow::Breaking { flushes: self.connection.flushes() };
                     return Poll::Ready(Some(Ok(Frame::data(event))));
                 }

@@ -1,4 +1,4 @@
-//! Errors of the front in OpenAI's format.
+//! Errors of the front, in OpenAI's format or Anthropic's.
 
 use std::time::Duration;
 
@@ -15,6 +15,37 @@ use crate::service::Refused;
 const NAMES_MAX: usize = 64;
 /// Most characters of an engine's answer in a message.
 const EXCERPT_MAX: usize = 1024;
+
+/// The format of errors that a client expects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dialect {
+    OpenAi,
+    Anthropic,
+}
+
+impl Dialect {
+    /// Anthropic's is that of its own paths only.
+    pub(super) fn of(path: &str) -> Self {
+        let is_anthropic = path == "/v1/messages" || path.starts_with("/v1/messages/");
+        if is_anthropic { Self::Anthropic } else { Self::OpenAi }
+    }
+
+    /// Whether an engine's error is in this format.
+    pub(super) fn is_of(self, said: &serde_json::Value) -> bool {
+        let has_error = said.get("error").is_some_and(|error| !error.is_null());
+        has_error && (self == Self::OpenAi || said.get("type").is_some_and(|kind| kind == "error"))
+    }
+
+    /// A `data:` event with one line of JSON. An unfinished event is closed first.
+    pub(super) fn event(self, json: &[u8], is_amid: bool) -> Bytes {
+        let end: &[u8] = if is_amid { b"\n\n" } else { b"" };
+        let begin: &[u8] = match self {
+            Self::OpenAi => b"data: ",
+            Self::Anthropic => b"event: error\ndata: ",
+        };
+        [end, begin, json, b"\n\n"].concat().into()
+    }
+}
 
 #[derive(Debug, Clone)]
 pub(super) struct ApiError {
@@ -68,6 +99,32 @@ impl ApiError {
     pub(super) fn no_path() -> Self {
         let text = "there is nothing here; paths begin with /v1/, as in /v1/chat/completions";
         Self::new(StatusCode::NOT_FOUND, "unknown_path", text)
+    }
+
+    pub(super) fn unlisted_path(path: &str) -> Self {
+        let path: String = path.chars().take(256).collect();
+        let text = format!(
+            "{path} is none of the paths for clients; if it should be, add it to `paths` of [front] in the configuration"
+        );
+        Self::new(StatusCode::NOT_FOUND, "unknown_path", text)
+    }
+
+    pub(super) fn forbidden_host() -> Self {
+        let text = "this listens on this machine only, and was asked for by the name of another; ask for it by \
+                    localhost or 127.0.0.1, or configure `keys`";
+        Self::new(StatusCode::FORBIDDEN, "forbidden_host", text)
+    }
+
+    pub(super) fn forbidden_origin() -> Self {
+        let text = "a page of another site asked for this; to allow it, add its origin to `origins` of [front] in the \
+                    configuration, as in origins = [\"https://chat.example\"]";
+        Self::new(StatusCode::FORBIDDEN, "forbidden_origin", text)
+    }
+
+    pub(super) fn no_json_type() -> Self {
+        let text = "the body has to be JSON, and its type has to say so; send `Content-Type: application/json`, with curl \
+                    by -H 'Content-Type: application/json'";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", text)
     }
 
     pub(super) fn no_method(allowed: &'static str) -> Self {
@@ -181,20 +238,39 @@ impl ApiError {
         Self::new(status, "engine_error", text)
     }
 
-    fn to_json(&self) -> Vec<u8> {
+    fn to_json(&self, dialect: Dialect) -> Vec<u8> {
         let Self { kind, code, param, message, .. } = self;
-        json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
-            .to_string()
-            .into_bytes()
+        let json = match dialect {
+            Dialect::OpenAi => {
+                json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+            }
+            Dialect::Anthropic => {
+                json!({"type": "error", "error": {"type": self.anthropic_kind(), "message": message}})
+            }
+        };
+        json.to_string().into_bytes()
     }
 
-    pub(super) fn body(&self) -> Bytes {
-        self.to_json().into()
+    fn anthropic_kind(&self) -> &'static str {
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        }
     }
 
-    /// As an event within a stream. An unfinished event is closed first.
-    pub(super) fn event(&self, is_amid: bool) -> Bytes {
-        event(&self.to_json(), is_amid)
+    pub(super) fn body(&self, dialect: Dialect) -> Bytes {
+        self.to_json(dialect).into()
+    }
+
+    /// As [`Dialect::event`].
+    pub(super) fn event(&self, dialect: Dialect, is_amid: bool) -> Bytes {
+        dialect.event(&self.to_json(dialect), is_amid)
     }
 
     pub(super) fn headers(&self, headers: &mut HeaderMap) {
@@ -207,10 +283,4 @@ impl ApiError {
         };
         headers.insert(name, value);
     }
-}
-
-/// A `data:` event with one line of JSON.
-pub(super) fn event(json: &[u8], is_amid: bool) -> Bytes {
-    let before: &[u8] = if is_amid { b"\n\ndata: " } else { b"data: " };
-    [before, json, b"\n\n"].concat().into()
 }

@@ -18,11 +18,12 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::account::{Account, Permit};
 use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
-use super::api_error::{self, ApiError};
+use super::api_error::{ApiError, Dialect};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
 use super::json::{self, RequestFields};
 use super::local::Catalogue;
+use super::origin::{self, Cors};
 use super::request::{self, About};
 use super::span::{Ids, REQUEST_ID};
 use super::{Admission, Backend, Route, Timeouts};
@@ -61,6 +62,8 @@ impl Proxy {
     ) -> Result<Response<AnswerBody>, Disconnected> {
         connection.place.begin();
         let mut account = Account::new(self.ids.request(request.headers()), &request, connection.peer());
+        let dialect = Dialect::of(request.uri().path());
+        let cors = Cors::new(request.headers(), &self.backend.front());
         let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
         let answered = tokio::select! {
             biased;
@@ -68,11 +71,12 @@ impl Proxy {
             () = gone.as_mut() => return Err(Disconnected),
         };
         let mut response = answered.unwrap_or_else(|error| {
-            let mut response = Response::new(Flow::Whole(Some(error.body())));
+            let mut response = Response::new(Flow::Whole(Some(error.body(dialect))));
             *response.status_mut() = error.status;
             error.headers(response.headers_mut());
             response
         });
+        cors.add(response.headers_mut());
         response.headers_mut().insert(REQUEST_ID.clone(), account.id.clone());
         account.status = Some(response.status());
         Ok(response.map(|flow| AnswerBody::new(flow, account, connection, gone)))
@@ -88,8 +92,15 @@ impl Proxy {
         // Until the whole body is read.
         connection.linger(!body.is_end_stream());
         let front = self.backend.front();
-        let about = request::about(&parts, front.head_max_bytes)?;
+        let about = request::about(&parts, &front)?;
         if about != About::Health {
+            origin::check(&parts, &front)?;
+            if let Some(headers) = origin::preflight(&parts, &front) {
+                let mut response = Response::new(Flow::Whole(None));
+                *response.status_mut() = StatusCode::NO_CONTENT;
+                *response.headers_mut() = headers;
+                return Ok(response);
+            }
             request::check_key(&parts.headers, &front.keys)?;
         }
         let is_reading = matches!(parts.method, Method::GET | Method::HEAD);
@@ -120,8 +131,9 @@ impl Proxy {
         account.model = Some(route.name.clone());
         let segments = Segments::with_model(body, &name, &route.served_as)?;
         let is_old = parts.version < Version::HTTP_11;
+        let dialect = Dialect::of(path.path());
         let upstream = self.upstream(parts, path, &route, &account.id, segments)?;
-        let job = Job { proxy: Arc::clone(self), route: Arc::new(route), upstream, is_old };
+        let job = Job { proxy: Arc::clone(self), route: Arc::new(route), upstream, dialect, is_old };
         match front.keep_alive.filter(|_| is_stream) {
             Some(every) => job.with_keep_alive(every, account).await,
             None => {
@@ -164,6 +176,7 @@ struct Job {
     proxy: Arc<Proxy>,
     route: Arc<Route>,
     upstream: Request<Segments>,
+    dialect: Dialect,
     /// Whether the client's HTTP version has no chunked encoding.
     is_old: bool,
 }
@@ -191,12 +204,13 @@ impl Job {
             return self.sent(admission?).await;
         }
         let upcoming: Upcoming = Box::pin(async move {
-            let ended = |error: ApiError| Ending { event: error.event(false), status: error.status };
+            let dialect = self.dialect;
+            let ended = |error: ApiError| Ending { event: error.event(dialect, false), status: error.status };
             let admission = admission.await.map_err(ended)?;
             let waited = begun.elapsed();
             let route = Arc::clone(&self.route);
             let response = self.sent(admission).await.map_err(ended)?;
-            Self::events_of(response, &route).await.map(|forwarded| (forwarded, waited))
+            Self::events_of(response, &route, dialect).await.map(|forwarded| (forwarded, waited))
         });
         let mut response = Response::new(Flow::Waiting(Waiting::new(upcoming, every)));
         let headers = response.headers_mut();
@@ -206,11 +220,15 @@ impl Job {
     }
 
     /// The stream to continue with, or the error event if the answer is something else.
-    async fn events_of(response: Response<Flow>, route: &Route) -> Result<Forwarded, Ending> {
+    async fn events_of(
+        response: Response<Flow>,
+        route: &Route,
+        dialect: Dialect,
+    ) -> Result<Forwarded, Ending> {
         let status = response.status();
         let Flow::Forwarded(mut forwarded) = response.into_body() else {
             let error = ApiError::broken(&route.name);
-            return Err(Ending { event: error.event(false), status: error.status });
+            return Err(Ending { event: error.event(dialect, false), status: error.status });
         };
         if status == StatusCode::OK && forwarded.events.is_some() {
             forwarded.is_open = false;
@@ -223,15 +241,15 @@ impl Job {
         };
         let excerpt = excerpt.unwrap_or_default();
         let said = serde_json::from_slice::<serde_json::Value>(&excerpt).ok();
-        if let Some(said) = said.filter(|said| said.get("error").is_some_and(|error| !error.is_null())) {
-            return Err(Ending { event: api_error::event(said.to_string().as_bytes(), false), status });
+        if let Some(said) = said.filter(|said| dialect.is_of(said)) {
+            return Err(Ending { event: dialect.event(said.to_string().as_bytes(), false), status });
         }
         let error = ApiError::engine_error(&route.name, status, &String::from_utf8_lossy(&excerpt));
-        Err(Ending { event: error.event(false), status })
+        Err(Ending { event: error.event(dialect, false), status })
     }
 
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
-        let Self { proxy, route, upstream, is_old } = self;
+        let Self { proxy, route, upstream, dialect, is_old } = self;
         let answered = tokio::select! {
             biased;
             () = admission.aborted.cancelled() => return Err(ApiError::aborted(&route.name)),
@@ -258,6 +276,7 @@ impl Job {
             admission,
             backend: Arc::clone(&proxy.backend),
             route,
+            dialect,
             events: (is_open && is_events(&parts.headers)).then(Tail::new),
             is_open: is_open && is_old,
         };

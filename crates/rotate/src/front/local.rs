@@ -20,24 +20,33 @@ impl Catalogue {
         Self { since }
     }
 
+    /// Aliases have entries of their own, since clients offer what is listed.
     pub(super) fn all(&self, backend: &dyn Backend) -> Bytes {
-        let data: Vec<Value> = backend.listed().iter().map(|model| self.shown(model)).collect();
+        let models = backend.listed();
+        let names = models.iter().flat_map(|model| {
+            [&model.name].into_iter().chain(&model.aliases).map(move |name| self.shown(model, name))
+        });
+        let data: Vec<Value> = names.collect();
         json!({"object": "list", "data": data}).to_string().into()
     }
 
     pub(super) fn one(&self, backend: &dyn Backend, name: &str) -> Option<Bytes> {
         let all = backend.listed();
         let is_it = |model: &&Listed| model.name == name || model.aliases.iter().any(|alias| alias == name);
-        all.iter().find(is_it).map(|model| self.shown(model).to_string().into())
+        all.iter().find(is_it).map(|model| self.shown(model, name).to_string().into())
     }
 
-    fn shown(&self, model: &Listed) -> Value {
+    fn shown(&self, model: &Listed, name: &str) -> Value {
+        let mut own = json!({"ready": model.is_ready, "stage": model.stage});
+        if name != model.name {
+            own["alias_of"] = model.name.as_str().into();
+        }
         json!({
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self.since,
             "owned_by": "poorwill",
-            "poorwill": {"ready": model.is_ready, "stage": model.stage},
+            "poorwill": own,
         })
     }
 }

@@ -5,12 +5,30 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
 
 use super::api_error::ApiError;
-use crate::config::Key;
+use crate::config::{self, Key};
 
 /// Anthropic's header for a key.
 static X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Azure's header for a key.
 static API_KEY: HeaderName = HeaderName::from_static("api-key");
+
+/// What clients of OpenAI, Anthropic, Jina and Cohere call. Those that end in a slash are prefixes.
+const PATHS: [&str; 14] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/responses/",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/classify",
+    "/v1/pooling",
+    "/v1/moderations",
+    "/v1/audio/",
+    "/v1/images/",
+];
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum About {
@@ -21,7 +39,8 @@ pub(super) enum About {
     Engine(PathAndQuery),
 }
 
-pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, ApiError> {
+pub(super) fn about(parts: &Parts, front: &config::Front) -> Result<About, ApiError> {
+    let head_max_bytes = front.head_max_bytes;
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         return Err(ApiError::no_method("GET, HEAD, POST"));
     }
@@ -45,6 +64,9 @@ pub(super) fn about(parts: &Parts, head_max_bytes: u64) -> Result<About, ApiErro
         return Ok(About::Model(name));
     }
     check_path(rest)?;
+    if !is_listed(path, PATHS.iter().copied().chain(front.paths.iter().map(String::as_str))) {
+        return Err(ApiError::unlisted_path(path));
+    }
     let path = parts.uri.path_and_query().cloned().ok_or_else(ApiError::no_path)?;
     Ok(About::Engine(path))
 }
@@ -74,6 +96,10 @@ fn check_path(rest: &str) -> Result<(), ApiError> {
              encoded",
         )
     })
+}
+
+fn is_listed<'a>(path: &str, mut listed: impl Iterator<Item = &'a str>) -> bool {
+    listed.any(|one| if one.ends_with('/') { path.starts_with(one) } else { path == one })
 }
 
 fn encodes_no_way(path: &str) -> bool {
@@ -151,21 +177,26 @@ fn given_key(headers: &HeaderMap) -> Option<&str> {
     only
 }
 
-/// Refuses bodies that are not JSON by their headers.
+/// Refuses bodies that are not JSON by their headers. A page can send other types without its browser's asking first.
 pub(super) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let text =
-        |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
-    let is_multipart = text(header::CONTENT_TYPE)
-        .trim_start()
-        .get(..10)
-        .is_some_and(|begin| begin.eq_ignore_ascii_case("multipart/"));
-    if is_multipart {
-        return Err(ApiError::unsupported_type("multipart"));
+    let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
+    let is_json = match (kinds.next(), kinds.next()) {
+        (None, _) => !headers.contains_key(header::ORIGIN),
+        (Some(kind), None) => kind.to_str().is_ok_and(is_json),
+        _ => false,
+    };
+    if !is_json {
+        return Err(ApiError::no_json_type());
     }
-    match text(header::CONTENT_ENCODING) {
-        "" | "identity" => Ok(()),
-        _ => Err(ApiError::unsupported_type("compressed")),
+    match headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes) {
+        None | Some(b"" | b"identity") => Ok(()),
+        Some(_) => Err(ApiError::unsupported_type("compressed")),
     }
+}
+
+fn is_json(kind: &str) -> bool {
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
 /// Also drops headers that `Connection` names.
@@ -204,6 +235,7 @@ pub(super) fn upstream_headers(headers: &mut HeaderMap) {
         header::HOST,
         header::CONTENT_LENGTH,
         header::EXPECT,
+        header::ORIGIN,
         header::TRAILER,
     ] {
         headers.remove(name);
@@ -217,6 +249,10 @@ pub(super) fn answer_headers(headers: &mut HeaderMap) {
     drop_hop(headers);
     headers.remove(header::SERVER);
     headers.remove(header::SET_COOKIE);
+    // The front decides which pages may read answers.
+    let is_cors = |name: &&HeaderName| name.as_str().starts_with("access-control-");
+    let cors: Vec<HeaderName> = headers.keys().filter(is_cors).cloned().collect();
+    cors.iter().for_each(|name| drop(headers.remove(name)));
 }
 
 #[cfg(test)]

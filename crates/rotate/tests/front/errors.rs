@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use poorwill_rotate::policy::{Refusal, Time};
 
-use super::setup::{Setup, Verdict, Wire, answer, post, post_with, run};
+use super::setup::{EVENTS, Setup, Verdict, Wire, answer, chunk, post, post_with, run};
 
 const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
 
@@ -58,7 +58,7 @@ fn bodies_that_ask_for_nothing_are_refused() {
         }
         for lines in ["Content-Encoding: gzip\r\n", "Content-Type: multipart/form-data; boundary=x\r\n"] {
             let mut client = setup.client().await;
-            let asked = post_with("/v1/audio", lines, ASK_ONE);
+            let asked = post_with("/v1/audio/transcriptions", lines, ASK_ONE);
             client.send(asked.replacen("Content-Type: application/json\r\n", "", 1)).await;
             assert_eq!(client.json().await.0.status(), 415, "{lines}");
         }
@@ -166,5 +166,93 @@ fn an_engine_that_is_not_there_is_suspect() {
         assert_eq!((head.status(), &body["error"]["code"]), (502, &"engine_unreachable".into()));
         assert!(!body.to_string().contains("127.0.0.1"), "{body}");
         assert_eq!(backend.seen.borrow().suspects, 3);
+    });
+}
+
+/// Checks that this is an error of Anthropic's format and kind.
+fn check_anthropic(error: &serde_json::Value, kind: &str) {
+    assert_eq!((&error["type"], &error["error"]["type"]), (&"error".into(), &kind.into()), "{error}");
+    assert!(error["error"]["message"].is_string(), "{error}");
+}
+
+#[test]
+fn clients_of_anthropic_get_its_errors() {
+    run(async {
+        let setup = Setup::new("keys = [\"env:ONE\"]\nbody_max = 64").await;
+        let key = "x-api-key: key-of-ONE\r\n";
+        let long = format!("{{\"model\":\"two\"{}}}", " ".repeat(64));
+        for (path, lines, body, status, kind) in [
+            ("/v1/messages", "", ASK_ONE, 401, "authentication_error"),
+            ("/v1/messages", key, "{}", 400, "invalid_request_error"),
+            ("/v1/messages", key, r#"{"model":"three"}"#, 404, "not_found_error"),
+            ("/v1/messages/other", key, ASK_ONE, 404, "not_found_error"),
+            ("/v1/messages/count_tokens", key, &long, 413, "request_too_large"),
+            ("/v1/messages", key, ASK_ONE, 429, "rate_limit_error"),
+        ] {
+            setup.refuse(Refusal::QueueFull, None);
+            let mut client = setup.client().await;
+            client.send(post_with(path, lines, body)).await;
+            let (head, error) = client.json().await;
+            assert_eq!(head.status(), status, "{error}");
+            check_anthropic(&error, kind);
+        }
+        setup.refuse(Refusal::NoMemory { until: Time::ZERO }, None);
+        let mut client = setup.client().await;
+        client.send(post_with("/v1/messages", key, ASK_ONE)).await;
+        let (head, error) = client.json().await;
+        assert_eq!((head.status(), head.field("retry-after")), (503, Some("1")));
+        check_anthropic(&error, "overloaded_error");
+    });
+}
+
+/// The JSON of an error event, after keep-alive comments.
+async fn error_event(client: &mut Wire) -> serde_json::Value {
+    loop {
+        let event = client.chunk().await.expect("an error event");
+        if let Some(data) = event.trim_start().strip_prefix("event: error\ndata: ") {
+            return serde_json::from_str(data).unwrap();
+        }
+        assert_eq!(event, ": waiting\n\n");
+    }
+}
+
+#[test]
+fn streams_of_anthropic_end_with_its_error_event() {
+    run(async {
+        let setup = Setup::new("keep_alive = \"10ms\"").await;
+        let body = r#"{"model":"org/one","stream":true}"#;
+        // While it waits.
+        setup.say(Verdict::Wait);
+        let mut client = setup.client().await;
+        client.send(post_with("/v1/messages", "", body)).await;
+        assert_eq!(client.head().await.status(), 200);
+        assert_eq!(client.chunk().await.unwrap(), ": waiting\n\n");
+        setup.refuse(Refusal::QueueFull, None);
+        check_anthropic(&error_event(&mut client).await, "rate_limit_error");
+        // By the engine, in another format.
+        setup.say(Verdict::Wait);
+        let mut client = setup.client().await;
+        client.send(post_with("/v1/messages", "", body)).await;
+        assert_eq!(client.head().await.status(), 200);
+        setup.say(Verdict::Admit);
+        let mut engine = setup.engine().await;
+        engine.message().await;
+        engine.send(answer(r#"{"error":{"message":"why"}}"#).replace("200 OK", "400 Bad")).await;
+        let error = error_event(&mut client).await;
+        check_anthropic(&error, "invalid_request_error");
+        assert!(error["error"]["message"].as_str().unwrap().contains("why"), "{error}");
+        drop(engine);
+        // Amid an answer.
+        let mut client = setup.client().await;
+        client.send(post_with("/v1/messages", "", body)).await;
+        let mut engine = setup.engine().await;
+        engine.message().await;
+        engine.send(format!("{EVENTS}{}", chunk("event: ping\ndata: {}"))).await;
+        client.head().await;
+        assert_eq!(client.chunks_with(20).await, "event: ping\ndata: {}");
+        drop(engine);
+        let error = client.chunk().await.unwrap();
+        let data = error.strip_prefix("\n\nevent: error\ndata: ").unwrap();
+        check_anthropic(&serde_json::from_str(data).unwrap(), "api_error");
     });
 }

@@ -170,17 +170,20 @@ fn all_models_are_listed_also_those_that_sleep() {
         client.send("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").await;
         let (head, all) = client.json().await;
         assert_eq!((head.status(), head.field("content-type")), (200, Some("application/json")));
-        assert_eq!((&all["object"], all["data"].as_array().unwrap().len()), (&"list".into(), 2));
-        let two = all["data"][1].clone();
+        assert_eq!((&all["object"], all["data"].as_array().unwrap().len()), (&"list".into(), 4));
+        let two = all["data"][2].clone();
         assert_eq!((&two["id"], &two["object"]), (&"two".into(), &"model".into()));
         assert!(two["created"].is_u64() && two["owned_by"].is_string());
         assert_eq!(two["poorwill"], serde_json::json!({"ready": false, "stage": "asleep"}));
+        let large = &all["data"][3];
+        let own = serde_json::json!({"ready": false, "stage": "asleep", "alias_of": "two"});
+        assert_eq!((&large["id"], &large["poorwill"]), (&"large".into(), &own));
         for (path, id) in [
             ("two", "two"),
-            ("large", "two"),
+            ("large", "large"),
             ("org/one", "org/one"),
             ("org%2Fone", "org/one"),
-            ("small", "org/one"),
+            ("small", "small"),
         ] {
             client.send(format!("GET /v1/models/{path} HTTP/1.1\r\nHost: a\r\n\r\n")).await;
             let (head, one) = client.json().await;

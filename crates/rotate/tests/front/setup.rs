@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt::Write as _;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -140,9 +140,20 @@ impl Setup {
         Self::with_timeouts(lines, Timeouts::default()).await
     }
 
+    /// As [`new`](Self::new), which answers to any name, but as on loopback: only to loopback names.
+    pub(crate) async fn local(lines: &str) -> Self {
+        Self::listening(lines, Timeouts::default(), Ipv4Addr::LOCALHOST).await
+    }
+
     pub(crate) async fn with_timeouts(lines: &str, timeouts: Timeouts) -> Self {
+        Self::listening(lines, timeouts, Ipv4Addr::UNSPECIFIED).await
+    }
+
+    /// As if it listened on this address.
+    async fn listening(lines: &str, timeouts: Timeouts, ip: Ipv4Addr) -> Self {
         let text = format!("[front]\n{lines}\n[[model]]\nname = \"any\"\nurl = \"http://127.0.0.1:1\"\n");
         let front = Config::parse(&text, &|place| Ok(format!("key-of-{}", &place[4..]))).unwrap().front;
+        let front = Arc::new(config::Front { listen: (ip, 8080).into(), ..(*front).clone() });
         let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", engine.local_addr().unwrap());
         let route = |id, name: &str, served_as: &str| Route {
