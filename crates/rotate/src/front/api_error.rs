@@ -143,6 +143,12 @@ impl ApiError {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", text).retry_after(None)
     }
 
+    pub(super) fn key_crowded(name: &str, max: usize) -> Self {
+        let text =
+            format!("{max} requests with keys of `{name}` are in progress, which is their limit; try again");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "key_requests_full", text).retry_after(None)
+    }
+
     pub(super) fn refused(name: &str, refused: Refused) -> Self {
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         let (status, code, why) = match refused.refusal {

@@ -22,10 +22,12 @@ use super::api_error::{self, ApiError};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
 use super::json::{self, RequestFields};
+use super::limits::KeyRequests;
 use super::local::Catalogue;
 use super::request::{self, About};
 use super::span::{Ids, REQUEST_ID};
 use super::{Admission, Backend, Route, Timeouts};
+use crate::config::Key;
 use crate::http::HttpClient;
 
 /// Most bytes of an engine's error answer in an error event.
@@ -38,6 +40,7 @@ pub(super) struct Proxy {
     client: HttpClient<Segments>,
     ids: Ids,
     active: Arc<AtomicUsize>,
+    key_requests: KeyRequests,
     bodies: Arc<Bodies>,
     catalogue: Catalogue,
 }
@@ -51,7 +54,8 @@ impl Proxy {
         let client = crate::http::client(timeouts.connect, Some(timeouts.idle));
         let active = Arc::new(AtomicUsize::new(0));
         let (ids, bodies, catalogue) = (Ids::default(), Arc::default(), Catalogue::new());
-        Self { backend, timeouts, client, ids, active, bodies, catalogue }
+        let key_requests = KeyRequests::default();
+        Self { backend, timeouts, client, ids, active, key_requests, bodies, catalogue }
     }
 
     pub(super) async fn handle(
@@ -89,9 +93,12 @@ impl Proxy {
         connection.linger(!body.is_end_stream());
         let front = self.backend.front();
         let about = request::about(&parts, front.head_max_bytes)?;
-        if about != About::Health {
-            request::check_key(&parts.headers, &front.keys)?;
-        }
+        let key = match about {
+            About::Health => None,
+            _ => request::check_key(&parts.headers, &front.keys)?,
+        };
+        let share = key.and_then(Key::share);
+        account.key = share.map(|share| share.name.clone());
         let is_reading = matches!(parts.method, Method::GET | Method::HEAD);
         let path = match about {
             About::Engine(path) => path,
@@ -105,6 +112,12 @@ impl Proxy {
         };
         if parts.method != Method::POST {
             return Err(ApiError::no_method("POST"));
+        }
+        if let Some((share, max)) = share.and_then(|share| Some((share, share.requests_max?))) {
+            account.key_permit = self.key_requests.acquire(&share.name, max);
+            if account.key_permit.is_none() {
+                return Err(ApiError::key_crowded(&share.name, max));
+            }
         }
         account.permit = Permit::acquire(&self.active, front.requests_max);
         if account.permit.is_none() {

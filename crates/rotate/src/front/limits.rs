@@ -4,11 +4,14 @@
 //! request for longest goes first.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
+
+use super::account::Permit;
 
 /// Descriptors for control, engines' processes, and files.
 const RESERVE: usize = 384;
@@ -222,6 +225,19 @@ impl Drop for Place {
         state.open -= 1;
         drop(state);
         self.all.changed.notify_one();
+    }
+}
+
+/// The requests in progress of each named key.
+#[derive(Debug, Default)]
+pub(super) struct KeyRequests(Mutex<BTreeMap<String, Arc<AtomicUsize>>>);
+
+impl KeyRequests {
+    /// Takes a place of the key. `None` if `max` are taken.
+    pub(super) fn acquire(&self, name: &str, max: usize) -> Option<Permit> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let active = all.entry(name.to_owned()).or_default();
+        Permit::acquire(active, max)
     }
 }
 
