@@ -22,7 +22,7 @@ use super::api_error::{self, ApiError};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
 use super::json::{self, RequestFields};
-use super::limits::KeyRequests;
+use super::limits::{Backoff, KeyRequests};
 use super::local::Catalogue;
 use super::request::{self, About};
 use super::span::{Ids, REQUEST_ID};
@@ -41,6 +41,7 @@ pub(super) struct Proxy {
     ids: Ids,
     active: Arc<AtomicUsize>,
     key_requests: KeyRequests,
+    backoff: Backoff,
     bodies: Arc<Bodies>,
     catalogue: Catalogue,
 }
@@ -54,8 +55,8 @@ impl Proxy {
         let client = crate::http::client(timeouts.connect, Some(timeouts.idle));
         let active = Arc::new(AtomicUsize::new(0));
         let (ids, bodies, catalogue) = (Ids::default(), Arc::default(), Catalogue::new());
-        let key_requests = KeyRequests::default();
-        Self { backend, timeouts, client, ids, active, key_requests, bodies, catalogue }
+        let (key_requests, backoff) = (KeyRequests::default(), Backoff::default());
+        Self { backend, timeouts, client, ids, active, key_requests, backoff, bodies, catalogue }
     }
 
     pub(super) async fn handle(
@@ -72,6 +73,7 @@ impl Proxy {
             () = gone.as_mut() => return Err(Disconnected),
         };
         let mut response = answered.unwrap_or_else(|error| {
+            let error = error.backing_off(&self.backoff);
             let mut response = Response::new(Flow::Whole(Some(error.body())));
             *response.status_mut() = error.status;
             error.headers(response.headers_mut());

@@ -1,8 +1,10 @@
 //! Limits of what clients take together.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use poorwill_rotate::front::Timeouts;
+use poorwill_rotate::policy::Refusal;
 
 use super::setup::{END, Setup, Verdict, Wire, answer, chunk, post_with, run};
 
@@ -200,5 +202,20 @@ fn a_key_has_its_own_share() {
                 said = code_of(&mut second) => assert_eq!(said.0, 429),
             }
         }
+    });
+}
+
+#[test]
+fn refused_clients_are_spread_over_time() {
+    run(async {
+        let setup = Setup::new("").await;
+        setup.refuse(Refusal::QueueFull, None);
+        let mut seconds = BTreeSet::new();
+        for _ in 0..20 {
+            let (head, _) = setup.asking(ASK_ONE).await.json().await;
+            assert_eq!(head.status(), 429);
+            seconds.insert(head.field("retry-after").unwrap().parse::<u64>().unwrap());
+        }
+        assert!(seconds.len() > 1 && seconds.iter().all(|wait| (1..=3).contains(wait)), "{seconds:?}");
     });
 }
