@@ -64,7 +64,7 @@ impl Proxy {
         connection: Arc<Connection>,
         request: Request<Incoming>,
     ) -> Result<Response<AnswerBody>, Disconnected> {
-        connection.place.begin();
+        connection.slot.begin();
         let mut account = Account::new(self.ids.request(request.headers()), &request, connection.peer());
         let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
         let answered = tokio::select! {

@@ -71,7 +71,7 @@ enum Phase {
 
 /// For one connection, until dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Slot {
     all: Arc<Connections>,
     /// Its key in `idle`.
     key: Mutex<u64>,
@@ -85,7 +85,7 @@ impl Connections {
     }
 
     /// Waits for a place among `max`. Closes connections without a request to make one.
-    pub(super) async fn place(self: Arc<Self>, max: usize) -> Place {
+    pub(super) async fn place(self: Arc<Self>, max: usize) -> Slot {
         loop {
             let changed = self.changed.notified();
             let patience = {
@@ -96,7 +96,7 @@ impl Connections {
                     let key = state.add_idle(&closing);
                     drop(state);
                     let phase = watch::Sender::new(Phase::Idle);
-                    return Place { all: Arc::clone(&self), key: Mutex::new(key), closing, phase };
+                    return Slot { all: Arc::clone(&self), key: Mutex::new(key), closing, phase };
                 }
                 state.close_oldest(max)
             };
@@ -139,7 +139,7 @@ impl Counted {
     }
 }
 
-impl Place {
+impl Slot {
     fn key(&self) -> MutexGuard<'_, u64> {
         self.key.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -223,7 +223,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         let key = *self.key();
         let mut state = self.all.locked();
