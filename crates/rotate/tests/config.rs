@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, ConfigError, EngineKind, MemorySource};
+use poorwill_rotate::config::{Config, ConfigError, EngineKind, KeyShare, MemorySource};
 use poorwill_rotate::policy::{Gpu, ModelId};
 
 const TWO: &str = r#"
@@ -148,6 +148,29 @@ fn keys_are_never_shown() {
     std::fs::write(&path, &written).unwrap();
     let error = Config::read(&path).unwrap_err().to_string();
     assert!(error.contains("env:NAME or file:PATH") && !error.contains("sk-12345"), "{error}");
+}
+
+#[test]
+fn keys_may_have_names_and_shares() {
+    let with = |keys: &str| format!("[front]\nkeys = [{keys}]\n{}", model(""));
+    let config =
+        parsed(&with("\"env:FRONT\", { source = \"env:FRONT\", name = \"team\", requests_max = 64 }"))
+            .unwrap();
+    let shares: Vec<_> = config.front.keys.iter().map(|key| key.share().cloned()).collect();
+    assert_eq!(shares, [None, Some(KeyShare { name: "team".to_owned(), requests_max: Some(64) })]);
+    for wrong in [
+        "{ source = \"env:FRONT\" }",
+        "{ name = \"team\" }",
+        "{ source = \"env:FRONT\", name = \" \" }",
+        "{ source = \"env:FRONT\", name = \"team\", requests_max = 0 }",
+        "{ source = \"env:FRONT\", name = \"team\", requests_max = \"sk-12345\" }",
+        "{ source = \"env:FRONT\", name = \"team\", request_max = 1 }",
+    ] {
+        let error = refused(&with(wrong));
+        assert!(error.contains("`source` and `name` are required") && !error.contains("sk-12345"), "{error}");
+    }
+    let control = "[control]\nkeys = [{ source = \"env:FRONT\", name = \"team\", requests_max = 1 }]\n";
+    assert!(refused(&format!("{control}{}", model(""))).contains("leave it out here"));
 }
 
 #[test]

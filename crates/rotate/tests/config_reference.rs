@@ -80,7 +80,12 @@ fn page() -> String {
                     plain(front.listen),
                     "one that other machines can reach needs `keys`",
                 ),
-                ("keys", "array of `env:NAME` or `file:PATH`", none(), "where accepted API keys are stored"),
+                (
+                    "keys",
+                    "array of `env:NAME` or `file:PATH`, or of tables",
+                    none(),
+                    "where accepted API keys are stored; a table has `source`, `name` (for logs; keys of one name count together) and `requests_max` (most requests at a time)",
+                ),
                 (
                     "origins",
                     "array of texts",

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::keys::Key;
+pub use self::keys::{Key, KeyShare};
 pub use self::place::Place;
 
 use self::raw::File;

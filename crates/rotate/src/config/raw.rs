@@ -10,7 +10,7 @@ use http::Uri;
 use serde::Deserialize;
 
 use super::keys::Key;
-use super::values::{KeySources, Size, Wait};
+use super::values::{KeySource, KeySources, Size, Wait};
 use super::{
     Canary, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model, Start, invalid, section,
 };
@@ -145,6 +145,16 @@ impl File {
     pub(super) fn checked(self, secret: Secret<'_>) -> Result<Config, ConfigError> {
         let front = self.front.checked(secret)?;
         let listen = self.control.listen.unwrap_or_else(|| local(CONTROL_PORT));
+        if self
+            .control
+            .keys
+            .0
+            .iter()
+            .filter_map(|key| key.share.as_ref())
+            .any(|share| share.requests_max.is_some())
+        {
+            return Err(invalid("control", "requests_max is for keys of [front]; leave it out here"));
+        }
         let control = Control { listen, keys: keys_of("control", listen, &self.control.keys.0, secret)? };
         if are_one(front.listen, control.listen) {
             return Err(invalid(
@@ -461,7 +471,7 @@ fn are_one(one: SocketAddr, other: SocketAddr) -> bool {
 fn keys_of(
     section: &str,
     listen: SocketAddr,
-    sources: &[String],
+    sources: &[KeySource],
     secret: Secret<'_>,
 ) -> Result<Vec<Key>, ConfigError> {
     if sources.is_empty() && !listen.ip().is_loopback() {
@@ -471,9 +481,9 @@ fn keys_of(
         );
         return Err(invalid(section, &reason));
     }
-    let key = |(nth, source): (usize, &String)| {
-        secret(source)
-            .and_then(|text| Key::new(&text))
+    let key = |(nth, source): (usize, &KeySource)| {
+        secret(&source.source)
+            .and_then(|text| Key::new(&text, source.share.clone()))
             .map_err(|reason| invalid(section, &format!("key {} of {}: {reason}", nth + 1, sources.len())))
     };
     sources.iter().enumerate().map(key).collect()

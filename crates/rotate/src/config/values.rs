@@ -7,6 +7,7 @@ use poorwill::ByteSize;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use strsim::osa_distance;
 
+use super::keys::KeyShare;
 use super::{ConfigError, Place};
 
 /// A misspelled key may have one wrong letter for each this many.
@@ -17,7 +18,13 @@ const WAIT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// An invalid value may be a key, so errors do not repeat it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct KeySources(pub(super) Vec<String>);
+pub(super) struct KeySources(pub(super) Vec<KeySource>);
+
+#[derive(Debug, Clone)]
+pub(super) struct KeySource {
+    pub(super) source: String,
+    pub(super) share: Option<KeyShare>,
+}
 
 /// Such as `90s`, `1m 30s` or `250ms`.
 #[derive(Debug, Clone, Copy)]
@@ -29,17 +36,40 @@ pub(super) struct Size(pub(super) u64);
 
 impl<'de> Deserialize<'de> for KeySources {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let otherwise =
-            || de::Error::custom("keys are a list in brackets, like [\"env:NAME\", \"file:PATH\"]");
+        let otherwise = || {
+            de::Error::custom(
+                "keys are a list in brackets, like [\"env:NAME\", \"file:PATH\"], or with tables, like \
+                 [{ source = \"env:NAME\", name = \"team\", requests_max = 64 }]; `source` and `name` are required, \
+                 and `requests_max` is at least 1",
+            )
+        };
         let toml::Value::Array(all) = toml::Value::deserialize(deserializer)? else {
             return Err(otherwise());
         };
         let sources = all.into_iter().map(|one| match one {
-            toml::Value::String(source) => Ok(source),
+            toml::Value::String(source) => Ok(KeySource { source, share: None }),
+            toml::Value::Table(table) => named_source(table).ok_or_else(otherwise),
             _ => Err(otherwise()),
         });
         sources.collect::<Result<_, _>>().map(Self)
     }
+}
+
+/// `None` if the table is not as it has to be.
+fn named_source(mut table: toml::Table) -> Option<KeySource> {
+    let mut text = |key| match table.remove(key) {
+        Some(toml::Value::String(text)) => Some(text),
+        _ => None,
+    };
+    let (source, name) = (text("source")?, text("name")?);
+    let requests_max = match table.remove("requests_max") {
+        None => None,
+        Some(toml::Value::Integer(most)) => Some(usize::try_from(most).ok().filter(|most| *most > 0)?),
+        Some(_) => return None,
+    };
+    let is_plain = !name.trim().is_empty() && !name.contains(char::is_control);
+    (is_plain && table.is_empty())
+        .then_some(KeySource { source, share: Some(KeyShare { name, requests_max }) })
 }
 
 impl<'de> Deserialize<'de> for Wait {

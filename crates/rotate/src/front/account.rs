@@ -37,6 +37,8 @@ pub(super) struct Account {
     pub(super) bytes: u64,
     pub(super) end: End,
     pub(super) permit: Option<Permit>,
+    /// Among the requests with the same key.
+    pub(super) key_permit: Option<Permit>,
     begun: Instant,
 }
 
@@ -55,6 +57,7 @@ impl Account {
             bytes: 0,
             end: End::Left,
             permit: None,
+            key_permit: None,
             begun: Instant::now(),
         }
     }

@@ -178,7 +178,7 @@ impl AnswerBody {
 impl Drop for AnswerBody {
     fn drop(&mut self) {
         self.connection.ends_with(None);
-        self.connection.place.answered();
+        self.connection.slot.answered();
         if self.account.end == End::Left && self.connection.is_cut() {
             self.account.end = End::Broken;
         }

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::Listed;
 use super::json::BodyError;
+use super::limits::Backoff;
 use crate::policy::Refusal;
 use crate::service::Refused;
 
@@ -82,6 +83,15 @@ impl ApiError {
         let seconds = wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1);
         self.header = Some(ErrorHeader::RetryAfter(seconds));
         self
+    }
+
+    /// With this `Retry-After` if the request was one too many.
+    pub(super) fn backing_off(self, backoff: &Backoff) -> Self {
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            self.retry_after(Some(backoff.retry_after()))
+        } else {
+            self
+        }
     }
 
     pub(super) fn bad(message: impl Into<String>) -> Self {
@@ -198,6 +208,12 @@ impl ApiError {
     pub(super) fn crowded(max: usize) -> Self {
         let text = format!("{max} requests are in progress, which is the limit; try again");
         Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", text).retry_after(None)
+    }
+
+    pub(super) fn key_crowded(name: &str, max: usize) -> Self {
+        let text =
+            format!("{max} requests with keys of `{name}` are in progress, which is their limit; try again");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "key_requests_full", text).retry_after(None)
     }
 
     pub(super) fn refused(name: &str, refused: Refused) -> Self {

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::limits::Place;
+use super::limits::Slot;
 
 /// Poll interval for clients that have sent their next request already, which hides a disconnect.
 const POLL_EVERY: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ const LINGER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
-    pub(super) place: Place,
+    pub(super) slot: Slot,
     flushes: AtomicU64,
     flushed: AtomicWaker,
     lingers: AtomicBool,
@@ -45,10 +45,10 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, place: Place) -> Self {
+    pub(super) fn new(stream: TcpStream, slot: Slot) -> Self {
         Self {
             stream,
-            place,
+            slot,
             flushes: AtomicU64::new(0),
             flushed: AtomicWaker::new(),
             lingers: AtomicBool::new(false),
@@ -158,7 +158,7 @@ impl AsyncRead for Io {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => {
                     if done.as_ref().is_ok_and(|count| *count > 0) {
-                        self.connection.place.received();
+                        self.connection.slot.received();
                     }
                     return Poll::Ready(done.map(|_| ()));
                 }
@@ -194,7 +194,7 @@ impl AsyncWrite for Io {
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.connection.flushes.fetch_add(1, Ordering::AcqRel);
         self.connection.flushed.wake();
-        self.connection.place.flushed();
+        self.connection.slot.flushed();
         Poll::Ready(Ok(()))
     }
 

@@ -22,11 +22,13 @@ use super::api_error::{ApiError, Dialect};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
 use super::json::{self, RequestFields};
+use super::limits::{Backoff, KeyRequests};
 use super::local::Catalogue;
 use super::origin::{self, Cors};
 use super::request::{self, About};
 use super::span::{Ids, REQUEST_ID};
 use super::{Admission, Backend, Route, Timeouts};
+use crate::config::Key;
 use crate::http::HttpClient;
 
 /// Most bytes of an engine's error answer in an error event.
@@ -39,6 +41,8 @@ pub(super) struct Proxy {
     client: HttpClient<Segments>,
     ids: Ids,
     active: Arc<AtomicUsize>,
+    key_requests: KeyRequests,
+    backoff: Backoff,
     bodies: Arc<Bodies>,
     catalogue: Catalogue,
 }
@@ -52,7 +56,8 @@ impl Proxy {
         let client = crate::http::client(timeouts.connect, Some(timeouts.idle));
         let active = Arc::new(AtomicUsize::new(0));
         let (ids, bodies, catalogue) = (Ids::default(), Arc::default(), Catalogue::new());
-        Self { backend, timeouts, client, ids, active, bodies, catalogue }
+        let (key_requests, backoff) = (KeyRequests::default(), Backoff::default());
+        Self { backend, timeouts, client, ids, active, key_requests, backoff, bodies, catalogue }
     }
 
     pub(super) async fn handle(
@@ -60,7 +65,7 @@ impl Proxy {
         connection: Arc<Connection>,
         request: Request<Incoming>,
     ) -> Result<Response<AnswerBody>, Disconnected> {
-        connection.place.begin();
+        connection.slot.begin();
         let mut account = Account::new(self.ids.request(request.headers()), &request, connection.peer());
         let dialect = Dialect::of(request.uri().path());
         let cors = Cors::new(request.headers(), &self.backend.front());
@@ -71,6 +76,7 @@ impl Proxy {
             () = gone.as_mut() => return Err(Disconnected),
         };
         let mut response = answered.unwrap_or_else(|error| {
+            let error = error.backing_off(&self.backoff);
             let mut response = Response::new(Flow::Whole(Some(error.body(dialect))));
             *response.status_mut() = error.status;
             error.headers(response.headers_mut());
@@ -101,8 +107,13 @@ impl Proxy {
                 *response.headers_mut() = headers;
                 return Ok(response);
             }
-            request::check_key(&parts.headers, &front.keys)?;
         }
+        let key = match about {
+            About::Health => None,
+            _ => request::check_key(&parts.headers, &front.keys)?,
+        };
+        let share = key.and_then(Key::share);
+        account.key = share.map(|share| share.name.clone());
         let is_reading = matches!(parts.method, Method::GET | Method::HEAD);
         let path = match about {
             About::Engine(path) => path,
@@ -116,6 +127,12 @@ impl Proxy {
         };
         if parts.method != Method::POST {
             return Err(ApiError::no_method("POST"));
+        }
+        if let Some((share, max)) = share.and_then(|share| Some((share, share.requests_max?))) {
+            account.key_permit = self.key_requests.acquire(&share.name, max);
+            if account.key_permit.is_none() {
+                return Err(ApiError::key_crowded(&share.name, max));
+            }
         }
         account.permit = Permit::acquire(&self.active, front.requests_max);
         if account.permit.is_none() {

@@ -4,11 +4,14 @@
 //! request for longest goes first.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
+
+use super::account::Permit;
 
 /// Descriptors for control, engines' processes, and files.
 const RESERVE: usize = 384;
@@ -16,6 +19,13 @@ const RESERVE: usize = 384;
 const DESCRIPTORS_EACH: usize = 2;
 /// A new connection has this long to send a request before it can be closed for another one.
 const GRACE: Duration = Duration::from_millis(100);
+
+/// How many retries a busy front expects.
+const RETRIES_PER_SECOND: f64 = 50.0;
+/// Seconds over which retries are spread.
+const JITTER_MIN: f64 = 2.0;
+const JITTER_MAX: f64 = 30.0;
+const GOLDEN_RATIO: f64 = 1.618_033_988_749_895;
 
 /// How many connections of clients the descriptors of this process allow.
 pub(super) fn connections_that_fit() -> usize {
@@ -61,7 +71,7 @@ enum Phase {
 
 /// For one connection, until dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Slot {
     all: Arc<Connections>,
     /// Its key in `idle`.
     key: Mutex<u64>,
@@ -75,7 +85,7 @@ impl Connections {
     }
 
     /// Waits for a place among `max`. Closes connections without a request to make one.
-    pub(super) async fn place(self: Arc<Self>, max: usize) -> Place {
+    pub(super) async fn place(self: Arc<Self>, max: usize) -> Slot {
         loop {
             let changed = self.changed.notified();
             let patience = {
@@ -86,7 +96,7 @@ impl Connections {
                     let key = state.add_idle(&closing);
                     drop(state);
                     let phase = watch::Sender::new(Phase::Idle);
-                    return Place { all: Arc::clone(&self), key: Mutex::new(key), closing, phase };
+                    return Slot { all: Arc::clone(&self), key: Mutex::new(key), closing, phase };
                 }
                 state.close_oldest(max)
             };
@@ -129,7 +139,7 @@ impl Counted {
     }
 }
 
-impl Place {
+impl Slot {
     fn key(&self) -> MutexGuard<'_, u64> {
         self.key.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -213,7 +223,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         let key = *self.key();
         let mut state = self.all.locked();
@@ -225,9 +235,84 @@ impl Drop for Place {
     }
 }
 
+/// The requests in progress of each named key.
+#[derive(Debug, Default)]
+pub(super) struct KeyRequests(Mutex<BTreeMap<String, Arc<AtomicUsize>>>);
+
+impl KeyRequests {
+    /// Takes a place of the key. `None` if `max` are taken.
+    pub(super) fn acquire(&self, name: &str, max: usize) -> Option<Permit> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let active = all.entry(name.to_owned()).or_default();
+        Permit::acquire(active, max)
+    }
+}
+
+/// Chooses `Retry-After` of refused requests. They come back at different times, and later the more there are.
+#[derive(Debug)]
+pub(super) struct Backoff(Mutex<Refusals>);
+
+#[derive(Debug)]
+struct Refusals {
+    count: u32,
+    /// Those whose clients have not come back, at `RETRIES_PER_SECOND`.
+    away: f64,
+    last: Instant,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self(Mutex::new(Refusals { count: 0, away: 0.0, last: Instant::now() }))
+    }
+}
+
+impl Backoff {
+    /// For one more refused request.
+    pub(super) fn retry_after(&self) -> Duration {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retry_after(Instant::now())
+    }
+}
+
+impl Refusals {
+    fn retry_after(&mut self, now: Instant) -> Duration {
+        let back = now.saturating_duration_since(self.last).as_secs_f64() * RETRIES_PER_SECOND;
+        self.last = now;
+        self.away = (self.away - back).max(0.0) + 1.0;
+        self.count = self.count.wrapping_add(1);
+        let spread = (JITTER_MIN + self.away / RETRIES_PER_SECOND).min(JITTER_MAX);
+        // Multiples of the golden ratio spread evenly.
+        let jitter = (f64::from(self.count) * GOLDEN_RATIO).fract() * spread;
+        Duration::from_secs(1) + Duration::from_secs_f64(jitter.floor())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refused_requests_come_back_later_the_more_there_are() {
+        let begun = Instant::now();
+        let mut refusals = Refusals { count: 0, away: 0.0, last: begun };
+        let mut seconds =
+            |count, now| -> Vec<u64> { (0..count).map(|_| refusals.retry_after(now).as_secs()).collect() };
+        let few = seconds(10, begun);
+        assert!(
+            few.iter().all(|wait| (1..=3).contains(wait)) && few.contains(&1) && few.contains(&2),
+            "{few:?}"
+        );
+        let many = seconds(1000, begun);
+        let last = &many[900..];
+        assert!(
+            last.iter().all(|wait| (1..=23).contains(wait)) && last.iter().any(|wait| *wait > 15),
+            "{last:?}"
+        );
+        // Evenly: no second has more than a tenth of them.
+        assert!((1..=23).all(|wait| last.iter().filter(|one| **one == wait).count() <= 10), "{last:?}");
+        assert!(seconds(10_000, begun).iter().all(|wait| (1..=30).contains(wait)));
+        let calm = seconds(10, begun + Duration::from_secs(3600));
+        assert!(calm.iter().all(|wait| (1..=2).contains(wait)), "{calm:?}");
+    }
 
     #[test]
     fn descriptors_are_left_for_others() {

@@ -45,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::{Connection, Io};
 use self::forward::Proxy;
-use self::limits::{Connections, Place};
+use self::limits::{Connections, Slot};
 use crate::policy::{ModelId, StageName};
 pub use crate::service::Admission;
 use crate::service::Refused;
@@ -150,18 +150,18 @@ pub async fn serve(
     let connections_max = || proxy.backend.front().connections_max.map_or(fitting, |max| max.min(fitting));
     tracing::info!(connections_max = connections_max(), "the front listens");
     let place = || Arc::clone(&connections).place(connections_max());
-    serve::accept_with(listener, "front", &shutdown, place, |stream, place| {
-        serve_connection(stream, place, Arc::clone(&proxy), until.clone())
+    serve::accept_with(listener, "front", &shutdown, place, |stream, slot| {
+        serve_connection(stream, slot, Arc::clone(&proxy), until.clone())
     })
     .await
 }
 
-async fn serve_connection(stream: TcpStream, place: Place, proxy: Arc<Proxy>, shutdown: CancellationToken) {
+async fn serve_connection(stream: TcpStream, slot: Slot, proxy: Arc<Proxy>, shutdown: CancellationToken) {
     // The gain is small, and a socket that refuses is about to fail anyway.
     let _ = stream.set_nodelay(true);
     let head_max = usize::try_from(proxy.backend.front().head_max_bytes).unwrap_or(usize::MAX);
     let head_max = head_max.saturating_add(HEAD_SLACK_BYTES);
-    let connection = Arc::new(Connection::new(stream, place));
+    let connection = Arc::new(Connection::new(stream, slot));
     let io = TokioIo::new(Io::new(Arc::clone(&connection)));
     let timeouts = proxy.timeouts;
     let shared = Arc::clone(&connection);
@@ -185,6 +185,6 @@ async fn serve_connection(stream: TcpStream, place: Place, proxy: Arc<Proxy>, sh
         _ = serve::answer(&builder, io, service, &shutdown) => {}
         // The drop discards unread bytes, and cancels the request to the engine.
         () = overdue => {}
-        () = connection.place.over(timeouts.head_rest) => {}
+        () = connection.slot.over(timeouts.head_rest) => {}
     }
 }

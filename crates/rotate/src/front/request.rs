@@ -146,14 +146,14 @@ fn head_bytes(parts: &Parts) -> u64 {
 }
 
 /// Without configured keys, every client is accepted.
-pub(super) fn check_key(headers: &HeaderMap, keys: &[Key]) -> Result<(), ApiError> {
+pub(super) fn check_key<'a>(headers: &HeaderMap, keys: &'a [Key]) -> Result<Option<&'a Key>, ApiError> {
     if keys.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let given = given_key(headers).ok_or_else(ApiError::no_key)?;
     // Compares all keys, so that timing does not reveal which one matches.
-    let is_known = keys.iter().fold(false, |is_known, key| is_known | key.matches(given));
-    is_known.then_some(()).ok_or_else(ApiError::no_key)
+    let found = keys.iter().fold(None, |found, key| if key.matches(given) { Some(key) } else { found });
+    found.map(Some).ok_or_else(ApiError::no_key)
 }
 
 /// The only key of a request. Different keys in several headers are none.

@@ -220,7 +220,9 @@ impl Actor {
                         Refusal::Quarantined { until } | Refusal::NoMemory { until } => {
                             Some(self.history.until(until))
                         }
-                        Refusal::QueueFull | Refusal::WaitedTooLong => Some(RETRY_AFTER),
+                        // The front knows the load.
+                        Refusal::QueueFull => None,
+                        Refusal::WaitedTooLong => Some(RETRY_AFTER),
                         Refusal::ShuttingDown => None,
                     };
                     let _gone = reply.send(Err(Refused { refusal, retry_after }));

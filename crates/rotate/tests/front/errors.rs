@@ -15,7 +15,6 @@ fn refusals_have_their_status_and_retry_after() {
         let setup = Setup::new("").await;
         let until = Time::ZERO;
         for (refusal, retry_after, status, seconds) in [
-            (Refusal::QueueFull, None, 429, "1"),
             (Refusal::WaitedTooLong, Some(Duration::ZERO), 503, "1"),
             (Refusal::Quarantined { until }, Some(Duration::from_millis(4001)), 503, "5"),
             (Refusal::NoMemory { until }, Some(Duration::from_secs(7)), 503, "7"),
@@ -108,7 +107,7 @@ fn no_more_requests_are_here_than_may_be() {
         let gone = setup.asking(ASK_ONE).await;
         setup.until(|seen| seen.waiting == 2).await;
         let (head, body) = setup.asking(ASK_ONE).await.json().await;
-        assert_eq!((head.status(), head.field("retry-after")), (429, Some("1")), "{body}");
+        assert_eq!((head.status(), head.field("retry-after")), (429, Some("2")), "{body}");
         // The list of models needs no permit.
         let mut client = setup.client().await;
         client.send("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").await;

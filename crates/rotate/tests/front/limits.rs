@@ -1,10 +1,12 @@
 //! Limits of what clients take together.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use poorwill_rotate::front::Timeouts;
+use poorwill_rotate::policy::Refusal;
 
-use super::setup::{END, Setup, Verdict, Wire, answer, chunk, run};
+use super::setup::{END, Setup, Verdict, Wire, answer, chunk, post_with, run};
 
 const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
 const HEALTH: &str = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -168,5 +170,52 @@ fn slow_bodies_leave_places_for_others() {
         engine.message().await;
         engine.send(answer("{}")).await;
         assert_eq!(client.message().await.0.status(), 200);
+    });
+}
+
+#[test]
+fn a_key_has_its_own_share() {
+    run(async {
+        let keys = "keys = [\"env:A\", { source = \"env:B\", name = \"team\", requests_max = 1 }]";
+        let setup = Setup::new(keys).await;
+        setup.say(Verdict::Wait);
+        let with = |key: &str| {
+            post_with("/v1/completions", &format!("Authorization: Bearer key-of-{key}\r\n"), ASK_ONE)
+        };
+        let mut first = setup.client().await;
+        first.send(with("B")).await;
+        setup.until(|seen| seen.waiting == 1).await;
+        let mut second = setup.client().await;
+        second.send(with("B")).await;
+        assert_eq!(code_of(&mut second).await, (429, "key_requests_full".to_owned()));
+        let mut other = setup.client().await;
+        other.send(with("A")).await;
+        setup.until(|seen| seen.waiting == 2).await;
+        drop(first);
+        setup.until(|seen| seen.gave_up == 1).await;
+        // The share is free again when the front has dropped the request.
+        loop {
+            second.send(with("B")).await;
+            let waits = setup.until(|seen| seen.waiting == 2);
+            tokio::select! {
+                _ = waits => break,
+                said = code_of(&mut second) => assert_eq!(said.0, 429),
+            }
+        }
+    });
+}
+
+#[test]
+fn refused_clients_are_spread_over_time() {
+    run(async {
+        let setup = Setup::new("").await;
+        setup.refuse(Refusal::QueueFull, None);
+        let mut seconds = BTreeSet::new();
+        for _ in 0..20 {
+            let (head, _) = setup.asking(ASK_ONE).await.json().await;
+            assert_eq!(head.status(), 429);
+            seconds.insert(head.field("retry-after").unwrap().parse::<u64>().unwrap());
+        }
+        assert!(seconds.len() > 1 && seconds.iter().all(|wait| (1..=3).contains(wait)), "{seconds:?}");
     });
 }
