@@ -4,7 +4,10 @@
 mod operator;
 mod reference;
 
+use std::time::Duration;
+
 use poorwill_rotate::policy::StageName;
+use poorwill_rotate::requests::Ended;
 use poorwill_rotate::service::{EventKind, ModelCommand, Swap, SwapPath};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -349,6 +352,7 @@ async fn metrics_agree_with_events_and_the_status() {
         (format!("{swaps}_count{{phase=\"total\",path=\"hot\"}}"), 1.0),
         (format!("{swaps}_sum{{phase=\"total\",path=\"hot\"}}"), 2.0),
         (format!("{swaps}_sum{{phase=\"total\",path=\"cold\"}}"), 100.0),
+        (format!("{swaps}_sum{{phase=\"whole\",path=\"hot\"}}"), 2.5),
         (format!("{swaps}_sum{{phase=\"waking\",path=\"hot\"}}"), 1.5),
         (format!("{swaps}_sum{{phase=\"falling asleep\",path=\"away\"}}"), 0.25),
         (format!("{swaps}_bucket{{le=\"60.0\",phase=\"total\",path=\"cold\"}}"), 0.0),
@@ -416,10 +420,50 @@ async fn when_the_service_ends_streams_end_and_so_does_this() {
     assert!(TcpStream::connect(control.address).await.is_err(), "the listener is closed");
 }
 
+fn ended() -> Ended<'static> {
+    Ended {
+        model: Some("one"),
+        status: Some(200),
+        end: "whole",
+        total: Duration::from_secs(3),
+        waited: Some(Duration::from_secs(1)),
+        ttft: Some(Duration::from_secs(2)),
+    }
+}
+
+#[tokio::test]
+async fn ended_requests_are_counted_by_model_and_code() {
+    let control = running(PLAIN).await;
+    let requests = &control.api.requests;
+    requests.record(&ended());
+    requests.record(&Ended { status: Some(503), waited: None, ttft: None, ..ended() });
+    requests.record(&Ended { status: None, end: "left", ..ended() });
+    requests.record(&Ended { model: None, status: Some(404), ..ended() });
+    let metrics = Metrics::of(&control.ask("GET /metrics", "", "").await.body);
+    for (sample, value) in [
+        ("requests_total{model=\"one\",code=\"200\",end=\"whole\"}", 1.0),
+        ("requests_total{model=\"one\",code=\"503\",end=\"whole\"}", 1.0),
+        ("requests_total{model=\"one\",code=\"0\",end=\"left\"}", 1.0),
+        ("requests_total{model=\"\",code=\"404\",end=\"whole\"}", 1.0),
+        ("request_seconds_sum{model=\"one\",class=\"2xx\"}", 3.0),
+        ("request_seconds_count{model=\"one\",class=\"none\"}", 1.0),
+        ("request_wait_seconds_sum{model=\"one\"}", 2.0),
+        ("request_ttft_seconds_count{model=\"one\"}", 2.0),
+    ] {
+        assert_eq!(
+            metrics.at(&format!("poorwill_rotate_{sample}")).to_bits(),
+            f64::to_bits(value),
+            "{sample}"
+        );
+    }
+    assert!(!metrics.samples.keys().any(|sample| sample.contains("class=\"4xx\"")), "it had no model");
+}
+
 /// The page of metrics, from the help, type and unit lines of a scrape in which every metric has a sample.
 #[tokio::test]
 async fn metrics_reference() {
     let control = running(PLAIN).await;
+    control.api.requests.record(&ended());
     control.send_event(event(1, "one", EventKind::Ready { swap: swap() }));
     let failed = EventKind::Failed { stage: StageName::Canary, reason: "other text".to_owned() };
     control.send_event(event(2, "one", failed));
@@ -454,12 +498,36 @@ async fn metrics_reference() {
     }
     let stages: Vec<String> = StageName::ALL.iter().map(|stage| format!("`{stage}`")).collect();
     text += &format!(
-        "\n`stage` and `phase` are stages of a model: {}. The phase `total` is the whole swap. `path` is `hot` (woke \
+        "\n`stage` and `phase` are stages of a model: {}. The phase `total` is the swap without the models that left for it, and `whole` with them. `path` is `hot` (woke \
          with its weights), `warm` (read its weights again), `cold` (was started), `found` (was awake when the service \
          began), or `away` (leaving).\n",
         stages.join(", ")
     );
     reference::check("metrics.md", &text);
+}
+
+/// Every metric of the dashboard is one of the page of metrics, with a sample's name.
+#[test]
+fn the_dashboard_names_metrics_that_exist() {
+    let page = std::fs::read_to_string(reference::path("metrics.md")).unwrap();
+    let mut samples = std::collections::BTreeSet::new();
+    for row in page.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let (name, rest) = row.split_once("` | ").unwrap();
+        let suffixes: &[&str] =
+            if rest.starts_with("histogram") { &["_bucket", "_sum", "_count"] } else { &[""] };
+        samples.extend(suffixes.iter().map(|suffix| format!("{name}{suffix}")));
+    }
+    let text = include_str!("../../../contrib/grafana/rotation.json");
+    let board: serde_json::Value = serde_json::from_str(text).unwrap();
+    assert!(!board["panels"].as_array().unwrap().is_empty());
+    let named: Vec<&str> = text
+        .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
+        .filter(|word| word.starts_with("poorwill_rotate_"))
+        .collect();
+    assert!(named.len() > 12, "{named:?}");
+    for name in named {
+        assert!(samples.contains(name), "{name}");
+    }
 }
 
 /// The page of the HTTP API names every route of control and every key of its JSON.

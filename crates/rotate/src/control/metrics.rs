@@ -15,27 +15,12 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::policy::StageName;
-use crate::service::{EventKind, ServiceEvent, Snapshot};
+use crate::requests::{OfModel, Requests, SECONDS};
+use crate::service::{EventKind, LEAVING, ServiceEvent, Snapshot};
 
 const PREFIX: &str = "poorwill_rotate";
-/// From a health check to the start of a large engine.
-const SECONDS: [f64; 15] =
-    [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0];
-const LEAVING: [StageName; 5] = [
-    StageName::Draining,
-    StageName::MeasuringBeforeSleep,
-    StageName::FallingAsleep,
-    StageName::ReleasingMemory,
-    StageName::Stopping,
-];
-
 type Number = Gauge<u64, AtomicU64>;
 type Swaps = Family<OfSwap, Histogram, fn() -> Histogram>;
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfModel {
-    model: String,
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfStage {
@@ -71,8 +56,8 @@ impl fmt::Debug for Metrics {
     }
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
+impl Metrics {
+    pub(super) fn new(requests: &Requests) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
         let swaps = Swaps::new_with_constructor(|| Histogram::new(SECONDS));
         let help =
@@ -90,11 +75,10 @@ impl Default for Metrics {
         let quarantines = by_model("quarantines", "Quarantines after failures");
         let lost = Counter::default();
         registry.register("events_lost", "Events that were lost before they could be counted", lost.clone());
+        requests.register(&mut registry);
         Self { registry, swaps, failures, canary_failures, shortfalls, quarantines, lost }
     }
-}
 
-impl Metrics {
     pub(super) fn count(&self, event: &ServiceEvent) {
         let model = || OfModel { model: event.model.clone() };
         match &event.what {
@@ -104,6 +88,7 @@ impl Metrics {
                     self.swaps.get_or_create(&of(phase.as_str())).observe(*seconds);
                 }
                 self.swaps.get_or_create(&of("total")).observe(swap.total_s);
+                self.swaps.get_or_create(&of("whole")).observe(swap.whole_s);
             }
             EventKind::Failed { stage, .. } => {
                 self.failures

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::history::{History, ModelHistory};
-use super::snapshot::{GpuNow, ModelNow, Refused, ServiceEvent, Snapshot};
+use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot};
 use super::{Directory, Entry};
 use crate::config::{Config, EngineKind};
 use crate::policy::{
@@ -81,7 +81,7 @@ impl Actor {
         let (rules, histories): (Vec<Rules>, Vec<ModelHistory>) = {
             let directory = directory.read().unwrap_or_else(PoisonError::into_inner);
             let models = directory.entries.iter().map(|entry| &entry.model);
-            models.map(|model| (model.rules.clone(), ModelHistory::new(model.level))).unzip()
+            models.map(|model| (model.rules.clone(), ModelHistory::new(model))).unzip()
         };
         let (models, began) = (rules.len(), Instant::now());
         Self {
@@ -199,6 +199,10 @@ impl Actor {
 
     fn step(&mut self, input: Input) {
         let now = Time::from_start(self.began.elapsed());
+        for (id, history) in self.histories.iter_mut().enumerate() {
+            // A step that makes a model ready also empties its queue.
+            history.waits_since = self.policy.waiting_since(ModelId(id));
+        }
         for effect in self.policy.step(now, input) {
             self.carry_out(effect);
         }
@@ -317,7 +321,7 @@ impl Actor {
             } else {
                 let added = self.policy.add(rules);
                 debug_assert_eq!(added, ModelId(id));
-                self.histories.push(ModelHistory::new(entry.model.level));
+                self.histories.push(ModelHistory::new(&entry.model));
                 self.aborts.push(CancellationToken::new());
                 self.stages.write().unwrap_or_else(PoisonError::into_inner).push(StageName::Unknown);
             }
@@ -334,20 +338,21 @@ impl Actor {
         let entries = self.directory.read().unwrap_or_else(PoisonError::into_inner).entries.clone();
         let statuses: Vec<Option<Status>> =
             (0..entries.len()).map(|id| self.policy.status(ModelId(id))).collect();
-        let mut promised: BTreeMap<usize, u64> = BTreeMap::new();
+        let mut promised: BTreeMap<usize, Vec<PromiseNow>> = BTreeMap::new();
         for (entry, status) in entries.iter().zip(&statuses) {
             let bytes = status.as_ref().and_then(|status| status.promised_bytes.clone());
             for (nth, gpu) in entry.model.rules.gpus.iter().enumerate() {
-                let of_it = bytes.as_ref().and_then(|bytes| bytes.get(nth)).copied().unwrap_or(0);
-                let sum = promised.entry(gpu.0).or_default();
-                *sum = sum.saturating_add(of_it);
+                let of_it = bytes.as_ref().and_then(|bytes| bytes.get(nth)).copied();
+                let known = of_it.map(|bytes| PromiseNow { model: entry.model.name.clone(), bytes });
+                promised.entry(gpu.0).or_default().extend(known);
             }
         }
-        let gpus = promised.into_iter().map(|(gpu, promised_bytes)| GpuNow {
+        let gpus = promised.into_iter().map(|(gpu, models)| GpuNow {
             gpu,
             total_bytes: None,
             free_bytes: self.policy.free_bytes(Gpu(gpu)),
-            promised_bytes,
+            promised_bytes: models.iter().fold(0, |sum, one| sum.saturating_add(one.bytes)),
+            models,
         });
         let models = entries.iter().zip(statuses).zip(&self.histories);
         let models = models.filter(|((entry, _), _)| entry.is_listed);

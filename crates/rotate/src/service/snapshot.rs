@@ -76,9 +76,20 @@ pub struct GpuNow {
     pub free_bytes: Option<u64>,
     /// The known need of the awake models on it.
     pub promised_bytes: u64,
+    /// That need by model, where it is known.
+    pub models: Vec<PromiseNow>,
 }
 
-/// A completed swap, from its first step until requests were admitted.
+/// What an awake model is known to need on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PromiseNow {
+    /// The model.
+    pub model: String,
+    /// Its need.
+    pub bytes: u64,
+}
+
+/// A completed swap.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Swap {
     /// When it completed, in milliseconds since 1970.
@@ -87,9 +98,24 @@ pub struct Swap {
     pub model: String,
     /// How the model became ready.
     pub path: SwapPath,
-    /// Its duration.
+    /// From the first step of the model until requests were admitted, without the models that left for it.
     pub total_s: f64,
+    /// From the first step of all, with the models that left for it.
+    pub whole_s: f64,
+    /// From the oldest waiting request or command; `None` if nothing waited.
+    pub waited_s: Option<f64>,
     /// The stages in order, with seconds.
+    pub phases: Vec<(StageName, f64)>,
+    /// The models that left for it. One that left for several counts for the first.
+    pub left: Vec<LeftModel>,
+}
+
+/// A model that left for another one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LeftModel {
+    /// The model.
+    pub model: String,
+    /// The stages of leaving in order, with seconds.
     pub phases: Vec<(StageName, f64)>,
 }
 

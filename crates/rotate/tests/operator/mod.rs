@@ -9,8 +9,9 @@ use std::time::Duration;
 use poorwill_rotate::config::{self, Config};
 use poorwill_rotate::control::{ControlApi, Later, serve};
 use poorwill_rotate::policy::StageName;
+use poorwill_rotate::requests::Requests;
 use poorwill_rotate::service::{
-    EventKind, GpuNow, ModelCommand, ModelNow, ServiceEvent, Snapshot, Swap, SwapPath,
+    EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, ServiceEvent, Snapshot, Swap, SwapPath,
 };
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -30,6 +31,7 @@ pub(crate) struct FakeApi {
     pub(crate) barrier: Option<(Notify, Notify)>,
     pub(crate) reloaded: Mutex<u32>,
     pub(crate) control: Mutex<Arc<config::Control>>,
+    pub(crate) requests: Arc<Requests>,
     pub(crate) events: broadcast::Sender<Arc<ServiceEvent>>,
 }
 
@@ -72,6 +74,10 @@ impl ControlApi for FakeApi {
             *self.reloaded.lock().unwrap() += 1;
             self.reloads.lock().unwrap().pop().unwrap_or(Ok(()))
         })
+    }
+
+    fn requests(&self) -> Arc<Requests> {
+        Arc::clone(&self.requests)
     }
 
     fn control(&self) -> Arc<config::Control> {
@@ -140,8 +146,9 @@ pub(crate) fn snapshot() -> Snapshot {
                 total_bytes: Some(80 << 30),
                 free_bytes: Some(9 << 30),
                 promised_bytes: 60 << 30,
+                models: vec![PromiseNow { model: "one".to_owned(), bytes: 60 << 30 }],
             },
-            GpuNow { gpu: 1, total_bytes: None, free_bytes: None, promised_bytes: 0 },
+            GpuNow { gpu: 1, total_bytes: None, free_bytes: None, promised_bytes: 0, models: Vec::new() },
         ],
         swaps: vec![swap()],
     }
@@ -149,7 +156,17 @@ pub(crate) fn snapshot() -> Snapshot {
 
 pub(crate) fn swap() -> Swap {
     let phases = vec![(StageName::FindingMemory, 0.2), (StageName::Waking, 1.5), (StageName::Canary, 0.3)];
-    Swap { at_unix_ms: 1_700_000_000_000, model: "one".to_owned(), path: SwapPath::Hot, total_s: 2.0, phases }
+    let left = LeftModel { model: "three".to_owned(), phases: vec![(StageName::FallingAsleep, 0.5)] };
+    Swap {
+        at_unix_ms: 1_700_000_000_000,
+        model: "one".to_owned(),
+        path: SwapPath::Hot,
+        total_s: 2.0,
+        whole_s: 2.5,
+        waited_s: Some(3.0),
+        phases,
+        left: vec![left],
+    }
 }
 
 pub(crate) fn event(seq: u64, model: &str, what: EventKind) -> Arc<ServiceEvent> {
@@ -186,6 +203,7 @@ pub(crate) async fn running(options: Options<'_>) -> Running {
         barrier: options.has_barrier.then(Default::default),
         reloaded: Mutex::default(),
         control: Mutex::new(control(options.keys)),
+        requests: Arc::default(),
         events: broadcast::Sender::new(options.events_kept),
     });
     let listener = TcpListener::bind(options.listen).await.unwrap();
