@@ -29,6 +29,8 @@ const WORDS: &str = "
     const button = (label) => list('button').find((one) => (one.ariaLabel ?? text(one)) === label);
     const swaps = () => list('#swaps > li').map((one) => text(one.querySelector('strong')));
     const queue = () => list('#queue tbody tr').map((one) => [...one.children].map(text).join(' '));
+    const lane = (name, kind) => list('#timeline .lane').find((one) => text(one.firstChild) === name)
+      ?.querySelectorAll(`.${kind}`).length ?? 0;
     const focused = () => document.activeElement.ariaLabel ?? text(document.activeElement);
 ";
 
@@ -152,12 +154,25 @@ fn the_page_shows_what_happens_while_it_happens() {
     let filled = "list('.phases').map((bar) => bar.getBoundingClientRect().right
       - bar.lastElementChild.getBoundingClientRect().right).every((left) => Math.abs(left) < 1)";
     assert_eq!(see(&browser, filled), true, "the phases of a swap do not fill their line");
+    // All swaps have one scale, and phases have names.
+    let scaled = "(() => {
+      const widths = list('.phases').map((bar) => bar.clientWidth / bar.parentElement.clientWidth);
+      return Math.max(...widths) > .99 && new Set(widths).size === widths.length;
+    })()";
+    assert_eq!(see(&browser, scaled), true, "the longest swap alone has the full width");
+    wait(&browser, "list('#phases > span').map(text).includes('canary')");
+
+    // The timeline has a lane for each model that was awake, and the memory has an owner.
+    wait(&browser, "lane('amber', 'in') > 0 && lane('amber', 'ready') > 0 && lane('amber', 'out') > 0");
+    wait(&browser, "lane('birch', 'ready') > 0 && list('#timeline .lane').length === 2");
+    wait(&browser, "list('#gpus .parts > li').map((one) => text(one.children[1])).join() === 'birch,other'");
     assert_held(&browser, "after two swaps");
 
     // What engines say, and what they are called, is text.
     assert_eq!(fixture.complete(MARKUP, PROMPT).status, 503, "{}", rotator.log());
     wait(&browser, "text(row('<img src=x onerror=alert(1)>')).includes(\"'<b onclick=alert(2)>'\")");
     wait(&browser, "text(document.querySelector('#events')).includes(\"'<b onclick=alert(2)>'\")");
+    wait(&browser, "lane('<img src=x onerror=alert(1)>', 'mark') > 0");
     browser.click(&format!("[aria-label='Log {MARKUP}']"));
     wait(&browser, "text(document.querySelector('#log-text')).includes(\"'<b onclick=alert(2)>'\")");
     assert_eq!(see(&browser, "text(document.querySelector('#log-title'))"), format!("Log of {MARKUP}"));
