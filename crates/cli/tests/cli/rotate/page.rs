@@ -29,6 +29,8 @@ const WORDS: &str = "
     const button = (label) => list('button').find((one) => (one.ariaLabel ?? text(one)) === label);
     const swaps = () => list('#swaps > li').map((one) => text(one.querySelector('strong')));
     const queue = () => list('#queue tbody tr').map((one) => [...one.children].map(text).join(' '));
+    const lane = (name, kind) => list('#timeline .lane').find((one) => text(one.firstChild) === name)
+      ?.querySelectorAll(`.${kind}`).length ?? 0;
     const focused = () => document.activeElement.ariaLabel ?? text(document.activeElement);
 ";
 
@@ -131,6 +133,10 @@ fn the_page_shows_what_happens_while_it_happens() {
     assert_eq!(before.as_array().unwrap().len(), 1);
     let answer = long_answer(&fixture, "resin");
     wait(&browser, "stage('amber') === 'ready' && fact(row('amber'), 'Running') === '1'");
+    // To sleep is for idle models, and others are asked about.
+    browser.run("window.confirm = (words) => { window.words = words; return false; };");
+    browser.run(&format!("{WORDS} button('Sleep amber').click()"));
+    assert_eq!(see(&browser, "window.words"), "amber is answering 1 request. Put it to sleep?");
     wait(&browser, "swaps().join() === 'amber'");
     wait(&browser, "parseFloat(fact(list('#gpus > li')[0], 'Used')) > 60");
     // The bar grows for a moment.
@@ -152,12 +158,25 @@ fn the_page_shows_what_happens_while_it_happens() {
     let filled = "list('.phases').map((bar) => bar.getBoundingClientRect().right
       - bar.lastElementChild.getBoundingClientRect().right).every((left) => Math.abs(left) < 1)";
     assert_eq!(see(&browser, filled), true, "the phases of a swap do not fill their line");
+    // All swaps have one scale, and phases have names.
+    let scaled = "(() => {
+      const widths = list('.phases').map((bar) => bar.clientWidth / bar.parentElement.clientWidth);
+      return Math.max(...widths) > .99 && new Set(widths).size === widths.length;
+    })()";
+    assert_eq!(see(&browser, scaled), true, "the longest swap alone has the full width");
+    wait(&browser, "list('#phases > span').map(text).includes('canary')");
+
+    // The timeline has a lane for each model that was awake, and the memory has an owner.
+    wait(&browser, "lane('amber', 'in') > 0 && lane('amber', 'ready') > 0 && lane('amber', 'out') > 0");
+    wait(&browser, "lane('birch', 'ready') > 0 && list('#timeline .lane').length === 2");
+    wait(&browser, "list('#gpus .parts > li').map((one) => text(one.children[1])).join() === 'birch,other'");
     assert_held(&browser, "after two swaps");
 
     // What engines say, and what they are called, is text.
     assert_eq!(fixture.complete(MARKUP, PROMPT).status, 503, "{}", rotator.log());
     wait(&browser, "text(row('<img src=x onerror=alert(1)>')).includes(\"'<b onclick=alert(2)>'\")");
     wait(&browser, "text(document.querySelector('#events')).includes(\"'<b onclick=alert(2)>'\")");
+    wait(&browser, "lane('<img src=x onerror=alert(1)>', 'mark') > 0");
     browser.click(&format!("[aria-label='Log {MARKUP}']"));
     wait(&browser, "text(document.querySelector('#log-text')).includes(\"'<b onclick=alert(2)>'\")");
     assert_eq!(see(&browser, "text(document.querySelector('#log-title'))"), format!("Log of {MARKUP}"));
@@ -166,6 +185,28 @@ fn the_page_shows_what_happens_while_it_happens() {
     wait(&browser, "!document.querySelector('#log').open");
     assert_eq!(see(&browser, "list('img, main b, main [onclick], main [onerror]').length"), 0);
     assert_narrow(&browser, "with failures");
+
+    // Stages are not shown unless asked for, and a filter leaves what it names.
+    let choose = |what: &str, value: &str| {
+        browser.run(&format!(
+            "const select = document.querySelector('#event-{what}');
+             select.value = {value:?};
+             select.dispatchEvent(new Event('change'));"
+        ));
+        see(
+            &browser,
+            "list('#events > li').filter((one) => one.checkVisibility()).map((one) => one.dataset.group)",
+        )
+    };
+    let all = choose("kind", "");
+    let has = |groups: &Value, group: &str| groups.as_array().unwrap().iter().any(|one| one == group);
+    assert!(has(&all, "swap") && has(&all, "failure") && !has(&all, "stage"), "{all}");
+    let failures = choose("kind", "failure");
+    assert!(has(&failures, "failure") && !has(&failures, "swap"), "{failures}");
+    assert_eq!(choose("model", "amber"), json!([]));
+    assert_eq!(see(&browser, "text(document.querySelector('#no-events'))"), "No such event yet.");
+    assert!(has(&choose("kind", "stage"), "stage"));
+    choose("model", "");
 
     // Nothing came from another host, and there is no error.
     assert_eq!(browser.complaints(), [] as [String; 0]);
@@ -192,6 +233,10 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     let browser = Browser::open(&fixture, fixture.control);
     wait(&browser, "link() === 'Live' && row('amber') && stage('amber') === 'cold'");
 
+    let seen = "list('.commands')[0].querySelectorAll('button')";
+    let offered =
+        format!("[...{seen}].filter((one) => one.checkVisibility({{ visibilityProperty: true }})).map(text)");
+    assert_eq!(see(&browser, &offered), json!(["Wake", "Restart", "Pin", "Log"]));
     for (label, then) in [
         ("Wake amber", "stage('amber') === 'ready'"),
         ("Sleep amber", "stage('amber') === 'asleep'"),
@@ -208,6 +253,7 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     assert_eq!(fixture.models[0].is_sleeping(), Some(false));
 
     browser.run("document.activeElement.blur()");
+    assert_eq!(see(&browser, &offered), json!(["Sleep", "Restart", "Pin", "Log"]));
     for (label, key, then) in [
         ("Wake birch", ENTER, "stage('birch') === 'ready'"),
         ("Sleep birch", " ", "stage('birch') === 'asleep'"),
@@ -249,6 +295,20 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
         &browser,
         "document.querySelector('#log').open && text(document.querySelector('#log-text')).includes('listening')",
     );
+    // It follows what the engine writes, and a search leaves the lines that have it.
+    browser.run(
+        "window.asked = 0; const before = fetch; fetch = (path, ...more) => {
+        if (path.includes('birch/log')) window.asked += 1;
+        return before(path, ...more);
+      };",
+    );
+    wait(&browser, "window.asked > 1");
+    let find = "const find = document.querySelector('#log-find'); find.value = 'LISTENING';
+      find.dispatchEvent(new Event('input'));";
+    browser.run(find);
+    let shown =
+        "text(document.querySelector('#log-text')).split('\\n').every((line) => line.includes('listening'))";
+    wait(&browser, &format!("{shown} && text(document.querySelector('#log-count')).includes(' of ')"));
     browser.keys(ESCAPE);
     wait(&browser, "!document.querySelector('#log').open");
     assert_held(&browser, "after a log");
@@ -287,6 +347,23 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     wait(&browser, "!row('amber')");
     assert_held(&browser, "after a model before it has gone");
     assert_eq!(browser.complaints().iter().filter(|one| !one.contains("422")).count(), 0);
+    // A theme is kept, and the system's is the one without.
+    let ground = "getComputedStyle(document.body).backgroundColor";
+    let choose = |theme: &str| {
+        browser.run(&format!(
+            "const select = document.querySelector('#theme');
+             select.value = {theme:?};
+             select.dispatchEvent(new Event('change'));"
+        ));
+        see(&browser, ground)
+    };
+    let (light, dark) = (choose("light"), choose("dark"));
+    assert_ne!(light, dark);
+    browser.run("location.reload()");
+    wait(&browser, "link() === 'Live' && document.querySelector('#theme').value === 'dark'");
+    assert_eq!(see(&browser, ground), dark);
+    choose("");
+    assert_eq!(see(&browser, "'theme' in document.documentElement.dataset"), false);
     drop(browser);
     rotator.end();
     fixture.assert_empty();
