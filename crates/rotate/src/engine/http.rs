@@ -116,6 +116,10 @@ impl Reply {
         Ok(self)
     }
 
+    pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
     /// `None` if empty.
     pub(super) fn json(&self) -> Result<Option<Value>, EngineError> {
         if self.body.trim_ascii().is_empty() {

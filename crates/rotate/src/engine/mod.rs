@@ -3,7 +3,7 @@
 //! An adapter sends requests and reports the answers. A sleep that was answered with 200 proves nothing: the policy
 //! compares it with a measurement. Calls have no timeout of their own; dropping the future gives up.
 
-mod completions;
+pub(crate) mod canary;
 mod http;
 mod sglang;
 mod vllm;
@@ -13,11 +13,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use self::completions::Prompt;
+use self::canary::Prompt;
+pub use self::canary::{Answer, Content};
 use self::http::Http;
 use self::sglang::Sglang;
 use self::vllm::Vllm;
-use crate::config::{EngineKind, Model};
+use crate::config::{CanaryKind, EngineKind, Model};
 use crate::policy::EngineState;
 
 /// The future of an engine call.
@@ -37,8 +38,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// Whether the engine reports that it is awake.
     fn is_awake(&self) -> EngineFuture<'_, bool>;
 
-    /// Completes the canary's prompt deterministically.
-    fn generate(&self) -> EngineFuture<'_, String>;
+    /// Answers the canary deterministically. `known` is the kind that it answered before.
+    fn generate(&self, known: Option<CanaryKind>) -> EngineFuture<'_, Answer>;
 }
 
 /// Why an engine call failed.

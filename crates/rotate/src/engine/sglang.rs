@@ -28,9 +28,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::completions::Prompt;
+use super::canary::Prompt;
 use super::http::{Failure, Http, Reply};
-use super::{Engine, EngineError, EngineFuture};
+use super::{Answer, Engine, EngineError, EngineFuture};
+use crate::config::CanaryKind;
 use crate::policy::EngineState;
 
 const MOVING: &str = "poorwill:moving:";
@@ -255,13 +256,13 @@ impl Engine for Sglang {
     }
 
     /// Refused unless the engine is awake: generating would end a sleeping engine.
-    fn generate(&self) -> EngineFuture<'_, String> {
-        Box::pin(async {
+    fn generate(&self, known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+        Box::pin(async move {
             let info = self.info().await?;
             match info.mark {
                 Mark::Moving => Err(info.is_moving()),
                 Mark::Asleep(_) => Err(info.reply.unexpected("it sleeps, and generating now would end it")),
-                Mark::Awake(_) => self.prompt.generate(&self.http).await,
+                Mark::Awake(_) => self.prompt.ask(&self.http, known).await,
             }
         })
     }

@@ -8,9 +8,10 @@
 
 use serde_json::{Value, json};
 
-use super::completions::Prompt;
+use super::canary::Prompt;
 use super::http::{Http, Reply};
-use super::{Engine, EngineError, EngineFuture};
+use super::{Answer, Engine, EngineError, EngineFuture};
+use crate::config::CanaryKind;
 use crate::policy::EngineState;
 
 const DEV_MODE: &str = "it has no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, and --enable-sleep-mode";
@@ -89,7 +90,7 @@ impl Engine for Vllm {
         Box::pin(async { Ok(!self.is_sleeping().await?) })
     }
 
-    fn generate(&self) -> EngineFuture<'_, String> {
-        Box::pin(self.prompt.generate(&self.http))
+    fn generate(&self, known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+        Box::pin(self.prompt.ask(&self.http, known))
     }
 }

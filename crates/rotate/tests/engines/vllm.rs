@@ -4,7 +4,7 @@ use poorwill_rotate::config::EngineKind::Vllm;
 use poorwill_rotate::engine::{EngineError, engine_of};
 use poorwill_rotate::policy::EngineState;
 
-use crate::script::{Script, Scripted, model, nowhere, ok};
+use crate::script::{Script, Scripted, completion, model, nowhere, ok};
 
 /// Answers of a working vLLM, as version 0.20 or as a later one.
 async fn vllm(is_later: bool, is_sleeping: bool) -> Script {
@@ -49,7 +49,7 @@ async fn each_call_sends_its_requests_in_order() {
             assert_eq!(engine.is_awake().await, Ok(true));
             assert_eq!(server.asked(), ["GET /is_sleeping"]);
 
-            assert_eq!(engine.generate().await.unwrap(), " three");
+            assert_eq!(engine.generate(None).await.unwrap(), completion(" three"));
             let asked = server.asked();
             let (line, body) = asked[0].split_at("POST /v1/completions".len());
             assert_eq!((asked.len(), line), (1, "POST /v1/completions"));
