@@ -210,7 +210,7 @@ fn page() -> String {
                     "sleeps",
                     "boolean",
                     plain(rules.can_sleep),
-                    "whether the engine can sleep; otherwise it is stopped and started",
+                    "whether the engine can sleep; otherwise it is stopped and started, and only has to be healthy",
                 ),
                 (
                     "pinned",

@@ -133,6 +133,10 @@ impl Reply {
         EngineError::Unexpected { request_line: self.request_line.clone(), reason: reason.to_owned() }
     }
 
+    pub(super) fn unsupported(&self, reason: &str) -> EngineError {
+        EngineError::Unsupported { request_line: self.request_line.clone(), reason: reason.to_owned() }
+    }
+
     /// With the beginning of the answer. Not for answers that may contain secrets.
     pub(super) fn unexpected_with_excerpt(&self, reason: &str) -> EngineError {
         self.unexpected(&format!("{reason}; it answered: {}", excerpt(&self.body)))

@@ -72,6 +72,14 @@ pub enum EngineError {
         /// What is unexpected.
         reason: String,
     },
+    /// The engine runs, but lacks what the rotation needs. Waiting does not help.
+    #[error("{request_line}: {reason}")]
+    Unsupported {
+        /// Method and URL.
+        request_line: String,
+        /// What it lacks, and how to start it.
+        reason: String,
+    },
 }
 
 /// The adapter for a model's engine. Sends nothing yet.
@@ -91,7 +99,7 @@ pub fn engine_of(model: &Model) -> Result<Arc<dyn Engine>, EngineError> {
     let http = Http::new(&model.url).map_err(invalid)?;
     let prompt = Prompt::new(&model.served_as, &model.canary);
     Ok(match model.engine {
-        EngineKind::Vllm => Arc::new(Vllm::new(http, level, prompt)),
+        EngineKind::Vllm => Arc::new(Vllm::new(http, level, model.rules.can_sleep, prompt)),
         EngineKind::Sglang => Arc::new(Sglang::new(http, level, model.rules.can_sleep, prompt)),
     })
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::config::{self, CanaryKind};
-use crate::engine::{Answer, Engine};
+use crate::engine::{Answer, Engine, EngineError};
 use crate::measure::Meter;
 use crate::policy::{EngineState, Gpu, Outcome, Task};
 use crate::supervise::Supervisor;
@@ -94,7 +94,7 @@ impl EngineHandle {
     /// Refuses a foreign engine at this address, which would be taken for this one.
     async fn check_address(&self) -> Result<(), String> {
         match self.engine.probe().await {
-            Ok(EngineState::Awake | EngineState::Asleep) => Err(
+            Ok(EngineState::Awake | EngineState::Asleep) | Err(EngineError::Unsupported { .. }) => Err(
                 "an engine that was not started here answers at its address; end it, or give it another address"
                     .to_owned(),
             ),
@@ -110,14 +110,18 @@ impl EngineHandle {
             self.check_address().await?;
         }
         supervisor.start().await.map_err(|error| error.to_string())?;
-        // Errors mean "not ready yet". The policy's timeout ends the loop.
-        while !matches!(self.engine.probe().await, Ok(EngineState::Awake | EngineState::Asleep)) {
+        // Other errors mean "not ready yet". The policy's timeout ends the loop.
+        loop {
+            match self.engine.probe().await {
+                Ok(EngineState::Awake | EngineState::Asleep) => return Ok(()),
+                Err(error @ EngineError::Unsupported { .. }) => return Err(error.to_string()),
+                Ok(EngineState::Gone) | Err(_) => {}
+            }
             if !supervisor.is_running() {
                 return Err(format!("it ended while it started; {}", self.last_words()));
             }
             sleep(PROBE_EVERY).await;
         }
-        Ok(())
     }
 
     pub(super) fn last_words(&self) -> String {
@@ -217,7 +221,74 @@ fn quoted(lines: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Content;
+    use std::collections::VecDeque;
+
+    use crate::engine::{Content, EngineFuture};
+    use crate::measure::Measured;
+
+    /// Answers probes in turn, the last one for good.
+    #[derive(Debug)]
+    struct Probed(Mutex<VecDeque<Result<EngineState, EngineError>>>);
+
+    impl Engine for Probed {
+        fn probe(&self) -> EngineFuture<'_, EngineState> {
+            let mut answers = self.0.lock().unwrap();
+            let answer = if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
+            Box::pin(async move { answer.unwrap() })
+        }
+
+        fn sleep(&self) -> EngineFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn wake(&self) -> EngineFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn is_awake(&self) -> EngineFuture<'_, bool> {
+            unreachable!()
+        }
+
+        fn generate(&self, _known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+            unreachable!()
+        }
+    }
+
+    #[derive(Debug)]
+    struct NoMeter;
+
+    impl Meter for NoMeter {
+        fn measure<'a>(&'a self, _gpus: &'a [Gpu]) -> Measured<'a> {
+            unreachable!()
+        }
+    }
+
+    /// Starts a command whose engine answers probes like this.
+    async fn started(answers: Vec<Result<EngineState, EngineError>>) -> Result<(), String> {
+        let text = "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"\ncommand = [\"sleep\", \"600\"]";
+        let model = config::Config::parse(text, &|_| Ok(String::new())).unwrap().models.remove(0);
+        let start = model.start.clone().unwrap();
+        let supervisor = Arc::new(Supervisor::new("one", start, None).unwrap());
+        let engine = Arc::new(Probed(Mutex::new(answers.into())));
+        let handle =
+            EngineHandle::new(&model, engine, Some(Arc::clone(&supervisor)), Arc::new(NoMeter), None);
+        let outcome = tokio::time::timeout(Duration::from_secs(60), handle.start()).await;
+        supervisor.stop(Duration::ZERO).await.unwrap();
+        outcome.expect("a start that ends")
+    }
+
+    #[tokio::test]
+    async fn a_start_ends_at_once_if_the_engine_lacks_what_is_needed() {
+        let refused = EngineError::Refused { request_line: "GET".into(), status: 503, message: "no".into() };
+        let unsupported =
+            || EngineError::Unsupported { request_line: "GET".into(), reason: "too old".into() };
+        let early = || vec![Ok(EngineState::Gone), Err(refused.clone())];
+        let with = |last| early().into_iter().chain([last]).collect::<Vec<_>>();
+        assert_eq!(started(with(Ok(EngineState::Awake))).await, Ok(()));
+        assert_eq!(started(with(Err(unsupported()))).await, Err("GET: too old".to_owned()));
+        let foreign = started(vec![Err(unsupported())]).await.unwrap_err();
+        assert!(foreign.contains("not started here"), "{foreign}");
+    }
 
     #[test]
     fn an_answer_is_compared_with_the_first_of_its_kind() {

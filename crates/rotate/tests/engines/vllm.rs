@@ -102,9 +102,24 @@ async fn without_development_mode_the_error_says_how_to_start_it() {
         engine.wake().await.unwrap_err(),
     ];
     for error in errors {
-        assert!(matches!(error, EngineError::Unexpected { .. }), "{error}");
+        assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains("VLLM_SERVER_DEV_MODE=1"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn one_that_never_sleeps_only_has_to_be_healthy() {
+    let server = Script::of(|asked| match asked.line.as_str() {
+        "GET /health" => ok(""),
+        _ => Scripted::Text(404, String::new()),
+    })
+    .await;
+    let mut model = model(&server.url, Vllm, 1);
+    model.rules.can_sleep = false;
+    let engine = engine_of(&model).unwrap();
+    assert_eq!(engine.probe().await, Ok(EngineState::Awake));
+    assert_eq!(engine.is_awake().await, Ok(true));
+    assert_eq!(server.asked(), ["GET /health", "GET /health"]);
 }
 
 #[tokio::test]
