@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{Method, StatusCode, header};
 use http_body_util::Full;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::config::{Config, Key};
+use crate::config::{CanaryKind, Config, Key, Model};
+use crate::engine::canary::{Unreadable, is_unserved};
+use crate::engine::{Answer, Content};
 use crate::http as transport;
 use crate::policy::StageName;
 
@@ -106,6 +108,12 @@ pub enum ClientError {
     },
 }
 
+impl ClientError {
+    fn is_unserved(&self) -> bool {
+        matches!(self, Self::Refused { status, message, .. } if is_unserved(*status, message))
+    }
+}
+
 impl Client {
     /// For the rotation with this configuration.
     #[must_use]
@@ -161,16 +169,55 @@ impl Client {
         tokens: u32,
         limit: Duration,
     ) -> Result<String, ClientError> {
-        let body = json!({
-            "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "seed": 0, "stream": false,
-        });
-        let path = "/v1/completions";
+        match self.ask_as(CanaryKind::Completion, model, (prompt, tokens), limit).await?.content {
+            Content::Text(text) => Ok(text),
+            Content::Vector(_) | Content::Scores(_) => Ok(String::new()),
+        }
+    }
+
+    /// Asks a question through the front, by the canary's kind, or `known` if the canary has none.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn ask(
+        &self,
+        model: &Model,
+        known: Option<CanaryKind>,
+        prompt: &str,
+        tokens: u32,
+        limit: Duration,
+    ) -> Result<Answer, ClientError> {
+        let mut unserved = None;
+        for kind in CanaryKind::candidates(&model.canary, known) {
+            match self.ask_as(kind, &model.name, (prompt, tokens), limit).await {
+                Err(error) if error.is_unserved() => {
+                    unserved.get_or_insert(error);
+                }
+                other => return other,
+            }
+        }
+        Err(unserved.unwrap_or_else(|| ClientError::Unexpected {
+            request_line: format!("the canary of `{}`", model.name),
+            reason: "it has no kind to ask by".to_owned(),
+        }))
+    }
+
+    async fn ask_as(
+        &self,
+        kind: CanaryKind,
+        model: &str,
+        (prompt, tokens): (&str, u32),
+        limit: Duration,
+    ) -> Result<Answer, ClientError> {
+        let Some((path, body)) = kind.question(model, prompt, tokens) else {
+            return Ok(Answer { kind, content: Content::Text(String::new()) });
+        };
         let answer = self.send(&self.front, Method::POST, path, Some(body), limit).await?;
-        let text = answer.pointer("/choices/0/text").and_then(Value::as_str).filter(|text| !text.is_empty());
-        text.map(str::to_owned).ok_or_else(|| ClientError::Unexpected {
+        let unexpected = |unreadable: Unreadable| ClientError::Unexpected {
             request_line: format!("POST {path}"),
-            reason: format!("there is no text in {}", transport::one_line(&answer.to_string())),
-        })
+            reason: format!("{}: {}", unreadable.reason(), transport::one_line(&answer.to_string())),
+        };
+        Ok(Answer { kind, content: kind.content(&answer).map_err(unexpected)? })
     }
 
     /// Waits until a model is in one of `stages`.

@@ -1,7 +1,8 @@
 //! Puts every model of a running rotation to sleep and wakes it, and compares its answers before and after.
 //!
-//! A model passes if its sleep was measured, its canary was right, and every answer equals the earlier one. It fails if
-//! its engine was restarted, even with equal answers: then the service repaired it.
+//! A model passes if its sleep was measured, its canary was right, and every answer agrees with the earlier one. It is
+//! asked as its canary is; with the kinds `get` and `none`, nothing is compared. It fails if its engine was restarted,
+//! even with equal answers: then the service repaired it.
 //!
 //! Other clients are served meanwhile and may wake a model that was just put to sleep. The result is meaningful on an
 //! otherwise idle machine.
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::client::{Client, ClientError};
-use crate::config::{Config, Model};
+use crate::config::{CanaryKind, Config, Model};
 use crate::policy::StageName;
 
 /// Of each answer.
@@ -119,8 +120,16 @@ async fn steps(
     client.command(name, "wake", None).await?;
     let up = client.until(name, StageName::Ready, &[StageName::Ready], up_max).await?;
     let mut before = Vec::new();
+    // Pages and nothing are not compared, and cannot be asked for through the front.
+    let requests = match model.canary.kind {
+        Some(CanaryKind::Get | CanaryKind::None) => 0,
+        _ => requests,
+    };
+    let mut kind = None;
     for nth in 0..requests {
-        before.push(client.complete(name, &question(nth), TOKENS, answer_max).await?);
+        let answer = client.ask(model, kind, &question(nth), TOKENS, answer_max).await?;
+        kind = Some(answer.kind);
+        before.push(answer);
     }
     let began = Instant::now();
     client.command(name, "sleep", None).await?;
@@ -138,16 +147,15 @@ async fn steps(
         result.because = Some(format!("its engine was started again instead of waking: {reason}"));
     }
     for (nth, expected) in (0..requests).zip(&before) {
-        let answer = client.complete(name, &question(nth), TOKENS, answer_max).await?;
-        if answer == *expected {
+        let answer = client.ask(model, kind, &question(nth), TOKENS, answer_max).await?;
+        let Err(reason) = answer.agrees_with(expected) else {
             result.right += 1;
             continue;
-        }
+        };
         result.garbage += 1;
         if result.garbage == 1 {
             result.verdict = Verdict::Garbage;
-            result.because =
-                Some(format!("to question {} it answered {answer:?}, and {expected:?} before", nth + 1));
+            result.because = Some(format!("to question {}, {reason}", nth + 1));
         }
     }
     Ok(())

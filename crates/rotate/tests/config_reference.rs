@@ -193,18 +193,30 @@ fn page() -> String {
             "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n[model.canary]",
             vec![
                 (
+                    "kind",
+                    "`completion`, `chat`, `embedding`, `rerank`, `get` or `none`",
+                    none(),
+                    "test request before others are admitted; without it, the first of completion, chat, embedding and rerank that the engine serves; `none` admits requests to an engine that came back wrong",
+                ),
+                (
                     "prompt",
                     "text",
                     plain(&canary.prompt),
-                    "test prompt, completed before requests are admitted",
+                    "text to complete, answer, embed, or rank documents for",
                 ),
-                ("tokens", "number", plain(canary.tokens), "length of the completion, in tokens"),
+                (
+                    "tokens",
+                    "number",
+                    plain(canary.tokens),
+                    "length of a completion or a chat's answer, in tokens",
+                ),
                 (
                     "expect",
                     "text",
                     none(),
-                    "text that the completion has to contain; otherwise it has to equal the first one",
+                    "text that the answer has to contain; otherwise a text has to equal the first one, an embedding to have a cosine of 0.99 with it, and scores to be as near as 0.02",
                 ),
+                ("path", "path", none(), "path that `get` asks for; it has to answer 200"),
             ],
         ),
         (
@@ -215,7 +227,7 @@ fn page() -> String {
                     "sleeps",
                     "boolean",
                     plain(rules.can_sleep),
-                    "whether the engine can sleep; otherwise it is stopped and started",
+                    "whether the engine can sleep; otherwise it is stopped and started, and only has to be healthy",
                 ),
                 (
                     "pinned",

@@ -143,15 +143,37 @@ impl fmt::Debug for Start {
     }
 }
 
-/// A deterministic test prompt, answered correctly before clients' requests reach the engine.
+/// A deterministic test request, answered correctly before clients' requests reach the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Canary {
-    /// The text to continue.
+    /// The kind of request. If absent, the first that the engine serves.
+    pub kind: Option<CanaryKind>,
+    /// The text to continue, answer, embed, or rank documents for.
     pub prompt: String,
     /// How many tokens to generate.
     pub tokens: u32,
-    /// Text that the answer has to contain. If absent, the answer has to equal the first one.
+    /// Text that the answer has to contain. If absent, the answer has to agree with the first one.
     pub expect: Option<String>,
+    /// The path of [`CanaryKind::Get`].
+    pub path: Option<String>,
+}
+
+/// A kind of canary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CanaryKind {
+    /// A text, by `/v1/completions`.
+    Completion,
+    /// A message, by `/v1/chat/completions`.
+    Chat,
+    /// A vector, by `/v1/embeddings`.
+    Embedding,
+    /// Scores of two documents, by `/v1/rerank`.
+    Rerank,
+    /// A page, which only has to be there.
+    Get,
+    /// No request. An engine that came back wrong serves clients.
+    None,
 }
 
 /// Why a configuration cannot be used.

@@ -12,7 +12,8 @@ use serde::Deserialize;
 use super::keys::Key;
 use super::values::{KeySource, KeySources, Size, Wait};
 use super::{
-    Canary, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model, Start, invalid, section,
+    Canary, CanaryKind, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model, Start, invalid,
+    section,
 };
 use crate::policy::{Gpu, Limits, Rules};
 
@@ -110,9 +111,11 @@ struct RawModel {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawCanary {
+    kind: Option<CanaryKind>,
     prompt: Option<String>,
     tokens: Option<u32>,
     expect: Option<String>,
+    path: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -304,15 +307,10 @@ impl RawModel {
         if let Some((name, _)) = self.environment.iter().find(|(_, value)| value.contains('\0')) {
             return invalid(&format!("the variable {name} of its environment has a NUL in it"));
         }
-        let (canary, tokens) = (self.canary, 16);
-        if canary.tokens == Some(0) || canary.prompt.as_deref() == Some("") {
-            return invalid("a canary has a prompt, and one token at least");
-        }
-        if canary.expect.as_deref().is_some_and(|expected| expected.trim().is_empty()) {
-            return invalid(
-                "the canary's expect is empty, which every answer contains; leave it out to compare with the first answer",
-            );
-        }
+        let canary = match self.canary.checked() {
+            Ok(canary) => canary,
+            Err(reason) => return invalid(&reason),
+        };
         let mut rules = self.rules.over(every).rules(gpus.into_iter().map(Gpu).collect());
         rules.need_bytes = self.need.map(|size| size.0);
         rules.can_restart = !self.command.is_empty();
@@ -362,14 +360,57 @@ impl RawModel {
             url,
             level,
             start,
-            canary: Canary {
-                prompt: canary.prompt.unwrap_or_else(|| "1, 2, 3, 4, 5, 6,".to_owned()),
-                tokens: canary.tokens.unwrap_or(tokens),
-                expect: canary.expect,
-            },
+            canary,
             rules,
         })
     }
+}
+
+impl RawCanary {
+    fn checked(self) -> Result<Canary, String> {
+        let invalid = |reason: &str| Err(reason.to_owned());
+        if self.tokens == Some(0) || self.prompt.as_deref() == Some("") {
+            return invalid("a canary has a prompt, and one token at least");
+        }
+        if self.expect.as_deref().is_some_and(|expected| expected.trim().is_empty()) {
+            return invalid(
+                "the canary's expect is empty, which every answer contains; leave it out to compare with the first answer",
+            );
+        }
+        if let (Some(CanaryKind::Embedding | CanaryKind::Rerank | CanaryKind::None), Some(_)) =
+            (self.kind, &self.expect)
+        {
+            return invalid(
+                "the canary's expect is for texts, and answers of this kind are none; leave it out, or say another kind",
+            );
+        }
+        match (self.kind, self.path.as_deref()) {
+            (Some(CanaryKind::Get), None) => {
+                return invalid("a canary of the kind get has a path; say path = \"/health\"");
+            }
+            (Some(CanaryKind::Get), Some(path)) => {
+                check_path(path).map_err(|reason| format!("the canary's path {reason}"))?;
+            }
+            (_, Some(_)) => return invalid("the canary's path is for kind = \"get\"; leave it out"),
+            (_, None) => {}
+        }
+        Ok(Canary {
+            kind: self.kind,
+            prompt: self.prompt.unwrap_or_else(|| "1, 2, 3, 4, 5, 6,".to_owned()),
+            tokens: self.tokens.unwrap_or(16),
+            expect: self.expect,
+            path: self.path,
+        })
+    }
+}
+
+/// Accepts a path, and a query after it.
+fn check_path(path: &str) -> Result<(), String> {
+    let is_path = path.starts_with('/') && !path.starts_with("//") && !path.contains('#');
+    if is_path && path.parse::<Uri>().is_ok() {
+        return Ok(());
+    }
+    Err(format!("is {path:?}; it begins with one /, and has no blanks"))
 }
 
 impl RawRules {

@@ -116,6 +116,10 @@ impl Reply {
         Ok(self)
     }
 
+    pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
     /// `None` if empty.
     pub(super) fn json(&self) -> Result<Option<Value>, EngineError> {
         if self.body.trim_ascii().is_empty() {
@@ -127,6 +131,10 @@ impl Reply {
 
     pub(super) fn unexpected(&self, reason: &str) -> EngineError {
         EngineError::Unexpected { request_line: self.request_line.clone(), reason: reason.to_owned() }
+    }
+
+    pub(super) fn unsupported(&self, reason: &str) -> EngineError {
+        EngineError::Unsupported { request_line: self.request_line.clone(), reason: reason.to_owned() }
     }
 
     /// With the beginning of the answer. Not for answers that may contain secrets.

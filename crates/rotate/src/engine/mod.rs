@@ -3,7 +3,7 @@
 //! An adapter sends requests and reports the answers. A sleep that was answered with 200 proves nothing: the policy
 //! compares it with a measurement. Calls have no timeout of their own; dropping the future gives up.
 
-mod completions;
+pub(crate) mod canary;
 mod http;
 mod sglang;
 mod vllm;
@@ -13,11 +13,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use self::completions::Prompt;
+use self::canary::Prompt;
+pub use self::canary::{Answer, Content};
 use self::http::Http;
 use self::sglang::Sglang;
 use self::vllm::Vllm;
-use crate::config::{EngineKind, Model};
+use crate::config::{CanaryKind, EngineKind, Model};
 use crate::policy::EngineState;
 
 /// The future of an engine call.
@@ -37,8 +38,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// Whether the engine reports that it is awake.
     fn is_awake(&self) -> EngineFuture<'_, bool>;
 
-    /// Completes the canary's prompt deterministically.
-    fn generate(&self) -> EngineFuture<'_, String>;
+    /// Answers the canary deterministically. `known` is the kind that it answered before.
+    fn generate(&self, known: Option<CanaryKind>) -> EngineFuture<'_, Answer>;
 }
 
 /// Why an engine call failed.
@@ -71,6 +72,14 @@ pub enum EngineError {
         /// What is unexpected.
         reason: String,
     },
+    /// The engine runs, but lacks what the rotation needs. Waiting does not help.
+    #[error("{request_line}: {reason}")]
+    Unsupported {
+        /// Method and URL.
+        request_line: String,
+        /// What it lacks, and how to start it.
+        reason: String,
+    },
 }
 
 /// The adapter for a model's engine. Sends nothing yet.
@@ -90,7 +99,7 @@ pub fn engine_of(model: &Model) -> Result<Arc<dyn Engine>, EngineError> {
     let http = Http::new(&model.url).map_err(invalid)?;
     let prompt = Prompt::new(&model.served_as, &model.canary);
     Ok(match model.engine {
-        EngineKind::Vllm => Arc::new(Vllm::new(http, level, prompt)),
+        EngineKind::Vllm => Arc::new(Vllm::new(http, level, model.rules.can_sleep, prompt)),
         EngineKind::Sglang => Arc::new(Sglang::new(http, level, model.rules.can_sleep, prompt)),
     })
 }

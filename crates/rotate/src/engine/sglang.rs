@@ -28,9 +28,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::completions::Prompt;
+use super::canary::Prompt;
 use super::http::{Failure, Http, Reply};
-use super::{Engine, EngineError, EngineFuture};
+use super::{Answer, Engine, EngineError, EngineFuture};
+use crate::config::CanaryKind;
 use crate::policy::EngineState;
 
 const MOVING: &str = "poorwill:moving:";
@@ -85,7 +86,7 @@ impl Info {
             Value::Null if body.get("model_path").is_some() => {
                 let reason = "it has no weight_version, without which its state is unknown; SGLang has it \
                               from 0.5.1 on";
-                return Err(reply.unexpected(reason));
+                return Err(reply.unsupported(reason));
             }
             _ => return Err(reply.unexpected_with_excerpt("this is not SGLang's model information")),
         };
@@ -142,16 +143,16 @@ impl Sglang {
             return Ok(());
         }
         if body["enable_memory_saver"] == json!(false) {
-            return Err(reply.unexpected("it releases no memory; start SGLang with --enable-memory-saver"));
+            return Err(reply.unsupported("it releases no memory; start SGLang with --enable-memory-saver"));
         }
         if self.level < 2 && body["enable_weights_cpu_backup"] == json!(false) {
-            return Err(reply.unexpected(
+            return Err(reply.unsupported(
                 "its weights would be lost; start SGLang with --enable-weights-cpu-backup, or say `level = 2`, and \
                  they are read again from its model's files",
             ));
         }
         match body["tokenizer_worker_num"].as_u64() {
-            Some(2..) => Err(reply.unexpected(
+            Some(2..) => Err(reply.unsupported(
                 "it has several tokenizer workers, and each has a weight_version of its own; start SGLang with \
                  --tokenizer-worker-num 1",
             )),
@@ -255,13 +256,13 @@ impl Engine for Sglang {
     }
 
     /// Refused unless the engine is awake: generating would end a sleeping engine.
-    fn generate(&self) -> EngineFuture<'_, String> {
-        Box::pin(async {
+    fn generate(&self, known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+        Box::pin(async move {
             let info = self.info().await?;
             match info.mark {
                 Mark::Moving => Err(info.is_moving()),
                 Mark::Asleep(_) => Err(info.reply.unexpected("it sleeps, and generating now would end it")),
-                Mark::Awake(_) => self.prompt.generate(&self.http).await,
+                Mark::Awake(_) => self.prompt.ask(&self.http, known).await,
             }
         })
     }

@@ -8,35 +8,38 @@
 
 use serde_json::{Value, json};
 
-use super::completions::Prompt;
+use super::canary::Prompt;
 use super::http::{Http, Reply};
-use super::{Engine, EngineError, EngineFuture};
+use super::{Answer, Engine, EngineError, EngineFuture};
+use crate::config::CanaryKind;
 use crate::policy::EngineState;
 
-const DEV_MODE: &str = "it has no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, and --enable-sleep-mode";
+const DEV_MODE: &str = "it has no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, and --enable-sleep-mode; or say sleeps = false, and it is stopped instead";
 
 #[derive(Debug)]
 pub(super) struct Vllm {
     http: Http,
     level: u8,
+    /// Whether this model is ever put to sleep. Otherwise any healthy engine of OpenAI's API is awake.
+    sleeps: bool,
     prompt: Prompt,
 }
 
 impl Vllm {
-    pub(super) fn new(http: Http, level: u8, prompt: Prompt) -> Self {
-        Self { http, level, prompt }
+    pub(super) fn new(http: Http, level: u8, sleeps: bool, prompt: Prompt) -> Self {
+        Self { http, level, sleeps, prompt }
     }
 
     /// For endpoints of the development mode only.
     async fn post(&self, path: &str, body: Option<Value>) -> Result<Reply, EngineError> {
         let reply = self.http.post(path, body).await?;
-        if reply.is_unknown() { Err(reply.unexpected(DEV_MODE)) } else { reply.done() }
+        if reply.is_unknown() { Err(reply.unsupported(DEV_MODE)) } else { reply.done() }
     }
 
     async fn is_sleeping(&self) -> Result<bool, EngineError> {
         let reply = self.http.get("/is_sleeping").await?;
         if reply.is_unknown() {
-            return Err(reply.unexpected(DEV_MODE));
+            return Err(reply.unsupported(DEV_MODE));
         }
         let reply = reply.done()?;
         let body = reply.json()?.unwrap_or(Value::Null);
@@ -63,7 +66,11 @@ impl Engine for Vllm {
                 Err(failure) if failure.is_unreachable => return Ok(EngineState::Gone),
                 other => other?.done()?,
             };
-            Ok(if self.is_sleeping().await? { EngineState::Asleep } else { EngineState::Awake })
+            Ok(if self.sleeps && self.is_sleeping().await? {
+                EngineState::Asleep
+            } else {
+                EngineState::Awake
+            })
         })
     }
 
@@ -86,10 +93,15 @@ impl Engine for Vllm {
     }
 
     fn is_awake(&self) -> EngineFuture<'_, bool> {
-        Box::pin(async { Ok(!self.is_sleeping().await?) })
+        Box::pin(async {
+            if self.sleeps {
+                return Ok(!self.is_sleeping().await?);
+            }
+            self.http.get("/health").await?.done().map(|_| true)
+        })
     }
 
-    fn generate(&self) -> EngineFuture<'_, String> {
-        Box::pin(self.prompt.generate(&self.http))
+    fn generate(&self, known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+        Box::pin(self.prompt.ask(&self.http, known))
     }
 }

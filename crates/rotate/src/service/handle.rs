@@ -2,22 +2,21 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde::Deserialize as _;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::config;
-use crate::engine::Engine;
+use crate::config::{self, CanaryKind};
+use crate::engine::{Answer, Engine, EngineError};
 use crate::measure::Meter;
 use crate::policy::{EngineState, Gpu, Outcome, Task};
 use crate::supervise::Supervisor;
 
 /// Interval of probes while an engine starts.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
-
-/// Most characters of a wrong answer in a message.
-const EXCERPT_MAX: usize = 120;
 
 /// Lines of an ended engine's output in a message, and those among which they are found.
 const QUOTED_LINES: usize = 5;
@@ -37,8 +36,10 @@ struct CanaryCheck {
     expect: Option<String>,
     /// The model, the most tokens and the prompt, as one text.
     asked: String,
+    /// The kind that was answered last.
+    known: Option<CanaryKind>,
     /// The model's first answer.
-    first: Option<String>,
+    first: Option<Answer>,
     /// The file that keeps it for the next service.
     kept_at: Option<PathBuf>,
 }
@@ -53,7 +54,9 @@ impl EngineHandle {
     ) -> Self {
         let asked = format!("{}\n{}\n{}", model.served_as, model.canary.tokens, model.canary.prompt);
         let first = kept_at.as_ref().and_then(|path| kept(path, &asked));
-        let canary = CanaryCheck { expect: model.canary.expect.clone(), asked, first, kept_at };
+        let first = first.filter(|first| model.canary.kind.is_none_or(|kind| kind == first.kind));
+        let known = first.as_ref().map(|first| first.kind);
+        let canary = CanaryCheck { expect: model.canary.expect.clone(), asked, known, first, kept_at };
         Self { engine, supervisor, meter, gpus: model.rules.gpus.clone(), canary: Mutex::new(canary) }
     }
 
@@ -70,10 +73,7 @@ impl EngineHandle {
             Task::Confirm => {
                 self.engine.is_awake().await.map(Outcome::Awake).map_err(|error| error.to_string())
             }
-            Task::Canary => match self.engine.generate().await {
-                Ok(text) => Ok(Outcome::Canary(self.judge(&text).await)),
-                Err(error) => Err(error.to_string()),
-            },
+            Task::Canary => self.check_canary().await.map(Outcome::Canary),
             Task::Measure => match self.meter.measure(&self.gpus).await {
                 Ok(memory) => Ok(Outcome::Free(memory.iter().map(|one| one.free_bytes).collect())),
                 Err(error) => Err(error.to_string()),
@@ -94,7 +94,7 @@ impl EngineHandle {
     /// Refuses a foreign engine at this address, which would be taken for this one.
     async fn check_address(&self) -> Result<(), String> {
         match self.engine.probe().await {
-            Ok(EngineState::Awake | EngineState::Asleep) => Err(
+            Ok(EngineState::Awake | EngineState::Asleep) | Err(EngineError::Unsupported { .. }) => Err(
                 "an engine that was not started here answers at its address; end it, or give it another address"
                     .to_owned(),
             ),
@@ -110,14 +110,18 @@ impl EngineHandle {
             self.check_address().await?;
         }
         supervisor.start().await.map_err(|error| error.to_string())?;
-        // Errors mean "not ready yet". The policy's timeout ends the loop.
-        while !matches!(self.engine.probe().await, Ok(EngineState::Awake | EngineState::Asleep)) {
+        // Other errors mean "not ready yet". The policy's timeout ends the loop.
+        loop {
+            match self.engine.probe().await {
+                Ok(EngineState::Awake | EngineState::Asleep) => return Ok(()),
+                Err(error @ EngineError::Unsupported { .. }) => return Err(error.to_string()),
+                Ok(EngineState::Gone) | Err(_) => {}
+            }
             if !supervisor.is_running() {
                 return Err(format!("it ended while it started; {}", self.last_words()));
             }
             sleep(PROBE_EVERY).await;
         }
-        Ok(())
     }
 
     pub(super) fn last_words(&self) -> String {
@@ -135,40 +139,47 @@ impl EngineHandle {
         }
     }
 
+    fn canary(&self) -> MutexGuard<'_, CanaryCheck> {
+        self.canary.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether its answer is right, unless there is none.
+    async fn check_canary(&self) -> Result<Result<(), String>, String> {
+        let known = self.canary().known;
+        let answer = self.engine.generate(known).await.map_err(|error| error.to_string())?;
+        Ok(self.judge(answer).await)
+    }
+
     /// A model's first answer counts as right.
-    async fn judge(&self, text: &str) -> Result<(), String> {
-        let keep = {
-            let mut canary = self.canary.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(expected) = &canary.expect {
-                if text.contains(expected.as_str()) {
-                    return Ok(());
-                }
-                return Err(format!(
-                    "it answered {:?}, which does not contain {:?}",
-                    start_of(text),
-                    start_of(expected)
-                ));
-            }
-            match &canary.first {
-                Some(first) if first == text => return Ok(()),
-                Some(first) => {
-                    let kept = canary.kept_at.as_ref().map(|path| format!(" (kept in {})", path.display()));
-                    let (answer, first, kept) = (start_of(text), start_of(first), kept.unwrap_or_default());
-                    return Err(format!("it answered {answer:?}, and at first {first:?}{kept}"));
-                }
-                None => {
-                    canary.first = Some(text.to_owned());
-                    canary.kept_at.clone().map(|path| (path, canary.asked.clone()))
-                }
-            }
+    async fn judge(&self, answer: Answer) -> Result<(), String> {
+        let Some((path, kept)) = self.canary().judge(answer)? else {
+            return Ok(());
         };
-        if let Some((path, asked)) = keep {
-            let kept = serde_json::json!({ "asked": asked, "said": text }).to_string();
-            if let Err(error) = write(&path, &kept).await {
-                tracing::warn!(path = %path.display(), %error, "the first answer is not kept for the next start");
-            }
+        if let Err(error) = write(&path, &kept.to_string()).await {
+            tracing::warn!(path = %path.display(), %error, "the first answer is not kept for the next start");
         }
         Ok(())
+    }
+}
+
+impl CanaryCheck {
+    /// Returns what is to be written where. An answer of another kind is the first of its kind: the engine no longer
+    /// serves the one before.
+    fn judge(&mut self, answer: Answer) -> Result<Option<(PathBuf, Value)>, String> {
+        self.known = Some(answer.kind);
+        if let Some(expected) = &self.expect {
+            return answer.contains(expected).map(|()| None);
+        }
+        if let Some(first) = self.first.as_ref().filter(|first| first.kind == answer.kind) {
+            let place = self.kept_at.as_ref().map(|path| format!(" (kept in {})", path.display()));
+            let place = place.unwrap_or_default();
+            return answer.agrees_with(first).map(|()| None).map_err(|reason| reason + &place);
+        }
+        let kept = self.kept_at.clone().map(|path| {
+            (path, json!({ "asked": self.asked, "kind": answer.kind, "said": answer.to_json() }))
+        });
+        self.first = Some(answer);
+        Ok(kept)
     }
 }
 
@@ -182,18 +193,18 @@ async fn write(path: &Path, text: &str) -> io::Result<()> {
     tokio::fs::rename(&whole, path).await
 }
 
-/// The first answer, if the file has one to the same prompt.
-fn kept(path: &PathBuf, asked: &str) -> Option<String> {
+/// The first answer, if the file has one to the same prompt. Without a kind, it is of a completion.
+fn kept(path: &PathBuf, asked: &str) -> Option<Answer> {
     let text = std::fs::read_to_string(path).ok()?;
-    let kept: serde_json::Value = serde_json::from_str(&text).ok()?;
+    let kept: Value = serde_json::from_str(&text).ok()?;
     if kept.get("asked")?.as_str()? != asked {
         return None;
     }
-    kept.get("said")?.as_str().map(str::to_owned)
-}
-
-fn start_of(text: &str) -> String {
-    text.chars().take(EXCERPT_MAX).collect()
+    let kind = match kept.get("kind") {
+        None => CanaryKind::Completion,
+        Some(kind) => CanaryKind::deserialize(kind).ok()?,
+    };
+    Answer::of_json(kind, kept.get("said")?)
 }
 
 /// The last lines that say something.
@@ -210,6 +221,111 @@ fn quoted(lines: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::VecDeque;
+
+    use crate::engine::{Content, EngineFuture};
+    use crate::measure::Measured;
+
+    /// Answers probes in turn, the last one for good.
+    #[derive(Debug)]
+    struct Probed(Mutex<VecDeque<Result<EngineState, EngineError>>>);
+
+    impl Engine for Probed {
+        fn probe(&self) -> EngineFuture<'_, EngineState> {
+            let mut answers = self.0.lock().unwrap();
+            let answer = if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
+            Box::pin(async move { answer.unwrap() })
+        }
+
+        fn sleep(&self) -> EngineFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn wake(&self) -> EngineFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn is_awake(&self) -> EngineFuture<'_, bool> {
+            unreachable!()
+        }
+
+        fn generate(&self, _known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+            unreachable!()
+        }
+    }
+
+    #[derive(Debug)]
+    struct NoMeter;
+
+    impl Meter for NoMeter {
+        fn measure<'a>(&'a self, _gpus: &'a [Gpu]) -> Measured<'a> {
+            unreachable!()
+        }
+    }
+
+    /// Starts a command whose engine answers probes like this.
+    async fn started(answers: Vec<Result<EngineState, EngineError>>) -> Result<(), String> {
+        let text = "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"\ncommand = [\"sleep\", \"600\"]";
+        let model = config::Config::parse(text, &|_| Ok(String::new())).unwrap().models.remove(0);
+        let start = model.start.clone().unwrap();
+        let supervisor = Arc::new(Supervisor::new("one", start, None).unwrap());
+        let engine = Arc::new(Probed(Mutex::new(answers.into())));
+        let handle =
+            EngineHandle::new(&model, engine, Some(Arc::clone(&supervisor)), Arc::new(NoMeter), None);
+        let outcome = tokio::time::timeout(Duration::from_secs(60), handle.start()).await;
+        supervisor.stop(Duration::ZERO).await.unwrap();
+        outcome.expect("a start that ends")
+    }
+
+    #[tokio::test]
+    async fn a_start_ends_at_once_if_the_engine_lacks_what_is_needed() {
+        let refused = EngineError::Refused { request_line: "GET".into(), status: 503, message: "no".into() };
+        let unsupported =
+            || EngineError::Unsupported { request_line: "GET".into(), reason: "too old".into() };
+        let early = || vec![Ok(EngineState::Gone), Err(refused.clone())];
+        let with = |last| early().into_iter().chain([last]).collect::<Vec<_>>();
+        assert_eq!(started(with(Ok(EngineState::Awake))).await, Ok(()));
+        assert_eq!(started(with(Err(unsupported()))).await, Err("GET: too old".to_owned()));
+        let foreign = started(vec![Err(unsupported())]).await.unwrap_err();
+        assert!(foreign.contains("not started here"), "{foreign}");
+    }
+
+    #[test]
+    fn an_answer_is_compared_with_the_first_of_its_kind() {
+        let folder = std::env::temp_dir().join(format!("poorwill-canary-{}", std::process::id()));
+        let path = folder.join("one.first-answer");
+        let check = |first: Option<Answer>| CanaryCheck {
+            expect: None,
+            asked: "one".to_owned(),
+            known: None,
+            first,
+            kept_at: Some(path.clone()),
+        };
+        let vector = |numbers: [f64; 2]| Answer {
+            kind: CanaryKind::Embedding,
+            content: Content::Vector(numbers.to_vec()),
+        };
+        let mut canary = check(None);
+        let (_, written) = canary.judge(vector([1.0, 2.0])).unwrap().expect("the first is kept");
+        assert_eq!(canary.judge(vector([1.01, 2.0])), Ok(None));
+        let error = canary.judge(vector([2.0, -1.0])).unwrap_err();
+        assert!(error.contains("cosine") && error.contains("one.first-answer"), "{error}");
+        assert_eq!(canary.known, Some(CanaryKind::Embedding));
+
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(&path, written.to_string()).unwrap();
+        assert_eq!(kept(&path, "one"), Some(vector([1.0, 2.0])));
+        assert_eq!(kept(&path, "two"), None);
+        // As written before kinds.
+        std::fs::write(&path, r#"{"asked":"one","said":" three"}"#).unwrap();
+        let text = kept(&path, "one").unwrap();
+        assert_eq!((text.kind, &text.content), (CanaryKind::Completion, &Content::Text(" three".to_owned())));
+        std::fs::remove_dir_all(&folder).unwrap();
+
+        let mut canary = check(Some(text));
+        assert!(canary.judge(vector([1.0, 2.0])).unwrap().is_some(), "the engine is now of another kind");
+        assert!(canary.judge(vector([2.0, -1.0])).is_err());
+    }
 
     #[test]
     fn lines_that_say_nothing_are_not_quoted() {

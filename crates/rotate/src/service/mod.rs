@@ -497,7 +497,7 @@ fn changed(
     if let Some((what, _)) = differs.iter().find(|(_, differs)| *differs) {
         return Err(ServiceError::Changed { model: model.name.clone(), what });
     }
-    let handle = if old.canary == model.canary {
+    let handle = if old.canary == model.canary && old.rules.can_sleep == model.rules.can_sleep {
         Arc::clone(&entry.handle)
     } else {
         let handle = &entry.handle;

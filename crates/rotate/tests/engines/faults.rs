@@ -5,7 +5,7 @@ use std::process::Command;
 use poorwill_rotate::config::EngineKind::{Sglang, Vllm};
 use poorwill_rotate::engine::{Engine, EngineError, engine_of};
 
-use crate::script::{Raw, Received, Script, Scripted, Seen, Then, model, nowhere, ok};
+use crate::script::{Raw, Received, Script, Scripted, Seen, Then, completion, model, nowhere, ok};
 
 /// Environment variable of a test that runs again in its own process: the engine's address.
 const CHILD: &str = "POORWILL_TEST_ENGINE";
@@ -17,7 +17,7 @@ async fn all_calls(engine: &dyn Engine) -> Vec<(&'static str, Result<(), EngineE
         ("sleep", engine.sleep().await),
         ("wake", engine.wake().await),
         ("is_awake", engine.is_awake().await.map(|_| ())),
-        ("generate", engine.generate().await.map(|_| ())),
+        ("generate", engine.generate(None).await.map(|_| ())),
     ]
 }
 
@@ -167,9 +167,9 @@ async fn a_completion_has_to_be_one() {
                 _ => ok(r#"{"model_path":"/m","weight_version":"default"}"#),
             })
             .await;
-            let outcome = engine_of(&model(&server.url, kind, 1)).unwrap().generate().await;
+            let outcome = engine_of(&model(&server.url, kind, 1)).unwrap().generate(None).await;
             match (outcome, wanted) {
-                (Ok(text), None) => assert_eq!(text, " three"),
+                (Ok(answer), None) => assert_eq!(answer, completion(" three")),
                 (Err(error @ EngineError::Unexpected { .. }), Some(wanted)) => {
                     assert!(error.to_string().contains(wanted), "{error}");
                 }

@@ -9,7 +9,8 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt as _;
-use poorwill_rotate::config::{Canary, EngineKind, Model};
+use poorwill_rotate::config::{Canary, CanaryKind, EngineKind, Model};
+use poorwill_rotate::engine::{Answer, Content};
 use poorwill_rotate::policy::{Gpu, Rules};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -195,6 +196,15 @@ pub(crate) async fn nowhere() -> String {
     listen().await.1
 }
 
+/// An answer to a completion.
+pub(crate) fn completion(text: &str) -> Answer {
+    Answer { kind: CanaryKind::Completion, content: Content::Text(text.to_owned()) }
+}
+
+fn usual_canary() -> Canary {
+    Canary { kind: None, prompt: String::new(), tokens: 16, expect: None, path: None }
+}
+
 /// A model whose engine is at `url`.
 pub(crate) fn model(url: &str, engine: EngineKind, level: u8) -> Model {
     Model {
@@ -205,7 +215,7 @@ pub(crate) fn model(url: &str, engine: EngineKind, level: u8) -> Model {
         url: url.to_owned(),
         level,
         start: None,
-        canary: Canary { prompt: "One, two,".to_owned(), tokens: 7, expect: None },
+        canary: Canary { prompt: "One, two,".to_owned(), tokens: 7, ..usual_canary() },
         rules: Rules::on(vec![Gpu(0)]),
     }
 }

@@ -7,7 +7,7 @@ use poorwill_rotate::engine::{Engine, EngineError, engine_of};
 use poorwill_rotate::policy::EngineState;
 use serde_json::{Value, json};
 
-use crate::script::{Received, Script, Scripted, model, nowhere, ok};
+use crate::script::{Received, Script, Scripted, completion, model, nowhere, ok};
 
 /// The mock's state.
 #[derive(Debug)]
@@ -161,7 +161,8 @@ impl Fake {
 }
 
 fn message(error: &EngineError, what: &str) {
-    assert!(matches!(error, EngineError::Unexpected { .. }), "{error}");
+    let is_told = matches!(error, EngineError::Unexpected { .. } | EngineError::Unsupported { .. });
+    assert!(is_told, "{error}");
     assert!(error.to_string().contains(what) && !error.to_string().contains("hunter2"), "{error}");
 }
 
@@ -193,7 +194,7 @@ async fn each_call_sends_its_requests_in_order() {
 
         assert_eq!(engine.is_awake().await, Ok(true));
         assert_eq!(fake.asked(), ["/model_info", "/health"]);
-        assert_eq!(engine.generate().await.unwrap(), " three");
+        assert_eq!(engine.generate(None).await.unwrap(), completion(" three"));
         let state = fake.state.lock().unwrap();
         assert!(state.has_memory && !state.has_ended && state.version == "default", "{state:?}");
     }
@@ -207,7 +208,7 @@ async fn older_ones_are_asked_by_the_names_that_they_know() {
     engine.sleep().await.unwrap();
     assert_eq!(engine.probe().await, Ok(EngineState::Asleep));
     engine.wake().await.unwrap();
-    assert_eq!(engine.generate().await.unwrap(), " three");
+    assert_eq!(engine.generate(None).await.unwrap(), completion(" three"));
 }
 
 /// No request would end a real engine, also if another rotation continues.
@@ -218,7 +219,7 @@ async fn nothing_is_requested_twice() {
     fake.engine(1).sleep().await.unwrap();
     fake.engine(1).sleep().await.unwrap();
     assert_eq!(fake.engine(1).probe().await, Ok(EngineState::Asleep));
-    message(&fake.engine(1).generate().await.unwrap_err(), "it sleeps");
+    message(&fake.engine(1).generate(None).await.unwrap_err(), "it sleeps");
     fake.engine(1).wake().await.unwrap();
     fake.engine(1).wake().await.unwrap();
     assert_eq!(fake.engine(1).probe().await, Ok(EngineState::Awake));
@@ -235,7 +236,7 @@ async fn one_that_was_started_again_is_awake() {
     assert_eq!(engine.probe().await, Ok(EngineState::Awake));
     assert_eq!(engine.is_awake().await, Ok(true));
     engine.wake().await.unwrap();
-    assert_eq!(engine.generate().await.unwrap(), " three");
+    assert_eq!(engine.generate(None).await.unwrap(), completion(" three"));
     assert!(!fake.state.lock().unwrap().has_ended);
 }
 
@@ -369,7 +370,7 @@ async fn answers_of_other_servers_are_errors() {
             engine.is_awake().await.unwrap_err(),
             engine.sleep().await.unwrap_err(),
             engine.wake().await.unwrap_err(),
-            engine.generate().await.unwrap_err(),
+            engine.generate(None).await.unwrap_err(),
         ] {
             message(&error, wanted);
         }

@@ -4,7 +4,7 @@ use poorwill_rotate::config::EngineKind::Vllm;
 use poorwill_rotate::engine::{EngineError, engine_of};
 use poorwill_rotate::policy::EngineState;
 
-use crate::script::{Script, Scripted, model, nowhere, ok};
+use crate::script::{Script, Scripted, completion, model, nowhere, ok};
 
 /// Answers of a working vLLM, as version 0.20 or as a later one.
 async fn vllm(is_later: bool, is_sleeping: bool) -> Script {
@@ -49,7 +49,7 @@ async fn each_call_sends_its_requests_in_order() {
             assert_eq!(engine.is_awake().await, Ok(true));
             assert_eq!(server.asked(), ["GET /is_sleeping"]);
 
-            assert_eq!(engine.generate().await.unwrap(), " three");
+            assert_eq!(engine.generate(None).await.unwrap(), completion(" three"));
             let asked = server.asked();
             let (line, body) = asked[0].split_at("POST /v1/completions".len());
             assert_eq!((asked.len(), line), (1, "POST /v1/completions"));
@@ -102,9 +102,24 @@ async fn without_development_mode_the_error_says_how_to_start_it() {
         engine.wake().await.unwrap_err(),
     ];
     for error in errors {
-        assert!(matches!(error, EngineError::Unexpected { .. }), "{error}");
+        assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains("VLLM_SERVER_DEV_MODE=1"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn one_that_never_sleeps_only_has_to_be_healthy() {
+    let server = Script::of(|asked| match asked.line.as_str() {
+        "GET /health" => ok(""),
+        _ => Scripted::Text(404, String::new()),
+    })
+    .await;
+    let mut model = model(&server.url, Vllm, 1);
+    model.rules.can_sleep = false;
+    let engine = engine_of(&model).unwrap();
+    assert_eq!(engine.probe().await, Ok(EngineState::Awake));
+    assert_eq!(engine.is_awake().await, Ok(true));
+    assert_eq!(server.asked(), ["GET /health", "GET /health"]);
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use poorwill_rotate::config::Model;
-use poorwill_rotate::engine::{Engine, EngineError, EngineFuture};
+use poorwill_rotate::config::{CanaryKind, Model};
+use poorwill_rotate::engine::{Answer, Content, Engine, EngineError, EngineFuture};
 use poorwill_rotate::measure::{GpuMemory, Measured, Meter, MeterError};
 use poorwill_rotate::policy::{EngineState, Gpu};
 
@@ -214,14 +214,15 @@ impl Engine for Wire {
         })
     }
 
-    fn generate(&self) -> EngineFuture<'_, String> {
+    fn generate(&self, _known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
         Box::pin(async {
             a_moment().await;
             if self.machine.with(&self.url, |one| one.set_fault) == Some(Fault::HangsInAnswer) {
                 for_ever().await;
             }
             let well = self.machine.with(&self.url, |one| one.is_well && one.has_memory);
-            Ok(if well { format!("I am {}", self.url) } else { "#".to_owned() })
+            let text = if well { format!("I am {}", self.url) } else { "#".to_owned() };
+            Ok(Answer { kind: CanaryKind::Completion, content: Content::Text(text) })
         })
     }
 }
