@@ -159,6 +159,7 @@ impl ApiError {
     pub(super) fn invalid_body(error: BodyError) -> Self {
         let text = match error {
             BodyError::NotJson(why) => format!("the body is no JSON object: {why}"),
+            BodyError::NotForm(why) => format!("the body is no form by its type: {why}"),
             BodyError::NoModel => {
                 "the body has no `model`; GET /v1/models lists those that there are".to_owned()
             }

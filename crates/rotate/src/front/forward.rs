@@ -3,6 +3,7 @@
 //! All of it is one future, which a client's disconnect drops.
 
 use std::convert::Infallible;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -24,8 +25,9 @@ use super::connection::Connection;
 use super::json::{self, RequestFields};
 use super::limits::{Backoff, KeyRequests};
 use super::local::Catalogue;
+use super::multipart;
 use super::origin::{self, Cors};
-use super::request::{self, About};
+use super::request::{self, About, BodyKind};
 use super::span::{Ids, REQUEST_ID};
 use super::{Admission, Backend, Route, Timeouts};
 use crate::config::Key;
@@ -142,15 +144,24 @@ impl Proxy {
         if account.permit.is_none() {
             return Err(ApiError::crowded(front.requests_max));
         }
-        request::check_type(&parts.headers)?;
+        let kind = request::body_kind(path.path(), &parts.headers)?;
         let body = BodyReader::new(body, &front, self.timeouts, &self.bodies).read().await?;
         connection.linger(false);
-        let RequestFields { name, is_stream } = json::parse(&body).map_err(ApiError::invalid_body)?;
+        let (RequestFields { name, is_stream }, span) = match kind {
+            BodyKind::Json => (json::parse(&body).map_err(ApiError::invalid_body)?, None),
+            BodyKind::Form { boundary } => {
+                let form = multipart::parse(&body, &boundary).map_err(ApiError::invalid_body)?;
+                (form.fields, Some(form.model))
+            }
+        };
         let Some(route) = self.backend.route(&name) else {
             return Err(ApiError::no_model(&name, &self.backend.listed()));
         };
         account.model = Some(route.name.clone());
-        let segments = Segments::with_model(body, &name, &route.served_as)?;
+        let segments = match span {
+            Some(span) => Segments::with(&body, span, route.served_as.clone()),
+            None => Segments::with_model(body, &name, &route.served_as)?,
+        };
         let is_old = parts.version < Version::HTTP_11;
         let dialect = Dialect::of(path.path());
         let upstream = self.upstream(parts, path, &route, &account.id, segments)?;
@@ -336,7 +347,11 @@ impl Segments {
             return Err(ApiError::invalid_body(json::BodyError::NoModel));
         };
         let name = serde_json::Value::from(wanted).to_string();
-        Ok(Self { segments: [body.slice(..span.start), name.into(), body.slice(span.end..)], next: 0 })
+        Ok(Self::with(&body, span, name))
+    }
+
+    fn with(body: &Bytes, span: Range<usize>, text: String) -> Self {
+        Self { segments: [body.slice(..span.start), text.into(), body.slice(span.end..)], next: 0 }
     }
 }
 

@@ -18,6 +18,8 @@ pub(super) struct RequestFields {
 pub(super) enum BodyError {
     /// Not a JSON object; the parser's message.
     NotJson(String),
+    /// Not a form; why.
+    NotForm(String),
     NoModel,
     NotString,
     /// The engine might use another one than the front.

@@ -4,8 +4,8 @@
 //!
 //! Promises:
 //!
-//! - Only listed paths below `/v1/` of an engine can be reached, by `POST` with a JSON body that names a model. Keys,
-//!   cookies and hop-by-hop headers are not forwarded.
+//! - Only listed paths below `/v1/` of an engine can be reached, by `POST` with a JSON body, or a form, that names a model.
+//!   Keys, cookies and hop-by-hop headers are not forwarded.
 //! - Without keys, pages of other sites are refused unless their origins are configured. Engines do not decide about it.
 //! - Bodies and answers are forwarded byte for byte, except for the model's name if the engine uses another. An answer
 //!   is read no faster than the client reads.
@@ -27,6 +27,7 @@ mod forward;
 mod json;
 mod limits;
 mod local;
+mod multipart;
 mod origin;
 mod request;
 mod span;

@@ -1,7 +1,8 @@
 //! Which pages may use the front, and what their browsers have to know (CORS).
 //!
-//! Without keys, whoever reaches the front may use it, also a page of any site in a browser on this machine. So a page
-//! of another site is refused unless its origin is configured, and a front on loopback answers to loopback names only.
+//! Without keys, each client that reaches the front may use it, also a page of any site in a browser on this machine.
+//! So a page of another site is refused unless its origin is configured, and a front on loopback answers to loopback
+//! names only.
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, header};

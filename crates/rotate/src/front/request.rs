@@ -5,6 +5,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
 
 use super::api_error::ApiError;
+use super::multipart;
 use crate::config::{self, Key};
 
 /// Anthropic's header for a key.
@@ -177,19 +178,35 @@ fn given_key(headers: &HeaderMap) -> Option<&str> {
     only
 }
 
-/// Refuses bodies that are not JSON by their headers. A page can send other types without its browser's asking first.
-pub(super) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// Paths that take forms. Any page may send one without its browser's asking first, as [`origin`](super::origin) knows.
+const FORM_PATHS: [&str; 4] =
+    ["/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations"];
+
+/// How a body is written.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum BodyKind {
+    Json,
+    Form { boundary: String },
+}
+
+/// Refuses bodies by their headers.
+pub(super) fn body_kind(path: &str, headers: &HeaderMap) -> Result<BodyKind, ApiError> {
     let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
-    let is_json = match (kinds.next(), kinds.next()) {
-        (None, _) => !headers.contains_key(header::ORIGIN),
-        (Some(kind), None) => kind.to_str().is_ok_and(is_json),
-        _ => false,
+    let kind = match (kinds.next(), kinds.next()) {
+        (None, _) if !headers.contains_key(header::ORIGIN) => BodyKind::Json,
+        (Some(kind), None) => kind
+            .to_str()
+            .ok()
+            .and_then(|kind| {
+                let form = FORM_PATHS.contains(&path).then(|| multipart::boundary(kind)).flatten();
+                let form = form.map(|boundary| BodyKind::Form { boundary: boundary.to_owned() });
+                form.or_else(|| is_json(kind).then_some(BodyKind::Json))
+            })
+            .ok_or_else(ApiError::no_json_type)?,
+        _ => return Err(ApiError::no_json_type()),
     };
-    if !is_json {
-        return Err(ApiError::no_json_type());
-    }
     match headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes) {
-        None | Some(b"" | b"identity") => Ok(()),
+        None | Some(b"" | b"identity") => Ok(kind),
         Some(_) => Err(ApiError::unsupported_type("compressed")),
     }
 }

@@ -55,7 +55,7 @@ fn bodies_that_ask_for_nothing_are_refused() {
                 assert!(message.contains("org/one") && message.contains("two"), "{message}");
             }
         }
-        for lines in ["Content-Encoding: gzip\r\n", "Content-Type: multipart/form-data; boundary=x\r\n"] {
+        for lines in ["Content-Encoding: gzip\r\n", "Content-Type: multipart/mixed; boundary=x\r\n"] {
             let mut client = setup.client().await;
             let asked = post_with("/v1/audio/transcriptions", lines, ASK_ONE);
             client.send(asked.replacen("Content-Type: application/json\r\n", "", 1)).await;

@@ -293,3 +293,47 @@ fn a_client_with_a_key_is_accepted() {
         assert_eq!(client.message().await.0.status(), 200);
     });
 }
+
+#[test]
+fn forms_go_to_the_engine_of_their_model() {
+    run(async {
+        let setup = Setup::new("").await;
+        let kind = "Content-Type: multipart/form-data; boundary=\"x-1\"\r\n";
+        let form = |name: &str| {
+            format!(
+                "--x-1\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\
+                 Content-Type: audio/wav\r\n\r\nRIFF\r\n--x\r\n--x-1\r\n\
+                 Content-Disposition: form-data; name=\"model\"\r\n\r\n{name}\r\n--x-1--\r\n"
+            )
+        };
+        let asked = |path: &str, name: &str| {
+            post_with(path, kind, &form(name)).replacen("Content-Type: application/json\r\n", "", 1)
+        };
+        for (path, name, wanted) in [
+            ("/v1/audio/transcriptions", "org/one", "org/one"),
+            ("/v1/audio/translations", "small", "org/one"),
+            ("/v1/images/edits", "large", "/models/\"two\""),
+            ("/v1/images/variations", "two", "/models/\"two\""),
+        ] {
+            let mut client = setup.client().await;
+            client.send(asked(path, name)).await;
+            let mut engine = setup.engine().await;
+            let (head, body) = engine.message().await;
+            assert_eq!(head.field("content-type"), Some("multipart/form-data; boundary=\"x-1\""));
+            assert_eq!(String::from_utf8(body).unwrap(), form(wanted), "{path}");
+            engine.send(answer("{}").replacen("\r\n", "\r\nConnection: close\r\n", 1)).await;
+            assert_eq!(client.message().await.0.status(), 200);
+        }
+        let other = asked("/v1/audio/transcriptions", "org/one").replace("=\"model\"", "=\"mode2\"");
+        for (text, status) in [
+            (asked("/v1/audio/transcriptions", "three"), 404),
+            (asked("/v1/chat/completions", "two"), 415),
+            (other, 400),
+        ] {
+            let mut client = setup.client().await;
+            client.send(text).await;
+            assert_eq!(client.json().await.0.status(), status);
+        }
+        assert_eq!(setup.until(|seen| seen.running == 0).await.admitted, 4);
+    });
+}
