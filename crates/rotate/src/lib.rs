@@ -15,6 +15,7 @@ pub mod front;
 mod http;
 pub mod measure;
 pub mod policy;
+pub mod requests;
 pub mod run;
 pub mod serve;
 pub mod service;

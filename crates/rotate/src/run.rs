@@ -21,6 +21,7 @@ use crate::control::{self, ControlApi, Later};
 use crate::front::{self, Backend, Listed, Route, Timeouts};
 use crate::measure::{self, Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId, StageName};
+use crate::requests::Requests;
 use crate::service::{Admission, ModelCommand, Refused, Service, ServiceError, ServiceEvent, Snapshot};
 
 /// For a listener to close after its last request.
@@ -91,6 +92,7 @@ pub struct Running {
 #[derive(Debug)]
 struct ServiceHandle {
     service: Service,
+    requests: Arc<Requests>,
     path: Option<PathBuf>,
 }
 
@@ -128,7 +130,7 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     // The service answers meanwhile: NVML may block.
     tokio::spawn(measure::warn_of_unmeasured(meter, gpus_of(&config)));
     let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
-    let handle = Arc::new(ServiceHandle { service: service.clone(), path });
+    let handle = Arc::new(ServiceHandle { service: service.clone(), requests: Arc::default(), path });
     let backend: Arc<dyn Backend> = Arc::<ServiceHandle>::clone(&handle);
     let front = tokio::spawn(front::serve(front, backend, closing.clone(), Timeouts::default()));
     let control = tokio::spawn(control::serve(control, handle, ending.clone()));
@@ -242,6 +244,10 @@ impl Backend for ServiceHandle {
         self.service.suspect(model);
     }
 
+    fn requests(&self) -> Arc<Requests> {
+        Arc::clone(&self.requests)
+    }
+
     fn front(&self) -> Arc<config::Front> {
         Arc::clone(&self.service.config().front)
     }
@@ -278,6 +284,10 @@ impl ControlApi for ServiceHandle {
             let config = tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())??;
             self.service.reload(config).await.map_err(|error| error.to_string())
         })
+    }
+
+    fn requests(&self) -> Arc<Requests> {
+        Arc::clone(&self.requests)
     }
 
     fn control(&self) -> Arc<config::Control> {

@@ -4,7 +4,10 @@
 mod operator;
 mod reference;
 
+use std::time::Duration;
+
 use poorwill_rotate::policy::StageName;
+use poorwill_rotate::requests::Ended;
 use poorwill_rotate::service::{EventKind, ModelCommand, Swap, SwapPath};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -416,10 +419,50 @@ async fn when_the_service_ends_streams_end_and_so_does_this() {
     assert!(TcpStream::connect(control.address).await.is_err(), "the listener is closed");
 }
 
+fn ended() -> Ended<'static> {
+    Ended {
+        model: Some("one"),
+        status: Some(200),
+        end: "whole",
+        total: Duration::from_secs(3),
+        waited: Some(Duration::from_secs(1)),
+        ttft: Some(Duration::from_secs(2)),
+    }
+}
+
+#[tokio::test]
+async fn ended_requests_are_counted_by_model_and_code() {
+    let control = running(PLAIN).await;
+    let requests = &control.api.requests;
+    requests.record(&ended());
+    requests.record(&Ended { status: Some(503), waited: None, ttft: None, ..ended() });
+    requests.record(&Ended { status: None, end: "left", ..ended() });
+    requests.record(&Ended { model: None, status: Some(404), ..ended() });
+    let metrics = Metrics::of(&control.ask("GET /metrics", "", "").await.body);
+    for (sample, value) in [
+        ("requests_total{model=\"one\",code=\"200\",end=\"whole\"}", 1.0),
+        ("requests_total{model=\"one\",code=\"503\",end=\"whole\"}", 1.0),
+        ("requests_total{model=\"one\",code=\"0\",end=\"left\"}", 1.0),
+        ("requests_total{model=\"\",code=\"404\",end=\"whole\"}", 1.0),
+        ("request_seconds_sum{model=\"one\",class=\"2xx\"}", 3.0),
+        ("request_seconds_count{model=\"one\",class=\"none\"}", 1.0),
+        ("request_wait_seconds_sum{model=\"one\"}", 2.0),
+        ("request_ttft_seconds_count{model=\"one\"}", 2.0),
+    ] {
+        assert_eq!(
+            metrics.at(&format!("poorwill_rotate_{sample}")).to_bits(),
+            f64::to_bits(value),
+            "{sample}"
+        );
+    }
+    assert!(!metrics.samples.keys().any(|sample| sample.contains("class=\"4xx\"")), "it had no model");
+}
+
 /// The page of metrics, from the help, type and unit lines of a scrape in which every metric has a sample.
 #[tokio::test]
 async fn metrics_reference() {
     let control = running(PLAIN).await;
+    control.api.requests.record(&ended());
     control.send_event(event(1, "one", EventKind::Ready { swap: swap() }));
     let failed = EventKind::Failed { stage: StageName::Canary, reason: "other text".to_owned() };
     control.send_event(event(2, "one", failed));

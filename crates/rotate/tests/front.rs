@@ -11,6 +11,8 @@ mod errors;
 mod leaving;
 #[path = "front/limits.rs"]
 mod limits;
+#[path = "front/listing.rs"]
+mod listing;
 #[path = "front/log.rs"]
 mod log;
 #[path = "front/malformed.rs"]

@@ -15,12 +15,10 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::policy::StageName;
+use crate::requests::{OfModel, Requests, SECONDS};
 use crate::service::{EventKind, ServiceEvent, Snapshot};
 
 const PREFIX: &str = "poorwill_rotate";
-/// From a health check to the start of a large engine.
-const SECONDS: [f64; 15] =
-    [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0];
 const LEAVING: [StageName; 5] = [
     StageName::Draining,
     StageName::MeasuringBeforeSleep,
@@ -31,11 +29,6 @@ const LEAVING: [StageName; 5] = [
 
 type Number = Gauge<u64, AtomicU64>;
 type Swaps = Family<OfSwap, Histogram, fn() -> Histogram>;
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfModel {
-    model: String,
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfStage {
@@ -71,8 +64,8 @@ impl fmt::Debug for Metrics {
     }
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
+impl Metrics {
+    pub(super) fn new(requests: &Requests) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
         let swaps = Swaps::new_with_constructor(|| Histogram::new(SECONDS));
         let help =
@@ -90,11 +83,10 @@ impl Default for Metrics {
         let quarantines = by_model("quarantines", "Quarantines after failures");
         let lost = Counter::default();
         registry.register("events_lost", "Events that were lost before they could be counted", lost.clone());
+        requests.register(&mut registry);
         Self { registry, swaps, failures, canary_failures, shortfalls, quarantines, lost }
     }
-}
 
-impl Metrics {
     pub(super) fn count(&self, event: &ServiceEvent) {
         let model = || OfModel { model: event.model.clone() };
         match &event.what {

@@ -30,6 +30,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
+use crate::requests::Requests;
 use crate::{config, serve, service};
 
 /// How long answers may take at shutdown.
@@ -63,6 +64,9 @@ pub trait ControlApi: Send + Sync + 'static {
     /// Reloads the configuration, or returns the mistake.
     fn reload(&self) -> Later<'_, Result<(), String>>;
 
+    /// The front's requests.
+    fn requests(&self) -> Arc<Requests>;
+
     /// The current address and keys.
     fn control(&self) -> Arc<config::Control>;
 }
@@ -91,7 +95,7 @@ pub async fn serve(
     let address = listener.local_addr()?;
     let shared = HandlerState {
         hub: Arc::default(),
-        metrics: Arc::default(),
+        metrics: Arc::new(metrics::Metrics::new(&api.requests())),
         followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
         is_local: address.ip().to_canonical().is_loopback(),
         shutdown: shutdown.clone(),

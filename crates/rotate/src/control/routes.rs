@@ -22,6 +22,8 @@ use crate::service::{ModelCommand, ModelNow};
 /// Default number of log lines.
 const LINES: usize = 200;
 const LINES_MAX: usize = 10_000;
+/// Most requests in progress in one answer.
+const REQUESTS_MAX: usize = 1000;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(super) fn router(shared: HandlerState) -> Router {
@@ -30,6 +32,7 @@ pub(super) fn router(shared: HandlerState) -> Router {
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/rotate/status", get(status))
+        .route("/rotate/requests", get(requests))
         .route("/rotate/events", get(follow))
         .route("/rotate/reload", post(reload))
         .route("/rotate/models/{name}/log", get(log))
@@ -46,6 +49,11 @@ async fn health() -> Response {
 
 async fn status(State(shared): State<HandlerState>) -> Response {
     Json(shared.api.snapshot().await).into_response()
+}
+
+async fn requests(State(shared): State<HandlerState>) -> Response {
+    let (requests, count) = shared.api.requests().active(REQUESTS_MAX);
+    Json(json!({"count": count, "requests": requests})).into_response()
 }
 
 async fn metrics(State(shared): State<HandlerState>) -> Result<Response, ControlError> {
@@ -194,8 +202,8 @@ async fn command(
 }
 
 async fn not_found() -> ControlError {
-    let message = "there is nothing here; there are /, /health, /metrics, /rotate/status, /rotate/events, \
-                   /rotate/reload, /rotate/models/NAME/log and /rotate/models/NAME/{wake,sleep,restart,pin}, where a / \
+    let message = "there is nothing here; there are /, /health, /metrics, /rotate/status, /rotate/requests, \
+                   /rotate/events, /rotate/reload, /rotate/models/NAME/log and /rotate/models/NAME/{wake,sleep,restart,pin}, where a / \
                    in a name is written %2F";
     ControlError::new(StatusCode::NOT_FOUND, message)
 }

@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::{HeaderValue, Request, StatusCode};
+
+use crate::requests::{Progress, RequestNow, RequestState, Requests, Tracked};
 
 /// Longer methods and paths are cut.
 const PATH_MAX: usize = 256;
@@ -19,49 +21,52 @@ pub(super) enum End {
     Broken,
 }
 
-/// Dropping it writes the log line of a request.
+/// Dropping it writes the log line of a request, and counts it.
 #[derive(Debug)]
 pub(super) struct Account {
     pub(super) id: HeaderValue,
-    method: String,
-    /// Without its query.
-    path: String,
-    peer: Option<SocketAddr>,
     /// The name of the client's key, never the key.
     pub(super) key: Option<String>,
     pub(super) model: Option<String>,
     pub(super) status: Option<StatusCode>,
-    pub(super) waited: Duration,
-    /// Until the first byte of the engine's body.
-    ttft: Option<Duration>,
-    pub(super) bytes: u64,
     pub(super) end: End,
     pub(super) permit: Option<Permit>,
-    begun: Instant,
+    tracked: Tracked,
 }
 
 impl Account {
-    pub(super) fn new<B>(id: HeaderValue, request: &Request<B>, peer: Option<SocketAddr>) -> Self {
-        Self {
-            id,
+    pub(super) fn new<B>(
+        id: HeaderValue,
+        request: &Request<B>,
+        peer: Option<SocketAddr>,
+        requests: &Arc<Requests>,
+    ) -> Self {
+        let tracked = requests.begin(RequestNow {
+            id: id.to_str().unwrap_or_default().to_owned(),
             method: start_of(request.method().as_str()),
             path: start_of(request.uri().path()),
-            peer,
+            peer: peer.map(|peer| peer.to_string()),
             key: None,
             model: None,
-            status: None,
-            waited: Duration::ZERO,
-            ttft: None,
+            state: RequestState::Reading,
+            age_s: 0.0,
+            waited_s: None,
+            ttft_s: None,
             bytes: 0,
-            end: End::Left,
-            permit: None,
-            begun: Instant::now(),
-        }
+        });
+        Self { id, key: None, model: None, status: None, end: End::Left, permit: None, tracked }
     }
 
-    /// Takes the time of the engine's first byte. Later calls change nothing.
-    pub(super) fn mark_first_byte(&mut self) {
-        self.ttft.get_or_insert_with(|| self.begun.elapsed());
+    /// Lists the key and the model as well.
+    pub(super) fn progress(&self) -> &Progress {
+        let progress = self.tracked.progress();
+        progress.is_of(self.key.as_deref(), self.model.as_deref());
+        progress
+    }
+
+    /// Adds bytes of the answer.
+    pub(super) fn sent(&self, bytes: usize, is_of_engine: bool) {
+        self.tracked.progress().sent(u64::try_from(bytes).unwrap_or_default(), is_of_engine);
     }
 }
 
@@ -72,19 +77,21 @@ impl Drop for Account {
             End::Whole => "whole",
             End::Broken => "broken",
         };
+        let status = self.status.map(|status| status.as_u16());
+        let last = self.tracked.end(self.model.as_deref(), status, end);
         tracing::info!(
-            request_id = self.id.to_str().unwrap_or_default(),
-            method = self.method,
-            path = self.path,
-            peer = self.peer.map(tracing::field::display),
+            request_id = last.id,
+            method = last.method,
+            path = last.path,
+            peer = last.peer.as_deref(),
             key = self.key.as_deref(),
             model = self.model.as_deref().unwrap_or_default(),
-            status = self.status.map_or(0, |status| status.as_u16()),
+            status = status.unwrap_or(0),
             end,
-            waited_ms = milliseconds(self.waited),
-            ttft_ms = self.ttft.map(milliseconds),
-            total_ms = milliseconds(self.begun.elapsed()),
-            bytes = self.bytes,
+            waited_ms = milliseconds(last.waited_s.unwrap_or(0.0)),
+            ttft_ms = last.ttft_s.map(milliseconds),
+            total_ms = milliseconds(last.age_s),
+            bytes = last.bytes,
             "a request is over"
         );
     }
@@ -94,7 +101,8 @@ fn start_of(text: &str) -> String {
     text.chars().take(PATH_MAX).collect()
 }
 
-fn milliseconds(passed: Duration) -> u64 {
+fn milliseconds(seconds: f64) -> u64 {
+    let passed = Duration::try_from_secs_f64(seconds).unwrap_or_default();
     u64::try_from(passed.as_millis()).unwrap_or(u64::MAX)
 }
 

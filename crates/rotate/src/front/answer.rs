@@ -29,7 +29,7 @@ pub(super) struct Broken;
 /// Completes after the client has disconnected.
 pub(super) type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Resolves to an engine's events, or to a final error event.
-pub(super) type Upcoming = Pin<Box<dyn Future<Output = Result<(Forwarded, Duration), Ending>> + Send>>;
+pub(super) type Upcoming = Pin<Box<dyn Future<Output = Result<Forwarded, Ending>> + Send>>;
 
 /// A stream that ended before it began.
 #[derive(Debug)]
@@ -129,12 +129,7 @@ impl AnswerBody {
                 }
                 Flow::Forwarded(forwarded) => {
                     let error = match ready!(forwarded.poll(cx)) {
-                        Ok(frame) => {
-                            if frame.as_ref().and_then(Frame::data_ref).is_some_and(|data| !data.is_empty()) {
-                                self.account.mark_first_byte();
-                            }
-                            return Poll::Ready(frame.map(Ok));
-                        }
+                        Ok(frame) => return Poll::Ready(frame.map(Ok)),
                         Err(error) => error,
                     };
                     self.account.end = End::Broken;
@@ -149,8 +144,7 @@ impl AnswerBody {
                     return Poll::Ready(Some(Ok(Frame::data(event))));
                 }
                 Flow::Waiting(waiting) => match waiting.upcoming.as_mut().poll(cx) {
-                    Poll::Ready(Ok((forwarded, waited))) => {
-                        self.account.waited = waited;
+                    Poll::Ready(Ok(forwarded)) => {
                         self.connection.ends_with(Some(forwarded.admission.aborted.clone()));
                         self.flow = Flow::Forwarded(forwarded);
                     }
@@ -226,7 +220,7 @@ impl Body for AnswerBody {
         match &frame {
             Some(Ok(frame)) => {
                 let len = frame.data_ref().map_or(0, Bytes::len);
-                self.account.bytes += u64::try_from(len).unwrap_or_default();
+                self.account.sent(len, matches!(self.flow, Flow::Forwarded(_)));
                 if self.is_end_stream() {
                     self.account.end = End::Whole;
                 }

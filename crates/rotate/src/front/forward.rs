@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -27,6 +27,7 @@ use super::request::{self, About};
 use super::span::{Ids, REQUEST_ID};
 use super::{Admission, Backend, Route, Timeouts};
 use crate::http::HttpClient;
+use crate::requests::{Progress, Requests};
 
 /// Most bytes of an engine's error answer in an error event.
 const EXCERPT_MAX_BYTES: usize = 64 << 10;
@@ -35,6 +36,7 @@ const EXCERPT_MAX_BYTES: usize = 64 << 10;
 pub(super) struct Proxy {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) timeouts: Timeouts,
+    requests: Arc<Requests>,
     client: HttpClient<Segments>,
     ids: Ids,
     active: Arc<AtomicUsize>,
@@ -51,7 +53,7 @@ impl Proxy {
         let client = crate::http::client(timeouts.connect, Some(timeouts.idle));
         let active = Arc::new(AtomicUsize::new(0));
         let (ids, bodies, catalogue) = (Ids::default(), Arc::default(), Catalogue::new());
-        Self { backend, timeouts, client, ids, active, bodies, catalogue }
+        Self { requests: backend.requests(), backend, timeouts, client, ids, active, bodies, catalogue }
     }
 
     pub(super) async fn handle(
@@ -60,7 +62,8 @@ impl Proxy {
         request: Request<Incoming>,
     ) -> Result<Response<AnswerBody>, Disconnected> {
         connection.place.begin();
-        let mut account = Account::new(self.ids.request(request.headers()), &request, connection.peer());
+        let mut account =
+            Account::new(self.ids.request(request.headers()), &request, connection.peer(), &self.requests);
         let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
         let answered = tokio::select! {
             biased;
@@ -121,14 +124,13 @@ impl Proxy {
         let segments = Segments::with_model(body, &name, &route.served_as)?;
         let is_old = parts.version < Version::HTTP_11;
         let upstream = self.upstream(parts, path, &route, &account.id, segments)?;
-        let job = Job { proxy: Arc::clone(self), route: Arc::new(route), upstream, is_old };
+        let progress = account.progress().clone();
+        let job = Job { proxy: Arc::clone(self), route: Arc::new(route), upstream, is_old, progress };
         match front.keep_alive.filter(|_| is_stream) {
-            Some(every) => job.with_keep_alive(every, account).await,
+            Some(every) => job.with_keep_alive(every).await,
             None => {
-                let begun = Instant::now();
-                let admission = job.admission().await;
-                account.waited = begun.elapsed();
-                job.sent(admission?).await
+                let admission = job.admission().await?;
+                job.sent(admission).await
             }
         }
     }
@@ -166,37 +168,34 @@ struct Job {
     upstream: Request<Segments>,
     /// Whether the client's HTTP version has no chunked encoding.
     is_old: bool,
+    progress: Progress,
 }
 
 impl Job {
     /// The future owns its data, so that it can continue in another one.
     fn admission(&self) -> Pin<Box<dyn Future<Output = Result<Admission, ApiError>> + Send>> {
         let (backend, route) = (Arc::clone(&self.proxy.backend), Arc::clone(&self.route));
+        let progress = self.progress.clone();
         Box::pin(async move {
+            progress.waits();
             let admitted = backend.admit(route.model).await;
+            progress.runs();
             admitted.map_err(|refused| ApiError::refused(&route.name, refused))
         })
     }
 
     /// As [`sent`](Self::sent), with keep-alive comments while the client waits.
-    async fn with_keep_alive(
-        self,
-        every: Duration,
-        account: &mut Account,
-    ) -> Result<Response<Flow>, ApiError> {
-        let begun = Instant::now();
+    async fn with_keep_alive(self, every: Duration) -> Result<Response<Flow>, ApiError> {
         let mut admission = self.admission();
         if let Ok(admission) = tokio::time::timeout(every, admission.as_mut()).await {
-            account.waited = begun.elapsed();
             return self.sent(admission?).await;
         }
         let upcoming: Upcoming = Box::pin(async move {
             let ended = |error: ApiError| Ending { event: error.event(false), status: error.status };
             let admission = admission.await.map_err(ended)?;
-            let waited = begun.elapsed();
             let route = Arc::clone(&self.route);
             let response = self.sent(admission).await.map_err(ended)?;
-            Self::events_of(response, &route).await.map(|forwarded| (forwarded, waited))
+            Self::events_of(response, &route).await
         });
         let mut response = Response::new(Flow::Waiting(Waiting::new(upcoming, every)));
         let headers = response.headers_mut();
@@ -231,7 +230,7 @@ impl Job {
     }
 
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
-        let Self { proxy, route, upstream, is_old } = self;
+        let Self { proxy, route, upstream, is_old, .. } = self;
         let answered = tokio::select! {
             biased;
             () = admission.aborted.cancelled() => return Err(ApiError::aborted(&route.name)),

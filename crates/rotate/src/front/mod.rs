@@ -45,6 +45,7 @@ use self::connection::{Connection, Io};
 use self::forward::Proxy;
 use self::limits::{Connections, Place};
 use crate::policy::{ModelId, StageName};
+use crate::requests::Requests;
 pub use crate::service::Admission;
 use crate::service::Refused;
 use crate::{config, serve};
@@ -67,6 +68,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Reports an engine that may be gone, since it refused or broke a connection.
     fn suspect(&self, model: ModelId);
+
+    /// Where requests are listed and counted.
+    fn requests(&self) -> Arc<Requests>;
 
     /// The current limits and keys.
     fn front(&self) -> Arc<config::Front>;

@@ -55,7 +55,7 @@ fn each_request_is_logged_once_without_its_body_and_key() {
     run(async {
         let setup = Setup::new("keys = [\"env:ONE\"]").await;
         let mut client = setup.client().await;
-        peer = format!("peer={} ", client.stream.local_addr().unwrap());
+        peer = format!("peer=\"{}\" ", client.stream.local_addr().unwrap());
         let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: told-1\r\n";
         client
             .send(post_with("/v1/completions?q=secret", head, r#"{"model":"small","prompt":"secret"}"#))

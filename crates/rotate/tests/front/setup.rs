@@ -12,6 +12,7 @@ use std::time::Duration;
 use poorwill_rotate::config::{self, Config};
 use poorwill_rotate::front::{self, Admission, Backend, Listed, Route, Timeouts};
 use poorwill_rotate::policy::{ModelId, Refusal, StageName};
+use poorwill_rotate::requests::Requests;
 use poorwill_rotate::service::Refused;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -54,6 +55,7 @@ pub(crate) struct Seen {
 
 pub(crate) struct FakeBackend {
     models: Vec<(Route, Vec<String>)>,
+    pub(crate) requests: Arc<Requests>,
     pub(crate) front: Mutex<Arc<config::Front>>,
     pub(crate) verdict: watch::Sender<Verdict>,
     pub(crate) seen: watch::Sender<Seen>,
@@ -120,6 +122,10 @@ impl Backend for FakeBackend {
         self.seen.send_modify(|seen| seen.suspects += 1);
     }
 
+    fn requests(&self) -> Arc<Requests> {
+        Arc::clone(&self.requests)
+    }
+
     fn front(&self) -> Arc<config::Front> {
         Arc::clone(&self.front.lock().unwrap())
     }
@@ -156,6 +162,7 @@ impl Setup {
                 (route(0, "org/one", "org/one"), vec!["small".to_owned()]),
                 (route(1, "two", "/models/\"two\""), vec!["large".to_owned()]),
             ],
+            requests: Arc::default(),
             front: Mutex::new(front),
             verdict: watch::Sender::new(Verdict::Admit),
             seen: watch::Sender::new(Seen::default()),

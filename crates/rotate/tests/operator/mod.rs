@@ -9,6 +9,7 @@ use std::time::Duration;
 use poorwill_rotate::config::{self, Config};
 use poorwill_rotate::control::{ControlApi, Later, serve};
 use poorwill_rotate::policy::StageName;
+use poorwill_rotate::requests::Requests;
 use poorwill_rotate::service::{
     EventKind, GpuNow, ModelCommand, ModelNow, ServiceEvent, Snapshot, Swap, SwapPath,
 };
@@ -30,6 +31,7 @@ pub(crate) struct FakeApi {
     pub(crate) barrier: Option<(Notify, Notify)>,
     pub(crate) reloaded: Mutex<u32>,
     pub(crate) control: Mutex<Arc<config::Control>>,
+    pub(crate) requests: Arc<Requests>,
     pub(crate) events: broadcast::Sender<Arc<ServiceEvent>>,
 }
 
@@ -72,6 +74,10 @@ impl ControlApi for FakeApi {
             *self.reloaded.lock().unwrap() += 1;
             self.reloads.lock().unwrap().pop().unwrap_or(Ok(()))
         })
+    }
+
+    fn requests(&self) -> Arc<Requests> {
+        Arc::clone(&self.requests)
     }
 
     fn control(&self) -> Arc<config::Control> {
@@ -186,6 +192,7 @@ pub(crate) async fn running(options: Options<'_>) -> Running {
         barrier: options.has_barrier.then(Default::default),
         reloaded: Mutex::default(),
         control: Mutex::new(control(options.keys)),
+        requests: Arc::default(),
         events: broadcast::Sender::new(options.events_kept),
     });
     let listener = TcpListener::bind(options.listen).await.unwrap();

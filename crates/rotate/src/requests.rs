@@ -1,0 +1,279 @@
+//! The front's requests: those in progress, and counts and times of those that ended.
+//!
+//! Promises:
+//!
+//! - Neither bodies nor keys are kept, and of an address only its path.
+//! - Labels of metrics are bounded: models of the configuration, status codes, and ends.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use serde::Serialize;
+
+/// Buckets, from a health check to the start of a large engine.
+pub(crate) const SECONDS: [f64; 15] =
+    [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0];
+
+type Times<L> = Family<L, Histogram, fn() -> Histogram>;
+
+/// What a request is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum RequestState {
+    /// Its head and body are read.
+    Reading,
+    /// It waits for its model.
+    Waiting,
+    /// Its engine has it, and has answered nothing yet.
+    Running,
+    /// Its engine answers.
+    Streaming,
+}
+
+/// A request in progress.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RequestNow {
+    /// Its identifier.
+    pub id: String,
+    /// Its method.
+    pub method: String,
+    /// Its path, without the query.
+    pub path: String,
+    /// The client's address, or that of a proxy before it.
+    pub peer: Option<String>,
+    /// The name of its key.
+    pub key: Option<String>,
+    /// Its model, once known.
+    pub model: Option<String>,
+    /// What it is doing.
+    pub state: RequestState,
+    /// Seconds since it came.
+    pub age_s: f64,
+    /// Seconds of waiting for its model, so far or in all.
+    pub waited_s: Option<f64>,
+    /// Seconds until the engine's first byte.
+    pub ttft_s: Option<f64>,
+    /// Bytes of its answer so far.
+    pub bytes: u64,
+}
+
+/// A request that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended<'a> {
+    /// Its model, if it named one of the configuration.
+    pub model: Option<&'a str>,
+    /// The answer's status; `None` if the client left before.
+    pub status: Option<u16>,
+    /// `whole`, `left` or `broken`.
+    pub end: &'static str,
+    /// From its arrival to its end.
+    pub total: Duration,
+    /// In the queue of its model.
+    pub waited: Option<Duration>,
+    /// Until the engine's first byte.
+    pub ttft: Option<Duration>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfModel {
+    pub(crate) model: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfClass {
+    model: String,
+    class: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfAnswer {
+    model: String,
+    code: u16,
+    end: &'static str,
+}
+
+/// Shared by the front, which reports, and control, which shows.
+pub struct Requests {
+    next: AtomicU64,
+    active: Mutex<BTreeMap<u64, Arc<Mutex<Active>>>>,
+    answers: Family<OfAnswer, Counter>,
+    total: Times<OfClass>,
+    waited: Times<OfModel>,
+    ttft: Times<OfModel>,
+}
+
+#[derive(Debug)]
+struct Active {
+    arrived: Instant,
+    waits_since: Option<Instant>,
+    now: RequestNow,
+}
+
+/// A request in progress. Dropping it ends its listing.
+#[derive(Debug)]
+pub(crate) struct Tracked {
+    number: u64,
+    requests: Arc<Requests>,
+    progress: Progress,
+}
+
+/// Changes what is shown of a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Progress(Arc<Mutex<Active>>);
+
+impl fmt::Debug for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Requests").field("active", &locked(&self.active).len()).finish_non_exhaustive()
+    }
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        let histogram: fn() -> Histogram = || Histogram::new(SECONDS);
+        Self {
+            next: AtomicU64::new(0),
+            active: Mutex::default(),
+            answers: Family::default(),
+            total: Times::new_with_constructor(histogram),
+            waited: Times::new_with_constructor(histogram),
+            ttft: Times::new_with_constructor(histogram),
+        }
+    }
+}
+
+impl Requests {
+    /// Counts a request that ended.
+    pub fn record(&self, ended: &Ended<'_>) {
+        let named = ended.model.unwrap_or_default().to_owned();
+        let code = ended.status.unwrap_or(0);
+        self.answers.get_or_create(&OfAnswer { model: named.clone(), code, end: ended.end }).inc();
+        if ended.model.is_none() {
+            return;
+        }
+        let of = OfModel { model: named.clone() };
+        let class = OfClass { model: named, class: class_of(code) };
+        self.total.get_or_create(&class).observe(ended.total.as_secs_f64());
+        for (times, passed) in [(&self.waited, ended.waited), (&self.ttft, ended.ttft)] {
+            if let Some(passed) = passed {
+                times.get_or_create(&of).observe(passed.as_secs_f64());
+            }
+        }
+    }
+
+    /// The oldest requests in progress, at most `max`, and how many there are.
+    #[must_use]
+    pub fn active(&self, max: usize) -> (Vec<RequestNow>, usize) {
+        let (oldest, count) = {
+            let active = locked(&self.active);
+            (active.values().take(max).cloned().collect::<Vec<_>>(), active.len())
+        };
+        (oldest.iter().map(|active| locked(active).now()).collect(), count)
+    }
+
+    /// Lists a request that has just come. Its state and times are set here.
+    pub(crate) fn begin(self: &Arc<Self>, now: RequestNow) -> Tracked {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let active = Arc::new(Mutex::new(Active { arrived: Instant::now(), waits_since: None, now }));
+        locked(&self.active).insert(number, Arc::clone(&active));
+        Tracked { number, requests: Arc::clone(self), progress: Progress(active) }
+    }
+
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let help =
+            "Requests that ended, by status code and end; code 0 is a client that left before its answer";
+        registry.register("requests", help, self.answers.clone());
+        let help = "Seconds from the arrival of a request to its end, by class of its status code";
+        registry.register_with_unit("request", help, Unit::Seconds, self.total.clone());
+        let help = "Seconds of requests in the queue of their model";
+        registry.register_with_unit("request_wait", help, Unit::Seconds, self.waited.clone());
+        let help = "Seconds from the arrival of a request to the first byte of its engine";
+        registry.register_with_unit("request_ttft", help, Unit::Seconds, self.ttft.clone());
+    }
+}
+
+impl Tracked {
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Ends the listing, and counts the request.
+    pub(crate) fn end(&self, model: Option<&str>, status: Option<u16>, end: &'static str) -> RequestNow {
+        locked(&self.requests.active).remove(&self.number);
+        let now = locked(&self.progress.0).now();
+        let passed = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        self.requests.record(&Ended {
+            model,
+            status,
+            end,
+            total: passed(now.age_s),
+            waited: now.waited_s.map(passed),
+            ttft: now.ttft_s.map(passed),
+        });
+        now
+    }
+}
+
+impl Progress {
+    pub(crate) fn is_of(&self, key: Option<&str>, model: Option<&str>) {
+        let mut active = locked(&self.0);
+        (active.now.key, active.now.model) = (key.map(str::to_owned), model.map(str::to_owned));
+    }
+
+    pub(crate) fn waits(&self) {
+        let mut active = locked(&self.0);
+        active.waits_since = Some(Instant::now());
+        active.now.state = RequestState::Waiting;
+    }
+
+    pub(crate) fn runs(&self) {
+        let mut active = locked(&self.0);
+        active.now.waited_s = active.waited_s();
+        active.waits_since = None;
+        active.now.state = RequestState::Running;
+    }
+
+    /// Adds bytes of the answer. Those of an engine may be its first.
+    pub(crate) fn sent(&self, bytes: u64, is_of_engine: bool) {
+        let mut active = locked(&self.0);
+        active.now.bytes += bytes;
+        if is_of_engine && bytes > 0 && active.now.ttft_s.is_none() {
+            active.now.ttft_s = Some(active.arrived.elapsed().as_secs_f64());
+            active.now.state = RequestState::Streaming;
+        }
+    }
+}
+
+impl Active {
+    fn waited_s(&self) -> Option<f64> {
+        self.waits_since.map(|since| since.elapsed().as_secs_f64()).or(self.now.waited_s)
+    }
+
+    fn now(&self) -> RequestNow {
+        let age_s = self.arrived.elapsed().as_secs_f64();
+        RequestNow { age_s, waited_s: self.waited_s(), ..self.now.clone() }
+    }
+}
+
+fn class_of(code: u16) -> &'static str {
+    match code / 100 {
+        1 => "1xx",
+        2 => "2xx",
+        3 => "3xx",
+        4 => "4xx",
+        5 => "5xx",
+        _ => "none",
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
