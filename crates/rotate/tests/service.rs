@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use poorwill_rotate::config::{Config, MemorySource};
 use poorwill_rotate::policy::{Refusal, StageName};
-use poorwill_rotate::service::{EventKind, ModelCommand, Service, ServiceError, Snapshot, SwapPath};
+use poorwill_rotate::service::{
+    EventKind, ModelCommand, PromiseNow, Service, ServiceError, Snapshot, SwapPath,
+};
 use tokio::time::timeout;
 
 use mock::{Fault, Machine};
@@ -108,6 +110,8 @@ async fn models_take_turns_and_only_one_is_awake_where_one_fits() {
         snapshot.swaps
     );
     assert_eq!(snapshot.gpus[0].total_bytes, Some(10 * GIB));
+    let awake = PromiseNow { model: "c".to_owned(), bytes: 6 * GIB };
+    assert_eq!(snapshot.gpus[0].models, [awake], "the last one has the memory");
     assert!(snapshot.models.iter().all(|model| model.held_bytes == Some(vec![6 * GIB])));
     assert_eq!(machine.awake_at_most(), 1);
     assert!(!machine.was_overcommitted());

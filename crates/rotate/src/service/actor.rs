@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::history::{History, ModelHistory};
-use super::snapshot::{GpuNow, ModelNow, Refused, ServiceEvent, Snapshot};
+use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot};
 use super::{Directory, Entry};
 use crate::config::{Config, EngineKind};
 use crate::policy::{
@@ -332,20 +332,21 @@ impl Actor {
         let entries = self.directory.read().unwrap_or_else(PoisonError::into_inner).entries.clone();
         let statuses: Vec<Option<Status>> =
             (0..entries.len()).map(|id| self.policy.status(ModelId(id))).collect();
-        let mut promised: BTreeMap<usize, u64> = BTreeMap::new();
+        let mut promised: BTreeMap<usize, Vec<PromiseNow>> = BTreeMap::new();
         for (entry, status) in entries.iter().zip(&statuses) {
             let bytes = status.as_ref().and_then(|status| status.promised_bytes.clone());
             for (nth, gpu) in entry.model.rules.gpus.iter().enumerate() {
-                let of_it = bytes.as_ref().and_then(|bytes| bytes.get(nth)).copied().unwrap_or(0);
-                let sum = promised.entry(gpu.0).or_default();
-                *sum = sum.saturating_add(of_it);
+                let of_it = bytes.as_ref().and_then(|bytes| bytes.get(nth)).copied();
+                let known = of_it.map(|bytes| PromiseNow { model: entry.model.name.clone(), bytes });
+                promised.entry(gpu.0).or_default().extend(known);
             }
         }
-        let gpus = promised.into_iter().map(|(gpu, promised_bytes)| GpuNow {
+        let gpus = promised.into_iter().map(|(gpu, models)| GpuNow {
             gpu,
             total_bytes: None,
             free_bytes: self.policy.free_bytes(Gpu(gpu)),
-            promised_bytes,
+            promised_bytes: models.iter().fold(0, |sum, one| sum.saturating_add(one.bytes)),
+            models,
         });
         let models = entries.iter().zip(statuses).zip(&self.histories);
         let models = models.filter(|((entry, _), _)| entry.is_listed);

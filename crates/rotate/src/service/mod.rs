@@ -23,7 +23,7 @@ use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 pub use self::snapshot::{
-    EventKind, GpuNow, ModelCommand, ModelNow, Refused, ServiceEvent, Snapshot, Swap, SwapPath,
+    EventKind, GpuNow, ModelCommand, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot, Swap, SwapPath,
 };
 
 use self::actor::{Actor, Message};

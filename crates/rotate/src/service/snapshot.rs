@@ -76,6 +76,17 @@ pub struct GpuNow {
     pub free_bytes: Option<u64>,
     /// The known need of the awake models on it.
     pub promised_bytes: u64,
+    /// That need by model, where it is known.
+    pub models: Vec<PromiseNow>,
+}
+
+/// What an awake model is known to need on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PromiseNow {
+    /// The model.
+    pub model: String,
+    /// Its need.
+    pub bytes: u64,
 }
 
 /// A completed swap, from its first step until requests were admitted.

@@ -11,7 +11,7 @@ use poorwill_rotate::control::{ControlApi, Later, serve};
 use poorwill_rotate::policy::StageName;
 use poorwill_rotate::requests::Requests;
 use poorwill_rotate::service::{
-    EventKind, GpuNow, ModelCommand, ModelNow, ServiceEvent, Snapshot, Swap, SwapPath,
+    EventKind, GpuNow, ModelCommand, ModelNow, PromiseNow, ServiceEvent, Snapshot, Swap, SwapPath,
 };
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -146,8 +146,9 @@ pub(crate) fn snapshot() -> Snapshot {
                 total_bytes: Some(80 << 30),
                 free_bytes: Some(9 << 30),
                 promised_bytes: 60 << 30,
+                models: vec![PromiseNow { model: "one".to_owned(), bytes: 60 << 30 }],
             },
-            GpuNow { gpu: 1, total_bytes: None, free_bytes: None, promised_bytes: 0 },
+            GpuNow { gpu: 1, total_bytes: None, free_bytes: None, promised_bytes: 0, models: Vec::new() },
         ],
         swaps: vec![swap()],
     }
