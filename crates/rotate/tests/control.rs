@@ -352,6 +352,7 @@ async fn metrics_agree_with_events_and_the_status() {
         (format!("{swaps}_count{{phase=\"total\",path=\"hot\"}}"), 1.0),
         (format!("{swaps}_sum{{phase=\"total\",path=\"hot\"}}"), 2.0),
         (format!("{swaps}_sum{{phase=\"total\",path=\"cold\"}}"), 100.0),
+        (format!("{swaps}_sum{{phase=\"whole\",path=\"hot\"}}"), 2.5),
         (format!("{swaps}_sum{{phase=\"waking\",path=\"hot\"}}"), 1.5),
         (format!("{swaps}_sum{{phase=\"falling asleep\",path=\"away\"}}"), 0.25),
         (format!("{swaps}_bucket{{le=\"60.0\",phase=\"total\",path=\"cold\"}}"), 0.0),
@@ -497,7 +498,7 @@ async fn metrics_reference() {
     }
     let stages: Vec<String> = StageName::ALL.iter().map(|stage| format!("`{stage}`")).collect();
     text += &format!(
-        "\n`stage` and `phase` are stages of a model: {}. The phase `total` is the whole swap. `path` is `hot` (woke \
+        "\n`stage` and `phase` are stages of a model: {}. The phase `total` is the swap without the models that left for it, and `whole` with them. `path` is `hot` (woke \
          with its weights), `warm` (read its weights again), `cold` (was started), `found` (was awake when the service \
          began), or `away` (leaving).\n",
         stages.join(", ")

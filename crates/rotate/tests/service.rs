@@ -12,7 +12,7 @@ use poorwill_rotate::policy::{Refusal, StageName};
 use poorwill_rotate::service::{
     EventKind, ModelCommand, PromiseNow, Service, ServiceError, Snapshot, SwapPath,
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use mock::{Fault, Machine};
 
@@ -115,6 +115,31 @@ async fn models_take_turns_and_only_one_is_awake_where_one_fits() {
     assert!(snapshot.models.iter().all(|model| model.held_bytes == Some(vec![6 * GIB])));
     assert_eq!(machine.awake_at_most(), 1);
     assert!(!machine.was_overcommitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_swap_counts_those_that_left_for_it_and_the_wait() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    let service = start(&machine, config(&["a", "b"], "20s"));
+    complete(&service, &machine, "a").await.unwrap();
+    let asked = Instant::now();
+    complete(&service, &machine, "b").await.unwrap();
+    let swap = service.snapshot().await.swaps[0].clone();
+    assert_eq!(swap.model, "b");
+    let [left] = &swap.left[..] else { panic!("{swap:#?}") };
+    assert_eq!(left.model, "a");
+    let of_leaving: Vec<StageName> = left.phases.iter().map(|(stage, _)| *stage).collect();
+    assert!(of_leaving.ends_with(&[StageName::FallingAsleep, StageName::ReleasingMemory]), "{swap:#?}");
+    let waited_s = swap.waited_s.unwrap();
+    // Sums of seconds are rounded.
+    assert!(swap.whole_s > swap.total_s && waited_s + 1e-6 >= swap.whole_s, "{swap:#?}");
+    assert!(waited_s <= asked.elapsed().as_secs_f64(), "{swap:#?}");
+    let idled = ModelCommand::Sleep;
+    assert!(service.command("b", idled));
+    until(&service, "asleep", |now| now.models[1].stage == StageName::Asleep).await;
+    complete(&service, &machine, "a").await.unwrap();
+    let swap = service.snapshot().await.swaps[0].clone();
+    assert_eq!((swap.model.as_str(), swap.left.len()), ("a", 0), "b left before");
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,17 +16,9 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::policy::StageName;
 use crate::requests::{OfModel, Requests, SECONDS};
-use crate::service::{EventKind, ServiceEvent, Snapshot};
+use crate::service::{EventKind, LEAVING, ServiceEvent, Snapshot};
 
 const PREFIX: &str = "poorwill_rotate";
-const LEAVING: [StageName; 5] = [
-    StageName::Draining,
-    StageName::MeasuringBeforeSleep,
-    StageName::FallingAsleep,
-    StageName::ReleasingMemory,
-    StageName::Stopping,
-];
-
 type Number = Gauge<u64, AtomicU64>;
 type Swaps = Family<OfSwap, Histogram, fn() -> Histogram>;
 
@@ -96,6 +88,7 @@ impl Metrics {
                     self.swaps.get_or_create(&of(phase.as_str())).observe(*seconds);
                 }
                 self.swaps.get_or_create(&of("total")).observe(swap.total_s);
+                self.swaps.get_or_create(&of("whole")).observe(swap.whole_s);
             }
             EventKind::Failed { stage, .. } => {
                 self.failures

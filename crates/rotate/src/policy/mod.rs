@@ -151,6 +151,12 @@ impl Policy {
         })
     }
 
+    /// Since when a request or command waits for a model.
+    #[must_use]
+    pub fn waiting_since(&self, model: ModelId) -> Option<Time> {
+        self.models.get(model.0)?.waiting_since()
+    }
+
     /// Adds a model. The next [`step`](Self::step) probes it.
     pub fn add(&mut self, rules: Rules) -> ModelId {
         let gpus = rules.gpus.iter().map(|gpu| gpu.0 + 1).max().unwrap_or(0);

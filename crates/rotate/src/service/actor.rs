@@ -81,7 +81,7 @@ impl Actor {
         let (rules, histories): (Vec<Rules>, Vec<ModelHistory>) = {
             let directory = directory.read().unwrap_or_else(PoisonError::into_inner);
             let models = directory.entries.iter().map(|entry| &entry.model);
-            models.map(|model| (model.rules.clone(), ModelHistory::new(model.level))).unzip()
+            models.map(|model| (model.rules.clone(), ModelHistory::new(model))).unzip()
         };
         let (models, began) = (rules.len(), Instant::now());
         Self {
@@ -199,6 +199,10 @@ impl Actor {
 
     fn step(&mut self, input: Input) {
         let now = Time::from_start(self.began.elapsed());
+        for (id, history) in self.histories.iter_mut().enumerate() {
+            // A step that makes a model ready also empties its queue.
+            history.waits_since = self.policy.waiting_since(ModelId(id));
+        }
         for effect in self.policy.step(now, input) {
             self.carry_out(effect);
         }
@@ -315,7 +319,7 @@ impl Actor {
             } else {
                 let added = self.policy.add(rules);
                 debug_assert_eq!(added, ModelId(id));
-                self.histories.push(ModelHistory::new(entry.model.level));
+                self.histories.push(ModelHistory::new(&entry.model));
                 self.aborts.push(CancellationToken::new());
                 self.stages.write().unwrap_or_else(PoisonError::into_inner).push(StageName::Unknown);
             }

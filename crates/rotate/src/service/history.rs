@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use super::snapshot::{EventKind, ServiceEvent, Swap, SwapPath};
-use crate::policy::{Event, StageName, Time};
+use super::snapshot::{EventKind, LeftModel, ServiceEvent, Swap, SwapPath};
+use crate::config;
+use crate::policy::{Event, Gpu, StageName, Time};
 
 const SWAPS_KEPT: usize = 50;
 
@@ -19,16 +20,38 @@ const BEHIND_MAX: usize = 1024;
 const RESTS: [StageName; 5] =
     [StageName::Unknown, StageName::Cold, StageName::Asleep, StageName::Ready, StageName::Quarantined];
 
+/// Stages of a model that leaves.
+pub(crate) const LEAVING: [StageName; 5] = [
+    StageName::Draining,
+    StageName::MeasuringBeforeSleep,
+    StageName::FallingAsleep,
+    StageName::ReleasingMemory,
+    StageName::Stopping,
+];
+
 #[derive(Debug)]
 pub(super) struct History {
     began: Instant,
     seq: u64,
     swaps: VecDeque<Swap>,
+    /// Models that left, until another one becomes ready in their place. At most one for each model.
+    departures: Vec<Departure>,
     listeners: broadcast::Sender<Arc<ServiceEvent>>,
 }
 
 #[derive(Debug)]
+struct Departure {
+    gpus: Vec<Gpu>,
+    began: Instant,
+    ended: Instant,
+    left: LeftModel,
+}
+
+#[derive(Debug)]
 pub(super) struct ModelHistory {
+    gpus: Vec<Gpu>,
+    /// Since when a request or command waits for it.
+    pub(super) waits_since: Option<Time>,
     pub(super) stage: StageName,
     pub(super) since: Instant,
     /// The path of its swaps by waking.
@@ -42,12 +65,13 @@ pub(super) struct ModelHistory {
 }
 
 impl ModelHistory {
-    /// For a model with this sleep level.
-    pub(super) fn new(level: u8) -> Self {
+    pub(super) fn new(model: &config::Model) -> Self {
         Self {
+            gpus: model.rules.gpus.clone(),
+            waits_since: None,
             stage: StageName::Unknown,
             since: Instant::now(),
-            waking: if level < 2 { SwapPath::Hot } else { SwapPath::Warm },
+            waking: if model.level < 2 { SwapPath::Hot } else { SwapPath::Warm },
             phases: Vec::new(),
             last_failure: None,
             starts: 0,
@@ -63,7 +87,13 @@ impl ModelHistory {
 
 impl History {
     pub(super) fn new(began: Instant) -> Self {
-        Self { began, seq: 0, swaps: VecDeque::new(), listeners: broadcast::channel(BEHIND_MAX).0 }
+        Self {
+            began,
+            seq: 0,
+            swaps: VecDeque::new(),
+            departures: Vec::new(),
+            listeners: broadcast::channel(BEHIND_MAX).0,
+        }
     }
 
     pub(super) fn listen(&self) -> broadcast::Sender<Arc<ServiceEvent>> {
@@ -108,21 +138,51 @@ impl History {
         self.send(model, EventKind::Stage { before, before_s, stage });
         if stage == StageName::Ready {
             history.last_failure = None;
-            let phases = std::mem::take(&mut history.phases);
-            self.came(model, history.waking, phases);
+            self.came(model, history);
+        } else if RESTS.contains(&stage) && history.phases.iter().any(|(name, _)| LEAVING.contains(name)) {
+            self.departed(model, history);
         }
     }
 
-    /// `waking` is the path of a wake.
-    fn came(&mut self, model: &str, waking: SwapPath, phases: Vec<(StageName, f64)>) {
+    fn departed(&mut self, model: &str, history: &ModelHistory) {
+        let ended = Instant::now();
+        let left = LeftModel { model: model.to_owned(), phases: history.phases.clone() };
+        let began = before(ended, sum(&left.phases));
+        self.departures.retain(|departure| departure.left.model != model);
+        self.departures.push(Departure { gpus: history.gpus.clone(), began, ended, left });
+    }
+
+    /// Those that left for this swap: in its place, while it was waited for or had begun.
+    fn left_for(&mut self, gpus: &[Gpu], since: Instant) -> Vec<Departure> {
+        let in_place = |departure: &mut Departure| departure.gpus.iter().any(|gpu| gpus.contains(gpu));
+        let mut left: Vec<Departure> = self.departures.extract_if(.., in_place).collect();
+        left.retain(|departure| departure.ended >= since);
+        left
+    }
+
+    fn came(&mut self, model: &str, history: &mut ModelHistory) {
+        let phases = std::mem::take(&mut history.phases);
         let has = |stage| phases.iter().any(|(name, _)| *name == stage);
         let path = match (has(StageName::Starting), has(StageName::Waking)) {
             (true, _) => SwapPath::Cold,
-            (false, true) => waking,
+            (false, true) => history.waking,
             (false, false) => SwapPath::Found,
         };
-        let total_s = phases.iter().map(|(_, seconds)| seconds).sum();
-        let swap = Swap { at_unix_ms: unix_ms(), model: model.to_owned(), path, total_s, phases };
+        let (now, total_s) = (Instant::now(), sum(&phases));
+        let began = before(now, total_s);
+        let waited = history.waits_since.map(|since| self.began + since.since_start());
+        let left = self.left_for(&history.gpus, waited.map_or(began, |since| since.min(began)));
+        let first = left.iter().map(|departure| departure.began).fold(began, Instant::min);
+        let swap = Swap {
+            at_unix_ms: unix_ms(),
+            model: model.to_owned(),
+            path,
+            total_s,
+            whole_s: now.duration_since(first).as_secs_f64(),
+            waited_s: waited.map(|since| now.duration_since(since).as_secs_f64()),
+            phases,
+            left: left.into_iter().map(|departure| departure.left).collect(),
+        };
         if self.swaps.len() == SWAPS_KEPT {
             self.swaps.pop_front();
         }
@@ -149,6 +209,15 @@ impl History {
     pub(super) fn until(&self, time: Time) -> Duration {
         time.since_start().saturating_sub(self.began.elapsed())
     }
+}
+
+fn sum(phases: &[(StageName, f64)]) -> f64 {
+    phases.iter().map(|(_, seconds)| seconds).sum()
+}
+
+fn before(moment: Instant, seconds: f64) -> Instant {
+    let passed = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    moment.checked_sub(passed).unwrap_or(moment)
 }
 
 fn unix_ms() -> u64 {

@@ -23,11 +23,13 @@ use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 pub use self::snapshot::{
-    EventKind, GpuNow, ModelCommand, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot, Swap, SwapPath,
+    EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot, Swap,
+    SwapPath,
 };
 
 use self::actor::{Actor, Message};
 use self::handle::EngineHandle;
+pub(crate) use self::history::LEAVING;
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::measure::{GpuMemory, Meter};

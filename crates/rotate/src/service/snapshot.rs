@@ -89,7 +89,7 @@ pub struct PromiseNow {
     pub bytes: u64,
 }
 
-/// A completed swap, from its first step until requests were admitted.
+/// A completed swap.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Swap {
     /// When it completed, in milliseconds since 1970.
@@ -98,9 +98,24 @@ pub struct Swap {
     pub model: String,
     /// How the model became ready.
     pub path: SwapPath,
-    /// Its duration.
+    /// From the first step of the model until requests were admitted, without the models that left for it.
     pub total_s: f64,
+    /// From the first step of all, with the models that left for it.
+    pub whole_s: f64,
+    /// From the oldest waiting request or command; `None` if nothing waited.
+    pub waited_s: Option<f64>,
     /// The stages in order, with seconds.
+    pub phases: Vec<(StageName, f64)>,
+    /// The models that left for it. One that left for several counts for the first.
+    pub left: Vec<LeftModel>,
+}
+
+/// A model that left for another one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LeftModel {
+    /// The model.
+    pub model: String,
+    /// The stages of leaving in order, with seconds.
     pub phases: Vec<(StageName, f64)>,
 }
 

@@ -11,7 +11,7 @@ use poorwill_rotate::control::{ControlApi, Later, serve};
 use poorwill_rotate::policy::StageName;
 use poorwill_rotate::requests::Requests;
 use poorwill_rotate::service::{
-    EventKind, GpuNow, ModelCommand, ModelNow, PromiseNow, ServiceEvent, Snapshot, Swap, SwapPath,
+    EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, ServiceEvent, Snapshot, Swap, SwapPath,
 };
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -156,7 +156,17 @@ pub(crate) fn snapshot() -> Snapshot {
 
 pub(crate) fn swap() -> Swap {
     let phases = vec![(StageName::FindingMemory, 0.2), (StageName::Waking, 1.5), (StageName::Canary, 0.3)];
-    Swap { at_unix_ms: 1_700_000_000_000, model: "one".to_owned(), path: SwapPath::Hot, total_s: 2.0, phases }
+    let left = LeftModel { model: "three".to_owned(), phases: vec![(StageName::FallingAsleep, 0.5)] };
+    Swap {
+        at_unix_ms: 1_700_000_000_000,
+        model: "one".to_owned(),
+        path: SwapPath::Hot,
+        total_s: 2.0,
+        whole_s: 2.5,
+        waited_s: Some(3.0),
+        phases,
+        left: vec![left],
+    }
 }
 
 pub(crate) fn event(seq: u64, model: &str, what: EventKind) -> Arc<ServiceEvent> {
