@@ -506,6 +506,30 @@ async fn metrics_reference() {
     reference::check("metrics.md", &text);
 }
 
+/// Every metric of the dashboard is one of the page of metrics, with a sample's name.
+#[test]
+fn the_dashboard_names_metrics_that_exist() {
+    let page = std::fs::read_to_string(reference::path("metrics.md")).unwrap();
+    let mut samples = std::collections::BTreeSet::new();
+    for row in page.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let (name, rest) = row.split_once("` | ").unwrap();
+        let suffixes: &[&str] =
+            if rest.starts_with("histogram") { &["_bucket", "_sum", "_count"] } else { &[""] };
+        samples.extend(suffixes.iter().map(|suffix| format!("{name}{suffix}")));
+    }
+    let text = include_str!("../../../contrib/grafana/rotation.json");
+    let board: serde_json::Value = serde_json::from_str(text).unwrap();
+    assert!(!board["panels"].as_array().unwrap().is_empty());
+    let named: Vec<&str> = text
+        .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
+        .filter(|word| word.starts_with("poorwill_rotate_"))
+        .collect();
+    assert!(named.len() > 12, "{named:?}");
+    for name in named {
+        assert!(samples.contains(name), "{name}");
+    }
+}
+
 /// The page of the HTTP API names every route of control and every key of its JSON.
 #[test]
 fn api_reference() {
