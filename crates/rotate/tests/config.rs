@@ -115,7 +115,9 @@ fn every_key_can_be_set() {
     assert_eq!(large.rules.limits.sleep, Duration::from_secs(120));
     let looks = config.models.iter().map(|model| model.rules.look_every.as_secs());
     assert_eq!(looks.collect::<Vec<_>>(), [20, 5]);
-    assert!(large.rules.can_restart && !large.rules.can_sleep && large.rules.is_pinned);
+    assert!(
+        large.rules.preload && large.rules.can_restart && !large.rules.can_sleep && large.rules.is_pinned
+    );
     assert_eq!(large.start.as_ref().unwrap().command.len(), 3);
     assert_eq!(config.models[1].rules.residence_min, Duration::from_secs(5));
     for (name, expected) in

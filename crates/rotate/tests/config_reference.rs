@@ -235,6 +235,12 @@ fn page() -> String {
                     plain(rules.is_pinned),
                     "keeps the model awake while idle and while others wait",
                 ),
+                (
+                    "preload",
+                    "boolean",
+                    "`pinned`".to_owned(),
+                    "wakes or starts the model with the service, if memory is free; no other model leaves for it",
+                ),
                 ("idle_max", DURATION, none(), "sleeps after this time without requests"),
                 ("residence_min", DURATION, duration(rules.residence_min), "shortest time awake"),
                 (

@@ -146,6 +146,34 @@ fn coming_and_leaving_are_measured() {
 }
 
 #[test]
+fn models_come_up_with_the_service_where_memory_is_free() {
+    // The first two fit, and none leaves for the third, which comes up for a request only.
+    let mut fixture =
+        Fixture::of(&[40 * GIB, 30 * GIB, 20 * GIB, 5 * GIB], |model, rules| rules.preload = model < 3);
+    assert_eq!(fixture.stages(), ["ready", "ready", "asleep", "asleep"]);
+    fixture.pass(60_000);
+    assert_eq!(fixture.stages(), ["ready", "ready", "asleep", "asleep"]);
+    // It happens once.
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.pass(60_000);
+    assert_eq!(fixture.stages(), ["asleep", "ready", "asleep", "asleep"]);
+    let request = fixture.ask(2);
+    assert_eq!(fixture.admitted, [(request, 2)]);
+}
+
+#[test]
+fn no_engine_is_stopped_and_nothing_fails_for_a_model_that_nobody_asked_for() {
+    let mut fixture = Fixture::of(&[40 * GIB; 2], |_, rules| {
+        (rules.preload, rules.can_restart) = (true, true);
+        // Larger than the GPU, as if another program had it.
+        rules.need_bytes = Some(2 * CARD);
+    });
+    fixture.pass(60_000);
+    assert_eq!(fixture.stages(), ["asleep", "asleep"]);
+    assert_eq!((failures(&fixture), fixture.tasks.contains(&(0, Task::Stop))), (Vec::new(), false));
+}
+
+#[test]
 fn a_turn_is_no_shorter_than_the_residence() {
     let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| {
         (rules.residence_min, rules.turn_max) = (seconds(5), seconds(2));

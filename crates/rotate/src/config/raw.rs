@@ -123,6 +123,7 @@ struct RawCanary {
 struct RawRules {
     sleeps: Option<bool>,
     pinned: Option<bool>,
+    preload: Option<bool>,
     idle_max: Option<Wait>,
     residence_min: Option<Wait>,
     turn_per_swap: Option<u32>,
@@ -419,6 +420,7 @@ impl RawRules {
         Self {
             sleeps: self.sleeps.or(every.sleeps),
             pinned: self.pinned.or(every.pinned),
+            preload: self.preload.or(every.preload),
             idle_max: self.idle_max.or(every.idle_max),
             residence_min: self.residence_min.or(every.residence_min),
             turn_per_swap: self.turn_per_swap.or(every.turn_per_swap),
@@ -459,6 +461,7 @@ impl RawRules {
         Rules {
             can_sleep: self.sleeps.unwrap_or(usual.can_sleep),
             is_pinned: self.pinned.unwrap_or(usual.is_pinned),
+            preload: self.preload.or(self.pinned).unwrap_or(usual.preload),
             idle_max: self.idle_max.map(|wait| wait.0),
             residence_min: wait(self.residence_min, usual.residence_min),
             turn_per_swap: self.turn_per_swap.unwrap_or(usual.turn_per_swap),

@@ -70,6 +70,27 @@ impl Policy {
             }
             reserve(&mut reserved, &self.models[id]);
         }
+        self.preload(&mut reserved);
+    }
+
+    /// Selects models that come up without a request. No model leaves for them.
+    fn preload(&mut self, reserved: &mut [bool]) {
+        for id in 0..self.models.len() {
+            let model = &self.models[id];
+            let Some(up) = model.activation().filter(|_| model.is_preloading) else { continue };
+            // Engines that were not probed yet may have the memory.
+            let is_unknown = |other: usize| self.share(id, other) && self.models[other].is_unknown();
+            let is_free = model.rules.gpus.iter().all(|gpu| !reserved[gpu.0]);
+            if !is_free || (0..self.models.len()).any(is_unknown) {
+                continue;
+            }
+            if self.space_for(id, up, self.now) == Space::Free {
+                self.select(id);
+                reserve(reserved, &self.models[id]);
+            } else {
+                self.models[id].is_preloading = false;
+            }
+        }
     }
 
     fn select(&mut self, id: usize) {

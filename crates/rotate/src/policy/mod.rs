@@ -223,7 +223,7 @@ impl Policy {
             Input::Sleep(_) | Input::Restart(_) if self.is_ending => {}
             Input::Sleep(model) if model.0 < known => {
                 let id = model.0;
-                self.models[id].wake_requested = None;
+                (self.models[id].wake_requested, self.models[id].is_preloading) = (None, false);
                 if self.models[id].is_ready() {
                     self.leave(id, Leave::Sleep);
                 }
@@ -294,7 +294,7 @@ impl Policy {
                 let refusal = Refusal::WaitedTooLong;
                 self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
             }
-            let is_wanted = model.waiting_since().is_some();
+            let is_wanted = model.is_preloading || model.waiting_since().is_some();
             // No request waits any more, and nothing was begun.
             if model.is_selected && !is_wanted && model.activation().is_some() {
                 model.is_selected = false;
@@ -305,7 +305,7 @@ impl Policy {
 
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
         let model = &mut self.models[id];
-        (model.is_selected, model.wake_requested) = (false, None);
+        (model.is_selected, model.wake_requested, model.is_preloading) = (false, None, false);
         for (request, _) in mem::take(&mut model.queue) {
             self.requests.remove(&request);
             self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });

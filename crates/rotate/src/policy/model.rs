@@ -184,6 +184,8 @@ pub(super) struct ModelState {
     /// When a command asked for a wake.
     pub(super) wake_requested: Option<Time>,
     pub(super) is_pinned: bool,
+    /// Whether it still has to come up without a request.
+    pub(super) is_preloading: bool,
     /// The most that a sleep released, on each of its GPUs.
     pub(super) held: Option<Vec<u64>>,
     /// What a sleep has to release, by what a wake took. A first sleep, or one after much work, may release memory that
@@ -205,7 +207,7 @@ pub(super) struct ModelState {
 
 impl ModelState {
     pub(super) fn new(rules: Rules) -> Self {
-        let is_pinned = rules.is_pinned;
+        let (is_pinned, is_preloading) = (rules.is_pinned, rules.preload);
         Self {
             rules,
             stage: Stage::Unknown,
@@ -216,6 +218,7 @@ impl ModelState {
             last_used: Time::ZERO,
             wake_requested: None,
             is_pinned,
+            is_preloading,
             held: None,
             min_release: None,
             cold: None,
@@ -271,6 +274,11 @@ impl ModelState {
     /// How long it stays awake at least while it has requests.
     pub(super) fn turn_min(&self) -> Duration {
         self.swap_cost().saturating_mul(self.rules.turn_per_swap).min(self.rules.turn_max)
+    }
+
+    /// Whether its engine's state is still to be found out.
+    pub(super) fn is_unknown(&self) -> bool {
+        matches!(self.stage, Stage::Unknown | Stage::Step { step: Step::Probe, .. })
     }
 
     pub(super) fn is_idle(&self) -> bool {

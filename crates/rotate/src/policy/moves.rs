@@ -221,6 +221,7 @@ impl Policy {
         let need = model.need(up);
         let lacks = need.is_some_and(|need| need.iter().zip(free).any(|(need, free)| need > free));
         if !lacks {
+            self.models[id].is_preloading = false;
             let free = free.to_vec();
             let step = match up {
                 Activation::Wake => Step::Wake { free },
@@ -232,6 +233,10 @@ impl Policy {
             Activation::Wake => Stage::Asleep,
             Activation::Start => Stage::Cold,
         };
+        if model.is_preloading && model.waiting_since().is_none() {
+            (self.models[id].is_preloading, self.models[id].is_selected) = (false, false);
+            return self.enter(id, stage);
+        }
         // A failed engine may be in the way: its stop waits until no memory moves.
         let is_leaving = |other: usize| self.share(id, other) && self.models[other].stage.is_leaving();
         if (0..self.models.len()).any(|other| other != id && is_leaving(other)) {

@@ -23,6 +23,8 @@ pub struct Rules {
     pub can_restart: bool,
     /// Whether it stays awake while idle or while other models wait.
     pub is_pinned: bool,
+    /// Whether it wakes or starts with the service, where memory is free.
+    pub preload: bool,
     /// How long it stays awake without requests.
     pub idle_max: Option<Duration>,
     /// How long it stays awake at least.
@@ -110,6 +112,7 @@ impl Rules {
             can_sleep: true,
             can_restart: false,
             is_pinned: false,
+            preload: false,
             idle_max: None,
             residence_min: Duration::from_secs(2),
             turn_per_swap: 3,

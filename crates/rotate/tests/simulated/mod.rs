@@ -583,6 +583,7 @@ fn engine(rng: &mut Rng, gpus: u64, faults: Faults) -> Engine {
     rules.idle_max = rng.one_in(3).then_some(rng.millis(1000, 20_000));
     rules.residence_min = rng.millis(0, 3000);
     rules.turn_per_swap = u32::try_from(rng.below(4)).unwrap();
+    rules.preload = rng.one_in(4);
     rules.grace = rng.millis(0, 1000);
     rules.turn_max = rng.millis(500, 12_000);
     rules.wait_max = rng.millis(200_000, 400_000);
