@@ -162,7 +162,7 @@ fn models_come_up_with_the_service_where_memory_is_free() {
 }
 
 #[test]
-fn no_engine_is_stopped_and_nothing_fails_for_a_model_that_nobody_asked_for() {
+fn no_engine_is_stopped_and_nothing_fails_for_a_model_that_no_client_asked_for() {
     let mut fixture = Fixture::of(&[40 * GIB; 2], |_, rules| {
         (rules.preload, rules.can_restart) = (true, true);
         // Larger than the GPU, as if another program had it.

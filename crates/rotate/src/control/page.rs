@@ -8,8 +8,8 @@ const PAGE: &str = include_str!("page.html");
 /// Only the style and script in the page may load, by their SHA-256. A test computes both hashes.
 const POLICY: &str = concat!(
     "default-src 'none'; ",
-    "style-src 'sha256-Xkfsb1FIoMFNeE2UgriLPw133bw4ueB0aZsZdcu9TGY='; ",
-    "script-src 'sha256-H3+PBDnDiYS7aXbJFmJ5jTer2OSG6IzxdVcT5pFafyU='; ",
+    "style-src 'sha256-1KWkK6auTALuPydG0Lx+kC+i1VVkGkxcKbU9SJB+weU='; ",
+    "script-src 'sha256-cqTAtiB0EM2VbhnlG5oUqBEIxMTxqvA7LQ/n3o+nEnM='; ",
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ",
     "require-trusted-types-for 'script'"
 );

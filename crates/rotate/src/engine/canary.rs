@@ -14,7 +14,7 @@ const COSINE_MIN: f64 = 0.99;
 /// Most difference of a score from the first one, if scores are around 1 or less; otherwise relative.
 const SCORE_ERROR_MAX: f64 = 0.02;
 /// Unrelated to any usual prompt, so that the scores of a rerank differ.
-const OTHER_DOCUMENT: &str = "A river flows through a quiet valley.";
+const OTHER_DOCUMENT: &str = "A river flows through a green valley.";
 /// Most characters of a text in a message.
 const EXCERPT_MAX: usize = 120;
 

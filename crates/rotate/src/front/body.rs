@@ -43,7 +43,8 @@ impl Reserved {
     /// False if all bodies together would be larger than `max`.
     fn grow_to(&mut self, bytes: u64, max: u64) -> bool {
         let more = bytes.saturating_sub(self.bytes);
-        let grown = |all: u64| all.checked_add(more).filter(|all| more == 0 || *all <= max_of_all(bytes, max));
+        let grown =
+            |all: u64| all.checked_add(more).filter(|all| more == 0 || *all <= max_of_all(bytes, max));
         let is_grown = self.bodies.bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, grown).is_ok();
         if is_grown {
             self.bytes += more;
@@ -132,7 +133,10 @@ impl<'a> BodyReader<'a> {
             return Err(ApiError::large_body(max));
         }
         let bodies_max = self.front.bodies_max_bytes;
-        self.reserved.fits(declared, bodies_max).then_some(()).ok_or_else(|| ApiError::bodies_full(bodies_max))
+        self.reserved
+            .fits(declared, bodies_max)
+            .then_some(())
+            .ok_or_else(|| ApiError::bodies_full(bodies_max))
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<(), ApiError> {
@@ -141,7 +145,10 @@ impl<'a> BodyReader<'a> {
             return Err(ApiError::large_body(max));
         }
         let bodies_max = self.front.bodies_max_bytes;
-        self.reserved.grow_to(bytes, bodies_max).then_some(()).ok_or_else(|| ApiError::bodies_full(bodies_max))
+        self.reserved
+            .grow_to(bytes, bodies_max)
+            .then_some(())
+            .ok_or_else(|| ApiError::bodies_full(bodies_max))
     }
 
     /// `None` after the last frame.

@@ -166,7 +166,8 @@ impl Proxy {
         let dialect = Dialect::of(path.path());
         let upstream = self.upstream(parts, path, &route, &account.id, segments)?;
         let progress = account.progress().clone();
-        let job = Job { proxy: Arc::clone(self), route: Arc::new(route), upstream, dialect, is_old, progress };
+        let job =
+            Job { proxy: Arc::clone(self), route: Arc::new(route), upstream, dialect, is_old, progress };
         match front.keep_alive.filter(|_| is_stream) {
             Some(every) => job.with_keep_alive(every).await,
             None => {

@@ -88,7 +88,7 @@ impl Connections {
     pub(super) async fn place(self: Arc<Self>, max: usize) -> Slot {
         loop {
             let changed = self.changed.notified();
-            let patience = {
+            let retry_at = {
                 let mut state = self.locked();
                 if state.open < max {
                     state.open += 1;
@@ -100,15 +100,15 @@ impl Connections {
                 }
                 state.close_oldest(max)
             };
-            let patience = async {
-                match patience {
+            let retry_at = async {
+                match retry_at {
                     Some(until) => tokio::time::sleep_until(until).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 () = changed => {}
-                () = patience => {}
+                () = retry_at => {}
             }
         }
     }

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_is_refused() {
+    fn what_has_two_meanings_is_refused() {
         assert_eq!(name(&[MODEL, MODEL]), Err(BodyError::Duplicate));
         assert_eq!(name(&[]), Err(BodyError::NoModel));
         for part in [

@@ -209,8 +209,8 @@ impl Policy {
         let settled = since.after(model.rules.residence_min);
         let turn_over = waited_since.after(model.rules.turn_max).max(since.after(model.turn_min()));
         // A steady client is idle between two requests.
-        let gone_quiet = model.last_used.after(model.rules.grace);
-        Some(settled.max(if model.is_idle() { gone_quiet.min(turn_over) } else { turn_over }))
+        let idled_out = model.last_used.after(model.rules.grace);
+        Some(settled.max(if model.is_idle() { idled_out.min(turn_over) } else { turn_over }))
     }
 
     /// When it leaves because it is idle.

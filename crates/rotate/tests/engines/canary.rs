@@ -84,7 +84,7 @@ async fn other_errors_are_not_asked_around() {
 }
 
 #[tokio::test]
-async fn an_engine_that_serves_none_is_told_with_what_helps() {
+async fn an_engine_that_serves_none_is_an_error_with_what_helps() {
     let script = serving(Get, 404).await;
     let mut model = model(&script.url, Vllm, 1);
     let text = engine_of(&model).unwrap().generate(None).await.unwrap_err().to_string();

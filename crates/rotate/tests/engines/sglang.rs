@@ -161,8 +161,8 @@ impl Fake {
 }
 
 fn message(error: &EngineError, what: &str) {
-    let is_told = matches!(error, EngineError::Unexpected { .. } | EngineError::Unsupported { .. });
-    assert!(is_told, "{error}");
+    let is_named = matches!(error, EngineError::Unexpected { .. } | EngineError::Unsupported { .. });
+    assert!(is_named, "{error}");
     assert!(error.to_string().contains(what) && !error.to_string().contains("hunter2"), "{error}");
 }
 

@@ -23,7 +23,7 @@ async fn half_sent(setup: &Setup, count: usize) -> Vec<Wire> {
 }
 
 #[test]
-fn half_sent_heads_keep_nobody_out() {
+fn half_sent_heads_keep_no_client_out() {
     run(async {
         let setup = Setup::new("connections_max = 8").await;
         let mut silent = half_sent(&setup, 40).await;

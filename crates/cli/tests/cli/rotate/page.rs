@@ -29,7 +29,7 @@ const WORDS: &str = "
     const button = (label) => list('button').find((one) => (one.ariaLabel ?? text(one)) === label);
     const swaps = () => list('#swaps > li').map((one) => text(one.querySelector('strong')));
     const queue = () => list('#queue tbody tr').map((one) => [...one.children].map(text).join(' '));
-    const lane = (name, kind) => list('#timeline .lane').find((one) => text(one.firstChild) === name)
+    const strip = (name, kind) => list('#timeline .strip').find((one) => text(one.firstChild) === name)
       ?.querySelectorAll(`.${kind}`).length ?? 0;
     const focused = () => document.activeElement.ariaLabel ?? text(document.activeElement);
 ";
@@ -166,9 +166,9 @@ fn the_page_shows_what_happens_while_it_happens() {
     assert_eq!(see(&browser, scaled), true, "the longest swap alone has the full width");
     wait(&browser, "list('#phases > span').map(text).includes('canary')");
 
-    // The timeline has a lane for each model that was awake, and the memory has an owner.
-    wait(&browser, "lane('amber', 'in') > 0 && lane('amber', 'ready') > 0 && lane('amber', 'out') > 0");
-    wait(&browser, "lane('birch', 'ready') > 0 && list('#timeline .lane').length === 2");
+    // The timeline has a strip for each model that was awake, and the memory has an owner.
+    wait(&browser, "strip('amber', 'in') > 0 && strip('amber', 'ready') > 0 && strip('amber', 'out') > 0");
+    wait(&browser, "strip('birch', 'ready') > 0 && list('#timeline .strip').length === 2");
     wait(&browser, "list('#gpus .parts > li').map((one) => text(one.children[1])).join() === 'birch,other'");
     assert_held(&browser, "after two swaps");
 
@@ -176,7 +176,7 @@ fn the_page_shows_what_happens_while_it_happens() {
     assert_eq!(fixture.complete(MARKUP, PROMPT).status, 503, "{}", rotator.log());
     wait(&browser, "text(row('<img src=x onerror=alert(1)>')).includes(\"'<b onclick=alert(2)>'\")");
     wait(&browser, "text(document.querySelector('#events')).includes(\"'<b onclick=alert(2)>'\")");
-    wait(&browser, "lane('<img src=x onerror=alert(1)>', 'mark') > 0");
+    wait(&browser, "strip('<img src=x onerror=alert(1)>', 'mark') > 0");
     browser.click(&format!("[aria-label='Log {MARKUP}']"));
     wait(&browser, "text(document.querySelector('#log-text')).includes(\"'<b onclick=alert(2)>'\")");
     assert_eq!(see(&browser, "text(document.querySelector('#log-title'))"), format!("Log of {MARKUP}"));
