@@ -128,27 +128,22 @@ impl<'a> BodyReader<'a> {
 
     /// Refuses a declared length early. Only what has come is reserved, so that a promise of bytes takes none.
     fn expect(&self, declared: u64) -> Result<(), ApiError> {
-        let max = self.front.body_max_bytes.min(self.front.bodies_max_bytes);
-        if declared > max {
-            return Err(ApiError::large_body(max));
-        }
-        let bodies_max = self.front.bodies_max_bytes;
-        self.reserved
-            .fits(declared, bodies_max)
-            .then_some(())
-            .ok_or_else(|| ApiError::bodies_full(bodies_max))
+        let bodies_max = self.allowed(declared)?;
+        let fits = self.reserved.fits(declared, bodies_max);
+        if fits { Ok(()) } else { Err(ApiError::bodies_full(bodies_max)) }
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<(), ApiError> {
-        let max = self.front.body_max_bytes.min(self.front.bodies_max_bytes);
-        if bytes > max {
-            return Err(ApiError::large_body(max));
-        }
+        let bodies_max = self.allowed(bytes)?;
+        let is_grown = self.reserved.grow_to(bytes, bodies_max);
+        if is_grown { Ok(()) } else { Err(ApiError::bodies_full(bodies_max)) }
+    }
+
+    /// The limit of all bodies, if one alone may have this length.
+    fn allowed(&self, bytes: u64) -> Result<u64, ApiError> {
         let bodies_max = self.front.bodies_max_bytes;
-        self.reserved
-            .grow_to(bytes, bodies_max)
-            .then_some(())
-            .ok_or_else(|| ApiError::bodies_full(bodies_max))
+        let max = self.front.body_max_bytes.min(bodies_max);
+        if bytes > max { Err(ApiError::large_body(max)) } else { Ok(bodies_max) }
     }
 
     /// `None` after the last frame.
