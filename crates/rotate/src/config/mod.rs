@@ -4,6 +4,7 @@
 //! what would be right, with an excerpt of the file. API keys are never in the file, only where they are stored.
 
 mod keys;
+mod masked;
 mod place;
 mod raw;
 mod values;

@@ -5,11 +5,10 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::masked::masked;
+
 /// Longer lines are not shown.
 const LINE_MAX: usize = 160;
-
-/// A line with one of these may contain a secret.
-const SECRETS: [&str; 6] = ["key", "environment", "_token", "-token", "secret", "password"];
 
 /// A place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +17,7 @@ pub struct Place {
     pub line: usize,
     /// From 1, in characters.
     pub column: usize,
-    /// The line, with a caret under the mistake. Lines that may contain secrets are not shown.
+    /// The line, with a caret under the mistake. Its values are stars, since they may be secrets.
     pub excerpt: Option<String>,
 }
 
@@ -31,10 +30,10 @@ impl Place {
         let start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
         let (line, column) = (text[..at].matches('\n').count() + 1, text[start..at].chars().count() + 1);
         let end = text[at..].find('\n').map_or(text.len(), |newline| at + newline);
-        let shown = text[start..end].trim_end();
+        let shown = masked(text, start, end);
+        let shown = shown.trim_end();
         let marked = text.get(at..span.end.min(end)).unwrap_or_default().trim_end().chars().count().max(1);
-        let is_shown = shown.chars().count() <= LINE_MAX && !is_secret(text, line);
-        let excerpt = is_shown.then(|| {
+        let excerpt = (shown.chars().count() <= LINE_MAX).then(|| {
             let shown: String = shown.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
             let number = line.to_string();
             let (margin, carets) = (" ".repeat(number.len()), "^".repeat(marked));
@@ -90,21 +89,4 @@ fn find(table: &DeTable<'_>, word: &str) -> Option<Range<usize>> {
 /// From the key to the end of its value, if that has a value behind it.
 fn whole(key: Range<usize>, value: &Spanned<DeValue<'_>>) -> Range<usize> {
     key.start..value.span().end.max(key.end)
-}
-
-/// Whether the line, its key, or the header of its table may be of a secret.
-fn is_secret(text: &str, line: usize) -> bool {
-    let before: Vec<&str> = text.lines().take(line).collect();
-    let is_header = |line: &&&str| line.trim_start().starts_with('[');
-    let is_key = |line: &&str| {
-        let name = line.split_once('=').map_or("", |(name, _)| name.trim());
-        !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c))
-    };
-    let key = before.iter().rposition(is_key).unwrap_or(0);
-    let header = before.iter().rev().find(is_header);
-    let mut all = before[key.min(line.saturating_sub(1))..].iter().chain(header);
-    all.any(|line| {
-        let line = line.to_lowercase();
-        SECRETS.iter().any(|secret| line.contains(secret))
-    })
 }

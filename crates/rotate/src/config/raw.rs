@@ -288,7 +288,7 @@ impl RawModel {
         }
         let url = self.url.trim_end_matches('/').to_owned();
         if let Err(reason) = check_url(&url) {
-            return invalid(&format!("url is `{}`: {reason}", self.url));
+            return invalid(&format!("url is `{}`: {reason}", without_user(&self.url)));
         }
         if self.command.is_empty()
             && (!self.environment.is_empty() || self.folder.is_some() || self.log.is_some())
@@ -531,6 +531,11 @@ fn keys_of(
             .map_err(|reason| invalid(section, &format!("key {} of {}: {reason}", nth + 1, sources.len())))
     };
     sources.iter().enumerate().map(key).collect()
+}
+
+/// A URL's user may have a password.
+fn without_user(url: &str) -> String {
+    url.rsplit_once('@').map_or_else(|| url.to_owned(), |(_, host)| format!("…@{host}"))
 }
 
 /// Accepts `http://`, a host and a port. The message does not repeat the URL, which may contain a password.

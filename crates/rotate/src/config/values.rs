@@ -125,7 +125,7 @@ impl<'de> Deserialize<'de> for Size {
 /// Adds the place, and the nearest key if a key is unknown.
 pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
     let place = error.span().map(|span| Place::new(text, &span));
-    let mut message = error.message().to_owned();
+    let mut message = without_value(error.message());
     // The parser quotes the unknown key first, then the known ones.
     let mut quoted = error.message().split('`').skip(1).step_by(2);
     let is_unknown =
@@ -134,6 +134,18 @@ pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
         message = format!("{message}; did you mean `{nearest}`?");
     }
     ConfigError::Syntax { text: message, place }
+}
+
+/// The value of a wrong type may be a secret.
+fn without_value(message: &str) -> String {
+    let parts = message.strip_prefix("invalid type: ").and_then(|rest| rest.rsplit_once(", expected "));
+    match parts {
+        Some((found, expected)) => {
+            let kind = found.split(['"', '`']).next().unwrap_or_default().trim_end();
+            format!("invalid type: {kind}, expected {expected}")
+        }
+        None => message.to_owned(),
+    }
 }
 
 /// `None` if no key is similar enough.

@@ -1,0 +1,149 @@
+//! A line of the file with its values masked, so that an excerpt shows no secret.
+//!
+//! Keys, headers, punctuation, small numbers and booleans stay. Strings, comments and all other words are stars, one for
+//! each character. So a misspelled key, or a broken string, shows nothing.
+
+/// Longer numbers may be secrets.
+const DIGITS_MAX: usize = 6;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Bare,
+    Comment,
+    /// In a string that ends with this quote.
+    Text {
+        quote: char,
+        is_long: bool,
+    },
+}
+
+/// The characters of a file up to a line's end, with what the parser takes each for.
+struct Scan<'a> {
+    rest: &'a str,
+    state: State,
+    /// Of open brackets.
+    depth: usize,
+}
+
+/// The line that begins at byte `start` and ends at `end`.
+pub(super) fn masked(text: &str, start: usize, end: usize) -> String {
+    let mut scan = Scan { rest: text.get(..end).unwrap_or_default(), state: State::Bare, depth: 0 };
+    let before = text.get(..start).unwrap_or_default().len();
+    while end - scan.rest.len() < before {
+        scan.next(&mut String::new());
+    }
+    let is_value = scan.depth > 0 || scan.state != State::Bare;
+    let mut plain = String::new();
+    while !scan.rest.is_empty() {
+        scan.next(&mut plain);
+    }
+    words(&plain, is_value)
+}
+
+impl Scan<'_> {
+    /// Takes one character, or a quote of three. What is in a string or a comment becomes stars.
+    fn next(&mut self, to: &mut String) {
+        let Some(c) = self.rest.chars().next() else { return };
+        let is_triple = |quote: char| self.rest.starts_with(&String::from(quote).repeat(3));
+        let mut taken = c.len_utf8();
+        let mut shown = c;
+        match self.state {
+            State::Bare => match c {
+                '"' | '\'' => {
+                    let is_long = is_triple(c);
+                    taken = if is_long { 3 } else { 1 };
+                    self.state = State::Text { quote: c, is_long };
+                }
+                '#' => self.state = State::Comment,
+                '[' | '{' => self.depth += 1,
+                ']' | '}' => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            },
+            State::Comment if c == '\n' => self.state = State::Bare,
+            State::Comment => shown = '*',
+            State::Text { quote, is_long } => {
+                let is_end = c == quote && (!is_long || is_triple(quote));
+                if is_end {
+                    taken = if is_long { 3 } else { 1 };
+                    self.state = State::Bare;
+                } else if c == '\n' && !is_long {
+                    self.state = State::Bare;
+                } else {
+                    // An escaped quote ends no string.
+                    let escaped = self.rest.chars().nth(1).filter(|c| *c != '\n');
+                    if let Some(escaped) = escaped.filter(|_| c == '\\' && quote == '"') {
+                        taken += escaped.len_utf8();
+                        to.push('*');
+                    }
+                    shown = '*';
+                }
+            }
+        }
+        let count = if taken == 3 && shown == c && c.is_ascii() { 3 } else { 1 };
+        to.extend(std::iter::repeat_n(shown, count));
+        self.rest = self.rest.get(taken..).unwrap_or_default();
+    }
+}
+
+/// Masks words that are neither keys nor harmless.
+fn words(line: &str, mut is_value: bool) -> String {
+    let is_word = |c: char| c.is_alphanumeric() || !(c.is_whitespace() || "[]{}=,\"'#*".contains(c));
+    let mut shown = String::new();
+    let mut rest = line;
+    while let Some(c) = rest.chars().next() {
+        if !is_word(c) {
+            is_value |= c == '=';
+            shown.push(c);
+            rest = &rest[c.len_utf8()..];
+            continue;
+        }
+        let (word, after) = rest.split_at(rest.find(|c| !is_word(c)).unwrap_or(rest.len()));
+        let is_number = word.len() <= DIGITS_MAX && word.chars().all(|c| c.is_ascii_digit());
+        let is_key = !is_value || after.trim_start().starts_with('=');
+        if is_key || is_number || ["true", "false"].contains(&word) {
+            shown.push_str(word);
+        } else {
+            shown.extend(word.chars().map(|_| '*'));
+        }
+        rest = after;
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::masked;
+
+    #[test]
+    fn a_line_shows_keys_and_no_values() {
+        for (line, shown) in [
+            ("[front]", "[front]"),
+            ("[[model]]", "[[model]]"),
+            ("comand = [\"sh\", \"-c\"]", "comand = [\"**\", \"**\"]"),
+            ("a = { b = 'x\\', c = true }", "a = { b = '**', c = true }"),
+            ("a = \"x\\\"y\" z", "a = \"****\" *"),
+            ("level = 3 # text", "level = 3 #*****"),
+            ("level = 1234567", "level = *******"),
+            ("kays = [sk-one]", "kays = [******]"),
+            ("a = \"unended äöü", "a = \"***********"),
+            ("a.b = \"\"", "a.b = \"\""),
+        ] {
+            assert_eq!(masked(line, 0, line.len()), shown);
+        }
+    }
+
+    #[test]
+    fn what_began_before_the_line_counts() {
+        for (before, line, shown) in [
+            ("a = [\n", "  sk-one, \"x\"", "  ******, \"*\""),
+            ("a = \"\"\"\n", "secret = \"x\"", "******************"),
+            ("a = '''\n", "x''' # y", "*''' #**"),
+            ("a = \"unended\n", "key = \"x\"", "key = \"*\""),
+            ("# it's\n", "key = 1", "key = 1"),
+        ] {
+            let text = format!("{before}{line}\nmore");
+            let shown = shown.get(..).map(|shown| shown.chars().take(line.len()).collect::<String>());
+            assert_eq!(Some(masked(&text, before.len(), before.len() + line.len())), shown, "{before}");
+        }
+    }
+}
