@@ -137,6 +137,18 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", text)
     }
 
+    /// A form whose type this front does not read.
+    pub(super) fn odd_form() -> Self {
+        let text = "a form is `multipart/form-data` with one `boundary` of at most 70 letters, digits and plain signs; let \
+                    the client's library write its type";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", text)
+    }
+
+    pub(super) fn form_elsewhere(path: &str, taken: &[&str]) -> Self {
+        let text = format!("`{path}` takes no form; send JSON. Forms go to {}", taken.join(", "));
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", text)
+    }
+
     pub(super) fn no_method(allowed: &'static str) -> Self {
         let text = format!("this method is not allowed here; use {allowed}");
         let mut error = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text);

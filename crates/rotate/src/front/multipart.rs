@@ -101,11 +101,15 @@ fn part(head: &[u8]) -> Option<Part<'_>> {
     let mut only = None;
     let mut is_encoded = false;
     for line in head.split("\r\n") {
+        // Other line breaks, and a line that continues the last one, are read in several ways.
+        if line.contains(['\r', '\n']) || line.starts_with([' ', '\t']) {
+            return None;
+        }
         let (name, value) = line.split_once(':')?;
         if name.eq_ignore_ascii_case("content-disposition") && only.replace(value).is_some() {
             return None;
         }
-        is_encoded |= name.eq_ignore_ascii_case("content-transfer-encoding");
+        is_encoded |= name.eq_ignore_ascii_case("content-transfer-encoding") && !is_identity(value);
     }
     let mut rest = only?.trim().strip_prefix("form-data")?.trim_start();
     let (mut name, mut is_file) = (None, is_encoded);
@@ -114,13 +118,20 @@ fn part(head: &[u8]) -> Option<Part<'_>> {
         let (value, after) = quoted(value)?;
         match key.trim().to_ascii_lowercase().as_str() {
             "name" if name.replace(value).is_some() => return None,
-            "name" | "" => {}
-            key => is_file |= key.starts_with("filename"),
+            "filename" | "filename*" => is_file = true,
+            // Extended and continued parameters are another way to write a name.
+            key if key.contains('*') => return None,
+            _ => {}
         }
         rest = after.trim_start();
     }
     // An escaped name could be read in two ways.
     Some(Part { name: name.filter(|name| !name.contains(['\\', '%']))?, is_file })
+}
+
+/// By RFC 2045, these leave the bytes as they are.
+fn is_identity(encoding: &str) -> bool {
+    ["7bit", "8bit", "binary"].iter().any(|one| encoding.trim().eq_ignore_ascii_case(one))
 }
 
 /// A value, quoted or not, and what is behind it.
@@ -180,6 +191,10 @@ mod tests {
             let text = form(parts);
             assert_eq!(&text[parse(text.as_bytes(), "B").unwrap().model], "a");
         }
+        for encoding in ["binary", "8BIT", " 7bit"] {
+            let part = MODEL.replace("||", &format!("|Content-Transfer-Encoding:{encoding}||"));
+            assert_eq!(name(&[&part]).as_deref(), Ok("a"), "{encoding}");
+        }
         let stream = "Content-Disposition: form-data; name=\"stream\"||true";
         assert!(parse(form(&[stream, MODEL]).as_bytes(), "B").unwrap().fields.is_stream);
         assert!(!parse(form(&[MODEL]).as_bytes(), "B").unwrap().fields.is_stream);
@@ -191,6 +206,7 @@ mod tests {
         assert_eq!(name(&[]), Err(BodyError::NoModel));
         for part in [
             "Content-Disposition: form-data; name=\"model\"; filename=\"a\"||a",
+            "Content-Disposition: form-data; name=\"model\"; filename*=utf-8''a||a",
             "Content-Disposition: form-data; name=\"model\"|Content-Transfer-Encoding: base64||YQ==",
         ] {
             assert_eq!(name(&[part]), Err(BodyError::NotString), "{part}");
@@ -203,6 +219,10 @@ mod tests {
             "Content-Disposition: form-data; name=\"model||a",
             "Content-Disposition: form-data; name=\"mod\\el\"||a",
             "Content-Disposition: form-data; name=\"x\"; name=\"model\"||a",
+            "Content-Disposition: form-data; name=\"x\"; name*=utf-8''model||a",
+            "Content-Disposition: form-data; name=\"x\"; name*0=\"model\"||a",
+            "Content-Disposition: form-data; name=\"x\"|X: y\nContent-Disposition: form-data; name=\"model\"||a",
+            "Content-Disposition: form-data; name=\"x\"| ; name=\"model\"||a",
             "Content-Disposition: form-data; name=\"x\"|Content-Disposition: form-data; name=\"model\"||a",
             "Content-Disposition: form-data; name=\"model\"||a|--Bx",
             "Content-Disposition: form-data; name=\"model\"",

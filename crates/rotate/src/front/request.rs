@@ -202,12 +202,25 @@ pub(super) fn body_kind(path: &str, headers: &HeaderMap) -> Result<BodyKind, Api
                 let form = form.map(|boundary| BodyKind::Form { boundary: boundary.to_owned() });
                 form.or_else(|| is_json(kind).then_some(BodyKind::Json))
             })
-            .ok_or_else(ApiError::no_json_type)?,
+            .ok_or_else(|| if is_form(kind) { no_form(path) } else { ApiError::no_json_type() })?,
         _ => return Err(ApiError::no_json_type()),
     };
     match headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes) {
         None | Some(b"" | b"identity") => Ok(kind),
         Some(_) => Err(ApiError::unsupported_type("compressed")),
+    }
+}
+
+fn is_form(kind: &HeaderValue) -> bool {
+    let name = b"multipart/";
+    kind.as_bytes().get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name))
+}
+
+fn no_form(path: &str) -> ApiError {
+    if FORM_PATHS.contains(&path) {
+        ApiError::odd_form()
+    } else {
+        ApiError::form_elsewhere(path, &FORM_PATHS)
     }
 }
 

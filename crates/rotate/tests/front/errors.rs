@@ -61,6 +61,19 @@ fn bodies_that_ask_for_nothing_are_refused() {
             client.send(asked.replacen("Content-Type: application/json\r\n", "", 1)).await;
             assert_eq!(client.json().await.0.status(), 415, "{lines}");
         }
+        for (path, kind, words) in [
+            ("/v1/audio/transcriptions", "multipart/form-data; boundary=\"a b\"", "one `boundary`"),
+            ("/v1/embeddings", "multipart/form-data; boundary=B", "/v1/audio/transcriptions"),
+        ] {
+            let mut client = setup.client().await;
+            let typed = format!("Content-Type: {kind}\r\n");
+            client
+                .send(post_with(path, "", ASK_ONE).replacen("Content-Type: application/json\r\n", &typed, 1))
+                .await;
+            let (head, said) = client.json().await;
+            let message = said["error"]["message"].as_str().unwrap();
+            assert!(head.status() == 415 && message.contains(words), "{message}");
+        }
         assert_eq!(setup.until(|_| true).await.admitted, 0);
     });
 }
