@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, V
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::account::{Account, Permit};
+use super::account::{Account, End, Permit};
 use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
 use super::api_error::{ApiError, Dialect};
 use super::body::{Bodies, BodyReader};
@@ -74,6 +74,7 @@ impl Proxy {
         let mut account =
             Account::new(self.ids.request(request.headers()), &request, connection.peer(), &self.requests);
         let dialect = Dialect::of(request.uri().path());
+        let is_head = request.method() == Method::HEAD;
         let cors = Cors::new(request.headers(), &self.backend.front());
         let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
         let answered = tokio::select! {
@@ -91,6 +92,10 @@ impl Proxy {
         cors.add(response.headers_mut());
         response.headers_mut().insert(REQUEST_ID.clone(), account.id.clone());
         account.status = Some(response.status());
+        if is_head {
+            // hyper does not poll its body.
+            account.end = End::Whole;
+        }
         Ok(response.map(|flow| AnswerBody::new(flow, account, connection, gone)))
     }
 
@@ -120,6 +125,7 @@ impl Proxy {
         };
         let share = key.and_then(Key::share);
         account.key = share.map(|share| share.name.clone());
+        account.progress();
         let is_reading = matches!(parts.method, Method::GET | Method::HEAD);
         let path = match about {
             About::Engine(path) => path,

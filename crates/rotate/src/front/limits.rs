@@ -277,7 +277,9 @@ impl Refusals {
     fn retry_after(&mut self, now: Instant) -> Duration {
         let back = now.saturating_duration_since(self.last).as_secs_f64() * RETRIES_PER_SECOND;
         self.last = now;
-        self.away = (self.away - back).max(0.0) + 1.0;
+        // More would spread no further, and only last longer.
+        let most = (JITTER_MAX - JITTER_MIN) * RETRIES_PER_SECOND;
+        self.away = ((self.away - back).max(0.0) + 1.0).min(most);
         self.count = self.count.wrapping_add(1);
         let spread = (JITTER_MIN + self.away / RETRIES_PER_SECOND).min(JITTER_MAX);
         // Multiples of the golden ratio spread evenly.
@@ -310,7 +312,7 @@ mod tests {
         // Evenly: no second has more than a tenth of them.
         assert!((1..=23).all(|wait| last.iter().filter(|one| **one == wait).count() <= 10), "{last:?}");
         assert!(seconds(10_000, begun).iter().all(|wait| (1..=30).contains(wait)));
-        let calm = seconds(10, begun + Duration::from_secs(3600));
+        let calm = seconds(10, begun + Duration::from_secs(60));
         assert!(calm.iter().all(|wait| (1..=2).contains(wait)), "{calm:?}");
     }
 

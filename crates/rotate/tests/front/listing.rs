@@ -57,3 +57,21 @@ fn a_request_is_listed_until_it_ends() {
         });
     }
 }
+
+#[test]
+fn a_body_that_is_still_coming_has_the_name_of_its_key() {
+    run(async {
+        let setup = Setup::new("keys = [{ source = \"env:ONE\", name = \"team\" }]").await;
+        let mut client = setup.client().await;
+        let ask = post_with("/v1/completions", "Authorization: Bearer key-of-ONE\r\n", "{\"model\":\"two\"}");
+        client.send(&ask[..ask.len() - 3]).await;
+        loop {
+            let now = setup.listed(RequestState::Reading).await;
+            if now.key.is_some() {
+                assert_eq!(now.key.as_deref(), Some("team"));
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+}

@@ -71,6 +71,12 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         let head = "Authorization: Bearer key-of-TWO\r\nX-Request-Id: told-3\r\n";
         client.send(post_with("/v1/completions", head, r#"{"model":"secret"}"#)).await;
         client.message().await;
+        let head = "HEAD /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key-of-ONE\r\n\
+                    X-Request-Id: told-6\r\nConnection: close\r\n\r\n";
+        let mut client = setup.client().await;
+        client.send(head).await;
+        client.head().await;
+        client.ended().await;
         // One that breaks off.
         let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: told-4\r\n";
         let mut client = setup.client().await;
@@ -108,7 +114,7 @@ fn each_request_is_logged_once_without_its_body_and_key() {
     });
     let all = lines.0.lock().unwrap();
     let lines: Vec<&String> = all.iter().filter(|line| line.contains("told-")).collect();
-    let [first, second, third, fourth, fifth] = &lines[..] else { panic!("{lines:#?}") };
+    let [first, second, third, head, fourth, fifth] = &lines[..] else { panic!("{lines:#?}") };
     for part in [
         "request_id=\"told-1\"",
         "model=\"org/one\"",
@@ -126,6 +132,7 @@ fn each_request_is_logged_once_without_its_body_and_key() {
     }
     assert!(second.contains("status=400") && third.contains("status=401"), "{lines:#?}");
     assert!(!second.contains("ttft_ms") && fourth.contains("ttft_ms="), "only an engine's bytes count");
+    assert!(head.contains("method=\"HEAD\"") && head.contains("end=\"whole\""), "{head}");
     assert!(third.contains(&peer) && third.contains("path=\"/v1/completions\""), "{third}");
     for part in ["model=\"two\"", "status=200", "end=\"broken\"", "bytes=4"] {
         assert!(fourth.contains(part), "{part}: {fourth}");
