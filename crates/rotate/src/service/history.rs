@@ -29,6 +29,10 @@ pub(crate) const LEAVING: [StageName; 5] = [
     StageName::Stopping,
 ];
 
+fn is_leaving((stage, _): &(StageName, f64)) -> bool {
+    LEAVING.contains(stage)
+}
+
 #[derive(Debug)]
 pub(super) struct History {
     began: Instant,
@@ -139,24 +143,26 @@ impl History {
         if stage == StageName::Ready {
             history.last_failure = None;
             self.came(model, history);
-        } else if RESTS.contains(&stage) && history.phases.iter().any(|(name, _)| LEAVING.contains(name)) {
+        } else if RESTS.contains(&stage) && history.phases.first().is_some_and(is_leaving) {
             self.departed(model, history);
         }
     }
 
     fn departed(&mut self, model: &str, history: &ModelHistory) {
         let ended = Instant::now();
-        let left = LeftModel { model: model.to_owned(), phases: history.phases.clone() };
+        // A swap that fails behind it is no part of it.
+        let phases = history.phases.iter().copied().take_while(is_leaving).collect();
+        let left = LeftModel { model: model.to_owned(), phases };
         let began = before(ended, sum(&left.phases));
         self.departures.retain(|departure| departure.left.model != model);
         self.departures.push(Departure { gpus: history.gpus.clone(), began, ended, left });
     }
 
     /// Those that left for this swap: in its place, while it was waited for or had begun.
-    fn left_for(&mut self, gpus: &[Gpu], since: Instant) -> Vec<Departure> {
+    fn left_for(&mut self, model: &str, gpus: &[Gpu], since: Instant) -> Vec<Departure> {
         let in_place = |departure: &mut Departure| departure.gpus.iter().any(|gpu| gpus.contains(gpu));
         let mut left: Vec<Departure> = self.departures.extract_if(.., in_place).collect();
-        left.retain(|departure| departure.ended >= since);
+        left.retain(|departure| departure.left.model != model && departure.ended >= since);
         left
     }
 
@@ -171,7 +177,7 @@ impl History {
         let (now, total_s) = (Instant::now(), sum(&phases));
         let began = before(now, total_s);
         let waited = history.waits_since.map(|since| self.began + since.since_start());
-        let left = self.left_for(&history.gpus, waited.map_or(began, |since| since.min(began)));
+        let left = self.left_for(model, &history.gpus, waited.map_or(began, |since| since.min(began)));
         let first = left.iter().map(|departure| departure.began).fold(began, Instant::min);
         let swap = Swap {
             at_unix_ms: unix_ms(),
@@ -223,4 +229,39 @@ fn before(moment: Instant, seconds: f64) -> Instant {
 fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn stages(history: &mut History, model: &mut ModelHistory, name: &str, stages: &[StageName]) {
+        for stage in stages {
+            history.record(name, model, Event::Stage(*stage));
+        }
+    }
+
+    #[test]
+    fn only_others_that_were_awake_have_left_for_a_swap() {
+        use StageName::{
+            Asleep, Cold, Draining, FallingAsleep, FindingMemory, Ready, Starting, Stopping, Waking,
+        };
+        let file = "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"";
+        let config = Config::parse(file, &|_| Ok(String::new())).unwrap();
+        let mut history = History::new(Instant::now());
+        let (mut one, mut two) = (ModelHistory::new(&config.models[0]), ModelHistory::new(&config.models[0]));
+        let failed = [Asleep, FindingMemory, Waking, Stopping, Cold];
+        stages(&mut history, &mut two, "two", &failed);
+        stages(&mut history, &mut one, "one", &failed);
+        stages(&mut history, &mut one, "one", &[Starting, Ready]);
+        assert_eq!(history.swaps()[0].left, [], "neither was awake");
+        two.waits_since = Some(Time::ZERO);
+        stages(&mut history, &mut one, "one", &[Draining, FallingAsleep, Asleep]);
+        stages(&mut history, &mut two, "two", &[Starting, Ready]);
+        let swaps = history.swaps();
+        let [left] = &swaps[0].left[..] else { panic!("{swaps:#?}") };
+        let phases: Vec<StageName> = left.phases.iter().map(|(stage, _)| *stage).collect();
+        assert_eq!((left.model.as_str(), phases), ("one", vec![Draining, FallingAsleep]));
+    }
 }
