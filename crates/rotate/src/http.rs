@@ -53,6 +53,9 @@ impl Service<Uri> for Connector {
     }
 }
 
+/// Idle connections to each engine. More would take descriptors that clients and control need.
+const IDLE_MAX: usize = 64;
+
 /// Keeps connections for reuse up to `idle`, or not at all.
 pub(crate) fn client<B: Body<Data: Send> + Send>(
     connect_max: Duration,
@@ -63,7 +66,9 @@ pub(crate) fn client<B: Body<Data: Send> + Send>(
     inner.set_connect_timeout(Some(connect_max));
     let mut builder = legacy::Client::builder(TokioExecutor::new());
     match idle {
-        Some(idle) => builder.pool_timer(TokioTimer::new()).pool_idle_timeout(idle),
+        Some(idle) => {
+            builder.pool_timer(TokioTimer::new()).pool_idle_timeout(idle).pool_max_idle_per_host(IDLE_MAX)
+        }
         None => builder.pool_max_idle_per_host(0).retry_canceled_requests(false),
     };
     builder.build(Connector { inner, most: connect_max })
@@ -122,6 +127,14 @@ pub(crate) fn is_unreachable(error: &legacy::Error) -> bool {
     // Resolver errors have no `ErrorKind` of their own.
     let is_unknown_name = || causes(error).any(|cause| cause.to_string().starts_with("dns error"));
     error.is_connect() && !is_late(error) && (io_kinds(error).any(is_away) || is_unknown_name())
+}
+
+/// Whether this process or machine has no descriptor left, for which no engine is to blame.
+pub(crate) fn is_out_of_descriptors(error: &legacy::Error) -> bool {
+    use rustix::io::Errno;
+    let full = [Errno::MFILE, Errno::NFILE].map(|error| Some(error.raw_os_error()));
+    let is_full = |error: &io::Error| full.contains(&error.raw_os_error());
+    error.is_connect() && causes(error).any(|cause| cause.downcast_ref().is_some_and(is_full))
 }
 
 pub(crate) fn causes<'a>(

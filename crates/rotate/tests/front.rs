@@ -5,6 +5,8 @@
 
 #[path = "front/bodies.rs"]
 mod bodies;
+#[path = "front/descriptors.rs"]
+mod descriptors;
 #[path = "front/errors.rs"]
 mod errors;
 #[path = "front/leaving.rs"]

@@ -251,6 +251,13 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", text).retry_after(None)
     }
 
+    pub(super) fn no_descriptor(name: &str) -> Self {
+        let text = format!(
+            "no file descriptor is left for a connection to model `{name}`; try again, or raise the service's limit"
+        );
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_descriptor", text).retry_after(None)
+    }
+
     pub(super) fn unreachable(name: &str) -> Self {
         let text = format!("the engine of model `{name}` cannot be reached; try again");
         Self::new(StatusCode::BAD_GATEWAY, "engine_unreachable", text)

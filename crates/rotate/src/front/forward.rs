@@ -31,7 +31,7 @@ use super::request::{self, About, BodyKind};
 use super::span::{Ids, REQUEST_ID};
 use super::{Admission, Backend, Route, Timeouts};
 use crate::config::Key;
-use crate::http::HttpClient;
+use crate::http::{HttpClient, is_out_of_descriptors};
 use crate::requests::{Progress, Requests};
 
 /// Most bytes of an engine's error answer in an error event.
@@ -292,6 +292,9 @@ impl Job {
         };
         let response = match answered {
             Ok(response) if !response.status().is_informational() => response,
+            Err(error) if is_out_of_descriptors(&error) => {
+                return Err(ApiError::no_descriptor(&route.name));
+            }
             other => {
                 proxy.backend.suspect(route.model);
                 let is_connect = other.as_ref().is_err_and(hyper_util::client::legacy::Error::is_connect);
