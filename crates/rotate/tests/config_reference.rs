@@ -196,7 +196,7 @@ fn page() -> String {
                     "kind",
                     "`completion`, `chat`, `embedding`, `rerank`, `get` or `none`",
                     none(),
-                    "test request before others are admitted; without it, the first of completion, chat, embedding and rerank that the engine serves; `none` admits requests to an engine that came back wrong",
+                    "test request before others are admitted; without it, the first of completion, chat, embedding and rerank that the engine serves, and from then on no other; `none` admits requests to an engine that came back wrong",
                 ),
                 (
                     "prompt",
@@ -214,7 +214,7 @@ fn page() -> String {
                     "expect",
                     "text",
                     none(),
-                    "text that the answer has to contain; otherwise a text has to equal the first one, an embedding to have a cosine of 0.99 with it, and scores to be as near as 0.02",
+                    "text that the answer has to contain; otherwise a text has to equal the first one, an embedding to have a cosine of 0.99 with it, and scores to be as near as 0.02; after an upgrade that changes answers, remove the kept one from `state` and start the service again, or change `prompt`",
                 ),
                 ("path", "path", none(), "path that `get` asks for; it has to answer 200"),
             ],

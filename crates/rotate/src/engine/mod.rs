@@ -38,8 +38,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// Whether the engine reports that it is awake.
     fn is_awake(&self) -> EngineFuture<'_, bool>;
 
-    /// Answers the canary deterministically. `known` is the kind that it answered before.
-    fn generate(&self, known: Option<CanaryKind>) -> EngineFuture<'_, Answer>;
+    /// Answers the canary deterministically. Only `kind` is asked; without one, the first that the engine serves.
+    fn generate(&self, kind: Option<CanaryKind>) -> EngineFuture<'_, Answer>;
 }
 
 /// Why an engine call failed.
@@ -80,6 +80,13 @@ pub enum EngineError {
         /// What it lacks, and how to start it.
         reason: String,
     },
+}
+
+impl EngineError {
+    /// Whether the engine does not serve such requests.
+    pub(crate) fn is_unserved(&self) -> bool {
+        matches!(self, Self::Refused { status, message, .. } if canary::is_unserved(*status, message))
+    }
 }
 
 /// The adapter for a model's engine. Sends nothing yet.

@@ -7,6 +7,7 @@
 //! leaves the queue at once. A cancelled task is dropped, and its late report is ignored.
 
 mod actor;
+mod first_answer;
 mod handle;
 mod history;
 mod snapshot;
@@ -504,7 +505,9 @@ fn changed(
         let engine =
             connect(model).map_err(|source| ServiceError::Engine { model: model.name.clone(), source })?;
         let meter = Arc::clone(&handle.meter);
-        Arc::new(EngineHandle::new(model, engine, handle.supervisor.clone(), meter, kept_at(model, config)))
+        let kept_at = kept_at(model, config);
+        let after = EngineHandle::new(model, engine, handle.supervisor.clone(), meter, kept_at);
+        Arc::new(after.remembering(handle))
     };
     Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
 }
