@@ -124,6 +124,8 @@ pub enum EngineKind {
 pub struct Start {
     /// The program and its arguments.
     pub command: Vec<String>,
+    /// A program that ends the engine, and its arguments. Empty if signals do.
+    pub stop_command: Vec<String>,
     /// Variables in addition to those of this process.
     pub environment: BTreeMap<String, String>,
     /// The working directory; this process's if absent.

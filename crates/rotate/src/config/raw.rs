@@ -97,6 +97,8 @@ struct RawModel {
     #[serde(default)]
     command: Vec<String>,
     #[serde(default)]
+    stop_command: Vec<String>,
+    #[serde(default)]
     environment: BTreeMap<String, String>,
     folder: Option<PathBuf>,
     log: Option<PathBuf>,
@@ -295,11 +297,16 @@ impl RawModel {
         {
             return invalid("environment, folder and log are for a command, and it has none");
         }
-        if self.command.first().is_some_and(String::is_empty) {
-            return invalid("its command begins with an empty word");
+        if self.command.is_empty() && !self.stop_command.is_empty() {
+            return invalid("stop_command ends what a command started, and it has none; say command as well");
         }
-        if self.command.iter().any(|word| word.contains('\0')) {
-            return invalid("a word of its command has a NUL in it");
+        for (key, words) in [("command", &self.command), ("stop_command", &self.stop_command)] {
+            if words.first().is_some_and(String::is_empty) {
+                return invalid(&format!("its {key} begins with an empty word; begin with a program"));
+            }
+            if words.iter().any(|word| word.contains('\0')) {
+                return invalid(&format!("a word of its {key} has a NUL in it; leave that out"));
+            }
         }
         let is_no_name = |name: &&String| name.is_empty() || name.contains(['=', '\0']);
         if let Some(name) = self.environment.keys().find(is_no_name) {
@@ -349,6 +356,7 @@ impl RawModel {
         }
         let start = (!self.command.is_empty()).then_some(Start {
             command: self.command,
+            stop_command: self.stop_command,
             environment: self.environment,
             folder: self.folder,
             log: self.log,

@@ -480,6 +480,10 @@ fn kept_at(model: &config::Model, config: &Config) -> Option<PathBuf> {
     config.state.as_ref().map(|folder| folder.join(file_name(&model.name) + ".first-answer"))
 }
 
+fn stop_command(model: &config::Model) -> &[String] {
+    model.start.as_ref().map_or(&[], |start| &start.stop_command)
+}
+
 fn changed(
     entry: &Entry,
     model: &config::Model,
@@ -492,6 +496,7 @@ fn changed(
         ("url", old.url != model.url),
         ("level", old.level != model.level),
         ("served_as", old.served_as != model.served_as),
+        ("stop_command", stop_command(old) != stop_command(model)),
         ("command", old.start != model.start),
         ("gpus", old.rules.gpus != model.rules.gpus),
     ];

@@ -19,6 +19,7 @@ mod log;
 mod proc;
 mod run;
 mod state;
+mod stop;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,9 @@ impl Supervisor {
     }
 
     /// Sends `SIGTERM` to all processes, and `SIGKILL` after `grace`. Returns when all are gone, at once if none runs.
+    ///
+    /// A stop command runs before that, and has `grace` to end them. `SIGTERM` then has what is left of it, and half of
+    /// it at least.
     ///
     /// # Errors
     /// If a process cannot be ended.
