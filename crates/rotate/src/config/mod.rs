@@ -3,6 +3,7 @@
 //! [`Config::read`] reads one TOML file and checks all of it. The first mistake is an error that says where it is and
 //! what would be right, with an excerpt of the file. API keys are never in the file, only where they are stored.
 
+mod calls;
 mod keys;
 mod place;
 mod raw;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
 pub use self::keys::{Key, KeyShare};
 pub use self::place::Place;
 
@@ -99,6 +101,8 @@ pub struct Model {
     pub engine: EngineKind,
     /// `http://`, a host, and a port.
     pub url: String,
+    /// The paths of an engine of the kind [`EngineKind::Http`].
+    pub http: HttpApi,
     /// The sleep level, 1 or 2.
     pub level: u8,
     /// `None` for an engine that the service does not start.
@@ -117,6 +121,20 @@ pub enum EngineKind {
     Vllm,
     /// SGLang, with its memory saver.
     Sglang,
+    /// Any other, by the requests of [`HttpApi`].
+    Http,
+}
+
+impl EngineKind {
+    /// As in the configuration.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::Http => "http",
+        }
+    }
 }
 
 /// How to start an engine.

@@ -503,7 +503,9 @@ fn changed(
     if let Some((what, _)) = differs.iter().find(|(_, differs)| *differs) {
         return Err(ServiceError::Changed { model: model.name.clone(), what });
     }
-    let handle = if old.canary == model.canary && old.rules.can_sleep == model.rules.can_sleep {
+    let is_asked_alike =
+        old.canary == model.canary && old.rules.can_sleep == model.rules.can_sleep && old.http == model.http;
+    let handle = if is_asked_alike {
         Arc::clone(&entry.handle)
     } else {
         let handle = &entry.handle;
