@@ -292,6 +292,23 @@ fn a_stop_command_runs_after_the_end_of_the_first_process_unless_it_needs_its_id
 }
 
 #[test]
+fn a_stop_command_can_run_without_a_process_unless_it_needs_one() {
+    watched(|| async {
+        for (word, words) in [("x", "stops x"), ("${PID}", "needs the id of its first process")] {
+            let stop_command = ["sh", "-c", "echo stops $0", word].map(str::to_owned).to_vec();
+            let one = supervisor(Start { stop_command, ..shell("true") });
+            one.stop(GRACE).await.unwrap();
+            assert!(one.log(99).is_empty(), "nothing runs");
+            one.stop_stray(GRACE).await.unwrap();
+            until_logged(&one, words);
+        }
+        let one = supervisor(shell("true"));
+        one.stop_stray(GRACE).await.unwrap();
+        assert!(one.log(99).is_empty());
+    });
+}
+
+#[test]
 fn only_one_runs() {
     watched(|| async {
         let one = up("echo up; exec sleep 300").await;

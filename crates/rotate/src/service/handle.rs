@@ -145,6 +145,10 @@ impl EngineHandle {
         match &self.supervisor {
             Some(supervisor) => {
                 supervisor.stop(limit / 2).await.map_err(|error| error.to_string())?;
+                if self.check_address().await.is_ok() {
+                    return Ok(());
+                }
+                supervisor.stop_stray(limit / 2).await.map_err(|error| error.to_string())?;
                 self.check_address().await
             }
             None => Err("it cannot be stopped here: it has no command".to_owned()),
@@ -342,6 +346,30 @@ mod tests {
         assert_eq!(late, Err("it was not ready within 0.2 s: GET: it answered 503: no".to_owned()));
         let silent = started(vec![Ok(EngineState::Gone)], short).await;
         assert_eq!(silent, Err("it was not ready within 0.2 s: no connection was possible".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn what_outlived_its_processes_is_stopped_by_its_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("stopped");
+        let lines = format!("command = [\"true\"]\nstop_command = [\"touch\", {mark:?}]");
+        for (answers, is_stopped, outcome) in [
+            (vec![EngineState::Gone], false, Ok(())),
+            (vec![EngineState::Awake, EngineState::Gone], true, Ok(())),
+            (vec![EngineState::Awake], true, Err("an engine that was not started here answers")),
+        ] {
+            let model = model(&lines);
+            let supervisor = Supervisor::new("one", model.start.clone().unwrap(), None).unwrap();
+            let engine = Arc::new(Probed(Mutex::new(answers.into_iter().map(Ok).collect())));
+            let supervisor = Some(Arc::new(supervisor));
+            let handle = EngineHandle::new(&model, engine, supervisor, Arc::new(NoMeter), None);
+            match (handle.stop(Duration::from_secs(120)).await, outcome) {
+                (Err(error), Err(words)) => assert!(error.contains(words), "{error}"),
+                (stopped, wanted) => assert_eq!(stopped.is_ok(), wanted.is_ok(), "{stopped:?}"),
+            }
+            assert_eq!(mark.exists(), is_stopped);
+            let _ = std::fs::remove_file(&mark);
+        }
     }
 
     #[test]

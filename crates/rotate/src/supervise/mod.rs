@@ -75,6 +75,19 @@ impl Supervisor {
         self.in_turn(move |shared| shared.halt(grace)).await
     }
 
+    /// Runs the stop command, if there is one, although no process is known: for an engine that outlived them all, such
+    /// as a container. A command that needs the id of a process does not run.
+    ///
+    /// # Errors
+    /// If the service is ending. That the command failed is in the log.
+    pub async fn stop_stray(&self, most: Duration) -> Result<(), SuperviseError> {
+        self.in_turn(move |shared| {
+            shared.stop_stray(most);
+            Ok(())
+        })
+        .await
+    }
+
     /// Whether its first process runs.
     #[must_use]
     pub fn is_running(&self) -> bool {

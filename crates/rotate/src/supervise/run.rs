@@ -243,8 +243,8 @@ impl Shared {
             let begun = Instant::now();
             let leader = found.alive.contains(&leader).then_some(leader.pid);
             if let Err(reason) = self.run_stop_command(leader, grace) {
-                self.log.note(&reason);
-                tracing::warn!("{reason}");
+                self.log.note(&format!("{reason}; signals follow"));
+                tracing::warn!("{reason}; signals follow");
             }
             term_max = grace.saturating_sub(begun.elapsed()).max(grace / 2);
             found = self.scan()?;
@@ -266,30 +266,37 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns when the engine has ended, or else why signals have to follow.
+    /// For what outlived every process that is known, such as a container.
+    pub(super) fn stop_stray(&self, most: Duration) {
+        if !self.start.stop_command.is_empty()
+            && let Err(reason) = self.run_stop_command(None, most)
+        {
+            self.log.note(&reason);
+            tracing::warn!("{reason}");
+        }
+    }
+
+    /// Returns when the engine has ended, or else why it has not.
     fn run_stop_command(&self, leader: Option<u32>, most: Duration) -> Result<(), String> {
         let begun = Instant::now();
         let words = stop::words_of(&self.start.stop_command, leader)
-            .ok_or("its stop_command needs the id of its first process, which has ended; signals follow")?;
+            .ok_or("its stop_command needs the id of its first process, which has ended")?;
         let spawned = pipe().and_then(|(output, (out, err))| {
             self.read_all(output)?;
             self.command(&words, out, err)?.spawn().map_err(|error| self.not_spawned(&words, &error))
         });
-        let mut child =
-            spawned.map_err(|error| format!("its stop_command did not run: {error}; signals follow"))?;
+        let mut child = spawned.map_err(|error| format!("its stop_command did not run: {error}"))?;
         self.log.note(&format!("its stop_command runs as process {}", child.id()));
         let left = || most.saturating_sub(begun.elapsed());
         match stop::wait(&mut child, most) {
             Ok(Some(status)) if status.success() => match self.until_gone(left(), |_| {}) {
                 Ok(alive) if alive.is_empty() => Ok(()),
-                Ok(alive) => {
-                    Err(format!("its stop_command left processes {alive:?} after {most:?}; signals follow"))
-                }
+                Ok(alive) => Err(format!("its stop_command left processes {alive:?} after {most:?}")),
                 Err(error) => Err(error.to_string()),
             },
-            Ok(Some(status)) => Err(format!("its stop_command ended {}; signals follow", manner(status))),
-            Ok(None) => Err(format!("its stop_command ran for {most:?}, and was killed; signals follow")),
-            Err(error) => Err(format!("its stop_command cannot be waited for: {error}; signals follow")),
+            Ok(Some(status)) => Err(format!("its stop_command ended {}", manner(status))),
+            Ok(None) => Err(format!("its stop_command ran for {most:?}, and was killed")),
+            Err(error) => Err(format!("its stop_command cannot be waited for: {error}")),
         }
     }
 
