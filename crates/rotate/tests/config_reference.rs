@@ -278,7 +278,7 @@ fn page() -> String {
                     "sleeps",
                     "boolean",
                     plain(rules.can_sleep),
-                    "whether the engine can sleep; otherwise it is stopped and started, and only has to be healthy",
+                    "whether the engine can sleep; otherwise it is stopped and started, and only has to be healthy; one of the kind `http` sleeps only with calls for it",
                 ),
                 (
                     "pinned",
