@@ -15,7 +15,7 @@ use poorwill::budget::Caps;
 use poorwill::{ByteSize, Cap, Config, DeviceSpec, HostMemoryUse, InvalidTag, ParseSizeError, Tag};
 use poorwill_bench::churn::{Load, ParseLoadError};
 use poorwill_bench::sleep::{Fraction, InvalidFraction};
-use poorwill_mock_engine::FaultSpec;
+use poorwill_mock_engine::{Api, FaultSpec, Like};
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -540,6 +540,14 @@ pub(crate) struct MockEngineArgs {
     /// Memory while awake, like 256MiB
     #[arg(long, value_name = "SIZE", value_parser = positive_bytes, allow_hyphen_values = true)]
     pub(crate) bytes: NonZeroU64,
+
+    /// What it serves; other paths are answered with 404
+    #[arg(long, value_name = "API", value_delimiter = ',', default_values_t = Api::USUAL)]
+    pub(crate) serves: Vec<Api>,
+
+    /// Whose paths it has for its operator: vllm, llama-server or ollama
+    #[arg(long, value_name = "ENGINE", default_value_t = Like::Vllm)]
+    pub(crate) like: Like,
 
     /// Tokens per second for each request
     #[arg(long, value_name = "N", default_value = "200", value_parser = positive, allow_negative_numbers = true)]

@@ -38,7 +38,7 @@ pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
 }
 
 async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
-    let MockEngineArgs { listen, model, bytes, tokens_per_s, faults, old_faults, seed } = args;
+    let MockEngineArgs { listen, model, bytes, serves, like, tokens_per_s, faults, old_faults, seed } = args;
     let faults = [faults, old_faults].concat();
     let no_signals = |error: io::Error| format!("cannot wait for signals: {error}");
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
@@ -49,7 +49,8 @@ async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
     let address = listener.local_addr().map_err(cannot_listen)?;
     // A parent that ignores the output has chosen the port itself.
     let _ = writeln!(io::stdout(), "listening on http://{address}");
-    let options = MockEngine { tokens_per_s, faults, seed, ..MockEngine::new(model, bytes.get()) };
+    let options =
+        MockEngine { serves, like, tokens_per_s, faults, seed, ..MockEngine::new(model, bytes.get()) };
     let shutdown = async move {
         tokio::select! {
             _ = terminate.recv() => {}

@@ -1,4 +1,5 @@
-//! A mock engine: an HTTP server with vLLM's paths that holds real memory, and injects faults on request.
+//! A mock engine: an HTTP server with the paths of vLLM, or of another engine, that holds real memory, and injects
+//! faults on request.
 //!
 //! `poorwill rotate --demo` and the tests of rotation use it in place of engines with GPUs. It serves over
 //! real sockets, and its memory belongs to its process: the operating system counts it while awake. Code that
@@ -21,12 +22,14 @@
 //! stop words.
 #![forbid(unsafe_code)]
 
+mod api;
 mod engine;
 mod failure;
 mod fault;
 mod generate;
 mod memory;
 mod metrics;
+mod operator;
 mod paths;
 mod random;
 mod request;
@@ -48,6 +51,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
 
+pub use self::api::{Api, Like, ParseNameError};
 pub use self::fault::{Fault, FaultSpec, ParseFaultError};
 
 use self::engine::Engine;
@@ -61,6 +65,10 @@ pub struct MockEngine {
     pub model: String,
     /// Memory while awake, at least 1 MiB: half of it weights, half key-value cache.
     pub bytes: u64,
+    /// What it serves to clients. Other paths are answered with 404.
+    pub serves: Vec<Api>,
+    /// Whose paths it has for its operator.
+    pub like: Like,
     /// Tokens per second and request.
     pub tokens_per_s: NonZeroU32,
     /// The faults to inject.
@@ -78,6 +86,8 @@ impl MockEngine {
         Self {
             model: model.into(),
             bytes,
+            serves: Api::USUAL.to_vec(),
+            like: Like::default(),
             tokens_per_s: NonZeroU32::MIN.saturating_add(199),
             faults: Vec::new(),
             seed: 0,
@@ -124,7 +134,7 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<Ended, MockEngineError> {
-    let MockEngine { model, bytes, tokens_per_s, faults, seed, grace } = options;
+    let MockEngine { model, bytes, serves, like, tokens_per_s, faults, seed, grace } = options;
     let name = model.clone();
     let opened = task::spawn_blocking(move || Memory::open(&name, bytes)).await;
     let join_error = |error: task::JoinError| MockEngineError::Memory {
@@ -135,16 +145,18 @@ pub async fn serve(
     let token_time = Duration::from_secs(1) / tokens_per_s.get();
     let engine = Arc::new(Engine::new(model, memory, Faults::new(faults, seed), token_time));
     let _ending = engine.end.clone().drop_guard();
-    Ok(serve_engine(&engine, listener, grace, shutdown).await?)
+    let router = paths::router(Arc::clone(&engine), &serves, like);
+    Ok(serve_engine(&engine, router, listener, grace, shutdown).await?)
 }
 
 async fn serve_engine(
-    engine: &Arc<Engine>,
+    engine: &Engine,
+    router: Router,
     listener: TcpListener,
     grace: Duration,
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<Ended> {
-    let service = TowerToHyperService::new(paths::router(Arc::clone(engine)));
+    let service = TowerToHyperService::new(router);
     let closing = CancellationToken::new();
     let until = closing.clone();
     // Dropping the future closes its connections.

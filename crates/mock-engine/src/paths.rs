@@ -1,11 +1,11 @@
-//! The HTTP paths: those of vLLM 0.33 with its development endpoints, and `/mock/faults`.
+//! The HTTP paths for clients: those of vLLM 0.33 that are asked for, and `/mock/faults`.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::extract::{DefaultBodyLimit, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -14,51 +14,52 @@ use bytes::Bytes;
 use futures_util::stream;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Method, StatusCode, Uri};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::engine::{Engine, Mode};
+use crate::api::{Api, Like};
+use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::fault::{Fault, FaultSpec};
+use crate::fault::FaultSpec;
 use crate::generate::{self, Delta, GenerateRequest};
-use crate::metrics;
 use crate::random::{hash, nth};
-use crate::request::{Chat, Common, Completion, Embed, Encoding, MODEL_LEN_MAX, Respond, parsed};
+use crate::request::{Chat, Common, Completion, Embed, Encoding, MODEL_LEN_MAX, Rank, Respond, Talk, parsed};
 use crate::shape::{Kind, Shape};
 use crate::text::Text;
+use crate::{metrics, operator};
 
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-type SharedEngine = State<Arc<Engine>>;
-type RequestBody = Result<Bytes, BytesRejection>;
-type HttpResult = Result<Response, Failure>;
+pub(crate) type SharedEngine = State<Arc<Engine>>;
+pub(crate) type RequestBody = Result<Bytes, BytesRejection>;
+pub(crate) type HttpResult = Result<Response, Failure>;
 
-pub(crate) fn router(engine: Arc<Engine>) -> Router {
-    Router::new()
-        .route("/health", get(async || StatusCode::OK))
+pub(crate) fn router(engine: Arc<Engine>, serves: &[Api], like: Like) -> Router {
+    let own = Router::new()
         .route("/v1/models", get(models))
-        .route("/is_sleeping", get(is_sleeping))
-        .route("/sleep", post(sleep))
-        .route("/wake_up", post(wake_up))
-        .route("/collective_rpc", post(collective_rpc))
         .route("/metrics", get(metrics))
-        .route("/v1/completions", post(completions))
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/responses", post(responses))
-        .route("/v1/embeddings", post(embeddings))
         .route("/mock/faults", get(faults).put(put_faults))
         // The old path, for one release.
         .route("/mock/lies", get(faults).put(put_faults))
-        .fallback(async |uri: Uri| {
-            Failure::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
-        })
-        .method_not_allowed_fallback(async |method: Method, uri: Uri| {
-            let reason = format!("{} does not take {method}", uri.path());
-            Failure::new(StatusCode::METHOD_NOT_ALLOWED, reason)
-        })
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .with_state(engine)
+        .merge(operator::router(like));
+    let served = Api::ALL.into_iter().filter(|api| serves.contains(api));
+    let all = served.fold(own, |router, api| match api {
+        Api::Completions => router.route("/v1/completions", post(completions)),
+        Api::Chat => router.route("/v1/chat/completions", post(chat)),
+        Api::Responses => router.route("/v1/responses", post(responses)),
+        Api::Embeddings => router.route("/v1/embeddings", post(embeddings)),
+        Api::Rerank => router.route("/v1/rerank", post(rerank)),
+        Api::Messages => router.route("/v1/messages", post(messages)),
+    });
+    all.fallback(async |uri: Uri| {
+        Failure::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
+    })
+    .method_not_allowed_fallback(async |method: Method, uri: Uri| {
+        let reason = format!("{} does not take {method}", uri.path());
+        Failure::new(StatusCode::METHOD_NOT_ALLOWED, reason)
+    })
+    .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+    .with_state(engine)
 }
 
 async fn models(State(engine): SharedEngine) -> Json<Value> {
@@ -72,82 +73,6 @@ async fn models(State(engine): SharedEngine) -> Json<Value> {
         "max_model_len": MODEL_LEN_MAX,
     });
     Json(json!({ "object": "list", "data": [model] }))
-}
-
-async fn is_sleeping(State(engine): SharedEngine) -> Json<Value> {
-    let is_sleeping = engine.is_asleep() != engine.faults.occurs(Fault::SaysAsleep);
-    Json(json!({ "is_sleeping": is_sleeping }))
-}
-
-type Pairs = Vec<(String, String)>;
-
-async fn sleep(State(engine): SharedEngine, Query(pairs): Query<Pairs>) -> HttpResult {
-    let of = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
-    let level = match of("level").unwrap_or("1") {
-        "0" => 0,
-        "1" => 1,
-        "2" => 2,
-        other => return Err(Failure::bad(format!("level is `{other}`: it must be 0, 1 or 2")).about("level")),
-    };
-    let mode = match of("mode").unwrap_or("abort") {
-        "abort" => Mode::Abort,
-        "wait" => Mode::Wait,
-        "keep" => Mode::Keep,
-        other => {
-            let reason = format!("mode is `{other}`: it must be abort, wait or keep");
-            return Err(Failure::bad(reason).about("mode"));
-        }
-    };
-    let sleeper = Arc::clone(&engine);
-    to_completion(&engine, async move { sleeper.sleep(level, mode).await }).await?;
-    Ok(Json(json!({ "status": "sleeping", "level": level })).into_response())
-}
-
-async fn wake_up(State(engine): SharedEngine, Query(pairs): Query<Pairs>) -> HttpResult {
-    let tags: Vec<String> = pairs.into_iter().filter(|(key, _)| key == "tags").map(|(_, tag)| tag).collect();
-    let tags = (!tags.is_empty()).then_some(tags);
-    let (waker, named) = (Arc::clone(&engine), tags.clone());
-    let is_awake = to_completion(&engine, async move { waker.wake(named.as_deref()).await }).await?;
-    let status = if is_awake { "awake" } else { "sleeping" };
-    Ok(Json(json!({ "status": status, "tags": tags })).into_response())
-}
-
-#[derive(Debug, Deserialize)]
-struct Rpc {
-    method: Option<String>,
-}
-
-async fn collective_rpc(State(engine): SharedEngine, body: RequestBody) -> HttpResult {
-    let rpc: Rpc = parsed(&read(body)?)?;
-    match rpc.method.as_deref() {
-        Some("reload_weights") => {
-            let loader = Arc::clone(&engine);
-            to_completion(&engine, async move { loader.reload_weights().await }).await?;
-            Ok(Json(json!({ "results": [null] })).into_response())
-        }
-        Some(other) => {
-            let reason = format!("the worker has no method `{other}`; a mock engine has reload_weights");
-            Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, reason))
-        }
-        None => Err(Failure::bad("Missing 'method' in request body").about("method")),
-    }
-}
-
-/// Runs a call to its end even if the client disconnects, as a real engine does.
-async fn to_completion<T: Send + 'static>(
-    engine: &Engine,
-    act: impl Future<Output = Result<T, Failure>> + Send + 'static,
-) -> Result<T, Failure> {
-    let end = engine.end.clone();
-    match tokio::spawn(async move { end.run_until_cancelled(act).await }).await {
-        Ok(Some(done)) => done,
-        // The engine has crashed or is ending: no answer comes, and the connection is about to close.
-        Ok(None) => std::future::pending().await,
-        Err(error) => {
-            let reason = format!("a task of the engine ended: {error}");
-            Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, reason))
-        }
-    }
 }
 
 async fn metrics(State(engine): SharedEngine) -> HttpResult {
@@ -210,6 +135,34 @@ async fn embeddings(State(engine): SharedEngine, body: RequestBody) -> HttpResul
     Ok(Json(list).into_response())
 }
 
+async fn messages(State(engine): SharedEngine, headers: HeaderMap, body: RequestBody) -> HttpResult {
+    let body = read(body)?;
+    let request: Talk = parsed(&body)?;
+    request.common.check(&engine.model)?;
+    answer(&engine, Kind::Message, &request.common, request.generate_request()?, &id(&headers, &body)).await
+}
+
+async fn rerank(State(engine): SharedEngine, headers: HeaderMap, body: RequestBody) -> HttpResult {
+    let body = read(body)?;
+    let request: Rank = parsed(&body)?;
+    request.common.check(&engine.model)?;
+    let (documents, tokens) = request.read()?;
+    let sampled = generate::embed(&engine, tokens).await?;
+    let scored = documents.iter().enumerate().map(|(index, document)| {
+        let pair = Text::new(&engine.model, &format!("{}\n{document}", request.query));
+        (index, document, pair.score(&request.query == document, sampled))
+    });
+    let mut scored: Vec<(usize, &String, f64)> = scored.collect();
+    scored.sort_by(|one, other| other.2.total_cmp(&one.2));
+    scored.truncate(request.top_n.unwrap_or(usize::MAX));
+    let result = |(index, text, score): (usize, &String, f64)| json!({ "index": index, "document": { "text": text }, "relevance_score": score });
+    let results: Vec<Value> = scored.into_iter().map(result).collect();
+    let id = format!("rerank-{}", id(&headers, &body));
+    let usage = json!({ "total_tokens": tokens });
+    let ranked = json!({ "id": id, "model": engine.model, "usage": usage, "results": results });
+    Ok(Json(ranked).into_response())
+}
+
 /// Generates, and answers as a whole or as a stream.
 async fn answer(
     engine: &Arc<Engine>,
@@ -262,7 +215,7 @@ fn streamed(mut shape: Shape, deltas: UnboundedReceiver<Delta>) -> Response {
     ([(CONTENT_TYPE, "text/event-stream; charset=utf-8")], body).into_response()
 }
 
-fn read(body: RequestBody) -> Result<Bytes, Failure> {
+pub(crate) fn read(body: RequestBody) -> Result<Bytes, Failure> {
     body.map_err(|rejection| Failure::new(rejection.status(), rejection.body_text()))
 }
 

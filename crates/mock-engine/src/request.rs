@@ -149,6 +149,15 @@ enum Content {
     Parts(Vec<ContentPart>),
 }
 
+impl Content {
+    fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Parts(parts) => parts.iter().map(|part| part.text.as_str()).collect(),
+        }
+    }
+}
+
 #[derive(Debug, Deserialize)]
 struct ContentPart {
     #[serde(default)]
@@ -161,11 +170,7 @@ fn read(messages: &[Message]) -> (String, u64) {
     let mut prompt = String::new();
     let mut tokens = 0;
     for message in messages {
-        let text = match &message.content {
-            None => String::new(),
-            Some(Content::Text(text)) => text.clone(),
-            Some(Content::Parts(parts)) => parts.iter().map(|part| part.text.as_str()).collect(),
-        };
+        let text = message.content.as_ref().map(Content::text).unwrap_or_default();
         tokens += TOKENS_OF_ROLE + words(&text);
         prompt.push_str(&format!("<|{}|>{text}", message.role));
     }
@@ -229,6 +234,62 @@ impl Respond {
             return Err(Failure::bad("input must not be empty").about("input"));
         }
         self.common.generate_request(vec![before + &prompt], tokens_before + tokens, self.max_output_tokens)
+    }
+}
+
+/// `/v1/messages`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Talk {
+    #[serde(flatten)]
+    pub(crate) common: Common,
+    system: Option<Content>,
+    messages: Vec<Message>,
+    max_tokens: u32,
+}
+
+impl Talk {
+    pub(crate) fn generate_request(&self) -> Result<GenerateRequest, Failure> {
+        if self.messages.is_empty() {
+            return Err(Failure::bad("messages must not be empty").about("messages"));
+        }
+        let text = self.system.as_ref().map(Content::text).filter(|text| !text.is_empty());
+        let system =
+            text.map(|text| Message { role: "system".to_owned(), content: Some(Content::Text(text)) });
+        let (before, tokens_before) = system.map(|system| read(&[system])).unwrap_or_default();
+        let (prompt, tokens) = read(&self.messages);
+        self.common.generate_request(vec![before + &prompt], tokens_before + tokens, Some(self.max_tokens))
+    }
+}
+
+/// `/v1/rerank`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Rank {
+    #[serde(flatten)]
+    pub(crate) common: Common,
+    pub(crate) query: String,
+    documents: Vec<Document>,
+    pub(crate) top_n: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Document {
+    Text(String),
+    Table { text: String },
+}
+
+impl Rank {
+    /// The documents, and the tokens of all pairs with the query.
+    pub(crate) fn read(&self) -> Result<(Vec<String>, u64), Failure> {
+        let text = |document: &Document| match document {
+            Document::Text(text) | Document::Table { text } => text.clone(),
+        };
+        let documents: Vec<String> = self.documents.iter().map(text).collect();
+        if documents.is_empty() || self.query.is_empty() {
+            return Err(Failure::bad("query and documents must not be empty").about("documents"));
+        }
+        let tokens = documents.iter().map(|document| words(&self.query) + words(document)).sum();
+        Ok((documents, tokens))
     }
 }
 

@@ -1,7 +1,9 @@
-//! Generated text in the formats of OpenAI's API.
+//! Generated text in the formats of OpenAI's API, and of Anthropic's messages.
 //!
 //! The same request gives the same bytes. `created` is always 0, and the identifier is `X-Request-Id`, or a
 //! hash of the body.
+
+mod message;
 
 use serde_json::{Value, json};
 
@@ -12,6 +14,7 @@ pub(crate) enum Kind {
     Completion,
     Chat,
     Response,
+    Message,
 }
 
 /// An answer while it is generated.
@@ -41,6 +44,7 @@ impl Shape {
             Kind::Completion => "cmpl-",
             Kind::Chat => "chatcmpl-",
             Kind::Response => "resp_",
+            Kind::Message => "msg_",
         };
         Self {
             kind,
@@ -73,8 +77,10 @@ impl Shape {
 
     /// The whole answer.
     pub(crate) fn whole(&self) -> Value {
-        if self.kind == Kind::Response {
-            return self.response(None);
+        match self.kind {
+            Kind::Response => return self.response(None),
+            Kind::Message => return self.message(false),
+            Kind::Completion | Kind::Chat => {}
         }
         let choices: Vec<Value> =
             (0..).zip(&self.choices).map(|(at, choice)| self.choice(at, choice)).collect();
@@ -98,6 +104,7 @@ impl Shape {
     pub(crate) fn opening(&mut self) -> String {
         match self.kind {
             Kind::Completion => String::new(),
+            Kind::Message => self.message_opening(),
             Kind::Chat => {
                 let delta = json!({ "role": "assistant", "content": "" });
                 let choices =
@@ -135,6 +142,7 @@ impl Shape {
                 let choice = json!({ "index": delta.choice, "delta": content, "logprobs": null, "finish_reason": finish });
                 data(&self.envelope("chat.completion.chunk", &json!([choice])))
             }
+            Kind::Message => text.map_or(String::new(), Self::message_chunk),
             Kind::Response => text.map_or(String::new(), |text| {
                 self.event("response.output_text.delta", self.in_part("delta", &json!(text)))
             }),
@@ -143,6 +151,9 @@ impl Shape {
 
     /// The end of a stream, after each choice has ended.
     pub(crate) fn closing(&mut self) -> String {
+        if self.kind == Kind::Message {
+            return self.message_closing();
+        }
         let usage = if self.includes_usage && self.kind != Kind::Response {
             let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
             let mut last = self.envelope(object, &json!([]));

@@ -58,6 +58,19 @@ impl Text {
         };
         (0..EMBEDDING_LEN).map(number).collect()
     }
+
+    /// The relevance of a document to a query, from 0 to 1: most if both are the same. Wrong bytes change it by a
+    /// quarter or more.
+    pub(crate) fn score(self, is_same: bool, sampled: Sampled) -> f64 {
+        let part = |number: u64| {
+            f64::from(u16::from_le_bytes([number.to_le_bytes()[0], number.to_le_bytes()[1]])) / 65_536.0
+        };
+        let right = if is_same { 0.9 + part(self.0) / 10.0 } else { part(self.0) * 0.9 };
+        match corruption(sampled) {
+            0 => right,
+            wrong => (right + 0.25 + part(nth(self.0, wrong)) / 2.0) % 1.0,
+        }
+    }
 }
 
 /// 0 if the bytes are right.
@@ -75,6 +88,21 @@ mod tests {
     fn generate(model: &str, prompt: &str, sampled: Sampled) -> String {
         let text = Text::new(model, prompt);
         (0..text.len()).map(|at| text.token(at, sampled)).collect()
+    }
+
+    #[test]
+    fn wrong_bytes_change_each_score() {
+        for query in ["a", "b", "river"] {
+            for is_same in [true, false] {
+                let text = Text::new("one", query);
+                let right = text.score(is_same, Sampled::Bytes(0));
+                assert!((0.0..1.0).contains(&right) && (right >= 0.9) == is_same, "{right}");
+                for wrong in [Sampled::Bytes(1), Sampled::Bytes(u64::MAX), Sampled::Nothing] {
+                    let wrong = text.score(is_same, wrong);
+                    assert!((0.0..1.0).contains(&wrong) && (wrong - right).abs() >= 0.25, "{right} {wrong}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
 
+mod apis;
 mod client;
 
 use std::num::NonZeroU32;

@@ -234,6 +234,10 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
         (model("[model.rules]\npause_min = \"1h\""), &["pause_min"]),
         (model("[model.rules]\nlook_every = \"0s\""), &["look_every is 0"]),
         (model("log = \"x\""), &["no"]),
+        (model("stop_command = [\"a\"]"), &["stop_command", "say command"]),
+        (model("command = [\"a\"]\nstop_command = [\"\"]"), &["stop_command", "empty word"]),
+        (model("command = [\"a\"]\nstop_command = [\"a\\u0000\"]"), &["stop_command", "NUL"]),
+        (model("command = [\"a\"]\nstop_command = \"docker stop a\""), &["line 5", "sequence"]),
         (model("command = [\"\"]"), &["empty word"]),
         (model("aliases = [\"\"]"), &["empty"]),
         (model("aliases = [\"one\"]"), &["model `one`", "`one` as well"]),
@@ -448,5 +452,83 @@ fn origins_and_paths_are_written_as_in_requests() {
     }
     for path in ["", "/", "/v1", "/v1/", "/v1//a", "/v1/../a", "/v1/%61", "/v1/a?b", "v1/a", "/v1/a b"] {
         assert!(front("paths", path).is_err(), "{path}");
+    }
+}
+
+/// A model of the kind `http` with these lines under `[model.http]`.
+fn http_model(lines: &str) -> String {
+    model(&format!("engine = \"http\"\ncommand = [\"a\"]\n[model.http]\n{lines}"))
+}
+
+#[test]
+fn engines_of_the_kind_http_sleep_if_they_have_calls_for_it() {
+    let sleeps = |text: &str| parsed(text).unwrap().models[0].rules.can_sleep;
+    let calls = "sleep = \"POST /s\"\nwake = \"POST /w\"\nasleep = \"GET /a\"";
+    assert!(!sleeps(&http_model("")));
+    assert!(!sleeps(&model("engine = \"http\"\ncommand = [\"a\"]")));
+    assert!(sleeps(&http_model(calls)));
+    assert!(!sleeps(&http_model(&format!("{calls}\n[model.rules]\nsleeps = false"))));
+    // A rule of every model is none of this one's.
+    assert!(!sleeps(&format!("[every_model]\nsleeps = true\n{}", http_model(""))));
+    // It may run without a command, as a service of the machine.
+    assert!(sleeps(&model(&format!("engine = \"http\"\n[model.http]\n{calls}"))));
+    let written = parsed(&http_model(&format!("health = \"/api/version\"\n{calls}"))).unwrap();
+    assert_eq!(written.models[0].engine, EngineKind::Http);
+    assert_eq!(written.models[0].http.health, "/api/version");
+}
+
+#[test]
+fn a_wrong_key_of_an_engine_of_the_kind_http_is_an_error_that_says_what_is_right() {
+    let with = |key: &str, value: &str| {
+        let others = ["sleep", "wake", "asleep"].into_iter().filter(|other| *other != key);
+        let others: String = others.map(|other| format!("{other} = \"GET /x\"\n")).collect();
+        http_model(&format!("{others}{key} = {value}"))
+    };
+    for (text, line, words) in [
+        (http_model("health = \"up\""), 7, &["health is \"up\"", "begins with one /"][..]),
+        (http_model("health = \"/a b\""), 7, &["health", "no blanks"]),
+        (http_model("health = 1"), 7, &["string"]),
+        (http_model("halth = \"/\""), 7, &["did you mean `health`?"]),
+        (http_model("sleep = \"POST /s\""), 7, &["needed together", "wake = \"POST /wake\""]),
+        (http_model("sleep = \"POST /s\"\nwake = \"POST /w\""), 7, &["asleep = \"GET /is_sleeping\""]),
+        (http_model("asleep = \"GET /s\""), 7, &["sleep = \"POST /sleep\""]),
+        (with("sleep", "\"SLEEP /s\""), 9, &["sleep is \"SLEEP /s\"", "POST, PUT", "\"POST /sleep\""]),
+        (with("sleep", "\"post /s\""), 9, &["say GET, POST"]),
+        (with("sleep", "\"/s\""), 9, &["say GET, POST"]),
+        (with("sleep", "\"POST\""), 9, &["the path of sleep", "begins with one /"]),
+        (with("sleep", "\"POST s\""), 9, &["the path of sleep is \"s\""]),
+        (with("wake", "\"POST /s x\""), 9, &["the path of wake", "no blanks"]),
+        (with("wake", "\"POST http://x/y\""), 9, &["the path of wake"]),
+        (with("wake", "3"), 9, &["expected a method and a path in quotes"]),
+        (with("wake", "[\"POST\"]"), 9, &["expected a method and a path in quotes"]),
+        (with("wake", "{ body = {} }"), 9, &["missing field `call`"]),
+        (with("wake", "{ call = \"POST /w\", bdy = {} }"), 9, &["did you mean `body`?"]),
+        (with("wake", "{ call = \"POST /w\", at = \"/x\" }"), 9, &["unknown field `at`"]),
+        (with("wake", "{ call = \"GET /w\", body = {} }"), 9, &["wake is a GET", "leave body out"]),
+        (with("wake", "{ call = \"POST /w\", body = \"x\" }"), 9, &["wake has a body", "body = { model"]),
+        (with("wake", "{ call = \"POST /w\", body = { a = nan } }"), 9, &["wake has NaN", "leave it out"]),
+        (
+            with("wake", "{ call = \"POST /w\", body = { a = 2026-01-01 } }"),
+            9,
+            &["wake has 2026", "in quotes"],
+        ),
+        (
+            with("asleep", "{ call = \"GET /a\", at = \"x\" }"),
+            9,
+            &["asleep has at = \"x\"", "begins with a /"],
+        ),
+        (with("asleep", "{ call = \"GET /a\", is = 2026-01-01 }"), 9, &["asleep has 2026", "in quotes"]),
+        (with("asleep", "{ call = \"SEE /a\" }"), 9, &["asleep is \"SEE /a\""]),
+        (model("http = {}"), 4, &["engine = \"http\""]),
+        (model("engine = \"sglang\"\n[model.http]\nhealth = \"/\""), 5, &["engine = \"http\""]),
+        (model("engine = \"http\""), 1, &["could never leave", "say command"]),
+        (model("engine = \"http\"\nlevel = 2\ncommand = [\"a\"]"), 5, &["level is for vllm and sglang"]),
+        (http_model("[model.rules]\nsleeps = true"), 8, &["sleeps is true", "under [model.http]"]),
+    ] {
+        let error = refused(&text);
+        assert!(error.starts_with(&format!("line {line}, ")), "{error:?} of\n{text}");
+        for word in words {
+            assert!(error.contains(word), "{error:?} of\n{text}");
+        }
     }
 }

@@ -13,6 +13,7 @@ type Key = (&'static str, &'static str, String, &'static str);
 
 const DURATION: &str = "duration";
 const SIZE: &str = "size";
+const CALL: &str = "`\"METHOD /path\"`, or a table";
 
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(text, &|_| Ok("key".to_owned())).map_err(|error| error.to_string())
@@ -162,16 +163,16 @@ fn page() -> String {
                 ("served_as", "text", "`name`".to_owned(), "the name that the engine uses"),
                 (
                     "engine",
-                    "`vllm` or `sglang`",
-                    plain(name_of(format!("{:?}", model.engine))),
-                    "the kind of engine",
+                    "`vllm`, `sglang` or `http`",
+                    plain(model.engine.as_str()),
+                    "the kind of engine; `http` is any other, asked as `[model.http]` says",
                 ),
                 ("url", "`http://HOST:PORT`", "required".to_owned(), "the engine's address"),
                 (
                     "level",
                     "1 or 2",
                     plain(model.level),
-                    "sleep level: 1 keeps the weights in host memory, 2 drops them",
+                    "sleep level: 1 keeps the weights in host memory, 2 drops them; not for `http`",
                 ),
                 (
                     "command",
@@ -179,13 +180,63 @@ fn page() -> String {
                     none(),
                     "program and arguments that start the engine; without it, the service never starts or stops it",
                 ),
-                ("environment", "table of texts", none(), "additional environment variables of `command`"),
-                ("folder", "path", none(), "working directory of `command`"),
+                (
+                    "stop_command",
+                    "array of texts",
+                    none(),
+                    "program and arguments that end the engine, such as `docker stop`, within half of `stop_max`; signals follow; `${PID}` is the id of its first process",
+                ),
+                (
+                    "environment",
+                    "table of texts",
+                    none(),
+                    "additional environment variables of both commands",
+                ),
+                ("folder", "path", none(), "working directory of both commands"),
                 ("log", "path", none(), "file for the engine's output"),
                 ("gpus", "array of numbers", plain(format!("{gpus:?}")), "NVML positions of its GPUs"),
                 ("need", SIZE, none(), "what it takes of each GPU, until that is measured"),
+                ("http", "table", none(), "see below"),
                 ("rules", "table", none(), "see below"),
                 ("canary", "table", none(), "see below"),
+            ],
+        ),
+        (
+            "[model.http]",
+            "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n[model.http]",
+            vec![
+                (
+                    "health",
+                    "path",
+                    plain(&model.http.health),
+                    "path that answers 2xx once the engine serves, awake or asleep",
+                ),
+                (
+                    "sleep",
+                    CALL,
+                    none(),
+                    "releases the GPU memory; 2xx means done; without it, the engine is stopped and started",
+                ),
+                ("wake", CALL, none(), "takes the memory again; required with `sleep`"),
+                ("asleep", CALL, none(), "reports whether it sleeps; required with `sleep`"),
+            ],
+        ),
+        (
+            "[model.http.sleep] and [model.http.wake]",
+            "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n[model.http.sleep]",
+            vec![
+                ("call", "method and path", "required".to_owned(), "such as `POST /api/generate`"),
+                ("body", "table", none(), "JSON body, such as `{ model = \"one\", keep_alive = 0 }`"),
+            ],
+        ),
+        (
+            "[model.http.asleep]",
+            "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n[model.http.asleep]",
+            vec![
+                ("call", "method and path", "required".to_owned(), "such as `GET /api/ps`"),
+                ("body", "table", none(), "JSON body"),
+                ("at", "JSON pointer", "`/is_sleeping`".to_owned(), "where the answer has the state"),
+                ("is", "any value", "`true`".to_owned(), "what is there while it sleeps"),
             ],
         ),
         (
@@ -196,7 +247,7 @@ fn page() -> String {
                     "kind",
                     "`completion`, `chat`, `embedding`, `rerank`, `get` or `none`",
                     none(),
-                    "test request before others are admitted; without it, the first of completion, chat, embedding and rerank that the engine serves; `none` admits requests to an engine that came back wrong",
+                    "test request before others are admitted; without it, the first of completion, chat, embedding and rerank that the engine serves, and from then on no other; `none` admits requests to an engine that came back wrong",
                 ),
                 (
                     "prompt",
@@ -214,7 +265,7 @@ fn page() -> String {
                     "expect",
                     "text",
                     none(),
-                    "text that the answer has to contain; otherwise a text has to equal the first one, an embedding to have a cosine of 0.99 with it, and scores to be as near as 0.02",
+                    "text that the answer has to contain; otherwise a text has to equal the first one, an embedding to have a cosine of 0.99 with it, and scores to be as near as 0.02; after an upgrade that changes answers, remove the kept one from `state` and start the service again, or change `prompt`",
                 ),
                 ("path", "path", none(), "path that `get` asks for; it has to answer 200"),
             ],
@@ -227,7 +278,7 @@ fn page() -> String {
                     "sleeps",
                     "boolean",
                     plain(rules.can_sleep),
-                    "whether the engine can sleep; otherwise it is stopped and started, and only has to be healthy",
+                    "whether the engine can sleep; otherwise it is stopped and started, and only has to be healthy; one of the kind `http` sleeps only with calls for it",
                 ),
                 (
                     "pinned",

@@ -25,6 +25,7 @@ fn watched<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
 fn start(command: &[&str]) -> Start {
     Start {
         command: command.iter().map(|&word| word.to_owned()).collect(),
+        stop_command: Vec::new(),
         environment: BTreeMap::new(),
         folder: None,
         log: None,
@@ -207,6 +208,103 @@ fn a_dropped_wait_misses_no_end() {
         one.stop(GRACE).await.unwrap();
         until_logged(&one, "SIGTERM");
         assert!(is_pending(&one).await);
+    });
+}
+
+/// An engine that ignores SIGTERM, has printed `up`, and has this stop command.
+async fn stopped_by(stop: &[&str], script: &str) -> Supervisor {
+    let stop_command = stop.iter().map(|&word| word.to_owned()).collect();
+    let one = supervisor(Start { stop_command, ..shell(script) });
+    one.start().await.unwrap();
+    until_logged(&one, "up");
+    one
+}
+
+const IGNORES_TERM: &str =
+    "trap '' TERM; trap 'echo bye; exit 0' USR1; echo up; while :; do sleep 0.05; done";
+const ENDS_ON_TERM: &str = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done";
+
+#[test]
+fn a_stop_command_ends_it_before_a_signal_does() {
+    watched(|| async {
+        let script = "echo \"stopping $0 in $(pwd)\"; kill -s USR1 \"$0\"";
+        let one = stopped_by(&["sh", "-c", script, "${PID}"], IGNORES_TERM).await;
+        let pid = leader(&one);
+        one.stop(GRACE).await.unwrap();
+        assert!(!one.is_running() && one.processes().is_empty());
+        until_logged(&one, "bye");
+        until_logged(&one, &format!("stopping {pid} in /"));
+        assert!(!has_logged(&one, "signals follow") && !has_logged(&one, "killed"), "{:?}", one.log(99));
+        // Nothing runs, so there is nothing to stop.
+        one.stop(GRACE).await.unwrap();
+        assert!(!has_logged(&one, "cannot"), "{:?}", one.log(99));
+    });
+}
+
+#[test]
+fn signals_follow_a_stop_command_that_fails() {
+    watched(|| async {
+        for (stop, words) in [
+            (&["sh", "-c", "echo no such container >&2; exit 3"][..], "ended with exit code 3"),
+            (&["no-such-program"], "`no-such-program`"),
+            (&["sh", "-c", "kill -KILL $$"], "ended by signal 9"),
+        ] {
+            let one = stopped_by(stop, ENDS_ON_TERM).await;
+            one.stop(GRACE).await.unwrap();
+            assert!(one.processes().is_empty());
+            until_logged(&one, "bye");
+            assert!(has_logged(&one, words) && has_logged(&one, "signals follow"), "{:?}", one.log(99));
+        }
+    });
+}
+
+#[test]
+fn signals_follow_a_stop_command_that_takes_too_long_or_does_nothing() {
+    watched(|| async {
+        let grace = Duration::from_millis(300);
+        for (stop, words) in [
+            (&["sh", "-c", "echo hangs as $$; sleep 300 & wait"][..], "and was killed"),
+            (&["true"], "left processes"),
+        ] {
+            let one = stopped_by(stop, ENDS_ON_TERM).await;
+            one.stop(grace).await.unwrap();
+            assert!(one.processes().is_empty());
+            assert!(has_logged(&one, words), "{:?}", one.log(99));
+            let all = one.log(usize::MAX);
+            for hung in all.iter().filter_map(|line| line.strip_prefix("hangs as ")) {
+                assert!(!is_there(hung.parse().unwrap()), "the command is left");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_stop_command_runs_after_the_end_of_the_first_process_unless_it_needs_its_id() {
+    watched(|| async {
+        for (word, words) in [("x", "stops x"), ("${PID}", "needs the id of its first process")] {
+            let one = stopped_by(&["sh", "-c", "echo stops $0", word], "echo up; exec sleep 300").await;
+            signal(leader(&one), Signal::KILL);
+            one.ended().await;
+            one.stop(GRACE).await.unwrap();
+            until_logged(&one, words);
+        }
+    });
+}
+
+#[test]
+fn a_stop_command_can_run_without_a_process_unless_it_needs_one() {
+    watched(|| async {
+        for (word, words) in [("x", "stops x"), ("${PID}", "needs the id of its first process")] {
+            let stop_command = ["sh", "-c", "echo stops $0", word].map(str::to_owned).to_vec();
+            let one = supervisor(Start { stop_command, ..shell("true") });
+            one.stop(GRACE).await.unwrap();
+            assert!(one.log(99).is_empty(), "nothing runs");
+            one.stop_stray(GRACE).await.unwrap();
+            until_logged(&one, words);
+        }
+        let one = supervisor(shell("true"));
+        one.stop_stray(GRACE).await.unwrap();
+        assert!(one.log(99).is_empty());
     });
 }
 

@@ -137,7 +137,7 @@ fn plan(model: &Model) -> ModelPlan {
     ModelPlan {
         name: model.name.clone(),
         aliases: model.aliases.clone(),
-        engine: format!("{:?}", model.engine).to_lowercase(),
+        engine: model.engine.as_str().to_owned(),
         url: model.url.clone(),
         gpus: model.rules.gpus.iter().map(|gpu| gpu.0).collect(),
         need_bytes: model.rules.need_bytes,
@@ -169,14 +169,16 @@ impl Findings {
         if let Some(folder) = folder {
             self.errors.push(format!("model `{model}`: its folder {} is not there", folder.display()));
         }
-        let program = start.command.first().map(String::as_str).unwrap_or_default();
-        if !is_program(program, start) {
+        let missing = |program: &String| {
             let reason = match program.contains('/') {
                 true => "is no program that can be started",
                 false => "is in no folder of PATH; name it with its folder, or extend PATH in environment",
             };
-            self.errors.push(format!("model `{model}`: {program} {reason}"));
-        }
+            (!is_program(program, start)).then(|| format!("model `{model}`: {program} {reason}"))
+        };
+        self.errors.extend(start.command.first().and_then(missing));
+        // Signals follow it.
+        self.warnings.extend(start.stop_command.first().and_then(missing));
         let Some(log) = &start.log else { return };
         let what = format!("model `{model}`: the log {}", log.display());
         if log.exists() {

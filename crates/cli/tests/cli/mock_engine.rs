@@ -137,6 +137,8 @@ fn it_is_hidden_and_refuses_invalid_options() {
         (["--fault", "slow=2"], "slow=0.25"),
         (["--tokens-per-s", "0"], "1..="),
         (["--seed", "x"], "--seed"),
+        (["--serves", "chat,embedding"], "completions, chat, responses, embeddings, rerank, messages"),
+        (["--like", "tgi"], "vllm, llama-server, ollama"),
     ] {
         let ran = start("1MiB", &more);
         assert!(ran.code == 2 && ran.stderr.contains(word), "{ran:?}");

@@ -4,6 +4,7 @@
 mod browser;
 mod chaos;
 mod check;
+mod engines;
 mod fixture;
 mod http;
 mod killed;

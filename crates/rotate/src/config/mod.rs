@@ -3,6 +3,7 @@
 //! [`Config::read`] reads one TOML file and checks all of it. The first mistake is an error that says where it is and
 //! what would be right, with an excerpt of the file. API keys are never in the file, only where they are stored.
 
+mod calls;
 mod keys;
 mod masked;
 mod place;
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
 pub use self::keys::{Key, KeyShare};
 pub use self::place::Place;
 
@@ -100,6 +102,8 @@ pub struct Model {
     pub engine: EngineKind,
     /// `http://`, a host, and a port.
     pub url: String,
+    /// The paths of an engine of the kind [`EngineKind::Http`].
+    pub http: HttpApi,
     /// The sleep level, 1 or 2.
     pub level: u8,
     /// `None` for an engine that the service does not start.
@@ -118,6 +122,20 @@ pub enum EngineKind {
     Vllm,
     /// SGLang, with its memory saver.
     Sglang,
+    /// Any other, by the requests of [`HttpApi`].
+    Http,
+}
+
+impl EngineKind {
+    /// As in the configuration.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::Http => "http",
+        }
+    }
 }
 
 /// How to start an engine.
@@ -125,6 +143,8 @@ pub enum EngineKind {
 pub struct Start {
     /// The program and its arguments.
     pub command: Vec<String>,
+    /// A program that ends the engine, and its arguments. Empty if signals do.
+    pub stop_command: Vec<String>,
     /// Variables in addition to those of this process.
     pub environment: BTreeMap<String, String>,
     /// The working directory; this process's if absent.

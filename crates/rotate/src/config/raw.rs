@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::Uri;
 use serde::Deserialize;
 
+use super::calls::{HttpApi, RawHttp, check_path};
 use super::keys::Key;
 use super::values::{KeySource, KeySources, Size, Wait};
 use super::{
@@ -93,9 +94,12 @@ struct RawModel {
     served_as: Option<String>,
     engine: Option<EngineKind>,
     url: String,
+    http: Option<RawHttp>,
     level: Option<u8>,
     #[serde(default)]
     command: Vec<String>,
+    #[serde(default)]
+    stop_command: Vec<String>,
     #[serde(default)]
     environment: BTreeMap<String, String>,
     folder: Option<PathBuf>,
@@ -295,11 +299,16 @@ impl RawModel {
         {
             return invalid("environment, folder and log are for a command, and it has none");
         }
-        if self.command.first().is_some_and(String::is_empty) {
-            return invalid("its command begins with an empty word");
+        if self.command.is_empty() && !self.stop_command.is_empty() {
+            return invalid("stop_command ends what a command started, and it has none; say command as well");
         }
-        if self.command.iter().any(|word| word.contains('\0')) {
-            return invalid("a word of its command has a NUL in it");
+        for (key, words) in [("command", &self.command), ("stop_command", &self.stop_command)] {
+            if words.first().is_some_and(String::is_empty) {
+                return invalid(&format!("its {key} begins with an empty word; begin with a program"));
+            }
+            if words.iter().any(|word| word.contains('\0')) {
+                return invalid(&format!("a word of its {key} has a NUL in it; leave that out"));
+            }
         }
         let is_no_name = |name: &&String| name.is_empty() || name.contains(['=', '\0']);
         if let Some(name) = self.environment.keys().find(is_no_name) {
@@ -312,12 +321,19 @@ impl RawModel {
             Ok(canary) => canary,
             Err(reason) => return invalid(&reason),
         };
+        let engine = self.engine.unwrap_or(EngineKind::Vllm);
+        let http = match http_of(engine, self.http, self.level, self.rules.sleeps) {
+            Ok(http) => http,
+            Err(reason) => return invalid(&reason),
+        };
         let mut rules = self.rules.over(every).rules(gpus.into_iter().map(Gpu).collect());
         rules.need_bytes = self.need.map(|size| size.0);
         rules.can_restart = !self.command.is_empty();
+        rules.can_sleep &= engine != EngineKind::Http || http.sleep.is_some();
         if !rules.can_sleep && !rules.can_restart {
             return invalid(
-                "it neither sleeps nor has a command to be started with, so it could never leave",
+                "it neither sleeps nor has a command to be started with, so it could never leave; say command, or how \
+                 it sleeps",
             );
         }
         if rules.running_max == 0 || rules.queue_max == 0 {
@@ -349,6 +365,7 @@ impl RawModel {
         }
         let start = (!self.command.is_empty()).then_some(Start {
             command: self.command,
+            stop_command: self.stop_command,
             environment: self.environment,
             folder: self.folder,
             log: self.log,
@@ -357,8 +374,9 @@ impl RawModel {
             served_as: self.served_as.unwrap_or_else(|| self.name.clone()),
             name: self.name,
             aliases: self.aliases,
-            engine: self.engine.unwrap_or(EngineKind::Vllm),
+            engine,
             url,
+            http,
             level,
             start,
             canary,
@@ -405,13 +423,36 @@ impl RawCanary {
     }
 }
 
-/// Accepts a path, and a query after it.
-fn check_path(path: &str) -> Result<(), String> {
-    let is_path = path.starts_with('/') && !path.starts_with("//") && !path.contains('#');
-    if is_path && path.parse::<Uri>().is_ok() {
-        return Ok(());
+/// Refuses what is for engines of another kind.
+fn http_of(
+    engine: EngineKind,
+    raw: Option<RawHttp>,
+    level: Option<u8>,
+    sleeps: Option<bool>,
+) -> Result<HttpApi, String> {
+    if engine != EngineKind::Http {
+        return match raw {
+            None => Ok(HttpApi::default()),
+            Some(_) => {
+                Err("http is for engines without an adapter; say engine = \"http\", or leave it out"
+                    .to_owned())
+            }
+        };
     }
-    Err(format!("is {path:?}; it begins with one /, and has no blanks"))
+    if level.is_some() {
+        return Err(
+            "level is for vllm and sglang; leave it out, and say under [model.http] how it sleeps".to_owned()
+        );
+    }
+    let http = raw.unwrap_or_default().checked()?;
+    if sleeps == Some(true) && http.sleep.is_none() {
+        return Err(
+            "sleeps is true, and nothing says how it sleeps; say sleep, wake and asleep under [model.http], or leave \
+             sleeps out, and it is stopped and started"
+                .to_owned(),
+        );
+    }
+    Ok(http)
 }
 
 impl RawRules {

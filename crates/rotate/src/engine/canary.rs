@@ -91,16 +91,15 @@ impl Answer {
 }
 
 impl CanaryKind {
-    /// The kinds to try, the known one first.
+    /// The kinds to try in turn: only one if it is configured or known.
     pub(crate) fn candidates(canary: &Canary, known: Option<Self>) -> Vec<Self> {
-        if let Some(kind) = canary.kind {
+        if let Some(kind) = canary.kind.or(known) {
             return vec![kind];
         }
         let mut kinds = vec![Self::Completion, Self::Chat];
         if canary.expect.is_none() {
             kinds.extend([Self::Embedding, Self::Rerank]);
         }
-        kinds.sort_by_key(|kind| Some(*kind) != known);
         kinds
     }
 
@@ -176,7 +175,7 @@ pub(crate) fn is_unserved(status: u16, message: &str) -> bool {
 }
 
 /// A model's canary.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Prompt {
     served_as: String,
     canary: Canary,
@@ -187,9 +186,9 @@ impl Prompt {
         Self { served_as: served_as.to_owned(), canary: canary.clone() }
     }
 
-    pub(super) async fn ask(&self, http: &Http, known: Option<CanaryKind>) -> Result<Answer, EngineError> {
+    pub(super) async fn ask(&self, http: &Http, kind: Option<CanaryKind>) -> Result<Answer, EngineError> {
         let mut unserved = Vec::new();
-        for kind in CanaryKind::candidates(&self.canary, known) {
+        for kind in CanaryKind::candidates(&self.canary, kind) {
             let asked = self.ask_as(http, kind).await;
             match asked {
                 Err(EngineError::Refused { request_line, status, message })

@@ -26,7 +26,7 @@ pub(super) const BODY_MAX_BYTES: usize = 1 << 20;
 /// Engines are near.
 const CONNECT_MAX: Duration = Duration::from_secs(4);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Http {
     client: HttpClient<Full<Bytes>>,
     /// Without a trailing slash.
@@ -71,7 +71,12 @@ impl Http {
         if reply.is_unknown() { self.get(or).await } else { Ok(reply) }
     }
 
-    async fn send(&self, method: Method, path: &str, body: Option<Value>) -> Result<Reply, Failure> {
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<Reply, Failure> {
         let url = format!("{}{path}", self.base);
         let request_line = format!("{method} {url}");
         let failed = |reason: String, is_unreachable: bool| Failure {

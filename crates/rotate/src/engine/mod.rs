@@ -3,7 +3,9 @@
 //! An adapter sends requests and reports the answers. A sleep that was answered with 200 proves nothing: the policy
 //! compares it with a measurement. Calls have no timeout of their own; dropping the future gives up.
 
+mod calls;
 pub(crate) mod canary;
+mod healthy;
 mod http;
 mod sglang;
 mod vllm;
@@ -13,8 +15,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use self::calls::Calls;
 use self::canary::Prompt;
 pub use self::canary::{Answer, Content};
+use self::healthy::Healthy;
 use self::http::Http;
 use self::sglang::Sglang;
 use self::vllm::Vllm;
@@ -38,8 +42,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// Whether the engine reports that it is awake.
     fn is_awake(&self) -> EngineFuture<'_, bool>;
 
-    /// Answers the canary deterministically. `known` is the kind that it answered before.
-    fn generate(&self, known: Option<CanaryKind>) -> EngineFuture<'_, Answer>;
+    /// Answers the canary deterministically. Only `kind` is asked; without one, the first that the engine serves.
+    fn generate(&self, kind: Option<CanaryKind>) -> EngineFuture<'_, Answer>;
 }
 
 /// Why an engine call failed.
@@ -82,6 +86,13 @@ pub enum EngineError {
     },
 }
 
+impl EngineError {
+    /// Whether the engine does not serve such requests.
+    pub(crate) fn is_unserved(&self) -> bool {
+        matches!(self, Self::Refused { status, message, .. } if canary::is_unserved(*status, message))
+    }
+}
+
 /// The adapter for a model's engine. Sends nothing yet.
 ///
 /// # Errors
@@ -98,8 +109,18 @@ pub fn engine_of(model: &Model) -> Result<Arc<dyn Engine>, EngineError> {
     }
     let http = Http::new(&model.url).map_err(invalid)?;
     let prompt = Prompt::new(&model.served_as, &model.canary);
-    Ok(match model.engine {
-        EngineKind::Vllm => Arc::new(Vllm::new(http, level, model.rules.can_sleep, prompt)),
-        EngineKind::Sglang => Arc::new(Sglang::new(http, level, model.rules.can_sleep, prompt)),
+    let health = model.http.health.clone();
+    let (of_sleeper, its_prompt) = (http.clone(), prompt.clone());
+    let sleeper: Option<Arc<dyn Engine>> = match (model.engine, &model.http.sleep) {
+        (EngineKind::Vllm, _) => Some(Arc::new(Vllm::new(of_sleeper, level, its_prompt))),
+        (EngineKind::Sglang, _) => Some(Arc::new(Sglang::new(of_sleeper, level, its_prompt))),
+        (EngineKind::Http, Some(calls)) => {
+            Some(Arc::new(Calls::new(of_sleeper, health.clone(), calls.clone(), its_prompt)))
+        }
+        (EngineKind::Http, None) => None,
+    };
+    Ok(match sleeper {
+        Some(engine) if model.rules.can_sleep => engine,
+        sleeper => Arc::new(Healthy::new(http, health, sleeper, prompt)),
     })
 }

@@ -45,8 +45,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct Sglang {
     http: Http,
     level: u8,
-    /// Whether this model is ever put to sleep.
-    sleeps: bool,
     prompt: Prompt,
 }
 
@@ -85,7 +83,7 @@ impl Info {
             Value::String(version) => Mark::of(version),
             Value::Null if body.get("model_path").is_some() => {
                 let reason = "it has no weight_version, without which its state is unknown; SGLang has it \
-                              from 0.5.1 on";
+                              from 0.5.1 on; or say sleeps = false, and it is stopped instead";
                 return Err(reply.unsupported(reason));
             }
             _ => return Err(reply.unexpected_with_excerpt("this is not SGLang's model information")),
@@ -102,8 +100,8 @@ impl Info {
 }
 
 impl Sglang {
-    pub(super) fn new(http: Http, level: u8, sleeps: bool, prompt: Prompt) -> Self {
-        Self { http, level, sleeps, prompt }
+    pub(super) fn new(http: Http, level: u8, prompt: Prompt) -> Self {
+        Self { http, level, prompt }
     }
 
     async fn request_info(&self) -> Result<Reply, Failure> {
@@ -138,9 +136,6 @@ impl Sglang {
         let body = reply.json()?.unwrap_or(Value::Null);
         if !body.is_object() {
             return Err(reply.unexpected("this is not SGLang's server information"));
-        }
-        if !self.sleeps {
-            return Ok(());
         }
         if body["enable_memory_saver"] == json!(false) {
             return Err(reply.unsupported("it releases no memory; start SGLang with --enable-memory-saver"));
@@ -256,13 +251,13 @@ impl Engine for Sglang {
     }
 
     /// Refused unless the engine is awake: generating would end a sleeping engine.
-    fn generate(&self, known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+    fn generate(&self, kind: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
         Box::pin(async move {
             let info = self.info().await?;
             match info.mark {
                 Mark::Moving => Err(info.is_moving()),
                 Mark::Asleep(_) => Err(info.reply.unexpected("it sleeps, and generating now would end it")),
-                Mark::Awake(_) => self.prompt.ask(&self.http, known).await,
+                Mark::Awake(_) => self.prompt.ask(&self.http, kind).await,
             }
         })
     }

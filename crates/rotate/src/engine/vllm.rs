@@ -9,6 +9,7 @@
 use serde_json::{Value, json};
 
 use super::canary::Prompt;
+use super::healthy::is_healthy;
 use super::http::{Http, Reply};
 use super::{Answer, Engine, EngineError, EngineFuture};
 use crate::config::CanaryKind;
@@ -20,14 +21,12 @@ const DEV_MODE: &str = "it has no such endpoint; start vLLM with VLLM_SERVER_DEV
 pub(super) struct Vllm {
     http: Http,
     level: u8,
-    /// Whether this model is ever put to sleep. Otherwise any healthy engine of OpenAI's API is awake.
-    sleeps: bool,
     prompt: Prompt,
 }
 
 impl Vllm {
-    pub(super) fn new(http: Http, level: u8, sleeps: bool, prompt: Prompt) -> Self {
-        Self { http, level, sleeps, prompt }
+    pub(super) fn new(http: Http, level: u8, prompt: Prompt) -> Self {
+        Self { http, level, prompt }
     }
 
     /// For endpoints of the development mode only.
@@ -62,15 +61,10 @@ fn check_status(reply: &Reply, wanted: &str) -> Result<(), EngineError> {
 impl Engine for Vllm {
     fn probe(&self) -> EngineFuture<'_, EngineState> {
         Box::pin(async {
-            match self.http.get("/health").await {
-                Err(failure) if failure.is_unreachable => return Ok(EngineState::Gone),
-                other => other?.done()?,
-            };
-            Ok(if self.sleeps && self.is_sleeping().await? {
-                EngineState::Asleep
-            } else {
-                EngineState::Awake
-            })
+            if !is_healthy(&self.http, "/health").await? {
+                return Ok(EngineState::Gone);
+            }
+            Ok(if self.is_sleeping().await? { EngineState::Asleep } else { EngineState::Awake })
         })
     }
 
@@ -93,15 +87,10 @@ impl Engine for Vllm {
     }
 
     fn is_awake(&self) -> EngineFuture<'_, bool> {
-        Box::pin(async {
-            if self.sleeps {
-                return Ok(!self.is_sleeping().await?);
-            }
-            self.http.get("/health").await?.done().map(|_| true)
-        })
+        Box::pin(async { self.is_sleeping().await.map(|is_sleeping| !is_sleeping) })
     }
 
-    fn generate(&self, known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
-        Box::pin(self.prompt.ask(&self.http, known))
+    fn generate(&self, kind: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+        Box::pin(self.prompt.ask(&self.http, kind))
     }
 }

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::history::{History, ModelHistory};
 use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot};
 use super::{Directory, Entry};
-use crate::config::{Config, EngineKind};
+use crate::config::Config;
 use crate::policy::{
     Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules,
     StageName, Status, Task, Time,
@@ -378,10 +378,7 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
     ModelNow {
         name: model.name.clone(),
         aliases: model.aliases.clone(),
-        engine: match model.engine {
-            EngineKind::Vllm => "vllm",
-            EngineKind::Sglang => "sglang",
-        },
+        engine: model.engine.as_str(),
         url: model.url.clone(),
         gpus: model.rules.gpus.iter().map(|gpu| gpu.0).collect(),
         stage: status.stage,

@@ -1,15 +1,13 @@
 //! One model's engine, and how it runs the policy's tasks.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde::Deserialize as _;
-use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::config::{self, CanaryKind};
+use super::first_answer::{self, FirstAnswer};
+use crate::config;
 use crate::engine::{Answer, Engine, EngineError};
 use crate::measure::Meter;
 use crate::policy::{EngineState, Gpu, Outcome, Task};
@@ -17,6 +15,9 @@ use crate::supervise::Supervisor;
 
 /// Interval of probes while an engine starts.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
+
+/// By how much a start ends before its timeout, to say why.
+const READY_MARGIN: Duration = Duration::from_millis(100);
 
 /// Lines of an ended engine's output in a message, and those among which they are found.
 const QUOTED_LINES: usize = 5;
@@ -28,20 +29,7 @@ pub(super) struct EngineHandle {
     pub(super) supervisor: Option<Arc<Supervisor>>,
     pub(super) meter: Arc<dyn Meter>,
     pub(super) gpus: Vec<Gpu>,
-    canary: Mutex<CanaryCheck>,
-}
-
-#[derive(Debug)]
-struct CanaryCheck {
-    expect: Option<String>,
-    /// The model, the most tokens and the prompt, as one text.
-    asked: String,
-    /// The kind that was answered last.
-    known: Option<CanaryKind>,
-    /// The model's first answer.
-    first: Option<Answer>,
-    /// The file that keeps it for the next service.
-    kept_at: Option<PathBuf>,
+    canary: Mutex<FirstAnswer>,
 }
 
 impl EngineHandle {
@@ -52,19 +40,21 @@ impl EngineHandle {
         meter: Arc<dyn Meter>,
         kept_at: Option<PathBuf>,
     ) -> Self {
-        let asked = format!("{}\n{}\n{}", model.served_as, model.canary.tokens, model.canary.prompt);
-        let first = kept_at.as_ref().and_then(|path| kept(path, &asked));
-        let first = first.filter(|first| model.canary.kind.is_none_or(|kind| kind == first.kind));
-        let known = first.as_ref().map(|first| first.kind);
-        let canary = CanaryCheck { expect: model.canary.expect.clone(), asked, known, first, kept_at };
-        Self { engine, supervisor, meter, gpus: model.rules.gpus.clone(), canary: Mutex::new(canary) }
+        let canary = Mutex::new(FirstAnswer::of(model, kept_at));
+        Self { engine, supervisor, meter, gpus: model.rules.gpus.clone(), canary }
+    }
+
+    /// With the first answer of the handle before, if that was to the same question.
+    pub(super) fn remembering(self, before: &Self) -> Self {
+        self.canary().inherit(&before.canary());
+        self
     }
 
     /// Runs a task. Dropping the future abandons it; the engine may complete it or not.
     pub(super) async fn run(&self, task: Task, limit: Duration) -> Outcome {
         let done = match task {
             Task::Probe => self.probe().await.map(Outcome::Probed),
-            Task::Start => self.start().await.map(|()| Outcome::Done),
+            Task::Start => self.start(limit).await.map(|()| Outcome::Done),
             Task::Stop => self.stop(limit).await.map(|()| Outcome::Done),
             Task::Sleep => {
                 self.engine.sleep().await.map(|()| Outcome::Done).map_err(|error| error.to_string())
@@ -102,7 +92,7 @@ impl EngineHandle {
         }
     }
 
-    async fn start(&self) -> Result<(), String> {
+    async fn start(&self, limit: Duration) -> Result<(), String> {
         let Some(supervisor) = &self.supervisor else {
             return Err("it cannot be started here: it has no command".to_owned());
         };
@@ -110,12 +100,34 @@ impl EngineHandle {
             self.check_address().await?;
         }
         supervisor.start().await.map_err(|error| error.to_string())?;
-        // Other errors mean "not ready yet". The policy's timeout ends the loop.
+        // The policy's timeout would not say what the engine answered last.
+        let mut last = None;
+        let ready =
+            tokio::time::timeout(limit.saturating_sub(READY_MARGIN), self.until_ready(supervisor, &mut last));
+        ready.await.unwrap_or_else(|_| {
+            let last =
+                last.map_or_else(|| "no connection was possible".to_owned(), |error| error.to_string());
+            Err(format!("it was not ready within {:.1} s: {last}", limit.as_secs_f64()))
+        })
+    }
+
+    /// Errors mean "not ready yet", except for those that waiting does not help.
+    async fn until_ready(
+        &self,
+        supervisor: &Supervisor,
+        last: &mut Option<EngineError>,
+    ) -> Result<(), String> {
         loop {
             match self.engine.probe().await {
                 Ok(EngineState::Awake | EngineState::Asleep) => return Ok(()),
                 Err(error @ EngineError::Unsupported { .. }) => return Err(error.to_string()),
-                Ok(EngineState::Gone) | Err(_) => {}
+                Ok(EngineState::Gone) => {}
+                Err(error) => {
+                    if matches!(error, EngineError::Unexpected { .. }) && last.as_ref() != Some(&error) {
+                        tracing::warn!(%error, "an engine that starts answers, and is not ready");
+                    }
+                    *last = Some(error);
+                }
             }
             if !supervisor.is_running() {
                 return Err(format!("it ended while it started; {}", self.last_words()));
@@ -133,20 +145,34 @@ impl EngineHandle {
         match &self.supervisor {
             Some(supervisor) => {
                 supervisor.stop(limit / 2).await.map_err(|error| error.to_string())?;
+                if self.check_address().await.is_ok() {
+                    return Ok(());
+                }
+                supervisor.stop_stray(limit / 2).await.map_err(|error| error.to_string())?;
                 self.check_address().await
             }
             None => Err("it cannot be stopped here: it has no command".to_owned()),
         }
     }
 
-    fn canary(&self) -> MutexGuard<'_, CanaryCheck> {
+    fn canary(&self) -> MutexGuard<'_, FirstAnswer> {
         self.canary.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether its answer is right, unless there is none.
     async fn check_canary(&self) -> Result<Result<(), String>, String> {
-        let known = self.canary().known;
-        let answer = self.engine.generate(known).await.map_err(|error| error.to_string())?;
+        let known = self.canary().known();
+        let mut answer = self.engine.generate(known).await;
+        if let Err(error) = &answer
+            && known.is_some()
+            && error.is_unserved()
+        {
+            if let Err(reason) = self.canary().on_unserved(error) {
+                return Ok(Err(reason));
+            }
+            answer = self.engine.generate(None).await;
+        }
+        let answer = answer.map_err(|error| error.to_string())?;
         Ok(self.judge(answer).await)
     }
 
@@ -155,56 +181,11 @@ impl EngineHandle {
         let Some((path, kept)) = self.canary().judge(answer)? else {
             return Ok(());
         };
-        if let Err(error) = write(&path, &kept.to_string()).await {
+        if let Err(error) = first_answer::write(&path, &kept.to_string()).await {
             tracing::warn!(path = %path.display(), %error, "the first answer is not kept for the next start");
         }
         Ok(())
     }
-}
-
-impl CanaryCheck {
-    /// Returns what is to be written where. An answer of another kind is the first of its kind: the engine no longer
-    /// serves the one before.
-    fn judge(&mut self, answer: Answer) -> Result<Option<(PathBuf, Value)>, String> {
-        self.known = Some(answer.kind);
-        if let Some(expected) = &self.expect {
-            return answer.contains(expected).map(|()| None);
-        }
-        if let Some(first) = self.first.as_ref().filter(|first| first.kind == answer.kind) {
-            let place = self.kept_at.as_ref().map(|path| format!(" (kept in {})", path.display()));
-            let place = place.unwrap_or_default();
-            return answer.agrees_with(first).map(|()| None).map_err(|reason| reason + &place);
-        }
-        let kept = self.kept_at.clone().map(|path| {
-            (path, json!({ "asked": self.asked, "kind": answer.kind, "said": answer.to_json() }))
-        });
-        self.first = Some(answer);
-        Ok(kept)
-    }
-}
-
-/// Replaces the file atomically.
-async fn write(path: &Path, text: &str) -> io::Result<()> {
-    if let Some(folder) = path.parent() {
-        tokio::fs::create_dir_all(folder).await?;
-    }
-    let whole = path.with_extension("new");
-    tokio::fs::write(&whole, text).await?;
-    tokio::fs::rename(&whole, path).await
-}
-
-/// The first answer, if the file has one to the same prompt. Without a kind, it is of a completion.
-fn kept(path: &PathBuf, asked: &str) -> Option<Answer> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let kept: Value = serde_json::from_str(&text).ok()?;
-    if kept.get("asked")?.as_str()? != asked {
-        return None;
-    }
-    let kind = match kept.get("kind") {
-        None => CanaryKind::Completion,
-        Some(kind) => CanaryKind::deserialize(kind).ok()?,
-    };
-    Answer::of_json(kind, kept.get("said")?)
 }
 
 /// The last lines that say something.
@@ -223,6 +204,7 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
+    use crate::config::CanaryKind;
     use crate::engine::{Content, EngineFuture};
     use crate::measure::Measured;
 
@@ -249,7 +231,7 @@ mod tests {
             unreachable!()
         }
 
-        fn generate(&self, _known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+        fn generate(&self, _kind: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
             unreachable!()
         }
     }
@@ -263,16 +245,85 @@ mod tests {
         }
     }
 
+    /// Serves one kind of request, and records by which it was asked.
+    #[derive(Debug)]
+    struct Serves {
+        kind: Mutex<CanaryKind>,
+        asked: Mutex<Vec<Option<CanaryKind>>>,
+    }
+
+    impl Engine for Serves {
+        fn probe(&self) -> EngineFuture<'_, EngineState> {
+            unreachable!()
+        }
+
+        fn sleep(&self) -> EngineFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn wake(&self) -> EngineFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn is_awake(&self) -> EngineFuture<'_, bool> {
+            unreachable!()
+        }
+
+        fn generate(&self, kind: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+            self.asked.lock().unwrap().push(kind);
+            let served = *self.kind.lock().unwrap();
+            Box::pin(async move {
+                match kind.is_none_or(|kind| kind == served) {
+                    true => Ok(Answer { kind: served, content: Content::Text("three".to_owned()) }),
+                    false => Err(EngineError::Refused {
+                        request_line: "POST /v1".into(),
+                        status: 404,
+                        message: "Not Found".into(),
+                    }),
+                }
+            })
+        }
+    }
+
+    fn model(lines: &str) -> config::Model {
+        let text = format!("[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"\n{lines}");
+        config::Config::parse(&text, &|_| Ok(String::new())).unwrap().models.remove(0)
+    }
+
+    /// Another engine is at the address after the first answer.
+    async fn checked_again(canary: &str) -> (Result<(), String>, Vec<Option<CanaryKind>>) {
+        let kind = Mutex::new(CanaryKind::Chat);
+        let engine = Arc::new(Serves { kind, asked: Mutex::default() });
+        let model = model(&format!("[model.canary]\n{canary}"));
+        let handle = EngineHandle::new(&model, Arc::clone(&engine) as _, None, Arc::new(NoMeter), None);
+        handle.check_canary().await.unwrap().unwrap();
+        *engine.kind.lock().unwrap() = CanaryKind::Completion;
+        let checked = handle.check_canary().await.unwrap();
+        let asked = std::mem::take(&mut *engine.asked.lock().unwrap());
+        (checked, asked)
+    }
+
+    #[tokio::test]
+    async fn no_other_kind_replaces_that_of_the_first_answer() {
+        let chat = Some(CanaryKind::Chat);
+        let (checked, asked) = checked_again("").await;
+        let error = checked.unwrap_err();
+        assert!(error.contains("no longer serves") && error.contains("POST /v1: it answered 404"), "{error}");
+        assert_eq!(asked, [None, chat]);
+        // Its answer is right by its content.
+        let (checked, asked) = checked_again("expect = \"three\"").await;
+        assert_eq!((checked, asked), (Ok(()), vec![None, chat, None]));
+    }
+
     /// Starts a command whose engine answers probes like this.
-    async fn started(answers: Vec<Result<EngineState, EngineError>>) -> Result<(), String> {
-        let text = "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"\ncommand = [\"sleep\", \"600\"]";
-        let model = config::Config::parse(text, &|_| Ok(String::new())).unwrap().models.remove(0);
+    async fn started(answers: Vec<Result<EngineState, EngineError>>, limit: Duration) -> Result<(), String> {
+        let model = model("command = [\"sleep\", \"600\"]");
         let start = model.start.clone().unwrap();
         let supervisor = Arc::new(Supervisor::new("one", start, None).unwrap());
         let engine = Arc::new(Probed(Mutex::new(answers.into())));
         let handle =
             EngineHandle::new(&model, engine, Some(Arc::clone(&supervisor)), Arc::new(NoMeter), None);
-        let outcome = tokio::time::timeout(Duration::from_secs(60), handle.start()).await;
+        let outcome = tokio::time::timeout(Duration::from_secs(120), handle.start(limit)).await;
         supervisor.stop(Duration::ZERO).await.unwrap();
         outcome.expect("a start that ends")
     }
@@ -284,47 +335,41 @@ mod tests {
             || EngineError::Unsupported { request_line: "GET".into(), reason: "too old".into() };
         let early = || vec![Ok(EngineState::Gone), Err(refused.clone())];
         let with = |last| early().into_iter().chain([last]).collect::<Vec<_>>();
-        assert_eq!(started(with(Ok(EngineState::Awake))).await, Ok(()));
-        assert_eq!(started(with(Err(unsupported()))).await, Err("GET: too old".to_owned()));
-        let foreign = started(vec![Err(unsupported())]).await.unwrap_err();
+        let limit = Duration::from_secs(60);
+        assert_eq!(started(with(Ok(EngineState::Awake)), limit).await, Ok(()));
+        assert_eq!(started(with(Err(unsupported())), limit).await, Err("GET: too old".to_owned()));
+        let foreign = started(vec![Err(unsupported())], limit).await.unwrap_err();
         assert!(foreign.contains("not started here"), "{foreign}");
+        // One that is never ready says what it answered.
+        let short = Duration::from_millis(200);
+        let late = started(vec![Ok(EngineState::Gone), Err(refused.clone())], short).await;
+        assert_eq!(late, Err("it was not ready within 0.2 s: GET: it answered 503: no".to_owned()));
+        let silent = started(vec![Ok(EngineState::Gone)], short).await;
+        assert_eq!(silent, Err("it was not ready within 0.2 s: no connection was possible".to_owned()));
     }
 
-    #[test]
-    fn an_answer_is_compared_with_the_first_of_its_kind() {
-        let folder = std::env::temp_dir().join(format!("poorwill-canary-{}", std::process::id()));
-        let path = folder.join("one.first-answer");
-        let check = |first: Option<Answer>| CanaryCheck {
-            expect: None,
-            asked: "one".to_owned(),
-            known: None,
-            first,
-            kept_at: Some(path.clone()),
-        };
-        let vector = |numbers: [f64; 2]| Answer {
-            kind: CanaryKind::Embedding,
-            content: Content::Vector(numbers.to_vec()),
-        };
-        let mut canary = check(None);
-        let (_, written) = canary.judge(vector([1.0, 2.0])).unwrap().expect("the first is kept");
-        assert_eq!(canary.judge(vector([1.01, 2.0])), Ok(None));
-        let error = canary.judge(vector([2.0, -1.0])).unwrap_err();
-        assert!(error.contains("cosine") && error.contains("one.first-answer"), "{error}");
-        assert_eq!(canary.known, Some(CanaryKind::Embedding));
-
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(&path, written.to_string()).unwrap();
-        assert_eq!(kept(&path, "one"), Some(vector([1.0, 2.0])));
-        assert_eq!(kept(&path, "two"), None);
-        // As written before kinds.
-        std::fs::write(&path, r#"{"asked":"one","said":" three"}"#).unwrap();
-        let text = kept(&path, "one").unwrap();
-        assert_eq!((text.kind, &text.content), (CanaryKind::Completion, &Content::Text(" three".to_owned())));
-        std::fs::remove_dir_all(&folder).unwrap();
-
-        let mut canary = check(Some(text));
-        assert!(canary.judge(vector([1.0, 2.0])).unwrap().is_some(), "the engine is now of another kind");
-        assert!(canary.judge(vector([2.0, -1.0])).is_err());
+    #[tokio::test]
+    async fn what_outlived_its_processes_is_stopped_by_its_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("stopped");
+        let lines = format!("command = [\"true\"]\nstop_command = [\"touch\", {mark:?}]");
+        for (answers, is_stopped, outcome) in [
+            (vec![EngineState::Gone], false, Ok(())),
+            (vec![EngineState::Awake, EngineState::Gone], true, Ok(())),
+            (vec![EngineState::Awake], true, Err("an engine that was not started here answers")),
+        ] {
+            let model = model(&lines);
+            let supervisor = Supervisor::new("one", model.start.clone().unwrap(), None).unwrap();
+            let engine = Arc::new(Probed(Mutex::new(answers.into_iter().map(Ok).collect())));
+            let supervisor = Some(Arc::new(supervisor));
+            let handle = EngineHandle::new(&model, engine, supervisor, Arc::new(NoMeter), None);
+            match (handle.stop(Duration::from_secs(120)).await, outcome) {
+                (Err(error), Err(words)) => assert!(error.contains(words), "{error}"),
+                (stopped, wanted) => assert_eq!(stopped.is_ok(), wanted.is_ok(), "{stopped:?}"),
+            }
+            assert_eq!(mark.exists(), is_stopped);
+            let _ = std::fs::remove_file(&mark);
+        }
     }
 
     #[test]

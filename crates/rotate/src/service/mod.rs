@@ -7,6 +7,7 @@
 //! leaves the queue at once. A cancelled task is dropped, and its late report is ignored.
 
 mod actor;
+mod first_answer;
 mod handle;
 mod history;
 mod snapshot;
@@ -479,6 +480,10 @@ fn kept_at(model: &config::Model, config: &Config) -> Option<PathBuf> {
     config.state.as_ref().map(|folder| folder.join(file_name(&model.name) + ".first-answer"))
 }
 
+fn stop_command(model: &config::Model) -> &[String] {
+    model.start.as_ref().map_or(&[], |start| &start.stop_command)
+}
+
 fn changed(
     entry: &Entry,
     model: &config::Model,
@@ -491,20 +496,25 @@ fn changed(
         ("url", old.url != model.url),
         ("level", old.level != model.level),
         ("served_as", old.served_as != model.served_as),
+        ("stop_command", stop_command(old) != stop_command(model)),
         ("command", old.start != model.start),
         ("gpus", old.rules.gpus != model.rules.gpus),
     ];
     if let Some((what, _)) = differs.iter().find(|(_, differs)| *differs) {
         return Err(ServiceError::Changed { model: model.name.clone(), what });
     }
-    let handle = if old.canary == model.canary && old.rules.can_sleep == model.rules.can_sleep {
+    let is_asked_alike =
+        old.canary == model.canary && old.rules.can_sleep == model.rules.can_sleep && old.http == model.http;
+    let handle = if is_asked_alike {
         Arc::clone(&entry.handle)
     } else {
         let handle = &entry.handle;
         let engine =
             connect(model).map_err(|source| ServiceError::Engine { model: model.name.clone(), source })?;
         let meter = Arc::clone(&handle.meter);
-        Arc::new(EngineHandle::new(model, engine, handle.supervisor.clone(), meter, kept_at(model, config)))
+        let kept_at = kept_at(model, config);
+        let after = EngineHandle::new(model, engine, handle.supervisor.clone(), meter, kept_at);
+        Arc::new(after.remembering(handle))
     };
     Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
 }

@@ -29,7 +29,7 @@ pub struct ModelNow {
     pub name: String,
     /// Other names in requests.
     pub aliases: Vec<String>,
-    /// `vllm` or `sglang`.
+    /// `vllm`, `sglang` or `http`.
     pub engine: &'static str,
     /// Its engine's URL.
     pub url: String,

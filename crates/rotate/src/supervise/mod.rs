@@ -19,6 +19,7 @@ mod log;
 mod proc;
 mod run;
 mod state;
+mod stop;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -65,10 +66,26 @@ impl Supervisor {
 
     /// Sends `SIGTERM` to all processes, and `SIGKILL` after `grace`. Returns when all are gone, at once if none runs.
     ///
+    /// A stop command runs before that, and has `grace` to end them. `SIGTERM` then has what is left of it, and half of
+    /// it at least.
+    ///
     /// # Errors
     /// If a process cannot be ended.
     pub async fn stop(&self, grace: Duration) -> Result<(), SuperviseError> {
         self.in_turn(move |shared| shared.halt(grace)).await
+    }
+
+    /// Runs the stop command, if there is one, although no process is known: for an engine that outlived them all, such
+    /// as a container. A command that needs the id of a process does not run.
+    ///
+    /// # Errors
+    /// If the service is ending. That the command failed is in the log.
+    pub async fn stop_stray(&self, most: Duration) -> Result<(), SuperviseError> {
+        self.in_turn(move |shared| {
+            shared.stop_stray(most);
+            Ok(())
+        })
+        .await
     }
 
     /// Whether its first process runs.

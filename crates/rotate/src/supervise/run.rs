@@ -25,6 +25,7 @@ use super::family::{Family, Members};
 use super::log::{Log, LogFile};
 use super::proc::{self, Identity};
 use super::state::{MARK, Record, StateFile};
+use super::stop::{self, end_at_once};
 use crate::config::Start;
 
 /// How often the keeper checks the first process.
@@ -124,10 +125,8 @@ impl Shared {
             return Err(SuperviseError::LeftBehind { pids: found.alive.iter().map(|one| one.pid).collect() });
         }
         let keep = self.keeper()?;
-        let (output, input) = io::pipe().map_err(|error| resource_error("make a pipe", &error))?;
+        let (output, (out, err)) = pipe()?;
         let name = pipe_name(&output);
-        let input = input.try_clone().map(|other| (input, other));
-        let (out, err) = input.map_err(|error| resource_error("share a pipe", &error))?;
         self.read_all(output)?;
         let record = Record::new(&self.start.command, name).map_err(|error| unreadable(&error))?;
         // Everything that can fail comes before the process exists.
@@ -137,13 +136,14 @@ impl Shared {
         };
         keep_record(&record)?;
 
-        let command = self.command(out, err).map(|mut command| {
+        let words = &self.start.command;
+        let command = self.command(words, out, err).map(|mut command| {
             command.env(MARK, &record.mark);
             command
         });
         let spawned = command.and_then(|mut command| {
             // The command owns this side of the pipe. Dropping it lets the reader see the end.
-            command.spawn().map_err(|error| self.not_spawned(&error))
+            command.spawn().map_err(|error| self.not_spawned(words, &error))
         });
         let mut child = spawned.inspect_err(|_| self.forget())?;
         let pid = child.id();
@@ -171,17 +171,21 @@ impl Shared {
         Ok(())
     }
 
-    fn command(&self, out: io::PipeWriter, err: io::PipeWriter) -> Result<Command, SuperviseError> {
-        let mut words = self.start.command.iter();
-        let Some(program) = words.next() else {
-            return Err(self.not_spawned(&io::Error::other("there is no command")));
+    fn command(
+        &self,
+        words: &[String],
+        out: io::PipeWriter,
+        err: io::PipeWriter,
+    ) -> Result<Command, SuperviseError> {
+        let Some((program, args)) = words.split_first() else {
+            return Err(self.not_spawned(words, &io::Error::other("there is no command")));
         };
         if let Some(folder) = self.start.folder.as_ref().filter(|folder| !folder.is_dir()) {
             let reason = format!("{} is no folder", folder.display());
-            return Err(self.not_spawned(&io::Error::other(reason)));
+            return Err(self.not_spawned(words, &io::Error::other(reason)));
         }
         let mut command = Command::new(program);
-        command.args(words).envs(&self.start.environment).process_group(0);
+        command.args(args).envs(&self.start.environment).process_group(0);
         command.stdin(Stdio::null()).stdout(out).stderr(err);
         if let Some(folder) = &self.start.folder {
             command.current_dir(folder);
@@ -189,14 +193,14 @@ impl Shared {
         Ok(command)
     }
 
-    fn not_spawned(&self, error: &io::Error) -> SuperviseError {
+    fn not_spawned(&self, words: &[String], error: &io::Error) -> SuperviseError {
         let help = match error.kind() {
             io::ErrorKind::NotFound => "; give the whole path of the program, or have PATH lead to it",
             io::ErrorKind::PermissionDenied => "; see that it may be executed by this user",
             _ => "",
         };
         SuperviseError::Spawn {
-            program: self.start.command.first().cloned().unwrap_or_default(),
+            program: words.first().cloned().unwrap_or_default(),
             folder: self.start.folder.clone().unwrap_or_else(|| PathBuf::from(".")),
             reason: format!("{error}{help}"),
         }
@@ -226,18 +230,30 @@ impl Shared {
     }
 
     pub(super) fn halt(&self, grace: Duration) -> Result<(), SuperviseError> {
-        let found = self.scan()?;
-        {
+        let mut found = self.scan()?;
+        let leader = {
             let mut inner = self.lock();
             inner.ended = None;
             let Some(run) = &mut inner.run else { return Ok(()) };
             run.is_stopping = true;
+            run.family.leader()
+        };
+        let mut term_max = grace;
+        if !self.start.stop_command.is_empty() {
+            let begun = Instant::now();
+            let leader = found.alive.contains(&leader).then_some(leader.pid);
+            if let Err(reason) = self.run_stop_command(leader, grace) {
+                self.log.note(&format!("{reason}; signals follow"));
+                tracing::warn!("{reason}; signals follow");
+            }
+            term_max = grace.saturating_sub(begun.elapsed()).max(grace / 2);
+            found = self.scan()?;
         }
         let mut refused = None;
         self.signal(&found, Signal::TERM, &mut refused);
-        let mut left = self.until_gone(grace, |_| {})?;
+        let mut left = self.until_gone(term_max, |_| {})?;
         if !left.is_empty() {
-            self.log.note(&format!("processes {left:?} are there after {grace:?}, and are killed"));
+            self.log.note(&format!("processes {left:?} are there after {term_max:?}, and are killed"));
             refused = None;
             left = self.until_gone(KILL_MAX, |found| self.signal(found, Signal::KILL, &mut refused))?;
         }
@@ -248,6 +264,40 @@ impl Shared {
         self.log.note("stopped");
         self.forget();
         Ok(())
+    }
+
+    /// For what outlived every process that is known, such as a container.
+    pub(super) fn stop_stray(&self, most: Duration) {
+        if !self.start.stop_command.is_empty()
+            && let Err(reason) = self.run_stop_command(None, most)
+        {
+            self.log.note(&reason);
+            tracing::warn!("{reason}");
+        }
+    }
+
+    /// Returns when the engine has ended, or else why it has not.
+    fn run_stop_command(&self, leader: Option<u32>, most: Duration) -> Result<(), String> {
+        let begun = Instant::now();
+        let words = stop::words_of(&self.start.stop_command, leader)
+            .ok_or("its stop_command needs the id of its first process, which has ended")?;
+        let spawned = pipe().and_then(|(output, (out, err))| {
+            self.read_all(output)?;
+            self.command(&words, out, err)?.spawn().map_err(|error| self.not_spawned(&words, &error))
+        });
+        let mut child = spawned.map_err(|error| format!("its stop_command did not run: {error}"))?;
+        self.log.note(&format!("its stop_command runs as process {}", child.id()));
+        let left = || most.saturating_sub(begun.elapsed());
+        match stop::wait(&mut child, most) {
+            Ok(Some(status)) if status.success() => match self.until_gone(left(), |_| {}) {
+                Ok(alive) if alive.is_empty() => Ok(()),
+                Ok(alive) => Err(format!("its stop_command left processes {alive:?} after {most:?}")),
+                Err(error) => Err(error.to_string()),
+            },
+            Ok(Some(status)) => Err(format!("its stop_command ended {}", manner(status))),
+            Ok(None) => Err(format!("its stop_command ran for {most:?}, and was killed")),
+            Err(error) => Err(format!("its stop_command cannot be waited for: {error}")),
+        }
     }
 
     fn forget(&self) {
@@ -409,15 +459,6 @@ fn manner(status: ExitStatus) -> String {
     format!("by signal {signal}{name}")
 }
 
-/// Ends a child that has just started, and its group.
-fn end_at_once(child: &mut Child) {
-    if let Some(group) = numbered(child.id()) {
-        // It is not reaped yet, so the group id is its own. If it is gone, nothing is left to end.
-        let _ = kill_process_group(group, Signal::KILL);
-    }
-    drop(child.wait());
-}
-
 /// Opens the output of an adopted process, if it still writes to the earlier service's pipe.
 fn reopened(pid: u32, record: &Record) -> Result<File, String> {
     let name = record.output.as_ref().ok_or("its output is unknown")?;
@@ -435,6 +476,13 @@ fn reopened(pid: u32, record: &Record) -> Result<File, String> {
         Ok(file)
     };
     open().map_err(|error: io::Error| format!("cannot open {}: {error}", path.display()))
+}
+
+/// The side to read, and two to write: for output and errors.
+fn pipe() -> Result<(io::PipeReader, (io::PipeWriter, io::PipeWriter)), SuperviseError> {
+    let (output, input) = io::pipe().map_err(|error| resource_error("make a pipe", &error))?;
+    let both = input.try_clone().map(|other| (input, other));
+    both.map(|both| (output, both)).map_err(|error| resource_error("share a pipe", &error))
 }
 
 /// As `/proc/PID/fd` names it.

@@ -74,6 +74,16 @@ async fn a_set_kind_is_the_only_one() {
 }
 
 #[tokio::test]
+async fn a_known_kind_is_the_only_one() {
+    for (kind, line, ..) in all() {
+        let script = serving(if kind == Chat { Rerank } else { Chat }, 404).await;
+        let error = engine_of(&model(&script.url, Vllm, 1)).unwrap().generate(Some(kind)).await.unwrap_err();
+        assert!(matches!(error, EngineError::Refused { status: 404, .. }), "{error}");
+        assert_eq!(lines(&script), [line]);
+    }
+}
+
+#[tokio::test]
 async fn other_errors_are_not_asked_around() {
     for status in [400, 401, 500, 503] {
         let script = Script::of(move |_| Scripted::Text(status, "out of memory".to_owned())).await;

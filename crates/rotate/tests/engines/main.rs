@@ -1,6 +1,7 @@
 //! The adapters, with mock engines on real sockets.
 #![allow(clippy::unwrap_used)]
 
+mod calls;
 mod canary;
 mod faults;
 mod script;

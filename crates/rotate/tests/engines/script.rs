@@ -9,7 +9,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt as _;
-use poorwill_rotate::config::{Canary, CanaryKind, EngineKind, Model};
+use poorwill_rotate::config::{Canary, CanaryKind, EngineKind, HttpApi, Model};
 use poorwill_rotate::engine::{Answer, Content};
 use poorwill_rotate::policy::{Gpu, Rules};
 use serde_json::Value;
@@ -213,6 +213,7 @@ pub(crate) fn model(url: &str, engine: EngineKind, level: u8) -> Model {
         served_as: "Org/Large".to_owned(),
         engine,
         url: url.to_owned(),
+        http: HttpApi::default(),
         level,
         start: None,
         canary: Canary { prompt: "One, two,".to_owned(), tokens: 7, ..usual_canary() },

@@ -344,10 +344,6 @@ async fn an_engine_that_cannot_sleep_is_an_error_that_says_how_to_start_it() {
             (found, None) => assert_eq!(found, Ok(EngineState::Awake), "{key}"),
             (found, _) => panic!("{key} at level {level}: {found:?}"),
         }
-        // A model that never sleeps needs none of that.
-        let mut never = model(&fake.server.url, Sglang, level);
-        never.rules.can_sleep = false;
-        assert_eq!(engine_of(&never).unwrap().probe().await, Ok(EngineState::Awake), "{key}");
     }
 }
 

@@ -36,6 +36,16 @@ fn it_says_what_would_be_served_and_starts_nothing() {
 }
 
 #[test]
+fn a_stop_command_that_is_missing_is_a_warning() {
+    let mut fixture = fixture();
+    fixture.models[0].lines = "engine = \"http\"\nstop_command = [\"no-such-stop\"]\n".to_owned();
+    let text = check(&fixture, &[]).succeeded();
+    for words in ["model amber: http at", "warning: model `amber`: no-such-stop is in no folder of PATH"] {
+        assert!(text.contains(words), "`{words}` is not in: {text}");
+    }
+}
+
+#[test]
 fn it_says_what_is_missing() {
     let mut fixture = fixture();
     let plain = fixture.folder.join("plain");
