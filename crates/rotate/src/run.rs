@@ -16,13 +16,15 @@ use tokio::sync::broadcast;
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Config, ConfigError};
+use crate::config::{self, Card, Config, ConfigError};
 use crate::control::{self, ControlApi, Later};
-use crate::front::{self, Backend, Listed, Route, Timeouts};
+use crate::front::{self, Backend, Listed, NameKind, Route, Timeouts};
 use crate::measure::{self, Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId, StageName};
 use crate::requests::Requests;
-use crate::service::{Admission, ModelCommand, Refused, Service, ServiceError, ServiceEvent, Snapshot};
+use crate::service::{
+    Admission, Destination, ModelCommand, Refused, Service, ServiceError, ServiceEvent, Snapshot,
+};
 
 /// For a listener to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
@@ -220,20 +222,35 @@ async fn close((name, listener): (&'static str, Option<JoinHandle<io::Result<()>
 
 impl Backend for ServiceHandle {
     fn route(&self, name: &str) -> Option<Route> {
-        let (model, known) = self.service.find(name)?;
-        let (name, url, served_as) = (known.name.clone(), known.url.clone(), known.served_as.clone());
-        Some(Route { model, name, url, served_as })
+        let Destination { id, model, served_as, parameters, in_flight } = self.service.route(name)?;
+        let (name, url, in_flight) = (model.name.clone(), model.url.clone(), Some(Arc::new(in_flight)));
+        Some(Route { model: id, name, url, served_as, parameters, in_flight })
     }
 
     fn listed(&self) -> Vec<Listed> {
-        let listed = self.service.stages().into_iter();
-        let listed = listed.map(|(model, stage)| Listed {
-            name: model.name.clone(),
-            aliases: model.aliases.clone(),
+        let listed = |name: &String, kind: NameKind, stage: StageName, card: &Card| Listed {
+            name: name.clone(),
+            kind,
             is_ready: stage == StageName::Ready,
             stage,
-        });
-        listed.collect()
+            card: card.clone(),
+        };
+        let mut all = Vec::new();
+        for (model, stage) in self.service.stages() {
+            let of = || model.name.clone();
+            all.push(listed(&model.name, NameKind::Model, stage, &model.card));
+            let alias = |name| listed(name, NameKind::Alias { model: of() }, stage, &model.card);
+            all.extend(model.aliases.iter().map(alias));
+            let adapter = |name| listed(name, NameKind::Adapter { model: of() }, stage, &model.card);
+            all.extend(model.adapters.iter().map(adapter));
+        }
+        for selector in &self.service.config().selectors {
+            // It may be gone after a reload.
+            let Some(stage) = self.service.stage_of(&selector.name) else { continue };
+            let kind = NameKind::Selector { targets: selector.targets.clone() };
+            all.push(listed(&selector.name, kind, stage, &selector.card));
+        }
+        all
     }
 
     fn admit(&self, model: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {

@@ -73,8 +73,8 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
 
 fn command_reply(status: &Value, model: String, command: &'static str) -> Result<CommandReply, Failure> {
     let is_named = |now: &&Value| {
-        let aliases = now["aliases"].as_array().into_iter().flatten();
-        aliases.chain([&now["name"]]).any(|name| *name == model)
+        let others = [&now["aliases"], &now["adapters"]].into_iter().filter_map(Value::as_array).flatten();
+        others.chain([&now["name"]]).any(|name| *name == model)
     };
     let Some(now) = status["models"].as_array().into_iter().flatten().find(is_named) else {
         return Err(Failure::new(format!("`{model}`: {command} accepted; then the model was removed")));

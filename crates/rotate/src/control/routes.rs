@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::answer::ControlError;
 use super::{BODY_MAX_BYTES, FOLLOWERS_MAX, HandlerState, REQUEST_MAX, events, guard, page};
-use crate::service::{ModelCommand, ModelNow};
+use crate::service::ModelCommand;
 
 /// Default number of log lines.
 const LINES: usize = 200;
@@ -193,9 +193,8 @@ async fn command(
         return Err(no_model(&shared, &name).await);
     }
     tracing::info!(model = name, ?command, "an operator sent a command");
-    let is_it = |model: &ModelNow| model.name == name || model.aliases.contains(&name);
     let models = shared.api.snapshot().await.models;
-    match models.iter().find(|model| is_it(model)) {
+    match models.iter().find(|model| model.is_named(&name)) {
         Some(model) => Ok((StatusCode::ACCEPTED, Json(model)).into_response()),
         None => Err(ControlError::no_model(&name, models.into_iter().map(|model| model.name).collect())),
     }

@@ -327,7 +327,7 @@ impl Actor {
             }
         }
         let gone: Vec<_> = (0..entries.len()).filter(|id| !entries[*id].is_listed).collect();
-        *self.directory.write().unwrap_or_else(PoisonError::into_inner) = Directory { config, entries };
+        *self.directory.write().unwrap_or_else(PoisonError::into_inner) = Directory::new(config, entries);
         self.step(Input::Tick);
         for id in gone {
             self.step(Input::Pin(ModelId(id), false));
@@ -378,6 +378,7 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
     ModelNow {
         name: model.name.clone(),
         aliases: model.aliases.clone(),
+        adapters: model.adapters.clone(),
         engine: match model.engine {
             EngineKind::Vllm => "vllm",
             EngineKind::Sglang => "sglang",

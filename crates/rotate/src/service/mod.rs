@@ -9,19 +9,21 @@
 mod actor;
 mod handle;
 mod history;
+mod names;
 mod snapshot;
 
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+pub use self::names::{Destination, InFlight};
 pub use self::snapshot::{
     EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot, Swap,
     SwapPath,
@@ -30,6 +32,7 @@ pub use self::snapshot::{
 use self::actor::{Actor, Message};
 use self::handle::EngineHandle;
 pub(crate) use self::history::LEAVING;
+use self::names::{Names, Target, TargetNow};
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::measure::{GpuMemory, Meter};
@@ -62,6 +65,15 @@ struct Directory {
     config: Arc<Config>,
     /// By model number, which removed models keep.
     entries: Vec<Entry>,
+    names: Names,
+}
+
+impl Directory {
+    fn new(config: Arc<Config>, entries: Vec<Entry>) -> Self {
+        let is_it = |entry: &Entry, name: &str| entry.is_listed && entry.model.name == name;
+        let names = Names::new(&config, |name| entries.iter().position(|entry| is_it(entry, name)));
+        Self { config, entries, names }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -69,6 +81,8 @@ struct Entry {
     model: Arc<config::Model>,
     handle: Arc<EngineHandle>,
     is_listed: bool,
+    /// Waiting and running requests by a name.
+    in_flight: Arc<AtomicUsize>,
 }
 
 /// An admitted request. It counts as running until dropped.
@@ -187,7 +201,7 @@ impl Service {
         let entries = config.models.iter().map(|model| entry(&config, model, &meter, connect));
         let entries = entries.collect::<Result<Vec<_>, _>>()?;
         let (messages, inbox) = mpsc::unbounded_channel();
-        let directory = Arc::new(RwLock::new(Directory { config: Arc::new(config), entries }));
+        let directory = Arc::new(RwLock::new(Directory::new(Arc::new(config), entries)));
         let actor = Actor::new(Arc::clone(&directory), messages.clone());
         let (listeners, stages) = (actor.listeners(), actor.stages());
         tokio::spawn(actor.run(inbox));
@@ -237,16 +251,43 @@ impl Service {
         Arc::clone(&self.0.directory.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
-    /// The model with this name or alias.
+    /// The model with this name, alias or adapter.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<(ModelId, Arc<config::Model>)> {
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |entry: &Entry| {
-            let model = &entry.model;
-            entry.is_listed && (model.name == name || model.aliases.iter().any(|alias| alias == name))
-        };
-        let id = directory.entries.iter().position(is_it)?;
+        let id = directory.names.id(name)?;
         Some((ModelId(id), Arc::clone(&directory.entries[id].model)))
+    }
+
+    /// Where a request with this name goes: to the model with it, or to one of a selector's. The request counts for that
+    /// model from now on.
+    #[must_use]
+    pub fn route(&self, name: &str) -> Option<Destination> {
+        self.chosen(name, |entry, target| Destination {
+            id: ModelId(target.id),
+            model: Arc::clone(&entry.model),
+            served_as: target.served_as.clone(),
+            parameters: Arc::clone(&target.parameters),
+            in_flight: InFlight::new(&entry.in_flight),
+        })
+    }
+
+    /// The stage of the model that a request with this name would get now.
+    #[must_use]
+    pub fn stage_of(&self, name: &str) -> Option<StageName> {
+        let id = self.chosen(name, |_, target| target.id)?;
+        let stages = self.0.stages.read().unwrap_or_else(PoisonError::into_inner);
+        Some(stages.get(id).copied().unwrap_or(StageName::Unknown))
+    }
+
+    fn chosen<T>(&self, name: &str, take: impl FnOnce(&Entry, &Target) -> T) -> Option<T> {
+        let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
+        let stages = self.0.stages.read().unwrap_or_else(PoisonError::into_inner);
+        let now = |id: usize| TargetNow {
+            stage: stages.get(id).copied().unwrap_or(StageName::Unknown),
+            in_flight: directory.entries[id].in_flight.load(Ordering::Acquire),
+        };
+        directory.names.chosen(name, now, |target| take(&directory.entries[target.id], target))
     }
 
     /// The current models in the order of the configuration, with their stages.
@@ -472,7 +513,7 @@ fn entry(
     let supervisor = supervisor.transpose()?;
     let handle =
         Arc::new(EngineHandle::new(model, engine, supervisor, Arc::clone(meter), kept_at(model, config)));
-    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
+    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight: Arc::default() })
 }
 
 fn kept_at(model: &config::Model, config: &Config) -> Option<PathBuf> {
@@ -506,5 +547,6 @@ fn changed(
         let meter = Arc::clone(&handle.meter);
         Arc::new(EngineHandle::new(model, engine, handle.supervisor.clone(), meter, kept_at(model, config)))
     };
-    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
+    let in_flight = Arc::clone(&entry.in_flight);
+    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight })
 }

@@ -29,6 +29,8 @@ pub struct ModelNow {
     pub name: String,
     /// Other names in requests.
     pub aliases: Vec<String>,
+    /// Names of its adapters in requests.
+    pub adapters: Vec<String>,
     /// `vllm` or `sglang`.
     pub engine: &'static str,
     /// Its engine's URL.
@@ -63,6 +65,14 @@ pub struct ModelNow {
     pub last_failure: Option<String>,
     /// Starts of its engine since the service began.
     pub starts: u64,
+}
+
+impl ModelNow {
+    /// Whether requests and commands mean it by this name.
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
+        self.name == name || self.aliases.iter().chain(&self.adapters).any(|other| other == name)
+    }
 }
 
 /// A GPU's status.

@@ -86,7 +86,7 @@ impl ControlApi for FakeApi {
 }
 
 pub(crate) fn is_it(model: &ModelNow, name: &str) -> bool {
-    model.name == name || model.aliases.iter().any(|alias| alias == name)
+    model.is_named(name)
 }
 
 /// Control with these keys. Only a configuration can contain keys.
@@ -104,6 +104,7 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
     ModelNow {
         name: name.to_owned(),
         aliases: vec![format!("{name}-alias")],
+        adapters: vec![format!("{name}-adapter")],
         engine: "vllm",
         url: "http://127.0.0.1:8000".to_owned(),
         gpus: gpus.to_vec(),
