@@ -250,7 +250,7 @@ impl Backend for ServiceHandle {
             let kind = NameKind::Selector { targets: selector.targets.clone() };
             all.push(listed(&selector.name, kind, stage, &selector.card));
         }
-        all
+        self.with_profile(all)
     }
 
     fn admit(&self, model: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
@@ -267,6 +267,24 @@ impl Backend for ServiceHandle {
 
     fn front(&self) -> Arc<config::Front> {
         Arc::clone(&self.service.config().front)
+    }
+}
+
+impl ServiceHandle {
+    /// Names of the chosen profile stand for others, also where a model has the same name.
+    fn with_profile(&self, mut all: Vec<Listed>) -> Vec<Listed> {
+        let (config, profile) = (self.service.config(), self.service.profile());
+        let Some(names) = profile.and_then(|profile| config.profiles.get(&profile)) else { return all };
+        let targets: Vec<Option<Listed>> =
+            names.values().map(|target| all.iter().find(|one| one.name == *target).cloned()).collect();
+        all.retain(|one| !names.contains_key(&one.name));
+        for (name, target) in names.keys().zip(targets) {
+            let Some(mut target) = target else { continue };
+            target.kind = NameKind::Alias { model: target.name };
+            target.card.is_hidden = false;
+            all.push(Listed { name: name.clone(), ..target });
+        }
+        all
     }
 }
 
@@ -301,6 +319,10 @@ impl ControlApi for ServiceHandle {
             let config = tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())??;
             self.service.reload(config).await.map_err(|error| error.to_string())
         })
+    }
+
+    fn set_profile(&self, profile: Option<&str>) -> Result<(), String> {
+        self.service.set_profile(profile).map_err(|error| error.to_string())
     }
 
     fn requests(&self) -> Arc<Requests> {

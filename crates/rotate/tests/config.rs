@@ -310,6 +310,7 @@ fn names_and_parameters_are_checked() {
     };
     let selector =
         |lines: &str| format!("{}[[selector]]\nname = \"any\"\n{lines}\n", model("adapters = [\"lora\"]"));
+    let profile = |lines: &str| format!("{}[profile.p]\n{lines}\n", model("").trim_end().to_owned() + "\n");
     for (text, words) in [
         (model("adapters = [\"\"]"), &["line 4, column 1", "one of adapters"][..]),
         (model("adapters = [\" x\"]"), &["\" x\"", "blanks"]),
@@ -354,6 +355,11 @@ fn names_and_parameters_are_checked() {
         ),
         (selector("").replace("\"any\"", "\"\""), &["its name is empty"]),
         (selector("").replace("\"any\"", "\"a \""), &["\"a \"", "blanks"]),
+        (profile(""), &["line 4, column 1", "profile `p`: it is empty"]),
+        (profile("a = \"onne\""), &["`a` stands for `onne`", "model or selector; did you mean `one`?"]),
+        (profile("\"\" = \"one\""), &["one of its names is empty"]),
+        (profile("\" a\" = \"one\""), &["\" a\"", "blanks"]),
+        (profile("a = 1"), &["line 5"]),
         (
             selector("targets = [\"one\"]").replace("\"any\"", "\"lora\""),
             &["selector `lora`: model `one` has the name `lora` as well"],

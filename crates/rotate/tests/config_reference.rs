@@ -74,6 +74,12 @@ fn page() -> String {
                     none(),
                     "names for several models, of which each request gets one",
                 ),
+                (
+                    "profile",
+                    "table of tables",
+                    none(),
+                    "profiles by name, such as `[profile.coding]` with `coder = \"qwen\"`: while an operator has chosen it, `coder` stands for `qwen` in requests, before all other names; `\"\"` stands for no model",
+                ),
             ],
         ),
         (

@@ -319,6 +319,72 @@ fn a_request_counts_for_its_target_until_it_ends() {
     });
 }
 
+/// The answer's status and body.
+async fn choose(rotation: &Rotation, body: &str) -> (u16, Value) {
+    let (status, text) = send(rotation.running.control, "POST /rotate/profile", "", body).await;
+    (status, serde_json::from_str(&text).unwrap())
+}
+
+#[test]
+fn the_names_of_a_profile_come_before_all_others() {
+    run(async {
+        let profiles =
+            "[profile.coding]\na = \"b-lora\"\nfast = \"any\"\nb = \"\"\n[profile.other]\nfast = \"b\"\n";
+        let text = two_models("targets = [\"a\"]") + profiles;
+        let rotation = Rotation::of(&[false, false], &text).await;
+        let service = &rotation.running.service;
+        let body = |name: &str| format!("{{\"model\":\"{name}\"}}");
+        assert_eq!(rotation.ask(&body("a")).await, (0, body("a")));
+        assert_eq!((rotation.get("/v1/models/fast").await.0, service.profile()), (404, None));
+
+        assert_eq!(choose(&rotation, r#"{"profile": "coding"}"#).await, (200, json!({"profile": "coding"})));
+        assert_eq!(rotation.ask(&body("a")).await, (1, body("b-lora")));
+        // What a name stands for is not looked up in the profile again.
+        assert_eq!(rotation.ask(&body("fast")).await, (0, body("a")));
+        assert_eq!(rotation.get("/v1/models/b").await.0, 404);
+        let (_, list) = rotation.get("/v1/models").await;
+        let names = list["data"].as_array().unwrap().iter();
+        let names: Vec<_> =
+            names.map(|one| (one["id"].clone(), one["poorwill"]["alias_of"].clone())).collect();
+        let own = |name: &str| (json!(name), Value::Null);
+        let wanted = [
+            own("a-lora"),
+            own("b-lora"),
+            own("any"),
+            (json!("a"), json!("b-lora")),
+            (json!("fast"), json!("any")),
+        ];
+        assert_eq!(names, wanted);
+        // Operators mean the models themselves.
+        assert_eq!(service.find("a").unwrap().0, ModelId(0));
+        let status = service.snapshot().await;
+        assert_eq!(status.profile.as_deref(), Some("coding"));
+
+        // It stays while the configuration has it.
+        service.reload(config(&rotation.urls, &text)).await.unwrap();
+        assert_eq!(rotation.ask(&body("a")).await.0, 1);
+        assert_eq!(choose(&rotation, r#"{"profile": "other"}"#).await.0, 200);
+        assert_eq!(rotation.ask(&body("fast")).await, (1, body("b")));
+        assert_eq!(rotation.ask(&body("a")).await.0, 0);
+        for (wrong, status, words) in [
+            (r#"{"profile": "none"}"#, 404, "there is no profile `none`; there are: coding, other"),
+            ("{}", 400, "{\"profile\": null}"),
+            ("", 400, "{\"profile\": \"NAME\"}"),
+        ] {
+            let (got, error) = choose(&rotation, wrong).await;
+            let message = error["error"]["message"].as_str().unwrap();
+            assert!(got == status && message.contains(words), "{got} {message}");
+        }
+        assert_eq!(service.profile().as_deref(), Some("other"));
+        assert_eq!(choose(&rotation, r#"{"profile": null}"#).await, (200, json!({"profile": null})));
+        assert_eq!(rotation.get("/v1/models/fast").await.0, 404);
+        service.set_profile(Some("other")).unwrap();
+        let without = text.split("[profile.other]").next().unwrap();
+        service.reload(config(&rotation.urls, without)).await.unwrap();
+        assert_eq!(service.profile(), None);
+    });
+}
+
 #[test]
 fn no_target_gets_more_than_its_share_at_once() {
     run(async {

@@ -42,6 +42,8 @@ pub struct Config {
     pub models: Vec<Model>,
     /// Names for several models.
     pub selectors: Vec<Selector>,
+    /// By their names: what a client's name stands for while the profile is chosen. Empty for no model.
+    pub profiles: BTreeMap<String, BTreeMap<String, String>>,
 }
 
 /// The listener for clients.

@@ -178,7 +178,8 @@ impl Config {
                 return Err(invalid(&owner, &format!("{other} has the name `{name}` as well")));
             }
         }
-        self.selectors.iter().try_for_each(|selector| self.check_targets(selector, &seen))
+        self.selectors.iter().try_for_each(|selector| self.check_targets(selector, &seen))?;
+        self.profiles.iter().try_for_each(|(profile, names)| check_profile(profile, names, &seen))
     }
 
     fn check_targets(&self, of: &Selector, names: &BTreeMap<&str, String>) -> Result<(), ConfigError> {
@@ -186,9 +187,7 @@ impl Config {
         for target in &of.targets {
             let is_selector = || self.selectors.iter().any(|other| other.name == *target);
             let reason = if !names.contains_key(target.as_str()) {
-                let meant = nearest(target, names.keys().copied());
-                let meant = meant.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
-                format!("targets has `{target}`, which is no name of a model{meant}")
+                format!("targets has `{target}`, which is no name of a model{}", meant(target, names))
             } else if is_selector() {
                 format!("targets has `{target}`, which is a selector; name the models themselves")
             } else if !seen.insert(target) {
@@ -200,6 +199,37 @@ impl Config {
         }
         Ok(())
     }
+}
+
+fn check_profile(
+    profile: &str,
+    all: &BTreeMap<String, String>,
+    names: &BTreeMap<&str, String>,
+) -> Result<(), ConfigError> {
+    let invalid = |reason: &str| Err(invalid(&format!("profile `{profile}`"), reason));
+    if profile.trim().is_empty() || all.keys().any(|name| name.trim().is_empty()) {
+        return invalid("it has no name, or one of its names is empty");
+    }
+    if let Some(reason) = odd_name(all.keys()) {
+        return invalid(&reason);
+    }
+    if all.is_empty() {
+        return invalid("it is empty; say a name and what it stands for, like \"coder\" = \"qwen\"");
+    }
+    let unknown = all.iter().find(|(_, target)| !target.is_empty() && !names.contains_key(target.as_str()));
+    match unknown {
+        Some((name, target)) => invalid(&format!(
+            "`{name}` stands for `{target}`, which is no name of a model or selector{}",
+            meant(target, names)
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The nearest name, for the end of an error.
+fn meant(wrong: &str, names: &BTreeMap<&str, String>) -> String {
+    let nearest = nearest(wrong, names.keys().copied());
+    nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
 }
 
 /// Why a name cannot be in a request, if it cannot.

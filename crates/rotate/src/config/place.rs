@@ -50,10 +50,16 @@ impl Place {
         let named = section.strip_suffix('`').and_then(|rest| rest.split_once(" `"));
         let (table, header) = match named {
             // Of two models with one name the second is the mistake.
-            Some((kind, name)) => file.get(kind)?.get_ref().as_array()?.iter().rev().find_map(|one| {
-                let table = one.get_ref().as_table()?;
-                (table.get("name")?.get_ref().as_str() == Some(name)).then(|| (table, one.span()))
-            })?,
+            Some((kind, name)) => match file.get(kind)?.get_ref() {
+                DeValue::Array(all) => all.iter().rev().find_map(|one| {
+                    let table = one.get_ref().as_table()?;
+                    (table.get("name")?.get_ref().as_str() == Some(name)).then(|| (table, one.span()))
+                })?,
+                all => {
+                    let one = all.as_table()?.get(name)?;
+                    (one.get_ref().as_table()?, one.span())
+                }
+            },
             None => {
                 let (key, value) = file.get_key_value(section)?;
                 match value.get_ref().as_table() {

@@ -44,6 +44,8 @@ pub(super) struct File {
     model: Vec<RawModel>,
     #[serde(default)]
     selector: Vec<RawSelector>,
+    #[serde(default)]
+    profile: BTreeMap<String, BTreeMap<String, String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -193,7 +195,7 @@ impl File {
             self.model.into_iter().map(|model| model.checked(&self.every_model)).collect::<Result<_, _>>()?;
         let selectors = self.selector.into_iter().map(RawSelector::checked).collect::<Result<_, _>>()?;
         let (front, control) = (Arc::new(front), Arc::new(control));
-        Ok(Config { front, control, memory, state: self.state, models, selectors })
+        Ok(Config { front, control, memory, state: self.state, models, selectors, profiles: self.profile })
     }
 }
 

@@ -66,13 +66,17 @@ struct Directory {
     /// By model number, which removed models keep.
     entries: Vec<Entry>,
     names: Names,
+    profile: Option<String>,
 }
 
 impl Directory {
-    fn new(config: Arc<Config>, entries: Vec<Entry>) -> Self {
+    /// Without a profile if this one is not in the configuration.
+    fn new(config: Arc<Config>, entries: Vec<Entry>, profile: Option<String>) -> Self {
+        let profile = profile.filter(|profile| config.profiles.contains_key(profile));
         let is_it = |entry: &Entry, name: &str| entry.is_listed && entry.model.name == name;
-        let names = Names::new(&config, |name| entries.iter().position(|entry| is_it(entry, name)));
-        Self { config, entries, names }
+        let id_of = |name: &str| entries.iter().position(|entry| is_it(entry, name));
+        let names = Names::new(&config, profile.as_deref(), id_of);
+        Self { config, entries, names, profile }
     }
 }
 
@@ -134,6 +138,14 @@ pub enum ServiceError {
     Ending {
         /// The cause.
         reason: String,
+    },
+    /// No profile has this name.
+    #[error("there is no profile `{name}`; there are: {}", known.join(", "))]
+    Profile {
+        /// The name.
+        name: String,
+        /// All profiles.
+        known: Vec<String>,
     },
     /// Another model had this engine before.
     #[error(
@@ -201,7 +213,7 @@ impl Service {
         let entries = config.models.iter().map(|model| entry(&config, model, &meter, connect));
         let entries = entries.collect::<Result<Vec<_>, _>>()?;
         let (messages, inbox) = mpsc::unbounded_channel();
-        let directory = Arc::new(RwLock::new(Directory::new(Arc::new(config), entries)));
+        let directory = Arc::new(RwLock::new(Directory::new(Arc::new(config), entries, None)));
         let actor = Actor::new(Arc::clone(&directory), messages.clone());
         let (listeners, stages) = (actor.listeners(), actor.stages());
         tokio::spawn(actor.run(inbox));
@@ -249,6 +261,27 @@ impl Service {
     #[must_use]
     pub fn config(&self) -> Arc<Config> {
         Arc::clone(&self.0.directory.read().unwrap_or_else(PoisonError::into_inner).config)
+    }
+
+    /// The chosen profile.
+    #[must_use]
+    pub fn profile(&self) -> Option<String> {
+        self.0.directory.read().unwrap_or_else(PoisonError::into_inner).profile.clone()
+    }
+
+    /// Chooses another profile, or none, for requests from now on.
+    ///
+    /// # Errors
+    /// [`ServiceError::Profile`]
+    pub fn set_profile(&self, profile: Option<&str>) -> Result<(), ServiceError> {
+        let mut directory = self.0.directory.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = profile.filter(|name| !directory.config.profiles.contains_key(*name)) {
+            let known = directory.config.profiles.keys().cloned().collect();
+            return Err(ServiceError::Profile { name: name.to_owned(), known });
+        }
+        let (config, entries) = (Arc::clone(&directory.config), directory.entries.clone());
+        *directory = Directory::new(config, entries, profile.map(str::to_owned));
+        Ok(())
     }
 
     /// The model with this name, alias or adapter.
@@ -344,6 +377,7 @@ impl Service {
         let nothing = Snapshot {
             uptime_s: 0.0,
             is_ending: true,
+            profile: None,
             models: Vec::new(),
             gpus: Vec::new(),
             swaps: Vec::new(),

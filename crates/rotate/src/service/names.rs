@@ -45,12 +45,14 @@ impl Drop for InFlight {
 #[derive(Debug)]
 pub(super) struct Names {
     meanings: HashMap<String, Meaning>,
+    /// Those of the profile, for clients. `None` stands for no model.
+    profile: HashMap<String, Option<Meaning>>,
     /// Held from a choice until it counts.
-    pub(super) choosing: Mutex<()>,
+    choosing: Mutex<()>,
 }
 
-#[derive(Debug)]
-pub(super) enum Meaning {
+#[derive(Debug, Clone)]
+enum Meaning {
     Model(Target),
     Selector(Strategy, Vec<Target>),
 }
@@ -73,7 +75,7 @@ pub(super) struct TargetNow {
 
 impl Names {
     /// `id_of` numbers the models by their names.
-    pub(super) fn new(config: &Config, id_of: impl Fn(&str) -> Option<usize>) -> Self {
+    pub(super) fn new(config: &Config, profile: Option<&str>, id_of: impl Fn(&str) -> Option<usize>) -> Self {
         let mut targets: HashMap<String, Target> = HashMap::new();
         for model in &config.models {
             let Some(id) = id_of(&model.name) else { continue };
@@ -93,29 +95,29 @@ impl Names {
         });
         let selectors: Vec<_> = selectors.collect();
         let models = targets.into_iter().map(|(name, target)| (name, Meaning::Model(target)));
-        Self { meanings: models.chain(selectors).collect(), choosing: Mutex::default() }
+        let meanings: HashMap<String, Meaning> = models.chain(selectors).collect();
+        let profile = profile.and_then(|profile| config.profiles.get(profile)).into_iter().flatten();
+        let profile = profile.map(|(name, target)| (name.clone(), meanings.get(target).cloned())).collect();
+        Self { meanings, profile, choosing: Mutex::default() }
     }
 
-    pub(super) fn meaning(&self, name: &str) -> Option<&Meaning> {
-        self.meanings.get(name)
-    }
-
-    /// The model of a name that is no selector's.
+    /// The model of a name that is no selector's, whatever the profile says.
     pub(super) fn id(&self, name: &str) -> Option<usize> {
-        match self.meaning(name)? {
+        match self.meanings.get(name)? {
             Meaning::Model(target) => Some(target.id),
             Meaning::Selector(..) => None,
         }
     }
 
-    /// The target, which `count` makes count before another choice is made.
+    /// The target of a client's name, which `count` makes count before another choice is made.
     pub(super) fn chosen<T>(
         &self,
         name: &str,
         now: impl Fn(usize) -> TargetNow,
         count: impl FnOnce(&Target) -> T,
     ) -> Option<T> {
-        match self.meaning(name)? {
+        let meaning = self.profile.get(name).map_or_else(|| self.meanings.get(name), Option::as_ref);
+        match meaning? {
             Meaning::Model(target) => Some(count(target)),
             Meaning::Selector(strategy, targets) => {
                 let _one_at_a_time = self.choosing.lock().unwrap_or_else(PoisonError::into_inner);

@@ -14,6 +14,8 @@ pub struct Snapshot {
     pub uptime_s: f64,
     /// Whether the service is ending.
     pub is_ending: bool,
+    /// The chosen profile.
+    pub profile: Option<String>,
     /// In the order of the configuration.
     pub models: Vec<ModelNow>,
     /// The GPUs of these models.

@@ -76,6 +76,14 @@ impl ControlApi for FakeApi {
         })
     }
 
+    fn set_profile(&self, profile: Option<&str>) -> Result<(), String> {
+        if profile == Some("none such") {
+            return Err("there is no profile `none such`".to_owned());
+        }
+        self.snapshot.lock().unwrap().profile = profile.map(str::to_owned);
+        Ok(())
+    }
+
     fn requests(&self) -> Arc<Requests> {
         Arc::clone(&self.requests)
     }
@@ -140,6 +148,7 @@ pub(crate) fn snapshot() -> Snapshot {
     Snapshot {
         uptime_s: 61.5,
         is_ending: false,
+        profile: None,
         models: vec![ready, draining, model("three", &[1])],
         gpus: vec![
             GpuNow {
