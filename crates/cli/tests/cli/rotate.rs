@@ -304,6 +304,7 @@ fn a_broken_file_changes_nothing_and_a_changed_one_is_taken_over() {
         (fixture.say("sun", PROMPTS[0]), &fixture.status()["profile"]),
         (output.clone(), &json!("day"))
     );
+    assert!(fixture.order(&["status"]).succeeded().ends_with("profile: day\n"));
     fixture.order(&["profile", "night"]).failed(&["no profile `night`", "there are: day"]);
     assert_eq!(fixture.order(&["profile", "--off"]).succeeded(), "no profile is chosen\n");
     assert_eq!(fixture.complete("sun", PROMPTS[0]).status, 404);
