@@ -61,8 +61,8 @@ impl Member {
         if key.contains(&b'\\') {
             return serde_json::from_slice::<String>(key).is_ok_and(|key| is_it(&key));
         }
-        let plain = key.get(1..key.len() - 1).and_then(|key| std::str::from_utf8(key).ok());
-        plain.is_some_and(is_it)
+        let plain = key.strip_prefix(b"\"").and_then(|key| key.strip_suffix(b"\""));
+        plain.and_then(|key| std::str::from_utf8(key).ok()).is_some_and(is_it)
     }
 }
 
