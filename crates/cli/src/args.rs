@@ -519,6 +519,15 @@ pub(crate) enum RotateCommand {
     },
     /// Read the configuration again, without dropping a request
     Reload,
+    /// Choose a profile: its names come before all others in clients' requests
+    Profile {
+        /// Name of the profile
+        #[arg(required_unless_present = "off")]
+        profile: Option<String>,
+        /// Choose none
+        #[arg(long, conflicts_with = "profile")]
+        off: bool,
+    },
     /// Put every model to sleep, wake it, and compare its answers before and after
     Validate {
         /// Number of prompts for each model, before and after

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{Method, StatusCode, header};
 use http_body_util::Full;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::config::{CanaryKind, Config, Key, Model};
 use crate::engine::canary::{Unreadable, is_unserved};
@@ -156,6 +156,15 @@ impl Client {
     /// See [`ClientError`].
     pub async fn reload(&self) -> Result<Value, ClientError> {
         self.send(&self.control, Method::POST, "/rotate/reload", None, ANSWER_MAX).await
+    }
+
+    /// Chooses a profile, or none.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn set_profile(&self, profile: Option<&str>) -> Result<Value, ClientError> {
+        let body = json!({"profile": profile});
+        self.send(&self.control, Method::POST, "/rotate/profile", Some(body), ANSWER_MAX).await
     }
 
     /// Completes a prompt through the front.

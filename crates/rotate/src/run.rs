@@ -16,13 +16,15 @@ use tokio::sync::broadcast;
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Config, ConfigError};
+use crate::config::{self, Card, Config, ConfigError};
 use crate::control::{self, ControlApi, Later};
-use crate::front::{self, Backend, Listed, Route, Timeouts};
+use crate::front::{self, Backend, Listed, NameKind, Route, Timeouts};
 use crate::measure::{self, Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId, StageName};
 use crate::requests::Requests;
-use crate::service::{Admission, ModelCommand, Refused, Service, ServiceError, ServiceEvent, Snapshot};
+use crate::service::{
+    Admission, Destination, ModelCommand, Refused, Service, ServiceError, ServiceEvent, Snapshot,
+};
 
 /// For a listener to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
@@ -220,20 +222,35 @@ async fn close((name, listener): (&'static str, Option<JoinHandle<io::Result<()>
 
 impl Backend for ServiceHandle {
     fn route(&self, name: &str) -> Option<Route> {
-        let (model, known) = self.service.find(name)?;
-        let (name, url, served_as) = (known.name.clone(), known.url.clone(), known.served_as.clone());
-        Some(Route { model, name, url, served_as })
+        let Destination { id, model, served_as, parameters, in_flight } = self.service.route(name)?;
+        let (name, url, in_flight) = (model.name.clone(), model.url.clone(), Some(Arc::new(in_flight)));
+        Some(Route { model: id, name, url, served_as, parameters, in_flight })
     }
 
     fn listed(&self) -> Vec<Listed> {
-        let listed = self.service.stages().into_iter();
-        let listed = listed.map(|(model, stage)| Listed {
-            name: model.name.clone(),
-            aliases: model.aliases.clone(),
+        let listed = |name: &String, kind: NameKind, stage: StageName, card: &Card| Listed {
+            name: name.clone(),
+            kind,
             is_ready: stage == StageName::Ready,
             stage,
-        });
-        listed.collect()
+            card: card.clone(),
+        };
+        let mut all = Vec::new();
+        for (model, stage) in self.service.stages() {
+            let of = || model.name.clone();
+            all.push(listed(&model.name, NameKind::Model, stage, &model.card));
+            let alias = |name| listed(name, NameKind::Alias { model: of() }, stage, &model.card);
+            all.extend(model.aliases.iter().map(alias));
+            let adapter = |name| listed(name, NameKind::Adapter { model: of() }, stage, &model.card);
+            all.extend(model.adapters.iter().map(adapter));
+        }
+        for selector in &self.service.config().selectors {
+            // It may be gone after a reload.
+            let Some(stage) = self.service.stage_of(&selector.name) else { continue };
+            let kind = NameKind::Selector { targets: selector.targets.clone() };
+            all.push(listed(&selector.name, kind, stage, &selector.card));
+        }
+        self.with_profile(all)
     }
 
     fn admit(&self, model: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
@@ -250,6 +267,24 @@ impl Backend for ServiceHandle {
 
     fn front(&self) -> Arc<config::Front> {
         Arc::clone(&self.service.config().front)
+    }
+}
+
+impl ServiceHandle {
+    /// Names of the chosen profile stand for others, also where a model has the same name.
+    fn with_profile(&self, mut all: Vec<Listed>) -> Vec<Listed> {
+        let (config, profile) = (self.service.config(), self.service.profile());
+        let Some(names) = profile.and_then(|profile| config.profiles.get(&profile)) else { return all };
+        let targets: Vec<Option<Listed>> =
+            names.values().map(|target| all.iter().find(|one| one.name == *target).cloned()).collect();
+        all.retain(|one| !names.contains_key(&one.name));
+        for (name, target) in names.keys().zip(targets) {
+            let Some(mut target) = target else { continue };
+            target.kind = NameKind::Alias { model: target.name };
+            target.card.is_hidden = false;
+            all.push(Listed { name: name.clone(), ..target });
+        }
+        all
     }
 }
 
@@ -284,6 +319,10 @@ impl ControlApi for ServiceHandle {
             let config = tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())??;
             self.service.reload(config).await.map_err(|error| error.to_string())
         })
+    }
+
+    fn set_profile(&self, profile: Option<&str>) -> Result<(), String> {
+        self.service.set_profile(profile).map_err(|error| error.to_string())
     }
 
     fn requests(&self) -> Arc<Requests> {

@@ -306,6 +306,112 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
     }
 }
 
+/// The errors of names, parameters and entries in the list of models.
+#[test]
+fn names_and_parameters_are_checked() {
+    let two = |lines: &str| {
+        format!("{}[[model]]\nname = \"two\"\nurl = \"http://127.0.0.1:8001\"\n{lines}\n", model(""))
+    };
+    let selector =
+        |lines: &str| format!("{}[[selector]]\nname = \"any\"\n{lines}\n", model("adapters = [\"lora\"]"));
+    let profile = |lines: &str| format!("{}[profile.p]\n{lines}\n", model("").trim_end().to_owned() + "\n");
+    for (text, words) in [
+        (model("adapters = [\"\"]"), &["line 4, column 1", "one of adapters"][..]),
+        (model("adapters = [\" x\"]"), &["\" x\"", "blanks"]),
+        (model("adapters = [\"one\"]"), &["model `one`", "has the name `one` as well"]),
+        (two("adapters = [\"one\"]"), &["model `two`: model `one` has the name `one` as well"]),
+        (two("[model.variants.one]\nx = 1"), &["model `two`: model `one` has the name `one` as well"]),
+        (model("[model.variants.\"\"]\nx = 1"), &["one of variants has no name"]),
+        (model("[model.variants.\"\u{7f}\"]\nx = 1"), &["line 4"]),
+        (model("[model.variants.x]\nmodel = \"y\""), &["variants cannot have `model`", "leave it out"]),
+        (model("variants = { x = 1 }"), &["line 4"]),
+        (model("[model.parameters]\nmodel = \"x\""), &["line 4", "parameters cannot have `model`"]),
+        (model("[model.parameters]\nstream = true"), &["parameters cannot have `stream`"]),
+        (model("[model.parameters]\nx = nan"), &["parameters: `x` is NaN", "JSON has no such number"]),
+        (model("[model.parameters]\nx.y = [2026-01-01]"), &["`x` is the date 2026-01-01", "in quotes"]),
+        (model("[model.parameters]\n\"\" = 1"), &["without a name"]),
+        (model("strip = [\"model\"]"), &["line 4, column 1", "strip cannot have `model`"]),
+        (model("strip = [\"x\", \"x\"]"), &["strip has `x` twice"]),
+        (model("strip = [\"\"]"), &["strip has a field without a name"]),
+        (model("strip = [\"x\"]\nparameters = { x = 1 }"), &["strip removes `x`, and parameters set it"]),
+        (model("display_name = \" \""), &["display_name is empty"]),
+        (model("metadata = { id = \"x\" }"), &["metadata has `id`", "leave it out"]),
+        (model("metadata = { name = \"x\" }"), &["metadata has `name`", "display_name instead"]),
+        (model("metadata = { x = 2026-01-01 }"), &["metadata: `x` is the date"]),
+        (model("metadata = 1"), &["line 4"]),
+        (selector(""), &["line 6", "selector `any`: targets is empty"]),
+        (selector("targets = []"), &["line 7, column 1", "targets is empty"]),
+        (selector("targets = [\"onne\"]"), &["line 7, column 1", "`onne`", "did you mean `one`?"]),
+        (selector("targets = [\"something\"]"), &["`something`, which is no name of a model\n"]),
+        (selector("targets = [\"one\", \"one\"]"), &["targets has `one` twice"]),
+        (selector("targets = [\"any\"]"), &["targets has `any`, which is a selector"]),
+        (selector("targets = \"one\""), &["line 7"]),
+        (selector("targets = [\"one\"]\nstrategy = \"warm\""), &["line 8", "warm", "spillover"]),
+        (selector("targets = [\"one\"]\nstrategy = \"spillover\""), &["requests is missing"]),
+        (
+            selector("targets = [\"one\"]\nstrategy = \"spillover\"\nrequests = 0"),
+            &["line 9", "requests is 0"],
+        ),
+        (selector("targets = [\"one\"]\nrequests = 4"), &["requests is for strategy"]),
+        (
+            selector("targets = [\"one\"]\nmetadata = { object = 1 }"),
+            &["selector `any`: metadata has `object`"],
+        ),
+        (selector("").replace("\"any\"", "\"\""), &["its name is empty"]),
+        (selector("").replace("\"any\"", "\"a \""), &["\"a \"", "blanks"]),
+        (profile(""), &["line 4, column 1", "profile `p`: it is empty"]),
+        (profile("a = \"onne\""), &["`a` stands for `onne`", "model or selector; did you mean `one`?"]),
+        (profile("\"\" = \"one\""), &["one of its names is empty"]),
+        (profile("\" a\" = \"one\""), &["\" a\"", "blanks"]),
+        (profile("a = 1"), &["line 5"]),
+        (
+            selector("targets = [\"one\"]").replace("\"any\"", "\"lora\""),
+            &["selector `lora`: model `one` has the name `lora` as well"],
+        ),
+        (
+            format!("{}[[selector]]\nname = \"any\"\ntargets = [\"one\"]\n", selector("targets = [\"one\"]")),
+            &["line 9", "selector `any`: selector `any` has the name `any` as well"],
+        ),
+    ] {
+        // A word may be the end of the message.
+        let error = refused(&text) + "\n";
+        for word in words {
+            assert!(error.contains(word), "{error:?} of\n{text}");
+        }
+    }
+}
+
+#[test]
+fn a_name_may_have_parameters_of_its_own() {
+    let text = model(
+        "adapters = [\"lora\"]\nserved_as = \"Org/One\"\nstrip = [\"seed\", \"top_p\"]\n\
+         [model.parameters]\ntop_k = 1\nx = { y = [1.5, \"z\", true] }\n\
+         [model.variants.one]\ntop_k = 2\n[model.variants.\"one:high\"]\nseed = 3\n[model.variants.lora]\n",
+    );
+    let config = parsed(&text).unwrap();
+    let one = &config.models[0];
+    assert_eq!(
+        (one.aliases.as_slice(), one.adapters.as_slice()),
+        (&["one:high".to_owned()][..], &["lora".to_owned()][..])
+    );
+    let x = serde_json::json!({"y": [1.5, "z", true]});
+    for (name, served_as, set) in [
+        ("one", "Org/One", serde_json::json!({"top_k": 2, "x": x})),
+        ("one:high", "Org/One", serde_json::json!({"top_k": 1, "x": x, "seed": 3})),
+        ("lora", "lora", serde_json::json!({"top_k": 1, "x": x})),
+    ] {
+        let parameters = one.parameters_of(name);
+        assert_eq!(
+            (one.served_as(name), serde_json::Value::Object(parameters.set)),
+            (served_as, set),
+            "{name}"
+        );
+        assert_eq!(parameters.strip.into_iter().collect::<Vec<_>>(), ["seed", "top_p"]);
+        assert_eq!(config.model(name), Some(ModelId(0)));
+    }
+    assert!(parsed(&model("")).unwrap().models[0].parameters_of("one").is_empty());
+}
+
 /// The place of the mistake, and the excerpt.
 fn place(text: &str) -> (usize, usize, Option<String>) {
     let error = parsed(text).expect_err(text);

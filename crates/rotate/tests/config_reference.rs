@@ -69,6 +69,18 @@ fn page() -> String {
                 ("control", "table", none(), "the listener for operators"),
                 ("every_model", "table", none(), "rules of every model that does not set its own"),
                 ("model", "array of tables", none(), "the models; at least one"),
+                (
+                    "selector",
+                    "array of tables",
+                    none(),
+                    "names for several models, of which each request gets one",
+                ),
+                (
+                    "profile",
+                    "table of tables",
+                    none(),
+                    "profiles by name, such as `[profile.coding]` with `coder = \"qwen\"`: while an operator has chosen it, `coder` stands for `qwen` in requests, before all other names; `\"\"` stands for no model",
+                ),
             ],
         ),
         (
@@ -160,7 +172,45 @@ fn page() -> String {
             vec![
                 ("name", "text", "required".to_owned(), "the name in requests"),
                 ("aliases", "array of texts", none(), "other names in requests"),
+                (
+                    "adapters",
+                    "array of texts",
+                    none(),
+                    "names of adapters (LoRA), which the engine knows by the same names; requests for one go to the model",
+                ),
                 ("served_as", "text", "`name`".to_owned(), "the name that the engine uses"),
+                (
+                    "parameters",
+                    "table",
+                    none(),
+                    "fields that JSON bodies get, each instead of the client's whole field; any but `model` and `stream`; forms stay as they are",
+                ),
+                (
+                    "strip",
+                    "array of texts",
+                    none(),
+                    "fields that are removed from JSON bodies, such as `temperature`; any but `model` and `stream`",
+                ),
+                (
+                    "variants",
+                    "table of tables",
+                    none(),
+                    "more parameters for requests by one name, which come before those of `parameters`; a new name becomes one of `aliases`",
+                ),
+                ("display_name", "text", none(), "`name` in the list of models"),
+                ("description", "text", none(), "`description` in the list of models"),
+                (
+                    "metadata",
+                    "table",
+                    none(),
+                    "more fields of its entries in the list of models, such as `max_model_len`",
+                ),
+                (
+                    "listed",
+                    "boolean",
+                    plain(!model.card.is_hidden),
+                    "whether the list of models has its names",
+                ),
                 (
                     "engine",
                     "`vllm`, `sglang` or `http`",
@@ -237,6 +287,35 @@ fn page() -> String {
                 ("body", "table", none(), "JSON body"),
                 ("at", "JSON pointer", "`/is_sleeping`".to_owned(), "where the answer has the state"),
                 ("is", "any value", "`true`".to_owned(), "what is there while it sleeps"),
+            ],
+        ),
+        (
+            "[[selector]]",
+            "[[selector]]\nname = \"any\"",
+            vec![
+                ("name", "text", "required".to_owned(), "the name in requests"),
+                (
+                    "targets",
+                    "array of texts",
+                    "required".to_owned(),
+                    "names of models, aliases or adapters, the preferred ones first; a quarantined one is passed over if another is not",
+                ),
+                (
+                    "strategy",
+                    "`ready`, `first` or `spillover`",
+                    plain("ready"),
+                    "takes the first target that is ready, else the first on its way, else the first; or always the first; or the first with fewer than `requests`, else the one with the fewest",
+                ),
+                (
+                    "requests",
+                    "number",
+                    none(),
+                    "waiting and running requests of a target before the next one gets any; required for `spillover`",
+                ),
+                ("display_name", "text", none(), "`name` in the list of models"),
+                ("description", "text", none(), "`description` in the list of models"),
+                ("metadata", "table", none(), "more fields of its entry in the list of models"),
+                ("listed", "boolean", plain(true), "whether the list of models has it"),
             ],
         ),
         (

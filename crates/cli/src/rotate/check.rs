@@ -22,6 +22,7 @@ pub(crate) struct CheckReport {
     front: ListenerPlan,
     control: ListenerPlan,
     models: Vec<ModelPlan>,
+    selectors: Vec<SelectorPlan>,
     /// The service would start, but may not do all that is configured.
     warnings: Vec<String>,
     /// The service would not start, or a model could not be served.
@@ -40,12 +41,19 @@ struct ListenerPlan {
 struct ModelPlan {
     name: String,
     aliases: Vec<String>,
+    adapters: Vec<String>,
     engine: String,
     url: String,
     gpus: Vec<usize>,
     need_bytes: Option<u64>,
     /// Without its arguments, which may be secrets.
     program: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct SelectorPlan {
+    name: String,
+    targets: Vec<String>,
 }
 
 impl Outcome for CheckReport {
@@ -69,7 +77,8 @@ impl Outcome for CheckReport {
             keys(self.control.keys)
         );
         for model in &self.models {
-            let aliases: String = model.aliases.iter().map(|alias| format!(", {alias}")).collect();
+            let others = model.aliases.iter().chain(&model.adapters);
+            let aliases: String = others.map(|name| format!(", {name}")).collect();
             let gpus: Vec<String> = model.gpus.iter().map(ToString::to_string).collect();
             let need = model.need_bytes.map_or_else(|| "measured".to_owned(), |n| ByteSize(n).to_string());
             let program = model.program.as_ref().map(|program| format!(", started by {program}"));
@@ -81,6 +90,9 @@ impl Outcome for CheckReport {
                 gpus.join(" and "),
                 program.unwrap_or_else(|| ", not started by the service".to_owned()),
             );
+        }
+        for selector in &self.selectors {
+            text += &format!("selector {}: one of {}\n", selector.name, selector.targets.join(", "));
         }
         for (kind, all) in [("warning", &self.warnings), ("error", &self.errors)] {
             all.iter().for_each(|one| text += &format!("{kind}: {one}\n"));
@@ -130,7 +142,18 @@ fn report(config: &Config, found: Findings) -> CheckReport {
     let front = ListenerPlan { listen: config.front.listen, keys: config.front.keys.len() };
     let control = ListenerPlan { listen: config.control.listen, keys: config.control.keys.len() };
     let models = config.models.iter().map(plan).collect();
-    CheckReport { front, control, models, warnings: found.warnings, errors: found.errors, mismatch }
+    let selectors = config.selectors.iter();
+    let selectors =
+        selectors.map(|one| SelectorPlan { name: one.name.clone(), targets: one.targets.clone() });
+    CheckReport {
+        front,
+        control,
+        models,
+        selectors: selectors.collect(),
+        warnings: found.warnings,
+        errors: found.errors,
+        mismatch,
+    }
 }
 
 fn plan(model: &Model) -> ModelPlan {
@@ -138,6 +161,7 @@ fn plan(model: &Model) -> ModelPlan {
         name: model.name.clone(),
         aliases: model.aliases.clone(),
         engine: model.engine.as_str().to_owned(),
+        adapters: model.adapters.clone(),
         url: model.url.clone(),
         gpus: model.rules.gpus.iter().map(|gpu| gpu.0).collect(),
         need_bytes: model.rules.need_bytes,

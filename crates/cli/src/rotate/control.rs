@@ -19,6 +19,7 @@ pub(crate) enum Reply {
     Status(Value),
     Command(CommandReply),
     Reloaded(Value),
+    Profile(Value),
 }
 
 /// State of the model after an accepted command, which may still be running.
@@ -41,6 +42,10 @@ impl Outcome for Reply {
         match self {
             Self::Status(value) => status_text(value),
             Self::Reloaded(_) => "the configuration was read again\n".to_owned(),
+            Self::Profile(value) => match value["profile"].as_str() {
+                Some(name) => format!("profile {name} is chosen\n"),
+                None => "no profile is chosen\n".to_owned(),
+            },
             Self::Command(CommandReply { model, command, stage, last_failure, .. }) => {
                 let failure = last_failure.as_ref().map(|failure| format!("; last failure: {failure}"));
                 format!("{model}: {command} accepted; it is {stage}{}\n", failure.unwrap_or_default())
@@ -56,6 +61,9 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
         let (model, command, body) = match command {
             RotateCommand::Status => return Ok(Reply::Status(client.status().await?)),
             RotateCommand::Reload => return Ok(Reply::Reloaded(client.reload().await?)),
+            RotateCommand::Profile { profile, .. } => {
+                return Ok(Reply::Profile(client.set_profile(profile.as_deref()).await?));
+            }
             RotateCommand::Wake { model } => (model, "wake", None),
             RotateCommand::Sleep { model } => (model, "sleep", None),
             RotateCommand::Restart { model } => (model, "restart", None),
@@ -73,8 +81,8 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
 
 fn command_reply(status: &Value, model: String, command: &'static str) -> Result<CommandReply, Failure> {
     let is_named = |now: &&Value| {
-        let aliases = now["aliases"].as_array().into_iter().flatten();
-        aliases.chain([&now["name"]]).any(|name| *name == model)
+        let others = [&now["aliases"], &now["adapters"]].into_iter().filter_map(Value::as_array).flatten();
+        others.chain([&now["name"]]).any(|name| *name == model)
     };
     let Some(now) = status["models"].as_array().into_iter().flatten().find(is_named) else {
         return Err(Failure::new(format!("`{model}`: {command} accepted; then the model was removed")));

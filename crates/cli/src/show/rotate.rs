@@ -39,7 +39,8 @@ pub(crate) fn status_text(status: &Value) -> String {
     for column in gpus.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    format!("{models}\n{gpus}\n")
+    let profile = status["profile"].as_str().map(|name| format!("profile: {name}\n"));
+    format!("{models}\n{gpus}\n{}", profile.unwrap_or_default())
 }
 
 pub(crate) fn validation_text(validation: &Validation) -> String {

@@ -286,6 +286,7 @@ fn a_broken_file_changes_nothing_and_a_changed_one_is_taken_over() {
 
     fixture.models[0].lines = "aliases = [\"resin\"]\n".to_owned();
     fixture.models.push(Model::new("cedar"));
+    fixture.models[1].lines = "[profile.day]\nsun = \"resin\"\n".to_owned();
     fixture.write();
     assert_eq!(fixture.complete("resin", PROMPTS[0]).status, 404);
     rotator.signal("HUP");
@@ -296,6 +297,18 @@ fn a_broken_file_changes_nothing_and_a_changed_one_is_taken_over() {
         fixture.truth("cedar", &PROMPTS[..1], fixture::TOKENS)[..]
     );
     assert_eq!(fixture.now("amber")["starts"], 1);
+
+    // An operator chooses a profile.
+    assert_eq!(fixture.complete("sun", PROMPTS[0]).status, 404);
+    assert_eq!(fixture.order(&["profile", "day"]).succeeded(), "profile day is chosen\n");
+    assert_eq!(
+        (fixture.say("sun", PROMPTS[0]), &fixture.status()["profile"]),
+        (output.clone(), &json!("day"))
+    );
+    assert!(fixture.order(&["status"]).succeeded().ends_with("profile: day\n"));
+    fixture.order(&["profile", "night"]).failed(&["no profile `night`", "there are: day"]);
+    assert_eq!(fixture.order(&["profile", "--off"]).succeeded(), "no profile is chosen\n");
+    assert_eq!(fixture.complete("sun", PROMPTS[0]).status, 404);
 
     // Unchanged models stay; a removed one is no longer managed.
     let port = fixture.models[0].port;

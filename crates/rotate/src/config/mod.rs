@@ -6,6 +6,8 @@
 mod calls;
 mod keys;
 mod masked;
+mod names;
+mod parameters;
 mod place;
 mod raw;
 mod values;
@@ -20,11 +22,13 @@ use std::time::Duration;
 
 pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
 pub use self::keys::{Key, KeyShare};
+pub use self::names::{Card, Selector, Strategy};
+pub use self::parameters::Parameters;
 pub use self::place::Place;
 
 use self::raw::File;
 pub(crate) use self::raw::check_url;
-use crate::policy::{ModelId, Rules};
+use crate::policy::Rules;
 
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +43,10 @@ pub struct Config {
     pub state: Option<PathBuf>,
     /// In the order of the file.
     pub models: Vec<Model>,
+    /// Names for several models.
+    pub selectors: Vec<Selector>,
+    /// By their names: what a client's name stands for while the profile is chosen. Empty for no model.
+    pub profiles: BTreeMap<String, BTreeMap<String, String>>,
 }
 
 /// The listener for clients.
@@ -96,8 +104,16 @@ pub struct Model {
     pub name: String,
     /// Other names in requests.
     pub aliases: Vec<String>,
+    /// Names of adapters, which its engine knows by the same names.
+    pub adapters: Vec<String>,
     /// Its name in the engine.
     pub served_as: String,
+    /// Changes to its requests.
+    pub parameters: Parameters,
+    /// Fields of requests that say one of its names, besides [`parameters`](Self::parameters).
+    pub variants: BTreeMap<String, serde_json::Map<String, serde_json::Value>>,
+    /// Its entries in the list of models.
+    pub card: Card,
     /// The kind of engine.
     pub engine: EngineKind,
     /// `http://`, a host, and a port.
@@ -271,30 +287,15 @@ impl Config {
     /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
         let file: File = toml::from_str(text).map_err(|error| values::explained(text, &error))?;
-        let checked = file.checked(secret).and_then(|config| config.check_names().map(|()| config));
+        let checked = file.checked(secret).and_then(|config| {
+            config.check_names()?;
+            config.check_urls()?;
+            Ok(config)
+        });
         checked.map_err(|error| error.placed(text))
     }
 
-    /// The model with this name or alias.
-    #[must_use]
-    pub fn model(&self, name: &str) -> Option<ModelId> {
-        let is_it = |model: &Model| model.name == name || model.aliases.iter().any(|alias| alias == name);
-        self.models.iter().position(is_it).map(ModelId)
-    }
-
-    fn check_names(&self) -> Result<(), ConfigError> {
-        if self.models.is_empty() {
-            return Err(invalid("the configuration", "it has no model; say [[model]] with a name and a url"));
-        }
-        let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
-        for model in &self.models {
-            for name in [&model.name].into_iter().chain(&model.aliases) {
-                if let Some(other) = seen.insert(name, &model.name) {
-                    let reason = format!("model `{other}` has the name `{name}` as well");
-                    return Err(invalid(&section(&model.name), &reason));
-                }
-            }
-        }
+    fn check_urls(&self) -> Result<(), ConfigError> {
         let mut urls: BTreeMap<&str, &str> = BTreeMap::new();
         for model in &self.models {
             if let Some(other) = urls.insert(&model.url, &model.name) {

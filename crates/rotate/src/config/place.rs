@@ -46,13 +46,19 @@ impl Place {
     pub(super) fn of_reason(text: &str, section: &str, reason: &str) -> Option<Self> {
         let file = DeTable::parse(text).ok()?;
         let file = file.get_ref();
-        let model = section.strip_prefix("model `").and_then(|rest| rest.strip_suffix('`'));
-        let (table, header) = match model {
+        let named = section.strip_suffix('`').and_then(|rest| rest.split_once(" `"));
+        let (table, header) = match named {
             // Of two models with one name the second is the mistake.
-            Some(name) => file.get("model")?.get_ref().as_array()?.iter().rev().find_map(|one| {
-                let table = one.get_ref().as_table()?;
-                (table.get("name")?.get_ref().as_str() == Some(name)).then(|| (table, one.span()))
-            })?,
+            Some((kind, name)) => match file.get(kind)?.get_ref() {
+                DeValue::Array(all) => all.iter().rev().find_map(|one| {
+                    let table = one.get_ref().as_table()?;
+                    (table.get("name")?.get_ref().as_str() == Some(name)).then(|| (table, one.span()))
+                })?,
+                all => {
+                    let one = all.as_table()?.get(name)?;
+                    (one.get_ref().as_table()?, one.span())
+                }
+            },
             None => {
                 let (key, value) = file.get_key_value(section)?;
                 match value.get_ref().as_table() {
@@ -62,7 +68,7 @@ impl Place {
             }
         };
         // The rules of a model may be those of every model.
-        let rules = file.get("every_model").filter(|_| model.is_some());
+        let rules = file.get("every_model").filter(|_| named.is_some_and(|(kind, _)| kind == "model"));
         let rules = rules.and_then(|rules| rules.get_ref().as_table());
         let span = words(reason)
             .find_map(|word| find(table, word).or_else(|| rules.and_then(|rules| find(rules, word))));

@@ -11,10 +11,11 @@ use serde::Deserialize;
 
 use super::calls::{HttpApi, RawHttp, check_path};
 use super::keys::Key;
+use super::names::{RawSelector, odd_name};
 use super::values::{KeySource, KeySources, Size, Wait};
 use super::{
-    Canary, CanaryKind, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model, Start, invalid,
-    section,
+    Canary, CanaryKind, Card, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model,
+    Parameters, Start, invalid, parameters, section,
 };
 use crate::policy::{Gpu, Limits, Rules};
 
@@ -42,6 +43,10 @@ pub(super) struct File {
     every_model: RawRules,
     #[serde(default)]
     model: Vec<RawModel>,
+    #[serde(default)]
+    selector: Vec<RawSelector>,
+    #[serde(default)]
+    profile: BTreeMap<String, BTreeMap<String, String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -91,7 +96,20 @@ struct RawModel {
     name: String,
     #[serde(default)]
     aliases: Vec<String>,
+    #[serde(default)]
+    adapters: Vec<String>,
     served_as: Option<String>,
+    #[serde(default)]
+    parameters: toml::Table,
+    #[serde(default)]
+    strip: Vec<String>,
+    #[serde(default)]
+    variants: BTreeMap<String, toml::Table>,
+    display_name: Option<String>,
+    description: Option<String>,
+    #[serde(default)]
+    metadata: toml::Table,
+    listed: Option<bool>,
     engine: Option<EngineKind>,
     url: String,
     http: Option<RawHttp>,
@@ -179,7 +197,9 @@ impl File {
         }
         let models =
             self.model.into_iter().map(|model| model.checked(&self.every_model)).collect::<Result<_, _>>()?;
-        Ok(Config { front: Arc::new(front), control: Arc::new(control), memory, state: self.state, models })
+        let selectors = self.selector.into_iter().map(RawSelector::checked).collect::<Result<_, _>>()?;
+        let (front, control) = (Arc::new(front), Arc::new(control));
+        Ok(Config { front, control, memory, state: self.state, models, selectors, profiles: self.profile })
     }
 }
 
@@ -261,15 +281,17 @@ impl RawModel {
     fn checked(self, every: &RawRules) -> Result<Model, ConfigError> {
         let here = section(&self.name);
         let invalid = |reason: &str| Err(invalid(&here, reason));
-        if [&self.name].into_iter().chain(&self.aliases).any(|name| name.trim().is_empty()) {
-            return invalid("one of aliases, or its name, is empty");
+        for (what, names) in [("aliases", &self.aliases), ("adapters", &self.adapters)] {
+            if [&self.name].into_iter().chain(names).any(|name| name.trim().is_empty()) {
+                return invalid(&format!("one of {what}, or its name, is empty"));
+            }
         }
-        let is_odd = |name: &&String| name.trim() != name.as_str() || name.contains(char::is_control);
-        if let Some(name) = [&self.name].into_iter().chain(&self.aliases).chain(&self.served_as).find(is_odd)
-        {
-            return invalid(&format!(
-                "{name:?} has blanks around it or control characters in it, and no request could say it"
-            ));
+        if self.variants.keys().any(|name| name.trim().is_empty()) {
+            return invalid("one of variants has no name");
+        }
+        let names = [&self.name].into_iter().chain(&self.aliases).chain(&self.adapters);
+        if let Some(reason) = odd_name(names.chain(self.variants.keys()).chain(&self.served_as)) {
+            return invalid(&reason);
         }
         if self.served_as.as_ref().is_some_and(String::is_empty) {
             return invalid("served_as is empty; leave it out if the engine calls it as clients do");
@@ -326,6 +348,19 @@ impl RawModel {
             Ok(http) => http,
             Err(reason) => return invalid(&reason),
         };
+        let parameters = Parameters::checked(self.parameters, self.strip)
+            .map_err(|reason| super::invalid(&here, &reason))?;
+        let variants = self.variants.into_iter().map(|(name, set)| {
+            let set = parameters::fields("variants", set).map_err(|reason| super::invalid(&here, &reason))?;
+            Ok((name, set))
+        });
+        let variants = variants.collect::<Result<BTreeMap<_, _>, ConfigError>>()?;
+        let mut aliases = self.aliases;
+        let known: Vec<&String> = aliases.iter().chain(&self.adapters).chain([&self.name]).collect();
+        let new: Vec<_> = variants.keys().filter(|name| !known.contains(name)).cloned().collect();
+        aliases.extend(new);
+        let card = Card::checked(self.display_name, self.description, self.metadata, self.listed);
+        let card = card.map_err(|reason| super::invalid(&here, &reason))?;
         let mut rules = self.rules.over(every).rules(gpus.into_iter().map(Gpu).collect());
         rules.need_bytes = self.need.map(|size| size.0);
         rules.can_restart = !self.command.is_empty();
@@ -373,7 +408,11 @@ impl RawModel {
         Ok(Model {
             served_as: self.served_as.unwrap_or_else(|| self.name.clone()),
             name: self.name,
-            aliases: self.aliases,
+            aliases,
+            adapters: self.adapters,
+            parameters,
+            variants,
+            card,
             engine,
             url,
             http,

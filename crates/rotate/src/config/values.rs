@@ -149,7 +149,7 @@ fn without_value(message: &str) -> String {
 }
 
 /// `None` if no key is similar enough.
-fn nearest<'a>(wrong: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn nearest<'a>(wrong: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = (wrong.chars().count() / LETTERS_EACH).max(1);
     let is_part = |one: &str| one.starts_with(wrong) || wrong.starts_with(one);
     let with_distance = all.map(|one| (if is_part(one) { 1 } else { osa_distance(wrong, one) }, one));

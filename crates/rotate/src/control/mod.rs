@@ -64,6 +64,9 @@ pub trait ControlApi: Send + Sync + 'static {
     /// Reloads the configuration, or returns the mistake.
     fn reload(&self) -> Later<'_, Result<(), String>>;
 
+    /// Chooses a profile or none, or returns the mistake.
+    fn set_profile(&self, profile: Option<&str>) -> Result<(), String>;
+
     /// The front's requests.
     fn requests(&self) -> Arc<Requests>;
 

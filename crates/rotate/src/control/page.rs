@@ -9,7 +9,7 @@ const PAGE: &str = include_str!("page.html");
 const POLICY: &str = concat!(
     "default-src 'none'; ",
     "style-src 'sha256-1KWkK6auTALuPydG0Lx+kC+i1VVkGkxcKbU9SJB+weU='; ",
-    "script-src 'sha256-cqTAtiB0EM2VbhnlG5oUqBEIxMTxqvA7LQ/n3o+nEnM='; ",
+    "script-src 'sha256-1ezbVWL9cbOzwuOB1lm4m9JKweB74Bf6EEAQPZs4oTo='; ",
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ",
     "require-trusted-types-for 'script'"
 );

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::answer::ControlError;
 use super::{BODY_MAX_BYTES, FOLLOWERS_MAX, HandlerState, REQUEST_MAX, events, guard, page};
-use crate::service::{ModelCommand, ModelNow};
+use crate::service::ModelCommand;
 
 /// Default number of log lines.
 const LINES: usize = 200;
@@ -35,6 +35,7 @@ pub(super) fn router(shared: HandlerState) -> Router {
         .route("/rotate/requests", get(requests))
         .route("/rotate/events", get(follow))
         .route("/rotate/reload", post(reload))
+        .route("/rotate/profile", post(profile))
         .route("/rotate/models/{name}/log", get(log))
         .route("/rotate/models/{name}/{command}", post(command))
         .fallback(not_found)
@@ -127,6 +128,27 @@ async fn reload(State(shared): State<HandlerState>, body: Body) -> Result<Respon
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct ProfileBody {
+    /// A missing one is a mistake, and not none.
+    #[serde(deserialize_with = "Option::deserialize")]
+    profile: Option<String>,
+}
+
+async fn profile(State(shared): State<HandlerState>, body: Body) -> Result<Response, ControlError> {
+    let body = read_body(body).await?;
+    let ProfileBody { profile } = serde_json::from_slice(&body).map_err(|error| {
+        let message =
+            format!("the body has to be {{\"profile\": \"NAME\"}} or {{\"profile\": null}}: {error}");
+        ControlError::new(StatusCode::BAD_REQUEST, message)
+    })?;
+    let chosen = shared.api.set_profile(profile.as_deref());
+    chosen.map_err(|reason| ControlError::new(StatusCode::NOT_FOUND, reason))?;
+    tracing::info!(profile, "an operator chose a profile");
+    Ok(Json(json!({"profile": profile})).into_response())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct LogQuery {
     lines: Option<usize>,
 }
@@ -193,9 +215,8 @@ async fn command(
         return Err(no_model(&shared, &name).await);
     }
     tracing::info!(model = name, ?command, "an operator sent a command");
-    let is_it = |model: &ModelNow| model.name == name || model.aliases.contains(&name);
     let models = shared.api.snapshot().await.models;
-    match models.iter().find(|model| is_it(model)) {
+    match models.iter().find(|model| model.is_named(&name)) {
         Some(model) => Ok((StatusCode::ACCEPTED, Json(model)).into_response()),
         None => Err(ControlError::no_model(&name, models.into_iter().map(|model| model.name).collect())),
     }
@@ -203,7 +224,7 @@ async fn command(
 
 async fn not_found() -> ControlError {
     let message = "there is nothing here; there are /, /health, /metrics, /rotate/status, /rotate/requests, \
-                   /rotate/events, /rotate/reload, /rotate/models/NAME/log and /rotate/models/NAME/{wake,sleep,restart,pin}, where a / \
+                   /rotate/events, /rotate/reload, /rotate/profile, /rotate/models/NAME/log and /rotate/models/NAME/{wake,sleep,restart,pin}, where a / \
                    in a name is written %2F";
     ControlError::new(StatusCode::NOT_FOUND, message)
 }

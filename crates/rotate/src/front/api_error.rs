@@ -6,9 +6,9 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::json;
 
-use super::Listed;
 use super::json::BodyError;
 use super::limits::Backoff;
+use super::{Listed, NameKind};
 use crate::policy::Refusal;
 use crate::service::Refused;
 
@@ -157,8 +157,10 @@ impl ApiError {
     }
 
     pub(super) fn no_model(asked: &str, all: &[Listed]) -> Self {
-        let mut names: Vec<&str> = all.iter().take(NAMES_MAX).map(|one| one.name.as_str()).collect();
-        if all.len() > NAMES_MAX {
+        let is_own = |one: &&Listed| !one.card.is_hidden && !matches!(one.kind, NameKind::Alias { .. });
+        let mut all = all.iter().filter(is_own).map(|one| one.name.as_str());
+        let mut names: Vec<&str> = all.by_ref().take(NAMES_MAX).collect();
+        if all.next().is_some() {
             names.push("and more, which GET /v1/models lists");
         }
         let asked: String = asked.chars().take(256).collect();

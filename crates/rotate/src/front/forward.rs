@@ -22,6 +22,7 @@ use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, W
 use super::api_error::{ApiError, Dialect};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
+use super::edit;
 use super::json::{self, RequestFields};
 use super::limits::{Backoff, KeyRequests};
 use super::local::Catalogue;
@@ -166,7 +167,7 @@ impl Proxy {
         account.model = Some(route.name.clone());
         let segments = match span {
             Some(span) => Segments::with(&body, span, route.served_as.clone()),
-            None => Segments::with_model(body, &name, &route.served_as)?,
+            None => Segments::edited(body, &name, &route)?,
         };
         let is_old = parts.version < Version::HTTP_11;
         let dialect = Dialect::of(path.path());
@@ -340,28 +341,23 @@ fn json_of(bytes: Bytes) -> Response<Flow> {
     response
 }
 
-/// A body: before the model's name, the name, and after it.
+/// A body in pieces, between which parts of it were replaced.
 #[derive(Debug)]
 pub(super) struct Segments {
-    segments: [Bytes; 3],
+    segments: Vec<Bytes>,
     next: usize,
 }
 
 impl Segments {
-    fn with_model(body: Bytes, asked: &str, wanted: &str) -> Result<Self, ApiError> {
-        if asked == wanted {
-            return Ok(Self { segments: [body, Bytes::new(), Bytes::new()], next: 0 });
-        }
-        let Some(span) = json::name_span(&body) else {
-            // `parse` has found the name before.
-            return Err(ApiError::invalid_body(json::BodyError::NoModel));
-        };
-        let name = serde_json::Value::from(wanted).to_string();
-        Ok(Self::with(&body, span, name))
+    fn edited(body: Bytes, asked: &str, route: &Route) -> Result<Self, ApiError> {
+        // `parse` has found the name before.
+        let segments = edit::edited(body, asked, route);
+        let segments = segments.ok_or_else(|| ApiError::invalid_body(json::BodyError::NoModel))?;
+        Ok(Self { segments, next: 0 })
     }
 
     fn with(body: &Bytes, span: Range<usize>, text: String) -> Self {
-        Self { segments: [body.slice(..span.start), text.into(), body.slice(span.end..)], next: 0 }
+        Self { segments: vec![body.slice(..span.start), text.into(), body.slice(span.end..)], next: 0 }
     }
 }
 

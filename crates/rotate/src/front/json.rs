@@ -1,7 +1,7 @@
 //! The fields of a request body that the front needs.
 //!
-//! The body is parsed once, which also proves that it is JSON. The position of the model's name is searched only if the
-//! name has to be replaced.
+//! The body is parsed once, which also proves that it is JSON. The positions of its fields are searched only if one of
+//! them has to be changed.
 
 use std::fmt;
 use std::ops::Range;
@@ -39,31 +39,48 @@ pub(super) fn parse(body: &[u8]) -> Result<RequestFields, BodyError> {
 
 /// The top-level `model` value, with quotes, in a body that [`parse`] accepted.
 pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
-    let mut at = skip_blanks(body, 0);
-    if *body.get(at)? != b'{' {
-        return None;
+    members(body).find(|member| member.has_key(body, |key| key == "model")).map(|member| member.value)
+}
+
+/// A key and its value, as the body has them.
+#[derive(Debug, Clone)]
+pub(super) struct Member {
+    /// With quotes.
+    key: Range<usize>,
+    pub(super) value: Range<usize>,
+}
+
+impl Member {
+    pub(super) fn start(&self) -> usize {
+        self.key.start
     }
-    loop {
-        let key = skip_blanks(body, at + 1);
-        let key_end = skip_text(body, key)?;
-        let colon = skip_blanks(body, key_end);
-        let value = skip_blanks(body, colon + 1);
-        let value_end = skip_value(body, value)?;
-        if is_model(body.get(key..key_end)?) {
-            return Some(value..value_end);
+
+    /// Also with escapes.
+    pub(super) fn has_key(&self, body: &[u8], is_it: impl Fn(&str) -> bool) -> bool {
+        let key = body.get(self.key.clone()).unwrap_or_default();
+        if key.contains(&b'\\') {
+            return serde_json::from_slice::<String>(key).is_ok_and(|key| is_it(&key));
         }
-        at = skip_blanks(body, value_end);
-        if *body.get(at)? != b',' {
-            return None;
-        }
+        let plain = key.strip_prefix(b"\"").and_then(|key| key.strip_suffix(b"\""));
+        plain.and_then(|key| std::str::from_utf8(key).ok()).is_some_and(is_it)
     }
 }
 
-/// Also with escapes.
-fn is_model(key: &[u8]) -> bool {
-    let is_escaped =
-        || key.contains(&b'\\') && serde_json::from_slice::<String>(key).is_ok_and(|key| key == "model");
-    key == b"\"model\"" || is_escaped()
+/// The members of the top level, in a body that [`parse`] accepted.
+pub(super) fn members(body: &[u8]) -> impl Iterator<Item = Member> {
+    let begin = skip_blanks(body, 0);
+    // The brace, or the comma behind the member before.
+    let mut at = body.get(begin).filter(|byte| **byte == b'{').map(|_| begin);
+    std::iter::from_fn(move || {
+        let key = skip_blanks(body, at.take()? + 1);
+        let key = key..skip_text(body, key)?;
+        let colon = skip_blanks(body, key.end);
+        let value = skip_blanks(body, colon + 1);
+        let value = value..skip_value(body, value)?;
+        let next = skip_blanks(body, value.end);
+        at = body.get(next).filter(|byte| **byte == b',').map(|_| next);
+        Some(Member { key, value })
+    })
 }
 
 fn skip_blanks(body: &[u8], from: usize) -> usize {

@@ -3,9 +3,9 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::{Backend, Listed};
+use super::{Backend, Listed, NameKind};
 
 /// In OpenAI's format.
 #[derive(Debug)]
@@ -20,33 +20,41 @@ impl Catalogue {
         Self { since }
     }
 
-    /// Aliases have entries of their own, since clients offer what is listed.
+    /// Each name has an entry of its own, since clients offer what is listed.
     pub(super) fn all(&self, backend: &dyn Backend) -> Bytes {
-        let models = backend.listed();
-        let names = models.iter().flat_map(|model| {
-            [&model.name].into_iter().chain(&model.aliases).map(move |name| self.shown(model, name))
-        });
-        let data: Vec<Value> = names.collect();
+        let names = backend.listed();
+        let data: Vec<Value> =
+            names.iter().filter(|one| !one.card.is_hidden).map(|one| self.shown(one)).collect();
         json!({"object": "list", "data": data}).to_string().into()
     }
 
+    /// Also one that the list leaves out.
     pub(super) fn one(&self, backend: &dyn Backend, name: &str) -> Option<Bytes> {
         let all = backend.listed();
-        let is_it = |model: &&Listed| model.name == name || model.aliases.iter().any(|alias| alias == name);
-        all.iter().find(is_it).map(|model| self.shown(model, name).to_string().into())
+        all.iter().find(|one| one.name == name).map(|one| self.shown(one).to_string().into())
     }
 
-    fn shown(&self, model: &Listed, name: &str) -> Value {
-        let mut own = json!({"ready": model.is_ready, "stage": model.stage});
-        if name != model.name {
-            own["alias_of"] = model.name.as_str().into();
+    fn shown(&self, one: &Listed) -> Value {
+        let mut own = json!({"ready": one.is_ready, "stage": one.stage});
+        match &one.kind {
+            NameKind::Model => {}
+            NameKind::Alias { model } => own["alias_of"] = model.as_str().into(),
+            NameKind::Adapter { model } => own["adapter_of"] = model.as_str().into(),
+            NameKind::Selector { targets } => own["targets"] = targets.clone().into(),
         }
-        json!({
-            "id": name,
-            "object": "model",
-            "created": self.since,
-            "owned_by": "poorwill",
-            "poorwill": own,
-        })
+        let mut entry: Map<String, Value> = one.card.metadata.clone();
+        for (key, value) in [
+            ("id", one.name.as_str().into()),
+            ("object", "model".into()),
+            ("created", self.since.into()),
+            ("owned_by", "poorwill".into()),
+            ("poorwill", own),
+        ] {
+            entry.insert(key.to_owned(), value);
+        }
+        for (key, text) in [("name", &one.card.display_name), ("description", &one.card.description)] {
+            entry.extend(text.as_ref().map(|text| (key.to_owned(), text.as_str().into())));
+        }
+        Value::Object(entry)
     }
 }

@@ -7,8 +7,8 @@
 //! - Only listed paths below `/v1/` of an engine can be reached, by `POST` with a JSON body, or a form, that names a model.
 //!   Keys, cookies and hop-by-hop headers are not forwarded.
 //! - Without keys, pages of other sites are refused unless their origins are configured. Engines do not decide about it.
-//! - Bodies and answers are forwarded byte for byte, except for the model's name if the engine uses another. An answer
-//!   is read no faster than the client reads.
+//! - Bodies and answers are forwarded byte for byte, except for the model's name if the engine uses another, and for
+//!   configured parameters. An answer is read no faster than the client reads.
 //! - An incomplete answer cannot be mistaken for a complete one: its connection is broken off, for an event stream
 //!   after an error event.
 //! - An answer ends if its model has to leave, even if its client reads nothing.
@@ -23,6 +23,7 @@ mod answer;
 mod api_error;
 mod body;
 mod connection;
+mod edit;
 mod forward;
 mod json;
 mod limits;
@@ -50,7 +51,7 @@ use self::limits::{Connections, Slot};
 use crate::policy::{ModelId, StageName};
 use crate::requests::Requests;
 pub use crate::service::Admission;
-use crate::service::Refused;
+use crate::service::{InFlight, Refused};
 use crate::{config, serve};
 
 /// A head up to this much over its limit gets an error with a body. Longer ones get only the status.
@@ -60,10 +61,10 @@ const READ_MAX_BYTES: usize = 512 << 10;
 
 /// What the front needs from the service.
 pub trait Backend: Send + Sync + 'static {
-    /// The model with this name or alias.
+    /// Where a request with this name goes. A selector chooses now.
     fn route(&self, name: &str) -> Option<Route>;
 
-    /// All models, in the order of the configuration.
+    /// All names, in the order of the configuration.
     fn listed(&self) -> Vec<Listed>;
 
     /// Waits until a request may go to its engine. Dropping the future withdraws the request.
@@ -79,8 +80,8 @@ pub trait Backend: Send + Sync + 'static {
     fn front(&self) -> Arc<config::Front>;
 }
 
-/// Where a model's requests go.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Where a request goes.
+#[derive(Debug, Clone)]
 pub struct Route {
     /// The model.
     pub model: ModelId,
@@ -88,21 +89,49 @@ pub struct Route {
     pub name: String,
     /// `http://`, host, and port of its engine.
     pub url: String,
-    /// Its name in the engine.
+    /// Its name in the engine, or that of an adapter.
     pub served_as: String,
+    /// Changes to a JSON body.
+    pub parameters: Arc<config::Parameters>,
+    /// Counts the request, for the choices of selectors.
+    pub in_flight: Option<Arc<InFlight>>,
 }
 
-/// A model in the list of models.
+/// A name in the list of models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// Its name in requests.
+    /// The name in requests.
     pub name: String,
-    /// Other names in requests.
-    pub aliases: Vec<String>,
+    /// What it names.
+    pub kind: NameKind,
     /// Whether requests are admitted at once.
     pub is_ready: bool,
-    /// Its stage.
+    /// The stage of its model; of a selector, that of the model that it would choose.
     pub stage: StageName,
+    /// What else is shown.
+    pub card: config::Card,
+}
+
+/// What a name stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NameKind {
+    /// A model.
+    Model,
+    /// A model by another name.
+    Alias {
+        /// The model.
+        model: String,
+    },
+    /// An adapter.
+    Adapter {
+        /// Its model.
+        model: String,
+    },
+    /// A choice.
+    Selector {
+        /// What it chooses from.
+        targets: Vec<String>,
+    },
 }
 
 /// Timeouts for silent clients and engines.

@@ -327,7 +327,11 @@ impl Actor {
             }
         }
         let gone: Vec<_> = (0..entries.len()).filter(|id| !entries[*id].is_listed).collect();
-        *self.directory.write().unwrap_or_else(PoisonError::into_inner) = Directory { config, entries };
+        {
+            let mut directory = self.directory.write().unwrap_or_else(PoisonError::into_inner);
+            let profile = directory.profile.take();
+            *directory = Directory::new(config, entries, profile);
+        }
         self.step(Input::Tick);
         for id in gone {
             self.step(Input::Pin(ModelId(id), false));
@@ -335,7 +339,10 @@ impl Actor {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let entries = self.directory.read().unwrap_or_else(PoisonError::into_inner).entries.clone();
+        let (entries, profile) = {
+            let directory = self.directory.read().unwrap_or_else(PoisonError::into_inner);
+            (directory.entries.clone(), directory.profile.clone())
+        };
         let statuses: Vec<Option<Status>> =
             (0..entries.len()).map(|id| self.policy.status(ModelId(id))).collect();
         let mut promised: BTreeMap<usize, Vec<PromiseNow>> = BTreeMap::new();
@@ -359,6 +366,7 @@ impl Actor {
         Snapshot {
             uptime_s: self.began.elapsed().as_secs_f64(),
             is_ending: self.is_ending,
+            profile,
             models: models
                 .filter_map(|((entry, status), history)| Some(now(entry, &status?, history)))
                 .collect(),
@@ -379,6 +387,7 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         name: model.name.clone(),
         aliases: model.aliases.clone(),
         engine: model.engine.as_str(),
+        adapters: model.adapters.clone(),
         url: model.url.clone(),
         gpus: model.rules.gpus.iter().map(|gpu| gpu.0).collect(),
         stage: status.stage,

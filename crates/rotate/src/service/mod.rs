@@ -10,19 +10,21 @@ mod actor;
 mod first_answer;
 mod handle;
 mod history;
+mod names;
 mod snapshot;
 
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+pub use self::names::{Destination, InFlight};
 pub use self::snapshot::{
     EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot, Swap,
     SwapPath,
@@ -31,6 +33,7 @@ pub use self::snapshot::{
 use self::actor::{Actor, Message};
 use self::handle::EngineHandle;
 pub(crate) use self::history::LEAVING;
+use self::names::{Names, Target, TargetNow};
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::measure::{GpuMemory, Meter};
@@ -63,6 +66,19 @@ struct Directory {
     config: Arc<Config>,
     /// By model number, which removed models keep.
     entries: Vec<Entry>,
+    names: Names,
+    profile: Option<String>,
+}
+
+impl Directory {
+    /// Without a profile if this one is not in the configuration.
+    fn new(config: Arc<Config>, entries: Vec<Entry>, profile: Option<String>) -> Self {
+        let profile = profile.filter(|profile| config.profiles.contains_key(profile));
+        let is_it = |entry: &Entry, name: &str| entry.is_listed && entry.model.name == name;
+        let id_of = |name: &str| entries.iter().position(|entry| is_it(entry, name));
+        let names = Names::new(&config, profile.as_deref(), id_of);
+        Self { config, entries, names, profile }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -70,6 +86,8 @@ struct Entry {
     model: Arc<config::Model>,
     handle: Arc<EngineHandle>,
     is_listed: bool,
+    /// Waiting and running requests by a name.
+    in_flight: Arc<AtomicUsize>,
 }
 
 /// An admitted request. It counts as running until dropped.
@@ -121,6 +139,14 @@ pub enum ServiceError {
     Ending {
         /// The cause.
         reason: String,
+    },
+    /// No profile has this name.
+    #[error("there is no profile `{name}`; there are: {}", known.join(", "))]
+    Profile {
+        /// The name.
+        name: String,
+        /// All profiles.
+        known: Vec<String>,
     },
     /// Another model had this engine before.
     #[error(
@@ -188,7 +214,7 @@ impl Service {
         let entries = config.models.iter().map(|model| entry(&config, model, &meter, connect));
         let entries = entries.collect::<Result<Vec<_>, _>>()?;
         let (messages, inbox) = mpsc::unbounded_channel();
-        let directory = Arc::new(RwLock::new(Directory { config: Arc::new(config), entries }));
+        let directory = Arc::new(RwLock::new(Directory::new(Arc::new(config), entries, None)));
         let actor = Actor::new(Arc::clone(&directory), messages.clone());
         let (listeners, stages) = (actor.listeners(), actor.stages());
         tokio::spawn(actor.run(inbox));
@@ -238,16 +264,64 @@ impl Service {
         Arc::clone(&self.0.directory.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
-    /// The model with this name or alias.
+    /// The chosen profile.
+    #[must_use]
+    pub fn profile(&self) -> Option<String> {
+        self.0.directory.read().unwrap_or_else(PoisonError::into_inner).profile.clone()
+    }
+
+    /// Chooses another profile, or none, for requests from now on.
+    ///
+    /// # Errors
+    /// [`ServiceError::Profile`]
+    pub fn set_profile(&self, profile: Option<&str>) -> Result<(), ServiceError> {
+        let mut directory = self.0.directory.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = profile.filter(|name| !directory.config.profiles.contains_key(*name)) {
+            let known = directory.config.profiles.keys().cloned().collect();
+            return Err(ServiceError::Profile { name: name.to_owned(), known });
+        }
+        let (config, entries) = (Arc::clone(&directory.config), directory.entries.clone());
+        *directory = Directory::new(config, entries, profile.map(str::to_owned));
+        Ok(())
+    }
+
+    /// The model with this name, alias or adapter.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<(ModelId, Arc<config::Model>)> {
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |entry: &Entry| {
-            let model = &entry.model;
-            entry.is_listed && (model.name == name || model.aliases.iter().any(|alias| alias == name))
-        };
-        let id = directory.entries.iter().position(is_it)?;
+        let id = directory.names.id(name)?;
         Some((ModelId(id), Arc::clone(&directory.entries[id].model)))
+    }
+
+    /// Where a request with this name goes: to the model with it, or to one of a selector's. The request counts for that
+    /// model from now on.
+    #[must_use]
+    pub fn route(&self, name: &str) -> Option<Destination> {
+        self.chosen(name, |entry, target| Destination {
+            id: ModelId(target.id),
+            model: Arc::clone(&entry.model),
+            served_as: target.served_as.clone(),
+            parameters: Arc::clone(&target.parameters),
+            in_flight: InFlight::new(&entry.in_flight),
+        })
+    }
+
+    /// The stage of the model that a request with this name would get now.
+    #[must_use]
+    pub fn stage_of(&self, name: &str) -> Option<StageName> {
+        let id = self.chosen(name, |_, target| target.id)?;
+        let stages = self.0.stages.read().unwrap_or_else(PoisonError::into_inner);
+        Some(stages.get(id).copied().unwrap_or(StageName::Unknown))
+    }
+
+    fn chosen<T>(&self, name: &str, take: impl FnOnce(&Entry, &Target) -> T) -> Option<T> {
+        let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
+        let stages = self.0.stages.read().unwrap_or_else(PoisonError::into_inner);
+        let now = |id: usize| TargetNow {
+            stage: stages.get(id).copied().unwrap_or(StageName::Unknown),
+            in_flight: directory.entries[id].in_flight.load(Ordering::Acquire),
+        };
+        directory.names.chosen(name, now, |target| take(&directory.entries[target.id], target))
     }
 
     /// The current models in the order of the configuration, with their stages.
@@ -304,6 +378,7 @@ impl Service {
         let nothing = Snapshot {
             uptime_s: 0.0,
             is_ending: true,
+            profile: None,
             models: Vec::new(),
             gpus: Vec::new(),
             swaps: Vec::new(),
@@ -473,7 +548,7 @@ fn entry(
     let supervisor = supervisor.transpose()?;
     let handle =
         Arc::new(EngineHandle::new(model, engine, supervisor, Arc::clone(meter), kept_at(model, config)));
-    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
+    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight: Arc::default() })
 }
 
 fn kept_at(model: &config::Model, config: &Config) -> Option<PathBuf> {
@@ -516,5 +591,6 @@ fn changed(
         let after = EngineHandle::new(model, engine, handle.supervisor.clone(), meter, kept_at);
         Arc::new(after.remembering(handle))
     };
-    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true })
+    let in_flight = Arc::clone(&entry.in_flight);
+    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight })
 }

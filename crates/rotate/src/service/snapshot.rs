@@ -14,6 +14,8 @@ pub struct Snapshot {
     pub uptime_s: f64,
     /// Whether the service is ending.
     pub is_ending: bool,
+    /// The chosen profile.
+    pub profile: Option<String>,
     /// In the order of the configuration.
     pub models: Vec<ModelNow>,
     /// The GPUs of these models.
@@ -29,6 +31,8 @@ pub struct ModelNow {
     pub name: String,
     /// Other names in requests.
     pub aliases: Vec<String>,
+    /// Names of its adapters in requests.
+    pub adapters: Vec<String>,
     /// `vllm`, `sglang` or `http`.
     pub engine: &'static str,
     /// Its engine's URL.
@@ -63,6 +67,14 @@ pub struct ModelNow {
     pub last_failure: Option<String>,
     /// Starts of its engine since the service began.
     pub starts: u64,
+}
+
+impl ModelNow {
+    /// Whether requests and commands mean it by this name.
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
+        self.name == name || self.aliases.iter().chain(&self.adapters).any(|other| other == name)
+    }
 }
 
 /// A GPU's status.

@@ -1,5 +1,6 @@
 //! Mock engines on real sockets: scripted HTTP, and raw bytes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt as _;
-use poorwill_rotate::config::{Canary, CanaryKind, EngineKind, HttpApi, Model};
+use poorwill_rotate::config::{Canary, CanaryKind, Card, EngineKind, HttpApi, Model, Parameters};
 use poorwill_rotate::engine::{Answer, Content};
 use poorwill_rotate::policy::{Gpu, Rules};
 use serde_json::Value;
@@ -210,7 +211,11 @@ pub(crate) fn model(url: &str, engine: EngineKind, level: u8) -> Model {
     Model {
         name: "large".to_owned(),
         aliases: Vec::new(),
+        adapters: Vec::new(),
         served_as: "Org/Large".to_owned(),
+        parameters: Parameters::default(),
+        variants: BTreeMap::new(),
+        card: Card::default(),
         engine,
         url: url.to_owned(),
         http: HttpApi::default(),

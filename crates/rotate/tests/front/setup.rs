@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use poorwill_rotate::config::{self, Config};
-use poorwill_rotate::front::{self, Admission, Backend, Listed, Route, Timeouts};
+use poorwill_rotate::front::{self, Admission, Backend, Listed, NameKind, Route, Timeouts};
 use poorwill_rotate::policy::{ModelId, Refusal, StageName};
 use poorwill_rotate::requests::Requests;
 use poorwill_rotate::service::Refused;
@@ -80,13 +80,20 @@ impl Backend for FakeBackend {
     }
 
     fn listed(&self) -> Vec<Listed> {
-        let shown = |(nth, (route, aliases)): (usize, &(Route, Vec<String>))| Listed {
-            name: route.name.clone(),
-            aliases: aliases.clone(),
-            is_ready: nth == 0,
-            stage: if nth == 0 { StageName::Ready } else { StageName::Asleep },
-        };
-        self.models.iter().enumerate().map(shown).collect()
+        let mut all = Vec::new();
+        for (nth, (route, aliases)) in self.models.iter().enumerate() {
+            let listed = |name: &str, kind| Listed {
+                name: name.to_owned(),
+                kind,
+                is_ready: nth == 0,
+                stage: if nth == 0 { StageName::Ready } else { StageName::Asleep },
+                card: config::Card::default(),
+            };
+            all.push(listed(&route.name, NameKind::Model));
+            let alias = || NameKind::Alias { model: route.name.clone() };
+            all.extend(aliases.iter().map(|name| listed(name, alias())));
+        }
+        all
     }
 
     fn admit(&self, _: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
@@ -167,6 +174,8 @@ impl Setup {
             name: name.to_owned(),
             url: url.clone(),
             served_as: served_as.to_owned(),
+            parameters: Arc::default(),
+            in_flight: None,
         };
         let backend = Arc::new(FakeBackend {
             models: vec![

@@ -76,6 +76,14 @@ impl ControlApi for FakeApi {
         })
     }
 
+    fn set_profile(&self, profile: Option<&str>) -> Result<(), String> {
+        if profile == Some("none such") {
+            return Err("there is no profile `none such`".to_owned());
+        }
+        self.snapshot.lock().unwrap().profile = profile.map(str::to_owned);
+        Ok(())
+    }
+
     fn requests(&self) -> Arc<Requests> {
         Arc::clone(&self.requests)
     }
@@ -86,7 +94,7 @@ impl ControlApi for FakeApi {
 }
 
 pub(crate) fn is_it(model: &ModelNow, name: &str) -> bool {
-    model.name == name || model.aliases.iter().any(|alias| alias == name)
+    model.is_named(name)
 }
 
 /// Control with these keys. Only a configuration can contain keys.
@@ -104,6 +112,7 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
     ModelNow {
         name: name.to_owned(),
         aliases: vec![format!("{name}-alias")],
+        adapters: vec![format!("{name}-adapter")],
         engine: "vllm",
         url: "http://127.0.0.1:8000".to_owned(),
         gpus: gpus.to_vec(),
@@ -139,6 +148,7 @@ pub(crate) fn snapshot() -> Snapshot {
     Snapshot {
         uptime_s: 61.5,
         is_ending: false,
+        profile: None,
         models: vec![ready, draining, model("three", &[1])],
         gpus: vec![
             GpuNow {

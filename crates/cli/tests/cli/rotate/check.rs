@@ -21,15 +21,25 @@ fn check(fixture: &Fixture, more: &[&str]) -> crate::support::Ran {
 fn it_says_what_would_be_served_and_starts_nothing() {
     let mut fixture = fixture();
     fixture.has_keys = true;
-    fixture.models[0].lines = "aliases = [\"resin\"]\n".to_owned();
+    fixture.models[0].lines = "aliases = [\"resin\"]\nadapters = [\"bark\"]\n[[selector]]\nname = \"tree\"\n\
+                               targets = [\"bark\", \"amber\"]\n"
+        .to_owned();
     let text = check(&fixture, &[]).succeeded();
     let front = format!("clients:   http://127.0.0.1:{} (1 key)", fixture.front);
-    for words in [&front, "operators: http", "model amber, resin: vllm at http", "nothing is missing"] {
+    for words in [
+        &front,
+        "operators: http",
+        "model amber, resin, bark: vllm at http",
+        "selector tree: one of bark, amber",
+        "nothing is missing",
+    ] {
         assert!(text.contains(words), "`{words}` is not in: {text}");
     }
     assert!(!text.contains("a-key-of-this-test") && !text.contains("--listen"), "{text}");
     let report = check(&fixture, &["--json"]).json();
     assert_eq!(report["models"][0]["aliases"], json!(["resin"]));
+    assert_eq!(report["models"][0]["adapters"], json!(["bark"]));
+    assert_eq!(report["selectors"], json!([{"name": "tree", "targets": ["bark", "amber"]}]));
     assert_eq!((&report["errors"], &report["warnings"]), (&json!([]), &json!([])));
     assert!(!fixture.folder.join("state").exists());
     fixture.assert_empty();

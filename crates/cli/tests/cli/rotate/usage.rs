@@ -27,6 +27,8 @@ fn wrong_usage_says_what_is_missing() {
         (&["rotate", "--demo", "status"], "--demo"),
         (&["rotate", "--demo", "--config", "rotation.toml"], "--config"),
         (&["rotate", "wake", "--config", "rotation.toml"], "<MODEL>"),
+        (&["rotate", "profile", "--config", "rotation.toml"], "<PROFILE>"),
+        (&["rotate", "profile", "day", "--off", "--config", "rotation.toml"], "--off"),
         (&["rotate", "dance", "--config", "rotation.toml"], "dance"),
         (&["rotate", "--demo", "--duration", "soon"], "--duration"),
         (&["rotate", "--demo", "--duration", "0s"], "the demo has to send traffic for some time"),
