@@ -44,9 +44,7 @@ impl Place {
     }
 
     /// Where the first key is that `reason` names, in this section; or the section itself.
-    pub(super) fn of_reason(text: &str, section: &str, reason: &str) -> Option<Self> {
-        let file = DeTable::parse(text).ok()?;
-        let file = file.get_ref();
+    pub(super) fn of_reason(text: &str, file: &DeTable<'_>, section: &str, reason: &str) -> Option<Self> {
         let model = section.strip_prefix("model `").and_then(|rest| rest.strip_suffix('`'));
         let (table, header) = match model {
             // Of two models with one name the second is the mistake.
