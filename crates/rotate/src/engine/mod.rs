@@ -5,6 +5,7 @@
 
 pub(crate) mod canary;
 mod http;
+mod inspect;
 mod sglang;
 mod vllm;
 
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use self::canary::Prompt;
 pub use self::canary::{Answer, Content};
 use self::http::Http;
+pub use self::inspect::{Inspection, inspect};
 use self::sglang::Sglang;
 use self::vllm::Vllm;
 use crate::config::{CanaryKind, EngineKind, Model};
