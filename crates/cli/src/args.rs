@@ -112,7 +112,7 @@ fn with_config_usage(rotate: clap::Command) -> clap::Command {
     }
     let usage = |command: clap::Command| {
         let config = match command.get_name() {
-            "init" => "[--config <FILE>]",
+            "init" | "import" => "[--config <FILE>]",
             _ => "--config <FILE>",
         };
         let names = command.get_positionals().filter_map(clap::Arg::get_value_names).flatten();
@@ -457,7 +457,7 @@ pub(crate) struct RotateArgs {
     #[command(subcommand)]
     pub(crate) command: Option<RotateCommand>,
 
-    /// Configuration of the service; --demo needs none, and init writes it, or else to standard output
+    /// Configuration of the service; --demo needs none, and init and import write it, or else to standard output
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
@@ -498,6 +498,14 @@ pub(crate) enum RotateCommand {
     ///
     /// A file that exists is not replaced. API keys in command lines are left out.
     Init,
+    /// Write the configuration that a llama-swap configuration becomes
+    ///
+    /// What has no counterpart is in comments, and on standard error. A file that exists is not replaced.
+    Import {
+        /// llama-swap's YAML file
+        #[arg(value_name = "YAML")]
+        file: PathBuf,
+    },
     /// Check a configuration and this machine for it; starts nothing
     Check,
     /// Show the state of every model and GPU
@@ -539,7 +547,7 @@ pub(crate) enum RotateCommand {
 impl RotateCommand {
     /// Whether `--config` names a file to be written.
     fn writes_config(&self) -> bool {
-        matches!(self, Self::Init)
+        matches!(self, Self::Init | Self::Import { .. })
     }
 }
 

@@ -62,7 +62,10 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
             RotateCommand::Pin { model, off: false } => (model, "pin", Some(json!({ "pinned": true }))),
             RotateCommand::Pin { model, off: true } => (model, "pin --off", Some(json!({ "pinned": false }))),
             // Done elsewhere.
-            RotateCommand::Init | RotateCommand::Check | RotateCommand::Validate { .. } => {
+            RotateCommand::Init
+            | RotateCommand::Import { .. }
+            | RotateCommand::Check
+            | RotateCommand::Validate { .. } => {
                 return Err(Failure::new("this is no command to a rotation that runs"));
             }
         };

@@ -6,6 +6,7 @@ mod control;
 mod demo;
 mod draft;
 mod engines;
+mod import;
 mod init;
 mod listening;
 mod serve;
@@ -32,6 +33,9 @@ pub(crate) fn run(args: RotateArgs) -> ExitCode {
             failure::finish(json, control::validate(&config, requests.get(), json))
         }
         (Some(RotateCommand::Init), config, _) => failure::finish(json, init::run(config.as_deref())),
+        (Some(RotateCommand::Import { file }), config, _) => {
+            failure::finish(json, import::run(&file, config.as_deref()))
+        }
         (Some(RotateCommand::Check), Some(config), _) => failure::finish(json, check::run(&config)),
         (Some(command), Some(config), _) => failure::finish(json, control::run(&config, command)),
         (None, _, true) => failure::finish(json, demo::run(duration, json)),

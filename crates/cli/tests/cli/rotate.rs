@@ -6,6 +6,7 @@ mod chaos;
 mod check;
 mod fixture;
 mod http;
+mod import;
 mod init;
 mod killed;
 mod page;

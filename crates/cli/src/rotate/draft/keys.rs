@@ -11,6 +11,7 @@ pub(in super::super) struct Keys {
     pub(in super::super) parameters: bool,
     /// `display_name`, `description`, `metadata` and `listed`.
     pub(in super::super) names: bool,
+    pub(in super::super) selectors: bool,
     pub(in super::super) priority: bool,
 }
 
@@ -30,6 +31,7 @@ impl Keys {
             names: is_known(
                 "display_name = \"a\"\ndescription = \"b\"\nlisted = false\nmetadata = { a = 1 }",
             ),
+            selectors: is_known("[[selector]]\nname = \"b\"\ntargets = [\"a\"]"),
             priority: is_known("[model.rules]\npriority = 1"),
         }
     }

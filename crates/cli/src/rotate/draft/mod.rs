@@ -27,6 +27,7 @@ pub(super) struct Draft {
     /// Sources of the front's keys.
     pub(super) keys: Vec<String>,
     pub(super) models: Vec<ModelDraft>,
+    pub(super) selectors: Vec<SelectorDraft>,
     /// Below the models.
     pub(super) last_notes: Vec<String>,
 }
@@ -63,15 +64,31 @@ pub(super) struct ModelDraft {
     pub(super) stop_command: Vec<String>,
     pub(super) environment: Vec<(String, String)>,
     pub(super) folder: Option<PathBuf>,
-    pub(super) display_name: Option<String>,
-    pub(super) description: Option<String>,
-    pub(super) is_unlisted: bool,
-    pub(super) metadata: Table,
+    pub(super) card: CardDraft,
     pub(super) parameters: Table,
     pub(super) strip: Vec<String>,
     pub(super) variants: Vec<(String, Table)>,
     pub(super) rules: Vec<(&'static str, Value)>,
     pub(super) canary: Vec<(&'static str, Value)>,
+}
+
+/// What the list of models shows besides a name.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct CardDraft {
+    pub(super) display_name: Option<String>,
+    pub(super) description: Option<String>,
+    pub(super) is_unlisted: bool,
+    pub(super) metadata: Table,
+}
+
+/// A name for several models.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct SelectorDraft {
+    pub(super) name: String,
+    pub(super) targets: Vec<String>,
+    pub(super) strategy: &'static str,
+    pub(super) requests: Option<i64>,
+    pub(super) card: CardDraft,
 }
 
 impl ModelDraft {
@@ -90,10 +107,7 @@ impl ModelDraft {
             stop_command: Vec::new(),
             environment: Vec::new(),
             folder: None,
-            display_name: None,
-            description: None,
-            is_unlisted: false,
-            metadata: Table::new(),
+            card: CardDraft::default(),
             parameters: Table::new(),
             strip: Vec::new(),
             variants: Vec::new(),
@@ -146,6 +160,10 @@ impl Draft {
         for model in &self.models {
             page.blank();
             model.write(&mut page, keys);
+        }
+        for selector in self.selectors.iter().filter(|_| keys.selectors) {
+            page.blank();
+            selector.write(&mut page);
         }
         if !self.last_notes.is_empty() {
             page.blank();
@@ -208,17 +226,7 @@ impl ModelDraft {
 
     fn write_names(&self, page: &mut Page, keys: Keys) {
         if keys.names {
-            for (key, text) in [("display_name", &self.display_name), ("description", &self.description)] {
-                if let Some(text) = text {
-                    page.set(key, text.clone());
-                }
-            }
-            if self.is_unlisted {
-                page.set("listed", false);
-            }
-            if !self.metadata.is_empty() {
-                page.set("metadata", Value::Table(self.metadata.clone()));
-            }
+            self.card.write(page);
         }
         if keys.parameters {
             if !self.parameters.is_empty() {
@@ -253,6 +261,35 @@ impl ModelDraft {
                 entries.iter().for_each(|(key, value)| page.set(key, value.clone()));
             }
         }
+    }
+}
+
+impl CardDraft {
+    fn write(&self, page: &mut Page) {
+        for (key, text) in [("display_name", &self.display_name), ("description", &self.description)] {
+            if let Some(text) = text {
+                page.set(key, text.clone());
+            }
+        }
+        if self.is_unlisted {
+            page.set("listed", false);
+        }
+        if !self.metadata.is_empty() {
+            page.set("metadata", Value::Table(self.metadata.clone()));
+        }
+    }
+}
+
+impl SelectorDraft {
+    fn write(&self, page: &mut Page) {
+        page.header("[[selector]]");
+        page.set("name", self.name.clone());
+        page.set("targets", self.targets.clone());
+        page.set("strategy", self.strategy);
+        if let Some(requests) = self.requests {
+            page.set("requests", requests);
+        }
+        self.card.write(page);
     }
 }
 

@@ -27,6 +27,7 @@ fn wrong_usage_says_what_is_missing() {
         (&["rotate", "--demo", "status"], "--demo"),
         (&["rotate", "--demo", "--config", "rotation.toml"], "--config"),
         (&["rotate", "wake", "--config", "rotation.toml"], "<MODEL>"),
+        (&["rotate", "import"], "<YAML>"),
         (&["rotate", "--demo", "init"], "--demo starts its own rotation"),
         (&["rotate", "dance", "--config", "rotation.toml"], "dance"),
         (&["rotate", "--demo", "--duration", "soon"], "--duration"),
@@ -53,6 +54,10 @@ fn help_shows_that_the_configuration_is_required() {
         (&["rotate", "status", "--help"], "Usage: poorwill rotate status --config <FILE> [OPTIONS]\n"),
         (&["rotate", "help", "pin"], "Usage: poorwill rotate pin --config <FILE> [OPTIONS] <MODEL>\n"),
         (&["rotate", "init", "--help"], "Usage: poorwill rotate init [--config <FILE>] [OPTIONS]\n"),
+        (
+            &["rotate", "import", "--help"],
+            "Usage: poorwill rotate import [--config <FILE>] [OPTIONS] <YAML>\n",
+        ),
     ] {
         let help = fixture.run(args).succeeded();
         assert!(help.contains(usage), "{help}");
