@@ -111,9 +111,13 @@ fn with_config_usage(rotate: clap::Command) -> clap::Command {
         return rotate;
     }
     let usage = |command: clap::Command| {
+        let config = match command.get_name() {
+            "init" | "import" => "[--config <FILE>]",
+            _ => "--config <FILE>",
+        };
         let names = command.get_positionals().filter_map(clap::Arg::get_value_names).flatten();
         let names: String = names.map(|name| format!(" <{name}>")).collect();
-        let usage = format!("poorwill rotate {} --config <FILE> [OPTIONS]{names}", command.get_name());
+        let usage = format!("poorwill rotate {} {config} [OPTIONS]{names}", command.get_name());
         command.override_usage(usage)
     };
     rotate.mut_subcommands(usage).override_usage(
@@ -151,7 +155,7 @@ impl Command {
                 (Some(_), true, _) => {
                     conflict("--demo starts its own rotation; leave --demo away to control one that runs")
                 }
-                (Some(_), false, None) => {
+                (Some(command), false, None) if !command.writes_config() => {
                     missing("--config FILE is needed: the configuration of the rotation that runs")
                 }
                 (None, true, Some(_)) => conflict("--demo has its own configuration; leave --config away"),
@@ -453,7 +457,7 @@ pub(crate) struct RotateArgs {
     #[command(subcommand)]
     pub(crate) command: Option<RotateCommand>,
 
-    /// Configuration of the service; only --demo needs none
+    /// Configuration of the service; --demo needs none, and init and import write it, or else to standard output
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
 
@@ -486,10 +490,22 @@ impl RotateArgs {
     }
 }
 
-/// Commands to a rotation that runs.
+/// Commands to a rotation that runs, or about its configuration.
 #[cfg(target_os = "linux")]
 #[derive(Debug, Subcommand)]
 pub(crate) enum RotateCommand {
+    /// Write a first configuration, from the engines that run and the GPUs; changes no engine
+    ///
+    /// A file that exists is not replaced. API keys in command lines are left out.
+    Init,
+    /// Write the configuration that a llama-swap configuration becomes
+    ///
+    /// What has no counterpart is in comments, and on standard error. A file that exists is not replaced.
+    Import {
+        /// llama-swap's YAML file
+        #[arg(value_name = "YAML")]
+        file: PathBuf,
+    },
     /// Check a configuration and this machine for it; starts nothing
     Check,
     /// Show the state of every model and GPU
@@ -534,6 +550,14 @@ pub(crate) enum RotateCommand {
         #[arg(long, value_name = "N", default_value = "30", value_parser = positive, allow_negative_numbers = true)]
         requests: NonZeroU32,
     },
+}
+
+#[cfg(target_os = "linux")]
+impl RotateCommand {
+    /// Whether `--config` names a file to be written.
+    fn writes_config(&self) -> bool {
+        matches!(self, Self::Init | Self::Import { .. })
+    }
 }
 
 #[derive(Debug, clap::Args)]

@@ -12,6 +12,7 @@
 //! ```
 
 use nvml_wrapper::Nvml as Library;
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use poorwill_core::ByteSize;
 use poorwill_driver::nvml::Nvml;
 
@@ -49,6 +50,24 @@ pub struct GpuMemory {
     pub total_bytes: u64,
     /// Unused memory.
     pub free_bytes: u64,
+}
+
+/// A process on a GPU.
+///
+/// ```
+/// use poorwill::gpus::Gpus;
+///
+/// if let Ok(processes) = Gpus::open().and_then(|gpus| gpus.processes(0)) {
+///     processes.iter().for_each(|process| println!("{}: {:?} bytes", process.pid, process.used_bytes));
+/// }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuProcess {
+    /// As the machine numbers it: a container may have another number for it.
+    pub pid: u32,
+    /// `None` where the driver does not count it.
+    pub used_bytes: Option<u64>,
 }
 
 /// Why the memory of a GPU is unknown.
@@ -110,17 +129,49 @@ impl Gpus {
         }
     }
 
+    /// The number of GPUs. Positions are counted from 0.
+    ///
+    /// # Errors
+    /// [`GpusError::Unavailable`], if NVML does not count them.
+    pub fn count(&self) -> Result<usize, GpusError> {
+        let unavailable = |reason: String| GpusError::Unavailable { reason };
+        let count = self.library.device_count().map_err(|error| unavailable(error.to_string()))?;
+        usize::try_from(count).map_err(|error| unavailable(error.to_string()))
+    }
+
+    /// The processes that compute on a GPU now.
+    ///
+    /// # Errors
+    /// Without such a GPU, or without a list of its processes.
+    pub fn processes(&self, position: usize) -> Result<Vec<GpuProcess>, GpusError> {
+        let unreadable = |reason: String| GpusError::Unreadable { position, reason };
+        let device = self.library.device_by_index(self.index(position)?);
+        let processes = device.and_then(|device| device.running_compute_processes());
+        let processes = processes.map_err(|error| unreadable(error.to_string()))?;
+        let process = |info: &nvml_wrapper::struct_wrappers::device::ProcessInfo| GpuProcess {
+            pid: info.pid,
+            used_bytes: match info.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) if bytes < u64::MAX => Some(bytes),
+                _ => None,
+            },
+        };
+        Ok(processes.iter().map(process).collect())
+    }
+
+    fn index(&self, position: usize) -> Result<u32, GpusError> {
+        let count = self.library.device_count();
+        let count = count.map_err(|error| GpusError::Unreadable { position, reason: error.to_string() })?;
+        let index = u32::try_from(position).ok().filter(|index| *index < count);
+        index.ok_or(GpusError::Absent { position, count })
+    }
+
     /// The memory of a GPU now.
     ///
     /// # Errors
     /// Without such a GPU, or without its figures.
     pub fn memory(&self, position: usize) -> Result<GpuMemory, GpusError> {
         let unreadable = |reason: String| GpusError::Unreadable { position, reason };
-        let count = self.library.device_count().map_err(|error| unreadable(error.to_string()))?;
-        let absent = GpusError::Absent { position, count };
-        let Some(index) = u32::try_from(position).ok().filter(|index| *index < count) else {
-            return Err(absent);
-        };
+        let index = self.index(position)?;
         let uuid = self.library.device_by_index(index).and_then(|device| device.uuid());
         let uuid = uuid.map_err(|error| unreadable(error.to_string()))?;
         let known = self.nvml.known_memory(uuid.strip_prefix("GPU-").unwrap_or(&uuid)).map_err(unreadable)?;

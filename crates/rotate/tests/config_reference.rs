@@ -59,6 +59,12 @@ fn page() -> String {
             "",
             vec![
                 (
+                    "macros",
+                    "table of texts or numbers",
+                    none(),
+                    "texts for `${NAME}` in any text of the file; `${MODEL}` is the model's name, `${PORT}` the port of its `url`, `${env.NAME}` a variable of the environment, and `$${` stands for `${`",
+                ),
+                (
                     "state",
                     "path",
                     none(),

@@ -69,9 +69,12 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
             RotateCommand::Restart { model } => (model, "restart", None),
             RotateCommand::Pin { model, off: false } => (model, "pin", Some(json!({ "pinned": true }))),
             RotateCommand::Pin { model, off: true } => (model, "pin --off", Some(json!({ "pinned": false }))),
-            // Done by `check` and `validate`.
-            RotateCommand::Check | RotateCommand::Validate { .. } => {
-                return Err(Failure::new("check and validate are not single commands"));
+            // Done elsewhere.
+            RotateCommand::Init
+            | RotateCommand::Import { .. }
+            | RotateCommand::Check
+            | RotateCommand::Validate { .. } => {
+                return Err(Failure::new("this is no command to a rotation that runs"));
             }
         };
         client.command(&model, command.split(' ').next().unwrap_or(command), body).await?;

@@ -1,8 +1,14 @@
-//! `poorwill rotate`: runs the rotation service or its demo, checks a configuration, and controls a service that runs.
+//! `poorwill rotate`: runs the rotation service or its demo, writes and checks configurations, and controls a service
+//! that runs.
 
 mod check;
 mod control;
 mod demo;
+mod draft;
+mod engines;
+mod import;
+mod init;
+mod listening;
 mod serve;
 mod signals;
 
@@ -25,6 +31,10 @@ pub(crate) fn run(args: RotateArgs) -> ExitCode {
     match (args.command, args.config, args.demo) {
         (Some(RotateCommand::Validate { requests }), Some(config), _) => {
             failure::finish(json, control::validate(&config, requests.get(), json))
+        }
+        (Some(RotateCommand::Init), config, _) => failure::finish(json, init::run(config.as_deref())),
+        (Some(RotateCommand::Import { file }), config, _) => {
+            failure::finish(json, import::run(&file, config.as_deref()))
         }
         (Some(RotateCommand::Check), Some(config), _) => failure::finish(json, check::run(&config)),
         (Some(command), Some(config), _) => failure::finish(json, control::run(&config, command)),

@@ -7,6 +7,8 @@ mod check;
 mod engines;
 mod fixture;
 mod http;
+mod import;
+mod init;
 mod killed;
 mod page;
 mod received;

@@ -3,8 +3,10 @@
 //! [`Config::read`] reads one TOML file and checks all of it. The first mistake is an error that says where it is and
 //! what would be right, with an excerpt of the file. API keys are never in the file, only where they are stored.
 
+mod addresses;
 mod calls;
 mod keys;
+mod macros;
 mod masked;
 mod names;
 mod parameters;
@@ -26,9 +28,10 @@ pub use self::names::{Card, Selector, Strategy};
 pub use self::parameters::Parameters;
 pub use self::place::Place;
 
-use self::raw::File;
 pub(crate) use self::raw::check_url;
+use self::raw::{File, Secret};
 use crate::policy::Rules;
+use serde::Deserialize as _;
 
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,10 +258,11 @@ impl ConfigError {
         }
     }
 
-    fn placed(self, text: &str) -> Self {
+    fn placed(self, text: &str, secret: Secret<'_>) -> Self {
         match self {
             Self::Invalid { section, reason, place: None } => {
-                let place = Place::of_reason(text, &section, &reason);
+                let file = macros::parsed(text, secret).ok();
+                let place = file.and_then(|file| Place::of_reason(text, file.get_ref(), &section, &reason));
                 Self::Invalid { section, reason, place }
             }
             other => other,
@@ -281,29 +285,19 @@ impl Config {
         Self::parse(&text, &keys::from_source)
     }
 
-    /// Parses a file. `secret` resolves the source of a key: `env:NAME` or `file:PATH`.
+    /// Parses a file. `secret` resolves the source of a key, `env:NAME` or `file:PATH`, and `${env.NAME}`.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
-        let file: File = toml::from_str(text).map_err(|error| values::explained(text, &error))?;
+        let table = toml::Deserializer::from(macros::parsed(text, secret)?);
+        let file = File::deserialize(table).map_err(|error| values::explained(text, &error))?;
         let checked = file.checked(secret).and_then(|config| {
             config.check_names()?;
-            config.check_urls()?;
+            config.check_addresses()?;
             Ok(config)
         });
-        checked.map_err(|error| error.placed(text))
-    }
-
-    fn check_urls(&self) -> Result<(), ConfigError> {
-        let mut urls: BTreeMap<&str, &str> = BTreeMap::new();
-        for model in &self.models {
-            if let Some(other) = urls.insert(&model.url, &model.name) {
-                let reason = format!("url `{}` is that of model `{other}`", model.url);
-                return Err(invalid(&section(&model.name), &reason));
-            }
-        }
-        Ok(())
+        checked.map_err(|error| error.placed(text, secret))
     }
 }
 

@@ -43,9 +43,7 @@ impl Place {
     }
 
     /// Where the first key is that `reason` names, in this section; or the section itself.
-    pub(super) fn of_reason(text: &str, section: &str, reason: &str) -> Option<Self> {
-        let file = DeTable::parse(text).ok()?;
-        let file = file.get_ref();
+    pub(super) fn of_reason(text: &str, file: &DeTable<'_>, section: &str, reason: &str) -> Option<Self> {
         let named = section.strip_suffix('`').and_then(|rest| rest.split_once(" `"));
         let (table, header) = match named {
             // Of two models with one name the second is the mistake.

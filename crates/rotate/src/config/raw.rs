@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::Uri;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::calls::{HttpApi, RawHttp, check_path};
 use super::keys::Key;
@@ -26,11 +27,14 @@ const CONTROL_PORT: u16 = 8081;
 /// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
 
-type Secret<'a> = &'a dyn Fn(&str) -> Result<String, String>;
+pub(super) type Secret<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
+    /// Replaced in all texts before.
+    #[serde(default, rename = "macros")]
+    _macros: IgnoredAny,
     state: Option<PathBuf>,
     #[serde(default)]
     memory: RawMemory,

@@ -7,6 +7,7 @@ mod calls;
 pub(crate) mod canary;
 mod healthy;
 mod http;
+mod inspect;
 mod sglang;
 mod vllm;
 
@@ -20,6 +21,7 @@ use self::canary::Prompt;
 pub use self::canary::{Answer, Content};
 use self::healthy::Healthy;
 use self::http::Http;
+pub use self::inspect::{Inspection, inspect};
 use self::sglang::Sglang;
 use self::vllm::Vllm;
 use crate::config::{CanaryKind, EngineKind, Model};

@@ -207,7 +207,12 @@ impl Fixture {
 
     /// Starts the rotation, and waits until operators are answered.
     pub(crate) fn start(&self, more: &[&str]) -> Rotator {
-        self.write();
+        self.start_with(&self.config(), more)
+    }
+
+    /// The same with another configuration, for the same ports.
+    pub(crate) fn start_with(&self, config: &str, more: &[&str]) -> Rotator {
+        self.folder.write("rotation.toml", config);
         let args = [&["rotate", "--config", "rotation.toml"], more].concat();
         let mut child = self.command(&args).spawn().unwrap();
         let log: Arc<Mutex<String>> = Arc::default();

@@ -29,6 +29,8 @@ fn wrong_usage_says_what_is_missing() {
         (&["rotate", "wake", "--config", "rotation.toml"], "<MODEL>"),
         (&["rotate", "profile", "--config", "rotation.toml"], "<PROFILE>"),
         (&["rotate", "profile", "day", "--off", "--config", "rotation.toml"], "--off"),
+        (&["rotate", "import"], "<YAML>"),
+        (&["rotate", "--demo", "init"], "--demo starts its own rotation"),
         (&["rotate", "dance", "--config", "rotation.toml"], "dance"),
         (&["rotate", "--demo", "--duration", "soon"], "--duration"),
         (&["rotate", "--demo", "--duration", "0s"], "the demo has to send traffic for some time"),
@@ -53,6 +55,11 @@ fn help_shows_that_the_configuration_is_required() {
         (&["rotate", "--help"], "       poorwill rotate --demo [OPTIONS]\n"),
         (&["rotate", "status", "--help"], "Usage: poorwill rotate status --config <FILE> [OPTIONS]\n"),
         (&["rotate", "help", "pin"], "Usage: poorwill rotate pin --config <FILE> [OPTIONS] <MODEL>\n"),
+        (&["rotate", "init", "--help"], "Usage: poorwill rotate init [--config <FILE>] [OPTIONS]\n"),
+        (
+            &["rotate", "import", "--help"],
+            "Usage: poorwill rotate import [--config <FILE>] [OPTIONS] <YAML>\n",
+        ),
     ] {
         let help = fixture.run(args).succeeded();
         assert!(help.contains(usage), "{help}");

@@ -1,5 +1,7 @@
 //! `poorwill rotate check`: what a configuration would serve, and what this machine lacks for it. Starts nothing.
 
+mod ports;
+
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -127,6 +129,7 @@ pub(super) fn run(path: &Path) -> Result<CheckReport, Failure> {
             found.start(&model.name, start);
         }
     }
+    found.warnings.extend(ports::warnings(&config)?);
     if config.memory == MemorySource::Devices {
         found.gpus(&config);
     }

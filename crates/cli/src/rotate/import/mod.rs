@@ -1,0 +1,70 @@
+//! `poorwill rotate import`: the configuration that llama-swap's YAML becomes.
+//!
+//! Nothing is dropped silently: what has no counterpart is in a comment of the new file, and in a warning.
+
+mod convert;
+mod macros;
+mod model;
+mod ports;
+mod selector;
+mod yaml;
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use self::yaml::Mistake;
+use super::draft::{self, Keys};
+use crate::failure::{Failure, Outcome};
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ImportReport {
+    /// The written file. Without one, the configuration is the result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<PathBuf>,
+    models: Vec<String>,
+    /// What was not carried over, or changes.
+    warnings: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    configuration: Option<String>,
+}
+
+impl Outcome for ImportReport {
+    fn mismatch(&self) -> Option<&str> {
+        None
+    }
+
+    fn text(&self) -> String {
+        let Some(file) = &self.file else { return self.configuration.clone().unwrap_or_default() };
+        let (file, count) = (file.display(), self.models.len());
+        let models = if count == 1 { "1 model".to_owned() } else { format!("{count} models") };
+        format!("wrote {file}: {models}\nnext: poorwill rotate check --config {file}\n")
+    }
+}
+
+/// Writes the file, or returns its text without one.
+pub(super) fn run(source: &Path, path: Option<&Path>) -> Result<ImportReport, Failure> {
+    let text = fs::read_to_string(source)
+        .map_err(|error| Failure::new(format!("cannot read {}: {error}", source.display())))?;
+    let in_source =
+        |mistake: Mistake| Failure::new(format!("{}: {}: {}", source.display(), mistake.place, mistake.text));
+    let keys = Keys::known();
+    let converted =
+        yaml::parsed(&text).and_then(|file| convert::converted(&file, keys)).map_err(in_source)?;
+    let text = converted.draft.text(keys)?;
+    for warning in &converted.warnings {
+        // Without standard error there is no place for it.
+        let _ = writeln!(io::stderr(), "warning: {}: {warning}", source.display());
+    }
+    if let Some(path) = path {
+        draft::write_new(path, &text)?;
+    }
+    Ok(ImportReport {
+        models: converted.draft.models.iter().map(|model| model.name.clone()).collect(),
+        warnings: converted.warnings,
+        configuration: path.is_none().then_some(text),
+        file: path.map(Path::to_path_buf),
+    })
+}

@@ -1,0 +1,79 @@
+//! One selector of a llama-swap configuration: a name for several models.
+
+use super::super::draft::{CardDraft, Keys, ModelDraft, SelectorDraft, literal};
+use super::convert::Warnings;
+use super::macros::Scope;
+use super::model::{LISTED, seconds, table};
+use super::yaml::{Entry, Mistake, Node};
+
+/// `None` for a selector that cannot be carried over, with a warning.
+pub(super) fn converted(
+    entry: &Entry,
+    scope: &Scope<'_>,
+    models: &[ModelDraft],
+    keys: Keys,
+    warnings: &mut Warnings,
+) -> Result<Option<SelectorDraft>, Mistake> {
+    let here = format!("selector `{}`", entry.key);
+    if !keys.selectors {
+        warnings.add(
+            entry.place,
+            &format!("{here} is not carried over: names are those of models and their aliases"),
+        );
+        return Ok(None);
+    }
+    let text = |key: &str| {
+        let node = entry.value.get(key).filter(|node| node.text().is_some_and(|text| !text.is_empty()));
+        node.map(|node| scope.text(node.text().unwrap_or_default(), node.place)).transpose()
+    };
+    let (strategy, requests) = match text("strategy")?.as_deref() {
+        None | Some("warm") => ("ready", None),
+        Some("pin") => ("first", None),
+        Some("spillover") => {
+            let settings = entry.value.get("settings");
+            let requests = seconds(settings.and_then(|settings| settings.get("spillover")), scope)?;
+            (
+                "spillover",
+                Some(
+                    requests
+                        .and_then(|requests| i64::try_from(requests).ok())
+                        .map_or(1, |requests| requests.max(1)),
+                ),
+            )
+        }
+        Some(other) => {
+            return Mistake::at(entry.place, format!("{here} has the strategy `{other}`, which is unknown"));
+        }
+    };
+    let mut targets = Vec::new();
+    for target in entry.value.get("targets").map(Node::items).unwrap_or_default() {
+        let name = scope.text(target.text().unwrap_or_default(), target.place)?;
+        if models.iter().any(|model| is_called(model, &name)) {
+            targets.push(name);
+        } else {
+            warnings.add(target.place, &format!("{here}: its target `{name}` is no model here"));
+        }
+    }
+    if targets.is_empty() {
+        warnings
+            .add(entry.place, &format!("{here} is not carried over: none of its targets is a model here"));
+        return Ok(None);
+    }
+    let metadata = entry.value.get("metadata").filter(|node| !node.is_null());
+    let card = CardDraft {
+        display_name: text("name")?,
+        description: text("description")?,
+        is_unlisted: false,
+        metadata: metadata
+            .map(|node| table(scope, node, &here, &LISTED, warnings))
+            .transpose()?
+            .unwrap_or_default(),
+    };
+    Ok(Some(SelectorDraft { name: literal(&entry.key), targets, strategy, requests, card }))
+}
+
+/// By name, alias or variant.
+fn is_called(model: &ModelDraft, name: &str) -> bool {
+    let variants = model.variants.iter().map(|(variant, _)| variant);
+    model.aliases.iter().chain(variants).chain([&model.name]).any(|one| one == name)
+}
