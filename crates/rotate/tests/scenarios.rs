@@ -25,7 +25,10 @@ fn a_model_is_verified_before_it_gets_requests() {
 fn alternating_requests_are_served_in_turns() {
     // Each takes the whole GPU, and every request takes two seconds.
     let mut fixture = Fixture::of(&[70 * GIB; 3], |_, rules| rules.turn_max = seconds(30));
+    fixture.late = vec![(0, Task::Wake)];
     let asked: Vec<u64> = (0..9).map(|nth| fixture.ask(nth % 3)).collect();
+    fixture.pass(1000);
+    fixture.finish();
     let mut done = 0;
     while done < 9 {
         fixture.settle();
@@ -108,6 +111,110 @@ fn an_idle_model_leaves_after_its_grace_or_its_turn_but_not_in_a_gap() {
     fixture.pass(200);
     fixture.settle();
     assert_eq!(fixture.stages(), ["ready", "asleep"]);
+}
+
+#[test]
+fn an_idle_model_leaves_at_once_if_its_pauses_are_longer_than_the_grace() {
+    let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| rules.grace = Duration::from_millis(500));
+    // Its pauses are usually of 2 s.
+    for _ in 0..3 {
+        fixture.use_once(0);
+        fixture.pass(2000);
+    }
+    let running = fixture.ask(0);
+    fixture.ask(1);
+    fixture.pass(100);
+    assert_eq!(fixture.stages(), ["ready", "asleep"]);
+    fixture.answer(running);
+    fixture.settle();
+    assert_eq!(fixture.stages(), ["asleep", "ready"]);
+}
+
+#[test]
+fn a_turn_ends_early_when_more_requests_wait_for_others_but_not_for_as_many() {
+    let mut fixture = Fixture::of(&[70 * GIB; 3], |_, _| {});
+    let running = [fixture.ask(0), fixture.ask(0)];
+    let waiting = [fixture.ask(1), fixture.ask(2)];
+    fixture.pass(5000);
+    assert_eq!(fixture.stages(), ["ready", "asleep", "asleep"]);
+    // One of two is answered, and two wait.
+    fixture.answer(running[0]);
+    assert_eq!(fixture.stages(), ["draining", "asleep", "asleep"]);
+    fixture.answer(running[1]);
+    fixture.settle();
+    assert_eq!(fixture.admitted.last(), Some(&(waiting[0], 1)));
+}
+
+#[test]
+fn a_turn_lasts_for_a_multiple_of_what_its_swap_takes_even_if_many_wait() {
+    let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| rules.turn_per_swap = 3);
+    fixture.late = vec![(0, Task::Wake)];
+    let running = fixture.ask(0);
+    for _ in 0..9 {
+        fixture.ask(1);
+    }
+    fixture.pass(2000);
+    fixture.finish();
+    fixture.pass(5900);
+    assert_eq!(fixture.stages(), ["ready", "asleep"]);
+    fixture.pass(200);
+    assert_eq!(fixture.stages(), ["draining", "asleep"]);
+    fixture.answer(running);
+}
+
+#[test]
+fn an_engine_with_as_many_requests_as_it_may_run_is_not_outnumbered() {
+    let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| rules.running_max = 2);
+    for model in [0, 0, 1, 1, 1] {
+        fixture.ask(model);
+    }
+    fixture.pass(9900);
+    assert_eq!(fixture.stages(), ["ready", "asleep"]);
+    fixture.pass(200);
+    assert_eq!(fixture.stages(), ["draining", "asleep"]);
+}
+
+#[test]
+fn the_model_that_is_cheap_to_bring_back_leaves_and_the_one_that_is_asked_for_stays() {
+    for (slow, often, leaves) in [(0, 0, 1), (1, 1, 0)] {
+        let mut fixture = Fixture::of(&[30 * GIB, 30 * GIB, 40 * GIB], |_, _| {});
+        fixture.late = vec![(slow, Task::Wake)];
+        for model in [0, 1] {
+            let request = fixture.ask(model);
+            fixture.pass(1000);
+            fixture.finish();
+            fixture.answer(request);
+        }
+        for _ in 0..5 {
+            fixture.pass(100);
+            fixture.use_once(often);
+        }
+        // Used last, but seldom, and it takes no time to have it back.
+        fixture.pass(1000);
+        fixture.use_once(leaves);
+        fixture.ask(2);
+        fixture.settle();
+        assert_eq!(fixture.stage(leaves), "asleep", "{:?}", fixture.stages());
+        assert_eq!(fixture.stage(often), "ready", "{:?}", fixture.stages());
+    }
+}
+
+#[test]
+fn a_busy_model_stays_while_an_idle_one_leaves_and_the_busiest_stays_for_longest() {
+    let mut fixture = Fixture::of(&[20 * GIB, 20 * GIB, 20 * GIB, 35 * GIB], |_, rules| {
+        rules.turn_max = seconds(1);
+    });
+    // The idle one was used last.
+    for model in [0, 0, 1] {
+        fixture.ask(model);
+    }
+    fixture.use_once(2);
+    fixture.ask(3);
+    fixture.settle();
+    assert_eq!(fixture.stages(), ["ready", "ready", "asleep", "ready"]);
+    fixture.ask(2);
+    fixture.pass(1100);
+    assert_eq!(fixture.stage(0), "ready", "{:?}", fixture.stages());
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! Which model comes next, and which ones leave for it.
 
 use super::Policy;
-use super::model::{Activation, Leave, Stage};
+use super::model::{Activation, Leave, Move, Stage};
 use super::moves::NO_MEMORY;
 use super::rules::Gpu;
 use super::time::Time;
+
+/// So that a quotient of microseconds is exact enough.
+const RATIO_BITS: u32 = 32;
 
 /// How a model gets its memory.
 #[derive(Debug, PartialEq, Eq)]
@@ -94,7 +97,9 @@ impl Policy {
     }
 
     fn select(&mut self, id: usize) {
-        self.models[id].is_selected = true;
+        let now = self.now;
+        let model = &mut self.models[id];
+        (model.is_selected, model.selected_at) = (true, now);
         self.changes += 1;
     }
 
@@ -107,6 +112,7 @@ impl Policy {
         let model = &self.models[id];
         let then = if then == Leave::Sleep && !model.rules.can_sleep { Leave::Stop } else { then };
         let until = self.now.after(model.rules.limits.drain);
+        self.models[id].move_begins(Move::Drain, self.now);
         self.enter(id, Stage::Draining { until, was_aborted: false, then });
     }
 
@@ -120,9 +126,21 @@ impl Policy {
         self.models[one].rules.shares_with(&self.models[other].rules)
     }
 
+    /// Those of least worth leave first: idle before busy, then by requests, then by what it takes to have it back
+    /// for the time until it is needed.
+    fn worth(&self, id: usize) -> (usize, u128, Time) {
+        let model = &self.models[id];
+        if model.rules.turn_per_swap == 0 {
+            return (0, 0, model.last_used);
+        }
+        let cost = model.swap_cost().as_micros().max(1);
+        let next_in = model.demand.next_in(self.now).as_micros();
+        (model.requests(), (cost << RATIO_BITS) / next_in, model.last_used)
+    }
+
     pub(super) fn space_for(&self, id: usize, up: Activation, since: Time) -> Space {
         let mut holders: Vec<usize> = self.holders(id).collect();
-        holders.sort_by_key(|other| self.models[*other].last_used);
+        holders.sort_by_key(|other| self.worth(*other));
         let model = &self.models[id];
         let Some(need) = model.need(up) else {
             // Without a known need, it gets its GPUs alone.
@@ -207,10 +225,32 @@ impl Policy {
         let model = &self.models[id];
         let Stage::Ready { since } = model.stage else { return None };
         let settled = since.after(model.rules.residence_min);
-        let turn_over = waited_since.after(model.rules.turn_max).max(since.after(model.turn_min()));
+        let turn_over = self.turn_over_at(id, since, waited_since);
         // A steady client is idle between two requests.
-        let idled_out = model.last_used.after(model.rules.grace);
+        let idled_out = model.last_used.after(model.grace());
         Some(settled.max(if model.is_idle() { idled_out.min(turn_over) } else { turn_over }))
+    }
+
+    /// When its turn ends if it has requests, and is awake since then.
+    fn turn_over_at(&self, id: usize, since: Time, waited_since: Time) -> Time {
+        let model = &self.models[id];
+        let turn_max = model.rules.turn_max;
+        if model.rules.turn_per_swap == 0 {
+            return waited_since.after(turn_max);
+        }
+        let least = since.after(model.turn_min());
+        let full = waited_since.max(model.selected_at).after(turn_max).max(least);
+        // Idle for a moment is not done.
+        let own = model.requests().max(1);
+        // More than it may run at a time fill no other engine, either.
+        let others = self.waiting_beside(id).min(model.rules.running_max);
+        if others > own { least } else { full }
+    }
+
+    /// Requests that wait for other models on its GPUs.
+    fn waiting_beside(&self, id: usize) -> usize {
+        let waits = |other: &usize| !self.models[*other].is_ready() && self.share(id, *other);
+        (0..self.models.len()).filter(waits).map(|other| self.models[other].queue.len()).sum()
     }
 
     /// When it leaves because it is idle.

@@ -20,12 +20,18 @@
 //! - An engine that fails while it wakes or starts is restarted once. If it fails again, or cannot be restarted, it is
 //!   quarantined, longer each time. An engine whose memory is not released is stopped.
 //! - The model with the oldest waiting request comes next on its GPUs. Awake models with requests stay for at most
-//!   `turn_max`, so that ABCABC becomes AABBCC. An idle one leaves earlier, after `grace`.
-//! - A model with requests stays for a multiple of what its swap takes, at most for `turn_max`, even if many wait.
+//!   `turn_max` while others wait, so that ABCABC becomes AABBCC. So no request that its model's next turn admits waits
+//!   for longer than the turns of the others, each with its last requests and its swap.
+//! - A turn ends earlier when more requests wait for others than the model has itself, but not before it has lasted for
+//!   `turn_per_swap` times what its swap takes. An idle model leaves at once, or after `grace` if its pauses are usually
+//!   shorter.
+//! - Where several could leave, an idle model does before a busy one. Of idle ones it is the one that is cheapest to
+//!   bring back for the time until its next request is expected, of busy ones the one with the fewest requests.
 //!
 //! Tasks and requests have unique ids, so late, repeated or missing reports do no harm.
 
 mod choose;
+mod demand;
 mod messages;
 mod model;
 mod moves;
@@ -258,6 +264,7 @@ impl Policy {
             self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
             return;
         }
+        model.demand.arrived(self.now);
         model.queue.push_back((request, self.now));
         self.requests.insert(request, (id, false));
     }
@@ -268,6 +275,9 @@ impl Policy {
         if is_running {
             model.running -= 1;
             model.last_used = self.now;
+            if model.is_idle() {
+                model.demand.became_idle(self.now);
+            }
         } else {
             model.queue.retain(|(other, _)| *other != request);
         }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::demand::Demand;
 use super::messages::{OpId, RequestId, Task};
 use super::rules::Rules;
 use super::stage::StageName;
@@ -82,6 +83,8 @@ pub(super) enum Activation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Move {
     Come(Activation),
+    /// Its last requests end.
+    Drain,
     Leave,
 }
 
@@ -90,6 +93,7 @@ pub(super) enum Move {
 pub(super) struct Costs {
     pub(super) wake: Option<Duration>,
     pub(super) start: Option<Duration>,
+    pub(super) drain: Option<Duration>,
     pub(super) leave: Option<Duration>,
 }
 
@@ -177,6 +181,8 @@ pub(super) struct ModelState {
     pub(super) op: Option<Op>,
     /// Models in its way leave.
     pub(super) is_selected: bool,
+    /// When it was selected last. What it takes to come is a part of its turn.
+    pub(super) selected_at: Time,
     /// Oldest first, with their arrival.
     pub(super) queue: VecDeque<(RequestId, Time)>,
     pub(super) running: usize,
@@ -196,6 +202,7 @@ pub(super) struct ModelState {
     /// Whether other memory changed during its measurement.
     pub(super) is_disturbed: bool,
     pub(super) costs: Costs,
+    pub(super) demand: Demand,
     /// The move that is going on, and its beginning.
     moving: Option<(Move, Time)>,
     pub(super) failures: u32,
@@ -213,6 +220,7 @@ impl ModelState {
             stage: Stage::Unknown,
             op: None,
             is_selected: false,
+            selected_at: Time::ZERO,
             queue: VecDeque::new(),
             running: 0,
             last_used: Time::ZERO,
@@ -224,6 +232,7 @@ impl ModelState {
             cold: None,
             is_disturbed: false,
             costs: Costs::default(),
+            demand: Demand::default(),
             moving: None,
             failures: 0,
             was_restarted: false,
@@ -256,6 +265,7 @@ impl ModelState {
         let cost = match what {
             Move::Come(Activation::Wake) => &mut self.costs.wake,
             Move::Come(Activation::Start) => &mut self.costs.start,
+            Move::Drain => &mut self.costs.drain,
             Move::Leave => &mut self.costs.leave,
         };
         *cost = Some(cost.map_or(took, |before| before.saturating_add(took) / 2));
@@ -271,9 +281,21 @@ impl ModelState {
         come.unwrap_or_default().saturating_add(self.costs.leave.unwrap_or_default())
     }
 
-    /// How long it stays awake at least while it has requests.
+    /// How long it stays awake at least while it has requests. Few run while the last ones end, so that counts, too.
     pub(super) fn turn_min(&self) -> Duration {
-        self.swap_cost().saturating_mul(self.rules.turn_per_swap).min(self.rules.turn_max)
+        let swap = self.swap_cost().saturating_add(self.costs.drain.unwrap_or_default());
+        swap.saturating_mul(self.rules.turn_per_swap).min(self.rules.turn_max)
+    }
+
+    /// While others wait, how long it may be idle.
+    pub(super) fn grace(&self) -> Duration {
+        let grace = self.rules.grace;
+        if self.demand.is_usually_within(grace) { grace } else { Duration::ZERO }
+    }
+
+    /// Its waiting and running requests.
+    pub(super) fn requests(&self) -> usize {
+        self.queue.len() + self.running
     }
 
     /// Whether its engine's state is still to be found out.
@@ -282,7 +304,7 @@ impl ModelState {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.running == 0 && self.queue.is_empty()
+        self.requests() == 0
     }
 
     /// Since when a request or command waits for it.

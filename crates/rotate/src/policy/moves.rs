@@ -99,8 +99,10 @@ impl Policy {
     }
 
     fn drain(&mut self, id: usize, until: Time, was_aborted: bool, then: Leave) {
-        let model = &self.models[id];
+        let now = self.now;
+        let model = &mut self.models[id];
         if model.running == 0 {
+            model.move_ended(Move::Drain, now);
             if self.is_other_moving(id) {
                 return;
             }
@@ -117,7 +119,8 @@ impl Policy {
             return;
         }
         if was_aborted {
-            return self.engine_failed(id, &format!("{} aborted requests did not end", model.running));
+            let reason = format!("{} aborted requests did not end", model.running);
+            return self.engine_failed(id, &reason);
         }
         let until = self.now.after(model.rules.limits.abort.max(LEAST));
         self.out.push(Effect::Abort(ModelId(id)));

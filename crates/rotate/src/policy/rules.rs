@@ -29,9 +29,10 @@ pub struct Rules {
     pub idle_max: Option<Duration>,
     /// How long it stays awake at least.
     pub residence_min: Duration,
-    /// How long it stays awake at least while it has requests, in multiples of its measured swap. At most `turn_max`.
+    /// How long it stays awake at least while it has requests, in multiples of its measured swap with the end of its
+    /// last requests. At most `turn_max`. 0: turns and evictions follow neither costs nor demand, but time alone.
     pub turn_per_swap: u32,
-    /// While others wait, how long it is idle before it may leave.
+    /// While others wait, how long it may be idle, if its pauses are usually shorter.
     pub grace: Duration,
     /// How long other models wait while this one has requests.
     pub turn_max: Duration,
@@ -114,7 +115,7 @@ impl Rules {
             is_pinned: false,
             preload: false,
             idle_max: None,
-            residence_min: Duration::from_secs(2),
+            residence_min: Duration::ZERO,
             turn_per_swap: 3,
             grace: Duration::from_millis(500),
             turn_max: Duration::from_secs(10),

@@ -2,7 +2,7 @@
 //! with the simulated device state.
 
 mod chaos;
-pub(crate) mod steady;
+pub(crate) mod traffic;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -13,7 +13,7 @@ use poorwill_rotate::policy::{
     Rules, StageName, Task, Time,
 };
 
-const GIB: u64 = 1 << 30;
+pub(crate) const GIB: u64 = 1 << 30;
 const CARD: u64 = 80 * GIB;
 
 /// Which faults engines have.
