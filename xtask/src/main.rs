@@ -53,7 +53,7 @@ Commands:
   licenses        write the licences of what the wheels link again
   vllm            the plugin for vLLM against the sources of every version, which are fetched once (0.6 GB)
   clients         stock clients of OpenAI's and Anthropic's APIs against a rotation of mock engines: for Python (fetched
-                  once), JavaScript and Java where these are here, and curl
+                  once), JavaScript, Java and a page in Chromium where these are here, and curl
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)

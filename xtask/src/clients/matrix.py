@@ -28,7 +28,7 @@ HANGS_S = 300
 CONFIG = """
 [front]
 listen = "127.0.0.1:{front}"
-keys = ["env:POORWILL_CLIENTS_KEY"]
+{access}
 [control]
 listen = "127.0.0.1:{control}"
 [memory]
@@ -63,10 +63,10 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def rotation(poorwill: Path) -> Iterator[str]:
-    """A running rotation; gives the front's address."""
+def rotation(poorwill: Path, access: str) -> Iterator[tuple[str, str]]:
+    """A running rotation; gives the addresses of the front and of its first engine."""
     front, control, *engines = free_ports(4)
-    text = CONFIG.format(front=front, control=control)
+    text = CONFIG.format(front=front, control=control, access=access)
     for name, port in zip(["amber", "birch"], engines, strict=True):
         text += MODEL.format(name=name, port=port, poorwill=json.dumps(str(poorwill)))
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +83,7 @@ def rotation(poorwill: Path) -> Iterator[str]:
             try:
                 base = f"http://127.0.0.1:{front}"
                 wait_for(f"{base}/health", service, log_path)
-                yield base
+                yield base, f"http://127.0.0.1:{engines[0]}"
             finally:
                 service.terminate()
                 service.wait(HANGS_S)
@@ -126,6 +126,13 @@ def clients(arguments: argparse.Namespace) -> Iterator[tuple[str, list[str] | No
         ["bash", str(HERE / "client.sh")] if curl else None,
         "" if curl else "no curl here",
     )
+    browsers = [shutil.which(name) for name in ["chromium", "chromium-browser", "google-chrome"]]
+    browser = next(filter(None, browsers), None)
+    yield (
+        "a page, Chromium",
+        [python, str(HERE / "browser.py"), browser] if browser else None,
+        "" if browser else "no Chromium here",
+    )
 
 
 def main() -> int:
@@ -135,8 +142,17 @@ def main() -> int:
     parser.add_argument("--node-modules", type=Path, help="has the clients in JavaScript, beside client.mjs")
     arguments = parser.parse_args()
     passed, failed, left_out = 0, 0, 0
-    with rotation(arguments.poorwill.resolve()) as base:
-        environment = {**os.environ, "POORWILL_BASE": base, "POORWILL_KEY": KEY}
+    poorwill, site = arguments.poorwill.resolve(), f"http://127.0.0.1:{free_ports(1)[0]}"
+    allowing = f'keys = ["env:POORWILL_CLIENTS_KEY"]\norigins = ["{site}"]'
+    with rotation(poorwill, allowing) as (base, _), rotation(poorwill, "") as (refusing, engine):
+        environment = {
+            **os.environ,
+            "POORWILL_BASE": base,
+            "POORWILL_KEY": KEY,
+            "POORWILL_SITE": site,
+            "POORWILL_REFUSING": refusing,
+            "POORWILL_REFUSING_ENGINE": engine,
+        }
         for name, command, why in clients(arguments):
             if command is None:
                 print(f"{name}: left out: {why}")

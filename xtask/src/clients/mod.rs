@@ -1,5 +1,5 @@
 //! Stock clients against a rotation of mock engines: OpenAI's and Anthropic's for Python and JavaScript, LangChain, the
-//! JDK's, and curl.
+//! JDK's, curl, and a page in Chromium.
 //!
 //! `cargo xtask clients` runs them, and so do the tiers of tests that fetch things. Versions are pinned here. A client
 //! whose runtime is missing is left out, with the reason.
