@@ -17,6 +17,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use super::account::{Account, End};
 use super::api_error::{ApiError, Dialect};
 use super::connection::Connection;
+use super::usage::{Tokens, UsageReader};
 use super::{Admission, Backend, Route};
 
 const COMMENT: &[u8] = b": waiting\n\n";
@@ -66,6 +67,7 @@ pub(super) struct Forwarded {
     pub(super) dialect: Dialect,
     /// The end of the stream so far, if an error event can be appended.
     pub(super) events: Option<Tail>,
+    pub(super) usage: Option<UsageReader>,
     /// Whether only closing the connection marks the end of the answer.
     pub(super) is_open: bool,
 }
@@ -135,6 +137,7 @@ impl AnswerBody {
                         Err(error) => error,
                     };
                     self.account.end = End::Broken;
+                    forwarded.count(&mut self.account);
                     let Some(tail) = forwarded.events else {
                         if forwarded.is_open {
                             self.connection.cut();
@@ -172,6 +175,9 @@ impl AnswerBody {
 impl Drop for AnswerBody {
     fn drop(&mut self) {
         self.connection.ends_with(None);
+        if let Flow::Forwarded(forwarded) = &self.flow {
+            forwarded.count(&mut self.account);
+        }
         self.connection.slot.answered();
         if self.account.end == End::Left && self.connection.is_cut() {
             self.account.end = End::Broken;
@@ -180,6 +186,12 @@ impl Drop for AnswerBody {
 }
 
 impl Forwarded {
+    /// Counts the tokens of what has come so far.
+    fn count(&self, account: &mut Account) {
+        let Tokens { prompt, completion } = self.usage.as_ref().map(UsageReader::tokens).unwrap_or_default();
+        (account.prompt_tokens, account.completion_tokens) = (prompt, completion);
+    }
+
     /// `None` after the last frame.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, ApiError>> {
         // First, so that an engine that never pauses is ended.
@@ -188,8 +200,9 @@ impl Forwarded {
         }
         match Pin::new(&mut self.upstream).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
-                if let (Some(tail), Some(data)) = (&mut self.events, frame.data_ref()) {
-                    tail.push(data);
+                if let Some(data) = frame.data_ref() {
+                    self.events.iter_mut().for_each(|tail| tail.push(data));
+                    self.usage.iter_mut().for_each(|usage| usage.push(data));
                 }
                 Poll::Ready(Ok(Some(frame)))
             }

@@ -29,6 +29,7 @@ use super::multipart;
 use super::origin::{self, Cors};
 use super::request::{self, About, BodyKind};
 use super::span::{Ids, REQUEST_ID};
+use super::usage::UsageReader;
 use super::{Admission, Backend, Route, Timeouts};
 use crate::config::Key;
 use crate::http::HttpClient;
@@ -308,6 +309,7 @@ impl Job {
             dialect,
             events: (is_open && is_events(&parts.headers)).then(Tail::new),
             is_open: is_open && is_old,
+            usage: UsageReader::of(parts.status, &parts.headers),
         };
         let mut response = Response::new(Flow::Forwarded(forwarded));
         *response.status_mut() = parts.status;

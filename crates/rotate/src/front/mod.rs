@@ -31,6 +31,7 @@ mod multipart;
 mod origin;
 mod request;
 mod span;
+mod usage;
 
 use std::future::Future;
 use std::io;

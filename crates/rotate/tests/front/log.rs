@@ -63,7 +63,12 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         let mut engine = setup.engine().await;
         engine.message().await;
         // The next request comes on another connection.
-        engine.send(answer("secret answer").replacen("\r\n", "\r\nConnection: close\r\n", 1)).await;
+        engine
+            .send(
+                answer(r#"{"text":"secret \"usage\"","usage":{"prompt_tokens":3,"completion_tokens":5}}"#)
+                    .replacen("\r\n", "\r\nConnection: close\r\n", 1),
+            )
+            .await;
         client.message().await;
         let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: told-2\r\n";
         client.send(post_with("/v1/completions", head, r#"{"secret"#)).await;
@@ -114,7 +119,9 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         "model=\"org/one\"",
         "status=200",
         "end=\"whole\"",
-        "bytes=13",
+        "bytes=77",
+        "prompt_tokens=3 ",
+        "completion_tokens=5 ",
         "waited_ms=",
         "total_ms=",
         "method=\"POST\"",
@@ -127,6 +134,7 @@ fn each_request_is_logged_once_without_its_body_and_key() {
     assert!(second.contains("status=400") && third.contains("status=401"), "{lines:#?}");
     assert!(!second.contains("ttft_ms") && fourth.contains("ttft_ms="), "only an engine's bytes count");
     assert!(third.contains(&peer) && third.contains("path=\"/v1/completions\""), "{third}");
+    assert!(!fourth.contains("tokens="), "{fourth}");
     for part in ["model=\"two\"", "status=200", "end=\"broken\"", "bytes=4"] {
         assert!(fourth.contains(part), "{part}: {fourth}");
     }
