@@ -17,6 +17,8 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use super::account::{Account, End};
 use super::api_error::{ApiError, Dialect};
 use super::connection::Connection;
+use super::stored::IdReader;
+use super::tunnel::Opening;
 use super::usage::{Tokens, UsageReader};
 use super::{Admission, Backend, Route};
 
@@ -51,6 +53,8 @@ pub(super) enum Flow {
     Whole(Option<Bytes>),
     Forwarded(Forwarded),
     Waiting(Waiting),
+    /// A WebSocket, which leaves HTTP and has no body.
+    Upgraded(Box<Opening>),
     /// An error event was sent. The answer breaks off after this many flushes of the connection.
     Breaking {
         flushes: u64,
@@ -68,6 +72,8 @@ pub(super) struct Forwarded {
     /// The end of the stream so far, if an error event can be appended.
     pub(super) events: Option<Tail>,
     pub(super) usage: Option<UsageReader>,
+    /// For an answer that the engine stores.
+    pub(super) stored: Option<IdReader>,
     /// Whether only closing the connection marks the end of the answer.
     pub(super) is_open: bool,
 }
@@ -163,6 +169,7 @@ impl AnswerBody {
                         return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
                     }
                 },
+                Flow::Upgraded(_) => return Poll::Ready(None),
                 Flow::Breaking { flushes } => {
                     ready!(self.connection.poll_flushed(cx, *flushes));
                     return Poll::Ready(Some(Err(Broken)));
@@ -203,6 +210,7 @@ impl Forwarded {
                 if let Some(data) = frame.data_ref() {
                     self.events.iter_mut().for_each(|tail| tail.push(data));
                     self.usage.iter_mut().for_each(|usage| usage.push(data));
+                    self.stored.iter_mut().for_each(|stored| stored.push(data));
                 }
                 Poll::Ready(Ok(Some(frame)))
             }
@@ -250,6 +258,7 @@ impl Body for AnswerBody {
         match &self.flow {
             Flow::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
             Flow::Forwarded(forwarded) => forwarded.upstream.is_end_stream(),
+            Flow::Upgraded(_) => true,
             Flow::Waiting(_) | Flow::Breaking { .. } => false,
         }
     }
@@ -260,7 +269,7 @@ impl Body for AnswerBody {
                 bytes.as_ref().map_or(0, |bytes| u64::try_from(bytes.len()).unwrap_or_default()),
             ),
             Flow::Forwarded(forwarded) => forwarded.upstream.size_hint(),
-            Flow::Waiting(_) | Flow::Breaking { .. } => SizeHint::default(),
+            Flow::Waiting(_) | Flow::Upgraded(_) | Flow::Breaking { .. } => SizeHint::default(),
         }
     }
 }

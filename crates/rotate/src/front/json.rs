@@ -39,6 +39,12 @@ pub(super) fn parse(body: &[u8]) -> Result<RequestFields, BodyError> {
 
 /// The top-level `model` value, with quotes, in a body that [`parse`] accepted.
 pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
+    let start = value_at(body, "model")?;
+    Some(start..skip_value(body, start)?)
+}
+
+/// Where the value of a top-level key begins, in JSON that may be cut anywhere.
+pub(super) fn value_at(body: &[u8], wanted: &str) -> Option<usize> {
     let mut at = skip_blanks(body, 0);
     if *body.get(at)? != b'{' {
         return None;
@@ -48,11 +54,10 @@ pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
         let key_end = skip_text(body, key)?;
         let colon = skip_blanks(body, key_end);
         let value = skip_blanks(body, colon + 1);
-        let value_end = skip_value(body, value)?;
-        if is_model(body.get(key..key_end)?) {
-            return Some(value..value_end);
+        if is_key(body.get(key..key_end)?, wanted) {
+            return Some(value);
         }
-        at = skip_blanks(body, value_end);
+        at = skip_blanks(body, skip_value(body, value)?);
         if *body.get(at)? != b',' {
             return None;
         }
@@ -60,10 +65,11 @@ pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
 }
 
 /// Also with escapes.
-fn is_model(key: &[u8]) -> bool {
+fn is_key(key: &[u8], wanted: &str) -> bool {
+    let plain = key.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
     let is_escaped =
-        || key.contains(&b'\\') && serde_json::from_slice::<String>(key).is_ok_and(|key| key == "model");
-    key == b"\"model\"" || is_escaped()
+        || key.contains(&b'\\') && serde_json::from_slice::<String>(key).is_ok_and(|key| key == wanted);
+    plain == Some(wanted.as_bytes()) || is_escaped()
 }
 
 fn skip_blanks(body: &[u8], from: usize) -> usize {

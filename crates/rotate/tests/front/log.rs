@@ -87,6 +87,18 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         client.bytes(4).await;
         drop(engine);
         client.ended().await;
+        // A WebSocket.
+        let mut client = setup.client().await;
+        let head = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: a\r\n\
+                    Sec-WebSocket-Protocol: openai-insecure-api-key.key-of-ONE\r\n";
+        let head = format!("{head}X-Request-Id: told-6\r\n");
+        client.send(format!("GET /v1/realtime?model=two&q=secret HTTP/1.1\r\nHost: a\r\n{head}\r\n")).await;
+        let mut engine = setup.engine().await;
+        engine.head().await;
+        engine.send("HTTP/1.1 101 Go\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nsecret").await;
+        client.head().await;
+        client.bytes(6).await;
+        drop((client, engine));
         setup.shutdown.cancel();
         setup.served.await.unwrap().unwrap();
     });
@@ -113,7 +125,7 @@ fn each_request_is_logged_once_without_its_body_and_key() {
     });
     let all = lines.0.lock().unwrap();
     let lines: Vec<&String> = all.iter().filter(|line| line.contains("told-")).collect();
-    let [first, second, third, fourth, fifth] = &lines[..] else { panic!("{lines:#?}") };
+    let [first, second, third, fourth, socket, fifth] = &lines[..] else { panic!("{lines:#?}") };
     for part in [
         "request_id=\"told-1\"",
         "model=\"org/one\"",
@@ -137,6 +149,9 @@ fn each_request_is_logged_once_without_its_body_and_key() {
     assert!(!fourth.contains("tokens="), "{fourth}");
     for part in ["model=\"two\"", "status=200", "end=\"broken\"", "bytes=4"] {
         assert!(fourth.contains(part), "{part}: {fourth}");
+    }
+    for part in ["method=\"GET\"", "path=\"/v1/realtime\"", "model=\"two\"", "status=101", "bytes=6"] {
+        assert!(socket.contains(part), "{part}: {socket}");
     }
     assert!(fifth.contains("end=\"broken\""), "{fifth}");
     assert!(!lines.iter().any(|line| line.contains("secret") || line.contains("key-of")), "{lines:#?}");
