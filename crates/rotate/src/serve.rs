@@ -124,7 +124,8 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// Serves one connection. After `shutdown`, the answer in progress is the last.
+/// Serves one connection. After `shutdown`, the answer in progress is the last. A client and a service that leave HTTP go on
+/// afterwards.
 ///
 /// # Errors
 /// How the connection broke.
@@ -135,13 +136,13 @@ pub async fn answer<I, S, B>(
     shutdown: &CancellationToken,
 ) -> Result<(), hyper::Error>
 where
-    I: Read + Write + Unpin,
+    I: Read + Write + Unpin + Send + 'static,
     S: HttpService<Incoming, ResBody = B>,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     B: Body + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let mut served = pin!(http.serve_connection(io, service));
+    let mut served = pin!(http.serve_connection(io, service).with_upgrades());
     tokio::select! {
         biased;
         ended = served.as_mut() => return ended,

@@ -265,6 +265,7 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
         ),
         (format!("[front]\npaths = [\"/sleep\"]\n{}", model("")), &["front", "paths", "/sleep"]),
         (format!("[front]\nkeep_alive = \"0s\"\n{}", model("")), &["front", "keep_alive"]),
+        (format!("[front]\nwebsocket_idle_max = \"0s\"\n{}", model("")), &["front", "websocket_idle_max"]),
         (model("aliases = [\" two\"]"), &["\" two\"", "blanks"]),
         (model("aliases = [\"t\\nwo\"]"), &["control characters"]),
         (model("served_as = \"\""), &["served_as is empty"]),

@@ -144,6 +144,18 @@ fn page() -> String {
                     "most connections at a time; where all are taken, those without a request are closed for new ones",
                 ),
                 ("keep_alive", DURATION, none(), "interval of comments to clients that wait for a stream"),
+                (
+                    "websocket_idle_max",
+                    DURATION,
+                    duration(front.websocket_idle_max),
+                    "longest time of a WebSocket without data; pings are none",
+                ),
+                (
+                    "passthrough",
+                    "boolean",
+                    plain(front.passthrough),
+                    "whether `/engines/NAME/PATH` reaches all paths of engines, for their own pages; among them are those that stop an engine or put it to sleep",
+                ),
             ],
         ),
         (

@@ -21,9 +21,15 @@ mod log;
 mod malformed;
 #[path = "front/pages.rs"]
 mod pages;
+#[path = "front/passthrough.rs"]
+mod passthrough;
 #[path = "front/routing.rs"]
 mod routing;
 #[path = "front/setup.rs"]
 mod setup;
+#[path = "front/sockets.rs"]
+mod sockets;
+#[path = "front/stored.rs"]
+mod stored;
 #[path = "front/streams.rs"]
 mod streams;

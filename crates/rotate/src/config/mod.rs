@@ -77,6 +77,10 @@ pub struct Front {
     pub connections_max: Option<usize>,
     /// Interval of keep-alive comments to clients that wait for a stream.
     pub keep_alive: Option<Duration>,
+    /// Longest time of a WebSocket without data.
+    pub websocket_idle_max: Duration,
+    /// Whether all paths of engines can be reached, below `/engines/NAME/`.
+    pub passthrough: bool,
 }
 
 /// The listener for operators.

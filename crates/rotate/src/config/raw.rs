@@ -70,6 +70,9 @@ struct RawFront {
     requests_max: Option<usize>,
     connections_max: Option<usize>,
     keep_alive: Option<Wait>,
+    websocket_idle_max: Option<Wait>,
+    #[serde(default)]
+    passthrough: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -224,6 +227,7 @@ impl RawFront {
             ("bodies_max", self.bodies_max.is_some_and(|size| size.0 == 0)),
             ("head_max", self.head_max.is_some_and(|size| size.0 == 0)),
             ("keep_alive", self.keep_alive.is_some_and(|wait| wait.0.is_zero())),
+            ("websocket_idle_max", self.websocket_idle_max.is_some_and(|wait| wait.0.is_zero())),
         ] {
             if is_zero {
                 return Err(invalid("front", &format!("{what} is 0; leave it out or make it larger")));
@@ -258,6 +262,8 @@ impl RawFront {
             requests_max,
             connections_max: self.connections_max,
             keep_alive: self.keep_alive.map(|wait| wait.0),
+            websocket_idle_max: self.websocket_idle_max.map_or(Duration::from_secs(60), |wait| wait.0),
+            passthrough: self.passthrough,
         })
     }
 }

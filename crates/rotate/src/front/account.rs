@@ -33,6 +33,9 @@ pub(super) struct Account {
     pub(super) permit: Option<Permit>,
     /// Among the requests with the same key.
     pub(super) key_permit: Option<Permit>,
+    /// As the engine counts them, if it does.
+    pub(super) prompt_tokens: Option<u64>,
+    pub(super) completion_tokens: Option<u64>,
     tracked: Tracked,
 }
 
@@ -64,6 +67,8 @@ impl Account {
             end: End::Left,
             permit: None,
             key_permit: None,
+            prompt_tokens: None,
+            completion_tokens: None,
             tracked,
         }
     }
@@ -103,6 +108,8 @@ impl Drop for Account {
             ttft_ms = last.ttft_s.map(milliseconds),
             total_ms = milliseconds(last.age_s),
             bytes = last.bytes,
+            prompt_tokens = self.prompt_tokens,
+            completion_tokens = self.completion_tokens,
             "a request is over"
         );
     }

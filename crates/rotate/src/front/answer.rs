@@ -17,6 +17,9 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use super::account::{Account, End};
 use super::api_error::{ApiError, Dialect};
 use super::connection::Connection;
+use super::stored::IdReader;
+use super::tunnel::Opening;
+use super::usage::{Tokens, UsageReader};
 use super::{Admission, Backend, Route};
 
 const COMMENT: &[u8] = b": waiting\n\n";
@@ -50,6 +53,8 @@ pub(super) enum Flow {
     Whole(Option<Bytes>),
     Forwarded(Forwarded),
     Waiting(Waiting),
+    /// A WebSocket, which leaves HTTP and has no body.
+    Upgraded(Box<Opening>),
     /// An error event was sent. The answer breaks off after this many flushes of the connection.
     Breaking {
         flushes: u64,
@@ -66,6 +71,9 @@ pub(super) struct Forwarded {
     pub(super) dialect: Dialect,
     /// The end of the stream so far, if an error event can be appended.
     pub(super) events: Option<Tail>,
+    pub(super) usage: Option<UsageReader>,
+    /// For an answer that the engine stores.
+    pub(super) stored: Option<IdReader>,
     /// Whether only closing the connection marks the end of the answer.
     pub(super) is_open: bool,
 }
@@ -135,6 +143,7 @@ impl AnswerBody {
                         Err(error) => error,
                     };
                     self.account.end = End::Broken;
+                    forwarded.count(&mut self.account);
                     let Some(tail) = forwarded.events else {
                         if forwarded.is_open {
                             self.connection.cut();
@@ -160,6 +169,7 @@ impl AnswerBody {
                         return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
                     }
                 },
+                Flow::Upgraded(_) => return Poll::Ready(None),
                 Flow::Breaking { flushes } => {
                     ready!(self.connection.poll_flushed(cx, *flushes));
                     return Poll::Ready(Some(Err(Broken)));
@@ -172,6 +182,9 @@ impl AnswerBody {
 impl Drop for AnswerBody {
     fn drop(&mut self) {
         self.connection.ends_with(None);
+        if let Flow::Forwarded(forwarded) = &self.flow {
+            forwarded.count(&mut self.account);
+        }
         self.connection.slot.answered();
         if self.account.end == End::Left && self.connection.is_cut() {
             self.account.end = End::Broken;
@@ -180,6 +193,12 @@ impl Drop for AnswerBody {
 }
 
 impl Forwarded {
+    /// Counts the tokens of what has come so far.
+    fn count(&self, account: &mut Account) {
+        let Tokens { prompt, completion } = self.usage.as_ref().map(UsageReader::tokens).unwrap_or_default();
+        (account.prompt_tokens, account.completion_tokens) = (prompt, completion);
+    }
+
     /// `None` after the last frame.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, ApiError>> {
         // First, so that an engine that never pauses is ended.
@@ -188,8 +207,10 @@ impl Forwarded {
         }
         match Pin::new(&mut self.upstream).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
-                if let (Some(tail), Some(data)) = (&mut self.events, frame.data_ref()) {
-                    tail.push(data);
+                if let Some(data) = frame.data_ref() {
+                    self.events.iter_mut().for_each(|tail| tail.push(data));
+                    self.usage.iter_mut().for_each(|usage| usage.push(data));
+                    self.stored.iter_mut().for_each(|stored| stored.push(data));
                 }
                 Poll::Ready(Ok(Some(frame)))
             }
@@ -237,6 +258,7 @@ impl Body for AnswerBody {
         match &self.flow {
             Flow::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
             Flow::Forwarded(forwarded) => forwarded.upstream.is_end_stream(),
+            Flow::Upgraded(_) => true,
             Flow::Waiting(_) | Flow::Breaking { .. } => false,
         }
     }
@@ -247,7 +269,7 @@ impl Body for AnswerBody {
                 bytes.as_ref().map_or(0, |bytes| u64::try_from(bytes.len()).unwrap_or_default()),
             ),
             Flow::Forwarded(forwarded) => forwarded.upstream.size_hint(),
-            Flow::Waiting(_) | Flow::Breaking { .. } => SizeHint::default(),
+            Flow::Waiting(_) | Flow::Upgraded(_) | Flow::Breaking { .. } => SizeHint::default(),
         }
     }
 }

@@ -66,6 +66,8 @@ enum ErrorHeader {
     Allow(&'static str),
     /// Asks for a key.
     Challenge,
+    /// Asks for a WebSocket.
+    Upgrade,
 }
 
 impl ApiError {
@@ -117,6 +119,47 @@ impl ApiError {
             "{path} is none of the paths for clients; if it should be, add it to `paths` of [front] in the configuration"
         );
         Self::new(StatusCode::NOT_FOUND, "unknown_path", text)
+    }
+
+    pub(super) fn no_passthrough() -> Self {
+        let text = "paths of engines are not reached here; to allow it, set `passthrough` of [front] in the configuration";
+        Self::new(StatusCode::NOT_FOUND, "unknown_path", text)
+    }
+
+    pub(super) fn no_response(id: &str) -> Self {
+        let id: String = id.chars().take(256).collect();
+        let text = format!(
+            "response `{id}` is unknown here: it was made before this service started, too long ago, with another key, or \
+             with `\"store\": false`; send the whole conversation as `input`"
+        );
+        Self::new(StatusCode::NOT_FOUND, "response_not_found", text)
+    }
+
+    pub(super) fn no_websocket() -> Self {
+        Self::bad(
+            "WebSockets are not supported at this path; send a POST, with `\"stream\": true` for a stream, or add it to \
+             `paths` of [front] in the configuration",
+        )
+    }
+
+    pub(super) fn upgrade_required(why: &str) -> Self {
+        let text = format!("{why}; send `Upgrade: websocket` and `Sec-WebSocket-Version: 13`");
+        let mut error = Self::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", text);
+        error.header = Some(ErrorHeader::Upgrade);
+        error
+    }
+
+    pub(super) fn not_ready(name: &str) -> Self {
+        let text = format!(
+            "model `{name}` is not ready, and parts of an open page do not wake it; load the page again"
+        );
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", text).retry_after(None)
+    }
+
+    pub(super) fn bad_model(message: &str) -> Self {
+        let mut error = Self::bad(message);
+        error.param = Some("model");
+        error
     }
 
     pub(super) fn forbidden_host() -> Self {
@@ -317,6 +360,11 @@ impl ApiError {
             None => return,
             Some(ErrorHeader::RetryAfter(seconds)) => (header::RETRY_AFTER, HeaderValue::from(seconds)),
             Some(ErrorHeader::Allow(methods)) => (header::ALLOW, HeaderValue::from_static(methods)),
+            Some(ErrorHeader::Upgrade) => {
+                headers.insert(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
+                super::websocket::switch(headers);
+                return;
+            }
             Some(ErrorHeader::Challenge) => (header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
         };
         headers.insert(name, value);

@@ -5,8 +5,8 @@
 use std::convert::Infallible;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,14 +14,16 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, Either, Empty, Limited};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::upgrade::OnUpgrade;
 
 use super::account::{Account, End, Permit};
 use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
 use super::api_error::{ApiError, Dialect};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
+use super::direct::{self, Destination, Direct, Directed};
 use super::edit;
 use super::json::{self, RequestFields};
 use super::limits::{Backoff, KeyRequests};
@@ -30,7 +32,10 @@ use super::multipart;
 use super::origin::{self, Cors};
 use super::request::{self, About, BodyKind};
 use super::span::{Ids, REQUEST_ID};
-use super::{Admission, Backend, Route, Timeouts};
+use super::stored::{IdReader, RESPONSES, StoredResponses};
+use super::tunnel::{Opening, Tunnel, TunnelLimits, TunnelPlace};
+use super::usage::UsageReader;
+use super::{Admission, Backend, Route, Timeouts, websocket};
 use crate::config::Key;
 use crate::http::{HttpClient, is_out_of_descriptors};
 use crate::requests::{Progress, Requests};
@@ -50,7 +55,11 @@ pub(super) struct Proxy {
     backoff: Backoff,
     bodies: Arc<Bodies>,
     catalogue: Catalogue,
+    stored: Arc<StoredResponses>,
 }
+
+/// Empty for a WebSocket, which leaves HTTP.
+pub(super) type ClientBody = Either<AnswerBody, Empty<Bytes>>;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the client has gone")]
@@ -61,16 +70,29 @@ impl Proxy {
         let client = crate::http::client(timeouts.connect, Some(timeouts.idle));
         let active = Arc::new(AtomicUsize::new(0));
         let (ids, bodies, catalogue) = (Ids::default(), Arc::default(), Catalogue::new());
-        let (key_requests, backoff) = (KeyRequests::default(), Backoff::default());
+        let (key_requests, backoff, stored) = (KeyRequests::default(), Backoff::default(), Arc::default());
         let requests = backend.requests();
-        Self { requests, backend, timeouts, client, ids, active, key_requests, backoff, bodies, catalogue }
+        Self {
+            requests,
+            backend,
+            timeouts,
+            client,
+            ids,
+            active,
+            key_requests,
+            backoff,
+            bodies,
+            catalogue,
+            stored,
+        }
     }
 
     pub(super) async fn handle(
         self: Arc<Self>,
         connection: Arc<Connection>,
+        place: TunnelPlace,
         request: Request<Incoming>,
-    ) -> Result<Response<AnswerBody>, Disconnected> {
+    ) -> Result<Response<ClientBody>, Disconnected> {
         connection.slot.begin();
         let mut account =
             Account::new(self.ids.request(request.headers()), &request, connection.peer(), &self.requests);
@@ -97,7 +119,16 @@ impl Proxy {
             // hyper does not poll its body.
             account.end = End::Whole;
         }
-        Ok(response.map(|flow| AnswerBody::new(flow, account, connection, gone)))
+        Ok(response.map(|flow| match flow {
+            Flow::Upgraded(opening) => {
+                let idle = self.backend.front().websocket_idle_max;
+                let limits = TunnelLimits { idle, reader: self.timeouts.reader };
+                let tunnel = Tunnel { opening: *opening, account, limits };
+                *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
+                Either::Right(Empty::new())
+            }
+            flow => Either::Left(AnswerBody::new(flow, account, connection, gone)),
+        }))
     }
 
     async fn answered(
@@ -128,8 +159,9 @@ impl Proxy {
         account.key = share.map(|share| share.name.clone());
         account.progress();
         let is_reading = matches!(parts.method, Method::GET | Method::HEAD);
-        let path = match about {
-            About::Engine(path) => path,
+        let (path, direct) = match about {
+            About::Engine(path) => (path, None),
+            About::Direct(direct, path) => (path, Some(direct)),
             _ if !is_reading => return Err(ApiError::no_method("GET, HEAD")),
             About::Health => return Ok(json_of(Bytes::from_static(b"{\"status\":\"ok\"}"))),
             About::Models => return Ok(json_of(self.catalogue.all(&*self.backend))),
@@ -138,7 +170,7 @@ impl Proxy {
                 return found.map(json_of).ok_or_else(|| ApiError::no_model(&name, &self.backend.listed()));
             }
         };
-        if parts.method != Method::POST {
+        if direct.is_none() && parts.method != Method::POST {
             return Err(ApiError::no_method("POST"));
         }
         if let Some((share, max)) = share.and_then(|share| Some((share, share.requests_max?))) {
@@ -150,6 +182,9 @@ impl Proxy {
         account.permit = Permit::acquire(&self.active, front.requests_max);
         if account.permit.is_none() {
             return Err(ApiError::crowded(front.requests_max));
+        }
+        if let Some(direct) = direct {
+            return self.directed(&direct, path, connection, parts, body, account).await;
         }
         let kind = request::body_kind(path.path(), &parts.headers)?;
         let body = BodyReader::new(body, &front, self.timeouts, &self.bodies).read().await?;
@@ -165,6 +200,10 @@ impl Proxy {
             return Err(ApiError::no_model(&name, &self.backend.listed()));
         };
         account.model = Some(route.name.clone());
+        let stored = match path.path() {
+            RESPONSES => self.stored.reader(&body, &route.name, account.key.as_deref())?,
+            _ => None,
+        };
         let segments = match span {
             Some(span) => Segments::with(&body, span, route.served_as.clone()),
             None => Segments::edited(body, &name, &route)?,
@@ -173,8 +212,17 @@ impl Proxy {
         let dialect = Dialect::of(path.path());
         let upstream = self.upstream(parts, path, &route, &account.id, segments)?;
         let progress = account.progress().clone();
-        let job =
-            Job { proxy: Arc::clone(self), route: Arc::new(route), upstream, dialect, is_old, progress };
+        let job = Job {
+            proxy: Arc::clone(self),
+            route: Arc::new(route),
+            upstream,
+            dialect,
+            is_old,
+            progress,
+            stored,
+            socket: None,
+            base: None,
+        };
         match front.keep_alive.filter(|_| is_stream) {
             Some(every) => job.with_keep_alive(every).await,
             None => {
@@ -182,6 +230,43 @@ impl Proxy {
                 job.sent(admission).await
             }
         }
+    }
+
+    /// A request that names its model elsewhere than in its body.
+    async fn directed(
+        self: &Arc<Self>,
+        direct: &Direct,
+        path: PathAndQuery,
+        connection: &Connection,
+        mut parts: Parts,
+        body: Incoming,
+        account: &mut Account,
+    ) -> Result<Response<Flow>, ApiError> {
+        let owner = account.key.clone();
+        let directed = direct.resolve(path, &parts, &*self.backend, &self.stored, owner.as_deref())?;
+        let Destination { route, path, base } = match directed {
+            Directed::To(destination) => destination,
+            Directed::Slash(there) => {
+                let mut response = Response::new(Flow::Whole(None));
+                *response.status_mut() = StatusCode::PERMANENT_REDIRECT;
+                response.headers_mut().insert(header::LOCATION, there);
+                return Ok(response);
+            }
+        };
+        account.model = Some(route.name.clone());
+        let socket = parts.extensions.remove::<OnUpgrade>().filter(|_| direct.is_websocket());
+        let body = BodyReader::new(body, &self.backend.front(), self.timeouts, &self.bodies).read().await?;
+        connection.linger(false);
+        let is_old = parts.version < Version::HTTP_11;
+        let mut upstream = self.upstream(parts, path, &route, &account.id, Segments::whole(body))?;
+        if socket.is_some() {
+            websocket::switch(upstream.headers_mut());
+        }
+        let (dialect, progress) = (Dialect::OpenAi, account.progress().clone());
+        let (proxy, route) = (Arc::clone(self), Arc::new(route));
+        let job = Job { proxy, route, upstream, dialect, is_old, progress, stored: None, socket, base };
+        let admission = job.admission().await?;
+        job.sent(admission).await
     }
 
     fn upstream(
@@ -210,6 +295,33 @@ impl Proxy {
     }
 }
 
+impl Proxy {
+    /// The end of a WebSocket's handshake.
+    async fn opened(
+        &self,
+        route: &Route,
+        client: OnUpgrade,
+        engine: Option<OnUpgrade>,
+        admission: Admission,
+        parts: &http::response::Parts,
+    ) -> Result<Response<Flow>, ApiError> {
+        let engine = match engine {
+            Some(engine) => engine.await.ok(),
+            None => None,
+        };
+        let Some(engine) = engine else {
+            self.backend.suspect(route.model);
+            return Err(ApiError::broken(&route.name));
+        };
+        let (backend, model) = (Arc::clone(&self.backend), route.model);
+        let opening = Opening { client, engine, admission, backend, model };
+        let mut response = Response::new(Flow::Upgraded(Box::new(opening)));
+        *response.status_mut() = parts.status;
+        *response.headers_mut() = parts.headers.clone();
+        Ok(response)
+    }
+}
+
 /// A request before its admission.
 struct Job {
     proxy: Arc<Proxy>,
@@ -219,6 +331,11 @@ struct Job {
     /// Whether the client's HTTP version has no chunked encoding.
     is_old: bool,
     progress: Progress,
+    stored: Option<IdReader>,
+    /// The client's end of a WebSocket.
+    socket: Option<OnUpgrade>,
+    /// What precedes the engine's paths in the client's.
+    base: Option<String>,
 }
 
 impl Job {
@@ -285,14 +402,21 @@ impl Job {
     }
 
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
-        let Self { proxy, route, upstream, dialect, is_old, .. } = self;
+        let Self { proxy, route, upstream, dialect, is_old, stored, socket, base, .. } = self;
+        let is_socket = socket.is_some();
+        let chooses_realtime = is_socket && websocket::offers_realtime(upstream.headers());
         let answered = tokio::select! {
             biased;
             () = admission.aborted.cancelled() => return Err(ApiError::aborted(&route.name)),
             answered = proxy.client.request(upstream) => answered,
         };
         let response = match answered {
-            Ok(response) if !response.status().is_informational() => response,
+            Ok(response)
+                if !response.status().is_informational()
+                    || is_socket && response.status() == StatusCode::SWITCHING_PROTOCOLS =>
+            {
+                response
+            }
             Err(error) if is_out_of_descriptors(&error) => {
                 return Err(ApiError::no_descriptor(&route.name));
             }
@@ -308,7 +432,19 @@ impl Job {
         };
         let (mut parts, upstream) = response.into_parts();
         request::answer_headers(&mut parts.headers);
+        if let Some(base) = base {
+            direct::rebase(&mut parts.headers, &base, &route.url);
+        }
+        if let (Some(client), StatusCode::SWITCHING_PROTOCOLS) = (socket, parts.status) {
+            let engine = parts.extensions.remove::<OnUpgrade>();
+            websocket::switch(&mut parts.headers);
+            if chooses_realtime {
+                websocket::choose_realtime(&mut parts.headers);
+            }
+            return proxy.opened(&route, client, engine, admission, &parts).await;
+        }
         let is_open = upstream.size_hint().exact().is_none();
+        let usage = UsageReader::of(parts.status, &parts.headers);
         let forwarded = Forwarded {
             upstream,
             aborted: Box::pin(admission.aborted.clone().cancelled_owned()),
@@ -318,6 +454,8 @@ impl Job {
             dialect,
             events: (is_open && is_events(&parts.headers)).then(Tail::new),
             is_open: is_open && is_old,
+            stored: stored.filter(|_| usage.is_some()),
+            usage,
         };
         let mut response = Response::new(Flow::Forwarded(forwarded));
         *response.status_mut() = parts.status;
@@ -349,6 +487,10 @@ pub(super) struct Segments {
 }
 
 impl Segments {
+    fn whole(body: Bytes) -> Self {
+        Self { segments: vec![body], next: 0 }
+    }
+
     fn edited(body: Bytes, asked: &str, route: &Route) -> Result<Self, ApiError> {
         // `parse` has found the name before.
         let segments = edit::edited(body, asked, route);

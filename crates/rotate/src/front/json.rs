@@ -39,7 +39,20 @@ pub(super) fn parse(body: &[u8]) -> Result<RequestFields, BodyError> {
 
 /// The top-level `model` value, with quotes, in a body that [`parse`] accepted.
 pub(super) fn name_span(body: &[u8]) -> Option<Range<usize>> {
-    members(body).find(|member| member.has_key(body, |key| key == "model")).map(|member| member.value)
+    let start = value_at(body, "model")?;
+    Some(start..skip_value(body, start)?)
+}
+
+/// Where the value of a top-level key begins, in JSON that may be cut anywhere.
+pub(super) fn value_at(body: &[u8], wanted: &str) -> Option<usize> {
+    let mut scan = Scan::new(body);
+    loop {
+        let (key, value) = scan.key()?;
+        if is_key(body.get(key)?, |key| key == wanted) {
+            return Some(value);
+        }
+        scan.skip(value)?;
+    }
 }
 
 /// A key and its value, as the body has them.
@@ -55,32 +68,58 @@ impl Member {
         self.key.start
     }
 
-    /// Also with escapes.
     pub(super) fn has_key(&self, body: &[u8], is_it: impl Fn(&str) -> bool) -> bool {
-        let key = body.get(self.key.clone()).unwrap_or_default();
-        if key.contains(&b'\\') {
-            return serde_json::from_slice::<String>(key).is_ok_and(|key| is_it(&key));
-        }
-        let plain = key.strip_prefix(b"\"").and_then(|key| key.strip_suffix(b"\""));
-        plain.and_then(|key| std::str::from_utf8(key).ok()).is_some_and(is_it)
+        is_key(body.get(self.key.clone()).unwrap_or_default(), is_it)
     }
 }
 
 /// The members of the top level, in a body that [`parse`] accepted.
 pub(super) fn members(body: &[u8]) -> impl Iterator<Item = Member> {
-    let begin = skip_blanks(body, 0);
-    // The brace, or the comma behind the member before.
-    let mut at = body.get(begin).filter(|byte| **byte == b'{').map(|_| begin);
+    let mut scan = Scan::new(body);
     std::iter::from_fn(move || {
-        let key = skip_blanks(body, at.take()? + 1);
-        let key = key..skip_text(body, key)?;
-        let colon = skip_blanks(body, key.end);
-        let value = skip_blanks(body, colon + 1);
-        let value = value..skip_value(body, value)?;
-        let next = skip_blanks(body, value.end);
-        at = body.get(next).filter(|byte| **byte == b',').map(|_| next);
-        Some(Member { key, value })
+        let (key, value) = scan.key()?;
+        let end = scan.skip(value)?;
+        Some(Member { key, value: value..end })
     })
+}
+
+/// Walks along the top level.
+struct Scan<'a> {
+    body: &'a [u8],
+    /// The brace, or the comma behind the member before.
+    at: Option<usize>,
+}
+
+impl<'a> Scan<'a> {
+    fn new(body: &'a [u8]) -> Self {
+        let begin = skip_blanks(body, 0);
+        Self { body, at: body.get(begin).filter(|byte| **byte == b'{').map(|_| begin) }
+    }
+
+    /// The next key, and where its value begins.
+    fn key(&mut self) -> Option<(Range<usize>, usize)> {
+        let key = skip_blanks(self.body, self.at.take()? + 1);
+        let key = key..skip_text(self.body, key)?;
+        let colon = skip_blanks(self.body, key.end);
+        Some((key, skip_blanks(self.body, colon + 1)))
+    }
+
+    /// The end of the value.
+    fn skip(&mut self, value: usize) -> Option<usize> {
+        let end = skip_value(self.body, value)?;
+        let next = skip_blanks(self.body, end);
+        self.at = self.body.get(next).filter(|byte| **byte == b',').map(|_| next);
+        Some(end)
+    }
+}
+
+/// Also with escapes.
+fn is_key(key: &[u8], is_it: impl Fn(&str) -> bool) -> bool {
+    if key.contains(&b'\\') {
+        return serde_json::from_slice::<String>(key).is_ok_and(|key| is_it(&key));
+    }
+    let plain = key.strip_prefix(b"\"").and_then(|key| key.strip_suffix(b"\""));
+    plain.and_then(|key| std::str::from_utf8(key).ok()).is_some_and(is_it)
 }
 
 fn skip_blanks(body: &[u8], from: usize) -> usize {

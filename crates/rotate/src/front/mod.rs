@@ -5,6 +5,7 @@
 //! Promises:
 //!
 //! - Only listed paths below `/v1/` of an engine can be reached, by `POST` with a JSON body, or a form, that names a model.
+//!   Stored responses and WebSockets are found without one. `passthrough` of the configuration opens all other paths.
 //!   Keys, cookies and hop-by-hop headers are not forwarded.
 //! - Without keys, pages of other sites are refused unless their origins are configured. Engines do not decide about it.
 //! - Bodies and answers are forwarded byte for byte, except for the model's name if the engine uses another, and for
@@ -23,8 +24,10 @@ mod answer;
 mod api_error;
 mod body;
 mod connection;
+mod direct;
 mod edit;
 mod forward;
+mod frames;
 mod json;
 mod limits;
 mod local;
@@ -32,11 +35,15 @@ mod multipart;
 mod origin;
 mod request;
 mod span;
+mod stored;
+mod tunnel;
+mod usage;
+mod websocket;
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use hyper::server::conn::http1;
@@ -48,6 +55,7 @@ use tokio_util::sync::CancellationToken;
 use self::connection::{Connection, Io};
 use self::forward::Proxy;
 use self::limits::{Connections, Slot};
+use self::tunnel::TunnelPlace;
 use crate::policy::{ModelId, StageName};
 use crate::requests::Requests;
 pub use crate::service::Admission;
@@ -199,7 +207,11 @@ async fn serve_connection(stream: TcpStream, slot: Slot, proxy: Arc<Proxy>, shut
     let io = TokioIo::new(Io::new(Arc::clone(&connection)));
     let timeouts = proxy.timeouts;
     let shared = Arc::clone(&connection);
-    let service = service_fn(move |request| Arc::clone(&proxy).handle(Arc::clone(&shared), request));
+    let place = TunnelPlace::default();
+    let tunnel = Arc::clone(&place);
+    let service = service_fn(move |request| {
+        Arc::clone(&proxy).handle(Arc::clone(&shared), Arc::clone(&place), request)
+    });
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
@@ -220,5 +232,9 @@ async fn serve_connection(stream: TcpStream, slot: Slot, proxy: Arc<Proxy>, shut
         // The drop discards unread bytes, and cancels the request to the engine.
         () = overdue => {}
         () = connection.slot.over(timeouts.head_rest) => {}
+    }
+    let tunnel = tunnel.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(tunnel) = tunnel {
+        tunnel.run().await;
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn preflight(parts: &Parts, front: &config::Front) -> Option<HeaderMa
         && Cors::new(&parts.headers, front).origin.is_some();
     is_asked.then(|| {
         let mut headers = HeaderMap::new();
-        let methods = HeaderValue::from_static("GET, HEAD, POST");
+        let methods = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE");
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
         if let Some(names) = parts.headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {

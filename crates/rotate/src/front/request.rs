@@ -5,7 +5,8 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
 
 use super::api_error::ApiError;
-use super::multipart;
+use super::direct::Direct;
+use super::{multipart, websocket};
 use crate::config::{self, Key};
 
 /// Anthropic's header for a key.
@@ -38,6 +39,7 @@ pub(super) enum About {
     Models,
     Model(String),
     Engine(PathAndQuery),
+    Direct(Direct, PathAndQuery),
 }
 
 pub(super) fn about(parts: &Parts, front: &config::Front) -> Result<About, ApiError> {
@@ -48,8 +50,11 @@ pub(super) fn about(parts: &Parts, front: &config::Front) -> Result<About, ApiEr
     if head_bytes(parts) > head_max_bytes {
         return Err(ApiError::large_head(head_max_bytes));
     }
-    check_upgrade(&parts.headers)?;
     check_host(parts)?;
+    if let Some(direct) = Direct::of(parts, front)? {
+        let path = parts.uri.path_and_query().cloned().ok_or_else(ApiError::no_path)?;
+        return Ok(About::Direct(direct, path));
+    }
     let path = parts.uri.path();
     if path == "/health" {
         return Ok(About::Health);
@@ -72,22 +77,8 @@ pub(super) fn about(parts: &Parts, front: &config::Front) -> Result<About, ApiEr
     Ok(About::Engine(path))
 }
 
-/// A server may ignore `Upgrade`. Java's client offers `h2c`, and continues in HTTP/1.1. A WebSocket client cannot.
-fn check_upgrade(headers: &HeaderMap) -> Result<(), ApiError> {
-    let offered = headers.get_all(header::UPGRADE).iter().filter_map(|value| value.to_str().ok());
-    let is_websocket = offered.flat_map(|value| value.split(',')).any(|protocol| {
-        let name = protocol.split('/').next().unwrap_or_default();
-        name.trim().eq_ignore_ascii_case("websocket")
-    });
-    if is_websocket {
-        let text = "WebSockets are not supported here; send a POST, with `\"stream\": true` for a stream";
-        return Err(ApiError::bad(text));
-    }
-    Ok(())
-}
-
 /// Paths are forwarded as written. One that another server could read differently is refused.
-fn check_path(rest: &str) -> Result<(), ApiError> {
+pub(super) fn check_path(rest: &str) -> Result<(), ApiError> {
     let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'\\';
     let is_way = |segment: &str| !segment.is_empty() && segment != "." && segment != "..";
     let is_fine = rest.bytes().all(is_plain) && rest.split('/').all(is_way) && encodes_no_way(rest);
@@ -99,7 +90,7 @@ fn check_path(rest: &str) -> Result<(), ApiError> {
     })
 }
 
-fn is_listed<'a>(path: &str, mut listed: impl Iterator<Item = &'a str>) -> bool {
+pub(super) fn is_listed<'a>(path: &str, mut listed: impl Iterator<Item = &'a str>) -> bool {
     listed.any(|one| if one.ends_with('/') { path.starts_with(one) } else { path == one })
 }
 
@@ -111,7 +102,7 @@ fn encodes_no_way(path: &str) -> bool {
 }
 
 /// Percent-decodes.
-fn decoded(text: &str) -> Option<String> {
+pub(super) fn decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
     for part in parts {
@@ -174,6 +165,12 @@ fn given_key(headers: &HeaderMap) -> Option<&str> {
             }
             only = Some(key);
         }
+    }
+    for key in websocket::keys(headers) {
+        if only.is_some_and(|other| other != key) {
+            return None;
+        }
+        only = Some(key);
     }
     only
 }
@@ -272,6 +269,7 @@ pub(super) fn upstream_headers(headers: &mut HeaderMap) {
     }
     headers.remove(&X_API_KEY);
     headers.remove(&API_KEY);
+    websocket::drop_keys(headers);
 }
 
 /// Leaves what a client may see of an engine.

@@ -63,7 +63,12 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         let mut engine = setup.engine().await;
         engine.message().await;
         // The next request comes on another connection.
-        engine.send(answer("secret answer").replacen("\r\n", "\r\nConnection: close\r\n", 1)).await;
+        engine
+            .send(
+                answer(r#"{"text":"secret \"usage\"","usage":{"prompt_tokens":3,"completion_tokens":5}}"#)
+                    .replacen("\r\n", "\r\nConnection: close\r\n", 1),
+            )
+            .await;
         client.message().await;
         let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: told-2\r\n";
         client.send(post_with("/v1/completions", head, r#"{"secret"#)).await;
@@ -72,7 +77,7 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         client.send(post_with("/v1/completions", head, r#"{"model":"secret"}"#)).await;
         client.message().await;
         let head = "HEAD /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key-of-ONE\r\n\
-                    X-Request-Id: told-6\r\nConnection: close\r\n\r\n";
+                    X-Request-Id: told-7\r\nConnection: close\r\n\r\n";
         let mut client = setup.client().await;
         client.send(head).await;
         client.head().await;
@@ -88,6 +93,18 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         client.bytes(4).await;
         drop(engine);
         client.ended().await;
+        // A WebSocket.
+        let mut client = setup.client().await;
+        let head = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: a\r\n\
+                    Sec-WebSocket-Protocol: openai-insecure-api-key.key-of-ONE\r\n";
+        let head = format!("{head}X-Request-Id: told-6\r\n");
+        client.send(format!("GET /v1/realtime?model=two&q=secret HTTP/1.1\r\nHost: a\r\n{head}\r\n")).await;
+        let mut engine = setup.engine().await;
+        engine.head().await;
+        engine.send("HTTP/1.1 101 Go\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nsecret").await;
+        client.head().await;
+        client.bytes(6).await;
+        drop((client, engine));
         setup.shutdown.cancel();
         setup.served.await.unwrap().unwrap();
     });
@@ -114,13 +131,15 @@ fn each_request_is_logged_once_without_its_body_and_key() {
     });
     let all = lines.0.lock().unwrap();
     let lines: Vec<&String> = all.iter().filter(|line| line.contains("told-")).collect();
-    let [first, second, third, head, fourth, fifth] = &lines[..] else { panic!("{lines:#?}") };
+    let [first, second, third, head, fourth, socket, fifth] = &lines[..] else { panic!("{lines:#?}") };
     for part in [
         "request_id=\"told-1\"",
         "model=\"org/one\"",
         "status=200",
         "end=\"whole\"",
-        "bytes=13",
+        "bytes=77",
+        "prompt_tokens=3 ",
+        "completion_tokens=5 ",
         "waited_ms=",
         "total_ms=",
         "method=\"POST\"",
@@ -134,8 +153,12 @@ fn each_request_is_logged_once_without_its_body_and_key() {
     assert!(!second.contains("ttft_ms") && fourth.contains("ttft_ms="), "only an engine's bytes count");
     assert!(head.contains("method=\"HEAD\"") && head.contains("end=\"whole\""), "{head}");
     assert!(third.contains(&peer) && third.contains("path=\"/v1/completions\""), "{third}");
+    assert!(!fourth.contains("tokens="), "{fourth}");
     for part in ["model=\"two\"", "status=200", "end=\"broken\"", "bytes=4"] {
         assert!(fourth.contains(part), "{part}: {fourth}");
+    }
+    for part in ["method=\"GET\"", "path=\"/v1/realtime\"", "model=\"two\"", "status=101", "bytes=6"] {
+        assert!(socket.contains(part), "{part}: {socket}");
     }
     assert!(fifth.contains("end=\"broken\""), "{fifth}");
     assert!(!lines.iter().any(|line| line.contains("secret") || line.contains("key-of")), "{lines:#?}");

@@ -120,6 +120,16 @@ fn an_allowed_page_gets_what_its_browser_asks_for() {
             }
         }
         let setup = Setup::local("origins = [\"https://chat.example\"]").await;
+        let mut client = setup.client().await;
+        client
+            .send(
+                "OPTIONS /v1/responses/resp_1 HTTP/1.1\r\nHost: localhost\r\nOrigin: https://chat.example\r\n\
+                 Access-Control-Request-Method: DELETE\r\n\r\n",
+            )
+            .await;
+        let (head, _) = client.message().await;
+        assert_eq!(head.status(), 204);
+        assert!(head.field("access-control-allow-methods").unwrap().contains("DELETE"));
         refused(&setup, "localhost", "Origin: https://other.example\r\n", "forbidden_origin").await;
         let head = served(&setup, "localhost", "").await;
         assert!(head.fields.contains(&("vary".to_owned(), "Origin".to_owned())), "{head:?}");
@@ -169,7 +179,7 @@ fn only_listed_paths_reach_an_engine() {
             "completions",
             "embeddings",
             "responses",
-            "responses/resp_1/cancel",
+            "responses/compact",
             "messages",
             "messages/count_tokens",
             "rerank",

@@ -22,7 +22,8 @@ fn requests_go_to_their_engine_and_answers_come_back() {
             client
                 .send(post_with("/v1/completions?x=a%20b", "", &format!(" {{ \"model\" : \"{model}\"}}\n")))
                 .await;
-            exchange(&mut setup.engine().await, &mut client, wanted).await;
+            let mut engine = setup.engine().await;
+            exchange(&mut engine, &mut client, wanted).await;
         }
         assert_eq!(setup.until(|seen| seen.running == 0).await.admitted, 4);
     });
@@ -32,7 +33,7 @@ async fn exchange(engine: &mut super::setup::Wire, client: &mut super::setup::Wi
     let (head, body) = engine.message().await;
     assert_eq!(head.first, "POST /v1/completions?x=a%20b HTTP/1.1");
     assert_eq!(String::from_utf8(body).unwrap(), format!(" {{ \"model\" : \"{wanted}\"}}\n"));
-    // The next request goes by another connection.
+    // The next request comes on another connection.
     engine.send(answer("{\"is\": 1}\n").replace("200 OK", "418 Teapot\r\nConnection: close")).await;
     let (head, body) = client.message().await;
     assert_eq!((head.status(), body.as_slice()), (418, "{\"is\": 1}\n".as_bytes()));

@@ -1,0 +1,168 @@
+//! The handshake of WebSockets: what it says, and what an engine may see of it.
+//!
+//! Promise: keys that browsers' clients put into the subprotocols reach no engine.
+
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
+
+use super::api_error::ApiError;
+use super::request::decoded;
+
+/// OpenAI's path for speech.
+pub(super) const REALTIME: &str = "/v1/realtime";
+/// OpenAI's clients in browsers, which cannot set headers, send their key as this subprotocol.
+const KEY_PROTOCOL: &str = "openai-insecure-api-key.";
+/// The subprotocol of `REALTIME`.
+const REALTIME_PROTOCOL: &str = "realtime";
+/// The only version there is.
+const VERSION: &[u8] = b"13";
+
+/// Whether a client offers to continue as a WebSocket. Other offers are ignored, as HTTP allows: Java's client offers `h2c`.
+pub(super) fn is_offered(headers: &HeaderMap) -> bool {
+    listed(headers, &header::UPGRADE).any(|protocol| {
+        let name = protocol.split('/').next().unwrap_or_default();
+        name.trim().eq_ignore_ascii_case("websocket")
+    })
+}
+
+/// Refuses what no engine could answer.
+pub(super) fn check(parts: &Parts) -> Result<(), ApiError> {
+    let headers = &parts.headers;
+    if parts.method != Method::GET {
+        return Err(ApiError::no_method("GET"));
+    }
+    if headers.get(header::SEC_WEBSOCKET_VERSION).map(HeaderValue::as_bytes) != Some(VERSION) {
+        return Err(ApiError::upgrade_required("this WebSocket's version is not 13, or is not said"));
+    }
+    let is_named =
+        listed(headers, &header::CONNECTION).any(|name| name.trim().eq_ignore_ascii_case("upgrade"));
+    if parts.version != Version::HTTP_11 || !is_named || !headers.contains_key(header::SEC_WEBSOCKET_KEY) {
+        let text = "a WebSocket begins with HTTP/1.1, `Connection: Upgrade` and a `Sec-WebSocket-Key`";
+        return Err(ApiError::bad(text));
+    }
+    Ok(())
+}
+
+/// The model of a query.
+pub(super) fn model_of(query: Option<&str>) -> Result<String, ApiError> {
+    let mut names = query.unwrap_or_default().split('&').filter_map(model_in);
+    let missing = || ApiError::bad_model("a WebSocket names its model in the query, as in ?model=NAME");
+    let name = names.next().filter(|_| names.next().is_none()).ok_or_else(missing)?;
+    let name = decoded(&name.replace('+', " ")).filter(|name| !name.is_empty());
+    name.ok_or_else(|| ApiError::bad_model("the model in the query is empty, or not encoded rightly"))
+}
+
+/// The path for an engine that calls its model by another name.
+pub(super) fn with_model(path: &PathAndQuery, name: &str) -> Option<PathAndQuery> {
+    let encoded = || format!("model={}", encoded(name));
+    let query = path.query().unwrap_or_default().split('&');
+    let query: Vec<String> =
+        query.map(|one| if model_in(one).is_some() { encoded() } else { one.to_owned() }).collect();
+    format!("{}?{}", path.path(), query.join("&")).parse().ok()
+}
+
+fn model_in(pair: &str) -> Option<&str> {
+    pair.strip_prefix("model=").or_else(|| (pair == "model").then_some(""))
+}
+
+/// For a query.
+fn encoded(text: &str) -> String {
+    let of = |byte: u8| {
+        let is_plain = byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte);
+        if is_plain { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+    };
+    text.bytes().map(of).collect()
+}
+
+/// The keys among the subprotocols.
+pub(super) fn keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    listed(headers, &header::SEC_WEBSOCKET_PROTOCOL).filter_map(key_in)
+}
+
+fn key_in(protocol: &str) -> Option<&str> {
+    protocol.trim().strip_prefix(KEY_PROTOCOL)
+}
+
+/// Removes the keys from what an engine sees.
+pub(super) fn drop_keys(headers: &mut HeaderMap) {
+    if keys(headers).next().is_none() {
+        return;
+    }
+    let kept = listed(headers, &header::SEC_WEBSOCKET_PROTOCOL).filter(|one| key_in(one).is_none());
+    let kept: Vec<&str> = kept.map(str::trim).collect();
+    let kept = HeaderValue::try_from(kept.join(", ")).ok().filter(|kept| !kept.is_empty());
+    headers.remove(header::SEC_WEBSOCKET_PROTOCOL);
+    if let Some(kept) = kept {
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, kept);
+    }
+}
+
+/// The end of both handshakes. These headers are of one hop, so each has its own.
+pub(super) fn switch(headers: &mut HeaderMap) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+}
+
+/// Whether a client offers this protocol. Browsers fail if none is chosen, and some engines choose none.
+pub(super) fn offers_realtime(headers: &HeaderMap) -> bool {
+    listed(headers, &header::SEC_WEBSOCKET_PROTOCOL).any(|one| one.trim() == REALTIME_PROTOCOL)
+}
+
+/// Chooses the protocol that the client has offered, if the engine chose none.
+pub(super) fn choose_realtime(headers: &mut HeaderMap) {
+    let realtime = HeaderValue::from_static(REALTIME_PROTOCOL);
+    headers.entry(header::SEC_WEBSOCKET_PROTOCOL).or_insert(realtime);
+}
+
+fn listed<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
+    let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(','))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_is_in_the_query_once() {
+        for (query, wanted) in [
+            ("model=a", "a"),
+            ("x=1&model=org%2Fone&y=2", "org/one"),
+            ("model=org/one", "org/one"),
+            ("model=a+b%20c", "a b c"),
+        ] {
+            assert_eq!(model_of(Some(query)).ok().as_deref(), Some(wanted), "{query}");
+        }
+        for query in ["", "x=1", "model", "model=", "model=a&model=a", "model=%ff", "model=%", "models=a"] {
+            assert!(model_of(Some(query)).is_err(), "{query}");
+        }
+        let path = PathAndQuery::from_static("/v1/realtime?x=%20&model=a&y");
+        let renamed = with_model(&path, "/m/\"b\" &c").unwrap();
+        assert_eq!(renamed, "/v1/realtime?x=%20&model=/m/%22b%22%20%26c&y");
+        assert_eq!(model_of(renamed.query()).ok().as_deref(), Some("/m/\"b\" &c"));
+    }
+
+    #[test]
+    fn keys_are_dropped_from_the_subprotocols() {
+        for (lines, kept) in [
+            (
+                &["realtime, openai-insecure-api-key.k , openai-beta.realtime-v1"][..],
+                Some("realtime, openai-beta.realtime-v1"),
+            ),
+            (&["realtime", "openai-insecure-api-key.k"], Some("realtime")),
+            (&["openai-insecure-api-key.k"], None),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(line));
+            }
+            assert_eq!(keys(&headers).collect::<Vec<_>>(), ["k"]);
+            assert_eq!(offers_realtime(&headers), kept.is_some());
+            drop_keys(&mut headers);
+            let left: Vec<_> = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().collect();
+            assert_eq!(left.first().and_then(|left| left.to_str().ok()), kept);
+            assert!(left.len() <= 1);
+        }
+    }
+}
