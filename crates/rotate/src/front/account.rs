@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{HeaderValue, Request, StatusCode};
 
-use crate::requests::{Progress, RequestNow, RequestState, Requests, Tracked};
+use crate::requests::{Progress, RequestNow, RequestState, Requests, Tokens, Tracked};
 
 /// Longer methods and paths are cut.
 const PATH_MAX: usize = 256;
@@ -34,6 +34,9 @@ pub(super) struct Account {
     /// Among the requests with the same key.
     pub(super) key_permit: Option<Permit>,
     tracked: Tracked,
+    /// As the engine counted them.
+    pub(super) prompt_tokens: Option<u64>,
+    pub(super) completion_tokens: Option<u64>,
 }
 
 impl Account {
@@ -65,6 +68,8 @@ impl Account {
             permit: None,
             key_permit: None,
             tracked,
+            prompt_tokens: None,
+            completion_tokens: None,
         }
     }
 
@@ -89,7 +94,8 @@ impl Drop for Account {
             End::Broken => "broken",
         };
         let status = self.status.map(|status| status.as_u16());
-        let last = self.tracked.end(self.model.as_deref(), status, end);
+        let tokens = Tokens { prompt: self.prompt_tokens, completion: self.completion_tokens };
+        let last = self.tracked.end(self.model.as_deref(), status, end, tokens);
         tracing::info!(
             request_id = last.id,
             method = last.method,
