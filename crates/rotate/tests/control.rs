@@ -539,6 +539,20 @@ async fn so_many_requests_in_progress_are_listed_as_asked_for() {
     assert!(answer.status == 400 && answer.message().contains("max"), "{answer:?}");
 }
 
+/// The second half of the page.
+const TRACES: &str = "## Traces\n\n\
+    With [`[traces]`](rotation-config.md), spans go to a collector by OTLP: protobuf over HTTP. At most 4096 wait for it. \
+    More are dropped, and so is what it does not take; a warning says so. Swaps are always recorded, and requests as \
+    `sample` or their clients say.\n\n\
+    | span | parent | what it has |\n|---|---|---|\n\
+    | `POST /v1/…` | the client's `traceparent` | OpenTelemetry's attributes of HTTP servers and generative models, \
+    `poorwill.request.id`, `poorwill.key` (its name), `poorwill.end` |\n\
+    | `wait` | the request | a link to the `swap` that it waited for |\n\
+    | `chat MODEL` and the like | the request | the engine's answer, with the event `first byte`; the engine gets this \
+    span in its `traceparent` |\n\
+    | `swap` | none | `poorwill.swap.path`, `poorwill.swap.waited_s`, a child for each phase, links to each `leave` |\n\
+    | `leave` | none | a child for each phase |\n";
+
 /// The page of metrics, from the help, type and unit lines of a scrape in which every metric has a sample.
 #[tokio::test]
 async fn metrics_reference() {
@@ -555,7 +569,7 @@ async fn metrics_reference() {
         line.map(str::to_owned)
     };
     let mut text = reference::head("metrics_reference");
-    text += "# Metrics of a rotation\n\n`GET /metrics` of control answers with OpenMetrics text. Counters end in `_total`; \
+    text += "# Metrics and traces of a rotation\n\n`GET /metrics` of control answers with OpenMetrics text. Counters end in `_total`; \
              a histogram has `_bucket`, `_sum` and `_count`.\n\n\
              | metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n";
     let names = scrape.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
@@ -582,7 +596,7 @@ async fn metrics_reference() {
          with its weights), `warm` (read its weights again), `cold` (was started), `found` (was awake when the service \
          began), or `away` (leaving). `step` is `wake`, `start` or `leave`; `kind` is `prompt` or `completion`.\n\nGauges \
          of a removed model, and what it admitted, refused and started, are gone at once. Its other counters and histograms stay for five minutes from the first scrape \
-         without it, so that every scraper sees their last values.\n",
+         without it, so that every scraper sees their last values.\n\n{TRACES}",
         stages.join(", ")
     );
     reference::check("metrics.md", &text);

@@ -25,3 +25,5 @@ mod routing;
 mod setup;
 #[path = "front/streams.rs"]
 mod streams;
+#[path = "front/traces.rs"]
+mod traces;

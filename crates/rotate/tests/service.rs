@@ -343,12 +343,17 @@ async fn a_configuration_is_taken_over_while_requests_run() {
     wrong.models[0].url = "http://127.0.0.1:1".to_owned();
     let error = service.reload_with(wrong, machine.connect().into()).await.unwrap_err();
     assert!(matches!(&error, ServiceError::Changed { what: "url", .. }), "{error}");
-    for what in ["state", "memory", "front.listen", "control.listen"] {
+    for what in ["state", "memory", "traces", "front.listen", "control.listen"] {
         let mut wrong = changed.clone();
         let elsewhere = "127.0.0.1:9".parse().unwrap();
         match what {
             "state" => wrong.state = Some("/elsewhere".into()),
             "memory" => wrong.memory = MemorySource::Processes { gpu_bytes: GIB },
+            "traces" => {
+                let text = "[traces]\nendpoint = \"http://127.0.0.1:4318/v1/traces\"\n\
+                            [[model]]\nname = \"a\"\nurl = \"http://127.0.0.1:9000\"";
+                wrong.traces = Config::parse(text, &|_| Err(String::new())).unwrap().traces;
+            }
             "front.listen" => Arc::make_mut(&mut wrong.front).listen = elsewhere,
             _ => Arc::make_mut(&mut wrong.control).listen = elsewhere,
         }

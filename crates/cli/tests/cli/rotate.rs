@@ -9,6 +9,7 @@ mod http;
 mod killed;
 mod page;
 mod received;
+mod traces;
 mod usage;
 mod validate;
 mod watch;

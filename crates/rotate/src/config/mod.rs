@@ -6,6 +6,7 @@
 mod keys;
 mod place;
 mod raw;
+mod traces;
 mod values;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 pub use self::keys::{Key, KeyShare};
 pub use self::place::Place;
+pub use self::traces::TraceExport;
 
 use self::raw::File;
 pub(crate) use self::raw::check_url;
@@ -32,6 +34,8 @@ pub struct Config {
     pub control: Arc<Control>,
     /// How GPU memory is measured.
     pub memory: MemorySource,
+    /// Where traces are exported to; `None` if they are not.
+    pub traces: Option<TraceExport>,
     /// The folder for state that survives the service.
     pub state: Option<PathBuf>,
     /// In the order of the file.

@@ -9,7 +9,8 @@ use toml::de::{DeTable, DeValue};
 const LINE_MAX: usize = 160;
 
 /// A line with one of these may contain a secret.
-const SECRETS: [&str; 6] = ["key", "environment", "_token", "-token", "secret", "password"];
+const SECRETS: [&str; 8] =
+    ["key", "environment", "headers", "endpoint", "_token", "-token", "secret", "password"];
 
 /// A place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]

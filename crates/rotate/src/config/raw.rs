@@ -10,6 +10,7 @@ use http::Uri;
 use serde::Deserialize;
 
 use super::keys::Key;
+use super::traces::RawTraces;
 use super::values::{KeySource, KeySources, Size, Wait};
 use super::{
     Canary, CanaryKind, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model, Start, invalid,
@@ -24,7 +25,7 @@ const CONTROL_PORT: u16 = 8081;
 /// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
 
-type Secret<'a> = &'a dyn Fn(&str) -> Result<String, String>;
+pub(super) type Secret<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,6 +37,7 @@ pub(super) struct File {
     front: RawFront,
     #[serde(default)]
     control: RawControl,
+    traces: Option<RawTraces>,
     /// For models that do not set their own.
     #[serde(default)]
     every_model: RawRules,
@@ -175,7 +177,9 @@ impl File {
         }
         let models =
             self.model.into_iter().map(|model| model.checked(&self.every_model)).collect::<Result<_, _>>()?;
-        Ok(Config { front: Arc::new(front), control: Arc::new(control), memory, state: self.state, models })
+        let traces = self.traces.map(|traces| traces.checked(secret)).transpose()?;
+        let (front, control) = (Arc::new(front), Arc::new(control));
+        Ok(Config { front, control, memory, traces, state: self.state, models })
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::{HeaderValue, Request, StatusCode};
 
+use super::span;
 use crate::requests::{Progress, RequestNow, RequestState, Requests, Tokens, Tracked};
 
 /// Longer methods and paths are cut.
@@ -46,7 +47,7 @@ impl Account {
         peer: Option<SocketAddr>,
         requests: &Arc<Requests>,
     ) -> Self {
-        let tracked = requests.begin(RequestNow {
+        let now = RequestNow {
             id: id.to_str().unwrap_or_default().to_owned(),
             method: start_of(request.method().as_str()),
             path: start_of(request.uri().path()),
@@ -58,7 +59,8 @@ impl Account {
             waited_s: None,
             ttft_s: None,
             bytes: 0,
-        });
+        };
+        let tracked = requests.begin(now, span::parent(request.headers()));
         Self {
             id,
             key: None,

@@ -28,7 +28,7 @@ use super::local::Catalogue;
 use super::multipart;
 use super::origin::{self, Cors};
 use super::request::{self, About, BodyKind};
-use super::span::{Ids, REQUEST_ID};
+use super::span::{Ids, REQUEST_ID, TRACE_PARENT};
 use super::{Admission, Backend, Route, Timeouts};
 use crate::config::Key;
 use crate::http::HttpClient;
@@ -278,7 +278,10 @@ impl Job {
     }
 
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
-        let Self { proxy, route, upstream, dialect, is_old, .. } = self;
+        let Self { proxy, route, mut upstream, dialect, is_old, progress } = self;
+        if let Some(parent) = progress.calls(&route.url, &route.served_as) {
+            upstream.headers_mut().insert(&TRACE_PARENT, parent);
+        }
         let answered = tokio::select! {
             biased;
             () = admission.aborted.cancelled() => return Err(ApiError::aborted(&route.name)),

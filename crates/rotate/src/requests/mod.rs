@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use http::HeaderValue;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
@@ -23,6 +24,7 @@ use serde::Serialize;
 use self::recent::Window;
 pub use self::recent::{RECENT, Recent};
 pub(crate) use self::series::{Forget, ModelLabel, Series};
+use crate::traces::{RequestSpans, TraceParent, Traces};
 
 /// Buckets, from a health check to the start of a large engine.
 pub(crate) const SECONDS: [f64; 15] =
@@ -158,6 +160,7 @@ pub struct Requests {
     ttft: Times<OfModel>,
     tokens: Series<OfTokens, Counter>,
     recent: Mutex<BTreeMap<String, Window>>,
+    traces: Traces,
 }
 
 #[derive(Debug)]
@@ -165,6 +168,7 @@ struct Active {
     arrived: Instant,
     waits_since: Option<Instant>,
     now: RequestNow,
+    spans: Option<RequestSpans>,
 }
 
 /// A request in progress. Dropping it ends its listing.
@@ -197,11 +201,18 @@ impl Default for Requests {
             ttft: Times::new(histogram),
             tokens: Series::default(),
             recent: Mutex::default(),
+            traces: Traces::default(),
         }
     }
 }
 
 impl Requests {
+    /// With spans of each request.
+    #[must_use]
+    pub fn traced(traces: Traces) -> Self {
+        Self { traces, ..Self::default() }
+    }
+
     /// Counts a request that ended.
     pub fn record(&self, ended: &Ended<'_>) {
         let named = ended.model.unwrap_or_default().to_owned();
@@ -261,9 +272,10 @@ impl Requests {
     }
 
     /// Lists a request that has just come. Its state and times are set here.
-    pub(crate) fn begin(self: &Arc<Self>, now: RequestNow) -> Tracked {
+    pub(crate) fn begin(self: &Arc<Self>, now: RequestNow, parent: Option<TraceParent>) -> Tracked {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let active = Arc::new(Mutex::new(Active { arrived: Instant::now(), waits_since: None, now }));
+        let spans = self.traces.request(&now, parent);
+        let active = Arc::new(Mutex::new(Active { arrived: Instant::now(), waits_since: None, now, spans }));
         locked(&self.active).insert(number, Arc::clone(&active));
         Tracked { number, requests: Arc::clone(self), progress: Progress(active) }
     }
@@ -288,7 +300,7 @@ impl Tracked {
         &self.progress
     }
 
-    /// Ends the listing, and counts the request.
+    /// Counts the request, and ends its listing.
     pub(crate) fn end(
         &self,
         model: Option<&str>,
@@ -296,8 +308,14 @@ impl Tracked {
         end: &'static str,
         tokens: Tokens,
     ) -> RequestNow {
-        locked(&self.requests.active).remove(&self.number);
-        let now = locked(&self.progress.0).now();
+        let now = {
+            let mut active = locked(&self.progress.0);
+            let now = active.now();
+            if let Some(mut spans) = active.spans.take() {
+                spans.end(&now, status, end, tokens);
+            }
+            now
+        };
         let passed = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
         self.requests.record(&Ended {
             model,
@@ -308,6 +326,7 @@ impl Tracked {
             ttft: now.ttft_s.map(passed),
             tokens,
         });
+        locked(&self.requests.active).remove(&self.number);
         now
     }
 }
@@ -322,6 +341,9 @@ impl Progress {
         let mut active = locked(&self.0);
         active.waits_since = Some(Instant::now());
         active.now.state = RequestState::Waiting;
+        if let Some(spans) = &mut active.spans {
+            spans.waits();
+        }
     }
 
     pub(crate) fn runs(&self) {
@@ -329,6 +351,17 @@ impl Progress {
         active.now.waited_s = active.waited_s();
         active.waits_since = None;
         active.now.state = RequestState::Running;
+        let Active { now, spans, .. } = &mut *active;
+        if let Some(spans) = spans {
+            spans.runs(now.model.as_deref());
+        }
+    }
+
+    /// The `traceparent` for its engine, if requests are traced.
+    pub(crate) fn calls(&self, url: &str, served_as: &str) -> Option<HeaderValue> {
+        let mut active = locked(&self.0);
+        let Active { now, spans, .. } = &mut *active;
+        spans.as_mut()?.calls(&now.path, url, served_as)
     }
 
     /// Adds bytes of the answer. Those of an engine may be its first.
@@ -338,6 +371,9 @@ impl Progress {
         if is_of_engine && bytes > 0 && active.now.ttft_s.is_none() {
             active.now.ttft_s = Some(active.arrived.elapsed().as_secs_f64());
             active.now.state = RequestState::Streaming;
+            if let Some(spans) = &mut active.spans {
+                spans.begins();
+            }
         }
     }
 }
