@@ -21,4 +21,5 @@ pub mod serve;
 pub mod service;
 mod site;
 pub mod supervise;
+pub mod traces;
 pub mod validate;

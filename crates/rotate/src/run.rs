@@ -25,6 +25,7 @@ use crate::requests::Requests;
 use crate::service::{
     Admission, Destination, ModelCommand, Refused, Service, ServiceError, ServiceEvent, Snapshot,
 };
+use crate::traces::{TraceError, Traces};
 
 /// For a listener to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
@@ -62,6 +63,9 @@ pub enum RunError {
         /// The cause.
         source: io::Error,
     },
+    /// Traces cannot be exported.
+    #[error(transparent)]
+    Traces(#[from] TraceError),
     /// A listener stopped unexpectedly.
     #[error("the {listener} has ended: {reason}")]
     Ended {
@@ -85,6 +89,7 @@ pub struct Running {
     closing: CancellationToken,
     /// Stops control.
     ending: CancellationToken,
+    traces: Traces,
     /// `None` after the task has ended.
     listeners: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
     /// Its lock is released when it closes, however the process ends.
@@ -126,13 +131,16 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     let (control, control_address) = listen("control", config.control.listen).await?;
     let known: Arc<OnceLock<Service>> = Arc::default();
     let meter = meter(&config, &known);
+    let traces = config.traces.as_ref().map(Traces::start).transpose()?.unwrap_or_default();
     let service = Service::start(config.clone(), Arc::clone(&meter))?;
+    traces.follow(service.events());
     // Engines are probed first, so the meter does not need the service before this.
     let _only_once = known.set(service.clone());
     // The service answers meanwhile: NVML may block.
     tokio::spawn(measure::warn_of_unmeasured(meter, gpus_of(&config)));
     let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
-    let handle = Arc::new(ServiceHandle { service: service.clone(), requests: Arc::default(), path });
+    let requests = Arc::new(Requests::traced(traces.clone()));
+    let handle = Arc::new(ServiceHandle { service: service.clone(), requests, path });
     let backend: Arc<dyn Backend> = Arc::<ServiceHandle>::clone(&handle);
     let front = tokio::spawn(front::serve(front, backend, closing.clone(), Timeouts::default()));
     let control = tokio::spawn(control::serve(control, handle, ending.clone()));
@@ -144,6 +152,7 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
         service,
         closing,
         ending,
+        traces,
         listeners,
         _state: state,
     })
@@ -200,7 +209,7 @@ impl Running {
             close(front, until + CLOSE_MAX),
         );
         self.ending.cancel();
-        close(control, Instant::now() + CLOSE_MAX).await;
+        tokio::join!(close(control, Instant::now() + CLOSE_MAX), self.traces.end());
     }
 }
 

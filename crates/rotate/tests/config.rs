@@ -37,6 +37,13 @@ fn model(lines: &str) -> String {
     format!("[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n{lines}\n")
 }
 
+const COLLECTOR: &str = "http://127.0.0.1:4318/v1/traces";
+
+/// With traces to this address, and with these lines.
+fn traced(endpoint: &str, lines: &str) -> String {
+    format!("[traces]\nendpoint = \"{endpoint}\"\n{lines}\n{}", model(""))
+}
+
 #[test]
 fn a_minimal_configuration_is_valid() {
     let config = parsed(&model("")).unwrap();
@@ -68,6 +75,12 @@ fn every_key_can_be_set() {
 
         [control]
         listen = "[::1]:9001"
+
+        [traces]
+        endpoint = "http://collector:4318/v1/traces?tenant=1"
+        sample = 0.25
+        service = "gpu-7"
+        headers = { X-Tenant = "env:FRONT" }
 
         [every_model]
         residence_min = "5s"
@@ -107,6 +120,13 @@ fn every_key_can_be_set() {
     assert!(config.front.keys[0].matches("s3cret") && !config.front.keys[0].matches("s3creT"));
     assert_eq!(config.memory, MemorySource::Processes { gpu_bytes: 8 << 30 });
     assert_eq!(config.state.as_deref(), Some(std::path::Path::new("/var/lib/rotate")));
+    let traces = config.traces.as_ref().unwrap();
+    assert_eq!(
+        (traces.endpoint.as_str(), traces.service.as_str()),
+        ("http://collector:4318/v1/traces?tenant=1", "gpu-7")
+    );
+    assert!((traces.sample - 0.25).abs() < f64::EPSILON);
+    assert!(!format!("{config:?}").contains("s3cret"));
     let large = &config.models[0];
     assert_eq!(large.url, "http://localhost:30000");
     assert_eq!(large.rules.need_bytes, Some(141 << 29));
@@ -296,6 +316,20 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
         (format!("[memory]\nmeasure = \"processes\"\ngpu = \"lots\"\n{}", model("")), &["line 3", "lots"]),
         (format!("[memory]\nmeasure = \"devices\"\ngpu = \"8GiB\"\n{}", model("")), &["leave it out"]),
         (format!("[memory]\ngpu = \"8GiB\"\n{}", model("")), &["memory", "measure = \"processes\""]),
+        (format!("[traces]\n{}", model("")), &["line 1", "endpoint is missing", "4318/v1/traces"]),
+        (
+            traced("https://127.0.0.1:4318/v1/traces", ""),
+            &["line 2", "traces: endpoint", "begin with http://"],
+        ),
+        (traced("http://127.0.0.1/v1/traces", ""), &["a port"]),
+        (traced("http://127.0.0.1:4318", ""), &["no path"]),
+        (traced("http://a:b@127.0.0.1:4318/v1/traces", ""), &["no password"]),
+        (traced(COLLECTOR, "sample = 1.5"), &["line 3", "sample is 1.5", "from 0 to 1"]),
+        (traced(COLLECTOR, "sample = nan"), &["sample is NaN"]),
+        (traced(COLLECTOR, "service = \"\""), &["service is empty"]),
+        (traced(COLLECTOR, "headers = { \"a b\" = \"env:FRONT\" }"), &["line 3", "\"a b\"", "no valid name"]),
+        (traced(COLLECTOR, "headers = { a = \"env:NONE\" }"), &["\"a\"", "there is no env:NONE"]),
+        (traced(COLLECTOR, "headers = { Host = \"env:FRONT\" }"), &["set by the exporter"]),
         (format!("state = \"\"\n{}", model("")), &["state", "name a folder"]),
         (format!("state = 1\n{}", model("")), &["line 1"]),
         (TWO.to_owned(), &["unknown field `rules`"]),
@@ -472,6 +506,8 @@ fn no_error_shows_a_secret() {
         (model("command = [\"a\", \"--api-key\",\n\"sk-12345\" 1]"), 5),
         (model("comand = [\"sh\", \"-c\", \"TOKEN=sk-12345 a\"]"), 4),
         (model("").replace("http://127.0.0.1", "http://me:sk-12345@127.0.0.1"), 3),
+        (traced(COLLECTOR, "headers = { authorization = \"sk-12345\" }"), 3),
+        (traced("http://a:sk-12345@127.0.0.1:4318/v1/traces", ""), 2),
     ] {
         let (at, _, excerpt) = place(&text);
         assert_eq!(at, line, "{text}");

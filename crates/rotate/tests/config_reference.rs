@@ -50,6 +50,9 @@ fn page() -> String {
     let config = parse("[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n").unwrap();
     let (front, control, model) = (&config.front, &config.control, &config.models[0]);
     let (rules, limits, canary) = (&model.rules, &model.rules.limits, &model.canary);
+    let traced = "[traces]\nendpoint = \"http://127.0.0.1:4318/v1/traces\"\n";
+    let traces = parse(&format!("{traced}[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n"));
+    let traces = traces.unwrap().traces.unwrap();
     assert_eq!((config.memory, limits.release), (MemorySource::Devices, limits.find_memory));
     let gpus: Vec<usize> = rules.gpus.iter().map(|gpu| gpu.0).collect();
     let name_of = |text: String| text.to_lowercase();
@@ -73,6 +76,7 @@ fn page() -> String {
                 ("memory", "table", none(), "how GPU memory is measured"),
                 ("front", "table", none(), "the listener for clients"),
                 ("control", "table", none(), "the listener for operators"),
+                ("traces", "table", none(), "the export of traces; none without it"),
                 ("every_model", "table", none(), "rules of every model that does not set its own"),
                 ("model", "array of tables", none(), "the models; at least one"),
                 (
@@ -169,6 +173,31 @@ fn page() -> String {
                     "one that other machines can reach needs `keys`",
                 ),
                 ("keys", "array of `env:NAME` or `file:PATH`", none(), "where accepted API keys are stored"),
+            ],
+        ),
+        (
+            "[traces]",
+            "[traces]",
+            vec![
+                (
+                    "endpoint",
+                    "`http://HOST:PORT/PATH`",
+                    "required".to_owned(),
+                    "OTLP collector, such as `http://127.0.0.1:4318/v1/traces`; gets protobuf",
+                ),
+                (
+                    "sample",
+                    "number from 0 to 1",
+                    plain(traces.sample),
+                    "share of requests with a trace; where a client has one, it decides",
+                ),
+                ("service", "text", plain(&traces.service), "the name of this service in traces"),
+                (
+                    "headers",
+                    "table of `env:NAME` or `file:PATH`",
+                    none(),
+                    "additional headers, by where their values are stored",
+                ),
             ],
         ),
         (

@@ -7,7 +7,7 @@ mod reference;
 use std::time::Duration;
 
 use poorwill_rotate::policy::StageName;
-use poorwill_rotate::requests::Ended;
+use poorwill_rotate::requests::{Ended, Tokens};
 use poorwill_rotate::service::{EventKind, ModelCommand, Swap, SwapPath};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -370,6 +370,10 @@ async fn metrics_agree_with_events_and_the_status() {
         ("poorwill_rotate_admitted_total{model=\"one\"}".to_owned(), 40.0),
         ("poorwill_rotate_refused_total{model=\"one\"}".to_owned(), 2.0),
         ("poorwill_rotate_engine_starts_total{model=\"one\"}".to_owned(), 1.0),
+        (format!("poorwill_rotate_oldest_wait_seconds{{model=\"{two}\"}}"), 7.5),
+        ("poorwill_rotate_oldest_wait_seconds{model=\"one\"}".to_owned(), 0.0),
+        ("poorwill_rotate_swap_cost_seconds{model=\"one\",step=\"wake\"}".to_owned(), 1.25),
+        ("poorwill_rotate_swap_cost_seconds{model=\"one\",step=\"leave\"}".to_owned(), 0.5),
         ("poorwill_rotate_residents{gpu=\"0\"}".to_owned(), 2.0),
         ("poorwill_rotate_residents{gpu=\"1\"}".to_owned(), 1.0),
         ("poorwill_rotate_gpu_total_bytes{gpu=\"0\"}".to_owned(), 85_899_345_920.0),
@@ -383,6 +387,8 @@ async fn metrics_agree_with_events_and_the_status() {
         !metrics.samples.contains_key("poorwill_rotate_gpu_free_bytes{gpu=\"1\"}"),
         "it was not measured"
     );
+    let starts = "poorwill_rotate_swap_cost_seconds{model=\"one\",step=\"start\"}";
+    assert!(!metrics.samples.contains_key(starts), "it was not measured");
     assert_eq!(metrics.types[swaps], "histogram");
     assert_eq!(metrics.types["poorwill_rotate_gpu_free_bytes"], "gauge");
     assert_eq!(metrics.types["poorwill_rotate_admitted"], "counter");
@@ -428,6 +434,7 @@ fn ended() -> Ended<'static> {
         total: Duration::from_secs(3),
         waited: Some(Duration::from_secs(1)),
         ttft: Some(Duration::from_secs(2)),
+        tokens: Tokens { prompt: Some(30), completion: Some(600) },
     }
 }
 
@@ -436,8 +443,9 @@ async fn ended_requests_are_counted_by_model_and_code() {
     let control = running(PLAIN).await;
     let requests = &control.api.requests;
     requests.record(&ended());
-    requests.record(&Ended { status: Some(503), waited: None, ttft: None, ..ended() });
-    requests.record(&Ended { status: None, end: "left", ..ended() });
+    let none = Tokens::default();
+    requests.record(&Ended { status: Some(503), waited: None, ttft: None, tokens: none, ..ended() });
+    requests.record(&Ended { status: None, end: "left", tokens: none, ..ended() });
     requests.record(&Ended { model: None, status: Some(404), ..ended() });
     let metrics = Metrics::of(&control.ask("GET /metrics", "", "").await.body);
     for (sample, value) in [
@@ -449,6 +457,8 @@ async fn ended_requests_are_counted_by_model_and_code() {
         ("request_seconds_count{model=\"one\",class=\"none\"}", 1.0),
         ("request_wait_seconds_sum{model=\"one\"}", 2.0),
         ("request_ttft_seconds_count{model=\"one\"}", 2.0),
+        ("tokens_total{model=\"one\",kind=\"prompt\"}", 30.0),
+        ("tokens_total{model=\"one\",kind=\"completion\"}", 600.0),
     ] {
         assert_eq!(
             metrics.at(&format!("poorwill_rotate_{sample}")).to_bits(),
@@ -457,7 +467,91 @@ async fn ended_requests_are_counted_by_model_and_code() {
         );
     }
     assert!(!metrics.samples.keys().any(|sample| sample.contains("class=\"4xx\"")), "it had no model");
+
+    // The status has those of the last minute.
+    let models = control.ask("GET /rotate/status", "", "").await.json()["models"].clone();
+    let recent = json!({
+        "answers": 3, "prompt_tokens_per_s": 0.5, "completion_tokens_per_s": 10.0, "ttft_s": 2.0,
+    });
+    assert_eq!(models[0]["recent"], recent);
+    assert_eq!((&models[2]["recent"]["answers"], &models[2]["recent"]["ttft_s"]), (&json!(0), &json!(null)));
 }
+
+#[tokio::test]
+async fn counters_of_removed_models_stay_until_scrapers_have_seen_them_and_others_go_on() {
+    let control = running(PLAIN).await;
+    let requests = &control.api.requests;
+    for model in ["one", "three"] {
+        requests.record(&Ended { model: Some(model), ..ended() });
+    }
+    requests.record(&Ended { model: None, status: Some(404), ..ended() });
+    let failed =
+        |seq, model| event(seq, model, EventKind::Failed { stage: StageName::Canary, reason: String::new() });
+    control.send_event(failed(1, "three"));
+    control.send_event(failed(2, "one"));
+    control.metrics_when("poorwill_rotate_canary_failures_total{model=\"one\"}", 1.0).await;
+    let scrape = async || Metrics::of(&control.ask("GET /metrics", "", "").await.body);
+    let of = |metrics: &Metrics, model: &str| {
+        let label = format!("model=\"{model}\"");
+        metrics.samples.keys().filter(|sample| sample.contains(&label)).cloned().collect::<Vec<_>>()
+    };
+    let pass = async |seconds| {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        tokio::time::resume();
+    };
+    let three = control.api.snapshot.lock().unwrap().models.pop().unwrap();
+    let answers = "poorwill_rotate_requests_total{model=\"three\",code=\"200\",end=\"whole\"}";
+
+    // It comes back in time, and goes on.
+    assert_eq!(scrape().await.at(answers).to_bits(), f64::to_bits(1.0));
+    pass(200).await;
+    control.api.snapshot.lock().unwrap().models.push(three);
+    scrape().await;
+    requests.record(&Ended { model: Some("three"), ..ended() });
+    control.api.snapshot.lock().unwrap().models.pop();
+    assert_eq!(scrape().await.at(answers).to_bits(), f64::to_bits(2.0));
+    pass(299).await;
+    assert_eq!(scrape().await.at(answers).to_bits(), f64::to_bits(2.0), "counted from its second removal");
+    pass(1).await;
+    let metrics = scrape().await;
+    assert_eq!(of(&metrics, "three"), [] as [String; 0]);
+    assert_eq!(
+        metrics.at("poorwill_rotate_canary_failures_total{model=\"one\"}").to_bits(),
+        f64::to_bits(1.0)
+    );
+    assert!(!of(&metrics, "").is_empty(), "requests without a model");
+    // One of its requests ran on until now.
+    requests.record(&Ended { model: Some("three"), ..ended() });
+    assert_eq!(scrape().await.at(answers).to_bits(), f64::to_bits(1.0));
+    pass(300).await;
+    assert_eq!(of(&scrape().await, "three"), [] as [String; 0]);
+}
+
+#[tokio::test]
+async fn so_many_requests_in_progress_are_listed_as_asked_for() {
+    let control = running(PLAIN).await;
+    let none = json!({"count": 0, "requests": []});
+    for ask in ["GET /rotate/requests", "GET /rotate/requests?max=0", "GET /rotate/requests?max=9999"] {
+        assert_eq!(control.ask(ask, "", "").await.json(), none, "{ask}");
+    }
+    let answer = control.ask("GET /rotate/requests?max=x", "", "").await;
+    assert!(answer.status == 400 && answer.message().contains("max"), "{answer:?}");
+}
+
+/// The second half of the page.
+const TRACES: &str = "## Traces\n\n\
+    With [`[traces]`](rotation-config.md), spans go to a collector by OTLP: protobuf over HTTP. At most 4096 wait for it. \
+    More are dropped, and so is what it does not take; a warning says so. Swaps are always recorded, and requests as \
+    `sample` or their clients say.\n\n\
+    | span | parent | what it has |\n|---|---|---|\n\
+    | `POST /v1/…` | the client's `traceparent` | OpenTelemetry's attributes of HTTP servers and generative models, \
+    `poorwill.request.id`, `poorwill.key` (its name), `poorwill.end` |\n\
+    | `wait` | the request | a link to the `swap` that it waited for |\n\
+    | `chat MODEL` and the like | the request | the engine's answer, with the event `first byte`; the engine gets this \
+    span in its `traceparent` |\n\
+    | `swap` | none | `poorwill.swap.path`, `poorwill.swap.waited_s`, a child for each phase, links to each `leave` |\n\
+    | `leave` | none | a child for each phase |\n";
 
 /// The page of metrics, from the help, type and unit lines of a scrape in which every metric has a sample.
 #[tokio::test]
@@ -475,7 +569,7 @@ async fn metrics_reference() {
         line.map(str::to_owned)
     };
     let mut text = reference::head("metrics_reference");
-    text += "# Metrics of a rotation\n\n`GET /metrics` of control answers with OpenMetrics text. Counters end in `_total`; \
+    text += "# Metrics and traces of a rotation\n\n`GET /metrics` of control answers with OpenMetrics text. Counters end in `_total`; \
              a histogram has `_bucket`, `_sum` and `_count`.\n\n\
              | metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n";
     let names = scrape.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
@@ -500,7 +594,9 @@ async fn metrics_reference() {
     text += &format!(
         "\n`stage` and `phase` are stages of a model: {}. The phase `total` is the swap without the models that left for it, and `whole` with them. `path` is `hot` (woke \
          with its weights), `warm` (read its weights again), `cold` (was started), `found` (was awake when the service \
-         began), or `away` (leaving).\n",
+         began), or `away` (leaving). `step` is `wake`, `start` or `leave`; `kind` is `prompt` or `completion`.\n\nGauges \
+         of a removed model, and what it admitted, refused and started, are gone at once. Its other counters and histograms stay for five minutes from the first scrape \
+         without it, so that every scraper sees their last values.\n\n{TRACES}",
         stages.join(", ")
     );
     reference::check("metrics.md", &text);
@@ -524,7 +620,9 @@ fn the_dashboard_names_metrics_that_exist() {
         .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
         .filter(|word| word.starts_with("poorwill_rotate_"))
         .collect();
-    assert!(named.len() > 12, "{named:?}");
+    for shown in ["tokens_total", "oldest_wait_seconds", "swap_cost_seconds", "request_ttft_seconds_bucket"] {
+        assert!(named.iter().any(|name| name.strip_prefix("poorwill_rotate_") == Some(shown)), "{shown}");
+    }
     for name in named {
         assert!(samples.contains(name), "{name}");
     }

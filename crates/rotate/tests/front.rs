@@ -33,3 +33,5 @@ mod sockets;
 mod stored;
 #[path = "front/streams.rs"]
 mod streams;
+#[path = "front/traces.rs"]
+mod traces;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use poorwill_rotate::config::{Config, MemorySource};
 use poorwill_rotate::policy::{Refusal, StageName};
 use poorwill_rotate::service::{
-    EventKind, ModelCommand, PromiseNow, Service, ServiceError, Snapshot, SwapPath,
+    EventKind, ModelCommand, ModelNow, PromiseNow, Service, ServiceError, Snapshot, SwapPath,
 };
 use tokio::time::{Instant, timeout};
 
@@ -140,6 +140,35 @@ async fn a_swap_counts_those_that_left_for_it_and_the_wait() {
     complete(&service, &machine, "a").await.unwrap();
     let swap = service.snapshot().await.swaps[0].clone();
     assert_eq!((swap.model.as_str(), swap.left.len()), ("a", 0), "b left before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_status_has_the_oldest_wait_and_what_swaps_take() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    let service = start(&machine, config(&["a", "b"], "20s"));
+    let costs = |model: &ModelNow| (model.wake_s, model.start_s, model.leave_s);
+    for model in &service.snapshot().await.models {
+        assert_eq!((model.oldest_wait_s, costs(model)), (None, (None, None, None)));
+    }
+    complete(&service, &machine, "a").await.unwrap();
+    let running = service.admit(service.find("a").unwrap().0).await.unwrap();
+    let mut waiting = std::pin::pin!(complete(&service, &machine, "b"));
+    assert!(timeout(Duration::from_millis(30), waiting.as_mut()).await.is_err());
+    let [a, b] = &service.snapshot().await.models[..] else { panic!("two models") };
+    assert_eq!(a.oldest_wait_s, None);
+    assert!((b.oldest_wait_s.unwrap() - 0.03).abs() < 0.002, "{b:#?}");
+    drop(running);
+    waiting.await.unwrap();
+    let now = service.snapshot().await;
+    let [a, b] = &now.models[..] else { panic!("two models") };
+    assert_eq!(b.oldest_wait_s, None);
+    let total_s = |name: &str| now.swaps.iter().find(|swap| swap.model == name).unwrap().total_s;
+    for (model, wake_s) in [(a, total_s("a")), (b, total_s("b"))] {
+        assert!((model.wake_s.unwrap() - wake_s).abs() < 0.002, "{model:#?} took {wake_s}");
+    }
+    let left_s: f64 = now.swaps[0].left[0].phases.iter().map(|(_, seconds)| seconds).sum();
+    assert!(a.leave_s.unwrap() > 0.0 && a.leave_s.unwrap() <= left_s + 0.002, "{a:#?}");
+    assert_eq!((b.leave_s, b.start_s), (None, None));
 }
 
 #[tokio::test(start_paused = true)]
@@ -314,12 +343,17 @@ async fn a_configuration_is_taken_over_while_requests_run() {
     wrong.models[0].url = "http://127.0.0.1:1".to_owned();
     let error = service.reload_with(wrong, machine.connect().into()).await.unwrap_err();
     assert!(matches!(&error, ServiceError::Changed { what: "url", .. }), "{error}");
-    for what in ["state", "memory", "front.listen", "control.listen"] {
+    for what in ["state", "memory", "traces", "front.listen", "control.listen"] {
         let mut wrong = changed.clone();
         let elsewhere = "127.0.0.1:9".parse().unwrap();
         match what {
             "state" => wrong.state = Some("/elsewhere".into()),
             "memory" => wrong.memory = MemorySource::Processes { gpu_bytes: GIB },
+            "traces" => {
+                let text = "[traces]\nendpoint = \"http://127.0.0.1:4318/v1/traces\"\n\
+                            [[model]]\nname = \"a\"\nurl = \"http://127.0.0.1:9000\"";
+                wrong.traces = Config::parse(text, &|_| Err(String::new())).unwrap().traces;
+            }
             "front.listen" => Arc::make_mut(&mut wrong.front).listen = elsewhere,
             _ => Arc::make_mut(&mut wrong.control).listen = elsewhere,
         }

@@ -8,8 +8,19 @@ use serde_json::Value;
 use super::table;
 
 pub(crate) fn status_text(status: &Value) -> String {
-    let mut models =
-        table(["model", "stage", "for, s", "running", "queued", "held", "failures", "last failure"]);
+    let mut models = table([
+        "model",
+        "stage",
+        "for, s",
+        "running",
+        "queued",
+        "oldest, s",
+        "wake, s",
+        "leave, s",
+        "held",
+        "failures",
+        "last failure",
+    ]);
     for model in status["models"].as_array().into_iter().flatten() {
         let name = text(&model["name"]);
         let name = if model["is_pinned"] == true { format!("{name} (pinned)") } else { name };
@@ -23,12 +34,16 @@ pub(crate) fn status_text(status: &Value) -> String {
             seconds(&model["stage_s"]),
             text(&model["running"]),
             text(&model["queued"]),
+            seconds(&model["oldest_wait_s"]),
+            // An engine that does not sleep is started.
+            seconds(if model["wake_s"].is_null() { &model["start_s"] } else { &model["wake_s"] }),
+            seconds(&model["leave_s"]),
             held.unwrap_or_else(|| "not known".to_owned()),
             text(&model["failures"]),
             text(&model["last_failure"]),
         ]);
     }
-    for column in models.column_iter_mut().skip(2).take(5) {
+    for column in models.column_iter_mut().skip(2).take(8) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut gpus = table(["GPU", "total", "free", "promised"]);

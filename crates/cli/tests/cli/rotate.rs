@@ -12,6 +12,7 @@ mod init;
 mod killed;
 mod page;
 mod received;
+mod traces;
 mod usage;
 mod validate;
 mod watch;

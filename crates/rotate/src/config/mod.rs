@@ -12,6 +12,7 @@ mod names;
 mod parameters;
 mod place;
 mod raw;
+mod traces;
 mod values;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ pub use self::keys::{Key, KeyShare};
 pub use self::names::{Card, Selector, Strategy};
 pub use self::parameters::Parameters;
 pub use self::place::Place;
+pub use self::traces::TraceExport;
 
 pub(crate) use self::raw::check_url;
 use self::raw::{File, Secret};
@@ -42,6 +44,8 @@ pub struct Config {
     pub control: Arc<Control>,
     /// How GPU memory is measured.
     pub memory: MemorySource,
+    /// Where traces are exported to; `None` if they are not.
+    pub traces: Option<TraceExport>,
     /// The folder for state that survives the service.
     pub state: Option<PathBuf>,
     /// In the order of the file.

@@ -13,6 +13,7 @@ use serde::de::IgnoredAny;
 use super::calls::{HttpApi, RawHttp, check_path};
 use super::keys::Key;
 use super::names::{RawSelector, odd_name};
+use super::traces::RawTraces;
 use super::values::{KeySource, KeySources, Size, Wait};
 use super::{
     Canary, CanaryKind, Card, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model,
@@ -42,6 +43,7 @@ pub(super) struct File {
     front: RawFront,
     #[serde(default)]
     control: RawControl,
+    traces: Option<RawTraces>,
     /// For models that do not set their own.
     #[serde(default)]
     every_model: RawRules,
@@ -205,8 +207,18 @@ impl File {
         let models =
             self.model.into_iter().map(|model| model.checked(&self.every_model)).collect::<Result<_, _>>()?;
         let selectors = self.selector.into_iter().map(RawSelector::checked).collect::<Result<_, _>>()?;
+        let traces = self.traces.map(|traces| traces.checked(secret)).transpose()?;
         let (front, control) = (Arc::new(front), Arc::new(control));
-        Ok(Config { front, control, memory, state: self.state, models, selectors, profiles: self.profile })
+        Ok(Config {
+            front,
+            control,
+            memory,
+            traces,
+            state: self.state,
+            models,
+            selectors,
+            profiles: self.profile,
+        })
     }
 }
 

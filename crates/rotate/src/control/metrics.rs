@@ -1,10 +1,13 @@
 //! Prometheus metrics, as OpenMetrics text.
 //!
-//! What the service knows is read at each scrape, so that it agrees with the status and removed models disappear. Only
-//! what events alone report is counted here.
+//! What the service knows is read at each scrape, so that it agrees with the status. Only what events alone report is
+//! counted here. A removed model's counters are forgotten after [`FORGOTTEN_AFTER`].
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -13,16 +16,22 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use tokio::time::Instant;
 
 use crate::policy::StageName;
-use crate::requests::{OfModel, Requests, SECONDS};
+use crate::requests::{Forget, ModelLabel, OfModel, Requests, SECONDS, Series};
 use crate::service::{EventKind, LEAVING, ServiceEvent, Snapshot};
+
+/// How long a removed model's counters stay, from the first scrape without it. Every scraper sees their last values.
+/// A query of Prometheus looks back as far.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
 
 const PREFIX: &str = "poorwill_rotate";
 type Number = Gauge<u64, AtomicU64>;
+type Seconds = Gauge<f64, AtomicU64>;
 type Swaps = Family<OfSwap, Histogram, fn() -> Histogram>;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
 struct OfStage {
     model: String,
     stage: &'static str,
@@ -35,19 +44,36 @@ struct OfSwap {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfStep {
+    model: String,
+    step: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfGpu {
     gpu: u64,
+}
+
+impl ModelLabel for OfStage {
+    fn model(&self) -> &str {
+        &self.model
+    }
 }
 
 /// Since the service began.
 pub(super) struct Metrics {
     registry: Registry,
     swaps: Swaps,
-    failures: Family<OfStage, Counter>,
-    canary_failures: Family<OfModel, Counter>,
-    shortfalls: Family<OfModel, Counter>,
-    quarantines: Family<OfModel, Counter>,
+    failures: Series<OfStage, Counter>,
+    canary_failures: Series<OfModel, Counter>,
+    shortfalls: Series<OfModel, Counter>,
+    quarantines: Series<OfModel, Counter>,
     lost: Counter,
+    requests: Arc<Requests>,
+    /// What has a model's label.
+    by_model: Vec<Box<dyn Forget>>,
+    /// Removed models that have series, since the first scrape without them.
+    removed: Mutex<BTreeMap<String, Instant>>,
 }
 
 impl fmt::Debug for Metrics {
@@ -57,18 +83,18 @@ impl fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    pub(super) fn new(requests: &Requests) -> Self {
+    pub(super) fn new(requests: Arc<Requests>) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
         let swaps = Swaps::new_with_constructor(|| Histogram::new(SECONDS));
         let help =
             "Seconds until models were ready, by phase and path; path `away` has the phases of leaving";
         registry.register_with_unit("swap", help, Unit::Seconds, swaps.clone());
-        let failures = Family::default();
-        registry.register("failures", "Failed steps, by the stage of the failure", Family::clone(&failures));
+        let failures = Series::default();
+        registry.register("failures", "Failed steps, by the stage of the failure", Series::clone(&failures));
         let mut by_model = |name: &str, help: &str| {
-            let family = Family::<OfModel, Counter>::default();
-            registry.register(name, help, family.clone());
-            family
+            let series = Series::<OfModel, Counter>::default();
+            registry.register(name, help, series.clone());
+            series
         };
         let canary_failures = by_model("canary_failures", "Canaries that were wrong or not answered");
         let shortfalls = by_model("shortfalls", "GPUs on which a sleep released less than expected");
@@ -76,7 +102,24 @@ impl Metrics {
         let lost = Counter::default();
         registry.register("events_lost", "Events that were lost before they could be counted", lost.clone());
         requests.register(&mut registry);
-        Self { registry, swaps, failures, canary_failures, shortfalls, quarantines, lost }
+        let mut by_model = requests.series();
+        by_model.push(Box::new(failures.clone()));
+        for series in [&canary_failures, &shortfalls, &quarantines] {
+            by_model.push(Box::new(series.clone()));
+        }
+        let removed = Mutex::default();
+        Self {
+            registry,
+            swaps,
+            failures,
+            canary_failures,
+            shortfalls,
+            quarantines,
+            lost,
+            requests,
+            by_model,
+            removed,
+        }
     }
 
     pub(super) fn count(&self, event: &ServiceEvent) {
@@ -91,18 +134,16 @@ impl Metrics {
                 self.swaps.get_or_create(&of("whole")).observe(swap.whole_s);
             }
             EventKind::Failed { stage, .. } => {
-                self.failures
-                    .get_or_create(&OfStage { model: event.model.clone(), stage: stage.as_str() })
-                    .inc();
+                self.failures.of(OfStage { model: event.model.clone(), stage: stage.as_str() }).inc();
                 if *stage == StageName::Canary {
-                    self.canary_failures.get_or_create(&model()).inc();
+                    self.canary_failures.of(model()).inc();
                 }
             }
             EventKind::Shortfall { .. } => {
-                self.shortfalls.get_or_create(&model()).inc();
+                self.shortfalls.of(model()).inc();
             }
             EventKind::Quarantined { .. } => {
-                self.quarantines.get_or_create(&model()).inc();
+                self.quarantines.of(model()).inc();
             }
             EventKind::Stage { before, before_s, .. } if LEAVING.contains(before) => {
                 self.swaps.get_or_create(&OfSwap { phase: before.as_str(), path: "away" }).observe(*before_s);
@@ -117,11 +158,11 @@ impl Metrics {
     }
 
     pub(super) fn text(&self, now: &Snapshot) -> Result<String, fmt::Error> {
+        self.forget_removed(now);
         for model in &now.models {
             // A counter has to exist at 0 before alerts can see it rise.
-            let of = OfModel { model: model.name.clone() };
-            for family in [&self.canary_failures, &self.shortfalls, &self.quarantines] {
-                drop(family.get_or_create(&of));
+            for series in [&self.canary_failures, &self.shortfalls, &self.quarantines] {
+                drop(series.of(OfModel { model: model.name.clone() }));
             }
         }
         let mut text = String::new();
@@ -131,10 +172,34 @@ impl Metrics {
         encode_eof(&mut text)?;
         Ok(text)
     }
+
+    fn forget_removed(&self, now: &Snapshot) {
+        let mut with_series = BTreeSet::new();
+        self.by_model.iter().for_each(|series| series.models(&mut with_series));
+        let is_removed =
+            |model: &String| !model.is_empty() && now.models.iter().all(|known| known.name != *model);
+        with_series.retain(is_removed);
+        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
+        removed.retain(|model, _| with_series.contains(model));
+        for model in with_series {
+            let since = *removed.entry(model.clone()).or_insert_with(Instant::now);
+            if since.elapsed() >= FORGOTTEN_AFTER {
+                self.by_model.iter().for_each(|series| series.forget(&model));
+                self.requests.forget(&model);
+                removed.remove(&model);
+            }
+        }
+    }
 }
 
 fn of_models(now: &Snapshot) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
+    let oldest = Family::<OfModel, Seconds>::default();
+    let help = "Seconds that the model's oldest request or command waits; 0 if none does";
+    registry.register_with_unit("oldest_wait", help, Unit::Seconds, oldest.clone());
+    let costs = Family::<OfStep, Seconds>::default();
+    let help = "Seconds that a step of a swap usually takes, as measured";
+    registry.register_with_unit("swap_cost", help, Unit::Seconds, costs.clone());
     let mut gauge = |name: &str, help: &str| {
         let family = Family::<OfModel, Number>::default();
         registry.register(name, help, family.clone());
@@ -159,6 +224,12 @@ fn of_models(now: &Snapshot) -> Registry {
         admitted.get_or_create(&of).inc_by(model.admitted);
         refused.get_or_create(&of).inc_by(model.refused);
         starts.get_or_create(&of).inc_by(model.starts);
+        oldest.get_or_create(&of).set(model.oldest_wait_s.unwrap_or(0.0));
+        for (step, seconds) in [("wake", model.wake_s), ("start", model.start_s), ("leave", model.leave_s)] {
+            if let Some(seconds) = seconds {
+                costs.get_or_create(&OfStep { model: model.name.clone(), step }).set(seconds);
+            }
+        }
     }
     registry
 }

@@ -86,6 +86,17 @@ struct HandlerState {
     shutdown: CancellationToken,
 }
 
+impl HandlerState {
+    /// The service's status, with what the front counted.
+    async fn snapshot(&self) -> service::Snapshot {
+        let (mut now, requests) = (self.api.snapshot().await, self.api.requests());
+        for model in &mut now.models {
+            model.recent = requests.recent(&model.name);
+        }
+        now
+    }
+}
+
 /// Serves operators until `shutdown`.
 ///
 /// # Errors
@@ -98,7 +109,7 @@ pub async fn serve(
     let address = listener.local_addr()?;
     let shared = HandlerState {
         hub: Arc::default(),
-        metrics: Arc::new(metrics::Metrics::new(&api.requests())),
+        metrics: Arc::new(metrics::Metrics::new(api.requests())),
         followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
         is_local: address.ip().to_canonical().is_loopback(),
         shutdown: shutdown.clone(),

@@ -49,16 +49,29 @@ async fn health() -> Response {
 }
 
 async fn status(State(shared): State<HandlerState>) -> Response {
-    Json(shared.api.snapshot().await).into_response()
+    Json(shared.snapshot().await).into_response()
 }
 
-async fn requests(State(shared): State<HandlerState>) -> Response {
-    let (requests, count) = shared.api.requests().active(REQUESTS_MAX);
-    Json(json!({"count": count, "requests": requests})).into_response()
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequestsQuery {
+    /// Most requests in the answer.
+    max: Option<usize>,
+}
+
+async fn requests(
+    State(shared): State<HandlerState>,
+    query: Result<Query<RequestsQuery>, QueryRejection>,
+) -> Result<Response, ControlError> {
+    let Query(RequestsQuery { max }) =
+        query.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    let max = max.unwrap_or(REQUESTS_MAX).min(REQUESTS_MAX);
+    let (requests, count) = shared.api.requests().active(max);
+    Ok(Json(json!({"count": count, "requests": requests})).into_response())
 }
 
 async fn metrics(State(shared): State<HandlerState>) -> Result<Response, ControlError> {
-    let snapshot = shared.api.snapshot().await;
+    let snapshot = shared.snapshot().await;
     let text = shared.metrics.text(&snapshot).map_err(|_| {
         ControlError::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -215,7 +228,7 @@ async fn command(
         return Err(no_model(&shared, &name).await);
     }
     tracing::info!(model = name, ?command, "an operator sent a command");
-    let models = shared.api.snapshot().await.models;
+    let models = shared.snapshot().await.models;
     match models.iter().find(|model| model.is_named(&name)) {
         Some(model) => Ok((StatusCode::ACCEPTED, Json(model)).into_response()),
         None => Err(ControlError::no_model(&name, models.into_iter().map(|model| model.name).collect())),
@@ -234,7 +247,7 @@ async fn method_not_allowed() -> ControlError {
 }
 
 async fn no_model(shared: &HandlerState, name: &str) -> ControlError {
-    let models = shared.api.snapshot().await.models;
+    let models = shared.snapshot().await.models;
     ControlError::no_model(name, models.into_iter().map(|model| model.name).collect())
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use http::{HeaderValue, Request, StatusCode};
 
-use crate::requests::{Progress, RequestNow, RequestState, Requests, Tracked};
+use super::span;
+use crate::requests::{Progress, RequestNow, RequestState, Requests, Tokens, Tracked};
 
 /// Longer methods and paths are cut.
 const PATH_MAX: usize = 256;
@@ -46,7 +47,7 @@ impl Account {
         peer: Option<SocketAddr>,
         requests: &Arc<Requests>,
     ) -> Self {
-        let tracked = requests.begin(RequestNow {
+        let now = RequestNow {
             id: id.to_str().unwrap_or_default().to_owned(),
             method: start_of(request.method().as_str()),
             path: start_of(request.uri().path()),
@@ -58,7 +59,8 @@ impl Account {
             waited_s: None,
             ttft_s: None,
             bytes: 0,
-        });
+        };
+        let tracked = requests.begin(now, span::parent(request.headers()));
         Self {
             id,
             key: None,
@@ -67,9 +69,9 @@ impl Account {
             end: End::Left,
             permit: None,
             key_permit: None,
+            tracked,
             prompt_tokens: None,
             completion_tokens: None,
-            tracked,
         }
     }
 
@@ -94,7 +96,8 @@ impl Drop for Account {
             End::Broken => "broken",
         };
         let status = self.status.map(|status| status.as_u16());
-        let last = self.tracked.end(self.model.as_deref(), status, end);
+        let tokens = Tokens { prompt: self.prompt_tokens, completion: self.completion_tokens };
+        let last = self.tracked.end(self.model.as_deref(), status, end, tokens);
         tracing::info!(
             request_id = last.id,
             method = last.method,

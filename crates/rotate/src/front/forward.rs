@@ -31,7 +31,7 @@ use super::local::Catalogue;
 use super::multipart;
 use super::origin::{self, Cors};
 use super::request::{self, About, BodyKind};
-use super::span::{Ids, REQUEST_ID};
+use super::span::{Ids, REQUEST_ID, TRACE_PARENT};
 use super::stored::{IdReader, RESPONSES, StoredResponses};
 use super::tunnel::{Opening, Tunnel, TunnelLimits, TunnelPlace};
 use super::usage::UsageReader;
@@ -402,9 +402,12 @@ impl Job {
     }
 
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
-        let Self { proxy, route, upstream, dialect, is_old, stored, socket, base, .. } = self;
+        let Self { proxy, route, mut upstream, dialect, is_old, stored, socket, base, progress, .. } = self;
         let is_socket = socket.is_some();
         let chooses_realtime = is_socket && websocket::offers_realtime(upstream.headers());
+        if let Some(parent) = progress.calls(&route.url, &route.served_as) {
+            upstream.headers_mut().insert(&TRACE_PARENT, parent);
+        }
         let answered = tokio::select! {
             biased;
             () = admission.aborted.cancelled() => return Err(ApiError::aborted(&route.name)),

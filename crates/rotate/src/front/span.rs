@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::traces::TraceParent;
+
 pub(super) static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-static TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
+pub(super) static TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 static TRACE_STATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// Longer identifiers of clients are replaced.
@@ -47,16 +49,15 @@ impl Ids {
 
     /// Continues the client's valid trace, or begins a new one.
     pub(super) fn trace(&self, headers: &mut HeaderMap) {
-        let parent = only(headers, &TRACE_PARENT).and_then(|value| value.to_str().ok()).and_then(parsed);
         // Without a decision about recording, the engine records as it would without a proxy.
-        let (trace, flags) = match parent {
-            Some((trace, flags)) => (trace.to_owned(), flags.to_owned()),
+        let (trace, flags) = match parent(headers) {
+            Some(parent) => (parent.trace, parent.flags),
             None => {
                 headers.remove(&TRACE_STATE);
-                (format!("{:032x}", self.long()), "01".to_owned())
+                (self.long(), 1)
             }
         };
-        let made = format!("00-{trace}-{:016x}-{flags}", self.short());
+        let made = format!("00-{trace:032x}-{:016x}-{flags:02x}", self.short());
         match HeaderValue::from_str(&made) {
             Ok(value) => headers.insert(&TRACE_PARENT, value),
             Err(_) => headers.remove(&TRACE_PARENT),
@@ -70,17 +71,24 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue
     all.next().filter(|_| all.next().is_none())
 }
 
+/// The client's trace, if it has a valid one.
+pub(super) fn parent(headers: &HeaderMap) -> Option<TraceParent> {
+    only(headers, &TRACE_PARENT).and_then(|value| value.to_str().ok()).and_then(parsed)
+}
+
 /// Of a `traceparent`.
-fn parsed(parent: &str) -> Option<(&str, &str)> {
+fn parsed(parent: &str) -> Option<TraceParent> {
     let is_hex = |text: &str, len: usize| {
         text.len() == len && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     };
-    let is_some = |text: &str| text.bytes().any(|byte| byte != b'0');
     let mut parts = parent.splitn(5, '-');
     let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
     let is_known = is_hex(version, 2) && version != "ff" && (version != "00" || parts.next().is_none());
     let is_right = is_known && is_hex(trace, 32) && is_hex(span, 16) && is_hex(flags, 2);
-    (is_right && is_some(trace) && is_some(span)).then_some((trace, flags))
+    let trace = u128::from_str_radix(trace, 16).ok()?;
+    let span = u64::from_str_radix(span, 16).ok()?;
+    let flags = u8::from_str_radix(flags, 16).ok()?;
+    (is_right && trace != 0 && span != 0).then_some(TraceParent { trace, span, flags })
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::policy::{
     Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules,
     StageName, Status, Task, Time,
 };
+use crate::requests::Recent;
 
 /// For an engine that may be gone.
 const PROBE_MAX: Duration = Duration::from_secs(5);
@@ -338,6 +339,11 @@ impl Actor {
         }
     }
 
+    fn oldest_wait_s(&self, model: ModelId) -> Option<f64> {
+        let since = self.policy.waiting_since(model)?.since_start();
+        Some(self.began.elapsed().saturating_sub(since).as_secs_f64())
+    }
+
     fn snapshot(&self) -> Snapshot {
         let (entries, profile) = {
             let directory = self.directory.read().unwrap_or_else(PoisonError::into_inner);
@@ -361,14 +367,17 @@ impl Actor {
             promised_bytes: models.iter().fold(0, |sum, one| sum.saturating_add(one.bytes)),
             models,
         });
-        let models = entries.iter().zip(statuses).zip(&self.histories);
-        let models = models.filter(|((entry, _), _)| entry.is_listed);
+        let models = entries.iter().zip(statuses).zip(&self.histories).enumerate();
+        let models = models.filter(|(_, ((entry, _), _))| entry.is_listed);
         Snapshot {
             uptime_s: self.began.elapsed().as_secs_f64(),
             is_ending: self.is_ending,
             profile,
             models: models
-                .filter_map(|((entry, status), history)| Some(now(entry, &status?, history)))
+                .filter_map(|(id, ((entry, status), history))| {
+                    let oldest_wait_s = self.oldest_wait_s(ModelId(id));
+                    Some(ModelNow { oldest_wait_s, ..now(entry, &status?, history) })
+                })
                 .collect(),
             gpus: gpus.collect(),
             swaps: self.history.swaps(),
@@ -383,6 +392,7 @@ async fn found(entry: &Entry) -> Option<EngineState> {
 
 fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
     let model = &entry.model;
+    let seconds = |duration: Option<Duration>| duration.map(|duration| duration.as_secs_f64());
     ModelNow {
         name: model.name.clone(),
         aliases: model.aliases.clone(),
@@ -404,5 +414,10 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         failures: status.failures,
         last_failure: history.last_failure.clone(),
         starts: history.starts,
+        oldest_wait_s: None,
+        wake_s: seconds(status.wake_duration),
+        start_s: seconds(status.start_duration),
+        leave_s: seconds(status.leave_duration),
+        recent: Recent::default(),
     }
 }

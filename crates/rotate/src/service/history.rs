@@ -17,7 +17,7 @@ const SWAPS_KEPT: usize = 50;
 const BEHIND_MAX: usize = 1024;
 
 /// Stages outside of a swap.
-const RESTS: [StageName; 5] =
+pub(crate) const RESTS: [StageName; 5] =
     [StageName::Unknown, StageName::Cold, StageName::Asleep, StageName::Ready, StageName::Quarantined];
 
 /// Stages of a model that leaves.

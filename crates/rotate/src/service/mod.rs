@@ -32,7 +32,7 @@ pub use self::snapshot::{
 
 use self::actor::{Actor, Message};
 use self::handle::EngineHandle;
-pub(crate) use self::history::LEAVING;
+pub(crate) use self::history::{LEAVING, RESTS};
 use self::names::{Names, Target, TargetNow};
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
@@ -504,6 +504,7 @@ fn check_fixed(before: &Config, after: &Config) -> Result<(), ServiceError> {
         ("control.listen", before.control.listen != after.control.listen),
         ("state", before.state != after.state),
         ("memory", before.memory != after.memory),
+        ("traces", before.traces != after.traces),
     ];
     let other = differs.iter().find(|(_, differs)| *differs);
     other.map_or(Ok(()), |(what, _)| Err(ServiceError::Fixed { what }))

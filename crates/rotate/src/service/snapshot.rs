@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::policy::{Refusal, StageName};
+use crate::requests::Recent;
 
 /// The status at a moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -67,6 +68,16 @@ pub struct ModelNow {
     pub last_failure: Option<String>,
     /// Starts of its engine since the service began.
     pub starts: u64,
+    /// Seconds that its oldest request or command waits; `None` if none does.
+    pub oldest_wait_s: Option<f64>,
+    /// Seconds of a wake, until its first request; `None` until measured.
+    pub wake_s: Option<f64>,
+    /// Seconds of a start, likewise.
+    pub start_s: Option<f64>,
+    /// Seconds from its last request until it sleeps or has stopped; `None` until measured.
+    pub leave_s: Option<f64>,
+    /// Its answers of the last minute. The service knows none of them: control adds what the front counted.
+    pub recent: Recent,
 }
 
 impl ModelNow {

@@ -155,15 +155,19 @@ impl Setup {
 
     /// As [`new`](Self::new), which answers to any name, but as on loopback: only to loopback names.
     pub(crate) async fn local(lines: &str) -> Self {
-        Self::listening(lines, Timeouts::default(), Ipv4Addr::LOCALHOST).await
+        Self::listening(lines, Timeouts::default(), Ipv4Addr::LOCALHOST, Requests::default()).await
     }
 
     pub(crate) async fn with_timeouts(lines: &str, timeouts: Timeouts) -> Self {
-        Self::listening(lines, timeouts, Ipv4Addr::UNSPECIFIED).await
+        Self::listening(lines, timeouts, Ipv4Addr::UNSPECIFIED, Requests::default()).await
+    }
+
+    pub(crate) async fn with_requests(requests: Requests) -> Self {
+        Self::listening("", Timeouts::default(), Ipv4Addr::UNSPECIFIED, requests).await
     }
 
     /// As if it listened on this address.
-    async fn listening(lines: &str, timeouts: Timeouts, ip: Ipv4Addr) -> Self {
+    async fn listening(lines: &str, timeouts: Timeouts, ip: Ipv4Addr, requests: Requests) -> Self {
         let text = format!("[front]\n{lines}\n[[model]]\nname = \"any\"\nurl = \"http://127.0.0.1:1\"\n");
         let front = Config::parse(&text, &|place| Ok(format!("key-of-{}", &place[4..]))).unwrap().front;
         let front = Arc::new(config::Front { listen: (ip, 8080).into(), ..(*front).clone() });
@@ -182,7 +186,7 @@ impl Setup {
                 (route(0, "org/one", "org/one"), vec!["small".to_owned()]),
                 (route(1, "two", "/models/\"two\""), vec!["large".to_owned()]),
             ],
-            requests: Arc::default(),
+            requests: Arc::new(requests),
             front: Mutex::new(front),
             verdict: watch::Sender::new(Verdict::Admit),
             seen: watch::Sender::new(Seen::default()),
@@ -292,7 +296,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    fn new(stream: TcpStream) -> Self {
+    pub(crate) fn new(stream: TcpStream) -> Self {
         stream.set_nodelay(true).unwrap();
         Self { stream, got: Vec::new() }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use poorwill_rotate::config::{self, Config};
 use poorwill_rotate::control::{ControlApi, Later, serve};
 use poorwill_rotate::policy::StageName;
-use poorwill_rotate::requests::Requests;
+use poorwill_rotate::requests::{Recent, Requests};
 use poorwill_rotate::service::{
     EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, ServiceEvent, Snapshot, Swap, SwapPath,
 };
@@ -130,6 +130,11 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
         failures: 0,
         last_failure: None,
         starts: 0,
+        oldest_wait_s: None,
+        wake_s: None,
+        start_s: None,
+        leave_s: None,
+        recent: Recent::default(),
     }
 }
 
@@ -142,9 +147,16 @@ pub(crate) fn snapshot() -> Snapshot {
         refused: 2,
         starts: 1,
         held_bytes: Some(vec![7 << 30]),
+        wake_s: Some(1.25),
+        leave_s: Some(0.5),
         ..model("one", &[0])
     };
-    let draining = ModelNow { stage: StageName::Draining, queued: 5, ..model("org/two \"q\"\\", &[0, 1]) };
+    let draining = ModelNow {
+        stage: StageName::Draining,
+        queued: 5,
+        oldest_wait_s: Some(7.5),
+        ..model("org/two \"q\"\\", &[0, 1])
+    };
     Snapshot {
         uptime_s: 61.5,
         is_ending: false,

@@ -5,24 +5,32 @@
 //! - Neither bodies nor keys are kept, and of an address only its path.
 //! - Labels of metrics are bounded: models of the configuration, status codes, and ends.
 
+mod recent;
+mod series;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use http::HeaderValue;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use serde::Serialize;
+
+use self::recent::Window;
+pub use self::recent::{RECENT, Recent};
+pub(crate) use self::series::{Forget, ModelLabel, Series};
+use crate::traces::{RequestSpans, TraceParent, Traces};
 
 /// Buckets, from a health check to the start of a large engine.
 pub(crate) const SECONDS: [f64; 15] =
     [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0];
 
-type Times<L> = Family<L, Histogram, fn() -> Histogram>;
+type Times<L> = Series<L, Histogram>;
 
 /// What a request is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -81,34 +89,78 @@ pub struct Ended<'a> {
     pub waited: Option<Duration>,
     /// Until the engine's first byte.
     pub ttft: Option<Duration>,
+    /// What its engine counted.
+    pub tokens: Tokens,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+/// Tokens of a request, as far as its engine counted them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// Of the prompt.
+    pub prompt: Option<u64>,
+    /// Of the answer.
+    pub completion: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, EncodeLabelSet)]
 pub(crate) struct OfModel {
     pub(crate) model: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
 struct OfClass {
     model: String,
     class: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
 struct OfAnswer {
     model: String,
     code: u16,
     end: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
+struct OfTokens {
+    model: String,
+    kind: &'static str,
+}
+
+impl ModelLabel for OfModel {
+    fn model(&self) -> &str {
+        &self.model
+    }
+}
+
+impl ModelLabel for OfClass {
+    fn model(&self) -> &str {
+        &self.model
+    }
+}
+
+impl ModelLabel for OfAnswer {
+    fn model(&self) -> &str {
+        &self.model
+    }
+}
+
+impl ModelLabel for OfTokens {
+    fn model(&self) -> &str {
+        &self.model
+    }
+}
+
 /// Shared by the front, which reports, and control, which shows.
 pub struct Requests {
     next: AtomicU64,
     active: Mutex<BTreeMap<u64, Arc<Mutex<Active>>>>,
-    answers: Family<OfAnswer, Counter>,
+    answers: Series<OfAnswer, Counter>,
     total: Times<OfClass>,
     waited: Times<OfModel>,
     ttft: Times<OfModel>,
+    tokens: Series<OfTokens, Counter>,
+    recent: Mutex<BTreeMap<String, Window>>,
+    traces: Traces,
 }
 
 #[derive(Debug)]
@@ -116,6 +168,7 @@ struct Active {
     arrived: Instant,
     waits_since: Option<Instant>,
     now: RequestNow,
+    spans: Option<RequestSpans>,
 }
 
 /// A request in progress. Dropping it ends its listing.
@@ -142,31 +195,70 @@ impl Default for Requests {
         Self {
             next: AtomicU64::new(0),
             active: Mutex::default(),
-            answers: Family::default(),
-            total: Times::new_with_constructor(histogram),
-            waited: Times::new_with_constructor(histogram),
-            ttft: Times::new_with_constructor(histogram),
+            answers: Series::default(),
+            total: Times::new(histogram),
+            waited: Times::new(histogram),
+            ttft: Times::new(histogram),
+            tokens: Series::default(),
+            recent: Mutex::default(),
+            traces: Traces::default(),
         }
     }
 }
 
 impl Requests {
+    /// With spans of each request.
+    #[must_use]
+    pub fn traced(traces: Traces) -> Self {
+        Self { traces, ..Self::default() }
+    }
+
     /// Counts a request that ended.
     pub fn record(&self, ended: &Ended<'_>) {
         let named = ended.model.unwrap_or_default().to_owned();
         let code = ended.status.unwrap_or(0);
-        self.answers.get_or_create(&OfAnswer { model: named.clone(), code, end: ended.end }).inc();
-        if ended.model.is_none() {
-            return;
-        }
-        let of = OfModel { model: named.clone() };
-        let class = OfClass { model: named, class: class_of(code) };
-        self.total.get_or_create(&class).observe(ended.total.as_secs_f64());
+        self.answers.of(OfAnswer { model: named.clone(), code, end: ended.end }).inc();
+        let Some(model) = ended.model else { return };
+        let class = OfClass { model: named.clone(), class: class_of(code) };
+        self.total.of(class).observe(ended.total.as_secs_f64());
         for (times, passed) in [(&self.waited, ended.waited), (&self.ttft, ended.ttft)] {
             if let Some(passed) = passed {
-                times.get_or_create(&of).observe(passed.as_secs_f64());
+                times.of(OfModel { model: named.clone() }).observe(passed.as_secs_f64());
             }
         }
+        for (kind, tokens) in [("prompt", ended.tokens.prompt), ("completion", ended.tokens.completion)] {
+            if let Some(tokens) = tokens {
+                self.tokens.of(OfTokens { model: named.clone(), kind }).inc_by(tokens);
+            }
+        }
+        let mut recent = locked(&self.recent);
+        let window = match recent.get_mut(model) {
+            Some(window) => window,
+            None => recent.entry(named).or_default(),
+        };
+        window.add(Instant::now(), ended.tokens, ended.ttft);
+    }
+
+    /// What a model's answers of the last minute took.
+    #[must_use]
+    pub fn recent(&self, model: &str) -> Recent {
+        locked(&self.recent).get_mut(model).map(|window| window.recent(Instant::now())).unwrap_or_default()
+    }
+
+    /// The metrics by model.
+    pub(crate) fn series(&self) -> Vec<Box<dyn Forget>> {
+        vec![
+            Box::new(self.answers.clone()),
+            Box::new(self.total.clone()),
+            Box::new(self.waited.clone()),
+            Box::new(self.ttft.clone()),
+            Box::new(self.tokens.clone()),
+        ]
+    }
+
+    /// Forgets a removed model's window.
+    pub(crate) fn forget(&self, model: &str) {
+        locked(&self.recent).remove(model);
     }
 
     /// The oldest requests in progress, at most `max`, and how many there are.
@@ -180,9 +272,10 @@ impl Requests {
     }
 
     /// Lists a request that has just come. Its state and times are set here.
-    pub(crate) fn begin(self: &Arc<Self>, now: RequestNow) -> Tracked {
+    pub(crate) fn begin(self: &Arc<Self>, now: RequestNow, parent: Option<TraceParent>) -> Tracked {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let active = Arc::new(Mutex::new(Active { arrived: Instant::now(), waits_since: None, now }));
+        let spans = self.traces.request(&now, parent);
+        let active = Arc::new(Mutex::new(Active { arrived: Instant::now(), waits_since: None, now, spans }));
         locked(&self.active).insert(number, Arc::clone(&active));
         Tracked { number, requests: Arc::clone(self), progress: Progress(active) }
     }
@@ -197,6 +290,8 @@ impl Requests {
         registry.register_with_unit("request_wait", help, Unit::Seconds, self.waited.clone());
         let help = "Seconds from the arrival of a request to the first byte of its engine";
         registry.register_with_unit("request_ttft", help, Unit::Seconds, self.ttft.clone());
+        let help = "Tokens of prompts and answers, as far as engines counted them";
+        registry.register("tokens", help, self.tokens.clone());
     }
 }
 
@@ -205,10 +300,22 @@ impl Tracked {
         &self.progress
     }
 
-    /// Ends the listing, and counts the request.
-    pub(crate) fn end(&self, model: Option<&str>, status: Option<u16>, end: &'static str) -> RequestNow {
-        locked(&self.requests.active).remove(&self.number);
-        let now = locked(&self.progress.0).now();
+    /// Counts the request, and ends its listing.
+    pub(crate) fn end(
+        &self,
+        model: Option<&str>,
+        status: Option<u16>,
+        end: &'static str,
+        tokens: Tokens,
+    ) -> RequestNow {
+        let now = {
+            let mut active = locked(&self.progress.0);
+            let now = active.now();
+            if let Some(mut spans) = active.spans.take() {
+                spans.end(&now, status, end, tokens);
+            }
+            now
+        };
         let passed = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
         self.requests.record(&Ended {
             model,
@@ -217,7 +324,9 @@ impl Tracked {
             total: passed(now.age_s),
             waited: now.waited_s.map(passed),
             ttft: now.ttft_s.map(passed),
+            tokens,
         });
+        locked(&self.requests.active).remove(&self.number);
         now
     }
 }
@@ -232,6 +341,9 @@ impl Progress {
         let mut active = locked(&self.0);
         active.waits_since = Some(Instant::now());
         active.now.state = RequestState::Waiting;
+        if let Some(spans) = &mut active.spans {
+            spans.waits();
+        }
     }
 
     pub(crate) fn runs(&self) {
@@ -239,6 +351,17 @@ impl Progress {
         active.now.waited_s = active.waited_s();
         active.waits_since = None;
         active.now.state = RequestState::Running;
+        let Active { now, spans, .. } = &mut *active;
+        if let Some(spans) = spans {
+            spans.runs(now.model.as_deref());
+        }
+    }
+
+    /// The `traceparent` for its engine, if requests are traced.
+    pub(crate) fn calls(&self, url: &str, served_as: &str) -> Option<HeaderValue> {
+        let mut active = locked(&self.0);
+        let Active { now, spans, .. } = &mut *active;
+        spans.as_mut()?.calls(&now.path, url, served_as)
     }
 
     /// Adds bytes of the answer. Those of an engine may be its first.
@@ -248,6 +371,9 @@ impl Progress {
         if is_of_engine && bytes > 0 && active.now.ttft_s.is_none() {
             active.now.ttft_s = Some(active.arrived.elapsed().as_secs_f64());
             active.now.state = RequestState::Streaming;
+            if let Some(spans) = &mut active.spans {
+                spans.begins();
+            }
         }
     }
 }
