@@ -13,6 +13,10 @@ use super::yaml::{Entry, LineColumn, Mistake, Node, Yaml};
 pub(super) const LISTED: [&str; 7] =
     ["id", "object", "created", "owned_by", "poorwill", "name", "description"];
 
+/// Parts of the names of engines for sound and images.
+const OTHER_MEDIA: [&str; 7] =
+    ["whisper", "sd-server", "stable-diffusion", "audiocpp", "comfyui", "kokoro", "speaches"];
+
 const PROXY: &str = "http://localhost:${PORT}";
 
 /// What the file says for every model.
@@ -64,6 +68,9 @@ pub(super) fn converted<'y>(
     }
     environment(&scope, &entry.value, &here, &mut model, warnings)?;
     model.engine = engine(&scope, entry, &mut model, usual.keys, warnings)?;
+    if let EngineDraft::Other { health } = &model.engine {
+        model.canary = canary(&scope, &entry.value, &model.command, health)?;
+    }
     model.rules.extend(rules(&scope, &entry.value, usual)?);
     let mut rest = Rest { scope: &scope, here: &here, model: &mut model, keys: usual.keys, warnings };
     for entry in entry.value.entries() {
@@ -219,6 +226,28 @@ fn engine(
         warnings.add(place, &format!("model `{}`: its health check is /health, and not {health}", entry.key));
     }
     Ok(EngineDraft::Other { health })
+}
+
+/// An engine without texts is asked for its health page, since no test request suits it.
+fn canary(
+    scope: &Scope<'_>,
+    model: &Node,
+    command: &[String],
+    health: &str,
+) -> Result<Vec<(&'static str, Value)>, Mistake> {
+    let capabilities = model.get("capabilities").map(|node| scope.node(node)).transpose()?;
+    let capability = |key: &str| capabilities.as_ref().and_then(|node| node.get(key));
+    if capability("reranker").and_then(Node::text) == Some("true") {
+        return Ok(vec![("kind", "rerank".into())]);
+    }
+    let out: Vec<&str> =
+        capability("out").map(Node::items).unwrap_or_default().iter().filter_map(Node::text).collect();
+    let has_no_text = !out.is_empty() && !out.contains(&"text");
+    let is_known = |word: &String| OTHER_MEDIA.iter().any(|name| word.to_lowercase().contains(name));
+    if has_no_text || out.is_empty() && command.iter().filter(|word| !word.starts_with('-')).any(is_known) {
+        return Ok(vec![("kind", "get".into()), ("path", health.into())]);
+    }
+    Ok(Vec::new())
 }
 
 fn rules(scope: &Scope<'_>, model: &Node, usual: &Usual) -> Result<Vec<(&'static str, Value)>, Mistake> {

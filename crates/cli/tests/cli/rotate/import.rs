@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, EngineKind, Model};
+use poorwill_rotate::config::{CanaryKind, Config, EngineKind, Model};
 use serde_json::{Value, json};
 
 use super::fixture::{Fixture, ran};
@@ -323,6 +323,27 @@ models:
     assert_eq!(model(&config, "a").rules.limits.start.as_secs(), 15);
     assert_eq!(model(&config, "b").rules.limits.stop, Duration::from_secs(30));
     imported.warns("model `b` has no health check; /v1/models is asked instead");
+}
+
+#[test]
+fn engines_without_texts_are_asked_for_their_health_page() {
+    let yaml = "
+models:
+  ears: {cmd: '/opt/whisper-server --port ${PORT}', checkEndpoint: /inference}
+  eyes: {cmd: 'draw ${PORT}', capabilities: {out: [image]}}
+  ranks: {cmd: 'order ${PORT}', capabilities: {reranker: true}}
+  talks: {cmd: 'talk ${PORT} --draft-with-whisper', capabilities: {out: [text, audio]}}
+  plain: {cmd: 'talk ${PORT}'}
+";
+    let config = Imported::new(yaml, &[]).config();
+    let canary = |name: &str| {
+        let canary = &model(&config, name).canary;
+        (canary.kind, canary.path.clone())
+    };
+    assert_eq!(canary("ears"), (Some(CanaryKind::Get), Some("/inference".to_owned())));
+    assert_eq!(canary("eyes"), (Some(CanaryKind::Get), Some("/health".to_owned())));
+    assert_eq!(canary("ranks"), (Some(CanaryKind::Rerank), None));
+    assert_eq!((canary("talks"), canary("plain")), ((None, None), (None, None)));
 }
 
 /// llama-swap runs one engine at a time, so that all may have one port.
