@@ -219,6 +219,7 @@ impl Proxy {
             dialect,
             is_old,
             progress,
+            makes_tokens: true,
             stored,
             socket: None,
             base: None,
@@ -258,13 +259,16 @@ impl Proxy {
         let body = BodyReader::new(body, &self.backend.front(), self.timeouts, &self.bodies).read().await?;
         connection.linger(false);
         let is_old = parts.version < Version::HTTP_11;
+        let makes_tokens = parts.method == Method::POST && !matches!(direct, Direct::Stored(_));
         let mut upstream = self.upstream(parts, path, &route, &account.id, Segments::whole(body))?;
         if socket.is_some() {
             websocket::switch(upstream.headers_mut());
         }
         let (dialect, progress) = (Dialect::OpenAi, account.progress().clone());
         let (proxy, route) = (Arc::clone(self), Arc::new(route));
-        let job = Job { proxy, route, upstream, dialect, is_old, progress, stored: None, socket, base };
+        let stored = None;
+        let job =
+            Job { proxy, route, upstream, dialect, is_old, progress, makes_tokens, stored, socket, base };
         let admission = job.admission().await?;
         job.sent(admission).await
     }
@@ -331,6 +335,8 @@ struct Job {
     /// Whether the client's HTTP version has no chunked encoding.
     is_old: bool,
     progress: Progress,
+    /// False for answers that repeat the counts of earlier ones.
+    makes_tokens: bool,
     stored: Option<IdReader>,
     /// The client's end of a WebSocket.
     socket: Option<OnUpgrade>,
@@ -402,7 +408,8 @@ impl Job {
     }
 
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
-        let Self { proxy, route, mut upstream, dialect, is_old, stored, socket, base, progress, .. } = self;
+        let Self { proxy, route, mut upstream, dialect, is_old, makes_tokens, stored, socket, base, progress } =
+            self;
         let is_socket = socket.is_some();
         let chooses_realtime = is_socket && websocket::offers_realtime(upstream.headers());
         if let Some(parent) = progress.calls(&route.url, &route.served_as) {
@@ -447,7 +454,7 @@ impl Job {
             return proxy.opened(&route, client, engine, admission, &parts).await;
         }
         let is_open = upstream.size_hint().exact().is_none();
-        let usage = UsageReader::of(parts.status, &parts.headers);
+        let usage = UsageReader::of(parts.status, &parts.headers).filter(|_| makes_tokens);
         let forwarded = Forwarded {
             upstream,
             aborted: Box::pin(admission.aborted.clone().cancelled_owned()),

@@ -11,7 +11,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use super::setup::{EVENTS, Setup, answer, chunk, post_with, run, run_on_one_thread};
+use super::setup::{EVENTS, Setup, answer, chunk, last_answer, post_with, run, run_on_one_thread};
 
 /// Keeps all of the front's log lines.
 #[derive(Clone, Default)]
@@ -93,6 +93,17 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         client.bytes(4).await;
         drop(engine);
         client.ended().await;
+        // One that reads what another has made.
+        let mut client = setup.client().await;
+        let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: made\r\n";
+        client.send(post_with("/v1/responses", head, r#"{"model":"two"}"#)).await;
+        let made = last_answer(r#"{"id":"resp_1","usage":{"input_tokens":3,"output_tokens":5}}"#);
+        setup.answered(&made).await;
+        client.message().await;
+        let head = "Authorization: Bearer key-of-ONE\r\nX-Request-Id: read-again\r\n";
+        client.send(format!("GET /v1/responses/resp_1 HTTP/1.1\r\nHost: a\r\n{head}\r\n")).await;
+        setup.answered(&made).await;
+        client.message().await;
         // A WebSocket.
         let mut client = setup.client().await;
         let head = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: a\r\n\
@@ -161,5 +172,8 @@ fn each_request_is_logged_once_without_its_body_and_key() {
         assert!(socket.contains(part), "{part}: {socket}");
     }
     assert!(fifth.contains("end=\"broken\""), "{fifth}");
+    let with = |id: &str| all.iter().find(|line| line.contains(id)).unwrap();
+    assert!(with("\"made\"").contains("prompt_tokens=3 completion_tokens=5"), "{all:#?}");
+    assert!(!with("\"read-again\"").contains("_tokens="), "tokens are counted once");
     assert!(!lines.iter().any(|line| line.contains("secret") || line.contains("key-of")), "{lines:#?}");
 }

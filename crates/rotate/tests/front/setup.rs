@@ -220,6 +220,14 @@ impl Setup {
         Wire::new(self.engine.accept().await.unwrap().0)
     }
 
+    /// Answers the next request as its engine, and returns it.
+    pub(crate) async fn answered(&self, said: impl AsRef<[u8]>) -> (Head, Vec<u8>) {
+        let mut engine = self.engine().await;
+        let asked = engine.message().await;
+        engine.send(said).await;
+        asked
+    }
+
     /// Waits until the backend has seen something.
     pub(crate) async fn until(&self, is_it: impl FnMut(&Seen) -> bool) -> Seen {
         *self.backend.seen.subscribe().wait_for(is_it).await.unwrap()
@@ -260,6 +268,11 @@ pub(crate) fn answer(body: &str) -> String {
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     )
+}
+
+/// As [`answer`], and the next request comes on another connection.
+pub(crate) fn last_answer(body: &str) -> String {
+    answer(body).replacen("\r\n", "\r\nConnection: close\r\n", 1)
 }
 
 /// The head of a stream.

@@ -6,7 +6,7 @@ use poorwill_rotate::front::Timeouts;
 use poorwill_rotate::policy::Refusal;
 use tokio::io::AsyncWriteExt as _;
 
-use super::setup::{Head, Setup, Verdict, Wire, answer, post, run};
+use super::setup::{Head, Setup, Verdict, Wire, last_answer, post, run};
 
 const SWITCH: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
                       Sec-WebSocket-Accept: accepted\r\nServer: engine\r\n\r\n";
@@ -207,7 +207,7 @@ fn an_engine_may_refuse_or_break_off() {
         client.send(opening(ASK, "")).await;
         let mut engine = setup.engine().await;
         engine.head().await;
-        engine.send(answer("{\"said\":1}").replacen("200 OK", "403 Forbidden", 1)).await;
+        engine.send(last_answer("{\"said\":1}").replacen("200 OK", "403 Forbidden", 1)).await;
         let (head, said) = client.json().await;
         assert_eq!((head.status(), &said["said"]), (403, &1.into()));
         drop(engine);

@@ -2,22 +2,20 @@
 
 use poorwill_rotate::policy::{Refusal, Time};
 
-use super::setup::{END, EVENTS, Setup, Verdict, Wire, answer, chunk, post_with, run};
+use super::setup::{END, EVENTS, Setup, Verdict, Wire, chunk, last_answer, post_with, run};
 
 const KEYS: &str =
     "keys = [{ source = \"env:ONE\", name = \"one\" }, { source = \"env:TWO\", name = \"two\" }]";
 const ONE: &str = "Authorization: Bearer key-of-ONE\r\n";
 const TWO: &str = "Authorization: Bearer key-of-TWO\r\n";
 
-/// A client whose response was made, and the engine's connection, which goes on.
-async fn made(setup: &Setup, lines: &str, ask: &str, id: &str) -> (Wire, Wire) {
+/// A client whose response was made.
+async fn made(setup: &Setup, lines: &str, ask: &str, id: &str) -> Wire {
     let mut client = setup.client().await;
     client.send(post_with("/v1/responses", lines, ask)).await;
-    let mut engine = setup.engine().await;
-    engine.message().await;
-    engine.send(answer(&format!("{{\"id\":\"{id}\",\"object\":\"response\"}}"))).await;
+    setup.answered(last_answer(&format!("{{\"id\":\"{id}\",\"object\":\"response\"}}"))).await;
     assert_eq!(client.message().await.0.status(), 200);
-    (client, engine)
+    client
 }
 
 async fn ask(client: &mut Wire, method: &str, path: &str, lines: &str) {
@@ -28,7 +26,7 @@ async fn ask(client: &mut Wire, method: &str, path: &str, lines: &str) {
 fn a_stored_response_is_asked_of_its_model() {
     run(async {
         let setup = Setup::new("").await;
-        let (mut client, mut engine) = made(&setup, "", r#"{"model":"two","input":"x"}"#, "resp_1").await;
+        let mut client = made(&setup, "", r#"{"model":"two","input":"x"}"#, "resp_1").await;
         for (method, path) in [
             ("GET", "/v1/responses/resp_1?include=a&stream=true"),
             ("HEAD", "/v1/responses/resp_1"),
@@ -39,11 +37,11 @@ fn a_stored_response_is_asked_of_its_model() {
             let body =
                 if method == "POST" { "Content-Length: 0\r\nX-Other: kept\r\nCookie: a=b\r\n" } else { "" };
             ask(&mut client, method, path, body).await;
-            let (head, sent) = engine.message().await;
+            let said = last_answer("{}");
+            let said = if method == "HEAD" { said.trim_end_matches("{}") } else { &said };
+            let (head, sent) = setup.answered(said).await;
             assert_eq!((head.first, sent), (format!("{method} {path} HTTP/1.1"), Vec::new()));
             assert!(!head.fields.iter().any(|(name, _)| name == "cookie"));
-            let said = answer("{}");
-            engine.send(if method == "HEAD" { said.trim_end_matches("{}") } else { &said }).await;
             let head = client.head().await;
             assert_eq!(head.status(), 200, "{method} {path}");
             if method != "HEAD" {
@@ -58,8 +56,7 @@ fn a_stored_response_is_asked_of_its_model() {
         assert!(said["error"]["message"].as_str().unwrap().contains("`two`"), "{said}");
         setup.say(Verdict::Admit);
         ask(&mut client, "GET", "/v1/responses/resp_1", "").await;
-        engine.message().await;
-        engine.send(answer("{\"gone\":1}").replacen("200 OK", "404 Not Found", 1)).await;
+        setup.answered(last_answer("{\"gone\":1}").replacen("200 OK", "404 Not Found", 1)).await;
         let (head, said) = client.json().await;
         assert_eq!((head.status(), &said["gone"]), (404, &1.into()));
     });
@@ -86,7 +83,7 @@ fn a_streamed_response_is_known_from_its_first_event() {
         ask(&mut other, "POST", "/v1/responses/resp_2/cancel", "").await;
         let mut second = setup.engine().await;
         assert_eq!(second.message().await.0.first, "POST /v1/responses/resp_2/cancel HTTP/1.1");
-        second.send(answer("{}")).await;
+        second.send(last_answer("{}")).await;
         assert_eq!(other.message().await.0.status(), 200);
         engine.send(END).await;
         assert_eq!(client.chunk().await, None);
@@ -100,9 +97,7 @@ fn what_was_not_stored_is_unknown() {
         made(&setup, "", r#"{"model":"two","store":false}"#, "resp_1").await;
         let mut client = setup.client().await;
         client.send(post_with("/v1/responses", "", r#"{"model":"two"}"#)).await;
-        let mut engine = setup.engine().await;
-        engine.message().await;
-        engine.send(answer("{\"id\":\"resp_3\"}").replacen("200 OK", "400 Bad", 1)).await;
+        setup.answered(last_answer("{\"id\":\"resp_3\"}").replacen("200 OK", "400 Bad", 1)).await;
         assert_eq!(client.message().await.0.status(), 400);
         for path in ["resp_1", "resp_1/input_items", "resp_2", "resp_3"] {
             ask(&mut client, "GET", &format!("/v1/responses/{path}"), "").await;
@@ -125,7 +120,8 @@ fn what_was_not_stored_is_unknown() {
         }
         // A body with a model names it itself.
         client.send(post_with("/v1/responses/compact", "", r#"{"model":"two"}"#)).await;
-        assert_eq!(engine.message().await.0.first, "POST /v1/responses/compact HTTP/1.1");
+        let (head, _) = setup.answered(last_answer("{}")).await;
+        assert_eq!(head.first, "POST /v1/responses/compact HTTP/1.1");
         assert_eq!(setup.until(|_| true).await.admitted, 3);
     });
 }
@@ -134,7 +130,7 @@ fn what_was_not_stored_is_unknown() {
 fn a_response_belongs_to_the_name_of_its_key() {
     run(async {
         let setup = Setup::new(KEYS).await;
-        let (mut client, mut engine) = made(&setup, ONE, r#"{"model":"two"}"#, "resp_1").await;
+        let mut client = made(&setup, ONE, r#"{"model":"two"}"#, "resp_1").await;
         ask(&mut client, "GET", "/v1/responses/resp_1", TWO).await;
         assert_eq!(client.json().await.1["error"]["code"], "response_not_found");
         let next = r#"{"model":"two","previous_response_id":"resp_1"}"#;
@@ -143,12 +139,11 @@ fn a_response_belongs_to_the_name_of_its_key() {
         ask(&mut client, "GET", "/v1/responses/resp_1", "").await;
         assert_eq!(client.json().await.0.status(), 401);
         ask(&mut client, "GET", "/v1/responses/resp_1", ONE).await;
-        assert_eq!(engine.message().await.0.field("authorization"), None);
-        engine.send(answer("{}")).await;
+        assert_eq!(setup.answered(last_answer("{}")).await.0.field("authorization"), None);
         assert_eq!(client.message().await.0.status(), 200);
         client.send(post_with("/v1/responses", ONE, next)).await;
-        assert!(String::from_utf8(engine.message().await.1).unwrap().contains("\"previous_response_id\""));
-        engine.send(answer("{}")).await;
+        let (_, sent) = setup.answered(last_answer("{}")).await;
+        assert!(sent.ends_with(br#","previous_response_id":"resp_1"}"#));
         assert_eq!(client.message().await.0.status(), 200);
     });
 }
