@@ -324,6 +324,25 @@ def start_rotation(
     )
 
 
+def llama_swap_yaml(model: str, to: int) -> str:
+    """One model, whose engine runs already. What llama-swap starts for it does nothing."""
+    return (
+        f'models:\n  {quoted(model)}:\n    cmd: "sleep infinity"\n'
+        f'    proxy: "http://127.0.0.1:{to}"\n    ttl: 0\n    concurrencyLimit: 256\n'
+    )
+
+
+def start_llama_swap(
+    children: Children, llama_swap: str, name: str, cpus: list[int], listen: int, yaml: str
+) -> subprocess.Popen:
+    folder = children.folder / name
+    folder.mkdir()
+    path = folder / "config.yaml"
+    path.write_text(yaml)
+    command = [llama_swap, "-config", str(path), "-listen", f"127.0.0.1:{listen}"]
+    return children.start(name, pinned(cpus, command))
+
+
 def status_of(control: int) -> dict:
     return json.loads(ask(control, "GET", "/rotate/status")[1])
 

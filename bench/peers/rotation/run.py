@@ -25,10 +25,12 @@ from programs import (
     Children,
     Failed,
     Missing,
+    ask,
     end,
     family_cpu_s,
     found,
     free_ports,
+    llama_swap_yaml,
     machine,
     nginx_engine,
     nginx_lacks,
@@ -37,6 +39,7 @@ from programs import (
     rotation_toml,
     said,
     stand_in,
+    start_llama_swap,
     start_nginx,
     start_rotation,
     until_ready,
@@ -45,6 +48,8 @@ from programs import (
 HERE = Path(__file__).resolve().parent
 PARTS = ("proxy", "streams", "swaps")
 ROUTES = ("direct", "nginx", "poorwill")
+# Where it is given.
+LLAMA_SWAP = "llama-swap"
 # The same proxies without a line of log for each request.
 UNLOGGED = ("nginx-unlogged", "poorwill-unlogged")
 MODEL = "bench"
@@ -63,6 +68,15 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def answers(port: int) -> bool:
+    """Whether a request is answered. llama-swap starts its model for the first."""
+    return ask(port, "POST", "/v1/chat/completions", json.loads(load.chat(MODEL, 1024)))[0] == 200
+
+
+def routes_of(programs: dict) -> tuple[str, ...]:
+    return (*ROUTES, LLAMA_SWAP) if LLAMA_SWAP in programs else ROUTES
+
+
 def proxies(
     children: Children, programs: dict, cpus: list[int], to: int, routes: tuple[str, ...]
 ) -> dict[str, tuple[int, subprocess.Popen]]:
@@ -78,6 +92,10 @@ def proxies(
                 children, programs["nginx"], programs["nginx_lacks"], name, cpus, server, is_logged
             )
             children.until_answers(name, process, front)
+        elif way == LLAMA_SWAP:
+            yaml = llama_swap_yaml(MODEL, to)
+            process = start_llama_swap(children, programs[LLAMA_SWAP], name, cpus, front, yaml)
+            children.until(name, process, lambda port=front: answers(port))
         else:
             models = [{"name": MODEL, "port": to}]
             toml = rotation_toml(children.folder / name, front, control, "1GiB", "", models)
@@ -94,7 +112,8 @@ def measure_proxy(children: Children, programs: dict, options: argparse.Namespac
     lacks = programs["nginx_lacks"]
     upstream = start_nginx(children, programs["nginx"], lacks, "engine", options.load_cpus, server, False)
     children.until_answers("engine", upstream, engine)
-    started = proxies(children, programs, options.proxy_cpus, engine, (*ROUTES[1:], *UNLOGGED))
+    usual = routes_of(programs)
+    started = proxies(children, programs, options.proxy_cpus, engine, (*usual[1:], *UNLOGGED))
     bodies = {}
     for bytes_ in options.bodies:
         bodies[bytes_] = children.folder / f"body-{bytes_}.json"
@@ -127,7 +146,7 @@ def measure_proxy(children: Children, programs: dict, options: argparse.Namespac
         for bytes_ in options.bodies:
             for rate in options.rates:
                 has_unlogged = rate == middle and bytes_ == options.bodies[0]
-                routes = (*ROUTES, *UNLOGGED) if has_unlogged else ROUTES
+                routes = (*usual, *UNLOGGED) if has_unlogged else usual
                 for way in rotated(routes, turn):
                     record = {"round": turn + 1, "way": way, "body_bytes": bytes_, "rate": rate}
                     try:
@@ -174,12 +193,13 @@ def measure_streams(children: Children, programs: dict, options: argparse.Namesp
     process = children.start("streaming", pinned(options.load_cpus, command))
     children.until_answers("streaming", process, engine)
     tapped = Tapped(children, engine, options.load_cpus)
-    started = proxies(children, programs, options.proxy_cpus, tapped.port, ROUTES[1:])
+    routes = routes_of(programs)
+    started = proxies(children, programs, options.proxy_cpus, tapped.port, routes[1:])
     os.sched_setaffinity(0, options.load_cpus)  # the clients are here
     limit_s = options.tokens / TOKENS_PER_S * 4 + 30
     at_client, measured = {}, []
     for turn in range(options.rounds):
-        for way in rotated(ROUTES, turn):
+        for way in rotated(routes, turn):
             port = started[way][0] if way in started else tapped.port
             record = {"round": turn + 1, "way": way, "streams": options.streams, "tokens": options.tokens}
             names = [f"{way}-{turn + 1}-{nth}" for nth in range(options.streams)]
@@ -240,6 +260,7 @@ def read_options(argv: list[str] | None) -> argparse.Namespace:
     arguments.add_argument("--out", required=True, type=Path, help="JSON file to write")
     arguments.add_argument("--oha", default="oha")
     arguments.add_argument("--nginx", default="nginx")
+    arguments.add_argument("--llama-swap", help="its program, to be measured as well")
     arguments.add_argument("--only", type=parts, default=list(PARTS), metavar="PARTS", help=",".join(PARTS))
     arguments.add_argument("--rounds", type=positive, default=3)
     arguments.add_argument("--rates", type=several, default=[200, 500, 1000], help="requests a second")
@@ -284,6 +305,9 @@ def read_programs(options: argparse.Namespace) -> dict:
         if "nginx version" not in versions["nginx"]:
             raise Missing(f"--nginx: `{options.nginx}` is not nginx")
         programs["nginx_lacks"] = nginx_lacks(versions["nginx"])
+        if options.llama_swap:
+            programs[LLAMA_SWAP] = found(options.llama_swap, "--llama-swap", "build it from its source")
+            versions[LLAMA_SWAP] = "llama-swap " + said([programs[LLAMA_SWAP], "-version"], "--llama-swap")
     if "proxy" in options.only:
         programs["oha"] = found(options.oha, "--oha", "cargo install oha --locked, or say where it is")
         versions["oha"] = said([programs["oha"], "--version"], "--oha")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from figures import COMING, ENGINES, LEAVING, median
 
-P50_AIM_MS = 0.3
+P50_AIM_MS = 0.2
+SMALL_BYTES = 1024
+CPU_AIM_SMALL = 1.7
 CPU_AIM = 2.0
 GAP_AIM_MS = 5.0
 SWAP_AIM_MS = 50.0
@@ -17,6 +19,7 @@ NAMES = {
     "direct": "no proxy",
     "nginx": "nginx",
     "poorwill": "poorwill",
+    "llama-swap": "llama-swap",
     "nginx-unlogged": "nginx, no log",
     "poorwill-unlogged": "poorwill, no log",
 }
@@ -47,7 +50,7 @@ def grouped(records: list[dict], *keys: str) -> dict[tuple, list[dict]]:
 
 
 def peer_of(way: str) -> str:
-    return way.replace("poorwill", "nginx")
+    return way.replace("poorwill", "nginx").replace("llama-swap", "nginx")
 
 
 def of_proxy(records: list[dict]) -> list[str]:
@@ -63,11 +66,13 @@ def of_proxy(records: list[dict]) -> list[str]:
     for body, rate, way in groups:
         key, peer = (body, rate, way), (body, rate, peer_of(way))
         over, times = "", ""
-        if way.startswith("poorwill") and peer in groups:
+        if peer != key and way != "direct" and peer in groups:
             difference = middle(key, "p50_ms") - middle(peer, "p50_ms")
-            over = judged(f"{difference:+.2f}", difference <= P50_AIM_MS)
             ratio = middle(key, "cpu_us") / middle(peer, "cpu_us")
-            times = judged(f"{ratio:.2f}", ratio <= CPU_AIM)
+            over, times = f"{difference:+.2f}", f"{ratio:.2f}"
+            if way.startswith("poorwill"):
+                over = judged(over, difference <= P50_AIM_MS)
+                times = judged(times, ratio <= (CPU_AIM_SMALL if body <= SMALL_BYTES else CPU_AIM))
         cells = [f"{body} B", str(rate), NAMES[way], number(middle(key, "p50_ms"))]
         cells += [number(middle(key, "p99_ms")), number(middle(key, "cpu_us"), 0), over, times]
         lines.append(line(cells))

@@ -346,6 +346,7 @@ class Table(unittest.TestCase):
         proxy = [proxied(turn, "direct", 0.1, None) for turn in (1, 2, 3)]
         proxy += [proxied(turn, "nginx", 0.2, 40.0) for turn in (1, 2, 3)]
         proxy += [proxied(turn, "poorwill", p50, 100.0) for turn, p50 in ((1, 0.4), (2, 0.3), (3, 9.0))]
+        proxy.append(proxied(1, "llama-swap", 0.5, 300.0))
         proxy.append({"round": 3, "way": "nginx", "body_bytes": 1024, "rate": 500, "failed": "it broke"})
         streams = [
             {
@@ -377,6 +378,7 @@ class Table(unittest.TestCase):
         for row in [
             "| 1024 B | 200 | no proxy | 0.10 | 9.00 |  |  |  |",
             "| 1024 B | 200 | poorwill | 0.40 | 9.00 | 100 | **+0.20** | **2.50** (missed) |",
+            "| 1024 B | 200 | llama-swap | 0.50 | 9.00 | 300 | +0.30 | 7.50 |",
             "| poorwill | 16.00 | 16.00 | 16.00 | 10.00 | 10.00 | **+6.00** (missed) | 1.00 | 1.00 | 0.75 |",
             "| falling asleep | engine | 10.0 | 10.0 |",
             "| **the rotation's own** |  | **190.0** (missed) | 190.0 |",

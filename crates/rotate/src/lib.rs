@@ -10,6 +10,7 @@
 pub mod client;
 pub mod config;
 pub mod control;
+pub mod descriptors;
 pub mod engine;
 pub mod front;
 mod http;

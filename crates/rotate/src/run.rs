@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::broadcast;
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -27,6 +27,9 @@ use crate::service::{
 };
 use crate::traces::{TraceError, Traces};
 
+/// Connections that wait to be accepted. The system may allow fewer. A client that finds them full tries again a second
+/// later.
+const BACKLOG: u32 = 4096;
 /// For a listener to close after its last request.
 const CLOSE_MAX: Duration = Duration::from_secs(6);
 
@@ -160,7 +163,14 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
 
 async fn listen(listener: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
     let failed = |source| RunError::Listen { listener, address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bind = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // As `TcpListener::bind` does, for an address that an ended rotation had.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    let listener = bind().map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     Ok((listener, address))
 }

@@ -4,6 +4,7 @@
 //! shutdown each connection ends after the answer in progress. A lasting cause is logged once a second.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ pub async fn accept<F: Future<Output = ()> + Send + 'static>(
 ) -> io::Result<()> {
     let places = Arc::new(Semaphore::new(connections_max));
     // The semaphore is never closed.
-    let place = || Arc::clone(&places).acquire_owned();
+    let place = |_| Arc::clone(&places).acquire_owned();
     accept_with(listener, name, shutdown, place, |stream, place| {
         let served = serve(stream);
         async move {
@@ -58,7 +59,7 @@ pub(crate) async fn accept_with<W: Future, F: Future<Output = ()> + Send + 'stat
     listener: TcpListener,
     name: &'static str,
     shutdown: &CancellationToken,
-    mut place: impl FnMut() -> W,
+    mut place: impl FnMut(SocketAddr) -> W,
     mut serve: impl FnMut(TcpStream, W::Output) -> F,
 ) -> io::Result<()> {
     let mut connections = JoinSet::new();
@@ -69,8 +70,8 @@ pub(crate) async fn accept_with<W: Future, F: Future<Output = ()> + Send + 'stat
             () = shutdown.cancelled() => break,
             Some(_) = connections.join_next() => {}
             next = listener.accept() => match next {
-                Ok((stream, _)) => {
-                    let mut place = pin!(place());
+                Ok((stream, peer)) => {
+                    let mut place = pin!(place(peer));
                     let place = loop {
                         tokio::select! {
                             biased;

@@ -145,7 +145,7 @@ fn page() -> String {
                     "connections_max",
                     "number",
                     "half of the file descriptors, after a reserve".to_owned(),
-                    "most connections at a time; where all are taken, those without a request are closed for new ones",
+                    "most connections at a time; where all are taken, those without a request are closed for new ones, first those of an address with over a sixteenth",
                 ),
                 ("keep_alive", DURATION, none(), "interval of comments to clients that wait for a stream"),
                 (

@@ -9,9 +9,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use poorwill_rotate::config::Start;
+use poorwill_rotate::descriptors;
 use poorwill_rotate::supervise::{SuperviseError, Supervisor};
 use poorwill_testkit::watchdog;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 /// Longer than any test takes.
 const GRACE: Duration = Duration::from_secs(100);
@@ -79,6 +80,22 @@ fn leader(one: &Supervisor) -> u32 {
 
 async fn is_pending(one: &Supervisor) -> bool {
     tokio::time::timeout(Duration::from_millis(100), one.ended()).await.is_err()
+}
+
+#[test]
+fn an_engine_has_the_limit_of_descriptors_before_it_was_raised() {
+    watched(|| async {
+        let all = getrlimit(Resource::Nofile);
+        let before = all.maximum.unwrap_or(4096) / 2;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(before), ..all }).unwrap();
+        descriptors::raise().unwrap();
+        assert_eq!(getrlimit(Resource::Nofile).current, all.maximum);
+        let one = up("echo up; exec sleep 1000").await;
+        let limits = fs::read_to_string(format!("/proc/{}/limits", leader(&one))).unwrap();
+        let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+        assert_eq!(files.split_whitespace().next(), Some(before.to_string().as_str()));
+        one.stop(GRACE).await.unwrap();
+    });
 }
 
 #[test]

@@ -15,6 +15,7 @@ use poorwill::chain;
 use poorwill_mock_engine::Fault;
 use poorwill_rotate::client::{Client, ClientError};
 use poorwill_rotate::config::Config;
+use poorwill_rotate::descriptors;
 use poorwill_rotate::run;
 use poorwill_rotate::service::{EventKind, ServiceEvent, Swap};
 use serde::Serialize;
@@ -115,6 +116,8 @@ pub(super) fn run(duration: Duration, json: bool) -> Result<RotateDemoReport, Fa
     let ports = free_ports(MODELS.len())?;
     let config = config(folder.path(), &ports)?;
     let faulty = ports[FAULTY];
+    descriptors::raise()
+        .map_err(|error| Failure::new(format!("cannot raise the limit of file descriptors: {error}")))?;
     let runtime = runtime()?;
     let outcome = runtime.block_on(serve(config, faulty, duration, json));
     runtime.shutdown_background();

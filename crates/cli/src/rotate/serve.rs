@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use poorwill::chain;
+use poorwill_rotate::descriptors;
 use poorwill_rotate::run::{self, Running};
 use poorwill_rotate::service::Service;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::Notify;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -31,7 +31,9 @@ pub(super) fn run(path: &Path, keeps_engines: bool, json: bool) -> Result<(), Fa
     let filter = log_filter(std::env::var_os(LOG))?;
     let config = read(path)?;
     init_log(filter, json);
-    raise_descriptors();
+    if let Err(error) = descriptors::raise() {
+        tracing::warn!(%error, "the limit of file descriptors cannot be raised");
+    }
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         let mut signals = Signals::new()?;
@@ -41,17 +43,6 @@ pub(super) fn run(path: &Path, keeps_engines: bool, json: bool) -> Result<(), Fa
     // Threads that still block have no further use.
     runtime.shutdown_background();
     outcome
-}
-
-/// Clients need many file descriptors, and the soft limit is often 1024. Engines inherit the raised limit.
-fn raise_descriptors() {
-    let mut limit = getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        limit.current = limit.maximum;
-        if let Err(error) = setrlimit(Resource::Nofile, limit) {
-            tracing::warn!(%error, "the limit of file descriptors cannot be raised");
-        }
-    }
 }
 
 async fn serve(

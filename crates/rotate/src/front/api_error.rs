@@ -263,6 +263,12 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", text)
     }
 
+    pub(super) fn heads_full() -> Self {
+        let text =
+            "the unfinished heads of all requests are too long together; try again, or send a shorter one";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "heads_full", text).retry_after(None)
+    }
+
     pub(super) fn crowded(max: usize) -> Self {
         let text = format!("{max} requests are in progress, which is the limit; try again");
         Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", text).retry_after(None)

@@ -6,31 +6,37 @@
 //! - It detects a disconnected client, even with unread bytes.
 //! - It detects an answer that should end, but whose client reads nothing.
 //! - It closes so that a client that is still sending can read the answer.
+//! - A client that has not sent a whole head takes little memory, and not for long.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::{Buf, Bytes};
 use futures_util::FutureExt;
 use futures_util::task::AtomicWaker;
+use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::limits::Slot;
+use super::Timeouts;
+use super::api_error::{ApiError, Dialect};
+use super::places::{HeadsFull, SHORT_HEAD_BYTES, Slot};
 
 /// Poll interval for clients that have sent their next request already, which hides a disconnect.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 /// How long bytes of a client that is still sending are discarded.
 const LINGER: Duration = Duration::from_secs(2);
+/// Header lines that a head may have. hyper decides about those with more.
+const FIELDS_MAX: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -39,9 +45,18 @@ pub(super) struct Connection {
     flushes: AtomicU64,
     flushed: AtomicWaker,
     lingers: AtomicBool,
+    is_head_refused: AtomicBool,
     is_cut: AtomicBool,
-    /// Ends the answer in progress; `None` where the engine and client decide.
-    ending: watch::Sender<Option<CancellationToken>>,
+    ending: Mutex<AnswerEnding>,
+}
+
+/// What ends the answer in progress.
+#[derive(Debug, Default)]
+struct AnswerEnding {
+    /// `None` where the engine and client decide.
+    token: Option<CancellationToken>,
+    /// Counts changes.
+    version: u64,
 }
 
 impl Connection {
@@ -52,8 +67,9 @@ impl Connection {
             flushes: AtomicU64::new(0),
             flushed: AtomicWaker::new(),
             lingers: AtomicBool::new(false),
+            is_head_refused: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
-            ending: watch::Sender::new(None),
+            ending: Mutex::default(),
         }
     }
 
@@ -63,28 +79,37 @@ impl Connection {
         Some(SocketAddr::new(peer.ip().to_canonical(), peer.port()))
     }
 
-    pub(super) fn ends_with(&self, ending: Option<CancellationToken>) {
-        self.ending.send_replace(ending);
+    fn ending(&self) -> MutexGuard<'_, AnswerEnding> {
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Called in the task that polls [`overdue`](Self::overdue).
+    pub(super) fn ends_with(&self, token: Option<CancellationToken>) {
+        let mut ending = self.ending();
+        if token.is_some() || ending.token.is_some() {
+            *ending = AnswerEnding { token, version: ending.version + 1 };
+        }
     }
 
     /// Waits until an answer has run for `after` longer than its token allows.
     pub(super) async fn overdue(&self, after: Duration) {
-        let mut endings = self.ending.subscribe();
-        loop {
-            let ending = endings.borrow_and_update().clone();
-            let overdue = async {
-                match ending {
-                    Some(ending) => ending.cancelled().await,
-                    None => std::future::pending().await,
-                }
-                tokio::time::sleep(after).await;
-            };
-            tokio::select! {
-                () = overdue => return,
-                // The sender is in `self`, so it is alive.
-                _ = endings.changed() => {}
+        let mut version = 0;
+        let mut overdue = None;
+        poll_fn(|cx| {
+            let ending = self.ending();
+            if ending.version != version {
+                version = ending.version;
+                overdue = ending.token.clone().map(|token| {
+                    Box::pin(async move {
+                        token.cancelled_owned().await;
+                        tokio::time::sleep(after).await;
+                    })
+                });
             }
-        }
+            drop(ending);
+            overdue.as_mut().map_or(Poll::Pending, |overdue| overdue.as_mut().poll(cx))
+        })
+        .await;
     }
 
     pub(super) fn flushes(&self) -> u64 {
@@ -128,41 +153,146 @@ impl Connection {
         }
     }
 
+    /// Reads the first head until it is complete, wrong, or not short any more. False if none comes.
+    pub(super) async fn first_head(&self, head: &mut Vec<u8>, timeouts: Timeouts) -> bool {
+        let begun = Instant::now();
+        loop {
+            let late = begun + timeouts.head;
+            let late = self.slot.head_since().map_or(late, |since| late.min(since + timeouts.head_rest));
+            if !matches!(timeout_at(late, self.stream.readable()).await, Ok(Ok(()))) {
+                return false;
+            }
+            match self.read_first(head) {
+                // hyper decides what the end of half a head means.
+                Ok(0) => return !head.is_empty(),
+                Ok(_) if is_unfinished(head) => {}
+                Ok(_) => return true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn read_first(&self, head: &mut Vec<u8>) -> io::Result<usize> {
+        let mut part = [0; SHORT_HEAD_BYTES];
+        let free = SHORT_HEAD_BYTES - head.len();
+        let count = self.stream.try_read(&mut part[..free])?;
+        if count > 0 {
+            // It is short.
+            let _ = self.slot.received(count);
+            head.extend_from_slice(&part[..count]);
+        }
+        Ok(count)
+    }
+
+    /// Answers in the place of hyper, which reads a head.
+    fn refuse_head(&self) {
+        let error = ApiError::heads_full();
+        let body = error.body(Dialect::OpenAi);
+        let mut headers = HeaderMap::new();
+        error.headers(&mut headers);
+        let mut text =
+            format!("HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n", error.status, body.len());
+        for (name, value) in &headers {
+            text += &format!("{name}: {}\r\n", value.to_str().unwrap_or_default());
+        }
+        // All earlier answers are flushed. If the client reads nothing, it misses this one.
+        let _ = self.stream.try_write(&[text.as_bytes(), b"\r\n", &body].concat());
+        self.is_head_refused.store(true, Ordering::Release);
+    }
+
+    /// Closes so that a client that is still sending can read the answer, if it `has_answer`.
+    pub(super) async fn close(&self, has_answer: bool) {
+        let lingers = has_answer && self.lingers.load(Ordering::Acquire);
+        let lingers = lingers || self.is_head_refused.load(Ordering::Acquire);
+        if lingers && self.close_writing().is_ok() {
+            let _late = timeout(LINGER, self.discard()).await;
+        }
+    }
+
+    async fn discard(&self) {
+        while self.stream.readable().await.is_ok() {
+            match self.stream.try_read(&mut [0; 16 << 10]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
     fn close_writing(&self) -> io::Result<()> {
         let twin = self.stream.as_fd().try_clone_to_owned()?;
         std::net::TcpStream::from(twin).shutdown(Shutdown::Write)
     }
 }
 
+fn is_unfinished(head: &[u8]) -> bool {
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    let parsed = httparse::Request::new(&mut fields).parse(head);
+    head.len() < SHORT_HEAD_BYTES && matches!(parsed, Ok(httparse::Status::Partial))
+}
+
 #[derive(Debug)]
 pub(super) struct Io {
     connection: Arc<Connection>,
-    lingering: Option<Pin<Box<Sleep>>>,
+    /// What was read before.
+    first: Bytes,
+    head_rest: Duration,
+    /// For a head that comes in parts.
+    late: Option<Pin<Box<Sleep>>>,
 }
 
 impl Io {
-    pub(super) fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, lingering: None }
+    pub(super) fn new(connection: Arc<Connection>, first: Vec<u8>, head_rest: Duration) -> Self {
+        Self { connection, first: first.into(), head_rest, late: None }
+    }
+
+    fn poll_bytes(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.connection.stream.poll_read_ready(cx))?;
+            match self.connection.stream.try_read_buf(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(count) if count > 0 => {
+                    return Poll::Ready(self.connection.slot.received(count).map_err(|HeadsFull| {
+                        self.connection.refuse_head();
+                        io::ErrorKind::OutOfMemory.into()
+                    }));
+                }
+                done => return Poll::Ready(done.map(|_| ())),
+            }
+        }
+    }
+
+    /// The end of the time for the rest of a head.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let Some(since) = self.connection.slot.head_since() else {
+            self.late = None;
+            return Poll::Pending;
+        };
+        let at = since + self.head_rest;
+        let late = self.late.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        if late.deadline() != at {
+            late.as_mut().reset(at);
+        }
+        late.as_mut().poll(cx).map(|()| io::ErrorKind::TimedOut.into())
     }
 }
 
 impl AsyncRead for Io {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        loop {
-            ready!(self.connection.stream.poll_read_ready(cx))?;
-            match self.connection.stream.try_read_buf(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => {
-                    if done.as_ref().is_ok_and(|count| *count > 0) {
-                        self.connection.slot.received();
-                    }
-                    return Poll::Ready(done.map(|_| ()));
-                }
-            }
+        if !self.first.is_empty() {
+            let count = self.first.len().min(buffer.remaining());
+            buffer.put_slice(&self.first[..count]);
+            self.first.advance(count);
+            return Poll::Ready(Ok(()));
+        }
+        match self.poll_bytes(cx, buffer) {
+            Poll::Pending => self.poll_late(cx).map(Err),
+            read => read,
         }
     }
 }
@@ -198,28 +328,7 @@ impl AsyncWrite for Io {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.lingering.is_none() {
-            if let Err(error) = self.connection.close_writing() {
-                return Poll::Ready(Err(error));
-            }
-            if !self.connection.lingers.load(Ordering::Acquire) {
-                return Poll::Ready(Ok(()));
-            }
-        }
-        let Self { connection, lingering } = &mut *self;
-        let limit = lingering.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
-        let mut discarded = [0; 16 << 10];
-        loop {
-            if limit.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Ok(()));
-            }
-            ready!(connection.stream.poll_read_ready(cx))?;
-            match connection.stream.try_read(&mut discarded) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Ok(0) | Err(_) => return Poll::Ready(Ok(())),
-                Ok(_) => {}
-            }
-        }
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.connection.close_writing())
     }
 }

@@ -102,7 +102,8 @@ impl Proxy {
         let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
         let answered = tokio::select! {
             biased;
-            answered = self.answered(&connection, request, &mut account) => answered,
+            // In a box, since hyper has space for this future from the start of a connection on.
+            answered = Box::pin(self.answered(&connection, request, &mut account)) => answered,
             () = gone.as_mut() => return Err(Disconnected),
         };
         let mut response = answered.unwrap_or_else(|error| {

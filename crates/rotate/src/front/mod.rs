@@ -14,7 +14,7 @@
 //!   after an error event.
 //! - An answer ends if its model has to leave, even if its client reads nothing.
 //! - Clients take no more descriptors than `connections_max` allows. Where all are taken, connections without a request
-//!   are closed for new ones.
+//!   are closed for new ones. Those of a peer that has more than a sixteenth go first.
 //! - A client that disconnects cancels its request. Closing the sending side counts as disconnecting, as in nginx and
 //!   uvicorn. TCP cannot tell the two apart, and waking a model in vain costs more.
 //! - Logs and errors contain neither bodies, nor keys, nor addresses of engines.
@@ -33,6 +33,7 @@ mod limits;
 mod local;
 mod multipart;
 mod origin;
+mod places;
 mod request;
 mod span;
 mod stored;
@@ -42,6 +43,7 @@ mod websocket;
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -54,7 +56,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::{Connection, Io};
 use self::forward::Proxy;
-use self::limits::{Connections, Slot};
+use self::places::{Connections, Slot};
 use self::tunnel::TunnelPlace;
 use crate::policy::{ModelId, StageName};
 use crate::requests::Requests;
@@ -64,8 +66,8 @@ use crate::{config, serve};
 
 /// A head up to this much over its limit gets an error with a body. Longer ones get only the status.
 const HEAD_SLACK_BYTES: usize = 16 << 10;
-/// For one read from a client.
-const READ_MAX_BYTES: usize = 512 << 10;
+/// For one read from a client. Its buffer stays as long as its connection.
+const READ_MAX_BYTES: usize = 64 << 10;
 
 /// What the front needs from the service.
 pub trait Backend: Send + Sync + 'static {
@@ -188,10 +190,10 @@ pub async fn serve(
     let proxy = Arc::new(Proxy::new(backend, timeouts));
     let until = shutdown.clone();
     let connections: Arc<Connections> = Arc::default();
-    let fitting = limits::connections_that_fit();
+    let fitting = places::connections_that_fit();
     let connections_max = || proxy.backend.front().connections_max.map_or(fitting, |max| max.min(fitting));
     tracing::info!(connections_max = connections_max(), "the front listens");
-    let place = || Arc::clone(&connections).place(connections_max());
+    let place = |peer: SocketAddr| Arc::clone(&connections).place(peer.ip(), connections_max());
     serve::accept_with(listener, "front", &shutdown, place, |stream, slot| {
         serve_connection(stream, slot, Arc::clone(&proxy), until.clone())
     })
@@ -204,8 +206,18 @@ async fn serve_connection(stream: TcpStream, slot: Slot, proxy: Arc<Proxy>, shut
     let head_max = usize::try_from(proxy.backend.front().head_max_bytes).unwrap_or(usize::MAX);
     let head_max = head_max.saturating_add(HEAD_SLACK_BYTES);
     let connection = Arc::new(Connection::new(stream, slot));
-    let io = TokioIo::new(Io::new(Arc::clone(&connection)));
     let timeouts = proxy.timeouts;
+    let mut head = Vec::new();
+    let has_head = tokio::select! {
+        biased;
+        () = shutdown.cancelled() => !head.is_empty(),
+        has_head = connection.first_head(&mut head, timeouts) => has_head,
+        () = connection.slot.chosen() => false,
+    };
+    if !has_head {
+        return;
+    }
+    let io = TokioIo::new(Io::new(Arc::clone(&connection), head, timeouts.head_rest));
     let shared = Arc::clone(&connection);
     let place = TunnelPlace::default();
     let tunnel = Arc::clone(&place);
@@ -228,10 +240,13 @@ async fn serve_connection(stream: TcpStream, slot: Slot, proxy: Arc<Proxy>, shut
     tokio::select! {
         biased;
         // The requests have logged their own ends.
-        _ = serve::answer(&builder, io, service, &shutdown) => {}
+        () = async {
+            let ended = serve::answer(&builder, io, service, &shutdown).await;
+            connection.close(ended.is_ok()).await;
+        } => {}
         // The drop discards unread bytes, and cancels the request to the engine.
         () = overdue => {}
-        () = connection.slot.over(timeouts.head_rest) => {}
+        () = connection.slot.chosen() => {}
     }
     let tunnel = tunnel.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(tunnel) = tunnel {

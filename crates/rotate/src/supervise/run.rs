@@ -27,6 +27,7 @@ use super::proc::{self, Identity};
 use super::state::{MARK, Record, StateFile};
 use super::stop::{self, end_at_once};
 use crate::config::Start;
+use crate::descriptors;
 
 /// How often the keeper checks the first process.
 const TICK: Duration = Duration::from_millis(50);
@@ -147,6 +148,9 @@ impl Shared {
         });
         let mut child = spawned.inspect_err(|_| self.forget())?;
         let pid = child.id();
+        if let Err(error) = descriptors::restore(pid) {
+            self.log.note(&format!("the limit of file descriptors stays raised for process {pid}: {error}"));
+        }
         // The process exists until it is reaped, even if it has ended.
         let leader = proc::identity(pid).and_then(|one| {
             one.ok_or_else(|| {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use poorwill_rotate::front::Timeouts;
 use poorwill_rotate::policy::Refusal;
+use tokio::io::AsyncWriteExt as _;
 
 use super::setup::{END, Setup, Verdict, Wire, answer, chunk, post_with, run};
 
@@ -34,6 +35,28 @@ fn half_sent_heads_keep_no_client_out() {
         for one in &mut silent[..33] {
             assert!(one.ended().await.is_empty());
         }
+    });
+}
+
+#[test]
+fn a_flood_closes_its_own_connections() {
+    run(async {
+        let setup = Setup::new("connections_max = 32").await;
+        let mut client = setup.client().await;
+        client.send(HEALTH).await;
+        assert_eq!(client.message().await.0.status(), 200);
+        let mut flood = Vec::new();
+        for _ in 0..100 {
+            let mut one = Wire::between("127.0.0.2", setup.address).await;
+            one.send(HALF_HEAD).await;
+            flood.push(one);
+        }
+        for one in &mut flood[..60] {
+            assert!(one.ended().await.is_empty());
+        }
+        // It has been idle for longer than all of those.
+        client.send(HEALTH).await;
+        assert_eq!(client.message().await.0.status(), 200);
     });
 }
 
@@ -174,6 +197,31 @@ fn slow_bodies_leave_places_for_others() {
 }
 
 #[test]
+fn bodies_that_are_late_leave_places_for_others() {
+    run(async {
+        let timeouts = Timeouts { body_slow: Duration::from_secs(4), ..Timeouts::default() };
+        let setup = Setup::with_timeouts("requests_max = 8", timeouts).await;
+        let mut late = Vec::new();
+        for _ in 0..8 {
+            let mut client = setup.client().await;
+            client.send(SLOW).await;
+            late.push(client);
+        }
+        // They have taken all places, and a quarter of them is refused long before they are slow.
+        for _ in 0..2 {
+            let answered = late.iter().map(|client| Box::pin(client.stream.readable()));
+            let (_, at, _) = futures_util::future::select_all(answered).await;
+            assert_eq!(code_of(&mut late.remove(at)).await, (429, "too_many_requests".to_owned()));
+        }
+        let mut client = setup.asking(ASK_ONE).await;
+        let mut engine = setup.engine().await;
+        engine.message().await;
+        engine.send(answer("{}")).await;
+        assert_eq!(client.message().await.0.status(), 200);
+    });
+}
+
+#[test]
 fn a_key_has_its_own_share() {
     run(async {
         let keys = "keys = [\"env:A\", { source = \"env:B\", name = \"team\", requests_max = 1 }]";
@@ -217,5 +265,34 @@ fn refused_clients_are_spread_over_time() {
             seconds.insert(head.field("retry-after").unwrap().parse::<u64>().unwrap());
         }
         assert!(seconds.len() > 1 && seconds.iter().all(|wait| (1..=3).contains(wait)), "{seconds:?}");
+    });
+}
+
+#[test]
+fn heads_too_long_together_are_refused_in_words() {
+    run(async {
+        let setup = Setup::new("head_max = \"4MiB\"").await;
+        // Each is allowed, and all together are not.
+        let half = format!("GET /v1/models HTTP/1.1\r\nHost: a\r\nX-Long: {}", "x".repeat(4_000_000));
+        let mut long = Vec::new();
+        for _ in 0..5 {
+            let mut client = setup.client().await;
+            // It may be refused before all is sent.
+            let _ = client.stream.write_all(half.as_bytes()).await;
+            long.push(client);
+        }
+        let answered = long.iter().map(|client| Box::pin(client.stream.readable()));
+        let (_, at, _) = futures_util::future::select_all(answered).await;
+        assert_eq!(code_of(&mut long.remove(at)).await, (429, "heads_full".to_owned()));
+        // A short one has its place, in parts, too.
+        let mut client = setup.client().await;
+        client.send("GET /v1/models HTTP/1.1\r\n").await;
+        setup.rounds().await;
+        client.send("Host: a\r\n\r\n").await;
+        assert_eq!(client.message().await.0.status(), 200);
+        // With a place free, so has a long one.
+        drop(long.pop());
+        long[0].send("\r\n\r\n").await;
+        assert_eq!(long[0].message().await.0.status(), 200);
     });
 }

@@ -15,7 +15,7 @@ use poorwill_rotate::policy::{ModelId, Refusal, StageName};
 use poorwill_rotate::requests::Requests;
 use poorwill_rotate::service::Refused;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -316,6 +316,13 @@ impl Wire {
 
     pub(crate) async fn to(address: SocketAddr) -> Self {
         Self::new(TcpStream::connect(address).await.unwrap())
+    }
+
+    /// From this address of this machine.
+    pub(crate) async fn between(from: &str, to: SocketAddr) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((from.parse::<Ipv4Addr>().unwrap(), 0).into()).unwrap();
+        Self::new(socket.connect(to).await.unwrap())
     }
 
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
