@@ -16,7 +16,7 @@
 //! - Clients take no more descriptors than `connections_max` allows. Where all are taken, connections without a request
 //!   are closed for new ones. Those of a peer that has more than a sixteenth go first.
 //! - A client that disconnects cancels its request. Closing the sending side counts as disconnecting, as in nginx and
-//!   uvicorn. TCP cannot tell the two apart, and waking a model in vain costs more.
+//!   uvicorn. TCP cannot tell the two apart, and waking a model in vain costs more. An open WebSocket passes the close on.
 //! - Logs and errors contain neither bodies, nor keys, nor addresses of engines.
 
 mod account;
