@@ -432,8 +432,8 @@ impl Service {
         Some(supervisor.map(|supervisor| supervisor.log(lines)).unwrap_or_default())
     }
 
-    /// Applies a changed configuration without dropping a request. Rules, names, aliases, keys, limits and canaries can
-    /// change, and models can be added or removed. Removed models sleep as soon as they are idle.
+    /// Applies a changed configuration without dropping a request. Rules, names, parameters, keys, limits and canaries
+    /// can change, and models can be added or removed. Removed models sleep as soon as they are idle.
     ///
     /// # Errors
     /// See [`ServiceError`]; nothing has changed then.
