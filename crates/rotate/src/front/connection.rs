@@ -4,7 +4,7 @@
 //!
 //! - It reports when all written bytes have been flushed.
 //! - It detects a disconnected client, even with unread bytes.
-//! - It detects an answer that should end, but whose client reads nothing.
+//! - It detects an answer that should end, or that is complete, but whose client reads nothing.
 //! - It closes so that a client that is still sending can read the answer.
 //! - A client that has not sent a whole head takes little memory, and not for long.
 
@@ -240,11 +240,15 @@ pub(super) struct Io {
     head_rest: Duration,
     /// For a head that comes in parts.
     late: Option<Pin<Box<Sleep>>>,
+    unread: Duration,
+    /// For a client that reads nothing of a complete answer.
+    late_reader: Option<Pin<Box<Sleep>>>,
 }
 
 impl Io {
-    pub(super) fn new(connection: Arc<Connection>, first: Vec<u8>, head_rest: Duration) -> Self {
-        Self { connection, first: first.into(), head_rest, late: None }
+    pub(super) fn new(connection: Arc<Connection>, first: Vec<u8>, timeouts: Timeouts) -> Self {
+        let Timeouts { head_rest, unread, .. } = timeouts;
+        Self { connection, first: first.into(), head_rest, late: None, unread, late_reader: None }
     }
 
     fn poll_bytes(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -261,6 +265,16 @@ impl Io {
                 done => return Poll::Ready(done.map(|_| ())),
             }
         }
+    }
+
+    /// The end of the time in which a client reads nothing of a complete answer, which holds its place.
+    fn poll_unread(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if !self.connection.slot.is_answered() {
+            self.late_reader = None;
+            return Poll::Pending;
+        }
+        let late = self.late_reader.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.unread)));
+        late.as_mut().poll(cx).map(|()| io::ErrorKind::TimedOut.into())
     }
 
     /// The end of the time for the rest of a head.
@@ -303,15 +317,21 @@ impl AsyncWrite for Io {
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         loop {
-            ready!(self.connection.stream.poll_write_ready(cx))?;
+            let Poll::Ready(ready) = self.connection.stream.poll_write_ready(cx) else {
+                return self.poll_unread(cx).map(Err);
+            };
+            ready?;
             match self.connection.stream.try_write_vectored(slices) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => return Poll::Ready(done),
+                done => {
+                    self.late_reader = None;
+                    return Poll::Ready(done);
+                }
             }
         }
     }

@@ -409,8 +409,18 @@ impl Job {
     }
 
     async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
-        let Self { proxy, route, mut upstream, dialect, is_old, makes_tokens, stored, socket, base, progress } =
-            self;
+        let Self {
+            proxy,
+            route,
+            mut upstream,
+            dialect,
+            is_old,
+            makes_tokens,
+            stored,
+            socket,
+            base,
+            progress,
+        } = self;
         let is_socket = socket.is_some();
         let chooses_realtime = is_socket && websocket::offers_realtime(upstream.headers());
         if let Some(parent) = progress.calls(&route.url, &route.served_as) {

@@ -161,6 +161,8 @@ pub struct Timeouts {
     pub idle: Duration,
     /// For a client to read the end of an answer that had to end.
     pub reader: Duration,
+    /// For a client that reads nothing of a complete answer.
+    pub unread: Duration,
 }
 
 impl Default for Timeouts {
@@ -173,6 +175,7 @@ impl Default for Timeouts {
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(3),
             reader: Duration::from_secs(5),
+            unread: Duration::from_secs(30),
         }
     }
 }
@@ -217,7 +220,7 @@ async fn serve_connection(stream: TcpStream, slot: Slot, proxy: Arc<Proxy>, shut
     if !has_head {
         return;
     }
-    let io = TokioIo::new(Io::new(Arc::clone(&connection), head, timeouts.head_rest));
+    let io = TokioIo::new(Io::new(Arc::clone(&connection), head, timeouts));
     let shared = Arc::clone(&connection);
     let place = TunnelPlace::default();
     let tunnel = Arc::clone(&place);

@@ -288,6 +288,10 @@ impl Slot {
         self.locked().phase = Phase::Answered;
     }
 
+    pub(super) fn is_answered(&self) -> bool {
+        self.locked().phase == Phase::Answered
+    }
+
     /// All written bytes are flushed.
     pub(super) fn flushed(&self) {
         let mut state = self.locked();

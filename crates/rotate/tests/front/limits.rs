@@ -101,6 +101,25 @@ fn a_client_waits_while_all_have_requests() {
 }
 
 #[test]
+fn a_client_that_reads_no_answer_leaves_its_place() {
+    run(async {
+        let timeouts = Timeouts { unread: Duration::from_millis(100), ..Timeouts::default() };
+        let setup = Setup::with_timeouts("connections_max = 1", timeouts).await;
+        let mut first = setup.client().await;
+        // Until the front writes and nobody reads.
+        let ask = "GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n".repeat(100);
+        let mut second = loop {
+            if first.stream.try_write(ask.as_bytes()).is_err() && setup.backend.requests.active(1).1 == 0 {
+                break setup.client().await;
+            }
+            tokio::task::yield_now().await;
+        };
+        second.send(HEALTH).await;
+        assert_eq!(second.message().await.0.status(), 200);
+    });
+}
+
+#[test]
 fn a_head_that_has_begun_has_less_time() {
     run(async {
         let timeouts = Timeouts { head_rest: Duration::from_millis(200), ..Timeouts::default() };
