@@ -12,6 +12,7 @@ pub(in super::super) struct Keys {
     /// `display_name`, `description`, `metadata` and `listed`.
     pub(in super::super) names: bool,
     pub(in super::super) selectors: bool,
+    pub(in super::super) profiles: bool,
     pub(in super::super) priority: bool,
 }
 
@@ -32,6 +33,7 @@ impl Keys {
                 "display_name = \"a\"\ndescription = \"b\"\nlisted = false\nmetadata = { a = 1 }",
             ),
             selectors: is_known("[[selector]]\nname = \"b\"\ntargets = [\"a\"]"),
+            profiles: is_known("[profile.b]\nc = \"a\""),
             priority: is_known("[model.rules]\npriority = 1"),
         }
     }

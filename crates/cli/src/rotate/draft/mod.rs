@@ -28,6 +28,7 @@ pub(super) struct Draft {
     pub(super) keys: Vec<String>,
     pub(super) models: Vec<ModelDraft>,
     pub(super) selectors: Vec<SelectorDraft>,
+    pub(super) profiles: Vec<ProfileDraft>,
     /// Below the models.
     pub(super) last_notes: Vec<String>,
 }
@@ -89,6 +90,14 @@ pub(super) struct SelectorDraft {
     pub(super) strategy: &'static str,
     pub(super) requests: Option<i64>,
     pub(super) card: CardDraft,
+}
+
+/// Names that an operator may choose together.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ProfileDraft {
+    pub(super) name: String,
+    /// Each with what it stands for: no model, if that is empty.
+    pub(super) names: Vec<(String, String)>,
 }
 
 impl ModelDraft {
@@ -164,6 +173,11 @@ impl Draft {
         for selector in self.selectors.iter().filter(|_| keys.selectors) {
             page.blank();
             selector.write(&mut page);
+        }
+        for profile in self.profiles.iter().filter(|_| keys.profiles) {
+            page.blank();
+            page.header(&format!("[profile.{}]", quoted_key(&profile.name)));
+            profile.names.iter().for_each(|(name, target)| page.set(name, target.clone()));
         }
         if !self.last_notes.is_empty() {
             page.blank();

@@ -9,6 +9,9 @@ use super::ports::Ports;
 use super::selector;
 use super::yaml::{Entry, LineColumn, Mistake, Node, Yaml};
 
+/// The highest that a model may have; the lowest is below zero by as much.
+const PRIORITY_MAX: i64 = 3600;
+
 #[derive(Debug)]
 pub(super) struct Converted {
     pub(super) draft: Draft,
@@ -77,6 +80,9 @@ pub(super) fn converted(file: &Node, keys: Keys) -> Result<Converted, Mistake> {
     for entry in file.get("selectors").map(Node::entries).unwrap_or_default() {
         draft.selectors.extend(selector::converted(entry, &scope, &draft.models, keys, &mut warnings)?);
     }
+    for entry in file.get("profiles").map(Node::entries).unwrap_or_default() {
+        draft.profiles.extend(selector::profile(entry, &scope, &draft, keys, &mut warnings)?);
+    }
     let warnings = warnings.texts();
     if !warnings.is_empty() {
         draft.last_notes.push("Not carried over, or changed. Places are those of the YAML.".to_owned());
@@ -95,7 +101,7 @@ fn top_level(
     let reason = match entry.key.as_str() {
         // Looked at elsewhere.
         "models" | "macros" | "startPort" | "healthCheckTimeout" | "unloadTimeout" | "globalTTL"
-        | "hooks" | "groups" | "matrix" | "routing" | "selectors" => return Ok(()),
+        | "hooks" | "groups" | "matrix" | "routing" | "selectors" | "profiles" => return Ok(()),
         "apiKeys" => return api_keys(entry, scope, draft, warnings),
         "logLevel" => "the variable POORWILL_LOG sets the level",
         "logToStdout" | "logRequests" | "logTimeFormat" => {
@@ -107,7 +113,6 @@ fn top_level(
         "sendLoadingState" => "`keep_alive` of [front] sends comments to clients that wait for a stream",
         "includeAliasesInList" => "/v1/models lists aliases as it does",
         "upstream" => "engines are asked by the paths of their APIs only; `paths` of [front] adds some",
-        "profiles" => "names do not change while the service runs, other than by a reload",
         "peers" => "all engines are at http://HOST:PORT, as models of their own",
         _ => "there is no such key in what this was written for",
     };
@@ -180,7 +185,15 @@ fn shared(
     for entry in priorities.map(Node::entries).unwrap_or_default() {
         let text = scope.text(entry.value.text().unwrap_or_default(), entry.value.place)?;
         match (of_name(models, &entry.key), text.parse::<i64>()) {
-            (Some(model), Ok(priority)) if keys.priority => model.rules.push(("priority", priority.into())),
+            (Some(model), Ok(priority)) if keys.priority => {
+                let nearest = priority.clamp(-PRIORITY_MAX, PRIORITY_MAX);
+                if nearest != priority {
+                    let text =
+                        format!("the priority of `{}` is {nearest}, the nearest to {priority}", entry.key);
+                    warnings.add(entry.place, &text);
+                }
+                model.rules.push(("priority", nearest.into()));
+            }
             (Some(_), Ok(_)) => {
                 warnings.add(entry.place, &format!("the priority of `{}` is not carried over", entry.key));
             }

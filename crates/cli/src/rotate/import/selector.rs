@@ -1,6 +1,6 @@
-//! One selector of a llama-swap configuration: a name for several models.
+//! Names of a llama-swap configuration that stand for models: selectors, and profiles that an operator chooses.
 
-use super::super::draft::{CardDraft, Keys, ModelDraft, SelectorDraft, literal};
+use super::super::draft::{CardDraft, Draft, Keys, ModelDraft, ProfileDraft, SelectorDraft, literal};
 use super::convert::Warnings;
 use super::macros::Scope;
 use super::model::{LISTED, seconds, table};
@@ -70,6 +70,45 @@ pub(super) fn converted(
             .unwrap_or_default(),
     };
     Ok(Some(SelectorDraft { name: literal(&entry.key), targets, strategy, requests, card }))
+}
+
+/// `None` as for a selector.
+pub(super) fn profile(
+    entry: &Entry,
+    scope: &Scope<'_>,
+    draft: &Draft,
+    keys: Keys,
+    warnings: &mut Warnings,
+) -> Result<Option<ProfileDraft>, Mistake> {
+    let here = format!("profile `{}`", entry.key);
+    if !keys.profiles {
+        warnings.add(entry.place, &format!("{here} is not carried over: names change by a reload only"));
+        return Ok(None);
+    }
+    if let Some(description) = entry.value.get("description") {
+        warnings.add(description.place, &format!("{here}: its description is not carried over"));
+    }
+    let mut names = Vec::new();
+    for pin in entry.value.get("pins").map(Node::entries).unwrap_or_default() {
+        let target = scope.text(pin.value.text().unwrap_or_default(), pin.value.place)?;
+        let is_selector = draft.selectors.iter().any(|selector| selector.name == target);
+        if target.is_empty() || is_selector || draft.models.iter().any(|model| is_called(model, &target)) {
+            names.push((pin.key.clone(), target));
+        } else {
+            warnings.add(
+                pin.place,
+                &format!("{here}: `{}` stands for `{target}`, which is no model here", pin.key),
+            );
+        }
+    }
+    if names.is_empty() {
+        warnings.add(
+            entry.place,
+            &format!("{here} is not carried over: none of its names stands for a model here"),
+        );
+        return Ok(None);
+    }
+    Ok(Some(ProfileDraft { name: entry.key.clone(), names }))
 }
 
 /// By name, alias or variant.

@@ -159,8 +159,8 @@ fn model(engine: &RunningEngine, taken: &mut BTreeSet<String>) -> ModelDraft {
             ));
         }
     } else {
-        model.aliases =
-            reported.filter(|alias| taken.insert(alias.clone())).map(|alias| literal(&alias)).collect();
+        let is_new = |alias: &String| plain(alias) == *alias && taken.insert(alias.clone());
+        model.aliases = reported.filter(is_new).map(|alias| literal(&alias)).collect();
     }
     model.gpus = engine.gpus.clone();
     model.need_bytes = engine.used_bytes;
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn every_kind_of_engine_makes_a_configuration() {
         let mut all = vec![
-            engine("vllm serve a\"b --api-key sk-1", 9001, &["a\"b", "other"]),
+            engine("vllm serve a\"b --api-key sk-1", 9001, &["a\"b", "other", "o\ndd", " odd"]),
             engine("python -m sglang.launch_server --model-path ${two}", 9002, &["${two}"]),
             engine("llama-server -m /m/q.gguf", 9003, &["/m/q.gguf"]),
             engine("llama-server -m /n/q.gguf", 9004, &["/n/q.gguf"]),

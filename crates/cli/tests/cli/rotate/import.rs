@@ -32,6 +32,8 @@ routing:
       groups:
         always: {persistent: true, swap: false, exclusive: false, members: [small]}
   scheduler: {use: fifo, settings: {fifo: {priority: {small: 5}}}}
+profiles:
+  night: {description: Less, pins: {coder: small, painter: ~, other: gone}}
 selectors:
   any: {strategy: spillover, targets: [small, z, peer/x], settings: {spillover: 4}, name: Any}
 models:
@@ -224,6 +226,11 @@ fn keys_with_a_counterpart_are_carried_over_where_the_configuration_has_it() {
         ("display_name = ", "display_name = \"Zebra\"", "name is not carried over"),
         ("parameters = ", "temperature = 0.5", "setParams is not carried over"),
         ("strip = ", "strip = [\"top_p\"]", "stripParams is not carried over"),
+        (
+            "[profile.",
+            "[profile.night]\ncoder = \"small\"\npainter = \"\"\n",
+            "profile `night` is not carried over",
+        ),
         ("[[selector]]", "targets = [\"small\", \"z\"]", "selector `any` is not carried over"),
         ("strategy = ", "strategy = \"spillover\"\nrequests = 4", "selector `any` is not carried over"),
         ("priority = ", "priority = 5", "the priority of `small` is not carried over"),
