@@ -10,7 +10,7 @@ use http::Uri;
 use serde::Deserialize;
 
 use super::keys::Key;
-use super::values::{KeySource, KeySources, Size, Wait};
+use super::values::{KeySource, KeySources, Size, Wait, is_priority};
 use super::{
     Canary, CanaryKind, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model, Start, invalid,
     section,
@@ -124,6 +124,7 @@ struct RawRules {
     sleeps: Option<bool>,
     pinned: Option<bool>,
     preload: Option<bool>,
+    priority: Option<i32>,
     idle_max: Option<Wait>,
     residence_min: Option<Wait>,
     turn_per_swap: Option<u32>,
@@ -155,9 +156,12 @@ impl File {
             .0
             .iter()
             .filter_map(|key| key.share.as_ref())
-            .any(|share| share.requests_max.is_some())
+            .any(|share| share.requests_max.is_some() || share.priority != 0)
         {
-            return Err(invalid("control", "requests_max is for keys of [front]; leave it out here"));
+            return Err(invalid(
+                "control",
+                "requests_max and priority are for keys of [front]; leave them out here",
+            ));
         }
         let control = Control { listen, keys: keys_of("control", listen, &self.control.keys.0, secret)? };
         if are_one(front.listen, control.listen) {
@@ -323,6 +327,9 @@ impl RawModel {
         if rules.running_max == 0 || rules.queue_max == 0 {
             return invalid("running_max and queue_max are 1 or more, or no request could be admitted");
         }
+        if !is_priority(rules.priority) {
+            return invalid(&format!("priority is {}; say one from -3600 to 3600", rules.priority));
+        }
         let limits = &rules.limits;
         for (what, wait) in [
             ("wait_max", rules.wait_max),
@@ -421,6 +428,7 @@ impl RawRules {
             sleeps: self.sleeps.or(every.sleeps),
             pinned: self.pinned.or(every.pinned),
             preload: self.preload.or(every.preload),
+            priority: self.priority.or(every.priority),
             idle_max: self.idle_max.or(every.idle_max),
             residence_min: self.residence_min.or(every.residence_min),
             turn_per_swap: self.turn_per_swap.or(every.turn_per_swap),
@@ -461,6 +469,7 @@ impl RawRules {
         Rules {
             can_sleep: self.sleeps.unwrap_or(usual.can_sleep),
             is_pinned: self.pinned.unwrap_or(usual.is_pinned),
+            priority: self.priority.unwrap_or(usual.priority),
             preload: self.preload.or(self.pinned).unwrap_or(usual.preload),
             idle_max: self.idle_max.map(|wait| wait.0),
             residence_min: wait(self.residence_min, usual.residence_min),

@@ -120,6 +120,7 @@ impl Proxy {
         };
         let share = key.and_then(Key::share);
         account.key = share.map(|share| share.name.clone());
+        let priority = share.map_or(0, |share| share.priority);
         let is_reading = matches!(parts.method, Method::GET | Method::HEAD);
         let path = match about {
             About::Engine(path) => path,
@@ -166,8 +167,15 @@ impl Proxy {
         let dialect = Dialect::of(path.path());
         let upstream = self.upstream(parts, path, &route, &account.id, segments)?;
         let progress = account.progress().clone();
-        let job =
-            Job { proxy: Arc::clone(self), route: Arc::new(route), upstream, dialect, is_old, progress };
+        let job = Job {
+            proxy: Arc::clone(self),
+            route: Arc::new(route),
+            upstream,
+            dialect,
+            priority,
+            is_old,
+            progress,
+        };
         match front.keep_alive.filter(|_| is_stream) {
             Some(every) => job.with_keep_alive(every).await,
             None => {
@@ -209,6 +217,8 @@ struct Job {
     route: Arc<Route>,
     upstream: Request<Segments>,
     dialect: Dialect,
+    /// Of its key.
+    priority: i32,
     /// Whether the client's HTTP version has no chunked encoding.
     is_old: bool,
     progress: Progress,
@@ -218,10 +228,10 @@ impl Job {
     /// The future owns its data, so that it can continue in another one.
     fn admission(&self) -> Pin<Box<dyn Future<Output = Result<Admission, ApiError>> + Send>> {
         let (backend, route) = (Arc::clone(&self.proxy.backend), Arc::clone(&self.route));
-        let progress = self.progress.clone();
+        let (progress, priority) = (self.progress.clone(), self.priority);
         Box::pin(async move {
             progress.waits();
-            let admitted = backend.admit(route.model).await;
+            let admitted = backend.admit(route.model, priority).await;
             progress.runs();
             admitted.map_err(|refused| ApiError::refused(&route.name, refused))
         })

@@ -23,6 +23,8 @@ pub struct Rules {
     pub can_restart: bool,
     /// Whether it stays awake while idle or while other models wait.
     pub is_pinned: bool,
+    /// Of its requests. A point counts like a second of waiting.
+    pub priority: i32,
     /// Whether it wakes or starts with the service, where memory is free.
     pub preload: bool,
     /// How long it stays awake without requests.
@@ -113,6 +115,7 @@ impl Rules {
             can_sleep: true,
             can_restart: false,
             is_pinned: false,
+            priority: 0,
             preload: false,
             idle_max: None,
             residence_min: Duration::ZERO,

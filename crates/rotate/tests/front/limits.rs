@@ -176,7 +176,8 @@ fn slow_bodies_leave_places_for_others() {
 #[test]
 fn a_key_has_its_own_share() {
     run(async {
-        let keys = "keys = [\"env:A\", { source = \"env:B\", name = \"team\", requests_max = 1 }]";
+        let keys =
+            "keys = [\"env:A\", { source = \"env:B\", name = \"team\", requests_max = 1, priority = 7 }]";
         let setup = Setup::new(keys).await;
         setup.say(Verdict::Wait);
         let with = |key: &str| {
@@ -184,13 +185,13 @@ fn a_key_has_its_own_share() {
         };
         let mut first = setup.client().await;
         first.send(with("B")).await;
-        setup.until(|seen| seen.waiting == 1).await;
+        setup.until(|seen| seen.waiting == 1 && seen.priority == 7).await;
         let mut second = setup.client().await;
         second.send(with("B")).await;
         assert_eq!(code_of(&mut second).await, (429, "key_requests_full".to_owned()));
         let mut other = setup.client().await;
         other.send(with("A")).await;
-        setup.until(|seen| seen.waiting == 2).await;
+        setup.until(|seen| seen.waiting == 2 && seen.priority == 0).await;
         drop(first);
         setup.until(|seen| seen.gave_up == 1).await;
         // The share is free again when the front has dropped the request.
