@@ -179,6 +179,8 @@ fn keys_may_have_names_and_shares() {
     }
     let control = "[control]\nkeys = [{ source = \"env:FRONT\", name = \"team\", requests_max = 1 }]\n";
     assert!(refused(&format!("{control}{}", model(""))).contains("leave them out here"));
+    let rules = "\n[model.rules]\ntogether = \" \"\n";
+    assert!(refused(&model(rules)).contains("together is empty; give the set a name"));
     let rules = "\n[model.rules]\npriority = 3601\n";
     assert!(refused(&model(rules)).contains("priority is 3601; say one from -3600 to 3600"));
 }

@@ -242,6 +242,18 @@ fn page() -> String {
                     "wakes or starts the model with the service, if memory is free; no other model leaves for it",
                 ),
                 (
+                    "together",
+                    "text",
+                    none(),
+                    "name of a set: while one of it is in use, the others leave last, and when one comes up, the others do where memory is free",
+                ),
+                (
+                    "keep_weight",
+                    "number",
+                    plain(rules.keep_weight),
+                    "how much rather it stays when one has to leave: multiplies what it takes to have it back, and its requests; 0 leaves first",
+                ),
+                (
                     "priority",
                     "number",
                     plain(rules.priority),

@@ -301,6 +301,62 @@ fn a_turn_is_shorter_by_the_priority_of_what_waits_and_never_longer() {
 }
 
 #[test]
+fn a_set_comes_up_and_stays_together_where_memory_is_free() {
+    let together = |_, rules: &mut Rules| rules.together = Some("search".to_owned());
+    // The last one is of the set, too, and does not fit. Nothing leaves for it.
+    let mut fixture = Fixture::of(&[30 * GIB, 20 * GIB, 20 * GIB, 60 * GIB, 70 * GIB], |model, rules| {
+        if model < 2 || model == 3 {
+            together(model, rules);
+        }
+    });
+    assert_eq!(fixture.stages(), ["asleep"; 5]);
+    fixture.use_once(1);
+    assert_eq!(fixture.stages(), ["ready", "ready", "asleep", "asleep", "asleep"]);
+    // An operator's sleep is not undone.
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.settle();
+    fixture.use_once(1);
+    fixture.pass(60_000);
+    assert_eq!(fixture.stages(), ["asleep", "ready", "asleep", "asleep", "asleep"]);
+}
+
+#[test]
+fn while_one_of_a_set_is_in_use_the_others_leave_last() {
+    for is_set in [true, false] {
+        let mut fixture = Fixture::of(&[30 * GIB, 20 * GIB, 20 * GIB, 25 * GIB], |model, rules| {
+            rules.together = (is_set && model < 2).then(|| "search".to_owned());
+        });
+        fixture.use_once(0);
+        fixture.use_once(1);
+        fixture.ask(0);
+        fixture.pass(1000);
+        fixture.use_once(2);
+        // It takes the place of one of the two that are idle.
+        fixture.ask(3);
+        fixture.settle();
+        let left = if is_set { 2 } else { 1 };
+        assert_eq!(fixture.stage(left), "asleep", "{:?}", fixture.stages());
+        assert_eq!(fixture.stage(3 - left), "ready", "{:?}", fixture.stages());
+    }
+}
+
+#[test]
+fn a_model_with_more_weight_stays_and_one_without_leaves_first() {
+    for (weights, leaves) in [([1, 1], 0), ([10_000, 1], 1), ([1, 0], 1)] {
+        let mut fixture = Fixture::of(&[30 * GIB, 30 * GIB, 40 * GIB], |model, rules| {
+            rules.keep_weight = *weights.get(model).unwrap_or(&1);
+        });
+        fixture.use_once(0);
+        fixture.pass(1000);
+        fixture.use_once(1);
+        fixture.pass(1000);
+        fixture.ask(2);
+        fixture.settle();
+        assert_eq!(fixture.stage(leaves), "asleep", "{weights:?}: {:?}", fixture.stages());
+    }
+}
+
+#[test]
 fn coming_and_leaving_are_measured() {
     let mut fixture = Fixture::of(&[70 * GIB; 2], |model, rules| {
         (rules.can_sleep, rules.can_restart) = (model == 0, model == 1);

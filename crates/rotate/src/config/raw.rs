@@ -124,6 +124,8 @@ struct RawRules {
     sleeps: Option<bool>,
     pinned: Option<bool>,
     preload: Option<bool>,
+    together: Option<String>,
+    keep_weight: Option<u32>,
     priority: Option<i32>,
     idle_max: Option<Wait>,
     residence_min: Option<Wait>,
@@ -327,6 +329,9 @@ impl RawModel {
         if rules.running_max == 0 || rules.queue_max == 0 {
             return invalid("running_max and queue_max are 1 or more, or no request could be admitted");
         }
+        if rules.together.as_ref().is_some_and(|set| set.trim().is_empty()) {
+            return invalid("together is empty; give the set a name, or leave it out");
+        }
         if !is_priority(rules.priority) {
             return invalid(&format!("priority is {}; say one from -3600 to 3600", rules.priority));
         }
@@ -428,6 +433,8 @@ impl RawRules {
             sleeps: self.sleeps.or(every.sleeps),
             pinned: self.pinned.or(every.pinned),
             preload: self.preload.or(every.preload),
+            together: self.together.or_else(|| every.together.clone()),
+            keep_weight: self.keep_weight.or(every.keep_weight),
             priority: self.priority.or(every.priority),
             idle_max: self.idle_max.or(every.idle_max),
             residence_min: self.residence_min.or(every.residence_min),
@@ -469,6 +476,8 @@ impl RawRules {
         Rules {
             can_sleep: self.sleeps.unwrap_or(usual.can_sleep),
             is_pinned: self.pinned.unwrap_or(usual.is_pinned),
+            together: self.together.clone(),
+            keep_weight: self.keep_weight.unwrap_or(usual.keep_weight),
             priority: self.priority.unwrap_or(usual.priority),
             preload: self.preload.or(self.pinned).unwrap_or(usual.preload),
             idle_max: self.idle_max.map(|wait| wait.0),

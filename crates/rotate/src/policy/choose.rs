@@ -1,7 +1,7 @@
 //! Which model comes next, and which ones leave for it.
 
 use super::Policy;
-use super::model::{Activation, Leave, Move, Stage};
+use super::model::{Activation, Leave, ModelState, Move, Stage};
 use super::moves::NO_MEMORY;
 use super::queue::Claim;
 use super::rules::Gpu;
@@ -135,9 +135,18 @@ impl Policy {
         if model.rules.turn_per_swap == 0 {
             return (0, 0, model.last_used);
         }
-        let cost = model.swap_cost().as_micros().max(1);
-        let next_in = model.demand.next_in(self.now).as_micros();
-        (model.requests(), (cost << RATIO_BITS) / next_in, model.last_used)
+        // A set is used as a whole.
+        let of_set = || {
+            let is_of_set =
+                |other: &&ModelState| other.is_ready() && model.rules.is_together_with(&other.rules);
+            self.models.iter().filter(is_of_set).chain([model])
+        };
+        let requests = of_set().map(ModelState::requests).max().unwrap_or_default();
+        let next_in = of_set().map(|other| other.demand.next_in(self.now)).min().unwrap_or_default();
+        let weight = model.rules.keep_weight;
+        let cost = model.swap_cost().as_micros().max(1) * u128::from(weight);
+        let requests = requests.saturating_mul(usize::try_from(weight).unwrap_or(usize::MAX));
+        (requests, (cost << RATIO_BITS) / next_in.as_micros().max(1), model.last_used)
     }
 
     pub(super) fn space_for(&self, id: usize, up: Activation, claim: Claim) -> Space {
@@ -265,7 +274,7 @@ impl Policy {
     }
 }
 
-fn reserve(reserved: &mut [bool], model: &super::model::ModelState) {
+fn reserve(reserved: &mut [bool], model: &ModelState) {
     for gpu in &model.rules.gpus {
         reserved[gpu.0] = true;
     }

@@ -450,6 +450,15 @@ impl Policy {
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
         (model.wake_requested, model.last_used) = (None, now);
         self.enter(id, Stage::Ready { since: now });
+        self.preload_set(id);
+    }
+
+    /// The others of its set come up with it, where memory is free.
+    fn preload_set(&mut self, id: usize) {
+        let rules = self.models[id].rules.clone();
+        for model in self.models.iter_mut().filter(|model| model.rules.is_together_with(&rules)) {
+            model.is_preloading |= model.activation().is_some();
+        }
     }
 
     fn is_as_measured(&self, id: usize, free: &[u64]) -> bool {

@@ -586,6 +586,8 @@ fn engine(rng: &mut Rng, gpus: u64, faults: Faults) -> Engine {
     rules.residence_min = rng.millis(0, 3000);
     rules.turn_per_swap = u32::try_from(rng.below(4)).unwrap();
     rules.preload = rng.one_in(4);
+    rules.together = rng.one_in(3).then(|| "set".to_owned());
+    rules.keep_weight = u32::try_from(rng.below(3)).unwrap();
     rules.priority = i32::try_from(rng.below(7)).unwrap() - 3;
     rules.grace = rng.millis(0, 1000);
     rules.turn_max = rng.millis(500, 12_000);
