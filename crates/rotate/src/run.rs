@@ -272,8 +272,12 @@ impl Backend for ServiceHandle {
         self.with_profile(all)
     }
 
-    fn admit(&self, model: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
-        Box::pin(self.service.admit(model))
+    fn admit(
+        &self,
+        model: ModelId,
+        priority: i32,
+    ) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
+        Box::pin(self.service.admit_by(model, priority))
     }
 
     fn suspect(&self, model: ModelId) {

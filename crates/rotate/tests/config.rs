@@ -175,11 +175,15 @@ fn keys_are_never_shown() {
 #[test]
 fn keys_may_have_names_and_shares() {
     let with = |keys: &str| format!("[front]\nkeys = [{keys}]\n{}", model(""));
-    let config =
-        parsed(&with("\"env:FRONT\", { source = \"env:FRONT\", name = \"team\", requests_max = 64 }"))
-            .unwrap();
+    let config = parsed(&with(
+        "\"env:FRONT\", { source = \"env:FRONT\", name = \"team\", requests_max = 64, priority = -5 }",
+    ))
+    .unwrap();
     let shares: Vec<_> = config.front.keys.iter().map(|key| key.share().cloned()).collect();
-    assert_eq!(shares, [None, Some(KeyShare { name: "team".to_owned(), requests_max: Some(64) })]);
+    assert_eq!(
+        shares,
+        [None, Some(KeyShare { name: "team".to_owned(), requests_max: Some(64), priority: -5 })]
+    );
     for wrong in [
         "{ source = \"env:FRONT\" }",
         "{ name = \"team\" }",
@@ -187,12 +191,18 @@ fn keys_may_have_names_and_shares() {
         "{ source = \"env:FRONT\", name = \"team\", requests_max = 0 }",
         "{ source = \"env:FRONT\", name = \"team\", requests_max = \"sk-12345\" }",
         "{ source = \"env:FRONT\", name = \"team\", request_max = 1 }",
+        "{ source = \"env:FRONT\", name = \"team\", priority = 3601 }",
+        "{ source = \"env:FRONT\", name = \"team\", priority = \"high\" }",
     ] {
         let error = refused(&with(wrong));
         assert!(error.contains("`source` and `name` are required") && !error.contains("sk-12345"), "{error}");
     }
     let control = "[control]\nkeys = [{ source = \"env:FRONT\", name = \"team\", requests_max = 1 }]\n";
-    assert!(refused(&format!("{control}{}", model(""))).contains("leave it out here"));
+    assert!(refused(&format!("{control}{}", model(""))).contains("leave them out here"));
+    let rules = "\n[model.rules]\ntogether = \" \"\n";
+    assert!(refused(&model(rules)).contains("together is empty; give the set a name"));
+    let rules = "\n[model.rules]\npriority = 3601\n";
+    assert!(refused(&model(rules)).contains("priority is 3601; say one from -3600 to 3600"));
 }
 
 #[test]

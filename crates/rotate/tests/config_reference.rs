@@ -107,7 +107,7 @@ fn page() -> String {
                     "keys",
                     "array of `env:NAME` or `file:PATH`, or of tables",
                     none(),
-                    "where accepted API keys are stored; a table has `source`, `name` (for logs; keys of one name count together) and `requests_max` (most requests at a time)",
+                    "where accepted API keys are stored; a table has `source`, `name` (for logs; keys of one name count together) `requests_max` (most requests at a time) and `priority` (added to the models')",
                 ),
                 (
                     "origins",
@@ -417,6 +417,24 @@ fn page() -> String {
                     "boolean",
                     "`pinned`".to_owned(),
                     "wakes or starts the model with the service, if memory is free; no other model leaves for it",
+                ),
+                (
+                    "together",
+                    "text",
+                    none(),
+                    "name of a set: while one of it is in use, the others leave last, and when one comes up, the others do where memory is free",
+                ),
+                (
+                    "keep_weight",
+                    "number",
+                    plain(rules.keep_weight),
+                    "how much rather it stays when one has to leave: multiplies what it takes to have it back, and its requests; 0 leaves first",
+                ),
+                (
+                    "priority",
+                    "number",
+                    plain(rules.priority),
+                    "of its requests, added to that of their key; a point counts like a second of waiting, for the next model and within a queue; from -3600 to 3600",
                 ),
                 ("idle_max", DURATION, none(), "sleeps after this time without requests"),
                 ("residence_min", DURATION, duration(rules.residence_min), "shortest time awake"),

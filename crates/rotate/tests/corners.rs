@@ -311,7 +311,7 @@ fn steps_without_any_time_let_time_pass() {
         for nth in 0..500_u64 {
             let request = RequestId(nth);
             let model = ModelId(usize::from(nth % 2 == 0));
-            let mut inputs = vec![Input::Tick, Input::Arrived { request, model }];
+            let mut inputs = vec![Input::Tick, Input::Arrived { request, model, priority: 0 }];
             let mut count = 0;
             while let Some(input) = inputs.pop() {
                 for effect in policy.step(now, input) {

@@ -218,6 +218,145 @@ fn a_busy_model_stays_while_an_idle_one_leaves_and_the_busiest_stays_for_longest
 }
 
 #[test]
+fn a_point_of_priority_counts_like_a_second_of_waiting() {
+    let mut fixture = Fixture::of(&[70 * GIB; 4], |model, rules| {
+        rules.priority = if model == 2 { 5 } else { 0 };
+        (rules.running_max, rules.turn_per_swap) = (1, 0);
+    });
+    let running = fixture.ask(0);
+    let first = fixture.ask(1);
+    fixture.pass(4000);
+    // The model's priority, and the request's own.
+    let second = fixture.ask(2);
+    let third = fixture.ask_by(3, 5);
+    // It has waited for longer by now.
+    fixture.pass(2000);
+    let fourth = fixture.ask_by(3, 5);
+    fixture.pass(10_000);
+    let mut next = running;
+    let mut order = Vec::new();
+    for _ in 0..4 {
+        fixture.answer(next);
+        fixture.pass(20_000);
+        next = fixture.admitted.last().unwrap().0;
+        order.push(next);
+    }
+    assert_eq!(order, [second, third, first, fourth]);
+}
+
+#[test]
+fn within_a_queue_priority_comes_first_then_age() {
+    let mut fixture = Fixture::of(&[70 * GIB], |_, rules| rules.running_max = 1);
+    let mut next = fixture.ask(0);
+    let (low, high, also_high, aged) =
+        (fixture.ask_by(0, -3), fixture.ask_by(0, 3), fixture.ask_by(0, 3), fixture.ask(0));
+    fixture.pass(4000);
+    let late = fixture.ask_by(0, 3);
+    let mut order = Vec::new();
+    for _ in 0..5 {
+        fixture.answer(next);
+        next = fixture.admitted.last().unwrap().0;
+        order.push(next);
+    }
+    assert_eq!(order, [high, also_high, aged, late, low]);
+}
+
+#[test]
+fn a_request_with_a_low_priority_waits_no_longer_than_it_may() {
+    let mut fixture = Fixture::of(&[70 * GIB], |_, rules| {
+        (rules.running_max, rules.wait_max) = (1, seconds(20));
+    });
+    fixture.ask(0);
+    let low = fixture.ask_by(0, -30);
+    fixture.pass(1000);
+    fixture.ask(0);
+    fixture.pass(18_999);
+    assert!(fixture.refused.is_empty());
+    fixture.pass(1);
+    assert_eq!(fixture.refused.get(&low), Some(&Refusal::WaitedTooLong));
+    assert_eq!(fixture.refused.len(), 1);
+}
+
+#[test]
+fn a_turn_is_shorter_by_the_priority_of_what_waits_and_never_longer() {
+    for (own, waits, seconds_left) in [(0, 0, 10), (0, 4, 6), (4, 4, 10), (4, 0, 10), (0, 30, 0)] {
+        let mut fixture = Fixture::of(&[70 * GIB; 2], |model, rules| {
+            rules.priority = if model == 0 { own } else { waits };
+        });
+        fixture.ask(0);
+        fixture.pass(60_000);
+        fixture.ask(1);
+        fixture.pass(seconds_left * 1000);
+        assert_eq!(fixture.stage(0), "draining", "{own} {waits}");
+        if seconds_left > 0 {
+            let mut fixture = Fixture::of(&[70 * GIB; 2], |model, rules| {
+                rules.priority = if model == 0 { own } else { waits };
+            });
+            fixture.ask(0);
+            fixture.ask(1);
+            fixture.pass(seconds_left * 1000 - 1);
+            assert_eq!(fixture.stage(0), "ready", "{own} {waits}");
+        }
+    }
+}
+
+#[test]
+fn a_set_comes_up_and_stays_together_where_memory_is_free() {
+    let together = |_, rules: &mut Rules| rules.together = Some("search".to_owned());
+    // The last one is of the set, too, and does not fit. Nothing leaves for it.
+    let mut fixture = Fixture::of(&[30 * GIB, 20 * GIB, 20 * GIB, 60 * GIB, 70 * GIB], |model, rules| {
+        if model < 2 || model == 3 {
+            together(model, rules);
+        }
+    });
+    assert_eq!(fixture.stages(), ["asleep"; 5]);
+    fixture.use_once(1);
+    assert_eq!(fixture.stages(), ["ready", "ready", "asleep", "asleep", "asleep"]);
+    // An operator's sleep is not undone.
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.settle();
+    fixture.use_once(1);
+    fixture.pass(60_000);
+    assert_eq!(fixture.stages(), ["asleep", "ready", "asleep", "asleep", "asleep"]);
+}
+
+#[test]
+fn while_one_of_a_set_is_in_use_the_others_leave_last() {
+    for is_set in [true, false] {
+        let mut fixture = Fixture::of(&[30 * GIB, 20 * GIB, 20 * GIB, 25 * GIB], |model, rules| {
+            rules.together = (is_set && model < 2).then(|| "search".to_owned());
+        });
+        fixture.use_once(0);
+        fixture.use_once(1);
+        fixture.ask(0);
+        fixture.pass(1000);
+        fixture.use_once(2);
+        // It takes the place of one of the two that are idle.
+        fixture.ask(3);
+        fixture.settle();
+        let left = if is_set { 2 } else { 1 };
+        assert_eq!(fixture.stage(left), "asleep", "{:?}", fixture.stages());
+        assert_eq!(fixture.stage(3 - left), "ready", "{:?}", fixture.stages());
+    }
+}
+
+#[test]
+fn a_model_with_more_weight_stays_and_one_without_leaves_first() {
+    for (weights, leaves) in [([1, 1], 0), ([10_000, 1], 1), ([1, 0], 1)] {
+        let mut fixture = Fixture::of(&[30 * GIB, 30 * GIB, 40 * GIB], |model, rules| {
+            rules.keep_weight = *weights.get(model).unwrap_or(&1);
+        });
+        fixture.use_once(0);
+        fixture.pass(1000);
+        fixture.use_once(1);
+        fixture.pass(1000);
+        fixture.ask(2);
+        fixture.settle();
+        assert_eq!(fixture.stage(leaves), "asleep", "{weights:?}: {:?}", fixture.stages());
+    }
+}
+
+#[test]
 fn coming_and_leaving_are_measured() {
     let mut fixture = Fixture::of(&[70 * GIB; 2], |model, rules| {
         (rules.can_sleep, rules.can_restart) = (model == 0, model == 1);
@@ -542,7 +681,12 @@ fn unknown_ids_are_ignored() {
         fixture.input(input);
     }
     let request = RequestId(5);
-    assert!(fixture.policy.step(fixture.now, Input::Arrived { request, model: ModelId(3) }).is_empty());
+    assert!(
+        fixture
+            .policy
+            .step(fixture.now, Input::Arrived { request, model: ModelId(3), priority: 0 })
+            .is_empty()
+    );
     assert_eq!(fixture.stages(), ["asleep"]);
     assert_eq!(fixture.policy.status(ModelId(1)), None);
 }

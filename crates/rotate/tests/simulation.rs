@@ -192,7 +192,8 @@ fn outcome(needs_gib: [u64; 10], per_second: f64, run: Run, change: fn(&mut Rule
     for seed in 0..run.traces {
         let trace = load(per_second).trace(seed, run.time);
         let mut traffic = Traffic::new(&costs, &[], trace, |_, rules| {
-            rules.running_max = 16;
+            // What waits is refused after `wait_max` only.
+            (rules.running_max, rules.queue_max) = (16, 1 << 20);
             change(rules);
         });
         traffic.run(run.time);

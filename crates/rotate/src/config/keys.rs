@@ -20,6 +20,8 @@ pub struct KeyShare {
     pub name: String,
     /// Most requests at a time; `None` for as many as everybody.
     pub requests_max: Option<usize>,
+    /// Added to the priority of the model of each request.
+    pub priority: i32,
 }
 
 impl Key {

@@ -14,7 +14,7 @@ use super::calls::{HttpApi, RawHttp, check_path};
 use super::keys::Key;
 use super::names::{RawSelector, odd_name};
 use super::traces::RawTraces;
-use super::values::{KeySource, KeySources, Size, Wait};
+use super::values::{KeySource, KeySources, Size, Wait, is_priority};
 use super::{
     Canary, CanaryKind, Card, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model,
     Parameters, Start, invalid, parameters, section,
@@ -155,6 +155,9 @@ struct RawRules {
     sleeps: Option<bool>,
     pinned: Option<bool>,
     preload: Option<bool>,
+    together: Option<String>,
+    keep_weight: Option<u32>,
+    priority: Option<i32>,
     idle_max: Option<Wait>,
     residence_min: Option<Wait>,
     turn_per_swap: Option<u32>,
@@ -186,9 +189,12 @@ impl File {
             .0
             .iter()
             .filter_map(|key| key.share.as_ref())
-            .any(|share| share.requests_max.is_some())
+            .any(|share| share.requests_max.is_some() || share.priority != 0)
         {
-            return Err(invalid("control", "requests_max is for keys of [front]; leave it out here"));
+            return Err(invalid(
+                "control",
+                "requests_max and priority are for keys of [front]; leave them out here",
+            ));
         }
         let control = Control { listen, keys: keys_of("control", listen, &self.control.keys.0, secret)? };
         if are_one(front.listen, control.listen) {
@@ -396,6 +402,12 @@ impl RawModel {
         if rules.running_max == 0 || rules.queue_max == 0 {
             return invalid("running_max and queue_max are 1 or more, or no request could be admitted");
         }
+        if rules.together.as_ref().is_some_and(|set| set.trim().is_empty()) {
+            return invalid("together is empty; give the set a name, or leave it out");
+        }
+        if !is_priority(rules.priority) {
+            return invalid(&format!("priority is {}; say one from -3600 to 3600", rules.priority));
+        }
         let limits = &rules.limits;
         for (what, wait) in [
             ("wait_max", rules.wait_max),
@@ -523,6 +535,9 @@ impl RawRules {
             sleeps: self.sleeps.or(every.sleeps),
             pinned: self.pinned.or(every.pinned),
             preload: self.preload.or(every.preload),
+            together: self.together.or_else(|| every.together.clone()),
+            keep_weight: self.keep_weight.or(every.keep_weight),
+            priority: self.priority.or(every.priority),
             idle_max: self.idle_max.or(every.idle_max),
             residence_min: self.residence_min.or(every.residence_min),
             turn_per_swap: self.turn_per_swap.or(every.turn_per_swap),
@@ -563,6 +578,9 @@ impl RawRules {
         Rules {
             can_sleep: self.sleeps.unwrap_or(usual.can_sleep),
             is_pinned: self.pinned.unwrap_or(usual.is_pinned),
+            together: self.together.clone(),
+            keep_weight: self.keep_weight.unwrap_or(usual.keep_weight),
+            priority: self.priority.unwrap_or(usual.priority),
             preload: self.preload.or(self.pinned).unwrap_or(usual.preload),
             idle_max: self.idle_max.map(|wait| wait.0),
             residence_min: wait(self.residence_min, usual.residence_min),

@@ -39,8 +39,8 @@ impl<'de> Deserialize<'de> for KeySources {
         let otherwise = || {
             de::Error::custom(
                 "keys are a list in brackets, like [\"env:NAME\", \"file:PATH\"], or with tables, like \
-                 [{ source = \"env:NAME\", name = \"team\", requests_max = 64 }]; `source` and `name` are required, \
-                 and `requests_max` is at least 1",
+                 [{ source = \"env:NAME\", name = \"team\", requests_max = 64, priority = 5 }]; `source` and `name` are \
+                 required, `requests_max` is at least 1, and `priority` is from -3600 to 3600",
             )
         };
         let toml::Value::Array(all) = toml::Value::deserialize(deserializer)? else {
@@ -67,9 +67,21 @@ fn named_source(mut table: toml::Table) -> Option<KeySource> {
         Some(toml::Value::Integer(most)) => Some(usize::try_from(most).ok().filter(|most| *most > 0)?),
         Some(_) => return None,
     };
+    let priority = match table.remove("priority") {
+        None => 0,
+        Some(toml::Value::Integer(points)) => {
+            i32::try_from(points).ok().filter(|points| is_priority(*points))?
+        }
+        Some(_) => return None,
+    };
     let is_plain = !name.trim().is_empty() && !name.contains(char::is_control);
     (is_plain && table.is_empty())
-        .then_some(KeySource { source, share: Some(KeyShare { name, requests_max }) })
+        .then_some(KeySource { source, share: Some(KeyShare { name, requests_max, priority }) })
+}
+
+/// A point counts like a second of waiting, so more of them would be starvation.
+pub(super) fn is_priority(points: i32) -> bool {
+    (-3600..=3600).contains(&points)
 }
 
 impl<'de> Deserialize<'de> for Wait {

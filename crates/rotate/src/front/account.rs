@@ -28,6 +28,8 @@ pub(super) struct Account {
     pub(super) id: HeaderValue,
     /// The name of the client's key, never the key.
     pub(super) key: Option<String>,
+    /// Of its key.
+    pub(super) priority: i32,
     pub(super) model: Option<String>,
     pub(super) status: Option<StatusCode>,
     pub(super) end: End,
@@ -64,6 +66,7 @@ impl Account {
         Self {
             id,
             key: None,
+            priority: 0,
             model: None,
             status: None,
             end: End::Left,

@@ -159,6 +159,7 @@ impl Proxy {
         let share = key.and_then(Key::share);
         account.key = share.map(|share| share.name.clone());
         account.progress();
+        account.priority = share.map_or(0, |share| share.priority);
         let is_reading = matches!(parts.method, Method::GET | Method::HEAD);
         let (path, direct) = match about {
             About::Engine(path) => (path, None),
@@ -218,6 +219,7 @@ impl Proxy {
             route: Arc::new(route),
             upstream,
             dialect,
+            priority: account.priority,
             is_old,
             progress,
             makes_tokens: true,
@@ -267,9 +269,20 @@ impl Proxy {
         }
         let (dialect, progress) = (Dialect::OpenAi, account.progress().clone());
         let (proxy, route) = (Arc::clone(self), Arc::new(route));
-        let stored = None;
-        let job =
-            Job { proxy, route, upstream, dialect, is_old, progress, makes_tokens, stored, socket, base };
+        let (priority, stored) = (account.priority, None);
+        let job = Job {
+            proxy,
+            route,
+            upstream,
+            dialect,
+            priority,
+            is_old,
+            progress,
+            makes_tokens,
+            stored,
+            socket,
+            base,
+        };
         let admission = job.admission().await?;
         job.sent(admission).await
     }
@@ -333,6 +346,8 @@ struct Job {
     route: Arc<Route>,
     upstream: Request<Segments>,
     dialect: Dialect,
+    /// Of its key.
+    priority: i32,
     /// Whether the client's HTTP version has no chunked encoding.
     is_old: bool,
     progress: Progress,
@@ -349,10 +364,10 @@ impl Job {
     /// The future owns its data, so that it can continue in another one.
     fn admission(&self) -> Pin<Box<dyn Future<Output = Result<Admission, ApiError>> + Send>> {
         let (backend, route) = (Arc::clone(&self.proxy.backend), Arc::clone(&self.route));
-        let progress = self.progress.clone();
+        let (progress, priority) = (self.progress.clone(), self.priority);
         Box::pin(async move {
             progress.waits();
-            let admitted = backend.admit(route.model).await;
+            let admitted = backend.admit(route.model, priority).await;
             progress.runs();
             admitted.map_err(|refused| ApiError::refused(&route.name, refused))
         })
@@ -420,6 +435,7 @@ impl Job {
             socket,
             base,
             progress,
+            ..
         } = self;
         let is_socket = socket.is_some();
         let chooses_realtime = is_socket && websocket::offers_realtime(upstream.headers());

@@ -77,8 +77,13 @@ pub trait Backend: Send + Sync + 'static {
     /// All names, in the order of the configuration.
     fn listed(&self) -> Vec<Listed>;
 
-    /// Waits until a request may go to its engine. Dropping the future withdraws the request.
-    fn admit(&self, model: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>>;
+    /// Waits until a request may go to its engine. Dropping the future withdraws the request. The priority is that of
+    /// its key.
+    fn admit(
+        &self,
+        model: ModelId,
+        priority: i32,
+    ) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>>;
 
     /// Reports an engine that may be gone, since it refused or broke a connection.
     fn suspect(&self, model: ModelId);

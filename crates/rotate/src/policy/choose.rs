@@ -1,8 +1,9 @@
 //! Which model comes next, and which ones leave for it.
 
 use super::Policy;
-use super::model::{Activation, Leave, Move, Stage};
+use super::model::{Activation, Leave, ModelState, Move, Stage};
 use super::moves::NO_MEMORY;
+use super::queue::Claim;
 use super::rules::Gpu;
 use super::time::Time;
 
@@ -22,7 +23,7 @@ pub(super) enum Space {
 }
 
 impl Policy {
-    /// Evicts models that were idle for too long, and selects waiting ones, oldest first. Each GPU activates one model
+    /// Evicts models that were idle for too long, and selects waiting ones, by priority and age. Each GPU activates one model
     /// at a time.
     pub(super) fn choose(&mut self) {
         if self.is_ending {
@@ -34,18 +35,18 @@ impl Policy {
             }
         }
         let mut reserved = vec![false; self.free.len()];
-        let mut waiting: Vec<(Time, usize)> = Vec::new();
+        let mut waiting: Vec<(Claim, usize)> = Vec::new();
         for (id, model) in self.models.iter().enumerate() {
             let is_on_its_way =
                 model.is_selected || matches!(&model.stage, Stage::Step { step, .. } if step.is_activating());
             if is_on_its_way {
                 reserve(&mut reserved, model);
-            } else if let Some(since) = model.waiting_since().filter(|_| model.activation().is_some()) {
-                waiting.push((since, id));
+            } else if let Some(claim) = model.claim().filter(|_| model.activation().is_some()) {
+                waiting.push((claim, id));
             }
         }
-        waiting.sort_unstable();
-        for (since, id) in waiting {
+        waiting.sort_by_key(|(claim, id)| (claim.rank(), *id));
+        for (claim, id) in waiting {
             let model = &self.models[id];
             let is_free = model.rules.gpus.iter().all(|gpu| !reserved[gpu.0]);
             let is_short = model.no_memory_until.is_some_and(|until| self.now < until);
@@ -58,7 +59,7 @@ impl Policy {
                 continue;
             }
             let Some(up) = model.activation() else { continue };
-            match self.space_for(id, up, since) {
+            match self.space_for(id, up, claim) {
                 Space::Never if model.need(up).is_none() => {
                     self.no_memory(id, NO_MEMORY);
                     continue;
@@ -87,7 +88,8 @@ impl Policy {
             if !is_free || (0..self.models.len()).any(is_unknown) {
                 continue;
             }
-            if self.space_for(id, up, self.now) == Space::Free {
+            let claim = Claim { since: self.now, priority: model.rules.priority };
+            if self.space_for(id, up, claim) == Space::Free {
                 self.select(id);
                 reserve(reserved, &self.models[id]);
             } else {
@@ -133,19 +135,28 @@ impl Policy {
         if model.rules.turn_per_swap == 0 {
             return (0, 0, model.last_used);
         }
-        let cost = model.swap_cost().as_micros().max(1);
-        let next_in = model.demand.next_in(self.now).as_micros();
-        (model.requests(), (cost << RATIO_BITS) / next_in, model.last_used)
+        // A set is used as a whole.
+        let of_set = || {
+            let is_of_set =
+                |other: &&ModelState| other.is_ready() && model.rules.is_together_with(&other.rules);
+            self.models.iter().filter(is_of_set).chain([model])
+        };
+        let requests = of_set().map(ModelState::requests).max().unwrap_or_default();
+        let next_in = of_set().map(|other| other.demand.next_in(self.now)).min().unwrap_or_default();
+        let weight = model.rules.keep_weight;
+        let cost = model.swap_cost().as_micros().max(1) * u128::from(weight);
+        let requests = requests.saturating_mul(usize::try_from(weight).unwrap_or(usize::MAX));
+        (requests, (cost << RATIO_BITS) / next_in.as_micros().max(1), model.last_used)
     }
 
-    pub(super) fn space_for(&self, id: usize, up: Activation, since: Time) -> Space {
+    pub(super) fn space_for(&self, id: usize, up: Activation, claim: Claim) -> Space {
         let mut holders: Vec<usize> = self.holders(id).collect();
         holders.sort_by_key(|other| self.worth(*other));
         let model = &self.models[id];
         let Some(need) = model.need(up) else {
             // Without a known need, it gets its GPUs alone.
             let is_kept = holders.iter().any(|other| self.models[*other].is_pinned);
-            return if is_kept { Space::Never } else { self.when(holders, since) };
+            return if is_kept { Space::Never } else { self.when(holders, claim) };
         };
         let mut missing = vec![0; self.free.len()];
         for (gpu, need) in model.rules.gpus.iter().zip(need) {
@@ -183,7 +194,7 @@ impl Policy {
             if !kept.is_empty() && all.iter().all(|other| self.models[*other].held.is_some()) {
                 return Space::Never;
             }
-            return self.when(all, since);
+            return self.when(all, claim);
         }
         // Keeps the most recently used ones if the others suffice.
         let mut at = list.len();
@@ -195,7 +206,7 @@ impl Policy {
                 missing.iter_mut().zip(frees).for_each(|(missing, frees)| *missing += frees);
             }
         }
-        self.when(list.into_iter().map(|(other, _)| other).collect(), since)
+        self.when(list.into_iter().map(|(other, _)| other).collect(), claim)
     }
 
     /// On each GPU of the machine; unlimited where unknown.
@@ -209,37 +220,37 @@ impl Policy {
         frees
     }
 
-    fn when(&self, mut list: Vec<usize>, since: Time) -> Space {
+    fn when(&self, mut list: Vec<usize>, claim: Claim) -> Space {
         list.sort_unstable();
         list.dedup();
         if list.is_empty() {
             return Space::Free;
         }
         let may_all =
-            list.iter().all(|other| self.may_leave_at(*other, since).is_some_and(|at| self.now >= at));
+            list.iter().all(|other| self.may_leave_at(*other, claim).is_some_and(|at| self.now >= at));
         if may_all { Space::Leave(list) } else { Space::Later }
     }
 
-    /// When it has to leave for a model that has waited since then, if nothing changes.
-    pub(super) fn may_leave_at(&self, id: usize, waited_since: Time) -> Option<Time> {
+    /// When it has to leave for what waits, if nothing changes.
+    pub(super) fn may_leave_at(&self, id: usize, claim: Claim) -> Option<Time> {
         let model = &self.models[id];
         let Stage::Ready { since } = model.stage else { return None };
         let settled = since.after(model.rules.residence_min);
-        let turn_over = self.turn_over_at(id, since, waited_since);
+        let turn_over = self.turn_over_at(id, since, claim);
         // A steady client is idle between two requests.
         let idled_out = model.last_used.after(model.grace());
         Some(settled.max(if model.is_idle() { idled_out.min(turn_over) } else { turn_over }))
     }
 
     /// When its turn ends if it has requests, and is awake since then.
-    fn turn_over_at(&self, id: usize, since: Time, waited_since: Time) -> Time {
+    fn turn_over_at(&self, id: usize, since: Time, claim: Claim) -> Time {
         let model = &self.models[id];
-        let turn_max = model.rules.turn_max;
+        let turn_max = model.rules.turn_max.saturating_sub(claim.lead_over(model.rules.priority));
         if model.rules.turn_per_swap == 0 {
-            return waited_since.after(turn_max);
+            return claim.since.after(turn_max);
         }
         let least = since.after(model.turn_min());
-        let full = waited_since.max(model.selected_at).after(turn_max).max(least);
+        let full = claim.since.max(model.selected_at).after(turn_max).max(least);
         // Idle for a moment is not done.
         let own = model.requests().max(1);
         // More than it may run at a time fill no other engine, either.
@@ -263,7 +274,7 @@ impl Policy {
     }
 }
 
-fn reserve(reserved: &mut [bool], model: &super::model::ModelState) {
+fn reserve(reserved: &mut [bool], model: &ModelState) {
     for gpu in &model.rules.gpus {
         reserved[gpu.0] = true;
     }

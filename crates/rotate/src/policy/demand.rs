@@ -22,7 +22,7 @@ impl Demand {
     }
 
     pub(super) fn became_idle(&mut self, now: Time) {
-        self.idle_since = Some(now);
+        self.idle_since.get_or_insert(now);
     }
 
     /// Whether a pause is usually over in this time. True until one was measured.

@@ -23,6 +23,8 @@ pub enum Input {
         request: RequestId,
         /// Its model.
         model: ModelId,
+        /// Added to that of its model.
+        priority: i32,
     },
     /// A request ended, for any reason.
     Left(RequestId),

@@ -19,7 +19,8 @@
 //!   free.
 //! - An engine that fails while it wakes or starts is restarted once. If it fails again, or cannot be restarted, it is
 //!   quarantined, longer each time. An engine whose memory is not released is stopped.
-//! - The model with the oldest waiting request comes next on its GPUs. Awake models with requests stay for at most
+//! - The model with the oldest waiting request comes next on its GPUs. A point of priority counts like a second of
+//!   waiting, so a lower priority never waits for good. Awake models with requests stay for at most
 //!   `turn_max` while others wait, so that ABCABC becomes AABBCC. So no request that its model's next turn admits waits
 //!   for longer than the turns of the others, each with its last requests and its swap.
 //! - A turn ends earlier when more requests wait for others than the model has itself, but not before it has lasted for
@@ -35,6 +36,7 @@ mod demand;
 mod messages;
 mod model;
 mod moves;
+mod queue;
 mod rules;
 mod stage;
 mod time;
@@ -49,6 +51,7 @@ pub use self::stage::StageName;
 pub use self::time::Time;
 
 use self::model::{Activation, Leave, ModelState, Stage, Step, Then};
+use self::queue::Claim;
 
 /// The state machine.
 #[derive(Debug)]
@@ -131,7 +134,7 @@ impl Policy {
     pub fn wakeup(&self) -> Option<Time> {
         let of_model = |id: usize| {
             let model = &self.models[id];
-            let oldest = model.queue.front().map(|(_, since)| since.after(model.rules.wait_max));
+            let oldest = model.queue.oldest().map(|since| since.after(model.rules.wait_max));
             let of_stage = match &model.stage {
                 Stage::Draining { until, .. } if model.running > 0 => Some(*until),
                 Stage::Quarantined { until } => Some(*until),
@@ -140,8 +143,8 @@ impl Policy {
             };
             let of_others =
                 (0..self.models.len()).filter(move |other| *other != id && self.share(id, *other));
-            let turns = model.waiting_since().into_iter().flat_map(move |since| {
-                of_others.clone().filter_map(move |other| self.may_leave_at(other, since))
+            let turns = model.claim().into_iter().flat_map(move |claim| {
+                of_others.clone().filter_map(move |other| self.may_leave_at(other, claim))
             });
             let op = model.op.map(|op| op.deadline);
             let others = [oldest, of_stage, op, self.idled_out_at(id), model.no_memory_until];
@@ -202,7 +205,9 @@ impl Policy {
     fn on_input(&mut self, input: Input) {
         let known = self.models.len();
         match input {
-            Input::Arrived { request, model } if model.0 < known => self.arrived(request, model.0),
+            Input::Arrived { request, model, priority } if model.0 < known => {
+                self.arrived(request, model.0, priority);
+            }
             Input::Left(request) => self.left(request),
             Input::Ended { op, outcome } => {
                 let is_its = |model: &ModelState| model.op.is_some_and(|one| one.id == op);
@@ -244,7 +249,7 @@ impl Policy {
         }
     }
 
-    fn arrived(&mut self, request: RequestId, id: usize) {
+    fn arrived(&mut self, request: RequestId, id: usize, priority: i32) {
         if self.requests.contains_key(&request) {
             return;
         }
@@ -265,7 +270,8 @@ impl Policy {
             return;
         }
         model.demand.arrived(self.now);
-        model.queue.push_back((request, self.now));
+        let priority = model.rules.priority.saturating_add(priority);
+        model.queue.push(request, Claim { since: self.now, priority });
         self.requests.insert(request, (id, false));
     }
 
@@ -275,11 +281,11 @@ impl Policy {
         if is_running {
             model.running -= 1;
             model.last_used = self.now;
-            if model.is_idle() {
-                model.demand.became_idle(self.now);
-            }
         } else {
-            model.queue.retain(|(other, _)| *other != request);
+            model.queue.remove(request);
+        }
+        if model.is_idle() {
+            model.demand.became_idle(self.now);
         }
         self.changes += 1;
     }
@@ -289,17 +295,13 @@ impl Policy {
             let now = self.now;
             let model = &mut self.models[id];
             while model.is_ready() && model.running < model.rules.running_max {
-                let Some((request, _)) = model.queue.pop_front() else { break };
+                let Some(request) = model.queue.pop() else { break };
                 model.running += 1;
                 model.last_used = now;
                 self.requests.insert(request, (id, true));
                 self.out.push(Effect::Admit { request, model: ModelId(id) });
             }
-            while let Some((request, since)) = model.queue.front().copied() {
-                if now < since.after(model.rules.wait_max) {
-                    break;
-                }
-                model.queue.pop_front();
+            while let Some(request) = model.queue.pop_late(now, model.rules.wait_max) {
                 self.requests.remove(&request);
                 let refusal = Refusal::WaitedTooLong;
                 self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
@@ -316,7 +318,7 @@ impl Policy {
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
         let model = &mut self.models[id];
         (model.is_selected, model.wake_requested, model.is_preloading) = (false, None, false);
-        for (request, _) in mem::take(&mut model.queue) {
+        while let Some(request) = model.queue.pop() {
             self.requests.remove(&request);
             self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
         }

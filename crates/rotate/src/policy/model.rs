@@ -1,10 +1,10 @@
 //! The policy's data about one model.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::demand::Demand;
-use super::messages::{OpId, RequestId, Task};
+use super::messages::{OpId, Task};
+use super::queue::{Claim, Queue};
 use super::rules::Rules;
 use super::stage::StageName;
 use super::time::Time;
@@ -183,8 +183,7 @@ pub(super) struct ModelState {
     pub(super) is_selected: bool,
     /// When it was selected last. What it takes to come is a part of its turn.
     pub(super) selected_at: Time,
-    /// Oldest first, with their arrival.
-    pub(super) queue: VecDeque<(RequestId, Time)>,
+    pub(super) queue: Queue,
     pub(super) running: usize,
     pub(super) last_used: Time,
     /// When a command asked for a wake.
@@ -221,7 +220,7 @@ impl ModelState {
             op: None,
             is_selected: false,
             selected_at: Time::ZERO,
-            queue: VecDeque::new(),
+            queue: Queue::default(),
             running: 0,
             last_used: Time::ZERO,
             wake_requested: None,
@@ -309,8 +308,13 @@ impl ModelState {
 
     /// Since when a request or command waits for it.
     pub(super) fn waiting_since(&self) -> Option<Time> {
-        let oldest = self.queue.front().map(|(_, since)| *since);
-        oldest.into_iter().chain(self.wake_requested).min()
+        self.queue.oldest().into_iter().chain(self.wake_requested).min()
+    }
+
+    /// What is served first of all that waits for it.
+    pub(super) fn claim(&self) -> Option<Claim> {
+        let command = self.wake_requested.map(|since| Claim { since, priority: self.rules.priority });
+        self.queue.first().into_iter().chain(command).min_by_key(|claim| claim.rank())
     }
 
     pub(super) fn activation(&self) -> Option<Activation> {

@@ -6,6 +6,7 @@ use super::Policy;
 use super::choose::Space;
 use super::messages::{Effect, EngineState, Event, OpId, Outcome, Refusal, Task};
 use super::model::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
+use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
 use super::time::Time;
 
@@ -246,8 +247,8 @@ impl Policy {
             return self.enter(id, stage);
         }
         // The evicted models released too little, so others may have to leave.
-        let since = model.waiting_since().unwrap_or(began);
-        match self.space_for(id, up, since) {
+        let claim = model.claim().unwrap_or(Claim { since: began, priority: model.rules.priority });
+        match self.space_for(id, up, claim) {
             Space::Leave(_) | Space::Later => {
                 self.models[id].is_selected = false;
                 return self.enter(id, stage);
@@ -449,6 +450,15 @@ impl Policy {
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
         (model.wake_requested, model.last_used) = (None, now);
         self.enter(id, Stage::Ready { since: now });
+        self.preload_set(id);
+    }
+
+    /// The others of its set come up with it, where memory is free.
+    fn preload_set(&mut self, id: usize) {
+        let rules = self.models[id].rules.clone();
+        for model in self.models.iter_mut().filter(|model| model.rules.is_together_with(&rules)) {
+            model.is_preloading |= model.activation().is_some();
+        }
     }
 
     fn is_as_measured(&self, id: usize, free: &[u64]) -> bool {

@@ -23,6 +23,13 @@ pub struct Rules {
     pub can_restart: bool,
     /// Whether it stays awake while idle or while other models wait.
     pub is_pinned: bool,
+    /// The name of a set: those of one set should be awake together. They leave last while one of them is in use, and
+    /// come up with one another where memory is free.
+    pub together: Option<String>,
+    /// How much rather it stays when one has to leave.
+    pub keep_weight: u32,
+    /// Of its requests. A point counts like a second of waiting.
+    pub priority: i32,
     /// Whether it wakes or starts with the service, where memory is free.
     pub preload: bool,
     /// How long it stays awake without requests.
@@ -113,6 +120,9 @@ impl Rules {
             can_sleep: true,
             can_restart: false,
             is_pinned: false,
+            together: None,
+            keep_weight: 1,
+            priority: 0,
             preload: false,
             idle_max: None,
             residence_min: Duration::ZERO,
@@ -135,6 +145,10 @@ impl Rules {
     pub fn pause(&self, failures: u32) -> Duration {
         let doubled = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
         self.pause_min.saturating_mul(doubled).min(self.pause_max)
+    }
+
+    pub(super) fn is_together_with(&self, other: &Self) -> bool {
+        self.together.is_some() && self.together == other.together
     }
 
     pub(super) fn shares_with(&self, other: &Self) -> bool {

@@ -30,6 +30,7 @@ pub(super) enum Message {
     Arrived {
         request: RequestId,
         model: ModelId,
+        priority: i32,
         reply: AdmitReply,
     },
     Input(Input),
@@ -136,9 +137,9 @@ impl Actor {
 
     fn on_message(&mut self, message: Message) {
         match message {
-            Message::Arrived { request, model, reply } => {
+            Message::Arrived { request, model, priority, reply } => {
                 self.waiting.insert(request, reply);
-                self.step(Input::Arrived { request, model });
+                self.step(Input::Arrived { request, model, priority });
             }
             Message::Input(input) => {
                 match &input {

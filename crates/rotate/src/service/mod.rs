@@ -345,11 +345,19 @@ impl Service {
     /// # Errors
     /// Why it is refused.
     pub async fn admit(&self, model: ModelId) -> Result<Admission, Refused> {
+        self.admit_by(model, 0).await
+    }
+
+    /// As [`admit`](Self::admit). The priority is added to that of the model.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub async fn admit_by(&self, model: ModelId, priority: i32) -> Result<Admission, Refused> {
         let ending = Refused { refusal: Refusal::ShuttingDown, retry_after: None };
         let request = RequestId(self.0.next_request.fetch_add(1, Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
         let guard = RequestGuard { request, messages: self.0.messages.clone() };
-        self.0.messages.send(Message::Arrived { request, model, reply }).map_err(|_| ending)?;
+        self.0.messages.send(Message::Arrived { request, model, priority, reply }).map_err(|_| ending)?;
         let aborted = answer.await.map_err(|_| ending)??;
         Ok(Admission::new(aborted, Box::new(guard)))
     }

@@ -105,7 +105,7 @@ fn a_client_that_reads_no_answer_leaves_its_place() {
     run(async {
         let timeouts = Timeouts { unread: Duration::from_millis(100), ..Timeouts::default() };
         let setup = Setup::with_timeouts("connections_max = 1", timeouts).await;
-        let mut first = setup.client().await;
+        let first = setup.client().await;
         // Until the front writes and nobody reads.
         let ask = "GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n".repeat(100);
         let mut second = loop {
@@ -243,7 +243,8 @@ fn bodies_that_are_late_leave_places_for_others() {
 #[test]
 fn a_key_has_its_own_share() {
     run(async {
-        let keys = "keys = [\"env:A\", { source = \"env:B\", name = \"team\", requests_max = 1 }]";
+        let keys =
+            "keys = [\"env:A\", { source = \"env:B\", name = \"team\", requests_max = 1, priority = 7 }]";
         let setup = Setup::new(keys).await;
         setup.say(Verdict::Wait);
         let with = |key: &str| {
@@ -251,13 +252,13 @@ fn a_key_has_its_own_share() {
         };
         let mut first = setup.client().await;
         first.send(with("B")).await;
-        setup.until(|seen| seen.waiting == 1).await;
+        setup.until(|seen| seen.waiting == 1 && seen.priority == 7).await;
         let mut second = setup.client().await;
         second.send(with("B")).await;
         assert_eq!(code_of(&mut second).await, (429, "key_requests_full".to_owned()));
         let mut other = setup.client().await;
         other.send(with("A")).await;
-        setup.until(|seen| seen.waiting == 2).await;
+        setup.until(|seen| seen.waiting == 2 && seen.priority == 0).await;
         drop(first);
         setup.until(|seen| seen.gave_up == 1).await;
         // The share is free again when the front has dropped the request.

@@ -51,6 +51,8 @@ pub(crate) struct Seen {
     pub(crate) running: usize,
     pub(crate) admitted: usize,
     pub(crate) suspects: usize,
+    /// Of the last request.
+    pub(crate) priority: i32,
 }
 
 pub(crate) struct FakeBackend {
@@ -96,9 +98,13 @@ impl Backend for FakeBackend {
         all
     }
 
-    fn admit(&self, _: ModelId) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
-        Box::pin(async {
-            self.seen.send_modify(|seen| seen.waiting += 1);
+    fn admit(
+        &self,
+        _: ModelId,
+        priority: i32,
+    ) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
+        Box::pin(async move {
+            self.seen.send_modify(|seen| (seen.waiting, seen.priority) = (seen.waiting + 1, priority));
             let waiting = Counted(self.seen.clone(), |seen| {
                 seen.waiting -= 1;
                 seen.gave_up += 1;

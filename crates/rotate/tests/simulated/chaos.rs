@@ -51,7 +51,7 @@ impl Simulation {
             (rules.can_restart, rules.can_sleep, rules.idle_max) = (false, true, None);
             (rules.gpus, rules.wait_max, rules.queue_max) =
                 (usual.gpus, Duration::from_secs(36_000), 1 << 20);
-            rules.need_bytes = Some(engine.awake_bytes);
+            (rules.need_bytes, rules.priority, rules.together) = (Some(engine.awake_bytes), 0, None);
             (engine.state, engine.held_bytes) = (State::Asleep, engine.asleep_bytes);
         }
         let mut simulation = Self::of(seed, rng, Faults::None, engines);

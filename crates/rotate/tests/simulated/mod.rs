@@ -456,7 +456,9 @@ impl Simulation {
         self.next_request += 1;
         let known = Request { model, arrived: self.now, is_running: false };
         self.requests.insert(request, known);
-        self.tell(Input::Arrived { request, model: ModelId(model) });
+        let points = if self.is_busy { 0 } else { self.rng.below(20) };
+        let priority = i32::try_from(points).unwrap() - 10;
+        self.tell(Input::Arrived { request, model: ModelId(model), priority });
         if self.requests.contains_key(&request) && self.rng.one_in(20) && self.takes_requests && !self.is_busy
         {
             let wait = self.rng.millis(0, 5000);
@@ -584,6 +586,9 @@ fn engine(rng: &mut Rng, gpus: u64, faults: Faults) -> Engine {
     rules.residence_min = rng.millis(0, 3000);
     rules.turn_per_swap = u32::try_from(rng.below(4)).unwrap();
     rules.preload = rng.one_in(4);
+    rules.together = rng.one_in(3).then(|| "set".to_owned());
+    rules.keep_weight = u32::try_from(rng.below(3)).unwrap();
+    rules.priority = i32::try_from(rng.below(7)).unwrap() - 3;
     rules.grace = rng.millis(0, 1000);
     rules.turn_max = rng.millis(500, 12_000);
     rules.wait_max = rng.millis(200_000, 400_000);

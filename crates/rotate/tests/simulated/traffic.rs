@@ -250,7 +250,7 @@ impl Traffic {
         self.next_request += 1;
         let known = Known { arrived: self.now, takes, client, is_running: false };
         self.requests.insert(request, known);
-        self.tell(Input::Arrived { request, model: ModelId(model) });
+        self.tell(Input::Arrived { request, model: ModelId(model), priority: 0 });
     }
 
     fn tell(&mut self, input: Input) {
