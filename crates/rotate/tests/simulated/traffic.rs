@@ -120,8 +120,6 @@ pub(crate) struct Traffic {
     pub(crate) answered: u64,
     /// What the answered requests took together.
     pub(crate) served: Duration,
-    /// The longest answer.
-    pub(crate) longest: Duration,
     /// Of requests that were admitted or refused.
     waits: Vec<Duration>,
     pub(crate) refused: u64,
@@ -158,7 +156,6 @@ impl Traffic {
             swapping: Duration::ZERO,
             answered: 0,
             served: Duration::ZERO,
-            longest: Duration::ZERO,
             waits: Vec::new(),
             refused: 0,
         };
@@ -231,7 +228,6 @@ impl Traffic {
                 let known = self.requests.remove(&request).unwrap();
                 self.answered += 1;
                 self.served += known.takes;
-                self.longest = self.longest.max(known.takes);
                 if let Some(client) = known.client {
                     self.after(self.clients[client].gap, Moment::Ask(client));
                 }
