@@ -128,8 +128,8 @@ impl Policy {
         self.models[one].rules.shares_with(&self.models[other].rules)
     }
 
-    /// Those of least worth leave first: idle before busy, then by requests, then by what it takes to have it back
-    /// for the time until it is needed.
+    /// Those of least worth leave first: idle before busy, then those with few requests. Among equals it is what a swap
+    /// takes over the time until the next request.
     fn worth(&self, id: usize) -> (usize, u128, Time) {
         let model = &self.models[id];
         if model.rules.turn_per_swap == 0 {

@@ -20,14 +20,15 @@
 //! - An engine that fails while it wakes or starts is restarted once. If it fails again, or cannot be restarted, it is
 //!   quarantined, longer each time. An engine whose memory is not released is stopped.
 //! - The model with the oldest waiting request comes next on its GPUs. A point of priority counts like a second of
-//!   waiting, so a lower priority never waits for good. Awake models with requests stay for at most
-//!   `turn_max` while others wait, so that ABCABC becomes AABBCC. So no request that its model's next turn admits waits
-//!   for longer than the turns of the others, each with its last requests and its swap.
-//! - A turn ends earlier when more requests wait for others than the model has itself, but not before it has lasted for
-//!   `turn_per_swap` times what its swap takes. An idle model leaves at once, or after `grace` if its pauses are usually
-//!   shorter.
-//! - Where several could leave, an idle model does before a busy one. Of idle ones it is the one that is cheapest to
-//!   bring back for the time until its next request is expected, of busy ones the one with the fewest requests.
+//!   waiting, so a lower priority never waits for good.
+//! - Awake models with requests stay for at most `turn_max` while others wait, so that ABCABC becomes AABBCC. A turn
+//!   admits what waits, up to `running_max`. Such a request waits at most for a turn of each other model, with its last
+//!   requests and its swap.
+//! - A turn ends earlier when more requests wait for others than the model has itself. But it lasts for `turn_per_swap`
+//!   times what its swap takes.
+//! - An idle model leaves at once, or after `grace` if its pauses are usually shorter.
+//! - Where several could leave, an idle model does before a busy one, and one with few requests before one with many.
+//!   Of idle ones it is the one that is cheapest to bring back for the time until its next request.
 //!
 //! Tasks and requests have unique ids, so late, repeated or missing reports do no harm.
 
