@@ -8,7 +8,7 @@ const DIGITS_MAX: usize = 6;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Bare,
+    Plain,
     Comment,
     /// In a string that ends with this quote.
     Text {
@@ -18,7 +18,7 @@ enum State {
 }
 
 /// The characters of a file up to a line's end, with what the parser takes each for.
-struct Scan<'a> {
+struct LineScan<'a> {
     rest: &'a str,
     state: State,
     /// Of open brackets.
@@ -27,12 +27,12 @@ struct Scan<'a> {
 
 /// The line that begins at byte `start` and ends at `end`.
 pub(super) fn masked(text: &str, start: usize, end: usize) -> String {
-    let mut scan = Scan { rest: text.get(..end).unwrap_or_default(), state: State::Bare, depth: 0 };
+    let mut scan = LineScan { rest: text.get(..end).unwrap_or_default(), state: State::Plain, depth: 0 };
     let before = text.get(..start).unwrap_or_default().len();
     while end - scan.rest.len() < before {
         scan.next(&mut String::new());
     }
-    let is_value = scan.depth > 0 || scan.state != State::Bare;
+    let is_value = scan.depth > 0 || scan.state != State::Plain;
     let mut plain = String::new();
     while !scan.rest.is_empty() {
         scan.next(&mut plain);
@@ -40,7 +40,7 @@ pub(super) fn masked(text: &str, start: usize, end: usize) -> String {
     words(&plain, is_value)
 }
 
-impl Scan<'_> {
+impl LineScan<'_> {
     /// Takes one character, or a quote of three. What is in a string or a comment becomes stars.
     fn next(&mut self, to: &mut String) {
         let Some(c) = self.rest.chars().next() else { return };
@@ -48,7 +48,7 @@ impl Scan<'_> {
         let mut taken = c.len_utf8();
         let mut shown = c;
         match self.state {
-            State::Bare => match c {
+            State::Plain => match c {
                 '"' | '\'' => {
                     let is_long = is_triple(c);
                     taken = if is_long { 3 } else { 1 };
@@ -59,15 +59,15 @@ impl Scan<'_> {
                 ']' | '}' => self.depth = self.depth.saturating_sub(1),
                 _ => {}
             },
-            State::Comment if c == '\n' => self.state = State::Bare,
+            State::Comment if c == '\n' => self.state = State::Plain,
             State::Comment => shown = '*',
             State::Text { quote, is_long } => {
                 let is_end = c == quote && (!is_long || is_triple(quote));
                 if is_end {
                     taken = if is_long { 3 } else { 1 };
-                    self.state = State::Bare;
+                    self.state = State::Plain;
                 } else if c == '\n' && !is_long {
-                    self.state = State::Bare;
+                    self.state = State::Plain;
                 } else {
                     // An escaped quote ends no string.
                     let escaped = self.rest.chars().nth(1).filter(|c| *c != '\n');

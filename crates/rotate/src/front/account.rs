@@ -37,8 +37,7 @@ pub(super) struct Account {
     /// Among the requests with the same key.
     pub(super) key_permit: Option<Permit>,
     /// As the engine counts them, if it does.
-    pub(super) prompt_tokens: Option<u64>,
-    pub(super) completion_tokens: Option<u64>,
+    pub(super) tokens: Tokens,
     tracked: Tracked,
 }
 
@@ -73,8 +72,7 @@ impl Account {
             permit: None,
             key_permit: None,
             tracked,
-            prompt_tokens: None,
-            completion_tokens: None,
+            tokens: Tokens::default(),
         }
     }
 
@@ -99,8 +97,7 @@ impl Drop for Account {
             End::Broken => "broken",
         };
         let status = self.status.map(|status| status.as_u16());
-        let tokens = Tokens { prompt: self.prompt_tokens, completion: self.completion_tokens };
-        let last = self.tracked.end(self.model.as_deref(), status, end, tokens);
+        let last = self.tracked.end(self.model.as_deref(), status, end, self.tokens);
         tracing::info!(
             request_id = last.id,
             method = last.method,
@@ -114,8 +111,8 @@ impl Drop for Account {
             ttft_ms = last.ttft_s.map(milliseconds),
             total_ms = milliseconds(last.age_s),
             bytes = last.bytes,
-            prompt_tokens = self.prompt_tokens,
-            completion_tokens = self.completion_tokens,
+            prompt_tokens = self.tokens.prompt,
+            completion_tokens = self.tokens.completion,
             "a request is over"
         );
     }

@@ -19,7 +19,7 @@ use super::api_error::{ApiError, Dialect};
 use super::connection::Connection;
 use super::stored::IdReader;
 use super::tunnel::Opening;
-use super::usage::{Tokens, UsageReader};
+use super::usage::UsageReader;
 use super::{Admission, Backend, Route};
 
 const COMMENT: &[u8] = b": waiting\n\n";
@@ -195,8 +195,7 @@ impl Drop for AnswerBody {
 impl Forwarded {
     /// Counts the tokens of what has come so far.
     fn count(&self, account: &mut Account) {
-        let Tokens { prompt, completion } = self.usage.as_ref().map(UsageReader::tokens).unwrap_or_default();
-        (account.prompt_tokens, account.completion_tokens) = (prompt, completion);
+        account.tokens = self.usage.as_ref().map(UsageReader::tokens).unwrap_or_default();
     }
 
     /// `None` after the last frame.

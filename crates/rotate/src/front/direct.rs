@@ -29,7 +29,7 @@ pub(super) enum Direct {
 
 /// Where such a request goes.
 #[derive(Debug)]
-pub(super) struct Destination {
+pub(super) struct EngineTarget {
     pub(super) route: Route,
     /// Of the engine.
     pub(super) path: PathAndQuery,
@@ -40,7 +40,7 @@ pub(super) struct Destination {
 /// What to do with such a request.
 #[derive(Debug)]
 pub(super) enum Directed {
-    To(Destination),
+    To(EngineTarget),
     /// To the same path with a slash, so that a page's relative links lead below it.
     Slash(HeaderValue),
 }
@@ -92,7 +92,7 @@ impl Direct {
             Self::Stored(id) => {
                 let route = stored.model_of(id, owner).and_then(|name| backend.route(&name));
                 let route = route.ok_or_else(|| ApiError::no_response(id))?;
-                Ok(Directed::To(Destination { route, path, base: None }))
+                Ok(Directed::To(EngineTarget { route, path, base: None }))
             }
             Self::WebSocket => {
                 let name = websocket::model_of(path.query())?;
@@ -104,7 +104,7 @@ impl Direct {
                     websocket::with_model(&path, &route.served_as)
                 };
                 let path = path.ok_or_else(ApiError::no_path)?;
-                Ok(Directed::To(Destination { route, path, base: None }))
+                Ok(Directed::To(EngineTarget { route, path, base: None }))
             }
             Self::Engine { .. } => {
                 let directed = engine_path(&path, backend)?;
@@ -159,7 +159,7 @@ fn engine_path(path: &PathAndQuery, backend: &dyn Backend) -> Result<Directed, A
         return there.map(Directed::Slash).map_err(|_| bad());
     }
     let path = format!("{}{query}", &rest[end..]).parse().map_err(|_| bad())?;
-    Ok(Directed::To(Destination { route, path, base: Some(base) }))
+    Ok(Directed::To(EngineTarget { route, path, base: Some(base) }))
 }
 
 /// Whether an open page asks by itself: for its parts, or again and again. Such requests wake no model, or a forgotten tab

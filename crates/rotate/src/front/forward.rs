@@ -23,7 +23,7 @@ use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, W
 use super::api_error::{ApiError, Dialect};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
-use super::direct::{self, Destination, Direct, Directed};
+use super::direct::{self, Direct, Directed, EngineTarget};
 use super::edit;
 use super::json::{self, RequestFields};
 use super::limits::{Backoff, KeyRequests};
@@ -248,7 +248,7 @@ impl Proxy {
     ) -> Result<Response<Flow>, ApiError> {
         let owner = account.key.clone();
         let directed = direct.resolve(path, &parts, &*self.backend, &self.stored, owner.as_deref())?;
-        let Destination { route, path, base } = match directed {
+        let EngineTarget { route, path, base } = match directed {
             Directed::To(destination) => destination,
             Directed::Slash(there) => {
                 let mut response = Response::new(Flow::Whole(None));

@@ -3,6 +3,7 @@
 //! Promises: no byte is delayed or changed. At most the first and the last `WINDOW_BYTES` of an answer are copied. Text
 //! that a model wrote is never taken for a count.
 
+use crate::requests::Tokens;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::Deserialize;
 
@@ -10,13 +11,6 @@ use serde::Deserialize;
 const WINDOW_BYTES: usize = 4 << 10;
 /// A quote within a text is escaped, so this is a key.
 const KEY: &[u8] = b"\"usage\"";
-
-/// As an engine counts them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Tokens {
-    pub(super) prompt: Option<u64>,
-    pub(super) completion: Option<u64>,
-}
 
 /// The two ends of an answer.
 #[derive(Debug, Default)]

@@ -44,7 +44,7 @@ pub(super) struct Exporting {
 
 /// Takes finished spans. Clones share it.
 #[derive(Debug, Clone)]
-pub(super) struct Queue {
+pub(super) struct SpanQueue {
     spans: mpsc::Sender<SpanData>,
     health: Arc<Health>,
 }
@@ -68,7 +68,7 @@ struct Sending {
 }
 
 impl Exporting {
-    pub(super) fn start(export: &TraceExport, resource: &Resource) -> Result<(Self, Queue), String> {
+    pub(super) fn start(export: &TraceExport, resource: &Resource) -> Result<(Self, SpanQueue), String> {
         let health = Arc::new(Health::default());
         let sending = Sending {
             http: transport::client(CONNECT_MAX, Some(IDLE_MAX)),
@@ -89,7 +89,7 @@ impl Exporting {
         let (spans, waiting) = mpsc::channel(QUEUE_MAX);
         let ending = CancellationToken::new();
         let task = tokio::spawn(export_all(exporter, waiting, ending.clone(), Arc::clone(&health)));
-        Ok((Self { ending, task: Mutex::new(Some(task)) }, Queue { spans, health }))
+        Ok((Self { ending, task: Mutex::new(Some(task)) }, SpanQueue { spans, health }))
     }
 
     pub(super) async fn end(&self, timeout: Duration) {
@@ -173,7 +173,7 @@ impl Health {
     }
 }
 
-impl SpanProcessor for Queue {
+impl SpanProcessor for SpanQueue {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
@@ -282,7 +282,7 @@ mod tests {
         }
     }
 
-    fn start(listener: &TcpListener) -> (Exporting, Queue) {
+    fn start(listener: &TcpListener) -> (Exporting, SpanQueue) {
         let text = format!(
             "[traces]\nendpoint = \"http://{}/v1/traces\"\n[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"\n",
             listener.local_addr().unwrap()

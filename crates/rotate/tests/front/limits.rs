@@ -106,7 +106,7 @@ fn a_client_that_reads_no_answer_leaves_its_place() {
         let timeouts = Timeouts { unread: Duration::from_millis(100), ..Timeouts::default() };
         let setup = Setup::with_timeouts("connections_max = 1", timeouts).await;
         let first = setup.client().await;
-        // Until the front writes and nobody reads.
+        // Until the front writes, and no client reads.
         let ask = "GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n".repeat(100);
         let mut second = loop {
             if first.stream.try_write(ask.as_bytes()).is_err() && setup.backend.requests.active(1).1 == 0 {
