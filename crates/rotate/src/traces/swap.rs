@@ -25,12 +25,14 @@ pub(super) struct Moves {
 struct OpenSpan {
     comes: bool,
     span: Span,
+    /// When its last stage began, to the millisecond, as the span's own start.
+    stage_since: SystemTime,
 }
 
 impl Moves {
     /// The swap that a request waited for since then.
     pub(super) fn swap_of(&self, model: &str, since: SystemTime) -> Option<SpanContext> {
-        if let Some(OpenSpan { comes: true, span }) = self.open.get(model) {
+        if let Some(OpenSpan { comes: true, span, .. }) = self.open.get(model) {
             return Some(span.span_context().clone());
         }
         self.came.get(model).filter(|(_, end)| *end >= since).map(|(swap, _)| swap.clone())
@@ -39,8 +41,8 @@ impl Moves {
     pub(super) fn record(&mut self, tracer: &SdkTracer, event: &ServiceEvent) {
         let (model, at) = (event.model.as_str(), UNIX_EPOCH + Duration::from_millis(event.at_unix_ms));
         match &event.what {
-            EventKind::Stage { before, before_s, stage } => {
-                self.phase(tracer, model, *before, (*before_s, at));
+            EventKind::Stage { before, stage, .. } => {
+                self.phase(tracer, model, *before, at);
                 if RESTS.contains(stage) {
                     self.rest(model, *stage, at);
                 } else if *stage != StageName::Probing && !self.open.contains_key(model) {
@@ -73,14 +75,14 @@ impl Moves {
         let model_is = [KeyValue::new("gen_ai.request.model", model.to_owned())];
         let builder = builder.with_start_time(at).with_attributes(model_is);
         let span = tracer.build_with_context(builder, &Context::new());
-        self.open.insert(model.to_owned(), OpenSpan { comes, span });
+        self.open.insert(model.to_owned(), OpenSpan { comes, span, stage_since: at });
     }
 
-    fn phase(&self, tracer: &SdkTracer, model: &str, stage: StageName, (seconds, at): (f64, SystemTime)) {
-        let Some(open) = self.open.get(model) else { return };
+    fn phase(&mut self, tracer: &SdkTracer, model: &str, stage: StageName, at: SystemTime) {
+        let Some(open) = self.open.get_mut(model) else { return };
         let parent = Context::new().with_remote_span_context(open.span.span_context().clone());
-        let took = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-        let builder = tracer.span_builder(stage.as_str()).with_start_time(at - took);
+        let since = std::mem::replace(&mut open.stage_since, at);
+        let builder = tracer.span_builder(stage.as_str()).with_start_time(since);
         tracer.build_with_context(builder, &parent).end_with_timestamp(at);
     }
 
@@ -89,7 +91,7 @@ impl Moves {
         if stage == StageName::Ready && self.open.get(model).is_some_and(|open| open.comes) {
             return;
         }
-        let Some(OpenSpan { comes, mut span }) = self.open.remove(model) else { return };
+        let Some(OpenSpan { comes, mut span, .. }) = self.open.remove(model) else { return };
         if comes {
             span.set_status(Status::error(format!("it is {stage}, and was to be ready")));
         } else {
@@ -160,7 +162,7 @@ mod tests {
             stage(1400, "a", Draining, 0.4, FallingAsleep),
             stage(2000, "a", FallingAsleep, 0.6, Asleep),
             stage(2000, "b", Asleep, 60.0, Waking),
-            stage(3000, "b", Waking, 1.0, Canary),
+            stage(3000, "b", Waking, 1.0009, Canary),
             stage(3500, "b", Canary, 0.5, Ready),
             ServiceEvent {
                 seq: 7,
