@@ -53,9 +53,14 @@ impl Kind {
         }
     }
 
-    /// The variable without which it has no endpoints for that, and its value.
+    /// The variable that it needs for that, and its value.
     pub(super) fn sleep_variable(self) -> Option<(&'static str, &'static str)> {
-        if self == Self::Vllm { "VLLM_SERVER_DEV_MODE=1".split_once('=') } else { None }
+        match self {
+            Self::Vllm => Some(("VLLM_SERVER_DEV_MODE", "1")),
+            // Else it unloads its model by itself.
+            Self::Ollama => Some(("OLLAMA_KEEP_ALIVE", "-1")),
+            _ => None,
+        }
     }
 
     /// What it needs so that it can sleep, in words.

@@ -2,7 +2,6 @@
 //!
 //! Texts are in the configuration's own words: `${…}` is a macro, and [`literal`] keeps one from being that.
 
-mod keys;
 mod page;
 
 use std::fs::OpenOptions;
@@ -14,7 +13,6 @@ use poorwill::chain;
 use poorwill_rotate::config::Config;
 use toml::{Table, Value};
 
-pub(super) use self::keys::Keys;
 use self::page::{Page, quoted_key};
 use crate::failure::Failure;
 
@@ -41,9 +39,11 @@ pub(super) enum EngineDraft {
     Sglang {
         sleeps: bool,
     },
-    /// Any other, with the path of its health check; it is started and stopped.
+    /// Any other, with the path of its health check.
     Other {
         health: String,
+        /// By which it sleeps and wakes; without any it is started and stopped.
+        calls: Vec<(&'static str, Value)>,
     },
 }
 
@@ -124,6 +124,21 @@ impl ModelDraft {
             canary: Vec::new(),
         }
     }
+
+    /// By name, alias or variant.
+    pub(super) fn is_called(&self, name: &str) -> bool {
+        let variants = self.variants.iter().map(|(variant, _)| variant);
+        self.aliases.iter().chain(variants).chain([&self.name]).any(|one| one == name)
+    }
+
+    /// Keeps the rule that is there already, if any, and returns whether there was none.
+    pub(super) fn add_rule(&mut self, key: &'static str, value: impl Into<Value>) -> bool {
+        let is_new = self.rules.iter().all(|(other, _)| *other != key);
+        if is_new {
+            self.rules.push((key, value.into()));
+        }
+        is_new
+    }
 }
 
 impl Draft {
@@ -131,15 +146,15 @@ impl Draft {
     ///
     /// # Errors
     /// If it is none, with the reason.
-    pub(super) fn text(&self, keys: Keys) -> Result<String, Failure> {
-        let text = self.written(keys);
+    pub(super) fn text(&self) -> Result<String, Failure> {
+        let text = self.written();
         // Neither keys nor variables need to be there yet.
         let read = Config::parse(&text, &|_| Ok("key".to_owned()));
         read.map(|_| text)
             .map_err(|error| Failure::new(format!("this makes no configuration: {}", chain(&error))))
     }
 
-    fn written(&self, keys: Keys) -> String {
+    fn written(&self) -> String {
         let mut page = Page::default();
         self.notes.iter().for_each(|note| page.comment(note));
         page.blank();
@@ -168,13 +183,13 @@ impl Draft {
         );
         for model in &self.models {
             page.blank();
-            model.write(&mut page, keys);
+            model.write(&mut page);
         }
-        for selector in self.selectors.iter().filter(|_| keys.selectors) {
+        for selector in &self.selectors {
             page.blank();
             selector.write(&mut page);
         }
-        for profile in self.profiles.iter().filter(|_| keys.profiles) {
+        for profile in &self.profiles {
             page.blank();
             page.header(&format!("[profile.{}]", quoted_key(&profile.name)));
             profile.names.iter().for_each(|(name, target)| page.set(name, target.clone()));
@@ -188,7 +203,7 @@ impl Draft {
 }
 
 impl ModelDraft {
-    fn write(&self, page: &mut Page, keys: Keys) {
+    fn write(&self, page: &mut Page) {
         self.notes.iter().for_each(|note| page.comment(note));
         page.header("[[model]]");
         page.set("name", self.name.clone());
@@ -201,8 +216,7 @@ impl ModelDraft {
         match &self.engine {
             EngineDraft::Vllm { .. } => page.set("engine", "vllm"),
             EngineDraft::Sglang { .. } => page.set("engine", "sglang"),
-            EngineDraft::Other { .. } if keys.http => page.set("engine", "http"),
-            EngineDraft::Other { .. } => {}
+            EngineDraft::Other { .. } => page.set("engine", "http"),
         }
         page.set("url", self.url.clone());
         match &self.gpus {
@@ -215,18 +229,24 @@ impl ModelDraft {
             Some(bytes) => page.set("need", size(bytes)),
             None => page.suggest("need", "40GiB", "memory on each GPU; measured if it is left out"),
         }
-        self.write_command(page, keys);
-        self.write_names(page, keys);
-        self.write_tables(page, keys);
+        self.write_command(page);
+        self.card.write(page);
+        if !self.parameters.is_empty() {
+            page.set("parameters", Value::Table(self.parameters.clone()));
+        }
+        if !self.strip.is_empty() {
+            page.set("strip", self.strip.clone());
+        }
+        self.write_tables(page);
     }
 
-    fn write_command(&self, page: &mut Page, keys: Keys) {
+    fn write_command(&self, page: &mut Page) {
         self.command_notes.iter().for_each(|note| page.comment(note));
         if self.command.is_empty() {
             return;
         }
         page.set("command", self.command.clone());
-        if !self.stop_command.is_empty() && keys.stop_command {
+        if !self.stop_command.is_empty() {
             page.set("stop_command", self.stop_command.clone());
         }
         if !self.environment.is_empty() {
@@ -238,36 +258,20 @@ impl ModelDraft {
         }
     }
 
-    fn write_names(&self, page: &mut Page, keys: Keys) {
-        if keys.names {
-            self.card.write(page);
-        }
-        if keys.parameters {
-            if !self.parameters.is_empty() {
-                page.set("parameters", Value::Table(self.parameters.clone()));
-            }
-            if !self.strip.is_empty() {
-                page.set("strip", self.strip.clone());
-            }
-        }
-    }
-
-    fn write_tables(&self, page: &mut Page, keys: Keys) {
-        for (name, set) in self.variants.iter().filter(|_| keys.parameters) {
+    fn write_tables(&self, page: &mut Page) {
+        for (name, set) in &self.variants {
             page.header(&format!("[model.variants.{}]", quoted_key(name)));
             set.iter().for_each(|(key, value)| page.set(key, value.clone()));
         }
         let mut rules = self.rules.clone();
         match &self.engine {
-            EngineDraft::Other { health } if keys.http => {
+            EngineDraft::Other { health, calls } => {
                 page.header("[model.http]");
                 page.set("health", health.clone());
+                calls.iter().for_each(|(key, call)| page.set(key, call.clone()));
             }
             EngineDraft::Vllm { sleeps: true } | EngineDraft::Sglang { sleeps: true } => {}
             _ => rules.insert(0, ("sleeps", false.into())),
-        }
-        if !keys.priority {
-            rules.retain(|(key, _)| *key != "priority");
         }
         for (header, entries) in [("[model.rules]", &rules), ("[model.canary]", &self.canary)] {
             if !entries.is_empty() {

@@ -1,9 +1,8 @@
 //! The whole of a llama-swap configuration: its models, who may use them, and how they share the GPUs.
 
-use std::collections::BTreeSet;
-
-use super::super::draft::{Draft, Keys, ModelDraft, literal};
+use super::super::draft::{Draft, ModelDraft, literal};
 use super::macros::Scope;
+use super::matrix;
 use super::model::{self, Usual, seconds};
 use super::ports::Ports;
 use super::selector;
@@ -41,7 +40,7 @@ impl Warnings {
 
 /// # Errors
 /// The first mistake that llama-swap would refuse, too.
-pub(super) fn converted(file: &Node, keys: Keys) -> Result<Converted, Mistake> {
+pub(super) fn converted(file: &Node) -> Result<Converted, Mistake> {
     let Yaml::Map(entries) = &file.yaml else {
         return Mistake::at(file.place, "this is no configuration of llama-swap: it has no keys");
     };
@@ -65,7 +64,6 @@ pub(super) fn converted(file: &Node, keys: Keys) -> Result<Converted, Mistake> {
         start_max: seconds(file.get("healthCheckTimeout"), &scope)?,
         stop_max: seconds(file.get("unloadTimeout"), &scope)?.filter(|seconds| *seconds > 0),
         idle_max: seconds(file.get("globalTTL"), &scope)?,
-        keys,
     };
     for entry in models.entries() {
         let port = ports.of(&entry.key);
@@ -76,12 +74,12 @@ pub(super) fn converted(file: &Node, keys: Keys) -> Result<Converted, Mistake> {
     if draft.models.is_empty() {
         return Mistake::at(models.place, "none of its models can be carried over");
     }
-    shared(file, &scope, keys, &mut draft.models, &mut warnings)?;
+    shared(file, &scope, &mut draft.models, &mut warnings)?;
     for entry in file.get("selectors").map(Node::entries).unwrap_or_default() {
-        draft.selectors.extend(selector::converted(entry, &scope, &draft.models, keys, &mut warnings)?);
+        draft.selectors.extend(selector::converted(entry, &scope, &draft.models, &mut warnings)?);
     }
     for entry in file.get("profiles").map(Node::entries).unwrap_or_default() {
-        draft.profiles.extend(selector::profile(entry, &scope, &draft, keys, &mut warnings)?);
+        draft.profiles.extend(selector::profile(entry, &scope, &draft, &mut warnings)?);
     }
     let warnings = warnings.texts();
     if !warnings.is_empty() {
@@ -151,7 +149,6 @@ fn api_keys(
 fn shared(
     file: &Node,
     scope: &Scope<'_>,
-    keys: Keys,
     models: &mut [ModelDraft],
     warnings: &mut Warnings,
 ) -> Result<(), Mistake> {
@@ -164,7 +161,7 @@ fn shared(
     for name in preload.map(Node::items).unwrap_or_default() {
         let text = scope.text(name.text().unwrap_or_default(), name.place)?;
         match of_name(models, text.trim()) {
-            Some(model) => model.rules.push(("preload", true.into())),
+            Some(model) => drop(model.add_rule("preload", true)),
             None => warnings.add(name.place, &format!("preload names `{text}`, which is no model here")),
         }
     }
@@ -172,11 +169,7 @@ fn shared(
         self::group(group, scope, models, warnings)?;
     }
     if let Some(matrix) = named("matrix") {
-        warnings.add(
-            matrix.place,
-            "matrix is not carried over: models stay together where their measured memory fits, and what a swap of \
-             each costs is measured",
-        );
+        matrix::converted(matrix, scope, models, warnings)?;
     }
     let scheduler =
         routing.and_then(|routing| routing.get("scheduler")).and_then(|node| node.get("settings"));
@@ -185,17 +178,14 @@ fn shared(
     for entry in priorities.map(Node::entries).unwrap_or_default() {
         let text = scope.text(entry.value.text().unwrap_or_default(), entry.value.place)?;
         match (of_name(models, &entry.key), text.parse::<i64>()) {
-            (Some(model), Ok(priority)) if keys.priority => {
+            (Some(model), Ok(priority)) => {
                 let nearest = priority.clamp(-PRIORITY_MAX, PRIORITY_MAX);
                 if nearest != priority {
                     let text =
                         format!("the priority of `{}` is {nearest}, the nearest to {priority}", entry.key);
                     warnings.add(entry.place, &text);
                 }
-                model.rules.push(("priority", nearest.into()));
-            }
-            (Some(_), Ok(_)) => {
-                warnings.add(entry.place, &format!("the priority of `{}` is not carried over", entry.key));
+                model.add_rule("priority", nearest);
             }
             (None, _) => {
                 warnings.add(entry.place, &format!("priority names `{}`, which is no model here", entry.key));
@@ -206,7 +196,7 @@ fn shared(
     Ok(())
 }
 
-/// Models that no other may unload are pinned. The rest follows from measured memory.
+/// Models that no other may unload are pinned, and those that never unload each other are together.
 fn group(
     group: &Entry,
     scope: &Scope<'_>,
@@ -217,33 +207,31 @@ fn group(
         let text = group.value.get(key).and_then(Node::text);
         text.map_or(usual, |text| text.eq_ignore_ascii_case("true"))
     };
-    let mut unknown = BTreeSet::new();
-    for member in group.value.get("members").map(Node::items).unwrap_or_default() {
-        let name = scope.text(member.text().unwrap_or_default(), member.place)?;
+    let members = group.value.get("members").map(Node::items).unwrap_or_default().iter();
+    let names = members.map(|member| scope.text(member.text().unwrap_or_default(), member.place));
+    let names = names.collect::<Result<Vec<String>, Mistake>>()?;
+    let is_pinned = is("persistent", false);
+    if !is_pinned && !is("swap", true) {
+        matrix::together("group", group, &names, models, warnings);
+        return Ok(());
+    }
+    for name in names {
         match of_name(models, &name) {
-            Some(model) if is("persistent", false) => model.rules.push(("pinned", true.into())),
+            Some(model) if is_pinned => drop(model.add_rule("pinned", true)),
             Some(_) => {}
-            None => drop(unknown.insert(name)),
+            None => {
+                warnings.add(group.place, &format!("the group {} has no model here: {name}", group.key));
+            }
         }
     }
-    if !unknown.is_empty() {
-        let names: Vec<String> = unknown.into_iter().collect();
-        warnings
-            .add(group.place, &format!("the group {} has no models here: {}", group.key, names.join(", ")));
-    }
-    let fate = match (is("persistent", false), is("swap", true)) {
-        (true, _) => "its models are pinned",
-        (false, true) => "its models may stay together here",
-        (false, false) => "its models stay together",
+    let fate = match is_pinned {
+        true => ": its models are pinned, and all of them stay",
+        false => " is not carried over: its models may stay together where their measured memory fits",
     };
-    warnings.add(
-        group.place,
-        &format!("the group {} is not carried over: {fate}, where their measured memory fits", group.key),
-    );
+    warnings.add(group.place, &format!("the group {}{fate}", group.key));
     Ok(())
 }
 
-/// By name or alias.
-fn of_name<'m>(models: &'m mut [ModelDraft], name: &str) -> Option<&'m mut ModelDraft> {
-    models.iter_mut().find(|model| model.name == name || model.aliases.iter().any(|alias| alias == name))
+pub(super) fn of_name<'m>(models: &'m mut [ModelDraft], name: &str) -> Option<&'m mut ModelDraft> {
+    models.iter_mut().find(|model| model.is_called(name))
 }

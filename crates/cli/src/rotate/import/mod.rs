@@ -4,6 +4,7 @@
 
 mod convert;
 mod macros;
+mod matrix;
 mod model;
 mod ports;
 mod selector;
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use self::yaml::Mistake;
-use super::draft::{self, Keys};
+use super::draft;
 use crate::failure::{Failure, Outcome};
 
 #[derive(Debug, Serialize)]
@@ -50,10 +51,8 @@ pub(super) fn run(source: &Path, path: Option<&Path>) -> Result<ImportReport, Fa
         .map_err(|error| Failure::new(format!("cannot read {}: {error}", source.display())))?;
     let in_source =
         |mistake: Mistake| Failure::new(format!("{}: {}: {}", source.display(), mistake.place, mistake.text));
-    let keys = Keys::known();
-    let converted =
-        yaml::parsed(&text).and_then(|file| convert::converted(&file, keys)).map_err(in_source)?;
-    let text = converted.draft.text(keys)?;
+    let converted = yaml::parsed(&text).and_then(|file| convert::converted(&file)).map_err(in_source)?;
+    let text = converted.draft.text()?;
     for warning in &converted.warnings {
         // Without standard error there is no place for it.
         let _ = writeln!(io::stderr(), "warning: {}: {warning}", source.display());

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use super::super::draft::{EngineDraft, Keys, ModelDraft, literal};
+use super::super::draft::{EngineDraft, ModelDraft, literal};
 use super::super::engines::{CommandLine, Kind, is_secret_name, without_secrets};
 use super::convert::Warnings;
 use super::macros::Scope;
@@ -25,7 +25,6 @@ pub(super) struct Usual {
     pub(super) start_max: Option<u64>,
     pub(super) stop_max: Option<u64>,
     pub(super) idle_max: Option<u64>,
-    pub(super) keys: Keys,
 }
 
 /// `None` for a model that cannot be carried over, with a warning.
@@ -67,12 +66,12 @@ pub(super) fn converted<'y>(
         model.command = without_secrets(&words(&scope, cmd, &here)?).0;
     }
     environment(&scope, &entry.value, &here, &mut model, warnings)?;
-    model.engine = engine(&scope, entry, &mut model, usual.keys, warnings)?;
-    if let EngineDraft::Other { health } = &model.engine {
+    model.engine = engine(&scope, entry, &mut model, warnings)?;
+    if let EngineDraft::Other { health, .. } = &model.engine {
         model.canary = canary(&scope, &entry.value, &model.command, health)?;
     }
     model.rules.extend(rules(&scope, &entry.value, usual)?);
-    let mut rest = Rest { scope: &scope, here: &here, model: &mut model, keys: usual.keys, warnings };
+    let mut rest = Rest { scope: &scope, here: &here, model: &mut model, warnings };
     for entry in entry.value.entries() {
         rest.carry(entry)?;
     }
@@ -184,7 +183,6 @@ fn engine(
     scope: &Scope<'_>,
     entry: &Entry,
     model: &mut ModelDraft,
-    keys: Keys,
     warnings: &mut Warnings,
 ) -> Result<EngineDraft, Mistake> {
     let kind = CommandLine::of(&model.command).map(|line| (line.kind, line));
@@ -222,10 +220,7 @@ fn engine(
         path if path.starts_with('/') => path.to_owned(),
         path => format!("/{path}"),
     };
-    if !keys.http && health != "/health" {
-        warnings.add(place, &format!("model `{}`: its health check is /health, and not {health}", entry.key));
-    }
-    Ok(EngineDraft::Other { health })
+    Ok(EngineDraft::Other { health, calls: Vec::new() })
 }
 
 /// An engine without texts is asked for its health page, since no test request suits it.
@@ -294,7 +289,6 @@ struct Rest<'r, 'y> {
     scope: &'r Scope<'y>,
     here: &'r str,
     model: &'r mut ModelDraft,
-    keys: Keys,
     warnings: &'r mut Warnings,
 }
 
@@ -311,15 +305,18 @@ impl Rest<'_, '_> {
             "useModelName" => self.model.served_as = Some(text()?),
             "aliases" => {
                 for alias in value.items() {
-                    let alias = self.scope.text(alias.text().unwrap_or_default(), alias.place)?;
-                    self.model.aliases.push(alias);
+                    let id = alias.get("id").unwrap_or(alias);
+                    self.model.aliases.push(self.scope.text(id.text().unwrap_or_default(), id.place)?);
+                    for entry in alias.entries().iter().filter(|entry| entry.key != "id") {
+                        self.lacks(entry, "an alias is shown as its model is");
+                    }
                 }
             }
-            "cmdStop" => self.stop_command(entry)?,
-            "name" if self.keys.names => self.model.card.display_name = Some(text()?),
-            "description" if self.keys.names => self.model.card.description = Some(text()?),
-            "unlisted" if self.keys.names => self.model.card.is_unlisted = value.text() == Some("true"),
-            "metadata" if self.keys.names => {
+            "cmdStop" => self.model.stop_command = words(self.scope, value, self.here)?,
+            "name" => self.model.card.display_name = Some(text()?),
+            "description" => self.model.card.description = Some(text()?),
+            "unlisted" => self.model.card.is_unlisted = value.text() == Some("true"),
+            "metadata" => {
                 self.model.card.metadata = table(self.scope, value, self.here, &LISTED, self.warnings)?;
             }
             "filters" => self.filters(value)?,
@@ -337,20 +334,9 @@ impl Rest<'_, '_> {
         self.warnings.add(entry.place, &text);
     }
 
-    fn stop_command(&mut self, entry: &Entry) -> Result<(), Mistake> {
-        let words = words(self.scope, &entry.value, self.here)?;
-        if self.keys.stop_command {
-            self.model.stop_command = words;
-        } else {
-            self.lacks(entry, "the process gets SIGTERM, then SIGKILL");
-        }
-        Ok(())
-    }
-
     fn filters(&mut self, filters: &Node) -> Result<(), Mistake> {
         for entry in filters.entries() {
             match entry.key.as_str() {
-                _ if !self.keys.parameters => self.lacks(entry, "bodies go to the engine as they are"),
                 "stripParams" | "strip_params" => {
                     let list = self.scope.text(entry.value.text().unwrap_or_default(), entry.value.place)?;
                     for name in list.split(',').map(str::trim).filter(|name| !["", "model"].contains(name)) {

@@ -1,6 +1,6 @@
 //! Names of a llama-swap configuration that stand for models: selectors, and profiles that an operator chooses.
 
-use super::super::draft::{CardDraft, Draft, Keys, ModelDraft, ProfileDraft, SelectorDraft, literal};
+use super::super::draft::{CardDraft, Draft, ModelDraft, ProfileDraft, SelectorDraft, literal};
 use super::convert::Warnings;
 use super::macros::Scope;
 use super::model::{LISTED, seconds, table};
@@ -11,17 +11,9 @@ pub(super) fn converted(
     entry: &Entry,
     scope: &Scope<'_>,
     models: &[ModelDraft],
-    keys: Keys,
     warnings: &mut Warnings,
 ) -> Result<Option<SelectorDraft>, Mistake> {
     let here = format!("selector `{}`", entry.key);
-    if !keys.selectors {
-        warnings.add(
-            entry.place,
-            &format!("{here} is not carried over: names are those of models and their aliases"),
-        );
-        return Ok(None);
-    }
     let text = |key: &str| {
         let node = entry.value.get(key).filter(|node| node.text().is_some_and(|text| !text.is_empty()));
         node.map(|node| scope.text(node.text().unwrap_or_default(), node.place)).transpose()
@@ -48,7 +40,7 @@ pub(super) fn converted(
     let mut targets = Vec::new();
     for target in entry.value.get("targets").map(Node::items).unwrap_or_default() {
         let name = scope.text(target.text().unwrap_or_default(), target.place)?;
-        if models.iter().any(|model| is_called(model, &name)) {
+        if models.iter().any(|model| model.is_called(&name)) {
             targets.push(name);
         } else {
             warnings.add(target.place, &format!("{here}: its target `{name}` is no model here"));
@@ -77,14 +69,9 @@ pub(super) fn profile(
     entry: &Entry,
     scope: &Scope<'_>,
     draft: &Draft,
-    keys: Keys,
     warnings: &mut Warnings,
 ) -> Result<Option<ProfileDraft>, Mistake> {
     let here = format!("profile `{}`", entry.key);
-    if !keys.profiles {
-        warnings.add(entry.place, &format!("{here} is not carried over: names change by a reload only"));
-        return Ok(None);
-    }
     if let Some(description) = entry.value.get("description") {
         warnings.add(description.place, &format!("{here}: its description is not carried over"));
     }
@@ -92,7 +79,7 @@ pub(super) fn profile(
     for pin in entry.value.get("pins").map(Node::entries).unwrap_or_default() {
         let target = scope.text(pin.value.text().unwrap_or_default(), pin.value.place)?;
         let is_selector = draft.selectors.iter().any(|selector| selector.name == target);
-        if target.is_empty() || is_selector || draft.models.iter().any(|model| is_called(model, &target)) {
+        if target.is_empty() || is_selector || draft.models.iter().any(|model| model.is_called(&target)) {
             names.push((pin.key.clone(), target));
         } else {
             warnings.add(
@@ -109,10 +96,4 @@ pub(super) fn profile(
         return Ok(None);
     }
     Ok(Some(ProfileDraft { name: entry.key.clone(), names }))
-}
-
-/// By name, alias or variant.
-fn is_called(model: &ModelDraft, name: &str) -> bool {
-    let variants = model.variants.iter().map(|(variant, _)| variant);
-    model.aliases.iter().chain(variants).chain([&model.name]).any(|one| one == name)
 }

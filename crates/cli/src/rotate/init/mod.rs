@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use poorwill::ByteSize;
 use poorwill::gpus::{Gpus, GpusError};
 use serde::Serialize;
+use toml::{Table, Value};
 
 use self::running::{RunningEngine, running};
-use super::draft::{self, Draft, EngineDraft, Keys, ModelDraft, literal};
+use super::draft::{self, Draft, EngineDraft, ModelDraft, literal};
 use super::engines::{Kind, without_secrets};
 use crate::failure::{Failure, Outcome};
 
@@ -63,7 +64,7 @@ pub(super) fn run(path: Option<&Path>) -> Result<InitReport, Failure> {
     let gpus = Gpus::open();
     let engines = running(gpus.as_ref().ok())?;
     let draft = drafted(&engines, &gpus);
-    let text = draft.text(Keys::known())?;
+    let text = draft.text()?;
     if let Some(path) = path {
         draft::write_new(path, &text)?;
     }
@@ -142,11 +143,16 @@ fn model(engine: &RunningEngine, taken: &mut BTreeSet<String>) -> ModelDraft {
         taken.insert(name.clone());
     }
     let kind = engine.line.kind;
-    let health = if kind == Kind::Ollama { "/" } else { "/health" };
     let engine_draft = match kind {
         Kind::Vllm | Kind::Mock => EngineDraft::Vllm { sleeps: true },
         Kind::Sglang => EngineDraft::Sglang { sleeps: true },
-        _ => EngineDraft::Other { health: health.to_owned() },
+        Kind::Ollama => EngineDraft::Other {
+            health: "/api/version".to_owned(),
+            calls: ollama_calls(&literal(&served_as)),
+        },
+        Kind::LlamaServer | Kind::TextEmbeddings | Kind::Infinity => {
+            EngineDraft::Other { health: "/health".to_owned(), calls: Vec::new() }
+        }
     };
     let mut model = ModelDraft::new(literal(&name), engine.url(), engine_draft);
     model.served_as = (name != served_as).then(|| literal(&served_as));
@@ -175,6 +181,28 @@ fn model(engine: &RunningEngine, taken: &mut BTreeSet<String>) -> ModelDraft {
     model
 }
 
+/// A request without a prompt loads or unloads its model.
+fn ollama_calls(model: &str) -> Vec<(&'static str, Value)> {
+    let keep_alive = |seconds: i64| {
+        let body = Table::from_iter(
+            [("model", Value::from(model)), ("keep_alive", seconds.into())]
+                .map(|(key, value)| (key.to_owned(), value)),
+        );
+        called("POST /api/generate", [("body", Value::Table(body))])
+    };
+    let none = Value::Array(Vec::new());
+    vec![
+        ("sleep", keep_alive(0)),
+        ("wake", keep_alive(-1)),
+        ("asleep", called("GET /api/ps", [("at", "/models".into()), ("is", none)])),
+    ]
+}
+
+fn called<const N: usize>(call: &str, more: [(&str, Value); N]) -> Value {
+    let more = more.map(|(key, value)| (key.to_owned(), value));
+    Value::Table([("call".to_owned(), call.into())].into_iter().chain(more).collect())
+}
+
 fn write_command(model: &mut ModelDraft, engine: &RunningEngine) {
     let kind = engine.line.kind;
     let (mut command, left_out) = without_secrets(&engine.line.words);
@@ -197,6 +225,12 @@ fn write_command(model: &mut ModelDraft, engine: &RunningEngine) {
                  service starts it so. Or say sleeps = false under [model.rules], and it is stopped and started instead."
             ));
         }
+    }
+    if kind == Kind::Ollama {
+        model.command_notes.push(format!(
+            "It needs {}, or it unloads its model by itself: stop it if it runs without, and the service starts it so.",
+            kind.sleep_needs()
+        ));
     }
     model.command = command.iter().map(|word| literal(word)).collect();
     if let Some((name, value)) = kind.sleep_variable() {
@@ -251,6 +285,8 @@ fn template() -> Vec<ModelDraft> {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use poorwill_rotate::config::EngineKind;
+
     use super::super::engines::CommandLine;
     use super::*;
 
@@ -270,7 +306,7 @@ mod tests {
 
     fn text(engines: &[RunningEngine]) -> String {
         let gpus = Err(GpusError::Absent { position: 0, count: 0 });
-        drafted(engines, &gpus).text(Keys::known()).unwrap_or_else(|failure| panic!("{failure}"))
+        drafted(engines, &gpus).text().unwrap_or_else(|failure| panic!("{failure}"))
     }
 
     #[test]
@@ -297,6 +333,7 @@ mod tests {
             "name = \"$${two}\"",
             "serves other models, too: o:2.",
             "CUDA_VISIBLE_DEVICES = \"1,0\"",
+            "OLLAMA_KEEP_ALIVE = \"-1\"",
         ] {
             assert!(text.contains(words), "`{words}` is not in:\n{text}");
         }
@@ -306,6 +343,14 @@ mod tests {
         assert_eq!(names, ["a\"b", "${two}", "q", "q-9004", "model-9005", "o:1"]);
         assert_eq!(config.models[0].aliases, ["other"]);
         assert!(config.models[0].rules.can_sleep && !config.models[2].rules.can_sleep);
+        let [llama, ollama] = [2, 5].map(|at| &config.models[at]);
+        assert_eq!([llama, ollama].map(|model| model.engine), [EngineKind::Http; 2]);
+        assert_eq!((llama.http.health.as_str(), llama.http.sleep.is_some()), ("/health", false));
+        assert_eq!(ollama.http.health, "/api/version");
+        let calls = ollama.http.sleep.as_ref().unwrap();
+        assert_eq!(format!("{:?}, {:?}", calls.sleep, calls.wake), "POST /api/generate, POST /api/generate");
+        let words = "keep_alive = 0, model = \"o:1\"";
+        assert!(ollama.rules.can_sleep && text.contains(words), "{text}");
     }
 
     #[test]

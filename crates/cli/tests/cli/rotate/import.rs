@@ -188,7 +188,7 @@ fn nothing_is_dropped_silently_and_no_secret_is_written() {
         "set the variable POORWILL_KEY_1 to this key of apiKeys",
         "logLevel is not carried over: the variable POORWILL_LOG sets the level",
         "preload names `gone`, which is no model here",
-        "the group always is not carried over: its models are pinned",
+        "the group always: its models are pinned",
         "model `zebra`: set the variable HF_TOKEN",
         "model `zebra`: compat is not carried over",
         "model `small`: --api-key is left out of its command",
@@ -212,36 +212,74 @@ fn nothing_is_dropped_silently_and_no_secret_is_written() {
     }
 }
 
-/// Each is either in the new file, or named.
 #[test]
-fn keys_with_a_counterpart_are_carried_over_where_the_configuration_has_it() {
+fn keys_with_a_counterpart_are_carried_over() {
     let imported = Imported::new(FULL, &[]);
-    for (key, words, warning) in [
-        ("engine = \"http\"", "health = \"/ready\"", "its health check is /health, and not /ready"),
-        (
-            "stop_command = ",
-            "stop_command = [\"docker\", \"stop\", \"fixed\"]",
-            "cmdStop is not carried over",
-        ),
-        ("display_name = ", "display_name = \"Zebra\"", "name is not carried over"),
-        ("parameters = ", "temperature = 0.5", "setParams is not carried over"),
-        ("strip = ", "strip = [\"top_p\"]", "stripParams is not carried over"),
-        (
-            "[profile.",
-            "[profile.night]\ncoder = \"small\"\npainter = \"\"\n",
-            "profile `night` is not carried over",
-        ),
-        ("[[selector]]", "targets = [\"small\", \"z\"]", "selector `any` is not carried over"),
-        ("strategy = ", "strategy = \"spillover\"\nrequests = 4", "selector `any` is not carried over"),
-        ("priority = ", "priority = 5", "the priority of `small` is not carried over"),
-        ("[model.variants.", "[model.variants.\"fixed:high\"]\n", "setParamsByID is not carried over"),
+    for words in [
+        "engine = \"http\"",
+        "health = \"/ready\"",
+        "stop_command = [\"docker\", \"stop\", \"fixed\"]",
+        "display_name = \"Zebra\"",
+        "temperature = 0.5",
+        "strip = [\"top_p\"]",
+        "[profile.night]\ncoder = \"small\"\npainter = \"\"\n",
+        "targets = [\"small\", \"z\"]",
+        "strategy = \"spillover\"\nrequests = 4",
+        "priority = 5",
+        "[model.variants.\"fixed:high\"]\n",
     ] {
-        if imported.ran.stdout.lines().any(|line| line.starts_with(key)) {
-            assert!(imported.ran.stdout.contains(words), "`{words}` is not in: {}", imported.ran.stdout);
-        } else {
-            imported.warns(warning);
-        }
+        assert!(imported.ran.stdout.contains(words), "`{words}` is not in: {}", imported.ran.stdout);
     }
+}
+
+/// With a model in two sets, which is in the larger one here.
+#[test]
+fn sets_and_groups_without_swaps_stay_together() {
+    let models = "
+models:
+  a: {cmd: 'x ${PORT}', aliases: [{id: first, name: First}]}
+  b: {cmd: 'x ${PORT}'}
+  c: {cmd: 'x ${PORT}'}
+  d: {cmd: 'x ${PORT}'}
+  e: {cmd: 'x ${PORT}'}
+";
+    let matrix = "
+matrix:
+  vars: {v: c}
+  evict_costs: {v: 50, gone: 2}
+  sets: {pair: a & e, many: +base & v, base: (a & b), rest: d & e, either: a | d, loop: +loop}
+";
+    let imported = Imported::new(&format!("{models}{matrix}"), &[]);
+    let config = imported.config();
+    let rules = |name: &str| {
+        let rules = &model(&config, name).rules;
+        (rules.together.as_deref().map(ToString::to_string), rules.keep_weight)
+    };
+    let many = || Some("many".to_owned());
+    assert_eq!([rules("first"), rules("b"), rules("c")], [(many(), 1), (many(), 1), (many(), 50)]);
+    assert_eq!([rules("d"), rules("e")], [1, 1].map(|weight| (Some("rest".to_owned()), weight)));
+    for words in [
+        "evict_costs names `gone`, which is no model here",
+        "the set many: its models are `together`",
+        "the set pair is not carried over: less than two of its models",
+        "the set either is not carried over: it has alternatives",
+        "the set loop is not carried over",
+        "model `a`: name is not carried over: an alias is shown as its model is",
+    ] {
+        imported.warns(words);
+    }
+
+    let groups = "
+groups:
+  both: {swap: false, members: [a, first, b, gone]}
+  turns: {members: [c, d]}
+";
+    let imported = Imported::new(&format!("{models}{groups}"), &[]);
+    let config = imported.config();
+    let together = |name: &str| model(&config, name).rules.together.is_some();
+    assert_eq!(["a", "b", "c", "d", "e"].map(together), [true, true, false, false, false]);
+    imported.warns("the group both lacks models that are not here, or in another: gone");
+    imported.warns("the group turns is not carried over");
 }
 
 #[test]
