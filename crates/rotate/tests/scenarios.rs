@@ -6,7 +6,7 @@ mod fixture;
 use std::time::Duration;
 
 use poorwill_rotate::policy::{
-    Event, Gpu, Input, ModelId, Outcome, Refusal, RequestId, Rules, StageName, Task,
+    EngineState, Event, Gpu, Input, ModelId, Outcome, Refusal, RequestId, Rules, StageName, Task,
 };
 
 use fixture::{CARD, Fixture, GIB, seconds};
@@ -405,6 +405,44 @@ fn models_come_up_with_the_service_where_memory_is_free() {
     assert_eq!(fixture.stages(), ["asleep", "ready", "asleep", "asleep"]);
     let request = fixture.ask(2);
     assert_eq!(fixture.admitted, [(request, 2)]);
+}
+
+#[test]
+fn a_model_that_was_found_awake_is_not_preloaded_later() {
+    let mut fixture = Fixture::found(&[40 * GIB], EngineState::Awake, |_, rules| {
+        (rules.preload, rules.idle_max) = (true, Some(seconds(10)));
+    });
+    assert_eq!(fixture.stages(), ["ready"]);
+    fixture.pass(60_000);
+    assert_eq!(fixture.stages(), ["asleep"]);
+}
+
+#[test]
+fn a_failed_preload_is_tried_again_after_those_that_wait() {
+    // The first comes up with its set.
+    let mut fixture = Fixture::of(&[40 * GIB, 30 * GIB, 40 * GIB], |model, rules| {
+        rules.can_restart = true;
+        rules.together = (model < 2).then(|| "set".into());
+    });
+    fixture.late = vec![(0, Task::Wake)];
+    fixture.instead.push((0, Task::Wake, Outcome::Failed("it crashed".to_owned())));
+    fixture.use_once(1);
+    assert_eq!(fixture.stages(), ["waking", "ready", "asleep"]);
+    let request = fixture.ask(2);
+    fixture.finish();
+    fixture.pass(1000);
+    assert_eq!(fixture.stages(), ["cold", "ready", "ready"], "no model leaves for it");
+    assert_eq!(fixture.admitted.last(), Some(&(request, 2)));
+}
+
+#[test]
+fn an_engine_that_lacks_what_it_needs_is_started_once() {
+    let mut fixture = Fixture::found(&[40 * GIB], EngineState::Gone, |_, rules| rules.can_restart = true);
+    fixture.instead.push((0, Task::Start, Outcome::Unsupported("it has no sleep mode".to_owned())));
+    let request = fixture.ask(0);
+    let starts = fixture.tasks.iter().filter(|(_, task)| *task == Task::Start).count();
+    assert_eq!((fixture.stage(0), starts), ("quarantined", 1));
+    assert!(matches!(fixture.refused[&request], Refusal::Quarantined { .. }));
 }
 
 #[test]

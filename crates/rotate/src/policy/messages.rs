@@ -68,6 +68,8 @@ pub enum Outcome {
     Canary(Result<(), String>),
     /// Failure or timeout, with the cause.
     Failed(String),
+    /// Of [`Task::Start`]: a failure that another start cannot mend, with the cause.
+    Unsupported(String),
 }
 
 /// The state that an engine reports.

@@ -192,6 +192,7 @@ impl Policy {
         if model.rules.is_pinned != rules.is_pinned {
             model.is_pinned = rules.is_pinned;
         }
+        model.is_preloading &= rules.preload || rules.together.is_some();
         let gpus = mem::take(&mut model.rules.gpus);
         model.rules = Rules { gpus, ..rules.clone() };
         self.changes += 1;

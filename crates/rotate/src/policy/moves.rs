@@ -192,6 +192,11 @@ impl Policy {
             }
             (Step::Stop(then), Outcome::Done) => self.stopped(id, then),
             (step, Outcome::Failed(reason)) => self.failed(id, &step, began, &reason),
+            (_, Outcome::Unsupported(reason)) => {
+                // As if it had been started again already.
+                self.models[id].was_restarted = true;
+                self.engine_failed(id, &reason);
+            }
             (step, other) => {
                 let reason = format!("{:?} was answered with {other:?}", step.task());
                 self.failed(id, &step, began, &reason);
@@ -408,8 +413,14 @@ impl Policy {
         if !model.rules.can_restart {
             return self.quarantine(id);
         }
+        // It came up without a request. It is started again only where memory is free, and after those that wait.
+        let is_preload = is_activating && model.is_selected && model.waiting_since().is_none();
+        if is_preload && !model.was_restarted {
+            (model.is_selected, model.is_preloading) = (false, true);
+        }
         let then = match (is_activating, model.was_restarted) {
             (false, _) => Then::Cold,
+            (true, false) if is_preload => Then::Cold,
             (true, false) => Then::Again,
             (true, true) => Then::Quarantine,
         };
@@ -448,7 +459,8 @@ impl Policy {
         let now = self.now;
         let model = &mut self.models[id];
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
-        (model.wake_requested, model.last_used) = (None, now);
+        // Also one that was found awake.
+        (model.wake_requested, model.is_preloading, model.last_used) = (None, false, now);
         self.enter(id, Stage::Ready { since: now });
         self.preload_set(id);
     }

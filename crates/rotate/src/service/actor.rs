@@ -317,6 +317,7 @@ impl Actor {
             if !entry.is_listed {
                 // No new requests can come: it leaves after the remaining ones.
                 (rules.is_pinned, rules.idle_max) = (false, Some(Duration::ZERO));
+                (rules.preload, rules.together) = (false, None);
             }
             if id < self.histories.len() {
                 self.policy.set_rules(ModelId(id), &rules);

@@ -54,7 +54,7 @@ impl EngineHandle {
     pub(super) async fn run(&self, task: Task, limit: Duration) -> Outcome {
         let done = match task {
             Task::Probe => self.probe().await.map(Outcome::Probed),
-            Task::Start => self.start(limit).await.map(|()| Outcome::Done),
+            Task::Start => Ok(self.start(limit).await.map_or_else(|failed| failed, |()| Outcome::Done)),
             Task::Stop => self.stop(limit).await.map(|()| Outcome::Done),
             Task::Sleep => {
                 self.engine.sleep().await.map(|()| Outcome::Done).map_err(|error| error.to_string())
@@ -92,14 +92,14 @@ impl EngineHandle {
         }
     }
 
-    async fn start(&self, limit: Duration) -> Result<(), String> {
+    async fn start(&self, limit: Duration) -> Result<(), Outcome> {
         let Some(supervisor) = &self.supervisor else {
-            return Err("it cannot be started here: it has no command".to_owned());
+            return Err(Outcome::Failed("it cannot be started here: it has no command".to_owned()));
         };
         if !supervisor.is_running() {
-            self.check_address().await?;
+            self.check_address().await.map_err(Outcome::Failed)?;
         }
-        supervisor.start().await.map_err(|error| error.to_string())?;
+        supervisor.start().await.map_err(|error| Outcome::Failed(error.to_string()))?;
         // The policy's timeout would not say what the engine answered last.
         let mut last = None;
         let ready =
@@ -107,7 +107,7 @@ impl EngineHandle {
         ready.await.unwrap_or_else(|_| {
             let last =
                 last.map_or_else(|| "no connection was possible".to_owned(), |error| error.to_string());
-            Err(format!("it was not ready within {:.1} s: {last}", limit.as_secs_f64()))
+            Err(Outcome::Failed(format!("it was not ready within {:.1} s: {last}", limit.as_secs_f64())))
         })
     }
 
@@ -116,11 +116,13 @@ impl EngineHandle {
         &self,
         supervisor: &Supervisor,
         last: &mut Option<EngineError>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Outcome> {
         loop {
             match self.engine.probe().await {
                 Ok(EngineState::Awake | EngineState::Asleep) => return Ok(()),
-                Err(error @ EngineError::Unsupported { .. }) => return Err(error.to_string()),
+                Err(error @ EngineError::Unsupported { .. }) => {
+                    return Err(Outcome::Unsupported(error.to_string()));
+                }
                 Ok(EngineState::Gone) => {}
                 Err(error) => {
                     if matches!(error, EngineError::Unexpected { .. }) && last.as_ref() != Some(&error) {
@@ -130,7 +132,8 @@ impl EngineHandle {
                 }
             }
             if !supervisor.is_running() {
-                return Err(format!("it ended while it started; {}", self.last_words()));
+                let reason = format!("it ended while it started; {}", self.last_words());
+                return Err(Outcome::Failed(reason));
             }
             sleep(PROBE_EVERY).await;
         }
@@ -316,7 +319,7 @@ mod tests {
     }
 
     /// Starts a command whose engine answers probes like this.
-    async fn started(answers: Vec<Result<EngineState, EngineError>>, limit: Duration) -> Result<(), String> {
+    async fn started(answers: Vec<Result<EngineState, EngineError>>, limit: Duration) -> Result<(), Outcome> {
         let model = model("command = [\"sleep\", \"600\"]");
         let start = model.start.clone().unwrap();
         let supervisor = Arc::new(Supervisor::new("one", start, None).unwrap());
@@ -337,15 +340,22 @@ mod tests {
         let with = |last| early().into_iter().chain([last]).collect::<Vec<_>>();
         let limit = Duration::from_secs(60);
         assert_eq!(started(with(Ok(EngineState::Awake)), limit).await, Ok(()));
-        assert_eq!(started(with(Err(unsupported())), limit).await, Err("GET: too old".to_owned()));
-        let foreign = started(vec![Err(unsupported())], limit).await.unwrap_err();
-        assert!(foreign.contains("not started here"), "{foreign}");
+        assert_eq!(
+            started(with(Err(unsupported())), limit).await,
+            Err(Outcome::Unsupported("GET: too old".to_owned()))
+        );
+        let foreign = started(vec![Err(unsupported())], limit).await;
+        assert!(
+            matches!(&foreign, Err(Outcome::Failed(why)) if why.contains("not started here")),
+            "{foreign:?}"
+        );
         // One that is never ready says what it answered.
         let short = Duration::from_millis(200);
         let late = started(vec![Ok(EngineState::Gone), Err(refused.clone())], short).await;
-        assert_eq!(late, Err("it was not ready within 0.2 s: GET: it answered 503: no".to_owned()));
+        let failed = |why: &str| Err(Outcome::Failed(why.to_owned()));
+        assert_eq!(late, failed("it was not ready within 0.2 s: GET: it answered 503: no"));
         let silent = started(vec![Ok(EngineState::Gone)], short).await;
-        assert_eq!(silent, Err("it was not ready within 0.2 s: no connection was possible".to_owned()));
+        assert_eq!(silent, failed("it was not ready within 0.2 s: no connection was possible"));
     }
 
     #[tokio::test]
