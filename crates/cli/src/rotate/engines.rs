@@ -55,12 +55,13 @@ impl Kind {
 
     /// The variable that it needs for that, and its value.
     pub(super) fn sleep_variable(self) -> Option<(&'static str, &'static str)> {
-        match self {
-            Self::Vllm => Some(("VLLM_SERVER_DEV_MODE", "1")),
+        let assignment = match self {
+            Self::Vllm => "VLLM_SERVER_DEV_MODE=1",
             // Else it unloads its model by itself.
-            Self::Ollama => Some(("OLLAMA_KEEP_ALIVE", "-1")),
-            _ => None,
-        }
+            Self::Ollama => "OLLAMA_KEEP_ALIVE=-1",
+            _ => return None,
+        };
+        assignment.split_once('=')
     }
 
     /// What it needs so that it can sleep, in words.
