@@ -239,11 +239,19 @@ async fn close((name, listener): (&'static str, Option<JoinHandle<io::Result<()>
     }
 }
 
+fn to(destination: Destination) -> Route {
+    let Destination { id, model, served_as, parameters, in_flight } = destination;
+    let (name, url, in_flight) = (model.name.clone(), model.url.clone(), Some(Arc::new(in_flight)));
+    Route { model: id, name, url, served_as, parameters, in_flight }
+}
+
 impl Backend for ServiceHandle {
     fn route(&self, name: &str) -> Option<Route> {
-        let Destination { id, model, served_as, parameters, in_flight } = self.service.route(name)?;
-        let (name, url, in_flight) = (model.name.clone(), model.url.clone(), Some(Arc::new(in_flight)));
-        Some(Route { model: id, name, url, served_as, parameters, in_flight })
+        self.service.route(name).map(to)
+    }
+
+    fn route_of_model(&self, name: &str) -> Option<Route> {
+        self.service.route_of_model(name).map(to)
     }
 
     fn listed(&self) -> Vec<Listed> {

@@ -476,7 +476,7 @@ fn a_mistake_has_a_place_and_an_excerpt() {
         ("  need = \"70 äpples\"", "  need = \"*********\"", 10, 11),
         ("need = 0 # not known", "need = 0 #**********", 1, 8),
         ("gpus = [0, 0]", "gpus = [0, 0]", 1, 13),
-        ("rules = { queue_max = 0 }", "rules = { queue_max = 0 }", 11, 13),
+        ("rules = { queue_max = 0 }", "rules = { ********* = 0 }", 11, 13),
         ("aliases = [\"\"]", "aliases = [\"\"]", 1, 14),
         ("command = [\"\"]", "command = [\"\"]", 1, 14),
     ] {
@@ -507,6 +507,7 @@ fn no_error_shows_a_secret() {
         (format!("[front]\nkeys = [\"sk-12345\"]\n{}", model("")), 2),
         (format!("[front]\nkays = [\"sk-12345\"]\n{}", model("")), 2),
         (format!("[front]\nkeys = [sk-12345]\n{}", model("")), 2),
+        (format!("[front]\nkeys = [sk-12345==]\n{}", model("")), 2),
         (format!("[front]\nkeys = [\n\"sk-12345\" \"sk-12345\"]\n{}", model("")), 3),
         (format!("front = {{ keys = [\"sk-12345\"], other = 1 }}\n{}", model("")), 1),
         (model("command = [\"a\"]\nenvironment = { A = \"sk-12345\\u0000\" }"), 5),

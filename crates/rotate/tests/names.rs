@@ -338,6 +338,10 @@ fn the_names_of_a_profile_come_before_all_others() {
 
         assert_eq!(choose(&rotation, r#"{"profile": "coding"}"#).await, (200, json!({"profile": "coding"})));
         assert_eq!(rotation.ask(&body("a")).await, (1, body("b-lora")));
+        // A stored response is the model's own.
+        assert_eq!(service.route_of_model("a").unwrap().model.name, "a");
+        assert_eq!(service.route_of_model("b").unwrap().model.name, "b");
+        assert!(service.route_of_model("fast").is_none());
         // What a name stands for is not looked up in the profile again.
         assert_eq!(rotation.ask(&body("fast")).await, (0, body("a")));
         assert_eq!(rotation.get("/v1/models/b").await.0, 404);

@@ -1,7 +1,7 @@
 //! A line of the file with its values masked, so that an excerpt shows no secret.
 //!
-//! Keys, headers, punctuation, small numbers and booleans stay. Strings, comments and all other words are stars, one for
-//! each character. So a misspelled key, or a broken string, shows nothing.
+//! Headers, the first key, punctuation, small numbers and booleans stay. Strings, comments and all other words are stars,
+//! one for each character. So a misspelled key, or a broken string, shows nothing.
 
 /// Longer numbers may be secrets.
 const DIGITS_MAX: usize = 6;
@@ -85,7 +85,7 @@ impl LineScan<'_> {
     }
 }
 
-/// Masks words that are neither keys nor harmless.
+/// Masks words of values that may be secrets. A key of an inline table looks like the end of one.
 fn words(line: &str, mut is_value: bool) -> String {
     let is_word = |c: char| c.is_alphanumeric() || !(c.is_whitespace() || "[]{}=,\"'#*".contains(c));
     let mut shown = String::new();
@@ -99,7 +99,7 @@ fn words(line: &str, mut is_value: bool) -> String {
         }
         let (word, after) = rest.split_at(rest.find(|c| !is_word(c)).unwrap_or(rest.len()));
         let is_number = word.len() <= DIGITS_MAX && word.chars().all(|c| c.is_ascii_digit());
-        let is_key = !is_value || after.trim_start().starts_with('=');
+        let is_key = !is_value;
         if is_key || is_number || ["true", "false"].contains(&word) {
             shown.push_str(word);
         } else {
@@ -120,11 +120,12 @@ mod tests {
             ("[front]", "[front]"),
             ("[[model]]", "[[model]]"),
             ("comand = [\"sh\", \"-c\"]", "comand = [\"**\", \"**\"]"),
-            ("a = { b = 'x\\', c = true }", "a = { b = '**', c = true }"),
+            ("a = { b = 'x\\', c = true }", "a = { * = '**', * = true }"),
             ("a = \"x\\\"y\" z", "a = \"****\" *"),
             ("level = 3 # text", "level = 3 #*****"),
             ("level = 1234567", "level = *******"),
             ("kays = [sk-one]", "kays = [******]"),
+            ("keys = [sk-one==]", "keys = [******==]"),
             ("a = \"unended äöü", "a = \"***********"),
             ("a.b = \"\"", "a.b = \"\""),
         ] {

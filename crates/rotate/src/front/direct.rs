@@ -90,7 +90,7 @@ impl Direct {
         }
         match self {
             Self::Stored(id) => {
-                let route = stored.model_of(id, owner).and_then(|name| backend.route(&name));
+                let route = stored.model_of(id, owner).and_then(|name| backend.route_of_model(&name));
                 let route = route.ok_or_else(|| ApiError::no_response(id))?;
                 Ok(Directed::To(EngineTarget { route, path, base: None }))
             }

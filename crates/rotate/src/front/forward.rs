@@ -252,7 +252,7 @@ impl Proxy {
             Directed::To(destination) => destination,
             Directed::Slash(there) => {
                 let mut response = Response::new(Flow::Whole(None));
-                *response.status_mut() = StatusCode::PERMANENT_REDIRECT;
+                *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
                 response.headers_mut().insert(header::LOCATION, there);
                 return Ok(response);
             }

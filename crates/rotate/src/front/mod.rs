@@ -74,6 +74,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Where a request with this name goes. A selector chooses now.
     fn route(&self, name: &str) -> Option<Route>;
 
+    /// Where a request for the model with this own name goes, whatever the chosen profile says.
+    fn route_of_model(&self, name: &str) -> Option<Route>;
+
     /// All names, in the order of the configuration.
     fn listed(&self) -> Vec<Listed>;
 

@@ -65,6 +65,10 @@ impl StoredResponses {
     fn remember(&self, id: &str, model: &str, owner: Option<&str>) {
         let (id, owner) = (self.keys.hash_one(id), self.keys.hash_one(owner));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Some engines let clients choose ids, and one's own stays one's own.
+        if known.by_id.get(&id).is_some_and(|stored| stored.owner != owner) {
+            return;
+        }
         let position = known.models.iter().position(|one| **one == *model);
         let model = position.unwrap_or_else(|| {
             known.models.push(model.into());
@@ -189,6 +193,10 @@ mod tests {
         assert_eq!(all.model_of("resp_x", Some("one")).as_deref(), Some("b"));
         assert_eq!(all.model_of("resp_x", Some("two")), None);
         assert_eq!(all.model_of("resp_x", None), None);
+        // Another key cannot take it over.
+        all.remember("resp_x", "a", Some("two"));
+        assert_eq!(all.model_of("resp_x", Some("one")).as_deref(), Some("b"));
+        assert_eq!(all.model_of("resp_x", Some("two")), None);
         let known = all.known.lock().unwrap();
         assert_eq!(
             (known.by_id.len(), known.order.len(), known.models.len()),

@@ -306,6 +306,21 @@ impl Service {
         })
     }
 
+    /// The model with this own name, whatever the chosen profile says.
+    #[must_use]
+    pub fn route_of_model(&self, name: &str) -> Option<Destination> {
+        let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |(_, entry): &(usize, &Entry)| entry.is_listed && entry.model.name == name;
+        let (id, entry) = directory.entries.iter().enumerate().find(is_it)?;
+        Some(Destination {
+            id: ModelId(id),
+            model: Arc::clone(&entry.model),
+            served_as: entry.model.served_as.clone(),
+            parameters: Arc::default(),
+            in_flight: InFlight::new(&entry.in_flight),
+        })
+    }
+
     /// The stage of the model that a request with this name would get now.
     #[must_use]
     pub fn stage_of(&self, name: &str) -> Option<StageName> {

@@ -58,7 +58,7 @@ fn any_request_goes_to_the_engine_of_its_path() {
         }
         ask(&mut client, "GET", "/engines/org%2Fone?a=b", "").await;
         let head = client.message().await.0;
-        assert_eq!((head.status(), head.field("location")), (308, Some("/engines/org%2Fone/?a=b")));
+        assert_eq!((head.status(), head.field("location")), (307, Some("/engines/org%2Fone/?a=b")));
         for (method, path, status) in
             [("GET", "/engines/three/x", 404), ("GET", "/engines/", 404), ("TRACE", "/engines/two/", 405)]
         {

@@ -81,6 +81,10 @@ impl Backend for FakeBackend {
         self.models.iter().find(is_it).map(|(route, _)| route.clone())
     }
 
+    fn route_of_model(&self, name: &str) -> Option<Route> {
+        self.route(name)
+    }
+
     fn listed(&self) -> Vec<Listed> {
         let mut all = Vec::new();
         for (nth, (route, aliases)) in self.models.iter().enumerate() {
