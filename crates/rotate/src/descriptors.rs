@@ -1,4 +1,4 @@
-//! The limit of file descriptors, raised for the service and not for its engines.
+//! The limit of file descriptors, raised for the service and not for the commands that it runs.
 //!
 //! Clients need many, and the soft limit is often 1024. A program that uses `select` may break above it.
 
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 /// The soft limit before it was raised.
 static ORIGINAL: OnceLock<Option<u64>> = OnceLock::new();
 
-/// Raises the soft limit of this process to its hard limit. Engines that start later get the limit before.
+/// Raises the soft limit of this process to its hard limit. Commands of engines get the limit before.
 ///
 /// # Errors
 /// The system refuses it.

@@ -144,13 +144,10 @@ impl Shared {
         });
         let spawned = command.and_then(|mut command| {
             // The command owns this side of the pipe. Dropping it lets the reader see the end.
-            command.spawn().map_err(|error| self.not_spawned(words, &error))
+            self.spawned(&mut command, words)
         });
         let mut child = spawned.inspect_err(|_| self.forget())?;
         let pid = child.id();
-        if let Err(error) = descriptors::restore(pid) {
-            self.log.note(&format!("the limit of file descriptors stays raised for process {pid}: {error}"));
-        }
         // The process exists until it is reaped, even if it has ended.
         let leader = proc::identity(pid).and_then(|one| {
             one.ok_or_else(|| {
@@ -280,6 +277,16 @@ impl Shared {
         }
     }
 
+    /// With the limit of descriptors that the service had at first, from a moment after its start on.
+    fn spawned(&self, command: &mut Command, words: &[String]) -> Result<Child, SuperviseError> {
+        let child = command.spawn().map_err(|error| self.not_spawned(words, &error))?;
+        if let Err(error) = descriptors::restore(child.id()) {
+            let pid = child.id();
+            self.log.note(&format!("the limit of file descriptors stays raised for process {pid}: {error}"));
+        }
+        Ok(child)
+    }
+
     /// Returns when the engine has ended, or else why it has not.
     fn run_stop_command(&self, leader: Option<u32>, most: Duration) -> Result<(), String> {
         let begun = Instant::now();
@@ -287,7 +294,7 @@ impl Shared {
             .ok_or("its stop_command needs the id of its first process, which has ended")?;
         let spawned = pipe().and_then(|(output, (out, err))| {
             self.read_all(output)?;
-            self.command(&words, out, err)?.spawn().map_err(|error| self.not_spawned(&words, &error))
+            self.spawned(&mut self.command(&words, out, err)?, &words)
         });
         let mut child = spawned.map_err(|error| format!("its stop_command did not run: {error}"))?;
         self.log.note(&format!("its stop_command runs as process {}", child.id()));
