@@ -2,7 +2,9 @@
 //!
 //! Nothing is published from here. Each check runs whatever became of those before, so that one run names everything.
 
-use std::path::Path;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::steps::{Failure, Step, note, say, workspace_root};
@@ -86,7 +88,40 @@ fn changes(text: &str, version: &str) -> usize {
 
 /// Packs every crate and compiles it from its package.
 fn crates() -> Result<(), Failure> {
+    forget_unpacked(&dist::cargo_home().join("registry/src"), env!("CARGO_PKG_VERSION"))?;
     Step::cargo(["publish", "--workspace", "--dry-run", "--locked"]).run().map(drop)
+}
+
+/// Removes our crates that an earlier check unpacked.
+///
+/// Cargo reads a version that it unpacked before, not the package that it has just made: the registry of packages under
+/// way has no name, so its folder of sources begins with a dash.
+fn forget_unpacked(sources: &Path, version: &str) -> Result<(), Failure> {
+    for registry in
+        folders(sources)?.iter().filter(|registry| is_named(registry, |name| name.starts_with('-')))
+    {
+        let is_ours = |name: &str| name.starts_with("poorwill") && name.ends_with(&format!("-{version}"));
+        for unpacked in folders(registry)?.iter().filter(|unpacked| is_named(unpacked, is_ours)) {
+            fs::remove_dir_all(unpacked).map_err(|cause| Failure::File { path: unpacked.clone(), cause })?;
+        }
+    }
+    Ok(())
+}
+
+fn is_named(path: &Path, is_right: impl Fn(&str) -> bool) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(is_right)
+}
+
+/// What lies in a folder, and nothing where there is none.
+fn folders(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let failed = |cause| Failure::File { path: path.to_owned(), cause };
+    match fs::read_dir(path) {
+        Ok(entries) => {
+            entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>().map_err(failed)
+        }
+        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(cause) => Err(failed(cause)),
+    }
 }
 
 fn wheels() -> Result<(), Failure> {
@@ -121,6 +156,23 @@ mod tests {
         ] {
             assert_eq!(changes(other, "0.1.0"), 0, "{other}");
         }
+    }
+
+    #[test]
+    fn only_what_an_earlier_check_unpacked_is_forgotten() {
+        let folder = std::env::temp_dir().join(format!("poorwill-release-{}", std::process::id()));
+        let sources = folder.join("src");
+        forget_unpacked(&sources, "0.1.0").unwrap();
+        let kept = ["-1f/poorwill-core-0.0.9", "-1f/other-0.1.0", "index.crates.io-1f/poorwill-core-0.1.0"];
+        let ours = ["-1f/poorwill-0.1.0/src", "-2e/poorwill-core-0.1.0"];
+        for path in kept.iter().chain(&ours) {
+            fs::create_dir_all(sources.join(path)).unwrap();
+        }
+        forget_unpacked(&sources, "0.1.0").unwrap();
+        assert!(kept.iter().all(|path| sources.join(path).exists()));
+        assert!(!ours.iter().any(|path| sources.join(path).exists()));
+        assert!(!sources.join("-1f/poorwill-0.1.0").exists());
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use self::library::Glibc;
 use self::wheel::Wheel;
+pub(crate) use self::wheel::cargo_home;
 use crate::python::environment::{Environment, Tools, Unready};
 use crate::python::interpreter::{self, Interpreter};
 use crate::steps::{Failure, say};

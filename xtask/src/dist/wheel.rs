@@ -207,7 +207,7 @@ fn names_in(folder: &Path) -> Vec<String> {
 }
 
 /// The folder of cargo's sources of dependencies. Panics name the files that they come from.
-fn cargo_home() -> PathBuf {
+pub(crate) fn cargo_home() -> PathBuf {
     match std::env::var_os("CARGO_HOME").filter(|home| !home.is_empty()) {
         Some(home) => home.into(),
         None => Path::new(&std::env::var_os("HOME").unwrap_or_else(|| OsString::from("/"))).join(".cargo"),
