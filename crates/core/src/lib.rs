@@ -1,6 +1,6 @@
 //! Memory policy of the Poorwill GPU memory runtime.
 //!
-//! It holds the [`Driver`] contract, the [`Pool`] with sleep and wake, and the [`budget`] of a device.
+//! It holds the [`Driver`] contract, the [`Pool`] with sleep and wake, the [`budget`] of a device, and [`hibernation`].
 //! Addresses are integers, never pointers; there is no `unsafe`, no file and no system call.
 //! `poorwill-driver` has the drivers; users import `poorwill`.
 #![forbid(unsafe_code)]
@@ -11,6 +11,7 @@ pub mod bytes;
 mod chain;
 pub mod digest;
 pub mod driver;
+pub mod hibernation;
 pub mod pool;
 mod sync;
 pub mod tag;

@@ -1,0 +1,113 @@
+//! What a checkpointer's call can fail with.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::types::ProcessState;
+
+/// A call on a process that failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{step} of process {pid}: {kind}")]
+#[non_exhaustive]
+pub struct CheckpointError {
+    /// Which call failed.
+    pub step: CheckpointStep,
+    /// The process.
+    pub pid: u32,
+    /// Why.
+    pub kind: CheckpointErrorKind,
+}
+
+impl CheckpointError {
+    /// An error of `step`.
+    #[must_use]
+    pub fn new(step: CheckpointStep, pid: u32, kind: CheckpointErrorKind) -> Self {
+        Self { step, pid, kind }
+    }
+}
+
+/// The calls of the trait, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // Each is the call of the same name.
+pub enum CheckpointStep {
+    State,
+    Inspect,
+    Lock,
+    Checkpoint,
+    Restore,
+    Unlock,
+}
+
+impl fmt::Display for CheckpointStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::State => "state",
+            Self::Inspect => "inspection",
+            Self::Lock => "lock",
+            Self::Checkpoint => "checkpoint",
+            Self::Restore => "restore",
+            Self::Unlock => "unlock",
+        })
+    }
+}
+
+/// Why a call on a process failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointErrorKind {
+    /// It has ended, or never was.
+    #[error("there is no such process; it has ended, or the number is of another container")]
+    NoSuchProcess,
+    /// The caller named itself.
+    #[error("a process cannot take itself off its device; ask from another process")]
+    OwnProcess,
+    /// The system keeps this caller away from it.
+    #[error("{reason}")]
+    NotPermitted {
+        /// Whose process it is, and what would help.
+        reason: String,
+    },
+    /// It has not used a device.
+    #[error("it uses no device: it has not begun to, or it is a process without CUDA")]
+    NoDevice,
+    /// It stands elsewhere than this step begins.
+    #[error("it is {found}, not {wanted}; {next}")]
+    WrongState {
+        /// Where it stands.
+        found: ProcessState,
+        /// Where this step begins.
+        wanted: ProcessState,
+        /// What to do.
+        next: &'static str,
+    },
+    /// Its queued work did not end in time.
+    #[error("its queued work did not end within {} ms; it runs on: put the engine to sleep first, or wait longer", wait_max.as_millis())]
+    Busy {
+        /// How long was waited.
+        wait_max: Duration,
+    },
+    /// The host has too little memory for what is on the device.
+    #[error(
+        "the host has too little memory for what it holds on its devices: put its weights to sleep first"
+    )]
+    OutOfHostMemory,
+    /// The devices have too little memory to put it back.
+    #[error("its devices have too little free memory to put it back: make room, and restore it again")]
+    OutOfDeviceMemory,
+    /// Driver, device or container do not support it.
+    #[error("{reason}")]
+    Unsupported {
+        /// What is missing, and what would help.
+        reason: String,
+    },
+    /// The driver refused, with its own words.
+    #[error("{name} ({code}): {text}")]
+    Refused {
+        /// The driver's number.
+        code: i64,
+        /// The number's name.
+        name: String,
+        /// What it means, and what would help.
+        text: String,
+    },
+}

@@ -1,0 +1,87 @@
+//! Taking a whole process off its devices, and putting it back: the [`Checkpointer`] trait and its contract.
+//!
+//! A process that sleeps still holds its context, its kernels and its graphs on the device. A checkpointer moves all of
+//! that to host memory. The process keeps running on the CPU; its device calls wait until it is back.
+//!
+//! Each rule has a name in brackets, and tests in `poorwill_testkit::checkpoint`, which runs with every checkpointer.
+//!
+//! # The states
+//!
+//! ```text
+//!            lock             checkpoint
+//! Running ─────────► Locked ──────────────► Checkpointed
+//!    ▲ ◄─────────────  ▲ ◄────────────────────  │
+//!    │     unlock      │        restore         │
+//!    └─────────────────┴──── Failed: the process has lost its device; only its end is left
+//! ```
+//!
+//! - **\[outside\]** The caller is another process than the one that it names. Its own is
+//!   [`CheckpointErrorKind::OwnProcess`].
+//! - **\[steps\]** Each call makes one step, and only from the state that it begins in. From another state it is
+//!   [`CheckpointErrorKind::WrongState`] and changes nothing.
+//! - **\[theirs\]** The state belongs to the process, not to the caller. It survives the caller, and another caller
+//!   goes on from it. It ends with the process.
+//! - **\[lock\]** waits until the work that the process has queued is done, for `wait_max` at most. After that it is
+//!   [`CheckpointErrorKind::Busy`], and the process runs on. When it returns, device calls of the process wait.
+//! - **\[checkpoint\]** moves all bytes that the process holds on its devices to host memory, and releases them. The
+//!   process holds nothing there afterwards, but for a few MiB of the driver's own.
+//! - **\[restore\]** takes the devices again, with the same bytes at the same addresses. Device calls still wait.
+//! - **\[unlock\]** lets device calls go on.
+//! - **\[undone\]** A failed call leaves the state that it began in, or `Failed`, which `state` then reports. No call
+//!   ends in a state without a name.
+//! - **\[inspect\]** changes nothing, and locks nothing. It names what makes a later step fail, as far as that can be
+//!   known from outside.
+//! - **\[gone\]** A process that has ended is [`CheckpointErrorKind::NoSuchProcess`], in every call, also while another
+//!   call waits for it.
+//! - **\[threads\]** Any thread may make any call. Calls on different processes run at the same time.
+
+mod error;
+mod types;
+
+use std::fmt;
+use std::time::Duration;
+
+pub use self::error::{CheckpointError, CheckpointErrorKind, CheckpointStep};
+pub use self::types::{HeldMemory, Obstacle, ProcessInspection, ProcessState};
+
+/// Result of a checkpointer's call.
+pub type Result<T> = std::result::Result<T, CheckpointError>;
+
+/// Takes processes off their devices, from another process. See the module for the contract.
+pub trait Checkpointer: Send + Sync + fmt::Debug {
+    /// The state of a process.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`, `NoDevice`, `Unsupported`.
+    fn state(&self, pid: u32) -> Result<ProcessState>;
+
+    /// What a checkpoint of the process would take, and what would make it fail.
+    ///
+    /// # Errors
+    /// As for [`Checkpointer::state`], and `OwnProcess`.
+    fn inspect(&self, pid: u32) -> Result<ProcessInspection>;
+
+    /// Waits for the process's queued work, then makes its device calls wait.
+    ///
+    /// # Errors
+    /// As for [`Checkpointer::inspect`]; `Busy` after `wait_max`, `WrongState`.
+    fn lock(&self, pid: u32, wait_max: Duration) -> Result<()>;
+
+    /// Moves what a locked process holds on its devices to host memory.
+    ///
+    /// # Errors
+    /// As for [`Checkpointer::inspect`]; `WrongState`, `OutOfHostMemory`, `Refused`.
+    fn checkpoint(&self, pid: u32) -> Result<()>;
+
+    /// Puts a checkpointed process back on its devices.
+    ///
+    /// # Errors
+    /// As for [`Checkpointer::inspect`]; `WrongState`, `OutOfDeviceMemory`, `Refused`.
+    fn restore(&self, pid: u32) -> Result<()>;
+
+    /// Lets a locked process go on.
+    ///
+    /// # Errors
+    /// As for [`Checkpointer::inspect`]; `WrongState`, `Refused`.
+    fn unlock(&self, pid: u32) -> Result<()>;
+}
