@@ -4,6 +4,7 @@
 //! `None` where the test runs in a child of this process instead. `target` is what a target process does, which calls
 //! [`serve`]. The names in brackets are the rules' names in [`poorwill_core::hibernation`].
 
+mod cuda;
 mod fault;
 mod host;
 mod target;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use poorwill_core::hibernation::{CheckpointErrorKind, CheckpointStep, Checkpointer, ProcessState, Result};
 use rustix::process::Signal;
 
+pub use cuda::CudaSetup;
 pub use fault::{Fault, Hold, STEPS};
 pub use host::HostSetup;
 pub use target::{Enter, Target, serve};
@@ -25,6 +27,7 @@ use crate::watchdog::eventually;
 
 /// What host and CUDA targets do.
 pub mod targets {
+    pub use super::cuda::target as cuda;
     pub use super::host::target as host;
 }
 
@@ -41,6 +44,11 @@ pub trait Setup {
 
     /// Variables of a process that opens the same setup.
     fn variables(&self) -> Vec<(&'static str, String)>;
+
+    /// Whether targets can have faults, as they cannot on a GPU.
+    fn has_faults(&self) -> bool {
+        true
+    }
 }
 
 /// What a rule is tested with.
@@ -325,6 +333,9 @@ pub fn bytes_come_back_at_their_addresses(context: Context<'_>) {
 
 /// \[undone\]
 pub fn a_failed_step_leaves_a_named_state(context: Context<'_>) {
+    if !context.setup.has_faults() {
+        return;
+    }
     let checkpointer = context.checkpointer();
     for failing in STEPS {
         let mut target = context.faulty(Fault::Fails(failing));
@@ -347,6 +358,9 @@ pub fn a_failed_step_leaves_a_named_state(context: Context<'_>) {
 
 /// \[undone\], \[lost\]: `Failed`.
 pub fn a_lost_process_has_failed(context: Context<'_>) {
+    if !context.setup.has_faults() {
+        return;
+    }
     let checkpointer = context.checkpointer();
     for losing in [CheckpointStep::Checkpoint, CheckpointStep::Restore] {
         let mut target = context.faulty(Fault::Loses(losing));
@@ -386,6 +400,9 @@ pub fn an_inspection_changes_nothing(context: Context<'_>) {
 
 /// \[inspect\]: what makes a later step fail.
 pub fn obstacles_are_named(context: Context<'_>) {
+    if !context.setup.has_faults() {
+        return;
+    }
     let (checkpointer, mut target) = (context.checkpointer(), context.faulty(Fault::Obstacle));
     let pid = target.pid();
     let inspection = checkpointer.inspect(pid).unwrap();
@@ -419,6 +436,9 @@ pub fn a_process_that_ended_is_gone(context: Context<'_>) {
 
 /// \[gone\]: in the middle of a step.
 pub fn a_process_killed_in_a_step_is_gone(context: Context<'_>) {
+    if !context.setup.has_faults() {
+        return;
+    }
     let (checkpointer, hold) = (context.checkpointer(), context.setup.hold());
     for held in STEPS {
         hold.reset();
@@ -437,6 +457,9 @@ pub fn a_process_killed_in_a_step_is_gone(context: Context<'_>) {
 
 /// \[theirs\], \[undone\]: a caller that is killed in the middle of a step.
 pub fn a_killed_caller_leaves_a_named_state(context: Context<'_>) {
+    if !context.setup.has_faults() {
+        return;
+    }
     let (checkpointer, hold) = (context.checkpointer(), context.setup.hold());
     for held in STEPS {
         hold.reset();
