@@ -33,6 +33,8 @@
 //!   known from outside.
 //! - **\[gone\]** A process that has ended is [`CheckpointErrorKind::NoSuchProcess`], in every call, also while another
 //!   call waits for it.
+//! - **\[answers\]** A process that does not answer, as one that is stopped, is [`CheckpointErrorKind::NoAnswer`] after a
+//!   limit. The step is not done later: the process goes on where it was.
 //! - **\[threads\]** Any thread may make any call. Calls on different processes run at the same time.
 
 mod error;
@@ -52,13 +54,13 @@ pub trait Checkpointer: Send + Sync + fmt::Debug {
     /// The state of a process.
     ///
     /// # Errors
-    /// `NoSuchProcess`, `NotPermitted`, `NoDevice`, `Unsupported`.
+    /// `NoSuchProcess`, `OwnProcess`, `NotPermitted`, `NoDevice`, `NoAnswer`, `Unsupported`.
     fn state(&self, pid: u32) -> Result<ProcessState>;
 
     /// What a checkpoint of the process would take, and what would make it fail.
     ///
     /// # Errors
-    /// As for [`Checkpointer::state`], and `OwnProcess`.
+    /// As for [`Checkpointer::state`].
     fn inspect(&self, pid: u32) -> Result<ProcessInspection>;
 
     /// Waits for the process's queued work, then makes its device calls wait.
