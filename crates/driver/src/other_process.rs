@@ -50,6 +50,31 @@ pub(crate) fn ends_within(pid: u32, wait_max: Duration) -> bool {
     true
 }
 
+/// Whether it has been killed, or has begun to end otherwise.
+pub(crate) fn is_ending(pid: u32) -> bool {
+    const SIGKILL: u64 = 1 << 8;
+    /// `PF_EXITING`.
+    const EXITING: u64 = 1 << 2;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let signals =
+        status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")));
+    let is_killed =
+        signals.filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok()).any(|mask| mask & SIGKILL != 0);
+    is_killed || stat(pid, 9).is_none_or(|flags| flags & EXITING != 0)
+}
+
+/// When it was started, in the system's ticks. Another process with its number has another start.
+pub(crate) fn started(pid: u32) -> Option<u64> {
+    stat(pid, 22)
+}
+
+/// A field of `/proc/PID/stat`, counted from 1. The name, which is the second, may have spaces.
+fn stat(pid: u32, field: usize) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = text.rsplit_once(')')?;
+    fields.split_whitespace().nth(field.checked_sub(3)?)?.parse().ok()
+}
+
 /// Whether a signal or a debugger has stopped it.
 pub(crate) fn is_stopped(pid: u32) -> bool {
     status(pid).is_some_and(|status| matches!(status.letter, 'T' | 't'))
@@ -107,6 +132,7 @@ mod tests {
             assert_eq!(kind(pid), CheckpointErrorKind::NoSuchProcess);
             assert!(has_ended(pid) && !is_stopped(pid));
         }
+        assert!(started(std::process::id()).is_some() && !is_ending(std::process::id()));
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || ended.recv().unwrap_err());
         let threads = fs::read_dir("/proc/self/task").unwrap();

@@ -86,7 +86,7 @@ pub enum CheckpointErrorKind {
         /// How long was waited.
         wait_max: Duration,
     },
-    /// It did not answer. What was asked of it is not done later either.
+    /// It did not answer. A lock is not made later either.
     #[error("it did not answer within {} ms: it is stopped, or its machine has too much to do; let it run (kill -CONT), then ask again", waited.as_millis())]
     NoAnswer {
         /// How long was waited.
@@ -97,8 +97,11 @@ pub enum CheckpointErrorKind {
         "the host has too little memory for what it holds on its devices: put its weights to sleep first"
     )]
     OutOfHostMemory,
-    /// The devices have too little memory to put it back.
-    #[error("its devices have too little free memory to put it back: make room, and restore it again")]
+    /// The devices had too little memory to put it back. The process is lost by it.
+    #[error(
+        "its devices had too little free memory to put it back, and the driver has given it up: end it, make room, and \
+         start it again"
+    )]
     OutOfDeviceMemory,
     /// Driver, device or container do not support it.
     #[error("{reason}")]

@@ -123,6 +123,11 @@ impl Checkpointer for HostCheckpointer {
         }
     }
 
+    /// Each process has a device of its own.
+    fn free_bytes(&self, _uuid: &str) -> Option<u64> {
+        None
+    }
+
     fn lock(&self, pid: u32, wait_max: Duration) -> Result<()> {
         self.ask_for(Request { step: CheckpointStep::Lock, wait_max }, pid).map(drop)
     }
