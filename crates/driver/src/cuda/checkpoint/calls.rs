@@ -34,7 +34,7 @@ pub(super) struct Call {
 
 /// What a call came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CallOutcome {
     Done,
     State(c_int),
     Failed(CuResult),
@@ -45,7 +45,7 @@ pub(super) enum Outcome {
 impl Library {
     /// Makes the call on a thread of its own, since it does not end while the process is stopped. A lock that ends later
     /// is undone.
-    pub(super) fn call(self, call: Call, answer_max: Duration) -> Outcome {
+    pub(super) fn call(self, call: Call, answer_max: Duration) -> CallOutcome {
         let (done, outcome) = mpsc::sync_channel(1);
         let is_given_up = Arc::new(AtomicBool::new(false));
         let given_up = Arc::clone(&is_given_up);
@@ -53,7 +53,7 @@ impl Library {
             let outcome = self.make(call);
             // Not sent where the caller has given up in between.
             let is_undelivered = given_up.swap(true, Ordering::AcqRel) || done.send(outcome).is_err();
-            if is_undelivered && call.step == CheckpointStep::Lock && outcome == Outcome::Done {
+            if is_undelivered && call.step == CheckpointStep::Lock && outcome == CallOutcome::Done {
                 self.make(Call { step: CheckpointStep::Unlock, ..call });
             }
         };
@@ -66,7 +66,7 @@ impl Library {
             match outcome.recv_timeout(LOOK_EVERY.min(answer_max)) {
                 Ok(outcome) => return outcome,
                 // The driver's library panicked or ended the thread: nothing more is known.
-                Err(RecvTimeoutError::Disconnected) => return Outcome::Failed(CuResult::UNKNOWN),
+                Err(RecvTimeoutError::Disconnected) => return CallOutcome::Failed(CuResult::UNKNOWN),
                 Err(RecvTimeoutError::Timeout) if !other_process::is_stopped(pid) => stopped_since = None,
                 Err(RecvTimeoutError::Timeout) => {
                     let waited = stopped_since.get_or_insert_with(Instant::now).elapsed();
@@ -74,14 +74,14 @@ impl Library {
                         if is_given_up.swap(true, Ordering::AcqRel) {
                             continue; // The call has just ended.
                         }
-                        return Outcome::NoAnswer(waited);
+                        return CallOutcome::NoAnswer(waited);
                     }
                 }
             }
         }
     }
 
-    fn make(self, call: Call) -> Outcome {
+    fn make(self, call: Call) -> CallOutcome {
         let mut args = CheckpointArgs::default();
         let (api, pid) = (self.calls, call.pid);
         let code = match call.step {
@@ -89,7 +89,11 @@ impl Library {
                 let mut state: c_int = -1;
                 // SAFETY: C2.
                 let code = unsafe { (api.state)(pid, &raw mut state) };
-                return if code == CuResult::SUCCESS { Outcome::State(state) } else { Outcome::Failed(code) };
+                return if code == CuResult::SUCCESS {
+                    CallOutcome::State(state)
+                } else {
+                    CallOutcome::Failed(code)
+                };
             }
             CheckpointStep::Lock => {
                 args.timeout_ms = timeout_ms(call.wait_max);
@@ -109,7 +113,7 @@ impl Library {
                 unsafe { (api.unlock)(pid, &raw mut args) }
             }
         };
-        if code == CuResult::SUCCESS { Outcome::Done } else { Outcome::Failed(code) }
+        if code == CuResult::SUCCESS { CallOutcome::Done } else { CallOutcome::Failed(code) }
     }
 
     /// The error of a failed call where the process is there, and stands at `state` as far as the driver says so.

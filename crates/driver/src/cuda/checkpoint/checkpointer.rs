@@ -11,7 +11,7 @@ use poorwill_core::hibernation::{
 };
 use poorwill_core::{DriverErrorKind, Op};
 
-use super::calls::{Call, Library, Outcome, state_of};
+use super::calls::{Call, CallOutcome, Library, state_of};
 use super::seen::{Seen, obstacles};
 use crate::cuda::ffi::{Api, CheckpointApi, CuResult};
 use crate::cuda::gpu;
@@ -80,9 +80,9 @@ impl CudaCheckpointer {
         }
         let call = Call { step, pid: pid.cast_signed(), wait_max };
         match self.library.call(call, self.answer_max) {
-            Outcome::Done | Outcome::State(_) => Ok(()),
-            Outcome::NoAnswer(waited) => Err(failed(CheckpointErrorKind::NoAnswer { waited })),
-            Outcome::Failed(code) => Err(failed(self.failure(call, code, pid))),
+            CallOutcome::Done | CallOutcome::State(_) => Ok(()),
+            CallOutcome::NoAnswer(waited) => Err(failed(CheckpointErrorKind::NoAnswer { waited })),
+            CallOutcome::Failed(code) => Err(failed(self.failure(call, code, pid))),
         }
     }
 
@@ -94,7 +94,7 @@ impl CudaCheckpointer {
         }
         let asked = self.library.call(Call { step: CheckpointStep::State, ..call }, self.answer_max);
         let state = match asked {
-            Outcome::State(number) => state_of(number),
+            CallOutcome::State(number) => state_of(number),
             _ => None,
         };
         if call.step == CheckpointStep::Restore && code != CuResult::ILLEGAL_STATE && state.is_some() {
@@ -126,13 +126,13 @@ impl CudaCheckpointer {
         }
         let call = Call { step: CheckpointStep::State, pid: pid.cast_signed(), wait_max: Duration::ZERO };
         match self.library.call(call, self.answer_max) {
-            Outcome::State(number) => state_of(number).ok_or_else(|| {
+            CallOutcome::State(number) => state_of(number).ok_or_else(|| {
                 let reason = format!("its driver calls its state {number}, which this version does not know");
                 failed(CheckpointErrorKind::Unsupported { reason })
             }),
-            Outcome::NoAnswer(waited) => Err(failed(CheckpointErrorKind::NoAnswer { waited })),
-            Outcome::Failed(code) => Err(failed(self.failure(call, code, pid))),
-            Outcome::Done => Err(failed(CheckpointErrorKind::NoDevice)),
+            CallOutcome::NoAnswer(waited) => Err(failed(CheckpointErrorKind::NoAnswer { waited })),
+            CallOutcome::Failed(code) => Err(failed(self.failure(call, code, pid))),
+            CallOutcome::Done => Err(failed(CheckpointErrorKind::NoDevice)),
         }
     }
 

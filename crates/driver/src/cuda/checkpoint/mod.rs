@@ -12,6 +12,7 @@
 
 mod calls;
 mod checkpointer;
+mod nccl;
 mod seen;
 
 pub use checkpointer::CudaCheckpointer;
