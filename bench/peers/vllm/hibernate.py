@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A vLLM engine that sleeps and then leaves the card altogether, many times, and whoever takes it off is killed.
+"""A vLLM engine that sleeps and then leaves the card altogether, many times, while its helper is killed.
 
 The engine runs in a child process, since a process cannot take itself off its device. `poorwill hibernate --serve`
 does that. After every wake tokens and bytes have to be those from before. Prints JSON lines.
