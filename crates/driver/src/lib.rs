@@ -20,6 +20,8 @@ pub mod link;
 #[cfg(target_os = "linux")]
 pub mod nvml;
 #[cfg(target_os = "linux")]
+mod other_process;
+#[cfg(target_os = "linux")]
 mod process;
 #[cfg(target_os = "linux")]
 pub mod system;

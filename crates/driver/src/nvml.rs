@@ -167,12 +167,53 @@ impl Nvml {
         )
     }
 
+    /// Where process `pid` uses memory: UUID without prefix, and bytes where the driver keeps a figure.
+    #[must_use]
+    pub fn memory_of_process(&self, pid: u32) -> Vec<(String, Option<u64>)> {
+        self.gpus().filter_map(|gpu| Some((uuid(&gpu)?, held_by(&gpu, pid)?))).collect()
+    }
+
+    /// UUID, without prefix, of the GPU with this device file: `/dev/nvidiaN`.
+    #[must_use]
+    pub fn uuid_of_minor(&self, minor: u32) -> Option<String> {
+        self.gpus()
+            .find(|gpu| gpu.minor_number().is_ok_and(|number| number == minor))
+            .and_then(|gpu| uuid(&gpu))
+    }
+
+    /// Whether process `pid` uses a GPU through the Multi-Process Service. `None` where NVML does not report it.
+    #[must_use]
+    pub fn is_mps_client(&self, pid: u32) -> Option<bool> {
+        let clients = self.gpus().filter_map(|gpu| gpu.mps_running_compute_processes().ok());
+        clients
+            .map(|clients| clients.iter().any(|client| client.pid == pid))
+            .reduce(|one, other| one || other)
+    }
+
+    fn gpus(&self) -> impl Iterator<Item = Device<'_>> {
+        let count = self.0.device_count().unwrap_or(0);
+        (0..count).filter_map(|index| self.0.device_by_index(index).ok())
+    }
+
     fn device(&self, uuid: &str) -> Result<Option<(Handle, Device<'_>)>, NvmlError> {
         first(PREFIXES.into_iter().map(|(prefix, handle)| {
             let device = self.0.device_by_uuid(format!("{prefix}{uuid}"));
             device.map(|device| (handle, device))
         }))
     }
+}
+
+fn uuid(gpu: &Device<'_>) -> Option<String> {
+    let uuid = gpu.uuid().ok()?;
+    Some(uuid.trim_start_matches("GPU-").to_owned())
+}
+
+/// `None` unless the process is listed there.
+fn held_by(gpu: &Device<'_>, pid: u32) -> Option<Option<u64>> {
+    let processes = gpu.running_compute_processes().ok()?;
+    let mut entries = processes.iter().filter(|process| process.pid == pid).peekable();
+    entries.peek()?;
+    Some(used_bytes(entries.map(|process| &process.used_gpu_memory)))
 }
 
 /// Without a hit, the first error other than "not found".

@@ -2,6 +2,7 @@
 //!
 //! - [`clock`]: a clock that only a test moves.
 //! - [`contract`]: the rules of [`poorwill_core::driver`], for [`driver_contract!`].
+//! - [`checkpoint`]: the rules of [`poorwill_core::hibernation`], for [`checkpoint_contract!`].
 //! - [`scripted`]: drivers whose calls fail or wait as a script decides.
 //! - [`faults`]: scenarios in which the n-th driver call fails, for every n.
 //! - [`book`]: the snippets of the project's pages.
@@ -23,6 +24,8 @@ pub mod backups;
 pub mod book;
 pub mod broken;
 pub mod capture;
+#[cfg(target_os = "linux")]
+pub mod checkpoint;
 pub mod child;
 pub mod clock;
 pub mod contract;

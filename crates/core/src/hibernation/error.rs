@@ -86,13 +86,22 @@ pub enum CheckpointErrorKind {
         /// How long was waited.
         wait_max: Duration,
     },
+    /// It did not answer. A lock is not made later either.
+    #[error("it did not answer within {} ms: it is stopped, or its machine has too much to do; let it run (kill -CONT), then ask again", waited.as_millis())]
+    NoAnswer {
+        /// How long was waited.
+        waited: Duration,
+    },
     /// The host has too little memory for what is on the device.
     #[error(
         "the host has too little memory for what it holds on its devices: put its weights to sleep first"
     )]
     OutOfHostMemory,
-    /// The devices have too little memory to put it back.
-    #[error("its devices have too little free memory to put it back: make room, and restore it again")]
+    /// The devices had too little memory to put it back. The process is lost by it.
+    #[error(
+        "its devices had too little free memory to put it back, and the driver has given it up: end it, make room, and \
+         start it again"
+    )]
     OutOfDeviceMemory,
     /// Driver, device or container do not support it.
     #[error("{reason}")]
@@ -110,4 +119,34 @@ pub enum CheckpointErrorKind {
         /// What it means, and what would help.
         text: String,
     },
+}
+
+impl CheckpointErrorKind {
+    /// A [`CheckpointErrorKind::WrongState`] with the next step of a process that is `found` and should be `wanted`.
+    #[must_use]
+    pub fn wrong_state(found: ProcessState, wanted: ProcessState) -> Self {
+        let next = match (found, wanted) {
+            (ProcessState::Running, ProcessState::Locked) => "lock it first",
+            (ProcessState::Running, _) => "there is nothing to restore",
+            (ProcessState::Locked, ProcessState::Checkpointed) => "there is nothing to restore; unlock it",
+            (ProcessState::Locked, _) => "another caller may have locked it; unlock it, or go on from there",
+            (ProcessState::Checkpointed, _) => "restore it first; another caller may have checkpointed it",
+            (ProcessState::Checkpointing | ProcessState::Restoring, _) => "wait until that step has ended",
+            (ProcessState::Failed, _) => "it has lost its device; end it, and start it again",
+        };
+        Self::WrongState { found, wanted, next }
+    }
+}
+
+impl CheckpointStep {
+    /// The state that a step begins in. `None` for a question.
+    #[must_use]
+    pub const fn begins(self) -> Option<ProcessState> {
+        match self {
+            Self::State | Self::Inspect => None,
+            Self::Lock => Some(ProcessState::Running),
+            Self::Checkpoint | Self::Unlock => Some(ProcessState::Locked),
+            Self::Restore => Some(ProcessState::Checkpointed),
+        }
+    }
 }

@@ -29,10 +29,15 @@
 //! - **\[unlock\]** lets device calls go on.
 //! - **\[undone\]** A failed call leaves the state that it began in, or `Failed`, which `state` then reports. No call
 //!   ends in a state without a name.
+//! - **\[lost\]** A restore that the driver refuses, as on a full device, loses the process: `Failed`. So callers look
+//!   at [`Checkpointer::free_bytes`] first. NVIDIA's driver goes on to call it checkpointed. A caller that did not see
+//!   the failure learns of it from its own restore.
 //! - **\[inspect\]** changes nothing, and locks nothing. It names what makes a later step fail, as far as that can be
 //!   known from outside.
 //! - **\[gone\]** A process that has ended is [`CheckpointErrorKind::NoSuchProcess`], in every call, also while another
 //!   call waits for it.
+//! - **\[answers\]** A process that is stopped does not answer: [`CheckpointErrorKind::NoAnswer`] after a limit. A lock
+//!   that its caller no longer waits for is undone.
 //! - **\[threads\]** Any thread may make any call. Calls on different processes run at the same time.
 
 mod error;
@@ -52,14 +57,17 @@ pub trait Checkpointer: Send + Sync + fmt::Debug {
     /// The state of a process.
     ///
     /// # Errors
-    /// `NoSuchProcess`, `NotPermitted`, `NoDevice`, `Unsupported`.
+    /// `NoSuchProcess`, `OwnProcess`, `NotPermitted`, `NoDevice`, `NoAnswer`, `Unsupported`.
     fn state(&self, pid: u32) -> Result<ProcessState>;
 
     /// What a checkpoint of the process would take, and what would make it fail.
     ///
     /// # Errors
-    /// As for [`Checkpointer::state`], and `OwnProcess`.
+    /// As for [`Checkpointer::state`].
     fn inspect(&self, pid: u32) -> Result<ProcessInspection>;
+
+    /// Free memory of the device with this UUID, without prefix. `None` without a figure.
+    fn free_bytes(&self, uuid: &str) -> Option<u64>;
 
     /// Waits for the process's queued work, then makes its device calls wait.
     ///

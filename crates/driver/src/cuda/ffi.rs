@@ -22,12 +22,16 @@ impl CuResult {
     pub(super) const SUCCESS: Self = Self(0);
     pub(super) const INVALID_VALUE: Self = Self(1);
     pub(super) const OUT_OF_MEMORY: Self = Self(2);
+    pub(super) const NOT_INITIALIZED: Self = Self(3);
     pub(super) const NO_DEVICE: Self = Self(100);
+    pub(super) const OPERATING_SYSTEM: Self = Self(304);
+    pub(super) const ILLEGAL_STATE: Self = Self(401);
     pub(super) const NOT_READY: Self = Self(600);
     pub(super) const HOST_MEMORY_ALREADY_REGISTERED: Self = Self(712);
     pub(super) const HOST_MEMORY_NOT_REGISTERED: Self = Self(713);
     pub(super) const NOT_PERMITTED: Self = Self(800);
     pub(super) const NOT_SUPPORTED: Self = Self(801);
+    pub(super) const UNKNOWN: Self = Self(999);
     /// For the default stream: a stream that it would wait for is being captured.
     pub(super) const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
 
@@ -72,6 +76,16 @@ pub(super) struct AccessDesc {
     pub(super) flags: c_int,
 }
 
+/// The arguments of each step that takes a process off its devices: the lock's limit, else zeros.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct CheckpointArgs {
+    /// 0 is no limit.
+    pub(super) timeout_ms: c_uint,
+    pub(super) reserved_0: c_uint,
+    pub(super) reserved_1: [u64; 7],
+}
+
 pub(super) type HostFn = extern "C" fn(*mut c_void);
 
 pub(super) const ATTRIBUTE_SHARED_MEMORY_PER_BLOCK: c_int = 8;
@@ -91,17 +105,18 @@ pub(super) const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 
 macro_rules! symbols {
-    ($($field:ident: $since:literal, $($symbol:literal)|+, fn($($arg:ty),*);)+) => {
-        /// The symbols in use, each under the first name that the driver exports.
+    ($(#[$attribute:meta])* $table:ident from $driver_min:ident;
+     $($field:ident: $since:literal, $($symbol:literal)|+, fn($($arg:ty),*);)+) => {
+        $(#[$attribute])*
         #[derive(Debug)]
-        pub(super) struct Api {
+        pub(super) struct $table {
             $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> CuResult,)+
         }
 
-        impl Api {
+        impl $table {
             fn of(library: &Library, path: &Path) -> Result<Self> {
                 Ok(Self { $($field: {
-                    let found = symbol(library, path, $since, &[$($symbol),+])?;
+                    let found = symbol(library, path, $since, $driver_min, &[$($symbol),+])?;
                     // SAFETY: C1, the documented type of the function under this name. A pointer to data and a
                     // pointer to a function have one size on every system with this library.
                     unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CuResult>(found) }
@@ -112,6 +127,8 @@ macro_rules! symbols {
 }
 
 symbols! {
+    /// The symbols in use, each under the first name that the driver exports.
+    Api from DRIVER_MIN;
     init: "2.0", "cuInit", fn(c_uint);
     driver_get_version: "2.2", "cuDriverGetVersion", fn(*mut c_int);
     get_error_name: "6.0", "cuGetErrorName", fn(CuResult, *mut *const c_char);
@@ -170,10 +187,33 @@ symbols! {
         fn(Raw, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Raw, *mut *mut c_void, *mut *mut c_void);
 }
 
+symbols! {
+    /// The symbols that take processes off their devices.
+    CheckpointApi from CHECKPOINT_DRIVER_MIN;
+    lock: "12.8", "cuCheckpointProcessLock", fn(c_int, *mut CheckpointArgs);
+    checkpoint: "12.8", "cuCheckpointProcessCheckpoint", fn(c_int, *mut CheckpointArgs);
+    restore: "12.8", "cuCheckpointProcessRestore", fn(c_int, *mut CheckpointArgs);
+    unlock: "12.8", "cuCheckpointProcessUnlock", fn(c_int, *mut CheckpointArgs);
+    state: "12.8", "cuCheckpointProcessGetState", fn(c_int, *mut c_int);
+}
+
 const LIBCUDA: &str = "libcuda.so.1";
 
 /// The oldest driver with every symbol here, and its CUDA version.
 const DRIVER_MIN: &str = "440.33 (CUDA 10.2)";
+/// The oldest driver that takes processes off their devices.
+const CHECKPOINT_DRIVER_MIN: &str = "570 (CUDA 12.8)";
+
+impl CheckpointApi {
+    /// The symbols of a library that [`Api::load`] has loaded.
+    pub(super) fn load(library: Option<&Path>) -> Result<Self> {
+        let path = library.unwrap_or(Path::new(LIBCUDA));
+        let library = open(path)?;
+        let api = Self::of(&library, path)?;
+        std::mem::forget(library);
+        Ok(api)
+    }
+}
 
 impl Api {
     /// Loads the driver's library once and never unloads it: it has its own threads and exit handlers.
@@ -245,7 +285,13 @@ fn open(path: &Path) -> Result<Library> {
     })
 }
 
-fn symbol(library: &Library, path: &Path, since: &str, names: &[&str]) -> Result<*mut c_void> {
+fn symbol(
+    library: &Library,
+    path: &Path,
+    since: &str,
+    driver_min: &str,
+    names: &[&str],
+) -> Result<*mut c_void> {
     for name in names {
         // SAFETY: C1; this only looks the address up.
         let found = unsafe { library.get::<*mut c_void>(name.as_bytes()) };
@@ -257,7 +303,7 @@ fn symbol(library: &Library, path: &Path, since: &str, names: &[&str]) -> Result
         }
     }
     let reason = format!(
-        "the NVIDIA driver is too old: {} has no {}, which came with CUDA {since}; use driver {DRIVER_MIN} or \
+        "the NVIDIA driver is too old: {} has no {}, which came with CUDA {since}; use driver {driver_min} or \
          later",
         path.display(),
         names[0]
@@ -276,6 +322,11 @@ mod tests {
         let error = Api::load(Some(Path::new("libc.so.6"))).unwrap_err().to_string();
         assert!(error.contains("libc.so.6 has no cuInit"), "{error}");
         assert!(error.contains("use driver 440.33 (CUDA 10.2) or later"), "{error}");
+        let error = CheckpointApi::load(Some(Path::new("libc.so.6"))).unwrap_err().to_string();
+        assert!(
+            error.contains("libc.so.6 has no cuCheckpointProcessLock, which came with CUDA 12.8"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -292,5 +343,6 @@ mod tests {
         assert_eq!(std::mem::offset_of!(AllocationProp, win32_handle_meta_data), 16);
         assert_eq!(std::mem::offset_of!(AllocationProp, gpu_direct_rdma_capable), 25);
         assert_eq!(size_of::<AccessDesc>(), 12);
+        assert_eq!(size_of::<CheckpointArgs>(), 64);
     }
 }

@@ -169,13 +169,10 @@ pub(super) fn has_virtual_memory(api: &Api, device: CuDevice) -> bool {
 fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
     let device = handle(api, ordinal)?;
     // SAFETY: C2.
-    let version: c_int = api.get(|version| unsafe { (api.driver_get_version)(version) })?;
-    // SAFETY: C2.
     let uuid: [u8; 16] = api.get(|uuid| unsafe { (api.device_get_uuid)(uuid, device) })?;
     // SAFETY: C2.
     let total_bytes: usize = api.get(|bytes| unsafe { (api.device_total_mem)(bytes, device) })?;
     let capability = |which| attribute(api, device, which).map(|number| u32::try_from(number).unwrap_or(0));
-    let version = u32::try_from(version).unwrap_or(0);
     let gpu = GpuInfo {
         ordinal,
         name: text(api, |text, len| {
@@ -186,7 +183,7 @@ fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
             capability(ATTRIBUTE_CAPABILITY_MAJOR)?,
             capability(ATTRIBUTE_CAPABILITY_MINOR)?,
         ),
-        cuda_version: (version / 1000, version % 1000 / 10),
+        cuda_version: cuda_version(api)?,
         uuid: dashed(uuid),
         pci_bus_id: text(api, |text, len| {
             // SAFETY: C2, `text` has space for `len` bytes.
@@ -198,6 +195,14 @@ fn properties(api: &'static Api, ordinal: u32) -> Result<(CuDevice, GpuInfo)> {
         integrated: attribute(api, device, ATTRIBUTE_INTEGRATED)? != 0,
     };
     Ok((device, gpu))
+}
+
+/// The newest CUDA version that the driver supports, major and minor.
+pub(super) fn cuda_version(api: &Api) -> Result<(u32, u32)> {
+    // SAFETY: C2.
+    let version: c_int = api.get(|version| unsafe { (api.driver_get_version)(version) })?;
+    let version = u32::try_from(version).unwrap_or(0);
+    Ok((version / 1000, version % 1000 / 10))
 }
 
 /// For a GPU's own memory, open to network cards where the GPU supports that.

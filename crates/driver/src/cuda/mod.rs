@@ -17,11 +17,13 @@
 //! context, registered a GPU's context with host memory; locked page-locks it
 //! primary the context itself
 //! gpu, ffi which GPUs exist; the library
+//! checkpoint other processes, taken off their GPUs: beside the device, upon gpu and ffi
 //! ```
 //!
 //! Rules C1 to C6 in `docs/unsafe.md` cover the `unsafe` code here.
 
 mod buffers;
+mod checkpoint;
 mod context;
 mod copies;
 mod device;
@@ -44,6 +46,7 @@ mod transfer;
 mod usage;
 mod vm;
 
+pub use checkpoint::CudaCheckpointer;
 pub use copies::{COPY_PAGE_BYTES, COPY_PTX};
 pub use device::{CudaConfig, CudaDevice};
 pub use digest::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN, DIGEST_PTX};

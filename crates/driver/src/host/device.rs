@@ -158,6 +158,29 @@ impl HostDevice {
         self.shared.lock().resident_bytes()
     }
 
+    /// Whether all queued work is done.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.queues().streams.values().all(HostStream::is_idle)
+    }
+
+    /// Moves all device memory to host memory, and holds none of it. For [`HostProcessMemory`](super::HostProcessMemory):
+    /// no work may be queued until it is back, and nothing may look at addresses of the device.
+    ///
+    /// # Errors
+    /// What the operating system reports; then nothing has moved.
+    pub fn take_off(&self) -> io::Result<()> {
+        self.shared.lock().take_off()
+    }
+
+    /// Puts device memory back, at the same addresses.
+    ///
+    /// # Errors
+    /// What the operating system reports; then it is still in host memory.
+    pub fn put_back(&self) -> io::Result<()> {
+        self.shared.lock().put_back()
+    }
+
     /// Bytes of `host_alloc` buffers that are not dropped yet.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {

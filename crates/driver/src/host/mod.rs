@@ -7,12 +7,16 @@
 //! It keeps every rule of [`poorwill_core::driver`] and detects more than a GPU. It counts work in flight per
 //! mapping: an early unmap fails with `Busy`.
 //!
+//! [`HostProcess`] is a process that can be taken off its devices by a [`HostCheckpointer`] in another process.
+//!
 //! Reads and digests use the file (`pread`), so pages never written cost nothing. Writes use the mapping,
 //! because writers to one file would wait for each other.
 
+mod checkpoint;
 mod device;
 mod state;
 mod stream;
 mod vm;
 
+pub use checkpoint::{DeviceCall, DeviceLost, HostCheckpointer, HostProcess, HostProcessMemory, StepFailure};
 pub use device::{GRANULE_BYTES, HostConfig, HostDevice};

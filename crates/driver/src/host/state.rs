@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use poorwill_core::{BackingId, ByteSize, DeviceRange, DriverErrorKind};
-use rustix::fs::{self, FallocateFlags, MemfdFlags};
+use rustix::fs::{self, FallocateFlags, MemfdFlags, SeekFrom};
+use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
 
 use super::stream::system;
@@ -27,6 +28,8 @@ pub(super) struct HostState {
     next_offset: u64,
     /// Released and unmapped, but the system refused to punch the hole. Counts as held.
     unpunched: Vec<Extent>,
+    /// All bytes, while they are off the device, and how much was held.
+    taken_off: Option<(OwnedFd, u64)>,
     ledger: Ledger<Arc<VmRegion>, Extent>,
 }
 
@@ -62,8 +65,33 @@ impl HostState {
             held_bytes: 0,
             next_offset: 0,
             unpunched: Vec::new(),
+            taken_off: None,
             ledger: Ledger::new(granule_bytes),
         })
+    }
+
+    /// Moves all bytes to a file beside the device's. Mappings keep their addresses, and show zeros meanwhile.
+    pub(super) fn take_off(&mut self) -> io::Result<()> {
+        if self.taken_off.is_none() {
+            let aside = fs::memfd_create("poorwill-host-device-aside", MemfdFlags::CLOEXEC)?;
+            fs::ftruncate(&aside, FILE_BYTES)?;
+            copy_data(&self.file, &aside)?;
+            punch(&self.file, 0, FILE_BYTES)?;
+            self.taken_off = Some((aside, std::mem::take(&mut self.held_bytes)));
+        }
+        Ok(())
+    }
+
+    /// Puts them back.
+    pub(super) fn put_back(&mut self) -> io::Result<()> {
+        let Some((aside, held_bytes)) = &self.taken_off else { return Ok(()) };
+        if let Err(error) = copy_data(aside, &self.file) {
+            punch(&self.file, 0, FILE_BYTES)?;
+            return Err(error);
+        }
+        self.held_bytes = *held_bytes;
+        self.taken_off = None;
+        Ok(())
     }
 
     pub(super) fn file(&self) -> &Arc<OwnedFd> {
@@ -201,7 +229,34 @@ fn offset_and_len(region: &VmRegion, range: DeviceRange) -> Result<(usize, usize
 /// The range reads as zeros afterwards.
 pub(super) fn punch(file: &OwnedFd, offset: u64, bytes: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    Ok(rustix::io::retry_on_intr(|| fs::fallocate(file, flags, offset, bytes))?)
+    Ok(retry_on_intr(|| fs::fallocate(file, flags, offset, bytes))?)
+}
+
+/// Copies what a sparse file has, to the same offsets.
+fn copy_data(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
+    loop {
+        offset = match fs::seek(from, SeekFrom::Data(offset)) {
+            Ok(offset) => offset,
+            Err(Errno::NXIO) => return Ok(()), // No data after this.
+            Err(error) => return Err(error.into()),
+        };
+        let hole = fs::seek(from, SeekFrom::Hole(offset))?;
+        while offset < hole {
+            let len = buffer.len().min(usize::try_from(hole - offset).unwrap_or(usize::MAX));
+            let read = retry_on_intr(|| pread(from, &mut buffer[..len], offset))?;
+            let mut bytes = &buffer[..read];
+            if bytes.is_empty() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            while !bytes.is_empty() {
+                let written = retry_on_intr(|| pwrite(to, bytes, offset))?;
+                offset += written as u64;
+                bytes = &bytes[written..];
+            }
+        }
+    }
 }
 
 fn to_usize(bytes: u64) -> Result<usize> {

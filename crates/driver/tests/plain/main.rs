@@ -6,6 +6,7 @@
 mod copy_ptx;
 mod digest_ptx;
 mod fork;
+mod host_checkpoint;
 mod host_contract;
 mod host_device;
 mod plays;

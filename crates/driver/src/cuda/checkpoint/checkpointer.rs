@@ -1,0 +1,201 @@
+//! The checkpointer.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use poorwill_core::hibernation::{
+    CheckpointError, CheckpointErrorKind, CheckpointStep, Checkpointer, HeldMemory, ProcessInspection,
+    ProcessState, Result,
+};
+use poorwill_core::{DriverErrorKind, Op};
+
+use super::calls::{Call, CallOutcome, Library, state_of};
+use super::seen::{Seen, obstacles};
+use crate::cuda::ffi::{Api, CheckpointApi, CuResult};
+use crate::cuda::gpu;
+use crate::ledger::of;
+use crate::nvml::Nvml;
+use crate::other_process;
+
+/// How long a stopped process may take to answer, by default.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Takes processes off NVIDIA's GPUs. It makes no context, so it takes no memory there.
+///
+/// ```
+/// use poorwill_core::hibernation::Checkpointer;
+/// use poorwill_driver::cuda::CudaCheckpointer;
+///
+/// match CudaCheckpointer::open(None) {
+///     Ok(checkpointer) => assert!(checkpointer.state(std::process::id()).is_err()),
+///     Err(error) => println!("{error}"), // No driver, no GPU, or a driver before 570.
+/// }
+/// ```
+#[derive(Debug)]
+pub struct CudaCheckpointer {
+    library: Library,
+    nvml: Option<Nvml>,
+    answer_max: Duration,
+    /// Processes that a restore has lost, which the driver goes on to call checkpointed: number and start.
+    lost: Mutex<HashSet<(u32, u64)>>,
+}
+
+impl CudaCheckpointer {
+    /// Loads the driver's library, or another one for tests, and NVML if there is one.
+    ///
+    /// # Errors
+    /// `Unsupported` without a usable driver or a GPU, and where the driver is older than 570; `Device` with what the
+    /// driver reports.
+    pub fn open(library: Option<&Path>) -> poorwill_core::driver::Result<Self> {
+        let api = Api::load(library)?;
+        gpu::count(api).map_err(of(Op::Open))?;
+        let nvml = Nvml::load().ok();
+        let calls = CheckpointApi::load(library).map_err(|error| too_old(api, nvml.as_ref(), error));
+        let calls: &'static CheckpointApi = Box::leak(Box::new(calls.map_err(of(Op::Open))?));
+        let library = Library { api, calls };
+        Ok(Self { library, nvml, answer_max: ANSWER_MAX, lost: Mutex::default() })
+    }
+
+    /// Sets where figures of memory are read, for tests.
+    #[must_use]
+    pub fn reading(mut self, nvml: Option<Nvml>) -> Self {
+        self.nvml = nvml;
+        self
+    }
+
+    /// Sets how long a stopped process may take to answer.
+    #[must_use]
+    pub fn answering_within(mut self, answer_max: Duration) -> Self {
+        self.answer_max = answer_max;
+        self
+    }
+
+    fn step(&self, step: CheckpointStep, pid: u32, wait_max: Duration) -> Result<()> {
+        let failed = |kind| CheckpointError::new(step, pid, kind);
+        other_process::expect(step, pid)?;
+        if let Some(wanted) = step.begins().filter(|_| self.is_lost(pid)) {
+            return Err(failed(CheckpointErrorKind::wrong_state(ProcessState::Failed, wanted)));
+        }
+        let call = Call { step, pid: pid.cast_signed(), wait_max };
+        match self.library.call(call, self.answer_max) {
+            CallOutcome::Done | CallOutcome::State(_) => Ok(()),
+            CallOutcome::NoAnswer(waited) => Err(failed(CheckpointErrorKind::NoAnswer { waited })),
+            CallOutcome::Failed(code) => Err(failed(self.failure(call, code, pid))),
+        }
+    }
+
+    /// Why a call failed. The driver's code says little: it is the same for a process that has ended, and for one that the
+    /// system keeps away.
+    fn failure(&self, call: Call, code: CuResult, pid: u32) -> CheckpointErrorKind {
+        if other_process::has_ended(pid) || self.is_ending(code, pid) {
+            return CheckpointErrorKind::NoSuchProcess;
+        }
+        let asked = self.library.call(Call { step: CheckpointStep::State, ..call }, self.answer_max);
+        let state = match asked {
+            CallOutcome::State(number) => state_of(number),
+            _ => None,
+        };
+        if call.step == CheckpointStep::Restore && code != CuResult::ILLEGAL_STATE && state.is_some() {
+            self.lost().extend(other_process::started(pid).map(|started| (pid, started)));
+        }
+        self.library.error(call, code, state)
+    }
+
+    /// A process that is killed answers no more some time before it is gone.
+    fn is_ending(&self, code: CuResult, pid: u32) -> bool {
+        matches!(code, CuResult::OPERATING_SYSTEM | CuResult::NOT_INITIALIZED)
+            && other_process::is_ending(pid)
+            && other_process::ends_within(pid, self.answer_max)
+    }
+
+    fn is_lost(&self, pid: u32) -> bool {
+        other_process::started(pid).is_some_and(|started| self.lost().contains(&(pid, started)))
+    }
+
+    fn lost(&self) -> MutexGuard<'_, HashSet<(u32, u64)>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state_for(&self, step: CheckpointStep, pid: u32) -> Result<ProcessState> {
+        let failed = |kind| CheckpointError::new(step, pid, kind);
+        other_process::expect(step, pid)?;
+        if self.is_lost(pid) {
+            return Ok(ProcessState::Failed);
+        }
+        let call = Call { step: CheckpointStep::State, pid: pid.cast_signed(), wait_max: Duration::ZERO };
+        match self.library.call(call, self.answer_max) {
+            CallOutcome::State(number) => state_of(number).ok_or_else(|| {
+                let reason = format!("its driver calls its state {number}, which this version does not know");
+                failed(CheckpointErrorKind::Unsupported { reason })
+            }),
+            CallOutcome::NoAnswer(waited) => Err(failed(CheckpointErrorKind::NoAnswer { waited })),
+            CallOutcome::Failed(code) => Err(failed(self.failure(call, code, pid))),
+            CallOutcome::Done => Err(failed(CheckpointErrorKind::NoDevice)),
+        }
+    }
+
+    /// NVML's figures. Where it does not list the process, as in a container with process numbers of its own, the devices
+    /// that it has open, without figures.
+    fn held(&self, pid: u32, state: ProcessState, seen: &Seen) -> Vec<HeldMemory> {
+        let Some(nvml) = &self.nvml else { return Vec::new() };
+        let listed = nvml.memory_of_process(pid);
+        let figures: Vec<(String, Option<u64>)> = match state {
+            ProcessState::Running | ProcessState::Locked if listed.is_empty() => seen
+                .minors()
+                .into_iter()
+                .filter_map(|minor| Some((nvml.uuid_of_minor(minor)?, None)))
+                .collect(),
+            _ => listed,
+        };
+        figures.into_iter().map(|(uuid, used_bytes)| HeldMemory { uuid, used_bytes }).collect()
+    }
+}
+
+impl Checkpointer for CudaCheckpointer {
+    fn state(&self, pid: u32) -> Result<ProcessState> {
+        self.state_for(CheckpointStep::State, pid)
+    }
+
+    fn inspect(&self, pid: u32) -> Result<ProcessInspection> {
+        let state = self.state_for(CheckpointStep::Inspect, pid)?;
+        let mut seen = Seen::of(pid);
+        if let Some(is_client) = self.nvml.as_ref().and_then(|nvml| nvml.is_mps_client(pid)) {
+            seen.is_mps_client = is_client; // A service that has ended may have left its pipe.
+        }
+        Ok(ProcessInspection { state, held: self.held(pid, state, &seen), obstacles: obstacles(&seen) })
+    }
+
+    fn free_bytes(&self, uuid: &str) -> Option<u64> {
+        self.nvml.as_ref()?.memory(uuid).map(|memory| memory.free_bytes)
+    }
+
+    fn lock(&self, pid: u32, wait_max: Duration) -> Result<()> {
+        self.step(CheckpointStep::Lock, pid, wait_max)
+    }
+
+    fn checkpoint(&self, pid: u32) -> Result<()> {
+        self.step(CheckpointStep::Checkpoint, pid, Duration::ZERO)
+    }
+
+    fn restore(&self, pid: u32) -> Result<()> {
+        self.step(CheckpointStep::Restore, pid, Duration::ZERO)
+    }
+
+    fn unlock(&self, pid: u32) -> Result<()> {
+        self.step(CheckpointStep::Unlock, pid, Duration::ZERO)
+    }
+}
+
+/// Names the driver that lacks the calls.
+fn too_old(api: &Api, nvml: Option<&Nvml>, error: DriverErrorKind) -> DriverErrorKind {
+    let DriverErrorKind::Unsupported { reason } = error else { return error };
+    let version =
+        nvml.and_then(Nvml::driver_version).map_or_else(String::new, |version| format!("{version}, "));
+    let cuda = gpu::cuda_version(api)
+        .map_or_else(|_| "unknown".to_owned(), |(major, minor)| format!("{major}.{minor}"));
+    DriverErrorKind::Unsupported {
+        reason: format!("this driver ({version}CUDA {cuda}) takes no process off its GPU: {reason}"),
+    }
+}

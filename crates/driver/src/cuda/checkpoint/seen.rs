@@ -1,0 +1,153 @@
+//! What of a process can be seen from outside, and what of it makes a checkpoint or its restore fail.
+//!
+//! Promise: [`obstacles`] is a function of texts. It names what was measured to lose a process. It does not name what was
+//! measured to work: memory on two devices, access between them, and a communicator of one rank.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use poorwill_core::hibernation::Obstacle;
+
+use super::nccl::Sockets;
+use crate::system::System;
+
+/// Memory of CUDA IPC, of the process that exports it and of those that have opened it.
+const CUDA_IPC: &str = "/dev/shm/cuda.shm.";
+const DEVICE_FILE: &str = "/dev/nvidia";
+
+/// Texts of `/proc`, empty where they may not be read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// `maps`.
+    pub(super) maps: String,
+    /// Where the links in `fd` lead.
+    pub(super) descriptors: Vec<String>,
+    pub(super) sockets: Sockets,
+    pub(super) is_mps_client: bool,
+}
+
+impl Seen {
+    pub(super) fn of(pid: u32) -> Self {
+        let folder = PathBuf::from(format!("/proc/{pid}"));
+        let text = |name: &str| {
+            let bytes = fs::read(folder.join(name)).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let links = fs::read_dir(folder.join("fd")).into_iter().flatten().filter_map(Result::ok);
+        let links = links.filter_map(|link| fs::read_link(link.path()).ok());
+        let descriptors: Vec<String> = links.map(|path| path.to_string_lossy().into_owned()).collect();
+        let inode = |link: &String| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned());
+        let own = descriptors.iter().filter_map(inode).collect();
+        let tcp = text("net/tcp") + &text("net/tcp6");
+        let environment = fs::read(folder.join("environ")).unwrap_or_default();
+        Self {
+            maps: text("maps"),
+            descriptors,
+            sockets: Sockets { unix: text("net/unix"), tcp, own },
+            is_mps_client: System::at(folder.join("root")).has_mps(&|name| variable(&environment, name)),
+        }
+    }
+
+    /// The devices whose files it has open: N of `/dev/nvidiaN`.
+    pub(super) fn minors(&self) -> Vec<u32> {
+        let files = self.descriptors.iter().filter_map(|path| path.strip_prefix(DEVICE_FILE)?.parse().ok());
+        let mut minors: Vec<u32> = files.collect();
+        minors.sort_unstable();
+        minors.dedup();
+        minors
+    }
+}
+
+pub(super) fn obstacles(seen: &Seen) -> Vec<Obstacle> {
+    let mut found = Vec::new();
+    if let Some(socket) = seen.sockets.communicator() {
+        let what = format!("NCCL's socket {socket}: suspend or destroy the communicator first");
+        found.push(Obstacle::Communicator(what));
+    }
+    let files = mapped(&seen.maps).chain(seen.descriptors.iter().map(String::as_str));
+    if let Some(path) = files.into_iter().find(|path| path.starts_with(CUDA_IPC)) {
+        found.push(Obstacle::SharedMemory(format!("over CUDA IPC, {path}")));
+    }
+    if seen.is_mps_client {
+        found.push(Obstacle::Service("it is a client of the Multi-Process Service".into()));
+    }
+    found
+}
+
+/// The paths of a `maps`.
+fn mapped(maps: &str) -> impl Iterator<Item = &str> {
+    maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]))
+}
+
+fn variable(environment: &[u8], name: &str) -> Option<OsString> {
+    let value = |entry: &[u8]| Some(entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
+    environment.split(|byte| *byte == 0).find_map(value).map(OsString::from_vec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+7f0000000000-7f0000200000 rw-s 00000000 00:05 620 /dev/nvidiactl
+7f1a00000000-7f1a00001000 rw-s 00000000 00:18 21 /dev/shm/torch_77_1_0
+7f2b00000000-7f2b01000000 r-xp 00000000 08:01 99 /usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04
+7f2c00000000-7f2c01000000 rw-p 00000000 00:00 0
+";
+
+    fn seen(descriptors: &[&str]) -> Seen {
+        let descriptors = descriptors.iter().map(|path| (*path).to_owned()).collect();
+        Seen { maps: MAPS.into(), descriptors, ..Seen::default() }
+    }
+
+    #[test]
+    fn a_communicator_is_named_by_its_socket() {
+        let unix = "0: 2 0 0 2 01 31338 @tmp/nccl-socket-1-8fd5c5c2a51b0f2\n".to_owned();
+        let sockets = Sockets { unix, tcp: String::new(), own: ["31338".to_owned()].into() };
+        let found = obstacles(&Seen { sockets, ..seen(&[]) });
+        let [Obstacle::Communicator(what)] = &found[..] else { panic!("{found:?}") };
+        assert!(what.contains("@tmp/nccl-socket-1-8fd5c5c2a51b0f2"), "{what}");
+    }
+
+    #[test]
+    fn shared_memory_is_named_by_its_file() {
+        assert_eq!(obstacles(&seen(&["/dev/nvidia0", "/dev/shm/torch_77_1_0"])), []);
+        let maps = format!("{MAPS}7f3-7f4 rw-s 0 00:18 3 /dev/shm/cuda.shm.0.2b.1\n");
+        for found in [Seen { maps, ..seen(&[]) }, seen(&["/dev/shm/cuda.shm.0.2b.1"])] {
+            let found = obstacles(&found);
+            assert!(matches!(&found[..], [Obstacle::SharedMemory(what)] if what.contains("cuda.shm.0.2b.1")));
+        }
+    }
+
+    #[test]
+    fn a_client_of_the_service_is_named() {
+        let found = obstacles(&Seen { is_mps_client: true, ..Seen::default() });
+        assert!(matches!(&found[..], [Obstacle::Service(_)]), "{found:?}");
+    }
+
+    #[test]
+    fn device_files_are_found() {
+        let files =
+            ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1", "pipe:[3]"];
+        assert_eq!(seen(&files).minors(), [0, 1]);
+    }
+
+    #[test]
+    fn variables_of_another_process_are_read() {
+        let environment = b"PATH=/bin\0CUDA_MPS_PIPE_DIRECTORY=/run/mps\0X=";
+        assert_eq!(variable(environment, "CUDA_MPS_PIPE_DIRECTORY"), Some("/run/mps".into()));
+        assert_eq!((variable(environment, "X"), variable(environment, "CUDA")), (Some("".into()), None));
+    }
+
+    #[test]
+    fn this_process_is_seen() {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let seen = Seen::of(std::process::id());
+        assert!(seen.maps.contains("/proc/") || mapped(&seen.maps).next().is_some());
+        assert!(!seen.sockets.own.is_empty() && seen.sockets.tcp.contains("local_address"));
+        assert_eq!(obstacles(&seen), []);
+        drop(socket);
+    }
+}
