@@ -59,7 +59,7 @@ pub(crate) fn dry_run() -> Result<(), Failure> {
 
 fn changelog() -> Result<(), Failure> {
     let path = workspace_root().join("CHANGELOG.md");
-    let text = std::fs::read_to_string(&path).map_err(|cause| Failure::File { path: path.clone(), cause })?;
+    let text = fs::read_to_string(&path).map_err(|cause| Failure::File { path: path.clone(), cause })?;
     match changes(&text, env!("CARGO_PKG_VERSION")) {
         0 => Err(no_changes(&path)),
         _ => Ok(()),
@@ -163,7 +163,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("poorwill-release-{}", std::process::id()));
         let sources = folder.join("src");
         forget_unpacked(&sources, "0.1.0").unwrap();
-        let kept = ["-1f/poorwill-core-0.0.9", "-1f/other-0.1.0", "index.crates.io-1f/poorwill-core-0.1.0"];
+        let kept = ["-1f/poorwill-core-0.0.9", "-1f/other-0.1.0", "index-1f/poorwill-core-0.1.0"];
         let ours = ["-1f/poorwill-0.1.0/src", "-2e/poorwill-core-0.1.0"];
         for path in kept.iter().chain(&ours) {
             fs::create_dir_all(sources.join(path)).unwrap();

@@ -64,7 +64,14 @@ def quoted(value: object) -> str:
     return json.dumps(value)
 
 
-def configuration(options: argparse.Namespace, folder: Path, ports: dict[str, int], commands: dict) -> str:
+def configuration(
+    options: argparse.Namespace,
+    folder: Path,
+    ports: dict[str, int],
+    commands: dict,
+    levels: dict[str, int] = LEVELS,
+    more: str = "",
+) -> str:
     """rotate.toml for these engines."""
     played = options.mode == "stand-in"
     memory = f'measure = "processes"\ngpu = "{STAND_IN_MIB * 3 // 2}MiB"' if played else 'measure = "devices"'
@@ -75,11 +82,12 @@ def configuration(options: argparse.Namespace, folder: Path, ports: dict[str, in
         f'[control]\nlisten = "127.0.0.1:{ports["control"]}"',
         f'[every_model]\nstart_max = "170s"\nwait_max = "{ANSWER_S}s"\nlook_every = "{LOOK_S}s"',
         'residence_min = "0s"\ngrace = "0s"\nturn_max = "1s"',
+        more,
     ]
-    for name in NAMES:
+    for name, level in levels.items():
         text += [
             f"[[model]]\nname = {quoted(name)}\nurl = {quoted(f'http://127.0.0.1:{ports[name]}')}",
-            f"served_as = {quoted(name if played else 'bench')}\nlevel = {LEVELS[name]}",
+            f"served_as = {quoted(name if played else 'bench')}\nlevel = {level}",
             f"command = {quoted(commands[name])}\nlog = {quoted(str(folder / f'{name}.log'))}",
             'environment = { VLLM_SERVER_DEV_MODE = "1" }',
         ]
@@ -89,16 +97,21 @@ def configuration(options: argparse.Namespace, folder: Path, ports: dict[str, in
 class Rotation:
     """A rotation that runs, and what its models say when all is well."""
 
+    levels = LEVELS
+    more = ""  # tables of rotate.toml
+
     def __init__(self, options: argparse.Namespace, folder: Path, models: dict[str, Path], card_bytes: int):
         self.options, self.folder = options, folder
-        self.ports = {name: free_port() for name in ["front", "control", *NAMES]}
+        self.names = list(self.levels)
+        self.ports = {name: free_port() for name in ["front", "control", *self.names]}
         self.front, self.control = Client(self.ports["front"]), Client(self.ports["control"])
-        self.engines = {name: Client(self.ports[name]) for name in NAMES}
+        self.engines = {name: Client(self.ports[name]) for name in self.names}
         self.truth: dict[str, str] = {}
         self.log = folder / "rotation.log"
         self.config = folder / "rotate.toml"
-        self.commands = {name: self.command(name, models.get(name), card_bytes) for name in NAMES}
-        self.config.write_text(configuration(options, folder, self.ports, self.commands))
+        self.commands = {name: self.command(name, models.get(name), card_bytes) for name in self.names}
+        text = configuration(options, folder, self.ports, self.commands, self.levels, self.more)
+        self.config.write_text(text)
         self.process: subprocess.Popen | None = None
 
     def command(self, name: str, model: Path | None, card_bytes: int) -> list[str]:
@@ -108,10 +121,14 @@ class Rotation:
             listen = ["--listen", f"127.0.0.1:{port}", "--tokens-per-s", "2000"]
             size = ["--model", name, "--bytes", f"{STAND_IN_MIB}MiB"]
             return [self.options.poorwill, "mock-engine", *listen, *size]
-        weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-        cache = max(GIB, int(card_bytes * CARD_SHARE) - weights)
+        cache = self.cache_bytes(model, card_bytes)
         more = ["--kv-cache-memory-bytes", str(cache), "--gpu-memory-utilization", "0.8"]
         return server_command(model, port, more, tokenizer=True)
+
+    def cache_bytes(self, model: Path, card_bytes: int) -> int:
+        """The KV cache of an engine: the rest of its share of the card."""
+        weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+        return max(GIB, int(card_bytes * CARD_SHARE) - weights)
 
     def start(self) -> float:
         """Starts the rotation; the seconds until it answers operators."""
@@ -194,9 +211,9 @@ class Rotation:
         return [pid for pid in parents() if name_of(pid).rstrip().endswith(words)]
 
     def engine_pids(self) -> list[int]:
-        """All processes of both engines."""
+        """All processes of the engines."""
         of = parents()
-        roots = [pid for name in NAMES for pid in self.roots(name)]
+        roots = [pid for name in self.names for pid in self.roots(name)]
         return sorted({pid for root in roots for pid in [root, *descendants(root, of)]})
 
     def engine_of(self, name: str) -> int | None:

@@ -37,9 +37,9 @@ SLACK_GIB = 0.1  # of free memory, between the start and the end
 class Child:
     """An engine in a process of its own, with commands over a pipe."""
 
-    def __init__(self, name: str, arguments: list[str]):
+    def __init__(self, name: str, arguments: list[str], script: str = __file__):
         self.name = name
-        command = [sys.executable, "-B", __file__, "--child", name, *arguments]
+        command = [sys.executable, "-B", script, "--child", name, *arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def answer(self, limit_s: float) -> dict:
