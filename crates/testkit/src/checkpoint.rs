@@ -18,7 +18,7 @@ use poorwill_core::hibernation::{CheckpointErrorKind, CheckpointStep, Checkpoint
 use rustix::process::Signal;
 
 pub use cuda::CudaSetup;
-pub use fault::{Fault, Hold, STEPS};
+pub use fault::{Hold, STEPS, TargetFault};
 pub use host::HostSetup;
 pub use target::{Enter, Target, serve};
 
@@ -37,7 +37,7 @@ pub trait Setup {
     fn checkpointer_within(&self, answer_max: Option<Duration>) -> Arc<dyn Checkpointer>;
 
     /// A command that runs the target of this module's tests.
-    fn command(&self, module: &str, fault: Option<Fault>) -> Command;
+    fn command(&self, module: &str, fault: Option<TargetFault>) -> Command;
 
     /// Where a step waits.
     fn hold(&self) -> Hold;
@@ -130,7 +130,7 @@ impl Context<'_> {
         Target::start(self.setup.command(self.module, None))
     }
 
-    fn faulty(&self, fault: Fault) -> Target {
+    fn faulty(&self, fault: TargetFault) -> Target {
         Target::start(self.setup.command(self.module, Some(fault)))
     }
 }
@@ -338,7 +338,7 @@ pub fn a_failed_step_leaves_a_named_state(context: Context<'_>) {
     }
     let checkpointer = context.checkpointer();
     for failing in STEPS {
-        let mut target = context.faulty(Fault::Fails(failing));
+        let mut target = context.faulty(TargetFault::Fails(failing));
         let pid = target.pid();
         target.ask(&format!("fill {GRANULES}"));
         go_to(&*checkpointer, failing, pid);
@@ -363,7 +363,7 @@ pub fn a_lost_process_has_failed(context: Context<'_>) {
     }
     let checkpointer = context.checkpointer();
     for losing in [CheckpointStep::Checkpoint, CheckpointStep::Restore] {
-        let mut target = context.faulty(Fault::Loses(losing));
+        let mut target = context.faulty(TargetFault::Loses(losing));
         let pid = target.pid();
         go_to(&*checkpointer, losing, pid);
         target.ask("begin");
@@ -403,7 +403,7 @@ pub fn obstacles_are_named(context: Context<'_>) {
     if !context.setup.has_faults() {
         return;
     }
-    let (checkpointer, mut target) = (context.checkpointer(), context.faulty(Fault::Obstacle));
+    let (checkpointer, mut target) = (context.checkpointer(), context.faulty(TargetFault::Obstacle));
     let pid = target.pid();
     let inspection = checkpointer.inspect(pid).unwrap();
     assert_eq!((inspection.state, inspection.obstacles.len()), (ProcessState::Running, 1), "{inspection:?}");
@@ -442,7 +442,7 @@ pub fn a_process_killed_in_a_step_is_gone(context: Context<'_>) {
     let (checkpointer, hold) = (context.checkpointer(), context.setup.hold());
     for held in STEPS {
         hold.reset();
-        let mut target = context.faulty(Fault::Holds(held));
+        let mut target = context.faulty(TargetFault::Holds(held));
         let pid = target.pid();
         go_to(&*checkpointer, held, pid);
         let done = thread::scope(|scope| {
@@ -463,7 +463,7 @@ pub fn a_killed_caller_leaves_a_named_state(context: Context<'_>) {
     let (checkpointer, hold) = (context.checkpointer(), context.setup.hold());
     for held in STEPS {
         hold.reset();
-        let mut target = context.faulty(Fault::Holds(held));
+        let mut target = context.faulty(TargetFault::Holds(held));
         let pid = target.pid();
         target.ask(&format!("fill {GRANULES}"));
         go_to(&*checkpointer, held, pid);

@@ -13,7 +13,7 @@ use poorwill_driver::cuda::CudaCheckpointer;
 use poorwill_driver::nvml::Nvml;
 use tempfile::TempDir;
 
-use super::fault::{Fault, Hold};
+use super::fault::{Hold, TargetFault};
 use super::target::{Enter, serve};
 use super::{Setup, target_command};
 use crate::child;
@@ -61,7 +61,7 @@ impl Setup for CudaSetup {
         })
     }
 
-    fn command(&self, module: &str, fault: Option<Fault>) -> Command {
+    fn command(&self, module: &str, fault: Option<TargetFault>) -> Command {
         let mut command = target_command(module);
         if let Some(fault) = fault {
             command.env(SCRIPT, self.text(fault));
@@ -83,12 +83,12 @@ impl Setup for CudaSetup {
 }
 
 impl CudaSetup {
-    fn text(&self, fault: Fault) -> String {
+    fn text(&self, fault: TargetFault) -> String {
         match fault {
-            Fault::Fails(step) => format!("{step}:999"),
-            Fault::Loses(step) => format!("{step}:999:failed"),
-            Fault::Holds(step) => format!("{step}:hold:{}", self.hold().path()),
-            Fault::Obstacle => "communicator".to_owned(),
+            TargetFault::Fails(step) => format!("{step}:999"),
+            TargetFault::Loses(step) => format!("{step}:999:failed"),
+            TargetFault::Holds(step) => format!("{step}:hold:{}", self.hold().path()),
+            TargetFault::Obstacle => "communicator".to_owned(),
         }
     }
 }
