@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use libloading::os::unix::{Library, Symbol};
 use poorwill_core::hibernation::{CheckpointErrorKind, Checkpointer, Obstacle, ProcessState, Result};
 use poorwill_driver::cuda::CudaCheckpointer;
 use poorwill_driver::{CudaConfig, CudaDevice};
@@ -88,6 +89,45 @@ fn results_have_their_meaning() {
     kinds(&|| checkpointer.unlock(pid), ProcessState::Locked);
     checkpointer.unlock(pid).unwrap();
     assert_eq!(target.ask("verify"), "same");
+}
+
+#[test]
+fn each_call_may_fail_and_another_caller_goes_on() {
+    let Some(setup) = open_fake(&[]) else { return };
+    // SAFETY: a library of ours, which the checkpointer loads as well.
+    let library = unsafe { Library::new(poorwill_fake_libcuda::path()) }.unwrap();
+    // SAFETY: the type that the symbol has there.
+    let arm: Symbol<extern "C" fn(u64, u64)> = unsafe { library.get(b"poorwillFakeArm") }.unwrap();
+    // SAFETY: likewise.
+    let disarm: Symbol<extern "C" fn() -> u64> = unsafe { library.get(b"poorwillFakeDisarm") }.unwrap();
+    let mut target = start(&setup, &[]);
+    let pid = target.pid();
+    target.ask("fill 3");
+    for nth in 0.. {
+        let checkpointer = setup.checkpointer_within(None);
+        arm(nth, 1);
+        let round = || {
+            checkpointer.inspect(pid)?;
+            checkpointer.lock(pid, WAIT)?;
+            checkpointer.checkpoint(pid)?;
+            checkpointer.restore(pid)?;
+            checkpointer.unlock(pid)
+        };
+        let (done, calls) = (round(), disarm());
+        let another = setup.checkpointer_within(None);
+        let state = another.state(pid).unwrap();
+        if state == ProcessState::Checkpointed {
+            another.restore(pid).unwrap();
+        }
+        if state != ProcessState::Running {
+            another.unlock(pid).unwrap();
+        }
+        assert_eq!(target.ask("verify"), "same", "call {nth}");
+        if done.is_ok() {
+            assert_eq!((nth, calls), (5, 5), "each step is one call, and none failed unseen");
+            return;
+        }
+    }
 }
 
 #[test]
