@@ -13,6 +13,7 @@ pub mod control;
 pub mod descriptors;
 pub mod engine;
 pub mod front;
+pub mod hibernation;
 mod http;
 pub mod measure;
 pub mod policy;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, ConfigError, EngineKind, KeyShare, MemorySource};
+use poorwill_rotate::config::{Config, ConfigError, EngineKind, Hibernate, KeyShare, MemorySource};
 use poorwill_rotate::policy::{Gpu, ModelId};
 
 const TWO: &str = r#"
@@ -241,6 +241,59 @@ fn unknown_keys_are_errors_with_the_nearest_key() {
     }
     let error = refused(&model("quite_something_else = 1"));
     assert!(error.contains("expected one of") && !error.contains("did you mean"), "{error}");
+}
+
+#[test]
+fn engines_hibernate_that_sleep_and_are_started_here() {
+    let command = "command = [\"engine\"]";
+    let parse = |table: &str, lines: &str| parsed(&format!("{table}\n{}", model(lines)));
+    let rules = |table: &str, lines: &str| parse(table, lines).unwrap().models[0].rules.clone();
+    assert!(!rules("", command).can_hibernate);
+    let config =
+        parse("[hibernate]\nhelper = [\"a\", \"b\"]\nwait_max = \"1s\"\nhost_max = \"1GiB\"", command);
+    let hibernate = Hibernate {
+        helper: vec!["a".to_owned(), "b".to_owned()],
+        wait_max: Duration::from_secs(1),
+        host_max_bytes: Some(1 << 30),
+    };
+    assert_eq!(config.unwrap().hibernate, Some(hibernate));
+    let table = "[hibernate]\nafter = \"5m\"\nresidue_max = \"8GiB\"";
+    let all = rules(table, command);
+    let after = Some(Duration::from_secs(300));
+    assert_eq!((all.can_hibernate, all.hibernate_after), (true, after));
+    assert_eq!(all.residue_max_bytes, Some(8 << 30));
+    let own = rules(table, &format!("{command}\n[model.rules]\nhibernate_after = \"0s\""));
+    assert_eq!((own.can_hibernate, own.hibernate_after), (true, Some(Duration::ZERO)));
+    for lines in [
+        "",
+        &format!("{command}\n[model.rules]\nhibernates = false"),
+        &format!("{command}\n[model.rules]\nsleeps = false"),
+    ] {
+        let none = rules(table, lines);
+        assert_eq!((none.can_hibernate, none.hibernate_after), (false, None), "{lines}");
+    }
+    for (text, words) in [
+        (model("[model.rules]\nhibernates = true"), "need the table [hibernate]"),
+        (format!("[every_model]\nhibernate_after = \"1s\"\n{}", model("")), "need the table [hibernate]"),
+        (format!("{table}\n{}", model("[model.rules]\nhibernate_after = \"1s\"")), "say command"),
+        (
+            format!(
+                "{table}\n{}",
+                model(&format!("{command}\n[model.rules]\nhibernates = true\nsleeps = false"))
+            ),
+            "does not sleep",
+        ),
+        (
+            format!("{table}\n{}", model("[model.rules]\nhibernates = false\nhibernate_after = \"1s\"")),
+            "leave one of them out",
+        ),
+        (format!("[hibernate]\nwait_max = \"0s\"\n{}", model("")), "wait_max is 0"),
+        (format!("[hibernate]\nhost_max = 0\n{}", model("")), "host_max is 0"),
+        (format!("[hibernate]\nhelper = [\"\"]\n{}", model("")), "empty word"),
+    ] {
+        let error = refused(&text);
+        assert!(error.contains(words), "{text}: {error}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod reference;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, MemorySource};
+use poorwill_rotate::config::{Config, Hibernate, MemorySource};
 
 /// Key, type, default, meaning.
 type Key = (&'static str, &'static str, String, &'static str);
@@ -55,6 +55,7 @@ fn page() -> String {
     let traces = traces.unwrap().traces.unwrap();
     assert_eq!((config.memory, limits.release), (MemorySource::Devices, limits.find_memory));
     let gpus: Vec<usize> = rules.gpus.iter().map(|gpu| gpu.0).collect();
+    let hibernate = Hibernate::default();
     let name_of = |text: String| text.to_lowercase();
     let sections: Vec<(&str, &str, Vec<Key>)> = vec![
         (
@@ -74,6 +75,7 @@ fn page() -> String {
                     "folder for state that survives the service: which engines run, and each model's first answer",
                 ),
                 ("memory", "table", none(), "how GPU memory is measured"),
+                ("hibernate", "table", none(), "how sleeping engines leave their GPUs; none does without it"),
                 ("front", "table", none(), "the listener for clients"),
                 ("control", "table", none(), "the listener for operators"),
                 ("traces", "table", none(), "the export of traces; none without it"),
@@ -211,6 +213,42 @@ fn page() -> String {
                     "NVML, or the engines' processes on simulated GPUs",
                 ),
                 ("gpu", SIZE, none(), "size of each simulated GPU; required for `processes`"),
+            ],
+        ),
+        (
+            "[hibernate]",
+            "[hibernate]",
+            vec![
+                (
+                    "after",
+                    DURATION,
+                    none(),
+                    "how long an engine sleeps before it is taken off its GPUs; without it, only where memory is short",
+                ),
+                (
+                    "residue_max",
+                    SIZE,
+                    none(),
+                    "most that sleeping engines may hold on a GPU together; beyond it, the longest idle ones hibernate",
+                ),
+                (
+                    "host_max",
+                    SIZE,
+                    none(),
+                    "most host memory that hibernating engines may take for what they held",
+                ),
+                (
+                    "wait_max",
+                    DURATION,
+                    duration(hibernate.wait_max),
+                    "how long an engine's work on its GPUs may take to end before it hibernates",
+                ),
+                (
+                    "helper",
+                    "array of texts",
+                    "`poorwill hibernate --serve`".to_owned(),
+                    "program and arguments of the helper process that does it",
+                ),
             ],
         ),
         (
@@ -407,6 +445,13 @@ fn page() -> String {
                     "whether the engine can sleep; otherwise it is stopped and started, and only has to be healthy; one of the kind `http` sleeps only with calls for it",
                 ),
                 (
+                    "hibernates",
+                    "boolean",
+                    plain(true),
+                    "with `[hibernate]`, whether an engine that sleeps and has a `command` is taken off its GPUs",
+                ),
+                ("hibernate_after", DURATION, "`after`".to_owned(), "instead of `after` of `[hibernate]`"),
+                (
                     "pinned",
                     "boolean",
                     plain(rules.is_pinned),
@@ -470,7 +515,7 @@ fn page() -> String {
                     "pause_min",
                     DURATION,
                     duration(rules.pause_min),
-                    "first quarantine; doubles with each consecutive failure",
+                    "first quarantine, or pause after a failed hibernation; doubles with each consecutive failure",
                 ),
                 ("pause_max", DURATION, duration(rules.pause_max), "longest quarantine"),
                 (
@@ -479,9 +524,19 @@ fn page() -> String {
                     duration(limits.drain),
                     "how long running requests may take before they are aborted",
                 ),
-                ("sleep_max", DURATION, duration(limits.sleep), "timeout of the engine's sleep"),
+                (
+                    "sleep_max",
+                    DURATION,
+                    duration(limits.sleep),
+                    "timeout of the engine's sleep, and of its hibernation",
+                ),
                 ("release_max", DURATION, duration(limits.release), "how long memory may take to come back"),
-                ("wake_max", DURATION, duration(limits.wake), "timeout of the engine's wake"),
+                (
+                    "wake_max",
+                    DURATION,
+                    duration(limits.wake),
+                    "timeout of the engine's wake, and of its return from hibernation",
+                ),
                 ("canary_max", DURATION, duration(limits.canary), "timeout of the canary"),
                 ("start_max", DURATION, duration(limits.start), "timeout of starting the engine"),
                 ("stop_max", DURATION, duration(limits.stop), "timeout of stopping the engine"),

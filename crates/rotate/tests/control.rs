@@ -344,7 +344,8 @@ async fn metrics_agree_with_events_and_the_status() {
             EventKind::Stage { before, before_s: 0.25, stage: StageName::ReleasingMemory },
         ));
     }
-    control.send_event(event(9, "three", EventKind::Quarantined { for_s: 60.0, failures: 3 }));
+    control.send_event(event(9, "three", EventKind::Hibernated { residue_bytes: vec![2 << 30] }));
+    control.send_event(event(10, "three", EventKind::Quarantined { for_s: 60.0, failures: 3 }));
     let metrics = control.metrics_when("poorwill_rotate_quarantines_total{model=\"three\"}", 1.0).await;
     let swaps = "poorwill_rotate_swap_seconds";
     let two = "org/two \\\"q\\\"\\\\";
@@ -374,6 +375,11 @@ async fn metrics_agree_with_events_and_the_status() {
         ("poorwill_rotate_oldest_wait_seconds{model=\"one\"}".to_owned(), 0.0),
         ("poorwill_rotate_swap_cost_seconds{model=\"one\",step=\"wake\"}".to_owned(), 1.25),
         ("poorwill_rotate_swap_cost_seconds{model=\"one\",step=\"leave\"}".to_owned(), 0.5),
+        ("poorwill_rotate_swap_cost_seconds{model=\"three\",step=\"resume\"}".to_owned(), 0.625),
+        ("poorwill_rotate_residue_bytes{model=\"three\",gpu=\"1\"}".to_owned(), 2_147_483_648.0),
+        ("poorwill_rotate_hibernation_host_bytes{model=\"three\"}".to_owned(), 2_147_483_648.0),
+        ("poorwill_rotate_hibernation_host_bytes{model=\"one\"}".to_owned(), 0.0),
+        ("poorwill_rotate_hibernations_total{model=\"three\"}".to_owned(), 1.0),
         ("poorwill_rotate_residents{gpu=\"0\"}".to_owned(), 2.0),
         ("poorwill_rotate_residents{gpu=\"1\"}".to_owned(), 1.0),
         ("poorwill_rotate_gpu_total_bytes{gpu=\"0\"}".to_owned(), 85_899_345_920.0),
@@ -594,7 +600,7 @@ async fn metrics_reference() {
     text += &format!(
         "\n`stage` and `phase` are stages of a model: {}. The phase `total` is the swap without the models that left for it, and `whole` with them. `path` is `hot` (woke \
          with its weights), `warm` (read its weights again), `cold` (was started), `found` (was awake when the service \
-         began), or `away` (leaving). `step` is `wake`, `start` or `leave`; `kind` is `prompt` or `completion`.\n\nGauges \
+         began), or `away` (leaving). `step` is `resume`, `wake`, `start`, `leave` or `hibernate`; `kind` is `prompt` or `completion`.\n\nGauges \
          of a removed model, and what it admitted, refused and started, are gone at once. Its other counters and histograms stay for five minutes from the first scrape \
          without it, so that every scraper sees their last values.\n\n{TRACES}",
         stages.join(", ")
@@ -662,6 +668,7 @@ fn api_reference() {
         EventKind::Failed { stage: StageName::Waking, reason: String::new() },
         EventKind::Shortfall { gpu: 0, expected_bytes: 1, freed_bytes: 0 },
         EventKind::Learnt { held_bytes: Vec::new() },
+        EventKind::Hibernated { residue_bytes: Vec::new() },
         EventKind::Quarantined { for_s: 1.0, failures: 1 },
     ];
     for what in all {

@@ -22,12 +22,15 @@ fn seeds(usual: u32) -> Range<u64> {
 
 #[test]
 fn honest_engines_serve_everybody() {
+    let mut hibernations = 0;
     for seed in seeds(40) {
         let mut simulation = Simulation::new(seed, Faults::None);
         simulation.run(Duration::from_secs(300));
         simulation.settle();
         assert!(simulation.admitted() > 0, "seed {seed}");
+        hibernations += simulation.hibernations;
     }
+    assert!(hibernations > 0 || seed_of_this_run().is_some());
 }
 
 #[test]
@@ -282,5 +285,77 @@ fn table_of_turns() {
         row("by cost", keeps_up[0], by_cost);
         row("by cost", keeps_up[1], by_cost);
         row("by time", keeps_up[1], by_time);
+    }
+}
+
+/// Twenty models of an H200: four are asked for all the time, and the others now and then. Asleep, each still holds
+/// 1.2 GiB.
+fn twenty_models(need_gib: u64, time: Duration, change: impl Fn(&mut Rules)) -> Traffic {
+    let residue_bytes = GIB * 12 / 10;
+    let cost = Cost { residue_bytes, ..on_an_h200(1, need_gib) };
+    let client = |model: usize| {
+        let gap = if model < 4 { 1 } else { 600 + 60 * u64::try_from(model).unwrap() };
+        Client { model, gap: Duration::from_secs(gap), takes: millis(500) }
+    };
+    let clients: Vec<Client> = (0..20).map(client).collect();
+    let change = |_: usize, rules: &mut Rules| {
+        rules.wait_max = Duration::from_secs(36_000);
+        change(rules);
+    };
+    let mut traffic = Traffic::new(&[cost; 20], &clients, Vec::new(), change).on(139 * GIB);
+    traffic.run(time);
+    traffic
+}
+
+fn hibernates(rules: &mut Rules) {
+    rules.can_hibernate = true;
+}
+
+fn hibernates_after(rules: &mut Rules) {
+    (rules.can_hibernate, rules.hibernate_after) = (true, Some(Duration::from_secs(60)));
+}
+
+fn hibernates_at_once(rules: &mut Rules) {
+    (rules.can_hibernate, rules.hibernate_after) = (true, Some(Duration::ZERO));
+}
+
+#[test]
+fn more_models_are_awake_and_more_is_answered_where_sleepers_hibernate() {
+    let time = Duration::from_secs(3000);
+    let [asleep, hibernating] =
+        [|_: &mut Rules| {}, hibernates].map(|change| twenty_models(33, time, change));
+    assert_eq!((asleep.most_awake, hibernating.most_awake), (3, 4));
+    assert!(hibernating.swaps * 3 < asleep.swaps, "{} {}", hibernating.swaps, asleep.swaps);
+    assert!(hibernating.answered * 10 > asleep.answered * 11, "{} {}", hibernating.answered, asleep.answered);
+}
+
+#[test]
+#[ignore = "prints a table"]
+fn table_of_hibernation() {
+    println!(
+        "| need of each | rules | awake at most | swaps | moving | answered | wait p50 | p99 | longest |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for need_gib in [15, 20, 28, 33, 40, 45, 60, 68, 115] {
+        for (name, change) in [
+            ("asleep", (|_| {}) as fn(&mut Rules)),
+            ("hibernate where memory is short", hibernates),
+            ("hibernate after 1 min", hibernates_after),
+            ("hibernate at once", hibernates_at_once),
+        ] {
+            let traffic = twenty_models(need_gib, Duration::from_secs(3600), change);
+            let waits = traffic.waits();
+            let seconds = |share: usize| waits[(waits.len() - 1) * share / 100].as_secs_f64();
+            println!(
+                "| {need_gib} GiB | {name} | {} | {} | {:.3} | {} | {:.2} s | {:.2} s | {:.2} s |",
+                traffic.most_awake,
+                traffic.swaps,
+                traffic.swapping.as_secs_f64() / 3600.0,
+                traffic.answered,
+                seconds(50),
+                seconds(99),
+                seconds(100)
+            );
+        }
     }
 }

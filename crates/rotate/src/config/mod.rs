@@ -44,6 +44,8 @@ pub struct Config {
     pub control: Arc<Control>,
     /// How GPU memory is measured.
     pub memory: MemorySource,
+    /// How engines hibernate; `None` if none does.
+    pub hibernate: Option<Hibernate>,
     /// Where traces are exported to; `None` if they are not.
     pub traces: Option<TraceExport>,
     /// The folder for state that survives the service.
@@ -106,6 +108,23 @@ pub enum MemorySource {
         /// The size of each GPU.
         gpu_bytes: u64,
     },
+}
+
+/// How engines hibernate, besides the rules of their models.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hibernate {
+    /// The program and arguments of the helper. Empty for this program's own.
+    pub helper: Vec<String>,
+    /// How long work on a GPU may take to end before a process leaves it.
+    pub wait_max: Duration,
+    /// The most host memory that all hibernating engines take.
+    pub host_max_bytes: Option<u64>,
+}
+
+impl Default for Hibernate {
+    fn default() -> Self {
+        Self { helper: Vec::new(), wait_max: Duration::from_secs(5), host_max_bytes: None }
+    }
 }
 
 /// A model, and its engine.

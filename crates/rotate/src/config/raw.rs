@@ -16,8 +16,8 @@ use super::names::{RawSelector, odd_name};
 use super::traces::RawTraces;
 use super::values::{KeySource, KeySources, Size, Wait, is_priority};
 use super::{
-    Canary, CanaryKind, Card, Config, ConfigError, Control, EngineKind, Front, MemorySource, Model,
-    Parameters, Start, invalid, parameters, section,
+    Canary, CanaryKind, Card, Config, ConfigError, Control, EngineKind, Front, Hibernate, MemorySource,
+    Model, Parameters, Start, invalid, parameters, section,
 };
 use crate::policy::{Gpu, Limits, Rules};
 
@@ -27,6 +27,8 @@ const FRONT_PORT: u16 = 8080;
 const CONTROL_PORT: u16 = 8081;
 /// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
+const WITHOUT_HIBERNATE: &str =
+    "hibernates and hibernate_after need the table [hibernate], which is missing; add it, or leave them out";
 
 pub(super) type Secret<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 
@@ -39,6 +41,7 @@ pub(super) struct File {
     state: Option<PathBuf>,
     #[serde(default)]
     memory: RawMemory,
+    hibernate: Option<RawHibernate>,
     #[serde(default)]
     front: RawFront,
     #[serde(default)]
@@ -90,6 +93,17 @@ struct RawControl {
 struct RawMemory {
     measure: Option<Measure>,
     gpu: Option<Size>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawHibernate {
+    after: Option<Wait>,
+    residue_max: Option<Size>,
+    host_max: Option<Size>,
+    wait_max: Option<Wait>,
+    #[serde(default)]
+    helper: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -153,6 +167,8 @@ struct RawCanary {
 #[serde(deny_unknown_fields)]
 struct RawRules {
     sleeps: Option<bool>,
+    hibernates: Option<bool>,
+    hibernate_after: Option<Wait>,
     pinned: Option<bool>,
     preload: Option<bool>,
     together: Option<String>,
@@ -210,8 +226,14 @@ impl File {
         if self.state.as_ref().is_some_and(|folder| folder.as_os_str().is_empty()) {
             return Err(invalid("state", "it is empty; name a folder, or leave it out to keep no state"));
         }
-        let models =
-            self.model.into_iter().map(|model| model.checked(&self.every_model)).collect::<Result<_, _>>()?;
+        let every = &self.every_model;
+        if self.hibernate.is_none() && (every.hibernates == Some(true) || every.hibernate_after.is_some()) {
+            return Err(invalid("every_model", WITHOUT_HIBERNATE));
+        }
+        let hibernate = self.hibernate.as_ref();
+        let models = self.model.into_iter().map(|model| model.checked(every, hibernate));
+        let models = models.collect::<Result<_, _>>()?;
+        let hibernate = self.hibernate.map(RawHibernate::checked).transpose()?;
         let selectors = self.selector.into_iter().map(RawSelector::checked).collect::<Result<_, _>>()?;
         let traces = self.traces.map(|traces| traces.checked(secret)).transpose()?;
         let (front, control) = (Arc::new(front), Arc::new(control));
@@ -219,6 +241,7 @@ impl File {
             front,
             control,
             memory,
+            hibernate,
             traces,
             state: self.state,
             models,
@@ -305,10 +328,50 @@ impl RawMemory {
     }
 }
 
+impl RawHibernate {
+    fn checked(self) -> Result<Hibernate, ConfigError> {
+        let invalid = |reason: &str| Err(invalid("hibernate", reason));
+        for (what, size) in [("residue_max", self.residue_max), ("host_max", self.host_max)] {
+            if size.is_some_and(|size| size.0 == 0) {
+                return invalid(&format!("{what} is 0; leave it out or make it larger"));
+            }
+        }
+        if self.wait_max.is_some_and(|wait| wait.0.is_zero()) {
+            return invalid("wait_max is 0, so no engine could hibernate; leave it out or make it longer");
+        }
+        if self.helper.first().is_some_and(String::is_empty)
+            || self.helper.iter().any(|word| word.contains('\0'))
+        {
+            return invalid("helper begins with an empty word, or has a NUL in it; begin with a program");
+        }
+        let usual = Hibernate::default();
+        Ok(Hibernate {
+            helper: self.helper,
+            wait_max: self.wait_max.map_or(usual.wait_max, |wait| wait.0),
+            host_max_bytes: self.host_max.map(|size| size.0),
+        })
+    }
+}
+
 impl RawModel {
-    fn checked(self, every: &RawRules) -> Result<Model, ConfigError> {
+    fn checked(self, every: &RawRules, hibernate: Option<&RawHibernate>) -> Result<Model, ConfigError> {
         let here = section(&self.name);
         let invalid = |reason: &str| Err(invalid(&here, reason));
+        let wants_to = self.rules.hibernates == Some(true) || self.rules.hibernate_after.is_some();
+        if wants_to && hibernate.is_none() {
+            return invalid(WITHOUT_HIBERNATE);
+        }
+        if self.rules.hibernates == Some(false) && self.rules.hibernate_after.is_some() {
+            return invalid(
+                "hibernates is false, and hibernate_after says when it does; leave one of them out",
+            );
+        }
+        if wants_to && self.command.is_empty() {
+            return invalid(
+                "it is to hibernate, and has no command: only processes that the service started are known to it; say \
+                 command, or leave out hibernates and hibernate_after",
+            );
+        }
         for (what, names) in [("aliases", &self.aliases), ("adapters", &self.adapters)] {
             if [&self.name].into_iter().chain(names).any(|name| name.trim().is_empty()) {
                 return invalid(&format!("one of {what}, or its name, is empty"));
@@ -393,6 +456,15 @@ impl RawModel {
         rules.need_bytes = self.need.map(|size| size.0);
         rules.can_restart = !self.command.is_empty();
         rules.can_sleep &= engine != EngineKind::Http || http.sleep.is_some();
+        if wants_to && !rules.can_sleep {
+            return invalid(
+                "it is to hibernate, and does not sleep; leave out hibernates and hibernate_after",
+            );
+        }
+        rules.can_hibernate &= hibernate.is_some() && rules.can_restart && rules.can_sleep;
+        let hibernate = hibernate.filter(|_| rules.can_hibernate);
+        rules.hibernate_after = rules.hibernate_after.or(hibernate.and_then(|all| Some(all.after?.0)));
+        rules.residue_max_bytes = hibernate.and_then(|all| Some(all.residue_max?.0));
         if !rules.can_sleep && !rules.can_restart {
             return invalid(
                 "it neither sleeps nor has a command to be started with, so it could never leave; say command, or how \
@@ -533,6 +605,8 @@ impl RawRules {
     fn over(self, every: &Self) -> Self {
         Self {
             sleeps: self.sleeps.or(every.sleeps),
+            hibernates: self.hibernates.or(every.hibernates),
+            hibernate_after: self.hibernate_after.or(every.hibernate_after),
             pinned: self.pinned.or(every.pinned),
             preload: self.preload.or(every.preload),
             together: self.together.or_else(|| every.together.clone()),
@@ -577,6 +651,8 @@ impl RawRules {
         };
         Rules {
             can_sleep: self.sleeps.unwrap_or(usual.can_sleep),
+            can_hibernate: self.hibernates.unwrap_or(true),
+            hibernate_after: self.hibernate_after.map(|wait| wait.0),
             is_pinned: self.pinned.unwrap_or(usual.is_pinned),
             together: self.together.clone(),
             keep_weight: self.keep_weight.unwrap_or(usual.keep_weight),

@@ -54,6 +54,12 @@ struct OfGpu {
     gpu: u64,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfPlace {
+    model: String,
+    gpu: u64,
+}
+
 impl ModelLabel for OfStage {
     fn model(&self) -> &str {
         &self.model
@@ -68,6 +74,7 @@ pub(super) struct Metrics {
     canary_failures: Series<OfModel, Counter>,
     shortfalls: Series<OfModel, Counter>,
     quarantines: Series<OfModel, Counter>,
+    hibernations: Series<OfModel, Counter>,
     lost: Counter,
     requests: Arc<Requests>,
     /// What has a model's label.
@@ -97,14 +104,16 @@ impl Metrics {
             series
         };
         let canary_failures = by_model("canary_failures", "Canaries that were wrong or not answered");
-        let shortfalls = by_model("shortfalls", "GPUs on which a sleep released less than expected");
+        let shortfalls =
+            by_model("shortfalls", "GPUs on which a sleep or a hibernation released less than expected");
         let quarantines = by_model("quarantines", "Quarantines after failures");
+        let hibernations = by_model("hibernations", "Times that the engine was taken off its GPUs");
         let lost = Counter::default();
         registry.register("events_lost", "Events that were lost before they could be counted", lost.clone());
         requests.register(&mut registry);
         let mut by_model = requests.series();
         by_model.push(Box::new(failures.clone()));
-        for series in [&canary_failures, &shortfalls, &quarantines] {
+        for series in [&canary_failures, &shortfalls, &quarantines, &hibernations] {
             by_model.push(Box::new(series.clone()));
         }
         let removed = Mutex::default();
@@ -115,6 +124,7 @@ impl Metrics {
             canary_failures,
             shortfalls,
             quarantines,
+            hibernations,
             lost,
             requests,
             by_model,
@@ -148,6 +158,9 @@ impl Metrics {
             EventKind::Stage { before, before_s, .. } if LEAVING.contains(before) => {
                 self.swaps.get_or_create(&OfSwap { phase: before.as_str(), path: "away" }).observe(*before_s);
             }
+            EventKind::Hibernated { .. } => {
+                self.hibernations.of(model()).inc();
+            }
             EventKind::Stage { .. } | EventKind::Learnt { .. } => {}
         }
     }
@@ -161,7 +174,7 @@ impl Metrics {
         self.forget_removed(now);
         for model in &now.models {
             // A counter has to exist at 0 before alerts can see it rise.
-            for series in [&self.canary_failures, &self.shortfalls, &self.quarantines] {
+            for series in [&self.canary_failures, &self.shortfalls, &self.quarantines, &self.hibernations] {
                 drop(series.of(OfModel { model: model.name.clone() }));
             }
         }
@@ -213,11 +226,21 @@ fn of_models(now: &Snapshot) -> Registry {
         registry.register(name, help, family.clone());
         family
     };
+    let residue = Family::<OfPlace, Number>::default();
+    let help = "Memory that a hibernation releases on the GPU, as last measured";
+    let held = Family::<OfModel, Number>::default();
+    let host_help = "Host memory that the model's hibernating engine takes";
     let admitted = counter("admitted", "Requests that were admitted");
     let refused = counter("refused", "Requests that were refused");
     let starts = counter("engine_starts", "Starts of the engine");
+    registry.register_with_unit("residue", help, Unit::Bytes, residue.clone());
+    registry.register_with_unit("hibernation_host", host_help, Unit::Bytes, held.clone());
     for model in &now.models {
         let of = OfModel { model: model.name.clone() };
+        held.get_or_create(&of).set(model.host_bytes);
+        for (gpu, bytes) in model.gpus.iter().zip(model.residue_bytes.iter().flatten()) {
+            residue.get_or_create(&OfPlace { model: model.name.clone(), gpu: wide(*gpu) }).set(*bytes);
+        }
         queue.get_or_create(&of).set(wide(model.queued));
         running.get_or_create(&of).set(wide(model.running));
         ready.get_or_create(&of).set(u64::from(model.is_ready));
@@ -225,7 +248,14 @@ fn of_models(now: &Snapshot) -> Registry {
         refused.get_or_create(&of).inc_by(model.refused);
         starts.get_or_create(&of).inc_by(model.starts);
         oldest.get_or_create(&of).set(model.oldest_wait_s.unwrap_or(0.0));
-        for (step, seconds) in [("wake", model.wake_s), ("start", model.start_s), ("leave", model.leave_s)] {
+        let costs_of = [
+            ("resume", model.resume_s),
+            ("wake", model.wake_s),
+            ("start", model.start_s),
+            ("leave", model.leave_s),
+            ("hibernate", model.hibernate_s),
+        ];
+        for (step, seconds) in costs_of {
             if let Some(seconds) = seconds {
                 costs.get_or_create(&OfStep { model: model.name.clone(), step }).set(seconds);
             }

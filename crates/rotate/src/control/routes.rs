@@ -208,6 +208,7 @@ async fn command(
     let command = match what.as_str() {
         "wake" => ModelCommand::Wake,
         "sleep" => ModelCommand::Sleep,
+        "hibernate" => ModelCommand::Hibernate,
         "restart" => ModelCommand::Restart,
         "pin" if body.trim_ascii().is_empty() => ModelCommand::Pin(true),
         "pin" => {
@@ -219,7 +220,7 @@ async fn command(
             ModelCommand::Pin(pin.pinned)
         }
         _ => {
-            let message = format!("`{what}` is no command; say wake, sleep, restart or pin");
+            let message = format!("`{what}` is no command; say wake, sleep, hibernate, restart or pin");
             return Err(ControlError::new(StatusCode::NOT_FOUND, message));
         }
     };
@@ -237,7 +238,7 @@ async fn command(
 
 async fn not_found() -> ControlError {
     let message = "there is nothing here; there are /, /health, /metrics, /rotate/status, /rotate/requests, \
-                   /rotate/events, /rotate/reload, /rotate/profile, /rotate/models/NAME/log and /rotate/models/NAME/{wake,sleep,restart,pin}, where a / \
+                   /rotate/events, /rotate/reload, /rotate/profile, /rotate/models/NAME/log and /rotate/models/NAME/{wake,sleep,hibernate,restart,pin}, where a / \
                    in a name is written %2F";
     ControlError::new(StatusCode::NOT_FOUND, message)
 }

@@ -1,7 +1,9 @@
 //! Which model comes next, and which ones leave for it.
 
+use std::time::Duration;
+
 use super::Policy;
-use super::model::{Activation, Leave, ModelState, Move, Stage};
+use super::model::{Activation, Leave, ModelState, Move, Stage, Step};
 use super::moves::NO_MEMORY;
 use super::queue::Claim;
 use super::rules::Gpu;
@@ -14,6 +16,8 @@ const RATIO_BITS: u32 = 32;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Space {
     Free,
+    /// These sleep, and have to hibernate now.
+    Hibernate(Vec<usize>),
     /// These have to leave now.
     Leave(Vec<usize>),
     /// Others have to leave, but not yet.
@@ -67,6 +71,10 @@ impl Policy {
                 Space::Later => {}
                 // The measurement may be old, so it is repeated before a refusal.
                 Space::Free | Space::Never => self.select(id),
+                Space::Hibernate(list) => {
+                    self.select(id);
+                    list.into_iter().for_each(|other| self.begin(other, Step::BeforeHibernation));
+                }
                 Space::Leave(list) => {
                     self.select(id);
                     list.into_iter().for_each(|other| self.evict(other));
@@ -75,6 +83,7 @@ impl Policy {
             reserve(&mut reserved, &self.models[id]);
         }
         self.preload(&mut reserved);
+        self.hibernate_due();
     }
 
     /// Selects models that come up without a request. No model leaves for them.
@@ -144,7 +153,7 @@ impl Policy {
         let requests = of_set().map(ModelState::requests).max().unwrap_or_default();
         let next_in = of_set().map(|other| other.demand.next_in(self.now)).min().unwrap_or_default();
         let weight = model.rules.keep_weight;
-        let cost = model.swap_cost().as_micros().max(1) * u128::from(weight);
+        let cost = model.swap_cost(self.now).as_micros().max(1) * u128::from(weight);
         let requests = requests.saturating_mul(usize::try_from(weight).unwrap_or(usize::MAX));
         (requests, (cost << RATIO_BITS) / next_in.as_micros().max(1), model.last_used)
     }
@@ -170,15 +179,27 @@ impl Policy {
                 subtract(&mut missing, &self.frees_on(other));
             }
         }
+        let sleepers = self.sleepers_enough(id, &missing);
+        let leavers = self.leavers(id, holders, &mut missing);
+        let is_cheaper =
+            |sleepers: &[usize]| leavers.as_ref().is_some_and(|list| self.is_cheaper_than(list, sleepers));
+        match sleepers.or_else(|| self.sleepers_enough(id, &missing)) {
+            Some(sleepers) if !is_cheaper(&sleepers) => Space::Hibernate(sleepers),
+            _ => leavers.map_or(Space::Never, |list| self.when(list, claim)),
+        }
+    }
+
+    /// Those that have to leave; `None` if pinned ones leave too little. Of `missing` it leaves what they do not free.
+    fn leavers(&self, id: usize, holders: Vec<usize>, missing: &mut [i128]) -> Option<Vec<usize>> {
         let mut list: Vec<(usize, Vec<i128>)> = Vec::new();
         for other in holders {
             if missing.iter().all(|missing| *missing <= 0) {
                 break;
             }
             let frees = self.frees_on(other);
-            let helps = frees.iter().zip(&missing).any(|(frees, missing)| *missing > 0 && *frees > 0);
+            let helps = frees.iter().zip(&*missing).any(|(frees, missing)| *missing > 0 && *frees > 0);
             if helps && !self.models[other].is_pinned {
-                subtract(&mut missing, &frees);
+                subtract(missing, &frees);
                 list.push((other, frees));
             }
         }
@@ -191,10 +212,8 @@ impl Policy {
                 .chain(list.into_iter().map(|(other, _)| other))
                 .partition(|other| self.models[*other].is_pinned);
             // A pinned model is in the way, and the known memory of the others is too little.
-            if !kept.is_empty() && all.iter().all(|other| self.models[*other].held.is_some()) {
-                return Space::Never;
-            }
-            return self.when(all, claim);
+            let is_never = !kept.is_empty() && all.iter().all(|other| self.models[*other].held.is_some());
+            return (!is_never).then_some(all);
         }
         // Keeps the most recently used ones if the others suffice.
         let mut at = list.len();
@@ -206,14 +225,29 @@ impl Policy {
                 missing.iter_mut().zip(frees).for_each(|(missing, frees)| *missing += frees);
             }
         }
-        self.when(list.into_iter().map(|(other, _)| other).collect(), claim)
+        Some(list.into_iter().map(|(other, _)| other).collect())
+    }
+
+    /// Whether these idle models are cheaper to bring back than those sleeping ones are once they hibernate, each for the
+    /// time until its next request.
+    fn is_cheaper_than(&self, list: &[usize], sleepers: &[usize]) -> bool {
+        let per_time = |id: &usize, cost: Duration| {
+            (cost.as_micros() << RATIO_BITS) / self.models[*id].demand.next_in(self.now).as_micros().max(1)
+        };
+        let leaving = list.iter().map(|id| per_time(id, self.models[*id].swap_cost(self.now)));
+        let hibernating = sleepers.iter().map(|id| per_time(id, self.models[*id].hibernation_cost()));
+        let is_idle = list.iter().all(|id| self.models[*id].is_idle());
+        is_idle && !list.is_empty() && leaving.sum::<u128>() < hibernating.sum()
     }
 
     /// On each GPU of the machine; unlimited where unknown.
     fn frees_on(&self, id: usize) -> Vec<i128> {
         let model = &self.models[id];
         let mut frees = vec![0; self.free.len()];
-        let known = model.frees().unwrap_or_else(|| vec![u64::MAX; model.rules.gpus.len()]);
+        let known = model
+            .residue_leaving()
+            .or_else(|| model.frees())
+            .unwrap_or_else(|| vec![u64::MAX; model.rules.gpus.len()]);
         for (gpu, bytes) in model.rules.gpus.iter().zip(known) {
             frees[gpu.0] = i128::from(bytes);
         }
@@ -249,7 +283,7 @@ impl Policy {
         if model.rules.turn_per_swap == 0 {
             return claim.since.after(turn_max);
         }
-        let least = since.after(model.turn_min());
+        let least = since.after(model.turn_min(self.now));
         let full = claim.since.max(model.selected_at).after(turn_max).max(least);
         // Idle for a moment is not done.
         let own = model.requests().max(1);
@@ -280,6 +314,6 @@ fn reserve(reserved: &mut [bool], model: &ModelState) {
     }
 }
 
-fn subtract(missing: &mut [i128], frees: &[i128]) {
+pub(super) fn subtract(missing: &mut [i128], frees: &[i128]) {
     missing.iter_mut().zip(frees).for_each(|(missing, frees)| *missing -= frees);
 }

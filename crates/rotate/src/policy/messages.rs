@@ -43,6 +43,10 @@ pub enum Input {
     Wake(ModelId),
     /// Put a model to sleep, even if pinned.
     Sleep(ModelId),
+    /// The same, and take its processes off their GPUs.
+    Hibernate(ModelId),
+    /// Whether a model hibernates is to be asked again.
+    Recheck(ModelId),
     /// Stop an engine, and start it again if it was awake.
     Restart(ModelId),
     /// Pin or unpin a model.
@@ -56,7 +60,7 @@ pub enum Input {
 /// The result of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// Of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`] and [`Task::Wake`].
+    /// Of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`], [`Task::Hibernate`], [`Task::Resume`] and [`Task::Wake`].
     Done,
     /// Of [`Task::Probe`].
     Probed(EngineState),
@@ -68,7 +72,8 @@ pub enum Outcome {
     Canary(Result<(), String>),
     /// Failure or timeout, with the cause.
     Failed(String),
-    /// Of [`Task::Start`]: a failure that another start cannot mend, with the cause.
+    /// Of [`Task::Start`]: a failure that another start cannot mend, with the cause. Of [`Task::Hibernate`]: this engine
+    /// cannot hibernate, and nothing has changed.
     Unsupported(String),
 }
 
@@ -81,6 +86,8 @@ pub enum EngineState {
     Awake,
     /// It runs, asleep.
     Asleep,
+    /// It runs, asleep, and its processes are off their GPUs.
+    Hibernating,
 }
 
 /// Work for an engine.
@@ -94,6 +101,10 @@ pub enum Task {
     Stop,
     /// Put it to sleep.
     Sleep,
+    /// Take its processes off their GPUs while it sleeps.
+    Hibernate,
+    /// Put its processes back. It sleeps on.
+    Resume,
     /// Wake it.
     Wake,
     /// Ask whether it is awake.
@@ -180,7 +191,7 @@ pub enum Event {
         /// The cause.
         reason: String,
     },
-    /// A sleep released too little.
+    /// A sleep or a hibernation released too little.
     Shortfall {
         /// The GPU.
         gpu: Gpu,
@@ -193,6 +204,11 @@ pub enum Event {
     Learnt {
         /// For each of its GPUs.
         held_bytes: Vec<u64>,
+    },
+    /// It hibernates.
+    Hibernated {
+        /// What left each of its GPUs.
+        residue_bytes: Vec<u64>,
     },
     /// It is quarantined.
     Quarantined {

@@ -8,6 +8,7 @@
 //! ```text
 //! asleep ─▶ memory? ─▶ wake ─▶ confirm ─▶ canary ─▶ ready ─▶ drain ─▶ measure ─▶ sleep ─▶ released? ─▶ asleep
 //!   cold ─▶ memory? ─▶ start ────┘                                  on failure, if possible: stop ─▶ cold
+//! asleep ─▶ measure ─▶ hibernate ─▶ released? ─▶ hibernating ─▶ memory? ─▶ resume ─▶ memory? ─▶ wake
 //! ```
 //!
 //! Promises:
@@ -29,11 +30,16 @@
 //! - An idle model leaves at once, or after `grace` if its pauses are usually shorter.
 //! - Where several could leave, an idle model does before a busy one, and one with few requests before one with many.
 //!   Of idle ones it is the one that is cheapest to bring back for the time until its next request.
+//! - Before any awake model leaves, sleeping ones hibernate if that frees enough, the longest idle first. An idle model
+//!   leaves instead if it is cheaper to bring back than they are.
+//! - A hibernating engine is resumed before anything else is asked of it. One whose residue stays is resumed at once, and
+//!   does not hibernate until its next start.
 //!
 //! Tasks and requests have unique ids, so late, repeated or missing reports do no harm.
 
 mod choose;
 mod demand;
+mod hibernate;
 mod messages;
 mod model;
 mod moves;
@@ -85,6 +91,10 @@ pub struct Status {
     pub running: usize,
     /// What a sleep releases on each of its GPUs, once measured.
     pub held_bytes: Option<Vec<u64>>,
+    /// What a hibernation releases on each of its GPUs beyond that, once measured.
+    pub residue_bytes: Option<Vec<u64>>,
+    /// Whether it can hibernate, as far as known.
+    pub can_hibernate: bool,
     /// Its known need on each of its GPUs, while it may have memory; `None` if unknown.
     pub promised_bytes: Option<Vec<u64>>,
     /// Consecutive failures.
@@ -95,6 +105,10 @@ pub struct Status {
     pub start_duration: Option<Duration>,
     /// How long it takes to sleep or stop, after its last request; `None` until measured.
     pub leave_duration: Option<Duration>,
+    /// How long it takes to hibernate; `None` until measured.
+    pub hibernate_duration: Option<Duration>,
+    /// How long it takes to resume from that, with the search for memory; `None` until measured.
+    pub resume_duration: Option<Duration>,
 }
 
 impl Policy {
@@ -148,7 +162,8 @@ impl Policy {
                 of_others.clone().filter_map(move |other| self.may_leave_at(other, claim))
             });
             let op = model.op.map(|op| op.deadline);
-            let others = [oldest, of_stage, op, self.idled_out_at(id), model.no_memory_until];
+            let hibernates = self.hibernates_at(id);
+            let others = [oldest, of_stage, op, self.idled_out_at(id), hibernates, model.no_memory_until];
             others.into_iter().flatten().chain(turns)
         };
         (0..self.models.len()).flat_map(of_model).filter(|at| *at > self.now).min()
@@ -164,11 +179,15 @@ impl Policy {
             queued: model.queue.len(),
             running: model.running,
             held_bytes: model.held.clone(),
+            residue_bytes: model.hibernation.residue.clone(),
+            can_hibernate: model.can_hibernate(),
             promised_bytes: model.promised(),
             failures: model.failures,
             wake_duration: model.costs.wake,
             start_duration: model.costs.start,
             leave_duration: model.costs.leave,
+            hibernate_duration: model.costs.hibernate,
+            resume_duration: model.costs.resume,
         })
     }
 
@@ -233,7 +252,7 @@ impl Policy {
                     model.wake_requested = model.wake_requested.or(Some(self.now));
                 }
             }
-            Input::Sleep(_) | Input::Restart(_) if self.is_ending => {}
+            Input::Sleep(_) | Input::Hibernate(_) | Input::Restart(_) if self.is_ending => {}
             Input::Sleep(model) if model.0 < known => {
                 let id = model.0;
                 (self.models[id].wake_requested, self.models[id].is_preloading) = (None, false);
@@ -241,6 +260,8 @@ impl Policy {
                     self.leave(id, Leave::Sleep);
                 }
             }
+            Input::Hibernate(model) if model.0 < known => self.hibernate_requested(model.0),
+            Input::Recheck(model) if model.0 < known => self.recheck(model.0),
             Input::Restart(model) if model.0 < known => self.restart(model.0),
             Input::Pin(model, is_pinned) if model.0 < known => self.models[model.0].is_pinned = is_pinned,
             Input::Shutdown => {
@@ -350,8 +371,11 @@ impl Policy {
         let Some(left) = self.models[id].freed_by_end() else { return };
         let gpus = self.models[id].rules.gpus.clone();
         for (_, model) in self.models.iter_mut().enumerate().filter(|(other, _)| *other != id) {
-            let Stage::Step { step: Step::Sleep { before } | Step::After { before, .. }, .. } =
-                &mut model.stage
+            let Stage::Step { step, .. } = &mut model.stage else { continue };
+            let (Step::Sleep { before }
+            | Step::After { before, .. }
+            | Step::Hibernate { before }
+            | Step::AfterHibernation { before, .. }) = step
             else {
                 continue;
             };
@@ -388,7 +412,9 @@ impl Policy {
             Stage::Ready { .. } => self.leave(id, Leave::Restart),
             // Its requests keep their deadline.
             Stage::Draining { then, .. } => *then = Leave::Restart,
-            Stage::Asleep | Stage::Quarantined { .. } => self.begin(id, Step::Stop(Then::Cold)),
+            Stage::Asleep | Stage::Hibernating | Stage::Quarantined { .. } => {
+                self.begin(id, Step::Stop(Then::Cold));
+            }
             Stage::Unknown | Stage::Cold => {}
             Stage::Step { .. } => {
                 self.report_failed(id, "it was not restarted: repeat the command after this step");

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::demand::Demand;
+use super::hibernate::Hibernation;
 use super::messages::{OpId, Task};
 use super::queue::{Claim, Queue};
 use super::rules::Rules;
@@ -15,6 +16,7 @@ pub(super) enum Stage {
     Unknown,
     Cold,
     Asleep,
+    Hibernating,
     Ready {
         since: Time,
     },
@@ -71,11 +73,27 @@ pub(super) enum Step {
         before: Vec<u64>,
         last: Option<Vec<u64>>,
     },
+    /// As [`Step::Before`], of a sleeping model.
+    BeforeHibernation,
+    Hibernate {
+        before: Vec<u64>,
+    },
+    /// Measures whether the hibernation released what it still held.
+    AfterHibernation {
+        before: Vec<u64>,
+        last: Option<Vec<u64>>,
+    },
+    Resume {
+        /// Otherwise it sleeps on.
+        wakes: bool,
+    },
     Stop(Then),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Activation {
+    /// Memory for the wake after it has to be free as well.
+    Resume,
     Wake,
     Start,
 }
@@ -86,15 +104,18 @@ pub(super) enum Move {
     /// Its last requests end.
     Drain,
     Leave,
+    Hibernate,
 }
 
 /// How long its moves take: the mean of the last one and what was known before it.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
+    pub(super) resume: Option<Duration>,
     pub(super) wake: Option<Duration>,
     pub(super) start: Option<Duration>,
     pub(super) drain: Option<Duration>,
     pub(super) leave: Option<Duration>,
+    pub(super) hibernate: Option<Duration>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,6 +136,9 @@ impl Step {
         match self {
             Self::Probe => Task::Probe,
             Self::FindMemory(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Measure,
+            Self::BeforeHibernation | Self::AfterHibernation { .. } => Task::Measure,
+            Self::Hibernate { .. } => Task::Hibernate,
+            Self::Resume { .. } => Task::Resume,
             Self::Wake { .. } => Task::Wake,
             Self::Start { .. } => Task::Start,
             Self::Confirm { .. } => Task::Confirm,
@@ -129,7 +153,18 @@ impl Step {
         match self {
             Self::Probe | Self::FindMemory(_) | Self::Wake { .. } | Self::Start { .. } => true,
             Self::Confirm { .. } | Self::Canary { .. } | Self::Learn { .. } => true,
+            Self::Resume { wakes } => *wakes,
             Self::Before | Self::Sleep { .. } | Self::After { .. } | Self::Stop(_) => false,
+            Self::BeforeHibernation | Self::Hibernate { .. } | Self::AfterHibernation { .. } => false,
+        }
+    }
+
+    /// Whether a sleeping model's processes leave their GPUs, or come back without a wake.
+    pub(super) fn is_of_sleeper(&self) -> bool {
+        match self {
+            Self::BeforeHibernation | Self::Hibernate { .. } | Self::AfterHibernation { .. } => true,
+            Self::Resume { wakes } => !wakes,
+            _ => false,
         }
     }
 }
@@ -140,6 +175,7 @@ impl Stage {
             Self::Unknown => StageName::Unknown,
             Self::Cold => StageName::Cold,
             Self::Asleep => StageName::Asleep,
+            Self::Hibernating => StageName::Hibernating,
             Self::Ready { .. } => StageName::Ready,
             Self::Draining { .. } => StageName::Draining,
             Self::Quarantined { .. } => StageName::Quarantined,
@@ -154,6 +190,10 @@ impl Stage {
                 Step::Before => StageName::MeasuringBeforeSleep,
                 Step::Sleep { .. } => StageName::FallingAsleep,
                 Step::After { .. } => StageName::ReleasingMemory,
+                Step::BeforeHibernation | Step::Hibernate { .. } | Step::AfterHibernation { .. } => {
+                    StageName::GoingIntoHibernation
+                }
+                Step::Resume { .. } => StageName::Resuming,
                 Step::Stop(_) => StageName::Stopping,
             },
         }
@@ -198,6 +238,7 @@ pub(super) struct ModelState {
     pub(super) min_release: Option<Vec<u64>>,
     /// What a start takes.
     pub(super) cold: Option<Vec<u64>>,
+    pub(super) hibernation: Hibernation,
     /// Whether other memory changed during its measurement.
     pub(super) is_disturbed: bool,
     pub(super) costs: Costs,
@@ -229,6 +270,7 @@ impl ModelState {
             held: None,
             min_release: None,
             cold: None,
+            hibernation: Hibernation::default(),
             is_disturbed: false,
             costs: Costs::default(),
             demand: Demand::default(),
@@ -262,10 +304,12 @@ impl ModelState {
         let Some((_, began)) = self.moving.take().filter(|(begun, _)| *begun == what) else { return };
         let took = now.since(began);
         let cost = match what {
+            Move::Come(Activation::Resume) => &mut self.costs.resume,
             Move::Come(Activation::Wake) => &mut self.costs.wake,
             Move::Come(Activation::Start) => &mut self.costs.start,
             Move::Drain => &mut self.costs.drain,
             Move::Leave => &mut self.costs.leave,
+            Move::Hibernate => &mut self.costs.hibernate,
         };
         *cost = Some(cost.map_or(took, |before| before.saturating_add(took) / 2));
     }
@@ -275,14 +319,21 @@ impl ModelState {
     }
 
     /// How long it takes to leave and come back, as far as measured.
-    pub(super) fn swap_cost(&self) -> Duration {
+    pub(super) fn swap_cost(&self, now: Time) -> Duration {
         let come = if self.rules.can_sleep { self.costs.wake } else { self.costs.start };
-        come.unwrap_or_default().saturating_add(self.costs.leave.unwrap_or_default())
+        let resume = self.costs.resume.filter(|_| self.will_hibernate(now));
+        [come, resume, self.costs.leave].into_iter().flatten().fold(Duration::ZERO, Duration::saturating_add)
+    }
+
+    /// How long it takes to hibernate and come back, as far as measured.
+    pub(super) fn hibernation_cost(&self) -> Duration {
+        let Costs { hibernate, resume, .. } = self.costs;
+        hibernate.unwrap_or_default().saturating_add(resume.unwrap_or_default())
     }
 
     /// How long it stays awake at least while it has requests. Few run while the last ones end, so that counts, too.
-    pub(super) fn turn_min(&self) -> Duration {
-        let swap = self.swap_cost().saturating_add(self.costs.drain.unwrap_or_default());
+    pub(super) fn turn_min(&self, now: Time) -> Duration {
+        let swap = self.swap_cost(now).saturating_add(self.costs.drain.unwrap_or_default());
         swap.saturating_mul(self.rules.turn_per_swap).min(self.rules.turn_max)
     }
 
@@ -319,6 +370,7 @@ impl ModelState {
 
     pub(super) fn activation(&self) -> Option<Activation> {
         match self.stage {
+            Stage::Hibernating => Some(Activation::Resume),
             Stage::Asleep => Some(Activation::Wake),
             Stage::Cold => Some(Activation::Start),
             _ => None,
@@ -329,6 +381,7 @@ impl ModelState {
     pub(super) fn need(&self, up: Activation) -> Option<Vec<u64>> {
         let configured = || self.rules.need_bytes.map(|bytes| vec![bytes; self.rules.gpus.len()]);
         match up {
+            Activation::Resume => Some(sum(&self.need(Activation::Wake)?, &self.residue())),
             Activation::Wake => self.held.clone().or_else(configured),
             Activation::Start => self.cold.clone().or_else(configured),
         }
@@ -337,8 +390,11 @@ impl ModelState {
     /// What it may take on each of its GPUs; `None` if unknown or nothing.
     pub(super) fn promised(&self) -> Option<Vec<u64>> {
         let has_none = match &self.stage {
-            Stage::Unknown | Stage::Cold | Stage::Asleep | Stage::Quarantined { .. } => true,
-            Stage::Step { step, .. } => matches!(step, Step::Probe | Step::FindMemory(_)),
+            Stage::Unknown | Stage::Cold | Stage::Asleep | Stage::Hibernating | Stage::Quarantined { .. } => {
+                true
+            }
+            Stage::Step { step: Step::Probe | Step::FindMemory(_), .. } => true,
+            Stage::Step { step, .. } => step.is_of_sleeper(),
             _ => false,
         };
         if has_none { None } else { self.held.clone().or_else(|| self.need(Activation::Start)) }
@@ -375,4 +431,8 @@ impl ModelState {
         self.promised()?;
         self.cold.clone().or_else(|| self.frees())
     }
+}
+
+fn sum(some: &[u64], more: &[u64]) -> Vec<u64> {
+    some.iter().zip(more).map(|(some, more)| some.saturating_add(*more)).collect()
 }

@@ -16,15 +16,19 @@ pub(super) const NO_MEMORY: &str = "its GPUs have too little free memory";
 const TRIES: u32 = 2;
 
 /// Tolerance between two measurements of the same memory.
-const STEADY_BYTES: u64 = 32 << 20;
+pub(super) const STEADY_BYTES: u64 = 32 << 20;
 
 /// Shortest timeout or pause, so that no step repeats without time passing.
-const LEAST: Duration = Duration::from_millis(1);
+pub(super) const LEAST: Duration = Duration::from_millis(1);
 
 impl Policy {
     pub(super) fn enter(&mut self, id: usize, stage: Stage) {
+        let now = self.now;
         let model = &mut self.models[id];
         self.changes += 1;
+        if stage == Stage::Asleep {
+            model.hibernation.asleep_since = now;
+        }
         let is_new = model.stage.name() != stage.name();
         model.stage = stage;
         if is_new {
@@ -36,12 +40,13 @@ impl Policy {
     pub(super) fn begin(&mut self, id: usize, step: Step) {
         let model = &mut self.models[id];
         model.tries = 0;
-        if matches!(step, Step::Before | Step::FindMemory(_)) {
+        if matches!(step, Step::Before | Step::BeforeHibernation | Step::FindMemory(_)) {
             model.is_disturbed = false;
         }
         match &step {
             Step::FindMemory(up) => model.move_begins(Move::Come(*up), self.now),
             Step::Before => model.move_begins(Move::Leave, self.now),
+            Step::BeforeHibernation => model.move_begins(Move::Hibernate, self.now),
             _ => {}
         }
         self.give_up_op(id);
@@ -94,7 +99,9 @@ impl Policy {
                 let (until, was_aborted, then) = (*until, *was_aborted, *then);
                 self.drain(id, until, was_aborted, then);
             }
-            Stage::Asleep | Stage::Cold if model.is_selected && !self.is_ending => self.activate(id),
+            Stage::Asleep | Stage::Hibernating | Stage::Cold if model.is_selected && !self.is_ending => {
+                self.activate(id);
+            }
             _ => {}
         }
     }
@@ -174,7 +181,7 @@ impl Policy {
                 if let Some(activated) = activated.filter(|_| !model.is_disturbed) {
                     let taken = less(&activated.free, &free);
                     match activated.up {
-                        Activation::Wake => model.woke(&taken),
+                        Activation::Resume | Activation::Wake => model.woke(&taken),
                         Activation::Start => model.cold = Some(taken),
                     }
                 }
@@ -190,6 +197,18 @@ impl Policy {
             (Step::After { before, last }, Outcome::Free(free)) => {
                 self.released(id, began, before, last.as_deref(), &free);
             }
+            (Step::BeforeHibernation, Outcome::Free(free)) => {
+                self.measured(id, &free);
+                self.begin(id, Step::Hibernate { before: free });
+            }
+            (Step::Hibernate { before }, Outcome::Done) => {
+                self.begin(id, Step::AfterHibernation { before, last: None });
+            }
+            (Step::Hibernate { .. }, Outcome::Unsupported(reason)) => self.cannot_hibernate(id, &reason),
+            (Step::AfterHibernation { before, last }, Outcome::Free(free)) => {
+                self.residue_measured(id, began, before, last.as_deref(), &free);
+            }
+            (Step::Resume { wakes }, Outcome::Done) => self.resumed(id, wakes),
             (Step::Stop(then), Outcome::Done) => self.stopped(id, then),
             (step, Outcome::Failed(reason)) => self.failed(id, &step, began, &reason),
             (_, Outcome::Unsupported(reason)) => {
@@ -219,6 +238,7 @@ impl Policy {
                 }
             }
             EngineState::Asleep => self.enter(id, Stage::Asleep),
+            EngineState::Hibernating => self.enter(id, Stage::Hibernating),
             EngineState::Awake => self.begin(id, Step::Confirm { activated: None }),
         }
     }
@@ -233,12 +253,14 @@ impl Policy {
             self.models[id].is_preloading = false;
             let free = free.to_vec();
             let step = match up {
+                Activation::Resume => Step::Resume { wakes: true },
                 Activation::Wake => Step::Wake { free },
                 Activation::Start => Step::Start { free },
             };
             return self.begin(id, step);
         }
         let stage = match up {
+            Activation::Resume => Stage::Hibernating,
             Activation::Wake => Stage::Asleep,
             Activation::Start => Stage::Cold,
         };
@@ -258,6 +280,10 @@ impl Policy {
                 self.models[id].is_selected = false;
                 return self.enter(id, stage);
             }
+            Space::Hibernate(list) => {
+                self.enter(id, stage);
+                return list.into_iter().for_each(|other| self.begin(other, Step::BeforeHibernation));
+            }
             Space::Never if is_steady => return self.no_memory(id, NO_MEMORY),
             Space::Never | Space::Free => {}
         }
@@ -267,17 +293,20 @@ impl Policy {
         match self.sleeper(id) {
             Some(other) => {
                 self.enter(id, stage);
-                self.begin(other, Step::Stop(Then::Cold));
+                let step =
+                    if self.may_hibernate(other) { Step::BeforeHibernation } else { Step::Stop(Then::Cold) };
+                self.begin(other, step);
             }
             // The engine itself may hold the memory, whatever it reports.
-            None if up == Activation::Wake && self.models[id].rules.can_restart => {
+            None if up != Activation::Start && self.models[id].rules.can_restart => {
                 self.engine_failed(id, "there is too little free memory for it to wake");
             }
             None => self.no_memory(id, NO_MEMORY),
         }
     }
 
-    /// The least recently used sleeping model on its GPUs that can be stopped, to free what it keeps while asleep.
+    /// The least recently used sleeping model on its GPUs that can hibernate or be stopped, to free what it keeps while
+    /// asleep.
     fn sleeper(&self, id: usize) -> Option<usize> {
         let is_one = |other: &usize| {
             let model = &self.models[*other];
@@ -313,6 +342,7 @@ impl Policy {
                 self.models[id].held = Some(held);
             }
             self.models[id].move_ended(Move::Leave, self.now);
+            self.models[id].hibernation.is_usual = false;
             return self.enter(id, Stage::Asleep);
         }
         if self.now < began.after(model.rules.limits.release) {
@@ -354,8 +384,14 @@ impl Policy {
         let is_early = |limit: Duration| self.now < began.after(limit);
         match step {
             Step::Probe | Step::Confirm { .. } | Step::Canary { .. } if model.tries < TRIES => self.retry(id),
-            Step::FindMemory(_) | Step::Before if is_early(limits.find_memory) => self.retry(id),
-            Step::After { .. } if is_early(limits.release) => self.retry(id),
+            Step::Resume { .. } if model.tries < TRIES => self.retry(id),
+            Step::FindMemory(_) | Step::Before | Step::BeforeHibernation if is_early(limits.find_memory) => {
+                self.retry(id);
+            }
+            Step::After { .. } | Step::AfterHibernation { .. } if is_early(limits.release) => self.retry(id),
+            Step::BeforeHibernation | Step::Hibernate { .. } | Step::AfterHibernation { .. } => {
+                self.hibernation_failed(id, reason);
+            }
             // Nothing has changed yet.
             Step::Before => {
                 self.report_failed(id, reason);
@@ -373,7 +409,7 @@ impl Policy {
         }
     }
 
-    fn retry(&mut self, id: usize) {
+    pub(super) fn retry(&mut self, id: usize) {
         let at = self.now.after(self.models[id].rules.limits.poll.max(LEAST));
         self.changes += 1;
         if let Stage::Step { retry_at, .. } = &mut self.models[id].stage {
@@ -399,7 +435,7 @@ impl Policy {
             Stage::Step { step: Step::FindMemory(_), .. } => model.is_selected,
             Stage::Step { step, .. } => step.is_activating(),
             Stage::Draining { then: Leave::Restart, .. } => true,
-            Stage::Asleep => model.is_selected,
+            Stage::Asleep | Stage::Hibernating => model.is_selected,
             _ => false,
         };
         model.failures += 1;
@@ -445,7 +481,7 @@ impl Policy {
         // With the stage in which it failed.
         self.report_failed(id, reason);
         for other in 0..self.models.len() {
-            let rests = matches!(self.models[other].stage, Stage::Asleep | Stage::Cold);
+            let rests = matches!(self.models[other].stage, Stage::Asleep | Stage::Hibernating | Stage::Cold);
             if other == id || rests && self.share(id, other) {
                 self.enter(other, Stage::Unknown);
             }
@@ -461,6 +497,7 @@ impl Policy {
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
         // Also one that was found awake.
         (model.wake_requested, model.is_preloading, model.last_used) = (None, false, now);
+        model.hibernation.is_requested = false;
         self.enter(id, Stage::Ready { since: now });
         self.preload_set(id);
     }
@@ -484,12 +521,13 @@ impl Policy {
     pub(super) fn discard_measurements(&mut self, id: usize) {
         let model = &mut self.models[id];
         (model.held, model.min_release) = (None, None);
+        model.hibernation.forget();
         for gpu in &model.rules.gpus {
             self.free[gpu.0] = None;
         }
     }
 
-    fn measured(&mut self, id: usize, free: &[u64]) {
+    pub(super) fn measured(&mut self, id: usize, free: &[u64]) {
         let gpus = self.models[id].rules.gpus.clone();
         for (gpu, free) in gpus.iter().zip(free) {
             if let Some(known) = self.free.get_mut(gpu.0) {
@@ -504,15 +542,15 @@ fn limit_of(limits: &Limits, step: &Step) -> Duration {
         Task::Probe => limits.probe,
         Task::Start => limits.start,
         Task::Stop => limits.stop,
-        Task::Sleep => limits.sleep,
-        Task::Wake => limits.wake,
+        Task::Sleep | Task::Hibernate => limits.sleep,
+        Task::Wake | Task::Resume => limits.wake,
         Task::Confirm => limits.confirm,
         Task::Canary => limits.canary,
-        Task::Measure if matches!(step, Step::After { .. }) => limits.release,
+        Task::Measure if matches!(step, Step::After { .. } | Step::AfterHibernation { .. }) => limits.release,
         Task::Measure => limits.find_memory,
     }
 }
 
-fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
+pub(super) fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
     before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after)).collect()
 }

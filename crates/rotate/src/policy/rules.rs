@@ -19,6 +19,12 @@ pub struct Rules {
     pub need_bytes: Option<u64>,
     /// Whether its engine can sleep. If not, it is stopped and started.
     pub can_sleep: bool,
+    /// Whether its processes can be taken off their GPUs while it sleeps.
+    pub can_hibernate: bool,
+    /// How long it sleeps before that; `None` for as long as memory is free.
+    pub hibernate_after: Option<Duration>,
+    /// The most that sleeping engines may hold on a GPU together. Beyond it, the longest idle ones hibernate.
+    pub residue_max_bytes: Option<u64>,
     /// Whether its engine can be stopped and started.
     pub can_restart: bool,
     /// Whether it stays awake while idle or while other models wait.
@@ -55,7 +61,7 @@ pub struct Rules {
     pub slack_bytes: u64,
     /// Timeouts of its steps.
     pub limits: Limits,
-    /// The first quarantine. Doubles with each consecutive failure.
+    /// The first quarantine, and the first pause after a failed hibernation. Doubles with each consecutive failure.
     pub pause_min: Duration,
     /// The longest quarantine.
     pub pause_max: Duration,
@@ -70,13 +76,13 @@ pub struct Limits {
     pub drain: Duration,
     /// Aborted requests.
     pub abort: Duration,
-    /// The engine's sleep.
+    /// The engine's sleep, and its hibernation.
     pub sleep: Duration,
-    /// Until memory is measured free after a sleep.
+    /// Until memory is measured free after a sleep or a hibernation.
     pub release: Duration,
     /// Until memory is measured free for a wake or start.
     pub find_memory: Duration,
-    /// The engine's wake.
+    /// The engine's wake, and its return from hibernation.
     pub wake: Duration,
     /// The engine's report that it is awake.
     pub confirm: Duration,
@@ -118,6 +124,9 @@ impl Rules {
             gpus,
             need_bytes: None,
             can_sleep: true,
+            can_hibernate: false,
+            hibernate_after: None,
+            residue_max_bytes: None,
             can_restart: false,
             is_pinned: false,
             together: None,

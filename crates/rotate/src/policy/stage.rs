@@ -13,6 +13,8 @@ pub enum StageName {
     Cold,
     /// Asleep, by its own report and by measurement.
     Asleep,
+    /// Asleep, and its processes are off their GPUs.
+    Hibernating,
     /// Awake and verified: requests are admitted.
     Ready,
     /// Running requests end, and no more are admitted.
@@ -23,6 +25,8 @@ pub enum StageName {
     Probing,
     /// Waiting until its known need is measured free.
     FindingMemory,
+    /// Its processes are put back on their GPUs.
+    Resuming,
     /// Waking.
     Waking,
     /// Starting.
@@ -39,18 +43,22 @@ pub enum StageName {
     FallingAsleep,
     /// Measuring what its sleep released.
     ReleasingMemory,
+    /// Its processes are taken off their GPUs.
+    GoingIntoHibernation,
     /// Stopping its processes.
     Stopping,
 }
 
 impl StageName {
     /// Every stage, in the order of the documentation.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::Unknown,
         Self::Cold,
         Self::Asleep,
+        Self::Hibernating,
         Self::Probing,
         Self::FindingMemory,
+        Self::Resuming,
         Self::Waking,
         Self::Starting,
         Self::Confirming,
@@ -61,6 +69,7 @@ impl StageName {
         Self::MeasuringBeforeSleep,
         Self::FallingAsleep,
         Self::ReleasingMemory,
+        Self::GoingIntoHibernation,
         Self::Stopping,
         Self::Quarantined,
     ];
@@ -72,11 +81,13 @@ impl StageName {
             Self::Unknown => "unknown",
             Self::Cold => "cold",
             Self::Asleep => "asleep",
+            Self::Hibernating => "hibernating",
             Self::Ready => "ready",
             Self::Draining => "draining",
             Self::Quarantined => "quarantined",
             Self::Probing => "probing",
             Self::FindingMemory => "finding memory",
+            Self::Resuming => "resuming",
             Self::Waking => "waking",
             Self::Starting => "starting",
             Self::Confirming => "confirming",
@@ -85,6 +96,7 @@ impl StageName {
             Self::MeasuringBeforeSleep => "measuring before sleep",
             Self::FallingAsleep => "falling asleep",
             Self::ReleasingMemory => "releasing memory",
+            Self::GoingIntoHibernation => "going into hibernation",
             Self::Stopping => "stopping",
         }
     }

@@ -37,6 +37,8 @@ pub(super) enum Message {
     /// A supervised engine ended by itself, and how.
     Died(ModelId, String),
     Suspect(ModelId),
+    /// A new helper for hibernation runs.
+    HelperRestarted,
     Snapshot(oneshot::Sender<Snapshot>),
     /// The result of a probe, if any. `starts` and `since` are those of the stage before the probe.
     Probed {
@@ -161,6 +163,9 @@ impl Actor {
                 }
             }
             Message::Suspect(model) => self.suspect(model),
+            Message::HelperRestarted => {
+                (0..self.histories.len()).for_each(|id| self.step(Input::Recheck(ModelId(id))));
+            }
             Message::Probed { model, starts, since, found } => {
                 self.suspected.remove(&model);
                 let Some(history) = self.histories.get(model.0) else { return };
@@ -187,8 +192,9 @@ impl Actor {
             Message::Busy(reply) => {
                 let running = |id| self.policy.status(ModelId(id)).map_or(0, |status| status.running);
                 let requests: usize = (0..self.histories.len()).map(running).sum();
-                let moves =
-                    |(_, task): &&(AbortHandle, Task)| matches!(task, Task::Sleep | Task::Wake | Task::Stop);
+                let moves = |(_, task): &&(AbortHandle, Task)| {
+                    matches!(task, Task::Sleep | Task::Hibernate | Task::Resume | Task::Wake | Task::Stop)
+                };
                 let _gone = reply.send(requests + self.tasks.values().filter(moves).count());
             }
             Message::Reload { config, entries, reply } => {
@@ -300,7 +306,9 @@ impl Actor {
 
     fn suspect(&mut self, model: ModelId) {
         let Some(entry) = self.entry(model) else { return };
-        if !self.suspected.insert(model) {
+        // It would not answer.
+        let is_off = entry.handle.hibernator.may_hibernate(&entry.model.name);
+        if is_off || !self.suspected.insert(model) {
             return;
         }
         let (starts, since) = (self.histories[model.0].starts, self.histories[model.0].since);
@@ -412,6 +420,9 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         admitted: history.admitted,
         refused: history.refused,
         held_bytes: status.held_bytes.clone(),
+        residue_bytes: status.residue_bytes.clone(),
+        can_hibernate: status.can_hibernate,
+        host_bytes: entry.handle.hibernator.host_bytes(&model.name),
         need_bytes: model.rules.need_bytes,
         failures: status.failures,
         last_failure: history.last_failure.clone(),
@@ -420,6 +431,8 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         wake_s: seconds(status.wake_duration),
         start_s: seconds(status.start_duration),
         leave_s: seconds(status.leave_duration),
+        hibernate_s: seconds(status.hibernate_duration),
+        resume_s: seconds(status.resume_duration),
         recent: Recent::default(),
     }
 }

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::first_answer::{self, FirstAnswer};
 use crate::config;
 use crate::engine::{Answer, Engine, EngineError};
+use crate::hibernation::{EngineProcesses, HibernateError, Hibernator};
 use crate::measure::Meter;
 use crate::policy::{EngineState, Gpu, Outcome, Task};
 use crate::supervise::Supervisor;
@@ -25,9 +27,11 @@ const READ_LINES: usize = 20;
 
 #[derive(Debug)]
 pub(super) struct EngineHandle {
+    model: String,
     pub(super) engine: Arc<dyn Engine>,
     pub(super) supervisor: Option<Arc<Supervisor>>,
     pub(super) meter: Arc<dyn Meter>,
+    pub(super) hibernator: Arc<dyn Hibernator>,
     pub(super) gpus: Vec<Gpu>,
     canary: Mutex<FirstAnswer>,
 }
@@ -37,11 +41,12 @@ impl EngineHandle {
         model: &config::Model,
         engine: Arc<dyn Engine>,
         supervisor: Option<Arc<Supervisor>>,
-        meter: Arc<dyn Meter>,
+        (meter, hibernator): (Arc<dyn Meter>, Arc<dyn Hibernator>),
         kept_at: Option<PathBuf>,
     ) -> Self {
         let canary = Mutex::new(FirstAnswer::of(model, kept_at));
-        Self { engine, supervisor, meter, gpus: model.rules.gpus.clone(), canary }
+        let (model, gpus) = (model.name.clone(), model.rules.gpus.clone());
+        Self { model, engine, supervisor, meter, hibernator, gpus, canary }
     }
 
     /// With the first answer of the handle before, if that was to the same question.
@@ -59,6 +64,8 @@ impl EngineHandle {
             Task::Sleep => {
                 self.engine.sleep().await.map(|()| Outcome::Done).map_err(|error| error.to_string())
             }
+            Task::Hibernate => Ok(self.hibernate().await),
+            Task::Resume => self.resume().await.map(|()| Outcome::Done),
             Task::Wake => self.engine.wake().await.map(|()| Outcome::Done).map_err(|error| error.to_string()),
             Task::Confirm => {
                 self.engine.is_awake().await.map(Outcome::Awake).map_err(|error| error.to_string())
@@ -72,7 +79,40 @@ impl EngineHandle {
         done.unwrap_or_else(Outcome::Failed)
     }
 
+    /// Its engine's processes, whether or not it hibernates.
+    async fn processes(&self) -> EngineProcesses {
+        let pids = match self.supervisor.clone() {
+            // This reads files.
+            Some(supervisor) => spawn_blocking(move || supervisor.processes()).await.unwrap_or_default(),
+            None => Vec::new(),
+        };
+        EngineProcesses { model: self.model.clone(), pids }
+    }
+
+    async fn hibernate(&self) -> Outcome {
+        match self.hibernator.hibernate(&self.processes().await).await {
+            Ok(()) => Outcome::Done,
+            Err(HibernateError::Impossible(reason)) => Outcome::Unsupported(reason),
+            Err(HibernateError::Failed(reason)) => Outcome::Failed(reason),
+        }
+    }
+
+    async fn resume(&self) -> Result<(), String> {
+        self.hibernator.resume(&self.processes().await).await
+    }
+
+    pub(super) async fn resume_within(&self, limit: Duration) -> Result<(), String> {
+        let back = tokio::time::timeout(limit, self.resume()).await;
+        back.unwrap_or_else(|_| Err(format!("it was not put back within {:.1} s", limit.as_secs_f64())))
+    }
+
+    /// A hibernating engine might not answer a request, so the helper is asked first.
     async fn probe(&self) -> Result<EngineState, String> {
+        if self.hibernator.may_hibernate(&self.model)
+            && self.hibernator.is_hibernating(&self.processes().await).await?
+        {
+            return Ok(EngineState::Hibernating);
+        }
         let found = self.engine.probe().await.map_err(|error| error.to_string())?;
         let runs = self.supervisor.as_ref().is_some_and(|supervisor| supervisor.is_running());
         if found == EngineState::Gone && runs {
@@ -84,7 +124,8 @@ impl EngineHandle {
     /// Refuses a foreign engine at this address, which would be taken for this one.
     async fn check_address(&self) -> Result<(), String> {
         match self.engine.probe().await {
-            Ok(EngineState::Awake | EngineState::Asleep) | Err(EngineError::Unsupported { .. }) => Err(
+            Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating)
+            | Err(EngineError::Unsupported { .. }) => Err(
                 "an engine that was not started here answers at its address; end it, or give it another address"
                     .to_owned(),
             ),
@@ -119,7 +160,7 @@ impl EngineHandle {
     ) -> Result<(), Outcome> {
         loop {
             match self.engine.probe().await {
-                Ok(EngineState::Awake | EngineState::Asleep) => return Ok(()),
+                Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating) => return Ok(()),
                 Err(error @ EngineError::Unsupported { .. }) => {
                     return Err(Outcome::Unsupported(error.to_string()));
                 }
@@ -143,11 +184,25 @@ impl EngineHandle {
         quoted(&self.supervisor.as_ref().map(|supervisor| supervisor.log(READ_LINES)).unwrap_or_default())
     }
 
+    /// A process that is off its GPUs may not end by itself, so it is put back before. If that fails, it is killed.
+    pub(super) async fn end(&self, supervisor: &Supervisor, grace: Duration) -> Result<(), String> {
+        let mut grace = grace;
+        if self.hibernator.may_hibernate(&self.model)
+            && let Err(reason) = self.resume_within(grace).await
+        {
+            tracing::warn!(model = self.model, reason, "its hibernating engine is killed");
+            grace = Duration::ZERO;
+        }
+        supervisor.stop(grace).await.map_err(|error| error.to_string())?;
+        self.hibernator.forget(&self.model);
+        Ok(())
+    }
+
     /// Half of the time for a graceful end, then with force.
     async fn stop(&self, limit: Duration) -> Result<(), String> {
         match &self.supervisor {
             Some(supervisor) => {
-                supervisor.stop(limit / 2).await.map_err(|error| error.to_string())?;
+                self.end(supervisor, limit / 2).await?;
                 if self.check_address().await.is_ok() {
                     return Ok(());
                 }
@@ -209,6 +264,7 @@ mod tests {
 
     use crate::config::CanaryKind;
     use crate::engine::{Content, EngineFuture};
+    use crate::hibernation::HibernationFuture;
     use crate::measure::Measured;
 
     /// Answers probes in turn, the last one for good.
@@ -244,6 +300,49 @@ mod tests {
 
     impl Meter for NoMeter {
         fn measure<'a>(&'a self, _gpus: &'a [Gpu]) -> Measured<'a> {
+            unreachable!()
+        }
+    }
+
+    #[derive(Debug)]
+    struct NoHibernator;
+
+    impl Hibernator for NoHibernator {
+        fn is_hibernating<'a>(
+            &'a self,
+            _: &'a EngineProcesses,
+        ) -> HibernationFuture<'a, Result<bool, String>> {
+            unreachable!()
+        }
+
+        fn hibernate<'a>(
+            &'a self,
+            _: &'a EngineProcesses,
+        ) -> HibernationFuture<'a, Result<(), HibernateError>> {
+            unreachable!()
+        }
+
+        fn resume<'a>(&'a self, _: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), String>> {
+            unreachable!()
+        }
+
+        fn may_hibernate(&self, _: &str) -> bool {
+            false
+        }
+
+        fn forget(&self, _: &str) {}
+
+        fn host_bytes(&self, _: &str) -> u64 {
+            0
+        }
+
+        fn configure(&self, _: &config::Hibernate) {}
+
+        fn restarted(&self) -> HibernationFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn end(&self) -> HibernationFuture<'_, ()> {
             unreachable!()
         }
     }
@@ -298,7 +397,13 @@ mod tests {
         let kind = Mutex::new(CanaryKind::Chat);
         let engine = Arc::new(Serves { kind, asked: Mutex::default() });
         let model = model(&format!("[model.canary]\n{canary}"));
-        let handle = EngineHandle::new(&model, Arc::clone(&engine) as _, None, Arc::new(NoMeter), None);
+        let handle = EngineHandle::new(
+            &model,
+            Arc::clone(&engine) as _,
+            None,
+            (Arc::new(NoMeter), Arc::new(NoHibernator)),
+            None,
+        );
         handle.check_canary().await.unwrap().unwrap();
         *engine.kind.lock().unwrap() = CanaryKind::Completion;
         let checked = handle.check_canary().await.unwrap();
@@ -324,8 +429,13 @@ mod tests {
         let start = model.start.clone().unwrap();
         let supervisor = Arc::new(Supervisor::new("one", start, None).unwrap());
         let engine = Arc::new(Probed(Mutex::new(answers.into())));
-        let handle =
-            EngineHandle::new(&model, engine, Some(Arc::clone(&supervisor)), Arc::new(NoMeter), None);
+        let handle = EngineHandle::new(
+            &model,
+            engine,
+            Some(Arc::clone(&supervisor)),
+            (Arc::new(NoMeter), Arc::new(NoHibernator)),
+            None,
+        );
         let outcome = tokio::time::timeout(Duration::from_secs(120), handle.start(limit)).await;
         supervisor.stop(Duration::ZERO).await.unwrap();
         outcome.expect("a start that ends")
@@ -372,7 +482,13 @@ mod tests {
             let supervisor = Supervisor::new("one", model.start.clone().unwrap(), None).unwrap();
             let engine = Arc::new(Probed(Mutex::new(answers.into_iter().map(Ok).collect())));
             let supervisor = Some(Arc::new(supervisor));
-            let handle = EngineHandle::new(&model, engine, supervisor, Arc::new(NoMeter), None);
+            let handle = EngineHandle::new(
+                &model,
+                engine,
+                supervisor,
+                (Arc::new(NoMeter), Arc::new(NoHibernator)),
+                None,
+            );
             match (handle.stop(Duration::from_secs(120)).await, outcome) {
                 (Err(error), Err(words)) => assert!(error.contains(words), "{error}"),
                 (stopped, wanted) => assert_eq!(stopped.is_ok(), wanted.is_ok(), "{stopped:?}"),

@@ -17,15 +17,22 @@ const SWAPS_KEPT: usize = 50;
 const BEHIND_MAX: usize = 1024;
 
 /// Stages outside of a swap.
-pub(crate) const RESTS: [StageName; 5] =
-    [StageName::Unknown, StageName::Cold, StageName::Asleep, StageName::Ready, StageName::Quarantined];
+pub(crate) const RESTS: [StageName; 6] = [
+    StageName::Unknown,
+    StageName::Cold,
+    StageName::Asleep,
+    StageName::Hibernating,
+    StageName::Ready,
+    StageName::Quarantined,
+];
 
 /// Stages of a model that leaves.
-pub(crate) const LEAVING: [StageName; 5] = [
+pub(crate) const LEAVING: [StageName; 6] = [
     StageName::Draining,
     StageName::MeasuringBeforeSleep,
     StageName::FallingAsleep,
     StageName::ReleasingMemory,
+    StageName::GoingIntoHibernation,
     StageName::Stopping,
 ];
 
@@ -120,6 +127,7 @@ impl History {
                 EventKind::Shortfall { gpu: gpu.0, expected_bytes, freed_bytes }
             }
             Event::Learnt { held_bytes } => EventKind::Learnt { held_bytes },
+            Event::Hibernated { residue_bytes } => EventKind::Hibernated { residue_bytes },
             Event::Quarantined { until, failures } => {
                 EventKind::Quarantined { for_s: self.until(until).as_secs_f64(), failures }
             }

@@ -36,6 +36,7 @@ pub(crate) use self::history::{LEAVING, RESTS};
 use self::names::{Names, Target, TargetNow};
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
+use crate::hibernation::{Hibernator, Sets};
 use crate::measure::{GpuMemory, Meter};
 use crate::policy::{Gpu, Input, ModelId, Refusal, RequestId, StageName};
 use crate::supervise::{SuperviseError, Supervisor, file_name};
@@ -56,6 +57,7 @@ struct Inner {
     /// By model number.
     stages: Arc<RwLock<Vec<StageName>>>,
     meter: Arc<dyn Meter>,
+    hibernator: Arc<dyn Hibernator>,
     /// The last measurement for the status. One caller at a time measures.
     shown: Mutex<BTreeMap<usize, GpuMemory>>,
     reloading: Mutex<()>,
@@ -211,7 +213,24 @@ impl Service {
         meter: Arc<dyn Meter>,
         connect: &Connect,
     ) -> Result<Self, ServiceError> {
-        let entries = config.models.iter().map(|model| entry(&config, model, &meter, connect));
+        let names = config.models.iter().map(|model| model.name.as_str());
+        let of_helper = config.hibernate.clone().unwrap_or_default();
+        let sets = Sets::new(&of_helper, config.state.as_deref(), names);
+        Self::start_with_hibernator(config, meter, connect, Arc::new(sets))
+    }
+
+    /// As [`start_with`](Self::start_with), and engines are taken off their GPUs by `hibernator`.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with_hibernator(
+        config: Config,
+        meter: Arc<dyn Meter>,
+        connect: &Connect,
+        hibernator: Arc<dyn Hibernator>,
+    ) -> Result<Self, ServiceError> {
+        let tools = Tools { meter: &meter, hibernator: &hibernator, connect };
+        let entries = config.models.iter().map(|model| entry(&config, model, tools));
         let entries = entries.collect::<Result<Vec<_>, _>>()?;
         let (messages, inbox) = mpsc::unbounded_channel();
         let directory = Arc::new(RwLock::new(Directory::new(Arc::new(config), entries, None)));
@@ -226,11 +245,30 @@ impl Service {
             directory,
             stages,
             meter,
+            hibernator,
             shown: Mutex::default(),
             reloading: Mutex::default(),
         }));
         service.watch_all(0);
+        service.watch_helper();
         Ok(service)
+    }
+
+    /// Has hibernating models probed after each new helper.
+    fn watch_helper(&self) {
+        let (hibernator, messages) = (Arc::clone(&self.0.hibernator), self.0.messages.clone());
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    () = hibernator.restarted() => {
+                        if messages.send(Message::HelperRestarted).is_err() {
+                            return;
+                        }
+                    }
+                    () = messages.closed() => return,
+                }
+            }
+        });
     }
 
     /// Reports the ends of supervised engines, for models from number `first`.
@@ -389,6 +427,7 @@ impl Service {
         let input = match command {
             ModelCommand::Wake => Input::Wake(model),
             ModelCommand::Sleep => Input::Sleep(model),
+            ModelCommand::Hibernate => Input::Hibernate(model),
             ModelCommand::Restart => Input::Restart(model),
             ModelCommand::Pin(is_pinned) => Input::Pin(model, is_pinned),
         };
@@ -472,18 +511,24 @@ impl Service {
         let _one_at_a_time = self.0.reloading.lock().await;
         let ending = |reason: &str| ServiceError::Ending { reason: reason.to_owned() };
         check_fixed(&self.config(), &config)?;
-        let (config, before, meter) = (Arc::new(config), self.entries(), Arc::clone(&self.0.meter));
+        let (config, before) = (Arc::new(config), self.entries());
+        let (meter, hibernator) = (Arc::clone(&self.0.meter), Arc::clone(&self.0.hibernator));
         let known = before.len();
         let read = Arc::clone(&config);
         // This reads files, which may be slow.
-        let entries = tokio::task::spawn_blocking(move || entries_of(before, &read, &meter, &*connect));
+        let entries = tokio::task::spawn_blocking(move || {
+            let tools = Tools { meter: &meter, hibernator: &hibernator, connect: &*connect };
+            entries_of(before, &read, tools)
+        });
         let entries = entries.await.map_err(|error| ending(&error.to_string()))??;
+        let hibernate = config.hibernate.clone().unwrap_or_default();
         let (reply, taken) = oneshot::channel();
         let message = Message::Reload { config, entries, reply };
         let sent = self.0.messages.send(message);
         if sent.is_err() || taken.await.is_err() {
             return Err(ending("the service ends"));
         }
+        self.0.hibernator.configure(&hibernate);
         self.watch_all(known);
         Ok(())
     }
@@ -505,18 +550,49 @@ impl Service {
         let _too_long = tokio::time::timeout(timeout, idle).await;
         let _ = self.0.messages.send(Message::End);
         self.0.messages.closed().await;
-        if !stops_engines {
-            return;
+        // No later service would find one that hibernates without a state folder.
+        let stays = !stops_engines && self.config().state.is_some();
+        if !stays {
+            let ending = self.entries().into_iter().map(|entry| entry.let_go(stops_engines));
+            futures_util::future::join_all(ending).await;
         }
-        let stopping = self.entries().into_iter().filter_map(|entry| {
-            let (supervisor, grace) = (entry.handle.supervisor.clone()?, entry.model.rules.limits.stop);
-            Some(async move {
-                if let Err(error) = supervisor.stop(grace).await {
-                    tracing::error!(model = entry.model.name, %error, "its engine was not stopped");
-                }
-            })
-        });
-        futures_util::future::join_all(stopping).await;
+        self.0.hibernator.end().await;
+    }
+}
+
+impl Entry {
+    /// Stops its engine, or else leaves it on its GPUs.
+    async fn let_go(self, stops: bool) {
+        let Some(supervisor) = &self.handle.supervisor else { return };
+        let model = &self.model.name;
+        if stops {
+            if let Err(error) = self.handle.end(supervisor, self.model.rules.limits.stop).await {
+                tracing::error!(model, error, "its engine was not stopped");
+            }
+        } else if self.handle.hibernator.may_hibernate(model)
+            && let Err(error) = self.handle.resume_within(self.model.rules.limits.wake).await
+        {
+            tracing::error!(model, error, "its engine hibernates on");
+        }
+    }
+}
+
+/// What every engine's handle uses.
+#[derive(Clone, Copy)]
+struct Tools<'a> {
+    meter: &'a Arc<dyn Meter>,
+    hibernator: &'a Arc<dyn Hibernator>,
+    connect: &'a Connect,
+}
+
+impl Tools<'_> {
+    fn shared(self) -> (Arc<dyn Meter>, Arc<dyn Hibernator>) {
+        (Arc::clone(self.meter), Arc::clone(self.hibernator))
+    }
+
+    fn engine(self, model: &config::Model) -> Result<Arc<dyn Engine>, ServiceError> {
+        let failed = |source| ServiceError::Engine { model: model.name.clone(), source };
+        (self.connect)(model).map_err(failed)
     }
 }
 
@@ -537,41 +613,34 @@ fn check_fixed(before: &Config, after: &Config) -> Result<(), ServiceError> {
 fn entries_of(
     mut entries: Vec<Entry>,
     config: &Config,
-    meter: &Arc<dyn Meter>,
-    connect: &Connect,
+    tools: Tools<'_>,
 ) -> Result<Vec<Entry>, ServiceError> {
     entries.iter_mut().for_each(|entry| entry.is_listed = false);
     for model in &config.models {
         match entries.iter_mut().find(|known| known.model.name == model.name) {
-            Some(known) => *known = changed(known, model, config, connect)?,
+            Some(known) => *known = changed(known, model, config, tools)?,
             None => {
                 if let Some(other) = entries.iter().find(|known| known.model.url == model.url) {
                     let (model, url) = (model.name.clone(), model.url.clone());
                     return Err(ServiceError::Taken { model, url, other: other.model.name.clone() });
                 }
-                entries.push(entry(config, model, meter, connect)?);
+                entries.push(entry(config, model, tools)?);
             }
         }
     }
     Ok(entries)
 }
 
-fn entry(
-    config: &Config,
-    model: &config::Model,
-    meter: &Arc<dyn Meter>,
-    connect: &Connect,
-) -> Result<Entry, ServiceError> {
-    let engine =
-        connect(model).map_err(|source| ServiceError::Engine { model: model.name.clone(), source })?;
+fn entry(config: &Config, model: &config::Model, tools: Tools<'_>) -> Result<Entry, ServiceError> {
+    let engine = tools.engine(model)?;
     let supervisor = model.start.as_ref().map(|start| {
         Supervisor::new(&model.name, start.clone(), config.state.as_deref())
             .map(Arc::new)
             .map_err(|source| ServiceError::Supervise { model: model.name.clone(), source })
     });
     let supervisor = supervisor.transpose()?;
-    let handle =
-        Arc::new(EngineHandle::new(model, engine, supervisor, Arc::clone(meter), kept_at(model, config)));
+    let kept_at = kept_at(model, config);
+    let handle = Arc::new(EngineHandle::new(model, engine, supervisor, tools.shared(), kept_at));
     Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight: Arc::default() })
 }
 
@@ -587,7 +656,7 @@ fn changed(
     entry: &Entry,
     model: &config::Model,
     config: &Config,
-    connect: &Connect,
+    tools: Tools<'_>,
 ) -> Result<Entry, ServiceError> {
     let old = &entry.model;
     let differs = [
@@ -608,11 +677,9 @@ fn changed(
         Arc::clone(&entry.handle)
     } else {
         let handle = &entry.handle;
-        let engine =
-            connect(model).map_err(|source| ServiceError::Engine { model: model.name.clone(), source })?;
-        let meter = Arc::clone(&handle.meter);
+        let engine = tools.engine(model)?;
         let kept_at = kept_at(model, config);
-        let after = EngineHandle::new(model, engine, handle.supervisor.clone(), meter, kept_at);
+        let after = EngineHandle::new(model, engine, handle.supervisor.clone(), tools.shared(), kept_at);
         Arc::new(after.remembering(handle))
     };
     let in_flight = Arc::clone(&entry.in_flight);

@@ -60,6 +60,12 @@ pub struct ModelNow {
     pub refused: u64,
     /// What a sleep releases on each of its GPUs, once measured.
     pub held_bytes: Option<Vec<u64>>,
+    /// What a hibernation releases on each of its GPUs beyond that, once measured.
+    pub residue_bytes: Option<Vec<u64>>,
+    /// Whether its engine can hibernate, as far as known.
+    pub can_hibernate: bool,
+    /// Host memory that its hibernation takes; 0 while it does not hibernate.
+    pub host_bytes: u64,
     /// The configured need on each GPU.
     pub need_bytes: Option<u64>,
     /// Consecutive failures.
@@ -76,6 +82,10 @@ pub struct ModelNow {
     pub start_s: Option<f64>,
     /// Seconds from its last request until it sleeps or has stopped; `None` until measured.
     pub leave_s: Option<f64>,
+    /// Seconds of a hibernation; `None` until measured.
+    pub hibernate_s: Option<f64>,
+    /// Seconds until it is back on its GPUs, before the wake; `None` until measured.
+    pub resume_s: Option<f64>,
     /// Its answers of the last minute. The service knows none of them: control adds what the front counted.
     pub recent: Recent,
 }
@@ -215,7 +225,7 @@ pub enum EventKind {
         /// The cause.
         reason: String,
     },
-    /// A sleep released too little.
+    /// A sleep or a hibernation released too little.
     Shortfall {
         /// The GPU's position.
         gpu: usize,
@@ -228,6 +238,11 @@ pub enum EventKind {
     Learnt {
         /// For each of its GPUs.
         held_bytes: Vec<u64>,
+    },
+    /// It hibernates.
+    Hibernated {
+        /// What left each of its GPUs.
+        residue_bytes: Vec<u64>,
     },
     /// It is quarantined.
     Quarantined {
@@ -254,6 +269,8 @@ pub enum ModelCommand {
     Wake,
     /// Put it to sleep.
     Sleep,
+    /// The same, and take it off its GPUs.
+    Hibernate,
     /// Stop its engine, and start it again if it was awake.
     Restart,
     /// Pin or unpin it.

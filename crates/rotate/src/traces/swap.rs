@@ -57,7 +57,8 @@ impl Moves {
                     span.add_event_with_timestamp("failed", at, attributes);
                 }
             }
-            EventKind::Shortfall { .. } | EventKind::Learnt { .. } | EventKind::Quarantined { .. } => {}
+            EventKind::Shortfall { .. } | EventKind::Learnt { .. } => {}
+            EventKind::Hibernated { .. } | EventKind::Quarantined { .. } => {}
         }
     }
 

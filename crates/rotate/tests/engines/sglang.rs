@@ -281,7 +281,7 @@ async fn no_failure_misleads() {
                     match found {
                         Ok(EngineState::Awake) => assert!(state.has_memory && state.has_weights, "{state:?}"),
                         Ok(EngineState::Asleep) => assert!(!state.has_memory, "{state:?}"),
-                        Ok(EngineState::Gone) => panic!("it is there"),
+                        Ok(EngineState::Gone | EngineState::Hibernating) => panic!("it is there"),
                         Err(error) => {
                             message(&error, "start it again");
                             unknown += 1;

@@ -126,6 +126,9 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
         admitted: 0,
         refused: 0,
         held_bytes: None,
+        residue_bytes: None,
+        can_hibernate: false,
+        host_bytes: 0,
         need_bytes: None,
         failures: 0,
         last_failure: None,
@@ -134,6 +137,8 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
         wake_s: None,
         start_s: None,
         leave_s: None,
+        hibernate_s: None,
+        resume_s: None,
         recent: Recent::default(),
     }
 }
@@ -149,6 +154,7 @@ pub(crate) fn snapshot() -> Snapshot {
         held_bytes: Some(vec![7 << 30]),
         wake_s: Some(1.25),
         leave_s: Some(0.5),
+        residue_bytes: Some(vec![1 << 30]),
         ..model("one", &[0])
     };
     let draining = ModelNow {
@@ -157,11 +163,20 @@ pub(crate) fn snapshot() -> Snapshot {
         oldest_wait_s: Some(7.5),
         ..model("org/two \"q\"\\", &[0, 1])
     };
+    let hibernating = ModelNow {
+        stage: StageName::Hibernating,
+        can_hibernate: true,
+        host_bytes: 2 << 30,
+        residue_bytes: Some(vec![2 << 30]),
+        hibernate_s: Some(1.0),
+        resume_s: Some(0.625),
+        ..model("three", &[1])
+    };
     Snapshot {
         uptime_s: 61.5,
         is_ending: false,
         profile: None,
-        models: vec![ready, draining, model("three", &[1])],
+        models: vec![ready, draining, hibernating],
         gpus: vec![
             GpuNow {
                 gpu: 0,

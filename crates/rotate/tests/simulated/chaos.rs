@@ -17,7 +17,7 @@ impl Simulation {
         for engine in &mut engines {
             let rules = &mut engine.rules;
             if rng.one_in(3) {
-                (rules.can_restart, rules.can_sleep) = (false, true);
+                (rules.can_restart, rules.can_sleep, rules.can_hibernate) = (false, true, false);
                 (engine.state, engine.held_bytes) = (State::Asleep, engine.asleep_bytes);
             }
             rules.is_pinned = rng.one_in(6);
@@ -91,8 +91,10 @@ impl Simulation {
     pub(super) fn command(&mut self) {
         let id = usize::try_from(self.rng.below(self.engines.len() as u64)).unwrap();
         let model = ModelId(id);
-        let input = match self.rng.below(8) {
+        let input = match self.rng.below(10) {
             0 | 1 => Input::Wake(model),
+            8 => Input::Hibernate(model),
+            9 => Input::Recheck(model),
             2 | 3 => Input::Sleep(model),
             4 if self.doze(id) => Input::Slept(model),
             4 => Input::Restart(model),

@@ -38,11 +38,17 @@ pub(crate) enum Faults {
     Leaks,
     /// Requests that do not end after an abort.
     Clings,
+    /// Engines that cannot hibernate.
+    Refuses,
+    /// Hibernations that release nothing.
+    Stays,
+    /// Hibernating engines that do not come back.
+    Sticks,
     All,
 }
 
 impl Faults {
-    pub(crate) const EACH: [Self; 9] = [
+    pub(crate) const EACH: [Self; 12] = [
         Self::Keeps,
         Self::Half,
         Self::Dozes,
@@ -52,6 +58,9 @@ impl Faults {
         Self::Crashes,
         Self::Leaks,
         Self::Clings,
+        Self::Refuses,
+        Self::Stays,
+        Self::Sticks,
     ];
 }
 
@@ -81,6 +90,7 @@ enum State {
     Gone,
     Awake,
     Asleep,
+    Hibernating,
 }
 
 /// The real state of an engine.
@@ -102,7 +112,12 @@ enum Occurrence {
     Arrive,
     Leave(RequestId),
     Task(OpId),
-    Release { model: usize, to: u64 },
+    Release {
+        model: usize,
+        to: u64,
+    },
+    /// A hibernating engine's memory is gone.
+    Vacate(usize),
     Die(usize),
     Command,
     Outsider,
@@ -147,6 +162,7 @@ pub(crate) struct Simulation {
     /// Since when each model is selectable.
     down_since: Vec<Option<Time>>,
     admitted: Vec<u64>,
+    pub(crate) hibernations: u64,
     steps: u64,
     /// The latest inputs and effects, to explain a failure.
     log: VecDeque<(Time, Report)>,
@@ -182,6 +198,7 @@ impl Simulation {
             is_busy: false,
             down_since: vec![None; admitted.len()],
             admitted,
+            hibernations: 0,
             steps: 0,
             log: VecDeque::new(),
         };
@@ -303,8 +320,13 @@ impl Simulation {
             Effect::Run { op, model, task, .. } => self.begin(op, model.0, task),
             Effect::Cancel(op) => {
                 self.old_ops.push(op);
-                for engine in &mut self.engines {
-                    engine.op = engine.op.filter(|(one, _)| *one != op);
+                let is_its = |engine: &Engine| engine.op.is_some_and(|(one, _)| one == op);
+                let Some(model) = self.engines.iter().position(is_its) else { return };
+                // What was abandoned may be done nevertheless.
+                if self.engines[model].op.take().is_some_and(|(_, task)| task == Task::Hibernate)
+                    && self.rng.one_in(2)
+                {
+                    self.go_into_hibernation(model);
                 }
             }
             Effect::Report { model, event } => {
@@ -312,7 +334,8 @@ impl Simulation {
                     if stage == StageName::FindingMemory && self.is_busy {
                         self.check_order(model.0);
                     }
-                    let is_down = matches!(stage, StageName::Asleep | StageName::Cold);
+                    let is_down =
+                        matches!(stage, StageName::Asleep | StageName::Hibernating | StageName::Cold);
                     self.down_since[model.0] = is_down.then_some(self.now);
                 }
                 if let Event::Learnt { held_bytes } = event
@@ -367,7 +390,14 @@ impl Simulation {
     fn begin(&mut self, op: OpId, model: usize, task: Task) {
         let is_free = self.engines[model].op.is_none();
         assert!(is_free, "{}", self.story("two tasks of one engine"));
-        let is_moving = |task: Task| matches!(task, Task::Start | Task::Stop | Task::Sleep | Task::Wake);
+        let is_moving = |task: Task| {
+            let moves = [Task::Start, Task::Stop, Task::Sleep, Task::Wake, Task::Hibernate, Task::Resume];
+            moves.contains(&task)
+        };
+        let of_any = [Task::Resume, Task::Stop, Task::Probe, Task::Measure];
+        let is_off = self.engines[model].state == State::Hibernating && !of_any.contains(&task);
+        // A start fails, since the engine is there.
+        assert!(!is_off || task == Task::Start, "{}", self.story("asked while it hibernates"));
         if is_moving(task) {
             let gpus = self.engines[model].rules.gpus.clone();
             let other = self.engines.iter().enumerate().find(|(other, engine)| {
@@ -399,6 +429,7 @@ impl Simulation {
             Task::Start => self.rng.millis(5_000, 60_000),
             Task::Stop => self.rng.millis(100, 5_000),
             Task::Sleep | Task::Wake => self.rng.millis(30, 900),
+            Task::Hibernate | Task::Resume => self.rng.millis(300, 1500),
             Task::Probe | Task::Confirm | Task::Canary => self.rng.millis(1, 200),
             Task::Measure => self.rng.millis(0, 3),
         };
@@ -439,6 +470,12 @@ impl Simulation {
                 let engine = &mut self.engines[model];
                 if engine.state == State::Asleep {
                     engine.held_bytes = to;
+                }
+            }
+            Occurrence::Vacate(model) => {
+                let engine = &mut self.engines[model];
+                if engine.state == State::Hibernating {
+                    engine.held_bytes = 0;
                 }
             }
             Occurrence::Die(model) if self.is_wild && !self.engines[model].rules.can_restart => {
@@ -491,6 +528,7 @@ impl Simulation {
                 State::Gone => EngineState::Gone,
                 State::Awake => EngineState::Awake,
                 State::Asleep => EngineState::Asleep,
+                State::Hibernating => EngineState::Hibernating,
             }),
             Task::Measure => Outcome::Free(gpus.iter().map(|gpu| self.free(*gpu)).collect()),
             Task::Start => self.come_up(model, "it was there already", state == State::Gone),
@@ -511,6 +549,15 @@ impl Simulation {
                 }
                 Outcome::Done
             }
+            Task::Hibernate if state != State::Asleep => Outcome::Failed("it was not asleep".to_owned()),
+            Task::Hibernate if self.lying(Faults::Refuses, 2) => {
+                Outcome::Unsupported("it has a communicator".to_owned())
+            }
+            Task::Hibernate => {
+                self.go_into_hibernation(model);
+                Outcome::Done
+            }
+            Task::Resume => self.resume(model),
             Task::Sleep => self.fall_asleep(model),
             Task::Confirm if state == State::Gone => Outcome::Failed("no answer".to_owned()),
             Task::Confirm => Outcome::Awake(state == State::Awake || self.faults == Faults::Dozes),
@@ -559,6 +606,36 @@ impl Simulation {
         Outcome::Done
     }
 
+    fn go_into_hibernation(&mut self, model: usize) {
+        if self.engines[model].state != State::Asleep {
+            return;
+        }
+        self.engines[model].state = State::Hibernating;
+        self.hibernations += 1;
+        if !self.lying(Faults::Stays, 3) {
+            let wait = self.rng.millis(0, 150);
+            self.at(wait, Occurrence::Vacate(model));
+        }
+    }
+
+    /// One that does not hibernate stays as it is.
+    fn resume(&mut self, model: usize) -> Outcome {
+        if self.engines[model].state != State::Hibernating {
+            return Outcome::Done;
+        }
+        if self.lying(Faults::Sticks, 2) {
+            return Outcome::Failed("it was not put back".to_owned());
+        }
+        let engine = &self.engines[model];
+        let lacks = engine.asleep_bytes.saturating_sub(engine.held_bytes);
+        if engine.rules.gpus.iter().any(|gpu| self.free(*gpu) < lacks) {
+            return Outcome::Failed("out of memory".to_owned());
+        }
+        let engine = &mut self.engines[model];
+        (engine.state, engine.held_bytes) = (State::Asleep, engine.asleep_bytes);
+        Outcome::Done
+    }
+
     /// The invariants.
     fn check(&self) {
         for (id, request) in &self.requests {
@@ -581,6 +658,9 @@ fn engine(rng: &mut Rng, gpus: u64, faults: Faults) -> Engine {
     // A faulty engine that only an operator can restart holds its memory for good.
     rules.can_restart = faults != Faults::None || !rng.one_in(3);
     rules.can_sleep = !rules.can_restart || !rng.one_in(8);
+    rules.can_hibernate = rules.can_restart && rules.can_sleep && !rng.one_in(4);
+    rules.hibernate_after = rng.one_in(2).then(|| rng.millis(0, 10_000));
+    rules.residue_max_bytes = rng.one_in(3).then(|| rng.below(3) * GIB);
     rules.need_bytes = rng.one_in(2).then_some(awake_bytes);
     rules.idle_max = rng.one_in(3).then_some(rng.millis(1000, 20_000));
     rules.residence_min = rng.millis(0, 3000);

@@ -19,13 +19,18 @@ pub(crate) struct Cost {
     pub(crate) sleep: Duration,
     pub(crate) canary: Duration,
     pub(crate) need_bytes: u64,
+    /// What it still holds asleep.
+    pub(crate) residue_bytes: u64,
+    pub(crate) hibernate: Duration,
+    pub(crate) resume: Duration,
 }
 
 impl Cost {
     /// Of an engine that takes the whole GPU.
     pub(crate) fn of_millis(wake: u64, sleep: u64, canary: u64) -> Self {
         let [wake, sleep, canary] = [wake, sleep, canary].map(Duration::from_millis);
-        Self { wake, sleep, canary, need_bytes: 70 * GIB }
+        let (hibernate, resume) = (Duration::from_millis(1000), Duration::from_millis(600));
+        Self { wake, sleep, canary, need_bytes: 70 * GIB, residue_bytes: 0, hibernate, resume }
     }
 }
 
@@ -109,6 +114,10 @@ pub(crate) struct Traffic {
     /// Those that have not come yet, the next one last.
     trace: Vec<Arrival>,
     is_awake: Vec<bool>,
+    hibernates: Vec<bool>,
+    /// Memory of the GPU.
+    card_bytes: u64,
+    pub(crate) most_awake: usize,
     now: Time,
     moments: BinaryHeap<Reverse<(Time, u64, Moment)>>,
     order: u64,
@@ -146,6 +155,9 @@ impl Traffic {
             clients: clients.to_vec(),
             trace,
             is_awake: vec![false; costs.len()],
+            hibernates: vec![false; costs.len()],
+            card_bytes: CARD,
+            most_awake: 0,
             now: Time::ZERO,
             moments: BinaryHeap::new(),
             order: 0,
@@ -165,6 +177,11 @@ impl Traffic {
         traffic.follow_trace();
         traffic.tell(Input::Tick);
         traffic
+    }
+
+    /// On a GPU with this memory.
+    pub(crate) fn on(self, card_bytes: u64) -> Self {
+        Self { card_bytes, ..self }
     }
 
     pub(crate) fn run(&mut self, time: Duration) {
@@ -278,6 +295,8 @@ impl Traffic {
             Task::Wake => cost.wake,
             Task::Sleep => cost.sleep,
             Task::Canary => cost.canary,
+            Task::Hibernate => cost.hibernate,
+            Task::Resume => cost.resume,
             _ => Duration::from_millis(1),
         };
         self.swaps += u64::from(task == Task::Wake);
@@ -290,11 +309,22 @@ impl Traffic {
         match task {
             Task::Probe => Outcome::Probed(EngineState::Asleep),
             Task::Measure => {
-                let awake = self.costs.iter().zip(&self.is_awake).filter(|(_, is_awake)| **is_awake);
-                Outcome::Free(vec![CARD - awake.map(|(cost, _)| cost.need_bytes).sum::<u64>()])
+                let held = |(nth, cost): (usize, &Cost)| match (self.is_awake[nth], self.hibernates[nth]) {
+                    (true, _) => cost.need_bytes + cost.residue_bytes,
+                    (false, true) => 0,
+                    (false, false) => cost.residue_bytes,
+                };
+                let held: u64 = self.costs.iter().enumerate().map(held).sum();
+                Outcome::Free(vec![self.card_bytes - held])
             }
             Task::Start | Task::Wake | Task::Stop | Task::Sleep => {
                 self.is_awake[model] = matches!(task, Task::Start | Task::Wake);
+                let awake = self.is_awake.iter().filter(|is_awake| **is_awake).count();
+                self.most_awake = self.most_awake.max(awake);
+                Outcome::Done
+            }
+            Task::Hibernate | Task::Resume => {
+                self.hibernates[model] = task == Task::Hibernate;
                 Outcome::Done
             }
             Task::Confirm => Outcome::Awake(self.is_awake[model]),

@@ -1,0 +1,151 @@
+//! The helper's protocol: one JSON object on each line.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A request's operation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "op")]
+pub(super) enum Ask {
+    Hibernate { pids: Vec<u32>, wait_max_ms: u64, host_bytes_max: Option<u64> },
+    Resume { pids: Vec<u32> },
+    Inspect { pids: Vec<u32> },
+    State { pids: Vec<u32> },
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Request<'a> {
+    pub(super) id: u64,
+    #[serde(flatten)]
+    pub(super) operation: &'a Ask,
+}
+
+/// A line of the helper.
+#[derive(Debug, Deserialize)]
+pub(super) struct Line {
+    pub(super) ready: Option<Ready>,
+    /// Why it cannot be used. It ends then.
+    pub(super) unusable: Option<String>,
+    pub(super) id: Option<u64>,
+    #[serde(default)]
+    pub(super) ok: Value,
+    pub(super) error: Option<HelperError>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Ready {
+    pub(super) version: String,
+    #[serde(default)]
+    pub(super) recovered: Vec<Recovered>,
+}
+
+/// What it did with a process that another helper had left.
+#[derive(Debug, Deserialize)]
+pub(super) struct Recovered {
+    pub(super) pid: u32,
+    pub(super) state: ProcessState,
+    #[serde(default)]
+    pub(super) what: String,
+}
+
+/// Where a process stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ProcessState {
+    Running,
+    Locked,
+    Checkpointed,
+    Checkpointing,
+    Restoring,
+    Failed,
+    #[serde(other)]
+    Unknown,
+}
+
+/// A failed request.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct HelperError {
+    pub(super) message: String,
+    #[serde(default)]
+    pub(super) kind: ErrorKind,
+}
+
+/// As far as it matters here.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ErrorKind {
+    NoSuchProcess,
+    NoDevice,
+    Obstacles,
+    Unsupported,
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+impl HelperError {
+    pub(super) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), kind: ErrorKind::Other }
+    }
+
+    /// Whether the process has nothing on a GPU.
+    pub(super) fn is_without_gpu(&self) -> bool {
+        matches!(self.kind, ErrorKind::NoDevice | ErrorKind::NoSuchProcess)
+    }
+
+    /// Whether the process cannot hibernate, and nothing has changed.
+    pub(super) fn is_impossible(&self) -> bool {
+        matches!(self.kind, ErrorKind::Obstacles | ErrorKind::Unsupported)
+    }
+}
+
+impl fmt::Display for HelperError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// What hibernation would take of a process, and what is against it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Inspected {
+    pub(super) state: ProcessState,
+    pub(super) host_bytes: u64,
+    pub(super) obstacles: Vec<String>,
+}
+
+/// The answer's part about the one process that was asked for.
+fn of_one(answer: &Value) -> &Value {
+    answer.get("processes").and_then(|all| all.get(0)).unwrap_or(answer)
+}
+
+/// Of one process.
+pub(super) fn state_of(answer: &Value) -> Result<ProcessState, HelperError> {
+    let state = of_one(answer).get("state").cloned().unwrap_or_default();
+    serde_json::from_value(state).map_err(|_| unexpected(answer))
+}
+
+/// Of one process.
+pub(super) fn inspected(answer: &Value) -> Result<Inspected, HelperError> {
+    let one = of_one(answer);
+    let held = one.get("held").and_then(Value::as_array).ok_or_else(|| unexpected(answer))?;
+    let bytes = held.iter().filter_map(|held| held.get("used_bytes")?.as_u64());
+    let obstacles = one.get("obstacles").and_then(Value::as_array).into_iter().flatten().map(obstacle);
+    Ok(Inspected {
+        state: state_of(answer)?,
+        host_bytes: bytes.fold(0, u64::saturating_add),
+        obstacles: obstacles.collect(),
+    })
+}
+
+fn obstacle(value: &Value) -> String {
+    let text = |key: &str| value.get(key).and_then(Value::as_str);
+    let kind = text("kind").or(value.as_str()).unwrap_or("an obstacle").replace('_', " ");
+    text("what").map_or_else(|| kind.clone(), |what| format!("{kind} ({what})"))
+}
+
+fn unexpected(answer: &Value) -> HelperError {
+    let text: String = answer.to_string().chars().take(200).collect();
+    HelperError::new(format!("the helper's answer is not understood: {text}; use one of this version"))
+}

@@ -1,0 +1,236 @@
+//! Engines as sets of processes, which a helper takes off their GPUs.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use poorwill::ByteSize;
+use serde_json::Value;
+
+use super::helper::HelperProcess;
+use super::mark::{HibernationMark, Marks};
+use super::protocol::{Ask, HelperError, ProcessState, inspected, state_of};
+use super::{EngineProcesses, HibernateError, HibernationFuture, Hibernator};
+use crate::config::Hibernate;
+
+/// The [`Hibernator`] of a service.
+///
+/// ```no_run
+/// use poorwill_rotate::config::Hibernate;
+/// use poorwill_rotate::hibernation::{EngineProcesses, Hibernator, Sets};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let sets = Sets::new(&Hibernate::default(), None, ["one"].into_iter());
+/// let engine = EngineProcesses { model: "one".to_owned(), pids: vec![4711] };
+/// sets.hibernate(&engine).await?;
+/// sets.resume(&engine).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Sets {
+    helper: HelperProcess,
+    marks: Marks,
+    settings: Mutex<Settings>,
+    /// One engine at a time is measured against the limit.
+    reserving: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Settings {
+    wait_max: Duration,
+    host_max_bytes: Option<u64>,
+}
+
+impl From<&Hibernate> for Settings {
+    fn from(config: &Hibernate) -> Self {
+        Self { wait_max: config.wait_max, host_max_bytes: config.host_max_bytes }
+    }
+}
+
+impl Sets {
+    /// With the marks that an earlier service left in the folder `state` for these models.
+    #[must_use]
+    pub fn new<'a>(config: &Hibernate, state: Option<&Path>, models: impl Iterator<Item = &'a str>) -> Self {
+        Self {
+            helper: HelperProcess::new(config.helper.clone()),
+            marks: Marks::read(state, models),
+            settings: Mutex::new(config.into()),
+            reserving: tokio::sync::Mutex::default(),
+        }
+    }
+
+    fn settings(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of those that have something on a GPU.
+    async fn of_each<T>(
+        &self,
+        pids: &[u32],
+        operation: impl Fn(Vec<u32>) -> Ask,
+        parsed: impl Fn(&Value) -> Result<T, HelperError>,
+    ) -> Result<Vec<(u32, T)>, HelperError> {
+        let asked = pids.iter().map(|pid| self.helper.ask(operation(vec![*pid])));
+        let answers = join_all(asked).await.into_iter().zip(pids);
+        let each = answers.filter_map(|(answer, pid)| match answer.and_then(|answer| parsed(&answer)) {
+            Ok(one) => Some(Ok((*pid, one))),
+            Err(error) if error.is_without_gpu() => None,
+            Err(error) => Some(Err(error)),
+        });
+        each.collect()
+    }
+
+    /// What an engine's mark names of its processes that still run.
+    fn marked(&self, of: &EngineProcesses) -> Vec<u32> {
+        let mut pids = self.marks.of(&of.model).map(|mark| mark.pids).unwrap_or_default();
+        // Another process may have got the number.
+        pids.retain(|pid| of.pids.contains(pid));
+        pids
+    }
+
+    async fn states(&self, pids: &[u32]) -> Result<Vec<(u32, ProcessState)>, String> {
+        let states = self.of_each(pids, |pids| Ask::State { pids }, state_of).await;
+        states.map_err(|error| format!("whether it hibernates is not known: {error}"))
+    }
+
+    async fn find(&self, of: &EngineProcesses) -> Result<bool, String> {
+        let states = self.states(&self.marked(of)).await?;
+        if let Some((pid, _)) = states.iter().find(|(_, state)| *state == ProcessState::Failed) {
+            return Err(format!("its process {pid} has lost its GPU: only its end is left"));
+        }
+        let are_all = |wanted| states.iter().all(|(_, state)| *state == wanted);
+        if are_all(ProcessState::Running) {
+            self.marks.remove(&of.model);
+            return Ok(false);
+        }
+        if are_all(ProcessState::Checkpointed) {
+            return Ok(true);
+        }
+        // An earlier helper ended amid its work.
+        self.put_back(of).await.map(|()| false)
+    }
+
+    async fn take_off(&self, of: &EngineProcesses) -> Result<(), HibernateError> {
+        let failed = |error: &HelperError| HibernateError::Failed(format!("it was not inspected: {error}"));
+        let wanted = |error: HelperError| match error.is_impossible() {
+            true => HibernateError::Impossible(error.to_string()),
+            false => failed(&error),
+        };
+        let inspect = self.of_each(&of.pids, |pids| Ask::Inspect { pids }, inspected);
+        let found = inspect.await.map_err(wanted)?;
+        if found.is_empty() {
+            let why = "none of its processes uses a GPU, as far as they are known";
+            return Err(HibernateError::Impossible(why.to_owned()));
+        }
+        for (pid, one) in &found {
+            if !one.obstacles.is_empty() {
+                let why = format!("its process {pid} has {}", one.obstacles.join(" and "));
+                return Err(HibernateError::Impossible(why));
+            }
+            if one.state != ProcessState::Running {
+                let state = one.state;
+                let why = format!(
+                    "its process {pid} is {state:?}, by another program: have that program put it back"
+                );
+                return Err(HibernateError::Failed(why));
+            }
+        }
+        let pids: Vec<u32> = found.iter().map(|(pid, _)| *pid).collect();
+        let host_bytes = found.iter().map(|(_, one)| one.host_bytes).fold(0, u64::saturating_add);
+        let settings = *self.settings();
+        let left = {
+            let _one_at_a_time = self.reserving.lock().await;
+            let taken = self.marks.host_bytes_beside(&of.model);
+            let left = settings.host_max_bytes.map(|most| most.saturating_sub(taken));
+            if left.is_some_and(|left| host_bytes > left) {
+                return Err(HibernateError::Failed(format!(
+                    "it takes {} of host memory to hibernate, and {} of host_max are left; raise host_max, or have \
+                     fewer engines hibernate",
+                    ByteSize(host_bytes),
+                    ByteSize(left.unwrap_or_default())
+                )));
+            }
+            self.mark(of, &pids, host_bytes)?;
+            left
+        };
+        let wait_max_ms = u64::try_from(settings.wait_max.as_millis()).unwrap_or(u64::MAX);
+        let operation = Ask::Hibernate { pids: pids.clone(), wait_max_ms, host_bytes_max: left };
+        match self.helper.ask(operation).await {
+            Ok(answer) => {
+                let taken = answer.get("host_bytes").and_then(Value::as_u64).unwrap_or(host_bytes);
+                self.mark(of, &pids, taken)
+            }
+            Err(error) if error.is_impossible() => {
+                self.marks.remove(&of.model);
+                Err(HibernateError::Impossible(error.to_string()))
+            }
+            Err(error) => Err(HibernateError::Failed(error.to_string())),
+        }
+    }
+
+    fn mark(&self, of: &EngineProcesses, pids: &[u32], host_bytes: u64) -> Result<(), HibernateError> {
+        self.marks.set(&of.model, HibernationMark { pids: pids.to_vec(), host_bytes }).map_err(|error| {
+            HibernateError::Failed(format!(
+                "that it hibernates cannot be written to the state folder: {error}"
+            ))
+        })
+    }
+
+    async fn put_back(&self, of: &EngineProcesses) -> Result<(), String> {
+        let pids = self.marked(of);
+        if !pids.is_empty()
+            && let Err(error) = self.helper.ask(Ask::Resume { pids: pids.clone() }).await
+        {
+            // An earlier request may have done it, although its answer was lost.
+            let states = self.states(&pids).await;
+            let is_back =
+                states.is_ok_and(|states| states.iter().all(|(_, state)| *state == ProcessState::Running));
+            if !is_back {
+                return Err(format!("it was not put back on its GPUs: {error}"));
+            }
+        }
+        self.marks.remove(&of.model);
+        Ok(())
+    }
+}
+
+impl Hibernator for Sets {
+    fn is_hibernating<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<bool, String>> {
+        Box::pin(self.find(of))
+    }
+
+    fn hibernate<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), HibernateError>> {
+        Box::pin(self.take_off(of))
+    }
+
+    fn resume<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), String>> {
+        Box::pin(self.put_back(of))
+    }
+
+    fn may_hibernate(&self, model: &str) -> bool {
+        self.marks.of(model).is_some()
+    }
+
+    fn forget(&self, model: &str) {
+        self.marks.remove(model);
+    }
+
+    fn host_bytes(&self, model: &str) -> u64 {
+        self.marks.of(model).map_or(0, |mark| mark.host_bytes)
+    }
+
+    fn configure(&self, config: &Hibernate) {
+        self.helper.set_command(config.helper.clone());
+        *self.settings() = config.into();
+    }
+
+    fn restarted(&self) -> HibernationFuture<'_, ()> {
+        self.helper.restarted()
+    }
+
+    fn end(&self) -> HibernationFuture<'_, ()> {
+        Box::pin(self.helper.end())
+    }
+}
