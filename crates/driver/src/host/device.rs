@@ -173,6 +173,12 @@ impl HostDevice {
         self.shared.lock().take_off()
     }
 
+    /// What is off the device, in bytes.
+    #[must_use]
+    pub fn taken_off_bytes(&self) -> u64 {
+        self.shared.lock().taken_off_bytes()
+    }
+
     /// Puts device memory back, at the same addresses.
     ///
     /// # Errors
