@@ -76,6 +76,12 @@ const ENVIRONMENT: &[(&str, &str, &str)] = &[
     ("LD_PRELOAD", "all that use a GPU", "Searched for HAMi's library."),
     ("NAME in `env:NAME`", "`rotate`", "Secret keys, where the configuration says `env:NAME`."),
     ("POORWILL_ENGINE", "`rotate`", "Set by the service in its engines, to find them again. Do not set it."),
+    (
+        "POORWILL_HOST_PROCESSES",
+        "`hibernate`, `verify --hibernate`",
+        "Folder where processes of the host device are registered, as by `--processes`.",
+    ),
+    ("XDG_RUNTIME_DIR", "`hibernate`", "Folder that has the journal. Default: `/tmp`."),
     ("TMPDIR", "`demo`, `rotate --demo`", "Folder for temporary files. Default: `/tmp`."),
     (
         "NO_COLOR, CLICOLOR, CLICOLOR_FORCE, TERM",

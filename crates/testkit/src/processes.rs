@@ -43,7 +43,7 @@ struct Process {
 
 /// When a caller ends, or which of its calls fail.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Fault {
+pub enum CallerFault {
     /// None.
     #[default]
     Never,
@@ -68,7 +68,7 @@ pub enum Fault {
 /// One caller: counts its calls.
 #[derive(Debug, Default)]
 struct Caller {
-    fault: Fault,
+    fault: CallerFault,
     calls: u32,
     is_killed: bool,
 }
@@ -185,12 +185,12 @@ impl Simulation {
     /// A caller without faults.
     #[must_use]
     pub fn caller(&self) -> (SimulatedCheckpointer, SimulatedJournal) {
-        self.caller_with(Fault::Never)
+        self.caller_with(CallerFault::Never)
     }
 
     /// A caller with a fault.
     #[must_use]
-    pub fn caller_with(&self, fault: Fault) -> (SimulatedCheckpointer, SimulatedJournal) {
+    pub fn caller_with(&self, fault: CallerFault) -> (SimulatedCheckpointer, SimulatedJournal) {
         let caller = Arc::new(Mutex::new(Caller { fault, ..Caller::default() }));
         let journal = SimulatedJournal { simulation: self.clone(), caller: Arc::clone(&caller) };
         (SimulatedCheckpointer { simulation: self.clone(), caller }, journal)
@@ -275,14 +275,14 @@ impl Caller {
         let is_nth = |n: u32| n == self.calls;
         let fate = match &self.fault {
             _ if self.is_killed => Fate::Unmade,
-            Fault::Nth(n) if is_nth(*n) => Fate::Fails,
-            Fault::Every(n) if self.calls.is_multiple_of(*n) => Fate::Fails,
-            Fault::Loses(n) if is_nth(*n) => Fate::Loses,
-            Fault::Ends(n) if is_nth(*n) => Fate::Ends,
-            Fault::KilledBefore(n) if is_nth(*n) => Fate::Unmade,
-            Fault::KilledDuring(n) if is_nth(*n) => Fate::GoesOn,
-            Fault::KilledAfter(n) if is_nth(*n) => Fate::DoneUnseen,
-            Fault::Steps(steps) => match call {
+            CallerFault::Nth(n) if is_nth(*n) => Fate::Fails,
+            CallerFault::Every(n) if self.calls.is_multiple_of(*n) => Fate::Fails,
+            CallerFault::Loses(n) if is_nth(*n) => Fate::Loses,
+            CallerFault::Ends(n) if is_nth(*n) => Fate::Ends,
+            CallerFault::KilledBefore(n) if is_nth(*n) => Fate::Unmade,
+            CallerFault::KilledDuring(n) if is_nth(*n) => Fate::GoesOn,
+            CallerFault::KilledAfter(n) if is_nth(*n) => Fate::DoneUnseen,
+            CallerFault::Steps(steps) => match call {
                 Some((step, pid)) if steps.contains(&(step, pid)) => Fate::Fails,
                 _ => Fate::Done,
             },

@@ -7,7 +7,7 @@ use poorwill_core::hibernation::plan::{
 };
 use poorwill_core::hibernation::{CheckpointErrorKind, CheckpointStep, HeldMemory, Obstacle, ProcessState};
 use poorwill_testkit::effort::{Effort, seed_of_this_run};
-use poorwill_testkit::processes::{DEVICE, Fault, Simulation};
+use poorwill_testkit::processes::{CallerFault, DEVICE, Simulation};
 
 use CheckpointStep::{Checkpoint, Lock, Restore, Unlock};
 use ProcessState::{Checkpointed, Failed, Locked, Running};
@@ -33,13 +33,13 @@ impl Set {
         let processes = (0..count).map(|_| simulation.start(HELD_BYTES)).collect();
         let set = Self { simulation, processes };
         if way == Way::Back {
-            set.go(Way::Off, Fault::Never).0.unwrap();
+            set.go(Way::Off, CallerFault::Never).0.unwrap();
         }
         set
     }
 
     /// The result, how many calls were made, and whether the fault has ended the caller.
-    fn go(&self, way: Way, fault: Fault) -> (Result<(), SetError>, u32, bool) {
+    fn go(&self, way: Way, fault: CallerFault) -> (Result<(), SetError>, u32, bool) {
         let (checkpointer, journal) = self.simulation.caller_with(fault);
         let plan = SetPlan::new(&checkpointer, &journal);
         let result = match way {
@@ -52,7 +52,7 @@ impl Set {
     }
 
     /// Recovers all entries; the number of calls, and whether the fault has ended the caller.
-    fn recover(&self, fault: Fault) -> (Vec<Recovered>, u32, bool) {
+    fn recover(&self, fault: CallerFault) -> (Vec<Recovered>, u32, bool) {
         let (checkpointer, journal) = self.simulation.caller_with(fault);
         let plan = SetPlan::new(&checkpointer, &journal);
         let recover = |entry: &JournalEntry| plan.recover(entry, |process| self.simulation.is_alive(process));
@@ -79,7 +79,7 @@ impl Set {
     /// As [`Set::assert_whole`], once a recovery has forgotten an entry that could not be removed.
     fn assert_at_rest(&self, what: &str) {
         let states = self.states();
-        self.recover(Fault::Never);
+        self.recover(CallerFault::Never);
         assert_eq!(self.states(), states, "{what}: a recovery finds nothing to do");
         self.assert_whole(what);
     }
@@ -101,9 +101,13 @@ impl Set {
 }
 
 /// Runs a plan with the n-th call as each of these faults, for each n.
-fn at_each_call(way: Way, faults: &[fn(u32) -> Fault], check: impl Fn(&Set, Result<(), SetError>, &str)) {
+fn at_each_call(
+    way: Way,
+    faults: &[fn(u32) -> CallerFault],
+    check: impl Fn(&Set, Result<(), SetError>, &str),
+) {
     for count in 1..=3 {
-        let calls = Set::of(count, way).go(way, Fault::Never).1;
+        let calls = Set::of(count, way).go(way, CallerFault::Never).1;
         assert!(calls > 3);
         for fault in faults {
             for n in 1..=calls {
@@ -122,9 +126,9 @@ fn steps_of(set: &Set) -> Vec<CheckpointStep> {
 #[test]
 fn all_are_locked_before_any_is_checkpointed_and_restored_before_any_is_unlocked() {
     let set = Set::of(3, Way::Off);
-    set.go(Way::Off, Fault::Never).0.unwrap();
+    set.go(Way::Off, CallerFault::Never).0.unwrap();
     set.assert_whole("off");
-    set.go(Way::Back, Fault::Never).0.unwrap();
+    set.go(Way::Back, CallerFault::Never).0.unwrap();
     set.assert_whole("back");
     let each = |step| [step; 3];
     assert_eq!(steps_of(&set), [each(Lock), each(Checkpoint), each(Restore), each(Unlock)].concat());
@@ -132,7 +136,7 @@ fn all_are_locked_before_any_is_checkpointed_and_restored_before_any_is_unlocked
 
 #[test]
 fn one_failure_brings_all_back() {
-    at_each_call(Way::Off, &[Fault::Nth], |set, result, what| {
+    at_each_call(Way::Off, &[CallerFault::Nth], |set, result, what| {
         let error = result.expect_err(what);
         assert_eq!(error.left, [], "{what}: {error}");
         assert!(set.states().iter().all(|state| *state == Running), "{what}");
@@ -142,14 +146,14 @@ fn one_failure_brings_all_back() {
 
 #[test]
 fn a_set_that_does_not_resume_can_be_resumed() {
-    at_each_call(Way::Back, &[Fault::Nth], |set, result, what| {
+    at_each_call(Way::Back, &[CallerFault::Nth], |set, result, what| {
         set.assert_at_rest(what);
         let off = set.states().contains(&Checkpointed);
         match result {
             Ok(()) => assert!(!off, "{what}"),
             Err(error) if error.to_string().starts_with("restore") => {
                 assert!(off && error.left.len() == set.processes.len(), "{what}: {error}");
-                set.go(Way::Back, Fault::Never).0.expect(what);
+                set.go(Way::Back, CallerFault::Never).0.expect(what);
             }
             // Nothing had begun.
             Err(error) => assert!(off && error.left.is_empty(), "{what}: {error}"),
@@ -160,7 +164,7 @@ fn a_set_that_does_not_resume_can_be_resumed() {
 #[test]
 fn what_has_lost_its_device_or_ended_is_named_and_the_rest_goes_on() {
     for way in [Way::Off, Way::Back] {
-        at_each_call(way, &[Fault::Loses, Fault::Ends], |set, result, what| {
+        at_each_call(way, &[CallerFault::Loses, CallerFault::Ends], |set, result, what| {
             set.assert_at_rest(what);
             let lost = set.states().contains(&Failed);
             match result {
@@ -178,26 +182,31 @@ fn what_has_lost_its_device_or_ended_is_named_and_the_rest_goes_on() {
 #[test]
 fn whenever_the_caller_ends_another_brings_its_set_to_rest() {
     for way in [Way::Off, Way::Back] {
-        at_each_call(way, &[Fault::KilledBefore, Fault::KilledDuring, Fault::KilledAfter], |set, _, what| {
-            let (found, ..) = set.recover(Fault::Never);
-            set.assert_whole(what);
-            for process in found {
-                let state = set.states()[set.pids().iter().position(|pid| *pid == process.pid).unwrap()];
-                assert_eq!(process.state, Some(state), "{what}");
-                let off = process.what == Recovery::Hibernating;
-                assert_eq!(off, state == Checkpointed, "{what}: {process}");
-            }
-            set.assert_at_rest(what);
-            if set.states().contains(&Checkpointed) {
-                set.go(Way::Back, Fault::Never).0.expect(what);
-            }
-        });
+        at_each_call(
+            way,
+            &[CallerFault::KilledBefore, CallerFault::KilledDuring, CallerFault::KilledAfter],
+            |set, _, what| {
+                let (found, ..) = set.recover(CallerFault::Never);
+                set.assert_whole(what);
+                for process in found {
+                    let state = set.states()[set.pids().iter().position(|pid| *pid == process.pid).unwrap()];
+                    assert_eq!(process.state, Some(state), "{what}");
+                    let off = process.what == Recovery::Hibernating;
+                    assert_eq!(off, state == Checkpointed, "{what}: {process}");
+                }
+                set.assert_at_rest(what);
+                if set.states().contains(&Checkpointed) {
+                    set.go(Way::Back, CallerFault::Never).0.expect(what);
+                }
+            },
+        );
     }
 }
 
 #[test]
 fn a_recovery_that_ends_is_gone_on_with() {
-    let kills: [fn(u32) -> Fault; 3] = [Fault::KilledBefore, Fault::KilledDuring, Fault::KilledAfter];
+    let kills: [fn(u32) -> CallerFault; 3] =
+        [CallerFault::KilledBefore, CallerFault::KilledDuring, CallerFault::KilledAfter];
     for way in [Way::Off, Way::Back] {
         at_each_call(way, &kills, |set, _, what| {
             // Each of these ends its caller later than the one before.
@@ -219,12 +228,12 @@ fn whatever_fails_the_error_names_what_it_leaves() {
         let (way, count) = (if random.bool() { Way::Off } else { Way::Back }, random.usize(1..=5));
         let set = Set::of(count, way);
         let fault = match random.u32(0..2) {
-            0 => Fault::Every(random.u32(1..8)),
+            0 => CallerFault::Every(random.u32(1..8)),
             _ => {
                 let step = |_| [Lock, Checkpoint, Restore, Unlock][random.usize(0..4)];
                 let steps: Vec<_> = (0..3).map(step).collect();
                 let pid = |random: &mut fastrand::Rng| set.processes[random.usize(0..count)].pid;
-                Fault::Steps(steps.into_iter().map(|step| (step, pid(&mut random))).collect())
+                CallerFault::Steps(steps.into_iter().map(|step| (step, pid(&mut random))).collect())
             }
         };
         let what = format!("{way:?} of {count}, {fault:?}");
@@ -245,7 +254,7 @@ fn whatever_fails_the_error_names_what_it_leaves() {
                 }
             }
         }
-        set.recover(Fault::Never);
+        set.recover(CallerFault::Never);
         set.assert_whole(&what);
     }
 }
@@ -255,16 +264,16 @@ fn a_part_that_cannot_come_back_takes_the_rest_along() {
     let set = Set::of(2, Way::Off);
     let [first, second] = [set.processes[0], set.processes[1]];
     // The second fails once more when it is to be checkpointed, so it runs.
-    let steps = Fault::Steps(vec![(Checkpoint, second.pid), (Restore, first.pid)]);
+    let steps = CallerFault::Steps(vec![(Checkpoint, second.pid), (Restore, first.pid)]);
     let error = set.go(Way::Off, steps).0.unwrap_err();
     assert_eq!(set.states(), [Checkpointed, Running], "none stays locked: {error}");
     assert_eq!(error.left.len(), 1);
-    let (found, ..) = set.recover(Fault::Never);
+    let (found, ..) = set.recover(CallerFault::Never);
     assert!(matches!(&found[..], [process] if process.what == Recovery::BroughtBack), "{found:?}");
     set.assert_whole("recovered");
 
     let set = Set::of(2, Way::Back);
-    let stuck = Fault::Steps(vec![(Restore, set.processes[1].pid)]);
+    let stuck = CallerFault::Steps(vec![(Restore, set.processes[1].pid)]);
     let error = set.go(Way::Back, stuck).0.unwrap_err();
     assert_eq!((set.states(), error.left.len()), (vec![Checkpointed; 2], 2), "{error}");
     assert!(error.to_string().contains("make room") && error.to_string().contains("resume it"), "{error}");
@@ -320,7 +329,7 @@ fn a_process_that_another_program_has_locked_stays_so() {
 fn only_what_hibernates_is_resumed() {
     let set = Set::of(2, Way::Back);
     set.simulation.set_state(set.processes[1], Running);
-    let error = set.go(Way::Back, Fault::Never).0.unwrap_err();
+    let error = set.go(Way::Back, CallerFault::Never).0.unwrap_err();
     assert!(error.to_string().contains("nothing to resume"), "{error}");
     assert_eq!(set.states(), [Checkpointed, Running]);
 }
@@ -328,11 +337,11 @@ fn only_what_hibernates_is_resumed() {
 #[test]
 fn a_number_that_has_gone_to_another_process_is_not_taken_for_the_first() {
     let set = Set::of(1, Way::Off);
-    set.go(Way::Off, Fault::KilledAfter(3)).0.unwrap_err();
+    set.go(Way::Off, CallerFault::KilledAfter(3)).0.unwrap_err();
     assert_eq!(set.states(), [Locked]);
     let later = set.simulation.reuse(set.processes[0]);
     set.simulation.set_state(later, Locked);
-    assert_eq!(set.recover(Fault::Never).0, []);
+    assert_eq!(set.recover(CallerFault::Never).0, []);
     assert_eq!((set.simulation.state(later), set.simulation.entries()), (Some(Locked), vec![]));
 }
 
@@ -340,38 +349,38 @@ fn a_number_that_has_gone_to_another_process_is_not_taken_for_the_first() {
 fn of_a_set_that_hibernates_those_that_have_ended_are_forgotten_last() {
     let set = Set::of(2, Way::Back);
     set.simulation.end(set.processes[0]);
-    let (found, ..) = set.recover(Fault::Never);
+    let (found, ..) = set.recover(CallerFault::Never);
     assert!(matches!(&found[..], [process] if process.what == Recovery::Hibernating), "{found:?}");
     set.simulation.end(set.processes[1]);
-    assert_eq!((set.recover(Fault::Never).0, set.simulation.entries()), (vec![], vec![]));
+    assert_eq!((set.recover(CallerFault::Never).0, set.simulation.entries()), (vec![], vec![]));
 }
 
 #[test]
 fn nothing_is_restored_that_its_device_has_no_space_for() {
     let set = Set::of(2, Way::Back);
     set.simulation.set_free_bytes(Some(2 * HELD_BYTES - 1));
-    let error = set.go(Way::Back, Fault::Never).0.unwrap_err();
+    let error = set.go(Way::Back, CallerFault::Never).0.unwrap_err();
     let SetErrorCause::DeviceMemory { needed_bytes, free_bytes, .. } = error.cause else { panic!("{error}") };
     assert_eq!((needed_bytes, free_bytes), (2 * HELD_BYTES, 2 * HELD_BYTES - 1));
     set.assert_whole("refused");
     set.simulation.set_free_bytes(Some(2 * HELD_BYTES));
-    set.go(Way::Back, Fault::Never).0.unwrap();
+    set.go(Way::Back, CallerFault::Never).0.unwrap();
 
     // Neither in a recovery, nor where a set is brought back: all of it goes off instead.
-    for fault in [Fault::KilledAfter(6), Fault::KilledBefore(7)] {
+    for fault in [CallerFault::KilledAfter(6), CallerFault::KilledBefore(7)] {
         let set = Set::of(2, Way::Off);
         set.go(Way::Off, fault).0.unwrap_err();
         let before = set.states();
         assert!(before.contains(&Checkpointed) && before.contains(&Locked), "{before:?}");
         set.simulation.set_free_bytes(Some(HELD_BYTES - 1));
-        let (found, ..) = set.recover(Fault::Never);
+        let (found, ..) = set.recover(CallerFault::Never);
         assert!(found.iter().all(|process| process.what == Recovery::Hibernating), "{found:?}");
         assert_eq!(set.states(), [Checkpointed; 2]);
         set.assert_whole("recovered");
     }
     let set = Set::of(2, Way::Off);
     set.simulation.set_free_bytes(Some(0));
-    let error = set.go(Way::Off, Fault::Nth(7)).0.unwrap_err();
+    let error = set.go(Way::Off, CallerFault::Nth(7)).0.unwrap_err();
     assert_eq!((set.states(), error.left.len()), (vec![Checkpointed; 2], 2), "{error}");
     set.assert_whole("brought nowhere");
 }

@@ -11,7 +11,7 @@ use crate::hibernation::{CheckpointErrorKind, ProcessState, Result};
 pub(super) const TRIES: u32 = 3;
 
 /// How long a step may go on whose caller has ended or does not wait.
-const STEP_MAX: Duration = Duration::from_secs(120);
+const STEP_MAX: Duration = Duration::from_secs(30);
 
 const STEP_POLL: Duration = Duration::from_millis(2);
 
