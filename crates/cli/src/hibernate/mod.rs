@@ -1,5 +1,6 @@
 //! `poorwill hibernate`: takes processes off their devices and puts them back, once or as a helper.
 
+mod own;
 mod serve;
 
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+pub(crate) use self::own::OwnHelper;
 use crate::args::HibernateArgs;
 use crate::failure::{self, Failure, Outcome};
 use crate::show;

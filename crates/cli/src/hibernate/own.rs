@@ -27,7 +27,8 @@ struct Talk {
 impl OwnHelper {
     /// Starts it, for the host device or for NVIDIA's GPUs.
     pub(crate) fn start(is_host: bool) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| Failure::new(format!("cannot start a helper for hibernation: {error}"));
+        let failed =
+            |error: std::io::Error| Failure::new(format!("cannot start a helper for hibernation: {error}"));
         let folder = tempfile::tempdir().map_err(failed)?;
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command.args(["hibernate", "--serve", "--journal"]).arg(folder.path().join("journal"));
@@ -93,6 +94,7 @@ impl Talk {
     fn answer(&mut self) -> Result<Value, String> {
         let line = self.lines.next().ok_or("the helper for hibernation has ended")?;
         let line = line.map_err(|error| format!("the helper for hibernation cannot be read: {error}"))?;
-        serde_json::from_str(&line).map_err(|error| format!("the helper for hibernation wrote `{line}`: {error}"))
+        serde_json::from_str(&line)
+            .map_err(|error| format!("the helper for hibernation wrote `{line}`: {error}"))
     }
 }
