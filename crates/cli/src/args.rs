@@ -640,6 +640,10 @@ pub(crate) struct MockEngineArgs {
     #[arg(long, value_name = "SIZE", value_parser = positive_bytes, allow_hyphen_values = true)]
     pub(crate) bytes: NonZeroU64,
 
+    /// What it still holds asleep, until its process hibernates
+    #[arg(long, value_name = "SIZE", value_parser = positive_bytes, allow_hyphen_values = true)]
+    pub(crate) residue: Option<NonZeroU64>,
+
     /// What it serves; other paths are answered with 404
     #[arg(long, value_name = "API", value_delimiter = ',', default_values_t = Api::USUAL)]
     pub(crate) serves: Vec<Api>,

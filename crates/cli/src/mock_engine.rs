@@ -3,7 +3,10 @@
 //! One line on standard output has its address. After an injected crash the exit code is that of an abort in a shell,
 //! without any cleanup.
 
+use std::env;
 use std::io::{self, Write};
+use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use poorwill::chain;
@@ -13,6 +16,9 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::MockEngineArgs;
+
+/// The folder in which its process is registered as one that can be taken off its device.
+pub(crate) const HOST_PROCESSES: &str = "POORWILL_HOST_PROCESSES";
 
 /// Exit code of a shell for SIGABRT.
 const ABORTED: u8 = 128 + 6;
@@ -38,7 +44,20 @@ pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
 }
 
 async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
-    let MockEngineArgs { listen, model, bytes, serves, like, tokens_per_s, faults, old_faults, seed } = args;
+    let MockEngineArgs {
+        listen,
+        model,
+        bytes,
+        residue,
+        serves,
+        like,
+        tokens_per_s,
+        faults,
+        old_faults,
+        seed,
+    } = args;
+    let residue_bytes = residue.map_or(0, NonZeroU64::get);
+    let host_processes = env::var_os(HOST_PROCESSES).map(PathBuf::from);
     let faults = [faults, old_faults].concat();
     let no_signals = |error: io::Error| format!("cannot wait for signals: {error}");
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
@@ -49,8 +68,16 @@ async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
     let address = listener.local_addr().map_err(cannot_listen)?;
     // A parent that ignores the output has chosen the port itself.
     let _ = writeln!(io::stdout(), "listening on http://{address}");
-    let options =
-        MockEngine { serves, like, tokens_per_s, faults, seed, ..MockEngine::new(model, bytes.get()) };
+    let options = MockEngine {
+        residue_bytes,
+        host_processes,
+        serves,
+        like,
+        tokens_per_s,
+        faults,
+        seed,
+        ..MockEngine::new(model, bytes.get())
+    };
     let shutdown = async move {
         tokio::select! {
             _ = terminate.recv() => {}

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::fault::{Fault, Faults};
 use crate::memory::{Contents, Memory, Part};
 use crate::metrics::Counts;
+use crate::residue::Residue;
 
 /// The slowdown of [`Fault::Slow`].
 const SLOWDOWN: u32 = 10;
@@ -22,7 +23,8 @@ const SLOWDOWN: u32 = 10;
 pub(crate) struct Engine {
     pub(crate) model: String,
     pub(crate) memory: Arc<Memory>,
-    pub(crate) faults: Faults,
+    residue: Arc<Residue>,
+    pub(crate) faults: Arc<Faults>,
     pub(crate) counts: Arc<Counts>,
     token_time: Duration,
     /// Shared while generating, exclusive while moving memory.
@@ -86,10 +88,16 @@ pub(crate) enum Mode {
 }
 
 impl Engine {
-    pub(crate) fn new(model: String, memory: Memory, faults: Faults, token_time: Duration) -> Self {
+    pub(crate) fn new(
+        model: String,
+        (memory, residue): (Arc<Memory>, Residue),
+        faults: Arc<Faults>,
+        token_time: Duration,
+    ) -> Self {
         Self {
             model,
-            memory: Arc::new(memory),
+            memory,
+            residue: Arc::new(residue),
             faults,
             counts: Arc::default(),
             token_time,
@@ -155,6 +163,10 @@ impl Engine {
 
     /// Wakes all or the named parts; returns whether all is awake.
     pub(crate) async fn wake(&self, tags: Option<&[String]>) -> Result<bool, Failure> {
+        if self.residue.is_off() {
+            let reason = "wake_up: this engine hibernates; resume its processes first";
+            return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, reason));
+        }
         self.maybe_refuse("wake_up")?;
         let _exclusive = self.memory_lock.write().await;
         self.maybe_hang(Fault::HangsInWake).await;
@@ -252,12 +264,17 @@ impl Engine {
         &self,
         act: impl FnOnce(&Memory) -> Result<T, PoolError> + Send + 'static,
     ) -> Result<T, Failure> {
-        let memory = Arc::clone(&self.memory);
-        let joined = tokio::task::spawn_blocking(move || act(&memory)).await;
+        let (memory, residue) = (Arc::clone(&self.memory), Arc::clone(&self.residue));
+        let joined = tokio::task::spawn_blocking(move || {
+            let _call = residue
+                .enter()
+                .map_err(|lost| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, lost.to_string()))?;
+            Ok::<_, Failure>(act(&memory)?)
+        });
         let join_error = |error| {
             Failure::new(StatusCode::INTERNAL_SERVER_ERROR, format!("a thread of the engine ended: {error}"))
         };
-        Ok(joined.map_err(join_error)??)
+        joined.await.map_err(join_error)?
     }
 
     fn maybe_refuse(&self, path: &str) -> Result<(), Failure> {
@@ -286,8 +303,10 @@ mod tests {
 
     #[test]
     fn a_slow_engine_takes_ten_times_as_long() {
-        let memory = Memory::open("one", 1 << 20).unwrap();
-        let engine = Engine::new("one".into(), memory, Faults::new(Vec::new(), 0), Duration::from_millis(5));
+        let memory = Arc::new(Memory::open("one", 1 << 20).unwrap());
+        let faults = Arc::new(Faults::new(Vec::new(), 0));
+        let residue = Residue::open(0, None, &memory, &faults).unwrap();
+        let engine = Engine::new("one".into(), (memory, residue), faults, Duration::from_millis(5));
         assert_eq!(engine.token_time(), Duration::from_millis(5));
         engine.faults.replace(vec![FaultSpec::always(Fault::Slow)]);
         assert_eq!(engine.token_time(), Duration::from_millis(50));

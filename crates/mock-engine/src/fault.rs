@@ -49,11 +49,19 @@ pub enum Fault {
     SaysAsleep,
     /// `POST /sleep` and `POST /wake_up` do nothing and are answered with 500.
     Refuses,
+    /// Its process is not taken off its device: the driver refuses.
+    HibernateRefuses,
+    /// Its process is taken off, but what it held stays: another process holds it.
+    ResidueStays,
+    /// Its process is not put back.
+    ResumeFails,
+    /// It has a communicator with another rank, which keeps its process on its device.
+    Communicator,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 19] = [
         Self::KeepsMemory,
         Self::KeepsSome,
         Self::WakesByHalf,
@@ -69,6 +77,10 @@ impl Fault {
         Self::Leaks,
         Self::SaysAsleep,
         Self::Refuses,
+        Self::HibernateRefuses,
+        Self::ResidueStays,
+        Self::ResumeFails,
+        Self::Communicator,
     ];
 
     /// Its name on the command line.
@@ -90,6 +102,10 @@ impl Fault {
             Self::Leaks => "leaks",
             Self::SaysAsleep => "says-asleep",
             Self::Refuses => "refuses",
+            Self::HibernateRefuses => "hibernate-refuses",
+            Self::ResidueStays => "residue-stays",
+            Self::ResumeFails => "resume-fails",
+            Self::Communicator => "communicator",
         }
     }
 }

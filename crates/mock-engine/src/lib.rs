@@ -16,6 +16,8 @@
 //! - A request during a sleep or a wake waits for it, and gets 503 if the engine sleeps then. vLLM lets such
 //!   requests wait, or crashes.
 //! - A request ends when its client disconnects, and is counted.
+//! - In a folder of processes, it can be taken off its device by another one: asleep, it then holds no residue, either. A
+//!   wake is refused until it is put back.
 //! - The same seed injects the same faults at the same points.
 //!
 //! It generates one choice per prompt, refuses `n` above 1, and ignores tools, images, log-probabilities and
@@ -33,11 +35,13 @@ mod operator;
 mod paths;
 mod random;
 mod request;
+mod residue;
 mod shape;
 mod text;
 
 use std::io;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,6 +61,7 @@ pub use self::fault::{Fault, FaultSpec, ParseFaultError};
 use self::engine::Engine;
 use self::fault::Faults;
 use self::memory::Memory;
+use self::residue::Residue;
 
 /// Options of the mock engine.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,6 +70,10 @@ pub struct MockEngine {
     pub model: String,
     /// Memory while awake, at least 1 MiB: half of it weights, half key-value cache.
     pub bytes: u64,
+    /// What it holds besides, awake or asleep, until its process is taken off its device.
+    pub residue_bytes: u64,
+    /// The folder where its process is registered as one that can be taken off; `None` if it cannot.
+    pub host_processes: Option<PathBuf>,
     /// What it serves to clients. Other paths are answered with 404.
     pub serves: Vec<Api>,
     /// Whose paths it has for its operator.
@@ -86,6 +95,8 @@ impl MockEngine {
         Self {
             model: model.into(),
             bytes,
+            residue_bytes: 0,
+            host_processes: None,
             serves: Api::USUAL.to_vec(),
             like: Like::default(),
             tokens_per_s: NonZeroU32::MIN.saturating_add(199),
@@ -117,6 +128,11 @@ pub enum MockEngineError {
         /// Why, and what would help.
         reason: String,
     },
+    /// Its process cannot be registered, or has no memory for its residue.
+    #[error(
+        "a mock engine's process cannot hold its residue, or be registered as one that can leave its device"
+    )]
+    Process(#[source] io::Error),
     /// Its listener cannot be used.
     #[error("the mock engine cannot take connections")]
     Listen(#[from] io::Error),
@@ -134,16 +150,24 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<Ended, MockEngineError> {
-    let MockEngine { model, bytes, serves, like, tokens_per_s, faults, seed, grace } = options;
-    let name = model.clone();
-    let opened = task::spawn_blocking(move || Memory::open(&name, bytes)).await;
+    let MockEngine { model, bytes, serves, like, tokens_per_s, faults, seed, grace, .. } = options.clone();
+    let faults = Arc::new(Faults::new(faults, seed));
+    let of_process = Arc::clone(&faults);
+    let opened = task::spawn_blocking(move || {
+        let memory = Arc::new(Memory::open(&options.model, bytes)?);
+        let folder = options.host_processes.as_deref();
+        let residue = Residue::open(options.residue_bytes, folder, &memory, &of_process);
+        let residue = residue.map_err(MockEngineError::Process)?;
+        Ok::<_, MockEngineError>((memory, residue))
+    });
+    let opened = opened.await;
     let join_error = |error: task::JoinError| MockEngineError::Memory {
         bytes: ByteSize(bytes),
         reason: format!("the thread that allocates it ended: {error}"),
     };
-    let memory = opened.map_err(join_error)??;
+    let (memory, residue) = opened.map_err(join_error)??;
     let token_time = Duration::from_secs(1) / tokens_per_s.get();
-    let engine = Arc::new(Engine::new(model, memory, Faults::new(faults, seed), token_time));
+    let engine = Arc::new(Engine::new(model, (memory, residue), faults, token_time));
     let _ending = engine.end.clone().drop_guard();
     let router = paths::router(Arc::clone(&engine), &serves, like);
     Ok(serve_engine(&engine, router, listener, grace, shutdown).await?)

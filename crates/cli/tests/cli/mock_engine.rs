@@ -5,6 +5,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command};
+use std::time::Duration;
+
+use poorwill_core::hibernation::{CheckpointErrorKind, Checkpointer, ProcessState};
+use poorwill_driver::host::HostCheckpointer;
 
 use crate::support::{Folder, command, run};
 
@@ -21,9 +25,16 @@ struct MockEngine {
 
 impl MockEngine {
     fn start(more: &[&str]) -> Self {
+        Self::start_in(None, more)
+    }
+
+    /// Registered in this folder of processes.
+    fn start_in(processes: Option<&Path>, more: &[&str]) -> Self {
         let bytes = BYTES.to_string();
         let args = ["mock-engine", "--listen", "127.0.0.1:0", "--model", "one", "--bytes", &bytes];
-        let mut child = command(Path::new("."), args.iter().chain(more)).spawn().unwrap();
+        let mut command = command(Path::new("."), args.iter().chain(more));
+        command.envs(processes.map(|folder| ("POORWILL_HOST_PROCESSES", folder)));
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
@@ -92,6 +103,75 @@ fn the_system_sees_its_memory_come_and_go() {
             }
         }
     }
+}
+
+#[test]
+fn asleep_it_is_taken_off_its_device_and_put_back_by_another_process() {
+    let folder = Folder::new();
+    let mock = MockEngine::start_in(Some(folder.path()), &["--residue", "48MiB"]);
+    let checkpointer = HostCheckpointer::open(folder.path());
+    let (pid, wait_max) = (mock.child.id(), Duration::from_secs(60));
+    let words = r#"{"prompt": "x", "max_tokens": 4}"#;
+    let answer = || {
+        let answer = mock.ask("POST", "/v1/completions", words);
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    };
+    let before = answer();
+    // An awake one is refused, and goes on.
+    checkpointer.lock(pid, wait_max).unwrap();
+    let error = checkpointer.checkpoint(pid).unwrap_err();
+    assert!(error.to_string().contains("put it to sleep first"), "{error}");
+    checkpointer.unlock(pid).unwrap();
+    mock.order("/sleep?level=1");
+    let [_, asleep] = mock.memory_bytes();
+    assert_eq!(checkpointer.inspect(pid).unwrap().host_bytes(), Some(48 << 20));
+    checkpointer.lock(pid, wait_max).unwrap();
+    checkpointer.checkpoint(pid).unwrap();
+    let [_, off] = mock.memory_bytes();
+    assert!((asleep - off).abs_diff(48 << 20) < MORE_BYTES, "{asleep} {off}");
+    let refused = mock.ask("POST", "/wake_up", "");
+    assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("hibernates"), "{refused}");
+    assert!(mock.ask("GET", "/is_sleeping", "").contains("true"));
+    checkpointer.restore(pid).unwrap();
+    checkpointer.unlock(pid).unwrap();
+    let [_, back] = mock.memory_bytes();
+    assert!(back.abs_diff(asleep) < MORE_BYTES, "{asleep} {back}");
+    mock.order("/wake_up");
+    assert_eq!(answer(), before);
+}
+
+#[test]
+fn faults_of_hibernation_are_those_of_a_driver() {
+    let folder = Folder::new();
+    let mock = MockEngine::start_in(Some(folder.path()), &["--residue", "32MiB", "--fault", "communicator"]);
+    let checkpointer = HostCheckpointer::open(folder.path());
+    let (pid, wait_max) = (mock.child.id(), Duration::from_secs(60));
+    let faults = |name: &str| {
+        let answer = mock.ask("PUT", "/mock/faults", &format!("[\"{name}\"]"));
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    };
+    mock.ask("GET", "/health", "");
+    let found = checkpointer.inspect(pid).unwrap();
+    assert!(found.obstacles[0].to_string().contains("communicator"), "{found:?}");
+    mock.order("/sleep?level=1");
+    faults("hibernate-refuses");
+    assert_eq!(checkpointer.inspect(pid).unwrap().obstacles, []);
+    checkpointer.lock(pid, wait_max).unwrap();
+    let error = checkpointer.checkpoint(pid).unwrap_err();
+    assert!(matches!(error.kind, CheckpointErrorKind::Refused { .. }), "{error}");
+    let [_, asleep] = mock.memory_bytes();
+    faults("residue-stays");
+    checkpointer.checkpoint(pid).unwrap();
+    let [_, off] = mock.memory_bytes();
+    assert!(asleep.abs_diff(off) < MORE_BYTES, "{asleep} {off}");
+    faults("resume-fails");
+    let error = checkpointer.restore(pid).unwrap_err();
+    assert!(matches!(error.kind, CheckpointErrorKind::Refused { .. }), "{error}");
+    assert_eq!(checkpointer.state(pid).unwrap(), ProcessState::Checkpointed);
+    faults("slow=0");
+    checkpointer.restore(pid).unwrap();
+    checkpointer.unlock(pid).unwrap();
+    mock.order("/wake_up");
 }
 
 #[test]

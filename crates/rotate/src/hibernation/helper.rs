@@ -174,8 +174,7 @@ async fn run(
 fn report(ready: &Ready) {
     tracing::info!(version = ready.version, "the helper for hibernation is ready");
     for one in &ready.recovered {
-        let (pid, state, what) = (one.pid, one.state, &one.what);
-        tracing::warn!(pid, ?state, what, "the helper has recovered a process");
+        tracing::warn!(process = %one, "the helper has recovered a process");
     }
 }
 

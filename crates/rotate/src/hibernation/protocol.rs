@@ -38,16 +38,8 @@ pub(super) struct Line {
 pub(super) struct Ready {
     pub(super) version: String,
     #[serde(default)]
-    pub(super) recovered: Vec<Recovered>,
-}
-
-/// What it did with a process that another helper had left.
-#[derive(Debug, Deserialize)]
-pub(super) struct Recovered {
-    pub(super) pid: u32,
-    pub(super) state: ProcessState,
-    #[serde(default)]
-    pub(super) what: String,
+    /// What it did with processes that another helper had left.
+    pub(super) recovered: Vec<Value>,
 }
 
 /// Where a process stands.

@@ -1,0 +1,232 @@
+//! Helpers of hibernation that a test scripts, as processes of their own.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use poorwill_rotate::config::Hibernate;
+use poorwill_rotate::hibernation::{EngineProcesses, HibernateError, Hibernator, Sets, check};
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+/// After this time a test has failed.
+const STUCK: Duration = Duration::from_secs(120);
+
+/// A shell that answers each line by the first case that matches it. `$id` is the request's number. What it was asked is
+/// in a file, a line each, and `$n` counts those.
+struct Script {
+    folder: TempDir,
+}
+
+impl Script {
+    fn new(cases: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let asked = folder.path().join("asked").display().to_string();
+        let text = format!(
+            "started=$(cat '{folder}/started' 2>/dev/null || echo 0)\nstarted=$((started + 1))\n\
+             echo $started > '{folder}/started'\n\
+             first='{{\"ready\":{{\"version\":\"1.2.3\",\"recovered\":[]}}}}'\n\
+             answer() {{ echo \"{{\\\"id\\\":$id,\\\"$1\\\":$2}}\"; }}\n\
+             fail() {{ answer error \"{{\\\"message\\\":\\\"$2\\\",\\\"kind\\\":\\\"$1\\\"}}\"; }}\n\
+             {begin}\necho \"$first\"\nwhile read -r line; do\necho \"$line\" >> '{asked}'\n\
+             id=$(echo \"$line\" | sed 's/.*\"id\":\\([0-9]*\\).*/\\1/')\ncase \"$line\" in\n{cases}\nesac\ndone\n\
+             echo ended > '{folder}/ended'\n",
+            folder = folder.path().display(),
+            begin = if cases.starts_with("begin ") {
+                cases.lines().next().unwrap().trim_start_matches("begin ")
+            } else {
+                ""
+            },
+            cases = cases.lines().filter(|line| !line.starts_with("begin ")).collect::<Vec<_>>().join("\n"),
+        );
+        fs::write(folder.path().join("helper.sh"), text).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self) -> Vec<String> {
+        ["sh".to_owned(), self.path("helper.sh").display().to_string()].into()
+    }
+
+    fn config(&self) -> Hibernate {
+        Hibernate { helper: self.command(), ..Hibernate::default() }
+    }
+
+    fn sets(&self) -> Sets {
+        Sets::new(&self.config(), Some(&self.path("state")), ["one", "two"].into_iter())
+    }
+
+    /// The operations that it was asked for, with what follows.
+    fn asked(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.path("asked")).unwrap_or_default();
+        text.lines().map(|line| line.split_once("\"op\":").unwrap().1.to_owned()).collect()
+    }
+
+    fn starts(&self) -> String {
+        fs::read_to_string(self.path("started")).unwrap().trim().to_owned()
+    }
+
+    fn has_mark(&self) -> bool {
+        Path::new(&self.path("state").join("one.hibernating")).exists()
+    }
+}
+
+fn engine(pids: &[u32]) -> EngineProcesses {
+    EngineProcesses { model: "one".to_owned(), pids: pids.to_vec() }
+}
+
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    timeout(STUCK, what).await.expect("an answer")
+}
+
+/// Process 11 has no GPU, and the others hold a few bytes.
+const WELL: &str = r#"*'"pids":[11]'*) fail no_device 'it uses no device' ;;
+*'"inspect"'*) answer ok '{"processes":[{"pid":1,"state":"running","held":[{"uuid":"a","used_bytes":70},{"uuid":"b","used_bytes":null}],"obstacles":[]}]}' ;;
+*'"hibernate"'*) answer ok '{"processes":[],"host_bytes":141,"total_ms":3.5}' ;;
+*'"state"'*) answer ok '{"processes":[{"pid":1,"state":"checkpointed"}]}' ;;
+*'"resume"'*) answer ok '{"processes":[],"total_ms":1.5}' ;;"#;
+
+#[tokio::test]
+async fn the_processes_with_a_gpu_go_together_and_are_found_by_the_next_service() {
+    let script = Script::new(WELL);
+    let sets = script.sets();
+    assert!(!script.path("started").exists(), "it is started at the first need");
+    soon(sets.hibernate(&engine(&[11, 12, 13]))).await.unwrap();
+    let asked = script.asked();
+    let hibernate = r#""hibernate","pids":[12,13],"wait_max_ms":5000,"host_bytes_max":null}"#;
+    assert!(asked.len() == 4 && asked[3] == hibernate, "{asked:?}");
+    assert_eq!(
+        (sets.host_bytes("one"), sets.may_hibernate("one"), sets.may_hibernate("two")),
+        (141, true, false)
+    );
+    drop(sets);
+    let next = script.sets();
+    assert!(next.may_hibernate("one") && next.host_bytes("one") == 141);
+    assert!(soon(next.is_hibernating(&engine(&[11, 12, 13]))).await.unwrap());
+    // A process that took one of the numbers is none of its own.
+    soon(next.resume(&engine(&[11, 13]))).await.unwrap();
+    assert_eq!(script.asked().last().unwrap(), r#""resume","pids":[13]}"#);
+    assert!(!next.may_hibernate("one") && !script.has_mark());
+    soon(next.end()).await;
+    assert!(script.path("ended").exists(), "its input was closed");
+}
+
+#[tokio::test]
+async fn what_is_in_the_way_is_named_before_anything_is_marked() {
+    let obstacle =
+        WELL.replace("\"obstacles\":[]", "\"obstacles\":[{\"kind\":\"communicator\",\"what\":\"2 ranks\"}]");
+    let foreign = WELL.replace("\"running\"", "\"checkpointed\"");
+    let unsupported = "*) fail unsupported 'the driver is too old; upgrade it' ;;";
+    let none = "*) fail no_device 'it uses no device' ;;";
+    let failed = "*) fail not_permitted 'it is of another user' ;;";
+    for (cases, is_impossible, words) in [
+        (&*obstacle, true, "process 12 has communicator (2 ranks)"),
+        (unsupported, true, "the driver is too old"),
+        (none, true, "none of its processes uses a GPU"),
+        (&*foreign, false, "by another program"),
+        (failed, false, "it is of another user"),
+    ] {
+        let script = Script::new(cases);
+        let sets = script.sets();
+        let error = soon(sets.hibernate(&engine(&[11, 12]))).await.unwrap_err();
+        assert_eq!(matches!(error, HibernateError::Impossible(_)), is_impossible, "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(!script.has_mark() && !sets.may_hibernate("one"));
+    }
+}
+
+#[tokio::test]
+async fn no_more_host_memory_is_taken_than_is_allowed() {
+    let script = Script::new(WELL);
+    let config = Hibernate { host_max_bytes: Some(200), ..script.config() };
+    let sets = Sets::new(&config, None, ["one", "two"].into_iter());
+    soon(sets.hibernate(&engine(&[12]))).await.unwrap();
+    let two = EngineProcesses { model: "two".to_owned(), pids: vec![13] };
+    let error = soon(sets.hibernate(&two)).await.unwrap_err();
+    assert!(
+        error.to_string().contains("70 B of host memory") && error.to_string().contains("59 B"),
+        "{error}"
+    );
+    assert!(!sets.may_hibernate("two"));
+    sets.configure(&Hibernate { host_max_bytes: Some(300), ..config });
+    soon(sets.hibernate(&two)).await.unwrap();
+    assert!(script.asked().last().unwrap().contains("\"host_bytes_max\":159"), "{:?}", script.asked());
+}
+
+#[tokio::test]
+async fn a_part_that_is_off_is_put_back_and_a_lost_engine_is_reported() {
+    let half = WELL.replace(
+        "*'\"state\"'*)",
+        "*'\"state\",\"pids\":[13]'*) answer ok '{\"state\":\"locked\"}' ;;\n*'\"state\"'*)",
+    );
+    let script = Script::new(&half);
+    let sets = script.sets();
+    soon(sets.hibernate(&engine(&[12, 13]))).await.unwrap();
+    assert!(!soon(sets.is_hibernating(&engine(&[12, 13]))).await.unwrap());
+    assert_eq!(script.asked().last().unwrap(), r#""resume","pids":[12,13]}"#);
+    let script = Script::new(&WELL.replace("\"checkpointed\"", "\"failed\""));
+    let sets = script.sets();
+    soon(sets.hibernate(&engine(&[12]))).await.unwrap();
+    let error = soon(sets.is_hibernating(&engine(&[12]))).await.unwrap_err();
+    assert!(error.contains("process 12 has lost its GPU"), "{error}");
+}
+
+#[tokio::test]
+async fn a_resume_whose_answer_was_lost_is_one() {
+    let script = Script::new(&WELL.replace("\"checkpointed\"", "\"running\"").replace(
+        "*'\"resume\"'*) answer ok '{\"processes\":[],\"total_ms\":1.5}'",
+        "*'\"resume\"'*) fail wrong_state 'it is running, not checkpointed'",
+    ));
+    let sets = script.sets();
+    soon(sets.hibernate(&engine(&[12]))).await.unwrap();
+    soon(sets.resume(&engine(&[12]))).await.unwrap();
+    assert!(!sets.may_hibernate("one"));
+}
+
+#[tokio::test]
+async fn a_helper_that_ends_fails_what_it_was_asked_and_the_next_one_answers() {
+    // The first one ends at its first hibernation.
+    let cases = WELL.replace("*'\"hibernate\"'*)", "*'\"hibernate\"'*) [ $started = 1 ] && exit 3;");
+    let script = Script::new(&cases);
+    let sets = script.sets();
+    let restarted = sets.restarted();
+    let error = soon(sets.hibernate(&engine(&[12]))).await.unwrap_err();
+    assert!(error.to_string().contains("helper for hibernation ended"), "{error}");
+    assert!(matches!(error, HibernateError::Failed(_)) && script.has_mark());
+    // Without being asked for anything.
+    soon(restarted).await;
+    assert!(soon(sets.is_hibernating(&engine(&[12]))).await.unwrap());
+    assert_eq!(script.starts(), "2");
+}
+
+#[tokio::test]
+async fn a_helper_that_cannot_be_used_says_why_and_harms_nothing() {
+    for (cases, words) in [
+        (
+            "begin first='{\"unusable\":\"there is no driver; install it\"}'\n*) ;;",
+            "there is no driver; install it",
+        ),
+        ("begin first='hello'\n*) ;;", "is no helper"),
+        ("begin exit 4\n*) ;;", "ended before its first line, with exit status: 4"),
+    ] {
+        let script = Script::new(cases);
+        let sets = script.sets();
+        for _ in 0..2 {
+            let error = soon(sets.hibernate(&engine(&[12]))).await.unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        assert!(!script.has_mark());
+        assert_eq!(script.starts(), "1", "it is not started for each request");
+        assert!(soon(check(&script.command())).await.unwrap_err().contains(words));
+        soon(sets.end()).await;
+    }
+    let missing = check(&["/no/such/program".to_owned()]).await.unwrap_err();
+    assert!(missing.contains("cannot start `/no/such/program`"), "{missing}");
+    let script = Script::new(WELL);
+    assert_eq!(soon(check(&script.command())).await.unwrap(), "1.2.3");
+    assert!(script.path("ended").exists());
+}
