@@ -31,7 +31,7 @@ pub(crate) fn run(args: HibernateArgs) -> ExitCode {
     let json = args.json;
     match once(&options) {
         Err(failure) => failure::finish(json, Err::<States, _>(failure)),
-        Ok((hibernator, _signals)) if args.recover => failure::finish(json, recover(&hibernator)),
+        Ok((hibernator, _signals)) if args.recover => failure::finish(json, failing(recover(&hibernator))),
         Ok((hibernator, _signals)) if args.resume => {
             failure::finish(json, failing(hibernator.resume(&args.pids)))
         }
@@ -65,7 +65,7 @@ fn once(options: &HibernatorOptions) -> Result<(Hibernator, HeldSignals), Failur
     Ok((Hibernator::open(options)?, signals))
 }
 
-fn recover(hibernator: &Hibernator) -> Result<RecoverOutcome, Failure> {
+fn recover(hibernator: &Hibernator) -> Result<RecoverOutcome, HibernateError> {
     Ok(RecoverOutcome { recovered: hibernator.recover()? })
 }
 

@@ -1,6 +1,7 @@
 //! This process, taken off its device and put back by a helper that it starts.
 
-use std::io::{BufRead, BufReader, Lines, Write};
+use std::io::{self, BufRead, BufReader, Lines, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
@@ -17,6 +18,7 @@ pub(crate) struct OwnHelper {
     child: Child,
     /// With its journal, and for the host device with this process's registration.
     folder: TempDir,
+    is_host: bool,
 }
 
 struct Talk {
@@ -28,15 +30,11 @@ impl OwnHelper {
     /// Starts it, for the host device or for NVIDIA's GPUs.
     pub(crate) fn start(is_host: bool) -> Result<Self, Failure> {
         let failed =
-            |error: std::io::Error| Failure::new(format!("cannot start a helper for hibernation: {error}"));
+            |error: io::Error| Failure::new(format!("cannot start a helper for hibernation: {error}"));
         let folder = tempfile::tempdir().map_err(failed)?;
-        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.args(["hibernate", "--serve", "--journal"]).arg(folder.path().join("journal"));
-        command.env_remove(HOST_PROCESSES);
-        if is_host {
-            command.arg("--processes").arg(folder.path().join("processes"));
-        }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+        let mut command = command(folder.path(), is_host).map_err(failed)?;
+        let mut child =
+            command.arg("--serve").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Failure::new("cannot start a helper for hibernation: it has no pipes"));
         };
@@ -44,12 +42,12 @@ impl OwnHelper {
         let ready = talk.answer().map_err(Failure::new)?;
         match ready["unusable"].as_str() {
             Some(reason) => Err(Failure::new(reason)),
-            None => Ok(Self { talk: Mutex::new(talk), child, folder }),
+            None => Ok(Self { talk: Mutex::new(talk), child, folder, is_host }),
         }
     }
 
     /// Where the host device's processes are registered.
-    pub(crate) fn processes(&self) -> std::path::PathBuf {
+    pub(crate) fn processes(&self) -> PathBuf {
         self.folder.path().join("processes")
     }
 
@@ -57,19 +55,39 @@ impl OwnHelper {
     pub(crate) fn cycle(&self) -> Result<Hibernation, String> {
         let mut talk = self.talk.lock().unwrap_or_else(PoisonError::into_inner);
         let before = talk.ask("inspect")?;
-        let hibernated = talk.ask("hibernate")?;
-        let meanwhile = talk.ask("inspect");
-        // Whatever is known of it, it has to come back.
-        let resumed = talk.ask("resume")?;
+        let steps = talk.off_and_back();
+        let (hibernated, meanwhile, resumed) = steps.inspect_err(|_| self.rescue())?;
         let seconds = |report: &Value| report["total_ms"].as_f64().unwrap_or_default() / 1e3;
         Ok(Hibernation {
             held_bytes: before["host_bytes"].as_u64(),
-            left_bytes: meanwhile?["host_bytes"].as_u64(),
+            left_bytes: meanwhile["host_bytes"].as_u64(),
             host_bytes: hibernated["host_bytes"].as_u64(),
             hibernate_s: seconds(&hibernated),
             resume_s: seconds(&resumed),
         })
     }
+
+    /// Without its helper this process might wait for its device for ever.
+    fn rescue(&self) {
+        let pid = format!("--pid={}", std::process::id());
+        for args in [&["--recover"][..], &["--resume", &pid]] {
+            let command = command(self.folder.path(), self.is_host);
+            // The helper's error says what is wrong.
+            let _ = command.and_then(|mut command| {
+                command.args(args).stdout(Stdio::null()).stderr(Stdio::null()).status()
+            });
+        }
+    }
+}
+
+/// This program with its journal in `folder`.
+fn command(folder: &Path, is_host: bool) -> io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["hibernate", "--journal"]).arg(folder.join("journal")).env_remove(HOST_PROCESSES);
+    if is_host {
+        command.arg("--processes").arg(folder.join("processes"));
+    }
+    Ok(command)
 }
 
 impl Drop for OwnHelper {
@@ -80,6 +98,15 @@ impl Drop for OwnHelper {
 }
 
 impl Talk {
+    /// The answers to each step.
+    fn off_and_back(&mut self) -> Result<(Value, Value, Value), String> {
+        let hibernated = self.ask("hibernate")?;
+        let meanwhile = self.ask("inspect");
+        // Whatever is known of it, it has to come back.
+        let resumed = self.ask("resume")?;
+        Ok((hibernated, meanwhile?, resumed))
+    }
+
     fn ask(&mut self, operation: &str) -> Result<Value, String> {
         let request = json!({ "id": operation, "op": operation, "pids": [std::process::id()] });
         let sent = writeln!(self.stdin, "{request}").and_then(|()| self.stdin.flush());

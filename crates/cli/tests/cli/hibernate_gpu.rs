@@ -200,3 +200,21 @@ fn a_process_sleeps_leaves_its_gpu_and_wakes_with_the_same_bytes() {
     alone.env("LD_LIBRARY_PATH", place.0.path()).args(["--device", "cuda:1"]);
     Ran::from(alone.output().unwrap()).failed(&["inspection of process", "CUDA_ERROR_NOT_SUPPORTED"]);
 }
+
+#[test]
+fn a_process_whose_helper_is_killed_gets_its_gpu_back_and_ends() {
+    let place = Place::new();
+    place.0.write_tensor("x.safetensors", "w", 3_000_000);
+    let hold = place.0.join("hold");
+    let args = ["verify", "x.safetensors", "--hibernate", "--device=cuda:1", "--json"];
+    let mut verify = command(place.0.path(), args);
+    verify.env("POORWILL_FAKE_CUDA_CHECKPOINT", format!("checkpoint:hold:{}", hold.display()));
+    let verify = place.with_library(&mut verify).spawn().unwrap();
+    eventually("the step has begun", || Path::new(&format!("{}.reached", hold.display())).exists());
+    let pid = verify.id();
+    let helper = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let killed = Command::new("sh").args(["-c", &format!("kill -KILL {helper}")]).status().unwrap();
+    assert!(killed.success());
+    place.0.write("hold", "");
+    Ran::from(verify.wait_with_output().unwrap()).failed(&["the helper for hibernation has ended"]);
+}
