@@ -333,3 +333,13 @@ fn a_host_device_keeps_its_bytes_and_its_calls_wait() {
     assert!(reader.wait().unwrap().success());
     reading.join().unwrap();
 }
+
+#[test]
+fn without_a_driver_there_is_a_sentence() {
+    let place = Place::new();
+    let options = HibernatorOptions::default().remembering_in(place.journal.path());
+    let error = Hibernator::open(&options.through(Some("/nowhere/libcuda.so.1".into()))).unwrap_err();
+    assert!(matches!(&error, HibernateError::Unusable(_)), "{error}");
+    assert_eq!((error.code(), error.pid()), ("unsupported", None));
+    assert!(poorwill::chain(&error).contains("/nowhere/libcuda.so.1"), "{error:?}");
+}
