@@ -271,6 +271,11 @@ pub(crate) struct VerifyArgs {
     #[arg(long)]
     pub(crate) prepare: bool,
 
+    /// Take this process off its device after each sleep, by a helper, and put it back before the wake
+    #[cfg(target_os = "linux")]
+    #[arg(long)]
+    pub(crate) hibernate: bool,
+
     /// Size of a key-value cache beside the weights, like 2GiB
     #[arg(long, value_name = "SIZE", default_value = "0", allow_hyphen_values = true)]
     pub(crate) kv_cache: ByteSize,

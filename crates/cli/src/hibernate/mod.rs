@@ -1,5 +1,6 @@
 //! `poorwill hibernate`: takes processes off their devices and puts them back, once or as a helper.
 
+mod own;
 mod serve;
 
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+pub(crate) use self::own::OwnHelper;
 use crate::args::HibernateArgs;
 use crate::failure::{self, Failure, Outcome};
 use crate::show;
@@ -29,7 +31,7 @@ pub(crate) fn run(args: HibernateArgs) -> ExitCode {
     let json = args.json;
     match once(&options) {
         Err(failure) => failure::finish(json, Err::<States, _>(failure)),
-        Ok((hibernator, _signals)) if args.recover => failure::finish(json, recover(&hibernator)),
+        Ok((hibernator, _signals)) if args.recover => failure::finish(json, failing(recover(&hibernator))),
         Ok((hibernator, _signals)) if args.resume => {
             failure::finish(json, failing(hibernator.resume(&args.pids)))
         }
@@ -63,7 +65,7 @@ fn once(options: &HibernatorOptions) -> Result<(Hibernator, HeldSignals), Failur
     Ok((Hibernator::open(options)?, signals))
 }
 
-fn recover(hibernator: &Hibernator) -> Result<RecoverOutcome, Failure> {
+fn recover(hibernator: &Hibernator) -> Result<RecoverOutcome, HibernateError> {
     Ok(RecoverOutcome { recovered: hibernator.recover()? })
 }
 

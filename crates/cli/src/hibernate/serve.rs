@@ -31,6 +31,7 @@ enum Operation {
     Resume,
     Inspect,
     State,
+    Recover,
 }
 
 #[derive(Debug, Deserialize)]
@@ -38,7 +39,8 @@ enum Operation {
 struct Asked {
     id: Value,
     op: Operation,
-    pids: Vec<u32>,
+    /// Of all operations but `recover`.
+    pids: Option<Vec<u32>>,
     wait_max_ms: Option<u64>,
     host_bytes_max: Option<u64>,
 }
@@ -176,7 +178,7 @@ fn answer(hibernator: &Hibernator, line: &[u8]) -> Value {
             let id = serde_json::from_slice::<Value>(line).ok().and_then(|line| line.get("id").cloned());
             let message = format!(
                 "this is no request: {reason}; write it like {{\"id\":1,\"op\":\"state\",\"pids\":[4711]}}, with op \
-                 hibernate, resume, inspect or state"
+                 hibernate, resume, inspect, state or recover"
             );
             json!({ "id": id, "error": error("bad_request", &message) })
         }
@@ -184,8 +186,18 @@ fn answer(hibernator: &Hibernator, line: &[u8]) -> Value {
 }
 
 fn perform(hibernator: &Hibernator, asked: &Asked) -> Result<Value, Value> {
-    let pids = &asked.pids;
+    let pids = match (&asked.pids, asked.op) {
+        (Some(pids), _) => &pids[..],
+        (None, Operation::Recover) => &[],
+        (None, _) => {
+            return Err(error("bad_request", "this request names no process: add `pids`, like [4711]"));
+        }
+    };
     match asked.op {
+        Operation::Recover if pids.is_empty() => in_json(super::recover(hibernator)),
+        Operation::Recover => {
+            Err(error("bad_request", "`recover` is about all that was left: leave `pids` away"))
+        }
         Operation::Hibernate => {
             let wait_max = Duration::from_millis(asked.wait_max_ms.unwrap_or(WAIT_MAX_MS));
             let request = HibernateRequest::within(wait_max).limited_to(asked.host_bytes_max);

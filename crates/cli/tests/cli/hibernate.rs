@@ -368,6 +368,7 @@ fn a_helper_says_what_is_no_request() {
         (r#"{"id":8,"op":"erase","pids":[1]}"#, json!(8), "erase"),
         (r#"{"id":9,"op":"state"}"#, json!(9), "`pids`"),
         (r#"{"id":10,"op":"state","pids":[-1]}"#, json!(10), "-1"),
+        (r#"{"id":16,"op":"recover","pids":[7]}"#, json!(16), "leave `pids` away"),
         (r#"{"id":11,"op":"state","pids":"7"}"#, json!(11), "write it like"),
         (r#"{"id":12,"op":"hibernate","pids":[1],"wait_ms":1}"#, json!(12), "`wait_ms`"),
         (r#"{"op":"state","pids":[1]}"#, json!(null), "`id`"),
@@ -444,6 +445,9 @@ fn the_next_helper_recovers_what_a_killed_one_has_left() {
     poorwill_testkit::watchdog::eventually("both run", || states(&engines) == [Running; 2]);
     next.ask(&json!({ "id": 1, "op": "hibernate", "pids": pids(&engines) }));
     assert!(next.answer()["ok"].is_object());
+    next.ask(&json!({ "id": 2, "op": "recover" }));
+    let recovered = next.answer();
+    assert_eq!(recovered["ok"]["recovered"][1]["what"], "hibernating", "{recovered}");
     assert_eq!(next.end(), Vec::<Value>::new());
 }
 

@@ -384,3 +384,13 @@ fn nothing_is_restored_that_its_device_has_no_space_for() {
     assert_eq!((set.states(), error.left.len()), (vec![Checkpointed; 2], 2), "{error}");
     set.assert_whole("brought nowhere");
 }
+
+#[test]
+fn a_step_that_goes_on_is_awaited_before_anything_is_decided() {
+    let set = Set::of(1, Way::Off);
+    set.go(Way::Off, CallerFault::KilledDuring(4)).0.unwrap_err();
+    assert_eq!(set.states(), [ProcessState::Checkpointing]);
+    let (found, ..) = set.recover(CallerFault::Never);
+    assert!(matches!(&found[..], [process] if process.what == Recovery::Hibernating), "{found:?}");
+    set.assert_whole("its checkpoint has ended");
+}

@@ -39,13 +39,18 @@ struct Record {
 impl JournalFolder {
     /// Opens a folder, which it makes if there is none. Entries of other starts of the system are removed.
     pub(super) fn open(folder: Option<&Path>, processes: &Processes) -> Result<Self, HibernateError> {
+        let is_default = folder.is_none();
         let folder = folder.map_or_else(default_folder, Path::to_owned);
         let failed = |action| {
             let path = folder.clone();
             move |source| HibernateError::Journal { action, path, source }
         };
         DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed("make the folder"))?;
-        check_owner(&folder).map_err(failed("use the folder"))?;
+        // Above the default, another user may have made a folder first.
+        let above = if is_default { folder.parent() } else { None };
+        for folder in above.into_iter().chain([&*folder]) {
+            check_owner(folder).map_err(failed("use the folder"))?;
+        }
         let of = match processes {
             Processes::Cuda => "cuda".to_owned(),
             Processes::Host(folder) => format!("host:{}", absolute(folder).display()),
@@ -182,7 +187,7 @@ fn absolute(folder: &Path) -> PathBuf {
 
 /// What others can write would let them unlock and restore this user's processes.
 fn check_owner(folder: &Path) -> io::Result<()> {
-    let (found, own) = (fs::metadata(folder)?, geteuid().as_raw());
+    let (found, own) = (fs::symlink_metadata(folder)?, geteuid().as_raw());
     let refused = |reason: String| Err(io::Error::new(ErrorKind::PermissionDenied, reason));
     if !found.is_dir() {
         return Err(ErrorKind::NotADirectory.into());
@@ -284,6 +289,9 @@ mod tests {
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
         refused(&open, &["others may write", "777"]);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        refused(&link, &["use the folder"]);
         refused(Path::new("/proc"), &["/proc"]);
     }
 

@@ -1,5 +1,6 @@
 //! Sets of real processes on the host device.
 
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -10,7 +11,9 @@ use poorwill::hibernate::{
     HibernateError, HibernateRequest, Hibernator, HibernatorOptions, ProcessState, Processes, Recovery,
 };
 use poorwill::hibernation::{CheckpointStep, Checkpointer};
+use poorwill::{AllocRequest, Arena, Device, PoolConfig, Tag};
 use poorwill_driver::host::HostCheckpointer;
+use poorwill_testkit::child;
 use poorwill_testkit::engine::{HostEngine, run_as_child};
 use poorwill_testkit::watchdog::eventually;
 
@@ -276,4 +279,67 @@ fn a_process_that_ends_meanwhile_is_an_error_and_the_rest_runs() {
     assert_eq!((error.code(), error.pid()), ("no_such_process", Some(pids[0])), "{error}");
     eventually("the other runs", || other.state() == Running);
     place.assert_forgotten();
+}
+
+/// Registered with its host device. It reads its memory for each line that it gets.
+fn run_as_reader() -> bool {
+    let Ok(folder) = std::env::var("POORWILL_TEST_READER") else { return false };
+    let device = Device::open(&"host:64MiB".parse().unwrap()).unwrap();
+    device.register_process(Path::new(&folder)).unwrap();
+    let error = device.register_process(Path::new(&folder)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    let arena = Arena::open_on(&device, None, PoolConfig::default()).unwrap();
+    let block = arena.alloc(&AllocRequest::new(4 * MIB, Tag::weights())).unwrap();
+    arena.write_all(block.id, MIB, b"the weights").unwrap();
+    println!("\nready");
+    for line in std::io::stdin().lines() {
+        let read = arena.read_vec(block.id, MIB, 11).unwrap();
+        println!("{} {}", line.unwrap(), String::from_utf8(read).unwrap());
+    }
+    true
+}
+
+#[test]
+fn a_host_device_keeps_its_bytes_and_its_calls_wait() {
+    if run_as_reader() {
+        return;
+    }
+    let (place, role) = (Place::new(), "reader");
+    let mut command = child::command(role, &[]);
+    command.env("POORWILL_TEST_READER", place.engines.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut reader = command.spawn().unwrap();
+    let mut stdin = reader.stdin.take().unwrap();
+    let mut lines = BufReader::new(reader.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line == "ready"));
+    let (hibernator, pids) = (place.hibernator(), [reader.id()]);
+    let report = hibernator.hibernate(&pids, &request()).unwrap();
+    assert_eq!((report.host_bytes, report.processes[0].released_bytes), (Some(4 * MIB), Some(4 * MIB)));
+    assert_eq!(hibernator.inspect(pids[0]).unwrap().host_bytes(), Some(0));
+    writeln!(stdin, "first").unwrap();
+    let (read, is_read) = mpsc::channel();
+    let reading = thread::spawn(move || {
+        lines.by_ref().take(2).for_each(|line| read.send(line).unwrap());
+        lines.for_each(drop);
+    });
+    assert_eq!(hibernator.state(pids[0]).unwrap(), Checkpointed);
+    assert!(is_read.try_recv().is_err(), "it waits");
+    hibernator.resume(&pids).unwrap();
+    writeln!(stdin, "second").unwrap();
+    assert_eq!(
+        [is_read.recv().unwrap(), is_read.recv().unwrap()],
+        ["first the weights", "second the weights"]
+    );
+    drop(stdin);
+    assert!(reader.wait().unwrap().success());
+    reading.join().unwrap();
+}
+
+#[test]
+fn without_a_driver_there_is_a_sentence() {
+    let place = Place::new();
+    let options = HibernatorOptions::default().remembering_in(place.journal.path());
+    let error = Hibernator::open(&options.through(Some("/nowhere/libcuda.so.1".into()))).unwrap_err();
+    assert!(matches!(&error, HibernateError::Unusable(_)), "{error}");
+    assert_eq!((error.code(), error.pid()), ("unsupported", None));
+    assert!(poorwill::chain(&error).contains("/nowhere/libcuda.so.1"), "{error:?}");
 }
