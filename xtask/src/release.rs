@@ -59,7 +59,7 @@ pub(crate) fn dry_run() -> Result<(), Failure> {
 
 fn changelog() -> Result<(), Failure> {
     let path = workspace_root().join("CHANGELOG.md");
-    let text = std::fs::read_to_string(&path).map_err(|cause| Failure::File { path: path.clone(), cause })?;
+    let text = fs::read_to_string(&path).map_err(|cause| Failure::File { path: path.clone(), cause })?;
     match changes(&text, env!("CARGO_PKG_VERSION")) {
         0 => Err(no_changes(&path)),
         _ => Ok(()),

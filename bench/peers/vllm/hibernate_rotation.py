@@ -27,6 +27,7 @@ from rotation import Rotation, spread, take, text_of
 MODES = ["poorwill", "stand-in"]
 REST_MIB = 100  # on the card beside the awake engine, at most
 SETTLE_S = 30
+RESIDUE_MIB = 24  # of a mock engine
 
 
 def used_mib() -> int:
@@ -55,6 +56,10 @@ def used_by_process_mib() -> dict[int, int]:
 
 class Sleepers(Rotation):
     """A rotation over many engines."""
+
+    def command(self, name: str, model: Path | None, card_bytes: int) -> list[str]:
+        more = ["--residue", f"{RESIDUE_MIB}MiB"] if model is None else []
+        return super().command(name, model, card_bytes) + more
 
     def cache_bytes(self, model: Path, card_bytes: int) -> int:
         return GIB
@@ -208,6 +213,9 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
     Sleepers.more = "" if options.plain else options.table
     models: dict[str, Path] = {}
     card = 0
+    if options.mode == "stand-in":
+        os.environ["POORWILL_HOST_PROCESSES"] = str(folder / "processes")
+        (folder / "processes").mkdir()
     if options.mode != "stand-in":
         from models import layers_for
 

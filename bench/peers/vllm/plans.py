@@ -210,6 +210,16 @@ PLANS: dict[str, list[Run]] = {
             "cumem": "--skip slept_by_others,validated,engine_killed,rotation_killed",
         }.items()
     ],
+    # Engines that leave the card: one through many cycles, ten in rotation.
+    "hibernate": [
+        Run("hibernate", "hibernate.py", "--mode poorwill --graphs --cycles 100 --kills".split(), 560),
+        Run("hibernate-cumem", "hibernate.py", "--mode cumem --graphs --cycles 3".split(), 200),
+        Run("hibernate-rotation", "hibernate_rotation.py", ["--mode", "poorwill"], 560),
+    ],
+    # The same with two GPUs: refused by name.
+    "hibernate-ranks": [
+        Run("hibernate-ranks", "hibernate.py", "--mode poorwill --kind small --ranks 2".split(), 240)
+    ],
     # Two kernels, under budgets of shared memory; no engine.
     "pruner": [Run(f"pruner-{keys}", "pruner.py", ["--keys", str(keys)], 400) for keys in (128, 256)],
     # What shares of the card become with graphs; eight engines each.

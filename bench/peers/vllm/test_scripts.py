@@ -44,7 +44,7 @@ PARSERS = {
 }
 SCRIPTS = [
     *["sleep", "reload", "two_engines", "ranks", "bad_input", "server", "visit", "table", "variants"],
-    *["offload_engine", "rl", "slices", "connectors"],
+    *["offload_engine", "rl", "slices", "connectors", "hibernate", "hibernate_rotation"],
 ]
 
 

@@ -21,6 +21,11 @@ pub(crate) trait Content {
     /// Before a sleep.
     fn before_sleep(&self) {}
 
+    /// Between a sleep and its wake.
+    fn while_asleep(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
     /// May add a progress callback.
     fn before_wake(&self, request: WakeRequest) -> WakeRequest {
         request
@@ -81,6 +86,7 @@ pub(crate) fn run<C: Content>(
     if !options.pause.is_zero() {
         thread::sleep(options.pause);
     }
+    content.while_asleep()?;
     let request = content.before_wake(WakeRequest::all().verifying(options.verify));
     let (wake_s, wake) = timed(|| arena.wake(&request))?;
     let restore_s = if wake.undefined_tags.is_empty() { None } else { Some(timed(|| content.restore())?.0) };

@@ -50,6 +50,8 @@ pub enum VerifyStage {
     Prepare,
     /// Sleeping.
     Sleep,
+    /// Leaving the device as a whole, and coming back.
+    Hibernate,
     /// Waking.
     Wake,
 }
@@ -69,6 +71,24 @@ pub enum VerifyEvent {
 /// Called from several threads; wake progress may arrive late.
 pub type VerifyObserver = Arc<dyn Fn(VerifyEvent) + Send + Sync>;
 
+/// Takes this process off its device and puts it back, by another process. An error is a sentence.
+pub type WhileAsleep<'a> = dyn Fn() -> Result<Hibernation, String> + 'a;
+
+/// What another process did with this one while it slept. Figures are the driver's, `None` where it has none.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Hibernation {
+    /// On the devices before.
+    pub held_bytes: Option<u64>,
+    /// On the devices meanwhile.
+    pub left_bytes: Option<u64>,
+    /// Host memory that the checkpoint was to take.
+    pub host_bytes: Option<u64>,
+    /// Until it held nothing.
+    pub hibernate_s: f64,
+    /// Until it ran again.
+    pub resume_s: f64,
+}
+
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -82,6 +102,9 @@ pub enum VerifyError {
     /// Free memory could not be read.
     #[error(transparent)]
     Device(#[from] DriverError),
+    /// The process was not taken off its device, or not put back.
+    #[error("{0}")]
+    Hibernation(String),
 }
 
 /// Result of a run.
@@ -131,6 +154,9 @@ pub struct VerifyCycle {
     pub sleep: SleepReport,
     /// Memory after the sleep.
     pub asleep: PoolMemory,
+    /// What happened to the process meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hibernation: Option<Hibernation>,
     /// Result of the wake.
     pub wake: WakeReport,
     /// Memory after the wake.
@@ -161,6 +187,20 @@ pub fn run(
     plan: &VerifyPlan,
     observer: &VerifyObserver,
 ) -> Result<VerifyReport, VerifyError> {
+    run_with(arena, checkpoint, plan, observer, None)
+}
+
+/// As [`run`], and calls `while_asleep` between each sleep and its wake.
+///
+/// # Errors
+/// See [`VerifyError`].
+pub fn run_with(
+    arena: &Arena,
+    checkpoint: &Checkpoint,
+    plan: &VerifyPlan,
+    observer: &VerifyObserver,
+    while_asleep: Option<&WhileAsleep<'_>>,
+) -> Result<VerifyReport, VerifyError> {
     let moved = |bytes| observer(VerifyEvent::Moved(bytes));
     observer(VerifyEvent::Begin(VerifyStage::Load, Some(checkpoint.bytes())));
     let (load_s, model) = timed(|| Model::load(arena, checkpoint, &Tag::weights(), &moved))?;
@@ -168,7 +208,15 @@ pub fn run(
         let mut blocks = Blocks::new(arena, CopyBuffer::Heap);
         blocks.alloc(&[bytes.get()], &Tag::kv_cache()).map(|()| KvCache { blocks, bytes: bytes.get() })
     });
-    let mut weights = Weights { arena, checkpoint, model, kv_cache: kv_cache.transpose()?, observer };
+    let mut weights = Weights {
+        arena,
+        checkpoint,
+        model,
+        kv_cache: kv_cache.transpose()?,
+        observer,
+        while_asleep,
+        hibernation: None,
+    };
     // The load's free memory is not needed again.
     arena.trim()?;
     let mut report = VerifyReport {
@@ -198,7 +246,9 @@ pub fn run(
         weights.write_kv_cache()?;
         let done = cycle::run(arena, &mut weights, options)?;
         report.mismatch = done.mismatch.clone();
-        report.cycles.push(VerifyCycle::from(done));
+        report
+            .cycles
+            .push(VerifyCycle { hibernation: weights.hibernation.take(), ..VerifyCycle::from(done) });
     }
     report.verified = report.mismatch.is_none();
     arena.close()?;
@@ -211,6 +261,9 @@ struct Weights<'a> {
     model: Model<'a>,
     kv_cache: Option<KvCache<'a>>,
     observer: &'a VerifyObserver,
+    while_asleep: Option<&'a WhileAsleep<'a>>,
+    /// Of the last sleep.
+    hibernation: Option<Hibernation>,
 }
 
 /// One block: written before each sleep, zeros after each wake.
@@ -247,6 +300,13 @@ impl Content for Weights<'_> {
         (self.observer)(VerifyEvent::Begin(VerifyStage::Sleep, None));
     }
 
+    fn while_asleep(&mut self) -> Result<(), VerifyError> {
+        let Some(hibernate) = self.while_asleep else { return Ok(()) };
+        (self.observer)(VerifyEvent::Begin(VerifyStage::Hibernate, None));
+        self.hibernation = Some(hibernate().map_err(VerifyError::Hibernation)?);
+        Ok(())
+    }
+
     fn before_wake(&self, request: WakeRequest) -> WakeRequest {
         (self.observer)(VerifyEvent::Begin(VerifyStage::Wake, Some(self.checkpoint.bytes())));
         let observer = Arc::clone(self.observer);
@@ -277,6 +337,7 @@ impl From<cycle::CycleOutcome> for VerifyCycle {
         let memory = |moment: &MemoryState| PoolMemory::of(&moment.stats);
         Self {
             asleep: memory(&done.asleep),
+            hibernation: None,
             awake: memory(&done.awake),
             verified: done.mismatch.is_none(),
             reload_s: done.restore_s,

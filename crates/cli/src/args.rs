@@ -35,6 +35,12 @@ pub(crate) enum Command {
     /// Load safetensors files, put them to sleep, wake them, and verify every tensor
     #[command(alias = "nap")]
     Verify(VerifyArgs),
+    /// Take processes off their GPUs, so that engines that sleep leave nothing there, or put them back
+    ///
+    /// All processes that are named are one set: all go, or none. They are another program's, and run on without their
+    /// devices; their device calls wait until they are back.
+    #[cfg(target_os = "linux")]
+    Hibernate(HibernateArgs),
     /// Report the devices, the sources and limits of their memory, what an engine may use, and likely problems
     Doctor(DoctorArgs),
     /// Run a benchmark
@@ -178,7 +184,7 @@ impl Command {
             #[cfg(target_os = "linux")]
             Self::Bench(BenchArgs { bench: Bench::Load(args) }) => (&args.budget, args.device.clone()),
             #[cfg(target_os = "linux")]
-            Self::Rotate(_) => return None,
+            Self::Rotate(_) | Self::Hibernate(_) => return None,
             Self::Doctor(_) | Self::Completions(_) | Self::Man(_) | Self::MockEngine(_) | Self::Reference => {
                 return None;
             }
@@ -265,9 +271,69 @@ pub(crate) struct VerifyArgs {
     #[arg(long)]
     pub(crate) prepare: bool,
 
+    /// Take this process off its device after each sleep, by a helper, and put it back before the wake
+    #[cfg(target_os = "linux")]
+    #[arg(long)]
+    pub(crate) hibernate: bool,
+
     /// Size of a key-value cache beside the weights, like 2GiB
     #[arg(long, value_name = "SIZE", default_value = "0", allow_hyphen_values = true)]
     pub(crate) kv_cache: ByteSize,
+
+    /// Print one JSON object to standard output instead of a table; messages still go to standard error
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What `hibernate` does instead of hibernating.
+#[cfg(target_os = "linux")]
+const INSTEAD: [&str; 5] = ["resume", "state", "inspect", "recover", "serve"];
+
+#[cfg(target_os = "linux")]
+#[derive(Debug, clap::Args)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct HibernateArgs {
+    /// Process of the set; may be repeated
+    #[arg(long = "pid", value_name = "PID", required_unless_present_any = ["recover", "serve"],
+        conflicts_with_all = ["recover", "serve"], value_parser = clap::value_parser!(u32).range(1..),
+        allow_negative_numbers = true)]
+    pub(crate) pids: Vec<u32>,
+
+    /// Put the processes back
+    #[arg(long, conflicts_with_all = ["state", "inspect", "recover", "serve"])]
+    pub(crate) resume: bool,
+
+    /// Print where each process stands
+    #[arg(long, conflicts_with_all = ["inspect", "recover", "serve"])]
+    pub(crate) state: bool,
+
+    /// Print what each process holds and what hinders it, and change nothing
+    #[arg(long, conflicts_with_all = ["recover", "serve"])]
+    pub(crate) inspect: bool,
+
+    /// Bring back what commands and helpers have left that were killed
+    #[arg(long, conflicts_with = "serve")]
+    pub(crate) recover: bool,
+
+    /// Stay, and take requests from standard input, one JSON object a line, until its end or SIGTERM
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) serve: bool,
+
+    /// How long to wait for work that a process has queued, like 5s or 500ms
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time, conflicts_with_all = INSTEAD)]
+    pub(crate) wait_max: Duration,
+
+    /// Most host memory to take, like 8GiB; what the system has left limits it, too
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, conflicts_with_all = INSTEAD)]
+    pub(crate) host_max: Option<ByteSize>,
+
+    /// Folder where processes of the host device are registered, instead of NVIDIA's GPUs
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) processes: Option<PathBuf>,
+
+    /// Folder of the journal [default: $XDG_RUNTIME_DIR/poorwill/hibernate, or /tmp/poorwill-UID/hibernate]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) journal: Option<PathBuf>,
 
     /// Print one JSON object to standard output instead of a table; messages still go to standard error
     #[arg(long)]
@@ -645,6 +711,11 @@ fn claim(text: &str) -> Result<(Tag, u64), String> {
 fn positive_bytes(text: &str) -> Result<NonZeroU64, String> {
     let size: ByteSize = text.parse().map_err(|error: ParseSizeError| error.to_string())?;
     NonZeroU64::new(size.0).ok_or_else(|| "there must be something to load; write it like 24GiB".into())
+}
+
+#[cfg(target_os = "linux")]
+fn time(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 5s or 500ms"))
 }
 
 #[cfg(target_os = "linux")]

@@ -11,6 +11,7 @@ use poorwill_bench::sleep::SleepError;
 use poorwill_bench::synthetic::SyntheticError;
 use poorwill_bench::verify::VerifyError;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 /// Result of a command, as JSON and as text.
 pub(crate) trait Outcome: Serialize {
@@ -26,15 +27,28 @@ pub(crate) struct Failure {
     message: String,
     /// Lines of a file that show the mistake, below the message on standard error.
     excerpt: Option<String>,
+    /// What programs may want to know, beside the message in JSON.
+    details: Map<String, Value>,
 }
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), excerpt: None }
+        Self { message: message.into(), excerpt: None, details: Map::new() }
     }
 
     pub(crate) fn with_excerpt(self, excerpt: Option<String>) -> Self {
         Self { excerpt, ..self }
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(crate) fn with_details(self, details: Map<String, Value>) -> Self {
+        Self { details, ..self }
+    }
+
+    fn json(&self) -> Value {
+        let mut fields = Map::from_iter([("error".to_owned(), Value::from(self.message.as_str()))]);
+        fields.extend(self.details.clone());
+        Value::Object(fields)
     }
 
     fn print(&self) {
@@ -93,7 +107,7 @@ pub(crate) fn finish<O: Outcome>(json: bool, outcome: Result<O, Failure>) -> Exi
         Ok(outcome) => write_stdout(&outcome.text()),
         Err(failure) => {
             failure.print();
-            if json { print_json(&serde_json::json!({ "error": failure.message })) } else { Ok(()) }
+            if json { print_json(&failure.json()) } else { Ok(()) }
         }
     };
     match (outcome, printed) {

@@ -10,6 +10,8 @@ mod completions;
 mod demo;
 mod doctor;
 mod failure;
+#[cfg(target_os = "linux")]
+mod hibernate;
 mod man;
 mod mock_engine;
 mod progress;
@@ -44,6 +46,8 @@ fn main() -> ExitCode {
     match args.command {
         Command::Demo(args) => failure::finish(args.json, demo::run(&args)),
         Command::Verify(args) => failure::finish(args.json, verify::run(&args)),
+        #[cfg(target_os = "linux")]
+        Command::Hibernate(args) => hibernate::run(args),
         Command::Doctor(args) => failure::finish(args.json, doctor::run(&args)),
         Command::Bench(args) => bench::run(args.bench),
         #[cfg(target_os = "linux")]

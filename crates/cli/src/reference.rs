@@ -78,9 +78,10 @@ const ENVIRONMENT: &[(&str, &str, &str)] = &[
     ("POORWILL_ENGINE", "`rotate`", "Set by the service in its engines, to find them again. Do not set it."),
     (
         "POORWILL_HOST_PROCESSES",
-        "`hibernate`, `verify --hibernate`",
+        "`hibernate`",
         "Folder where processes of the host device are registered, as by `--processes`.",
     ),
+    ("XDG_RUNTIME_DIR", "`hibernate`", "Folder that has the journal. Default: `/tmp`."),
     ("TMPDIR", "`demo`, `rotate --demo`", "Folder for temporary files. Default: `/tmp`."),
     (
         "NO_COLOR, CLICOLOR, CLICOLOR_FORCE, TERM",

@@ -5,10 +5,16 @@ use std::sync::Arc;
 
 use poorwill::checkpoint::Checkpoint;
 use poorwill::{Arena, Level};
-use poorwill_bench::verify::{self, VerifyEvent, VerifyObserver, VerifyPlan, VerifyReport, VerifyStage};
+#[cfg(target_os = "linux")]
+use poorwill::{Config, Device, DeviceOptions, DeviceSpec};
+use poorwill_bench::verify::{
+    self, VerifyEvent, VerifyObserver, VerifyPlan, VerifyReport, VerifyStage, WhileAsleep,
+};
 
 use crate::args::VerifyArgs;
 use crate::failure::{Failure, Outcome};
+#[cfg(target_os = "linux")]
+use crate::hibernate::OwnHelper;
 use crate::progress::Steps;
 use crate::show;
 
@@ -22,7 +28,23 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<VerifyReport, Failure> {
         prepare: args.prepare,
         kv_cache: NonZeroU64::new(args.kv_cache.0),
     };
+    #[cfg(target_os = "linux")]
+    if args.hibernate {
+        return hibernating(config, &checkpoint, &plan);
+    }
     verify(&Arena::open(config)?, &checkpoint, &plan)
+}
+
+#[cfg(target_os = "linux")]
+fn hibernating(config: Config, checkpoint: &Checkpoint, plan: &VerifyPlan) -> Result<VerifyReport, Failure> {
+    let helper = OwnHelper::start(matches!(config.device, DeviceSpec::Host { .. }))?;
+    let options = DeviceOptions::default().backing_up_in(config.host_memory).open_to(config.peers);
+    let device = Device::open_with(&config.device, options)?;
+    device.register_process(&helper.processes()).map_err(|error| {
+        Failure::new(format!("this process cannot be registered for hibernation: {error}"))
+    })?;
+    let arena = Arena::open_on(&device, config.budget, config.pool)?;
+    verify_with(&arena, checkpoint, plan, Some(&|| helper.cycle()))
 }
 
 /// Runs a plan in an otherwise unused arena, and closes it.
@@ -30,6 +52,15 @@ pub(crate) fn verify(
     arena: &Arena,
     checkpoint: &Checkpoint,
     plan: &VerifyPlan,
+) -> Result<VerifyReport, Failure> {
+    verify_with(arena, checkpoint, plan, None)
+}
+
+fn verify_with(
+    arena: &Arena,
+    checkpoint: &Checkpoint,
+    plan: &VerifyPlan,
+    while_asleep: Option<&WhileAsleep<'_>>,
 ) -> Result<VerifyReport, Failure> {
     let steps = Arc::new(Steps::default());
     let shown = Arc::clone(&steps);
@@ -42,7 +73,7 @@ pub(crate) fn verify(
         }
         _ => {}
     });
-    let report = verify::run(arena, checkpoint, plan, &observer);
+    let report = verify::run_with(arena, checkpoint, plan, &observer, while_asleep);
     steps.end();
     Ok(report?)
 }
@@ -55,6 +86,7 @@ fn label(stage: VerifyStage) -> &'static str {
         VerifyStage::KvCache => "kv cache",
         VerifyStage::Prepare => "preparing",
         VerifyStage::Sleep => "sleeping",
+        VerifyStage::Hibernate => "hibernating",
         VerifyStage::Wake => "waking",
         _ => "running",
     }

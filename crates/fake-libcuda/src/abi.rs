@@ -125,7 +125,17 @@ pub(crate) struct AccessDesc {
     pub(crate) flags: c_int,
 }
 
+/// The arguments of `cuCheckpointProcessLock` and its like.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct CheckpointArgs {
+    pub(crate) timeout_ms: u32,
+    pub(crate) reserved_0: u32,
+    pub(crate) reserved_1: [u64; 7],
+}
+
 const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
+const _: () = assert!(size_of::<CheckpointArgs>() == 64);
 
 /// The objects of a device, as counted by `poorwillFakeCensus`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -2,12 +2,14 @@
 
 use std::collections::HashSet;
 use std::env;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use poorwill_core::ByteSize;
 use poorwill_driver::HostConfig;
 
 use crate::entry::is_symbol;
+use crate::script::{Script, event};
 use crate::simulation::{Setting, Simulation, setting};
 
 #[derive(Debug)]
@@ -16,6 +18,9 @@ pub(crate) struct Config {
     pub(crate) simulations: Vec<Simulation>,
     pub(crate) failures: Vec<Failure>,
     pub(crate) delays: Vec<Delay>,
+    /// The folder where this process registers itself, and looks for others.
+    pub(crate) processes: Option<PathBuf>,
+    pub(crate) script: Script,
 }
 
 /// The calls `first` to `first + count - 1` of a symbol, counted from 1, return `code`.
@@ -46,6 +51,8 @@ impl Config {
             devices,
             failures: list("POORWILL_FAKE_CUDA_FAIL", "", failure)?,
             delays: list("POORWILL_FAKE_CUDA_DELAY", "", delay)?,
+            processes: env::var_os("POORWILL_FAKE_CUDA_PROCESSES").map(PathBuf::from),
+            script: Script::of(list("POORWILL_FAKE_CUDA_CHECKPOINT", "", event)?),
         })
     }
 }

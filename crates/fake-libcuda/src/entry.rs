@@ -7,14 +7,16 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::abi::{Code, Outcome};
-use crate::{faults, state};
+use crate::{faults, process, state};
 
 /// What a symbol requires, and whether it counts as one that a machine can make fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(non_camel_case_types)] // Keywords of `entries!`.
 pub(crate) enum Requirement {
-    /// Needs `cuInit`; counts.
+    /// Needs `cuInit`; counts, and waits while this process is locked.
     call,
+    /// Needs `cuInit`; counts. It is about another process.
+    other,
     /// Needs `cuInit`; does not count.
     stack,
     /// Needs nothing; counts.
@@ -32,13 +34,15 @@ pub(crate) fn enter(requirement: Requirement, symbol: &'static str, body: impl F
         if requirement != Requirement::free && IN_HOST_FUNCTION.get() {
             return Err(Code::NOT_PERMITTED);
         }
-        if matches!(requirement, Requirement::call | Requirement::stack) {
+        if matches!(requirement, Requirement::call | Requirement::stack | Requirement::other) {
             state::get()?;
         }
         if symbol == "cuInit" {
             faults::config()?;
         }
-        faults::on_call(symbol, matches!(requirement, Requirement::call | Requirement::early))?;
+        let is_counted = matches!(requirement, Requirement::call | Requirement::early | Requirement::other);
+        faults::on_call(symbol, is_counted)?;
+        let _call = if requirement == Requirement::call { process::enter()? } else { None };
         body()
     });
     match catch_unwind(run) {

@@ -30,6 +30,8 @@
 //! | `POORWILL_FAKE_CUDA_FAIL` | `SYMBOL:N[:COUNT[:CODE]]`: the N-th call of the symbol, counted from 1, and the COUNT - 1 after it do nothing and return CODE (default 999). `*` is every symbol that `poorwillFakeArm` counts |
 //! | `POORWILL_FAKE_CUDA_DELAY` | `SYMBOL:MICROSECONDS`: calls of the symbol take that much longer |
 //! | `POORWILL_FAKE_CUDA_SIMULATE` | `DEVICE:KEY=VALUE`: what a device [simulates](self#simulation). The old name `POORWILL_FAKE_CUDA_PLAY` works for one release |
+//! | `POORWILL_FAKE_CUDA_PROCESSES` | a folder: `cuInit` registers this process in it, and `cuCheckpointProcess*` finds others there. Without it, these are `CUDA_ERROR_NOT_SUPPORTED` |
+//! | `POORWILL_FAKE_CUDA_CHECKPOINT` | what happens to this process [when it is taken off](self#checkpoints) |
 //!
 //! # Simulation
 //!
@@ -52,6 +54,20 @@
 //!
 //! `cuMemCreate` gives only what `hami`, `mps` and `used` leave; more is `CUDA_ERROR_OUT_OF_MEMORY`.
 //! `poorwillFakeCensus` counts this process's memory only.
+//!
+//! # Checkpoints
+//!
+//! Each process has devices of its own. A restore counts what the other processes of the folder hold, too. The state is the
+//! process's, as of a [`poorwill_driver::host::HostProcess`]. `cuCheckpointProcessGetState` waits for a step under way.
+//! A restore that fails loses the process: its state stays 2, and each later restore is `CUDA_ERROR_OPERATING_SYSTEM`.
+//!
+//! | item | effect |
+//! |---|---|
+//! | `STEP:CODE` | `lock`, `checkpoint`, `restore` or `unlock` fails with this `CUresult`, once |
+//! | `STEP:CODE:failed` | likewise, and the state is 3 |
+//! | `STEP:hold:PATH` | the step writes `PATH.reached`, and waits for the file `PATH`, once |
+//! | `communicator` | the process shows a socket of NCCL's rank 1, and its restore fails with 801 |
+//! | `ipc` | the process shows memory of CUDA IPC, and its restore fails with 1 |
 //!
 //! # Symbols for tests
 //!
@@ -100,7 +116,11 @@ mod module;
 #[cfg(target_os = "linux")]
 mod peer;
 #[cfg(target_os = "linux")]
+mod process;
+#[cfg(target_os = "linux")]
 mod queue;
+#[cfg(target_os = "linux")]
+mod script;
 #[cfg(target_os = "linux")]
 mod simulation;
 #[cfg(target_os = "linux")]
@@ -119,6 +139,23 @@ pub use uuid::uuid_text;
 #[must_use]
 pub fn path() -> std::path::PathBuf {
     locate::find("POORWILL_FAKE_LIBCUDA", "libpoorwill_fake_libcuda.so")
+}
+
+/// Writes a copy of the shared library that lacks the symbols of checkpoints, as drivers before 570 do.
+///
+/// # Errors
+/// What the operating system reports.
+pub fn without_checkpoints(folder: &std::path::Path) -> std::io::Result<std::path::PathBuf> {
+    let mut bytes = std::fs::read(path())?;
+    let name = b"cuCheckpointProcess";
+    for at in 0..bytes.len().saturating_sub(name.len()) {
+        if bytes[at..].starts_with(name) {
+            bytes[at] = b'x'; // The linker compares names.
+        }
+    }
+    let copy = folder.join("libpoorwill_old_libcuda.so");
+    std::fs::write(&copy, bytes)?;
+    Ok(copy)
 }
 
 /// PTX of `poorwill_test_fill(u64 address, u64 words, u32 value, u32 rounds)`, for `sm_70` and later. It

@@ -14,11 +14,11 @@ use poorwill_driver::HostDevice;
 use crate::abi::{Census, Code, Outcome};
 use crate::capture::{Capture, Graph};
 use crate::context::Context;
-use crate::faults;
 use crate::memory::{Backing, Mapping, Registered, Reservation};
 use crate::module::{Function, Module};
 use crate::queue::{Event, InFlight, Stream};
 use crate::simulation::{MemoryUse, Simulation};
+use crate::{faults, process};
 
 /// In place of a pointer; 0 is none.
 pub(crate) type Handle = u64;
@@ -75,6 +75,14 @@ impl Device {
         })
     }
 
+    /// Whether all that was taken off fits beside what others use.
+    pub(crate) fn has_space_to_return(&self, others_bytes: u64) -> bool {
+        let capacity_bytes = self.host.info().total_bytes;
+        let free_bytes =
+            self.simulation.available_bytes(MemoryUse { capacity_bytes, held_bytes: others_bytes });
+        self.host.taken_off_bytes() <= free_bytes
+    }
+
     pub(crate) fn wait(&self) -> Outcome {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let waited = self.host.synchronize();
@@ -124,12 +132,12 @@ impl Tables {
     }
 }
 
-static STATE: OnceLock<State> = OnceLock::new();
+static STATE: OnceLock<&'static State> = OnceLock::new();
 static OPENING: Mutex<()> = Mutex::new(());
 
 /// The state, after `cuInit`.
 pub(crate) fn get() -> Outcome<&'static State> {
-    STATE.get().ok_or(Code::NOT_INITIALIZED)
+    STATE.get().copied().ok_or(Code::NOT_INITIALIZED)
 }
 
 /// Opens the devices, once.
@@ -161,7 +169,9 @@ pub(crate) fn open() -> Outcome {
     if devices.is_empty() {
         return Err(Code::NO_DEVICE);
     }
-    STATE.get_or_init(|| State { devices, tables: Mutex::new(tables) });
+    let state = Box::leak(Box::new(State { devices, tables: Mutex::new(tables) }));
+    process::register(state)?;
+    STATE.get_or_init(|| state);
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::abi::{self, Code, Handle, Memory, MemoryV2, Out, Outcome, ProcessInfo, Text};
-use crate::state;
+use crate::{processes, state};
 
 /// The first version with CUDA 13.0, which is the fake libcuda's.
 const DRIVER_VERSION: &str = "580.65.06";
@@ -98,25 +98,27 @@ entries! {
     }
 
     nvmlDeviceGetMemoryInfo(device: Handle, memory: Out<Memory>) {
-        memory.set(state::get()?.device(device)?.memory()?)
+        memory.set(memory_of(device)?)
     }
 
     nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: Out<MemoryV2>) {
-        let state = state::get()?;
-        let device = state.device(device)?;
+        state::get()?.device(device)?;
         let version = memory.get()?.version;
         if version != MemoryV2::VERSION {
             return Err(Code::ARGUMENT_VERSION_MISMATCH);
         }
-        let Memory { total_bytes, free_bytes, used_bytes } = device.memory()?;
+        let Memory { total_bytes, free_bytes, used_bytes } = memory_of(device)?;
         memory.set(MemoryV2 { version, total_bytes, reserved_bytes: 0, free_bytes, used_bytes })
     }
 
     nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) {
         let state = state::get()?;
-        let processes = state.device(device)?.processes.iter().map(|process| ProcessInfo {
-            pid: process.pid.unwrap_or_else(std::process::id),
-            used_bytes: process.used_bytes,
+        let device = state.device(device)?;
+        let set = device.processes.iter();
+        let set = set.map(|process| (process.pid.unwrap_or_else(std::process::id), process.used_bytes));
+        let processes = set.chain(processes::on(device.uuid_text())).map(|(pid, used_bytes)| ProcessInfo {
+            pid,
+            used_bytes,
             gpu_instance: NO_INSTANCE,
             compute_instance: NO_INSTANCE,
         });
@@ -178,6 +180,14 @@ entries! {
         let parent = found.parent.as_ref().and_then(|uuid| state.by_uuid(uuid));
         device.set(parent.ok_or(Code::NOT_FOUND)?)
     }
+}
+
+/// As set, with what processes hold now.
+fn memory_of(device: Handle) -> Outcome<Memory> {
+    let state = state::get()?;
+    let device = state.device(device)?;
+    let held = processes::on(device.uuid_text()).into_iter().map(|(_, bytes)| bytes).sum();
+    device.memory(held)
 }
 
 fn nth(mut handles: impl Iterator<Item = Handle>, index: c_uint) -> Option<Handle> {

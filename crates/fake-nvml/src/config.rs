@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn figures_come_out_as_they_are_set() {
-        let memory = |settings: &str| device(&format!("{GPU}{settings}")).map(|device| device.memory());
+        let memory = |settings: &str| device(&format!("{GPU}{settings}")).map(|device| device.memory(0));
         let as_memory =
             |total_bytes, free_bytes, used_bytes| Ok(Ok(Memory { total_bytes, free_bytes, used_bytes }));
         assert_eq!(memory(":total=10:used=4"), as_memory(10, 6, 4));

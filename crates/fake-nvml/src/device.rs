@@ -68,14 +68,21 @@ impl Device {
         self.uuid.starts_with(INSTANCE)
     }
 
-    pub(crate) fn memory(&self) -> Outcome<Memory> {
+    /// Its UUID without prefix.
+    pub(crate) fn uuid_text(&self) -> &str {
+        self.uuid.trim_start_matches(INSTANCE).trim_start_matches(CARD)
+    }
+
+    /// `held_bytes`: of processes beside the settings.
+    pub(crate) fn memory(&self, held_bytes: u64) -> Outcome<Memory> {
         if let Some(code) = self.memory_error {
             return Err(code);
         }
         let total_bytes = self.total_bytes.ok_or(Code::NOT_SUPPORTED)?;
+        let used_bytes = self.used_bytes.wrapping_add(held_bytes);
         // Like limiters that subtract without a check.
-        let left = total_bytes.wrapping_sub(self.used_bytes);
+        let left = total_bytes.wrapping_sub(used_bytes);
         let free_bytes = self.free_bytes.unwrap_or(left);
-        Ok(Memory { total_bytes, free_bytes, used_bytes: self.used_bytes })
+        Ok(Memory { total_bytes, free_bytes, used_bytes })
     }
 }

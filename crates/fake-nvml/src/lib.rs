@@ -24,6 +24,9 @@
 //! | `capability` | `MAJOR.MINOR`: compute capability | 8.0 |
 //! | `name` | text | `Poorwill fake GPU N`, `Poorwill fake MIG instance` |
 //!
+//! Processes over the fake libcuda that are registered in `POORWILL_FAKE_CUDA_PROCESSES` come on top, with what they hold
+//! now, in lists and in `used`.
+//!
 //! Cards are numbered in order, and card N is on bus N + 1, as with the fake libcuda. An unknown UUID is
 //! `NVML_ERROR_NOT_FOUND`.
 #![allow(unsafe_code)]
@@ -39,6 +42,8 @@ mod device;
 // The file and not the crate, whose symbols would end up in this library, too.
 #[path = "../../fake-libcuda/src/locate.rs"]
 mod locate;
+#[cfg(target_os = "linux")]
+mod processes;
 #[cfg(target_os = "linux")]
 mod state;
 

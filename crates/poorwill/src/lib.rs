@@ -24,6 +24,7 @@
 //!   it.
 //! - [`offload`] keeps weights in host memory that a device reads.
 //! - [`budget`] says how much of a device a process may use.
+//! - [`hibernate`] takes processes off their GPUs as a whole, and puts them back.
 //! - [`doctor`] examines this computer. [`gpus`] reports a GPU's free memory.
 //!
 //! Terms and promises: `docs/design.md`. Measurements: the crate `poorwill-bench`.
@@ -38,6 +39,8 @@ mod device;
 pub mod doctor;
 #[cfg(target_os = "linux")]
 pub mod gpus;
+#[cfg(target_os = "linux")]
+pub mod hibernate;
 #[cfg(unix)]
 pub mod model;
 #[cfg(target_os = "linux")]
@@ -58,7 +61,7 @@ pub use poorwill_core::{
     ParseSizeError, Pending, Pool, PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd,
     PrepareProgress, PrepareReport, ProcessMemory, Release, SleepAction, SleepPhases, SleepReport,
     SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, Verify, WakePhases, WakeProgress, WakeReport,
-    WakeRequest, backup, chain, digest, driver, pool, tag,
+    WakeRequest, backup, chain, digest, driver, hibernation, pool, tag,
 };
 
 /// The programs of the book, run as examples.

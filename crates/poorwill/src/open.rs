@@ -1,7 +1,11 @@
 //! An open device.
 
 #[cfg(target_os = "linux")]
+use std::io;
+#[cfg(target_os = "linux")]
 use std::ops::Range;
+#[cfg(target_os = "linux")]
+use std::path::Path;
 use std::sync::Arc;
 
 #[cfg(target_os = "linux")]
@@ -239,6 +243,20 @@ impl Device {
     pub fn from_host(device: Arc<HostDevice>) -> Self {
         let spec = DeviceSpec::Host { capacity_bytes: device.info().total_bytes };
         Self { spec, backend: Backend::Host(device), deferred: Arc::default() }
+    }
+
+    /// Registers this process in a folder, so that it can be taken off the host device: by a
+    /// [`Hibernator`](crate::hibernate::Hibernator) of [`Processes::Host`](crate::hibernate::Processes::Host) in another
+    /// process. Those that use a GPU need no registration.
+    ///
+    /// # Errors
+    /// What the operating system reports.
+    #[cfg(target_os = "linux")]
+    pub fn register_process(&self, folder: &Path) -> io::Result<()> {
+        match &self.backend {
+            Backend::Host(device) => device.register(folder),
+            Backend::Cuda(_) => Ok(()),
+        }
     }
 
     /// The name it was opened by.

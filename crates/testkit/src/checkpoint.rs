@@ -4,6 +4,7 @@
 //! `None` where the test runs in a child of this process instead. `target` is what a target process does, which calls
 //! [`serve`]. The names in brackets are the rules' names in [`poorwill_core::hibernation`].
 
+mod cuda;
 mod fault;
 mod host;
 mod target;
@@ -16,7 +17,8 @@ use std::time::Duration;
 use poorwill_core::hibernation::{CheckpointErrorKind, CheckpointStep, Checkpointer, ProcessState, Result};
 use rustix::process::Signal;
 
-pub use fault::{Fault, Hold, STEPS};
+pub use cuda::CudaSetup;
+pub use fault::{Hold, STEPS, TargetFault};
 pub use host::HostSetup;
 pub use target::{Enter, Target, serve};
 
@@ -25,6 +27,7 @@ use crate::watchdog::eventually;
 
 /// What host and CUDA targets do.
 pub mod targets {
+    pub use super::cuda::target as cuda;
     pub use super::host::target as host;
 }
 
@@ -34,13 +37,18 @@ pub trait Setup {
     fn checkpointer_within(&self, answer_max: Option<Duration>) -> Arc<dyn Checkpointer>;
 
     /// A command that runs the target of this module's tests.
-    fn command(&self, module: &str, fault: Option<Fault>) -> Command;
+    fn command(&self, module: &str, fault: Option<TargetFault>) -> Command;
 
     /// Where a step waits.
     fn hold(&self) -> Hold;
 
     /// Variables of a process that opens the same setup.
     fn variables(&self) -> Vec<(&'static str, String)>;
+
+    /// Whether targets can have faults, as they cannot on a GPU.
+    fn has_faults(&self) -> bool {
+        true
+    }
 }
 
 /// What a rule is tested with.
@@ -122,7 +130,7 @@ impl Context<'_> {
         Target::start(self.setup.command(self.module, None))
     }
 
-    fn faulty(&self, fault: Fault) -> Target {
+    fn faulty(&self, fault: TargetFault) -> Target {
         Target::start(self.setup.command(self.module, Some(fault)))
     }
 }
@@ -325,9 +333,12 @@ pub fn bytes_come_back_at_their_addresses(context: Context<'_>) {
 
 /// \[undone\]
 pub fn a_failed_step_leaves_a_named_state(context: Context<'_>) {
+    if !context.setup.has_faults() {
+        return;
+    }
     let checkpointer = context.checkpointer();
     for failing in STEPS {
-        let mut target = context.faulty(Fault::Fails(failing));
+        let mut target = context.faulty(TargetFault::Fails(failing));
         let pid = target.pid();
         target.ask(&format!("fill {GRANULES}"));
         go_to(&*checkpointer, failing, pid);
@@ -347,9 +358,12 @@ pub fn a_failed_step_leaves_a_named_state(context: Context<'_>) {
 
 /// \[undone\], \[lost\]: `Failed`.
 pub fn a_lost_process_has_failed(context: Context<'_>) {
+    if !context.setup.has_faults() {
+        return;
+    }
     let checkpointer = context.checkpointer();
     for losing in [CheckpointStep::Checkpoint, CheckpointStep::Restore] {
-        let mut target = context.faulty(Fault::Loses(losing));
+        let mut target = context.faulty(TargetFault::Loses(losing));
         let pid = target.pid();
         go_to(&*checkpointer, losing, pid);
         target.ask("begin");
@@ -386,7 +400,10 @@ pub fn an_inspection_changes_nothing(context: Context<'_>) {
 
 /// \[inspect\]: what makes a later step fail.
 pub fn obstacles_are_named(context: Context<'_>) {
-    let (checkpointer, mut target) = (context.checkpointer(), context.faulty(Fault::Obstacle));
+    if !context.setup.has_faults() {
+        return;
+    }
+    let (checkpointer, mut target) = (context.checkpointer(), context.faulty(TargetFault::Obstacle));
     let pid = target.pid();
     let inspection = checkpointer.inspect(pid).unwrap();
     assert_eq!((inspection.state, inspection.obstacles.len()), (ProcessState::Running, 1), "{inspection:?}");
@@ -419,10 +436,13 @@ pub fn a_process_that_ended_is_gone(context: Context<'_>) {
 
 /// \[gone\]: in the middle of a step.
 pub fn a_process_killed_in_a_step_is_gone(context: Context<'_>) {
+    if !context.setup.has_faults() {
+        return;
+    }
     let (checkpointer, hold) = (context.checkpointer(), context.setup.hold());
     for held in STEPS {
         hold.reset();
-        let mut target = context.faulty(Fault::Holds(held));
+        let mut target = context.faulty(TargetFault::Holds(held));
         let pid = target.pid();
         go_to(&*checkpointer, held, pid);
         let done = thread::scope(|scope| {
@@ -437,10 +457,13 @@ pub fn a_process_killed_in_a_step_is_gone(context: Context<'_>) {
 
 /// \[theirs\], \[undone\]: a caller that is killed in the middle of a step.
 pub fn a_killed_caller_leaves_a_named_state(context: Context<'_>) {
+    if !context.setup.has_faults() {
+        return;
+    }
     let (checkpointer, hold) = (context.checkpointer(), context.setup.hold());
     for held in STEPS {
         hold.reset();
-        let mut target = context.faulty(Fault::Holds(held));
+        let mut target = context.faulty(TargetFault::Holds(held));
         let pid = target.pid();
         target.ask(&format!("fill {GRANULES}"));
         go_to(&*checkpointer, held, pid);

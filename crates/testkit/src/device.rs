@@ -310,7 +310,16 @@ fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
 pub fn cuda_config() -> CudaConfig {
     match Kind::of_this_run() {
         Kind::Cuda(ordinal) => CudaConfig::gpu(ordinal),
-        Kind::Host | Kind::Fake => CudaConfig::default().through(library_of(Kind::Fake)),
+        Kind::Host | Kind::Fake => CudaConfig::default().through(cuda_library()),
+    }
+}
+
+/// The library of [`cuda_config`]: `None` for the machine's.
+#[must_use]
+pub fn cuda_library() -> Option<PathBuf> {
+    match Kind::of_this_run() {
+        Kind::Cuda(_) => None,
+        Kind::Host | Kind::Fake => library_of(Kind::Fake),
     }
 }
 

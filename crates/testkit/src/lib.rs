@@ -11,12 +11,14 @@
 //! - [`latch`]: work that waits for a test.
 //! - [`mod@slice`]: a few granules of a larger device.
 //! - [`device`]: the device of a test run.
+//! - [`engine`]: processes that can be taken off the host device.
 //! - [`effort`]: how thorough a test run is.
 //! - [`model`]: a reference model of the pool.
 //! - [`backups`]: other backup storage.
 //! - [`tenant`]: blocks with known bytes.
 //! - [`watchdog`]: a time limit for tests.
 //! - [`pattern`]: bytes that depend on their position.
+//! - [`processes`]: processes that hibernate, in memory alone.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // All of it is test code, where a panic is a failed test.
 
@@ -32,11 +34,14 @@ pub mod contract;
 #[cfg(target_os = "linux")]
 pub mod device;
 pub mod effort;
+#[cfg(target_os = "linux")]
+pub mod engine;
 pub mod faults;
 mod forward;
 pub mod latch;
 pub mod model;
 pub mod pattern;
+pub mod processes;
 pub mod scripted;
 pub mod slice;
 pub mod tenant;

@@ -1,7 +1,7 @@
 //! Report of the doctor: the computer, its devices, and warnings.
 
 use comfy_table::CellAlignment;
-use poorwill::doctor::{DeviceReport, DoctorReport, EngineAdvice, GpuReport, HostReport};
+use poorwill::doctor::{DeviceReport, DoctorReport, EngineAdvice, GpuReport, HibernationReport, HostReport};
 
 use super::{lines, rate_of, size, table};
 
@@ -10,10 +10,10 @@ pub(crate) fn doctor(report: &DoctorReport) -> String {
     let devices: String = report.devices.iter().map(device).collect();
     let warnings: String =
         report.warnings.iter().map(|warning| lines(&format!("Note: {warning}."))).collect();
-    format!("{}\n{devices}{warnings}", computer(&report.host))
+    format!("{}\n{devices}{warnings}", computer(&report.host, report.hibernation.as_ref()))
 }
 
-fn computer(host: &HostReport) -> String {
+fn computer(host: &HostReport, hibernation: Option<&HibernationReport>) -> String {
     let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "–".into());
     let number = |value: Option<u64>| value.map_or_else(|| "–".into(), |value| value.to_string());
     let group = match (host.cgroup_memory_limit_bytes, host.cgroup_memory_remaining_bytes) {
@@ -52,7 +52,19 @@ fn computer(host: &HostReport) -> String {
     ] {
         table.add_row([what, &value]);
     }
+    if let Some(hibernation) = hibernation {
+        table.add_row(["hibernation", &hibernates(hibernation)]);
+    }
     table.to_string()
+}
+
+fn hibernates(hibernation: &HibernationReport) -> String {
+    let limits = hibernation.limits.join("; ");
+    match (&hibernation.reasons[..], limits.is_empty()) {
+        ([], true) => "processes can be taken off their GPUs".to_owned(),
+        ([], false) => limits,
+        (reasons, _) => format!("not here: {}", reasons.join("; ")),
+    }
 }
 
 fn nodes(host: &HostReport) -> String {

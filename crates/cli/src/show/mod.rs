@@ -2,6 +2,8 @@
 
 mod doctor;
 #[cfg(target_os = "linux")]
+pub(crate) mod hibernate;
+#[cfg(target_os = "linux")]
 mod load;
 #[cfg(target_os = "linux")]
 mod offload;
@@ -13,7 +15,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use poorwill::{ByteSize, Release, SleepReport, WakeReport};
 use poorwill_bench::churn::ChurnReport;
-use poorwill_bench::verify::{PoolMemory, Prepared, VerifyCycle, VerifyReport};
+use poorwill_bench::verify::{Hibernation, PoolMemory, Prepared, VerifyCycle, VerifyReport};
 
 pub(crate) use self::doctor::doctor;
 #[cfg(target_os = "linux")]
@@ -40,6 +42,10 @@ pub(crate) fn verify(report: &VerifyReport) -> String {
     }
     for (number, cycle) in (1..).zip(&report.cycles) {
         row(&mut table, &format!("sleep {number}"), cycle.sleep.seconds, cycle.asleep, &slept(&cycle.sleep));
+        if let Some(hibernation) = &cycle.hibernation {
+            let seconds = hibernation.hibernate_s + hibernation.resume_s;
+            row(&mut table, &format!("hibernate {number}"), seconds, cycle.asleep, &hibernated(hibernation));
+        }
         row(&mut table, &format!("wake {number}"), cycle.wake.seconds, cycle.awake, &woke(cycle));
         if let Some(seconds) = cycle.reload_s {
             let what = format!("weights read from the files again; {}", compared(cycle));
@@ -136,6 +142,17 @@ fn wrapped(sentence: &str, width: usize) -> String {
 fn row(table: &mut Table, step: &str, seconds: f64, after: PoolMemory, what: &str) {
     let (device, host) = (size(after.device_bytes), size(after.host_bytes));
     table.add_row([step, &format!("{seconds:.3}"), &device, &host, what]);
+}
+
+fn hibernated(hibernation: &Hibernation) -> String {
+    let known = |bytes: Option<u64>| bytes.map_or_else(|| "an unknown size".to_owned(), size);
+    format!(
+        "the process left {} of {} on its devices; {:.3}\u{a0}s off, {:.3}\u{a0}s back",
+        known(hibernation.left_bytes),
+        known(hibernation.held_bytes),
+        hibernation.hibernate_s,
+        hibernation.resume_s
+    )
 }
 
 fn slept(sleep: &SleepReport) -> String {

@@ -95,7 +95,8 @@ fn the_report() {
     let ran = run(&Folder::new(), &["doctor", "--json"]);
     let report = ran.json();
     ran.succeeded();
-    assert_fields(&report, &[&["host", "devices", "warnings"]]);
+    assert_fields(&report, &[&["host", "devices", "hibernation", "warnings"]]);
+    assert_fields(&report["hibernation"], &[&["reasons", "limits"]]);
 
     let host = &report["host"];
     assert_fields(host, &[HOST]);
@@ -120,6 +121,8 @@ fn the_report() {
 
     let warnings = report["warnings"].as_array().unwrap();
     let warned = |word: &str| warnings.iter().any(|warning| warning.as_str().unwrap().contains(word));
+    let reasons = report["hibernation"]["reasons"].as_array().unwrap();
+    assert!(!gpus.is_empty() || !reasons.is_empty(), "{report}");
     assert_eq!(gpus.is_empty(), warned("GPU can be used") || warned("shows this process no GPU"));
 }
 
@@ -127,7 +130,15 @@ fn the_report() {
 fn the_tables_for_people() {
     let text = run(&Folder::new(), &["doctor"]).succeeded();
     assert_clean(&text);
-    for words in ["computer", std::env::consts::ARCH, "available of", "capacity", "applies", "32\u{a0}GiB"] {
+    for words in [
+        "computer",
+        "hibernation",
+        std::env::consts::ARCH,
+        "available of",
+        "capacity",
+        "applies",
+        "32\u{a0}GiB",
+    ] {
         assert!(text.contains(words), "`{words}` is not in:\n{text}");
     }
 }
@@ -138,7 +149,7 @@ fn one_device_within_a_budget() {
     let host = |args: &[&str]| {
         let ran = run(&folder, &[&["doctor", "--json", "--device", "host:8GiB"], args].concat());
         let devices = ran.json()["devices"].as_array().unwrap().clone();
-        assert_eq!(devices.len(), 1);
+        assert!(devices.len() == 1 && ran.json()["hibernation"].is_null());
         assert_device(&devices[0]);
         (ran, devices[0].clone())
     };

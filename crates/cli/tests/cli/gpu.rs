@@ -109,6 +109,7 @@ fn doctor_lists_the_gpus_before_the_host_device() {
         (&(2 << 20).into(), &(16_u64 << 30).into())
     );
     assert_eq!(warnings(&doctor, "cannot be used"), [""; 0]);
+    assert_eq!(doctor["hibernation"]["reasons"], json!([]));
 
     let text = run(&folder, &["doctor"]).succeeded();
     assert_clean(&text);

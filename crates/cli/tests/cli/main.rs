@@ -10,6 +10,10 @@ mod doctor;
 #[cfg(target_os = "linux")]
 mod gpu;
 #[cfg(target_os = "linux")]
+mod hibernate;
+#[cfg(target_os = "linux")]
+mod hibernate_gpu;
+#[cfg(target_os = "linux")]
 mod load;
 #[cfg(target_os = "linux")]
 mod mock_engine;

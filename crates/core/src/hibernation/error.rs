@@ -6,6 +6,13 @@ use std::time::Duration;
 use super::types::ProcessState;
 
 /// A call on a process that failed.
+///
+/// ```
+/// use poorwill::hibernation::{CheckpointError, CheckpointErrorKind, CheckpointStep};
+///
+/// let error = CheckpointError::new(CheckpointStep::Lock, 12, CheckpointErrorKind::NoDevice);
+/// assert!(error.to_string().starts_with("lock of process 12: it uses no device"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{step} of process {pid}: {kind}")]
 #[non_exhaustive]
@@ -27,6 +34,10 @@ impl CheckpointError {
 }
 
 /// The calls of the trait, by name.
+///
+/// ```
+/// assert_eq!(poorwill::hibernation::CheckpointStep::Inspect.to_string(), "inspection");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // Each is the call of the same name.
 pub enum CheckpointStep {
@@ -52,6 +63,12 @@ impl fmt::Display for CheckpointStep {
 }
 
 /// Why a call on a process failed.
+///
+/// ```
+/// use poorwill::hibernation::CheckpointErrorKind;
+///
+/// assert!(CheckpointErrorKind::OwnProcess.to_string().contains("ask from another process"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointErrorKind {

@@ -5,6 +5,8 @@
 //!
 //! Each rule has a name in brackets, and tests in `poorwill_testkit::checkpoint`, which runs with every checkpointer.
 //!
+//! Processes that depend on each other go as a set: [`plan`].
+//!
 //! # The states
 //!
 //! ```text
@@ -41,6 +43,7 @@
 //! - **\[threads\]** Any thread may make any call. Calls on different processes run at the same time.
 
 mod error;
+pub mod plan;
 mod types;
 
 use std::fmt;
@@ -53,6 +56,21 @@ pub use self::types::{HeldMemory, Obstacle, ProcessInspection, ProcessState};
 pub type Result<T> = std::result::Result<T, CheckpointError>;
 
 /// Takes processes off their devices, from another process. See the module for the contract.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use poorwill::hibernation::{Checkpointer, ProcessState};
+/// use poorwill_testkit::processes::Simulation;
+///
+/// let simulation = Simulation::default();
+/// let pid = simulation.start(1 << 30).pid;
+/// let (checkpointer, _) = simulation.caller();
+/// checkpointer.lock(pid, Duration::from_secs(1))?;
+/// checkpointer.checkpoint(pid)?;
+/// assert_eq!(checkpointer.state(pid)?, ProcessState::Checkpointed);
+/// # Ok::<(), poorwill::hibernation::CheckpointError>(())
+/// ```
 pub trait Checkpointer: Send + Sync + fmt::Debug {
     /// The state of a process.
     ///

@@ -5,6 +5,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// Where a process stands.
+///
+/// ```
+/// assert_eq!(poorwill::hibernation::ProcessState::Checkpointed.to_string(), "checkpointed");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -45,6 +49,13 @@ impl fmt::Display for ProcessState {
 }
 
 /// Memory of one process on one device.
+///
+/// ```
+/// use poorwill::hibernation::HeldMemory;
+///
+/// let held = HeldMemory { uuid: "5a5a5a5a-0000-0000-0000-000000000000".into(), used_bytes: Some(991 << 20) };
+/// assert!(held.used_bytes < Some(1 << 30));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldMemory {
     /// The device's UUID, without prefix.
@@ -54,6 +65,13 @@ pub struct HeldMemory {
 }
 
 /// What makes a checkpoint fail, found before anything is locked.
+///
+/// ```
+/// use poorwill::hibernation::Obstacle;
+///
+/// let obstacle = Obstacle::Communicator("2 ranks".into());
+/// assert_eq!(obstacle.to_string(), "a communicator between ranks that is not suspended (2 ranks)");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "what")]
 #[non_exhaustive]
@@ -81,6 +99,14 @@ impl fmt::Display for Obstacle {
 }
 
 /// What a checkpoint of a process would take, and what would make it fail.
+///
+/// ```
+/// use poorwill::hibernation::{HeldMemory, ProcessInspection, ProcessState};
+///
+/// let held = [Some(1 << 30), None].map(|used_bytes| HeldMemory { uuid: String::new(), used_bytes }).to_vec();
+/// let inspection = ProcessInspection { state: ProcessState::Running, held, obstacles: Vec::new() };
+/// assert_eq!(inspection.host_bytes(), None, "the second device has no figure");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInspection {
     /// Where it stands.

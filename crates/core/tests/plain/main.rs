@@ -3,3 +3,4 @@
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
 
 mod budget;
+mod hibernation;

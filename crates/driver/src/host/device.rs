@@ -4,16 +4,19 @@ use std::collections::HashMap;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 
 use poorwill_core::digest::{Digest, DigestHasher};
 use poorwill_core::driver::{HostWork, Result, check_save, digests_of_saved};
+use poorwill_core::hibernation::{CheckpointErrorKind, HeldMemory};
 use poorwill_core::{
     BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
     HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
+use super::checkpoint::{DeviceCall, HostProcess, HostProcessMemory, StepFailure};
 use super::state::{HostState, Span, punch};
 use super::stream::{HostEvent, HostStream, system};
 use crate::copy_ranges;
@@ -81,7 +84,12 @@ pub struct HostDevice {
     /// Not dropped in a forked child, where the threads do not exist.
     queues: ManuallyDrop<Mutex<HostQueues>>,
     host_memory: Arc<HostArena>,
+    /// This process, once it is registered.
+    process: OnceLock<HostProcess>,
 }
+
+/// A device as what its process holds.
+struct RegisteredMemory(Weak<HostDevice>);
 
 #[derive(Debug)]
 struct Shared {
@@ -147,7 +155,25 @@ impl HostDevice {
             shared: Arc::new(Shared { state: Mutex::new(state), file, granule_bytes }),
             queues: ManuallyDrop::new(Mutex::new(queues)),
             host_memory: HostArena::new(owner, Box::new(Plain), options),
+            process: OnceLock::new(),
         })
+    }
+
+    /// Registers this process in a folder, so that a [`HostCheckpointer`](super::HostCheckpointer) of another process can
+    /// take it off this device. Device calls then wait while it is locked.
+    ///
+    /// # Errors
+    /// What the operating system reports; `AlreadyExists` if this process is registered there.
+    pub fn register(self: &Arc<Self>, folder: &Path) -> io::Result<()> {
+        let process = HostProcess::register(folder, Box::new(RegisteredMemory(Arc::downgrade(self))))?;
+        let registered = || io::Error::new(io::ErrorKind::AlreadyExists, "this device is registered already");
+        self.process.set(process).map_err(|_| registered())
+    }
+
+    /// Begins a device call, once the process is not locked.
+    fn enter(&self, op: Op) -> Result<Option<DeviceCall>> {
+        let entered = self.process.get().map(HostProcess::enter).transpose();
+        entered.map_err(|lost| DriverError::new(op, system("use the device", &io::Error::other(lost))))
     }
 
     /// Memory that the operating system keeps for the device: pages created, written and not released.
@@ -171,6 +197,12 @@ impl HostDevice {
     /// What the operating system reports; then nothing has moved.
     pub fn take_off(&self) -> io::Result<()> {
         self.shared.lock().take_off()
+    }
+
+    /// What is off the device, in bytes.
+    #[must_use]
+    pub fn taken_off_bytes(&self) -> u64 {
+        self.shared.lock().taken_off_bytes()
     }
 
     /// Puts device memory back, at the same addresses.
@@ -248,6 +280,7 @@ impl HostDevice {
         f: impl FnOnce(&mut HostState) -> std::result::Result<T, DriverErrorKind>,
     ) -> Result<T> {
         self.owner.check(op)?;
+        let _call = self.enter(op)?;
         f(&mut self.shared.lock()).map_err(of(op))
     }
 
@@ -259,6 +292,7 @@ impl HostDevice {
         work: impl FnOnce(&Shared, &[Vec<Span>]) -> std::result::Result<T, DriverErrorKind> + Send + 'static,
     ) -> Result<Pending<T>> {
         self.owner.check(op)?;
+        let _call = self.enter(op)?;
         let mut flight =
             InFlight { shared: Arc::clone(&self.shared), spans: Vec::with_capacity(ranges.len()) };
         for range in ranges {
@@ -271,6 +305,34 @@ impl HostDevice {
             drop(flight);
             result
         })
+    }
+}
+
+impl RegisteredMemory {
+    fn device(&self) -> std::result::Result<Arc<HostDevice>, StepFailure> {
+        self.0.upgrade().ok_or_else(|| CheckpointErrorKind::NoDevice.into())
+    }
+}
+
+impl HostProcessMemory for RegisteredMemory {
+    fn held(&self) -> Vec<HeldMemory> {
+        let held = |device: Arc<HostDevice>| HeldMemory {
+            uuid: device.info.name.clone(),
+            used_bytes: Some(device.shared.lock().held_bytes()),
+        };
+        self.0.upgrade().map(held).into_iter().collect()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.0.upgrade().is_none_or(|device| device.is_idle())
+    }
+
+    fn take_off(&self) -> std::result::Result<(), StepFailure> {
+        self.device()?.take_off().map_err(|_| CheckpointErrorKind::OutOfHostMemory.into())
+    }
+
+    fn put_back(&self) -> std::result::Result<(), StepFailure> {
+        self.device()?.put_back().map_err(|_| CheckpointErrorKind::OutOfDeviceMemory.into())
     }
 }
 

@@ -82,6 +82,10 @@ impl HostState {
         Ok(())
     }
 
+    pub(super) fn taken_off_bytes(&self) -> u64 {
+        self.taken_off.as_ref().map_or(0, |(_, held_bytes)| *held_bytes)
+    }
+
     /// Puts them back.
     pub(super) fn put_back(&mut self) -> io::Result<()> {
         let Some((aside, held_bytes)) = &self.taken_off else { return Ok(()) };

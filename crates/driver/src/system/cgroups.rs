@@ -49,8 +49,29 @@ impl System {
     /// Host memory that this process's groups allow.
     #[must_use]
     pub fn cgroup_memory(&self) -> GroupMemory {
+        self.cgroup_memory_in(&self.own_cgroups())
+    }
+
+    /// Host memory that the groups of a process allow.
+    #[must_use]
+    pub fn cgroup_memory_of(&self, pid: u32) -> GroupMemory {
+        self.cgroup_memory_in(&self.cgroups_of(pid))
+    }
+
+    /// The groups of a process, as the system writes them. Empty for a process that is gone.
+    #[must_use]
+    pub fn cgroups_of(&self, pid: u32) -> String {
+        self.text(format!("/proc/{pid}/cgroup")).unwrap_or_default()
+    }
+
+    fn own_cgroups(&self) -> String {
+        self.text("/proc/self/cgroup").unwrap_or_default()
+    }
+
+    fn cgroup_memory_in(&self, membership: &str) -> GroupMemory {
         let mut least = GroupMemory::default();
-        for (folders, files) in [(self.unified(), &VERSION_2), (self.memory_groups(), &VERSION_1)] {
+        let groups = [(self.unified(membership), &VERSION_2), (memory_groups(membership), &VERSION_1)];
+        for (folders, files) in groups {
             for folder in folders {
                 self.group_memory(&folder, files, &mut least);
             }
@@ -64,7 +85,7 @@ impl System {
     #[must_use]
     pub fn cgroup_device_memory(&self, gpu: PciAddress) -> GroupDeviceMemory {
         let mut least = GroupDeviceMemory::default();
-        for folder in self.unified() {
+        for folder in self.unified(&self.own_cgroups()) {
             let regions = |file| self.text(folder.join(file)).unwrap_or_default();
             let (limits, used) = (regions("dmem.max"), regions("dmem.current"));
             for (region, limit_bytes) in own_memory(&limits, gpu) {
@@ -89,26 +110,25 @@ impl System {
         lower(&mut least.available_bytes, Some(limit_bytes.saturating_sub(kept_bytes)));
     }
 
-    fn unified(&self) -> Vec<PathBuf> {
+    fn unified(&self, membership: &str) -> Vec<PathBuf> {
         let is_mounted = |mount: &&str| self.path(mount).join(UNIFIED_HAS).exists();
         let Some(mount) = UNIFIED.into_iter().find(is_mounted) else { return Vec::new() };
-        self.groups(mount, str::is_empty)
+        groups(membership, mount, str::is_empty)
     }
+}
 
-    fn memory_groups(&self) -> Vec<PathBuf> {
-        self.groups(MEMORY, |controllers| controllers.split(',').any(|controller| controller == "memory"))
-    }
+fn memory_groups(membership: &str) -> Vec<PathBuf> {
+    groups(membership, MEMORY, |controllers| controllers.split(',').any(|controller| controller == "memory"))
+}
 
-    /// Lines of `/proc/self/cgroup`: `4:cpu,memory:/a/b`, or `0::/a/b` in version 2.
-    fn groups(&self, mount: &str, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-        let membership = self.text("/proc/self/cgroup").unwrap_or_default();
-        let groups = membership.lines().filter_map(|line| {
-            let mut fields = line.splitn(3, ':').skip(1);
-            let (controllers, group) = (fields.next()?, fields.next()?);
-            is_meant(controllers).then_some(group)
-        });
-        groups.flat_map(|group| upwards(mount, group)).collect()
-    }
+/// From lines of `/proc/PID/cgroup`: `4:cpu,memory:/a/b`, or `0::/a/b` in version 2.
+fn groups(membership: &str, mount: &str, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let groups = membership.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, group) = (fields.next()?, fields.next()?);
+        is_meant(controllers).then_some(group)
+    });
+    groups.flat_map(|group| upwards(mount, group)).collect()
 }
 
 /// A group outside the mount (`/../a`) gives only the root.

@@ -2,6 +2,9 @@
 
 use super::System;
 
+/// Its bit in a set of capabilities.
+const CAP_SYS_PTRACE: u32 = 19;
+
 /// A resource limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
@@ -39,6 +42,22 @@ impl System {
     #[must_use]
     pub fn locked_memory(&self) -> LockedMemory {
         locked_memory(&self.text("/proc/self/limits").unwrap_or_default())
+    }
+
+    /// Which processes the kernel lets others trace (Yama): 0 those of the same user, 1 only children, 2 with a
+    /// capability, 3 none. `None` without that limit.
+    #[must_use]
+    pub fn ptrace_scope(&self) -> Option<u64> {
+        self.number("/proc/sys/kernel/yama/ptrace_scope")
+    }
+
+    /// Whether this process may trace any other one (`CAP_SYS_PTRACE`).
+    #[must_use]
+    pub fn has_ptrace_capability(&self) -> bool {
+        let status = self.text("/proc/self/status").unwrap_or_default();
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+        bits.unwrap_or_default() >> CAP_SYS_PTRACE & 1 == 1
     }
 
     /// Mappings that a process may have.
@@ -81,6 +100,20 @@ mod tests {
         }
         assert_eq!(Limit::Bytes(7).bytes(), Some(7));
         assert_eq!((Limit::Unlimited.bytes(), Limit::Unknown.bytes()), (None, None));
+    }
+
+    #[test]
+    fn who_may_trace() {
+        let fake = Fake::new();
+        assert_eq!((fake.system().ptrace_scope(), fake.system().has_ptrace_capability()), (None, false));
+        fake.put("/proc/sys/kernel/yama/ptrace_scope", "1\n");
+        for (bits, may_trace) in [("0000000000080000", true), ("000001fffff7ffff", false), ("x", false)] {
+            fake.put("/proc/self/status", &format!("Name:\tx\nCapEff:\t{bits}\n"));
+            assert_eq!(
+                (fake.system().ptrace_scope(), fake.system().has_ptrace_capability()),
+                (Some(1), may_trace)
+            );
+        }
     }
 
     #[test]

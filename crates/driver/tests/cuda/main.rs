@@ -5,6 +5,7 @@
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 mod capture;
+mod checkpoint;
 mod contract;
 mod device;
 mod host_memory;

@@ -2,6 +2,7 @@
 //!
 //! Their work is in the modules beside this one; the common part is [`crate::entry`].
 
+mod checkpoint;
 mod context;
 mod copy;
 mod device;
@@ -12,6 +13,7 @@ mod stream;
 mod testing;
 
 pub(crate) const SYMBOLS: &[&[&str]] = &[
+    checkpoint::SYMBOLS,
     context::SYMBOLS,
     copy::SYMBOLS,
     device::SYMBOLS,

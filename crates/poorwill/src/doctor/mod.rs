@@ -15,6 +15,7 @@
 
 mod engine;
 mod gpu;
+mod hibernation;
 mod host;
 
 use std::time::Duration;
@@ -25,6 +26,7 @@ use serde::Serialize;
 
 pub use self::engine::EngineAdvice;
 pub use self::gpu::{GpuReport, LinkReport};
+pub use self::hibernation::HibernationReport;
 pub use self::host::HostReport;
 use crate::budget::{Caps, Slice};
 use crate::device::DeviceSpec;
@@ -134,6 +136,8 @@ pub struct DoctorReport {
     pub host: HostReport,
     /// Values for `--device`: GPUs in the driver's order, then the host device.
     pub devices: Vec<DeviceReport>,
+    /// Whether processes can be taken off their GPUs. `None` if only the host device was examined.
+    pub hibernation: Option<HibernationReport>,
     /// Problems and unknown facts.
     pub warnings: Vec<String>,
 }
@@ -210,7 +214,9 @@ pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     for named in plan.caps.devices().filter(|named| devices.iter().all(|device| device.id != **named)) {
         warnings.push(format!("the budget names {named}, which was not examined"));
     }
-    Ok(DoctorReport { host, devices, warnings })
+    let only_host = matches!(plan.device, Some(DeviceSpec::Host { .. }));
+    let hibernation = (!only_host).then(HibernationReport::examine);
+    Ok(DoctorReport { host, devices, hibernation, warnings })
 }
 
 fn host_device(

@@ -6,3 +6,5 @@
 mod budget;
 mod checkpoint;
 mod errors;
+#[cfg(target_os = "linux")]
+mod hibernate;

@@ -9,7 +9,7 @@ use poorwill_core::hibernation::CheckpointStep;
 
 /// What happens in a step of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum TargetFault {
     /// It fails once.
     Fails(CheckpointStep),
     /// It fails, and the process loses its device.

@@ -14,7 +14,7 @@ use poorwill_driver::host::{HostCheckpointer, HostProcess, HostProcessMemory, St
 use poorwill_driver::{HostConfig, HostDevice};
 use tempfile::TempDir;
 
-use super::fault::{Fault, Hold, STEPS};
+use super::fault::{Hold, STEPS, TargetFault};
 use super::target::{Enter, serve};
 use super::{Setup, target_command};
 
@@ -60,7 +60,7 @@ impl Setup for HostSetup {
         })
     }
 
-    fn command(&self, module: &str, fault: Option<Fault>) -> Command {
+    fn command(&self, module: &str, fault: Option<TargetFault>) -> Command {
         let mut command = target_command(module);
         command.env(FOLDER, self.processes());
         if let Some(fault) = fault {
@@ -79,12 +79,12 @@ impl Setup for HostSetup {
 }
 
 impl HostSetup {
-    fn text(&self, fault: Fault) -> String {
+    fn text(&self, fault: TargetFault) -> String {
         match fault {
-            Fault::Fails(step) => format!("fails {step}"),
-            Fault::Loses(step) => format!("loses {step}"),
-            Fault::Holds(step) => format!("holds {step} {}", self.hold().path()),
-            Fault::Obstacle => "obstacle".to_owned(),
+            TargetFault::Fails(step) => format!("fails {step}"),
+            TargetFault::Loses(step) => format!("loses {step}"),
+            TargetFault::Holds(step) => format!("holds {step} {}", self.hold().path()),
+            TargetFault::Obstacle => "obstacle".to_owned(),
         }
     }
 }
@@ -96,7 +96,7 @@ impl HostSetup {
 pub fn target() {
     let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
     let device = Arc::new(HostDevice::open(&HostConfig::of_pages(256)).unwrap());
-    let script = std::env::var(FAULT).map_or_else(|_| Script::default(), |text| text.parse().unwrap());
+    let script = std::env::var(FAULT).map_or_else(|_| TargetScript::default(), |text| text.parse().unwrap());
     let memory = TargetMemory { device: Arc::clone(&device), script };
     let process = Arc::new(HostProcess::register(&folder, Box::new(memory)).unwrap());
     let enter: Enter = Arc::new(move || process.enter().ok().map(|call| Box::new(call) as Box<dyn Any>));
@@ -105,7 +105,7 @@ pub fn target() {
 
 /// What the variable says.
 #[derive(Debug, Default)]
-struct Script {
+struct TargetScript {
     fails: Option<CheckpointStep>,
     is_lost: bool,
     holds: Option<(CheckpointStep, Hold)>,
@@ -113,7 +113,7 @@ struct Script {
     has_failed: AtomicBool,
 }
 
-impl FromStr for Script {
+impl FromStr for TargetScript {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -140,7 +140,7 @@ impl FromStr for Script {
 
 struct TargetMemory {
     device: Arc<HostDevice>,
-    script: Script,
+    script: TargetScript,
 }
 
 impl HostProcessMemory for TargetMemory {

@@ -1,0 +1,230 @@
+//! The helper: requests from standard input, answers to standard output, one JSON object a line.
+//!
+//! Requests run at the same time, and answers come in any order. At the end of its input, and after SIGTERM, it
+//! finishes what it has begun.
+
+use std::io::{self, BufRead, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use poorwill::hibernate::{HibernateError, HibernateRequest, Hibernator, HibernatorOptions, Recovered};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::{HeldSignals, Inspections, States};
+use crate::failure::{self, Failure};
+use crate::show::hibernate::state_name;
+
+/// Longer than any request.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+
+const WAIT_MAX_MS: u64 = 5000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Operation {
+    Hibernate,
+    Resume,
+    Inspect,
+    State,
+    Recover,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    id: Value,
+    op: Operation,
+    /// Of all operations but `recover`.
+    pids: Option<Vec<u32>>,
+    wait_max_ms: Option<u64>,
+    host_bytes_max: Option<u64>,
+}
+
+/// What the helper waits for.
+enum Event {
+    Line(Vec<u8>),
+    /// There will be no more of them, or no place for answers.
+    End,
+}
+
+pub(super) fn run(options: &HibernatorOptions) -> ExitCode {
+    match serve(options) {
+        Ok(code) => code,
+        Err(failure) => failure::report_error(&failure),
+    }
+}
+
+fn serve(options: &HibernatorOptions) -> Result<ExitCode, Failure> {
+    let mut signals = HeldSignals::new()?;
+    let opened = Hibernator::open(options).and_then(|hibernator| Ok((hibernator.recover()?, hibernator)));
+    let (recovered, hibernator) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            write_line(&json!({ "unusable": poorwill::chain(&error) }))?;
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    write_line(&ready(&recovered))?;
+    let (events, mut received) = unbounded_channel();
+    read_lines(events.clone())?;
+    let mut helper = Helper { hibernator: Arc::new(hibernator), events, begun: Vec::new() };
+    let HeldSignals { runtime, terminate, .. } = &mut signals;
+    runtime.block_on(async {
+        tokio::select! {
+            () = helper.answer(&mut received) => {}
+            _ = terminate.recv() => {}
+        }
+    });
+    helper.finish();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ready(recovered: &[Recovered]) -> Value {
+    let recovered: Vec<Value> = recovered
+        .iter()
+        .map(|process| {
+            let what = process.what.to_string();
+            json!({ "pid": process.pid, "state": state_name(process.state), "what": what, "error": process.error })
+        })
+        .collect();
+    json!({ "ready": { "version": env!("CARGO_PKG_VERSION"), "recovered": recovered } })
+}
+
+/// On a thread that may be left behind: it waits for input that may never come.
+fn read_lines(events: UnboundedSender<Event>) -> Result<(), Failure> {
+    let read = move || {
+        let mut stdin = io::stdin().lock();
+        while let Ok(Some(line)) = next_line(&mut stdin) {
+            if events.send(Event::Line(line)).is_err() {
+                return;
+            }
+        }
+        let _ = events.send(Event::End);
+    };
+    let thread = thread::Builder::new().name("poorwill-requests".into()).spawn(read);
+    thread.map(drop).map_err(|error| Failure::new(format!("cannot start a thread: {error}")))
+}
+
+/// A line without its end; of one that is too long, a part that is no request.
+fn next_line(input: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    if input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
+        return Ok(None);
+    }
+    if line.ends_with(b"\n") {
+        line.pop();
+    } else if line.len() as u64 == LINE_BYTES_MAX {
+        input.skip_until(b'\n')?;
+        line.truncate(1);
+    }
+    Ok(Some(line))
+}
+
+struct Helper {
+    hibernator: Arc<Hibernator>,
+    events: UnboundedSender<Event>,
+    begun: Vec<JoinHandle<()>>,
+}
+
+impl Helper {
+    async fn answer(&mut self, received: &mut UnboundedReceiver<Event>) {
+        while let Some(Event::Line(line)) = received.recv().await {
+            if !line.trim_ascii().is_empty() {
+                self.begin(line);
+            }
+        }
+    }
+
+    fn begin(&mut self, line: Vec<u8>) {
+        self.begun.retain(|request| !request.is_finished());
+        let (hibernator, events) = (Arc::clone(&self.hibernator), self.events.clone());
+        let line = Arc::new(line);
+        let same = Arc::clone(&line);
+        let work = move || {
+            if write_line(&answer(&hibernator, &same)).is_err() {
+                let _ = events.send(Event::End);
+            }
+        };
+        match thread::Builder::new().name("poorwill-request".into()).spawn(work) {
+            Ok(request) => self.begun.push(request),
+            // Without another thread, one after another.
+            Err(_) => drop(write_line(&answer(&self.hibernator, &line))),
+        }
+    }
+
+    fn finish(self) {
+        for request in self.begun {
+            // Its panics are caught.
+            let _ = request.join();
+        }
+    }
+}
+
+fn answer(hibernator: &Hibernator, line: &[u8]) -> Value {
+    match serde_json::from_slice::<Asked>(line) {
+        Ok(asked) => {
+            let done = catch_unwind(AssertUnwindSafe(|| perform(hibernator, &asked)));
+            match done.unwrap_or_else(|_| Err(error("failed", "the helper's own code failed: report it"))) {
+                Ok(done) => json!({ "id": asked.id, "ok": done }),
+                Err(error) => json!({ "id": asked.id, "error": error }),
+            }
+        }
+        Err(reason) => {
+            let id = serde_json::from_slice::<Value>(line).ok().and_then(|line| line.get("id").cloned());
+            let message = format!(
+                "this is no request: {reason}; write it like {{\"id\":1,\"op\":\"state\",\"pids\":[4711]}}, with op \
+                 hibernate, resume, inspect, state or recover"
+            );
+            json!({ "id": id, "error": error("bad_request", &message) })
+        }
+    }
+}
+
+fn perform(hibernator: &Hibernator, asked: &Asked) -> Result<Value, Value> {
+    let pids = match (&asked.pids, asked.op) {
+        (Some(pids), _) => &pids[..],
+        (None, Operation::Recover) => &[],
+        (None, _) => {
+            return Err(error("bad_request", "this request names no process: add `pids`, like [4711]"));
+        }
+    };
+    match asked.op {
+        Operation::Recover if pids.is_empty() => in_json(super::recover(hibernator)),
+        Operation::Recover => {
+            Err(error("bad_request", "`recover` is about all that was left: leave `pids` away"))
+        }
+        Operation::Hibernate => {
+            let wait_max = Duration::from_millis(asked.wait_max_ms.unwrap_or(WAIT_MAX_MS));
+            let request = HibernateRequest::within(wait_max).limited_to(asked.host_bytes_max);
+            in_json(hibernator.hibernate(pids, &request))
+        }
+        Operation::Resume => in_json(hibernator.resume(pids)),
+        Operation::Inspect => in_json(Inspections::of(hibernator, pids)),
+        Operation::State => in_json(States::of(hibernator, pids)),
+    }
+}
+
+fn in_json(result: Result<impl Serialize, HibernateError>) -> Result<Value, Value> {
+    let value = |value: Result<Value, serde_json::Error>| {
+        value.map_err(|reason| error("failed", &format!("the answer cannot be written: {reason}")))
+    };
+    match result {
+        Ok(done) => value(serde_json::to_value(done)),
+        Err(failed) => Err(value(serde_json::to_value(failed)).unwrap_or_else(|error| error)),
+    }
+}
+
+fn error(kind: &str, message: &str) -> Value {
+    json!({ "message": message, "kind": kind, "pid": null, "left": [] })
+}
+
+fn write_line(value: &Value) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    let written = writeln!(stdout, "{value}").and_then(|()| stdout.flush());
+    written.map_err(|error| Failure::new(format!("cannot write an answer: {error}")))
+}

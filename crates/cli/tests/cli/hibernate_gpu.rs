@@ -1,0 +1,220 @@
+//! `poorwill hibernate` over processes that use the fake libcuda, which plays NVIDIA's driver across them.
+
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use poorwill::{AllocRequest, Arena, Config, Tag};
+use poorwill_testkit::child;
+use poorwill_testkit::watchdog::eventually;
+use serde_json::{Value, json};
+
+use crate::support::{Folder, Ran, command};
+
+const ROLE: &str = "engine";
+const HELD_BYTES: u64 = 4 << 20;
+
+/// Libraries, registered processes and a journal.
+struct Place(Folder);
+
+/// A process with memory on the fake GPU. It ends with its test.
+struct Engine(Child);
+
+impl Engine {
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = Folder::new();
+        symlink(poorwill_fake_libcuda::path(), folder.join("libcuda.so.1")).unwrap();
+        Self(folder)
+    }
+
+    fn with_library<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        command.env("LD_LIBRARY_PATH", self.0.path());
+        command.env("POORWILL_FAKE_CUDA_PROCESSES", self.0.join("processes"))
+    }
+
+    /// Its steps fail or wait as the script says.
+    fn engine(&self, script: &str) -> Engine {
+        let mut command = child::command(ROLE, &[("POORWILL_FAKE_CUDA_CHECKPOINT", script)]);
+        self.with_library(&mut command).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.ends_with("ready")), "an engine does not start");
+        Engine(child)
+    }
+
+    fn command(&self, args: &[&str], engines: &[&Engine]) -> Command {
+        let mut command = command(self.0.path(), ["hibernate", "--journal", "journal"]);
+        command.args(args).args(engines.iter().map(|engine| format!("--pid={}", engine.pid())));
+        self.with_library(&mut command);
+        command
+    }
+
+    fn run(&self, args: &[&str], engines: &[&Engine]) -> Ran {
+        Ran::from(self.command(args, engines).output().unwrap())
+    }
+
+    fn states(&self, engines: &[&Engine]) -> Vec<String> {
+        let states = self.run(&["--state", "--json"], engines).json();
+        let processes = states["processes"].as_array().unwrap().clone();
+        processes.iter().map(|process| process["state"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// Whether this process is an engine: then it has been one until its test ended.
+fn run_as_child() -> bool {
+    if child::role().as_deref() != Some(ROLE) {
+        return false;
+    }
+    let arena = Arena::open(Config::on("cuda:1".parse().unwrap())).unwrap();
+    let block = arena.alloc(&AllocRequest::new(HELD_BYTES, Tag::weights())).unwrap();
+    arena.write_all(block.id, 0, b"the weights").unwrap();
+    println!("ready");
+    let _ = io::copy(&mut io::stdin(), &mut io::sink());
+    true
+}
+
+#[test]
+fn a_set_leaves_its_gpu_and_comes_back() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let [first, second] = [place.engine(""), place.engine("")];
+    let set = [&first, &second];
+    let report = place.run(&["--json"], &set).json();
+    assert_eq!(report["processes"].as_array().unwrap().len(), 2, "{report}");
+    assert_eq!(place.states(&set), ["checkpointed"; 2]);
+    place.run(&[], &set).failed(&["resume it first"]);
+    place.run(&["--resume"], &set[..1]).failed(&["in one call"]);
+    place.run(&["--resume"], &set).succeeded();
+    assert_eq!(place.states(&set), ["running"; 2]);
+}
+
+#[test]
+fn one_failure_brings_both_back_and_obstacles_are_found_before() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let good = place.engine("");
+    for (script, word) in [("checkpoint:999", "checkpoint of process"), ("lock:999", "lock of process")] {
+        let bad = place.engine(script);
+        place.run(&[], &[&good, &bad]).failed(&[word, &bad.pid().to_string()]);
+        assert_eq!(place.states(&[&good, &bad]), ["running"; 2]);
+    }
+    let hindered = place.engine("communicator");
+    let ran = place.run(&["--json"], &[&good, &hindered]);
+    ran.failed(&["a communicator between ranks", "nothing was changed"]);
+    assert_eq!(ran.json()["kind"], "obstacles");
+    assert_eq!(place.states(&[&good, &hindered]), ["running"; 2]);
+}
+
+#[test]
+fn a_restore_that_fails_loses_one_and_the_other_runs() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let [good, bad] = [place.engine(""), place.engine("restore:2")];
+    place.run(&[], &[&good, &bad]).succeeded();
+    let ran = place.run(&["--resume", "--json"], &[&good, &bad]);
+    ran.failed(&[&format!("restore of process {}", bad.pid()), "restart it"]);
+    assert_eq!(ran.json()["left"], json!([{ "pid": bad.pid(), "state": "failed" }]));
+    assert_eq!(place.states(&[&good]), ["running"]);
+    assert_eq!(place.run(&["--recover"], &[]).succeeded(), "Nothing was left behind.\n");
+}
+
+#[test]
+fn after_a_kill_in_a_checkpoint_or_a_restore_the_set_is_whole() {
+    if run_as_child() {
+        return;
+    }
+    for step in ["checkpoint", "restore"] {
+        let place = Place::new();
+        let hold = place.0.join("hold");
+        let [good, held] = [place.engine(""), place.engine(&format!("{step}:hold:{}", hold.display()))];
+        let set = [&good, &held];
+        let args: &[&str] = if step == "restore" {
+            place.run(&[], &set).succeeded();
+            &["--resume"]
+        } else {
+            &[]
+        };
+        let mut command = place.command(args, &set).spawn().unwrap();
+        eventually("the step has begun", || Path::new(&format!("{}.reached", hold.display())).exists());
+        command.kill().unwrap();
+        command.wait().unwrap();
+        place.0.write("hold", "");
+        let recovered: Value = place.run(&["--recover", "--json"], &[]).json();
+        let states = place.states(&set);
+        assert!(states == ["running"; 2] || states == ["checkpointed"; 2], "{step}: {states:?}, {recovered}");
+        if states == ["checkpointed"; 2] {
+            place.run(&["--resume"], &set).succeeded();
+        }
+        assert_eq!(place.states(&set), ["running"; 2], "{step}");
+    }
+}
+
+#[test]
+fn a_process_sleeps_leaves_its_gpu_and_wakes_with_the_same_bytes() {
+    let place = Place::new();
+    place.0.write_tensor("x.safetensors", "w", 3_000_000);
+    let args = ["verify", "x.safetensors", "--hibernate", "--cycles=2", "--kv-cache=1MiB", "--json"];
+    for device in ["cuda:1", "host:64MiB"] {
+        let mut verify = command(place.0.path(), args);
+        place.with_library(&mut verify).args(["--device", device]);
+        let ran = Ran::from(verify.output().unwrap());
+        let report = ran.json();
+        ran.succeeded();
+        let cycles = report["cycles"].as_array().unwrap();
+        assert!(report["verified"] == true && cycles.len() == 2, "{report}");
+        for cycle in cycles {
+            let hibernation = &cycle["hibernation"];
+            assert!(hibernation["hibernate_s"].as_f64() > Some(0.0), "{report}");
+            assert_eq!(
+                (&hibernation["left_bytes"], &cycle["asleep"]["device_bytes"]),
+                (&0.into(), &0.into())
+            );
+        }
+    }
+    let mut shown = command(place.0.path(), &args[..4]);
+    let shown = Ran::from(place.with_library(&mut shown).output().unwrap()).succeeded();
+    assert!(shown.contains("hibernate 1") && shown.contains("the process left"), "{shown}");
+
+    // The library without a folder refuses every process.
+    let mut alone = command(place.0.path(), args);
+    alone.env("LD_LIBRARY_PATH", place.0.path()).args(["--device", "cuda:1"]);
+    Ran::from(alone.output().unwrap()).failed(&["inspection of process", "CUDA_ERROR_NOT_SUPPORTED"]);
+}
+
+#[test]
+fn a_process_whose_helper_is_killed_gets_its_gpu_back_and_ends() {
+    let place = Place::new();
+    place.0.write_tensor("x.safetensors", "w", 3_000_000);
+    let hold = place.0.join("hold");
+    let args = ["verify", "x.safetensors", "--hibernate", "--device=cuda:1", "--json"];
+    let mut verify = command(place.0.path(), args);
+    verify.env("POORWILL_FAKE_CUDA_CHECKPOINT", format!("checkpoint:hold:{}", hold.display()));
+    let verify = place.with_library(&mut verify).spawn().unwrap();
+    eventually("the step has begun", || Path::new(&format!("{}.reached", hold.display())).exists());
+    let pid = verify.id();
+    let helper = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let killed = Command::new("sh").args(["-c", &format!("kill -KILL {helper}")]).status().unwrap();
+    assert!(killed.success());
+    place.0.write("hold", "");
+    Ran::from(verify.wait_with_output().unwrap()).failed(&["the helper for hibernation has ended"]);
+}

@@ -1,0 +1,144 @@
+//! A set's way off its devices and back.
+
+use std::time::Duration;
+
+use super::settle::Back;
+use super::steps::{Standing, all};
+use super::{
+    JournalEntry, ProcessKey, SetError, SetErrorCause, SetPhase, SetPlan, SetProcess, distinct, keys,
+    wrong_state,
+};
+use crate::hibernation::{CheckpointStep, ProcessState, Result as StepResult};
+
+/// How long the steps of a process took.
+///
+/// ```
+/// use poorwill::hibernation::plan::CheckpointedProcess;
+///
+/// let process = CheckpointedProcess { pid: 12, lock_ms: 0.8, checkpoint_ms: 870.0 };
+/// assert!(process.lock_ms < process.checkpoint_ms);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CheckpointedProcess {
+    /// The process.
+    pub pid: u32,
+    /// Until its queued work was done.
+    pub lock_ms: f64,
+    /// Until it held nothing on its devices.
+    pub checkpoint_ms: f64,
+}
+
+/// How long the steps back took.
+///
+/// ```
+/// use poorwill::hibernation::plan::RestoredProcess;
+///
+/// let process = RestoredProcess { pid: 12, restore_ms: 660.0, unlock_ms: 1.4 };
+/// assert!(process.unlock_ms < process.restore_ms);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RestoredProcess {
+    /// The process.
+    pub pid: u32,
+    /// Until its memory was on its devices again.
+    pub restore_ms: f64,
+    /// Until its calls went on.
+    pub unlock_ms: f64,
+}
+
+impl SetPlan<'_> {
+    /// Takes all processes off their devices. [`SetPlan::inspect`] comes before.
+    ///
+    /// # Errors
+    /// The first step that failed. The processes run on, unless `left` names them.
+    pub fn hibernate(
+        &self,
+        processes: &[SetProcess],
+        wait_max: Duration,
+    ) -> Result<Vec<CheckpointedProcess>, SetError> {
+        let members = keys(processes);
+        distinct(&pids(&members))?;
+        let entry = JournalEntry::new(processes.iter().cloned(), SetPhase::Hibernating);
+        self.journal.write(&entry)?;
+        let locked = self.timed(&members, |pid| self.checkpointer.lock(pid, wait_max));
+        let ours = self.reached(processes, &locked);
+        let result = self.checkpoint_locked(&members, &entry, locked);
+        result.map_err(|cause| self.settle(&entry, &ours, Back::Restore).error(cause))
+    }
+
+    /// Those that a lock has changed. Where it failed, others may have locked.
+    fn reached(&self, processes: &[SetProcess], locked: &[StepResult<f64>]) -> Vec<SetProcess> {
+        let lost = Standing::At(ProcessState::Failed);
+        let has_changed = |process: &SetProcess, lock: &StepResult<f64>| {
+            lock.is_ok() || self.standing(process.key.pid) == lost
+        };
+        let both = processes.iter().zip(locked);
+        both.filter(|(process, lock)| has_changed(process, lock))
+            .map(|(process, _)| process.clone())
+            .collect()
+    }
+
+    fn checkpoint_locked(
+        &self,
+        processes: &[ProcessKey],
+        entry: &JournalEntry,
+        locked: Vec<StepResult<f64>>,
+    ) -> Result<Vec<CheckpointedProcess>, SetErrorCause> {
+        let lock_ms = all(locked)?;
+        let checkpoint_ms = all(self.timed(processes, |pid| self.checkpointer.checkpoint(pid)))?;
+        self.journal.write(&entry.at(SetPhase::Hibernated))?;
+        let times = lock_ms.into_iter().zip(checkpoint_ms);
+        Ok(processes
+            .iter()
+            .zip(times)
+            .map(|(process, (lock_ms, checkpoint_ms))| CheckpointedProcess {
+                pid: process.pid,
+                lock_ms,
+                checkpoint_ms,
+            })
+            .collect())
+    }
+
+    /// Puts all processes back on their devices, if these have room for what the processes held.
+    ///
+    /// # Errors
+    /// The first step that failed. A set whose restore failed and that is not lost is checkpointed; `left` names it.
+    pub fn resume(&self, processes: &[SetProcess]) -> Result<Vec<RestoredProcess>, SetError> {
+        let members = keys(processes);
+        distinct(&pids(&members))?;
+        for process in &members {
+            let found = self.checkpointer.state(process.pid)?;
+            if found != ProcessState::Checkpointed {
+                let step = CheckpointStep::Restore;
+                return Err(wrong_state(process.pid, step, found, ProcessState::Checkpointed).into());
+            }
+        }
+        self.check_space(processes)?;
+        let entry = JournalEntry::new(processes.iter().cloned(), SetPhase::Resuming);
+        self.journal.write(&entry)?;
+        let (restore_ms, unlock_ms) = self
+            .restore_and_unlock(&members)
+            .map_err(|error| self.settle(&entry, processes, Back::Stay).error(error.into()))?;
+        self.forget(&entry);
+        let times = restore_ms.into_iter().zip(unlock_ms);
+        Ok(members
+            .iter()
+            .zip(times)
+            .map(|(process, (restore_ms, unlock_ms))| RestoredProcess {
+                pid: process.pid,
+                restore_ms,
+                unlock_ms,
+            })
+            .collect())
+    }
+
+    fn restore_and_unlock(&self, processes: &[ProcessKey]) -> StepResult<(Vec<f64>, Vec<f64>)> {
+        let restore_ms = all(self.timed(processes, |pid| self.checkpointer.restore(pid)))?;
+        let unlock_ms = all(self.timed(processes, |pid| self.unlock(pid)))?;
+        Ok((restore_ms, unlock_ms))
+    }
+}
+
+fn pids(processes: &[ProcessKey]) -> Vec<u32> {
+    processes.iter().map(|process| process.pid).collect()
+}

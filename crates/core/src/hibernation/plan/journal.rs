@@ -1,0 +1,165 @@
+//! What is remembered of a set while its processes are not as they were.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::hibernation::HeldMemory;
+
+/// A process, distinct from a later one with the same number.
+///
+/// ```
+/// use poorwill::hibernation::plan::ProcessKey;
+///
+/// let process = ProcessKey { pid: 4711, start_ticks: 88_021 };
+/// assert_ne!(process, ProcessKey { pid: 4711, start_ticks: 93_700 });
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ProcessKey {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, in clock ticks since the system's start.
+    pub start_ticks: u64,
+}
+
+/// A process of a set, and what it held on its devices. Until it is back, only the journal knows.
+///
+/// ```
+/// use poorwill::hibernation::plan::{ProcessKey, SetProcess};
+///
+/// let process = SetProcess::from(ProcessKey { pid: 4711, start_ticks: 88_021 });
+/// assert!(process.held.is_empty(), "nothing is known");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetProcess {
+    /// Which one.
+    #[serde(flatten)]
+    pub key: ProcessKey,
+    /// What it needs to come back.
+    pub held: Vec<HeldMemory>,
+}
+
+impl From<ProcessKey> for SetProcess {
+    fn from(key: ProcessKey) -> Self {
+        Self { key, held: Vec::new() }
+    }
+}
+
+/// How far a set is.
+///
+/// ```
+/// use poorwill::hibernation::plan::SetPhase;
+///
+/// assert_eq!(serde_json::to_string(&SetPhase::Hibernated)?, r#""hibernated""#);
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SetPhase {
+    /// From before the first lock. What is found afterwards is brought back, unless all are checkpointed.
+    Hibernating,
+    /// All are checkpointed, as was asked.
+    Hibernated,
+    /// From before the first restore.
+    Resuming,
+}
+
+/// A set in the journal. A process belongs to one set at most.
+///
+/// ```
+/// use poorwill::hibernation::plan::{JournalEntry, ProcessKey, SetPhase};
+///
+/// let [first, second] = [7, 5].map(|pid| ProcessKey { pid, start_ticks: 1 });
+/// let entry = JournalEntry::new([first.into(), second.into()], SetPhase::Hibernating);
+/// assert_eq!(entry.id(), second);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct JournalEntry {
+    /// Its processes, in order.
+    pub processes: Vec<SetProcess>,
+    /// How far it is.
+    pub phase: SetPhase,
+}
+
+impl JournalEntry {
+    /// An entry of a set that is not empty.
+    #[must_use]
+    pub fn new(processes: impl IntoIterator<Item = SetProcess>, phase: SetPhase) -> Self {
+        let mut processes: Vec<_> = processes.into_iter().collect();
+        processes.sort_unstable_by_key(|process| process.key);
+        Self { processes, phase }
+    }
+
+    /// What tells it from other sets: its first process.
+    #[must_use]
+    pub fn id(&self) -> ProcessKey {
+        self.processes.first().map_or(ProcessKey { pid: 0, start_ticks: 0 }, |process| process.key)
+    }
+
+    pub(super) fn at(&self, phase: SetPhase) -> Self {
+        Self { phase, ..self.clone() }
+    }
+}
+
+/// Keeps the entries of sets beyond the end of their caller.
+///
+/// ```
+/// use std::sync::Mutex;
+///
+/// use poorwill::hibernation::plan::{Journal, JournalEntry, JournalError};
+///
+/// #[derive(Debug, Default)]
+/// struct InMemory(Mutex<Vec<JournalEntry>>);
+///
+/// impl Journal for InMemory {
+///     fn write(&self, entry: &JournalEntry) -> Result<(), JournalError> {
+///         self.remove(entry)?;
+///         let mut entries = self.0.lock().map_err(|_| JournalError::new("poisoned"))?;
+///         entries.push(entry.clone());
+///         Ok(())
+///     }
+///
+///     fn remove(&self, entry: &JournalEntry) -> Result<(), JournalError> {
+///         let mut entries = self.0.lock().map_err(|_| JournalError::new("poisoned"))?;
+///         entries.retain(|other| other.id() != entry.id());
+///         Ok(())
+///     }
+/// }
+/// ```
+pub trait Journal: Send + Sync + fmt::Debug {
+    /// Writes the entry in place of the set's last one: as a whole, or not at all.
+    ///
+    /// # Errors
+    /// It could not be written.
+    fn write(&self, entry: &JournalEntry) -> Result<(), JournalError>;
+
+    /// Removes the set's entry, if there is one.
+    ///
+    /// # Errors
+    /// It could not be removed.
+    fn remove(&self, entry: &JournalEntry) -> Result<(), JournalError>;
+}
+
+/// The journal cannot be written.
+///
+/// ```
+/// use poorwill::hibernation::plan::JournalError;
+///
+/// assert_eq!(JournalError::new("the disk is full").to_string(), "the disk is full");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct JournalError {
+    /// The place, the reason and the next step.
+    pub reason: String,
+}
+
+impl JournalError {
+    /// An error with this reason.
+    #[must_use]
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into() }
+    }
+}

@@ -1,0 +1,307 @@
+//! The journal on disk: a file for each set, written as a whole or not at all.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use poorwill_core::hibernation::plan::{Journal, JournalEntry, JournalError, ProcessKey};
+use rustix::process::geteuid;
+use serde::{Deserialize, Serialize};
+
+use super::Processes;
+use super::error::HibernateError;
+use super::identity::Place;
+
+const EXTENSION: &str = "set";
+
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+
+/// A folder with the entries of sets, of this user alone.
+#[derive(Debug)]
+pub(super) struct JournalFolder {
+    folder: PathBuf,
+    /// The processes that its caller can name.
+    of: String,
+    place: Place,
+}
+
+/// What is in a file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    of: String,
+    place: Place,
+    #[serde(flatten)]
+    entry: JournalEntry,
+}
+
+impl JournalFolder {
+    /// Opens a folder, which it makes if there is none. Entries of other starts of the system are removed.
+    pub(super) fn open(folder: Option<&Path>, processes: &Processes) -> Result<Self, HibernateError> {
+        let is_default = folder.is_none();
+        let folder = folder.map_or_else(default_folder, Path::to_owned);
+        let failed = |action| {
+            let path = folder.clone();
+            move |source| HibernateError::Journal { action, path, source }
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed("make the folder"))?;
+        // Above the default, another user may have made a folder first.
+        let above = if is_default { folder.parent() } else { None };
+        for folder in above.into_iter().chain([&*folder]) {
+            check_owner(folder).map_err(failed("use the folder"))?;
+        }
+        let of = match processes {
+            Processes::Cuda => "cuda".to_owned(),
+            Processes::Host(folder) => format!("host:{}", absolute(folder).display()),
+        };
+        let journal = Self { folder: absolute(&folder), of, place: Place::here() };
+        journal.check_writable().map_err(failed("write into the folder"))?;
+        for (path, record) in journal.records()? {
+            if record.place.boot != journal.place.boot {
+                fs::remove_file(path).map_err(failed("remove an old entry of"))?;
+            }
+        }
+        Ok(journal)
+    }
+
+    pub(super) fn folder(&self) -> PathBuf {
+        self.folder.clone()
+    }
+
+    /// All entries whose processes this caller can name.
+    pub(super) fn entries(&self) -> Result<Vec<JournalEntry>, HibernateError> {
+        Ok(self
+            .records()?
+            .into_iter()
+            .filter(|(_, record)| self.is_own(record))
+            .map(|(_, record)| record.entry)
+            .collect())
+    }
+
+    /// An entry as it is now.
+    pub(super) fn entry(&self, id: ProcessKey) -> Result<Option<JournalEntry>, HibernateError> {
+        Ok(self.entries()?.into_iter().find(|entry| entry.id() == id))
+    }
+
+    fn is_own(&self, record: &Record) -> bool {
+        record.of == self.of && record.place == self.place
+    }
+
+    fn records(&self) -> Result<Vec<(PathBuf, Record)>, HibernateError> {
+        let failed =
+            |path: &Path, source| HibernateError::Journal { action: "read", path: path.to_owned(), source };
+        let mut records = Vec::new();
+        for found in fs::read_dir(&self.folder).map_err(|error| failed(&self.folder, error))? {
+            let path = found.map_err(|error| failed(&self.folder, error))?.path();
+            if path.extension().is_none_or(|extension| extension != EXTENSION) {
+                continue;
+            }
+            match fs::read(&path) {
+                Ok(bytes) => {
+                    let record =
+                        serde_json::from_slice(&bytes).map_err(|error| failed(&path, error.into()))?;
+                    records.push((path, record));
+                }
+                // Another caller has removed it.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(&path, error)),
+            }
+        }
+        Ok(records)
+    }
+
+    fn path_of(&self, entry: &JournalEntry) -> PathBuf {
+        let ProcessKey { pid, start_ticks } = entry.id();
+        self.folder.join(format!("{pid}-{start_ticks}.{EXTENSION}"))
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        self.put(&self.folder.join(format!("check-{}", std::process::id())), b"").and_then(fs::remove_file)
+    }
+
+    /// Writes beside `path`, then renames.
+    fn put(&self, path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
+        let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let making = self.folder.join(format!("{}-{number}.making", std::process::id()));
+        let made = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&making);
+        let written =
+            made.and_then(|mut file| file.write_all(bytes)).and_then(|()| fs::rename(&making, path));
+        if written.is_err() {
+            let _ = fs::remove_file(&making);
+        }
+        written.map(|()| path.to_owned())
+    }
+
+    /// A process belongs to one set: where it is in another entry, that one is out of date.
+    fn remove_others(&self, entry: &JournalEntry) -> Result<(), HibernateError> {
+        for (path, record) in self.records()? {
+            let shares = record
+                .entry
+                .processes
+                .iter()
+                .any(|process| entry.processes.iter().any(|other| other.key == process.key));
+            if self.is_own(&record) && record.entry.id() != entry.id() && shares {
+                fs::remove_file(&path).map_err(|source| HibernateError::Journal {
+                    action: "remove",
+                    path,
+                    source,
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Journal for JournalFolder {
+    fn write(&self, entry: &JournalEntry) -> Result<(), JournalError> {
+        let record = Record { of: self.of.clone(), place: self.place.clone(), entry: entry.clone() };
+        let path = self.path_of(entry);
+        let bytes = serde_json::to_vec(&record).map_err(|error| JournalError::new(error.to_string()))?;
+        self.put(&path, &bytes).map_err(|error| JournalError::new(format!("{}: {error}", path.display())))?;
+        self.remove_others(entry).map_err(|error| JournalError::new(poorwill_core::chain(&error)))
+    }
+
+    fn remove(&self, entry: &JournalEntry) -> Result<(), JournalError> {
+        let path = self.path_of(entry);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(JournalError::new(format!("{}: {error}", path.display())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn default_folder() -> PathBuf {
+    let runtime =
+        std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_absolute());
+    let own = || PathBuf::from(format!("/tmp/poorwill-{}", geteuid().as_raw()));
+    runtime.map_or_else(own, |folder| folder.join("poorwill")).join("hibernate")
+}
+
+/// The folder as it is, or as it would be from here.
+fn absolute(folder: &Path) -> PathBuf {
+    fs::canonicalize(folder).or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| folder.to_owned())
+}
+
+/// What others can write would let them unlock and restore this user's processes.
+fn check_owner(folder: &Path) -> io::Result<()> {
+    let (found, own) = (fs::symlink_metadata(folder)?, geteuid().as_raw());
+    let refused = |reason: String| Err(io::Error::new(ErrorKind::PermissionDenied, reason));
+    if !found.is_dir() {
+        return Err(ErrorKind::NotADirectory.into());
+    }
+    if found.uid() != own {
+        return refused(format!("it belongs to user {}, and this process to user {own}", found.uid()));
+    }
+    if found.mode() & 0o022 != 0 {
+        return refused(format!("others may write into it: it has mode {:o}", found.mode() & 0o777));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use poorwill_core::hibernation::plan::{SetPhase, SetProcess};
+
+    use super::*;
+
+    fn entry(pids: &[u32], phase: SetPhase) -> JournalEntry {
+        let key = |&pid| ProcessKey { pid, start_ticks: u64::from(pid) };
+        JournalEntry::new(pids.iter().map(key).map(SetProcess::from), phase)
+    }
+
+    fn open(folder: &Path) -> JournalFolder {
+        JournalFolder::open(Some(folder), &Processes::Cuda).unwrap()
+    }
+
+    #[test]
+    fn entries_are_found_by_another_caller() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("made");
+        let entries = [entry(&[7, 5], SetPhase::Hibernating), entry(&[6], SetPhase::Hibernated)];
+        for entry in &entries {
+            open(&folder).write(entry).unwrap();
+        }
+        let journal = open(&folder);
+        let mut found = journal.entries().unwrap();
+        found.sort_by_key(JournalEntry::id);
+        assert_eq!(found, entries);
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+
+        let later = entry(&[5, 7], SetPhase::Resuming);
+        journal.write(&later).unwrap();
+        assert_eq!(journal.entry(later.id()).unwrap(), Some(later.clone()));
+        journal.remove(&later).unwrap();
+        journal.remove(&later).unwrap();
+        assert_eq!(journal.entries().unwrap(), entries[1..]);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn a_process_is_in_one_entry() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = open(folder.path());
+        journal.write(&entry(&[5, 6], SetPhase::Hibernated)).unwrap();
+        let later = entry(&[6, 7], SetPhase::Hibernating);
+        journal.write(&later).unwrap();
+        assert_eq!(journal.entries().unwrap(), [later]);
+    }
+
+    #[test]
+    fn entries_of_other_places_and_processes_are_not_ones_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = open(folder.path());
+        let own = entry(&[5], SetPhase::Hibernating);
+        journal.write(&own).unwrap();
+        let host = JournalFolder::open(Some(folder.path()), &Processes::Host("/engines".into())).unwrap();
+        assert_eq!(host.entries().unwrap(), []);
+        let path = journal.path_of(&own);
+        let rewrite = |from: &str, to: &str| {
+            let text = fs::read_to_string(&path).unwrap();
+            fs::write(&path, text.replace(from, to)).unwrap();
+        };
+        rewrite(&journal.place.namespace, "pid:[1]");
+        assert_eq!((open(folder.path()).entries().unwrap(), path.exists()), (vec![], true), "of a container");
+        rewrite(&journal.place.boot, "an earlier one");
+        assert_eq!((open(folder.path()).entries().unwrap(), path.exists()), (vec![], false));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_trusted_or_written_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = |path: &Path, words: &[&str]| {
+            let error = JournalFolder::open(Some(path), &Processes::Cuda).unwrap_err();
+            let message = poorwill_core::chain(&error);
+            assert_eq!(error.code(), "journal");
+            for word in words {
+                assert!(message.contains(word), "{word}: {message}");
+            }
+        };
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        refused(&file, &["make the folder", "choose another folder"]);
+        refused(&file.join("below"), &["make the folder"]);
+        let open = folder.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        refused(&open, &["others may write", "777"]);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        refused(&link, &["use the folder"]);
+        refused(Path::new("/proc"), &["/proc"]);
+    }
+
+    #[test]
+    fn an_entry_that_cannot_be_read_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = open(folder.path());
+        fs::write(folder.path().join("9-9.set"), "{").unwrap();
+        let error = journal.entries().unwrap_err();
+        assert!(error.to_string().contains("9-9.set"), "{error}");
+        assert!(JournalFolder::open(Some(folder.path()), &Processes::Cuda).is_err());
+    }
+}

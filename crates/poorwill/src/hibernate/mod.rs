@@ -1,0 +1,332 @@
+//! Taking processes off their GPUs, so that an engine that sleeps leaves nothing there, and putting them back.
+//!
+//! A [`Hibernator`] works on other processes, never on its own. It takes a *set*: all go, or none. A journal on disk
+//! remembers each set while its processes are not as they were. So [`Hibernator::recover`] brings back what a killed
+//! helper has left. Calls on the same process wait for each other, also across helpers with one journal.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use poorwill::hibernate::{HibernateRequest, Hibernator, HibernatorOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let hibernator = Hibernator::open(&HibernatorOptions::default())?;
+//! for process in hibernator.recover()? {
+//!     println!("{process}");
+//! }
+//! let engine = [4711]; // Its processes that use a GPU. They sleep already.
+//! let held = hibernator.inspect(engine[0])?;
+//! println!("it takes {:?} bytes of host memory", held.host_bytes());
+//!
+//! let report = hibernator.hibernate(&engine, &HibernateRequest::within(Duration::from_secs(5)))?;
+//! println!("{:?} bytes are free", report.processes[0].released_bytes);
+//! hibernator.resume(&engine)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod host_memory;
+mod identity;
+mod journal;
+mod locks;
+mod report;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use poorwill_core::hibernation::plan::{JournalEntry, ProcessKey, SetPlan, SetProcess};
+use poorwill_core::hibernation::{CheckpointErrorKind, CheckpointStep, Checkpointer};
+use poorwill_driver::cuda::CudaCheckpointer;
+use poorwill_driver::host::HostCheckpointer;
+
+use self::host_memory::HostMemoryPlan;
+use self::identity::key_of;
+use self::journal::JournalFolder;
+use self::locks::ProcessLocks;
+
+pub use self::error::{HibernateError, HostMemorySource};
+pub use self::report::{HibernateReport, HibernatedProcess, ResumeReport, ResumedProcess};
+pub use poorwill_core::hibernation::plan::{LeftProcess, Recovered, Recovery, SetError, SetErrorCause};
+pub use poorwill_core::hibernation::{
+    CheckpointError, HeldMemory, Obstacle, ProcessInspection, ProcessState,
+};
+
+type Result<T> = std::result::Result<T, HibernateError>;
+
+/// Which processes can be named.
+///
+/// ```
+/// use poorwill::hibernate::Processes;
+///
+/// assert_eq!(Processes::default(), Processes::Cuda);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Processes {
+    /// Those that use NVIDIA's GPUs.
+    #[default]
+    Cuda,
+    /// Those that use the host device and are registered in this folder.
+    Host(PathBuf),
+}
+
+/// How a [`Hibernator`] is opened.
+///
+/// ```
+/// use poorwill::hibernate::{HibernatorOptions, Processes};
+///
+/// let options = HibernatorOptions::of(Processes::Host("/run/engines".into())).remembering_in("/run/journal");
+/// assert!(options.journal.is_some());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct HibernatorOptions {
+    /// Whose devices.
+    pub processes: Processes,
+    /// Folder of the journal. `None`: `poorwill/hibernate` in `$XDG_RUNTIME_DIR`, or `/tmp/poorwill-UID/hibernate`.
+    pub journal: Option<PathBuf>,
+    /// NVIDIA's library, for tests. `None`: the system's `libcuda.so.1`.
+    pub library: Option<PathBuf>,
+}
+
+impl HibernatorOptions {
+    /// Options for these processes.
+    #[must_use]
+    pub fn of(processes: Processes) -> Self {
+        Self { processes, ..Self::default() }
+    }
+
+    /// Sets [`Self::journal`].
+    #[must_use]
+    pub fn remembering_in(mut self, journal: impl Into<PathBuf>) -> Self {
+        self.journal = Some(journal.into());
+        self
+    }
+
+    /// Sets [`Self::library`].
+    #[must_use]
+    pub fn through(mut self, library: impl Into<Option<PathBuf>>) -> Self {
+        self.library = library.into();
+        self
+    }
+}
+
+/// Limits of a set that hibernates.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use poorwill::hibernate::HibernateRequest;
+///
+/// let request = HibernateRequest::within(Duration::from_secs(1)).limited_to(8 << 30);
+/// assert_eq!(request.host_bytes_max, Some(8 << 30));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HibernateRequest {
+    /// How long to wait for queued work.
+    pub wait_max: Duration,
+    /// Most host memory to take for the set. What the system has left limits it in any case.
+    pub host_bytes_max: Option<u64>,
+}
+
+impl HibernateRequest {
+    /// Waits for at most this long, and takes the host memory that is there.
+    #[must_use]
+    pub fn within(wait_max: Duration) -> Self {
+        Self { wait_max, host_bytes_max: None }
+    }
+
+    /// Sets [`Self::host_bytes_max`].
+    #[must_use]
+    pub fn limited_to(mut self, host_bytes_max: impl Into<Option<u64>>) -> Self {
+        self.host_bytes_max = host_bytes_max.into();
+        self
+    }
+}
+
+impl Default for HibernateRequest {
+    fn default() -> Self {
+        Self::within(Duration::from_secs(5))
+    }
+}
+
+/// Takes sets of processes off their devices and puts them back. Any thread may make any call.
+///
+/// ```
+/// use poorwill::hibernate::{Hibernator, HibernatorOptions, Processes};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (engines, journal) = (tempfile::tempdir()?, tempfile::tempdir()?);
+/// # let (engines, journal) = (engines.path(), journal.path());
+/// let options = HibernatorOptions::of(Processes::Host(engines.into())).remembering_in(journal);
+/// let hibernator = Hibernator::open(&options)?;
+/// assert!(hibernator.recover()?.is_empty());
+/// let error = hibernator.inspect(std::process::id()).unwrap_err();
+/// assert_eq!(error.code(), "own_process");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Hibernator {
+    checkpointer: Box<dyn Checkpointer>,
+    journal: JournalFolder,
+    host_memory: HostMemoryPlan,
+}
+
+impl Hibernator {
+    /// Opens the journal's folder and, for CUDA, NVIDIA's library.
+    ///
+    /// # Errors
+    /// The folder cannot be used, or the driver cannot take processes off.
+    pub fn open(options: &HibernatorOptions) -> Result<Self> {
+        let checkpointer: Box<dyn Checkpointer> = match &options.processes {
+            Processes::Cuda => {
+                let opened = CudaCheckpointer::open(options.library.as_deref());
+                Box::new(opened.map_err(HibernateError::Unusable)?)
+            }
+            Processes::Host(folder) => Box::new(HostCheckpointer::open(folder)),
+        };
+        Self::over(checkpointer, options)
+    }
+
+    fn over(checkpointer: Box<dyn Checkpointer>, options: &HibernatorOptions) -> Result<Self> {
+        let journal = JournalFolder::open(options.journal.as_deref(), &options.processes)?;
+        Ok(Self { checkpointer, journal, host_memory: HostMemoryPlan::default() })
+    }
+
+    /// What a process holds, and what hinders it. Changes nothing.
+    ///
+    /// # Errors
+    /// There is no such process, or the caller may not ask.
+    pub fn inspect(&self, pid: u32) -> Result<ProcessInspection> {
+        Ok(self.checkpointer.inspect(pid)?)
+    }
+
+    /// Where a process stands.
+    ///
+    /// # Errors
+    /// As for [`Hibernator::inspect`].
+    pub fn state(&self, pid: u32) -> Result<ProcessState> {
+        Ok(self.checkpointer.state(pid)?)
+    }
+
+    /// Takes all of these processes off their devices.
+    ///
+    /// # Errors
+    /// The first reason. All processes run on, unless [`HibernateError::left`] names them.
+    pub fn hibernate(&self, pids: &[u32], request: &HibernateRequest) -> Result<HibernateReport> {
+        let started = Instant::now();
+        let _locks = ProcessLocks::take(&self.journal.folder(), pids)?;
+        let inspections = self.plan().inspect(pids)?;
+        let keys = keys(CheckpointStep::Lock, pids)?;
+        let needs: Vec<_> =
+            pids.iter().copied().zip(inspections.iter().map(ProcessInspection::host_bytes)).collect();
+        let held = inspections.into_iter().map(|found| found.held);
+        let processes: Vec<_> =
+            keys.into_iter().zip(held).map(|(key, held)| SetProcess { key, held }).collect();
+        let promised = self.host_memory.promise(&needs, request.host_bytes_max)?;
+        let steps = self.plan().hibernate(&processes, request.wait_max)?;
+        let taken = steps.iter().zip(&needs).map(|(step, (_, held_bytes))| HibernatedProcess {
+            pid: step.pid,
+            released_bytes: self.released_bytes(step.pid, *held_bytes),
+            lock_ms: step.lock_ms,
+            checkpoint_ms: step.checkpoint_ms,
+        });
+        Ok(HibernateReport {
+            processes: taken.collect(),
+            host_bytes: promised.total_bytes(),
+            total_ms: ms(started),
+        })
+    }
+
+    /// Puts all of these processes back on their devices. They are all that hibernate together.
+    ///
+    /// # Errors
+    /// The first reason. [`HibernateError::left`] names what still hibernates after a restore that failed.
+    pub fn resume(&self, pids: &[u32]) -> Result<ResumeReport> {
+        let started = Instant::now();
+        let _locks = ProcessLocks::take(&self.journal.folder(), pids)?;
+        let keys = keys(CheckpointStep::Restore, pids)?;
+        let entries = self.journal.entries()?;
+        self.check_whole(&entries, &keys)?;
+        let known = |key: ProcessKey| {
+            entries.iter().flat_map(|entry| &entry.processes).find(|process| process.key == key).cloned()
+        };
+        let processes: Vec<_> = keys.into_iter().map(|key| known(key).unwrap_or(key.into())).collect();
+        let steps = self.plan().resume(&processes)?;
+        let back = steps.iter().map(|step| ResumedProcess {
+            pid: step.pid,
+            restore_ms: step.restore_ms,
+            unlock_ms: step.unlock_ms,
+        });
+        Ok(ResumeReport { processes: back.collect(), total_ms: ms(started) })
+    }
+
+    /// Brings to rest what helpers have left that have ended: unlocks, brings parts of sets back, and leaves whole sets
+    /// as they are. Sets that another call works on are left out, and so are processes that run as before.
+    ///
+    /// # Errors
+    /// The journal cannot be read or written.
+    pub fn recover(&self) -> Result<Vec<Recovered>> {
+        let mut recovered = Vec::new();
+        for entry in self.journal.entries()? {
+            let Some(_locks) = ProcessLocks::try_take(&self.journal.folder(), &pids_of(&entry))? else {
+                continue;
+            };
+            // It may have changed until its processes were free.
+            let Some(entry) = self.journal.entry(entry.id())? else { continue };
+            let found = self.plan().recover(&entry, is_same);
+            recovered.extend(found.map_err(SetError::from)?);
+        }
+        Ok(recovered)
+    }
+
+    fn plan(&self) -> SetPlan<'_> {
+        SetPlan::new(&*self.checkpointer, &self.journal)
+    }
+
+    /// By how much what it holds on its devices has fallen.
+    fn released_bytes(&self, pid: u32, held_bytes: Option<u64>) -> Option<u64> {
+        let left_bytes = self.checkpointer.inspect(pid).ok()?.host_bytes()?;
+        Some(held_bytes?.saturating_sub(left_bytes))
+    }
+
+    /// A set resumes as a whole: those of it that still hibernate are named, too.
+    fn check_whole(&self, entries: &[JournalEntry], named: &[ProcessKey]) -> Result<()> {
+        let is_off = |key: ProcessKey| {
+            is_same(key) && self.checkpointer.state(key.pid) == Ok(ProcessState::Checkpointed)
+        };
+        for entry in entries {
+            let (inside, outside): (Vec<_>, Vec<_>) =
+                entry.processes.iter().map(|process| process.key).partition(|key| named.contains(key));
+            let Some(first) = inside.first() else { continue };
+            let missing: Vec<u32> =
+                outside.into_iter().filter(|key| is_off(*key)).map(|key| key.pid).collect();
+            if !missing.is_empty() {
+                return Err(HibernateError::Parted { pid: first.pid, missing });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_same(process: ProcessKey) -> bool {
+    key_of(process.pid) == Some(process)
+}
+
+fn keys(step: CheckpointStep, pids: &[u32]) -> Result<Vec<ProcessKey>> {
+    let missing = |pid| CheckpointError::new(step, pid, CheckpointErrorKind::NoSuchProcess);
+    let keys: std::result::Result<_, _> =
+        pids.iter().map(|&pid| key_of(pid).ok_or_else(|| missing(pid))).collect();
+    Ok(keys?)
+}
+
+fn pids_of(entry: &JournalEntry) -> Vec<u32> {
+    entry.processes.iter().map(|process| process.key.pid).collect()
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
