@@ -52,7 +52,7 @@ def install_routes(module: Any) -> None:
 
 async def _hibernate(frontend: Any, given: Mapping[str, str]) -> dict[str, Any]:
     """Takes the engine off its GPUs. It must sleep, and stays asleep."""
-    wait_max, host_bytes_max = _number(given, "wait_max", float), _number(given, "host_bytes_max", int)
+    limits = _limits(given)
     watch = _watch_of(frontend)
     processes = watch.processes
     async with processes.changing:
@@ -67,8 +67,7 @@ async def _hibernate(frontend: Any, given: Mapping[str, str]) -> dict[str, Any]:
             statuses = await _frontend.look_at_engines(frontend, watch)
             if problem := _problem(statuses, processes.elsewhere):
                 raise _frontend.http_error(HTTPStatus.CONFLICT, f"hibernate: {problem}")
-            call = functools.partial(take_off, processes.pids, host_bytes_max=host_bytes_max)
-            report = await _changed(call if wait_max is None else functools.partial(call, wait_max=wait_max))
+            report = await _changed(functools.partial(take_off, processes.pids, **limits))
         finally:
             processes.change = None
             await processes.look_async()
@@ -153,14 +152,13 @@ async def _changed(call: Callable[[], Any]) -> Any:
         raise _frontend.http_error(HTTPStatus.INTERNAL_SERVER_ERROR, str(error)) from error
 
 
-def _number(given: Mapping[str, str], name: str, parse: Callable[[str], Any]) -> Any:
-    text = given.get(name)
-    if text is None:
-        return None
+def _limits(given: Mapping[str, str]) -> dict[str, Any]:
+    """The library's, from a request's parameters. It reads sizes by itself."""
+    limits: dict[str, Any] = {name: given[name] for name in ("wait_max", "host_bytes_max") if name in given}
     try:
-        return parse(text)
+        return {**limits, "wait_max": float(limits["wait_max"])} if "wait_max" in limits else limits
     except ValueError:
-        said = f"hibernate: {name}={text!r} is no number"
+        said = f"hibernate: wait_max={limits['wait_max']!r} is no number of seconds"
         raise _frontend.http_error(HTTPStatus.BAD_REQUEST, said) from None
 
 

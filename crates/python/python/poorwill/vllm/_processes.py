@@ -13,13 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from poorwill._native import PoorwillError, process_state
+from poorwill._native import HibernateError, process_state
 
 __all__ = ["Processes", "here", "this_process"]
 
 # How long a frontend waits for the driver's answer, which is no more than a look.
 _STATE_TIMEOUT_SECONDS = 1.0
 
+_NO_ANSWER = "no_answer"
 _AWAY = ("locked", "checkpointing", "checkpointed", "restoring")
 
 _log = logging.getLogger(__name__)
@@ -106,7 +107,9 @@ def _states(pids: Sequence[int]) -> dict[int, str]:
             continue
         try:
             states[pid] = process_state(pid)
-        except PoorwillError as error:
+        except HibernateError as error:
+            if error.kind == _NO_ANSWER:
+                states[pid] = _NO_ANSWER
             # A driver that cannot tell has taken nothing off.
             _log.debug("%s", error)
     return states
@@ -116,6 +119,9 @@ def _refusal(states: dict[int, str]) -> str | None:
     lost = [pid for pid, state in states.items() if state == "failed"]
     if lost:
         return f"{_named(lost)} lost the GPU: restart the engine"
+    silent = [pid for pid, state in states.items() if state == _NO_ANSWER]
+    if silent:
+        return _unanswered(silent)
     away = [pid for pid, state in states.items() if state in _AWAY]
     if not away:
         return None
@@ -133,8 +139,8 @@ def _how(pids: Sequence[int]) -> str:
 
 def _unanswered(pids: Sequence[int]) -> str:
     return (
-        f"the driver has not said within {_STATE_TIMEOUT_SECONDS:g} s whether {_named(pids)} may use the "
-        "GPU: it is probably being taken off or put back; ask again"
+        f"the driver does not say whether {_named(pids)} may use the GPU: it is probably being taken off or "
+        "put back; ask again"
     )
 
 
