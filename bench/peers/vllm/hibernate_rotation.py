@@ -241,10 +241,10 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
         for pid in rotation.engine_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    if options.logs:
-        options.logs.mkdir(parents=True, exist_ok=True)
-        for log in folder.glob("*.log"):
-            shutil.copy(log, options.logs)
+        if options.logs:
+            options.logs.mkdir(parents=True, exist_ok=True)
+            for log in folder.glob("*.log"):
+                shutil.copy(log, options.logs)
     end = time.monotonic() + SETTLE_S
     while used_mib() > at_first + REST_MIB and time.monotonic() < end:
         time.sleep(0.25)
