@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import rotation as rotations
-from common import GIB, MIB, Ballast, conclude_in_a_folder, emit, every_line_says, gib, host_memory
+from common import MIB, Ballast, conclude_in_a_folder, emit, every_line_says, gib, host_memory
 from rotation import Rotation, spread, take, text_of
 
 MODES = ["poorwill", "stand-in"]
@@ -61,9 +61,6 @@ class Sleepers(Rotation):
         more = ["--residue", f"{RESIDUE_MIB}MiB"] if model is None else []
         return super().command(name, model, card_bytes) + more
 
-    def cache_bytes(self, model: Path, card_bytes: int) -> int:
-        return GIB
-
     def rests(self) -> list[str]:
         """The stage of each model that is not ready."""
         return [model["stage"] for model in self.status()["models"] if model["stage"] != "ready"]
@@ -89,6 +86,7 @@ def first_answers(rotation: Sleepers) -> tuple[bool, dict]:
         good = good and answer.good and bool(text)
         rotation.truth[name] = text or ""
         took[name] = answer.seconds
+        emit("started", model=name, seconds=answer.seconds, right=good, used_mib=used_mib())
         if not good:
             return False, {"model": name, "answer": answer.brief()}
     different = len(set(rotation.truth.values()))
@@ -243,6 +241,10 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
         for pid in rotation.engine_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if options.logs:
+            options.logs.mkdir(parents=True, exist_ok=True)
+            for log in folder.glob("*.log"):
+                shutil.copy(log, options.logs)
     end = time.monotonic() + SETTLE_S
     while used_mib() > at_first + REST_MIB and time.monotonic() < end:
         time.sleep(0.25)
@@ -265,6 +267,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="turns of each engine")
     parser.add_argument("--plain", action="store_true", help="asleep only, without hibernation")
     parser.add_argument("--table", default='[hibernate]\nafter = "0s"', help="of rotate.toml")
+    parser.add_argument("--logs", type=Path, help="a folder that gets the logs")
     parser.add_argument(
         "--skip", default="", type=lambda names: names.split(","), help="steps, with commas between"
     )

@@ -586,6 +586,11 @@ pub(crate) enum RotateCommand {
         /// Name or alias of the model
         model: String,
     },
+    /// Put a model to sleep, and take its engine's processes off their GPUs
+    Hibernate {
+        /// Name or alias of the model
+        model: String,
+    },
     /// Stop a model's engine, and start it again if it was running
     Restart {
         /// Name or alias of the model

@@ -170,7 +170,7 @@ impl Nvml {
     /// Where process `pid` uses memory: UUID without prefix, and bytes where the driver keeps a figure.
     #[must_use]
     pub fn memory_of_process(&self, pid: u32) -> Vec<(String, Option<u64>)> {
-        self.gpus().filter_map(|gpu| Some((uuid(&gpu)?, held_by(&gpu, pid)?))).collect()
+        self.gpus_and_instances().filter_map(|gpu| Some((uuid(&gpu)?, held_by(&gpu, pid)?))).collect()
     }
 
     /// UUID, without prefix, of the GPU with this device file: `/dev/nvidiaN`.
@@ -195,6 +195,17 @@ impl Nvml {
         (0..count).filter_map(|index| self.0.device_by_index(index).ok())
     }
 
+    /// Whole GPUs, and the instances of those in MIG mode.
+    fn gpus_and_instances(&self) -> impl Iterator<Item = Device<'_>> {
+        self.gpus().flat_map(|gpu| {
+            if is_enabled(&gpu.mig_mode().map(|mode| mode.current)) != Some(true) {
+                return vec![gpu];
+            }
+            let count = gpu.mig_device_count().unwrap_or(0);
+            (0..count).filter_map(|index| gpu.mig_device_by_index(index).ok()).collect()
+        })
+    }
+
     fn device(&self, uuid: &str) -> Result<Option<(Handle, Device<'_>)>, NvmlError> {
         first(PREFIXES.into_iter().map(|(prefix, handle)| {
             let device = self.0.device_by_uuid(format!("{prefix}{uuid}"));
@@ -205,7 +216,7 @@ impl Nvml {
 
 fn uuid(gpu: &Device<'_>) -> Option<String> {
     let uuid = gpu.uuid().ok()?;
-    Some(uuid.trim_start_matches("GPU-").to_owned())
+    PREFIXES.into_iter().find_map(|(prefix, _)| uuid.strip_prefix(prefix)).map(str::to_owned)
 }
 
 /// `None` unless the process is listed there.

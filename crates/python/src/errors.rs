@@ -1,7 +1,9 @@
 //! The library's errors as Python exceptions, with their figures. The messages are the library's.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 
+use poorwill::hibernate::{HibernateError, ProcessState};
 use poorwill::{OpenError, PoolError, chain};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyUserWarning, PyValueError};
@@ -51,6 +53,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("TagError", py.get_type::<TagError>())?;
     module.add("WakeError", py.get_type::<WakeError>())?;
     module.add("SleepError", sleep_error(py)?)?;
+    module.add("HibernateError", hibernate_error(py)?)?;
     module.add("OutOfMemoryError", out_of_memory_error(py)?)?;
     module.add("BudgetWarning", py.get_type::<BudgetWarning>())
 }
@@ -60,6 +63,40 @@ fn sleep_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     const ABOUT: &str = "A sleep or its preparation failed; the message says in which state that leaves the tags.\n\n\
         `report` is set where the tags sleep, but part of their memory could not be released.";
     class(py, &CLASS, "SleepError", ABOUT, &["report"], &[], &[py.get_type::<PoorwillError>()])
+}
+
+fn hibernate_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    const ABOUT: &str = "Processes could not be taken off their GPUs, or put back.\n\n\
+        `kind` is the reason's name, `pid` the process that failed, if it is one. `left` has the state of each \
+        process that does not run as before, by pid; it is empty where nothing was changed.";
+    class(
+        py,
+        &CLASS,
+        "HibernateError",
+        ABOUT,
+        &["kind", "pid", "left"],
+        &[],
+        &[py.get_type::<PoorwillError>()],
+    )
+}
+
+/// An attribute of `HibernateError`.
+#[derive(IntoPyObject)]
+enum Detail {
+    Kind(&'static str),
+    Pid(Option<u32>),
+    Left(BTreeMap<u32, Option<&'static str>>),
+}
+
+pub(crate) fn not_hibernated(py: Python<'_>, error: &HibernateError) -> PyErr {
+    let left = error.left().iter().map(|left| (left.pid, left.state.map(ProcessState::as_str)));
+    let details = [
+        ("kind", Detail::Kind(error.code())),
+        ("pid", Detail::Pid(error.pid())),
+        ("left", Detail::Left(left.collect())),
+    ];
+    raised(hibernate_error(py), chain(error), details)
 }
 
 /// Attributes of `OutOfMemoryError`; unknown ones are None.

@@ -13,6 +13,7 @@ mod block;
 mod budget;
 mod device;
 mod errors;
+mod hibernate;
 mod offload;
 mod process;
 mod shared_memory;
@@ -33,5 +34,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     budget::register(module)?;
     arena::register(module)?;
     block::register(module)?;
+    hibernate::register(module)?;
     offload::register(module)
 }

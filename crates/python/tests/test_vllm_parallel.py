@@ -103,9 +103,9 @@ async def test_data_parallel_engines_meet_once(vllm: Any) -> None:
         assert callable(vars(core)["_poorwill"]._resume)
         vars(core)["_poorwill"]._resume = lambda: resumed.append(1)
     for frontend in (first, second, first):
-        watch = _frontend._watch_of(frontend)
+        watch = _frontend.watch_of(frontend)
         assert watch is not None
-        await _frontend._take_async(frontend, watch)
+        await _frontend.look_at_engines(frontend, watch)
         await _frontend._ask_async(frontend, "poorwill_go_on")
     assert len(resumed) == 3
 

@@ -372,7 +372,7 @@ def test_registering_twice_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     register = importlib.import_module("poorwill.vllm").register
     register()
     register()
-    assert set(_imports._waiting) == {hook.module for hook in _hooks.HOOKS}
+    assert set(_imports._waiting) == {hook.module for hook in (*_hooks.HOOKS, *_hooks.ROUTE_HOOKS)}
     assert sys.meta_path.count(_imports._FINDER) == 1
 
 

@@ -18,6 +18,10 @@ use crate::policy::StageName;
 /// Of each answer.
 const TOKENS: u32 = 16;
 
+/// Stages after a sleep.
+const SLEEPS: [StageName; 4] =
+    [StageName::Asleep, StageName::GoingIntoHibernation, StageName::Hibernating, StageName::Cold];
+
 /// The result for all models.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Validation {
@@ -133,8 +137,7 @@ async fn steps(
     }
     let began = Instant::now();
     client.command(name, "sleep", None).await?;
-    let slept =
-        client.until(name, StageName::Asleep, &[StageName::Asleep, StageName::Cold], swap_max).await?;
+    let slept = client.until(name, StageName::Asleep, &SLEEPS, swap_max).await?;
     result.sleep_s = Some(seconds(began));
     let began = Instant::now();
     client.command(name, "wake", None).await?;

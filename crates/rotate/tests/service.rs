@@ -2,6 +2,8 @@
 //! no step is late on a slow machine.
 #![allow(clippy::unwrap_used)]
 
+#[path = "service/hibernation.rs"]
+mod hibernation;
 mod mock;
 
 use std::sync::Arc;

@@ -27,13 +27,14 @@ pub(crate) enum Which<'a> {
     Read(&'a str),
 }
 
-const TESTS: [&str; 12] = [
+const TESTS: [&str; 13] = [
     "crates/python/tests/test_vllm_connectors.py",
     "crates/python/tests/test_vllm_contract.py",
     "crates/python/tests/test_vllm_engine.py",
     "crates/python/tests/test_vllm_entry_point.py",
     "crates/python/tests/test_vllm_frontend.py",
     "crates/python/tests/test_vllm_generations.py",
+    "crates/python/tests/test_vllm_hibernation.py",
     "crates/python/tests/test_vllm_level2.py",
     "crates/python/tests/test_vllm_parallel.py",
     "crates/python/tests/test_vllm_rl.py",

@@ -66,6 +66,7 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
             }
             RotateCommand::Wake { model } => (model, "wake", None),
             RotateCommand::Sleep { model } => (model, "sleep", None),
+            RotateCommand::Hibernate { model } => (model, "hibernate", None),
             RotateCommand::Restart { model } => (model, "restart", None),
             RotateCommand::Pin { model, off: false } => (model, "pin", Some(json!({ "pinned": true }))),
             RotateCommand::Pin { model, off: true } => (model, "pin --off", Some(json!({ "pinned": false }))),

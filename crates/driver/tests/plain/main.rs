@@ -9,5 +9,6 @@ mod fork;
 mod host_checkpoint;
 mod host_contract;
 mod host_device;
+mod host_process;
 mod plays;
 mod ptx;

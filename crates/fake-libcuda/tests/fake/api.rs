@@ -155,6 +155,11 @@ library! {
         function: u64, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, shared: c_uint, stream: u64, params: *mut *mut c_void, extra: *mut c_void
     ) -> c_int;
+    cuCheckpointProcessLock(pid: c_int, args: *mut [u32; 16]) -> c_int;
+    cuCheckpointProcessCheckpoint(pid: c_int, args: *mut [u32; 16]) -> c_int;
+    cuCheckpointProcessRestore(pid: c_int, args: *mut [u32; 16]) -> c_int;
+    cuCheckpointProcessUnlock(pid: c_int, args: *mut [u32; 16]) -> c_int;
+    cuCheckpointProcessGetState(pid: c_int, state: *mut c_int) -> c_int;
     poorwillFakeArm(first: u64, count: u64) -> ();
     poorwillFakeDisarm() -> u64;
     poorwillFakeCensus(device: c_int, out: *mut Census) -> c_int;

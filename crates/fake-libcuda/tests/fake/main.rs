@@ -5,6 +5,7 @@
 
 mod api;
 mod captures;
+mod checkpoints;
 mod contexts;
 mod faults;
 mod kernels;

@@ -15,6 +15,11 @@ __all__ = [
     "Claimed",
     "ClosedError",
     "DeviceView",
+    "HeldMemory",
+    "HibernateError",
+    "HibernateReport",
+    "HibernatedProcess",
+    "Hibernation",
     "Hold",
     "HostBuffer",
     "LoadedTensor",
@@ -23,6 +28,8 @@ __all__ = [
     "PoorwillError",
     "Preparation",
     "PrepareReport",
+    "ResumeReport",
+    "ResumedProcess",
     "SleepError",
     "SleepPhases",
     "SleepReport",
@@ -45,6 +52,8 @@ __all__ = [
     "estimate_chunk_gated_delta_rule_fwd_h",
     "estimate_matmul",
     "graph_pool",
+    "hibernate",
+    "hibernation",
     "known_compute_capabilities",
     "load_checkpoint",
     "make_immortal",
@@ -53,6 +62,8 @@ __all__ = [
     "parse_bytes",
     "pool",
     "prepare_sleep",
+    "process_state",
+    "resume",
     "shared_memory_of_capability",
     "shared_memory_of_device",
     "sleep",
@@ -100,6 +111,17 @@ class SleepError(PoorwillError):
 
 class WakeError(PoorwillError):
     """A wake failed; everything sleeps as before, with its backups."""
+
+class HibernateError(PoorwillError):
+    """Processes could not be taken off their GPUs, or put back.
+
+    `kind` is the reason's name, `pid` the process that failed, if it is one. `left` has the state of each
+    process that does not run as before, by pid; it is empty where nothing was changed.
+    """
+
+    kind: str | None
+    pid: int | None
+    left: dict[int, str | None] | None
 
 class OutOfMemoryError(PoorwillError, MemoryError):
     """More memory than the arena's limit allows, or than the device has.
@@ -869,6 +891,127 @@ class TagStats:
         """Host memory of backups."""
     @property
     def live_blocks(self) -> int: ...
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, like the command line's JSON."""
+
+def hibernate(
+    pid: int | Iterable[int], *, wait_max: float | None = None, host_bytes_max: int | str | None = None
+) -> HibernateReport:
+    """Takes another process off its GPUs: what it holds there goes to host memory, with context and graphs.
+
+    It runs on without GPUs until `resume`: calls that need one wait. Put its memory to sleep first, since
+    what sleeps does not pass through the host again. Several pids are one set: all of them go, or none.
+
+    `wait_max` is how long to wait for work that is queued, in seconds; by default 5. `host_bytes_max` is the
+    most host memory to take, in bytes or like "4GiB". Raises HibernateError.
+    """
+
+def resume(pid: int | Iterable[int]) -> ResumeReport:
+    """Puts processes back on their GPUs. Those that hibernate together resume together.
+
+    Any process may do that, not only the one that called `hibernate`. Raises HibernateError.
+    """
+
+def hibernation(pid: int) -> Hibernation:
+    """Where another process stands, what it holds on its GPUs, and what would make `hibernate` fail.
+
+    Changes nothing. Raises HibernateError.
+    """
+
+def process_state(pid: int) -> str:
+    """The state in `hibernation` alone, which is one call of the driver."""
+
+@final
+class HibernateReport:
+    """What `hibernate` did."""
+
+    @property
+    def processes(self) -> list[HibernatedProcess]:
+        """Its processes, in the order of the call."""
+    @property
+    def host_bytes(self) -> int | None:
+        """Host memory that it takes; None where the driver keeps no figure."""
+    @property
+    def total_ms(self) -> float:
+        """Whole duration."""
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, like the command line's JSON."""
+
+@final
+class HibernatedProcess:
+    """A process that hibernates."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def released_bytes(self) -> int | None:
+        """Released on its GPUs; None where the driver keeps no figure."""
+    @property
+    def lock_ms(self) -> float:
+        """Until its queued work was done."""
+    @property
+    def checkpoint_ms(self) -> float:
+        """Until it held nothing on its GPUs."""
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, like the command line's JSON."""
+
+@final
+class ResumeReport:
+    """What `resume` did."""
+
+    @property
+    def processes(self) -> list[ResumedProcess]:
+        """Its processes, in the order of the call."""
+    @property
+    def total_ms(self) -> float:
+        """Whole duration."""
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, like the command line's JSON."""
+
+@final
+class ResumedProcess:
+    """A process that is back on its GPUs."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def restore_ms(self) -> float:
+        """Until its memory was on its GPUs again."""
+    @property
+    def unlock_ms(self) -> float:
+        """Until its calls went on."""
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, like the command line's JSON."""
+
+@final
+class Hibernation:
+    """Where a process stands, and what `hibernate` would take."""
+
+    @property
+    def state(self) -> Literal["running", "locked", "checkpointed", "checkpointing", "restoring", "failed"]:
+        """Where it stands; "failed" has lost the GPU."""
+    @property
+    def held(self) -> list[HeldMemory]:
+        """What it holds on each GPU."""
+    @property
+    def host_bytes(self) -> int | None:
+        """Host memory that `hibernate` would take; None where the driver keeps no figure."""
+    @property
+    def obstacles(self) -> list[str]:
+        """What would make `hibernate` fail, as in its error."""
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, like the command line's JSON."""
+
+@final
+class HeldMemory:
+    """Memory of a process on one GPU."""
+
+    @property
+    def uuid(self) -> str:
+        """The GPU's UUID, without prefix."""
+    @property
+    def used_bytes(self) -> int | None:
+        """None where the driver keeps no figure."""
     def as_dict(self) -> dict[str, Any]:
         """Plain values, like the command line's JSON."""
 

@@ -4,8 +4,8 @@ mod current;
 mod hold;
 mod preparation;
 mod registry;
-mod report;
-mod request;
+pub(crate) mod report;
+pub(crate) mod request;
 
 use std::sync::Arc;
 

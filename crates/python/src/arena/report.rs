@@ -22,7 +22,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// Converts by way of JSON.
-pub(super) fn plain<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn plain<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     let json = serde_json::to_string(value).map_err(refused)?;
     py.import("json")?.call_method1("loads", (json,))
 }
@@ -32,7 +32,7 @@ const RENAMED: [(&str, &str); 3] =
     [("trusted", "unchecked_bytes"), ("uncovered", "unaccounted_bytes"), ("owed", "deferred_release_bytes")];
 
 /// An attribute by its old name, with a DeprecationWarning.
-fn renamed<'py>(report: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn renamed<'py>(report: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     let (py, class) = (report.py(), report.get_type());
     let stem = name.strip_suffix("_bytes");
     for (_, new) in RENAMED.iter().filter(|(old, _)| Some(*old) == stem) {
@@ -77,11 +77,11 @@ macro_rules! report {
 
             /// Plain values, like the command line's JSON.
             fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-                plain(py, &self.0)
+                $crate::arena::report::plain(py, &self.0)
             }
 
             fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-                renamed(slf.as_any(), name)
+                $crate::arena::report::renamed(slf.as_any(), name)
             }
 
             fn __repr__(&self) -> String {
@@ -91,6 +91,7 @@ macro_rules! report {
         }
     };
 }
+pub(crate) use report;
 
 report! {
     /// What a sleep did.

@@ -57,7 +57,7 @@ pub(super) fn wake(
     })
 }
 
-pub(super) fn timeout(seconds: &Bound<'_, PyAny>) -> PyResult<Duration> {
+pub(crate) fn timeout(seconds: &Bound<'_, PyAny>) -> PyResult<Duration> {
     let known = match whole_number(seconds)? {
         Some(_) => true,
         None => seconds.is_instance_of::<PyFloat>(),

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from poorwill import PoorwillError
+from poorwill.vllm._processes import this_process
 
 
 class MemoryFault(BaseException):
@@ -27,6 +28,7 @@ class Worker:
         self.calls: list[str] = []
         self.fails: dict[str, list[Exception | None]] = {}
         self.wakes_nothing = False
+        self.process = this_process()
 
     def _enter(self, method: str) -> None:
         self.calls.append(method)
@@ -109,6 +111,7 @@ class Worker:
         events, self.events = self.events, []
         return {
             "rank": self.rank,
+            **self.process,
             "device": f"cuda:{self.rank}",
             "state": {tag: "asleep" if tag in self.asleep else "awake" for tag in ("weights", "kv_cache")},
             # What was dropped is reported before it is mapped again, too.
@@ -119,6 +122,10 @@ class Worker:
             "unaccounted_bytes": None,
             "events": events,
         }
+
+    def poorwill_process(self) -> dict[str, Any]:
+        self._enter("poorwill_process")
+        return self.process
 
     def _reported(self) -> dict[str, Any]:
         return {

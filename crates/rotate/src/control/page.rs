@@ -8,8 +8,8 @@ const PAGE: &str = include_str!("page.html");
 /// Only the style and script in the page may load, by their SHA-256. A test computes both hashes.
 const POLICY: &str = concat!(
     "default-src 'none'; ",
-    "style-src 'sha256-QZ9ug+FlAVQsAfP20ejiCGrUx+4e6GJn0+gFLkFmUYU='; ",
-    "script-src 'sha256-szj0xbQE4ybdI9gUJ7tYOkPjcqwbqks8T/jmooTJFZU='; ",
+    "style-src 'sha256-yuJNYjCtql6o7HQ7hi0Km4xxp6THHTUFB4HlLvqUFvs='; ",
+    "script-src 'sha256-gO6Sf8rqyvII/5XO3RtmKQvasdgMudEvvBTx2ISfWsU='; ",
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ",
     "require-trusted-types-for 'script'"
 );

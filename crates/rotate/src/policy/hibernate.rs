@@ -36,7 +36,7 @@ pub(super) struct Hibernation {
 impl Hibernation {
     /// After its engine changed.
     pub(super) fn forget(&mut self) {
-        *self = Self { asleep_since: self.asleep_since, ..Self::default() };
+        (self.residue, self.is_usual, self.is_impossible) = (None, false, false);
     }
 }
 

@@ -153,13 +153,19 @@ fn readiness(target: TargetNow) -> Readiness {
     match target.stage {
         StageName::Ready => Readiness::Ready,
         StageName::FindingMemory
+        | StageName::Resuming
         | StageName::Waking
         | StageName::Starting
         | StageName::Confirming
         | StageName::Canary
         | StageName::Measuring => Readiness::Coming,
         // Requests wait for it, so it comes when others have left.
-        StageName::Unknown | StageName::Probing | StageName::Cold | StageName::Asleep
+        StageName::Unknown
+        | StageName::Probing
+        | StageName::Cold
+        | StageName::Asleep
+        | StageName::GoingIntoHibernation
+        | StageName::Hibernating
             if target.in_flight > 0 =>
         {
             Readiness::Coming

@@ -40,21 +40,29 @@ impl Fault {
 pub(crate) struct Machine {
     total: u64,
     each: u64,
+    /// What each engine holds besides, unless it hibernates.
+    residue: u64,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     engines: BTreeMap<String, OneEngine>,
+    /// The URL of each model.
+    urls: BTreeMap<String, String>,
     awake_at_most: usize,
+    hibernations: usize,
+    /// An engine was asked for something while it hibernated.
+    was_asked_off: bool,
     /// An engine woke without enough free memory.
     was_overcommitted: bool,
 }
 
 #[derive(Debug, Default)]
-struct OneEngine {
+pub(crate) struct OneEngine {
     is_awake: bool,
-    has_memory: bool,
+    pub(crate) is_off: bool,
+    pub(crate) has_memory: bool,
     is_well: bool,
     set_fault: Option<Fault>,
 }
@@ -62,7 +70,12 @@ struct OneEngine {
 impl Machine {
     /// A GPU of `total` bytes for engines of `each`.
     pub(crate) fn new(total: u64, each: u64) -> Arc<Self> {
-        Arc::new(Self { total, each, state: Mutex::default() })
+        Self::with_residue(total, each, 0)
+    }
+
+    /// Each engine holds `residue` besides, unless it hibernates.
+    pub(crate) fn with_residue(total: u64, each: u64, residue: u64) -> Arc<Self> {
+        Arc::new(Self { total, each, residue, state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -74,8 +87,43 @@ impl Machine {
         let done = act(state.engines.entry(url.to_owned()).or_default());
         let awake = state.engines.values().filter(|one| one.has_memory).count();
         state.awake_at_most = state.awake_at_most.max(awake);
-        state.was_overcommitted |= awake as u64 * self.each > self.total;
+        state.was_overcommitted |= self.used(&state) > self.total;
         done
+    }
+
+    fn used(&self, state: &State) -> u64 {
+        let held =
+            |one: &OneEngine| u64::from(one.has_memory) * self.each + u64::from(!one.is_off) * self.residue;
+        state.engines.values().map(held).sum()
+    }
+
+    /// The same for a request of the rotation, which a hibernating engine must not get.
+    fn asked<T>(&self, url: &str, act: impl FnOnce(&mut OneEngine) -> T) -> T {
+        let (is_off, done) = self.with(url, |one| (one.is_off, act(one)));
+        self.state().was_asked_off |= is_off;
+        done
+    }
+
+    pub(crate) fn hibernations(&self) -> usize {
+        self.state().hibernations
+    }
+
+    pub(crate) fn was_asked_off(&self) -> bool {
+        self.state().was_asked_off
+    }
+
+    pub(crate) fn is_off(&self, model: &str) -> bool {
+        self.off(model, |one| one.is_off)
+    }
+
+    /// By the helper for hibernation.
+    pub(crate) fn off<T>(&self, model: &str, act: impl FnOnce(&mut OneEngine) -> T) -> T {
+        let url = self.state().urls[model].clone();
+        self.with(&url, act)
+    }
+
+    pub(crate) fn count_hibernation(&self) {
+        self.state().hibernations += 1;
     }
 
     pub(crate) fn wake(&self, url: &str) {
@@ -124,6 +172,7 @@ impl Machine {
         let machine = Arc::clone(self);
         Box::new(move |model: &Model| {
             machine.with(&model.url, |_| ());
+            machine.state().urls.insert(model.name.clone(), model.url.clone());
             Ok(Arc::new(Wire { machine: Arc::clone(&machine), url: model.url.clone() }) as Arc<dyn Engine>)
         })
     }
@@ -135,8 +184,7 @@ struct Gauge(Arc<Machine>);
 impl Meter for Gauge {
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
         Box::pin(async move {
-            let used =
-                self.0.state().engines.values().filter(|one| one.has_memory).count() as u64 * self.0.each;
+            let used = self.0.used(&self.0.state());
             let Some(free_bytes) = self.0.total.checked_sub(used) else {
                 let reason = format!("{used} bytes are in use of {}", self.0.total);
                 return Err(MeterError { gpu: gpus[0], reason });
@@ -177,12 +225,12 @@ impl Engine for Wire {
     fn sleep(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             a_moment().await;
-            match self.machine.with(&self.url, |one| one.set_fault) {
+            match self.machine.asked(&self.url, |one| one.set_fault) {
                 Some(Fault::HangsInSleep) => for_ever().await,
                 Some(Fault::Refuses) => return Err(self.refused()),
                 _ => {}
             }
-            self.machine.with(&self.url, |one| {
+            self.machine.asked(&self.url, |one| {
                 (one.is_awake, one.is_well) = (false, false);
                 one.has_memory &= one.set_fault == Some(Fault::KeepsMemory);
             });
@@ -193,12 +241,12 @@ impl Engine for Wire {
     fn wake(&self) -> EngineFuture<'_, ()> {
         Box::pin(async {
             a_moment().await;
-            match self.machine.with(&self.url, |one| one.set_fault) {
+            match self.machine.asked(&self.url, |one| one.set_fault) {
                 Some(Fault::HangsInWake) => for_ever().await,
                 Some(Fault::Refuses) => return Err(self.refused()),
                 _ => {}
             }
-            self.machine.with(&self.url, |one| {
+            self.machine.asked(&self.url, |one| {
                 one.has_memory = true;
                 one.is_awake = one.set_fault != Some(Fault::WakesByHalf);
                 one.is_well = one.set_fault != Some(Fault::Gibberish);
@@ -210,17 +258,19 @@ impl Engine for Wire {
     fn is_awake(&self) -> EngineFuture<'_, bool> {
         Box::pin(async {
             a_moment().await;
-            Ok(self.machine.with(&self.url, |one| one.is_awake != (one.set_fault == Some(Fault::SaysAsleep))))
+            Ok(self
+                .machine
+                .asked(&self.url, |one| one.is_awake != (one.set_fault == Some(Fault::SaysAsleep))))
         })
     }
 
     fn generate(&self, _known: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
         Box::pin(async {
             a_moment().await;
-            if self.machine.with(&self.url, |one| one.set_fault) == Some(Fault::HangsInAnswer) {
+            if self.machine.asked(&self.url, |one| one.set_fault) == Some(Fault::HangsInAnswer) {
                 for_ever().await;
             }
-            let well = self.machine.with(&self.url, |one| one.is_well && one.has_memory);
+            let well = self.machine.asked(&self.url, |one| one.is_well && one.has_memory);
             let text = if well { format!("I am {}", self.url) } else { "#".to_owned() };
             Ok(Answer { kind: CanaryKind::Completion, content: Content::Text(text) })
         })

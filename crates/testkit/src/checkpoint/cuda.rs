@@ -1,7 +1,7 @@
 //! Targets on NVIDIA's GPUs, or over the fake libcuda.
 
 use std::any::Any;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,22 +30,27 @@ pub struct CudaSetup {
 }
 
 impl CudaSetup {
-    /// In a child of this process, which the fake library's variables reach. `None` in the parent, after the child has
-    /// passed. `nvml` is a library for the figures, with these devices; without it, the machine's.
+    /// In a child of this process, which these variables reach. `None` in the parent, after the child has passed. `nvml` is
+    /// a library for the figures; without it, the machine's.
     ///
     /// # Panics
     /// If the child fails.
     #[must_use]
-    pub fn open(nvml: Option<(PathBuf, &str)>) -> Option<Self> {
-        let of_child = std::env::var_os(FOLDER).map(PathBuf::from);
-        if let Some(folder) = of_child {
-            return Some(Self { folder, nvml: nvml.map(|(path, _)| path) });
+    pub fn open(nvml: Option<PathBuf>, variables: &[(&str, &str)]) -> Option<Self> {
+        if let Some(folder) = std::env::var_os(FOLDER) {
+            return Some(Self { folder: folder.into(), nvml });
         }
         let folder = TempDir::new().unwrap();
-        let devices = nvml.as_ref().map_or("", |(_, devices)| devices);
-        let variables = [(FOLDER, folder.path().to_str().unwrap()), ("POORWILL_FAKE_NVML_DEVICES", devices)];
-        child::expect_success(child::command("setup", &variables));
+        let mut command = child::command("setup", variables);
+        command.env(FOLDER, folder.path());
+        child::expect_success(command);
         None
+    }
+
+    /// The folder of the targets.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 }
 

@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 
 use poorwill::ByteSize;
 use poorwill::gpus::{Gpus, GpusError};
-use poorwill_rotate::config::{Config, MemorySource, Model, Start};
+use poorwill_rotate::config::{Config, Hibernate, MemorySource, Model, Start};
+use poorwill_rotate::hibernation;
 use serde::Serialize;
 
-use super::read;
+use super::{read, runtime};
 use crate::failure::{Failure, Outcome};
 
 /// What would be served, and what stands against it.
@@ -130,6 +131,9 @@ pub(super) fn run(path: &Path) -> Result<CheckReport, Failure> {
         }
     }
     found.warnings.extend(ports::warnings(&config)?);
+    if let Some(hibernate) = &config.hibernate {
+        found.hibernation(&config, hibernate)?;
+    }
     if config.memory == MemorySource::Devices {
         found.gpus(&config);
     }
@@ -216,6 +220,23 @@ impl Findings {
             let folder = log.parent().filter(|folder| !folder.as_os_str().is_empty());
             self.writable(&what, folder.unwrap_or(Path::new(".")));
         }
+    }
+
+    /// Engines sleep on where they cannot hibernate.
+    fn hibernation(&mut self, config: &Config, hibernate: &Hibernate) -> Result<(), Failure> {
+        for model in &config.models {
+            if model.start.is_none() {
+                let model = &model.name;
+                self.warnings.push(format!(
+                    "model `{model}` cannot hibernate: it has no command, and only processes that the service started are \
+                     known to it"
+                ));
+            }
+        }
+        if let Err(reason) = runtime()?.block_on(hibernation::check(&hibernate.helper)) {
+            self.warnings.push(format!("hibernate: no engine can hibernate here: {reason}"));
+        }
+        Ok(())
     }
 
     fn gpus(&mut self, config: &Config) {

@@ -278,3 +278,109 @@ fn caught(
         Err(StepFailure { kind, is_lost: true })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(200);
+    const SHORT: Duration = Duration::from_millis(5);
+
+    /// A process without memory, whose checkpoint panics if it is said so.
+    struct Nothing {
+        panics: bool,
+    }
+
+    impl HostProcessMemory for Nothing {
+        fn held(&self) -> Vec<HeldMemory> {
+            Vec::new()
+        }
+
+        fn take_off(&self) -> std::result::Result<(), StepFailure> {
+            if self.panics {
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+            Ok(())
+        }
+
+        fn put_back(&self) -> std::result::Result<(), StepFailure> {
+            Ok(())
+        }
+    }
+
+    fn steps(panics: bool) -> Arc<Steps> {
+        Arc::new(Steps::new(Box::new(Nothing { panics })))
+    }
+
+    #[test]
+    fn a_lock_waits_for_calls_under_way_and_runs_on_after_its_limit() {
+        let steps = steps(false);
+        let call = steps.enter().unwrap();
+        assert_eq!(steps.lock(SHORT, &|| true), Err(CheckpointErrorKind::Busy { wait_max: SHORT }));
+        drop(steps.enter().unwrap());
+        thread::scope(|scope| {
+            let locking = scope.spawn(|| steps.lock(LONG, &|| true));
+            let waits = || steps.position().step.is_some();
+            while !waits() {
+                thread::yield_now();
+            }
+            assert_eq!((steps.state(), waits()), (ProcessState::Running, true));
+            drop(call);
+            assert_eq!(locking.join().unwrap(), Ok(()));
+        });
+        assert_eq!(steps.state(), ProcessState::Locked);
+    }
+
+    #[test]
+    fn a_lock_without_its_caller_is_not_made() {
+        let steps = steps(false);
+        assert!(matches!(steps.lock(LONG, &|| false), Err(CheckpointErrorKind::Busy { .. })));
+        let _call = steps.enter().unwrap();
+        assert!(matches!(steps.lock(LONG, &|| false), Err(CheckpointErrorKind::Busy { .. })));
+        assert_eq!(steps.state(), ProcessState::Running);
+        drop(steps.enter().unwrap());
+    }
+
+    #[test]
+    fn a_second_lock_waits_for_the_first() {
+        let steps = steps(false);
+        let call = steps.enter().unwrap();
+        thread::scope(|scope| {
+            let locks: Vec<_> = (0..2).map(|_| scope.spawn(|| steps.lock(LONG, &|| true))).collect();
+            assert!(matches!(steps.unlock(), Err(CheckpointErrorKind::WrongState { .. })));
+            drop(call);
+            let mut ends: Vec<bool> = locks.into_iter().map(|lock| lock.join().unwrap().is_ok()).collect();
+            ends.sort_unstable();
+            assert_eq!(ends, [false, true]);
+        });
+        assert_eq!(steps.state(), ProcessState::Locked);
+    }
+
+    #[test]
+    fn a_panic_of_the_owner_loses_the_device() {
+        let steps = steps(true);
+        steps.lock(LONG, &|| true).unwrap();
+        let (entering, entered) = mpsc::channel();
+        let other = Arc::clone(&steps);
+        let waits = thread::spawn(move || entering.send(other.enter().map(drop)).unwrap());
+        assert!(matches!(steps.checkpoint(), Err(CheckpointErrorKind::Refused { .. })));
+        assert_eq!(entered.recv().unwrap(), Err(DeviceLost));
+        waits.join().unwrap();
+        let expected = CheckpointErrorKind::wrong_state(ProcessState::Failed, ProcessState::Locked);
+        assert_eq!(steps.unlock(), Err(expected));
+    }
+
+    #[test]
+    fn calls_go_on_when_the_process_leaves() {
+        let steps = steps(false);
+        steps.lock(LONG, &|| true).unwrap();
+        let other = Arc::clone(&steps);
+        let waits = thread::spawn(move || other.enter().map(drop));
+        steps.leave();
+        assert_eq!(waits.join().unwrap(), Ok(()));
+        assert_eq!(steps.checkpoint(), Err(CheckpointErrorKind::NoDevice));
+    }
+}

@@ -10,6 +10,7 @@ How the parts fit:
   `allocator`.
 - `_engine`, `_frontend` and `_metrics` hook the engine's core and frontend. They refuse what cannot work,
   undo a failed sleep, report missing weights, and export metrics.
+- `_hibernation` adds the routes that take an engine off its GPUs; `_processes` asks whether it is.
 - `_versions` first checks that this vLLM has what the hooks need.
 
 With `POORWILL_OFFLOAD=1`, weights that vLLM offloads are in Poorwill's host memory (`_offload`,
@@ -27,7 +28,7 @@ def register() -> None:
 
     Imports neither vLLM nor PyTorch: a hook acts when vLLM imports its module.
     """
-    for hook in _hooks.HOOKS:
+    for hook in (*_hooks.HOOKS, *_hooks.ROUTE_HOOKS):
         hook.wait()
     if _environment.may_want_offload():
         for hook in _hooks.OFFLOAD_HOOKS:

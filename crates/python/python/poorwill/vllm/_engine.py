@@ -146,6 +146,7 @@ class _Engine:
         self._is_held = False
         self._was_committed = False
         self._events: dict[Any, list[Any]] = {}
+        self._processes: list[dict[str, Any]] | None = None
         self._stock_rpc = self.executor.collective_rpc
         self.executor.collective_rpc = self._collective_rpc
         self._stock_sleep = self.executor.sleep
@@ -384,6 +385,12 @@ class _Engine:
         self.not_ready = _sentence(sorted(undefined, reverse=True), unwritten) if undefined else None
         return statuses
 
+    def processes(self) -> list[dict[str, Any]]:
+        """The ranks' processes, which stay the same."""
+        if self._processes is None:
+            self._processes = self._ask("poorwill_process")
+        return self._processes
+
     def keep_events(self, statuses: list[dict[str, Any]]) -> None:
         """Keeps events for the next frontend that asks."""
         for status in statuses:
@@ -523,6 +530,7 @@ def install_core(module: Any, vllm: _generations.Generation | None = None) -> No
     base.poorwill_status = _poorwill_status
     base.poorwill_not_ready = _poorwill_not_ready
     base.poorwill_go_on = _poorwill_go_on
+    base.poorwill_processes = _poorwill_processes
 
 
 def _sleep(stock: Any) -> Callable[..., Any]:
@@ -625,3 +633,9 @@ def _poorwill_go_on(self: Any) -> None:
     engine = _engine_of(self)
     if engine is not None:
         engine.go_on()
+
+
+def _poorwill_processes(self: Any) -> list[dict[str, Any]]:
+    """For frontends: the processes that hold the GPUs."""
+    engine = _engine_of(self)
+    return [] if engine is None else engine.processes()

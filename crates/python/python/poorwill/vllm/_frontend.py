@@ -18,8 +18,12 @@ from poorwill.vllm import _generations, _metrics
 from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, replace
 from poorwill.vllm._liveness import outlive, outlive_async
 from poorwill.vllm._platform import is_active
+from poorwill.vllm._processes import Processes
 
-__all__ = ["install_async", "install_sync"]
+__all__ = [
+    *("install_async", "install_sync"),
+    *("http_error", "look_at_engines", "look_for_processes", "watch_of"),
+]
 
 _WATCH = "_poorwill"
 
@@ -29,23 +33,28 @@ _HEALTH_TIMEOUT_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-def unavailable(sentence: str) -> NotReadyError:
-    """The error that a server answers with HTTP 503; without a server, a plain NotReadyError."""
+def http_error(status: HTTPStatus, sentence: str) -> NotReadyError:
+    """The error that a server answers with this status; without a server, a plain NotReadyError."""
     # Imported wherever requests arrive by HTTP.
     fastapi = sys.modules.get("fastapi")
     if fastapi is None:
         return NotReadyError(sentence)
-    error: NotReadyError = _unavailable_type(fastapi.HTTPException)(sentence)
+    error: NotReadyError = _http_error_type(fastapi.HTTPException)(status, sentence)
     return error
 
 
+def unavailable(sentence: str) -> NotReadyError:
+    """The same with HTTP 503."""
+    return http_error(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
+
+
 @functools.cache
-def _unavailable_type(http_exception: Any) -> Any:
+def _http_error_type(http_exception: Any) -> Any:
     class UnavailableError(NotReadyError, http_exception):  # type: ignore[misc]
         """An exception that vLLM's FastAPI handlers turn into an answer."""
 
-        def __init__(self, sentence: str) -> None:
-            http_exception.__init__(self, status_code=HTTPStatus.SERVICE_UNAVAILABLE.value, detail=sentence)
+        def __init__(self, status: HTTPStatus, sentence: str) -> None:
+            http_exception.__init__(self, status_code=status.value, detail=sentence)
 
         def __str__(self) -> str:
             # In a stream only this reaches the client.
@@ -61,8 +70,16 @@ class _Watch:
         self.not_ready: str | None = None
         self.is_stale = False
         self.is_clear = True
-        """Whether requests may pass without another look."""
+        """Whether requests may pass without another look, unless the engine sleeps."""
+        self.is_asleep = False
+        """Whether anything slept at the last look."""
+        self.processes = Processes()
         self._look: asyncio.Future[None] | None = None
+
+    @property
+    def may_hibernate(self) -> bool:
+        """Whether the engine may be off its GPUs by now. An awake one is not taken off them."""
+        return self.is_asleep or self.processes.refusal is not None
 
     def invalidate(self) -> None:
         """An operation ended in an unknown state."""
@@ -78,6 +95,9 @@ class _Watch:
     def take(self, statuses: list[dict[str, Any]]) -> None:
         """Takes the last status of all engines of a frontend, with their events."""
         self.know(next((status["not_ready"] for status in statuses if status["not_ready"] is not None), None))
+        ranks = [rank for status in statuses for rank in status["ranks"]]
+        self.is_asleep = any(rank["sleeping"] for rank in ranks)
+        self.processes.take(ranks)
         try:
             _metrics.record(statuses)
         except Exception:
@@ -110,7 +130,8 @@ class _Watch:
             raise unavailable(self.not_ready)
 
 
-def _watch_of(frontend: Any) -> _Watch | None:
+def watch_of(frontend: Any) -> _Watch | None:
+    """What a frontend knows; None if its engine is not poorwill's."""
     watch: _Watch | None = vars(frontend).get(_WATCH)
     if watch is None and is_active(frontend.vllm_config):
         watch = _Watch()
@@ -137,7 +158,7 @@ def _are_only_held(statuses: list[dict[str, Any]]) -> bool:
 
 def _is_watched(watch: _Watch, method: Any) -> bool:
     """Whether a call of the workers may change the engine's memory."""
-    return not watch.is_clear or (isinstance(method, str) and method in RESTORING)
+    return not watch.is_clear or watch.is_asleep or (isinstance(method, str) and method in RESTORING)
 
 
 # With asyncio
@@ -155,17 +176,41 @@ async def _ask_async(frontend: Any, utility: str) -> list[Any]:
     return answered
 
 
-async def _take_async(frontend: Any, watch: _Watch) -> None:
+async def look_at_engines(frontend: Any, watch: _Watch) -> list[dict[str, Any]]:
+    """Takes the status of all engines, which they report behind what they were asked before."""
     statuses = await _ask_async(frontend, "poorwill_status")
     if _are_only_held(statuses):
         # Weights were written on a path that bypasses the engines' cores.
         await _ask_async(frontend, "poorwill_go_on")
     watch.take(statuses)
+    return statuses
+
+
+async def look_for_processes(frontend: Any, watch: _Watch) -> str | None:
+    """Why nothing may be passed on to the engines: their processes are off their GPUs."""
+    processes = watch.processes
+    if not processes.pids:
+        try:
+            asked = _ask_async(frontend, "poorwill_processes")
+            answers = await asyncio.wait_for(asked, _HEALTH_TIMEOUT_SECONDS)
+        except Exception as error:
+            # It is busy, or it is dead, which the call itself finds out.
+            _log.debug("the engine did not say which processes it has (%s)", error)
+            return processes.change
+        processes.take(rank for ranks in answers for rank in ranks)
+    return await processes.look_async()
+
+
+async def _refuse_hibernating_async(frontend: Any, watch: _Watch) -> None:
+    """Raises while the engine hibernates: it would answer once it is back, and its caller wait for that."""
+    refusal = await look_for_processes(frontend, watch)
+    if refusal is not None:
+        raise http_error(HTTPStatus.CONFLICT, refusal)
 
 
 async def _look_async(frontend: Any, watch: _Watch) -> None:
     try:
-        await _take_async(frontend, watch)
+        await look_at_engines(frontend, watch)
     except Exception as error:
         watch.invalidate()
         _not_asked(error)
@@ -191,6 +236,12 @@ def _is_alone(frontend: Any) -> bool:
 
 
 async def _check_health(frontend: Any, watch: _Watch) -> None:
+    processes = watch.processes
+    # One that never slept is at home.
+    known = bool(processes.pids) or _is_alone(frontend)
+    refusal = await (processes.look_async() if known else look_for_processes(frontend, watch))
+    if refusal is not None:
+        raise unavailable(refusal)
     if not watch.is_clear or not _is_alone(frontend):
         asked = _ask_async(frontend, "poorwill_not_ready")
         try:
@@ -211,8 +262,16 @@ async def _requested(
     frontend: Any, watch: _Watch, request: Callable[[], AsyncIterator[Any]]
 ) -> AsyncIterator[Any]:
     """The outputs of a request, if the engine is ready by now."""
-    await _take_async(frontend, watch)
-    watch.refuse()
+    if watch.may_hibernate:
+        refusal = await watch.processes.look_async()
+        if refusal is not None:
+            raise unavailable(refusal)
+        if not _is_alone(frontend):
+            # Another one may have woken it.
+            watch.look_soon(frontend)
+    if not watch.is_clear:
+        await look_at_engines(frontend, watch)
+        watch.refuse()
     async with aclosing(request()) as outputs:  # type: ignore[type-var]
         async for output in outputs:
             yield output
@@ -221,9 +280,13 @@ async def _requested(
 def _requesting(stock: Any) -> Callable[..., Any]:
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
         watch = vars(self).get(_WATCH)
-        if watch is None or watch.is_clear:
+        if watch is None or (watch.is_clear and not watch.may_hibernate):
             return stock(self, *args, **kwargs)
-        if not watch.is_stale and _is_alone(self):
+        if watch.processes.refusal is not None and _is_alone(self):
+            # At once, as below. If the engine is back by now, the next request finds out.
+            watch.processes.look_soon()
+            raise unavailable(watch.processes.refusal)
+        if not watch.is_clear and not watch.is_stale and _is_alone(self):
             # At once, so that a client of a stream gets the status and not an error within the stream. If the
             # weights were written on another path meanwhile, the next request finds out.
             watch.look_soon(self)
@@ -252,10 +315,11 @@ def install_async(module: Any, vllm: _generations.Generation | None = None) -> N
 
 def _sleep_async(stock: Any) -> Callable[..., Any]:
     async def sleep(self: Any, level: int = 1, mode: str = "abort") -> Any:
-        watch = _watch_of(self)
+        watch = watch_of(self)
         if watch is None:
             return await stock(self, level, mode)
         check_level(level)
+        await _refuse_hibernating_async(self, watch)
         return await _operate_async(self, watch, stock(self, level, mode))
 
     return sleep
@@ -263,10 +327,11 @@ def _sleep_async(stock: Any) -> Callable[..., Any]:
 
 def _wake_up_async(stock: Any) -> Callable[..., Any]:
     async def wake_up(self: Any, tags: list[str] | None = None) -> Any:
-        watch = _watch_of(self)
+        watch = watch_of(self)
         if watch is None:
             return await stock(self, tags)
         check_tags(tags)
+        await _refuse_hibernating_async(self, watch)
         return watch.wake_result(await _operate_async(self, watch, stock(self, tags)))
 
     return wake_up
@@ -274,20 +339,24 @@ def _wake_up_async(stock: Any) -> Callable[..., Any]:
 
 def _operation_async(stock: Any) -> Callable[..., Any]:
     async def operation(self: Any) -> Any:
-        watch = _watch_of(self)
-        return await (stock(self) if watch is None else _operate_async(self, watch, stock(self)))
+        watch = watch_of(self)
+        if watch is None:
+            return await stock(self)
+        await _refuse_hibernating_async(self, watch)
+        return await _operate_async(self, watch, stock(self))
 
     return operation
 
 
 def _resume_async(stock: Any) -> Callable[..., Any]:
     async def resume_generation(self: Any) -> Any:
-        watch = _watch_of(self)
+        watch = watch_of(self)
         if watch is None:
             return await stock(self)
+        await _refuse_hibernating_async(self, watch)
         if not (watch.is_clear and _is_alone(self)):
             # Data parallel engines meet in it, so one that refuses would block the others.
-            await _take_async(self, watch)
+            await look_at_engines(self, watch)
             if watch.not_ready is not None:
                 raise NotReadyError(f"resume: {watch.not_ready}")
         return await _operate_async(self, watch, stock(self))
@@ -303,14 +372,12 @@ def _collective_rpc_async(stock: Any) -> Callable[..., Any]:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        watch = _watch_of(self)
-        call = stock(self, method, timeout, args, kwargs)
-        return await (
-            _operate_async(self, watch, call)
-            # This frontend does not know what another one has learnt.
-            if watch is not None and (_is_watched(watch, method) or not _is_alone(self))
-            else call
-        )
+        watch = watch_of(self)
+        # This frontend does not know what another one has learnt.
+        if watch is None or not (_is_watched(watch, method) or not _is_alone(self)):
+            return await stock(self, method, timeout, args, kwargs)
+        await _refuse_hibernating_async(self, watch)
+        return await _operate_async(self, watch, stock(self, method, timeout, args, kwargs))
 
     return collective_rpc
 
@@ -318,7 +385,7 @@ def _collective_rpc_async(stock: Any) -> Callable[..., Any]:
 def _check_health_async(stock: Any) -> Callable[..., Any]:
     async def check_health(self: Any) -> None:
         await stock(self)
-        watch = _watch_of(self)
+        watch = watch_of(self)
         if watch is not None:
             await _check_health(self, watch)
 
@@ -343,6 +410,12 @@ def _take(frontend: Any, watch: _Watch) -> None:
     watch.take(statuses)
 
 
+def _refuse_hibernating(watch: _Watch) -> None:
+    refusal = watch.processes.look()
+    if refusal is not None:
+        raise http_error(HTTPStatus.CONFLICT, refusal)
+
+
 def _look(frontend: Any, watch: _Watch) -> None:
     try:
         _take(frontend, watch)
@@ -352,6 +425,7 @@ def _look(frontend: Any, watch: _Watch) -> None:
 
 
 def _operate(frontend: Any, watch: _Watch, operation: Callable[[], Any]) -> Any:
+    _refuse_hibernating(watch)
     try:
         result = outlive(frontend.engine_core, operation)
     except Exception as error:
@@ -383,7 +457,7 @@ def install_sync(module: Any, vllm: _generations.Generation | None = None) -> No
 
 def _sleep(stock: Any) -> Callable[..., Any]:
     def sleep(self: Any, level: int = 1, mode: str = "abort") -> Any:
-        watch = _watch_of(self)
+        watch = watch_of(self)
         if watch is None:
             return stock(self, level, mode)
         check_level(level)
@@ -394,7 +468,7 @@ def _sleep(stock: Any) -> Callable[..., Any]:
 
 def _wake_up(stock: Any) -> Callable[..., Any]:
     def wake_up(self: Any, tags: list[str] | None = None) -> Any:
-        watch = _watch_of(self)
+        watch = watch_of(self)
         if watch is None:
             return stock(self, tags)
         check_tags(tags)
@@ -405,7 +479,7 @@ def _wake_up(stock: Any) -> Callable[..., Any]:
 
 def _operation(stock: Any) -> Callable[..., Any]:
     def operation(self: Any) -> Any:
-        watch = _watch_of(self)
+        watch = watch_of(self)
         return stock(self) if watch is None else _operate(self, watch, functools.partial(stock, self))
 
     return operation
@@ -419,7 +493,7 @@ def _collective_rpc(stock: Any) -> Callable[..., Any]:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        watch = _watch_of(self)
+        watch = watch_of(self)
         call = functools.partial(stock, self, method, timeout, args, kwargs)
         return call() if watch is None or not _is_watched(watch, method) else _operate(self, watch, call)
 
@@ -429,6 +503,8 @@ def _collective_rpc(stock: Any) -> Callable[..., Any]:
 def _add_request(stock: Any) -> Callable[..., Any]:
     def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
         watch = vars(self).get(_WATCH)
+        if watch is not None and watch.is_asleep:
+            _refuse_hibernating(watch)
         if watch is not None and not watch.is_clear:
             _take(self, watch)
             watch.refuse()

@@ -5,6 +5,7 @@ is then refused with the reason (`refuse`); others are not affected.
 """
 
 import importlib
+import logging
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -12,6 +13,7 @@ from poorwill.vllm import _environment, _versions
 from poorwill.vllm._imports import is_there, when_imported
 from poorwill.vllm._versions import UnsupportedVllmError
 
+_log = logging.getLogger(__name__)
 _refusals: list[UnsupportedVllmError] = []
 
 
@@ -96,6 +98,19 @@ class TritonHook(Hook):
         getattr(ours, self.function)(module)
 
 
+@dataclass(frozen=True)
+class RouteHook(Hook):
+    """A hook for routes of vLLM's server, which an engine serves without."""
+
+    def _install(self, module: ModuleType) -> None:
+        try:
+            _versions.check(_versions.running(), module)
+        except UnsupportedVllmError as refusal:
+            _log.warning("there are no routes for hibernating: %s", refusal)
+            return
+        getattr(importlib.import_module(self.ours), self.function)(module)
+
+
 HOOKS = (
     Hook("vllm.platforms.cuda", "poorwill.vllm._platform", "install"),
     Hook("vllm.config.vllm", "poorwill.vllm._platform", "install_graph_pool"),
@@ -103,6 +118,12 @@ HOOKS = (
     Hook("vllm.v1.engine.core", "poorwill.vllm._engine", "install_core"),
     Hook("vllm.v1.engine.async_llm", "poorwill.vllm._frontend", "install_async"),
     Hook("vllm.v1.engine.llm_engine", "poorwill.vllm._frontend", "install_sync"),
+)
+
+ROUTE_HOOKS = tuple(
+    # The first until 0.22, the second from 0.23 on.
+    RouteHook(f"vllm.entrypoints.serve.{module}.api_router", "poorwill.vllm._hibernation", "install_routes")
+    for module in ("sleep", "dev.sleep")
 )
 
 _OFFLOADER = "vllm.model_executor.offloader"

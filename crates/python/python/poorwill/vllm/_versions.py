@@ -371,6 +371,16 @@ def _contract() -> Iterator[Need]:
     yield need("AsyncMPClient.core_engines", "field")
     yield need("AsyncMPClient.client_count", "field")
 
+    # The routes that ours are beside.
+    moved: Version = (0, 23, 0)
+    for module, span in (
+        ("vllm.entrypoints.serve.sleep.api_router", {"until": moved}),
+        ("vllm.entrypoints.serve.dev.sleep.api_router", {"since": moved}),
+    ):
+        need = _in_module(module)
+        yield need("engine_client", "function", "request", is_whole=True, **span)
+        yield need("router", "value", **span)
+
 
 def _offload_contract() -> Iterator[Need]:
     """For offloaded weights only."""

@@ -32,6 +32,7 @@ from poorwill.vllm import (
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._events import Event
 from poorwill.vllm._graphs import Graphs
+from poorwill.vllm._processes import this_process
 from poorwill.vllm._tensors import parameters, storages
 from poorwill.vllm._unwritten import Look, Unwritten
 from poorwill.vllm._wrapped import wrapped
@@ -269,6 +270,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         looked = self._missing()
         return {
             "rank": int(self.rank),
+            **this_process(),
             "device": allocator.arena.device,
             "state": dict(allocator.arena.state()),
             "sleeping": allocator.sleeping(),
@@ -280,6 +282,10 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "uncovered_bytes": allocator.events.unaccounted_bytes,
             "events": allocator.events.take(),
         }
+
+    def poorwill_process(self) -> dict[str, Any]:
+        """This rank's process, as another process can name it."""
+        return this_process()
 
     def poorwill_mark_restored(self) -> list[str]:
         """Marks the weights as complete, whatever was written. Returns the tags that were undefined."""

@@ -1,0 +1,525 @@
+"""Engines off their GPUs: the routes for it, and what a hibernating engine answers. vLLM's versions, all
+clients; the driver is played here.
+"""
+
+import asyncio
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous, synchronous
+from fake_vllm.engines import PARAMS, make_config
+from fake_vllm.loader import Loader
+from poorwill import HibernateError, PoorwillError
+from poorwill.vllm import _frontend, _hibernation, _liveness, _metrics, _processes
+from vllm_sources import needs_sources
+
+pytest_plugins = ["vllm_cores"]
+pytestmark = needs_sources
+
+
+class HTTPException(Exception):
+    """FastAPI's."""
+
+    def __init__(self, status_code: int, detail: Any = None) -> None:
+        self.status_code, self.detail = status_code, detail
+
+
+class Router:
+    """FastAPI's, as far as routes are added."""
+
+    def __init__(self) -> None:
+        self.routes: list[Any] = []
+
+    def add_api_route(self, path: str, call: Any, *, methods: list[str], name: str) -> None:
+        self.routes.append(SimpleNamespace(path=path, call=call, methods=methods, name=name))
+
+    def post(self, path: str) -> Callable[[Any], Any]:
+        def add(call: Any) -> Any:
+            self.add_api_route(path, call, methods=["POST"], name=call.__name__)
+            return call
+
+        return add
+
+    get = post
+
+
+class Report:
+    """The library's, as far as it is passed on."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.values
+
+
+def failure(kind: str, message: str) -> HibernateError:
+    error = HibernateError(message)
+    error.kind = kind
+    return error
+
+
+class Driver:
+    """NVIDIA's, as far as it knows where processes stand, and the library above it."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, str] = {}
+        self.calls: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+        self.free = threading.Event()
+        self.entered = threading.Event()
+        self.free.set()
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def process_state(self, pid: int) -> str:
+        assert self.answers.wait(HANGS_SECONDS)
+        if pid not in self.states:
+            raise failure("unsupported", "the driver is too old")
+        if self.states[pid] == "no_answer":
+            raise failure("no_answer", "the driver has not answered")
+        return self.states[pid]
+
+    def hibernate(self, pids: Any, *, wait_max: float = 5.0, host_bytes_max: str | None = None) -> Report:
+        return self._change("hibernate", "checkpointed", pids, wait_max, host_bytes_max)
+
+    def resume(self, pids: Any) -> Report:
+        return self._change("resume", "running", pids)
+
+    def _change(self, call: str, state: str, pids: Any, *given: Any) -> Report:
+        self.calls.append((call, tuple(pids), *given))
+        self.entered.set()
+        assert self.free.wait(HANGS_SECONDS)
+        if self.error is not None:
+            raise self.error
+        self.put(state, *pids)
+        return Report(total_ms=1.5)
+
+    def put(self, state: str, *pids: int) -> None:
+        for pid in pids:
+            self.states[pid] = state
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    driver = Driver()
+    monkeypatch.setattr(_processes, "process_state", driver.process_state)
+    monkeypatch.setattr(_hibernation, "take_off", driver.hibernate)
+    monkeypatch.setattr(_hibernation, "put_back", driver.resume)
+    monkeypatch.setattr(_processes, "_STATE_TIMEOUT_SECONDS", HANGS_SECONDS)
+    yield driver
+    driver.free.set()
+    driver.answers.set()
+
+
+@pytest.fixture(autouse=True)
+def around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_frontend, "_HEALTH_TIMEOUT_SECONDS", HANGS_SECONDS)
+    monkeypatch.setattr(_liveness, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(_metrics, "record", lambda statuses: None)
+    fastapi, responses = ModuleType("fastapi"), ModuleType("fastapi.responses")
+    vars(fastapi).update(HTTPException=HTTPException, Request=object, responses=responses)
+    vars(responses).update(JSONResponse=lambda content: content)
+    monkeypatch.setitem(sys.modules, "fastapi", fastapi)
+    monkeypatch.setitem(sys.modules, "fastapi.responses", responses)
+
+
+def runs(test: Callable[..., Any]) -> Callable[..., None]:
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class Query(dict[str, str]):
+    """The parameters of a request."""
+
+    def getlist(self, name: str) -> list[str]:
+        return [self[name]] if name in self else []
+
+
+class Server:
+    """vLLM's own routes beside ours, in front of a frontend."""
+
+    def __init__(self, vllm: Any, frontend: Any) -> None:
+        self.frontend = frontend
+        self.module = routes_of(vllm.loader.version)
+        _hibernation.install_routes(self.module)
+
+    async def call(self, path: str, **query: str) -> Any:
+        """A route's answer, or its status and sentence."""
+        [route] = [route for route in self.module.router.routes if route.path == path]
+        state = SimpleNamespace(engine_client=self.frontend)
+        request = SimpleNamespace(app=SimpleNamespace(state=state), query_params=Query(query))
+        try:
+            return await route.call(request)
+        except HTTPException as error:
+            return (error.status_code, error.detail)
+
+
+def routes_of(version: str) -> Any:
+    """vLLM's module of `/sleep`."""
+    module = "sleep" if int(version.split(".")[1]) < 23 else "dev.sleep"
+    name = f"vllm.entrypoints.serve.{module}.api_router"
+    loader = Loader(version, [name], {"poorwill"})
+    loader.give("fastapi", APIRouter=Router)
+    loader.give("fastapi.responses", JSONResponse=lambda content: content, Response=lambda status_code: None)
+    return loader.module(name)
+
+
+FIRST_PID = 1_000_001
+
+
+def engine(vllm: Any, driver: Driver, count: int = 1, kind: str = "EngineCoreProc", index: int = 0) -> Any:
+    """An engine whose ranks are other processes."""
+    core = vllm.engine(kind, count, index)
+    for number, worker in enumerate(core.model_executor.workers):
+        pid = FIRST_PID + index * count + number
+        worker.process = {**_processes.this_process(), "pid": pid}
+        driver.put("running", pid)
+    return core
+
+
+def server(vllm: Any, driver: Driver, count: int = 1) -> Server:
+    return Server(vllm, asynchronous(vllm, EngineProcesses(engine(vllm, driver, count))))
+
+
+def ranks(frontend: Any) -> list[Any]:
+    return [worker for core in frontend.processes.cores for worker in core.model_executor.workers]
+
+
+async def texts(outputs: Any) -> list[str]:
+    return [text async for output in outputs for text in output.new_token_ids]
+
+
+def generate(frontend: Any, request_id: str = "asked") -> Any:
+    return frontend.generate(2, PARAMS, request_id)
+
+
+AWAY = f"the engine hibernates: process {FIRST_PID} is checkpointed; call POST /hibernate/resume, or run"
+
+PASSED_ON: dict[str, Callable[[Any], Any]] = {
+    "sleep": lambda frontend: frontend.sleep(1),
+    "wake": lambda frontend: frontend.wake_up(),
+    "resume": lambda frontend: frontend.resume_generation(),
+    "rpc": lambda frontend: frontend.collective_rpc("poorwill_status"),
+    "health": lambda frontend: frontend.check_health(),
+    "request": lambda frontend: texts(generate(frontend)),
+}
+
+
+async def refused(frontend: Any, match: str) -> None:
+    """Nothing is passed on to the engine."""
+    before = [list(worker.calls) for worker in ranks(frontend)]
+    for name, call in PASSED_ON.items():
+        with pytest.raises(HTTPException) as error:
+            await call(frontend)
+        assert error.value.status_code == (503 if name in ("health", "request") else 409), name
+        assert match in error.value.detail, name
+    assert [worker.calls for worker in ranks(frontend)] == before
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@runs
+async def test_an_engine_hibernates_and_comes_back_asleep(vllm: Any, driver: Driver, level: int) -> None:
+    at = server(vllm, driver)
+    frontend = at.frontend
+    await frontend.sleep(level)
+    assert await at.call("/is_hibernating") == {
+        "is_hibernating": False,
+        "processes": [{"pid": FIRST_PID, "state": "running"}],
+    }
+    hibernating = await at.call("/hibernate")
+    assert hibernating == {"status": "hibernating", "pids": [FIRST_PID], "total_ms": 1.5}
+    assert (await at.call("/is_hibernating"))["is_hibernating"]
+    assert (await at.call("/is_sleeping")) == {"is_sleeping": True}
+    await refused(frontend, AWAY)
+    status, sentence = await at.call("/wake_up")
+    assert (status, sentence.startswith(AWAY)) == (409, True)
+    # Before anything is iterated, so that a stream has not begun.
+    with pytest.raises(HTTPException) as error:
+        generate(frontend)
+    assert error.value.status_code == 503
+    # Again, it is done already.
+    assert (await at.call("/hibernate"))["status"] == "hibernating"
+    assert await at.call("/hibernate/resume") == {"status": "resumed", "pids": [FIRST_PID], "total_ms": 1.5}
+    assert await at.call("/hibernate/resume") == {"status": "resumed", "pids": []}
+    assert (await at.call("/is_sleeping")) == {"is_sleeping": True}
+    await at.call("/wake_up")
+    if level == 2:
+        await frontend.collective_rpc("reload_weights")
+    await frontend.check_health()
+    assert await texts(generate(frontend)) == ["token"] * 2
+    assert driver.calls == [("hibernate", (FIRST_PID,), 5.0, None), ("resume", (FIRST_PID,))]
+
+
+@runs
+async def test_requests_wait_for_a_sleeping_engine_as_ever(vllm: Any, driver: Driver) -> None:
+    at = server(vllm, driver)
+    await at.frontend.sleep(1)
+    early = asyncio.ensure_future(texts(generate(at.frontend)))
+    while not at.frontend.processes.cores[0].scheduler.waiting:
+        await asyncio.sleep(0)
+    await at.call("/hibernate")
+    await at.call("/hibernate/resume")
+    assert not early.done()
+    await at.frontend.wake_up()
+    assert await early == ["token"] * 2
+
+
+@pytest.mark.parametrize("tags", [None, ["weights"], ["kv_cache"]])
+@runs
+async def test_an_awake_engine_is_refused(vllm: Any, driver: Driver, tags: list[str] | None) -> None:
+    at = server(vllm, driver, 2)
+    if tags is not None:
+        await at.frontend.sleep(1)
+        await at.frontend.wake_up(tags)
+    status, sentence = await at.call("/hibernate")
+    assert status == 409
+    assert "the engine is awake on ranks 0, 1: put it to sleep first, by POST /sleep?level=1" in sentence
+    assert driver.calls == []
+    await at.frontend.wake_up()
+    assert await texts(generate(at.frontend)) == ["token"] * 2
+
+
+@runs
+async def test_what_another_program_hibernates_is_refused_and_comes_back(vllm: Any, driver: Driver) -> None:
+    at = server(vllm, driver)
+    frontend = at.frontend
+    await frontend.sleep(1)
+    driver.put("checkpointed", FIRST_PID)
+    # The first to find out, by its stream; later ones before they have one.
+    with pytest.raises(HTTPException) as error:
+        await texts(generate(frontend))
+    assert error.value.status_code == 503
+    with pytest.raises(HTTPException):
+        generate(frontend)
+    await refused(frontend, AWAY)
+    driver.put("locked", FIRST_PID)
+    await refused(frontend, f"process {FIRST_PID} is locked")
+    driver.put("running", FIRST_PID)
+    # Refused by what is known, and asked beside that.
+    with pytest.raises(HTTPException):
+        generate(frontend)
+    await frontend._poorwill.processes._soon
+    early = asyncio.ensure_future(texts(generate(frontend)))
+    await frontend.wake_up()
+    assert await early == ["token"] * 2
+
+
+@pytest.mark.parametrize("call", PASSED_ON)
+@runs
+async def test_a_second_server_asks_before_its_first_call(vllm: Any, driver: Driver, call: str) -> None:
+    processes = EngineProcesses(engine(vllm, driver))
+    first, second = (asynchronous(vllm, processes, index=index, count=2) for index in range(2))
+    await first.sleep(1)
+    await Server(vllm, first).call("/hibernate")
+    if call == "request":
+        # As its load balancer does.
+        with pytest.raises(HTTPException):
+            await second.check_health()
+    with pytest.raises(HTTPException) as error:
+        await PASSED_ON[call](second)
+    assert AWAY in error.value.detail
+    await Server(vllm, second).call("/hibernate/resume")
+    await second.wake_up()
+    assert await texts(generate(second)) == ["token"] * 2
+    assert await texts(generate(first)) == ["token"] * 2
+
+
+@runs
+async def test_all_ranks_of_all_engines_are_one_set(vllm: Any, driver: Driver) -> None:
+    cores = [engine(vllm, driver, 2, "DPEngineCoreProc", index) for index in range(2)]
+    at = Server(vllm, asynchronous(vllm, EngineProcesses(*cores), "DPLBAsyncMPClient"))
+    await at.frontend.sleep(1)
+    await at.call("/hibernate", wait_max="0.5", host_bytes_max="1GiB")
+    pids = tuple(range(FIRST_PID, FIRST_PID + 4))
+    assert driver.calls == [("hibernate", pids, 0.5, "1GiB")]
+    # Half of it, as a failure may leave it.
+    driver.put("running", *pids[2:])
+    status, sentence = await at.call("/wake_up")
+    assert status == 409
+    assert f"processes {pids[0]}, {pids[1]} are checkpointed" in sentence
+    assert f"--pid {pids[0]} --pid {pids[1]}`" in sentence
+    status, sentence = await at.call("/hibernate")
+    assert (status, "are checkpointed" in sentence) == (409, True)
+    await at.call("/hibernate/resume")
+    assert driver.calls[1:] == [("resume", pids[:2])]
+    await at.frontend.wake_up()
+    assert await texts(generate(at.frontend)) == ["token"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("obstacles", 409), ("busy", 409), ("own_process", 409), ("unsupported", 409), ("failed", 500)],
+)
+@runs
+async def test_what_is_refused_leaves_the_engine_asleep(
+    vllm: Any, driver: Driver, kind: str, status: int
+) -> None:
+    at = server(vllm, driver, 2)
+    await at.frontend.sleep(1)
+    driver.error = failure(kind, "a communicator between ranks that is not suspended (NCCL)")
+    assert await at.call("/hibernate") == (status, str(driver.error))
+    assert not (await at.call("/is_hibernating"))["is_hibernating"]
+    await at.call("/wake_up")
+    assert await texts(generate(at.frontend)) == ["token"] * 2
+
+
+@runs
+async def test_a_resume_that_fails_leaves_it_hibernating(vllm: Any, driver: Driver) -> None:
+    at = server(vllm, driver)
+    await at.frontend.sleep(1)
+    await at.call("/hibernate")
+    driver.error = failure("out_of_device_memory", "make room, and resume it again")
+    assert await at.call("/hibernate/resume") == (409, "make room, and resume it again")
+    await refused(at.frontend, AWAY)
+    driver.error = None
+    await at.call("/hibernate/resume")
+    await at.frontend.wake_up()
+
+
+@runs
+async def test_a_rank_elsewhere_is_refused(vllm: Any, driver: Driver) -> None:
+    at = server(vllm, driver, 2)
+    ranks(at.frontend)[1].process["pid_namespace"] = "another"
+    await at.frontend.sleep(1)
+    status, sentence = await at.call("/hibernate")
+    assert status == 409
+    assert "rank 1 runs on another machine or in another container" in sentence
+    assert driver.calls == []
+    await at.frontend.wake_up()
+
+
+@runs
+async def test_parameters_that_cannot_be_read(vllm: Any, driver: Driver) -> None:
+    at = server(vllm, driver)
+    await at.frontend.sleep(1)
+    said = "hibernate: wait_max='soon' is no number of seconds"
+    assert await at.call("/hibernate", wait_max="soon") == (400, said)
+    driver.error = ValueError("`plenty` is not a size")
+    assert await at.call("/hibernate", host_bytes_max="plenty") == (400, "`plenty` is not a size")
+
+
+@pytest.mark.parametrize(("begin", "word"), [("/hibernate", "taken off"), ("/hibernate/resume", "put back")])
+@runs
+async def test_nothing_passes_while_it_changes(vllm: Any, driver: Driver, begin: str, word: str) -> None:
+    at = server(vllm, driver)
+    await at.frontend.sleep(1)
+    if begin != "/hibernate":
+        await at.call("/hibernate")
+    driver.free.clear()
+    driver.entered.clear()
+    changing = asyncio.ensure_future(at.call(begin))
+    await asyncio.to_thread(driver.entered.wait)
+    await refused(at.frontend, f"the engine is being {word}")
+    # The next one waits its turn, and the first goes on without the client that asked for it.
+    other = asyncio.ensure_future(at.call("/hibernate/resume"))
+    changing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await changing
+    assert not other.done()
+    driver.free.set()
+    assert (await other)["status"] == "resumed"
+    await at.frontend.wake_up()
+    assert await texts(generate(at.frontend)) == ["token"] * 2
+
+
+@runs
+async def test_a_driver_that_does_not_answer_is_not_waited_for(
+    vllm: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_processes, "_STATE_TIMEOUT_SECONDS", 0.01)
+    at = server(vllm, driver)
+    await at.frontend.sleep(1)
+    driver.answers.clear()
+    await refused(at.frontend, f"whether process {FIRST_PID} may use the GPU")
+    assert (await at.call("/hibernate/resume"))[0] == 409
+    assert (await at.call("/hibernate"))[0] == 409
+    assert (await at.call("/is_hibernating"))["processes"] == [{"pid": FIRST_PID, "state": None}]
+    driver.answers.set()
+    monkeypatch.setattr(_processes, "_STATE_TIMEOUT_SECONDS", HANGS_SECONDS)
+    # The library, too, waits for it no longer than this.
+    driver.put("no_answer", FIRST_PID)
+    await refused(at.frontend, f"whether process {FIRST_PID} may use the GPU")
+    driver.put("running", FIRST_PID)
+    await at.frontend.wake_up()
+
+
+@runs
+async def test_a_driver_that_cannot_tell_has_taken_nothing_off(vllm: Any, driver: Driver) -> None:
+    at = server(vllm, driver)
+    driver.states.clear()
+    await at.frontend.sleep(1)
+    await at.frontend.check_health()
+    await at.frontend.wake_up()
+    assert await texts(generate(at.frontend)) == ["token"] * 2
+
+
+@runs
+async def test_an_engine_that_lost_its_gpu_says_so(vllm: Any, driver: Driver) -> None:
+    at = server(vllm, driver)
+    await at.frontend.sleep(1)
+    driver.put("failed", FIRST_PID)
+    await refused(at.frontend, f"process {FIRST_PID} lost the GPU: restart the engine")
+
+
+@runs
+async def test_an_engine_that_is_not_poorwills_has_no_such_routes(vllm: Any, driver: Driver) -> None:
+    core = vllm.engine(config=make_config(worker_cls="vllm.v1.worker.gpu_worker.Worker"))
+    at = Server(vllm, asynchronous(vllm, EngineProcesses(core)))
+    for frontend in (at.frontend, None):
+        at.frontend = frontend
+        for path in ("/hibernate", "/hibernate/resume", "/is_hibernating"):
+            assert await at.call(path) == (404, "Not Found")
+    assert driver.calls == []
+
+
+def test_a_frontend_without_asyncio_asks_as_well(vllm: Any, driver: Driver) -> None:
+    frontend = synchronous(vllm, EngineProcesses(engine(vllm, driver)))
+    frontend.sleep(1)
+    driver.put("checkpointed", FIRST_PID)
+    for name, *given in (
+        ("wake_up",),
+        ("sleep", 1),
+        ("collective_rpc", "poorwill_status"),
+        ("add_request", "asked", 1, PARAMS),
+    ):
+        with pytest.raises(PoorwillError, match=AWAY):
+            getattr(frontend, str(name))(*given)
+    driver.put("running", FIRST_PID)
+    frontend.wake_up()
+    frontend.add_request("asked", 1, PARAMS)
+    assert [token for output in frontend.step() for token in output.new_token_ids] == ["token"]
+
+
+def test_an_engine_in_this_process_is_not_asked(driver: Driver) -> None:
+    processes = _processes.Processes()
+    processes.take([_processes.this_process()])
+    driver.put("checkpointed", os.getpid())
+    assert processes.pids == (os.getpid(),)
+    assert processes.look() is None
+
+
+def test_routes_are_added_once_where_sleeping_is(vllm: Any) -> None:
+    module = routes_of(vllm.loader.version)
+    for _ in range(2):
+        _hibernation.install_routes(module)
+    added = [route for route in module.router.routes if "hibernat" in route.path]
+    assert [(route.path, route.methods) for route in added] == [
+        ("/hibernate", ["POST"]),
+        ("/hibernate/resume", ["POST"]),
+        ("/is_hibernating", ["GET"]),
+    ]
+    for route in added:
+        # FastAPI takes the request by it.
+        assert route.call.__annotations__ == {"raw_request": sys.modules["fastapi"].Request}
