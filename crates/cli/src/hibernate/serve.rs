@@ -2,6 +2,16 @@
 //!
 //! Requests run at the same time, and answers come in any order. At the end of its input, and after SIGTERM, it
 //! finishes what it has begun.
+//!
+//! ```text
+//! out  {"ready":{"version":"0.1.0","recovered":[{"pid":7,"state":"running","what":"it was locked, and runs again"}]}}
+//! in   {"id":1,"op":"hibernate","pids":[7,8],"wait_max_ms":5000,"host_bytes_max":null}
+//! in   {"id":2,"op":"state","pids":[9]}           op: hibernate, resume, inspect, state, or recover without pids
+//! out  {"id":2,"error":{"kind":"no_such_process","message":"…","pid":9,"left":[]}}
+//! out  {"id":1,"ok":{"processes":[{"pid":7,"released_bytes":1,"lock_ms":0.8,"checkpoint_ms":870.0},…],…}}
+//! ```
+//!
+//! Where it cannot work, its one line is `{"unusable":"why"}`, and its exit code 1.
 
 use std::io::{self, BufRead, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
