@@ -209,6 +209,54 @@ poorwill.resume({pid})
     assert targets.ask(pid, "arena.sleep() and arena.wake().copied_bytes") == str(64 << 20)
 
 
+# By vLLM's server
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended, whether or not its parent knows."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_server_calls_the_driver_in_a_process_of_its_own(targets: Targets, taken: dict[str, str]) -> None:
+    pid = targets()
+    script = f"""
+from poorwill.vllm import _driver
+_driver.open_driver()
+print(_driver.process_state({pid}), _driver.take_off(({pid},), host_bytes_max="1GiB")["processes"][0]["pid"])
+child = _driver._child._process.pid
+refused = [failure(_driver.take_off, [each])[0] for each in ({pid}, child)]
+print(*refused, _driver.process_state({pid}))
+try:
+    _driver.take_off([{pid}], wait_max=-1)
+except ValueError as error:
+    print(error)
+# A child that has been killed is an error once, and nothing is lost.
+os.kill(child, 9)
+try:
+    print(_driver.put_back([{pid}])["processes"][0]["pid"])
+except poorwill.HibernateError as error:
+    assert error.kind == "failed", error
+    print(_driver.put_back([{pid}])["processes"][0]["pid"])
+assert "libcuda" not in Path("/proc/self/maps").read_text()
+print(_driver.process_state({pid}), failure(_native.process_state, os.getppid())[0])
+print(_driver._child._process.pid)
+"""
+    *lines, child = calling(script, taken)
+    assert lines == [
+        f"running {pid}",
+        "wrong_state own_process checkpointed",
+        "`-1` is no timeout: it is a number of seconds from 0 on",
+        str(pid),
+        "running no_device",
+    ]
+    # It has ended with its server, or is about to.
+    while is_running(int(child)):
+        pass
+
+
 # Bad input
 
 

@@ -49,16 +49,6 @@ class Router:
     get = post
 
 
-class Report:
-    """The library's, as far as it is passed on."""
-
-    def __init__(self, **values: Any) -> None:
-        self.values = values
-
-    def as_dict(self) -> dict[str, Any]:
-        return self.values
-
-
 def failure(kind: str, message: str) -> HibernateError:
     error = HibernateError(message)
     error.kind = kind
@@ -70,6 +60,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.states: dict[int, str] = {}
+        self.opened = 0
         self.calls: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
         self.free = threading.Event()
@@ -77,6 +68,9 @@ class Driver:
         self.free.set()
         self.answers = threading.Event()
         self.answers.set()
+
+    def open_driver(self) -> None:
+        self.opened += 1
 
     def process_state(self, pid: int) -> str:
         assert self.answers.wait(HANGS_SECONDS)
@@ -86,20 +80,22 @@ class Driver:
             raise failure("no_answer", "the driver has not answered")
         return self.states[pid]
 
-    def hibernate(self, pids: Any, *, wait_max: float = 5.0, host_bytes_max: str | None = None) -> Report:
+    def hibernate(
+        self, pids: Any, *, wait_max: float = 5.0, host_bytes_max: str | None = None
+    ) -> dict[str, Any]:
         return self._change("hibernate", "checkpointed", pids, wait_max, host_bytes_max)
 
-    def resume(self, pids: Any) -> Report:
+    def resume(self, pids: Any) -> dict[str, Any]:
         return self._change("resume", "running", pids)
 
-    def _change(self, call: str, state: str, pids: Any, *given: Any) -> Report:
+    def _change(self, call: str, state: str, pids: Any, *given: Any) -> dict[str, Any]:
         self.calls.append((call, tuple(pids), *given))
         self.entered.set()
         assert self.free.wait(HANGS_SECONDS)
         if self.error is not None:
             raise self.error
         self.put(state, *pids)
-        return Report(total_ms=1.5)
+        return {"total_ms": 1.5}
 
     def put(self, state: str, *pids: int) -> None:
         for pid in pids:
@@ -110,6 +106,7 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     driver = Driver()
     monkeypatch.setattr(_processes, "process_state", driver.process_state)
+    monkeypatch.setattr(_processes, "open_driver", driver.open_driver)
     monkeypatch.setattr(_hibernation, "take_off", driver.hibernate)
     monkeypatch.setattr(_hibernation, "put_back", driver.resume)
     monkeypatch.setattr(_processes, "_STATE_TIMEOUT_SECONDS", HANGS_SECONDS)
@@ -463,6 +460,22 @@ async def test_a_driver_that_cannot_tell_has_taken_nothing_off(vllm: Any, driver
     await at.frontend.check_health()
     await at.frontend.wake_up()
     assert await texts(generate(at.frontend)) == ["token"] * 2
+
+
+@runs
+async def test_the_driver_is_opened_behind_a_sleep_and_not_before(vllm: Any, driver: Driver) -> None:
+    processes = EngineProcesses(engine(vllm, driver))
+    first, second = (asynchronous(vllm, processes, index=index, count=2) for index in range(2))
+    for frontend in (first, second):
+        await frontend.check_health()
+        await frontend.collective_rpc("synchronize_device")
+    assert driver.opened == 0
+    await first.sleep(1)
+    await first._poorwill.processes._opening
+    assert driver.opened == 1
+    await first.wake_up()
+    await second.check_health()
+    assert driver.opened == 1
 
 
 @runs

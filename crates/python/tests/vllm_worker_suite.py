@@ -3,6 +3,7 @@
 import gc
 import importlib
 import logging
+import os
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -247,7 +248,9 @@ def test_status_is_of_plain_values_and_tells_events_once(start: Start) -> None:
     engine.prepared()
     engine.worker.sleep(1)
     status = engine.worker.poorwill_status()
-    assert (status["rank"], status["device"]) == (0, "cuda:0")
+    assert (status["rank"], status["device"], status["pid"]) == (0, "cuda:0", os.getpid())
+    process = engine.worker.poorwill_process()
+    assert process == {name: status[name] for name in ("pid", "pid_namespace")}
     assert {"weights", "kv_cache", "runtime"} <= set(status["sleeping"])
     assert status["host_bytes"] >= sum(engine.shape.weights)
     assert [event["operation"] for event in status["events"]] == ["prepare", "sleep"]

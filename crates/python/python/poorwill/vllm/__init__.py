@@ -10,7 +10,8 @@ How the parts fit:
   `allocator`.
 - `_engine`, `_frontend` and `_metrics` hook the engine's core and frontend. They refuse what cannot work,
   undo a failed sleep, report missing weights, and export metrics.
-- `_hibernation` adds the routes that take an engine off its GPUs; `_processes` asks whether it is.
+- `_hibernation` adds the routes that take an engine off its GPUs; `_processes` asks
+  whether it is, by `_driver`.
 - `_versions` first checks that this vLLM has what the hooks need.
 
 With `POORWILL_OFFLOAD=1`, weights that vLLM offloads are in Poorwill's host memory (`_offload`,

@@ -386,7 +386,9 @@ class _Engine:
         return statuses
 
     def processes(self) -> list[dict[str, Any]]:
-        """The ranks' processes, which stay the same."""
+        """The ranks' processes, which stay the same, while anything sleeps: no others are taken off."""
+        if not self.asleep:
+            return []
         if self._processes is None:
             self._processes = self._ask("poorwill_process")
         return self._processes

@@ -97,7 +97,10 @@ class _Watch:
         self.know(next((status["not_ready"] for status in statuses if status["not_ready"] is not None), None))
         ranks = [rank for status in statuses for rank in status["ranks"]]
         self.is_asleep = any(rank["sleeping"] for rank in ranks)
-        self.processes.take(ranks)
+        if self.is_asleep:
+            self.processes.take(ranks)
+            # Not by the wake, whose caller would wait for it.
+            self.processes.open_soon()
         try:
             _metrics.record(statuses)
         except Exception:

@@ -12,9 +12,8 @@ from http import HTTPStatus
 from typing import Any
 
 from poorwill import HibernateError, PoorwillError
-from poorwill import hibernate as take_off
-from poorwill import resume as put_back
 from poorwill.vllm import _frontend
+from poorwill.vllm._driver import put_back, take_off
 from poorwill.vllm._engine import TAGS
 
 __all__ = ["install_routes"]
@@ -71,8 +70,8 @@ async def _hibernate(frontend: Any, given: Mapping[str, str]) -> dict[str, Any]:
         finally:
             processes.change = None
             await processes.look_async()
-    _log.info("the engine hibernates: %r", report)
-    return _answer("hibernating", processes.pids, report.as_dict())
+    _log.info("the engine hibernates: %s", report)
+    return _answer("hibernating", processes.pids, report)
 
 
 async def _resume(frontend: Any, _: Mapping[str, str]) -> dict[str, Any]:
@@ -93,8 +92,8 @@ async def _resume(frontend: Any, _: Mapping[str, str]) -> dict[str, Any]:
         finally:
             processes.change = None
             await processes.look_async()
-    _log.info("the engine is back on its GPUs: %r", report)
-    return _answer("resumed", away, report.as_dict())
+    _log.info("the engine is back on its GPUs: %s", report)
+    return _answer("resumed", away, report)
 
 
 async def _is_hibernating(frontend: Any, _: Mapping[str, str]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from poorwill._native import HibernateError, process_state
+from poorwill import HibernateError
+from poorwill.vllm._driver import open_driver, process_state
 
 __all__ = ["Processes", "here", "this_process"]
 
@@ -54,6 +55,7 @@ class Processes:
         self.changing = asyncio.Lock()
         self.refusal: str | None = None
         """Why nothing may be passed on, at the last look."""
+        self._opening: asyncio.Future[None] | None = None
         self._asked: asyncio.Future[dict[int, str]] | None = None
         self._soon: asyncio.Future[str | None] | None = None
 
@@ -78,6 +80,16 @@ class Processes:
             self.refusal = _unanswered(self.pids) if states is None else _refusal(states)
         return self.refusal
 
+    def open_soon(self) -> None:
+        """Loads the driver beside the loop, which takes seconds on machines with many GPUs.
+
+        Does nothing without a running event loop.
+        """
+        if self._opening is None:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop()
+                self._opening = asyncio.ensure_future(asyncio.to_thread(open_driver))
+
     def look_soon(self) -> None:
         """The same, not awaited. Does nothing without a running event loop."""
         with contextlib.suppress(RuntimeError):
@@ -92,6 +104,10 @@ class Processes:
         """
         if not self.pids:
             return {}
+        self.open_soon()
+        if self._opening is not None:
+            # It does not wait for any process.
+            await asyncio.wait({self._opening})
         if self._asked is None or self._asked.done():
             self._asked = asyncio.ensure_future(asyncio.to_thread(_states, self.pids))
         asked = self._asked
