@@ -264,7 +264,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    more = {} if options.ranks > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    if options.ranks > 1:
+        from ranks import SURROUNDINGS
+
+        more = SURROUNDINGS
     adopt(environment(options.mode, dict(os.environ), **more))
     if options.child:
         with tempfile.TemporaryDirectory(prefix="poorwill-bench-") as folder:
