@@ -114,7 +114,8 @@ def serve_ranks(options: argparse.Namespace, folder: Path) -> None:
     chosen = engines.settings(
         write_model(folder, options.kind, options.layers), mode=options.mode, kv_gib=options.kv_gib
     )
-    llm = LLM(**chosen, tensor_parallel_size=options.ranks)
+    more = {"distributed_executor_backend": "mp", "disable_custom_all_reduce": True}
+    llm = LLM(**chosen, tensor_parallel_size=options.ranks, **more)
     tokens = engines.generated(llm)
     emit("answer", pid=os.getpid(), tokens=tokens)
     for line in sys.stdin:
