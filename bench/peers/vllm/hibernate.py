@@ -63,7 +63,10 @@ class Helper:
         """What it answers, and the seconds."""
         began = time.monotonic()
         self.send(op, pids, **more)
-        return {**self.line(), "seconds": round(time.monotonic() - began, 4)}
+        answer = self.line()
+        while "recovered" in answer and "id" not in answer:
+            answer = self.line()
+        return {**answer, "seconds": round(time.monotonic() - began, 4)}
 
     def kill(self) -> None:
         self.process.kill()

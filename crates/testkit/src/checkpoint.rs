@@ -306,7 +306,8 @@ pub fn a_checkpoint_takes_all_memory(context: Context<'_>) {
     let pid = target.pid();
     let held = |when: &str| {
         let inspection = checkpointer.inspect(pid).unwrap();
-        inspection.host_bytes().unwrap_or_else(|| panic!("{when}: {inspection:?}"))
+        let figures = inspection.held.iter().map(|held| held.used_bytes);
+        figures.sum::<Option<u64>>().unwrap_or_else(|| panic!("{when}: {inspection:?}"))
     };
     let before = held("before");
     let filled: u64 = target.ask(&format!("fill {GRANULES}")).parse().unwrap();

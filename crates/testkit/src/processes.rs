@@ -28,6 +28,7 @@ struct World {
     journal: BTreeMap<ProcessKey, JournalEntry>,
     started: u32,
     free_bytes: Option<u64>,
+    total_bytes: Option<u64>,
     log: Vec<(CheckpointStep, u32)>,
 }
 
@@ -144,6 +145,11 @@ impl Simulation {
     /// Sets the device's free memory. Without it there is no figure.
     pub fn set_free_bytes(&self, free_bytes: Option<u64>) {
         self.world().free_bytes = free_bytes;
+    }
+
+    /// Sets the device's memory. What processes hold on it is not free.
+    pub fn set_total_bytes(&self, total_bytes: u64) {
+        self.world().total_bytes = Some(total_bytes);
     }
 
     /// Sets what hinders a process.
@@ -325,7 +331,11 @@ impl Checkpointer for SimulatedCheckpointer {
     }
 
     fn free_bytes(&self, uuid: &str) -> Option<u64> {
-        self.simulation.world().free_bytes.filter(|_| uuid == DEVICE)
+        let world = self.simulation.world();
+        let held = world.processes.values().filter(|process| process.state != ProcessState::Checkpointed);
+        let held_bytes: u64 = held.map(|process| process.held_bytes).sum();
+        let left_bytes = world.total_bytes.map(|total_bytes| total_bytes.saturating_sub(held_bytes));
+        world.free_bytes.or(left_bytes).filter(|_| uuid == DEVICE)
     }
 
     fn lock(&self, pid: u32, _: Duration) -> Result<()> {

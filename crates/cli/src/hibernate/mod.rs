@@ -62,7 +62,15 @@ fn options(processes: Option<PathBuf>, journal: Option<PathBuf>) -> HibernatorOp
 /// A command is not ended between two steps: it finishes what it has begun.
 fn once(options: &HibernatorOptions) -> Result<(Hibernator, HeldSignals), Failure> {
     let signals = HeldSignals::new()?;
-    Ok((Hibernator::open(options)?, signals))
+    let hibernator = Hibernator::open(options)?;
+    warn_of_unreadable(&hibernator);
+    Ok((hibernator, signals))
+}
+
+fn warn_of_unreadable(hibernator: &Hibernator) {
+    for path in hibernator.unreadable_entries() {
+        tracing::warn!("an entry of the journal is not understood, and was set aside: {}", path.display());
+    }
 }
 
 fn recover(hibernator: &Hibernator) -> Result<RecoverOutcome, HibernateError> {

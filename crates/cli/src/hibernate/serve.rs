@@ -1,10 +1,11 @@
 //! The helper: requests from standard input, answers to standard output, one JSON object a line.
 //!
 //! Requests run at the same time, and answers come in any order. At the end of its input, and after SIGTERM, it
-//! finishes what it has begun.
+//! finishes what it has begun. What another helper has left is recovered beside: requests on such processes wait.
 //!
 //! ```text
-//! out  {"ready":{"version":"0.1.0","recovered":[{"pid":7,"state":"running","what":"it was locked, and runs again"}]}}
+//! out  {"ready":{"version":"0.1.0","recovered":[]}}
+//! out  {"recovered":[{"pid":7,"state":"running","what":"it was locked, and runs again"}]}
 //! in   {"id":1,"op":"hibernate","pids":[7,8],"wait_max_ms":5000,"host_bytes_max":null}
 //! in   {"id":2,"op":"state","pids":[9]}           op: hibernate, resume, inspect, state, or recover without pids
 //! out  {"id":2,"error":{"kind":"no_such_process","message":"…","pid":9,"left":[]}}
@@ -14,13 +15,16 @@
 //! Where it cannot work, its one line is `{"unusable":"why"}`, and its exit code 1.
 
 use std::io::{self, BufRead, Read, Write};
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use poorwill::hibernate::{HibernateError, HibernateRequest, Hibernator, HibernatorOptions, Recovered};
+use poorwill::hibernate::{
+    HibernateError, HibernateRequest, Hibernator, HibernatorOptions, LeftSets, Recovered,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -71,18 +75,20 @@ pub(super) fn run(options: &HibernatorOptions) -> ExitCode {
 
 fn serve(options: &HibernatorOptions) -> Result<ExitCode, Failure> {
     let mut signals = HeldSignals::new()?;
-    let opened = Hibernator::open(options).and_then(|hibernator| Ok((hibernator.recover()?, hibernator)));
-    let (recovered, hibernator) = match opened {
+    let opened = Hibernator::open(options).and_then(|hibernator| Ok((hibernator.left_sets()?, hibernator)));
+    let (left, hibernator) = match opened {
         Ok(opened) => opened,
         Err(error) => {
             write_line(&json!({ "unusable": poorwill::chain(&error) }))?;
             return Ok(ExitCode::FAILURE);
         }
     };
-    write_line(&ready(&recovered))?;
+    write_line(&json!({ "ready": { "version": env!("CARGO_PKG_VERSION") } }))?;
+    super::warn_of_unreadable(&hibernator);
     let (events, mut received) = unbounded_channel();
     read_lines(events.clone())?;
     let mut helper = Helper { hibernator: Arc::new(hibernator), events, begun: Vec::new() };
+    helper.recover(left);
     let HeldSignals { runtime, terminate, .. } = &mut signals;
     runtime.block_on(async {
         tokio::select! {
@@ -94,7 +100,8 @@ fn serve(options: &HibernatorOptions) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn ready(recovered: &[Recovered]) -> Value {
+/// A line of its own.
+fn line_of(recovered: &[Recovered]) -> Value {
     let recovered: Vec<Value> = recovered
         .iter()
         .map(|process| {
@@ -102,7 +109,7 @@ fn ready(recovered: &[Recovered]) -> Value {
             json!({ "pid": process.pid, "state": state_name(process.state), "what": what, "error": process.error })
         })
         .collect();
-    json!({ "ready": { "version": env!("CARGO_PKG_VERSION"), "recovered": recovered } })
+    json!({ "recovered": recovered })
 }
 
 /// On a thread that may be left behind: it waits for input that may never come.
@@ -150,20 +157,43 @@ impl Helper {
         }
     }
 
+    fn recover(&mut self, left: LeftSets) {
+        if left.is_empty() {
+            return;
+        }
+        let left = Mutex::new(left);
+        self.run("poorwill-recovery", move |hibernator| {
+            let left = mem::take(&mut *left.lock().unwrap_or_else(PoisonError::into_inner));
+            match hibernator.recover_sets(left) {
+                Ok(recovered) if recovered.is_empty() => Ok(()),
+                Ok(recovered) => write_line(&line_of(&recovered)),
+                Err(error) => {
+                    tracing::warn!("what was left cannot be recovered: {}", poorwill::chain(&error));
+                    Ok(())
+                }
+            }
+        });
+    }
+
     fn begin(&mut self, line: Vec<u8>) {
+        self.run("poorwill-request", move |hibernator| write_line(&answer(hibernator, &line)));
+    }
+
+    /// On a thread of its own.
+    fn run(&mut self, name: &str, work: impl Fn(&Hibernator) -> Result<(), Failure> + Send + Sync + 'static) {
         self.begun.retain(|request| !request.is_finished());
         let (hibernator, events) = (Arc::clone(&self.hibernator), self.events.clone());
-        let line = Arc::new(line);
-        let same = Arc::clone(&line);
-        let work = move || {
-            if write_line(&answer(&hibernator, &same)).is_err() {
+        let work = Arc::new(work);
+        let same = Arc::clone(&work);
+        let on_thread = move || {
+            if same(&hibernator).is_err() {
                 let _ = events.send(Event::End);
             }
         };
-        match thread::Builder::new().name("poorwill-request".into()).spawn(work) {
-            Ok(request) => self.begun.push(request),
+        match thread::Builder::new().name(name.into()).spawn(on_thread) {
+            Ok(begun) => self.begun.push(begun),
             // Without another thread, one after another.
-            Err(_) => drop(write_line(&answer(&self.hibernator, &line))),
+            Err(_) => drop(work(&self.hibernator)),
         }
     }
 
@@ -214,8 +244,11 @@ fn perform(hibernator: &Hibernator, asked: &Asked) -> Result<Value, Value> {
             in_json(hibernator.hibernate(pids, &request))
         }
         Operation::Resume => in_json(hibernator.resume(pids)),
-        Operation::Inspect => in_json(Inspections::of(hibernator, pids)),
-        Operation::State => in_json(States::of(hibernator, pids)),
+        // Only what no other request is about to change.
+        Operation::Inspect => {
+            in_json(hibernator.await_calls(pids).and_then(|()| Inspections::of(hibernator, pids)))
+        }
+        Operation::State => in_json(hibernator.await_calls(pids).and_then(|()| States::of(hibernator, pids))),
     }
 }
 

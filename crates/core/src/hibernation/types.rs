@@ -118,9 +118,12 @@ pub struct ProcessInspection {
 }
 
 impl ProcessInspection {
-    /// Host memory that a checkpoint takes. `None` if a device has no figure.
+    /// Host memory that a checkpoint takes. `None` if a device has no figure, or no device is known.
     #[must_use]
     pub fn host_bytes(&self) -> Option<u64> {
+        if self.held.is_empty() && matches!(self.state, ProcessState::Running | ProcessState::Locked) {
+            return None;
+        }
         self.held.iter().try_fold(0_u64, |sum, held| Some(sum.saturating_add(held.used_bytes?)))
     }
 }

@@ -13,6 +13,8 @@ use CheckpointStep::{Checkpoint, Lock, Restore, Unlock};
 use ProcessState::{Checkpointed, Failed, Locked, Running};
 
 const HELD_BYTES: u64 = 1 << 20;
+/// What a restore needs beside.
+const MARGIN_BYTES: u64 = 64 << 20;
 const WAIT: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -358,12 +360,13 @@ fn of_a_set_that_hibernates_those_that_have_ended_are_forgotten_last() {
 #[test]
 fn nothing_is_restored_that_its_device_has_no_space_for() {
     let set = Set::of(2, Way::Back);
-    set.simulation.set_free_bytes(Some(2 * HELD_BYTES - 1));
+    let needed = 2 * HELD_BYTES + MARGIN_BYTES;
+    set.simulation.set_free_bytes(Some(needed - 1));
     let error = set.go(Way::Back, CallerFault::Never).0.unwrap_err();
     let SetErrorCause::DeviceMemory { needed_bytes, free_bytes, .. } = error.cause else { panic!("{error}") };
-    assert_eq!((needed_bytes, free_bytes), (2 * HELD_BYTES, 2 * HELD_BYTES - 1));
+    assert_eq!((needed_bytes, free_bytes), (needed, needed - 1));
     set.assert_whole("refused");
-    set.simulation.set_free_bytes(Some(2 * HELD_BYTES));
+    set.simulation.set_free_bytes(Some(needed));
     set.go(Way::Back, CallerFault::Never).0.unwrap();
 
     // Neither in a recovery, nor where a set is brought back: all of it goes off instead.
@@ -393,4 +396,25 @@ fn a_step_that_goes_on_is_awaited_before_anything_is_decided() {
     let (found, ..) = set.recover(CallerFault::Never);
     assert!(matches!(&found[..], [process] if process.what == Recovery::Hibernating), "{found:?}");
     set.assert_whole("its checkpoint has ended");
+}
+
+#[test]
+fn what_a_restore_needs_is_measured_where_the_driver_keeps_no_figure() {
+    let set = Set::of(2, Way::Off);
+    set.simulation.set_total_bytes(4 * HELD_BYTES + MARGIN_BYTES);
+    let unknown = || vec![HeldMemory { uuid: DEVICE.to_owned(), used_bytes: None }];
+    let members: Vec<_> = set.processes.iter().map(|&key| SetProcess { key, held: unknown() }).collect();
+    let (checkpointer, journal) = set.simulation.caller();
+    let plan = SetPlan::new(&checkpointer, &journal);
+    plan.hibernate(&members, WAIT).unwrap();
+    let [entry] = &set.simulation.entries()[..] else { panic!() };
+    let figures: Vec<_> = entry.processes.iter().map(|process| process.held[0].used_bytes).collect();
+    assert_eq!(figures, [Some(HELD_BYTES); 2]);
+
+    let other = set.simulation.start(3 * HELD_BYTES);
+    let error = plan.resume(&entry.processes).unwrap_err();
+    let SetErrorCause::DeviceMemory { needed_bytes, free_bytes, .. } = error.cause else { panic!("{error}") };
+    assert_eq!((needed_bytes, free_bytes), (2 * HELD_BYTES + MARGIN_BYTES, HELD_BYTES + MARGIN_BYTES));
+    set.simulation.end(other);
+    plan.resume(&entry.processes).unwrap();
 }

@@ -1,10 +1,13 @@
 //! The journal on disk: a file for each set, written as a whole or not at all.
+//!
+//! A folder that is removed meanwhile is made again. An entry that cannot be understood is set aside, and hinders no other.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use poorwill_core::hibernation::plan::{Journal, JournalEntry, JournalError, ProcessKey};
 use rustix::process::geteuid;
@@ -25,6 +28,13 @@ pub(super) struct JournalFolder {
     /// The processes that its caller can name.
     of: String,
     place: Place,
+    set_aside: Mutex<Vec<PathBuf>>,
+}
+
+/// Of any version's entry.
+#[derive(Debug, Deserialize)]
+struct Placed {
+    place: Place,
 }
 
 /// What is in a file.
@@ -36,37 +46,46 @@ struct Record {
     entry: JournalEntry,
 }
 
+/// What a file is.
+enum EntryFile {
+    Here(Box<Record>),
+    /// Its processes have ended with their system.
+    OfAnotherStart,
+    Unreadable,
+}
+
 impl JournalFolder {
-    /// Opens a folder, which it makes if there is none. Entries of other starts of the system are removed.
+    /// Opens a folder, which it makes if there is none. Entries of other starts of the system go.
     pub(super) fn open(folder: Option<&Path>, processes: &Processes) -> Result<Self, HibernateError> {
-        let is_default = folder.is_none();
         let folder = folder.map_or_else(default_folder, Path::to_owned);
-        let failed = |action| {
-            let path = folder.clone();
-            move |source| HibernateError::Journal { action, path, source }
-        };
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed("make the folder"))?;
-        // Above the default, another user may have made a folder first.
-        let above = if is_default { folder.parent() } else { None };
-        for folder in above.into_iter().chain([&*folder]) {
-            check_owner(folder).map_err(failed("use the folder"))?;
-        }
+        let folder = std::path::absolute(&folder).unwrap_or(folder);
+        make(&folder)?;
         let of = match processes {
             Processes::Cuda => "cuda".to_owned(),
             Processes::Host(folder) => format!("host:{}", absolute(folder).display()),
         };
-        let journal = Self { folder: absolute(&folder), of, place: Place::here() };
-        journal.check_writable().map_err(failed("write into the folder"))?;
-        for (path, record) in journal.records()? {
-            if record.place.boot != journal.place.boot {
-                fs::remove_file(path).map_err(failed("remove an old entry of"))?;
-            }
-        }
+        let journal =
+            Self { folder: absolute(&folder), of, place: Place::here(), set_aside: Mutex::default() };
+        journal.check_writable().map_err(|source| HibernateError::Journal {
+            action: "write into the folder",
+            path: folder,
+            source,
+        })?;
+        journal.records()?;
         Ok(journal)
     }
 
-    pub(super) fn folder(&self) -> PathBuf {
-        self.folder.clone()
+    /// Made again if it is gone: the system may remove what is temporary.
+    pub(super) fn folder(&self) -> Result<&Path, HibernateError> {
+        if !self.folder.exists() {
+            make(&self.folder)?;
+        }
+        Ok(&self.folder)
+    }
+
+    /// Entries that were not understood, under their new names.
+    pub(super) fn set_aside(&self) -> Vec<PathBuf> {
+        self.set_aside.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// All entries whose processes this caller can name.
@@ -92,23 +111,43 @@ impl JournalFolder {
         let failed =
             |path: &Path, source| HibernateError::Journal { action: "read", path: path.to_owned(), source };
         let mut records = Vec::new();
-        for found in fs::read_dir(&self.folder).map_err(|error| failed(&self.folder, error))? {
-            let path = found.map_err(|error| failed(&self.folder, error))?.path();
+        let folder = self.folder()?;
+        for found in fs::read_dir(folder).map_err(|error| failed(folder, error))? {
+            let path = found.map_err(|error| failed(folder, error))?.path();
             if path.extension().is_none_or(|extension| extension != EXTENSION) {
                 continue;
             }
             match fs::read(&path) {
-                Ok(bytes) => {
-                    let record =
-                        serde_json::from_slice(&bytes).map_err(|error| failed(&path, error.into()))?;
-                    records.push((path, record));
-                }
+                Ok(bytes) => match self.read(&bytes) {
+                    EntryFile::Here(record) => records.push((path, *record)),
+                    EntryFile::OfAnotherStart => drop(fs::remove_file(path)),
+                    EntryFile::Unreadable => self.put_aside(&path).map_err(|error| failed(&path, error))?,
+                },
                 // Another caller has removed it.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(failed(&path, error)),
             }
         }
         Ok(records)
+    }
+
+    fn read(&self, bytes: &[u8]) -> EntryFile {
+        let place = serde_json::from_slice(bytes).map(|placed: Placed| placed.place);
+        if place.is_ok_and(|place| place.boot != self.place.boot) {
+            return EntryFile::OfAnotherStart;
+        }
+        serde_json::from_slice(bytes)
+            .map_or(EntryFile::Unreadable, |record| EntryFile::Here(Box::new(record)))
+    }
+
+    fn put_aside(&self, path: &Path) -> io::Result<()> {
+        let aside = path.with_extension("unreadable");
+        match fs::rename(path, &aside) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            renamed => renamed?,
+        }
+        self.set_aside.lock().unwrap_or_else(PoisonError::into_inner).push(aside);
+        Ok(())
     }
 
     fn path_of(&self, entry: &JournalEntry) -> PathBuf {
@@ -122,15 +161,27 @@ impl JournalFolder {
 
     /// Writes beside `path`, then renames.
     fn put(&self, path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
-        let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
-        let making = self.folder.join(format!("{}-{number}.making", std::process::id()));
-        let made = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&making);
-        let written =
-            made.and_then(|mut file| file.write_all(bytes)).and_then(|()| fs::rename(&making, path));
+        let (making, mut file) = self.new_file()?;
+        // On the disk before it has the name: otherwise an empty file may have it after a loss of power.
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        let written = written.and_then(|()| fs::rename(&making, path));
         if written.is_err() {
             let _ = fs::remove_file(&making);
         }
         written.map(|()| path.to_owned())
+    }
+
+    /// A file that was not there, nor a link of its name.
+    fn new_file(&self) -> io::Result<(PathBuf, File)> {
+        loop {
+            let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+            let making = self.folder.join(format!("{}-{number}.making", std::process::id()));
+            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&making) {
+                // Of a process that had this number before.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                made => return made.map(|file| (making, file)),
+            }
+        }
     }
 
     /// A process belongs to one set: where it is in another entry, that one is out of date.
@@ -155,6 +206,7 @@ impl JournalFolder {
 
 impl Journal for JournalFolder {
     fn write(&self, entry: &JournalEntry) -> Result<(), JournalError> {
+        self.folder().map_err(|error| JournalError::new(poorwill_core::chain(&error)))?;
         let record = Record { of: self.of.clone(), place: self.place.clone(), entry: entry.clone() };
         let path = self.path_of(entry);
         let bytes = serde_json::to_vec(&record).map_err(|error| JournalError::new(error.to_string()))?;
@@ -185,14 +237,48 @@ fn absolute(folder: &Path) -> PathBuf {
     fs::canonicalize(folder).or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| folder.to_owned())
 }
 
+/// Makes a folder of this user alone, where others can put nothing in its place.
+fn make(folder: &Path) -> Result<(), HibernateError> {
+    let failed = |action| move |source| HibernateError::Journal { action, path: folder.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed("make the folder"))?;
+    let checked = check_above(folder).and_then(|()| check_owner(folder));
+    checked.map_err(failed("use the folder"))
+}
+
+/// Below a folder in which everybody may make others, as `/tmp`: each is this user's or root's, and no link.
+fn check_above(folder: &Path) -> io::Result<()> {
+    let mut above: Vec<_> = folder.ancestors().skip(1).collect();
+    above.reverse();
+    let mut is_below = false;
+    for folder in above {
+        let found = fs::symlink_metadata(folder)?;
+        if is_below && !is_for_all(found.mode()) {
+            check(&found, &[0, geteuid().as_raw()]).map_err(|error| {
+                io::Error::new(error.kind(), format!("{} above it: {error}", folder.display()))
+            })?;
+        }
+        is_below |= is_for_all(fs::metadata(folder)?.mode());
+    }
+    Ok(())
+}
+
+/// Everybody may make files there, and remove only their own.
+fn is_for_all(mode: u32) -> bool {
+    mode & 0o1002 == 0o1002
+}
+
 /// What others can write would let them unlock and restore this user's processes.
 fn check_owner(folder: &Path) -> io::Result<()> {
-    let (found, own) = (fs::symlink_metadata(folder)?, geteuid().as_raw());
+    check(&fs::symlink_metadata(folder)?, &[geteuid().as_raw()])
+}
+
+fn check(found: &Metadata, owners: &[u32]) -> io::Result<()> {
+    let own = geteuid().as_raw();
     let refused = |reason: String| Err(io::Error::new(ErrorKind::PermissionDenied, reason));
     if !found.is_dir() {
         return Err(ErrorKind::NotADirectory.into());
     }
-    if found.uid() != own {
+    if !owners.contains(&found.uid()) {
         return refused(format!("it belongs to user {}, and this process to user {own}", found.uid()));
     }
     if found.mode() & 0o022 != 0 {
@@ -296,12 +382,51 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_cannot_be_read_is_named() {
+    fn an_entry_that_cannot_be_read_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         let journal = open(folder.path());
+        let good = entry(&[5], SetPhase::Hibernated);
+        journal.write(&good).unwrap();
         fs::write(folder.path().join("9-9.set"), "{").unwrap();
-        let error = journal.entries().unwrap_err();
-        assert!(error.to_string().contains("9-9.set"), "{error}");
-        assert!(JournalFolder::open(Some(folder.path()), &Processes::Cuda).is_err());
+        let old = r#"{"of":"cuda","place":{"boot":"old","namespace":"x"},"phase":"of a later version"}"#;
+        fs::write(folder.path().join("8-8.set"), old).unwrap();
+        assert_eq!(journal.entries().unwrap(), std::slice::from_ref(&good));
+        assert_eq!(journal.set_aside(), [folder.path().join("9-9.unreadable")]);
+        assert!(!folder.path().join("8-8.set").exists(), "its system has ended");
+        assert_eq!(open(folder.path()).entries().unwrap(), [good]);
+    }
+
+    #[test]
+    fn a_folder_that_is_removed_is_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = open(&folder.path().join("journal"));
+        fs::remove_dir_all(folder.path().join("journal")).unwrap();
+        assert_eq!(journal.entries().unwrap(), []);
+        fs::remove_dir_all(folder.path().join("journal")).unwrap();
+        let written = entry(&[5], SetPhase::Hibernated);
+        journal.write(&written).unwrap();
+        assert_eq!(journal.entries().unwrap(), [written]);
+        assert_eq!(fs::metadata(journal.folder().unwrap()).unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn what_others_can_replace_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let set_mode = |name: &str, mode| {
+            fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        fs::create_dir_all(folder.path().join("tmp/theirs/journal")).unwrap();
+        set_mode("tmp", 0o1777);
+        set_mode("tmp/theirs/journal", 0o700);
+        let journal = folder.path().join("tmp/theirs/journal");
+        let opened = || JournalFolder::open(Some(&journal), &Processes::Cuda);
+        assert!(opened().is_ok());
+        set_mode("tmp/theirs", 0o777);
+        let message = poorwill_core::chain(&opened().unwrap_err());
+        assert!(message.contains("theirs above it: others may write"), "{message}");
+        set_mode("tmp/theirs", 0o755);
+        std::os::unix::fs::symlink("theirs", folder.path().join("tmp/link")).unwrap();
+        let linked = folder.path().join("tmp/link/journal");
+        assert!(JournalFolder::open(Some(&linked), &Processes::Cuda).is_err());
     }
 }

@@ -43,7 +43,7 @@ use poorwill_driver::host::HostCheckpointer;
 use self::host_memory::HostMemoryPlan;
 use self::identity::key_of;
 use self::journal::JournalFolder;
-use self::locks::ProcessLocks;
+use self::locks::Locks;
 
 pub use self::error::{HibernateError, HostMemorySource};
 pub use self::report::{HibernateReport, HibernatedProcess, ResumeReport, ResumedProcess};
@@ -175,6 +175,36 @@ pub struct Hibernator {
     host_memory: HostMemoryPlan,
 }
 
+/// Sets that callers have left which have ended, for [`Hibernator::recover_sets`].
+///
+/// ```
+/// use poorwill::hibernate::{Hibernator, HibernatorOptions, Processes};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (engines, journal) = (tempfile::tempdir()?, tempfile::tempdir()?);
+/// # let options = HibernatorOptions::of(Processes::Host(engines.path().into())).remembering_in(journal.path());
+/// let hibernator = Hibernator::open(&options)?;
+/// let left = hibernator.left_sets()?;
+/// // Requests on other processes can be answered from here on.
+/// let recovered = std::thread::scope(|scope| scope.spawn(|| hibernator.recover_sets(left)).join());
+/// # assert!(recovered.is_ok_and(|recovered| recovered.is_ok_and(|recovered| recovered.is_empty())));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Default)]
+#[must_use = "its processes wait until it is recovered or dropped"]
+pub struct LeftSets {
+    sets: Vec<(Locks, ProcessKey)>,
+}
+
+impl LeftSets {
+    /// Whether nothing was left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sets.is_empty()
+    }
+}
+
 impl Hibernator {
     /// Opens the journal's folder and, for CUDA, NVIDIA's library.
     ///
@@ -218,7 +248,7 @@ impl Hibernator {
     /// The first reason. All processes run on, unless [`HibernateError::left`] names them.
     pub fn hibernate(&self, pids: &[u32], request: &HibernateRequest) -> Result<HibernateReport> {
         let started = Instant::now();
-        let _locks = ProcessLocks::take(&self.journal.folder(), pids)?;
+        let _locks = Locks::take(self.journal.folder()?, pids)?;
         let inspections = self.plan().inspect(pids)?;
         let keys = keys(CheckpointStep::Lock, pids)?;
         let needs: Vec<_> =
@@ -226,6 +256,7 @@ impl Hibernator {
         let held = inspections.into_iter().map(|found| found.held);
         let processes: Vec<_> =
             keys.into_iter().zip(held).map(|(key, held)| SetProcess { key, held }).collect();
+        let _devices = self.lock_devices(processes.iter().filter(|process| !is_known(process)))?;
         let promised = self.host_memory.promise(&needs, request.host_bytes_max)?;
         let steps = self.plan().hibernate(&processes, request.wait_max)?;
         let taken = steps.iter().zip(&needs).map(|(step, (_, held_bytes))| HibernatedProcess {
@@ -247,7 +278,7 @@ impl Hibernator {
     /// The first reason. [`HibernateError::left`] names what still hibernates after a restore that failed.
     pub fn resume(&self, pids: &[u32]) -> Result<ResumeReport> {
         let started = Instant::now();
-        let _locks = ProcessLocks::take(&self.journal.folder(), pids)?;
+        let _locks = Locks::take(self.journal.folder()?, pids)?;
         let keys = keys(CheckpointStep::Restore, pids)?;
         let entries = self.journal.entries()?;
         self.check_whole(&entries, &keys)?;
@@ -255,6 +286,7 @@ impl Hibernator {
             entries.iter().flat_map(|entry| &entry.processes).find(|process| process.key == key).cloned()
         };
         let processes: Vec<_> = keys.into_iter().map(|key| known(key).unwrap_or(key.into())).collect();
+        let _devices = self.lock_devices(&processes)?;
         let steps = self.plan().resume(&processes)?;
         let back = steps.iter().map(|step| ResumedProcess {
             pid: step.pid,
@@ -270,21 +302,63 @@ impl Hibernator {
     /// # Errors
     /// The journal cannot be read or written.
     pub fn recover(&self) -> Result<Vec<Recovered>> {
-        let mut recovered = Vec::new();
+        self.recover_sets(self.left_sets()?)
+    }
+
+    /// The sets of [`Self::recover`]. Other calls on their processes wait until they are recovered or dropped.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub fn left_sets(&self) -> Result<LeftSets> {
+        let mut sets = Vec::new();
         for entry in self.journal.entries()? {
-            let Some(_locks) = ProcessLocks::try_take(&self.journal.folder(), &pids_of(&entry))? else {
-                continue;
-            };
+            if let Some(locks) = Locks::try_take(self.journal.folder()?, &pids_of(&entry))? {
+                sets.push((locks, entry.id()));
+            }
+        }
+        Ok(LeftSets { sets })
+    }
+
+    /// Recovers these sets, one after another.
+    ///
+    /// # Errors
+    /// As for [`Self::recover`].
+    pub fn recover_sets(&self, left: LeftSets) -> Result<Vec<Recovered>> {
+        let mut recovered = Vec::new();
+        for (_locks, id) in left.sets {
             // It may have changed until its processes were free.
-            let Some(entry) = self.journal.entry(entry.id())? else { continue };
+            let Some(entry) = self.journal.entry(id)? else { continue };
+            let _devices = self.lock_devices(&entry.processes)?;
             let found = self.plan().recover(&entry, is_same);
             recovered.extend(found.map_err(SetError::from)?);
         }
         Ok(recovered)
     }
 
+    /// Waits until no call works on these processes.
+    ///
+    /// # Errors
+    /// The journal's folder cannot be used.
+    pub fn await_calls(&self, pids: &[u32]) -> Result<()> {
+        Locks::take(self.journal.folder()?, pids).map(drop)
+    }
+
+    /// Entries of the journal that were not understood, and were set aside: their files. What they name may still
+    /// hibernate, or be locked.
+    #[must_use]
+    pub fn unreadable_entries(&self) -> Vec<PathBuf> {
+        self.journal.set_aside()
+    }
+
     fn plan(&self) -> SetPlan<'_> {
         SetPlan::new(&*self.checkpointer, &self.journal)
+    }
+
+    /// Waits for what is restored or measured on their devices. Where free memory has no figure, nothing is compared.
+    fn lock_devices<'p>(&self, processes: impl IntoIterator<Item = &'p SetProcess>) -> Result<Locks> {
+        let uuids = processes.into_iter().flat_map(|process| &process.held).map(|held| &*held.uuid);
+        let compared = uuids.filter(|uuid| self.checkpointer.free_bytes(uuid).is_some());
+        Locks::take_devices(self.journal.folder()?, compared)
     }
 
     /// By how much what it holds on its devices has fallen.
@@ -310,6 +384,11 @@ impl Hibernator {
         }
         Ok(())
     }
+}
+
+/// Whether the driver keeps all figures of it.
+fn is_known(process: &SetProcess) -> bool {
+    process.held.iter().all(|held| held.used_bytes.is_some())
 }
 
 fn is_same(process: ProcessKey) -> bool {

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -249,7 +249,13 @@ fn calls_on_one_process_wait_for_each_other_and_others_do_not() {
         let (resumed, is_resumed) = mpsc::channel();
         let second = &second;
         let pid = engine.pid();
-        scope.spawn(move || resumed.send(second.resume(&[pid])).unwrap());
+        let begins = Arc::new(Barrier::new(2));
+        let begun = Arc::clone(&begins);
+        scope.spawn(move || {
+            begun.wait();
+            resumed.send(second.resume(&[pid])).unwrap();
+        });
+        begins.wait();
         // Neither a recovery nor another set waits for it.
         assert_eq!(second.recover().unwrap(), []);
         second.hibernate(&[another.pid()], &request()).unwrap();

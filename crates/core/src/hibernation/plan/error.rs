@@ -64,7 +64,7 @@ pub enum SetErrorCause {
     DeviceMemory {
         /// The device.
         uuid: String,
-        /// What the processes held there.
+        /// What the processes held there, with a margin.
         needed_bytes: u64,
         /// What is free.
         free_bytes: u64,

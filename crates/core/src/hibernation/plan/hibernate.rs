@@ -8,7 +8,7 @@ use super::{
     JournalEntry, ProcessKey, SetError, SetErrorCause, SetPhase, SetPlan, SetProcess, distinct, keys,
     wrong_state,
 };
-use crate::hibernation::{CheckpointStep, ProcessState, Result as StepResult};
+use crate::hibernation::{CheckpointErrorKind, CheckpointStep, ProcessState, Result as StepResult};
 
 /// How long the steps of a process took.
 ///
@@ -58,34 +58,43 @@ impl SetPlan<'_> {
     ) -> Result<Vec<CheckpointedProcess>, SetError> {
         let members = keys(processes);
         distinct(&pids(&members))?;
-        let entry = JournalEntry::new(processes.iter().cloned(), SetPhase::Hibernating);
+        let mut entry = JournalEntry::new(processes.iter().cloned(), SetPhase::Hibernating);
         self.journal.write(&entry)?;
         let locked = self.timed(&members, |pid| self.checkpointer.lock(pid, wait_max));
-        let ours = self.reached(processes, &locked);
-        let result = self.checkpoint_locked(&members, &entry, locked);
-        result.map_err(|cause| self.settle(&entry, &ours, Back::Restore).error(cause))
+        let ours = self.reached(&members, &locked);
+        let may_be_locked_later = locked.iter().any(is_unanswered);
+        let result = self.checkpoint_locked(&members, &mut entry, locked);
+        result.map_err(|cause| {
+            let settled = self.settle(&entry, &entry.those(&ours), Back::Restore);
+            if may_be_locked_later {
+                // Should that happen after this caller's end, a recovery finds it by the entry.
+                drop(self.journal.write(&entry));
+            }
+            settled.error(cause)
+        })
     }
 
     /// Those that a lock has changed. Where it failed, others may have locked.
-    fn reached(&self, processes: &[SetProcess], locked: &[StepResult<f64>]) -> Vec<SetProcess> {
+    fn reached(&self, processes: &[ProcessKey], locked: &[StepResult<f64>]) -> Vec<ProcessKey> {
         let lost = Standing::At(ProcessState::Failed);
-        let has_changed = |process: &SetProcess, lock: &StepResult<f64>| {
-            lock.is_ok() || self.standing(process.key.pid) == lost
-        };
-        let both = processes.iter().zip(locked);
-        both.filter(|(process, lock)| has_changed(process, lock))
-            .map(|(process, _)| process.clone())
-            .collect()
+        let has_changed =
+            |process: ProcessKey, lock: &StepResult<f64>| lock.is_ok() || self.standing(process.pid) == lost;
+        let both = processes.iter().copied().zip(locked);
+        both.filter(|(process, lock)| has_changed(*process, lock)).map(|(process, _)| process).collect()
     }
 
     fn checkpoint_locked(
         &self,
         processes: &[ProcessKey],
-        entry: &JournalEntry,
+        entry: &mut JournalEntry,
         locked: Vec<StepResult<f64>>,
     ) -> Result<Vec<CheckpointedProcess>, SetErrorCause> {
         let lock_ms = all(locked)?;
-        let checkpoint_ms = all(self.timed(processes, |pid| self.checkpointer.checkpoint(pid)))?;
+        let free_before = self.free_without_figures(&entry.processes);
+        let checkpointed = self.timed(processes, |pid| self.checkpointer.checkpoint(pid));
+        let both = processes.iter().zip(&checkpointed).filter(|(_, result)| result.is_ok());
+        self.complete(entry, &both.map(|(process, _)| *process).collect::<Vec<_>>(), &free_before);
+        let checkpoint_ms = all(checkpointed)?;
         self.journal.write(&entry.at(SetPhase::Hibernated))?;
         let times = lock_ms.into_iter().zip(checkpoint_ms);
         Ok(processes
@@ -137,6 +146,11 @@ impl SetPlan<'_> {
         let unlock_ms = all(self.timed(processes, |pid| self.unlock(pid)))?;
         Ok((restore_ms, unlock_ms))
     }
+}
+
+/// Whether the process may yet make the step.
+fn is_unanswered(result: &StepResult<f64>) -> bool {
+    result.as_ref().is_err_and(|error| matches!(error.kind, CheckpointErrorKind::NoAnswer { .. }))
 }
 
 fn pids(processes: &[ProcessKey]) -> Vec<u32> {

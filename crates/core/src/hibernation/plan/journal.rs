@@ -98,6 +98,12 @@ impl JournalEntry {
         self.processes.first().map_or(ProcessKey { pid: 0, start_ticks: 0 }, |process| process.key)
     }
 
+    /// Those of its processes, in the order of `keys`.
+    pub(super) fn those(&self, keys: &[ProcessKey]) -> Vec<SetProcess> {
+        let find = |key: &ProcessKey| self.processes.iter().find(|process| process.key == *key).cloned();
+        keys.iter().filter_map(find).collect()
+    }
+
     pub(super) fn at(&self, phase: SetPhase) -> Self {
         Self { phase, ..self.clone() }
     }

@@ -10,7 +10,8 @@
 //!   each step at the same time.
 //! - **\[whole\]** A failure brings all back: the set runs, or, if a restore fails, it is checkpointed again as a whole.
 //!   Only further failures leave anything else. The error names it in [`SetError::left`].
-//! - **\[space\]** Nothing is restored while its devices have less free memory than it held: such a restore loses it.
+//! - **\[space\]** Nothing is restored while its devices have less free memory than it held, and 64 MiB more: such a
+//!   restore loses it. Where the driver keeps no figure of a process, the checkpoint's own gain of free memory is taken.
 //! - **\[released\]** A lock that cannot lead anywhere is undone, even if a part of the set stays checkpointed.
 //! - **\[members\]** A process that has ended or lost its device belongs to the set no more. The rest is the set.
 //! - **\[recovered\]** Whenever its caller ends, the journal and the processes' states are enough: [`SetPlan::recover`]
@@ -21,6 +22,7 @@
 mod error;
 mod hibernate;
 mod journal;
+mod measure;
 mod recover;
 mod settle;
 mod steps;

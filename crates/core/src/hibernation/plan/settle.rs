@@ -8,6 +8,9 @@ use super::{
 };
 use crate::hibernation::{CheckpointError, CheckpointErrorKind, ProcessState, Result};
 
+/// What must be free beside what a process held: a restore on a full device loses it.
+const MARGIN_BYTES: u64 = 64 << 20;
+
 /// What is done about processes that are checkpointed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Back {
@@ -69,11 +72,11 @@ impl SetPlan<'_> {
         settled
     }
 
-    /// Whether the devices have as much free memory as the processes held there, as far as that is known.
+    /// Whether the devices have as much free memory as the processes held there, and a margin, as far as that is known.
     pub(super) fn check_space(&self, processes: &[SetProcess]) -> std::result::Result<(), SetErrorCause> {
         let mut needed: BTreeMap<&str, u64> = BTreeMap::new();
         for held in processes.iter().flat_map(|process| &process.held) {
-            let needed_bytes = needed.entry(&held.uuid).or_default();
+            let needed_bytes = needed.entry(&held.uuid).or_insert(MARGIN_BYTES);
             *needed_bytes = needed_bytes.saturating_add(held.used_bytes.unwrap_or_default());
         }
         for (uuid, needed_bytes) in needed {

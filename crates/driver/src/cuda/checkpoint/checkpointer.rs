@@ -1,6 +1,7 @@
 //! The checkpointer.
 
 use std::collections::HashSet;
+use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::seen::{Seen, obstacles};
 use crate::cuda::ffi::{Api, CheckpointApi, CuResult};
 use crate::cuda::gpu;
 use crate::ledger::of;
-use crate::nvml::Nvml;
+use crate::nvml::{Handle, Nvml};
 use crate::other_process;
 
 /// How long a stopped process may take to answer, by default.
@@ -136,6 +137,19 @@ impl CudaCheckpointer {
         }
     }
 
+    /// Free memory of an instance has no figure of its own, and a restore there was never seen.
+    fn expect_whole_gpus(&self, pid: u32, held: &[HeldMemory]) -> Result<()> {
+        let is_divided = |uuid: &str| {
+            let found = self.nvml.as_ref().and_then(|nvml| nvml.known_memory(uuid).ok().flatten());
+            found.is_some_and(|memory| memory.handle == Handle::MigInstance || memory.is_mig_parent())
+        };
+        let Some(HeldMemory { uuid, .. }) = held.iter().find(|held| is_divided(&held.uuid)) else {
+            return Ok(());
+        };
+        let reason = format!("its device {uuid} is divided by MIG: let it sleep, or use a GPU without MIG");
+        Err(CheckpointError::new(CheckpointStep::Inspect, pid, CheckpointErrorKind::Unsupported { reason }))
+    }
+
     /// NVML's figures. Where it does not list the process, as in a container with process numbers of its own, the devices
     /// that it has open, without figures.
     fn held(&self, pid: u32, state: ProcessState, seen: &Seen) -> Vec<HeldMemory> {
@@ -160,11 +174,13 @@ impl Checkpointer for CudaCheckpointer {
 
     fn inspect(&self, pid: u32) -> Result<ProcessInspection> {
         let state = self.state_for(CheckpointStep::Inspect, pid)?;
-        let mut seen = Seen::of(pid);
+        let mut seen = Seen::of(pid).map_err(|error| unseen(pid, &error))?;
         if let Some(is_client) = self.nvml.as_ref().and_then(|nvml| nvml.is_mps_client(pid)) {
             seen.is_mps_client = is_client; // A service that has ended may have left its pipe.
         }
-        Ok(ProcessInspection { state, held: self.held(pid, state, &seen), obstacles: obstacles(&seen) })
+        let held = self.held(pid, state, &seen);
+        self.expect_whole_gpus(pid, &held)?;
+        Ok(ProcessInspection { state, held, obstacles: obstacles(&seen) })
     }
 
     fn free_bytes(&self, uuid: &str) -> Option<u64> {
@@ -186,6 +202,20 @@ impl Checkpointer for CudaCheckpointer {
     fn unlock(&self, pid: u32) -> Result<()> {
         self.step(CheckpointStep::Unlock, pid, Duration::ZERO)
     }
+}
+
+/// What hinders a checkpoint cannot be seen.
+fn unseen(pid: u32, error: &io::Error) -> CheckpointError {
+    let kind = if other_process::has_ended(pid) {
+        CheckpointErrorKind::NoSuchProcess
+    } else {
+        let reason = format!(
+            "{error}; without it nothing says whether it could come back: ask as its user or as root, with CAP_SYS_PTRACE \
+             in a container"
+        );
+        CheckpointErrorKind::NotPermitted { reason }
+    };
+    CheckpointError::new(CheckpointStep::Inspect, pid, kind)
 }
 
 /// Names the driver that lacks the calls.

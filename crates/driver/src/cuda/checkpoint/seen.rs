@@ -5,8 +5,9 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use poorwill_core::hibernation::Obstacle;
 
@@ -17,7 +18,7 @@ use crate::system::System;
 const CUDA_IPC: &str = "/dev/shm/cuda.shm.";
 const DEVICE_FILE: &str = "/dev/nvidia";
 
-/// Texts of `/proc`, empty where they may not be read.
+/// Texts of `/proc`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Seen {
     /// `maps`.
@@ -29,25 +30,30 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    pub(super) fn of(pid: u32) -> Self {
+    /// # Errors
+    /// The text that may not be read: what it would show is not known then.
+    pub(super) fn of(pid: u32) -> io::Result<Self> {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let text = |name: &str| {
-            let bytes = fs::read(folder.join(name)).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).into_owned()
+            let path = folder.join(name);
+            let bytes = fs::read(&path).map_err(|error| unreadable(&path, &error))?;
+            Ok::<_, io::Error>(String::from_utf8_lossy(&bytes).into_owned())
         };
-        let links = fs::read_dir(folder.join("fd")).into_iter().flatten().filter_map(Result::ok);
-        let links = links.filter_map(|link| fs::read_link(link.path()).ok());
-        let descriptors: Vec<String> = links.map(|path| path.to_string_lossy().into_owned()).collect();
+        let descriptors = descriptors(&folder.join("fd"))?;
         let inode = |link: &String| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned());
         let own = descriptors.iter().filter_map(inode).collect();
-        let tcp = text("net/tcp") + &text("net/tcp6");
+        let tcp6 = match text("net/tcp6") {
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(), // A system without IPv6.
+            found => found?,
+        };
+        let tcp = text("net/tcp")? + &tcp6;
         let environment = fs::read(folder.join("environ")).unwrap_or_default();
-        Self {
-            maps: text("maps"),
+        Ok(Self {
+            maps: text("maps")?,
             descriptors,
-            sockets: Sockets { unix: text("net/unix"), tcp, own },
+            sockets: Sockets { unix: text("net/unix")?, tcp, own },
             is_mps_client: System::at(folder.join("root")).has_mps(&|name| variable(&environment, name)),
-        }
+        })
     }
 
     /// The devices whose files it has open: N of `/dev/nvidiaN`.
@@ -58,6 +64,24 @@ impl Seen {
         minors.dedup();
         minors
     }
+}
+
+/// Where the links of a folder lead. Those that close meanwhile are left out.
+fn descriptors(folder: &Path) -> io::Result<Vec<String>> {
+    let failed = |error: io::Error| unreadable(folder, &error);
+    let mut found = Vec::new();
+    for link in fs::read_dir(folder).map_err(failed)? {
+        match fs::read_link(link.map_err(failed)?.path()) {
+            Ok(path) => found.push(path.to_string_lossy().into_owned()),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(found)
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{} cannot be read: {error}", path.display()))
 }
 
 pub(super) fn obstacles(seen: &Seen) -> Vec<Obstacle> {
@@ -144,10 +168,16 @@ mod tests {
     #[test]
     fn this_process_is_seen() {
         let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let seen = Seen::of(std::process::id());
+        let seen = Seen::of(std::process::id()).unwrap();
         assert!(seen.maps.contains("/proc/") || mapped(&seen.maps).next().is_some());
         assert!(!seen.sockets.own.is_empty() && seen.sockets.tcp.contains("local_address"));
         assert_eq!(obstacles(&seen), []);
         drop(socket);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let error = Seen::of(u32::MAX).unwrap_err().to_string();
+        assert!(error.contains("/proc/4294967295/fd cannot be read"), "{error}");
     }
 }
