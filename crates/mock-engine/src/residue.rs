@@ -1,7 +1,7 @@
 //! What the engine holds beside its memory, awake or asleep, and how it leaves its device.
 //!
 //! It stands for an engine's context, kernels and graphs. As a registered process the engine can be taken off its device
-//! by another one, as NVIDIA's driver does it: then it holds nothing, and calls of its memory wait.
+//! by another one, as NVIDIA's driver does it. Then it holds nothing, and calls of its memory wait.
 
 use std::io;
 use std::path::Path;
