@@ -2,7 +2,7 @@
 //! `bench`, `rotate` and `mock-engine`, and the testkit for tests only. `triton` stands by itself, for `python`. What measures is for
 //! the command and for tests: neither the library nor the Python package nor the service depends on it. Benchmarks that
 //! compile a peer stand beside the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda
-//! stands on the driver's host device, and only the testkit on it; the fake NVML knows sizes and nothing else.
+//! stands on the driver's host device, and only the testkit on it; the mock engine is a process of that device; the fake NVML knows sizes and nothing else.
 //!
 //! Each crate names in the table below what it may stand on. Tests may use the testkit, the driver, what measures and
 //! the fakes besides.
@@ -20,7 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-bench", &["poorwill", "poorwill-driver"]),
     ("poorwill-python", &["poorwill", "poorwill-triton"]),
     ("poorwill-rotate", &["poorwill"]),
-    ("poorwill-mock-engine", &["poorwill", "poorwill-rotate"]),
+    ("poorwill-mock-engine", &["poorwill", "poorwill-core", "poorwill-driver", "poorwill-rotate"]),
     ("poorwill-cli", &["poorwill", "poorwill-bench", "poorwill-mock-engine", "poorwill-rotate"]),
     ("poorwill-testkit", &["poorwill-core", "poorwill-driver", "poorwill-fake-libcuda"]),
     ("poorwill-bench-alloc", &["poorwill-core", "poorwill-driver"]),

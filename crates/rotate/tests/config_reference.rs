@@ -223,13 +223,13 @@ fn page() -> String {
                     "after",
                     DURATION,
                     none(),
-                    "how long an engine sleeps before it is taken off its GPUs; without it, only where memory is short",
+                    "how long an engine sleeps before it is taken off its GPUs, once no other model is waited for there; without it, only where memory is short",
                 ),
                 (
                     "residue_max",
                     SIZE,
                     none(),
-                    "most that sleeping engines may hold on a GPU together; beyond it, the longest idle ones hibernate",
+                    "most that sleeping engines may hold on a GPU together; beyond it, the longest idle ones hibernate, once no other model is waited for there",
                 ),
                 (
                     "host_max",
@@ -241,7 +241,7 @@ fn page() -> String {
                     "wait_max",
                     DURATION,
                     duration(hibernate.wait_max),
-                    "how long an engine's work on its GPUs may take to end before it hibernates",
+                    "how long an engine's work on its GPUs may take to end before it hibernates; less than `sleep_max`",
                 ),
                 (
                     "helper",

@@ -5,7 +5,7 @@ mod fixture;
 
 use std::time::Duration;
 
-use poorwill_rotate::policy::{EngineState, Event, Input, ModelId, Outcome, Rules, StageName, Task};
+use poorwill_rotate::policy::{EngineState, Event, Input, ModelId, Outcome, Refusal, Rules, StageName, Task};
 
 use fixture::{Fixture, GIB, seconds};
 
@@ -274,4 +274,43 @@ fn what_a_resume_takes_is_a_part_of_a_turn() {
     };
     assert_eq!(turn(None), 0);
     assert!((3000..=3200).contains(&turn(Some(Duration::ZERO))), "{}", turn(Some(Duration::ZERO)));
+}
+
+/// The helper cannot be asked. Neither is the engine, since it might hibernate, and it is not stopped.
+#[test]
+fn an_engine_is_let_be_while_nothing_is_known_of_it() {
+    let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, seconds(1)));
+    fixture.pass(1200);
+    moves(&mut fixture);
+    let later = |task| (0, task, Outcome::Later("no helper".to_owned()));
+    fixture.instead = (0..5).map(|_| later(Task::Probe)).collect();
+    fixture.input(Input::Recheck(ModelId(0)));
+    let request = fixture.ask(0);
+    fixture.pass(4000);
+    assert_eq!((fixture.stage(0), fixture.admitted.len()), ("probing", 0));
+    fixture.pass(100_000);
+    assert_eq!(fixture.admitted, [(request, 0)]);
+    let moves = moves(&mut fixture);
+    assert!(
+        moves.iter().all(|(_, task)| [Task::Probe, Task::Resume, Task::Wake].contains(task)),
+        "{moves:?}"
+    );
+    assert!(failures(&fixture).iter().all(|(_, reason)| *reason == "no helper"));
+}
+
+#[test]
+fn a_resume_that_has_to_wait_refuses_requests_and_stops_no_engine() {
+    let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, seconds(1)));
+    fixture.pass(1200);
+    moves(&mut fixture);
+    let later = || (0, Task::Resume, Outcome::Later("its GPU is full".to_owned()));
+    fixture.instead = vec![later(), later()];
+    let first = fixture.ask(0);
+    fixture.pass(100);
+    assert!(matches!(fixture.refused[&first], Refusal::NoMemory { .. }), "{:?}", fixture.refused);
+    assert_eq!(fixture.stage(0), "hibernating");
+    fixture.pass(6000);
+    let second = fixture.ask(0);
+    assert_eq!(fixture.admitted, [(second, 0)]);
+    assert!(!moves(&mut fixture).contains(&(0, Task::Stop)));
 }

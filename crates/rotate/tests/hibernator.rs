@@ -172,7 +172,7 @@ async fn a_part_that_is_off_is_put_back_and_a_lost_engine_is_reported() {
     let sets = script.sets();
     soon(sets.hibernate(&engine(&[12]))).await.unwrap();
     let error = soon(sets.is_hibernating(&engine(&[12]))).await.unwrap_err();
-    assert!(error.contains("process 12 has lost its GPU"), "{error}");
+    assert!(error.to_string().contains("process 12 has lost its GPU"), "{error}");
 }
 
 #[tokio::test]
@@ -220,7 +220,6 @@ async fn a_helper_that_cannot_be_used_says_why_and_harms_nothing() {
             assert!(error.to_string().contains(words), "{error}");
         }
         assert!(!script.has_mark());
-        assert_eq!(script.starts(), "1", "it is not started for each request");
         assert!(soon(check(&script.command())).await.unwrap_err().contains(words));
         soon(sets.end()).await;
     }
@@ -229,4 +228,24 @@ async fn a_helper_that_cannot_be_used_says_why_and_harms_nothing() {
     let script = Script::new(WELL);
     assert_eq!(soon(check(&script.command())).await.unwrap(), "1.2.3");
     assert!(script.path("ended").exists());
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_or_does_not_fit_now_is_for_later() {
+    let script = Script::new(WELL);
+    soon(script.sets().hibernate(&engine(&[12]))).await.unwrap();
+    let unusable = Script::new("begin first='{\"unusable\":\"no driver yet\"}'\n*) ;;");
+    let full = Script::new("*) fail out_of_device_memory 'its GPU is full' ;;");
+    for (other, words) in [(unusable, "no driver yet"), (full, "its GPU is full")] {
+        let sets = Sets::new(&other.config(), Some(&script.path("state")), ["one"].into_iter());
+        let found = soon(sets.is_hibernating(&engine(&[12]))).await.unwrap_err();
+        let back = soon(sets.resume(&engine(&[12]))).await.unwrap_err();
+        for error in [found, back] {
+            assert!(
+                matches!(error, HibernateError::Later(_)) && error.to_string().contains(words),
+                "{error:?}"
+            );
+        }
+        assert!(sets.may_hibernate("one"), "nothing has changed");
+    }
 }

@@ -1,6 +1,6 @@
 //! A rotation of three mock engines on a simulated GPU, with traffic and the status page.
 //!
-//! Two of the three fit at a time. One injects faults in turn: it reports sleep and keeps its memory, wakes and
+//! Two of the three fit at a time, and two of them hibernate. One injects faults in turn: it reports sleep and keeps its memory, wakes and
 //! generates gibberish, or crashes while it wakes. Each answer is compared with the model's first one, and a single
 //! difference fails the demo.
 
@@ -16,6 +16,7 @@ use poorwill_mock_engine::Fault;
 use poorwill_rotate::client::{Client, ClientError};
 use poorwill_rotate::config::Config;
 use poorwill_rotate::descriptors;
+use poorwill_rotate::policy::StageName;
 use poorwill_rotate::run;
 use poorwill_rotate::service::{EventKind, ServiceEvent, Swap};
 use serde::Serialize;
@@ -34,6 +35,10 @@ const MODELS: [&str; 3] = ["amber", "birch", "cedar"];
 const ENGINE: &str = "192MiB";
 /// The model that injects faults, by its place in `MODELS`.
 const FAULTY: usize = 2;
+/// What each still holds asleep, until it hibernates.
+const RESIDUE: &str = "24MiB";
+/// The model that does not hibernate, by its place in `MODELS`.
+const NO_HIBERNATION: usize = 1;
 /// What it does after it becomes ready, in turn. A fault ends in a new engine, so a sound turn shows a wake.
 const FAULTS: [Option<Fault>; 6] =
     [Some(Fault::KeepsMemory), None, Some(Fault::Gibberish), None, Some(Fault::CrashesInWake), None];
@@ -62,6 +67,9 @@ pub(crate) struct RotateDemoReport {
     swaps_cold: usize,
     hot_median_s: Option<f64>,
     cold_median_s: Option<f64>,
+    hibernations: u64,
+    /// Of swaps that began with it.
+    resume_median_s: Option<f64>,
     /// Faults that the service detected, by kind.
     found: BTreeMap<String, u64>,
     #[serde(skip)]
@@ -90,6 +98,11 @@ impl Outcome for RotateDemoReport {
             self.swaps_cold,
             median(self.cold_median_s),
         );
+        text += &format!(
+            "{} times an engine was taken off its GPU, and put back in {} (median)\n",
+            self.hibernations,
+            median(self.resume_median_s),
+        );
         for (what, times) in &self.found {
             text += &format!("detected {times} times: {what}\n");
         }
@@ -107,6 +120,7 @@ struct Tally {
     wrong: Vec<String>,
     found: BTreeMap<String, u64>,
     swaps: Vec<Swap>,
+    hibernations: u64,
 }
 
 /// Runs for `duration`, or until it is interrupted.
@@ -127,26 +141,34 @@ pub(super) fn run(duration: Duration, json: bool) -> Result<RotateDemoReport, Fa
 fn config(state: &Path, ports: &[u16]) -> Result<Config, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot find this program to start it again: {error}")))?;
+    let processes = toml_string(&state.join("processes").display().to_string());
+    let journal = toml_string(&state.join("journal").display().to_string());
+    let helper = toml_string(&program.display().to_string());
     let mut text = format!(
         "state = {}\n[front]\nlisten = \"127.0.0.1:0\"\n[control]\nlisten = \"127.0.0.1:0\"\n[memory]\n\
          measure = \"processes\"\ngpu = \"{GPU}\"\n[every_model]\nresidence_min = \"500ms\"\nturn_max = \"2s\"\n\
          slack = \"24MiB\"\nwait_max = \"30s\"\nsleep_max = \"5s\"\nrelease_max = \"3s\"\nwake_max = \"5s\"\n\
-         canary_max = \"5s\"\nstart_max = \"30s\"\nstop_max = \"5s\"\npause_min = \"1s\"\npause_max = \"10s\"\n",
+         canary_max = \"5s\"\nstart_max = \"30s\"\nstop_max = \"5s\"\npause_min = \"1s\"\npause_max = \"10s\"\n\
+         [hibernate]\nafter = \"0s\"\nwait_max = \"2s\"\nhelper = [{helper}, \"hibernate\", \"--serve\", \"--processes\", {processes}, \
+         \"--journal\", {journal}]\n",
         toml_string(&state.display().to_string()),
     );
-    for (name, port) in MODELS.into_iter().zip(ports) {
+    for (nth, (name, port)) in MODELS.into_iter().zip(ports).enumerate() {
         let mut command = vec![program.display().to_string(), "mock-engine".to_owned()];
         for (option, value) in [
             ("--listen", format!("127.0.0.1:{port}")),
             ("--model", name.to_owned()),
             ("--bytes", ENGINE.to_owned()),
+            ("--residue", RESIDUE.to_owned()),
         ] {
             command.extend([option.to_owned(), value]);
         }
         let command: Vec<String> = command.iter().map(|word| toml_string(word)).collect();
         text += &format!(
-            "[[model]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}\"\nneed = \"240MiB\"\ncommand = [{}]\n",
-            command.join(", ")
+            "[[model]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}\"\nneed = \"240MiB\"\ncommand = [{}]\n\
+             environment = {{ POORWILL_HOST_PROCESSES = {processes} }}\nrules = {{ hibernates = {} }}\n",
+            command.join(", "),
+            nth != NO_HIBERNATION,
         );
     }
     Config::parse(&text, &|_| Err("a demo has no keys".to_owned()))
@@ -286,6 +308,10 @@ async fn follow(mut events: Receiver<Arc<ServiceEvent>>, tally: Arc<Mutex<Tally>
             EventKind::Quarantined { for_s, .. } => {
                 (Some(format!("{} was quarantined", event.model)), format!("for {for_s:.0} s"))
             }
+            EventKind::Hibernated { .. } => {
+                tally.lock().unwrap_or_else(PoisonError::into_inner).hibernations += 1;
+                (None, "hibernates".to_owned())
+            }
             EventKind::Ready { swap } => {
                 tally.lock().unwrap_or_else(PoisonError::into_inner).swaps.push(swap.clone());
                 (None, format!("ready, {} in {:.3} s", swap.path, swap.total_s))
@@ -335,6 +361,13 @@ impl Tally {
             (times.len(), times.get(times.len() / 2).copied())
         };
         let ((swaps_hot, hot_median_s), (swaps_cold, cold_median_s)) = (of("hot"), of("cold"));
+        let mut resumes: Vec<f64> = self
+            .swaps
+            .iter()
+            .flat_map(|swap| &swap.phases)
+            .filter_map(|(stage, seconds)| (*stage == StageName::Resuming).then_some(*seconds))
+            .collect();
+        resumes.sort_by(f64::total_cmp);
         let wrong = u64::try_from(self.wrong.len()).unwrap_or(u64::MAX);
         let mismatch = match self.wrong.first() {
             Some(first) => Some(format!("{wrong} of {}: {first}", self.requests)),
@@ -354,6 +387,8 @@ impl Tally {
             swaps_cold,
             hot_median_s,
             cold_median_s,
+            hibernations: self.hibernations,
+            resume_median_s: resumes.get(resumes.len() / 2).copied(),
             found: self.found,
             mismatch,
         }

@@ -18,17 +18,16 @@ pub(crate) fn status_text(status: &Value) -> String {
         "wake, s",
         "leave, s",
         "held",
-        "residue",
         "failures",
         "last failure",
     ]);
     for model in status["models"].as_array().into_iter().flatten() {
         let name = text(&model["name"]);
         let name = if model["is_pinned"] == true { format!("{name} (pinned)") } else { name };
-        let sizes = |key: &str| {
-            let sizes = model[key].as_array()?.iter().filter_map(Value::as_u64).map(size);
-            Some(sizes.collect::<Vec<_>>().join(" + "))
-        };
+        let held = model["held_bytes"].as_array().map(|held| {
+            let held: Vec<String> = held.iter().filter_map(Value::as_u64).map(size).collect();
+            held.join(" + ")
+        });
         models.add_row([
             name,
             text(&model["stage"]),
@@ -39,13 +38,12 @@ pub(crate) fn status_text(status: &Value) -> String {
             // An engine that does not sleep is started.
             seconds(if model["wake_s"].is_null() { &model["start_s"] } else { &model["wake_s"] }),
             seconds(&model["leave_s"]),
-            sizes("held_bytes").unwrap_or_else(|| "not known".to_owned()),
-            sizes("residue_bytes").unwrap_or_default(),
+            held.unwrap_or_else(|| "not known".to_owned()),
             text(&model["failures"]),
             text(&model["last_failure"]),
         ]);
     }
-    for column in models.column_iter_mut().skip(2).take(9) {
+    for column in models.column_iter_mut().skip(2).take(8) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut gpus = table(["GPU", "total", "free", "promised"]);

@@ -7,8 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use poorwill_core::hibernation::{CheckpointErrorKind, Checkpointer, ProcessState};
-use poorwill_driver::host::HostCheckpointer;
+use poorwill::hibernate::{HibernateRequest, Hibernator, HibernatorOptions, Processes};
 
 use crate::support::{Folder, command, run};
 
@@ -105,12 +104,18 @@ fn the_system_sees_its_memory_come_and_go() {
     }
 }
 
+/// Of the processes in this folder.
+fn hibernator(folder: &Folder) -> Hibernator {
+    let options = HibernatorOptions::of(Processes::Host(folder.path().into()));
+    Hibernator::open(&options.remembering_in(folder.join("journal"))).unwrap()
+}
+
 #[test]
 fn asleep_it_is_taken_off_its_device_and_put_back_by_another_process() {
     let folder = Folder::new();
     let mock = MockEngine::start_in(Some(folder.path()), &["--residue", "48MiB"]);
-    let checkpointer = HostCheckpointer::open(folder.path());
-    let (pid, wait_max) = (mock.child.id(), Duration::from_secs(60));
+    let (hibernator, pid) = (hibernator(&folder), mock.child.id());
+    let request = HibernateRequest::within(Duration::from_secs(60));
     let words = r#"{"prompt": "x", "max_tokens": 4}"#;
     let answer = || {
         let answer = mock.ask("POST", "/v1/completions", words);
@@ -118,22 +123,18 @@ fn asleep_it_is_taken_off_its_device_and_put_back_by_another_process() {
     };
     let before = answer();
     // An awake one is refused, and goes on.
-    checkpointer.lock(pid, wait_max).unwrap();
-    let error = checkpointer.checkpoint(pid).unwrap_err();
-    assert!(error.to_string().contains("put it to sleep first"), "{error}");
-    checkpointer.unlock(pid).unwrap();
+    let error = hibernator.hibernate(&[pid], &request).unwrap_err().to_string();
+    assert!(error.contains("put it to sleep first"), "{error}");
     mock.order("/sleep?level=1");
     let [_, asleep] = mock.memory_bytes();
-    assert_eq!(checkpointer.inspect(pid).unwrap().host_bytes(), Some(48 << 20));
-    checkpointer.lock(pid, wait_max).unwrap();
-    checkpointer.checkpoint(pid).unwrap();
+    assert_eq!(hibernator.inspect(pid).unwrap().host_bytes(), Some(48 << 20));
+    hibernator.hibernate(&[pid], &request).unwrap();
     let [_, off] = mock.memory_bytes();
     assert!((asleep - off).abs_diff(48 << 20) < MORE_BYTES, "{asleep} {off}");
     let refused = mock.ask("POST", "/wake_up", "");
     assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("hibernates"), "{refused}");
     assert!(mock.ask("GET", "/is_sleeping", "").contains("true"));
-    checkpointer.restore(pid).unwrap();
-    checkpointer.unlock(pid).unwrap();
+    hibernator.resume(&[pid]).unwrap();
     let [_, back] = mock.memory_bytes();
     assert!(back.abs_diff(asleep) < MORE_BYTES, "{asleep} {back}");
     mock.order("/wake_up");
@@ -144,34 +145,29 @@ fn asleep_it_is_taken_off_its_device_and_put_back_by_another_process() {
 fn faults_of_hibernation_are_those_of_a_driver() {
     let folder = Folder::new();
     let mock = MockEngine::start_in(Some(folder.path()), &["--residue", "32MiB", "--fault", "communicator"]);
-    let checkpointer = HostCheckpointer::open(folder.path());
-    let (pid, wait_max) = (mock.child.id(), Duration::from_secs(60));
+    let (hibernator, pid) = (hibernator(&folder), mock.child.id());
+    let request = HibernateRequest::within(Duration::from_secs(60));
     let faults = |name: &str| {
         let answer = mock.ask("PUT", "/mock/faults", &format!("[\"{name}\"]"));
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     };
-    mock.ask("GET", "/health", "");
-    let found = checkpointer.inspect(pid).unwrap();
-    assert!(found.obstacles[0].to_string().contains("communicator"), "{found:?}");
     mock.order("/sleep?level=1");
+    let refused = |word: &str| {
+        let error = hibernator.hibernate(&[pid], &request).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    };
+    refused("communicator");
     faults("hibernate-refuses");
-    assert_eq!(checkpointer.inspect(pid).unwrap().obstacles, []);
-    checkpointer.lock(pid, wait_max).unwrap();
-    let error = checkpointer.checkpoint(pid).unwrap_err();
-    assert!(matches!(error.kind, CheckpointErrorKind::Refused { .. }), "{error}");
+    assert_eq!(hibernator.inspect(pid).unwrap().obstacles, []);
+    refused("configured to refuse");
     let [_, asleep] = mock.memory_bytes();
     faults("residue-stays");
-    checkpointer.checkpoint(pid).unwrap();
+    hibernator.hibernate(&[pid], &request).unwrap();
     let [_, off] = mock.memory_bytes();
     assert!(asleep.abs_diff(off) < MORE_BYTES, "{asleep} {off}");
     faults("resume-fails");
-    let error = checkpointer.restore(pid).unwrap_err();
-    assert!(matches!(error.kind, CheckpointErrorKind::Refused { .. }), "{error}");
-    assert_eq!(checkpointer.state(pid).unwrap(), ProcessState::Checkpointed);
-    faults("slow=0");
-    checkpointer.restore(pid).unwrap();
-    checkpointer.unlock(pid).unwrap();
-    mock.order("/wake_up");
+    let error = hibernator.resume(&[pid]).unwrap_err().to_string();
+    assert!(error.contains("not to come back"), "{error}");
 }
 
 #[test]

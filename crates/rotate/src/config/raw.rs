@@ -464,6 +464,14 @@ impl RawModel {
         rules.can_hibernate &= hibernate.is_some() && rules.can_restart && rules.can_sleep;
         let hibernate = hibernate.filter(|_| rules.can_hibernate);
         rules.hibernate_after = rules.hibernate_after.or(hibernate.and_then(|all| Some(all.after?.0)));
+        let wait_max = hibernate.map(|all| all.wait_max.map_or(Hibernate::default().wait_max, |wait| wait.0));
+        if wait_max.is_some_and(|wait| wait >= rules.limits.sleep) {
+            return invalid(&format!(
+                "its sleep_max, {:?}, is no more than wait_max of [hibernate], so it could not hibernate in time; make one \
+                 longer, or the other shorter",
+                rules.limits.sleep
+            ));
+        }
         rules.residue_max_bytes = hibernate.and_then(|all| Some(all.residue_max?.0));
         if !rules.can_sleep && !rules.can_restart {
             return invalid(

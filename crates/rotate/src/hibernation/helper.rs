@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -47,13 +48,14 @@ pub struct HelperProcess {
 }
 
 impl HelperProcess {
-    /// With the helper's program and arguments; without any, this program's own. Nothing runs yet.
+    /// With the helper's program and arguments; without any, this program's own, with this folder for its journal. Nothing
+    /// runs yet.
     #[must_use]
-    pub fn new(command: Vec<String>) -> Self {
+    pub fn new(command: Vec<String>, journal: Option<PathBuf>) -> Self {
         let (messages, inbox) = mpsc::unbounded_channel();
         let (restarted, restarts) = watch::channel(0);
         let command = Arc::new(RwLock::new(command));
-        tokio::spawn(run(inbox, Arc::clone(&command), restarted));
+        tokio::spawn(run(inbox, Arc::clone(&command), journal, restarted));
         Self { messages, command, restarts }
     }
 
@@ -63,7 +65,8 @@ impl HelperProcess {
     }
 
     pub(super) async fn ask(&self, operation: Ask) -> Result<Value, HelperError> {
-        let ended = || HelperError::new("no helper for hibernation is asked any more: the service is ending");
+        let ended =
+            || HelperError::no_helper("no helper for hibernation is asked any more: the service is ending");
         let (reply, answer) = oneshot::channel();
         self.messages.send(HelperMessage::Ask(operation, reply)).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
@@ -92,7 +95,8 @@ impl HelperProcess {
 /// # Errors
 /// Why it cannot be used.
 pub async fn check(command: &[String]) -> Result<String, String> {
-    let (mut helper, ready) = HelperChild::start(command).await?;
+    let own = own_command(None);
+    let (mut helper, ready) = HelperChild::start(if command.is_empty() { &own } else { command }).await?;
     helper.close().await;
     Ok(ready.version)
 }
@@ -116,6 +120,7 @@ enum HelperEnd {
 async fn run(
     mut inbox: mpsc::UnboundedReceiver<HelperMessage>,
     command: Arc<RwLock<Vec<String>>>,
+    journal: Option<PathBuf>,
     restarted: watch::Sender<u64>,
 ) {
     // The first helper is started for a request, and later ones at once.
@@ -133,7 +138,10 @@ async fn run(
                 None => return,
             }
         }
-        let words = command.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut words = command.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if words.is_empty() {
+            words = own_command(journal.as_deref());
+        }
         let begun = Instant::now();
         match HelperChild::start(&words).await {
             Ok((mut helper, ready)) => {
@@ -184,7 +192,7 @@ async fn refuse_all(
     reason: &str,
     inbox: &mut mpsc::UnboundedReceiver<HelperMessage>,
 ) -> bool {
-    let refuse = |reply: HelperReply| drop(reply.send(Err(HelperError::new(reason))));
+    let refuse = |reply: HelperReply| drop(reply.send(Err(HelperError::no_helper(reason))));
     if let Some((_, reply)) = first {
         refuse(reply);
     }
@@ -206,7 +214,6 @@ async fn refuse_all(
 
 impl HelperChild {
     async fn start(words: &[String]) -> Result<(Self, Ready), String> {
-        let words = if words.is_empty() { own_command()? } else { words.to_vec() };
         let (program, arguments) = words.split_first().ok_or("there is no command")?;
         let mut command = Command::new(program);
         // In a group of its own, so that Ctrl-C leaves it to the service.
@@ -274,6 +281,10 @@ impl HelperChild {
     }
 
     async fn send(&mut self, operation: Ask, reply: HelperReply) -> io::Result<()> {
+        // A caller that gave up does not expect that it happens.
+        if reply.is_closed() {
+            return Ok(());
+        }
         let id = self.next_id;
         self.next_id += 1;
         self.pending.insert(id, reply);
@@ -308,7 +319,7 @@ impl HelperChild {
 
     fn fail_pending(&mut self, why: &str) {
         for (_, reply) in self.pending.drain() {
-            let _gone = reply.send(Err(HelperError::new(why)));
+            let _gone = reply.send(Err(HelperError::no_helper(why)));
         }
     }
 
@@ -328,7 +339,9 @@ async fn kill(child: &mut Child) {
     }
 }
 
-fn own_command() -> Result<Vec<String>, String> {
-    let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
-    Ok(vec![program.display().to_string(), "hibernate".to_owned(), "--serve".to_owned()])
+/// This very program, also where another version has replaced its file.
+fn own_command(journal: Option<&Path>) -> Vec<String> {
+    let journal = journal.map(|folder| ["--journal".to_owned(), folder.display().to_string()]);
+    let words = ["/proc/self/exe", "hibernate", "--serve"].map(str::to_owned);
+    words.into_iter().chain(journal.into_iter().flatten()).collect()
 }

@@ -29,17 +29,19 @@ impl Marks {
     pub(super) fn read<'a>(folder: Option<&Path>, models: impl Iterator<Item = &'a str>) -> Self {
         let marks = Self { folder: folder.map(Path::to_path_buf), marks: Mutex::default() };
         for model in models {
-            let text = marks.path(model).and_then(|path| fs::read(path).ok());
-            let mark = text.and_then(|text| serde_json::from_slice(&text).ok());
-            if let Some(mark) = mark {
-                marks.lock().insert(model.to_owned(), mark);
-            }
+            drop(marks.of(model));
         }
         marks
     }
 
     pub(super) fn of(&self, model: &str) -> Option<HibernationMark> {
-        self.lock().get(model).cloned()
+        let known = self.lock().get(model).cloned();
+        known.or_else(|| {
+            // Of a model that a reload added, too.
+            let mark: HibernationMark = serde_json::from_slice(&fs::read(self.path(model)?).ok()?).ok()?;
+            self.lock().insert(model.to_owned(), mark.clone());
+            Some(mark)
+        })
     }
 
     /// The sum of all others.
@@ -64,10 +66,13 @@ impl Marks {
     }
 
     pub(super) fn remove(&self, model: &str) {
-        if self.lock().remove(model).is_none() {
+        if self.of(model).is_none() {
             return;
         }
-        let Some(path) = self.path(model) else { return };
+        let Some(path) = self.path(model) else {
+            self.lock().remove(model);
+            return;
+        };
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 // It only has the next service ask the helper.
@@ -75,6 +80,7 @@ impl Marks {
             }
             _ => {}
         }
+        self.lock().remove(model);
     }
 
     fn path(&self, model: &str) -> Option<PathBuf> {
@@ -103,7 +109,8 @@ mod tests {
         marks.remove("two");
         let next = Marks::read(Some(&state), models.into_iter());
         assert_eq!((next.of("org/one"), next.of("two")), (Some(mark), None));
-        assert_eq!(Marks::read(Some(&state), ["two"].into_iter()).of("org/one"), None);
+        let later = Marks::read(Some(&state), ["two"].into_iter());
+        assert!(later.of("org/one").is_some(), "a reload has added it");
         // Without a folder nothing is kept.
         let none = Marks::read(None, models.into_iter());
         none.set("two", HibernationMark { pids: vec![1], host_bytes: 1 }).unwrap();

@@ -35,12 +35,15 @@ pub struct EngineProcesses {
     pub pids: Vec<u32>,
 }
 
-/// Why an engine does not hibernate.
+/// Why an engine does not hibernate, or does not come back.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HibernateError {
     /// It cannot, and nothing has changed.
     #[error("{0}")]
     Impossible(String),
+    /// Not now: the helper cannot be asked, or the GPUs have too little memory. Nothing has changed.
+    #[error("{0}")]
+    Later(String),
     /// It failed. What the engine does now has to be asked.
     #[error("{0}")]
     Failed(String),
@@ -52,7 +55,10 @@ pub trait Hibernator: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why that is unknown, or the engine is lost.
-    fn is_hibernating<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<bool, String>>;
+    fn is_hibernating<'a>(
+        &'a self,
+        of: &'a EngineProcesses,
+    ) -> HibernationFuture<'a, Result<bool, HibernateError>>;
 
     /// Takes a sleeping engine off its GPUs.
     ///
@@ -64,7 +70,7 @@ pub trait Hibernator: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why it failed.
-    fn resume<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), String>>;
+    fn resume<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), HibernateError>>;
 
     /// Whether a model's engine may hibernate, as far as known without asking.
     fn may_hibernate(&self, model: &str) -> bool;

@@ -62,6 +62,9 @@ pub(super) struct HelperError {
     pub(super) message: String,
     #[serde(default)]
     pub(super) kind: ErrorKind,
+    /// Processes that are not as they were.
+    #[serde(default)]
+    pub(super) left: Vec<Value>,
 }
 
 /// As far as it matters here.
@@ -72,6 +75,9 @@ pub(super) enum ErrorKind {
     NoDevice,
     Obstacles,
     Unsupported,
+    OutOfDeviceMemory,
+    /// There is no helper to ask.
+    NoHelper,
     #[default]
     #[serde(other)]
     Other,
@@ -79,7 +85,16 @@ pub(super) enum ErrorKind {
 
 impl HelperError {
     pub(super) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), kind: ErrorKind::Other }
+        Self { message: message.into(), kind: ErrorKind::Other, left: Vec::new() }
+    }
+
+    pub(super) fn no_helper(message: impl Into<String>) -> Self {
+        Self { kind: ErrorKind::NoHelper, ..Self::new(message) }
+    }
+
+    /// Whether nothing has changed, and another time may do.
+    pub(super) fn is_for_later(&self) -> bool {
+        matches!(self.kind, ErrorKind::NoHelper | ErrorKind::OutOfDeviceMemory) && self.left.is_empty()
     }
 
     /// Whether the process has nothing on a GPU.
@@ -89,7 +104,7 @@ impl HelperError {
 
     /// Whether the process cannot hibernate, and nothing has changed.
     pub(super) fn is_impossible(&self) -> bool {
-        matches!(self.kind, ErrorKind::Obstacles | ErrorKind::Unsupported)
+        matches!(self.kind, ErrorKind::Obstacles | ErrorKind::Unsupported) && self.left.is_empty()
     }
 }
 
@@ -104,6 +119,8 @@ impl fmt::Display for HelperError {
 pub(super) struct Inspected {
     pub(super) state: ProcessState,
     pub(super) host_bytes: u64,
+    /// Whether a device has no figure for it.
+    pub(super) is_unmeasured: bool,
     pub(super) obstacles: Vec<String>,
 }
 
@@ -127,6 +144,7 @@ pub(super) fn inspected(answer: &Value) -> Result<Inspected, HelperError> {
     Ok(Inspected {
         state: state_of(answer)?,
         host_bytes: bytes.fold(0, u64::saturating_add),
+        is_unmeasured: held.iter().any(|held| held.get("used_bytes").is_none_or(Value::is_null)),
         obstacles: obstacles.collect(),
     })
 }

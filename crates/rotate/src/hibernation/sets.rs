@@ -54,7 +54,7 @@ impl Sets {
     #[must_use]
     pub fn new<'a>(config: &Hibernate, state: Option<&Path>, models: impl Iterator<Item = &'a str>) -> Self {
         Self {
-            helper: HelperProcess::new(config.helper.clone()),
+            helper: HelperProcess::new(config.helper.clone(), state.map(|folder| folder.join("hibernate"))),
             marks: Marks::read(state, models),
             settings: Mutex::new(config.into()),
             reserving: tokio::sync::Mutex::default(),
@@ -90,15 +90,16 @@ impl Sets {
         pids
     }
 
-    async fn states(&self, pids: &[u32]) -> Result<Vec<(u32, ProcessState)>, String> {
+    async fn states(&self, pids: &[u32]) -> Result<Vec<(u32, ProcessState)>, HibernateError> {
         let states = self.of_each(pids, |pids| Ask::State { pids }, state_of).await;
-        states.map_err(|error| format!("whether it hibernates is not known: {error}"))
+        states.map_err(|error| later_or_failed("whether it hibernates is not known", &error))
     }
 
-    async fn find(&self, of: &EngineProcesses) -> Result<bool, String> {
+    async fn find(&self, of: &EngineProcesses) -> Result<bool, HibernateError> {
         let states = self.states(&self.marked(of)).await?;
         if let Some((pid, _)) = states.iter().find(|(_, state)| *state == ProcessState::Failed) {
-            return Err(format!("its process {pid} has lost its GPU: only its end is left"));
+            let why = format!("its process {pid} has lost its GPU: only its end is left");
+            return Err(HibernateError::Failed(why));
         }
         let are_all = |wanted| states.iter().all(|(_, state)| *state == wanted);
         if are_all(ProcessState::Running) {
@@ -119,7 +120,11 @@ impl Sets {
             false => failed(&error),
         };
         let inspect = self.of_each(&of.pids, |pids| Ask::Inspect { pids }, inspected);
-        let found = inspect.await.map_err(wanted)?;
+        let mut found = inspect.await.map_err(wanted)?;
+        // One that only looked for GPUs serves requests, and stays.
+        if found.iter().any(|(_, one)| one.host_bytes > 0) {
+            found.retain(|(_, one)| one.host_bytes > 0 || one.is_unmeasured);
+        }
         if found.is_empty() {
             let why = "none of its processes uses a GPU, as far as they are known";
             return Err(HibernateError::Impossible(why.to_owned()));
@@ -178,7 +183,7 @@ impl Sets {
         })
     }
 
-    async fn put_back(&self, of: &EngineProcesses) -> Result<(), String> {
+    async fn put_back(&self, of: &EngineProcesses) -> Result<(), HibernateError> {
         let pids = self.marked(of);
         if !pids.is_empty()
             && let Err(error) = self.helper.ask(Ask::Resume { pids: pids.clone() }).await
@@ -188,7 +193,7 @@ impl Sets {
             let is_back =
                 states.is_ok_and(|states| states.iter().all(|(_, state)| *state == ProcessState::Running));
             if !is_back {
-                return Err(format!("it was not put back on its GPUs: {error}"));
+                return Err(later_or_failed("it was not put back on its GPUs", &error));
             }
         }
         self.marks.remove(&of.model);
@@ -196,8 +201,16 @@ impl Sets {
     }
 }
 
+fn later_or_failed(what: &str, error: &HelperError) -> HibernateError {
+    let why = format!("{what}: {error}");
+    if error.is_for_later() { HibernateError::Later(why) } else { HibernateError::Failed(why) }
+}
+
 impl Hibernator for Sets {
-    fn is_hibernating<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<bool, String>> {
+    fn is_hibernating<'a>(
+        &'a self,
+        of: &'a EngineProcesses,
+    ) -> HibernationFuture<'a, Result<bool, HibernateError>> {
         Box::pin(self.find(of))
     }
 
@@ -205,7 +218,7 @@ impl Hibernator for Sets {
         Box::pin(self.take_off(of))
     }
 
-    fn resume<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), String>> {
+    fn resume<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), HibernateError>> {
         Box::pin(self.put_back(of))
     }
 

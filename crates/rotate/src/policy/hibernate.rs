@@ -52,11 +52,30 @@ impl ModelState {
             && (self.hibernation.is_usual || self.rules.hibernate_after.is_some_and(is_longer))
     }
 
-    /// What it holds on each of its GPUs while asleep, as far as known.
+    /// What it holds on each of its GPUs while asleep, as measured.
+    pub(super) fn known_residue(&self) -> Option<Vec<u64>> {
+        self.hibernation.residue.clone().or_else(|| self.kept_by_sleep())
+    }
+
+    /// What a start took, and a sleep did not release.
+    fn kept_by_sleep(&self) -> Option<Vec<u64>> {
+        Some(less(self.cold.as_ref()?, self.held.as_ref()?))
+    }
+
+    /// What a hibernation has to release: half of what the last one did, or a quarter of what sleeps keep. A simulated GPU
+    /// counts the program, too.
+    fn expected_of_hibernation(&self) -> Vec<u64> {
+        let share = |known: &[u64], part: u64| known.iter().map(|bytes| (bytes / part).max(1)).collect();
+        match (&self.hibernation.residue, self.kept_by_sleep()) {
+            (Some(last), _) => share(last, 2),
+            (None, Some(kept)) => share(&kept, 4),
+            (None, None) => vec![1; self.rules.gpus.len()],
+        }
+    }
+
+    /// The same, or what is likely.
     pub(super) fn residue(&self) -> Vec<u64> {
-        let beyond_sleep = || Some(less(self.cold.as_ref()?, self.held.as_ref()?));
-        let likely = || vec![LIKELY_RESIDUE_BYTES; self.rules.gpus.len()];
-        self.hibernation.residue.clone().or_else(beyond_sleep).unwrap_or_else(likely)
+        self.known_residue().unwrap_or_else(|| vec![LIKELY_RESIDUE_BYTES; self.rules.gpus.len()])
     }
 
     /// What its present step releases; `None` if it is not one of a sleeping model.
@@ -169,9 +188,7 @@ impl Policy {
         self.measured(id, free);
         let freed = less(free, &before);
         let model = &self.models[id];
-        let half = |known: &Vec<u64>| known.iter().map(|bytes| (bytes / 2).max(1)).collect();
-        let expected: Vec<u64> =
-            model.hibernation.residue.as_ref().map_or_else(|| vec![1; freed.len()], half);
+        let expected = model.expected_of_hibernation();
         let missing = expected.iter().zip(&freed).position(|(expected, freed)| freed < expected);
         let is_steady = last.is_some_and(|last| {
             last.iter().zip(free).all(|(last, free)| last.abs_diff(*free) <= STEADY_BYTES)
@@ -220,6 +237,15 @@ impl Policy {
         } else {
             self.enter(id, Stage::Asleep);
         }
+    }
+
+    /// It hibernates on, and its requests are refused for a while.
+    pub(super) fn not_resumed(&mut self, id: usize, wakes: bool, reason: &str) {
+        if wakes {
+            return self.no_memory(id, reason);
+        }
+        self.report_failed(id, reason);
+        self.enter(id, Stage::Unknown);
     }
 
     /// It sleeps on, or hibernates after all: a probe finds out.

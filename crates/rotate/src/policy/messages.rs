@@ -70,6 +70,8 @@ pub enum Outcome {
     Awake(bool),
     /// Of [`Task::Canary`]: whether the answer was right, or how it differed.
     Canary(Result<(), String>),
+    /// Of [`Task::Probe`] and [`Task::Resume`]: not now, with the cause. Nothing has changed.
+    Later(String),
     /// Failure or timeout, with the cause.
     Failed(String),
     /// Of [`Task::Start`]: a failure that another start cannot mend, with the cause. Of [`Task::Hibernate`]: this engine

@@ -381,7 +381,11 @@ impl ModelState {
     pub(super) fn need(&self, up: Activation) -> Option<Vec<u64>> {
         let configured = || self.rules.need_bytes.map(|bytes| vec![bytes; self.rules.gpus.len()]);
         match up {
-            Activation::Resume => Some(sum(&self.need(Activation::Wake)?, &self.residue())),
+            // Memory is measured again before the wake, so a guess would only keep it from coming back.
+            Activation::Resume => {
+                let wake = self.need(Activation::Wake)?;
+                Some(self.known_residue().map_or_else(|| wake.clone(), |residue| sum(&wake, &residue)))
+            }
             Activation::Wake => self.held.clone().or_else(configured),
             Activation::Start => self.cold.clone().or_else(configured),
         }

@@ -209,6 +209,11 @@ impl Policy {
                 self.residue_measured(id, began, before, last.as_deref(), &free);
             }
             (Step::Resume { wakes }, Outcome::Done) => self.resumed(id, wakes),
+            (Step::Resume { .. } | Step::Probe, Outcome::Later(_)) if self.models[id].tries < TRIES => {
+                self.retry(id);
+            }
+            (Step::Resume { wakes }, Outcome::Later(reason)) => self.not_resumed(id, wakes, &reason),
+            (Step::Probe, Outcome::Later(reason)) => self.probe_later(id, &reason),
             (Step::Stop(then), Outcome::Done) => self.stopped(id, then),
             (step, Outcome::Failed(reason)) => self.failed(id, &step, began, &reason),
             (_, Outcome::Unsupported(reason)) => {
@@ -409,8 +414,20 @@ impl Policy {
         }
     }
 
+    /// Its requests wait: an engine that might hibernate is neither asked nor stopped.
+    fn probe_later(&mut self, id: usize, reason: &str) {
+        self.report_failed(id, reason);
+        let rules = &self.models[id].rules;
+        let pause = rules.pause(self.models[id].tries.saturating_sub(1));
+        self.retry_after(id, pause);
+    }
+
     pub(super) fn retry(&mut self, id: usize) {
-        let at = self.now.after(self.models[id].rules.limits.poll.max(LEAST));
+        self.retry_after(id, self.models[id].rules.limits.poll);
+    }
+
+    fn retry_after(&mut self, id: usize, pause: Duration) {
+        let at = self.now.after(pause.max(LEAST));
         self.changes += 1;
         if let Stage::Step { retry_at, .. } = &mut self.models[id].stage {
             *retry_at = Some(at);

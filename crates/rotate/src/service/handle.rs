@@ -58,14 +58,14 @@ impl EngineHandle {
     /// Runs a task. Dropping the future abandons it; the engine may complete it or not.
     pub(super) async fn run(&self, task: Task, limit: Duration) -> Outcome {
         let done = match task {
-            Task::Probe => self.probe().await.map(Outcome::Probed),
+            Task::Probe => self.probe().await.map(Outcome::Probed).or_else(later),
             Task::Start => Ok(self.start(limit).await.map_or_else(|failed| failed, |()| Outcome::Done)),
             Task::Stop => self.stop(limit).await.map(|()| Outcome::Done),
             Task::Sleep => {
                 self.engine.sleep().await.map(|()| Outcome::Done).map_err(|error| error.to_string())
             }
             Task::Hibernate => Ok(self.hibernate().await),
-            Task::Resume => self.resume().await.map(|()| Outcome::Done),
+            Task::Resume => self.resume().await.map(|()| Outcome::Done).or_else(later),
             Task::Wake => self.engine.wake().await.map(|()| Outcome::Done).map_err(|error| error.to_string()),
             Task::Confirm => {
                 self.engine.is_awake().await.map(Outcome::Awake).map_err(|error| error.to_string())
@@ -93,30 +93,33 @@ impl EngineHandle {
         match self.hibernator.hibernate(&self.processes().await).await {
             Ok(()) => Outcome::Done,
             Err(HibernateError::Impossible(reason)) => Outcome::Unsupported(reason),
-            Err(HibernateError::Failed(reason)) => Outcome::Failed(reason),
+            Err(HibernateError::Later(reason) | HibernateError::Failed(reason)) => Outcome::Failed(reason),
         }
     }
 
-    async fn resume(&self) -> Result<(), String> {
+    async fn resume(&self) -> Result<(), HibernateError> {
         self.hibernator.resume(&self.processes().await).await
     }
 
     pub(super) async fn resume_within(&self, limit: Duration) -> Result<(), String> {
-        let back = tokio::time::timeout(limit, self.resume()).await;
-        back.unwrap_or_else(|_| Err(format!("it was not put back within {:.1} s", limit.as_secs_f64())))
+        match tokio::time::timeout(limit, self.resume()).await {
+            Ok(back) => back.map_err(|error| error.to_string()),
+            Err(_) => Err(format!("it was not put back within {:.1} s", limit.as_secs_f64())),
+        }
     }
 
     /// A hibernating engine might not answer a request, so the helper is asked first.
-    async fn probe(&self) -> Result<EngineState, String> {
+    async fn probe(&self) -> Result<EngineState, HibernateError> {
         if self.hibernator.may_hibernate(&self.model)
             && self.hibernator.is_hibernating(&self.processes().await).await?
         {
             return Ok(EngineState::Hibernating);
         }
-        let found = self.engine.probe().await.map_err(|error| error.to_string())?;
+        let failed = |error: EngineError| HibernateError::Failed(error.to_string());
+        let found = self.engine.probe().await.map_err(failed)?;
         let runs = self.supervisor.as_ref().is_some_and(|supervisor| supervisor.is_running());
         if found == EngineState::Gone && runs {
-            return Err("its process runs, but does not answer".to_owned());
+            return Err(HibernateError::Failed("its process runs, but does not answer".to_owned()));
         }
         Ok(found)
     }
@@ -187,11 +190,12 @@ impl EngineHandle {
     /// A process that is off its GPUs may not end by itself, so it is put back before. If that fails, it is killed.
     pub(super) async fn end(&self, supervisor: &Supervisor, grace: Duration) -> Result<(), String> {
         let mut grace = grace;
-        if self.hibernator.may_hibernate(&self.model)
-            && let Err(reason) = self.resume_within(grace).await
-        {
-            tracing::warn!(model = self.model, reason, "its hibernating engine is killed");
-            grace = Duration::ZERO;
+        if self.hibernator.may_hibernate(&self.model) {
+            grace /= 2;
+            if let Err(reason) = self.resume_within(grace).await {
+                tracing::warn!(model = self.model, reason, "its hibernating engine is killed");
+                grace = Duration::ZERO;
+            }
         }
         supervisor.stop(grace).await.map_err(|error| error.to_string())?;
         self.hibernator.forget(&self.model);
@@ -243,6 +247,13 @@ impl EngineHandle {
             tracing::warn!(path = %path.display(), %error, "the first answer is not kept for the next start");
         }
         Ok(())
+    }
+}
+
+fn later(error: HibernateError) -> Result<Outcome, String> {
+    match error {
+        HibernateError::Later(reason) => Ok(Outcome::Later(reason)),
+        other => Err(other.to_string()),
     }
 }
 
@@ -311,7 +322,7 @@ mod tests {
         fn is_hibernating<'a>(
             &'a self,
             _: &'a EngineProcesses,
-        ) -> HibernationFuture<'a, Result<bool, String>> {
+        ) -> HibernationFuture<'a, Result<bool, HibernateError>> {
             unreachable!()
         }
 
@@ -322,7 +333,7 @@ mod tests {
             unreachable!()
         }
 
-        fn resume<'a>(&'a self, _: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), String>> {
+        fn resume<'a>(&'a self, _: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), HibernateError>> {
             unreachable!()
         }
 

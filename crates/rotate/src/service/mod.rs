@@ -553,8 +553,14 @@ impl Service {
         // No later service would find one that hibernates without a state folder.
         let stays = !stops_engines && self.config().state.is_some();
         if !stays {
-            let ending = self.entries().into_iter().map(|entry| entry.let_go(stops_engines));
+            // Those that come back take memory, so they do one after the other.
+            let is_off = |entry: &Entry| entry.handle.hibernator.may_hibernate(&entry.model.name);
+            let (off, others): (Vec<Entry>, Vec<Entry>) = self.entries().into_iter().partition(is_off);
+            let ending = others.into_iter().map(|entry| entry.let_go(stops_engines));
             futures_util::future::join_all(ending).await;
+            for entry in off {
+                entry.let_go(stops_engines).await;
+            }
         }
         self.0.hibernator.end().await;
     }

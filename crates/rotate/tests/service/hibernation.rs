@@ -31,14 +31,15 @@ struct Scripted {
 }
 
 impl Scripted {
-    async fn call<T>(&self, act: impl FnOnce() -> T) -> Result<T, String> {
+    async fn call<T>(&self, act: impl FnOnce() -> T) -> Result<T, HibernateError> {
         let nth = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         sleep(Duration::from_millis(30)).await;
         let Some(each) = self.fails_each.filter(|each| nth.is_multiple_of(*each)) else { return Ok(act()) };
         if (nth / each).is_multiple_of(2) {
             act();
         }
-        Err("the helper ended".to_owned())
+        let why = "the helper ended".to_owned();
+        Err(if nth.is_multiple_of(3) { HibernateError::Later(why) } else { HibernateError::Failed(why) })
     }
 
     fn mark(&self, model: &str, is_marked: bool) {
@@ -52,7 +53,10 @@ impl Scripted {
 }
 
 impl Hibernator for Scripted {
-    fn is_hibernating<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<bool, String>> {
+    fn is_hibernating<'a>(
+        &'a self,
+        of: &'a EngineProcesses,
+    ) -> HibernationFuture<'a, Result<bool, HibernateError>> {
         Box::pin(async {
             let is_off = self.call(|| self.machine.is_off(&of.model)).await?;
             self.mark(&of.model, is_off);
@@ -70,11 +74,11 @@ impl Hibernator for Scripted {
                 });
                 self.machine.count_hibernation();
             };
-            self.call(take_off).await.map_err(HibernateError::Failed)
+            self.call(take_off).await
         })
     }
 
-    fn resume<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), String>> {
+    fn resume<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), HibernateError>> {
         Box::pin(async {
             self.call(|| self.machine.off(&of.model, |one| one.is_off = false)).await?;
             self.mark(&of.model, false);
@@ -118,7 +122,7 @@ struct Rotation {
 impl Rotation {
     fn start(hibernate: &str, fails_each: Option<u64>) -> Self {
         let mut text = format!(
-            "[hibernate]\n{hibernate}\n[every_model]\nturn_max = \"50ms\"\npause_min = \"50ms\"\npause_max = \"200ms\"\n\
+            "[hibernate]\nwait_max = \"100ms\"\n{hibernate}\n[every_model]\nturn_max = \"50ms\"\npause_min = \"50ms\"\npause_max = \"200ms\"\n\
              wait_max = \"20s\"\nslack = \"256MiB\"\nstop_max = \"1s\"\n"
         );
         for step in ["sleep", "release", "wake", "canary"] {

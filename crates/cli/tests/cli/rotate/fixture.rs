@@ -33,6 +33,8 @@ pub(crate) struct Fixture {
     pub(crate) gpu: &'static str,
     pub(crate) models: Vec<Model>,
     pub(crate) has_keys: bool,
+    /// More tables of the configuration.
+    pub(crate) tables: String,
     /// Whether GPUs are measured by an NVML that cannot be loaded.
     pub(crate) lacks_nvml: bool,
 }
@@ -42,6 +44,8 @@ pub(crate) struct Fixture {
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) port: u16,
+    /// What its mock engine holds awake.
+    pub(crate) bytes: &'static str,
     /// Its configured memory need.
     pub(crate) need: &'static str,
     /// Arguments of its mock engine.
@@ -61,6 +65,7 @@ impl Model {
         Self {
             name,
             port: free_port(),
+            bytes: "64MiB",
             need: "80MiB",
             more: Vec::new(),
             made: Vec::new(),
@@ -128,6 +133,7 @@ impl Fixture {
             gpu,
             models,
             has_keys: false,
+            tables: String::new(),
             lacks_nvml: false,
         }
     }
@@ -143,14 +149,15 @@ impl Fixture {
              [memory]\n{memory}\n\
              [every_model]\nresidence_min = \"50ms\"\nturn_max = \"500ms\"\nslack = \"4MiB\"\nwait_max = \"90s\"\n\
              sleep_max = \"60s\"\nrelease_max = \"60s\"\nwake_max = \"60s\"\ncanary_max = \"60s\"\nstart_max = \"60s\"\n\
-             stop_max = \"60s\"\npause_min = \"100ms\"\npause_max = \"1s\"\n",
+             stop_max = \"60s\"\npause_min = \"100ms\"\npause_max = \"1s\"\n{}",
             self.folder.join("state"),
             self.front,
             self.control,
+            self.tables,
         );
         let until_open =
             format!("until [ -e '{}' ]; do sleep 0.05; done; exec \"$0\" \"$@\"", self.latch().display());
-        for Model { name, port, need, more, made, lines, is_held, is_moody } in &self.models {
+        for Model { name, port, bytes, need, more, made, lines, is_held, is_moody } in &self.models {
             let listen = format!("127.0.0.1:{port}");
             let mut words = Vec::new();
             if *is_held {
@@ -160,7 +167,7 @@ impl Fixture {
                 words.extend(["sh", "-c", "exec \"$0\" \"$@\" --seed $$"]);
             }
             words.extend([env!("CARGO_BIN_EXE_poorwill"), "mock-engine", "--listen", &listen]);
-            words.extend(["--model", name, "--bytes", "64MiB"]);
+            words.extend(["--model", name, "--bytes", bytes]);
             words.extend(more);
             words.extend(made.iter().map(String::as_str));
             writeln!(
