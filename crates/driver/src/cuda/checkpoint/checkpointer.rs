@@ -206,7 +206,8 @@ impl Checkpointer for CudaCheckpointer {
 
 /// What hinders a checkpoint cannot be seen.
 fn unseen(pid: u32, error: &io::Error) -> CheckpointError {
-    let kind = if other_process::has_ended(pid) {
+    let is_ending = other_process::is_ending(pid) && other_process::ends_within(pid, ANSWER_MAX);
+    let kind = if is_ending || other_process::has_ended(pid) {
         CheckpointErrorKind::NoSuchProcess
     } else {
         let reason = format!(
