@@ -113,7 +113,7 @@ assert before.state == "running" and not before.obstacles, before
 assert _native.process_state({pid}) == "running"
 # There is no NVML here, which knows what a process holds.
 assert not before.held and not before.host_bytes
-report = poorwill.hibernate({pid}, wait_max=1.5, host_bytes_max="1GiB")
+report = poorwill.hibernate({pid}, wait_max=1.5)
 [process] = report.processes
 assert process.pid == {pid} and report.total_ms >= process.checkpoint_ms >= 0
 assert report.host_bytes == before.host_bytes

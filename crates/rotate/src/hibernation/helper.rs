@@ -181,9 +181,6 @@ async fn run(
 
 fn report(ready: &Ready) {
     tracing::info!(version = ready.version, "the helper for hibernation is ready");
-    for one in &ready.recovered {
-        tracing::warn!(process = %one, "the helper has recovered a process");
-    }
 }
 
 /// Refuses requests for a while. True if the service is ending.
@@ -303,6 +300,11 @@ impl HelperChild {
                 // A caller that gave up has dropped its end.
                 if let Some(reply) = self.pending.remove(&id) {
                     let _gone = reply.send(error.map_or(Ok(ok), Err));
+                }
+            }
+            Ok(Line { recovered: Some(recovered), .. }) => {
+                for one in &recovered {
+                    tracing::warn!(process = %one, "the helper has recovered a process");
                 }
             }
             _ => tracing::warn!(line, "a line of the helper for hibernation is not understood"),

@@ -28,6 +28,8 @@ pub(super) struct Line {
     pub(super) ready: Option<Ready>,
     /// Why it cannot be used. It ends then.
     pub(super) unusable: Option<String>,
+    /// What it found of another helper, and brought to rest.
+    pub(super) recovered: Option<Vec<Value>>,
     pub(super) id: Option<u64>,
     #[serde(default)]
     pub(super) ok: Value,
@@ -37,9 +39,6 @@ pub(super) struct Line {
 #[derive(Debug, Deserialize)]
 pub(super) struct Ready {
     pub(super) version: String,
-    #[serde(default)]
-    /// What it did with processes that another helper had left.
-    pub(super) recovered: Vec<Value>,
 }
 
 /// Where a process stands.
