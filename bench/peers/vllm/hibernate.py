@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """A vLLM engine that sleeps and then leaves the card altogether, many times, while its helper is killed.
 
-The engine runs in a child process, since a process cannot take itself off its device. `poorwill hibernate --serve`
-does that. After every wake tokens and bytes have to be those from before. Prints JSON lines.
+The engine runs in a child process, since a process cannot take itself off its device. `poorwill hibernate
+--serve` does that. After every wake tokens and bytes have to be those from before. Prints JSON lines.
 
     hibernate.py --mode poorwill --kind dense --kv-gib 8 --graphs --cycles 100
-    hibernate.py --mode cumem --kind dense --kv-gib 8 --graphs --cycles 3      # vLLM's own sleep, then the same
-    hibernate.py --mode poorwill --ranks 2 --kind small                        # refused by name, and the engine goes on
+    hibernate.py --mode cumem --kind dense --kv-gib 8 --graphs --cycles 3      # vLLM's own sleep before
+    hibernate.py --mode poorwill --ranks 2 --kind small                        # refused by name, and goes on
 """
 
 import argparse
@@ -22,8 +22,19 @@ import threading
 import time
 from pathlib import Path
 
-from common import MODES, adopt, conclude_in_a_folder, descendants, emit, environment, every_line_says
-from common import host_memory, install_entry_point, name_of, parents
+from common import (
+    MODES,
+    adopt,
+    conclude_in_a_folder,
+    descendants,
+    emit,
+    environment,
+    every_line_says,
+    host_memory,
+    install_entry_point,
+    name_of,
+    parents,
+)
 from hibernate_rotation import used_by_process_mib, used_mib
 from models import write_model
 from two_engines import Child

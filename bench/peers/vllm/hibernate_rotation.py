@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Many engines behind `poorwill rotate` on one GPU, of which one is awake and the others hibernate.
 
-Every engine has to answer right after its turn. After each turn the card may hold what the awake engine holds and
-100 MiB more. Then an engine and the rotation are killed while the others hibernate, and all answer right again.
+Every engine has to answer right after its turn. After each turn the card may hold what the awake engine
+holds and 100 MiB more. Then an engine, the helper and the rotation are killed, and all answer right again.
 Prints JSON lines, one for each step.
 
     hibernate_rotation.py --mode poorwill --engines 10           # vLLM with poorwill's sleep mode
