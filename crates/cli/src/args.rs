@@ -572,7 +572,7 @@ pub(crate) enum RotateCommand {
         #[arg(value_name = "YAML")]
         file: PathBuf,
     },
-    /// Check a configuration and this machine for it; starts nothing
+    /// Check a configuration and this machine for it; starts no engine
     Check,
     /// Show the state of every model and GPU
     Status,

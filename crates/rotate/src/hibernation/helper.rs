@@ -126,7 +126,7 @@ async fn run(
     // The first helper is started for a request, and later ones at once.
     let mut first = None;
     let mut pause = PAUSE_MIN;
-    let mut was_ready = false;
+    let (mut was_ready, mut is_again) = (false, false);
     loop {
         if !was_ready && first.is_none() {
             match inbox.recv().await {
@@ -146,10 +146,10 @@ async fn run(
         match HelperChild::start(&words).await {
             Ok((mut helper, ready)) => {
                 report(&ready);
-                if was_ready {
+                if is_again {
                     restarted.send_modify(|restarts| *restarts += 1);
                 }
-                was_ready = true;
+                (was_ready, is_again) = (true, true);
                 match helper.serve(first.take(), &mut inbox).await {
                     HelperEnd::Died(how) => {
                         let why = format!("the helper for hibernation ended: {how}; it is started again");
@@ -170,7 +170,7 @@ async fn run(
             }
             Err(reason) => {
                 tracing::warn!("the helper for hibernation cannot be used: {reason}");
-                was_ready = false;
+                (was_ready, is_again) = (false, true);
                 if refuse_all(first.take(), &reason, &mut inbox).await {
                     return;
                 }

@@ -92,7 +92,7 @@ impl Sets {
 
     async fn states(&self, pids: &[u32]) -> Result<Vec<(u32, ProcessState)>, HibernateError> {
         let states = self.of_each(pids, |pids| Ask::State { pids }, state_of).await;
-        states.map_err(|error| later_or_failed("whether it hibernates is not known", &error))
+        states.map_err(|error| HibernateError::Later(format!("whether it hibernates is not known: {error}")))
     }
 
     async fn find(&self, of: &EngineProcesses) -> Result<bool, HibernateError> {

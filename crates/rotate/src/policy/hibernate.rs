@@ -7,7 +7,7 @@ use super::Policy;
 use super::choose::subtract;
 use super::messages::{Effect, Event};
 use super::model::{Activation, Leave, ModelState, Move, Stage, Step};
-use super::moves::{LEAST, STEADY_BYTES, less};
+use super::moves::{LEAST, STEADY_BYTES, TRIES, less};
 use super::rules::ModelId;
 use super::time::Time;
 
@@ -41,6 +41,11 @@ impl Hibernation {
 }
 
 impl ModelState {
+    /// Whether it is unknown if it hibernates. Other models need not wait for that.
+    pub(super) fn is_probed_later(&self) -> bool {
+        self.tries >= TRIES && matches!(&self.stage, Stage::Step { step: Step::Probe, retry_at: Some(_), .. })
+    }
+
     pub(super) fn can_hibernate(&self) -> bool {
         self.rules.can_hibernate && !self.hibernation.is_impossible
     }
@@ -296,9 +301,12 @@ impl Policy {
         }
     }
 
+    /// After another helper has become ready.
     pub(super) fn recheck(&mut self, id: usize) {
         if self.models[id].stage == Stage::Hibernating {
             self.enter(id, Stage::Unknown);
+        } else if self.models[id].is_probed_later() {
+            self.retry(id);
         }
     }
 }

@@ -13,7 +13,9 @@ use super::time::Time;
 pub(super) const NO_MEMORY: &str = "its GPUs have too little free memory";
 
 /// Attempts of a step without side effects.
-const TRIES: u32 = 2;
+pub(super) const TRIES: u32 = 2;
+/// Longest pause before a helper that could not be asked is asked again.
+const PROBE_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Tolerance between two measurements of the same memory.
 pub(super) const STEADY_BYTES: u64 = 32 << 20;
@@ -418,7 +420,7 @@ impl Policy {
     fn probe_later(&mut self, id: usize, reason: &str) {
         self.report_failed(id, reason);
         let rules = &self.models[id].rules;
-        let pause = rules.pause(self.models[id].tries.saturating_sub(1));
+        let pause = rules.pause(self.models[id].tries.saturating_sub(1)).min(PROBE_PAUSE_MAX);
         self.retry_after(id, pause);
     }
 

@@ -58,7 +58,7 @@ impl EngineHandle {
     /// Runs a task. Dropping the future abandons it; the engine may complete it or not.
     pub(super) async fn run(&self, task: Task, limit: Duration) -> Outcome {
         let done = match task {
-            Task::Probe => self.probe().await.map(Outcome::Probed).or_else(later),
+            Task::Probe => self.probe(limit).await.map(Outcome::Probed).or_else(later),
             Task::Start => Ok(self.start(limit).await.map_or_else(|failed| failed, |()| Outcome::Done)),
             Task::Stop => self.stop(limit).await.map(|()| Outcome::Done),
             Task::Sleep => {
@@ -108,11 +108,20 @@ impl EngineHandle {
         }
     }
 
+    /// A helper that is slow to answer says nothing of the engine.
+    async fn is_hibernating(&self, limit: Duration) -> Result<bool, HibernateError> {
+        let processes = self.processes().await;
+        let asked = tokio::time::timeout(limit, self.hibernator.is_hibernating(&processes)).await;
+        asked.unwrap_or_else(|_| {
+            let limit_s = limit.as_secs_f64();
+            let why = format!("the helper for hibernation did not answer within {limit_s:.1} s");
+            Err(HibernateError::Later(why))
+        })
+    }
+
     /// A hibernating engine might not answer a request, so the helper is asked first.
-    async fn probe(&self) -> Result<EngineState, HibernateError> {
-        if self.hibernator.may_hibernate(&self.model)
-            && self.hibernator.is_hibernating(&self.processes().await).await?
-        {
+    async fn probe(&self, limit: Duration) -> Result<EngineState, HibernateError> {
+        if self.hibernator.may_hibernate(&self.model) && self.is_hibernating(limit / 2).await? {
             return Ok(EngineState::Hibernating);
         }
         let failed = |error: EngineError| HibernateError::Failed(error.to_string());

@@ -19,7 +19,7 @@ from poorwill.vllm._driver import open_driver, process_state
 __all__ = ["Processes", "here", "this_process"]
 
 # How long a frontend waits for the driver's answer, which is no more than a look.
-_STATE_TIMEOUT_SECONDS = 1.0
+_STATE_TIMEOUT_SECONDS = 10.0
 
 _NO_ANSWER = "no_answer"
 _AWAY = ("locked", "checkpointing", "checkpointed", "restoring")
@@ -107,7 +107,7 @@ class Processes:
         self.open_soon()
         if self._opening is not None:
             # It does not wait for any process.
-            await asyncio.wait({self._opening})
+            await asyncio.wait({self._opening}, timeout=_STATE_TIMEOUT_SECONDS)
         if self._asked is None or self._asked.done():
             self._asked = asyncio.ensure_future(asyncio.to_thread(_states, self.pids))
         asked = self._asked
