@@ -225,7 +225,7 @@ def test_a_server_calls_the_driver_in_a_process_of_its_own(targets: Targets, tak
     script = f"""
 from poorwill.vllm import _driver
 _driver.open_driver()
-print(_driver.process_state({pid}), _driver.take_off(({pid},), host_bytes_max="1GiB")["processes"][0]["pid"])
+print(_driver.process_state({pid}), _driver.take_off(({pid},), wait_max=1.5)["processes"][0]["pid"])
 child = _driver._child._process.pid
 refused = [failure(_driver.take_off, [each])[0] for each in ({pid}, child)]
 print(*refused, _driver.process_state({pid}))
