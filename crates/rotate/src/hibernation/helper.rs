@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::HibernationFuture;
 use super::protocol::{Ask, HelperError, Line, Ready, Request};
 
-/// For its first line: it loads the driver, and recovers what an earlier one left.
+/// For its first line: it loads the driver.
 const READY_MAX: Duration = Duration::from_secs(60);
 /// For what is under way when the service ends.
 const END_MAX: Duration = Duration::from_secs(30);
@@ -43,7 +43,7 @@ enum HelperMessage {
 pub struct HelperProcess {
     messages: mpsc::UnboundedSender<HelperMessage>,
     command: Arc<RwLock<Vec<String>>>,
-    /// How many helpers came after the first one.
+    /// How many helpers came after an earlier one, whether that could be used or not.
     restarts: watch::Receiver<u64>,
 }
 

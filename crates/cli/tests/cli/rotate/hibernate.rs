@@ -1,11 +1,10 @@
 //! Engines that hibernate through the real helper: who is killed meanwhile, and what engines refuse.
 
 use std::fs;
-use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::fixture::{self, Fixture, Model, Rotator, signal, until};
+use super::fixture::{Fixture, Model, Rotator, signal, until};
 use super::http;
 
 const PROMPT: &str = "Tell me of a cave.";
@@ -223,9 +222,7 @@ fn an_engine_that_cannot_hibernate_or_come_back_is_served_all_the_same() {
             until(&rotator, &format!("it fails by {fault}"), has_failed);
             until_is(&fixture, &rotator, "amber", "asleep");
         }
-        let began = Instant::now();
         assert_eq!(fixture.say("amber", PROMPT), before, "{fault}: {}", rotator.log());
-        assert!(began.elapsed() < fixture::HANGS);
         let starts = u64::from(fault == "resume-fails") + 1;
         assert_eq!(fixture.now("amber")["starts"], starts, "{fault}: {}", rotator.log());
         let can_hibernate = !["communicator", "residue-stays"].contains(&fault);
