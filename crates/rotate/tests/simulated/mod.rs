@@ -2,7 +2,6 @@
 //! with the simulated device state.
 
 mod chaos;
-pub(crate) mod traffic;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -13,7 +12,7 @@ use poorwill_rotate::policy::{
     Rules, StageName, Task, Time,
 };
 
-pub(crate) const GIB: u64 = 1 << 30;
+const GIB: u64 = 1 << 30;
 const CARD: u64 = 80 * GIB;
 
 /// Which faults engines have.

@@ -10,7 +10,10 @@ use poorwill_rotate::policy::{
     Effect, EngineState, Gpu, Input, ModelId, OpId, Outcome, Policy, RequestId, Rules, Task, Time,
 };
 
-use super::{CARD, GIB, Rng};
+pub(crate) const GIB: u64 = 1 << 30;
+
+/// Memory of a GPU, if no other is given.
+const CARD: u64 = 80 * GIB;
 
 /// What an engine takes to come and to leave, and of the GPU.
 #[derive(Debug, Clone, Copy)]
@@ -61,22 +64,22 @@ pub(crate) struct Load {
 
 impl Load {
     pub(crate) fn trace(&self, seed: u64, time: Duration) -> Vec<Arrival> {
-        let mut rng = Rng::of(seed);
+        let mut rng = fastrand::Rng::with_seed(seed);
         let shares: Vec<f64> = (1..=self.models).map(|rank| 1.0 / f64::from(rank)).collect();
         let mut at = Duration::ZERO;
         let mut trace = Vec::new();
         loop {
-            at += Duration::from_secs_f64(-rng.unit().ln() / self.per_second);
+            at += Duration::from_secs_f64(-unit(&mut rng).ln() / self.per_second);
             if at >= time {
                 return trace;
             }
-            let mut left = rng.unit() * shares.iter().sum::<f64>();
+            let mut left = unit(&mut rng) * shares.iter().sum::<f64>();
             let is_it = |share: &f64| {
                 left -= share;
                 left <= 0.0
             };
             let model = shares.iter().position(is_it).unwrap_or_default();
-            let normal = (-2.0 * rng.unit().ln()).sqrt() * (TAU * rng.unit()).cos();
+            let normal = (-2.0 * unit(&mut rng).ln()).sqrt() * (TAU * unit(&mut rng)).cos();
             // The longest one in a thousand would be as long as a turn.
             let takes = self.median.mul_f64((self.sigma * normal.clamp(-3.0, 3.0)).exp());
             trace.push(Arrival { at: Time::from_start(at), model, takes });
@@ -84,11 +87,9 @@ impl Load {
     }
 }
 
-impl Rng {
-    /// In (0, 1].
-    fn unit(&mut self) -> f64 {
-        1.0 - self.0.f64()
-    }
+/// In (0, 1].
+fn unit(rng: &mut fastrand::Rng) -> f64 {
+    1.0 - rng.f64()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -209,10 +210,6 @@ impl Traffic {
         let mut all: Vec<Duration> = self.waits.iter().copied().chain(until_now).collect();
         all.sort_unstable();
         all
-    }
-
-    pub(crate) fn longest_wait(&self) -> Duration {
-        self.waits().last().copied().unwrap_or_default()
     }
 
     fn after(&mut self, wait: Duration, moment: Moment) {
