@@ -357,6 +357,10 @@ pub(crate) struct DoctorArgs {
     #[arg(long = "claim", value_name = "NAME=SIZE", value_parser = claim)]
     pub(crate) claims: Vec<(Tag, u64)>,
 
+    /// Open and measure GPUs for so long, like 30s [default: 7s]
+    #[arg(long, value_name = "TIME", value_parser = positive_time)]
+    pub(crate) timeout: Option<Duration>,
+
     /// Print one JSON object to standard output instead of tables; messages still go to standard error
     #[arg(long)]
     pub(crate) json: bool,

@@ -18,7 +18,9 @@ pub(crate) struct DoctorOutcome {
 }
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<DoctorOutcome, Failure> {
-    let plan = Plan::default()
+    let mut plan = Plan::default();
+    plan.timeout = args.timeout.unwrap_or(plan.timeout);
+    let plan = plan
         .on(args.device.clone())
         .budgeted(args.budget.clone().unwrap_or_default())
         .claiming(args.claims.clone());
