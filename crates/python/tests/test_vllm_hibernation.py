@@ -209,7 +209,6 @@ PASSED_ON: dict[str, Callable[[Any], Any]] = {
     "wake": lambda frontend: frontend.wake_up(),
     "resume": lambda frontend: frontend.resume_generation(),
     "rpc": lambda frontend: frontend.collective_rpc("poorwill_status"),
-    "health": lambda frontend: frontend.check_health(),
     "request": lambda frontend: texts(generate(frontend)),
 }
 
@@ -220,9 +219,15 @@ async def refused(frontend: Any, match: str) -> None:
     for name, call in PASSED_ON.items():
         with pytest.raises(HTTPException) as error:
             await call(frontend)
-        assert error.value.status_code == (503 if name in ("health", "request") else 409), name
+        assert error.value.status_code == (503 if name == "request" else 409), name
         assert match in error.value.detail, name
     assert [worker.calls for worker in ranks(frontend)] == before
+
+
+async def away(frontend: Any, match: str) -> None:
+    """It is refused what it would wait for, and is alive."""
+    await frontend.check_health()
+    await refused(frontend, match)
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -239,7 +244,7 @@ async def test_an_engine_hibernates_and_comes_back_asleep(vllm: Any, driver: Dri
     assert hibernating == {"status": "hibernating", "pids": [FIRST_PID], "total_ms": 1.5}
     assert (await at.call("/is_hibernating"))["is_hibernating"]
     assert (await at.call("/is_sleeping")) == {"is_sleeping": True}
-    await refused(frontend, AWAY)
+    await away(frontend, AWAY)
     status, sentence = await at.call("/wake_up")
     assert (status, sentence.startswith(AWAY)) == (409, True)
     # Before anything is iterated, so that a stream has not begun.
@@ -300,9 +305,9 @@ async def test_what_another_program_hibernates_is_refused_and_comes_back(vllm: A
     assert error.value.status_code == 503
     with pytest.raises(HTTPException):
         generate(frontend)
-    await refused(frontend, AWAY)
+    await away(frontend, AWAY)
     driver.put("locked", FIRST_PID)
-    await refused(frontend, f"process {FIRST_PID} is locked")
+    await away(frontend, f"process {FIRST_PID} is locked")
     driver.put("running", FIRST_PID)
     # Refused by what is known, and asked beside that.
     with pytest.raises(HTTPException):
@@ -322,8 +327,7 @@ async def test_a_second_server_asks_before_its_first_call(vllm: Any, driver: Dri
     await Server(vllm, first).call("/hibernate")
     if call == "request":
         # As its load balancer does.
-        with pytest.raises(HTTPException):
-            await second.check_health()
+        await second.check_health()
     with pytest.raises(HTTPException) as error:
         await PASSED_ON[call](second)
     assert AWAY in error.value.detail
@@ -379,7 +383,7 @@ async def test_a_resume_that_fails_leaves_it_hibernating(vllm: Any, driver: Driv
     await at.call("/hibernate")
     driver.error = failure("out_of_device_memory", "make room, and resume it again")
     assert await at.call("/hibernate/resume") == (409, "make room, and resume it again")
-    await refused(at.frontend, AWAY)
+    await away(at.frontend, AWAY)
     driver.error = None
     await at.call("/hibernate/resume")
     await at.frontend.wake_up()
@@ -418,7 +422,7 @@ async def test_nothing_passes_while_it_changes(vllm: Any, driver: Driver, begin:
     driver.entered.clear()
     changing = asyncio.ensure_future(at.call(begin))
     await asyncio.to_thread(driver.entered.wait)
-    await refused(at.frontend, f"the engine is being {word}")
+    await away(at.frontend, f"the engine is being {word}")
     # The next one waits its turn, and the first goes on without the client that asked for it.
     other = asyncio.ensure_future(at.call("/hibernate/resume"))
     changing.cancel()
@@ -439,7 +443,7 @@ async def test_a_driver_that_does_not_answer_is_not_waited_for(
     at = server(vllm, driver)
     await at.frontend.sleep(1)
     driver.answers.clear()
-    await refused(at.frontend, f"whether process {FIRST_PID} may use the GPU")
+    await away(at.frontend, f"whether process {FIRST_PID} may use the GPU")
     assert (await at.call("/hibernate/resume"))[0] == 409
     assert (await at.call("/hibernate"))[0] == 409
     assert (await at.call("/is_hibernating"))["processes"] == [{"pid": FIRST_PID, "state": None}]
@@ -447,7 +451,7 @@ async def test_a_driver_that_does_not_answer_is_not_waited_for(
     monkeypatch.setattr(_processes, "_STATE_TIMEOUT_SECONDS", HANGS_SECONDS)
     # The library, too, waits for it no longer than this.
     driver.put("no_answer", FIRST_PID)
-    await refused(at.frontend, f"whether process {FIRST_PID} may use the GPU")
+    await away(at.frontend, f"whether process {FIRST_PID} may use the GPU")
     driver.put("running", FIRST_PID)
     await at.frontend.wake_up()
 
@@ -483,7 +487,11 @@ async def test_an_engine_that_lost_its_gpu_says_so(vllm: Any, driver: Driver) ->
     at = server(vllm, driver)
     await at.frontend.sleep(1)
     driver.put("failed", FIRST_PID)
-    await refused(at.frontend, f"process {FIRST_PID} lost the GPU: restart the engine")
+    for _ in range(2):
+        with pytest.raises(HTTPException, match="lost the GPU") as error:
+            await at.frontend.check_health()
+        assert error.value.status_code == 503
+        await refused(at.frontend, f"process {FIRST_PID} lost the GPU: restart the engine")
 
 
 @runs

@@ -9,13 +9,15 @@ use super::http;
 
 const PROMPT: &str = "Tell me of a cave.";
 /// Little enough that a first sleep releases most of an engine.
-const RESIDUE: &str = "16MiB";
-/// What programs and allocators have besides.
-const MORE_BYTES: u64 = 6 << 20;
+const RESIDUE: &str = "32MiB";
+const RESIDUE_BYTES: u64 = 32 << 20;
+/// What programs and allocators have besides. Other tests' processes of the same program come and go, and share the
+/// 16 MiB of it that are in memory.
+const MORE_BYTES: u64 = 20 << 20;
 
 /// Two models that fit, whose engines can leave their device.
 fn fixture(hibernate: &str) -> Fixture {
-    let mut fixture = Fixture::new("512MiB", vec![Model::new("amber"), Model::new("birch")]);
+    let mut fixture = Fixture::new("1GiB", vec![Model::new("amber"), Model::new("birch")]);
     let processes = fixture.folder.join("processes");
     let journal = fixture.folder.join("journal");
     let helper = [env!("CARGO_BIN_EXE_poorwill"), "hibernate", "--serve", "--processes"].map(str::to_owned);
@@ -23,7 +25,7 @@ fn fixture(hibernate: &str) -> Fixture {
     let helper = [&helper[..], &more[..]].concat();
     fixture.tables = format!("[hibernate]\n{hibernate}\nhelper = {}\n", json!(helper));
     for model in &mut fixture.models {
-        (model.bytes, model.need) = ("128MiB", "170MiB");
+        (model.bytes, model.need) = ("256MiB", "310MiB");
         model.more = vec!["--residue", RESIDUE];
         model.lines = format!("environment = {}\n", toml(&processes.display().to_string()));
     }
@@ -86,10 +88,11 @@ fn an_engine_leaves_nothing_on_its_device_and_answers_as_before() {
         order(&fixture, "hibernate", "amber");
         until_is(&fixture, &rotator, "amber", "hibernating");
         let off = pss_bytes(fixture.engine("amber").unwrap());
-        assert!((asleep - off).abs_diff(16 << 20) < MORE_BYTES, "{asleep} {off}");
+        assert!((asleep - off).abs_diff(RESIDUE_BYTES) < MORE_BYTES, "{asleep} {off}");
         let now = fixture.now("amber");
         let residue = now["residue_bytes"][0].as_u64().unwrap();
-        assert!(residue.abs_diff(16 << 20) < MORE_BYTES && now["host_bytes"] == 16 << 20, "{now}");
+        assert!(residue.abs_diff(RESIDUE_BYTES) < MORE_BYTES, "{now}");
+        assert_eq!(now["host_bytes"], RESIDUE_BYTES, "{now}");
         let wake = http::ask(fixture.models[0].port, "POST", "/wake_up", &[], "").unwrap();
         assert!(wake.status == 503 && wake.body.contains("hibernates"), "{wake:?}");
         assert_eq!(fixture.say("amber", PROMPT), before, "{}", rotator.log());
@@ -207,7 +210,10 @@ fn an_engine_that_cannot_hibernate_or_come_back_is_served_all_the_same() {
         ("resume-fails", "was not put back"),
     ] {
         let mut fixture = fixture("");
-        fixture.models[0].lines.push_str("[model.rules]\nrelease_max = \"500ms\"\n");
+        if fault == "residue-stays" {
+            // Its first sleep has to be seen in this time, too.
+            fixture.models[0].lines.push_str("[model.rules]\nrelease_max = \"3s\"\n");
+        }
         let rotator = fixture.start(&[]);
         let before = fixture.say("amber", PROMPT);
         order(&fixture, "sleep", "amber");

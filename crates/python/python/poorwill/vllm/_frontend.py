@@ -244,7 +244,10 @@ async def _check_health(frontend: Any, watch: _Watch) -> None:
     known = bool(processes.pids) or _is_alone(frontend)
     refusal = await (processes.look_async() if known else look_for_processes(frontend, watch))
     if refusal is not None:
-        raise unavailable(refusal)
+        if processes.is_lost:
+            raise unavailable(refusal)
+        # It comes back, so nobody should restart it.
+        return
     if not watch.is_clear or not _is_alone(frontend):
         asked = _ask_async(frontend, "poorwill_not_ready")
         try:

@@ -55,6 +55,8 @@ class Processes:
         self.changing = asyncio.Lock()
         self.refusal: str | None = None
         """Why nothing may be passed on, at the last look."""
+        self.is_lost = False
+        """Whether one has no GPU any more, at the last look."""
         self._opening: asyncio.Future[None] | None = None
         self._asked: asyncio.Future[dict[int, str]] | None = None
         self._soon: asyncio.Future[str | None] | None = None
@@ -67,18 +69,19 @@ class Processes:
 
     def look(self) -> str | None:
         """Asks the driver why nothing may be passed on; None if all may."""
-        self.refusal = self.change or _refusal(_states(self.pids))
+        self._know(_states(self.pids))
         return self.refusal
 
     async def look_async(self) -> str | None:
         """The same beside the loop."""
         states = None if self.change is not None else await self.states()
-        # Meanwhile a change may have begun.
-        if self.change is not None:
-            self.refusal = self.change
-        else:
-            self.refusal = _unanswered(self.pids) if states is None else _refusal(states)
+        self._know(dict.fromkeys(self.pids, _NO_ANSWER) if states is None else states)
         return self.refusal
+
+    def _know(self, states: dict[int, str]) -> None:
+        # Since the driver was asked, a change may have begun.
+        self.refusal = self.change or _refusal(states)
+        self.is_lost = self.change is None and "failed" in states.values()
 
     def open_soon(self) -> None:
         """Loads the driver beside the loop, which takes seconds on machines with many GPUs.
