@@ -1,6 +1,6 @@
 //! The journal on disk: a file for each set, written as a whole or not at all.
 //!
-//! A folder that is removed meanwhile is made again. An entry that cannot be understood is set aside, and hinders no other.
+//! A folder that is removed meanwhile is made again, and it is checked at each use. An entry that cannot be understood is set aside, and hinders no other.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -75,11 +75,9 @@ impl JournalFolder {
         Ok(journal)
     }
 
-    /// Made again if it is gone: the system may remove what is temporary.
+    /// Made again if it is gone: the system may remove what is temporary, and others may put something in its place.
     pub(super) fn folder(&self) -> Result<&Path, HibernateError> {
-        if !self.folder.exists() {
-            make(&self.folder)?;
-        }
+        make(&self.folder)?;
         Ok(&self.folder)
     }
 
@@ -379,6 +377,26 @@ mod tests {
         std::os::unix::fs::symlink(folder.path(), &link).unwrap();
         refused(&link, &["use the folder"]);
         refused(Path::new("/proc"), &["/proc"]);
+    }
+
+    #[test]
+    fn a_folder_that_is_replaced_later_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let journal = open(&path);
+        let written = entry(&[5], SetPhase::Hibernated);
+        journal.write(&written).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = || {
+            let errors = [journal.entries().unwrap_err(), journal.folder().unwrap_err()];
+            let error = journal.write(&written).unwrap_err().to_string();
+            assert_eq!(errors.map(|error| error.code()), ["journal"; 2]);
+            error
+        };
+        assert!(refused().contains("others may write"));
+        fs::rename(&path, folder.path().join("theirs")).unwrap();
+        std::os::unix::fs::symlink("theirs", &path).unwrap();
+        assert!(refused().contains("use the folder"));
     }
 
     #[test]
