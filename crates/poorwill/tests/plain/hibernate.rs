@@ -266,6 +266,39 @@ fn calls_on_one_process_wait_for_each_other_and_others_do_not() {
 }
 
 #[test]
+fn a_set_that_is_slow_to_recover_keeps_no_other_waiting() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let engines = [place.engine(), place.engine()];
+    let [first, second] = [place.hibernator(), place.hibernator()];
+    for [slow, other] in [[0, 1], [1, 0]] {
+        // Their helper was killed between a restore and an unlock.
+        for engine in &engines {
+            first.hibernate(&[engine.pid()], &request()).unwrap();
+            place.other_caller().restore(engine.pid()).unwrap();
+        }
+        for name in files(place.journal.path()) {
+            let path = place.journal.path().join(name);
+            let text = std::fs::read_to_string(&path).unwrap();
+            std::fs::write(&path, text.replace(r#""hibernated""#, r#""resuming""#)).unwrap();
+        }
+        engines[slow].hold(CheckpointStep::Unlock);
+        thread::scope(|scope| {
+            let recovered = scope.spawn(|| first.recover().unwrap());
+            engines[slow].await_held(CheckpointStep::Unlock);
+            eventually("the other runs", || engines[other].state() == Running);
+            second.await_calls(&[engines[other].pid()]).unwrap();
+            engines[slow].release(CheckpointStep::Unlock);
+            assert_eq!(recovered.join().unwrap().len(), 2);
+        });
+        assert_eq!(engines.each_ref().map(HostEngine::state), [Running; 2]);
+        place.assert_forgotten();
+    }
+}
+
+#[test]
 fn a_process_that_ends_meanwhile_is_an_error_and_the_rest_runs() {
     if run_as_child() {
         return;
