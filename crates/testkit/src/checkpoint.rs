@@ -22,7 +22,7 @@ pub use fault::{Hold, STEPS, TargetFault};
 pub use host::HostSetup;
 pub use target::{Enter, Target, serve};
 
-use crate::child;
+use crate::child::{self, OwnedChild};
 use crate::watchdog::eventually;
 
 /// What host and CUDA targets do.
@@ -213,7 +213,7 @@ pub fn what_is_no_process_is_refused(context: Context<'_>) {
     for pid in [0, i32::MAX.cast_unsigned(), 1 << 31, u32::MAX] {
         expect_of_all(&*checkpointer, pid, &CheckpointErrorKind::NoSuchProcess);
     }
-    let mut ended = Command::new("true").spawn().unwrap();
+    let mut ended = OwnedChild::start(&mut Command::new("true"));
     let pid = ended.id();
     // Also before its parent has looked.
     eventually("it ends", || {
@@ -226,7 +226,7 @@ pub fn what_is_no_process_is_refused(context: Context<'_>) {
 /// `NoDevice`.
 pub fn a_process_without_a_device_is_refused(context: Context<'_>) {
     let checkpointer = context.checkpointer();
-    let mut other = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let mut other = OwnedChild::start(Command::new("cat").stdin(Stdio::piped()));
     expect_of_all(&*checkpointer, other.id(), &CheckpointErrorKind::NoDevice);
     drop(other.stdin.take());
     assert!(other.wait().unwrap().success(), "it went on");
@@ -471,10 +471,9 @@ pub fn a_killed_caller_leaves_a_named_state(context: Context<'_>) {
         let mut command = test_command(context.module, "the_caller", CALLER);
         command.env(CALL, format!("{pid} {held}"));
         command.envs(context.setup.variables());
-        let mut caller = command.stdout(Stdio::null()).spawn().unwrap();
+        let mut caller = OwnedChild::start(command.stdout(Stdio::null()));
         eventually("the step is reached", || hold.is_reached());
-        caller.kill().unwrap();
-        caller.wait().unwrap();
+        caller.end();
         hold.release();
         let ends = [held.begins().unwrap(), after(held)];
         eventually("the step ends in a state with a name", || {

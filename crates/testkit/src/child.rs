@@ -1,6 +1,7 @@
 //! Runs a test again in its own process, where it tests what is read once per process or ends the process.
 
-use std::process::{Command, Output};
+use std::ops::{Deref, DerefMut};
+use std::process::{Child, Command, Output};
 
 /// The environment variable that holds the child's role.
 const ROLE: &str = "POORWILL_TEST_ROLE";
@@ -50,6 +51,62 @@ pub fn without_settings(mut command: Command) -> Command {
         }
     }
     command
+}
+
+/// A child that is killed when this is dropped, as by a test that fails.
+#[derive(Debug)]
+pub struct OwnedChild(Option<Child>);
+
+impl OwnedChild {
+    /// Starts the command.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    #[must_use]
+    pub fn start(command: &mut Command) -> Self {
+        Self(Some(command.spawn().unwrap()))
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Panics
+    /// If its output cannot be read.
+    #[must_use]
+    pub fn output(mut self) -> Output {
+        self.0.take().unwrap().wait_with_output().unwrap()
+    }
+
+    /// Kills it, and waits until it is gone.
+    ///
+    /// # Panics
+    /// If the system refuses it.
+    pub fn end(&mut self) {
+        self.kill().unwrap();
+        self.wait().unwrap();
+    }
+}
+
+impl Deref for OwnedChild {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        self.0.as_ref().unwrap()
+    }
+}
+
+impl DerefMut for OwnedChild {
+    fn deref_mut(&mut self) -> &mut Child {
+        self.0.as_mut().unwrap()
+    }
+}
+
+impl Drop for OwnedChild {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 /// Runs the command.
@@ -103,6 +160,18 @@ mod tests {
         assert!(gone.contains(&std::ffi::OsStr::new("POORWILL_FAKE_CUDA_SIMULATE")), "{gone:?}");
         let kept = without_settings(command("another", &variables));
         assert!(kept.get_envs().all(|(_, value)| value.is_some()));
+    }
+
+    #[test]
+    fn a_child_ends_with_a_test_that_fails() {
+        let mut child = None;
+        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let owned = OwnedChild::start(Command::new("sleep").arg("1000"));
+            child = Some(owned.id());
+            panic!("as it is meant");
+        }));
+        let folder = format!("/proc/{}", child.unwrap());
+        assert!(failed.is_err() && !std::path::Path::new(&folder).exists(), "{folder}");
     }
 
     #[test]

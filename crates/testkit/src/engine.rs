@@ -6,7 +6,7 @@
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use poorwill_core::hibernation::{
 };
 use poorwill_driver::host::{HostCheckpointer, HostProcess, HostProcessMemory, StepFailure};
 
-use crate::child;
+use crate::child::{self, OwnedChild};
 use crate::processes::DEVICE;
 
 const ROLE: &str = "host engine";
@@ -27,9 +27,9 @@ const POLL: Duration = Duration::from_millis(1);
 /// A child that is registered in a folder. It ends with its test.
 #[derive(Debug)]
 pub struct HostEngine {
-    child: Child,
+    child: OwnedChild,
     /// Its end ends the child.
-    stdin: Option<ChildStdin>,
+    _stdin: Option<ChildStdin>,
     folder: PathBuf,
 }
 
@@ -43,12 +43,12 @@ impl HostEngine {
         let folder = folder.to_owned();
         let mut command = child::command(ROLE, &[(HELD, &held_bytes.to_string())]);
         command.env(FOLDER, &folder).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().unwrap();
+        let mut child = OwnedChild::start(&mut command);
         let stdin = child.stdin.take();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let is_ready = lines.map_while(Result::ok).any(|line| line.ends_with("registered"));
         assert!(is_ready, "an engine does not start");
-        Self { child, stdin, folder }
+        Self { child, _stdin: stdin, folder }
     }
 
     /// Its number.
@@ -112,20 +112,11 @@ impl HostEngine {
     /// # Panics
     /// If it cannot be ended.
     pub fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.child.end();
     }
 
     fn file(&self, what: &str, step: CheckpointStep) -> PathBuf {
         file(&self.folder, self.pid(), what, step)
-    }
-}
-
-impl Drop for HostEngine {
-    fn drop(&mut self) {
-        drop(self.stdin.take());
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

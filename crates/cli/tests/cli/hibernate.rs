@@ -1,11 +1,12 @@
 //! `poorwill hibernate`, over processes on the host device: by single commands, and as a helper.
 
 use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 
 use poorwill::hibernate::ProcessState::{Checkpointed, Failed, Running};
 use poorwill::hibernation::{CheckpointStep, ProcessState};
+use poorwill_testkit::child::OwnedChild;
 use poorwill_testkit::engine::{HostEngine, run_as_child};
 use serde_json::{Value, json};
 
@@ -44,7 +45,7 @@ impl Place {
     }
 
     fn helper(&self) -> Helper {
-        let mut child = self.command(&["--serve"]).stdin(Stdio::piped()).spawn().unwrap();
+        let mut child = OwnedChild::start(self.command(&["--serve"]).stdin(Stdio::piped()));
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Helper { stdin: child.stdin.take(), child, lines }
     }
@@ -65,7 +66,7 @@ fn states(engines: &[HostEngine; 2]) -> [ProcessState; 2] {
 
 /// `poorwill hibernate --serve`.
 struct Helper {
-    child: Child,
+    child: OwnedChild,
     stdin: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -99,13 +100,6 @@ impl Helper {
         let answers = self.lines.by_ref().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
         assert!(self.child.wait().unwrap().success());
         answers
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -266,10 +260,9 @@ fn whatever_phase_a_command_is_killed_in_the_next_one_recovers() {
                 &[&first, &second, "--wait-max=1m"]
             };
             held.hold(step);
-            let mut command = place.command(args).spawn().unwrap();
+            let mut command = OwnedChild::start(&mut place.command(args));
             held.await_held(step);
-            command.kill().unwrap();
-            command.wait().unwrap();
+            command.end();
             // What the process has begun it ends itself, sooner or later than it is looked at.
             let recovered = thread::scope(|scope| {
                 let release = || held.release(step);
@@ -302,11 +295,11 @@ fn a_command_that_is_to_end_finishes_first() {
     let place = Place::new();
     let engines = place.engines();
     engines[0].hold(Checkpoint);
-    let command = place.command(&[&format!("--pid={}", engines[0].pid())]).spawn().unwrap();
+    let command = OwnedChild::start(&mut place.command(&[&format!("--pid={}", engines[0].pid())]));
     engines[0].await_held(Checkpoint);
     terminate(command.id());
     engines[0].release(Checkpoint);
-    Ran::from(command.wait_with_output().unwrap()).succeeded();
+    Ran::from(command.output()).succeeded();
     assert_eq!(engines[0].state(), Checkpointed);
 }
 
@@ -428,8 +421,7 @@ fn the_next_helper_recovers_what_a_killed_one_has_left() {
     poorwill_testkit::watchdog::eventually("the other is locked", || {
         engines[1].state() == ProcessState::Locked
     });
-    helper.child.kill().unwrap();
-    helper.child.wait().unwrap();
+    helper.child.end();
     engines[0].release(Lock);
     let mut next = place.helper();
     next.ready();

@@ -3,10 +3,10 @@
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use poorwill::{AllocRequest, Arena, Config, Tag};
-use poorwill_testkit::child;
+use poorwill_testkit::child::{self, OwnedChild};
 use poorwill_testkit::watchdog::eventually;
 use serde_json::{Value, json};
 
@@ -19,18 +19,11 @@ const HELD_BYTES: u64 = 4 << 20;
 struct Place(Folder);
 
 /// A process with memory on the fake GPU. It ends with its test.
-struct Engine(Child);
+struct Engine(OwnedChild);
 
 impl Engine {
     fn pid(&self) -> u32 {
         self.0.id()
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -50,7 +43,7 @@ impl Place {
     fn engine(&self, script: &str) -> Engine {
         let mut command = child::command(ROLE, &[("POORWILL_FAKE_CUDA_CHECKPOINT", script)]);
         self.with_library(&mut command).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().unwrap();
+        let mut child = OwnedChild::start(&mut command);
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert!(lines.any(|line| line.ends_with("ready")), "an engine does not start");
         Engine(child)
@@ -154,10 +147,9 @@ fn after_a_kill_in_each_step_the_set_is_whole() {
         } else {
             &[]
         };
-        let mut command = place.command(args, &set).spawn().unwrap();
+        let mut command = OwnedChild::start(&mut place.command(args, &set));
         eventually("the step has begun", || Path::new(&format!("{}.reached", hold.display())).exists());
-        command.kill().unwrap();
-        command.wait().unwrap();
+        command.end();
         place.0.write("hold", "");
         let recovered: Value = place.run(&["--recover", "--json"], &[]).json();
         // A lock that is not awaited is undone by the process itself.
@@ -212,14 +204,14 @@ fn a_process_whose_helper_is_killed_gets_its_gpu_back_and_ends() {
     let args = ["verify", "x.safetensors", "--hibernate", "--device=cuda:1", "--json"];
     let mut verify = command(place.0.path(), args);
     verify.env("POORWILL_FAKE_CUDA_CHECKPOINT", format!("checkpoint:hold:{}", hold.display()));
-    let verify = place.with_library(&mut verify).spawn().unwrap();
+    let verify = OwnedChild::start(place.with_library(&mut verify));
     eventually("the step has begun", || Path::new(&format!("{}.reached", hold.display())).exists());
     let pid = verify.id();
     let helper = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     let killed = Command::new("sh").args(["-c", &format!("kill -KILL {helper}")]).status().unwrap();
     assert!(killed.success());
     place.0.write("hold", "");
-    Ran::from(verify.wait_with_output().unwrap()).failed(&["the helper for hibernation has ended"]);
+    Ran::from(verify.output()).failed(&["the helper for hibernation has ended"]);
 }
 
 #[test]

@@ -4,13 +4,13 @@ use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use poorwill_core::hibernation::{CheckpointErrorKind, Checkpointer, HeldMemory, ProcessState};
 use poorwill_driver::host::{HostCheckpointer, HostProcess, HostProcessMemory, StepFailure};
 use poorwill_testkit::checkpoint::{HostSetup, Setup, TARGET, Target, targets};
-use poorwill_testkit::child;
+use poorwill_testkit::child::{self, OwnedChild};
 use tempfile::TempDir;
 
 struct Nothing;
@@ -42,11 +42,11 @@ fn socket(folder: &Path, pid: u32) -> std::path::PathBuf {
 }
 
 /// A process that does nothing until its input ends.
-fn other() -> Child {
-    Command::new("cat").stdin(Stdio::piped()).spawn().unwrap()
+fn other() -> OwnedChild {
+    OwnedChild::start(Command::new("cat").stdin(Stdio::piped()))
 }
 
-fn end(mut other: Child) -> u32 {
+fn end(mut other: OwnedChild) -> u32 {
     drop(other.stdin.take());
     other.wait().unwrap();
     other.id()

@@ -1,6 +1,11 @@
 //! The journal on disk: a file for each set, written as a whole or not at all.
 //!
-//! A folder that is removed meanwhile is made again. An entry that cannot be understood is set aside, and hinders no other.
+//! A folder that is removed meanwhile is made again, and it is checked at each use. An entry that cannot be understood is
+//! set aside, and hinders no other.
+//!
+//! The promise needs an order, and no disk. An entry has its name before the first lock or restore that it is about, so that
+//! another caller finds it. It means nothing after the system's end, which ends its processes, too. So nothing waits for the
+//! disk; what a loss of power leaves empty is of a system that has ended.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -75,11 +80,9 @@ impl JournalFolder {
         Ok(journal)
     }
 
-    /// Made again if it is gone: the system may remove what is temporary.
+    /// Made again if it is gone: the system may remove what is temporary, and others may put something in its place.
     pub(super) fn folder(&self) -> Result<&Path, HibernateError> {
-        if !self.folder.exists() {
-            make(&self.folder)?;
-        }
+        make(&self.folder)?;
         Ok(&self.folder)
     }
 
@@ -132,6 +135,9 @@ impl JournalFolder {
     }
 
     fn read(&self, bytes: &[u8]) -> EntryFile {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return EntryFile::OfAnotherStart;
+        }
         let place = serde_json::from_slice(bytes).map(|placed: Placed| placed.place);
         if place.is_ok_and(|place| place.boot != self.place.boot) {
             return EntryFile::OfAnotherStart;
@@ -162,9 +168,7 @@ impl JournalFolder {
     /// Writes beside `path`, then renames.
     fn put(&self, path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
         let (making, mut file) = self.new_file()?;
-        // On the disk before it has the name: otherwise an empty file may have it after a loss of power.
-        let written = file.write_all(bytes).and_then(|()| file.sync_all());
-        let written = written.and_then(|()| fs::rename(&making, path));
+        let written = file.write_all(bytes).and_then(|()| fs::rename(&making, path));
         if written.is_err() {
             let _ = fs::remove_file(&making);
         }
@@ -382,6 +386,26 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_that_is_replaced_later_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let journal = open(&path);
+        let written = entry(&[5], SetPhase::Hibernated);
+        journal.write(&written).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = || {
+            let errors = [journal.entries().unwrap_err(), journal.folder().unwrap_err()];
+            let error = journal.write(&written).unwrap_err().to_string();
+            assert_eq!(errors.map(|error| error.code()), ["journal"; 2]);
+            error
+        };
+        assert!(refused().contains("others may write"));
+        fs::rename(&path, folder.path().join("theirs")).unwrap();
+        std::os::unix::fs::symlink("theirs", &path).unwrap();
+        assert!(refused().contains("use the folder"));
+    }
+
+    #[test]
     fn an_entry_that_cannot_be_read_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         let journal = open(folder.path());
@@ -390,9 +414,13 @@ mod tests {
         fs::write(folder.path().join("9-9.set"), "{").unwrap();
         let old = r#"{"of":"cuda","place":{"boot":"old","namespace":"x"},"phase":"of a later version"}"#;
         fs::write(folder.path().join("8-8.set"), old).unwrap();
+        fs::write(folder.path().join("7-7.set"), [0; 100]).unwrap();
+        fs::write(folder.path().join("6-6.set"), "").unwrap();
         assert_eq!(journal.entries().unwrap(), std::slice::from_ref(&good));
         assert_eq!(journal.set_aside(), [folder.path().join("9-9.unreadable")]);
-        assert!(!folder.path().join("8-8.set").exists(), "its system has ended");
+        for ended in ["8-8.set", "7-7.set", "6-6.set"] {
+            assert!(!folder.path().join(ended).exists(), "{ended}: its system has ended");
+        }
         assert_eq!(open(folder.path()).entries().unwrap(), [good]);
     }
 

@@ -32,7 +32,10 @@ mod journal;
 mod locks;
 mod report;
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use poorwill_core::hibernation::plan::{JournalEntry, ProcessKey, SetPlan, SetProcess};
@@ -319,20 +322,33 @@ impl Hibernator {
         Ok(LeftSets { sets })
     }
 
-    /// Recovers these sets, one after another.
+    /// Recovers these sets at the same time. The processes of each are free once it is at rest.
     ///
     /// # Errors
     /// As for [`Self::recover`].
     pub fn recover_sets(&self, left: LeftSets) -> Result<Vec<Recovered>> {
-        let mut recovered = Vec::new();
-        for (_locks, id) in left.sets {
-            // It may have changed until its processes were free.
-            let Some(entry) = self.journal.entry(id)? else { continue };
-            let _devices = self.lock_devices(&entry.processes)?;
-            let found = self.plan().recover(&entry, is_same);
-            recovered.extend(found.map_err(SetError::from)?);
-        }
-        Ok(recovered)
+        let others = left.sets.len().saturating_sub(1);
+        let sets = Mutex::new(left.sets);
+        let next = || {
+            let next = sets.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            next.map(|(locks, id)| self.recover_set(locks, id))
+        };
+        let recovered: Result<Vec<_>> = thread::scope(|scope| {
+            let start = |_| thread::Builder::new().spawn_scoped(scope, next).ok();
+            let begun: Vec<_> = (0..others).filter_map(start).collect();
+            // Those for which there was no thread, too.
+            let own: Vec<_> = std::iter::from_fn(next).collect();
+            let begun = begun.into_iter().filter_map(|set| set.join().unwrap_or_else(|it| resume_unwind(it)));
+            begun.chain(own).collect()
+        });
+        Ok(recovered?.concat())
+    }
+
+    fn recover_set(&self, _locks: Locks, id: ProcessKey) -> Result<Vec<Recovered>> {
+        // It may have changed until its processes were free.
+        let Some(entry) = self.journal.entry(id)? else { return Ok(Vec::new()) };
+        let _devices = self.lock_devices(&entry.processes)?;
+        Ok(self.plan().recover(&entry, is_same).map_err(SetError::from)?)
     }
 
     /// Waits until no call works on these processes.

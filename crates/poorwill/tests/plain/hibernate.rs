@@ -13,7 +13,7 @@ use poorwill::hibernate::{
 use poorwill::hibernation::{CheckpointStep, Checkpointer};
 use poorwill::{AllocRequest, Arena, Device, PoolConfig, Tag};
 use poorwill_driver::host::HostCheckpointer;
-use poorwill_testkit::child;
+use poorwill_testkit::child::{self, OwnedChild};
 use poorwill_testkit::engine::{HostEngine, run_as_child};
 use poorwill_testkit::watchdog::eventually;
 
@@ -100,7 +100,7 @@ fn bad_input_is_one_sentence_and_changes_nothing() {
     let (engine, hibernator) = (place.engine(), place.hibernator());
     let mut ended = place.engine();
     ended.kill();
-    let mut without_device = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+    let without_device = OwnedChild::start(Command::new("sleep").arg("1000").stdin(Stdio::null()));
     let pid = engine.pid();
     for (pids, code, failed, words) in [
         (&[][..], "bad_request", None, "name one at least"),
@@ -124,8 +124,6 @@ fn bad_input_is_one_sentence_and_changes_nothing() {
         assert_eq!(engine.state(), Running);
         place.assert_forgotten();
     }
-    without_device.kill().unwrap();
-    without_device.wait().unwrap();
 
     let error = hibernator.resume(&[pid]).unwrap_err();
     assert!(error.code() == "wrong_state" && error.to_string().contains("nothing to resume"), "{error}");
@@ -268,6 +266,39 @@ fn calls_on_one_process_wait_for_each_other_and_others_do_not() {
 }
 
 #[test]
+fn a_set_that_is_slow_to_recover_keeps_no_other_waiting() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let engines = [place.engine(), place.engine()];
+    let [first, second] = [place.hibernator(), place.hibernator()];
+    for [slow, other] in [[0, 1], [1, 0]] {
+        // Their helper was killed between a restore and an unlock.
+        for engine in &engines {
+            first.hibernate(&[engine.pid()], &request()).unwrap();
+            place.other_caller().restore(engine.pid()).unwrap();
+        }
+        for name in files(place.journal.path()) {
+            let path = place.journal.path().join(name);
+            let text = std::fs::read_to_string(&path).unwrap();
+            std::fs::write(&path, text.replace(r#""hibernated""#, r#""resuming""#)).unwrap();
+        }
+        engines[slow].hold(CheckpointStep::Unlock);
+        thread::scope(|scope| {
+            let recovered = scope.spawn(|| first.recover().unwrap());
+            engines[slow].await_held(CheckpointStep::Unlock);
+            eventually("the other runs", || engines[other].state() == Running);
+            second.await_calls(&[engines[other].pid()]).unwrap();
+            engines[slow].release(CheckpointStep::Unlock);
+            assert_eq!(recovered.join().unwrap().len(), 2);
+        });
+        assert_eq!(engines.each_ref().map(HostEngine::state), [Running; 2]);
+        place.assert_forgotten();
+    }
+}
+
+#[test]
 fn a_process_that_ends_meanwhile_is_an_error_and_the_rest_runs() {
     if run_as_child() {
         return;
@@ -313,7 +344,7 @@ fn a_host_device_keeps_its_bytes_and_its_calls_wait() {
     let (place, role) = (Place::new(), "reader");
     let mut command = child::command(role, &[]);
     command.env("POORWILL_TEST_READER", place.engines.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut reader = command.spawn().unwrap();
+    let mut reader = OwnedChild::start(&mut command);
     let mut stdin = reader.stdin.take().unwrap();
     let mut lines = BufReader::new(reader.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line == "ready"));

@@ -4,7 +4,7 @@
 
 use std::any::Any;
 use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -12,13 +12,14 @@ use std::thread;
 use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, StreamId};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::child::OwnedChild;
 use crate::latch::{self, Latch};
 use crate::pattern;
 
 /// The child, and what it says. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct Target {
-    child: Child,
+    child: OwnedChild,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
@@ -30,7 +31,7 @@ impl Target {
     /// If it cannot be started.
     #[must_use]
     pub fn start(mut command: Command) -> Self {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = OwnedChild::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         let mut target = Self { child, input, output };
         assert_eq!(target.hear(), "ready");
@@ -66,8 +67,7 @@ impl Target {
     /// # Panics
     /// If the system refuses it.
     pub fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.child.end();
     }
 
     fn hear(&mut self) -> String {
@@ -79,13 +79,6 @@ impl Target {
                 return answer.to_owned();
             }
         }
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
