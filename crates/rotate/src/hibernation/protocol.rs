@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use poorwill::hibernate::ProcessState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -39,20 +40,6 @@ pub(super) struct Line {
 #[derive(Debug, Deserialize)]
 pub(super) struct Ready {
     pub(super) version: String,
-}
-
-/// Where a process stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum ProcessState {
-    Running,
-    Locked,
-    Checkpointed,
-    Checkpointing,
-    Restoring,
-    Failed,
-    #[serde(other)]
-    Unknown,
 }
 
 /// A failed request.
@@ -116,7 +103,7 @@ impl fmt::Display for HelperError {
 /// What hibernation would take of a process, and what is against it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Inspected {
-    pub(super) state: ProcessState,
+    pub(super) state: Option<ProcessState>,
     pub(super) host_bytes: u64,
     /// Whether a device has no figure for it.
     pub(super) is_unmeasured: bool,
@@ -128,10 +115,11 @@ fn of_one(answer: &Value) -> &Value {
     answer.get("processes").and_then(|all| all.get(0)).unwrap_or(answer)
 }
 
-/// Of one process.
-pub(super) fn state_of(answer: &Value) -> Result<ProcessState, HelperError> {
-    let state = of_one(answer).get("state").cloned().unwrap_or_default();
-    serde_json::from_value(state).map_err(|_| unexpected(answer))
+/// Of one process. A later helper may say what is no state here.
+pub(super) fn state_of(answer: &Value) -> Result<Option<ProcessState>, HelperError> {
+    let state = of_one(answer).get("state").filter(|state| state.is_string());
+    let state = state.ok_or_else(|| unexpected(answer))?;
+    Ok(ProcessState::deserialize(state).ok())
 }
 
 /// Of one process.

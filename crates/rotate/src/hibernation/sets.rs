@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use poorwill::ByteSize;
+use poorwill::hibernate::ProcessState;
 use serde_json::Value;
 
 use super::helper::HelperProcess;
 use super::mark::{HibernationMark, Marks};
-use super::protocol::{Ask, HelperError, ProcessState, inspected, state_of};
+use super::protocol::{Ask, HelperError, inspected, state_of};
 use super::{EngineProcesses, HibernateError, HibernationFuture, Hibernator};
 use crate::config::Hibernate;
 
@@ -90,18 +91,18 @@ impl Sets {
         pids
     }
 
-    async fn states(&self, pids: &[u32]) -> Result<Vec<(u32, ProcessState)>, HibernateError> {
+    async fn states(&self, pids: &[u32]) -> Result<Vec<(u32, Option<ProcessState>)>, HibernateError> {
         let states = self.of_each(pids, |pids| Ask::State { pids }, state_of).await;
         states.map_err(|error| HibernateError::Later(format!("whether it hibernates is not known: {error}")))
     }
 
     async fn find(&self, of: &EngineProcesses) -> Result<bool, HibernateError> {
         let states = self.states(&self.marked(of)).await?;
-        if let Some((pid, _)) = states.iter().find(|(_, state)| *state == ProcessState::Failed) {
+        if let Some((pid, _)) = states.iter().find(|(_, state)| *state == Some(ProcessState::Failed)) {
             let why = format!("its process {pid} has lost its GPU: only its end is left");
             return Err(HibernateError::Failed(why));
         }
-        let are_all = |wanted| states.iter().all(|(_, state)| *state == wanted);
+        let are_all = |wanted| states.iter().all(|(_, state)| *state == Some(wanted));
         if are_all(ProcessState::Running) {
             self.marks.remove(&of.model);
             return Ok(false);
@@ -134,10 +135,10 @@ impl Sets {
                 let why = format!("its process {pid} has {}", one.obstacles.join(" and "));
                 return Err(HibernateError::Impossible(why));
             }
-            if one.state != ProcessState::Running {
-                let state = one.state;
+            if one.state != Some(ProcessState::Running) {
+                let state = one.state.map_or("neither here nor away", ProcessState::as_str);
                 let why = format!(
-                    "its process {pid} is {state:?}, by another program: have that program put it back"
+                    "its process {pid} is {state}, by another program: have that program put it back"
                 );
                 return Err(HibernateError::Failed(why));
             }
@@ -190,8 +191,8 @@ impl Sets {
         {
             // An earlier request may have done it, although its answer was lost.
             let states = self.states(&pids).await;
-            let is_back =
-                states.is_ok_and(|states| states.iter().all(|(_, state)| *state == ProcessState::Running));
+            let is_back = states
+                .is_ok_and(|states| states.iter().all(|(_, state)| *state == Some(ProcessState::Running)));
             if !is_back {
                 return Err(later_or_failed("it was not put back on its GPUs", &error));
             }
