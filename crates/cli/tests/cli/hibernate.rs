@@ -473,4 +473,5 @@ fn a_helper_that_cannot_work_says_so_and_ends() {
     assert_eq!((ran.code, ran.stderr.as_str()), (1, ""));
     let reason = ran.json();
     assert!(reason["unusable"].as_str().unwrap().contains("/proc/poorwill"), "{reason}");
+    assert_eq!(reason["kind"], "journal");
 }

@@ -233,6 +233,7 @@ fn a_driver_that_is_too_old_is_named_by_every_command() {
     let helper = place.run(&["--serve"], &[]);
     assert_eq!((helper.code, helper.stderr.as_str()), (1, ""));
     assert!(helper.json()["unusable"].as_str().unwrap().contains(words), "{helper:?}");
+    assert_eq!(helper.json()["kind"], "unsupported");
     let mut doctor = command(place.0.path(), ["doctor", "--json"]);
     let report = Ran::from(place.with_library(&mut doctor).output().unwrap()).json();
     assert!(report["hibernation"]["reasons"][0].as_str().unwrap().contains(words), "{report}");

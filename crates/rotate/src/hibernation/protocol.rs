@@ -29,6 +29,8 @@ pub(super) struct Line {
     pub(super) ready: Option<Ready>,
     /// Why it cannot be used. It ends then.
     pub(super) unusable: Option<String>,
+    #[serde(default)]
+    pub(super) kind: ErrorKind,
     /// What it found of another helper, and brought to rest.
     pub(super) recovered: Option<Vec<Value>>,
     pub(super) id: Option<u64>,
@@ -62,8 +64,10 @@ pub(super) enum ErrorKind {
     Obstacles,
     Unsupported,
     OutOfDeviceMemory,
-    /// There is no helper to ask.
+    /// There is no helper to ask now.
     NoHelper,
+    /// There will be none with this command, on this machine as it is.
+    Unusable,
     #[default]
     #[serde(other)]
     Other,
@@ -78,9 +82,18 @@ impl HelperError {
         Self { kind: ErrorKind::NoHelper, ..Self::new(message) }
     }
 
-    /// Whether nothing has changed, and another time may do.
+    /// Of a helper that says so of itself.
+    pub(super) fn unusable(message: impl Into<String>, kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::Unsupported => Self { kind: ErrorKind::Unusable, ..Self::new(message) },
+            _ => Self::no_helper(message),
+        }
+    }
+
+    /// Whether nothing has changed, so that an engine that hibernates can be let be.
     pub(super) fn is_for_later(&self) -> bool {
-        matches!(self.kind, ErrorKind::NoHelper | ErrorKind::OutOfDeviceMemory) && self.left.is_empty()
+        use ErrorKind::{NoHelper, OutOfDeviceMemory, Unusable};
+        matches!(self.kind, NoHelper | Unusable | OutOfDeviceMemory) && self.left.is_empty()
     }
 
     /// Whether the process has nothing on a GPU.
@@ -90,7 +103,8 @@ impl HelperError {
 
     /// Whether the process cannot hibernate, and nothing has changed.
     pub(super) fn is_impossible(&self) -> bool {
-        matches!(self.kind, ErrorKind::Obstacles | ErrorKind::Unsupported) && self.left.is_empty()
+        use ErrorKind::{Obstacles, Unsupported, Unusable};
+        matches!(self.kind, Obstacles | Unsupported | Unusable) && self.left.is_empty()
     }
 }
 

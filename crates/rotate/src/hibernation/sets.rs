@@ -1,6 +1,6 @@
 //! Engines as sets of processes, which a helper takes off their GPUs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use poorwill::ByteSize;
 use poorwill::hibernate::ProcessState;
 use serde_json::Value;
 
-use super::helper::HelperProcess;
+use super::helper::{HelperProcess, command_of};
 use super::mark::{HibernationMark, Marks};
 use super::protocol::{Ask, HelperError, inspected, state_of};
 use super::{EngineProcesses, HibernateError, HibernationFuture, Hibernator};
@@ -32,6 +32,7 @@ use crate::config::Hibernate;
 #[derive(Debug)]
 pub struct Sets {
     helper: HelperProcess,
+    state: Option<PathBuf>,
     marks: Marks,
     settings: Mutex<Settings>,
     /// One engine at a time is measured against the limit.
@@ -55,7 +56,8 @@ impl Sets {
     #[must_use]
     pub fn new<'a>(config: &Hibernate, state: Option<&Path>, models: impl Iterator<Item = &'a str>) -> Self {
         Self {
-            helper: HelperProcess::new(config.helper.clone(), state.map(|folder| folder.join("hibernate"))),
+            helper: HelperProcess::new(command_of(config, state)),
+            state: state.map(Path::to_path_buf),
             marks: Marks::read(state, models),
             settings: Mutex::new(config.into()),
             reserving: tokio::sync::Mutex::default(),
@@ -146,6 +148,14 @@ impl Sets {
         let pids: Vec<u32> = found.iter().map(|(pid, _)| *pid).collect();
         let host_bytes = found.iter().map(|(_, one)| one.host_bytes).fold(0, u64::saturating_add);
         let settings = *self.settings();
+        let unmeasured = found.iter().find(|(_, one)| one.is_unmeasured);
+        if let (Some((pid, _)), Some(_)) = (unmeasured, settings.host_max_bytes) {
+            let why = format!(
+                "the driver does not say what its process {pid} holds, so it cannot be compared with host_max; leave \
+                 host_max away"
+            );
+            return Err(HibernateError::Impossible(why));
+        }
         let left = {
             let _one_at_a_time = self.reserving.lock().await;
             let taken = self.marks.host_bytes_beside(&of.model);
@@ -236,7 +246,7 @@ impl Hibernator for Sets {
     }
 
     fn configure(&self, config: &Hibernate) {
-        self.helper.set_command(config.helper.clone());
+        self.helper.set_command(command_of(config, self.state.as_deref()));
         *self.settings() = config.into();
     }
 

@@ -523,13 +523,14 @@ impl Service {
         });
         let entries = entries.await.map_err(|error| ending(&error.to_string()))??;
         let hibernate = config.hibernate.clone().unwrap_or_default();
+        // First, since models try to hibernate by it at once.
+        self.0.hibernator.configure(&hibernate);
         let (reply, taken) = oneshot::channel();
         let message = Message::Reload { config, entries, reply };
         let sent = self.0.messages.send(message);
         if sent.is_err() || taken.await.is_err() {
             return Err(ending("the service ends"));
         }
-        self.0.hibernator.configure(&hibernate);
         self.watch_all(known);
         Ok(())
     }

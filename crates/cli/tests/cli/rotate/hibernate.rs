@@ -1,11 +1,12 @@
 //! Engines that hibernate through the real helper: who is killed meanwhile, and what engines refuse.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 
 use poorwill_testkit::watchdog::eventually;
 use serde_json::{Value, json};
 
-use super::fixture::{Fixture, Model, Rotator, signal, until};
+use super::fixture::{Fixture, Model, Rotator, ran, signal, until};
 use super::http;
 
 const PROMPT: &str = "Tell me of a cave.";
@@ -15,7 +16,7 @@ const RESIDUE: &str = "16MiB";
 const MORE_BYTES: u64 = 6 << 20;
 
 /// Two models that fit, whose engines can leave their device.
-fn fixture(hibernate: &str) -> Fixture {
+pub(super) fn fixture(hibernate: &str) -> Fixture {
     let mut fixture = Fixture::new("512MiB", vec![Model::new("amber"), Model::new("birch")]);
     let processes = fixture.folder.join("processes");
     let journal = fixture.folder.join("journal");
@@ -250,6 +251,27 @@ fn sleepers_that_hold_too_much_together_hibernate() {
     assert_eq!(["amber", "birch"].map(|name| fixture.say(name, PROMPT)), before);
     rotator.end();
     fixture.assert_empty();
+}
+
+/// By the journal that the service would use. Where there is none, none is made.
+#[test]
+fn check_looks_at_the_journal_of_the_service() {
+    let mut fixture = fixture("");
+    fixture.tables = "[hibernate]\n".to_owned();
+    fixture.write();
+    let check = || {
+        let mut command = fixture.command(&["rotate", "check", "--config", "rotation.toml"]);
+        command.env("POORWILL_HOST_PROCESSES", fixture.folder.join("processes"));
+        ran(&mut command).succeeded()
+    };
+    let checked = check();
+    assert!(!checked.contains("hibernat") && !fixture.folder.join("state").exists(), "{checked}");
+    fs::create_dir_all(fixture.folder.join("state/hibernate")).unwrap();
+    let checked = check();
+    assert!(!checked.contains("hibernat"), "{checked}");
+    fs::set_permissions(fixture.folder.join("state/hibernate"), Permissions::from_mode(0o777)).unwrap();
+    let checked = check();
+    assert!(checked.contains("state/hibernate") && checked.contains("others may write"), "{checked}");
 }
 
 #[test]
