@@ -20,7 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-bench", &["poorwill", "poorwill-driver"]),
     ("poorwill-python", &["poorwill", "poorwill-triton"]),
     ("poorwill-rotate", &["poorwill"]),
-    ("poorwill-mock-engine", &["poorwill", "poorwill-core", "poorwill-driver", "poorwill-rotate"]),
+    ("poorwill-mock-engine", &["poorwill", "poorwill-driver", "poorwill-rotate"]),
     ("poorwill-cli", &["poorwill", "poorwill-bench", "poorwill-mock-engine", "poorwill-rotate"]),
     ("poorwill-testkit", &["poorwill-core", "poorwill-driver", "poorwill-fake-libcuda"]),
     ("poorwill-bench-alloc", &["poorwill-core", "poorwill-driver"]),

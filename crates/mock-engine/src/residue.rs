@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::MmapMut;
-use poorwill_core::hibernation::{CheckpointErrorKind, HeldMemory, Obstacle, ProcessState};
+use poorwill::hibernation::{CheckpointErrorKind, HeldMemory, Obstacle, ProcessState};
 use poorwill_driver::host::{DeviceCall, DeviceLost, HostProcess, HostProcessMemory, StepFailure};
 
 use crate::fault::{Fault, Faults};

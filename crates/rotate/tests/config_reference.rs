@@ -247,7 +247,7 @@ fn page() -> String {
                     "helper",
                     "array of texts",
                     "`poorwill hibernate --serve`".to_owned(),
-                    "program and arguments of the helper process that does it",
+                    "program and arguments of the helper process that does it; the default has `--journal STATE/hibernate` with a `state` folder",
                 ),
             ],
         ),

@@ -314,3 +314,27 @@ fn a_resume_that_has_to_wait_refuses_requests_and_stops_no_engine() {
     assert_eq!(fixture.admitted, [(second, 0)]);
     assert!(!moves(&mut fixture).contains(&(0, Task::Stop)));
 }
+
+#[test]
+fn one_that_cannot_hibernate_tries_again_after_a_reload() {
+    let kept = std::cell::RefCell::new(None);
+    let mut fixture = fixture(&[40 * GIB], |_, rules| {
+        after(rules, seconds(1));
+        kept.replace(Some(rules.clone()));
+    });
+    fixture.instead = vec![(0, Task::Hibernate, Outcome::Unsupported("the driver is too old".to_owned()))];
+    fixture.pass(1200);
+    let why = |fixture: &Fixture| fixture.policy.status(ModelId(0)).unwrap().cannot_hibernate;
+    assert_eq!((fixture.stage(0), why(&fixture).as_deref()), ("asleep", Some("the driver is too old")));
+    fixture.use_once(0);
+    fixture.input(Input::Hibernate(ModelId(0)));
+    assert!(
+        failures(&fixture)[1].1.ends_with("or a reload: the driver is too old"),
+        "{:?}",
+        failures(&fixture)
+    );
+    fixture.policy.set_rules(ModelId(0), &kept.take().unwrap());
+    fixture.input(Input::Hibernate(ModelId(0)));
+    fixture.settle();
+    assert_eq!((fixture.stage(0), why(&fixture)), ("hibernating", None));
+}

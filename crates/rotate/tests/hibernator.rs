@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use poorwill_rotate::config::Hibernate;
@@ -24,7 +25,7 @@ impl Script {
         let folder = tempfile::tempdir().unwrap();
         let asked = folder.path().join("asked").display().to_string();
         let text = format!(
-            "started=$(cat '{folder}/started' 2>/dev/null || echo 0)\nstarted=$((started + 1))\n\
+            "folder='{folder}'\nstarted=$(cat '{folder}/started' 2>/dev/null || echo 0)\nstarted=$((started + 1))\n\
              echo $started > '{folder}/started'\n\
              first='{{\"ready\":{{\"version\":\"1.2.3\",\"recovered\":[]}}}}'\n\
              answer() {{ echo \"{{\\\"id\\\":$id,\\\"$1\\\":$2}}\"; }}\n\
@@ -141,7 +142,14 @@ async fn what_is_in_the_way_is_named_before_anything_is_marked() {
 
 #[tokio::test]
 async fn no_more_host_memory_is_taken_than_is_allowed() {
-    let script = Script::new(WELL);
+    let unmeasured = Script::new(WELL);
+    let limited = Hibernate { host_max_bytes: Some(200), ..unmeasured.config() };
+    let error = Sets::new(&limited, None, ["one"].into_iter()).hibernate(&engine(&[12])).await.unwrap_err();
+    assert!(
+        matches!(&error, HibernateError::Impossible(why) if why.contains("leave host_max away")),
+        "{error}"
+    );
+    let script = Script::new(&WELL.replace("null", "0"));
     let config = Hibernate { host_max_bytes: Some(200), ..script.config() };
     let sets = Sets::new(&config, None, ["one", "two"].into_iter());
     soon(sets.hibernate(&engine(&[12]))).await.unwrap();
@@ -220,13 +228,14 @@ async fn a_helper_that_cannot_be_used_says_why_and_harms_nothing() {
             assert!(error.to_string().contains(words), "{error}");
         }
         assert!(!script.has_mark());
-        assert!(soon(check(&script.command())).await.unwrap_err().contains(words));
+        assert!(soon(check(&script.config(), None)).await.unwrap_err().contains(words));
         soon(sets.end()).await;
     }
-    let missing = check(&["/no/such/program".to_owned()]).await.unwrap_err();
+    let missing = Hibernate { helper: vec!["/no/such/program".to_owned()], ..Hibernate::default() };
+    let missing = check(&missing, None).await.unwrap_err();
     assert!(missing.contains("cannot start `/no/such/program`"), "{missing}");
     let script = Script::new(WELL);
-    assert_eq!(soon(check(&script.command())).await.unwrap(), "1.2.3");
+    assert_eq!(soon(check(&script.config(), None)).await.unwrap(), "1.2.3");
     assert!(script.path("ended").exists());
 }
 
@@ -248,4 +257,87 @@ async fn what_cannot_be_asked_or_does_not_fit_now_is_for_later() {
         }
         assert!(sets.may_hibernate("one"), "nothing has changed");
     }
+}
+
+#[tokio::test]
+async fn what_cannot_change_is_remembered_until_there_is_another_configuration() {
+    for (kind, is_for_good) in [("unsupported", true), ("no_device", false), ("journal", false)] {
+        let first = format!("{{\"unusable\":\"no use\",\"kind\":\"{kind}\"}}");
+        let script = Script::new(&format!("begin first='{first}'\n*) ;;"));
+        let sets = script.sets();
+        let error = soon(sets.hibernate(&engine(&[12]))).await.unwrap_err();
+        assert_eq!(matches!(error, HibernateError::Impossible(_)), is_for_good, "{error:?}");
+        // An engine that hibernates is let be all the same.
+        fs::create_dir_all(script.path("state")).unwrap();
+        fs::write(script.path("state").join("one.hibernating"), r#"{"pids":[12],"host_bytes":1}"#).unwrap();
+        let error = soon(sets.resume(&engine(&[12]))).await.unwrap_err();
+        assert!(matches!(&error, HibernateError::Later(why) if why.contains("no use")), "{error:?}");
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        tokio::time::resume();
+        // One that is asked for nothing is not started.
+        assert_eq!(script.starts(), "1");
+        soon(sets.resume(&engine(&[12]))).await.unwrap_err();
+        assert_eq!(script.starts(), if is_for_good { "1" } else { "2" }, "{kind}");
+        let next = Script::new(WELL);
+        sets.configure(&next.config());
+        soon(sets.resume(&engine(&[12]))).await.unwrap();
+    }
+}
+
+/// Whether a process has ended, also where none has waited for it.
+fn has_ended(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with(['Z', 'X']))
+}
+
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let polling = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    timeout(STUCK, polling).await.unwrap_or_else(|_| panic!("never {what}"));
+}
+
+#[tokio::test]
+async fn the_end_waits_for_no_helper_that_is_not_ready() {
+    // It says nothing, or it closes its output.
+    for begins in ["", "exec >&-; "] {
+        let script = Script::new("");
+        let child = script.path("child").display().to_string();
+        let text = format!("{begins}sleep 3600 & echo $! > '{child}.new'; mv '{child}.new' '{child}'; wait");
+        fs::write(script.path("helper.sh"), text).unwrap();
+        let sets = Arc::new(script.sets());
+        let asking = Arc::clone(&sets);
+        let asked = tokio::spawn(async move { asking.hibernate(&engine(&[12])).await });
+        until("started", || script.path("child").exists()).await;
+        soon(sets.end()).await;
+        let error = soon(asked).await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("the service is ending"), "{error}");
+        let child = fs::read_to_string(child).unwrap();
+        until("killed with its children", || has_ended(child.trim())).await;
+    }
+}
+
+/// A wrapper that lives on without a helper is no reason to wait, and not left behind.
+#[tokio::test]
+async fn a_helper_that_closes_its_output_and_lives_on_is_killed() {
+    let cases = WELL.replace(
+        "*'\"hibernate\"'*)",
+        "*'\"hibernate\"'*) [ $started = 1 ] && exec >&- && { sleep 3600 & echo $! > $folder/new; mv $folder/new $folder/child; wait; };",
+    );
+    let script = Script::new(&cases);
+    let sets = Arc::new(script.sets());
+    let asking = Arc::clone(&sets);
+    let asked = tokio::spawn(async move { asking.hibernate(&engine(&[12])).await });
+    until("asked", || script.path("child").exists()).await;
+    let child = fs::read_to_string(script.path("child")).unwrap();
+    // From now on limits pass at once where nothing else happens.
+    tokio::time::pause();
+    let error = asked.await.unwrap().unwrap_err();
+    tokio::time::resume();
+    assert!(error.to_string().contains("did not end within 30 s, and was killed"), "{error}");
+    until("killed with its children", || has_ended(child.trim())).await;
+    soon(sets.end()).await;
 }

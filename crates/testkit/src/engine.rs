@@ -89,9 +89,7 @@ impl HostEngine {
 
     /// Waits until a step is held.
     pub fn await_held(&self, step: CheckpointStep) {
-        while !self.file("at", step).exists() {
-            thread::sleep(POLL);
-        }
+        crate::watchdog::eventually("it is held", || self.file("at", step).exists());
     }
 
     /// Lets a held step go on.

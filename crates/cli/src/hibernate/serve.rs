@@ -12,7 +12,8 @@
 //! out  {"id":1,"ok":{"processes":[{"pid":7,"released_bytes":1,"lock_ms":0.8,"checkpoint_ms":870.0},…],…}}
 //! ```
 //!
-//! Where it cannot work, its one line is `{"unusable":"why"}`, and its exit code 1.
+//! Where it cannot work, its one line is `{"unusable":"why","kind":"…"}`, and its exit code 1. Of kind `unsupported`, another
+//! try is in vain until the machine changes.
 
 use std::io::{self, BufRead, Read, Write};
 use std::mem;
@@ -79,7 +80,7 @@ fn serve(options: &HibernatorOptions) -> Result<ExitCode, Failure> {
     let (left, hibernator) = match opened {
         Ok(opened) => opened,
         Err(error) => {
-            write_line(&json!({ "unusable": poorwill::chain(&error) }))?;
+            write_line(&json!({ "unusable": poorwill::chain(&error), "kind": error.code() }))?;
             return Ok(ExitCode::FAILURE);
         }
     };

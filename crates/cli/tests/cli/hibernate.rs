@@ -1,13 +1,15 @@
 //! `poorwill hibernate`, over processes on the host device: by single commands, and as a helper.
 
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 
 use poorwill::hibernate::ProcessState::{Checkpointed, Failed, Running};
 use poorwill::hibernation::{CheckpointStep, ProcessState};
 use poorwill_testkit::child::OwnedChild;
 use poorwill_testkit::engine::{HostEngine, run_as_child};
+use poorwill_testkit::watchdog::TEST_TIMEOUT;
 use serde_json::{Value, json};
 
 use crate::support::{Folder, Ran, assert_clean, command};
@@ -46,7 +48,9 @@ impl Place {
 
     fn helper(&self) -> Helper {
         let mut child = OwnedChild::start(self.command(&["--serve"]).stdin(Stdio::piped()));
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || output.map_while(Result::ok).try_for_each(|line| sender.send(line)));
         Helper { stdin: child.stdin.take(), child, lines }
     }
 
@@ -68,7 +72,7 @@ fn states(engines: &[HostEngine; 2]) -> [ProcessState; 2] {
 struct Helper {
     child: OwnedChild,
     stdin: Option<ChildStdin>,
-    lines: Lines<BufReader<ChildStdout>>,
+    lines: Receiver<String>,
 }
 
 impl Helper {
@@ -87,7 +91,7 @@ impl Helper {
     }
 
     fn answer(&mut self) -> Value {
-        serde_json::from_str(&self.lines.next().expect("a line").unwrap()).unwrap()
+        serde_json::from_str(&self.lines.recv_timeout(TEST_TIMEOUT).expect("a line")).unwrap()
     }
 
     /// The last answers, after the end of its input.
@@ -97,7 +101,14 @@ impl Helper {
     }
 
     fn rest(&mut self) -> Vec<Value> {
-        let answers = self.lines.by_ref().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+        let mut answers = Vec::new();
+        loop {
+            match self.lines.recv_timeout(TEST_TIMEOUT) {
+                Ok(line) => answers.push(serde_json::from_str(&line).unwrap()),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("the helper does not end, after {answers:?}"),
+            }
+        }
         assert!(self.child.wait().unwrap().success());
         answers
     }
@@ -425,11 +436,12 @@ fn the_next_helper_recovers_what_a_killed_one_has_left() {
     engines[0].release(Lock);
     let mut next = place.helper();
     next.ready();
-    // It waits for the recovery, whose line comes first.
+    // It waits for the recovery. Either line may come first.
     next.ask(&json!({ "id": 0, "op": "state", "pids": [engines[1].pid()] }));
-    let ready = next.answer();
+    let mut lines = [next.answer(), next.answer()];
+    lines.sort_by_key(|line| line["recovered"].is_null());
+    let [ready, standings] = lines;
     let found = ready["recovered"].as_array().unwrap();
-    let standings = next.answer();
     assert_eq!(standings["ok"]["processes"][0]["state"], "running", "{standings}");
     assert!(
         found.iter().any(|found| found["pid"] == engines[1].pid() && found["state"] == "running"),
@@ -453,4 +465,5 @@ fn a_helper_that_cannot_work_says_so_and_ends() {
     assert_eq!((ran.code, ran.stderr.as_str()), (1, ""));
     let reason = ran.json();
     assert!(reason["unusable"].as_str().unwrap().contains("/proc/poorwill"), "{reason}");
+    assert_eq!(reason["kind"], "journal");
 }

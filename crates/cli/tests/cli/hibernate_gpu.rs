@@ -225,10 +225,22 @@ fn a_driver_that_is_too_old_is_named_by_every_command() {
     let helper = place.run(&["--serve"], &[]);
     assert_eq!((helper.code, helper.stderr.as_str()), (1, ""));
     assert!(helper.json()["unusable"].as_str().unwrap().contains(words), "{helper:?}");
+    assert_eq!(helper.json()["kind"], "unsupported");
     let mut doctor = command(place.0.path(), ["doctor", "--json"]);
     let report = Ran::from(place.with_library(&mut doctor).output().unwrap()).json();
     assert!(report["hibernation"]["reasons"][0].as_str().unwrap().contains(words), "{report}");
     place.0.write_tensor("x.safetensors", "w", 100);
     let mut verify = command(place.0.path(), ["verify", "x.safetensors", "--hibernate", "--device=cuda:1"]);
     Ran::from(place.with_library(&mut verify).output().unwrap()).failed(&[words]);
+}
+
+/// Its GPUs may come up later, unlike the calls of one that is too old.
+#[test]
+fn a_driver_without_gpus_is_no_driver_that_is_too_old() {
+    let place = Place::new();
+    let mut serve = command(place.0.path(), ["hibernate", "--serve", "--journal", "journal"]);
+    serve.env("POORWILL_FAKE_CUDA_FAIL", "cuInit:1:1:100");
+    let line = Ran::from(place.with_library(&mut serve).output().unwrap()).json();
+    assert_eq!(line["kind"], "no_device", "{line}");
+    assert!(line["unusable"].as_str().unwrap().contains("shows this process no GPU"), "{line}");
 }

@@ -27,7 +27,6 @@ use poorwill_testkit::effort::Effort;
 use serde_json::{Value, json};
 
 use self::fixture::{Fixture, Model, Rotator, is_empty, text_of, until};
-use crate::support::Ran;
 
 const PROMPTS: [&str; 2] = ["Tell me of a tree.", "Tell me of another."];
 
@@ -459,7 +458,7 @@ fn commands_of_operators_are_carried_out() {
 #[test]
 fn the_demo_injects_faults_and_gives_no_wrong_answer() {
     let fixture = Fixture::new("0", Vec::new());
-    let mut demo = fixture.command(&["rotate", "--demo", "--duration", "1h", "--json"]).spawn().unwrap();
+    let mut demo = fixture.command(&["rotate", "--demo", "--duration", "10m", "--json"]).spawn().unwrap();
     let mut output = BufReader::new(demo.stderr.take().unwrap()).lines().map_while(Result::ok);
     let page = output.find_map(|line| line.strip_prefix("the page: http://127.0.0.1:").map(str::to_owned));
     let control: u16 = page.unwrap().trim_end_matches('/').parse().unwrap();
@@ -467,7 +466,7 @@ fn the_demo_injects_faults_and_gives_no_wrong_answer() {
     let rest = thread::spawn(move || output.collect::<Vec<_>>().join("\n"));
     until_each_fault_is_detected(control);
     fixture::signal("INT", demo.id());
-    let ran = Ran::from(demo.wait_with_output().unwrap());
+    let ran = fixture::ended(demo);
     let output = rest.join().unwrap();
     assert_eq!(ran.code, 0, "{ran:?}\n{output}");
     let report = ran.json();

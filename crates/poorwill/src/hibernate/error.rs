@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use poorwill_core::hibernation::plan::{LeftProcess, SetError, SetErrorCause};
 use poorwill_core::hibernation::{CheckpointError, CheckpointErrorKind};
-use poorwill_core::{ByteSize, DriverError};
+use poorwill_core::{ByteSize, DriverError, DriverErrorKind};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
@@ -112,7 +112,9 @@ impl HibernateError {
         match self {
             Self::HostMemory { .. } | Self::UnknownHostMemory { .. } => "out_of_host_memory",
             Self::Parted { .. } => "bad_request",
-            Self::Unusable(_) => "unsupported",
+            Self::Unusable(DriverError { kind: DriverErrorKind::Unsupported { .. }, .. }) => "unsupported",
+            // Another time there may be one.
+            Self::Unusable(_) => "no_device",
             Self::Journal { .. } => "journal",
             Self::Set(error) => match &error.cause {
                 SetErrorCause::Empty | SetErrorCause::Repeated { .. } => "bad_request",

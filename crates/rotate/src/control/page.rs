@@ -9,7 +9,7 @@ const PAGE: &str = include_str!("page.html");
 const POLICY: &str = concat!(
     "default-src 'none'; ",
     "style-src 'sha256-yuJNYjCtql6o7HQ7hi0Km4xxp6THHTUFB4HlLvqUFvs='; ",
-    "script-src 'sha256-gO6Sf8rqyvII/5XO3RtmKQvasdgMudEvvBTx2ISfWsU='; ",
+    "script-src 'sha256-JHl3LM5OYHpPLfqo7zm3MLpQtCzcS6xT1KKNMfbCR7w='; ",
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ",
     "require-trusted-types-for 'script'"
 );

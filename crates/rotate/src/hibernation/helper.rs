@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -18,57 +18,57 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::HibernationFuture;
 use super::protocol::{Ask, HelperError, Line, Ready, Request};
+use crate::config::Hibernate;
 
 /// For its first line: it loads the driver.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// For what is under way when the service ends.
+/// For what is under way when its input ends.
 const END_MAX: Duration = Duration::from_secs(30);
+/// For the system to end what was killed.
+const KILL_MAX: Duration = Duration::from_secs(5);
 /// Pauses between two helpers.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// After a helper that cannot be used.
+/// After a helper that cannot be used now.
 const UNUSABLE_PAUSE: Duration = Duration::from_secs(30);
 /// A helper that ran for this long ends the growth of pauses.
 const STEADY: Duration = Duration::from_secs(60);
 
 type HelperReply = oneshot::Sender<Result<Value, HelperError>>;
-
-enum HelperMessage {
-    Ask(Ask, HelperReply),
-    End(oneshot::Sender<()>),
-}
+type Asked = (Ask, HelperReply);
 
 /// Asks a helper that it starts by itself.
 #[derive(Debug)]
 pub struct HelperProcess {
-    messages: mpsc::UnboundedSender<HelperMessage>,
-    command: Arc<RwLock<Vec<String>>>,
+    asked: mpsc::UnboundedSender<Asked>,
+    ends: mpsc::UnboundedSender<oneshot::Sender<()>>,
+    command: watch::Sender<Vec<String>>,
     /// How many helpers came after an earlier one, whether that could be used or not.
     restarts: watch::Receiver<u64>,
 }
 
 impl HelperProcess {
-    /// With the helper's program and arguments; without any, this program's own, with this folder for its journal. Nothing
-    /// runs yet.
+    /// With the helper's program and arguments. Nothing runs yet.
     #[must_use]
-    pub fn new(command: Vec<String>, journal: Option<PathBuf>) -> Self {
-        let (messages, inbox) = mpsc::unbounded_channel();
+    pub fn new(command: Vec<String>) -> Self {
+        let (asked, inbox) = mpsc::unbounded_channel();
+        let (ends, ended) = mpsc::unbounded_channel();
+        let (command, commands) = watch::channel(command);
         let (restarted, restarts) = watch::channel(0);
-        let command = Arc::new(RwLock::new(command));
-        tokio::spawn(run(inbox, Arc::clone(&command), journal, restarted));
-        Self { messages, command, restarts }
+        tokio::spawn(run(Keeper { inbox, commands, restarted }, ended));
+        Self { asked, ends, command, restarts }
     }
 
-    /// The next helper has this command.
+    /// The next helper has this command. One that could not be used is started again.
     pub(super) fn set_command(&self, command: Vec<String>) {
-        *self.command.write().unwrap_or_else(PoisonError::into_inner) = command;
+        self.command.send_replace(command);
     }
 
     pub(super) async fn ask(&self, operation: Ask) -> Result<Value, HelperError> {
         let ended =
             || HelperError::no_helper("no helper for hibernation is asked any more: the service is ending");
         let (reply, answer) = oneshot::channel();
-        self.messages.send(HelperMessage::Ask(operation, reply)).map_err(|_| ended())?;
+        self.asked.send((operation, reply)).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
 
@@ -84,195 +84,215 @@ impl HelperProcess {
 
     pub(super) async fn end(&self) {
         let (reply, ended) = oneshot::channel();
-        if self.messages.send(HelperMessage::End(reply)).is_ok() {
+        if self.ends.send(reply).is_ok() {
             let _ended = ended.await;
         }
     }
 }
 
-/// Starts a helper, and ends it. Returns its version.
+/// The helper's program and arguments. Without any in the configuration, this very program's own, also where another
+/// version has replaced its file. Its journal is in the folder `state`.
+pub(super) fn command_of(config: &Hibernate, state: Option<&Path>) -> Vec<String> {
+    if !config.helper.is_empty() {
+        return config.helper.clone();
+    }
+    let journal = state.map(|folder| ["--journal".to_owned(), journal_in(folder).display().to_string()]);
+    let words = ["/proc/self/exe", "hibernate", "--serve"].map(str::to_owned);
+    words.into_iter().chain(journal.into_iter().flatten()).collect()
+}
+
+/// Of the own helper of a service with this state folder.
+#[must_use]
+pub fn journal_in(state: &Path) -> PathBuf {
+    state.join("hibernate")
+}
+
+/// Starts the helper of a service with this configuration and state folder, and ends it. Returns its version.
 ///
 /// # Errors
 /// Why it cannot be used.
-pub async fn check(command: &[String]) -> Result<String, String> {
-    let own = own_command(None);
-    let (mut helper, ready) = HelperChild::start(if command.is_empty() { &own } else { command }).await?;
+pub async fn check(config: &Hibernate, state: Option<&Path>) -> Result<String, String> {
+    let mut helper = HelperChild::start(&command_of(config, state)).map_err(|error| error.message)?;
+    let ready = helper.ready().await.map_err(|error| error.message);
     helper.close().await;
-    Ok(ready.version)
+    Ok(ready?.version)
 }
 
+/// Ends whatever [`Keeper::keep`] does at the service's end.
+async fn run(mut keeper: Keeper, mut ends: mpsc::UnboundedReceiver<oneshot::Sender<()>>) {
+    let mut helper = None;
+    let reply = tokio::select! {
+        reply = ends.recv() => reply,
+        () = keeper.keep(&mut helper) => None,
+    };
+    if let Some(mut helper) = helper {
+        helper.close().await;
+    }
+    if let Some(reply) = reply {
+        let _gone = reply.send(());
+    }
+}
+
+/// Keeps a helper running.
+struct Keeper {
+    inbox: mpsc::UnboundedReceiver<Asked>,
+    commands: watch::Receiver<Vec<String>>,
+    restarted: watch::Sender<u64>,
+}
+
+impl Keeper {
+    /// Until there are no more requests.
+    async fn keep(&mut self, helper: &mut Option<HelperChild>) {
+        // The first helper is started for a request, and later ones at once.
+        let mut first = None;
+        let mut pause = PAUSE_MIN;
+        let (mut was_ready, mut is_again) = (false, false);
+        loop {
+            if !was_ready && first.is_none() {
+                first = self.inbox.recv().await;
+                if first.is_none() {
+                    return;
+                }
+            }
+            let begun = Instant::now();
+            let error = match self.started(helper).await {
+                Ok(child) => {
+                    if is_again {
+                        self.restarted.send_modify(|restarts| *restarts += 1);
+                    }
+                    (was_ready, is_again) = (true, true);
+                    let Some(how) = child.serve(first.take(), &mut self.inbox).await else { return };
+                    let why = format!("the helper for hibernation ended: {how}; it is started again");
+                    tracing::warn!("{why}");
+                    child.fail_pending(&why);
+                    *helper = None;
+                    pause = if begun.elapsed() >= STEADY { PAUSE_MIN } else { pause };
+                    sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            tracing::warn!("the helper for hibernation cannot be used: {error}");
+            if let Some(unusable) = helper.as_mut() {
+                unusable.kill().await;
+            }
+            *helper = None;
+            (was_ready, is_again) = (false, true);
+            self.refuse_all(first.take(), &error).await;
+        }
+    }
+
+    async fn started<'a>(
+        &mut self,
+        helper: &'a mut Option<HelperChild>,
+    ) -> Result<&'a mut HelperChild, HelperError> {
+        let words = self.commands.borrow_and_update().clone();
+        let child = helper.insert(HelperChild::start(&words)?);
+        let ready = child.ready().await?;
+        tracing::info!(version = ready.version, "the helper for hibernation is ready");
+        Ok(child)
+    }
+
+    /// Refuses requests: for a while, or until there is another command where time alone changes nothing.
+    async fn refuse_all(&mut self, first: Option<Asked>, error: &HelperError) {
+        let refuse = |(_, reply): Asked| drop(reply.send(Err(error.clone())));
+        first.into_iter().for_each(refuse);
+        let until = Instant::now() + UNUSABLE_PAUSE;
+        loop {
+            tokio::select! {
+                // What was asked for after another command came is for that one.
+                biased;
+                Ok(()) = self.commands.changed() => return,
+                () = sleep_until(until), if !error.is_impossible() => return,
+                asked = self.inbox.recv() => match asked {
+                    Some(asked) => refuse(asked),
+                    None => return,
+                },
+            }
+        }
+    }
+}
+
+/// In a process group of its own, so that Ctrl-C leaves it to the service, and a kill takes its children along.
 struct HelperChild {
+    program: String,
     child: Child,
     input: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
+    is_ready: bool,
     pending: HashMap<u64, HelperReply>,
     next_id: u64,
 }
 
-/// Why a helper is served no more.
-enum HelperEnd {
-    /// By itself, and how.
-    Died(String),
-    /// The service is ending.
-    Closed(Option<oneshot::Sender<()>>),
-}
-
-async fn run(
-    mut inbox: mpsc::UnboundedReceiver<HelperMessage>,
-    command: Arc<RwLock<Vec<String>>>,
-    journal: Option<PathBuf>,
-    restarted: watch::Sender<u64>,
-) {
-    // The first helper is started for a request, and later ones at once.
-    let mut first = None;
-    let mut pause = PAUSE_MIN;
-    let (mut was_ready, mut is_again) = (false, false);
-    loop {
-        if !was_ready && first.is_none() {
-            match inbox.recv().await {
-                Some(HelperMessage::Ask(operation, reply)) => first = Some((operation, reply)),
-                Some(HelperMessage::End(reply)) => {
-                    let _gone = reply.send(());
-                    return;
-                }
-                None => return,
-            }
-        }
-        let mut words = command.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if words.is_empty() {
-            words = own_command(journal.as_deref());
-        }
-        let begun = Instant::now();
-        match HelperChild::start(&words).await {
-            Ok((mut helper, ready)) => {
-                report(&ready);
-                if is_again {
-                    restarted.send_modify(|restarts| *restarts += 1);
-                }
-                (was_ready, is_again) = (true, true);
-                match helper.serve(first.take(), &mut inbox).await {
-                    HelperEnd::Died(how) => {
-                        let why = format!("the helper for hibernation ended: {how}; it is started again");
-                        tracing::warn!("{why}");
-                        helper.fail_pending(&why);
-                        pause = if begun.elapsed() >= STEADY { PAUSE_MIN } else { pause };
-                        sleep(pause).await;
-                        pause = (pause * 2).min(PAUSE_MAX);
-                    }
-                    HelperEnd::Closed(reply) => {
-                        helper.close().await;
-                        if let Some(reply) = reply {
-                            let _gone = reply.send(());
-                        }
-                        return;
-                    }
-                }
-            }
-            Err(reason) => {
-                tracing::warn!("the helper for hibernation cannot be used: {reason}");
-                (was_ready, is_again) = (false, true);
-                if refuse_all(first.take(), &reason, &mut inbox).await {
-                    return;
-                }
-            }
-        }
-    }
-}
-
-fn report(ready: &Ready) {
-    tracing::info!(version = ready.version, "the helper for hibernation is ready");
-}
-
-/// Refuses requests for a while. True if the service is ending.
-async fn refuse_all(
-    first: Option<(Ask, HelperReply)>,
-    reason: &str,
-    inbox: &mut mpsc::UnboundedReceiver<HelperMessage>,
-) -> bool {
-    let refuse = |reply: HelperReply| drop(reply.send(Err(HelperError::no_helper(reason))));
-    if let Some((_, reply)) = first {
-        refuse(reply);
-    }
-    let until = Instant::now() + UNUSABLE_PAUSE;
-    loop {
-        tokio::select! {
-            message = inbox.recv() => match message {
-                Some(HelperMessage::Ask(_, reply)) => refuse(reply),
-                Some(HelperMessage::End(reply)) => {
-                    let _gone = reply.send(());
-                    return true;
-                }
-                None => return true,
-            },
-            () = sleep_until(until) => return false,
-        }
-    }
-}
-
 impl HelperChild {
-    async fn start(words: &[String]) -> Result<(Self, Ready), String> {
-        let (program, arguments) = words.split_first().ok_or("there is no command")?;
+    fn start(words: &[String]) -> Result<Self, HelperError> {
+        let (program, arguments) =
+            words.split_first().ok_or(HelperError::no_helper("there is no command"))?;
         let mut command = Command::new(program);
-        // In a group of its own, so that Ctrl-C leaves it to the service.
         command.args(arguments).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| format!("cannot start `{program}`: {error}"))?;
+        let failed = |error| HelperError::no_helper(format!("cannot start `{program}`: {error}"));
+        let mut child = command.spawn().map_err(failed)?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
-        let output = output.ok_or("its output cannot be read")?;
-        let mut lines = BufReader::new(output).lines();
-        let line = match timeout(READY_MAX, lines.next_line()).await {
+        let output = output.ok_or(HelperError::no_helper("its output cannot be read"))?;
+        Ok(Self {
+            program: program.clone(),
+            child,
+            input,
+            lines: BufReader::new(output).lines(),
+            is_ready: false,
+            pending: HashMap::new(),
+            next_id: 0,
+        })
+    }
+
+    /// Its first line.
+    async fn ready(&mut self) -> Result<Ready, HelperError> {
+        let program = self.program.clone();
+        let failed = |why: String| HelperError::no_helper(format!("`{program}` {why}"));
+        let line = match timeout(READY_MAX, self.lines.next_line()).await {
             Ok(Ok(Some(line))) => line,
             Ok(Ok(None)) => {
-                let status = child.wait().await;
-                let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-                return Err(format!(
-                    "`{program}` ended before its first line, with {how}; see its errors above"
-                ));
+                let how = self.ended(END_MAX).await;
+                return Err(failed(format!("ended before its first line, with {how}; see its errors above")));
             }
-            Ok(Err(error)) => return Err(format!("what `{program}` writes cannot be read: {error}")),
-            Err(_) => {
-                kill(&mut child).await;
-                return Err(format!("`{program}` wrote nothing in {} s", READY_MAX.as_secs()));
-            }
+            Ok(Err(error)) => return Err(failed(format!("writes what cannot be read: {error}"))),
+            Err(_) => return Err(failed(format!("wrote nothing in {} s", READY_MAX.as_secs()))),
         };
-        let line: Result<Line, _> = serde_json::from_str(&line);
-        let reason = match line {
+        match serde_json::from_str(&line) {
             Ok(Line { ready: Some(ready), .. }) => {
-                let helper = Self { child, input, lines, pending: HashMap::new(), next_id: 0 };
-                return Ok((helper, ready));
+                self.is_ready = true;
+                Ok(ready)
             }
-            Ok(Line { unusable: Some(reason), .. }) => reason,
-            _ => format!("`{program}` is no helper: its first line is neither `ready` nor `unusable`"),
-        };
-        kill(&mut child).await;
-        Err(reason)
+            Ok(Line { unusable: Some(reason), kind, .. }) => Err(HelperError::unusable(reason, kind)),
+            _ => Err(failed("is no helper: its first line is neither `ready` nor `unusable`".to_owned())),
+        }
     }
 
+    /// Until it ends, and how. `None` once there are no more requests.
     async fn serve(
         &mut self,
-        first: Option<(Ask, HelperReply)>,
-        inbox: &mut mpsc::UnboundedReceiver<HelperMessage>,
-    ) -> HelperEnd {
-        if let Some((operation, reply)) = first
-            && let Err(error) = self.send(operation, reply).await
-        {
-            return HelperEnd::Died(error.to_string());
-        }
+        first: Option<Asked>,
+        inbox: &mut mpsc::UnboundedReceiver<Asked>,
+    ) -> Option<String> {
+        let mut asked = first;
         loop {
+            if let Some((operation, reply)) = asked.take()
+                && let Err(error) = self.send(operation, reply).await
+            {
+                self.ended(END_MAX).await;
+                return Some(error.to_string());
+            }
             tokio::select! {
                 line = self.lines.next_line() => match line {
                     Ok(Some(line)) => self.answered(&line),
-                    Ok(None) => return HelperEnd::Died(self.how_it_ended().await),
-                    Err(error) => return HelperEnd::Died(error.to_string()),
-                },
-                message = inbox.recv() => match message {
-                    Some(HelperMessage::Ask(operation, reply)) => {
-                        if let Err(error) = self.send(operation, reply).await {
-                            return HelperEnd::Died(error.to_string());
-                        }
+                    Ok(None) => return Some(self.ended(END_MAX).await),
+                    Err(error) => {
+                        self.kill().await;
+                        return Some(error.to_string());
                     }
-                    Some(HelperMessage::End(reply)) => return HelperEnd::Closed(Some(reply)),
-                    None => return HelperEnd::Closed(None),
                 },
+                next = inbox.recv() => asked = Some(next?),
             }
         }
     }
@@ -311,39 +331,54 @@ impl HelperChild {
         }
     }
 
-    async fn how_it_ended(&mut self) -> String {
-        match timeout(END_MAX, self.child.wait()).await {
-            Ok(Ok(status)) => status.to_string(),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "it closed its output".to_owned(),
-        }
-    }
-
     fn fail_pending(&mut self, why: &str) {
         for (_, reply) in self.pending.drain() {
             let _gone = reply.send(Err(HelperError::no_helper(why)));
         }
     }
 
-    /// It finishes what is under way.
+    /// It finishes what is under way. Before its first line, nothing is.
     async fn close(&mut self) {
+        let limit = if self.is_ready { END_MAX } else { Duration::ZERO };
+        self.ended(limit).await;
+    }
+
+    /// How it ended. One that lives on is killed, with its children.
+    async fn ended(&mut self, limit: Duration) -> String {
         drop(self.input.take());
-        if timeout(END_MAX, self.child.wait()).await.is_err() {
-            tracing::warn!("the helper for hibernation did not end in time, and is killed");
-            kill(&mut self.child).await;
+        match timeout(limit, self.child.wait()).await {
+            Ok(Ok(status)) => status.to_string(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => {
+                self.kill().await;
+                format!("it did not end within {} s, and was killed", limit.as_secs())
+            }
+        }
+    }
+
+    async fn kill(&mut self) {
+        // Its number is that of its group, and still its own: it was not waited for.
+        let Some(group) = self.child.id().and_then(|id| Pid::from_raw(id.cast_signed())) else { return };
+        let killed = kill_process_group(group, Signal::KILL).map_err(io::Error::from);
+        let waited = timeout(KILL_MAX, self.child.wait()).await;
+        if let Err(error) = killed {
+            tracing::warn!(%error, "the helper for hibernation cannot be killed");
+        } else if waited.is_err() {
+            tracing::warn!("the helper for hibernation was killed, and has not ended yet");
         }
     }
 }
 
-async fn kill(child: &mut Child) {
-    if let Err(error) = child.kill().await {
-        tracing::warn!(%error, "the helper for hibernation cannot be ended");
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// This very program, also where another version has replaced its file.
-fn own_command(journal: Option<&Path>) -> Vec<String> {
-    let journal = journal.map(|folder| ["--journal".to_owned(), folder.display().to_string()]);
-    let words = ["/proc/self/exe", "hibernate", "--serve"].map(str::to_owned);
-    words.into_iter().chain(journal.into_iter().flatten()).collect()
+    #[test]
+    fn the_own_helper_has_its_journal_in_the_state_folder() {
+        let own = |state: Option<&str>| command_of(&Hibernate::default(), state.map(Path::new)).join(" ");
+        assert_eq!(own(None), "/proc/self/exe hibernate --serve");
+        assert_eq!(own(Some("/srv")), "/proc/self/exe hibernate --serve --journal /srv/hibernate");
+        let other = Hibernate { helper: vec!["mine".to_owned()], ..Hibernate::default() };
+        assert_eq!(command_of(&other, Some(Path::new("/srv"))), ["mine"]);
+    }
 }

@@ -20,7 +20,7 @@ use std::pin::Pin;
 
 use crate::config::Hibernate;
 
-pub use self::helper::{HelperProcess, check};
+pub use self::helper::{HelperProcess, check, journal_in};
 pub use self::sets::Sets;
 
 /// The future of a [`Hibernator`]'s call.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use poorwill::hibernate::ProcessState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -28,6 +29,8 @@ pub(super) struct Line {
     pub(super) ready: Option<Ready>,
     /// Why it cannot be used. It ends then.
     pub(super) unusable: Option<String>,
+    #[serde(default)]
+    pub(super) kind: ErrorKind,
     /// What it found of another helper, and brought to rest.
     pub(super) recovered: Option<Vec<Value>>,
     pub(super) id: Option<u64>,
@@ -39,20 +42,6 @@ pub(super) struct Line {
 #[derive(Debug, Deserialize)]
 pub(super) struct Ready {
     pub(super) version: String,
-}
-
-/// Where a process stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum ProcessState {
-    Running,
-    Locked,
-    Checkpointed,
-    Checkpointing,
-    Restoring,
-    Failed,
-    #[serde(other)]
-    Unknown,
 }
 
 /// A failed request.
@@ -75,8 +64,10 @@ pub(super) enum ErrorKind {
     Obstacles,
     Unsupported,
     OutOfDeviceMemory,
-    /// There is no helper to ask.
+    /// There is no helper to ask now.
     NoHelper,
+    /// There will be none with this command, on this machine as it is.
+    Unusable,
     #[default]
     #[serde(other)]
     Other,
@@ -91,9 +82,18 @@ impl HelperError {
         Self { kind: ErrorKind::NoHelper, ..Self::new(message) }
     }
 
-    /// Whether nothing has changed, and another time may do.
+    /// Of a helper that says so of itself.
+    pub(super) fn unusable(message: impl Into<String>, kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::Unsupported => Self { kind: ErrorKind::Unusable, ..Self::new(message) },
+            _ => Self::no_helper(message),
+        }
+    }
+
+    /// Whether nothing has changed, so that an engine that hibernates can be let be.
     pub(super) fn is_for_later(&self) -> bool {
-        matches!(self.kind, ErrorKind::NoHelper | ErrorKind::OutOfDeviceMemory) && self.left.is_empty()
+        use ErrorKind::{NoHelper, OutOfDeviceMemory, Unusable};
+        matches!(self.kind, NoHelper | Unusable | OutOfDeviceMemory) && self.left.is_empty()
     }
 
     /// Whether the process has nothing on a GPU.
@@ -103,7 +103,8 @@ impl HelperError {
 
     /// Whether the process cannot hibernate, and nothing has changed.
     pub(super) fn is_impossible(&self) -> bool {
-        matches!(self.kind, ErrorKind::Obstacles | ErrorKind::Unsupported) && self.left.is_empty()
+        use ErrorKind::{Obstacles, Unsupported, Unusable};
+        matches!(self.kind, Obstacles | Unsupported | Unusable) && self.left.is_empty()
     }
 }
 
@@ -116,7 +117,7 @@ impl fmt::Display for HelperError {
 /// What hibernation would take of a process, and what is against it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Inspected {
-    pub(super) state: ProcessState,
+    pub(super) state: Option<ProcessState>,
     pub(super) host_bytes: u64,
     /// Whether a device has no figure for it.
     pub(super) is_unmeasured: bool,
@@ -128,10 +129,11 @@ fn of_one(answer: &Value) -> &Value {
     answer.get("processes").and_then(|all| all.get(0)).unwrap_or(answer)
 }
 
-/// Of one process.
-pub(super) fn state_of(answer: &Value) -> Result<ProcessState, HelperError> {
-    let state = of_one(answer).get("state").cloned().unwrap_or_default();
-    serde_json::from_value(state).map_err(|_| unexpected(answer))
+/// Of one process. A later helper may say what is no state here.
+pub(super) fn state_of(answer: &Value) -> Result<Option<ProcessState>, HelperError> {
+    let state = of_one(answer).get("state").filter(|state| state.is_string());
+    let state = state.ok_or_else(|| unexpected(answer))?;
+    Ok(ProcessState::deserialize(state).ok())
 }
 
 /// Of one process.

@@ -1,16 +1,17 @@
 //! Engines as sets of processes, which a helper takes off their GPUs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use poorwill::ByteSize;
+use poorwill::hibernate::ProcessState;
 use serde_json::Value;
 
-use super::helper::HelperProcess;
+use super::helper::{HelperProcess, command_of};
 use super::mark::{HibernationMark, Marks};
-use super::protocol::{Ask, HelperError, ProcessState, inspected, state_of};
+use super::protocol::{Ask, HelperError, inspected, state_of};
 use super::{EngineProcesses, HibernateError, HibernationFuture, Hibernator};
 use crate::config::Hibernate;
 
@@ -31,6 +32,7 @@ use crate::config::Hibernate;
 #[derive(Debug)]
 pub struct Sets {
     helper: HelperProcess,
+    state: Option<PathBuf>,
     marks: Marks,
     settings: Mutex<Settings>,
     /// One engine at a time is measured against the limit.
@@ -54,7 +56,8 @@ impl Sets {
     #[must_use]
     pub fn new<'a>(config: &Hibernate, state: Option<&Path>, models: impl Iterator<Item = &'a str>) -> Self {
         Self {
-            helper: HelperProcess::new(config.helper.clone(), state.map(|folder| folder.join("hibernate"))),
+            helper: HelperProcess::new(command_of(config, state)),
+            state: state.map(Path::to_path_buf),
             marks: Marks::read(state, models),
             settings: Mutex::new(config.into()),
             reserving: tokio::sync::Mutex::default(),
@@ -90,18 +93,18 @@ impl Sets {
         pids
     }
 
-    async fn states(&self, pids: &[u32]) -> Result<Vec<(u32, ProcessState)>, HibernateError> {
+    async fn states(&self, pids: &[u32]) -> Result<Vec<(u32, Option<ProcessState>)>, HibernateError> {
         let states = self.of_each(pids, |pids| Ask::State { pids }, state_of).await;
         states.map_err(|error| HibernateError::Later(format!("whether it hibernates is not known: {error}")))
     }
 
     async fn find(&self, of: &EngineProcesses) -> Result<bool, HibernateError> {
         let states = self.states(&self.marked(of)).await?;
-        if let Some((pid, _)) = states.iter().find(|(_, state)| *state == ProcessState::Failed) {
+        if let Some((pid, _)) = states.iter().find(|(_, state)| *state == Some(ProcessState::Failed)) {
             let why = format!("its process {pid} has lost its GPU: only its end is left");
             return Err(HibernateError::Failed(why));
         }
-        let are_all = |wanted| states.iter().all(|(_, state)| *state == wanted);
+        let are_all = |wanted| states.iter().all(|(_, state)| *state == Some(wanted));
         if are_all(ProcessState::Running) {
             self.marks.remove(&of.model);
             return Ok(false);
@@ -134,10 +137,10 @@ impl Sets {
                 let why = format!("its process {pid} has {}", one.obstacles.join(" and "));
                 return Err(HibernateError::Impossible(why));
             }
-            if one.state != ProcessState::Running {
-                let state = one.state;
+            if one.state != Some(ProcessState::Running) {
+                let state = one.state.map_or("neither here nor away", ProcessState::as_str);
                 let why = format!(
-                    "its process {pid} is {state:?}, by another program: have that program put it back"
+                    "its process {pid} is {state}, by another program: have that program put it back"
                 );
                 return Err(HibernateError::Failed(why));
             }
@@ -145,6 +148,14 @@ impl Sets {
         let pids: Vec<u32> = found.iter().map(|(pid, _)| *pid).collect();
         let host_bytes = found.iter().map(|(_, one)| one.host_bytes).fold(0, u64::saturating_add);
         let settings = *self.settings();
+        let unmeasured = found.iter().find(|(_, one)| one.is_unmeasured);
+        if let (Some((pid, _)), Some(_)) = (unmeasured, settings.host_max_bytes) {
+            let why = format!(
+                "the driver does not say what its process {pid} holds, so it cannot be compared with host_max; leave \
+                 host_max away"
+            );
+            return Err(HibernateError::Impossible(why));
+        }
         let left = {
             let _one_at_a_time = self.reserving.lock().await;
             let taken = self.marks.host_bytes_beside(&of.model);
@@ -190,8 +201,8 @@ impl Sets {
         {
             // An earlier request may have done it, although its answer was lost.
             let states = self.states(&pids).await;
-            let is_back =
-                states.is_ok_and(|states| states.iter().all(|(_, state)| *state == ProcessState::Running));
+            let is_back = states
+                .is_ok_and(|states| states.iter().all(|(_, state)| *state == Some(ProcessState::Running)));
             if !is_back {
                 return Err(later_or_failed("it was not put back on its GPUs", &error));
             }
@@ -235,7 +246,7 @@ impl Hibernator for Sets {
     }
 
     fn configure(&self, config: &Hibernate) {
-        self.helper.set_command(config.helper.clone());
+        self.helper.set_command(command_of(config, self.state.as_deref()));
         *self.settings() = config.into();
     }
 

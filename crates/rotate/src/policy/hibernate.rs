@@ -25,8 +25,8 @@ pub(super) struct Hibernation {
     pub(super) is_usual: bool,
     /// Whether a command asked for it.
     pub(super) is_requested: bool,
-    /// Whether this engine cannot hibernate. Another one may.
-    is_impossible: bool,
+    /// Why this engine cannot hibernate. Another one may, or this one by another configuration.
+    pub(super) impossible: Option<String>,
     /// Consecutive ones.
     failures: u32,
     /// None is begun before this time.
@@ -36,7 +36,7 @@ pub(super) struct Hibernation {
 impl Hibernation {
     /// After its engine changed.
     pub(super) fn forget(&mut self) {
-        (self.residue, self.is_usual, self.is_impossible) = (None, false, false);
+        (self.residue, self.is_usual, self.impossible) = (None, false, None);
     }
 }
 
@@ -47,7 +47,7 @@ impl ModelState {
     }
 
     pub(super) fn can_hibernate(&self) -> bool {
-        self.rules.can_hibernate && !self.hibernation.is_impossible
+        self.rules.can_hibernate && self.hibernation.impossible.is_none()
     }
 
     /// Whether its next sleep is expected to become a hibernation.
@@ -210,11 +210,7 @@ impl Policy {
         let (gpu, expected_bytes, freed_bytes) = (model.rules.gpus[at], expected[at], freed[at]);
         let event = Event::Shortfall { gpu, expected_bytes, freed_bytes };
         self.out.push(Effect::Report { model: ModelId(id), event });
-        self.report_failed(
-            id,
-            "it hibernates, but what it held was not released: it sleeps on until its next start",
-        );
-        self.models[id].hibernation.is_impossible = true;
+        self.not_before_next_start(id, "it hibernates, but what it held was not released");
         self.begin(id, Step::Resume { wakes: false });
     }
 
@@ -269,26 +265,28 @@ impl Policy {
 
     /// Found before anything changed.
     pub(super) fn cannot_hibernate(&mut self, id: usize, reason: &str) {
-        self.report_failed(
-            id,
-            &format!("{reason}; it sleeps on, and does not hibernate until its next start"),
-        );
-        let model = &mut self.models[id];
-        model.move_failed();
-        model.hibernation.is_impossible = true;
+        self.not_before_next_start(id, reason);
+        self.models[id].move_failed();
         self.enter(id, Stage::Asleep);
+    }
+
+    fn not_before_next_start(&mut self, id: usize, reason: &str) {
+        let hint = "it sleeps on, and does not hibernate until its next start, or a reload";
+        self.report_failed(id, &format!("{reason}; {hint}"));
+        self.models[id].hibernation.impossible = Some(reason.to_owned());
     }
 
     pub(super) fn hibernate_requested(&mut self, id: usize) {
         let model = &mut self.models[id];
         if !model.can_hibernate() {
-            let reason = match model.rules.can_hibernate {
-                true => "it cannot hibernate until its next start",
-                false => {
-                    "it cannot hibernate here: that needs [hibernate], a command, and an engine that sleeps"
+            let reason = match &model.hibernation.impossible {
+                Some(why) if model.rules.can_hibernate => {
+                    format!("it cannot hibernate until its next start, or a reload: {why}")
                 }
+                _ => "it cannot hibernate here: that needs [hibernate], a command, and an engine that sleeps"
+                    .to_owned(),
             };
-            return self.report_failed(id, reason);
+            return self.report_failed(id, &reason);
         }
         if model.stage == Stage::Hibernating {
             return;

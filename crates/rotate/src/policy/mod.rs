@@ -95,6 +95,8 @@ pub struct Status {
     pub residue_bytes: Option<Vec<u64>>,
     /// Whether it can hibernate, as far as known.
     pub can_hibernate: bool,
+    /// Why its engine cannot, where that was found out.
+    pub cannot_hibernate: Option<String>,
     /// Its known need on each of its GPUs, while it may have memory; `None` if unknown.
     pub promised_bytes: Option<Vec<u64>>,
     /// Consecutive failures.
@@ -181,6 +183,7 @@ impl Policy {
             held_bytes: model.held.clone(),
             residue_bytes: model.hibernation.residue.clone(),
             can_hibernate: model.can_hibernate(),
+            cannot_hibernate: model.hibernation.impossible.clone(),
             promised_bytes: model.promised(),
             failures: model.failures,
             wake_duration: model.costs.wake,
@@ -214,6 +217,7 @@ impl Policy {
         model.is_preloading &= rules.preload || rules.together.is_some();
         let gpus = mem::take(&mut model.rules.gpus);
         model.rules = Rules { gpus, ..rules.clone() };
+        model.hibernation.impossible = None;
         self.changes += 1;
     }
 

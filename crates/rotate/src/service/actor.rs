@@ -422,6 +422,7 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         held_bytes: status.held_bytes.clone(),
         residue_bytes: status.residue_bytes.clone(),
         can_hibernate: status.can_hibernate,
+        cannot_hibernate: status.cannot_hibernate.clone(),
         host_bytes: entry.handle.hibernator.host_bytes(&model.name),
         need_bytes: model.rules.need_bytes,
         failures: status.failures,

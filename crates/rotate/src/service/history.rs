@@ -40,12 +40,16 @@ fn is_leaving((stage, _): &(StageName, f64)) -> bool {
     LEAVING.contains(stage)
 }
 
+fn is_hibernation(left: &LeftModel) -> bool {
+    left.phases.first().is_some_and(|(stage, _)| *stage == StageName::GoingIntoHibernation)
+}
+
 #[derive(Debug)]
 pub(super) struct History {
     began: Instant,
     seq: u64,
     swaps: VecDeque<Swap>,
-    /// Models that left, until another one becomes ready in their place. At most one for each model.
+    /// Models that left, until another one becomes ready in their place. At most a sleep and a hibernation of each.
     departures: Vec<Departure>,
     listeners: broadcast::Sender<Arc<ServiceEvent>>,
 }
@@ -162,7 +166,10 @@ impl History {
         let phases = history.phases.iter().copied().take_while(is_leaving).collect();
         let left = LeftModel { model: model.to_owned(), phases };
         let began = before(ended, sum(&left.phases));
-        self.departures.retain(|departure| departure.left.model != model);
+        // A hibernation goes on where a sleep has ended.
+        let goes_on = is_hibernation(&left);
+        let stays = |before: &LeftModel| before.model != model || goes_on && !is_hibernation(before);
+        self.departures.retain(|departure| stays(&departure.left));
         self.departures.push(Departure { gpus: history.gpus.clone(), began, ended, left });
     }
 
@@ -171,7 +178,14 @@ impl History {
         let in_place = |departure: &mut Departure| departure.gpus.iter().any(|gpu| gpus.contains(gpu));
         let mut left: Vec<Departure> = self.departures.extract_if(.., in_place).collect();
         left.retain(|departure| departure.left.model != model && departure.ended >= since);
-        left
+        let mut whole: Vec<Departure> = Vec::new();
+        for departure in left {
+            match whole.iter_mut().find(|before| before.left.model == departure.left.model) {
+                Some(before) => before.left.phases.extend(departure.left.phases),
+                None => whole.push(departure),
+            }
+        }
+        whole
     }
 
     fn came(&mut self, model: &str, history: &mut ModelHistory) {
@@ -271,5 +285,42 @@ mod tests {
         let [left] = &swaps[0].left[..] else { panic!("{swaps:#?}") };
         let phases: Vec<StageName> = left.phases.iter().map(|(stage, _)| *stage).collect();
         assert_eq!((left.model.as_str(), phases), ("one", vec![Draining, FallingAsleep]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_sleeps_and_hibernates_for_a_swap_has_left_once_with_all_of_it() {
+        use StageName::{
+            Asleep, Draining, FallingAsleep, GoingIntoHibernation, Hibernating, Ready, Resuming, Waking,
+        };
+        let file = "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"";
+        let config = Config::parse(file, &|_| Ok(String::new())).unwrap();
+        for (asleep_s, phases, whole_s) in [
+            (1, &[(Draining, 1.0), (FallingAsleep, 1.0), (GoingIntoHibernation, 1.0)][..], 6.0),
+            // It slept long before the other was waited for.
+            (3600, &[(GoingIntoHibernation, 1.0)], 3.0),
+        ] {
+            let mut history = History::new(Instant::now());
+            let [mut one, mut two] = [0, 0].map(|nth| ModelHistory::new(&config.models[nth]));
+            stages(&mut history, &mut one, "one", &[Ready]);
+            let leaves = [
+                (Draining, 1),
+                (FallingAsleep, 1),
+                (Asleep, asleep_s),
+                (GoingIntoHibernation, 1),
+                (Hibernating, 1),
+            ];
+            two.waits_since = Some(Time::ZERO.after(Duration::from_secs(asleep_s - 1)));
+            for (stage, seconds) in leaves {
+                stages(&mut history, &mut one, "one", &[stage]);
+                tokio::time::advance(Duration::from_secs(seconds)).await;
+            }
+            stages(&mut history, &mut two, "two", &[Resuming]);
+            tokio::time::advance(Duration::from_secs(1)).await;
+            stages(&mut history, &mut two, "two", &[Waking, Ready]);
+            let swaps = history.swaps();
+            let [left] = &swaps[0].left[..] else { panic!("{swaps:#?}") };
+            assert_eq!((left.model.as_str(), &left.phases[..]), ("one", phases));
+            assert_eq!((swaps[0].total_s, swaps[0].whole_s), (1.0, whole_s));
+        }
     }
 }

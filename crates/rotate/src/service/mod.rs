@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -522,13 +523,14 @@ impl Service {
         });
         let entries = entries.await.map_err(|error| ending(&error.to_string()))??;
         let hibernate = config.hibernate.clone().unwrap_or_default();
+        // First, since models try to hibernate by it at once.
+        self.0.hibernator.configure(&hibernate);
         let (reply, taken) = oneshot::channel();
         let message = Message::Reload { config, entries, reply };
         let sent = self.0.messages.send(message);
         if sent.is_err() || taken.await.is_err() {
             return Err(ending("the service ends"));
         }
-        self.0.hibernator.configure(&hibernate);
         self.watch_all(known);
         Ok(())
     }
@@ -553,17 +555,30 @@ impl Service {
         // No later service would find one that hibernates without a state folder.
         let stays = !stops_engines && self.config().state.is_some();
         if !stays {
-            // Those that come back take memory, so they do one after the other.
             let is_off = |entry: &Entry| entry.handle.hibernator.may_hibernate(&entry.model.name);
             let (off, others): (Vec<Entry>, Vec<Entry>) = self.entries().into_iter().partition(is_off);
-            let ending = others.into_iter().map(|entry| entry.let_go(stops_engines));
-            futures_util::future::join_all(ending).await;
-            for entry in off {
-                entry.let_go(stops_engines).await;
-            }
+            join_all(others.into_iter().map(|entry| entry.let_go(stops_engines))).await;
+            let_go_in_turns(off, stops_engines).await;
         }
         self.0.hibernator.end().await;
     }
+}
+
+/// Those that come back take memory, so on each GPU they do one after the other.
+async fn let_go_in_turns(entries: Vec<Entry>, stops: bool) {
+    let gpus = entries.iter().flat_map(|entry| &entry.handle.gpus);
+    let turns: BTreeMap<Gpu, Mutex<()>> = gpus.map(|gpu| (*gpu, Mutex::default())).collect();
+    let turns = &turns;
+    let in_turn = |entry: Entry| async move {
+        // All lock in the same order, so that none waits for one that waits for it.
+        let own = entry.handle.gpus.clone();
+        let mut held = Vec::new();
+        for (_, turn) in turns.iter().filter(|(gpu, _)| own.contains(gpu)) {
+            held.push(turn.lock().await);
+        }
+        entry.let_go(stops).await;
+    };
+    join_all(entries.into_iter().map(in_turn)).await;
 }
 
 impl Entry {

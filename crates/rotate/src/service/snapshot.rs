@@ -64,6 +64,8 @@ pub struct ModelNow {
     pub residue_bytes: Option<Vec<u64>>,
     /// Whether its engine can hibernate, as far as known.
     pub can_hibernate: bool,
+    /// Why it cannot, where that was found out.
+    pub cannot_hibernate: Option<String>,
     /// Host memory that its hibernation takes; 0 while it does not hibernate.
     pub host_bytes: u64,
     /// The configured need on each GPU.

@@ -128,6 +128,7 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
         held_bytes: None,
         residue_bytes: None,
         can_hibernate: false,
+        cannot_hibernate: None,
         host_bytes: 0,
         need_bytes: None,
         failures: 0,

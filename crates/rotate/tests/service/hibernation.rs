@@ -28,6 +28,9 @@ struct Scripted {
     marks: Mutex<BTreeSet<String>>,
     restart: Notify,
     ends: AtomicU64,
+    resuming: Mutex<BTreeSet<String>>,
+    /// Models that came back at the same time.
+    together: Mutex<BTreeSet<BTreeSet<String>>>,
 }
 
 impl Scripted {
@@ -80,7 +83,11 @@ impl Hibernator for Scripted {
 
     fn resume<'a>(&'a self, of: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), HibernateError>> {
         Box::pin(async {
-            self.call(|| self.machine.off(&of.model, |one| one.is_off = false)).await?;
+            self.resuming.lock().unwrap().insert(of.model.clone());
+            self.together.lock().unwrap().insert(self.resuming.lock().unwrap().clone());
+            let back = self.call(|| self.machine.off(&of.model, |one| one.is_off = false)).await;
+            self.resuming.lock().unwrap().remove(&of.model);
+            back?;
             self.mark(&of.model, false);
             Ok(())
         })
@@ -121,6 +128,11 @@ struct Rotation {
 
 impl Rotation {
     fn start(hibernate: &str, fails_each: Option<u64>) -> Self {
+        Self::start_on([0; 3], hibernate, fails_each)
+    }
+
+    /// The models on these GPUs.
+    fn start_on(gpus: [usize; 3], hibernate: &str, fails_each: Option<u64>) -> Self {
         let mut text = format!(
             "[hibernate]\nwait_max = \"100ms\"\n{hibernate}\n[every_model]\nturn_max = \"50ms\"\npause_min = \"50ms\"\npause_max = \"200ms\"\n\
              wait_max = \"20s\"\nslack = \"256MiB\"\nstop_max = \"1s\"\n"
@@ -131,7 +143,8 @@ impl Rotation {
         for (nth, name) in NAMES.iter().enumerate() {
             let port = 9000 + nth;
             text += &format!(
-                "[[model]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}\"\ncommand = [\"true\"]\nneed = \"6GiB\"\n"
+                "[[model]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}\"\ncommand = [\"true\"]\nneed = \"6GiB\"\ngpus = [{}]\n",
+                gpus[nth]
             );
         }
         let config = Config::parse(&text, &|_| Err("no secrets here".to_owned())).unwrap();
@@ -143,6 +156,8 @@ impl Rotation {
             marks: Mutex::default(),
             restart: Notify::new(),
             ends: AtomicU64::new(0),
+            resuming: Mutex::default(),
+            together: Mutex::default(),
         });
         let connect = machine.connect();
         let hibernator: Arc<dyn Hibernator> = Arc::<Scripted>::clone(&helper);
@@ -268,4 +283,18 @@ async fn a_service_without_a_state_folder_puts_engines_back_before_it_ends() {
     rotation.service.shut_down(Duration::from_secs(5), false).await;
     assert!(NAMES.iter().all(|name| !rotation.machine.is_off(name)), "none would be found");
     assert_eq!(rotation.helper.ends.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_engines_come_back_one_after_the_other_on_each_gpu_and_at_once_on_others() {
+    for stops in [false, true] {
+        let rotation = Rotation::start_on([0, 0, 1], "after = \"0s\"", None);
+        rotation.until_all(StageName::Hibernating).await;
+        rotation.service.shut_down(Duration::from_secs(5), stops).await;
+        assert!(NAMES.iter().all(|name| !rotation.machine.is_off(name)));
+        let together = rotation.helper.together.lock().unwrap().clone();
+        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        assert!(together.contains(&set(&["a", "c"])), "{together:?}");
+        assert!(!together.iter().any(|one| one.is_superset(&set(&["a", "b"]))), "{together:?}");
+    }
 }

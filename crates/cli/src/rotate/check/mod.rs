@@ -233,7 +233,13 @@ impl Findings {
                 ));
             }
         }
-        if let Err(reason) = runtime()?.block_on(hibernation::check(&hibernate.helper)) {
+        // Its journal is the service's. Where there is none yet, none is made.
+        let other = tempfile::tempdir()
+            .map_err(|error| Failure::new(format!("cannot make a temporary folder: {error}")))?;
+        let state = config.state.as_deref();
+        let state =
+            state.map(|state| if hibernation::journal_in(state).is_dir() { state } else { other.path() });
+        if let Err(reason) = runtime()?.block_on(hibernation::check(hibernate, state)) {
             self.warnings.push(format!("hibernate: no engine can hibernate here: {reason}"));
         }
         Ok(())

@@ -421,7 +421,11 @@ pub(crate) fn until(rotator: &Rotator, what: &str, mut is_so: impl FnMut() -> bo
 
 /// Runs a command to its end. A hanging one is killed with its fixture.
 pub(crate) fn ran(command: &mut Command) -> Ran {
-    let child = command.spawn().unwrap();
+    ended(command.spawn().unwrap())
+}
+
+/// What a command has done, once it has ended.
+pub(crate) fn ended(child: Child) -> Ran {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(child.wait_with_output()));
     Ran::from(receiver.recv_timeout(HANGS).expect("the command hangs").unwrap())

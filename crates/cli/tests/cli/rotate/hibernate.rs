@@ -1,10 +1,12 @@
 //! Engines that hibernate through the real helper: who is killed meanwhile, and what engines refuse.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 
+use poorwill_testkit::watchdog::eventually;
 use serde_json::{Value, json};
 
-use super::fixture::{Fixture, Model, Rotator, signal, until};
+use super::fixture::{Fixture, Model, Rotator, ran, signal, until};
 use super::http;
 
 const PROMPT: &str = "Tell me of a cave.";
@@ -16,7 +18,7 @@ const RESIDUE_BYTES: u64 = 32 << 20;
 const MORE_BYTES: u64 = 20 << 20;
 
 /// Two models that fit, whose engines can leave their device.
-fn fixture(hibernate: &str) -> Fixture {
+pub(super) fn fixture(hibernate: &str) -> Fixture {
     let mut fixture = Fixture::new("1GiB", vec![Model::new("amber"), Model::new("birch")]);
     let processes = fixture.folder.join("processes");
     let journal = fixture.folder.join("journal");
@@ -58,10 +60,10 @@ fn helper(fixture: &Fixture, rotator: &Rotator, before: Option<u32>) -> u32 {
     found.unwrap()
 }
 
-/// What the system counts for a process.
-fn pss_bytes(pid: u32) -> u64 {
+/// What a process has of its own. Its share of programs changes with who else runs them.
+fn anonymous_bytes(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
 }
 
@@ -83,11 +85,11 @@ fn an_engine_leaves_nothing_on_its_device_and_answers_as_before() {
     let before = fixture.say("amber", PROMPT);
     order(&fixture, "sleep", "amber");
     until_is(&fixture, &rotator, "amber", "asleep");
-    let asleep = pss_bytes(fixture.engine("amber").unwrap());
+    let asleep = anonymous_bytes(fixture.engine("amber").unwrap());
     for _ in 0..2 {
         order(&fixture, "hibernate", "amber");
         until_is(&fixture, &rotator, "amber", "hibernating");
-        let off = pss_bytes(fixture.engine("amber").unwrap());
+        let off = anonymous_bytes(fixture.engine("amber").unwrap());
         assert!((asleep - off).abs_diff(RESIDUE_BYTES) < MORE_BYTES, "{asleep} {off}");
         let now = fixture.now("amber");
         let residue = now["residue_bytes"][0].as_u64().unwrap();
@@ -154,8 +156,9 @@ fn a_kill_of_the_rotation_loses_no_hibernating_engine() {
                 signal("KILL", pid);
             }
             rotator.kill();
-            // It finishes what it has read, since its input has ended.
+            // It finishes what it was asked for, since its input has ended.
             signal("CONT", pid);
+            eventually("it has ended", || !fixture.processes().contains(&pid));
             let rotator = fixture.start(&[]);
             let answer = fixture.say("amber", PROMPT);
             assert_eq!(
@@ -252,6 +255,27 @@ fn sleepers_that_hold_too_much_together_hibernate() {
     assert_eq!(["amber", "birch"].map(|name| fixture.say(name, PROMPT)), before);
     rotator.end();
     fixture.assert_empty();
+}
+
+/// By the journal that the service would use. Where there is none, none is made.
+#[test]
+fn check_looks_at_the_journal_of_the_service() {
+    let mut fixture = fixture("");
+    fixture.tables = "[hibernate]\n".to_owned();
+    fixture.write();
+    let check = || {
+        let mut command = fixture.command(&["rotate", "check", "--config", "rotation.toml"]);
+        command.env("POORWILL_HOST_PROCESSES", fixture.folder.join("processes"));
+        ran(&mut command).succeeded()
+    };
+    let checked = check();
+    assert!(!checked.contains("hibernat") && !fixture.folder.join("state").exists(), "{checked}");
+    fs::create_dir_all(fixture.folder.join("state/hibernate")).unwrap();
+    let checked = check();
+    assert!(!checked.contains("hibernat"), "{checked}");
+    fs::set_permissions(fixture.folder.join("state/hibernate"), Permissions::from_mode(0o777)).unwrap();
+    let checked = check();
+    assert!(checked.contains("state/hibernate") && checked.contains("others may write"), "{checked}");
 }
 
 #[test]

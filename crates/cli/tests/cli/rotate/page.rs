@@ -267,6 +267,56 @@ fn the_page_shows_what_happens_while_it_happens() {
 
 #[test]
 #[ignore = "needs chromium and chromedriver"]
+fn a_hibernating_model_is_shown_with_what_it_takes_and_one_that_cannot_with_the_reason() {
+    let fixture = super::hibernate::fixture("");
+    let rotator = fixture.start(&[]);
+    let browser = Browser::open(&fixture, fixture.control);
+    wait(&browser, "link() === 'Live' && row('birch') && stage('amber') === 'cold'");
+    let before = fixture.say("amber", PROMPT);
+    // It asks about requests that it knows of.
+    let rests = |name: &str| {
+        wait(&browser, &format!("stage('{name}') === 'ready' && fact(row('{name}'), 'Running') === '0'"));
+    };
+    rests("amber");
+    let known = |title: &str| {
+        format!(
+            "[...row('amber').querySelectorAll('dl > div')].some((one) => text(one.children[0]) === {title:?}
+             && one.checkVisibility())"
+        )
+    };
+    for title in ["In host memory", "Asleep"] {
+        assert_eq!(see(&browser, &known(title)), false, "{title}");
+    }
+    browser.click("[aria-label='Hibernate amber']");
+    wait(&browser, "stage('amber') === 'hibernating'");
+    wait(&browser, "fact(row('amber'), 'In host memory') === '32.0 MiB'");
+    wait(&browser, "parseFloat(fact(row('amber'), 'Asleep')) > 8");
+    wait(&browser, "fact(row('amber'), 'Swap').includes('hibernate ')");
+    assert_eq!(see(&browser, "button('Hibernate amber').ariaDisabled"), "true");
+    wait(&browser, "list('#events > li').some((one) => text(one).includes('hibernates: '))");
+    wait(&browser, "strip('amber', 'hibernating') > 0");
+    assert_narrow(&browser, "with a hibernating model");
+
+    assert_eq!(fixture.say("amber", PROMPT), before, "{}", rotator.log());
+    wait(&browser, "stage('amber') === 'ready' && fact(row('amber'), 'Swap').startsWith('resume ')");
+    wait(&browser, &format!("!{}", known("In host memory")));
+
+    // The reason outlives the failure.
+    fixture.say("birch", PROMPT);
+    fixture.models[1].faults(&["communicator"]);
+    rests("birch");
+    browser.click("[aria-label='Hibernate birch']");
+    wait(&browser, "text(row('birch')).includes('does not hibernate until its next start')");
+    fixture.say("birch", PROMPT);
+    wait(&browser, "stage('birch') === 'ready' && text(row('birch')).includes('Cannot hibernate: ')");
+    assert_eq!(see(&browser, "button('Hibernate birch').checkVisibility()"), false);
+    assert_eq!(browser.complaints(), [] as [String; 0]);
+    drop(browser);
+    rotator.end();
+}
+
+#[test]
+#[ignore = "needs chromium and chromedriver"]
 fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     let mut fixture = Fixture::new("512MiB", vec![Model::new("amber"), Model::new("birch")]);
     let rotator = fixture.start(&[]);

@@ -47,14 +47,14 @@ impl CudaCheckpointer {
     /// Loads the driver's library, or another one for tests, and NVML if there is one.
     ///
     /// # Errors
-    /// `Unsupported` without a usable driver or a GPU, and where the driver is older than 570; `Device` with what the
+    /// `Unsupported` without a usable driver, and where it is older than 570; `Device` with what the
     /// driver reports.
     pub fn open(library: Option<&Path>) -> poorwill_core::driver::Result<Self> {
         let api = Api::load(library)?;
-        gpu::count(api).map_err(of(Op::Open))?;
         let nvml = Nvml::load().ok();
         let calls = CheckpointApi::load(library).map_err(|error| too_old(api, nvml.as_ref(), error));
         let calls: &'static CheckpointApi = Box::leak(Box::new(calls.map_err(of(Op::Open))?));
+        gpu::count(api).map_err(not_yet).map_err(of(Op::Open))?;
         let library = Library { api, calls };
         Ok(Self { library, nvml, answer_max: ANSWER_MAX, lost: Mutex::default() })
     }
@@ -217,6 +217,13 @@ fn unseen(pid: u32, error: &io::Error) -> CheckpointError {
         CheckpointErrorKind::NotPermitted { reason }
     };
     CheckpointError::new(CheckpointStep::Inspect, pid, kind)
+}
+
+/// A driver that comes up shows no GPU yet, and may do so another time.
+fn not_yet(error: DriverErrorKind) -> DriverErrorKind {
+    let DriverErrorKind::Unsupported { reason } = error else { return error };
+    let (code, name) = (CuResult::NO_DEVICE.0.into(), "CUDA_ERROR_NO_DEVICE".to_owned());
+    DriverErrorKind::Device { code, name, text: reason }
 }
 
 /// Names the driver that lacks the calls.
