@@ -75,6 +75,8 @@ pub(super) enum ErrorKind {
     Obstacles,
     Unsupported,
     OutOfDeviceMemory,
+    /// Nothing says whether it could come back.
+    UnknownSpace,
     /// There is no helper to ask.
     NoHelper,
     #[default]
@@ -103,7 +105,8 @@ impl HelperError {
 
     /// Whether the process cannot hibernate, and nothing has changed.
     pub(super) fn is_impossible(&self) -> bool {
-        matches!(self.kind, ErrorKind::Obstacles | ErrorKind::Unsupported) && self.left.is_empty()
+        let kinds = [ErrorKind::Obstacles, ErrorKind::Unsupported, ErrorKind::UnknownSpace];
+        kinds.contains(&self.kind) && self.left.is_empty()
     }
 }
 
