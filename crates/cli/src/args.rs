@@ -327,6 +327,10 @@ pub(crate) struct HibernateArgs {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, conflicts_with_all = INSTEAD)]
     pub(crate) host_max: Option<ByteSize>,
 
+    /// Go on where nothing says whether the GPUs have space for the processes again: without space they are lost
+    #[arg(long, conflicts_with_all = ["state", "inspect", "recover", "serve"])]
+    pub(crate) without_space_check: bool,
+
     /// Folder where processes of the host device are registered, instead of NVIDIA's GPUs
     #[arg(long, value_name = "FOLDER")]
     pub(crate) processes: Option<PathBuf>,

@@ -173,6 +173,13 @@ impl Nvml {
         self.gpus_and_instances().filter_map(|gpu| Some((uuid(&gpu)?, held_by(&gpu, pid)?))).collect()
     }
 
+    /// Processes that use a GPU, by the driver's numbers.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        let listed = self.gpus().filter_map(|gpu| gpu.running_compute_processes().ok());
+        listed.flatten().map(|process| process.pid).collect()
+    }
+
     /// UUID, without prefix, of the GPU with this device file: `/dev/nvidiaN`.
     #[must_use]
     pub fn uuid_of_minor(&self, minor: u32) -> Option<String> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// A process that is stopped has no figure.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
 
-/// Number and bytes of each process that holds memory of the device with this UUID, without prefix.
+/// Number and bytes of each process that is on the device with this UUID, without prefix.
 pub(crate) fn on(uuid: &str) -> Vec<(u32, u64)> {
     let Some(folder) = env::var_os("POORWILL_FAKE_CUDA_PROCESSES") else { return Vec::new() };
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
@@ -20,9 +20,11 @@ pub(crate) fn on(uuid: &str) -> Vec<(u32, u64)> {
         entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "sock"));
     let held = sockets.filter_map(|path| {
         let pid = path.file_stem()?.to_str()?.parse().ok()?;
-        Some((pid, held(&inspect(&path)?, uuid)))
+        let answer = inspect(&path)?;
+        let is_there = ["state running", "state locked"].iter().any(|state| answer.starts_with(state));
+        is_there.then(|| (pid, held(&answer, uuid)))
     });
-    held.filter(|(_, bytes)| *bytes > 0).collect()
+    held.collect()
 }
 
 fn inspect(socket: &Path) -> Option<String> {

@@ -37,31 +37,42 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// sleeps does not pass through the host again. Several pids are one set: all of them go, or none.
 ///
 /// `wait_max` is how long to wait for work that is queued, in seconds; by default 5. `host_bytes_max` is the
-/// most host memory to take, in bytes or like "4GiB". Raises HibernateError.
+/// most host memory to take, in bytes or like "4GiB". Without figures of NVIDIA's driver nothing will say
+/// whether there is space for the processes: refused, unless `without_space_check`. Raises HibernateError.
 #[pyfunction]
-#[pyo3(signature = (pid, *, wait_max=None, host_bytes_max=None))]
+#[pyo3(signature = (pid, *, wait_max=None, host_bytes_max=None, without_space_check=false))]
 fn hibernate(
     py: Python<'_>,
     pid: &Bound<'_, PyAny>,
     wait_max: Option<&Bound<'_, PyAny>>,
     host_bytes_max: Option<&Bound<'_, PyAny>>,
+    without_space_check: bool,
 ) -> PyResult<HibernateReport> {
     let pids = pids(pid)?;
     let request = match wait_max {
         None => HibernateRequest::default(),
         Some(seconds) => HibernateRequest::within(timeout(seconds)?),
     };
-    let request = request.limited_to(host_bytes_max.map(size_of).transpose()?);
+    let mut request = request.limited_to(host_bytes_max.map(size_of).transpose()?);
+    if without_space_check {
+        request = request.without_space_check();
+    }
     changed(py, |hibernator| hibernator.hibernate(&pids, &request)).map(HibernateReport::from)
 }
 
 /// Puts processes back on their GPUs. Those that hibernate together resume together.
 ///
-/// Any process may do that, not only the one that called `hibernate`. Raises HibernateError.
+/// Any process may do that, not only the one that called `hibernate`. Where nothing says that there is space
+/// for them, it is refused, unless `without_space_check`: without space they are lost. Raises HibernateError.
 #[pyfunction]
-fn resume(py: Python<'_>, pid: &Bound<'_, PyAny>) -> PyResult<ResumeReport> {
+#[pyo3(signature = (pid, *, without_space_check=false))]
+fn resume(py: Python<'_>, pid: &Bound<'_, PyAny>, without_space_check: bool) -> PyResult<ResumeReport> {
     let pids = pids(pid)?;
-    changed(py, |hibernator| hibernator.resume(&pids)).map(ResumeReport::from)
+    let resumed = changed(py, |hibernator| match without_space_check {
+        true => hibernator.resume_without_space_check(&pids),
+        false => hibernator.resume(&pids),
+    });
+    resumed.map(ResumeReport::from)
 }
 
 /// Where another process stands, what it holds on its GPUs, and what would make `hibernate` fail.

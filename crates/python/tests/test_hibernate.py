@@ -86,7 +86,16 @@ def taken(fake: dict[str, str], tmp_path: Path) -> dict[str, str]:
     processes.mkdir()
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
-    return {**fake, "POORWILL_FAKE_CUDA_PROCESSES": str(processes), "XDG_RUNTIME_DIR": str(runtime)}
+    # The fake of NVML, which knows what processes hold, lies beside that of CUDA.
+    cuda = (tmp_path / "libcuda.so.1").resolve()
+    (tmp_path / "libnvidia-ml.so.1").symlink_to(cuda.with_name("libpoorwill_fake_nvml.so"))
+    gpus = (f"GPU-706f6f72-7769-6c6c-4000-80000000000{gpu}:total=1GiB" for gpu in range(2))
+    return {
+        **fake,
+        "POORWILL_FAKE_CUDA_PROCESSES": str(processes),
+        "POORWILL_FAKE_NVML_DEVICES": ",".join(gpus),
+        "XDG_RUNTIME_DIR": str(runtime),
+    }
 
 
 @pytest.fixture
@@ -111,8 +120,7 @@ def test_a_process_is_taken_off_and_put_back(targets: Targets, taken: dict[str, 
 before = poorwill.hibernation({pid})
 assert before.state == "running" and not before.obstacles, before
 assert _native.process_state({pid}) == "running"
-# There is no NVML here, which knows what a process holds.
-assert not before.held and not before.host_bytes
+assert before.held and before.host_bytes, before
 report = poorwill.hibernate({pid}, wait_max=1.5)
 [process] = report.processes
 assert process.pid == {pid} and report.total_ms >= process.checkpoint_ms >= 0
@@ -133,6 +141,22 @@ print(_native.process_state({pid}), failure(poorwill.resume, {pid})[:3])
     assert targets.answer(pid) == str(64 << 20)
     assert targets.ask(pid, "block.address") == address
     assert targets.ask(pid, "arena.sleep(), arena.wake(verify='all').verified_bytes")[-9:-1] == str(64 << 20)
+
+
+def test_without_figures_it_goes_on_only_on_request(
+    targets: Targets, taken: dict[str, str], tmp_path: Path
+) -> None:
+    pid = targets()
+    (tmp_path / "libnvidia-ml.so.1").unlink()
+    script = f"""
+for call in (poorwill.hibernate, poorwill.resume):
+    kind, _, left, words = failure(call, {pid})
+    print(kind, left, "nothing was changed" in words)
+    call({pid}, without_space_check=True)
+    print(_native.process_state({pid}))
+"""
+    refused = "unknown_space {} True"
+    assert calling(script, taken) == [refused, "checkpointed", refused, "running"]
 
 
 def test_several_are_one_set(targets: Targets, taken: dict[str, str]) -> None:

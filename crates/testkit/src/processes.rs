@@ -1,6 +1,6 @@
 //! Processes that are taken off their devices in memory alone, callers that fail or end at any call, and a journal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,9 +27,22 @@ struct World {
     processes: BTreeMap<u32, Process>,
     journal: BTreeMap<ProcessKey, JournalEntry>,
     started: u32,
-    free_bytes: Option<u64>,
-    total_bytes: Option<u64>,
+    memory: DeviceMemory,
+    is_locked: bool,
+    unlocked_restores: u32,
     log: Vec<(CheckpointStep, u32)>,
+}
+
+/// What is free on the device.
+#[derive(Debug, Clone, Copy, Default)]
+enum DeviceMemory {
+    /// More than anything needs.
+    #[default]
+    Ample,
+    /// What processes do not hold of this.
+    Total(u64),
+    /// This, or there is no figure.
+    Free(Option<u64>),
 }
 
 #[derive(Debug)]
@@ -142,14 +155,14 @@ impl Simulation {
         }
     }
 
-    /// Sets the device's free memory. Without it there is no figure.
+    /// Sets the device's free memory. `None`: there is no figure.
     pub fn set_free_bytes(&self, free_bytes: Option<u64>) {
-        self.world().free_bytes = free_bytes;
+        self.world().memory = DeviceMemory::Free(free_bytes);
     }
 
     /// Sets the device's memory. What processes hold on it is not free.
     pub fn set_total_bytes(&self, total_bytes: u64) {
-        self.world().total_bytes = Some(total_bytes);
+        self.world().memory = DeviceMemory::Total(total_bytes);
     }
 
     /// Sets what hinders a process.
@@ -186,6 +199,12 @@ impl Simulation {
     #[must_use]
     pub fn steps(&self) -> Vec<(CheckpointStep, u32)> {
         self.world().log.clone()
+    }
+
+    /// How many restores were made while another caller could have made one.
+    #[must_use]
+    pub fn unlocked_restores(&self) -> u32 {
+        self.world().unlocked_restores
     }
 
     /// A caller without faults.
@@ -241,6 +260,7 @@ impl SimulatedCheckpointer {
             Fate::Done | Fate::DoneUnseen => {
                 process.state = after;
                 world.log.push((step, pid));
+                world.unlocked_restores += u32::from(step == CheckpointStep::Restore && !world.is_locked);
             }
             // A lock or unlock ends with its caller.
             Fate::GoesOn if during == wanted => {}
@@ -333,9 +353,12 @@ impl Checkpointer for SimulatedCheckpointer {
     fn free_bytes(&self, uuid: &str) -> Option<u64> {
         let world = self.simulation.world();
         let held = world.processes.values().filter(|process| process.state != ProcessState::Checkpointed);
-        let held_bytes: u64 = held.map(|process| process.held_bytes).sum();
-        let left_bytes = world.total_bytes.map(|total_bytes| total_bytes.saturating_sub(held_bytes));
-        world.free_bytes.or(left_bytes).filter(|_| uuid == DEVICE)
+        let free_bytes = match world.memory {
+            DeviceMemory::Ample => Some(u64::MAX),
+            DeviceMemory::Total(bytes) => Some(bytes.saturating_sub(held.map(|held| held.held_bytes).sum())),
+            DeviceMemory::Free(bytes) => bytes,
+        };
+        free_bytes.filter(|_| uuid == DEVICE)
     }
 
     fn lock(&self, pid: u32, _: Duration) -> Result<()> {
@@ -375,6 +398,25 @@ impl Journal for SimulatedJournal {
 
     fn remove(&self, entry: &JournalEntry) -> std::result::Result<(), JournalError> {
         self.change(|journal| drop(journal.remove(&entry.id())))
+    }
+
+    /// Not a call that faults count.
+    fn lock_devices(&self, _uuids: &BTreeSet<&str>) -> std::result::Result<Box<dyn Send>, JournalError> {
+        let was_locked = std::mem::replace(&mut self.simulation.world().is_locked, true);
+        if was_locked {
+            Err(JournalError::new("its caller waits for itself"))
+        } else {
+            Ok(Box::new(DevicesLocked(self.simulation.clone())))
+        }
+    }
+}
+
+/// The devices, until it is dropped.
+struct DevicesLocked(Simulation);
+
+impl Drop for DevicesLocked {
+    fn drop(&mut self) {
+        self.0.world().is_locked = false;
     }
 }
 

@@ -5,6 +5,7 @@ mod serve;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use poorwill::hibernate::{
     HibernateError, HibernateReport, HibernateRequest, Hibernator, HibernatorOptions, ProcessInspection,
@@ -33,7 +34,7 @@ pub(crate) fn run(args: HibernateArgs) -> ExitCode {
         Err(failure) => failure::finish(json, Err::<States, _>(failure)),
         Ok((hibernator, _signals)) if args.recover => failure::finish(json, failing(recover(&hibernator))),
         Ok((hibernator, _signals)) if args.resume => {
-            failure::finish(json, failing(hibernator.resume(&args.pids)))
+            failure::finish(json, failing(resume(&hibernator, &args.pids, args.without_space_check)))
         }
         Ok((hibernator, _signals)) if args.state => {
             failure::finish(json, failing(States::of(&hibernator, &args.pids)))
@@ -42,11 +43,24 @@ pub(crate) fn run(args: HibernateArgs) -> ExitCode {
             failure::finish(json, failing(Inspections::of(&hibernator, &args.pids)))
         }
         Ok((hibernator, _signals)) => {
-            let request =
-                HibernateRequest::within(args.wait_max).limited_to(args.host_max.map(|size| size.0));
+            let host_max = args.host_max.map(|size| size.0);
+            let request = request(args.wait_max, host_max, args.without_space_check);
             failure::finish(json, failing(hibernator.hibernate(&args.pids, &request)))
         }
     }
+}
+
+fn request(wait_max: Duration, host_bytes_max: Option<u64>, without_space_check: bool) -> HibernateRequest {
+    let request = HibernateRequest::within(wait_max).limited_to(host_bytes_max);
+    if without_space_check { request.without_space_check() } else { request }
+}
+
+fn resume(
+    hibernator: &Hibernator,
+    pids: &[u32],
+    without_space_check: bool,
+) -> Result<ResumeReport, HibernateError> {
+    if without_space_check { hibernator.resume_without_space_check(pids) } else { hibernator.resume(pids) }
 }
 
 fn options(processes: Option<PathBuf>, journal: Option<PathBuf>) -> HibernatorOptions {

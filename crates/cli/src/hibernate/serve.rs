@@ -23,9 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use poorwill::hibernate::{
-    HibernateError, HibernateRequest, Hibernator, HibernatorOptions, LeftSets, Recovered,
-};
+use poorwill::hibernate::{HibernateError, Hibernator, HibernatorOptions, LeftSets, Recovered};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -58,6 +56,9 @@ struct Asked {
     pids: Option<Vec<u32>>,
     wait_max_ms: Option<u64>,
     host_bytes_max: Option<u64>,
+    /// Of `hibernate` and `resume`.
+    #[serde(default)]
+    without_space_check: bool,
 }
 
 /// What the helper waits for.
@@ -241,10 +242,10 @@ fn perform(hibernator: &Hibernator, asked: &Asked) -> Result<Value, Value> {
         }
         Operation::Hibernate => {
             let wait_max = Duration::from_millis(asked.wait_max_ms.unwrap_or(WAIT_MAX_MS));
-            let request = HibernateRequest::within(wait_max).limited_to(asked.host_bytes_max);
+            let request = super::request(wait_max, asked.host_bytes_max, asked.without_space_check);
             in_json(hibernator.hibernate(pids, &request))
         }
-        Operation::Resume => in_json(hibernator.resume(pids)),
+        Operation::Resume => in_json(super::resume(hibernator, pids, asked.without_space_check)),
         // Only what no other request is about to change.
         Operation::Inspect => {
             in_json(hibernator.await_calls(pids).and_then(|()| Inspections::of(hibernator, pids)))

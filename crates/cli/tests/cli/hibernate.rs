@@ -215,6 +215,7 @@ fn wrong_usage() {
         (&["--pid", "1", "--wait-max", "soon"], "5s or 500ms"),
         (&["--pid", "1", "--host-max", "much"], "much"),
         (&["--pid", "1", "--recover"], "--recover"),
+        (&["--pid", "1", "--state", "--without-space-check"], "--without-space-check"),
         (&["--serve", "--pid", "1"], "--serve"),
         (&["--serve", "--json"], "--serve"),
         (&["--resume"], "--pid"),

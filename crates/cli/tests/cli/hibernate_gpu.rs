@@ -31,11 +31,13 @@ impl Place {
     fn new() -> Self {
         let folder = Folder::new();
         symlink(poorwill_fake_libcuda::path(), folder.join("libcuda.so.1")).unwrap();
+        symlink(poorwill_fake_nvml::path(), folder.join("libnvidia-ml.so.1")).unwrap();
         Self(folder)
     }
 
     fn with_library<'c>(&self, command: &'c mut Command) -> &'c mut Command {
-        command.env("LD_LIBRARY_PATH", self.0.path());
+        let gpus = [0, 1].map(|gpu| format!("GPU-{}:total=16GiB", poorwill_fake_libcuda::uuid_text(gpu)));
+        command.env("LD_LIBRARY_PATH", self.0.path()).env("POORWILL_FAKE_NVML_DEVICES", gpus.join(","));
         command.env("POORWILL_FAKE_CUDA_PROCESSES", self.0.join("processes"))
     }
 
@@ -95,6 +97,49 @@ fn a_set_leaves_its_gpu_and_comes_back() {
     place.run(&["--resume"], &set[..1]).failed(&["in one call"]);
     place.run(&["--resume"], &set).succeeded();
     assert_eq!(place.states(&set), ["running"; 2]);
+}
+
+#[test]
+fn what_another_program_has_taken_off_is_resumed_on_request() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let engine = place.engine("");
+    place.run(&[], &[&engine]).succeeded();
+    // As if it had been hibernated with another journal, or by NVIDIA's tool.
+    std::fs::remove_dir_all(place.0.join("journal")).unwrap();
+    let ran = place.run(&["--resume", "--json"], &[&engine]);
+    ran.failed(&[
+        "nothing says what it holds",
+        "the journal with which it hibernated",
+        "--without-space-check",
+    ]);
+    assert_eq!((&ran.json()["kind"], &ran.json()["left"]), (&"unknown_space".into(), &json!([])));
+    assert_eq!(place.states(&[&engine]), ["checkpointed"]);
+    place.run(&["--resume", "--without-space-check"], &[&engine]).succeeded();
+    assert_eq!(place.states(&[&engine]), ["running"]);
+}
+
+#[test]
+fn without_figures_of_the_driver_nothing_hibernates_but_on_request() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let engine = place.engine("");
+    std::fs::remove_file(place.0.join("libnvidia-ml.so.1")).unwrap();
+    let ran = place.run(&["--json"], &[&engine]);
+    ran.failed(&["nothing was changed"]);
+    assert_eq!(
+        (&ran.json()["kind"], place.states(&[&engine])),
+        (&"unknown_space".into(), vec!["running".into()])
+    );
+    place.run(&["--without-space-check"], &[&engine]).succeeded();
+    place.run(&["--resume"], &[&engine]).failed(&["nothing was changed"]);
+    assert_eq!(place.states(&[&engine]), ["checkpointed"]);
+    place.run(&["--resume", "--without-space-check"], &[&engine]).succeeded();
+    assert_eq!(place.states(&[&engine]), ["running"]);
 }
 
 #[test]

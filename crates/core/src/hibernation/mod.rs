@@ -84,6 +84,11 @@ pub trait Checkpointer: Send + Sync + fmt::Debug {
     /// As for [`Checkpointer::state`].
     fn inspect(&self, pid: u32) -> Result<ProcessInspection>;
 
+    /// Whether processes share devices, so that a restore may find one full.
+    fn has_shared_devices(&self) -> bool {
+        true
+    }
+
     /// Free memory of the device with this UUID, without prefix. `None` without a figure.
     fn free_bytes(&self, uuid: &str) -> Option<u64>;
 

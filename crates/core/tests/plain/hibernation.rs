@@ -88,6 +88,7 @@ impl Set {
 
     /// All run and nothing is remembered, or all are off and can come back.
     fn assert_whole(&self, what: &str) {
+        assert_eq!(self.simulation.unlocked_restores(), 0, "{what}: another may restore there, too");
         let states: Vec<_> = self.states().into_iter().filter(|state| *state != Failed).collect();
         let entries = self.simulation.entries();
         if states.iter().all(|state| *state == Running) {
@@ -417,4 +418,50 @@ fn what_a_restore_needs_is_measured_where_the_driver_keeps_no_figure() {
     assert_eq!((needed_bytes, free_bytes), (2 * HELD_BYTES + MARGIN_BYTES, HELD_BYTES + MARGIN_BYTES));
     set.simulation.end(other);
     plan.resume(&entry.processes).unwrap();
+}
+
+#[test]
+fn what_is_not_known_is_refused_off_and_back_unless_it_is_asked_for() {
+    let set = Set::of(1, Way::Off);
+    let pid = set.pids()[0];
+    let (checkpointer, journal) = set.simulation.caller();
+    let plan = SetPlan::new(&checkpointer, &journal);
+    let assert_refused = |error: SetError| {
+        assert_eq!((error.cause.clone(), error.pid()), (SetErrorCause::UnknownSpace { pid }, Some(pid)));
+        assert!(error.left.is_empty() && error.to_string().contains("--without-space-check"), "{error}");
+    };
+    set.simulation.set_free_bytes(None);
+    assert_refused(plan.inspect(&set.pids()).unwrap_err());
+    assert_eq!(set.simulation.steps(), []);
+    let unchecked = plan.without_space_check();
+    unchecked.inspect(&set.pids()).unwrap();
+    unchecked.hibernate(&set.members(), WAIT).unwrap();
+    // Nothing is free as far as it is known, and nothing is known of what it held.
+    for (free_bytes, used_bytes) in [(None, Some(HELD_BYTES)), (Some(u64::MAX), None)] {
+        set.simulation.set_free_bytes(free_bytes);
+        let held = vec![HeldMemory { uuid: DEVICE.to_owned(), used_bytes }];
+        assert_refused(plan.resume(&[SetProcess { key: set.processes[0], held }]).unwrap_err());
+    }
+    // As another program has taken it off.
+    let unknown = [SetProcess::from(set.processes[0])];
+    assert_refused(plan.resume(&unknown).unwrap_err());
+    set.assert_whole("still off");
+    unchecked.resume(&unknown).unwrap();
+    assert_eq!((set.states(), set.simulation.entries()), (vec![Running], vec![]));
+}
+
+#[test]
+fn a_checkpoint_that_gains_nothing_leaves_its_figure_unknown() {
+    let set = Set::of(1, Way::Off);
+    // Another process takes meanwhile what it leaves.
+    set.simulation.set_free_bytes(Some(HELD_BYTES));
+    let held = vec![HeldMemory { uuid: DEVICE.to_owned(), used_bytes: None }];
+    let (checkpointer, journal) = set.simulation.caller();
+    let plan = SetPlan::new(&checkpointer, &journal);
+    plan.hibernate(&[SetProcess { key: set.processes[0], held }], WAIT).unwrap();
+    let [entry] = &set.simulation.entries()[..] else { panic!() };
+    assert_eq!(entry.processes[0].held[0].used_bytes, None);
+    set.simulation.set_free_bytes(Some(u64::MAX));
+    let error = plan.resume(&entry.processes).unwrap_err();
+    assert!(matches!(error.cause, SetErrorCause::UnknownSpace { .. }), "{error}");
 }

@@ -7,6 +7,7 @@
 //! another caller finds it. It means nothing after the system's end, which ends its processes, too. So nothing waits for the
 //! disk; what a loss of power leaves empty is of a system that has ended.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::Processes;
 use super::error::HibernateError;
 use super::identity::Place;
+use super::locks::Locks;
 
 const EXTENSION: &str = "set";
 
@@ -226,6 +228,12 @@ impl Journal for JournalFolder {
             }
             _ => Ok(()),
         }
+    }
+
+    fn lock_devices(&self, uuids: &BTreeSet<&str>) -> Result<Box<dyn Send>, JournalError> {
+        let locks = self.folder().and_then(|folder| Locks::take_devices(folder, uuids.iter().copied()));
+        let locks = locks.map_err(|error| JournalError::new(poorwill_core::chain(&error)))?;
+        Ok(Box::new(locks))
     }
 }
 

@@ -132,19 +132,28 @@ pub struct HibernateRequest {
     pub wait_max: Duration,
     /// Most host memory to take for the set. What the system has left limits it in any case.
     pub host_bytes_max: Option<u64>,
+    /// Whether the set is refused where nothing will say that its devices have space for it again.
+    pub checks_space: bool,
 }
 
 impl HibernateRequest {
     /// Waits for at most this long, and takes the host memory that is there.
     #[must_use]
     pub fn within(wait_max: Duration) -> Self {
-        Self { wait_max, host_bytes_max: None }
+        Self { wait_max, host_bytes_max: None, checks_space: true }
     }
 
     /// Sets [`Self::host_bytes_max`].
     #[must_use]
     pub fn limited_to(mut self, host_bytes_max: impl Into<Option<u64>>) -> Self {
         self.host_bytes_max = host_bytes_max.into();
+        self
+    }
+
+    /// Unsets [`Self::checks_space`]: the caller sees to it that there is space.
+    #[must_use]
+    pub fn without_space_check(mut self) -> Self {
+        self.checks_space = false;
         self
     }
 }
@@ -252,16 +261,16 @@ impl Hibernator {
     pub fn hibernate(&self, pids: &[u32], request: &HibernateRequest) -> Result<HibernateReport> {
         let started = Instant::now();
         let _locks = Locks::take(self.journal.folder()?, pids)?;
-        let inspections = self.plan().inspect(pids)?;
+        let plan = if request.checks_space { self.plan() } else { self.plan().without_space_check() };
+        let inspections = plan.inspect(pids)?;
         let keys = keys(CheckpointStep::Lock, pids)?;
         let needs: Vec<_> =
             pids.iter().copied().zip(inspections.iter().map(ProcessInspection::host_bytes)).collect();
         let held = inspections.into_iter().map(|found| found.held);
         let processes: Vec<_> =
             keys.into_iter().zip(held).map(|(key, held)| SetProcess { key, held }).collect();
-        let _devices = self.lock_devices(processes.iter().filter(|process| !is_known(process)))?;
         let promised = self.host_memory.promise(&needs, request.host_bytes_max)?;
-        let steps = self.plan().hibernate(&processes, request.wait_max)?;
+        let steps = plan.hibernate(&processes, request.wait_max)?;
         let taken = steps.iter().zip(&needs).map(|(step, (_, held_bytes))| HibernatedProcess {
             pid: step.pid,
             released_bytes: self.released_bytes(step.pid, *held_bytes),
@@ -280,6 +289,20 @@ impl Hibernator {
     /// # Errors
     /// The first reason. [`HibernateError::left`] names what still hibernates after a restore that failed.
     pub fn resume(&self, pids: &[u32]) -> Result<ResumeReport> {
+        self.resume_by(self.plan(), pids)
+    }
+
+    /// As [`Hibernator::resume`], also where nothing says what they held: another program took them off, or another journal
+    /// remembers it. The caller sees to it that their devices have space, and that nothing else resumes there meanwhile. A
+    /// restore on a full device loses its process.
+    ///
+    /// # Errors
+    /// As for [`Hibernator::resume`].
+    pub fn resume_without_space_check(&self, pids: &[u32]) -> Result<ResumeReport> {
+        self.resume_by(self.plan().without_space_check(), pids)
+    }
+
+    fn resume_by(&self, plan: SetPlan<'_>, pids: &[u32]) -> Result<ResumeReport> {
         let started = Instant::now();
         let _locks = Locks::take(self.journal.folder()?, pids)?;
         let keys = keys(CheckpointStep::Restore, pids)?;
@@ -289,8 +312,7 @@ impl Hibernator {
             entries.iter().flat_map(|entry| &entry.processes).find(|process| process.key == key).cloned()
         };
         let processes: Vec<_> = keys.into_iter().map(|key| known(key).unwrap_or(key.into())).collect();
-        let _devices = self.lock_devices(&processes)?;
-        let steps = self.plan().resume(&processes)?;
+        let steps = plan.resume(&processes)?;
         let back = steps.iter().map(|step| ResumedProcess {
             pid: step.pid,
             restore_ms: step.restore_ms,
@@ -347,7 +369,6 @@ impl Hibernator {
     fn recover_set(&self, _locks: Locks, id: ProcessKey) -> Result<Vec<Recovered>> {
         // It may have changed until its processes were free.
         let Some(entry) = self.journal.entry(id)? else { return Ok(Vec::new()) };
-        let _devices = self.lock_devices(&entry.processes)?;
         Ok(self.plan().recover(&entry, is_same).map_err(SetError::from)?)
     }
 
@@ -368,13 +389,6 @@ impl Hibernator {
 
     fn plan(&self) -> SetPlan<'_> {
         SetPlan::new(&*self.checkpointer, &self.journal)
-    }
-
-    /// Waits for what is restored or measured on their devices. Where free memory has no figure, nothing is compared.
-    fn lock_devices<'p>(&self, processes: impl IntoIterator<Item = &'p SetProcess>) -> Result<Locks> {
-        let uuids = processes.into_iter().flat_map(|process| &process.held).map(|held| &*held.uuid);
-        let compared = uuids.filter(|uuid| self.checkpointer.free_bytes(uuid).is_some());
-        Locks::take_devices(self.journal.folder()?, compared)
     }
 
     /// By how much what it holds on its devices has fallen.
@@ -400,11 +414,6 @@ impl Hibernator {
         }
         Ok(())
     }
-}
-
-/// Whether the driver keeps all figures of it.
-fn is_known(process: &SetProcess) -> bool {
-    process.held.iter().all(|held| held.used_bytes.is_some())
 }
 
 fn is_same(process: ProcessKey) -> bool {

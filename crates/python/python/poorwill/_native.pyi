@@ -895,7 +895,11 @@ class TagStats:
         """Plain values, like the command line's JSON."""
 
 def hibernate(
-    pid: int | Iterable[int], *, wait_max: float | None = None, host_bytes_max: int | str | None = None
+    pid: int | Iterable[int],
+    *,
+    wait_max: float | None = None,
+    host_bytes_max: int | str | None = None,
+    without_space_check: bool = False,
 ) -> HibernateReport:
     """Takes another process off its GPUs: what it holds there goes to host memory, with context and graphs.
 
@@ -903,13 +907,15 @@ def hibernate(
     what sleeps does not pass through the host again. Several pids are one set: all of them go, or none.
 
     `wait_max` is how long to wait for work that is queued, in seconds; by default 5. `host_bytes_max` is the
-    most host memory to take, in bytes or like "4GiB". Raises HibernateError.
+    most host memory to take, in bytes or like "4GiB". Without figures of NVIDIA's driver nothing will say
+    whether there is space for the processes: refused, unless `without_space_check`. Raises HibernateError.
     """
 
-def resume(pid: int | Iterable[int]) -> ResumeReport:
+def resume(pid: int | Iterable[int], *, without_space_check: bool = False) -> ResumeReport:
     """Puts processes back on their GPUs. Those that hibernate together resume together.
 
-    Any process may do that, not only the one that called `hibernate`. Raises HibernateError.
+    Any process may do that, not only the one that called `hibernate`. Where nothing says that there is space
+    for them, it is refused, unless `without_space_check`: without space they are lost. Raises HibernateError.
     """
 
 def hibernation(pid: int) -> Hibernation:

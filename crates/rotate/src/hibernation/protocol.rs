@@ -64,6 +64,8 @@ pub(super) enum ErrorKind {
     Obstacles,
     Unsupported,
     OutOfDeviceMemory,
+    /// Nothing says whether it could come back.
+    UnknownSpace,
     /// There is no helper to ask now.
     NoHelper,
     /// There will be none with this command, on this machine as it is.
@@ -103,8 +105,8 @@ impl HelperError {
 
     /// Whether the process cannot hibernate, and nothing has changed.
     pub(super) fn is_impossible(&self) -> bool {
-        use ErrorKind::{Obstacles, Unsupported, Unusable};
-        matches!(self.kind, Obstacles | Unsupported | Unusable) && self.left.is_empty()
+        use ErrorKind::{Obstacles, UnknownSpace, Unsupported, Unusable};
+        matches!(self.kind, Obstacles | UnknownSpace | Unsupported | Unusable) && self.left.is_empty()
     }
 }
 

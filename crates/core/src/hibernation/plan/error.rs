@@ -69,6 +69,16 @@ pub enum SetErrorCause {
         /// What is free.
         free_bytes: u64,
     },
+    /// Nothing says whether a restore would fail, and lose it. Nothing was changed.
+    #[error(
+        "process {pid} might be lost on its way back: nothing says what it holds on its devices, or what is free there; \
+         nothing was changed: name the journal with which it hibernated, or free memory there and leave the check away \
+         (--without-space-check)"
+    )]
+    UnknownSpace {
+        /// The first such process.
+        pid: u32,
+    },
     /// Without a journal a process might stay locked.
     #[error("the journal cannot be written: {reason}")]
     Journal {
@@ -127,7 +137,9 @@ impl SetError {
     pub fn pid(&self) -> Option<u32> {
         match &self.cause {
             SetErrorCause::Process(error) => Some(error.pid),
-            SetErrorCause::Obstacles { pid, .. } | SetErrorCause::Repeated { pid } => Some(*pid),
+            SetErrorCause::Obstacles { pid, .. }
+            | SetErrorCause::Repeated { pid }
+            | SetErrorCause::UnknownSpace { pid } => Some(*pid),
             SetErrorCause::Empty | SetErrorCause::DeviceMemory { .. } | SetErrorCause::Journal { .. } => None,
         }
     }

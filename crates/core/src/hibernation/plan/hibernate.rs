@@ -90,11 +90,7 @@ impl SetPlan<'_> {
         locked: Vec<StepResult<f64>>,
     ) -> Result<Vec<CheckpointedProcess>, SetErrorCause> {
         let lock_ms = all(locked)?;
-        let free_before = self.free_without_figures(&entry.processes);
-        let checkpointed = self.timed(processes, |pid| self.checkpointer.checkpoint(pid));
-        let both = processes.iter().zip(&checkpointed).filter(|(_, result)| result.is_ok());
-        self.complete(entry, &both.map(|(process, _)| *process).collect::<Vec<_>>(), &free_before);
-        let checkpoint_ms = all(checkpointed)?;
+        let checkpoint_ms = all(self.checkpoint_measured(processes, entry)?)?;
         self.journal.write(&entry.at(SetPhase::Hibernated))?;
         let times = lock_ms.into_iter().zip(checkpoint_ms);
         Ok(processes
@@ -108,7 +104,7 @@ impl SetPlan<'_> {
             .collect())
     }
 
-    /// Puts all processes back on their devices, if these have room for what the processes held.
+    /// Puts all processes back on their devices, if these have space for what the processes held.
     ///
     /// # Errors
     /// The first step that failed. A set whose restore failed and that is not lost is checkpointed; `left` names it.
@@ -122,11 +118,14 @@ impl SetPlan<'_> {
                 return Err(wrong_state(process.pid, step, found, ProcessState::Checkpointed).into());
             }
         }
-        self.check_space(processes)?;
         let entry = JournalEntry::new(processes.iter().cloned(), SetPhase::Resuming);
+        let devices = self.lock_devices(processes)?;
+        self.check_space(processes)?;
         self.journal.write(&entry)?;
-        let (restore_ms, unlock_ms) = self
-            .restore_and_unlock(&members)
+        let restored = all(self.timed(&members, |pid| self.checkpointer.restore(pid)));
+        drop(devices);
+        let (restore_ms, unlock_ms) = restored
+            .and_then(|restore_ms| Ok((restore_ms, all(self.timed(&members, |pid| self.unlock(pid)))?)))
             .map_err(|error| self.settle(&entry, processes, Back::Stay).error(error.into()))?;
         self.forget(&entry);
         let times = restore_ms.into_iter().zip(unlock_ms);
@@ -139,12 +138,6 @@ impl SetPlan<'_> {
                 unlock_ms,
             })
             .collect())
-    }
-
-    fn restore_and_unlock(&self, processes: &[ProcessKey]) -> StepResult<(Vec<f64>, Vec<f64>)> {
-        let restore_ms = all(self.timed(processes, |pid| self.checkpointer.restore(pid)))?;
-        let unlock_ms = all(self.timed(processes, |pid| self.unlock(pid)))?;
-        Ok((restore_ms, unlock_ms))
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is remembered of a set while its processes are not as they were.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -109,7 +110,7 @@ impl JournalEntry {
     }
 }
 
-/// Keeps the entries of sets beyond the end of their caller.
+/// What the callers of sets share: entries, which stay beyond the end of a caller, and one restore at a time on a device.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -146,6 +147,16 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// # Errors
     /// It could not be removed.
     fn remove(&self, entry: &JournalEntry) -> Result<(), JournalError>;
+
+    /// Waits until no other caller has these devices, by their UUIDs, and has them until the result is dropped. The
+    /// default is for a caller that is alone.
+    ///
+    /// # Errors
+    /// It cannot be known whether another caller has them.
+    fn lock_devices(&self, uuids: &BTreeSet<&str>) -> Result<Box<dyn Send>, JournalError> {
+        let _ = uuids;
+        Ok(Box::new(()))
+    }
 }
 
 /// The journal cannot be written.

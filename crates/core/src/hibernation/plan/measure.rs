@@ -1,19 +1,34 @@
 //! What processes hold of which the driver keeps no figure, as in a container with process numbers of its own.
 //!
 //! Promise: the figure is what free memory gains by the checkpoint. So it is right if no other process takes or frees memory
-//! there meanwhile. Processes of a set that share a device get equal parts.
+//! there meanwhile; calls with the same journal do not. Without a gain it stays unknown. Processes of a set that share a
+//! device get equal parts.
 
 use std::collections::BTreeMap;
 
-use super::{JournalEntry, ProcessKey, SetPlan, SetProcess};
-use crate::hibernation::HeldMemory;
+use super::{JournalEntry, JournalError, ProcessKey, SetPlan, SetProcess};
+use crate::hibernation::{HeldMemory, Result as StepResult};
 
 /// Free memory of devices, by their UUIDs.
-pub(super) type FreeBytes = BTreeMap<String, u64>;
+type FreeBytes = BTreeMap<String, u64>;
 
 impl SetPlan<'_> {
+    /// Checkpoints all, and completes the entry's figures.
+    pub(super) fn checkpoint_measured(
+        &self,
+        processes: &[ProcessKey],
+        entry: &mut JournalEntry,
+    ) -> Result<Vec<StepResult<f64>>, JournalError> {
+        let _devices = self.lock_devices(entry.processes.iter().filter(|process| is_unmeasured(process)))?;
+        let free_before = self.free_without_figures(&entry.processes);
+        let checkpointed = self.timed(processes, |pid| self.checkpointer.checkpoint(pid));
+        let done = processes.iter().zip(&checkpointed).filter(|(_, result)| result.is_ok());
+        self.complete(entry, &done.map(|(process, _)| *process).collect::<Vec<_>>(), &free_before);
+        Ok(checkpointed)
+    }
+
     /// Of the devices where a process has no figure.
-    pub(super) fn free_without_figures(&self, processes: &[SetProcess]) -> FreeBytes {
+    fn free_without_figures(&self, processes: &[SetProcess]) -> FreeBytes {
         let unknown = processes.iter().flat_map(|process| &process.held).filter(|held| is_unknown(held));
         unknown
             .filter_map(|held| Some((held.uuid.clone(), self.checkpointer.free_bytes(&held.uuid)?)))
@@ -21,7 +36,7 @@ impl SetPlan<'_> {
     }
 
     /// Completes the figures of those that were checkpointed since `before`.
-    pub(super) fn complete(&self, entry: &mut JournalEntry, checkpointed: &[ProcessKey], before: &FreeBytes) {
+    fn complete(&self, entry: &mut JournalEntry, checkpointed: &[ProcessKey], before: &FreeBytes) {
         for (uuid, before_bytes) in before {
             let Some(after_bytes) = self.checkpointer.free_bytes(uuid) else { continue };
             let processes = entry.processes.iter_mut().filter(|process| checkpointed.contains(&process.key));
@@ -31,10 +46,14 @@ impl SetPlan<'_> {
             let gained_bytes = after_bytes.saturating_sub(*before_bytes).saturating_sub(known_bytes);
             let parts = u64::try_from(unknown.len()).unwrap_or(u64::MAX).max(1);
             for held in unknown {
-                held.used_bytes = Some(gained_bytes.div_ceil(parts));
+                held.used_bytes = Some(gained_bytes.div_ceil(parts)).filter(|bytes| *bytes > 0);
             }
         }
     }
+}
+
+fn is_unmeasured(process: &SetProcess) -> bool {
+    process.held.iter().any(is_unknown)
 }
 
 fn is_unknown(held: &HeldMemory) -> bool {

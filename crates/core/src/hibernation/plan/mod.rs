@@ -12,6 +12,8 @@
 //!   Only further failures leave anything else. The error names it in [`SetError::left`].
 //! - **\[space\]** Nothing is restored while its devices have less free memory than it held, and 64 MiB more: such a
 //!   restore loses it. Where the driver keeps no figure of a process, the checkpoint's own gain of free memory is taken.
+//!   What is not known is refused, before anything is locked, unless [`SetPlan::without_space_check`] was asked for.
+//!   From the comparison to the end of the restore no other caller restores there: [`Journal::lock_devices`].
 //! - **\[released\]** A lock that cannot lead anywhere is undone, even if a part of the set stays checkpointed.
 //! - **\[members\]** A process that has ended or lost its device belongs to the set no more. The rest is the set.
 //! - **\[recovered\]** Whenever its caller ends, the journal and the processes' states are enough: [`SetPlan::recover`]
@@ -25,6 +27,7 @@ mod journal;
 mod measure;
 mod recover;
 mod settle;
+mod space;
 mod steps;
 
 use std::collections::BTreeSet;
@@ -63,19 +66,27 @@ use super::{
 pub struct SetPlan<'a> {
     checkpointer: &'a dyn Checkpointer,
     journal: &'a dyn Journal,
+    checks_space: bool,
 }
 
 impl<'a> SetPlan<'a> {
     /// A plan that makes its steps by `checkpointer`.
     #[must_use]
     pub fn new(checkpointer: &'a dyn Checkpointer, journal: &'a dyn Journal) -> Self {
-        Self { checkpointer, journal }
+        Self { checkpointer, journal, checks_space: true }
+    }
+
+    /// Restores also where nothing says that there is space. A restore on a full device loses the process.
+    #[must_use]
+    pub fn without_space_check(self) -> Self {
+        Self { checks_space: false, ..self }
     }
 
     /// What the set would take, and whether it can hibernate: it changes nothing.
     ///
     /// # Errors
-    /// An empty set, a process named twice, one that does not run, and obstacles. `left` is empty.
+    /// An empty set, a process named twice, one that does not run, obstacles, and a way back that cannot be checked.
+    /// `left` is empty.
     pub fn inspect(&self, pids: &[u32]) -> Result<Vec<ProcessInspection>, SetError> {
         distinct(pids)?;
         let inspections: Vec<_> =
@@ -86,6 +97,9 @@ impl<'a> SetPlan<'a> {
             }
             if !found.obstacles.is_empty() {
                 return Err(SetErrorCause::Obstacles { pid, obstacles: found.obstacles.clone() }.into());
+            }
+            if !self.will_know_space(&found.held) {
+                return Err(SetErrorCause::UnknownSpace { pid }.into());
             }
         }
         Ok(inspections)

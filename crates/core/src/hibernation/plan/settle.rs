@@ -1,20 +1,15 @@
 //! Where a set comes to rest after a failure: all of it runs, or all of it is checkpointed.
 
-use std::collections::BTreeMap;
-
 use super::steps::{Standing, TRIES, each};
 use super::{
     JournalEntry, LeftProcess, ProcessKey, SetError, SetErrorCause, SetPhase, SetPlan, SetProcess, keys,
 };
 use crate::hibernation::{CheckpointError, CheckpointErrorKind, ProcessState, Result};
 
-/// What must be free beside what a process held: a restore on a full device loses it.
-const MARGIN_BYTES: u64 = 64 << 20;
-
 /// What is done about processes that are checkpointed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Back {
-    /// They are restored, if there is room for all.
+    /// They are restored, if there is known to be space for all.
     Restore,
     /// They stay so: a restore has failed.
     Stay,
@@ -54,11 +49,9 @@ impl SetPlan<'_> {
     pub(super) fn settle(&self, entry: &JournalEntry, processes: &[SetProcess], back: Back) -> Settled {
         let all = keys(processes);
         self.at_rest(&all);
-        let has_space = || self.check_space(&self.those_at(processes, ProcessState::Checkpointed)).is_ok();
-        let restored = if back == Back::Restore && has_space() {
-            self.step_from(&all, ProcessState::Checkpointed, |pid| self.checkpointer.restore(pid))
-        } else {
-            Ok(())
+        let restored = match back {
+            Back::Restore => self.restore_if_space(&self.those_at(processes, ProcessState::Checkpointed)),
+            Back::Stay => Ok(()),
         };
         let put_back = if self.those_at(processes, ProcessState::Checkpointed).is_empty() {
             Ok(())
@@ -70,23 +63,6 @@ impl SetPlan<'_> {
             Settled { standings: self.standings(&all), failed: restored.and(put_back).and(unlocked).err() };
         self.remember(entry, &settled);
         settled
-    }
-
-    /// Whether the devices have as much free memory as the processes held there, and a margin, as far as that is known.
-    pub(super) fn check_space(&self, processes: &[SetProcess]) -> std::result::Result<(), SetErrorCause> {
-        let mut needed: BTreeMap<&str, u64> = BTreeMap::new();
-        for held in processes.iter().flat_map(|process| &process.held) {
-            let needed_bytes = needed.entry(&held.uuid).or_insert(MARGIN_BYTES);
-            *needed_bytes = needed_bytes.saturating_add(held.used_bytes.unwrap_or_default());
-        }
-        for (uuid, needed_bytes) in needed {
-            if let Some(free_bytes) =
-                self.checkpointer.free_bytes(uuid).filter(|free_bytes| *free_bytes < needed_bytes)
-            {
-                return Err(SetErrorCause::DeviceMemory { uuid: uuid.to_owned(), needed_bytes, free_bytes });
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn unlock(&self, pid: u32) -> Result<()> {

@@ -150,17 +150,20 @@ impl CudaCheckpointer {
         Err(CheckpointError::new(CheckpointStep::Inspect, pid, CheckpointErrorKind::Unsupported { reason }))
     }
 
-    /// NVML's figures. Where it does not list the process, as in a container with process numbers of its own, the devices
-    /// that it has open, without figures.
+    /// NVML's figures. Where it does not list the process, the devices that it has open, without figures: it may have another
+    /// number there, as in a container. Where NVML lists others by their numbers here, this one holds nothing.
     fn held(&self, pid: u32, state: ProcessState, seen: &Seen) -> Vec<HeldMemory> {
         let Some(nvml) = &self.nvml else { return Vec::new() };
         let listed = nvml.memory_of_process(pid);
+        let is_on_gpu =
+            |other: u32| other != pid && Seen::minors_of(other).is_ok_and(|gpus| !gpus.is_empty());
+        let unlisted_bytes = || nvml.processes().into_iter().any(is_on_gpu).then_some(0);
         let figures: Vec<(String, Option<u64>)> = match state {
-            ProcessState::Running | ProcessState::Locked if listed.is_empty() => seen
-                .minors()
-                .into_iter()
-                .filter_map(|minor| Some((nvml.uuid_of_minor(minor)?, None)))
-                .collect(),
+            ProcessState::Running | ProcessState::Locked if listed.is_empty() => {
+                let used_bytes = unlisted_bytes();
+                let gpus = seen.minors().into_iter().filter_map(|minor| nvml.uuid_of_minor(minor));
+                gpus.map(|uuid| (uuid, used_bytes)).collect()
+            }
             _ => listed,
         };
         figures.into_iter().map(|(uuid, used_bytes)| HeldMemory { uuid, used_bytes }).collect()

@@ -58,12 +58,21 @@ impl Seen {
 
     /// The devices whose files it has open: N of `/dev/nvidiaN`.
     pub(super) fn minors(&self) -> Vec<u32> {
-        let files = self.descriptors.iter().filter_map(|path| path.strip_prefix(DEVICE_FILE)?.parse().ok());
-        let mut minors: Vec<u32> = files.collect();
-        minors.sort_unstable();
-        minors.dedup();
-        minors
+        minors(&self.descriptors)
     }
+
+    /// Those of another process.
+    pub(super) fn minors_of(pid: u32) -> io::Result<Vec<u32>> {
+        Ok(minors(&descriptors(&PathBuf::from(format!("/proc/{pid}/fd")))?))
+    }
+}
+
+fn minors(descriptors: &[String]) -> Vec<u32> {
+    let files = descriptors.iter().filter_map(|path| path.strip_prefix(DEVICE_FILE)?.parse().ok());
+    let mut minors: Vec<u32> = files.collect();
+    minors.sort_unstable();
+    minors.dedup();
+    minors
 }
 
 /// Where the links of a folder lead. Those that close meanwhile are left out.

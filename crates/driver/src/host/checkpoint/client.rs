@@ -124,6 +124,10 @@ impl Checkpointer for HostCheckpointer {
     }
 
     /// Each process has a device of its own.
+    fn has_shared_devices(&self) -> bool {
+        false
+    }
+
     fn free_bytes(&self, _uuid: &str) -> Option<u64> {
         None
     }
