@@ -46,7 +46,7 @@ use super::{
 /// ```
 /// use std::time::Duration;
 ///
-/// use poorwill::hibernation::plan::SetPlan;
+/// use poorwill::hibernation::plan::{SetPlan, SetProcess};
 /// use poorwill::hibernation::ProcessState;
 /// use poorwill_testkit::processes::Simulation;
 ///
@@ -55,8 +55,8 @@ use super::{
 /// let (checkpointer, journal) = simulation.caller();
 /// let plan = SetPlan::new(&checkpointer, &journal);
 ///
-/// plan.inspect(&[process.pid])?;
-/// let set = [process.into()];
+/// let found = plan.inspect(&[process.pid])?.remove(0);
+/// let set = [SetProcess { key: process, held: found.held }];
 /// plan.hibernate(&set, Duration::from_secs(5))?;
 /// assert_eq!(simulation.state(process), Some(ProcessState::Checkpointed));
 /// plan.resume(&set)?;
