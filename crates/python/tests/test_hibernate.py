@@ -120,7 +120,7 @@ def test_a_process_is_taken_off_and_put_back(targets: Targets, taken: dict[str, 
 before = poorwill.hibernation({pid})
 assert before.state == "running" and not before.obstacles, before
 assert _native.process_state({pid}) == "running"
-assert before.held and before.host_bytes, before
+assert before.held and before.host_bytes is not None, before
 report = poorwill.hibernate({pid}, wait_max=1.5)
 [process] = report.processes
 assert process.pid == {pid} and report.total_ms >= process.checkpoint_ms >= 0
