@@ -155,8 +155,8 @@ for call in (poorwill.hibernate, poorwill.resume):
     call({pid}, without_space_check=True)
     print(_native.process_state({pid}))
 """
-    refused = "unknown_space {} True"
-    assert calling(script, taken) == [refused, "checkpointed", refused, "running"]
+    off, back = (f"{kind} {{}} True" for kind in ("no_figures", "unknown_space"))
+    assert calling(script, taken) == [off, "checkpointed", back, "running"]
 
 
 def test_several_are_one_set(targets: Targets, taken: dict[str, str]) -> None:

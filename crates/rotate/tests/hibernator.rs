@@ -245,7 +245,14 @@ async fn what_cannot_be_asked_or_does_not_fit_now_is_for_later() {
     soon(script.sets().hibernate(&engine(&[12]))).await.unwrap();
     let unusable = Script::new("begin first='{\"unusable\":\"no driver yet\"}'\n*) ;;");
     let full = Script::new("*) fail out_of_device_memory 'its GPU is full' ;;");
-    for (other, words) in [(unusable, "no driver yet"), (full, "its GPU is full")] {
+    let forgetful = Script::new("*) fail journal 'its journal cannot be written' ;;");
+    let unseen = Script::new("*) fail no_figures 'nothing says what is free' ;;");
+    for (other, words) in [
+        (unusable, "no driver yet"),
+        (full, "its GPU is full"),
+        (forgetful, "cannot be written"),
+        (unseen, "nothing says what is free"),
+    ] {
         let sets = Sets::new(&other.config(), Some(&script.path("state")), ["one"].into_iter());
         let found = soon(sets.is_hibernating(&engine(&[12]))).await.unwrap_err();
         let back = soon(sets.resume(&engine(&[12]))).await.unwrap_err();

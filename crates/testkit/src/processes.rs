@@ -71,6 +71,8 @@ pub enum CallerFault {
     Ends(u32),
     /// These steps of these processes, each time.
     Steps(Vec<(CheckpointStep, u32)>),
+    /// The journal cannot be used from the n-th call on.
+    JournalFrom(u32),
     /// The caller ends before the n-th call takes effect.
     KilledBefore(u32),
     /// The caller ends during the n-th call, which goes on.
@@ -303,6 +305,7 @@ impl Caller {
             _ if self.is_killed => Fate::Unmade,
             CallerFault::Nth(n) if is_nth(*n) => Fate::Fails,
             CallerFault::Every(n) if self.calls.is_multiple_of(*n) => Fate::Fails,
+            CallerFault::JournalFrom(n) if call.is_none() && self.calls >= *n => Fate::Fails,
             CallerFault::Loses(n) if is_nth(*n) => Fate::Loses,
             CallerFault::Ends(n) if is_nth(*n) => Fate::Ends,
             CallerFault::KilledBefore(n) if is_nth(*n) => Fate::Unmade,
@@ -400,8 +403,13 @@ impl Journal for SimulatedJournal {
         self.change(|journal| drop(journal.remove(&entry.id())))
     }
 
-    /// Not a call that faults count.
+    /// Not a call that is counted.
     fn lock_devices(&self, _uuids: &BTreeSet<&str>) -> std::result::Result<Box<dyn Send>, JournalError> {
+        let caller = lock(&self.caller);
+        if matches!(caller.fault, CallerFault::JournalFrom(n) if caller.calls >= n) {
+            return Err(JournalError::new("by the script"));
+        }
+        drop(caller);
         let was_locked = std::mem::replace(&mut self.simulation.world().is_locked, true);
         if was_locked {
             Err(JournalError::new("its caller waits for itself"))

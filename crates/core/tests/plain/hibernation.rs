@@ -26,6 +26,8 @@ enum Way {
 struct Set {
     simulation: Simulation,
     processes: Vec<ProcessKey>,
+    /// What the driver says that each holds.
+    figure: Option<u64>,
 }
 
 impl Set {
@@ -33,10 +35,17 @@ impl Set {
     fn of(count: usize, way: Way) -> Self {
         let simulation = Simulation::default();
         let processes = (0..count).map(|_| simulation.start(HELD_BYTES)).collect();
-        let set = Self { simulation, processes };
+        let set = Self { simulation, processes, figure: Some(HELD_BYTES) };
         if way == Way::Back {
             set.go(Way::Off, CallerFault::Never).0.unwrap();
         }
+        set
+    }
+
+    /// On a device where the driver keeps no figures.
+    fn without_figures(count: usize) -> Self {
+        let set = Self { figure: None, ..Self::of(count, Way::Off) };
+        set.simulation.set_total_bytes(16 * HELD_BYTES + MARGIN_BYTES);
         set
     }
 
@@ -65,7 +74,7 @@ impl Set {
 
     /// As a caller has inspected them.
     fn members(&self) -> Vec<SetProcess> {
-        let held = || vec![HeldMemory { uuid: DEVICE.to_owned(), used_bytes: Some(HELD_BYTES) }];
+        let held = || vec![HeldMemory { uuid: DEVICE.to_owned(), used_bytes: self.figure }];
         self.processes.iter().map(|&key| SetProcess { key, held: held() }).collect()
     }
 
@@ -145,6 +154,25 @@ fn one_failure_brings_all_back() {
         assert!(set.states().iter().all(|state| *state == Running), "{what}");
         set.assert_whole(what);
     });
+}
+
+#[test]
+fn what_is_not_known_keeps_no_process_from_coming_back_at_once() {
+    for count in 1..=3 {
+        let calls = Set::without_figures(count).go(Way::Off, CallerFault::Never).1;
+        for fault in [CallerFault::Nth as fn(u32) -> CallerFault, CallerFault::JournalFrom] {
+            for n in 1..=calls {
+                for set in [Set::without_figures(count), Set::of(count, Way::Off)] {
+                    let what = format!("{count}, {:?}, {:?}", fault(n), set.figure);
+                    let (result, ..) = set.go(Way::Off, fault(n));
+                    // The journal may not be needed any more.
+                    let Err(error) = result else { continue };
+                    assert_eq!(error.left, [], "{what}: {error}");
+                    assert!(set.states().iter().all(|state| *state == Running), "{what}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -426,42 +454,40 @@ fn what_is_not_known_is_refused_off_and_back_unless_it_is_asked_for() {
     let pid = set.pids()[0];
     let (checkpointer, journal) = set.simulation.caller();
     let plan = SetPlan::new(&checkpointer, &journal);
-    let assert_refused = |error: SetError| {
-        assert_eq!((error.cause.clone(), error.pid()), (SetErrorCause::UnknownSpace { pid }, Some(pid)));
+    let (unseen, unknown_space) = (SetErrorCause::NoFigures { pid }, SetErrorCause::UnknownSpace { pid });
+    let assert_refused = |error: SetError, cause: &SetErrorCause| {
+        assert_eq!((&error.cause, error.pid()), (cause, Some(pid)));
         assert!(error.left.is_empty() && error.to_string().contains("--without-space-check"), "{error}");
     };
     set.simulation.set_free_bytes(None);
-    assert_refused(plan.inspect(&set.pids()).unwrap_err());
+    assert_refused(plan.inspect(&set.pids()).unwrap_err(), &unseen);
     assert_eq!(set.simulation.steps(), []);
     let unchecked = plan.without_space_check();
     unchecked.inspect(&set.pids()).unwrap();
     unchecked.hibernate(&set.members(), WAIT).unwrap();
     // Nothing is free as far as it is known, and nothing is known of what it held.
-    for (free_bytes, used_bytes) in [(None, Some(HELD_BYTES)), (Some(u64::MAX), None)] {
+    for (free_bytes, used_bytes, cause) in
+        [(None, Some(HELD_BYTES), &unseen), (Some(u64::MAX), None, &unknown_space)]
+    {
         set.simulation.set_free_bytes(free_bytes);
         let held = vec![HeldMemory { uuid: DEVICE.to_owned(), used_bytes }];
-        assert_refused(plan.resume(&[SetProcess { key: set.processes[0], held }]).unwrap_err());
+        assert_refused(plan.resume(&[SetProcess { key: set.processes[0], held }]).unwrap_err(), cause);
     }
     // As another program has taken it off.
     let unknown = [SetProcess::from(set.processes[0])];
-    assert_refused(plan.resume(&unknown).unwrap_err());
+    assert_refused(plan.resume(&unknown).unwrap_err(), &unknown_space);
     set.assert_whole("still off");
     unchecked.resume(&unknown).unwrap();
     assert_eq!((set.states(), set.simulation.entries()), (vec![Running], vec![]));
 }
 
 #[test]
-fn a_checkpoint_that_gains_nothing_leaves_its_figure_unknown() {
-    let set = Set::of(1, Way::Off);
+fn a_checkpoint_that_gains_nothing_is_undone() {
+    let set = Set::without_figures(1);
     // Another process takes meanwhile what it leaves.
-    set.simulation.set_free_bytes(Some(HELD_BYTES));
-    let held = vec![HeldMemory { uuid: DEVICE.to_owned(), used_bytes: None }];
-    let (checkpointer, journal) = set.simulation.caller();
-    let plan = SetPlan::new(&checkpointer, &journal);
-    plan.hibernate(&[SetProcess { key: set.processes[0], held }], WAIT).unwrap();
-    let [entry] = &set.simulation.entries()[..] else { panic!() };
-    assert_eq!(entry.processes[0].held[0].used_bytes, None);
-    set.simulation.set_free_bytes(Some(u64::MAX));
-    let error = plan.resume(&entry.processes).unwrap_err();
-    assert!(matches!(error.cause, SetErrorCause::UnknownSpace { .. }), "{error}");
+    set.simulation.set_free_bytes(Some(2 * MARGIN_BYTES));
+    let error = set.go(Way::Off, CallerFault::Never).0.unwrap_err();
+    assert!(matches!(error.cause, SetErrorCause::NoFigures { .. }) && error.left.is_empty(), "{error}");
+    set.assert_whole("undone");
+    assert_eq!(set.states(), [Running]);
 }

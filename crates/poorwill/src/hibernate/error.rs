@@ -106,7 +106,7 @@ impl fmt::Display for HostMemorySource {
 impl HibernateError {
     /// Its kind, as in JSON: `no_such_process`, `own_process`, `not_permitted`, `no_device`, `no_answer`,
     /// `wrong_state`, `busy`, `out_of_host_memory`, `out_of_device_memory`, `unsupported`, `obstacles`, `refused`,
-    /// `failed`, `unknown_space`, `bad_request` or `journal`.
+    /// `failed`, `unknown_space`, `no_figures`, `bad_request` or `journal`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -121,6 +121,7 @@ impl HibernateError {
                 SetErrorCause::Obstacles { .. } => "obstacles",
                 SetErrorCause::DeviceMemory { .. } => "out_of_device_memory",
                 SetErrorCause::UnknownSpace { .. } => "unknown_space",
+                SetErrorCause::NoFigures { .. } => "no_figures",
                 SetErrorCause::Journal { .. } => "journal",
                 SetErrorCause::Process(error) => code(&error.kind),
                 _ => "refused",

@@ -64,8 +64,10 @@ pub(super) enum ErrorKind {
     Obstacles,
     Unsupported,
     OutOfDeviceMemory,
-    /// Nothing says whether it could come back.
-    UnknownSpace,
+    /// The driver does not say now whether it could come back.
+    NoFigures,
+    /// What the helper remembers cannot be read or written.
+    Journal,
     /// There is no helper to ask now.
     NoHelper,
     /// There will be none with this command, on this machine as it is.
@@ -94,8 +96,9 @@ impl HelperError {
 
     /// Whether nothing has changed, so that an engine that hibernates can be let be.
     pub(super) fn is_for_later(&self) -> bool {
-        use ErrorKind::{NoHelper, OutOfDeviceMemory, Unusable};
-        matches!(self.kind, NoHelper | Unusable | OutOfDeviceMemory) && self.left.is_empty()
+        use ErrorKind::{Journal, NoFigures, NoHelper, OutOfDeviceMemory, Unusable};
+        matches!(self.kind, Journal | NoFigures | NoHelper | OutOfDeviceMemory | Unusable)
+            && self.left.is_empty()
     }
 
     /// Whether the process has nothing on a GPU.
@@ -105,8 +108,8 @@ impl HelperError {
 
     /// Whether the process cannot hibernate, and nothing has changed.
     pub(super) fn is_impossible(&self) -> bool {
-        use ErrorKind::{Obstacles, UnknownSpace, Unsupported, Unusable};
-        matches!(self.kind, Obstacles | UnknownSpace | Unsupported | Unusable) && self.left.is_empty()
+        use ErrorKind::{Obstacles, Unsupported, Unusable};
+        matches!(self.kind, Obstacles | Unsupported | Unusable) && self.left.is_empty()
     }
 }
 

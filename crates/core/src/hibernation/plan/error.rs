@@ -69,13 +69,22 @@ pub enum SetErrorCause {
         /// What is free.
         free_bytes: u64,
     },
-    /// Nothing says whether a restore would fail, and lose it. Nothing was changed.
+    /// What it held is not remembered, so a restore might fail and lose it. Nothing was changed.
     #[error(
-        "process {pid} might be lost on its way back: nothing says what it holds on its devices, or what is free there; \
-         nothing was changed: name the journal with which it hibernated, or free memory there and leave the check away \
-         (--without-space-check)"
+        "process {pid} might be lost on its way back: nothing says what it held on its devices; nothing was changed: name \
+         the journal with which it hibernated, or free memory there and leave the check away (--without-space-check)"
     )]
     UnknownSpace {
+        /// The first such process.
+        pid: u32,
+    },
+    /// The driver does not say what it holds, or what is free there, so a restore might fail and lose it.
+    #[error(
+        "process {pid} might be lost on its way back: the driver has no figure of what it holds on its devices, or of what \
+         is free there; nothing was changed: make libnvidia-ml.so.1 loadable (in a container \
+         NVIDIA_DRIVER_CAPABILITIES=utility), or keep memory free and leave the check away (--without-space-check)"
+    )]
+    NoFigures {
         /// The first such process.
         pid: u32,
     },
@@ -139,6 +148,7 @@ impl SetError {
             SetErrorCause::Process(error) => Some(error.pid),
             SetErrorCause::Obstacles { pid, .. }
             | SetErrorCause::Repeated { pid }
+            | SetErrorCause::NoFigures { pid }
             | SetErrorCause::UnknownSpace { pid } => Some(*pid),
             SetErrorCause::Empty | SetErrorCause::DeviceMemory { .. } | SetErrorCause::Journal { .. } => None,
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::measure::is_unmeasured;
 use super::settle::Back;
 use super::steps::{Standing, all};
 use super::{
@@ -59,13 +60,16 @@ impl SetPlan<'_> {
         let members = keys(processes);
         distinct(&pids(&members))?;
         let mut entry = JournalEntry::new(processes.iter().cloned(), SetPhase::Hibernating);
+        // Before anything is locked, since others may take long.
+        let devices = self.lock_devices(processes.iter().filter(|process| is_unmeasured(process)))?;
         self.journal.write(&entry)?;
         let locked = self.timed(&members, |pid| self.checkpointer.lock(pid, wait_max));
         let ours = self.reached(&members, &locked);
         let may_be_locked_later = locked.iter().any(is_unanswered);
         let result = self.checkpoint_locked(&members, &mut entry, locked);
+        drop(devices);
         result.map_err(|cause| {
-            let settled = self.settle(&entry, &entry.those(&ours), Back::Restore);
+            let settled = self.settle(&entry, &entry.those(&ours), Back::Undo);
             if may_be_locked_later {
                 // Should that happen after this caller's end, a recovery finds it by the entry.
                 drop(self.journal.write(&entry));
@@ -90,7 +94,10 @@ impl SetPlan<'_> {
         locked: Vec<StepResult<f64>>,
     ) -> Result<Vec<CheckpointedProcess>, SetErrorCause> {
         let lock_ms = all(locked)?;
-        let checkpoint_ms = all(self.checkpoint_measured(processes, entry)?)?;
+        let checkpoint_ms = all(self.checkpoint_measured(processes, entry))?;
+        if let Some(pid) = self.unmeasured(&entry.processes) {
+            return Err(SetErrorCause::NoFigures { pid });
+        }
         self.journal.write(&entry.at(SetPhase::Hibernated))?;
         let times = lock_ms.into_iter().zip(checkpoint_ms);
         Ok(processes

@@ -1,30 +1,29 @@
 //! What processes hold of which the driver keeps no figure, as in a container with process numbers of its own.
 //!
 //! Promise: the figure is what free memory gains by the checkpoint. So it is right if no other process takes or frees memory
-//! there meanwhile; calls with the same journal do not. Without a gain it stays unknown. Processes of a set that share a
+//! there meanwhile; other measured checkpoints and restores with the same journal do not. Without a gain it stays unknown. Processes of a set that share a
 //! device get equal parts.
 
 use std::collections::BTreeMap;
 
-use super::{JournalEntry, JournalError, ProcessKey, SetPlan, SetProcess};
+use super::{JournalEntry, ProcessKey, SetPlan, SetProcess};
 use crate::hibernation::{HeldMemory, Result as StepResult};
 
 /// Free memory of devices, by their UUIDs.
 type FreeBytes = BTreeMap<String, u64>;
 
 impl SetPlan<'_> {
-    /// Checkpoints all, and completes the entry's figures.
+    /// Checkpoints all, and completes the entry's figures. The caller has the devices of those without figures.
     pub(super) fn checkpoint_measured(
         &self,
         processes: &[ProcessKey],
         entry: &mut JournalEntry,
-    ) -> Result<Vec<StepResult<f64>>, JournalError> {
-        let _devices = self.lock_devices(entry.processes.iter().filter(|process| is_unmeasured(process)))?;
+    ) -> Vec<StepResult<f64>> {
         let free_before = self.free_without_figures(&entry.processes);
         let checkpointed = self.timed(processes, |pid| self.checkpointer.checkpoint(pid));
         let done = processes.iter().zip(&checkpointed).filter(|(_, result)| result.is_ok());
         self.complete(entry, &done.map(|(process, _)| *process).collect::<Vec<_>>(), &free_before);
-        Ok(checkpointed)
+        checkpointed
     }
 
     /// Of the devices where a process has no figure.
@@ -52,7 +51,7 @@ impl SetPlan<'_> {
     }
 }
 
-fn is_unmeasured(process: &SetProcess) -> bool {
+pub(super) fn is_unmeasured(process: &SetProcess) -> bool {
     process.held.iter().any(is_unknown)
 }
 

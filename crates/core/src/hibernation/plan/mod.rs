@@ -99,7 +99,7 @@ impl<'a> SetPlan<'a> {
                 return Err(SetErrorCause::Obstacles { pid, obstacles: found.obstacles.clone() }.into());
             }
             if !self.will_know_space(&found.held) {
-                return Err(SetErrorCause::UnknownSpace { pid }.into());
+                return Err(SetErrorCause::NoFigures { pid }.into());
             }
         }
         Ok(inspections)

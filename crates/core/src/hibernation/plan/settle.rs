@@ -9,6 +9,8 @@ use crate::hibernation::{CheckpointError, CheckpointErrorKind, ProcessState, Res
 /// What is done about processes that are checkpointed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Back {
+    /// This call has just checkpointed them: they are restored.
+    Undo,
     /// They are restored, if there is known to be space for all.
     Restore,
     /// They stay so: a restore has failed.
@@ -50,6 +52,7 @@ impl SetPlan<'_> {
         let all = keys(processes);
         self.at_rest(&all);
         let restored = match back {
+            Back::Undo => self.restore_at_once(&self.those_at(processes, ProcessState::Checkpointed)),
             Back::Restore => self.restore_if_space(&self.those_at(processes, ProcessState::Checkpointed)),
             Back::Stay => Ok(()),
         };

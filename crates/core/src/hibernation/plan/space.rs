@@ -18,8 +18,13 @@ impl SetPlan<'_> {
 
     /// Whether a resume can be checked. A process without a figure is measured, which takes those of its devices.
     pub(super) fn will_know_space(&self, held: &[HeldMemory]) -> bool {
-        let has_figure = |held: &HeldMemory| self.checkpointer.free_bytes(&held.uuid).is_some();
-        !self.compares() || (!held.is_empty() && held.iter().all(has_figure))
+        !self.compares() || (!held.is_empty() && held.iter().all(|held| self.has_free_figure(held)))
+    }
+
+    /// The first of which something is not known after its checkpoint.
+    pub(super) fn unmeasured(&self, processes: &[SetProcess]) -> Option<u32> {
+        let is_unknown = |process: &&SetProcess| process.held.iter().any(|held| held.used_bytes.is_none());
+        processes.iter().filter(|_| self.compares()).find(is_unknown).map(|process| process.key.pid)
     }
 
     /// Whether the devices have as much free memory as the processes held there, and a margin.
@@ -27,25 +32,36 @@ impl SetPlan<'_> {
         if !self.compares() {
             return Ok(());
         }
-        let mut needed: BTreeMap<&str, u64> = BTreeMap::new();
         for process in processes {
-            let unknown = SetErrorCause::UnknownSpace { pid: process.key.pid };
-            if !self.will_know_space(&process.held) {
-                return Err(unknown);
+            let pid = process.key.pid;
+            if process.held.is_empty() || process.held.iter().any(|held| held.used_bytes.is_none()) {
+                return Err(SetErrorCause::UnknownSpace { pid });
             }
-            for held in &process.held {
-                let Some(used_bytes) = held.used_bytes else { return Err(unknown) };
-                let needed_bytes = needed.entry(&held.uuid).or_insert(MARGIN_BYTES);
-                *needed_bytes = needed_bytes.saturating_add(used_bytes);
+            if !process.held.iter().all(|held| self.has_free_figure(held)) {
+                return Err(SetErrorCause::NoFigures { pid });
             }
         }
+        self.compare(processes)
+    }
+
+    /// As far as there are figures.
+    fn compare(&self, processes: &[SetProcess]) -> Result<(), SetErrorCause> {
+        let mut needed: BTreeMap<&str, u64> = BTreeMap::new();
+        for held in processes.iter().flat_map(|process| &process.held) {
+            let needed_bytes = needed.entry(&held.uuid).or_insert(MARGIN_BYTES);
+            *needed_bytes = needed_bytes.saturating_add(held.used_bytes.unwrap_or_default());
+        }
         for (uuid, needed_bytes) in needed {
-            let free_bytes = self.checkpointer.free_bytes(uuid).unwrap_or_default();
-            if free_bytes < needed_bytes {
+            let free_bytes = self.checkpointer.free_bytes(uuid);
+            if let Some(free_bytes) = free_bytes.filter(|free_bytes| *free_bytes < needed_bytes) {
                 return Err(SetErrorCause::DeviceMemory { uuid: uuid.to_owned(), needed_bytes, free_bytes });
             }
         }
         Ok(())
+    }
+
+    fn has_free_figure(&self, held: &HeldMemory) -> bool {
+        self.checkpointer.free_bytes(&held.uuid).is_some()
     }
 
     /// Restores these, where there is known to be space for all. Otherwise they stay as they are.
@@ -54,6 +70,20 @@ impl SetPlan<'_> {
         if self.check_space(processes).is_err() {
             return Ok(());
         }
+        self.restore_each(processes)
+    }
+
+    /// The same for those that this call has just checkpointed. Their space was theirs a moment ago, so what is not known
+    /// does not keep them away, and neither does a journal that fails.
+    pub(super) fn restore_at_once(&self, processes: &[SetProcess]) -> StepResult<()> {
+        let _devices = self.lock_devices(processes);
+        if self.compares() && self.compare(processes).is_err() {
+            return Ok(());
+        }
+        self.restore_each(processes)
+    }
+
+    fn restore_each(&self, processes: &[SetProcess]) -> StepResult<()> {
         each(&keys(processes), |process| self.checkpointer.restore(process.pid)).into_iter().collect()
     }
 
