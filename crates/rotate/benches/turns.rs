@@ -21,8 +21,9 @@ fn main() -> ExitCode {
     match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["turns"] => table_of_turns(),
         ["hibernation"] => table_of_hibernation(),
+        [] => println!("name a table: `turns` or `hibernation`"),
         _ => {
-            eprintln!("which table? `turns` or `hibernation`");
+            eprintln!("there are two tables, one at a time: `turns` and `hibernation`");
             return ExitCode::from(2);
         }
     }

@@ -267,7 +267,7 @@ async fn what_cannot_be_asked_or_does_not_fit_now_is_for_later() {
 }
 
 #[tokio::test]
-async fn what_cannot_change_is_remembered_until_there_is_another_configuration() {
+async fn what_hardly_changes_is_remembered_until_there_is_another_configuration_or_much_later() {
     for (kind, is_for_good) in [("unsupported", true), ("no_device", false), ("journal", false)] {
         let first = format!("{{\"unusable\":\"no use\",\"kind\":\"{kind}\"}}");
         let script = Script::new(&format!("begin first='{first}'\n*) ;;"));
@@ -279,13 +279,18 @@ async fn what_cannot_change_is_remembered_until_there_is_another_configuration()
         fs::write(script.path("state").join("one.hibernating"), r#"{"pids":[12],"host_bytes":1}"#).unwrap();
         let error = soon(sets.resume(&engine(&[12]))).await.unwrap_err();
         assert!(matches!(&error, HibernateError::Later(why) if why.contains("no use")), "{error:?}");
-        tokio::time::pause();
-        tokio::time::advance(Duration::from_secs(3600)).await;
-        tokio::time::resume();
-        // One that is asked for nothing is not started.
-        assert_eq!(script.starts(), "1");
-        soon(sets.resume(&engine(&[12]))).await.unwrap_err();
-        assert_eq!(script.starts(), if is_for_good { "1" } else { "2" }, "{kind}");
+        for (pause, starts) in
+            [(60, if is_for_good { "1" } else { "2" }), (3600, if is_for_good { "2" } else { "3" })]
+        {
+            let before = script.starts();
+            tokio::time::pause();
+            tokio::time::advance(Duration::from_secs(pause)).await;
+            tokio::time::resume();
+            // One that is asked for nothing is not started.
+            assert_eq!(script.starts(), before);
+            soon(sets.resume(&engine(&[12]))).await.unwrap_err();
+            assert_eq!(script.starts(), starts, "{kind}");
+        }
         let next = Script::new(WELL);
         sets.configure(&next.config());
         soon(sets.resume(&engine(&[12]))).await.unwrap();
@@ -342,7 +347,7 @@ async fn a_helper_that_closes_its_output_and_lives_on_is_killed() {
     let child = fs::read_to_string(script.path("child")).unwrap();
     // From now on limits pass at once where nothing else happens.
     tokio::time::pause();
-    let error = asked.await.unwrap().unwrap_err();
+    let error = soon(asked).await.unwrap().unwrap_err();
     tokio::time::resume();
     assert!(error.to_string().contains("did not end within 30 s, and was killed"), "{error}");
     until("killed with its children", || has_ended(child.trim())).await;

@@ -36,11 +36,19 @@ impl HibernationReport {
 impl HibernationReport {
     pub(super) fn examine() -> Self {
         use poorwill_driver::cuda::CudaCheckpointer;
+        use poorwill_driver::nvml::Nvml;
         use poorwill_driver::system::System;
 
         let driver = CudaCheckpointer::open(None).err().map(|error| error.kind.to_string());
         let system = System::here();
-        Self::of(driver, system.ptrace_scope(), system.has_ptrace_capability())
+        let mut report = Self::of(driver, system.ptrace_scope(), system.has_ptrace_capability());
+        if let Err(reason) = Nvml::load() {
+            report.limits.push(format!(
+                "only with --without-space-check: {reason}; make libnvidia-ml.so.1 loadable (in a container \
+                 NVIDIA_DRIVER_CAPABILITIES=utility)"
+            ));
+        }
+        report
     }
 
     /// The driver's calls need the rights of a debugger, which the kernel may limit.

@@ -31,6 +31,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// After a helper that cannot be used now.
 const UNUSABLE_PAUSE: Duration = Duration::from_secs(30);
+/// After one that cannot be used on this machine, until its driver is another one.
+const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(600);
 /// A helper that ran for this long ends the growth of pauses.
 const STEADY: Duration = Duration::from_secs(60);
 
@@ -194,17 +196,17 @@ impl Keeper {
         Ok(child)
     }
 
-    /// Refuses requests: for a while, or until there is another command where time alone changes nothing.
+    /// Refuses requests for a while, or until there is another command.
     async fn refuse_all(&mut self, first: Option<Asked>, error: &HelperError) {
         let refuse = |(_, reply): Asked| drop(reply.send(Err(error.clone())));
         first.into_iter().for_each(refuse);
-        let until = Instant::now() + UNUSABLE_PAUSE;
+        let until = Instant::now() + if error.is_impossible() { UNSUPPORTED_PAUSE } else { UNUSABLE_PAUSE };
         loop {
             tokio::select! {
                 // What was asked for after another command came is for that one.
                 biased;
                 Ok(()) = self.commands.changed() => return,
-                () = sleep_until(until), if !error.is_impossible() => return,
+                () = sleep_until(until) => return,
                 asked = self.inbox.recv() => match asked {
                     Some(asked) => refuse(asked),
                     None => return,

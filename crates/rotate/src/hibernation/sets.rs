@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::helper::{HelperProcess, command_of};
 use super::mark::{HibernationMark, Marks};
-use super::protocol::{Ask, HelperError, inspected, state_of};
+use super::protocol::{Ask, HelperError, Inspected, inspected, state_of};
 use super::{EngineProcesses, HibernateError, HibernationFuture, Hibernator};
 use crate::config::Hibernate;
 
@@ -125,8 +125,9 @@ impl Sets {
         let inspect = self.of_each(&of.pids, |pids| Ask::Inspect { pids }, inspected);
         let mut found = inspect.await.map_err(wanted)?;
         // One that only looked for GPUs serves requests, and stays.
-        if found.iter().any(|(_, one)| one.host_bytes > 0) {
-            found.retain(|(_, one)| one.host_bytes > 0 || one.is_unmeasured);
+        let holds = |one: &Inspected| one.host_bytes > 0 || one.is_unmeasured;
+        if found.iter().any(|(_, one)| holds(one)) {
+            found.retain(|(_, one)| holds(one));
         }
         if found.is_empty() {
             let why = "none of its processes uses a GPU, as far as they are known";

@@ -126,11 +126,11 @@ impl SetPlan<'_> {
             }
         }
         let entry = JournalEntry::new(processes.iter().cloned(), SetPhase::Resuming);
-        let devices = self.lock_devices(processes)?;
+        // Until a step that got no answer is over, too.
+        let _devices = self.lock_devices(processes)?;
         self.check_space(processes)?;
         self.journal.write(&entry)?;
         let restored = all(self.timed(&members, |pid| self.checkpointer.restore(pid)));
-        drop(devices);
         let (restore_ms, unlock_ms) = restored
             .and_then(|restore_ms| Ok((restore_ms, all(self.timed(&members, |pid| self.unlock(pid)))?)))
             .map_err(|error| self.settle(&entry, processes, Back::Stay).error(error.into()))?;
