@@ -1,8 +1,8 @@
 //! What processes hold of which the driver keeps no figure, as in a container with process numbers of its own.
 //!
 //! Promise: the figure is what free memory gains by the checkpoint. So it is right if no other process takes or frees memory
-//! there meanwhile; other measured checkpoints and restores with the same journal do not. Without a gain it stays unknown. Processes of a set that share a
-//! device get equal parts.
+//! there meanwhile. Other measured checkpoints and restores with the same journal do not. Without a gain it stays unknown.
+//! Processes of a set that share a device get equal parts.
 
 use std::collections::BTreeMap;
 
