@@ -15,6 +15,10 @@ use crate::{faults, process, state};
 pub(crate) enum Requirement {
     /// Needs `cuInit`; counts, and waits while this process is locked.
     call,
+    /// Needs `cuInit`; counts. It looks at queued work, also while this process is locked. A checkpointed one ends.
+    look,
+    /// Needs `cuInit`; counts. It looks at memory, also while this process is locked. A checkpointed one gets an error.
+    figure,
     /// Needs `cuInit`; counts. It is about another process.
     other,
     /// Needs `cuInit`; does not count.
@@ -34,15 +38,20 @@ pub(crate) fn enter(requirement: Requirement, symbol: &'static str, body: impl F
         if requirement != Requirement::free && IN_HOST_FUNCTION.get() {
             return Err(Code::NOT_PERMITTED);
         }
-        if matches!(requirement, Requirement::call | Requirement::stack | Requirement::other) {
+        if !matches!(requirement, Requirement::early | Requirement::free) {
             state::get()?;
         }
         if symbol == "cuInit" {
             faults::config()?;
         }
-        let is_counted = matches!(requirement, Requirement::call | Requirement::early | Requirement::other);
+        let is_counted = !matches!(requirement, Requirement::stack | Requirement::free);
         faults::on_call(symbol, is_counted)?;
-        let _call = if requirement == Requirement::call { process::enter()? } else { None };
+        let _call = match requirement {
+            Requirement::call => process::enter()?,
+            Requirement::look => process::look(symbol)?,
+            Requirement::figure => process::look_at_memory()?,
+            _ => None,
+        };
         body()
     });
     match catch_unwind(run) {

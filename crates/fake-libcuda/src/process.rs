@@ -1,7 +1,8 @@
 //! Processes that are taken off their devices: this one as a target, and others.
 //!
 //! As with NVIDIA's driver, the state is the target's, and a step goes on without its caller. Who asks for a state during
-//! a step waits. A restore that fails loses the process, which goes on to be called checkpointed.
+//! a step waits. A restore that fails loses the process, which goes on to be called checkpointed. A checkpointed process
+//! that looks at a stream or an event ends.
 
 use std::ffi::c_int;
 use std::path::Path;
@@ -28,6 +29,30 @@ const ANSWER_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Begins a device call. Waits while this process is locked.
 pub(crate) fn enter() -> Outcome<Option<DeviceCall>> {
     THIS.get().map(|(process, _)| process.enter()).transpose().map_err(|_| Code::LAUNCH_FAILED)
+}
+
+/// Begins a call that looks at a stream or an event.
+pub(crate) fn look(symbol: &str) -> Outcome<Option<DeviceCall>> {
+    let Some((process, _)) = THIS.get() else { return Ok(None) };
+    match process.look() {
+        Ok(Some(call)) => Ok(Some(call)),
+        Ok(None) => end_of(symbol),
+        Err(_) => Err(Code::LAUNCH_FAILED),
+    }
+}
+
+/// Begins a call that looks at memory.
+pub(crate) fn look_at_memory() -> Outcome<Option<DeviceCall>> {
+    let Some((process, _)) = THIS.get() else { return Ok(None) };
+    process.look().map_err(|_| Code::LAUNCH_FAILED)?.ok_or(Code::OPERATING_SYSTEM).map(Some)
+}
+
+/// Driver 580 ends the process by `SIGSEGV`, which Rust's handler would survive here.
+fn end_of(symbol: &str) -> ! {
+    eprintln!("fake libcuda: {symbol} while this process is checkpointed; NVIDIA's driver ends it as well");
+    loop {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
 }
 
 /// Registers this process, if the settings name a folder.

@@ -192,7 +192,12 @@ fn number_of_ended(target: &mut Target) -> u64 {
     target.ask("ended").parse().unwrap()
 }
 
-fn expect_ended(target: Target, calls: u64) -> Target {
+/// Waits until so many device calls of a target have ended.
+///
+/// # Panics
+/// If they do not.
+#[must_use]
+pub fn expect_ended(target: Target, calls: u64) -> Target {
     let target = std::sync::Mutex::new(target);
     eventually("device calls end", || number_of_ended(&mut target.lock().unwrap()) == calls);
     target.into_inner().unwrap()
@@ -545,9 +550,12 @@ pub fn threads_take_processes_at_once(context: Context<'_>) {
             })
             .collect();
         rounds.into_iter().for_each(|round| round.join().unwrap());
-        assert_eq!(checkpointer.state(waiting).unwrap(), ProcessState::Running, "a lock that waits");
+        assert!(!locking.is_finished(), "a lock that waits");
+        let state = scope.spawn(|| checkpointer.state(waiting)); // It may wait, too.
         targets[0].ask("finish");
         locking.join().unwrap().unwrap();
+        let state = state.join().unwrap().unwrap();
+        assert!(matches!(state, ProcessState::Running | ProcessState::Locked), "{state:?}");
     });
     checkpointer.unlock(waiting).unwrap();
     for target in &mut targets {

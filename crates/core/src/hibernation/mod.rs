@@ -24,7 +24,11 @@
 //! - **\[theirs\]** The state belongs to the process, not to the caller. It survives the caller, and another caller
 //!   goes on from it. It ends with the process.
 //! - **\[lock\]** waits until the work that the process has queued is done, for `wait_max` at most. After that it is
-//!   [`CheckpointErrorKind::Busy`], and the process runs on. When it returns, device calls of the process wait.
+//!   [`CheckpointErrorKind::Busy`], and the process runs on. When it returns, device calls of the process that queue
+//!   work or change memory wait.
+//! - **\[looks\]** Device calls that look at work or memory do not wait. A locked process gets its answers. One that is
+//!   checkpointed may get an error, or end: NVIDIA's driver ends it if it looks at a stream or an event. So nothing in a
+//!   process may do that meanwhile, as a sleeping engine does not.
 //! - **\[checkpoint\]** moves all bytes that the process holds on its devices to host memory, and releases them. The
 //!   process holds nothing there afterwards, but for a few MiB of the driver's own.
 //! - **\[restore\]** takes the devices again, with the same bytes at the same addresses. Device calls still wait.
@@ -38,7 +42,7 @@
 //!   known from outside.
 //! - **\[gone\]** A process that has ended is [`CheckpointErrorKind::NoSuchProcess`], in every call, also while another
 //!   call waits for it.
-//! - **\[answers\]** A process that is stopped does not answer: [`CheckpointErrorKind::NoAnswer`] after a limit. A lock
+//! - **\[answers\]** `state` may wait for a step under way, such as a lock that waits. A process that is stopped does not answer: [`CheckpointErrorKind::NoAnswer`] after a limit. A lock
 //!   that its caller no longer waits for is undone.
 //! - **\[threads\]** Any thread may make any call. Calls on different processes run at the same time.
 

@@ -8,8 +8,9 @@ use libloading::os::unix::{Library, Symbol};
 use poorwill_core::hibernation::{CheckpointErrorKind, Checkpointer, Obstacle, ProcessState, Result};
 use poorwill_driver::cuda::CudaCheckpointer;
 use poorwill_driver::{CudaConfig, CudaDevice};
-use poorwill_testkit::checkpoint::{CudaSetup, Setup, Target, targets};
+use poorwill_testkit::checkpoint::{CudaSetup, Setup, Target, expect_ended, targets};
 use poorwill_testkit::device::Kind;
+use poorwill_testkit::watchdog::eventually;
 
 poorwill_testkit::checkpoint_contract!(open, targets::cuda);
 
@@ -128,6 +129,24 @@ fn each_call_may_fail_and_another_caller_goes_on() {
             return;
         }
     }
+}
+
+#[test]
+fn a_look_at_a_stream_ends_a_checkpointed_process() {
+    let Some(setup) = open() else { return };
+    let (checkpointer, mut target) = (setup.checkpointer_within(None), start(&setup, &[]));
+    let pid = target.pid();
+    checkpointer.lock(pid, WAIT).unwrap();
+    target.ask("look");
+    let mut target = expect_ended(target, 1);
+    checkpointer.checkpoint(pid).unwrap();
+    checkpointer.restore(pid).unwrap();
+    target.ask("look");
+    let mut target = expect_ended(target, 2);
+    checkpointer.checkpoint(pid).unwrap();
+    target.ask("look");
+    eventually("it ends", || checkpointer.state(pid).is_err());
+    assert_eq!(kind(checkpointer.restore(pid)), CheckpointErrorKind::NoSuchProcess);
 }
 
 #[test]

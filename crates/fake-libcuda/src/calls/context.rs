@@ -74,7 +74,7 @@ entries! {
         Ok(())
     }
 
-    call cuCtxSynchronize() {
+    look cuCtxSynchronize() {
         let current = current()?;
         current.check_device_runs()?;
         current.wait_for_device()

@@ -51,7 +51,7 @@ entries! {
         Ok(())
     }
 
-    call cuEventQuery(event: Handle) {
+    look cuEventQuery(event: Handle) {
         let current = current()?;
         let Some(point) = recorded(&current, event)? else { return Ok(()) };
         if !point.has_passed()? {
@@ -60,7 +60,7 @@ entries! {
         current.device.check()
     }
 
-    call cuEventSynchronize(event: Handle) {
+    look cuEventSynchronize(event: Handle) {
         let current = current()?;
         let Some(point) = recorded(&current, event)? else { return Ok(()) };
         point.wait()?;

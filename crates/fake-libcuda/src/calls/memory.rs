@@ -9,7 +9,7 @@ use crate::memory;
 use crate::state::{self, Handle, range};
 
 entries! {
-    call cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+    figure cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
         let device = current()?.device;
         let (total_bytes, free_bytes) = device.simulation.info(device.memory()?)?;
         free.set(usize::try_from(free_bytes).unwrap_or(usize::MAX))?;

@@ -47,7 +47,7 @@ entries! {
         Ok(())
     }
 
-    call cuStreamSynchronize(stream: Handle) {
+    look cuStreamSynchronize(stream: Handle) {
         let current = current()?;
         current.check_runs(stream)?;
         current.state.check_may_wait()?;

@@ -89,7 +89,8 @@ pub type Enter = Arc<dyn Fn() -> Option<Box<dyn Any>> + Send + Sync>;
 ///
 /// - `fill N`: maps N granules, and fills them with a pattern.
 /// - `verify`: says `same` if all have their pattern, at their addresses.
-/// - `begin`: begins a device call on a thread. `ended`: how many of these have ended.
+/// - `begin`: begins a device call on a thread, which takes memory. `ended`: how many of these have ended.
+/// - `look`: waits for the stream on a thread, which a lock does not hold up.
 /// - `queue`: queues work that goes on until `finish`.
 ///
 /// # Panics
@@ -117,8 +118,17 @@ pub fn serve(device: &Arc<dyn Driver>, enter: &Enter) {
                 let (device, enter, ended) = (Arc::clone(device), Arc::clone(enter), Arc::clone(&ended));
                 thread::spawn(move || {
                     let call = enter();
-                    let _ = device.memory_info();
+                    let taken = device.create(device.info().granule_bytes);
+                    let _ = taken.and_then(|backing| device.release(backing));
                     drop(call);
+                    ended.fetch_add(1, Ordering::AcqRel);
+                });
+                say("begun");
+            }
+            "look" => {
+                let (device, ended) = (Arc::clone(device), Arc::clone(&ended));
+                thread::spawn(move || {
+                    device.stream_synchronize(stream).unwrap();
                     ended.fetch_add(1, Ordering::AcqRel);
                 });
                 say("begun");

@@ -1,7 +1,7 @@
 //! Where a process stands, its steps, and its device calls.
 //!
 //! Promise: each step is made from its state only, and ends there, one further, or in `Failed`. A call that has entered
-//! ends before a lock returns; a call that enters later waits.
+//! ends before a lock returns; a call that enters later waits. A call that looks ends before a checkpoint.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -154,6 +154,25 @@ impl Steps {
         Ok(DeviceCall(Some(Arc::clone(self))))
     }
 
+    /// Begins a call that looks at queued work, of which there is none once the process is locked. `None` if the process
+    /// is off its devices.
+    pub(super) fn look(self: &Arc<Self>) -> std::result::Result<Option<DeviceCall>, DeviceLost> {
+        let mut position = self.position();
+        loop {
+            if position.has_left {
+                return Ok(Some(DeviceCall::uncounted()));
+            }
+            match position.state {
+                ProcessState::Failed => return Err(DeviceLost),
+                ProcessState::Checkpointed => return Ok(None),
+                ProcessState::Running | ProcessState::Locked => break,
+                _ => position = self.changed.wait(position).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+        position.calls += 1;
+        Ok(Some(DeviceCall(Some(Arc::clone(self)))))
+    }
+
     pub(super) fn inspect(&self) -> ProcessInspection {
         let state = self.state();
         ProcessInspection { state, held: self.memory.held(), obstacles: self.memory.obstacles() }
@@ -181,6 +200,11 @@ impl Steps {
                 let reason = format!("it cannot be taken off its devices: {obstacle}");
                 return Err(CheckpointErrorKind::Unsupported { reason }.into());
             }
+            let mut position = self.position();
+            while position.calls > 0 {
+                position = self.changed.wait(position).unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(position);
             self.memory.take_off()
         })
     }
@@ -332,6 +356,27 @@ mod tests {
             assert_eq!(locking.join().unwrap(), Ok(()));
         });
         assert_eq!(steps.state(), ProcessState::Locked);
+    }
+
+    #[test]
+    fn a_look_passes_a_lock_and_holds_up_a_checkpoint() {
+        let steps = steps(false);
+        steps.lock(LONG, &|| true).unwrap();
+        let look = steps.look().unwrap().expect("it is on its devices");
+        thread::scope(|scope| {
+            let taking = scope.spawn(|| steps.checkpoint());
+            while steps.state() != ProcessState::Checkpointing {
+                thread::yield_now();
+            }
+            let second = scope.spawn(|| steps.look().map(|call| call.is_some()));
+            assert_eq!(steps.position().calls, 1, "the second one waits for the checkpoint");
+            drop(look);
+            assert_eq!(taking.join().unwrap(), Ok(()));
+            assert_eq!(second.join().unwrap(), Ok(false));
+        });
+        steps.restore().unwrap();
+        assert!(steps.look().unwrap().is_some());
+        steps.unlock().unwrap();
     }
 
     #[test]

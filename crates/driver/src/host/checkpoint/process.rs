@@ -87,6 +87,15 @@ impl HostProcess {
         if self.owner.is_here() { self.steps.enter() } else { Ok(DeviceCall::uncounted()) }
     }
 
+    /// Begins a call that looks at queued work. It passes a lock, and waits for a checkpoint or restore under way. `None`
+    /// while the process is off its devices.
+    ///
+    /// # Errors
+    /// The process has lost its device.
+    pub fn look(&self) -> Result<Option<DeviceCall>, DeviceLost> {
+        if self.owner.is_here() { self.steps.look() } else { Ok(Some(DeviceCall::uncounted())) }
+    }
+
     /// Where it stands.
     #[must_use]
     pub fn state(&self) -> ProcessState {
