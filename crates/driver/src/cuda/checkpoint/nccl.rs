@@ -39,7 +39,8 @@ impl Sockets {
             self.own.contains(inode).then_some((rank, path))
         });
         let (rank, path) = ranks.max()?;
-        (rank > 0 || self.has_accepted()).then_some(path)
+        // The name is padded with NUL, which the table shows so.
+        (rank > 0 || self.has_accepted()).then(|| path.trim_end_matches('@'))
     }
 
     /// Whether it has accepted a connection from another process.
@@ -74,7 +75,7 @@ mod tests {
     const UNIX: &str = "\
 Num       RefCount Protocol Flags    Type St Inode Path
 0000000000000000: 00000002 00000000 00000000 0002 01 500 @tmp/nccl-socket-0-8fd5c5c2a51b0f2
-0000000000000000: 00000002 00000000 00000000 0002 01 600 @tmp/nccl-socket-1-77d5c5c2a51b0f2
+0000000000000000: 00000002 00000000 00000000 0002 01 600 @tmp/nccl-socket-1-77d5c5c2a51b0f2@@@@@@
 0000000000000000: 00000003 00000000 00000000 0001 03 501
 0000000000000000: 00000002 00000000 00010000 0001 01 502 @cuda-uvmfd-4026531836-2f3@
 ";
