@@ -24,13 +24,16 @@ GIB = 1 << 30
 TAGS = ["weights", "kv_cache"]
 lock = threading.Condition()
 sleeping, level, paused, undefined, sleeps, salt = set(), 0, False, False, 0, 0
+hibernating = False
+away = "the engine hibernates: ask /hibernate/resume first"
 not_ready = "the weights were dropped by a level 2 sleep: call reload_weights"
 
 
 def size():
     asleep = bool(sleeping) and "keeps_memory" not in flaws
     with open(card + ".new", "w") as file:
-        file.write(f"{engine.pid} {GIB // 2 if asleep else 8 * GIB}")
+        held = 0 if hibernating and "stays" not in flaws else GIB // 2 if asleep else 8 * GIB
+        file.write(f"{engine.pid} {held}")
     os.replace(card + ".new", card)
 
 
@@ -61,6 +64,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.say(200)
         elif path == "/is_sleeping":
             self.say(200, {"is_sleeping": bool(sleeping) or paused})
+        elif path == "/is_hibernating":
+            state = "checkpointed" if hibernating else "running"
+            self.say(200, {"is_hibernating": hibernating, "processes": [{"pid": engine.pid, "state": state}]})
         elif path == "/metrics":
             count = 0 if "no_metrics" in flaws else sleeps
             self.say(200, f"poorwill_operation_seconds_count {2.0 * count}\npoorwill_host_bytes 5.0\n")
@@ -80,7 +86,11 @@ class Handler(BaseHTTPRequestHandler):
             "/v1/completions": self.complete,
             "/collective_rpc": self.rpc,
             "/resume": self.resume,
+            "/hibernate": self.hibernate,
+            "/hibernate/resume": self.come_back,
         }
+        if hibernating and not url.path.startswith("/hibernate") and "wakes_it" not in flaws:
+            return self.say(503 if url.path == "/v1/completions" else 409, {"error": away})
         routes[url.path](query, body)
 
     def sleep(self, query, body):
@@ -129,6 +139,22 @@ class Handler(BaseHTTPRequestHandler):
             lock.notify_all()
             size()
         self.say(200)
+
+    def hibernate(self, query, body):
+        global hibernating
+        if query.get("wait_max") == ["nonsense"]:
+            return self.say(400, {"error": "wait_max is no number"})
+        if not sleeping:
+            return self.say(409, {"error": "the engine is awake"})
+        hibernating = True
+        size()
+        self.say(200, {"status": "hibernating"})
+
+    def come_back(self, query, body):
+        global hibernating
+        hibernating = False
+        size()
+        self.say(200, {"status": "resumed"})
 
     def resume(self, query, body):
         self.say(500 if undefined or sleeping else 200, {"error": not_ready})

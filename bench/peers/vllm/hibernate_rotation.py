@@ -166,7 +166,9 @@ def helper_killed(rotation: Sleepers) -> tuple[bool, dict]:
         rights.append(rotation.right(name, rotation.ask(name)))
     again = [rotation.right(name, rotation.ask(name)) for name in rotation.names]
     rested = rotation.settled(rest_of(rotation))
+    stages = {model["name"]: model["stage"] for model in rotation.status()["models"]}
     seen = {"right": rights, "again": again, "killed": killed, "rested": rested, "used_mib": used_mib()}
+    seen |= {} if rested else {"stages": stages, "events": rotation.events()[-40:]}
     return all(rights) and all(again) and rested and killed > 0, seen
 
 

@@ -32,6 +32,7 @@ from web import NEW_TOKENS, Answer, Pending, Server, free_port, server_command
 LONG_TOKENS = 600
 LOOK_S = 1.5  # how long a request is watched for not being answered
 SLACK_GIB = 0.1
+HIBERNATED_GIB = 0.01  # what a hibernating engine may hold of the card
 
 
 class Visitor:
@@ -352,6 +353,44 @@ def many_cycles(visitor: Visitor) -> tuple[bool, dict]:
     return all(right), {"right": right, "sleep_s": sleeps, "wake_s": wakes}
 
 
+def hibernated(visitor: Visitor) -> tuple[bool, dict]:
+    """Off the card altogether: what needs the card is refused at once until it is back, and it stays healthy."""
+    client = visitor.client
+    awake, bad = client.ask("/hibernate"), client.ask("/hibernate?wait_max=nonsense")
+    slept, left = client.sleep(1), visitor.used_gib()
+    away, rest = client.ask("/hibernate"), visitor.used_gib()
+    states, health = client.get("/is_hibernating"), client.get("/health")
+    again = client.ask("/hibernate")
+    refused = {
+        "wake": client.wake(),
+        "sleep": client.sleep(1),
+        "rpc": client.rpc("poorwill_status"),
+        "generate": client.complete(limit_s=20),
+        "stream": client.complete(stream=True, limit_s=20),
+    }
+    back = client.ask("/hibernate/resume")
+    asleep, woke = client.sleeps(), client.wake()
+    right = visitor.right(client.complete())
+    seen = {
+        "awake": awake.brief(),
+        "bad": bad.brief(),
+        "hibernate": away.brief(),
+        "used_gib": [left, rest],
+        "states": states.brief(),
+        "health": health.status,
+        "again": again.brief(),
+        "refused": {name: answer.brief() for name, answer in refused.items()},
+        "resume": back.brief(),
+        "wake": woke.brief(),
+        "right": right,
+    }
+    ok = awake.status == 409 and bad.status == 400 and slept.good and away.good and again.good
+    ok = ok and rest <= HIBERNATED_GIB and health.good and '"checkpointed"' in states.text
+    said = {name: answer.status for name, answer in refused.items()}
+    ok = ok and said == {"wake": 409, "sleep": 409, "rpc": 409, "generate": 503, "stream": 503}
+    return ok and back.good and asleep is True and woke.good and right and visitor.well(), seen
+
+
 def stop_and_start(visitor: Visitor) -> tuple[bool, dict]:
     """Asleep, and asked to end: the next one starts at the same port, in all of the memory."""
     visitor.client.sleep(1)
@@ -429,6 +468,7 @@ STEPS = [
     level_2_marked,
     level_1_after_reload,
     many_cycles,
+    hibernated,
     stop_and_start,
     killed_in_a_sleep,
     killed_asleep,

@@ -507,7 +507,7 @@ class Server(Folder):
     """The steps, with a server that does what it should, and with one that does not."""
 
     def visitor(self, *flaws: str) -> server.Visitor:
-        card = self.folder / "card"
+        card = self.folder / "-".join(["card", *flaws])
         options = server.parsed(["--mode", "poorwill", "--kill-after-s", "0.1"])
         visitor = server.Visitor(options, self.folder, self.folder / "log", Card(card))
 
@@ -551,6 +551,8 @@ class Server(Folder):
             "changes_level": server.twice_and_at_another_level,
             "gibberish": server.level_2,
             "no_metrics": server.metrics_move,
+            "stays": server.hibernated,
+            "wakes_it": server.hibernated,
         }.items():
             with self.subTest(flaw):
                 lines = self.take(self.visitor(flaw), [step])
