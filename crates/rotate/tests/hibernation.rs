@@ -129,12 +129,22 @@ fn too_much_residue_on_a_gpu_has_the_longest_idle_hibernate() {
 
 #[test]
 fn a_failed_hibernation_leaves_it_asleep_and_is_tried_again_after_growing_pauses() {
+    // `pause_min` is 5 s.
+    assert_eq!(tries_after(Outcome::Failed), [0, 5, 15, 35]);
+}
+
+#[test]
+fn one_that_failed_without_its_engines_fault_is_tried_again_after_the_same_pause() {
+    assert_eq!(tries_after(Outcome::Later), [0, 5, 10, 15]);
+}
+
+/// The seconds at which a hibernation is tried whose first three tries have such an outcome.
+fn tries_after(outcome: fn(String) -> Outcome) -> Vec<u64> {
     let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, Duration::ZERO));
     fixture.settle();
     fixture.use_once(0);
     moves(&mut fixture);
-    let failed = |_| (0, Task::Hibernate, Outcome::Failed("no".to_owned()));
-    fixture.instead = (0..3).map(failed).collect();
+    fixture.instead = (0..3).map(|_| (0, Task::Hibernate, outcome("no".to_owned()))).collect();
     fixture.input(Input::Sleep(ModelId(0)));
     fixture.settle();
     let mut tries = Vec::new();
@@ -143,10 +153,9 @@ fn a_failed_hibernation_leaves_it_asleep_and_is_tried_again_after_growing_pauses
         tries.extend((0..tried).map(|_| second));
         fixture.pass(1000);
     }
-    // `pause_min` is 5 s.
-    assert_eq!(tries, [0, 5, 15, 35]);
     assert_eq!(fixture.stage(0), "hibernating");
     assert_eq!(failures(&fixture), [(StageName::GoingIntoHibernation, "no"); 3]);
+    tries
 }
 
 #[test]

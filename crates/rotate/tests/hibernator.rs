@@ -204,7 +204,7 @@ async fn a_helper_that_ends_fails_what_it_was_asked_and_the_next_one_answers() {
     let restarted = sets.restarted();
     let error = soon(sets.hibernate(&engine(&[12]))).await.unwrap_err();
     assert!(error.to_string().contains("helper for hibernation ended"), "{error}");
-    assert!(matches!(error, HibernateError::Failed(_)) && script.has_mark());
+    assert!(matches!(error, HibernateError::Later(_)) && script.has_mark());
     // Without being asked for anything.
     soon(restarted).await;
     assert!(soon(sets.is_hibernating(&engine(&[12]))).await.unwrap());

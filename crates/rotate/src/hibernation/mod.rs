@@ -41,7 +41,8 @@ pub enum HibernateError {
     /// It cannot, and nothing has changed.
     #[error("{0}")]
     Impossible(String),
-    /// Not now: the helper cannot be asked, or the GPUs have too little memory. Nothing has changed.
+    /// Not now, and not the engine's fault: the helper cannot be asked, or the GPUs have too little memory. Nothing has
+    /// changed, unless the helper ended during a hibernation.
     #[error("{0}")]
     Later(String),
     /// It failed. What the engine does now has to be asked.

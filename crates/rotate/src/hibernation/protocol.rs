@@ -101,6 +101,11 @@ impl HelperError {
             && self.left.is_empty()
     }
 
+    /// Whether no helper has answered, which says nothing of the engine.
+    pub(super) fn is_without_helper(&self) -> bool {
+        self.kind == ErrorKind::NoHelper
+    }
+
     /// Whether the process has nothing on a GPU.
     pub(super) fn is_without_gpu(&self) -> bool {
         matches!(self.kind, ErrorKind::NoDevice | ErrorKind::NoSuchProcess)

@@ -117,13 +117,8 @@ impl Sets {
     }
 
     async fn take_off(&self, of: &EngineProcesses) -> Result<(), HibernateError> {
-        let failed = |error: &HelperError| HibernateError::Failed(format!("it was not inspected: {error}"));
-        let wanted = |error: HelperError| match error.is_impossible() {
-            true => HibernateError::Impossible(error.to_string()),
-            false => failed(&error),
-        };
         let inspect = self.of_each(&of.pids, |pids| Ask::Inspect { pids }, inspected);
-        let mut found = inspect.await.map_err(wanted)?;
+        let mut found = inspect.await.map_err(|error| not_hibernated("it was not inspected: ", &error))?;
         // One that only looked for GPUs serves requests, and stays.
         let holds = |one: &Inspected| one.host_bytes > 0 || one.is_unmeasured;
         if found.iter().any(|(_, one)| holds(one)) {
@@ -179,11 +174,12 @@ impl Sets {
                 let taken = answer.get("host_bytes").and_then(Value::as_u64).unwrap_or(host_bytes);
                 self.mark(of, &pids, taken)
             }
-            Err(error) if error.is_impossible() => {
-                self.marks.remove(&of.model);
-                Err(HibernateError::Impossible(error.to_string()))
+            Err(error) => {
+                if error.is_impossible() {
+                    self.marks.remove(&of.model);
+                }
+                Err(not_hibernated("", &error))
             }
-            Err(error) => Err(HibernateError::Failed(error.to_string())),
         }
     }
 
@@ -211,6 +207,14 @@ impl Sets {
         self.marks.remove(&of.model);
         Ok(())
     }
+}
+
+fn not_hibernated(what: &str, error: &HelperError) -> HibernateError {
+    if error.is_impossible() {
+        return HibernateError::Impossible(error.to_string());
+    }
+    let why = format!("{what}{error}");
+    if error.is_without_helper() { HibernateError::Later(why) } else { HibernateError::Failed(why) }
 }
 
 fn later_or_failed(what: &str, error: &HelperError) -> HibernateError {

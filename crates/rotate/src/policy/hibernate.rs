@@ -249,15 +249,19 @@ impl Policy {
         self.enter(id, Stage::Unknown);
     }
 
-    /// It sleeps on, or hibernates after all: a probe finds out.
     pub(super) fn hibernation_failed(&mut self, id: usize, reason: &str) {
+        let failures = &mut self.models[id].hibernation.failures;
+        *failures = failures.saturating_add(1);
+        self.hibernation_interrupted(id, reason);
+    }
+
+    /// It sleeps on, or hibernates after all: a probe finds out.
+    pub(super) fn hibernation_interrupted(&mut self, id: usize, reason: &str) {
         self.report_failed(id, reason);
         let now = self.now;
         let model = &mut self.models[id];
         model.move_failed();
-        let hibernation = &mut model.hibernation;
-        hibernation.failures = hibernation.failures.saturating_add(1);
-        hibernation.is_requested = false;
+        model.hibernation.is_requested = false;
         let pause = model.rules.pause(model.hibernation.failures).max(LEAST);
         model.hibernation.retry_at = Some(now.after(pause));
         self.enter(id, Stage::Unknown);

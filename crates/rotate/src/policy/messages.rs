@@ -70,7 +70,8 @@ pub enum Outcome {
     Awake(bool),
     /// Of [`Task::Canary`]: whether the answer was right, or how it differed.
     Canary(Result<(), String>),
-    /// Of [`Task::Probe`] and [`Task::Resume`]: not now, with the cause. Nothing has changed.
+    /// Of [`Task::Probe`] and [`Task::Resume`]: not now, with the cause. Nothing has changed. Of [`Task::Hibernate`]: a
+    /// failure that is not the engine's.
     Later(String),
     /// Failure or timeout, with the cause.
     Failed(String),

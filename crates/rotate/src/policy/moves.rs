@@ -207,6 +207,7 @@ impl Policy {
                 self.begin(id, Step::AfterHibernation { before, last: None });
             }
             (Step::Hibernate { .. }, Outcome::Unsupported(reason)) => self.cannot_hibernate(id, &reason),
+            (Step::Hibernate { .. }, Outcome::Later(reason)) => self.hibernation_interrupted(id, &reason),
             (Step::AfterHibernation { before, last }, Outcome::Free(free)) => {
                 self.residue_measured(id, began, before, last.as_deref(), &free);
             }

@@ -93,7 +93,8 @@ impl EngineHandle {
         match self.hibernator.hibernate(&self.processes().await).await {
             Ok(()) => Outcome::Done,
             Err(HibernateError::Impossible(reason)) => Outcome::Unsupported(reason),
-            Err(HibernateError::Later(reason) | HibernateError::Failed(reason)) => Outcome::Failed(reason),
+            Err(HibernateError::Later(reason)) => Outcome::Later(reason),
+            Err(HibernateError::Failed(reason)) => Outcome::Failed(reason),
         }
     }
 
