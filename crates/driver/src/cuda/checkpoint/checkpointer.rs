@@ -190,6 +190,10 @@ impl Checkpointer for CudaCheckpointer {
         self.nvml.as_ref()?.memory(uuid).map(|memory| memory.free_bytes)
     }
 
+    fn used_bytes(&self, uuid: &str) -> Option<u64> {
+        self.nvml.as_ref()?.memory(uuid).map(|memory| memory.used_bytes)
+    }
+
     fn lock(&self, pid: u32, wait_max: Duration) -> Result<()> {
         self.step(CheckpointStep::Lock, pid, wait_max)
     }
