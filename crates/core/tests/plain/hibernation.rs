@@ -535,7 +535,16 @@ fn a_checkpoint_that_gains_nothing_is_undone() {
     // Another process takes meanwhile what it leaves.
     set.simulation.set_free_bytes(Some(2 * MARGIN_BYTES));
     let error = set.go(Way::Off, CallerFault::Never).0.unwrap_err();
-    assert!(matches!(error.cause, SetErrorCause::NoFigures { .. }) && error.left.is_empty(), "{error}");
+    let unmeasured = SetErrorCause::Unmeasured { pid: set.pids()[0] };
+    assert_eq!((&error.cause, error.pid(), &error.left[..]), (&unmeasured, Some(set.pids()[0]), &[][..]));
     set.assert_whole("undone");
     assert_eq!(set.states(), [Running]);
+
+    // There may be no space for it any more.
+    set.simulation.set_free_bytes(Some(MARGIN_BYTES - 1));
+    let error = set.go(Way::Off, CallerFault::Never).0.unwrap_err();
+    assert_eq!((&error.cause, set.states()), (&unmeasured, vec![Checkpointed]));
+    assert!(error.to_string().ends_with("is checkpointed: resume it"), "{error}");
+    assert!(!error.to_string().contains("nothing was changed"), "{error}");
+    set.assert_whole("off");
 }

@@ -88,6 +88,15 @@ pub enum SetErrorCause {
         /// The first such process.
         pid: u32,
     },
+    /// By its checkpoint nothing got free, so a restore might fail and lose it. It may not stay off.
+    #[error(
+        "what process {pid} needs to come back could not be measured, so it may not stay off: by its checkpoint nothing got \
+         free, as where another process takes memory meanwhile; hibernate it again when it runs"
+    )]
+    Unmeasured {
+        /// The first such process.
+        pid: u32,
+    },
     /// Without a journal a process might stay locked.
     #[error("the journal cannot be written: {reason}")]
     Journal {
@@ -149,6 +158,7 @@ impl SetError {
             SetErrorCause::Obstacles { pid, .. }
             | SetErrorCause::Repeated { pid }
             | SetErrorCause::NoFigures { pid }
+            | SetErrorCause::Unmeasured { pid }
             | SetErrorCause::UnknownSpace { pid } => Some(*pid),
             SetErrorCause::Empty | SetErrorCause::DeviceMemory { .. } | SetErrorCause::Journal { .. } => None,
         }

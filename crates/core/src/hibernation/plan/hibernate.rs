@@ -96,7 +96,7 @@ impl SetPlan<'_> {
         let lock_ms = all(locked)?;
         let checkpoint_ms = all(self.checkpoint_measured(processes, entry)?)?;
         if let Some(pid) = self.unmeasured(&entry.processes) {
-            return Err(SetErrorCause::NoFigures { pid });
+            return Err(SetErrorCause::Unmeasured { pid });
         }
         self.journal.write(&entry.at(SetPhase::Hibernated))?;
         let times = lock_ms.into_iter().zip(checkpoint_ms);
