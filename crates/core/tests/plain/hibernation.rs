@@ -504,7 +504,8 @@ fn what_is_not_known_is_refused_off_and_back_unless_it_is_asked_for() {
     let (unseen, unknown_space) = (SetErrorCause::NoFigures { pid }, SetErrorCause::UnknownSpace { pid });
     let assert_refused = |error: SetError, cause: &SetErrorCause| {
         assert_eq!((&error.cause, error.pid()), (cause, Some(pid)));
-        assert!(error.left.is_empty() && error.to_string().contains("--without-space-check"), "{error}");
+        let asking = "add --without-space-check to `poorwill hibernate`";
+        assert!(error.left.is_empty() && error.to_string().contains(asking), "{error}");
     };
     set.simulation.set_free_bytes(None);
     assert_refused(plan.inspect(&set.pids()).unwrap_err(), &unseen);

@@ -72,7 +72,7 @@ pub enum SetErrorCause {
     /// What it held is not remembered, so a restore might fail and lose it. Nothing was changed.
     #[error(
         "process {pid} might be lost on its way back: nothing says what it held on its devices; nothing was changed: name \
-         the journal with which it hibernated, or free memory there and leave the check away (--without-space-check)"
+         the journal with which it hibernated, or free memory there and add --without-space-check to `poorwill hibernate`"
     )]
     UnknownSpace {
         /// The first such process.
@@ -82,7 +82,7 @@ pub enum SetErrorCause {
     #[error(
         "process {pid} might be lost on its way back: the driver has no figure of what it holds on its devices, or of what \
          is free there; nothing was changed: make libnvidia-ml.so.1 loadable (in a container \
-         NVIDIA_DRIVER_CAPABILITIES=utility), or keep memory free and leave the check away (--without-space-check)"
+         NVIDIA_DRIVER_CAPABILITIES=utility), or keep memory free and add --without-space-check to `poorwill hibernate`"
     )]
     NoFigures {
         /// The first such process.
