@@ -100,46 +100,29 @@ fn a_set_leaves_its_gpu_and_comes_back() {
 }
 
 #[test]
-fn what_another_program_has_taken_off_is_resumed_on_request() {
+fn what_cannot_be_checked_goes_on_only_on_request() {
     if run_as_child() {
         return;
     }
     let place = Place::new();
     let engine = place.engine("");
+    let assert_only_on_request = |args: &[&str], kind: &str, words: &[&str], states: [&str; 2]| {
+        let ran = place.run(&[args, &["--json"]].concat(), &[&engine]);
+        ran.failed(&[words, &["nothing was changed", "--without-space-check"]].concat());
+        assert_eq!((&ran.json()["kind"], &ran.json()["left"]), (&kind.into(), &json!([])));
+        assert_eq!(place.states(&[&engine]), states[..1]);
+        place.run(&[args, &["--without-space-check"]].concat(), &[&engine]).succeeded();
+        assert_eq!(place.states(&[&engine]), states[1..]);
+    };
+    let [off, back] = [["running", "checkpointed"], ["checkpointed", "running"]];
     place.run(&[], &[&engine]).succeeded();
     // As if it had been hibernated with another journal, or by NVIDIA's tool.
     std::fs::remove_dir_all(place.0.join("journal")).unwrap();
-    let ran = place.run(&["--resume", "--json"], &[&engine]);
-    ran.failed(&[
-        "nothing says what it held",
-        "the journal with which it hibernated",
-        "--without-space-check",
-    ]);
-    assert_eq!((&ran.json()["kind"], &ran.json()["left"]), (&"unknown_space".into(), &json!([])));
-    assert_eq!(place.states(&[&engine]), ["checkpointed"]);
-    place.run(&["--resume", "--without-space-check"], &[&engine]).succeeded();
-    assert_eq!(place.states(&[&engine]), ["running"]);
-}
-
-#[test]
-fn without_figures_of_the_driver_nothing_hibernates_but_on_request() {
-    if run_as_child() {
-        return;
-    }
-    let place = Place::new();
-    let engine = place.engine("");
+    let words = ["nothing says what it held", "the journal with which it hibernated"];
+    assert_only_on_request(&["--resume"], "unknown_space", &words, back);
     std::fs::remove_file(place.0.join("libnvidia-ml.so.1")).unwrap();
-    let ran = place.run(&["--json"], &[&engine]);
-    ran.failed(&["nothing was changed", "libnvidia-ml.so.1"]);
-    assert_eq!(
-        (&ran.json()["kind"], place.states(&[&engine])),
-        (&"no_figures".into(), vec!["running".into()])
-    );
-    place.run(&["--without-space-check"], &[&engine]).succeeded();
-    place.run(&["--resume"], &[&engine]).failed(&["nothing was changed"]);
-    assert_eq!(place.states(&[&engine]), ["checkpointed"]);
-    place.run(&["--resume", "--without-space-check"], &[&engine]).succeeded();
-    assert_eq!(place.states(&[&engine]), ["running"]);
+    assert_only_on_request(&[], "no_figures", &["libnvidia-ml.so.1"], off);
+    assert_only_on_request(&["--resume"], "unknown_space", &[], back);
 }
 
 #[test]
