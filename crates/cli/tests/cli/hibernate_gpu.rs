@@ -126,6 +126,47 @@ fn what_cannot_be_checked_goes_on_only_on_request() {
 }
 
 #[test]
+fn who_resumes_while_another_does_goes_by_what_is_free_after_it() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let hold = place.0.join("hold");
+    let engines = [place.engine(&format!("restore:hold:{}", hold.display())), place.engine("")];
+    let inspected = place.run(&["--inspect", "--json"], &[&engines[0]]).json();
+    let held = inspected["host_bytes"].as_u64().unwrap();
+    for engine in &engines {
+        place.run(&[], &[engine]).succeeded();
+    }
+    // With a margin of 64 MiB, there is space for one of them, and all but a byte of the other.
+    let total = (64 << 20) + 2 * held - 1;
+    let gpus = [0, 1].map(|gpu| format!("GPU-{}:total={total}", poorwill_fake_libcuda::uuid_text(gpu)));
+    let resume = |engine: &Engine| {
+        let mut command = place.command(&["--resume"], &[engine]);
+        OwnedChild::start(
+            command
+                .env("POORWILL_FAKE_NVML_DEVICES", gpus.join(","))
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped()),
+        )
+    };
+    let first = resume(&engines[0]);
+    eventually("the first restores", || Path::new(&format!("{}.reached", hold.display())).exists());
+    let second = resume(&engines[1]);
+    let waits = format!(" {} ", second.id());
+    let is_waiting = |locks: String| locks.lines().any(|lock| lock.contains("->") && lock.contains(&waits));
+    eventually("the second waits", || is_waiting(std::fs::read_to_string("/proc/locks").unwrap()));
+    place.0.write("hold", "");
+    Ran::from(first.output()).succeeded();
+    Ran::from(second.output()).failed(&["make room first"]);
+    let [first, second] = engines;
+    assert_eq!(place.states(&[&first, &second]), ["running", "checkpointed"]);
+    drop(first);
+    Ran::from(resume(&second).output()).succeeded();
+    assert_eq!(place.states(&[&second]), ["running"]);
+}
+
+#[test]
 fn one_failure_brings_both_back_and_obstacles_are_found_before() {
     if run_as_child() {
         return;
