@@ -1,6 +1,6 @@
 //! `poorwill hibernate` over processes that use the fake libcuda, which plays NVIDIA's driver across them.
 
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -123,6 +123,30 @@ fn what_cannot_be_checked_goes_on_only_on_request() {
     std::fs::remove_file(place.0.join("libnvidia-ml.so.1")).unwrap();
     assert_only_on_request(&[], "no_figures", &["libnvidia-ml.so.1"], off);
     assert_only_on_request(&["--resume"], "unknown_space", &[], back);
+}
+
+#[test]
+fn a_helper_that_started_without_figures_finds_them_later() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let engine = place.engine("");
+    let library = place.0.join("libnvidia-ml.so.1");
+    std::fs::remove_file(&library).unwrap();
+    let mut command = place.command(&["--serve"], &[]);
+    let mut helper = OwnedChild::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let mut stdin = helper.stdin.take().unwrap();
+    let mut lines = BufReader::new(helper.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.next().unwrap().contains("ready"));
+    let mut asked = || -> Value {
+        writeln!(stdin, "{}", json!({ "id": 1, "op": "hibernate", "pids": [engine.pid()] })).unwrap();
+        serde_json::from_str(&lines.next().unwrap()).unwrap()
+    };
+    assert_eq!(asked()["error"]["kind"], "no_figures");
+    symlink(poorwill_fake_nvml::path(), library).unwrap();
+    let answer = asked();
+    assert!(answer.get("ok").is_some(), "{answer}");
 }
 
 #[test]
