@@ -457,6 +457,28 @@ async def test_a_driver_that_does_not_answer_is_not_waited_for(
 
 
 @runs
+async def test_an_engine_whose_driver_never_answers_is_unhealthy(
+    vllm: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(_processes, "time", SimpleNamespace(monotonic=lambda: now))
+    at = server(vllm, driver)
+    await at.frontend.sleep(1)
+    for _ in range(2):
+        driver.put("no_answer", FIRST_PID)
+        for passed in (30, 30):
+            await away(at.frontend, f"whether process {FIRST_PID} may use the GPU")
+            now += passed
+        await at.frontend.check_health()
+        now += 1
+        with pytest.raises(HTTPException, match="does not say") as error:
+            await at.frontend.check_health()
+        assert error.value.status_code == 503
+        driver.put("running", FIRST_PID)
+        await at.frontend.check_health()
+
+
+@runs
 async def test_a_driver_that_cannot_tell_has_taken_nothing_off(vllm: Any, driver: Driver) -> None:
     at = server(vllm, driver)
     driver.states.clear()

@@ -13,6 +13,9 @@ use poorwill_core::hibernation::{
 /// The device of all processes.
 pub const DEVICE: &str = "5a5a5a5a-0000-0000-0000-000000000000";
 
+/// What is used of a device with so much free memory, whatever processes do.
+pub const OTHERS_BYTES: u64 = 1 << 40;
+
 /// How often an interrupted step is seen before it is done.
 const STEP_POLLS: u32 = 2;
 
@@ -228,6 +231,13 @@ impl Simulation {
     }
 }
 
+impl World {
+    fn held_bytes(&self) -> u64 {
+        let held = self.processes.values().filter(|process| process.state != ProcessState::Checkpointed);
+        held.map(|process| process.held_bytes).sum()
+    }
+}
+
 impl SimulatedCheckpointer {
     /// How many calls were made, those on the journal included.
     #[must_use]
@@ -355,13 +365,22 @@ impl Checkpointer for SimulatedCheckpointer {
 
     fn free_bytes(&self, uuid: &str) -> Option<u64> {
         let world = self.simulation.world();
-        let held = world.processes.values().filter(|process| process.state != ProcessState::Checkpointed);
         let free_bytes = match world.memory {
             DeviceMemory::Ample => Some(u64::MAX),
-            DeviceMemory::Total(bytes) => Some(bytes.saturating_sub(held.map(|held| held.held_bytes).sum())),
+            DeviceMemory::Total(bytes) => Some(bytes.saturating_sub(world.held_bytes())),
             DeviceMemory::Free(bytes) => bytes,
         };
         free_bytes.filter(|_| uuid == DEVICE)
+    }
+
+    fn used_bytes(&self, uuid: &str) -> Option<u64> {
+        let world = self.simulation.world();
+        let used_bytes = match world.memory {
+            DeviceMemory::Ample | DeviceMemory::Total(_) => Some(world.held_bytes()),
+            // Others take what a process leaves.
+            DeviceMemory::Free(bytes) => bytes.map(|_| OTHERS_BYTES),
+        };
+        used_bytes.filter(|_| uuid == DEVICE)
     }
 
     fn lock(&self, pid: u32, _: Duration) -> Result<()> {

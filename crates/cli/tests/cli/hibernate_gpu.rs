@@ -1,6 +1,6 @@
 //! `poorwill hibernate` over processes that use the fake libcuda, which plays NVIDIA's driver across them.
 
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -100,46 +100,94 @@ fn a_set_leaves_its_gpu_and_comes_back() {
 }
 
 #[test]
-fn what_another_program_has_taken_off_is_resumed_on_request() {
+fn what_cannot_be_checked_goes_on_only_on_request() {
     if run_as_child() {
         return;
     }
     let place = Place::new();
     let engine = place.engine("");
+    let assert_only_on_request = |args: &[&str], kind: &str, words: &[&str], states: [&str; 2]| {
+        let ran = place.run(&[args, &["--json"]].concat(), &[&engine]);
+        ran.failed(&[words, &["nothing was changed", "--without-space-check"]].concat());
+        assert_eq!((&ran.json()["kind"], &ran.json()["left"]), (&kind.into(), &json!([])));
+        assert_eq!(place.states(&[&engine]), states[..1]);
+        place.run(&[args, &["--without-space-check"]].concat(), &[&engine]).succeeded();
+        assert_eq!(place.states(&[&engine]), states[1..]);
+    };
+    let [off, back] = [["running", "checkpointed"], ["checkpointed", "running"]];
     place.run(&[], &[&engine]).succeeded();
     // As if it had been hibernated with another journal, or by NVIDIA's tool.
     std::fs::remove_dir_all(place.0.join("journal")).unwrap();
-    let ran = place.run(&["--resume", "--json"], &[&engine]);
-    ran.failed(&[
-        "nothing says what it held",
-        "the journal with which it hibernated",
-        "--without-space-check",
-    ]);
-    assert_eq!((&ran.json()["kind"], &ran.json()["left"]), (&"unknown_space".into(), &json!([])));
-    assert_eq!(place.states(&[&engine]), ["checkpointed"]);
-    place.run(&["--resume", "--without-space-check"], &[&engine]).succeeded();
-    assert_eq!(place.states(&[&engine]), ["running"]);
+    let words = ["nothing says what it held", "the journal with which it hibernated"];
+    assert_only_on_request(&["--resume"], "unknown_space", &words, back);
+    std::fs::remove_file(place.0.join("libnvidia-ml.so.1")).unwrap();
+    assert_only_on_request(&[], "no_figures", &["libnvidia-ml.so.1"], off);
+    assert_only_on_request(&["--resume"], "unknown_space", &[], back);
 }
 
 #[test]
-fn without_figures_of_the_driver_nothing_hibernates_but_on_request() {
+fn a_helper_that_started_without_figures_finds_them_later() {
     if run_as_child() {
         return;
     }
     let place = Place::new();
     let engine = place.engine("");
-    std::fs::remove_file(place.0.join("libnvidia-ml.so.1")).unwrap();
-    let ran = place.run(&["--json"], &[&engine]);
-    ran.failed(&["nothing was changed", "libnvidia-ml.so.1"]);
-    assert_eq!(
-        (&ran.json()["kind"], place.states(&[&engine])),
-        (&"no_figures".into(), vec!["running".into()])
-    );
-    place.run(&["--without-space-check"], &[&engine]).succeeded();
-    place.run(&["--resume"], &[&engine]).failed(&["nothing was changed"]);
-    assert_eq!(place.states(&[&engine]), ["checkpointed"]);
-    place.run(&["--resume", "--without-space-check"], &[&engine]).succeeded();
-    assert_eq!(place.states(&[&engine]), ["running"]);
+    let library = place.0.join("libnvidia-ml.so.1");
+    std::fs::remove_file(&library).unwrap();
+    let mut command = place.command(&["--serve"], &[]);
+    let mut helper = OwnedChild::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let mut stdin = helper.stdin.take().unwrap();
+    let mut lines = BufReader::new(helper.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.next().unwrap().contains("ready"));
+    let mut asked = || -> Value {
+        writeln!(stdin, "{}", json!({ "id": 1, "op": "hibernate", "pids": [engine.pid()] })).unwrap();
+        serde_json::from_str(&lines.next().unwrap()).unwrap()
+    };
+    assert_eq!(asked()["error"]["kind"], "no_figures");
+    symlink(poorwill_fake_nvml::path(), library).unwrap();
+    let answer = asked();
+    assert!(answer.get("ok").is_some(), "{answer}");
+}
+
+#[test]
+fn who_resumes_while_another_does_goes_by_what_is_free_after_it() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let hold = place.0.join("hold");
+    let engines = [place.engine(&format!("restore:hold:{}", hold.display())), place.engine("")];
+    let inspected = place.run(&["--inspect", "--json"], &[&engines[0]]).json();
+    let held = inspected["host_bytes"].as_u64().unwrap();
+    for engine in &engines {
+        place.run(&[], &[engine]).succeeded();
+    }
+    // With a margin of 64 MiB, there is space for one of them, and all but a byte of the other.
+    let total = (64 << 20) + 2 * held - 1;
+    let gpus = [0, 1].map(|gpu| format!("GPU-{}:total={total}", poorwill_fake_libcuda::uuid_text(gpu)));
+    let resume = |engine: &Engine| {
+        let mut command = place.command(&["--resume"], &[engine]);
+        OwnedChild::start(
+            command
+                .env("POORWILL_FAKE_NVML_DEVICES", gpus.join(","))
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped()),
+        )
+    };
+    let first = resume(&engines[0]);
+    eventually("the first restores", || Path::new(&format!("{}.reached", hold.display())).exists());
+    let second = resume(&engines[1]);
+    let waits = format!(" {} ", second.id());
+    let is_waiting = |locks: String| locks.lines().any(|lock| lock.contains("->") && lock.contains(&waits));
+    eventually("the second waits", || is_waiting(std::fs::read_to_string("/proc/locks").unwrap()));
+    place.0.write("hold", "");
+    Ran::from(first.output()).succeeded();
+    Ran::from(second.output()).failed(&["make room first"]);
+    let [first, second] = engines;
+    assert_eq!(place.states(&[&first, &second]), ["running", "checkpointed"]);
+    drop(first);
+    Ran::from(resume(&second).output()).succeeded();
+    assert_eq!(place.states(&[&second]), ["running"]);
 }
 
 #[test]

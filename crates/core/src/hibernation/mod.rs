@@ -96,6 +96,9 @@ pub trait Checkpointer: Send + Sync + fmt::Debug {
     /// Free memory of the device with this UUID, without prefix. `None` without a figure.
     fn free_bytes(&self, uuid: &str) -> Option<u64>;
 
+    /// Memory of that device that processes use, all together. `None` without a figure.
+    fn used_bytes(&self, uuid: &str) -> Option<u64>;
+
     /// Waits for the process's queued work, then makes its device calls wait.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use poorwill_core::hibernation::plan::{
 };
 use poorwill_core::hibernation::{CheckpointErrorKind, CheckpointStep, HeldMemory, Obstacle, ProcessState};
 use poorwill_testkit::effort::{Effort, seed_of_this_run};
-use poorwill_testkit::processes::{CallerFault, DEVICE, Simulation};
+use poorwill_testkit::processes::{CallerFault, DEVICE, OTHERS_BYTES, Simulation};
 
 use CheckpointStep::{Checkpoint, Lock, Restore, Unlock};
 use ProcessState::{Checkpointed, Failed, Locked, Running};
@@ -33,19 +33,22 @@ struct Set {
 impl Set {
     /// On their devices, or off them if the way is back.
     fn of(count: usize, way: Way) -> Self {
+        Self::with(Some(HELD_BYTES), count, way)
+    }
+
+    /// Where the driver keeps no figures.
+    fn without_figures(count: usize, way: Way) -> Self {
+        Self::with(None, count, way)
+    }
+
+    fn with(figure: Option<u64>, count: usize, way: Way) -> Self {
         let simulation = Simulation::default();
+        simulation.set_total_bytes(16 * HELD_BYTES + MARGIN_BYTES);
         let processes = (0..count).map(|_| simulation.start(HELD_BYTES)).collect();
-        let set = Self { simulation, processes, figure: Some(HELD_BYTES) };
+        let set = Self { simulation, processes, figure };
         if way == Way::Back {
             set.go(Way::Off, CallerFault::Never).0.unwrap();
         }
-        set
-    }
-
-    /// On a device where the driver keeps no figures.
-    fn without_figures(count: usize) -> Self {
-        let set = Self { figure: None, ..Self::of(count, Way::Off) };
-        set.simulation.set_total_bytes(16 * HELD_BYTES + MARGIN_BYTES);
         set
     }
 
@@ -57,7 +60,7 @@ impl Set {
             Way::Off => {
                 plan.inspect(&self.pids()).and_then(|_| plan.hibernate(&self.members(), WAIT)).map(drop)
             }
-            Way::Back => plan.resume(&self.members()).map(drop),
+            Way::Back => plan.resume(&self.processes, &self.simulation.entries()).map(drop),
         };
         (result, checkpointer.calls(), checkpointer.is_killed())
     }
@@ -118,14 +121,14 @@ fn at_each_call(
     faults: &[fn(u32) -> CallerFault],
     check: impl Fn(&Set, Result<(), SetError>, &str),
 ) {
-    for count in 1..=3 {
-        let calls = Set::of(count, way).go(way, CallerFault::Never).1;
+    for (count, figure) in (1..=3).flat_map(|count| [(count, Some(HELD_BYTES)), (count, None)]) {
+        let calls = Set::with(figure, count, way).go(way, CallerFault::Never).1;
         assert!(calls > 3);
         for fault in faults {
             for n in 1..=calls {
-                let set = Set::of(count, way);
+                let set = Set::with(figure, count, way);
                 let result = set.go(way, fault(n)).0;
-                check(&set, result, &format!("{way:?} of {count}, {:?}", fault(n)));
+                check(&set, result, &format!("{way:?} of {count} with {figure:?}, {:?}", fault(n)));
             }
         }
     }
@@ -159,10 +162,10 @@ fn one_failure_brings_all_back() {
 #[test]
 fn what_is_not_known_keeps_no_process_from_coming_back_at_once() {
     for count in 1..=3 {
-        let calls = Set::without_figures(count).go(Way::Off, CallerFault::Never).1;
+        let calls = Set::without_figures(count, Way::Off).go(Way::Off, CallerFault::Never).1;
         for fault in [CallerFault::Nth as fn(u32) -> CallerFault, CallerFault::JournalFrom] {
             for n in 1..=calls {
-                for set in [Set::without_figures(count), Set::of(count, Way::Off)] {
+                for set in [Set::without_figures(count, Way::Off), Set::of(count, Way::Off)] {
                     let what = format!("{count}, {:?}, {:?}", fault(n), set.figure);
                     let (result, ..) = set.go(Way::Off, fault(n));
                     // The journal may not be needed any more.
@@ -257,7 +260,8 @@ fn whatever_fails_the_error_names_what_it_leaves() {
     let mut random = fastrand::Rng::with_seed(seed_of_this_run().unwrap_or(28));
     for _ in 0..Effort::of_this_run().cases(400) {
         let (way, count) = (if random.bool() { Way::Off } else { Way::Back }, random.usize(1..=5));
-        let set = Set::of(count, way);
+        let figure = Some(HELD_BYTES).filter(|_| random.bool());
+        let set = Set::with(figure, count, way);
         let fault = match random.u32(0..2) {
             0 => CallerFault::Every(random.u32(1..8)),
             _ => {
@@ -267,7 +271,7 @@ fn whatever_fails_the_error_names_what_it_leaves() {
                 CallerFault::Steps(steps.into_iter().map(|step| (step, pid(&mut random))).collect())
             }
         };
-        let what = format!("{way:?} of {count}, {fault:?}");
+        let what = format!("{way:?} of {count} with {figure:?}, {fault:?}");
         let (result, ..) = set.go(way, fault);
         let before = if way == Way::Off { Running } else { Checkpointed };
         match result {
@@ -287,6 +291,9 @@ fn whatever_fails_the_error_names_what_it_leaves() {
         }
         set.recover(CallerFault::Never);
         set.assert_whole(&what);
+        if set.states().contains(&Checkpointed) && !set.states().contains(&Failed) {
+            set.go(Way::Back, CallerFault::Never).0.expect(&what);
+        }
     }
 }
 
@@ -429,23 +436,63 @@ fn a_step_that_goes_on_is_awaited_before_anything_is_decided() {
 
 #[test]
 fn what_a_restore_needs_is_measured_where_the_driver_keeps_no_figure() {
-    let set = Set::of(2, Way::Off);
+    let set = Set::without_figures(2, Way::Back);
     set.simulation.set_total_bytes(4 * HELD_BYTES + MARGIN_BYTES);
-    let unknown = || vec![HeldMemory { uuid: DEVICE.to_owned(), used_bytes: None }];
-    let members: Vec<_> = set.processes.iter().map(|&key| SetProcess { key, held: unknown() }).collect();
-    let (checkpointer, journal) = set.simulation.caller();
-    let plan = SetPlan::new(&checkpointer, &journal);
-    plan.hibernate(&members, WAIT).unwrap();
     let [entry] = &set.simulation.entries()[..] else { panic!() };
     let figures: Vec<_> = entry.processes.iter().map(|process| process.held[0].used_bytes).collect();
     assert_eq!(figures, [Some(HELD_BYTES); 2]);
 
     let other = set.simulation.start(3 * HELD_BYTES);
-    let error = plan.resume(&entry.processes).unwrap_err();
+    let error = set.go(Way::Back, CallerFault::Never).0.unwrap_err();
     let SetErrorCause::DeviceMemory { needed_bytes, free_bytes, .. } = error.cause else { panic!("{error}") };
     assert_eq!((needed_bytes, free_bytes), (2 * HELD_BYTES + MARGIN_BYTES, HELD_BYTES + MARGIN_BYTES));
     set.simulation.end(other);
-    plan.resume(&entry.processes).unwrap();
+    set.go(Way::Back, CallerFault::Never).0.unwrap();
+}
+
+#[test]
+fn what_was_used_before_is_enough_where_nothing_was_measured() {
+    let used_bytes = 5 * HELD_BYTES;
+    let assert_needed = |set: &Set, free_bytes| {
+        set.assert_whole("off");
+        set.simulation.set_free_bytes(Some(free_bytes - 1));
+        let error = set.go(Way::Back, CallerFault::Never).0.unwrap_err();
+        let SetErrorCause::DeviceMemory { needed_bytes, .. } = error.cause else { panic!("{error}") };
+        assert_eq!(needed_bytes, free_bytes);
+        set.simulation.set_free_bytes(Some(free_bytes));
+        set.go(Way::Back, CallerFault::Never).0.unwrap();
+    };
+
+    // The caller is killed between the checkpoints and their figures.
+    let set = Set::without_figures(2, Way::Off);
+    let other = set.simulation.start(3 * HELD_BYTES);
+    set.go(Way::Off, CallerFault::KilledAfter(8)).0.unwrap_err();
+    assert_eq!(set.states(), [Checkpointed; 2]);
+    set.recover(CallerFault::Never);
+    set.simulation.end(other);
+    assert_needed(&set, used_bytes);
+
+    // The second is checkpointed in the undo alone, since there is no space for the first.
+    let set = Set::without_figures(2, Way::Off);
+    set.simulation.set_free_bytes(Some(0));
+    let error = set.go(Way::Off, CallerFault::Nth(8)).0.unwrap_err();
+    assert_eq!((set.states(), error.left.len()), (vec![Checkpointed; 2], 2), "{error}");
+    assert_needed(&set, OTHERS_BYTES);
+
+    // Two sets at once: neither may have been there when the other was.
+    let set = Set::without_figures(2, Way::Off);
+    for process in &set.processes {
+        let (checkpointer, journal) = set.simulation.caller_with(CallerFault::KilledAfter(4));
+        let held = vec![HeldMemory { uuid: DEVICE.to_owned(), used_bytes: None }];
+        let one = [SetProcess { key: *process, held }];
+        SetPlan::new(&checkpointer, &journal).hibernate(&one, WAIT).unwrap_err();
+    }
+    assert_eq!(set.states(), [Checkpointed; 2]);
+    set.simulation.set_free_bytes(Some(3 * HELD_BYTES - 1));
+    let error = set.go(Way::Back, CallerFault::Never).0.unwrap_err();
+    assert!(
+        matches!(error.cause, SetErrorCause::DeviceMemory { needed_bytes, .. } if needed_bytes == 3 * HELD_BYTES)
+    );
 }
 
 #[test]
@@ -457,7 +504,8 @@ fn what_is_not_known_is_refused_off_and_back_unless_it_is_asked_for() {
     let (unseen, unknown_space) = (SetErrorCause::NoFigures { pid }, SetErrorCause::UnknownSpace { pid });
     let assert_refused = |error: SetError, cause: &SetErrorCause| {
         assert_eq!((&error.cause, error.pid()), (cause, Some(pid)));
-        assert!(error.left.is_empty() && error.to_string().contains("--without-space-check"), "{error}");
+        let asking = "add --without-space-check to `poorwill hibernate`";
+        assert!(error.left.is_empty() && error.to_string().contains(asking), "{error}");
     };
     set.simulation.set_free_bytes(None);
     assert_refused(plan.inspect(&set.pids()).unwrap_err(), &unseen);
@@ -471,23 +519,33 @@ fn what_is_not_known_is_refused_off_and_back_unless_it_is_asked_for() {
     {
         set.simulation.set_free_bytes(free_bytes);
         let held = vec![HeldMemory { uuid: DEVICE.to_owned(), used_bytes }];
-        assert_refused(plan.resume(&[SetProcess { key: set.processes[0], held }]).unwrap_err(), cause);
+        let remembered = [SetProcess { key: set.processes[0], held }];
+        let entry = JournalEntry::new(remembered, SetPhase::Hibernated);
+        assert_refused(plan.resume(&set.processes, &[entry]).unwrap_err(), cause);
     }
     // As another program has taken it off.
-    let unknown = [SetProcess::from(set.processes[0])];
-    assert_refused(plan.resume(&unknown).unwrap_err(), &unknown_space);
+    assert_refused(plan.resume(&set.processes, &[]).unwrap_err(), &unknown_space);
     set.assert_whole("still off");
-    unchecked.resume(&unknown).unwrap();
+    unchecked.resume(&set.processes, &[]).unwrap();
     assert_eq!((set.states(), set.simulation.entries()), (vec![Running], vec![]));
 }
 
 #[test]
 fn a_checkpoint_that_gains_nothing_is_undone() {
-    let set = Set::without_figures(1);
+    let set = Set::without_figures(1, Way::Off);
     // Another process takes meanwhile what it leaves.
     set.simulation.set_free_bytes(Some(2 * MARGIN_BYTES));
     let error = set.go(Way::Off, CallerFault::Never).0.unwrap_err();
-    assert!(matches!(error.cause, SetErrorCause::NoFigures { .. }) && error.left.is_empty(), "{error}");
+    let unmeasured = SetErrorCause::Unmeasured { pid: set.pids()[0] };
+    assert_eq!((&error.cause, error.pid(), &error.left[..]), (&unmeasured, Some(set.pids()[0]), &[][..]));
     set.assert_whole("undone");
     assert_eq!(set.states(), [Running]);
+
+    // There may be no space for it any more.
+    set.simulation.set_free_bytes(Some(MARGIN_BYTES - 1));
+    let error = set.go(Way::Off, CallerFault::Never).0.unwrap_err();
+    assert_eq!((&error.cause, set.states()), (&unmeasured, vec![Checkpointed]));
+    assert!(error.to_string().ends_with("is checkpointed: resume it"), "{error}");
+    assert!(!error.to_string().contains("nothing was changed"), "{error}");
+    set.assert_whole("off");
 }

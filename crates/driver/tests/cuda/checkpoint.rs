@@ -184,6 +184,7 @@ fn a_restore_on_a_full_device_is_final() {
     checkpointer.lock(pid, WAIT).unwrap();
     checkpointer.checkpoint(pid).unwrap();
     assert_eq!(checkpointer.free_bytes(&uuid(0)), Some(16 << 20));
+    assert_eq!(checkpointer.used_bytes(&uuid(0)), Some(0));
     other.ask(&format!("fill {granules}"));
     assert!(checkpointer.free_bytes(&uuid(0)).unwrap() < held, "who looks knows before");
     assert_eq!(kind(checkpointer.restore(pid)), CheckpointErrorKind::OutOfDeviceMemory);

@@ -121,7 +121,7 @@ impl HibernateError {
                 SetErrorCause::Obstacles { .. } => "obstacles",
                 SetErrorCause::DeviceMemory { .. } => "out_of_device_memory",
                 SetErrorCause::UnknownSpace { .. } => "unknown_space",
-                SetErrorCause::NoFigures { .. } => "no_figures",
+                SetErrorCause::NoFigures { .. } | SetErrorCause::Unmeasured { .. } => "no_figures",
                 SetErrorCause::Journal { .. } => "journal",
                 SetErrorCause::Process(error) => code(&error.kind),
                 _ => "refused",

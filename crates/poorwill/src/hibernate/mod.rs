@@ -308,11 +308,7 @@ impl Hibernator {
         let keys = keys(CheckpointStep::Restore, pids)?;
         let entries = self.journal.entries()?;
         self.check_whole(&entries, &keys)?;
-        let known = |key: ProcessKey| {
-            entries.iter().flat_map(|entry| &entry.processes).find(|process| process.key == key).cloned()
-        };
-        let processes: Vec<_> = keys.into_iter().map(|key| known(key).unwrap_or(key.into())).collect();
-        let steps = plan.resume(&processes)?;
+        let steps = plan.resume(&keys, &entries)?;
         let back = steps.iter().map(|step| ResumedProcess {
             pid: step.pid,
             restore_ms: step.restore_ms,

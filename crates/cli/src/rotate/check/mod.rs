@@ -233,14 +233,18 @@ impl Findings {
                 ));
             }
         }
-        // Its journal is the service's. Where there is none yet, none is made.
-        let other = tempfile::tempdir()
+        let mut warn =
+            |reason| self.warnings.push(format!("hibernate: no engine can hibernate here: {reason}"));
+        // The service's may be another user's, and what it names stays as it is.
+        let journal = tempfile::tempdir()
             .map_err(|error| Failure::new(format!("cannot make a temporary folder: {error}")))?;
-        let state = config.state.as_deref();
-        let state =
-            state.map(|state| if hibernation::journal_in(state).is_dir() { state } else { other.path() });
-        if let Err(reason) = runtime()?.block_on(hibernation::check(hibernate, state)) {
-            self.warnings.push(format!("hibernate: no engine can hibernate here: {reason}"));
+        if let Err(reason) = runtime()?.block_on(hibernation::check(hibernate, Some(journal.path()))) {
+            warn(reason);
+        }
+        let journal = config.state.as_deref().map(hibernation::journal_in).unwrap_or_default();
+        let mode = fs::metadata(&journal).map_or(0, |folder| folder.permissions().mode() & 0o777);
+        if mode & 0o022 != 0 {
+            warn(format!("others may write into {}: it has mode {mode:o}", journal.display()));
         }
         Ok(())
     }

@@ -257,9 +257,9 @@ fn sleepers_that_hold_too_much_together_hibernate() {
     fixture.assert_empty();
 }
 
-/// By the journal that the service would use. Where there is none, none is made.
+/// Where there is none, none is made, and what is in it stays.
 #[test]
-fn check_looks_at_the_journal_of_the_service() {
+fn check_looks_at_the_journal_of_the_service_and_changes_nothing() {
     let mut fixture = fixture("");
     fixture.tables = "[hibernate]\n".to_owned();
     fixture.write();
@@ -271,8 +271,11 @@ fn check_looks_at_the_journal_of_the_service() {
     let checked = check();
     assert!(!checked.contains("hibernat") && !fixture.folder.join("state").exists(), "{checked}");
     fs::create_dir_all(fixture.folder.join("state/hibernate")).unwrap();
+    // Which a helper would set aside.
+    let entry = fixture.folder.join("state/hibernate/7-7.set");
+    fs::write(&entry, "of a later version").unwrap();
     let checked = check();
-    assert!(!checked.contains("hibernat"), "{checked}");
+    assert!(!checked.contains("hibernat") && entry.exists(), "{checked}");
     fs::set_permissions(fixture.folder.join("state/hibernate"), Permissions::from_mode(0o777)).unwrap();
     let checked = check();
     assert!(checked.contains("state/hibernate") && checked.contains("others may write"), "{checked}");

@@ -72,7 +72,7 @@ pub enum SetErrorCause {
     /// What it held is not remembered, so a restore might fail and lose it. Nothing was changed.
     #[error(
         "process {pid} might be lost on its way back: nothing says what it held on its devices; nothing was changed: name \
-         the journal with which it hibernated, or free memory there and leave the check away (--without-space-check)"
+         the journal with which it hibernated, or free memory there and add --without-space-check to `poorwill hibernate`"
     )]
     UnknownSpace {
         /// The first such process.
@@ -82,9 +82,18 @@ pub enum SetErrorCause {
     #[error(
         "process {pid} might be lost on its way back: the driver has no figure of what it holds on its devices, or of what \
          is free there; nothing was changed: make libnvidia-ml.so.1 loadable (in a container \
-         NVIDIA_DRIVER_CAPABILITIES=utility), or keep memory free and leave the check away (--without-space-check)"
+         NVIDIA_DRIVER_CAPABILITIES=utility), or keep memory free and add --without-space-check to `poorwill hibernate`"
     )]
     NoFigures {
+        /// The first such process.
+        pid: u32,
+    },
+    /// By its checkpoint nothing got free, so a restore might fail and lose it. It may not stay off.
+    #[error(
+        "what process {pid} needs to come back could not be measured, so it may not stay off: by its checkpoint nothing got \
+         free, as where another process takes memory meanwhile; hibernate it again when it runs"
+    )]
+    Unmeasured {
         /// The first such process.
         pid: u32,
     },
@@ -149,6 +158,7 @@ impl SetError {
             SetErrorCause::Obstacles { pid, .. }
             | SetErrorCause::Repeated { pid }
             | SetErrorCause::NoFigures { pid }
+            | SetErrorCause::Unmeasured { pid }
             | SetErrorCause::UnknownSpace { pid } => Some(*pid),
             SetErrorCause::Empty | SetErrorCause::DeviceMemory { .. } | SetErrorCause::Journal { .. } => None,
         }

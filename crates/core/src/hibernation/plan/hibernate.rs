@@ -94,9 +94,9 @@ impl SetPlan<'_> {
         locked: Vec<StepResult<f64>>,
     ) -> Result<Vec<CheckpointedProcess>, SetErrorCause> {
         let lock_ms = all(locked)?;
-        let checkpoint_ms = all(self.checkpoint_measured(processes, entry))?;
+        let checkpoint_ms = all(self.checkpoint_measured(processes, entry)?)?;
         if let Some(pid) = self.unmeasured(&entry.processes) {
-            return Err(SetErrorCause::NoFigures { pid });
+            return Err(SetErrorCause::Unmeasured { pid });
         }
         self.journal.write(&entry.at(SetPhase::Hibernated))?;
         let times = lock_ms.into_iter().zip(checkpoint_ms);
@@ -111,29 +111,32 @@ impl SetPlan<'_> {
             .collect())
     }
 
-    /// Puts all processes back on their devices, if these have space for what the processes held.
+    /// Puts all processes back on their devices, if these have space for what `remembered` says that the processes held.
     ///
     /// # Errors
     /// The first step that failed. A set whose restore failed and that is not lost is checkpointed; `left` names it.
-    pub fn resume(&self, processes: &[SetProcess]) -> Result<Vec<RestoredProcess>, SetError> {
-        let members = keys(processes);
-        distinct(&pids(&members))?;
-        for process in &members {
+    pub fn resume(
+        &self,
+        members: &[ProcessKey],
+        remembered: &[JournalEntry],
+    ) -> Result<Vec<RestoredProcess>, SetError> {
+        distinct(&pids(members))?;
+        for process in members {
             let found = self.checkpointer.state(process.pid)?;
             if found != ProcessState::Checkpointed {
                 let step = CheckpointStep::Restore;
                 return Err(wrong_state(process.pid, step, found, ProcessState::Checkpointed).into());
             }
         }
-        let entry = JournalEntry::new(processes.iter().cloned(), SetPhase::Resuming);
+        let entry = JournalEntry::of(members, remembered, SetPhase::Resuming);
         // Until a step that got no answer is over, too.
-        let _devices = self.lock_devices(processes)?;
-        self.check_space(processes)?;
+        let _devices = self.lock_devices(&entry.processes)?;
+        self.check_space(&entry)?;
         self.journal.write(&entry)?;
-        let restored = all(self.timed(&members, |pid| self.checkpointer.restore(pid)));
+        let restored = all(self.timed(members, |pid| self.checkpointer.restore(pid)));
         let (restore_ms, unlock_ms) = restored
-            .and_then(|restore_ms| Ok((restore_ms, all(self.timed(&members, |pid| self.unlock(pid)))?)))
-            .map_err(|error| self.settle(&entry, processes, Back::Stay).error(error.into()))?;
+            .and_then(|restore_ms| Ok((restore_ms, all(self.timed(members, |pid| self.unlock(pid)))?)))
+            .map_err(|error| self.settle(&entry, &entry.processes, Back::Stay).error(error.into()))?;
         self.forget(&entry);
         let times = restore_ms.into_iter().zip(unlock_ms);
         Ok(members

@@ -1,6 +1,6 @@
 //! What is remembered of a set while its processes are not as they were.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -82,6 +82,9 @@ pub struct JournalEntry {
     pub processes: Vec<SetProcess>,
     /// How far it is.
     pub phase: SetPhase,
+    /// What is enough for them on devices where one has no figure, by UUID: all that was used there before their checkpoint.
+    #[serde(default)]
+    pub enough_bytes: BTreeMap<String, u64>,
 }
 
 impl JournalEntry {
@@ -90,7 +93,32 @@ impl JournalEntry {
     pub fn new(processes: impl IntoIterator<Item = SetProcess>, phase: SetPhase) -> Self {
         let mut processes: Vec<_> = processes.into_iter().collect();
         processes.sort_unstable_by_key(|process| process.key);
-        Self { processes, phase }
+        Self { processes, phase, enough_bytes: BTreeMap::new() }
+    }
+
+    /// The set of these processes, by what is remembered of them.
+    pub(super) fn of(members: &[ProcessKey], remembered: &[Self], phase: SetPhase) -> Self {
+        let all = || remembered.iter().flat_map(|entry| &entry.processes);
+        let known = |key: &ProcessKey| all().find(|process| process.key == *key).cloned();
+        let mut entry = Self::new(members.iter().map(|key| known(key).unwrap_or((*key).into())), phase);
+        for other in remembered.iter().filter(|other| !other.those(members).is_empty()) {
+            for (uuid, bytes) in other.needed_bytes() {
+                let enough_bytes = entry.enough_bytes.entry(uuid.to_owned()).or_default();
+                *enough_bytes = enough_bytes.saturating_add(bytes);
+            }
+        }
+        for other in remembered {
+            let held = other.those(members).into_iter().flat_map(|process| process.held);
+            for held in held.filter(|held| !other.knows(held)) {
+                entry.enough_bytes.remove(&held.uuid);
+            }
+        }
+        entry
+    }
+
+    /// Whether it says what is enough.
+    pub(super) fn knows(&self, held: &HeldMemory) -> bool {
+        held.used_bytes.is_some() || self.enough_bytes.contains_key(&held.uuid)
     }
 
     /// What tells it from other sets: its first process.
@@ -103,6 +131,10 @@ impl JournalEntry {
     pub(super) fn those(&self, keys: &[ProcessKey]) -> Vec<SetProcess> {
         let find = |key: &ProcessKey| self.processes.iter().find(|process| process.key == *key).cloned();
         keys.iter().filter_map(find).collect()
+    }
+
+    pub(super) fn with(&self, processes: Vec<SetProcess>) -> Self {
+        Self { processes, ..self.clone() }
     }
 
     pub(super) fn at(&self, phase: SetPhase) -> Self {

@@ -12,6 +12,7 @@
 //!   Only further failures leave anything else. The error names it in [`SetError::left`].
 //! - **\[space\]** Nothing is restored while its devices have less free memory than it held, and 64 MiB more: such a
 //!   restore loses it. Where the driver keeps no figure of a process, the checkpoint's own gain of free memory is taken.
+//!   Should a caller end before it has that, [`JournalEntry::enough_bytes`] is taken.
 //!   What is not known is refused, before anything is locked, unless [`SetPlan::without_space_check`] was asked for.
 //!   From the comparison to the end of the restore no other caller restores there: [`Journal::lock_devices`].
 //! - **\[released\]** A lock that cannot lead anywhere is undone, even if a part of the set stays checkpointed.
@@ -59,7 +60,7 @@ use super::{
 /// let set = [SetProcess { key: process, held: found.held }];
 /// plan.hibernate(&set, Duration::from_secs(5))?;
 /// assert_eq!(simulation.state(process), Some(ProcessState::Checkpointed));
-/// plan.resume(&set)?;
+/// plan.resume(&[process], &simulation.entries())?;
 /// # Ok::<(), poorwill::hibernation::plan::SetError>(())
 /// ```
 #[derive(Debug, Clone, Copy)]

@@ -53,7 +53,9 @@ impl SetPlan<'_> {
         self.at_rest(&all);
         let restored = match back {
             Back::Undo => self.restore_at_once(&self.those_at(processes, ProcessState::Checkpointed)),
-            Back::Restore => self.restore_if_space(&self.those_at(processes, ProcessState::Checkpointed)),
+            Back::Restore => {
+                self.restore_if_space(&entry.with(self.those_at(processes, ProcessState::Checkpointed)))
+            }
             Back::Stay => Ok(()),
         };
         let put_back = if self.those_at(processes, ProcessState::Checkpointed).is_empty() {

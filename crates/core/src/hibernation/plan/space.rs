@@ -4,12 +4,30 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::measure::{is_unknown, is_unmeasured};
 use super::steps::each;
-use super::{JournalError, SetErrorCause, SetPlan, SetProcess, keys};
+use super::{JournalEntry, JournalError, SetErrorCause, SetPhase, SetPlan, SetProcess, keys};
 use crate::hibernation::{HeldMemory, Result as StepResult};
 
 /// What must be free beside what a process held.
 const MARGIN_BYTES: u64 = 64 << 20;
+
+impl JournalEntry {
+    /// What must be free on each device, as far as that is known.
+    pub(super) fn needed_bytes(&self) -> BTreeMap<&str, u64> {
+        let mut needed: BTreeMap<&str, u64> = BTreeMap::new();
+        let held = || self.processes.iter().flat_map(|process| &process.held);
+        for held in held() {
+            let needed_bytes = needed.entry(&held.uuid).or_insert(MARGIN_BYTES);
+            *needed_bytes = needed_bytes.saturating_add(held.used_bytes.unwrap_or_default());
+        }
+        for held in held().filter(|held| is_unknown(held)) {
+            // Without a margin: a device that was full never has one.
+            needed.extend(self.enough_bytes.get(&held.uuid).map(|bytes| (held.uuid.as_str(), *bytes)));
+        }
+        needed
+    }
+}
 
 impl SetPlan<'_> {
     fn compares(&self) -> bool {
@@ -23,35 +41,29 @@ impl SetPlan<'_> {
 
     /// The first of which something is not known after its checkpoint.
     pub(super) fn unmeasured(&self, processes: &[SetProcess]) -> Option<u32> {
-        let is_unknown = |process: &&SetProcess| process.held.iter().any(|held| held.used_bytes.is_none());
-        processes.iter().filter(|_| self.compares()).find(is_unknown).map(|process| process.key.pid)
+        let mut compared = processes.iter().filter(|_| self.compares());
+        compared.find(|process| is_unmeasured(process)).map(|process| process.key.pid)
     }
 
     /// Whether the devices have as much free memory as the processes held there, and a margin.
-    pub(super) fn check_space(&self, processes: &[SetProcess]) -> Result<(), SetErrorCause> {
+    pub(super) fn check_space(&self, entry: &JournalEntry) -> Result<(), SetErrorCause> {
         if !self.compares() {
             return Ok(());
         }
-        for process in processes {
+        for process in &entry.processes {
             let pid = process.key.pid;
-            if process.held.is_empty() || process.held.iter().any(|held| held.used_bytes.is_none()) {
+            if process.held.is_empty() || !process.held.iter().all(|held| entry.knows(held)) {
                 return Err(SetErrorCause::UnknownSpace { pid });
             }
             if !process.held.iter().all(|held| self.has_free_figure(held)) {
                 return Err(SetErrorCause::NoFigures { pid });
             }
         }
-        self.compare(processes)
+        self.compare(entry)
     }
 
-    /// As far as there are figures.
-    fn compare(&self, processes: &[SetProcess]) -> Result<(), SetErrorCause> {
-        let mut needed: BTreeMap<&str, u64> = BTreeMap::new();
-        for held in processes.iter().flat_map(|process| &process.held) {
-            let needed_bytes = needed.entry(&held.uuid).or_insert(MARGIN_BYTES);
-            *needed_bytes = needed_bytes.saturating_add(held.used_bytes.unwrap_or_default());
-        }
-        for (uuid, needed_bytes) in needed {
+    fn compare(&self, entry: &JournalEntry) -> Result<(), SetErrorCause> {
+        for (uuid, needed_bytes) in entry.needed_bytes() {
             let free_bytes = self.checkpointer.free_bytes(uuid);
             if let Some(free_bytes) = free_bytes.filter(|free_bytes| *free_bytes < needed_bytes) {
                 return Err(SetErrorCause::DeviceMemory { uuid: uuid.to_owned(), needed_bytes, free_bytes });
@@ -65,19 +77,20 @@ impl SetPlan<'_> {
     }
 
     /// Restores these, where there is known to be space for all. Otherwise they stay as they are.
-    pub(super) fn restore_if_space(&self, processes: &[SetProcess]) -> StepResult<()> {
-        let Ok(_devices) = self.lock_devices(processes) else { return Ok(()) };
-        if self.check_space(processes).is_err() {
+    pub(super) fn restore_if_space(&self, entry: &JournalEntry) -> StepResult<()> {
+        let Ok(_devices) = self.lock_devices(&entry.processes) else { return Ok(()) };
+        if self.check_space(entry).is_err() {
             return Ok(());
         }
-        self.restore_each(processes)
+        self.restore_each(&entry.processes)
     }
 
     /// The same for those that this call has just checkpointed. Their space was theirs a moment ago, so what is not known
     /// does not keep them away, and neither does a journal that fails.
     pub(super) fn restore_at_once(&self, processes: &[SetProcess]) -> StepResult<()> {
         let _devices = self.lock_devices(processes);
-        if self.compares() && self.compare(processes).is_err() {
+        let figures = JournalEntry::new(processes.iter().cloned(), SetPhase::Hibernating);
+        if self.compares() && self.compare(&figures).is_err() {
             return Ok(());
         }
         self.restore_each(processes)

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use poorwill_core::hibernation::{
@@ -37,32 +37,35 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct CudaCheckpointer {
     library: Library,
-    nvml: Option<Nvml>,
+    nvml: OnceLock<Nvml>,
+    loads_nvml: bool,
     answer_max: Duration,
     /// Processes that a restore has lost, which the driver goes on to call checkpointed: number and start.
     lost: Mutex<HashSet<(u32, u64)>>,
 }
 
 impl CudaCheckpointer {
-    /// Loads the driver's library, or another one for tests, and NVML if there is one.
+    /// Loads the driver's library, or another one for tests.
     ///
     /// # Errors
     /// `Unsupported` without a usable driver, and where it is older than 570; `Device` with what the
     /// driver reports.
     pub fn open(library: Option<&Path>) -> poorwill_core::driver::Result<Self> {
         let api = Api::load(library)?;
-        let nvml = Nvml::load().ok();
-        let calls = CheckpointApi::load(library).map_err(|error| too_old(api, nvml.as_ref(), error));
+        let calls =
+            CheckpointApi::load(library).map_err(|error| too_old(api, Nvml::load().ok().as_ref(), error));
         let calls: &'static CheckpointApi = Box::leak(Box::new(calls.map_err(of(Op::Open))?));
         gpu::count(api).map_err(not_yet).map_err(of(Op::Open))?;
         let library = Library { api, calls };
-        Ok(Self { library, nvml, answer_max: ANSWER_MAX, lost: Mutex::default() })
+        let nvml = OnceLock::new();
+        Ok(Self { library, nvml, loads_nvml: true, answer_max: ANSWER_MAX, lost: Mutex::default() })
     }
 
     /// Sets where figures of memory are read, for tests.
     #[must_use]
     pub fn reading(mut self, nvml: Option<Nvml>) -> Self {
-        self.nvml = nvml;
+        self.nvml = nvml.map_or_else(OnceLock::new, OnceLock::from);
+        self.loads_nvml = false;
         self
     }
 
@@ -71,6 +74,14 @@ impl CudaCheckpointer {
     pub fn answering_within(mut self, answer_max: Duration) -> Self {
         self.answer_max = answer_max;
         self
+    }
+
+    /// Loaded at the first question that finds it, since it may come later than the driver.
+    fn nvml(&self) -> Option<&Nvml> {
+        if self.nvml.get().is_none() && self.loads_nvml {
+            let _ = self.nvml.set(Nvml::load().ok()?);
+        }
+        self.nvml.get()
     }
 
     fn step(&self, step: CheckpointStep, pid: u32, wait_max: Duration) -> Result<()> {
@@ -140,7 +151,7 @@ impl CudaCheckpointer {
     /// Free memory of an instance has no figure of its own, and a restore there was never seen.
     fn expect_whole_gpus(&self, pid: u32, held: &[HeldMemory]) -> Result<()> {
         let is_divided = |uuid: &str| {
-            let found = self.nvml.as_ref().and_then(|nvml| nvml.known_memory(uuid).ok().flatten());
+            let found = self.nvml().and_then(|nvml| nvml.known_memory(uuid).ok().flatten());
             found.is_some_and(|memory| memory.handle == Handle::MigInstance || memory.is_mig_parent())
         };
         let Some(HeldMemory { uuid, .. }) = held.iter().find(|held| is_divided(&held.uuid)) else {
@@ -153,7 +164,7 @@ impl CudaCheckpointer {
     /// NVML's figures. Where it does not list the process, the devices that it has open, without figures: it may have another
     /// number there, as in a container. Where NVML lists others by their numbers here, this one holds nothing.
     fn held(&self, pid: u32, state: ProcessState, seen: &Seen) -> Vec<HeldMemory> {
-        let Some(nvml) = &self.nvml else { return Vec::new() };
+        let Some(nvml) = self.nvml() else { return Vec::new() };
         let listed = nvml.memory_of_process(pid);
         let is_on_gpu =
             |other: u32| other != pid && Seen::minors_of(other).is_ok_and(|gpus| !gpus.is_empty());
@@ -178,7 +189,7 @@ impl Checkpointer for CudaCheckpointer {
     fn inspect(&self, pid: u32) -> Result<ProcessInspection> {
         let state = self.state_for(CheckpointStep::Inspect, pid)?;
         let mut seen = Seen::of(pid).map_err(|error| unseen(pid, &error))?;
-        if let Some(is_client) = self.nvml.as_ref().and_then(|nvml| nvml.is_mps_client(pid)) {
+        if let Some(is_client) = self.nvml().and_then(|nvml| nvml.is_mps_client(pid)) {
             seen.is_mps_client = is_client; // A service that has ended may have left its pipe.
         }
         let held = self.held(pid, state, &seen);
@@ -187,7 +198,11 @@ impl Checkpointer for CudaCheckpointer {
     }
 
     fn free_bytes(&self, uuid: &str) -> Option<u64> {
-        self.nvml.as_ref()?.memory(uuid).map(|memory| memory.free_bytes)
+        self.nvml()?.memory(uuid).map(|memory| memory.free_bytes)
+    }
+
+    fn used_bytes(&self, uuid: &str) -> Option<u64> {
+        self.nvml()?.memory(uuid).map(|memory| memory.used_bytes)
     }
 
     fn lock(&self, pid: u32, wait_max: Duration) -> Result<()> {

@@ -132,6 +132,10 @@ impl Checkpointer for HostCheckpointer {
         None
     }
 
+    fn used_bytes(&self, _uuid: &str) -> Option<u64> {
+        None
+    }
+
     fn lock(&self, pid: u32, wait_max: Duration) -> Result<()> {
         self.ask_for(Request { step: CheckpointStep::Lock, wait_max }, pid).map(drop)
     }

@@ -246,7 +246,7 @@ async def _check_health(frontend: Any, watch: _Watch) -> None:
     if refusal is not None:
         if processes.is_lost:
             raise unavailable(refusal)
-        # It comes back without a restart.
+        # As far as is known, it comes back without a restart.
         return
     if not watch.is_clear or not _is_alone(frontend):
         asked = _ask_async(frontend, "poorwill_not_ready")

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import os
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ __all__ = ["Processes", "here", "this_process"]
 
 # How long a frontend waits for the driver's answer, which is no more than a look.
 _STATE_TIMEOUT_SECONDS = 10.0
+
+# A checkpoint or restore of a whole GPU takes less. What is silent for longer does not come back by itself.
+_SILENT_MAX_SECONDS = 60.0
 
 _NO_ANSWER = "no_answer"
 _AWAY = ("locked", "checkpointing", "checkpointed", "restoring")
@@ -56,7 +60,8 @@ class Processes:
         self.refusal: str | None = None
         """Why nothing may be passed on, at the last look."""
         self.is_lost = False
-        """Whether one has no GPU any more, at the last look."""
+        """Whether one had no GPU any more at the last look, or has not answered for too long."""
+        self._silent_since: float | None = None
         self._opening: asyncio.Future[None] | None = None
         self._asked: asyncio.Future[dict[int, str]] | None = None
         self._soon: asyncio.Future[str | None] | None = None
@@ -81,7 +86,11 @@ class Processes:
     def _know(self, states: dict[int, str]) -> None:
         # Since the driver was asked, a change may have begun.
         self.refusal = self.change or _refusal(states)
-        self.is_lost = self.change is None and "failed" in states.values()
+        found = states.values() if self.change is None else ()
+        now = time.monotonic()
+        self._silent_since = (self._silent_since or now) if _NO_ANSWER in found else None
+        silent_seconds = 0.0 if self._silent_since is None else now - self._silent_since
+        self.is_lost = "failed" in found or silent_seconds > _SILENT_MAX_SECONDS
 
     def open_soon(self) -> None:
         """Loads the driver beside the loop, which takes seconds on machines with many GPUs.
