@@ -138,6 +138,58 @@ fn one_that_failed_without_its_engines_fault_is_tried_again_after_the_same_pause
     assert_eq!(tries_after(Outcome::Later), [0, 5, 10, 15]);
 }
 
+#[test]
+fn a_model_gets_its_memory_although_no_sleeper_can_hibernate() {
+    let mut fixture = fixture(&[40 * GIB, 78 * GIB + GIB / 2], |_, _| {});
+    fixture.settle();
+    let later = |_| (0, Task::Hibernate, Outcome::Later("the helper ended".to_owned()));
+    fixture.instead = (0..50).map(later).collect();
+    moves(&mut fixture);
+    let request = fixture.ask(1);
+    for _ in 0..60 {
+        fixture.pass(1000);
+    }
+    assert_eq!(fixture.admitted, [(request, 1)]);
+    let tasks = moves(&mut fixture);
+    assert!(tasks.contains(&(0, Task::Hibernate)) && tasks.contains(&(0, Task::Stop)), "{tasks:?}");
+}
+
+#[test]
+fn one_that_a_helper_did_not_take_off_on_request_is_tried_again() {
+    let mut fixture = fixture(&[40 * GIB], |_, _| {});
+    fixture.settle();
+    fixture.instead = vec![(0, Task::Hibernate, Outcome::Later("the helper ended".to_owned()))];
+    fixture.input(Input::Hibernate(ModelId(0)));
+    fixture.settle();
+    assert_eq!(fixture.stage(0), "asleep");
+    fixture.pass(6000);
+    assert_eq!(fixture.stage(0), "hibernating");
+}
+
+#[test]
+fn one_that_needs_more_than_was_measured_gets_its_gpus_alone() {
+    let mut fixture = fixture(&[20 * GIB, 20 * GIB], |model, rules| {
+        if model == 0 {
+            after(rules, seconds(1));
+        }
+    });
+    fixture.pass(1200);
+    fixture.use_once(1);
+    fixture.settle();
+    assert_eq!(fixture.stages(), ["hibernating", "ready"]);
+    let more = || (0, Task::Resume, Outcome::NeedsMore("51 GiB".to_owned()));
+    fixture.instead = vec![more(), more()];
+    let first = fixture.ask(0);
+    fixture.pass(100);
+    assert!(matches!(fixture.refused[&first], Refusal::NoMemory { .. }), "{:?}", fixture.refused);
+    fixture.pass(6000);
+    moves(&mut fixture);
+    let second = fixture.ask(0);
+    fixture.settle();
+    assert!(fixture.admitted.contains(&(second, 0)), "{:?}", fixture.stages());
+    assert_eq!(moves(&mut fixture)[..2], [(1, Task::Sleep), (0, Task::Resume)]);
+}
+
 /// The seconds at which a hibernation is tried whose first three tries have such an outcome.
 fn tries_after(outcome: fn(String) -> Outcome) -> Vec<u64> {
     let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, Duration::ZERO));

@@ -41,10 +41,13 @@ pub enum HibernateError {
     /// It cannot, and nothing has changed.
     #[error("{0}")]
     Impossible(String),
-    /// Not now, and not the engine's fault: the helper cannot be asked, or the GPUs have too little memory. Nothing has
-    /// changed, unless the helper ended during a hibernation.
+    /// Not now, and not the engine's fault: the helper cannot be asked. Nothing has changed, unless it ended while it was
+    /// asked to hibernate.
     #[error("{0}")]
     Later(String),
+    /// Its GPUs have too little memory for its way back. Nothing has changed.
+    #[error("{0}")]
+    NeedsMore(String),
     /// It failed. What the engine does now has to be asked.
     #[error("{0}")]
     Failed(String),

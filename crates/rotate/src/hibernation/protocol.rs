@@ -101,6 +101,11 @@ impl HelperError {
             && self.left.is_empty()
     }
 
+    /// Whether its GPUs have too little memory, and nothing has changed.
+    pub(super) fn needs_more(&self) -> bool {
+        self.kind == ErrorKind::OutOfDeviceMemory && self.left.is_empty()
+    }
+
     /// Whether no helper has answered, which says nothing of the engine.
     pub(super) fn is_without_helper(&self) -> bool {
         self.kind == ErrorKind::NoHelper

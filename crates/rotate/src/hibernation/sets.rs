@@ -113,7 +113,10 @@ impl Sets {
             return Ok(true);
         }
         // An earlier helper ended amid its work.
-        self.put_back(of).await.map(|()| false)
+        match self.put_back(of).await {
+            Err(HibernateError::NeedsMore(why)) => Err(HibernateError::Later(why)),
+            done => done.map(|()| false),
+        }
     }
 
     async fn take_off(&self, of: &EngineProcesses) -> Result<(), HibernateError> {
@@ -219,7 +222,13 @@ fn not_hibernated(what: &str, error: &HelperError) -> HibernateError {
 
 fn later_or_failed(what: &str, error: &HelperError) -> HibernateError {
     let why = format!("{what}: {error}");
-    if error.is_for_later() { HibernateError::Later(why) } else { HibernateError::Failed(why) }
+    if error.needs_more() {
+        HibernateError::NeedsMore(why)
+    } else if error.is_for_later() {
+        HibernateError::Later(why)
+    } else {
+        HibernateError::Failed(why)
+    }
 }
 
 impl Hibernator for Sets {

@@ -15,6 +15,9 @@ use super::time::Time;
 /// too high is corrected by the first hibernation, and one that is too low might prevent it.
 const LIKELY_RESIDUE_BYTES: u64 = 2 << 30;
 
+/// Hibernations in a row that may end without the engine's fault before they count as its failures.
+const INTERRUPTIONS_MAX: u32 = 2;
+
 /// What is known of a model's hibernation.
 #[derive(Debug, Default)]
 pub(super) struct Hibernation {
@@ -27,8 +30,12 @@ pub(super) struct Hibernation {
     pub(super) is_requested: bool,
     /// Why this engine cannot hibernate. Another one may, or this one by another configuration.
     pub(super) impossible: Option<String>,
+    /// Whether a resume was refused although its need was free. How much it needs is not known then.
+    pub(super) needs_more: bool,
     /// Consecutive ones.
     failures: u32,
+    /// Consecutive ones that were not the engine's fault, as far as these are forgiven.
+    interruptions: u32,
     /// None is begun before this time.
     retry_at: Option<Time>,
 }
@@ -36,7 +43,7 @@ pub(super) struct Hibernation {
 impl Hibernation {
     /// After its engine changed.
     pub(super) fn forget(&mut self) {
-        (self.residue, self.is_usual, self.impossible) = (None, false, None);
+        (self.residue, self.is_usual, self.impossible, self.needs_more) = (None, false, None, false);
     }
 }
 
@@ -219,7 +226,8 @@ impl Policy {
         let model = &mut self.models[id];
         model.move_ended(Move::Hibernate, now);
         let hibernation = &mut model.hibernation;
-        (hibernation.failures, hibernation.retry_at, hibernation.is_requested) = (0, None, false);
+        (hibernation.failures, hibernation.interruptions) = (0, 0);
+        (hibernation.retry_at, hibernation.is_requested) = (None, false);
         hibernation.is_usual = true;
         if !model.is_disturbed {
             hibernation.residue = Some(freed.clone());
@@ -233,6 +241,7 @@ impl Policy {
     pub(super) fn resumed(&mut self, id: usize, wakes: bool) {
         let now = self.now;
         self.models[id].move_ended(Move::Come(Activation::Resume), now);
+        self.models[id].hibernation.needs_more = false;
         if wakes {
             self.begin(id, Step::FindMemory(Activation::Wake));
         } else {
@@ -250,18 +259,29 @@ impl Policy {
     }
 
     pub(super) fn hibernation_failed(&mut self, id: usize, reason: &str) {
-        let failures = &mut self.models[id].hibernation.failures;
-        *failures = failures.saturating_add(1);
-        self.hibernation_interrupted(id, reason);
+        let hibernation = &mut self.models[id].hibernation;
+        hibernation.failures = hibernation.failures.saturating_add(1);
+        hibernation.is_requested = false;
+        self.hibernation_ended(id, reason);
+    }
+
+    /// Not by the engine's fault, which is forgiven a few times: with a helper that always ends, others that need the
+    /// memory must not wait for ever.
+    pub(super) fn hibernation_interrupted(&mut self, id: usize, reason: &str) {
+        let interruptions = &mut self.models[id].hibernation.interruptions;
+        if *interruptions >= INTERRUPTIONS_MAX {
+            return self.hibernation_failed(id, reason);
+        }
+        *interruptions += 1;
+        self.hibernation_ended(id, reason);
     }
 
     /// It sleeps on, or hibernates after all: a probe finds out.
-    pub(super) fn hibernation_interrupted(&mut self, id: usize, reason: &str) {
+    fn hibernation_ended(&mut self, id: usize, reason: &str) {
         self.report_failed(id, reason);
         let now = self.now;
         let model = &mut self.models[id];
         model.move_failed();
-        model.hibernation.is_requested = false;
         let pause = model.rules.pause(model.hibernation.failures).max(LEAST);
         model.hibernation.retry_at = Some(now.after(pause));
         self.enter(id, Stage::Unknown);

@@ -73,6 +73,8 @@ pub enum Outcome {
     /// Of [`Task::Probe`] and [`Task::Resume`]: not now, with the cause. Nothing has changed. Of [`Task::Hibernate`]: a
     /// failure that is not the engine's.
     Later(String),
+    /// Of [`Task::Resume`]: it needs more memory than was measured as its need, with the cause. Nothing has changed.
+    NeedsMore(String),
     /// Failure or timeout, with the cause.
     Failed(String),
     /// Of [`Task::Start`]: a failure that another start cannot mend, with the cause. Of [`Task::Hibernate`]: this engine

@@ -382,6 +382,7 @@ impl ModelState {
         let configured = || self.rules.need_bytes.map(|bytes| vec![bytes; self.rules.gpus.len()]);
         match up {
             // Memory is measured again before the wake, so a guess would only keep it from coming back.
+            Activation::Resume if self.hibernation.needs_more => None,
             Activation::Resume => {
                 let wake = self.need(Activation::Wake)?;
                 Some(self.known_residue().map_or_else(|| wake.clone(), |residue| sum(&wake, &residue)))

@@ -212,8 +212,14 @@ impl Policy {
                 self.residue_measured(id, began, before, last.as_deref(), &free);
             }
             (Step::Resume { wakes }, Outcome::Done) => self.resumed(id, wakes),
-            (Step::Resume { .. } | Step::Probe, Outcome::Later(_)) if self.models[id].tries < TRIES => {
+            (Step::Resume { .. } | Step::Probe, Outcome::Later(_) | Outcome::NeedsMore(_))
+                if self.models[id].tries < TRIES =>
+            {
                 self.retry(id);
+            }
+            (Step::Resume { wakes }, Outcome::NeedsMore(reason)) => {
+                self.models[id].hibernation.needs_more = true;
+                self.not_resumed(id, wakes, &reason);
             }
             (Step::Resume { wakes }, Outcome::Later(reason)) => self.not_resumed(id, wakes, &reason),
             (Step::Probe, Outcome::Later(reason)) => self.probe_later(id, &reason),

@@ -94,7 +94,9 @@ impl EngineHandle {
             Ok(()) => Outcome::Done,
             Err(HibernateError::Impossible(reason)) => Outcome::Unsupported(reason),
             Err(HibernateError::Later(reason)) => Outcome::Later(reason),
-            Err(HibernateError::Failed(reason)) => Outcome::Failed(reason),
+            Err(HibernateError::Failed(reason) | HibernateError::NeedsMore(reason)) => {
+                Outcome::Failed(reason)
+            }
         }
     }
 
@@ -263,6 +265,7 @@ impl EngineHandle {
 fn later(error: HibernateError) -> Result<Outcome, String> {
     match error {
         HibernateError::Later(reason) => Ok(Outcome::Later(reason)),
+        HibernateError::NeedsMore(reason) => Ok(Outcome::NeedsMore(reason)),
         other => Err(other.to_string()),
     }
 }
