@@ -2,7 +2,7 @@
 //!
 //! As with NVIDIA's driver, the state is the target's, and a step goes on without its caller. Who asks for a state during
 //! a step waits. A restore that fails loses the process, which goes on to be called checkpointed. A checkpointed process
-//! that looks at a stream or an event ends.
+//! that looks at a stream or an event ends. Some calls wait here that NVIDIA answers at once, such as for attributes.
 
 use std::ffi::c_int;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Taking a whole process off its devices, and putting it back: the [`Checkpointer`] trait and its contract.
 //!
 //! A process that sleeps still holds its context, its kernels and its graphs on the device. A checkpointer moves all of
-//! that to host memory. The process keeps running on the CPU; its device calls wait until it is back.
+//! that to host memory. The process keeps running on the CPU; new work for the device waits until it is back.
 //!
 //! Each rule has a name in brackets, and tests in `poorwill_testkit::checkpoint`, which runs with every checkpointer.
 //!
@@ -99,7 +99,7 @@ pub trait Checkpointer: Send + Sync + fmt::Debug {
     /// Memory of that device that processes use, all together. `None` without a figure.
     fn used_bytes(&self, uuid: &str) -> Option<u64>;
 
-    /// Waits for the process's queued work, then makes its device calls wait.
+    /// Waits for the process's queued work, then makes new work wait.
     ///
     /// # Errors
     /// As for [`Checkpointer::inspect`]; `Busy` after `wait_max`, `WrongState`.

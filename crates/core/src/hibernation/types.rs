@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub enum ProcessState {
     /// Its device calls run.
     Running,
-    /// Its device calls wait; its memory is on the devices.
+    /// New work waits; its memory is on the devices.
     Locked,
     /// Its memory is in host memory, and it holds no device.
     Checkpointed,

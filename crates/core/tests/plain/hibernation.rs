@@ -534,15 +534,15 @@ fn what_is_not_known_is_refused_off_and_back_unless_it_is_asked_for() {
 fn a_checkpoint_that_gains_nothing_is_undone() {
     let set = Set::without_figures(1, Way::Off);
     // Another process takes meanwhile what it leaves.
-    set.simulation.set_free_bytes(Some(2 * MARGIN_BYTES));
+    set.simulation.set_free_bytes(Some(OTHERS_BYTES));
     let error = set.go(Way::Off, CallerFault::Never).0.unwrap_err();
     let unmeasured = SetErrorCause::Unmeasured { pid: set.pids()[0] };
     assert_eq!((&error.cause, error.pid(), &error.left[..]), (&unmeasured, Some(set.pids()[0]), &[][..]));
     set.assert_whole("undone");
     assert_eq!(set.states(), [Running]);
 
-    // There may be no space for it any more.
-    set.simulation.set_free_bytes(Some(MARGIN_BYTES - 1));
+    // There may be no space for it any more: all that is known is that this much would do.
+    set.simulation.set_free_bytes(Some(OTHERS_BYTES - 1));
     let error = set.go(Way::Off, CallerFault::Never).0.unwrap_err();
     assert_eq!((&error.cause, set.states()), (&unmeasured, vec![Checkpointed]));
     assert!(error.to_string().ends_with("is checkpointed: resume it"), "{error}");

@@ -20,6 +20,9 @@ impl SetPlan<'_> {
         let unknown = held.filter(|held| is_unknown(held));
         let used = |held: &HeldMemory| Some((held.uuid.clone(), self.checkpointer.used_bytes(&held.uuid)?));
         entry.enough_bytes = unknown.filter_map(used).collect();
+        if let Some(pid) = self.without_bound(entry) {
+            return Err(SetErrorCause::NoFigures { pid });
+        }
         if !entry.enough_bytes.is_empty() {
             self.journal.write(entry)?;
         }
@@ -27,6 +30,12 @@ impl SetPlan<'_> {
         let done = processes.iter().zip(&checkpointed).filter(|(_, result)| result.is_ok());
         self.complete(entry, &done.map(|(process, _)| *process).collect::<Vec<_>>());
         Ok(checkpointed)
+    }
+
+    /// The first that cannot be measured, since the driver does not say now what is in use.
+    fn without_bound(&self, entry: &JournalEntry) -> Option<u32> {
+        let lacks = |process: &&SetProcess| !process.held.iter().all(|held| entry.knows(held));
+        entry.processes.iter().filter(|_| self.compares()).find(lacks).map(|process| process.key.pid)
     }
 
     /// Completes the figures of those that were checkpointed.

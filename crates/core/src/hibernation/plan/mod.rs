@@ -11,7 +11,7 @@
 //! - **\[whole\]** A failure brings all back: the set runs, or, if a restore fails, it is checkpointed again as a whole.
 //!   Only further failures leave anything else. The error names it in [`SetError::left`].
 //! - **\[space\]** Nothing is restored while its devices have less free memory than it held, and 64 MiB more: such a
-//!   restore loses it. Where the driver keeps no figure of a process, the checkpoint's own gain of free memory is taken.
+//!   restore loses it. Where the driver keeps no figure of a process, it is by how much used memory falls in its checkpoint.
 //!   Should a caller end before it has that, [`JournalEntry::enough_bytes`] is taken.
 //!   What is not known is refused, before anything is locked, unless [`SetPlan::without_space_check`] was asked for.
 //!   From the comparison to the end of the restore no other caller restores there: [`Journal::lock_devices`].

@@ -52,7 +52,9 @@ impl SetPlan<'_> {
         let all = keys(processes);
         self.at_rest(&all);
         let restored = match back {
-            Back::Undo => self.restore_at_once(&self.those_at(processes, ProcessState::Checkpointed)),
+            Back::Undo => {
+                self.restore_at_once(&entry.with(self.those_at(processes, ProcessState::Checkpointed)))
+            }
             Back::Restore => {
                 self.restore_if_space(&entry.with(self.those_at(processes, ProcessState::Checkpointed)))
             }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::measure::{is_unknown, is_unmeasured};
 use super::steps::each;
-use super::{JournalEntry, JournalError, SetErrorCause, SetPhase, SetPlan, SetProcess, keys};
+use super::{JournalEntry, JournalError, SetErrorCause, SetPlan, SetProcess, keys};
 use crate::hibernation::{HeldMemory, Result as StepResult};
 
 /// What must be free beside what a process held.
@@ -22,7 +22,7 @@ impl JournalEntry {
             *needed_bytes = needed_bytes.saturating_add(held.used_bytes.unwrap_or_default());
         }
         for held in held().filter(|held| is_unknown(held)) {
-            // Without a margin: a device that was full never has one.
+            // Without a margin, which a device that was full lacks.
             needed.extend(self.enough_bytes.get(&held.uuid).map(|bytes| (held.uuid.as_str(), *bytes)));
         }
         needed
@@ -30,7 +30,7 @@ impl JournalEntry {
 }
 
 impl SetPlan<'_> {
-    fn compares(&self) -> bool {
+    pub(super) fn compares(&self) -> bool {
         self.checks_space && self.checkpointer.has_shared_devices()
     }
 
@@ -86,14 +86,18 @@ impl SetPlan<'_> {
     }
 
     /// The same for those that this call has just checkpointed. Their space was theirs a moment ago, so what is not known
-    /// does not keep them away, and neither does a journal that fails.
-    pub(super) fn restore_at_once(&self, processes: &[SetProcess]) -> StepResult<()> {
-        let _devices = self.lock_devices(processes);
-        let figures = JournalEntry::new(processes.iter().cloned(), SetPhase::Hibernating);
+    /// does not keep them away, and neither does a journal that fails. Where the device has as much in use as before, others
+    /// have taken that space.
+    pub(super) fn restore_at_once(&self, entry: &JournalEntry) -> StepResult<()> {
+        let _devices = self.lock_devices(&entry.processes);
+        let mut figures = entry.clone();
+        let is_taken =
+            |uuid: &str, before: u64| self.checkpointer.used_bytes(uuid).is_some_and(|now| now >= before);
+        figures.enough_bytes.retain(|uuid, before| is_taken(uuid, *before));
         if self.compares() && self.compare(&figures).is_err() {
             return Ok(());
         }
-        self.restore_each(processes)
+        self.restore_each(&entry.processes)
     }
 
     fn restore_each(&self, processes: &[SetProcess]) -> StepResult<()> {
