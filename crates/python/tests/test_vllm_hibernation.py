@@ -476,6 +476,11 @@ async def test_an_engine_whose_driver_never_answers_is_unhealthy(
         assert error.value.status_code == 503
         driver.put("running", FIRST_PID)
         await at.frontend.check_health()
+    # Not asked in between.
+    driver.put("no_answer", FIRST_PID)
+    for _ in range(2):
+        await at.frontend.check_health()
+        now += 300
 
 
 @runs

@@ -22,8 +22,11 @@ __all__ = ["Processes", "here", "this_process"]
 # How long a frontend waits for the driver's answer, which is no more than a look.
 _STATE_TIMEOUT_SECONDS = 10.0
 
-# A checkpoint or restore of a whole GPU takes less. What is silent for longer does not come back by itself.
+# A checkpoint or restore of a whole GPU takes less.
 _SILENT_MAX_SECONDS = 60.0
+
+# Looks without an answer that lie further apart are no one silence: the driver may have answered in between.
+_SAME_SILENCE_SECONDS = 120.0
 
 _NO_ANSWER = "no_answer"
 _AWAY = ("locked", "checkpointing", "checkpointed", "restoring")
@@ -61,7 +64,8 @@ class Processes:
         """Why nothing may be passed on, at the last look."""
         self.is_lost = False
         """Whether one had no GPU any more at the last look, or has not answered for too long."""
-        self._silent_since: float | None = None
+        self._silent: tuple[float, float] | None = None
+        """When the driver first did not answer, and when it last did not."""
         self._opening: asyncio.Future[None] | None = None
         self._asked: asyncio.Future[dict[int, str]] | None = None
         self._soon: asyncio.Future[str | None] | None = None
@@ -87,10 +91,13 @@ class Processes:
         # Since the driver was asked, a change may have begun.
         self.refusal = self.change or _refusal(states)
         found = states.values() if self.change is None else ()
-        now = time.monotonic()
-        self._silent_since = (self._silent_since or now) if _NO_ANSWER in found else None
-        silent_seconds = 0.0 if self._silent_since is None else now - self._silent_since
-        self.is_lost = "failed" in found or silent_seconds > _SILENT_MAX_SECONDS
+        self._silent = self._silence(time.monotonic()) if _NO_ANSWER in found else None
+        began, last = self._silent or (0.0, 0.0)
+        self.is_lost = "failed" in found or last - began > _SILENT_MAX_SECONDS
+
+    def _silence(self, now: float) -> tuple[float, float]:
+        began, last = self._silent or (now, now)
+        return (began if now - last <= _SAME_SILENCE_SECONDS else now, now)
 
     def open_soon(self) -> None:
         """Loads the driver beside the loop, which takes seconds on machines with many GPUs.
