@@ -38,7 +38,8 @@ pub(crate) enum Command {
     /// Take processes off their GPUs, so that engines that sleep leave nothing there, or put them back
     ///
     /// All processes that are named are one set: all go, or none. They are another program's, and run on without their
-    /// devices; their device calls wait until they are back.
+    /// devices. Let them sleep first. New work waits until they are back, but the driver ends a process that looks at a
+    /// stream or an event meanwhile.
     #[cfg(target_os = "linux")]
     Hibernate(HibernateArgs),
     /// Report the devices, the sources and limits of their memory, what an engine may use, and likely problems

@@ -242,8 +242,11 @@ impl Findings {
             warn(reason);
         }
         let journal = config.state.as_deref().map(hibernation::journal_in).unwrap_or_default();
-        let mode = fs::metadata(&journal).map_or(0, |folder| folder.permissions().mode() & 0o777);
-        if mode & 0o022 != 0 {
+        let Ok(folder) = fs::symlink_metadata(&journal) else { return Ok(()) };
+        let mode = folder.permissions().mode() & 0o777;
+        if !folder.is_dir() {
+            warn(format!("{} is no folder: remove it", journal.display()));
+        } else if mode & 0o022 != 0 {
             warn(format!("others may write into {}: it has mode {mode:o}", journal.display()));
         }
         Ok(())

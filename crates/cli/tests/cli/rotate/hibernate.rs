@@ -279,6 +279,9 @@ fn check_looks_at_the_journal_of_the_service_and_changes_nothing() {
     fs::set_permissions(fixture.folder.join("state/hibernate"), Permissions::from_mode(0o777)).unwrap();
     let checked = check();
     assert!(checked.contains("state/hibernate") && checked.contains("others may write"), "{checked}");
+    fs::remove_dir_all(fixture.folder.join("state/hibernate")).unwrap();
+    fs::write(fixture.folder.join("state/hibernate"), "").unwrap();
+    assert!(check().contains("state/hibernate is no folder: remove it"));
 }
 
 #[test]
