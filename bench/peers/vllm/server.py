@@ -354,7 +354,7 @@ def many_cycles(visitor: Visitor) -> tuple[bool, dict]:
 
 
 def hibernated(visitor: Visitor) -> tuple[bool, dict]:
-    """Off the card altogether: what needs the card is refused at once until it is back, and it stays healthy."""
+    """Off the card: until it is back, what needs the card is refused at once, and it is healthy."""
     client = visitor.client
     awake, bad = client.ask("/hibernate"), client.ask("/hibernate?wait_max=nonsense")
     slept, left = client.sleep(1), visitor.used_gib()

@@ -515,7 +515,7 @@ fn page() -> String {
                     "pause_min",
                     DURATION,
                     duration(rules.pause_min),
-                    "first quarantine, or pause after a failed hibernation; doubles with each consecutive failure",
+                    "first quarantine, or pause after a failed hibernation; doubles with each consecutive failure of the engine",
                 ),
                 ("pause_max", DURATION, duration(rules.pause_max), "longest quarantine"),
                 (

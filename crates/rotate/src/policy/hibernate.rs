@@ -265,8 +265,8 @@ impl Policy {
         self.hibernation_ended(id, reason);
     }
 
-    /// Not by the engine's fault, which is forgiven a few times: with a helper that always ends, others that need the
-    /// memory must not wait for ever.
+    /// Not by the engine's fault. That is forgiven a few times only: with a helper that always ends, others would wait for
+    /// the memory for ever.
     pub(super) fn hibernation_interrupted(&mut self, id: usize, reason: &str) {
         let interruptions = &mut self.models[id].hibernation.interruptions;
         if *interruptions >= INTERRUPTIONS_MAX {
