@@ -31,8 +31,8 @@
 //!   process may do that meanwhile, as a sleeping engine does not.
 //! - **\[checkpoint\]** moves all bytes that the process holds on its devices to host memory, and releases them. The
 //!   process holds nothing there afterwards, but for a few MiB of the driver's own.
-//! - **\[restore\]** takes the devices again, with the same bytes at the same addresses. Device calls still wait.
-//! - **\[unlock\]** lets device calls go on.
+//! - **\[restore\]** takes the devices again, with the same bytes at the same addresses. New work still waits.
+//! - **\[unlock\]** lets new work go on.
 //! - **\[undone\]** A failed call leaves the state that it began in, or `Failed`, which `state` then reports. No call
 //!   ends in a state without a name.
 //! - **\[lost\]** A restore that the driver refuses, as on a full device, loses the process: `Failed`. So callers look
@@ -42,8 +42,8 @@
 //!   known from outside.
 //! - **\[gone\]** A process that has ended is [`CheckpointErrorKind::NoSuchProcess`], in every call, also while another
 //!   call waits for it.
-//! - **\[answers\]** `state` may wait for a step under way, such as a lock that waits. A process that is stopped does not answer: [`CheckpointErrorKind::NoAnswer`] after a limit. A lock
-//!   that its caller no longer waits for is undone.
+//! - **\[answers\]** `state` may wait for a step under way, such as a lock that waits. A process that is stopped does not
+//!   answer: [`CheckpointErrorKind::NoAnswer`] after a limit. A lock that its caller no longer waits for is undone.
 //! - **\[threads\]** Any thread may make any call. Calls on different processes run at the same time.
 
 mod error;
