@@ -9,6 +9,7 @@ pub mod backup;
 pub mod budget;
 pub mod bytes;
 mod chain;
+pub mod codec;
 pub mod digest;
 pub mod driver;
 pub mod hibernation;

@@ -61,7 +61,7 @@ pub use poorwill_core::{
     ParseSizeError, Pending, Pool, PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd,
     PrepareProgress, PrepareReport, ProcessMemory, Release, SleepAction, SleepPhases, SleepReport,
     SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, Verify, WakePhases, WakeProgress, WakeReport,
-    WakeRequest, backup, chain, digest, driver, hibernation, pool, tag,
+    WakeRequest, backup, chain, codec, digest, driver, hibernation, pool, tag,
 };
 
 /// The programs of the book, run as examples.

@@ -6,9 +6,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use poorwill_core::backup::{BackupBuffer, Backups, StoredBytes};
+use poorwill_core::backup::{BackupBuffer, Backups, Room, StoredBytes};
 use poorwill_core::driver::Result;
-use poorwill_core::{CopyPart, Digest, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
+use poorwill_core::{
+    CopyPart, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId,
+};
 
 /// How granules are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -249,10 +251,11 @@ impl Drop for Claim {
 }
 
 impl Backups for TestBackups {
-    fn buffers(&self, sizes: &[u64]) -> Result<Vec<Pending<BackupBuffer>>> {
+    fn buffers(&self, rooms: &[Room]) -> Result<Vec<Pending<BackupBuffer>>> {
         self.0.check(BackupCall::Allocate, Op::HostAlloc)?;
-        let buffer = |bytes: &u64| {
-            let (claim, storage, bytes) = (self.0.claim(*bytes)?, Arc::clone(&self.0), *bytes);
+        let buffer = |room: &Room| {
+            let bytes = room.bytes();
+            let (claim, storage) = (self.0.claim(bytes)?, Arc::clone(&self.0));
             Ok(Pending::new(move || {
                 storage.check(BackupCall::Allocated, Op::HostAlloc)?;
                 let granules = usize::try_from(bytes / storage.driver.info().granule_bytes).unwrap();
@@ -261,7 +264,7 @@ impl Backups for TestBackups {
                 Ok(BackupBuffer::new(TestBuffer { claim, granules }))
             }))
         };
-        sizes.iter().map(buffer).collect()
+        rooms.iter().map(buffer).collect()
     }
 
     fn trim(&self) -> Result<()> {
@@ -326,8 +329,9 @@ impl StoredBytes for TestBuffer {
     fn save(
         self: Box<Self>,
         stream: StreamId,
+        _: &Room,
         parts: &[CopyPart],
-    ) -> Result<Pending<(BackupBuffer, Vec<Digest>)>> {
+    ) -> Result<Pending<(BackupBuffer, Vec<Option<Digest>>)>> {
         let storage = Arc::clone(&self.claim.storage);
         storage.check(BackupCall::Save, Op::Save)?;
         let staging = storage.driver.host_alloc(self.claim.bytes)?;
@@ -341,13 +345,18 @@ impl StoredBytes for TestBuffer {
                 let start = granule * self.granule_bytes();
                 let encoded = self.encode(&staging[start..start + self.granule_bytes()]);
                 self.granules.lock().unwrap()[granule] = encoded;
-                digests.push(Digest::of(&self.decode(granule)));
+                digests.push(Some(Digest::of(&self.decode(granule))));
             }
             Ok((BackupBuffer::new(*self), digests))
         }))
     }
 
-    fn load(&self, stream: StreamId, parts: &[CopyPart]) -> Result<Pending<()>> {
+    fn load(
+        &self,
+        stream: StreamId,
+        parts: &[CopyPart],
+        _: Option<DeviceRange>,
+    ) -> Result<Pending<Vec<Option<Digest>>>> {
         let storage = Arc::clone(&self.claim.storage);
         storage.check(BackupCall::Load, Op::CopyToDevice)?;
         let mut staging = storage.driver.host_alloc(self.claim.bytes)?;
@@ -360,10 +369,12 @@ impl StoredBytes for TestBuffer {
         if let (Ok(_), Some(part)) = (garbled, parts.first()) {
             staging[usize::try_from(part.host_offset).unwrap()] ^= 1;
         }
+        let granules = parts.iter().flat_map(|part| self.granules_of(part)).count();
         let copy = storage.driver.copy_to_device(stream, Arc::new(staging), parts)?;
         Ok(copy.then(move |loaded| {
             loaded?;
-            storage.check(BackupCall::Loaded, Op::CopyToDevice)
+            storage.check(BackupCall::Loaded, Op::CopyToDevice)?;
+            Ok(vec![None; granules])
         }))
     }
 

@@ -57,6 +57,9 @@
 //!   What the kernel cannot copy (not page-locked, odd bytes) is copied as elsewhere, in stream order.
 //! - **\[ranges\]** Copies, `zero` and `digest` fail at the call with [`DriverErrorKind::NotMapped`] unless their
 //!   device range is mapped with access. Copies may begin and end at any byte.
+//! - **\[codes\]** `encode` writes the code of [`crate::codec`], or nothing where it does not fit. Its digests are
+//!   of what decoding the stored bytes gives, also if the granule changes meanwhile. `decode` of any bytes
+//!   succeeds, and digests what it has written.
 //! - **\[events\]** Recording an event on a stream creates it. It has passed when everything queued there before it
 //!   has finished. Queries never block.
 //! - **\[host-work\]** `launch_host` runs a host function after everything queued on the stream, and holds the stream
@@ -75,6 +78,7 @@
 //! unforeseeable: memory that is gone, or [`DriverErrorKind::Device`] with the words of the device or operating
 //! system.
 
+mod encode;
 mod error;
 mod host_memory;
 mod pending;
@@ -85,13 +89,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub use encode::{check as check_codes, decoded, encoded};
 pub use error::{DriverError, DriverErrorKind, Op};
 pub use host_memory::{HostBuffer, HostMemory};
 pub use pending::Pending;
 pub use save::{check as check_save, digests as digests_of_saved};
 pub use types::{
-    BackingId, CopyPart, DeviceInfo, DeviceRange, EventId, HostMemoryInfo, MemoryInfo, ProcessMemory,
-    StreamId,
+    BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Encoded, EventId, HostMemoryInfo, MemoryInfo,
+    ProcessMemory, StreamId,
 };
 
 use crate::digest::Digest;
@@ -313,6 +318,45 @@ pub trait Driver: Send + Sync + fmt::Debug {
             let digests = save::digests(&buffer, granule_bytes, &parts_to_digest)?;
             Ok((buffer, digests))
         }))
+    }
+
+    /// Queues measuring: bytes of the code of each granule in `ranges`, which begin and end on granules; in order.
+    ///
+    /// # Errors
+    /// As for [`Driver::digest`]; `Unsupported` for granules that have no code.
+    fn encoded_bytes(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<u64>>> {
+        encode::measured_on_the_host(self, stream, ranges)
+    }
+
+    /// Queues encoding of granules into their rooms in `dst`; see \[codes\]. `wait` returns it, with what was
+    /// stored of each granule: `None` where its code does not fit.
+    ///
+    /// # Errors
+    /// As for [`Driver::save`]; `Unsupported` for granules that have no code.
+    fn encode(
+        &self,
+        stream: StreamId,
+        dst: HostBuffer,
+        parts: &[CodePart],
+    ) -> Result<Pending<(HostBuffer, Vec<Option<Encoded>>)>> {
+        encode::encoded_on_the_host(self, stream, dst, parts)
+    }
+
+    /// Queues decoding of granules from their rooms in `src`; see \[codes\]. `wait` returns the digests of the
+    /// granules. `scratch` is mapped device memory that only work on this stream uses until then. A driver may
+    /// pass codes through it.
+    ///
+    /// # Errors
+    /// As for [`Driver::copy_to_device`]; `Unsupported` for granules that have no code.
+    fn decode(
+        &self,
+        stream: StreamId,
+        src: Arc<HostBuffer>,
+        parts: &[CodePart],
+        scratch: Option<DeviceRange>,
+    ) -> Result<Pending<Vec<Digest>>> {
+        let _ = scratch;
+        encode::decoded_on_the_host(self, stream, &src, parts)
     }
 
     /// Queues [`Digest::of`] each granule in `ranges`, which begin and end on granules; in order.

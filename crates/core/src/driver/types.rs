@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::digest::Digest;
+
 /// A range of device addresses.
 ///
 /// ```
@@ -83,6 +85,40 @@ pub struct CopyPart {
     pub device: DeviceRange,
     /// Offset in the host buffer, in bytes.
     pub host_offset: u64,
+}
+
+/// A granule of the device, and the room for its code in a host buffer.
+///
+/// ```
+/// use poorwill::driver::CodePart;
+///
+/// let part = CodePart { granule: 0x7000_0000, host_offset: 4096, room_bytes: 1 << 20 };
+/// assert_eq!(part.host_offset + part.room_bytes, 4096 + (1 << 20));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CodePart {
+    /// Address of the granule.
+    pub granule: u64,
+    /// Where the room begins, in bytes; a multiple of 16.
+    pub host_offset: u64,
+    /// Bytes of the room.
+    pub room_bytes: u64,
+}
+
+/// What was stored of an encoded granule.
+///
+/// ```
+/// use poorwill::{Digest, driver::Encoded};
+///
+/// let encoded = Encoded { bytes: 128, digest: Digest::of(&[0; 4096]) };
+/// assert!(encoded.bytes < 4096);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Encoded {
+    /// Bytes of the code.
+    pub bytes: u64,
+    /// Of the granule that the stored code gives.
+    pub digest: Digest,
 }
 
 macro_rules! handle {
@@ -188,6 +224,8 @@ pub struct DeviceInfo {
     pub save_streams: usize,
     /// Whether digests of device memory cost far less than copies, so that comparing before a copy pays.
     pub fast_digests: bool,
+    /// Whether the device encodes and decodes granules faster than its link carries them.
+    pub fast_codec: bool,
 }
 
 impl DeviceInfo {
@@ -204,6 +242,7 @@ impl DeviceInfo {
             kernel_copies: false,
             save_streams: 1,
             fast_digests: false,
+            fast_codec: false,
         }
     }
 
@@ -232,6 +271,13 @@ impl DeviceInfo {
     #[must_use]
     pub fn digesting_fast(mut self, fast_digests: bool) -> Self {
         self.fast_digests = fast_digests;
+        self
+    }
+
+    /// Sets [`DeviceInfo::fast_codec`].
+    #[must_use]
+    pub fn encoding_fast(mut self, fast_codec: bool) -> Self {
+        self.fast_codec = fast_codec;
         self
     }
 }

@@ -21,7 +21,7 @@ use super::keys::TagKey;
 use super::shared::Shared;
 use super::state::State;
 use super::tag_lock::Monitor;
-use crate::backup::BackupBuffer;
+use crate::backup::{BackupBuffer, Room};
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::{Changes, Tag, TagState};
 
@@ -372,8 +372,9 @@ impl Shared {
                 sizes.push(save.bytes);
             }
         }
-        let made = self.backups().buffers(&sizes);
-        let made = self.with_cached_host_memory(ahead_bytes, made, || self.backups().buffers(&sizes))?;
+        let rooms: Vec<Room> = sizes.iter().copied().map(Room::raw).collect();
+        let made = self.backups().buffers(&rooms);
+        let made = self.with_cached_host_memory(ahead_bytes, made, || self.backups().buffers(&rooms))?;
         *buffers = sizes.iter().copied().zip(made).collect();
         match buffers.pop_front() {
             Some((_, buffer)) => self.with_cached_host_memory(bytes, buffer.wait(), new_buffer),

@@ -20,7 +20,7 @@ use super::keys::TagKey;
 use super::report::{SleepPhases, add};
 use super::shared::Shared;
 use super::state::State;
-use crate::backup::BackupBuffer;
+use crate::backup::{BackupBuffer, Room};
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, StreamId};
 use crate::tag::Changes;
@@ -42,7 +42,7 @@ pub(super) struct Saving<'a> {
     granules: Vec<Option<Stored>>,
     /// To copy.
     fresh: Vec<usize>,
-    copy: Pending<(BackupBuffer, Vec<Digest>)>,
+    copy: Pending<(BackupBuffer, Vec<Option<Digest>>)>,
 }
 
 /// Granules of a save that need not be copied.
@@ -158,10 +158,11 @@ impl<'a> Saver<'a> {
         if sizes.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let buffers = match self.shared.backups().buffers(&sizes) {
+        let rooms: Vec<Room> = sizes.iter().copied().map(Room::raw).collect();
+        let buffers = match self.shared.backups().buffers(&rooms) {
             Err(error) if is_lacking(&error) => {
                 let bytes = sizes.iter().sum();
-                self.shared.with_host_memory(self.falling, bytes, || self.shared.backups().buffers(&sizes))?
+                self.shared.with_host_memory(self.falling, bytes, || self.shared.backups().buffers(&rooms))?
             }
             buffers => buffers?,
         };
@@ -289,7 +290,7 @@ impl<'a> Saver<'a> {
 
 impl Shared {
     pub(super) fn new_buffer(&self, bytes: u64) -> Pending<BackupBuffer> {
-        let buffer = self.backups().buffers(&[bytes]).map(|mut buffers| buffers.pop());
+        let buffer = self.backups().buffers(&[Room::raw(bytes)]).map(|mut buffers| buffers.pop());
         Pending::new(move || match buffer {
             Ok(Some(buffer)) => buffer.wait(),
             Ok(None) => Err(DriverError::invalid(Op::HostAlloc, "a store gave no buffer")),
@@ -319,7 +320,7 @@ impl Shared {
             host_offset: run.start as u64 * granule_bytes,
         };
         let parts: Vec<CopyPart> = runs(&fresh).into_iter().map(part).collect();
-        let copy = buffer.save(stream, &parts)?;
+        let copy = buffer.save(stream, &Room::raw(save.bytes), &parts)?;
         Ok(Saving { save, granules, fresh, copy })
     }
 
@@ -349,7 +350,7 @@ impl Saving<'_> {
             return Err(DriverError::invalid(Op::Save, reason));
         }
         for (granule, digest) in fresh.iter().zip(digests) {
-            granules[*granule] = Some(Stored { digest, verified, loaded_unseen: false });
+            granules[*granule] = digest.map(|digest| Stored { digest, verified, loaded_unseen: false });
         }
         Ok((Backup { buffer: Arc::new(buffer), granules }, fresh.len()))
     }

@@ -193,10 +193,10 @@ impl<'a> Filler<'a> {
             CopyPath::Engine => engine_stream,
             CopyPath::Kernel => self.shared.streams().kernel().unwrap_or(engine_stream),
         };
-        let copy = buffer.load(stream, &parts).map_err(|source| (Phase::Copy, source))?;
+        let copy = buffer.load(stream, &parts, None).map_err(|source| (Phase::Copy, source))?;
         self.paths.queued(driver.now(), self.queued.len(), bytes);
         self.copied_bytes += bytes;
-        self.queue(Phase::Copy, bytes, copy);
+        self.queue(Phase::Copy, bytes, copy.then(|copied| copied.map(drop)));
         for granule in stored {
             let Some(Stored { digest: expected, .. }) = granules[granule] else { continue };
             let offset = granule as u64 * granule_bytes;

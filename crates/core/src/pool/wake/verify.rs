@@ -55,7 +55,7 @@ impl Shared {
         let again = self.not_arrived(arrivals, &mut spoiled)?;
         for Arrival { granule, buffer, offset, .. } in &again {
             let part = CopyPart { device: *granule, host_offset: *offset };
-            let copy = buffer.load(self.streams().copy(0), &[part]).map_err(at(Phase::Copy))?;
+            let copy = buffer.load(self.streams().copy(0), &[part], None).map_err(at(Phase::Copy))?;
             copy.wait().map_err(at(Phase::Copy))?;
         }
         let never = self.not_arrived(&again, &mut spoiled)?;

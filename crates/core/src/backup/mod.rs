@@ -1,0 +1,204 @@
+//! Backup storage for sleeps: host memory ([`HostBackups`]), raw or as codes; by trait files, or other GPUs.
+//!
+//! A sleep asks how much room each extent takes ([`Backups::plan`]), gets buffers for all rooms at once, and
+//! saves into them.
+//!
+//! Promises of a storage:
+//! - **Announced.** [`Backups::buffers`] gets all rooms of a sleep at once. It may prepare them one after
+//!   another, while copies to the first run.
+//! - **Digests of stored bytes**, never of the device's: of the granule that a load would bring back.
+//! - **Owned.** A copy owns the buffer that it writes, and shares the one that it reads.
+//! - **Released.** Dropping a buffer returns it without waiting.
+
+mod host;
+mod room;
+
+use std::fmt;
+use std::ops::Deref;
+
+pub use self::host::{Compress, HostBackups, UnknownCompress};
+pub use self::room::{Extent, Room};
+use crate::digest::Digest;
+use crate::driver::{CopyPart, DeviceRange, Pending, Result, StreamId};
+
+/// Storage for backups of one device's memory.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use poorwill::backup::{BackupBuffer, Backups, HostBackups, Room};
+/// use poorwill::driver::{self, Pending};
+/// use poorwill::{Device, Pool, PoolConfig};
+///
+/// /// At most so many bytes of host memory.
+/// #[derive(Debug)]
+/// struct Limited(HostBackups, u64);
+///
+/// impl Backups for Limited {
+///     fn buffers(&self, rooms: &[Room]) -> driver::Result<Vec<Pending<BackupBuffer>>> {
+///         self.0.buffers(rooms)
+///     }
+///     fn trim(&self) -> driver::Result<()> {
+///         self.0.trim()
+///     }
+///     fn held_bytes(&self) -> u64 {
+///         self.0.held_bytes()
+///     }
+///     fn allows(&self, bytes: u64) -> bool {
+///         self.held_bytes().saturating_add(bytes) <= self.1
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let driver = Device::open(&"host:64MiB".parse()?)?.driver();
+/// let backups = Limited(HostBackups::new(Arc::clone(&driver)), 16 << 20);
+/// let pool = Pool::with_backups(driver, PoolConfig::default(), Arc::new(backups))?;
+/// # drop(pool);
+/// # Ok(())
+/// # }
+/// ```
+pub trait Backups: Send + Sync + fmt::Debug {
+    /// How the extents would be stored now. Their live granules are mapped, and stay so until it returns. The
+    /// storage may measure their bytes by work on `stream`. A room fits as long as they do not change.
+    ///
+    /// # Errors
+    /// Of the device.
+    fn plan(&self, stream: StreamId, extents: &[Extent<'_>]) -> Result<Vec<Room>> {
+        let _ = stream;
+        Ok(extents.iter().map(|extent| Room::raw(extent.range.bytes)).collect())
+    }
+
+    /// Buffers for these rooms; each can be awaited alone.
+    ///
+    /// # Errors
+    /// `OutOfHostMemory` (for any storage) if they are known not to fit, here or at `wait`.
+    fn buffers(&self, rooms: &[Room]) -> Result<Vec<Pending<BackupBuffer>>>;
+
+    /// Releases unused memory. May wait for device work.
+    ///
+    /// # Errors
+    /// Of the machine.
+    fn trim(&self) -> Result<()>;
+
+    /// Host memory held, used or not.
+    fn held_bytes(&self) -> u64;
+
+    /// Whether the storage's own limit, not the machine's memory, allows `bytes` more.
+    fn allows(&self, bytes: u64) -> bool {
+        let _ = bytes;
+        true
+    }
+}
+
+/// Stored bytes of one extent of device memory, by granule. Offsets are in bytes.
+///
+/// ```
+/// use poorwill::Device;
+/// use poorwill::backup::{Backups, HostBackups, Room, StoredBytes};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let backups = HostBackups::new(Device::open(&"host:64MiB".parse()?)?.driver());
+/// for buffer in backups.buffers(&[Room::raw(4096)])? {
+///     let buffer = buffer.wait()?;
+///     let stored: &dyn StoredBytes = &*buffer;
+///     println!("digest {} of {} bytes", stored.digest(0, 4096)?, stored.bytes());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub trait StoredBytes: Send + Sync + fmt::Debug {
+    /// Bytes that it takes of the storage.
+    fn bytes(&self) -> u64;
+
+    /// Whether no copy reads it, so that it can be written.
+    fn is_free(&self) -> bool;
+
+    /// Whether the granules numbered `fresh` can be saved as `room` says, keeping what is stored of the rest.
+    fn fits(&self, room: &Room, fresh: &[usize]) -> bool {
+        let _ = (room, fresh);
+        true
+    }
+
+    /// Queues copies of whole granules, given with their raw offsets in the extent. `wait` returns the digests
+    /// of what was stored, in order of the parts. `None`: the granule changed meanwhile and no longer fits, so
+    /// nothing is stored of it. Call it only for a room that [`Self::fits`].
+    ///
+    /// # Errors
+    /// As [`Driver::save`](crate::Driver::save); the buffer is then released.
+    fn save(
+        self: Box<Self>,
+        stream: StreamId,
+        room: &Room,
+        parts: &[CopyPart],
+    ) -> Result<Pending<(BackupBuffer, Vec<Option<Digest>>)>>;
+
+    /// Queues copies to the device. `wait` returns a digest for each granule, in order of the parts, where the
+    /// copy computed one of what it wrote. For `scratch`, see [`Driver::decode`](crate::Driver::decode).
+    ///
+    /// # Errors
+    /// As [`Driver::copy_to_device`](crate::Driver::copy_to_device).
+    fn load(
+        &self,
+        stream: StreamId,
+        parts: &[CopyPart],
+        scratch: Option<DeviceRange>,
+    ) -> Result<Pending<Vec<Option<Digest>>>>;
+
+    /// Bytes that a load of these parts reads.
+    fn read_bytes(&self, parts: &[CopyPart]) -> u64 {
+        parts.iter().map(|part| part.device.bytes).sum()
+    }
+
+    /// Digest of the bytes that a load would bring back now.
+    ///
+    /// # Errors
+    /// `InvalidArgument` outside the buffer; errors of the storage.
+    fn digest(&self, offset: u64, bytes: u64) -> Result<Digest>;
+}
+
+/// A buffer of any storage.
+///
+/// ```
+/// use poorwill::Device;
+/// use poorwill::backup::{Backups, HostBackups, Room};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let backups = HostBackups::new(Device::open(&"host:64MiB".parse()?)?.driver());
+/// let rooms = [4096, 8192].map(Room::raw);
+/// for (pending, room) in backups.buffers(&rooms)?.into_iter().zip(&rooms) {
+///     let buffer = pending.wait()?;
+///     assert_eq!(buffer.bytes(), room.bytes());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct BackupBuffer(Box<dyn StoredBytes>);
+
+impl BackupBuffer {
+    /// Wraps `stored`.
+    #[must_use]
+    pub fn new(stored: impl StoredBytes + 'static) -> Self {
+        Self(Box::new(stored))
+    }
+
+    /// See [`StoredBytes::save`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn save(
+        self,
+        stream: StreamId,
+        room: &Room,
+        parts: &[CopyPart],
+    ) -> Result<Pending<(Self, Vec<Option<Digest>>)>> {
+        self.0.save(stream, room, parts)
+    }
+}
+
+impl Deref for BackupBuffer {
+    type Target = dyn StoredBytes;
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}

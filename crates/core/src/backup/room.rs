@@ -1,0 +1,213 @@
+//! How an extent is stored: raw, or as codes of its granules.
+//!
+//! An extent is stored as codes where these save at least a tenth of all its live granules. Its granules are then
+//! in *slots*, one behind the other. Others lie where they lie in the extent.
+//!
+//! Rooms come in classes, so that one that is given back fits the next of about its size. A class wastes less
+//! than a hundredth.
+
+use crate::driver::{CodePart, CopyPart, DeviceRange};
+
+/// Slots begin at multiples of this, so that a GPU reads whole lines over its link.
+const SLOT_BYTES: u64 = 128;
+
+/// Classes of sizes up to twice a size.
+const CLASSES: u32 = 128;
+
+/// The smallest class, in bytes; also the unit of host memory.
+const CLASS_BYTES_MIN: u64 = 512;
+
+/// Consecutive granules with one backup.
+///
+/// ```
+/// use poorwill::DeviceRange;
+/// use poorwill::backup::Extent;
+///
+/// let extent = Extent { range: DeviceRange::new(0x7000_0000, 8 << 20), live: &[0, 3] };
+/// assert_eq!(extent.live.len(), 2);
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Extent<'a> {
+    /// All of it.
+    pub range: DeviceRange,
+    /// Numbers of the granules to be stored, ascending.
+    pub live: &'a [usize],
+}
+
+/// What one extent takes of a storage, and how it lies there.
+///
+/// ```
+/// use poorwill::backup::Room;
+///
+/// assert_eq!(Room::raw(8 << 20).bytes(), 8 << 20);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Room {
+    bytes: u64,
+    pub(super) layout: Layout,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Layout {
+    Raw,
+    /// By granule of the extent; `None` for those that are not live.
+    Codes(Vec<Option<Slot>>),
+}
+
+/// The place of one granule's code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) offset: u64,
+    pub(super) room_bytes: u64,
+    /// The part that is a code; less than measured after a change.
+    pub(super) code_bytes: u64,
+}
+
+impl Room {
+    /// As the bytes are.
+    #[must_use]
+    pub fn raw(extent_bytes: u64) -> Self {
+        Self { bytes: extent_bytes, layout: Layout::Raw }
+    }
+
+    /// `code_bytes` are of the live granules, in order.
+    pub(super) fn measured(extent: &Extent<'_>, granule_bytes: u64, code_bytes: &[u64]) -> Self {
+        let raw_bytes = extent.live.len() as u64 * granule_bytes;
+        let count = usize::try_from(extent.range.bytes / granule_bytes).unwrap_or(0);
+        let mut slots = vec![None; count];
+        let mut offset = 0;
+        for (granule, code_bytes) in extent.live.iter().zip(code_bytes) {
+            let room_bytes = code_bytes.next_multiple_of(SLOT_BYTES);
+            if let Some(slot) = slots.get_mut(*granule) {
+                *slot = Some(Slot { offset, room_bytes, code_bytes: *code_bytes });
+            }
+            offset += room_bytes;
+        }
+        let bytes = class_of(offset);
+        // A tenth of what is stored raw otherwise.
+        if offset > raw_bytes / 10 * 9 || bytes > extent.range.bytes / 10 * 9 {
+            return Self::raw(extent.range.bytes);
+        }
+        Self { bytes, layout: Layout::Codes(slots) }
+    }
+
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether the extent is stored as codes.
+    #[must_use]
+    pub fn is_encoded(&self) -> bool {
+        matches!(self.layout, Layout::Codes(_))
+    }
+}
+
+impl Layout {
+    /// How a buffer of `held_bytes` with this layout is laid out after saving `fresh` as `room` says. `None` where
+    /// that does not fit.
+    pub(super) fn with(&self, held_bytes: u64, room: &Room, fresh: &[usize]) -> Option<Self> {
+        match (self, &room.layout) {
+            (Self::Raw, Self::Raw) => (room.bytes == held_bytes).then_some(Self::Raw),
+            (Self::Codes(held), Self::Codes(wanted)) => {
+                let live = wanted.iter().flatten().count();
+                if live == fresh.len() {
+                    return (room.bytes <= held_bytes).then(|| room.layout.clone());
+                }
+                let mut slots = held.clone();
+                for granule in fresh {
+                    let wanted = (*wanted.get(*granule)?)?;
+                    let slot = slots.get_mut(*granule)?.as_mut()?;
+                    if wanted.code_bytes > slot.room_bytes {
+                        return None;
+                    }
+                    slot.code_bytes = wanted.code_bytes;
+                }
+                Some(Self::Codes(slots))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The granules of `parts`, with the numbers that they have in their extent.
+pub(super) fn granules(parts: &[CopyPart], granule_bytes: u64) -> impl Iterator<Item = (usize, DeviceRange)> {
+    parts.iter().flat_map(move |part| {
+        (0..part.device.bytes / granule_bytes).map(move |nth| {
+            let offset = nth * granule_bytes;
+            let number = usize::try_from((part.host_offset + offset) / granule_bytes).unwrap_or(usize::MAX);
+            (number, DeviceRange::new(part.device.addr + offset, granule_bytes))
+        })
+    })
+}
+
+impl Slot {
+    pub(super) fn room(&self, granule: DeviceRange) -> CodePart {
+        CodePart { granule: granule.addr, host_offset: self.offset, room_bytes: self.room_bytes }
+    }
+
+    pub(super) fn code(&self, granule: DeviceRange) -> CodePart {
+        CodePart { granule: granule.addr, host_offset: self.offset, room_bytes: self.code_bytes }
+    }
+}
+
+/// The smallest class that holds `bytes`.
+fn class_of(bytes: u64) -> u64 {
+    let below = bytes.max(1).ilog2().saturating_sub(CLASSES.ilog2());
+    bytes.next_multiple_of((1 << below).max(CLASS_BYTES_MIN)).max(CLASS_BYTES_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRANULE: u64 = 2 << 20;
+
+    fn extent(live: &[usize]) -> Extent<'_> {
+        Extent { range: DeviceRange::new(0, 16 * GRANULE), live }
+    }
+
+    #[test]
+    fn classes_waste_less_than_a_hundredth() {
+        for bytes in (1..100_000).chain((0..1000).map(|nth| (17 << 20) + nth * 7919)) {
+            let class = class_of(bytes);
+            assert!(class >= bytes && class - bytes < (bytes / 100).max(CLASS_BYTES_MIN), "{bytes}: {class}");
+            assert_eq!(class_of(class), class);
+        }
+    }
+
+    #[test]
+    fn codes_are_used_where_they_save_a_tenth() {
+        let live: Vec<usize> = (0..16).collect();
+        let room = |share: u64| Room::measured(&extent(&live), GRANULE, &[GRANULE * share / 100; 16]);
+        assert!(room(71).is_encoded() && room(71).bytes() < 16 * GRANULE * 72 / 100);
+        assert!(room(89).is_encoded());
+        assert_eq!(room(91), Room::raw(16 * GRANULE));
+        assert_eq!(room(101), Room::raw(16 * GRANULE));
+        // Zeros cost their heads.
+        let zeros = Room::measured(&extent(&live), GRANULE, &[4096; 16]);
+        assert_eq!(zeros.bytes(), 16 * 4096);
+    }
+
+    #[test]
+    fn a_changed_granule_stays_in_its_slot_where_it_fits() {
+        let live = [1, 4];
+        let room = |sizes: &[u64]| Room::measured(&extent(&live), GRANULE, sizes);
+        let (held, same) = (room(&[1000, 2000]), room(&[1020, 1500]));
+        let bytes = held.bytes();
+        assert!(held.layout.with(bytes, &same, &[1]).is_some(), "slots are multiples of 128");
+        assert!(held.layout.with(bytes, &same, &[4]).is_some());
+        let grown = room(&[1000, 2100]);
+        assert!(held.layout.with(bytes, &grown, &[4]).is_none());
+        assert!(held.layout.with(bytes, &grown, &[1]).is_some());
+        // With all of them, the slots move.
+        assert_eq!(
+            held.layout.with(bytes, &room(&[1400, 1600]), &[1, 4]).as_ref(),
+            Some(&room(&[1400, 1600]).layout)
+        );
+        assert!(held.layout.with(bytes, &room(&[1400, 2100]), &[1, 4]).is_none());
+        assert!(held.layout.with(bytes, &Room::raw(16 * GRANULE), &[1]).is_none());
+        assert!(held.layout.with(bytes, &room(&[10, 10]), &[2]).is_none(), "it has no slot");
+    }
+}
