@@ -2,6 +2,7 @@
 
 use super::error::{PoolError, Result};
 use super::units::bytes_max;
+use crate::backup::Compress;
 use crate::bytes::ByteSize;
 use crate::driver::DeviceInfo;
 
@@ -42,6 +43,8 @@ pub struct PoolConfig {
     /// Whether backups stay in host memory after a wake, so that the next sleep copies only changes.
     /// [`Pool::drop_backups`](super::Pool::drop_backups) and a lack of host memory drop them.
     pub keep_backups: bool,
+    /// Whether backups are stored as codes. A pool with a storage of its own ignores it.
+    pub compress: Compress,
 }
 
 impl Default for PoolConfig {
@@ -53,6 +56,7 @@ impl Default for PoolConfig {
             segment_granules: 32,
             cached_max_bytes: None,
             keep_backups: true,
+            compress: Compress::Auto,
         }
     }
 }
@@ -97,6 +101,13 @@ impl PoolConfig {
     #[must_use]
     pub fn keeping_backups(mut self, keep_backups: bool) -> Self {
         self.keep_backups = keep_backups;
+        self
+    }
+
+    /// Sets whether backups are stored as codes.
+    #[must_use]
+    pub fn compressing(mut self, compress: Compress) -> Self {
+        self.compress = compress;
         self
     }
 

@@ -116,7 +116,7 @@ impl Pool {
     /// # Errors
     /// `InvalidConfig`.
     pub fn new(driver: Arc<dyn Driver>, config: PoolConfig) -> Result<Self> {
-        let backups = Arc::new(HostBackups::new(Arc::clone(&driver)));
+        let backups = Arc::new(HostBackups::new(Arc::clone(&driver)).compressing(config.compress));
         Self::with_backups(driver, config, backups)
     }
 
