@@ -38,6 +38,7 @@ pub mod effort;
 pub mod engine;
 pub mod faults;
 mod forward;
+pub mod granules;
 pub mod latch;
 pub mod model;
 pub mod pattern;

@@ -24,6 +24,7 @@
 
 mod buffers;
 mod checkpoint;
+mod codec;
 mod context;
 mod copies;
 mod device;
@@ -47,6 +48,7 @@ mod usage;
 mod vm;
 
 pub use checkpoint::CudaCheckpointer;
+pub use codec::CODEC_PTX;
 pub use copies::{COPY_PAGE_BYTES, COPY_PTX};
 pub use device::{CudaConfig, CudaDevice};
 pub use digest::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN, DIGEST_PTX};

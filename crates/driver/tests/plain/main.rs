@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+mod codec_ptx;
 mod copy_ptx;
 mod digest_ptx;
 mod fork;

@@ -48,9 +48,18 @@ enum Math {
     Add,
     Sub,
     And,
+    Or,
     Xor,
     Not,
     Min,
+    Max,
+    /// Bits of a word: from, and how many.
+    Field,
+    CountOnes,
+    /// The low half of two words shifted right.
+    Funnel,
+    /// Bytes of two words, as the nibbles of a third say.
+    Permute,
     ShiftLeft,
     ShiftRight,
     MulLow,
@@ -62,6 +71,7 @@ enum Math {
 #[derive(Debug, Clone, Copy)]
 enum Compare {
     Equal,
+    NotEqual,
     Less,
     GreaterOrEqual,
 }
@@ -78,6 +88,8 @@ enum Op {
     /// To, from, distance of the threads in the warp.
     Shuffle(usize, usize, usize),
     Branch(String),
+    /// Of the threads of a warp.
+    Meet,
     Barrier,
     Return,
 }
@@ -106,6 +118,7 @@ struct Thread {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
     Shuffle(usize),
+    Meet(usize),
     Barrier(usize),
     End,
 }
@@ -186,6 +199,7 @@ impl Kernel {
         let bits = |word: &str| match word {
             "u32" | "b32" => Some(32),
             "u64" | "b64" => Some(64),
+            "u8" => Some(8),
             "pred" => Some(1),
             _ => None,
         };
@@ -214,7 +228,7 @@ impl Kernel {
                     "shared" => Some(Space::Shared),
                     _ => None,
                 })?;
-                let known = ["param", "global", "const", "shared", "cv", "v2", "u64", "u32"];
+                let known = ["param", "global", "const", "shared", "cv", "v2", "u64", "u32", "u8"];
                 assert!(words[1..].iter().all(|word| known.contains(word)), "{name}");
                 let place = place.strip_prefix('[')?.strip_suffix(']')?;
                 let (base, offset) = place.split_once('+').unwrap_or((place, "0"));
@@ -234,6 +248,9 @@ impl Kernel {
                 }
             }
             ("cvta", [to, from]) => Op::Math(Math::Move, 64, self.register(to), vec![self.value(from)]),
+            ("cvt", [to, from]) if name == "cvt.u32.u64" => {
+                Op::Math(Math::Move, 32, self.register(to), vec![self.value(from)])
+            }
             ("cvt", [to, from]) if name == "cvt.u64.u32" => {
                 Op::Math(Math::Move, 64, self.register(to), vec![self.value(from)])
             }
@@ -248,6 +265,7 @@ impl Kernel {
             ("setp", [to, a, b]) => {
                 let compare = match words[1] {
                     "eq" => Compare::Equal,
+                    "ne" => Compare::NotEqual,
                     "lt" => Compare::Less,
                     "ge" => Compare::GreaterOrEqual,
                     _ => return None,
@@ -264,6 +282,7 @@ impl Kernel {
             }
             ("bra", [label]) => Op::Branch(label.clone()),
             ("bar", [zero]) if zero == "0" => Op::Barrier,
+            ("bar", [mask]) if name == "bar.warp.sync" && mask == "0xffffffff" => Op::Meet,
             ("ret", []) => Op::Return,
             (_, [to, from @ ..]) => {
                 let (math, wide) = match &words[..words.len() - 1] {
@@ -271,9 +290,15 @@ impl Kernel {
                     ["add"] => (Math::Add, false),
                     ["sub"] => (Math::Sub, false),
                     ["and"] => (Math::And, false),
+                    ["or"] => (Math::Or, false),
                     ["xor"] => (Math::Xor, false),
                     ["not"] => (Math::Not, false),
                     ["min"] => (Math::Min, false),
+                    ["max"] => (Math::Max, false),
+                    ["bfe"] => (Math::Field, false),
+                    ["popc"] => (Math::CountOnes, false),
+                    ["shf", "r", "wrap"] => (Math::Funnel, false),
+                    ["prmt"] => (Math::Permute, false),
                     ["shl"] => (Math::ShiftLeft, false),
                     ["shr"] => (Math::ShiftRight, false),
                     ["mul", "lo"] => (Math::MulLow, false),
@@ -319,6 +344,10 @@ impl Kernel {
             let stops: Vec<Stop> =
                 warp.iter_mut().map(|thread| self.thread(thread, memory, shared, launch)).collect();
             assert!(stops.iter().all(|stop| *stop == stops[0]), "a warp is of two minds: {stops:?}");
+            if let Stop::Meet(_) = stops[0] {
+                warp.iter_mut().for_each(|thread| thread.at += 1);
+                continue;
+            }
             let Stop::Shuffle(at) = stops[0] else { return stops[0] };
             let Op::Shuffle(to, from, distance) = self.code[at].op else { unreachable!() };
             let given: Vec<u64> = warp.iter().map(|thread| thread.registers[from]).collect();
@@ -395,6 +424,7 @@ impl Kernel {
                     let (a, b) = (get(thread, *a), get(thread, *b));
                     let holds = match compare {
                         Compare::Equal => a == b,
+                        Compare::NotEqual => a != b,
                         Compare::Less => a < b,
                         Compare::GreaterOrEqual => a >= b,
                     };
@@ -413,6 +443,7 @@ impl Kernel {
                         thread.registers[*low] & 0xFFFF_FFFF | thread.registers[*high] << 32;
                 }
                 Op::Shuffle(..) => return Stop::Shuffle(thread.at),
+                Op::Meet => return Stop::Meet(thread.at),
                 Op::Barrier => return Stop::Barrier(thread.at),
                 Op::Return => return Stop::End,
                 Op::Branch(label) => {
@@ -432,11 +463,26 @@ fn calculated(math: Math, width: u32, values: &[u64]) -> u64 {
         (Math::Add, [a, b]) => a.wrapping_add(*b),
         (Math::Sub, [a, b]) => a.wrapping_sub(*b),
         (Math::And, [a, b]) => a & b,
+        (Math::Or, [a, b]) => a | b,
         (Math::Xor, [a, b]) => a ^ b,
         (Math::Not, [a]) => !a,
         (Math::Min, [a, b]) => *a.min(b),
-        (Math::ShiftLeft, [a, b]) => a << b,
-        (Math::ShiftRight, [a, b]) => a >> b,
+        (Math::Max, [a, b]) => *a.max(b),
+        // Shifts by the width or more leave nothing.
+        (Math::ShiftLeft, [a, b]) => shift(*b, width).map_or(0, |bits| a << bits),
+        (Math::ShiftRight, [a, b]) => shift(*b, width).map_or(0, |bits| a >> bits),
+        (Math::Field, [a, from, count]) => a >> from & ((1 << count) - 1),
+        (Math::CountOnes, [a]) => u64::from(a.count_ones()),
+        (Math::Funnel, [low_word, high_word, bits]) => (low_word | high_word << 32) >> (bits & 31),
+        (Math::Permute, [a, b, nibbles]) => {
+            let bytes = (a | b << 32).to_le_bytes();
+            let chosen = |nth: u64| {
+                let nibble = nibbles >> (4 * nth) & 15;
+                assert!(nibble < 8, "no signs are replicated");
+                u64::from(bytes[usize::try_from(nibble).unwrap()]) << (8 * nth)
+            };
+            (0..4).map(chosen).sum()
+        }
         (Math::MulLow, [a, b]) => a.wrapping_mul(*b),
         (Math::MulHigh, [a, b]) => u64::try_from((u128::from(*a) * u128::from(*b)) >> 64).unwrap(),
         (Math::MulWide, [a, b]) => low(*a) * low(*b),
@@ -444,6 +490,10 @@ fn calculated(math: Math, width: u32, values: &[u64]) -> u64 {
         _ => panic!("{math:?} of {}", values.len()),
     };
     if width == 64 { result } else { result & ((1 << width) - 1) }
+}
+
+fn shift(bits: u64, width: u32) -> Option<u32> {
+    u32::try_from(bits).ok().filter(|bits| *bits < width)
 }
 
 fn slice(bytes: &[u8], addr: u64, len: usize) -> &[u8] {

@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: writes the kernel that computes digests on a GPU, as PTX.
+//! The kernel that computes digests on a GPU.
 //!
 //! The functions here write one step of XXH3 each (Collet, the specification of xxHash), so a reader checks less
 //! text. A loop over leaves has straight code for the four blocks of a leaf, and the root repeats most of the steps.
@@ -11,12 +11,11 @@
 //! of a warp.
 
 use std::fmt::Write as _;
-use std::fs;
 
-use crate::steps::{Failure, say, workspace_root};
+use super::Ptx;
 
 /// Where the file is.
-pub(crate) const FILE: &str = "crates/driver/src/cuda/digest/kernel.ptx";
+pub(super) const FILE: &str = "crates/driver/src/cuda/digest/kernel.ptx";
 
 const PRIME32_1: u64 = 0x9E37_79B1;
 const PRIME32_2: u64 = 0x85EB_CA77;
@@ -74,16 +73,9 @@ const AT_HIGH: usize = 320;
 const PART_BYTES: usize = 384;
 const AT_START: usize = 2 * PART_BYTES;
 
-pub(crate) fn run() -> Result<(), Failure> {
-    let path = workspace_root().join(FILE);
-    fs::write(&path, text()).map_err(|cause| Failure::File { path, cause })?;
-    say(&format!("xtask ptx: wrote {FILE}"));
-    Ok(())
-}
-
 /// The file's text.
-pub(crate) fn text() -> String {
-    let mut ptx = Ptx(String::new());
+pub(super) fn text() -> String {
+    let mut ptx = Ptx::default();
     ptx.0.push_str(HEAD);
     ptx.table();
     ptx.0.push_str("\n.extern .shared .align 16 .b8 found[];\n");
@@ -110,7 +102,7 @@ const ENTRIES: [Entry; 2] = [
 const HEAD: &str = "\
 // Digests of granules: version 1 of `poorwill_core::digest`, computed on a GPU.
 //
-// Written by `cargo xtask ptx`; the explanation of each step is in xtask/src/ptx.rs.
+// Written by `cargo xtask ptx`; the explanation of each step is in xtask/src/ptx/digest.rs.
 //
 // Two entries with the same body: `poorwill_digest` is for granules in memory of the device, `poorwill_digest_host`
 // for granules in memory of the host. They differ in how many threads a block has.
@@ -161,24 +153,9 @@ const BODY: &str = "\
     ld.global.cv.u64 %granule, [%at];
 ";
 
-struct Ptx(String);
-
 impl Ptx {
-    fn op(&mut self, text: &str) {
-        // Writing to a `String` cannot fail.
-        let _ = writeln!(self.0, "    {text};");
-    }
-
-    fn note(&mut self, text: &str) {
-        let _ = writeln!(self.0, "\n    // {text}");
-    }
-
-    fn label(&mut self, name: &str) {
-        let _ = writeln!(self.0, "\n{name}:");
-    }
-
     /// The constants.
-    fn table(&mut self) {
+    pub(super) fn table(&mut self) {
         let mut words: Vec<u64> = Vec::new();
         for seed in SEEDS {
             let secret = secret(seed);
@@ -216,8 +193,7 @@ impl Ptx {
     /// Digests of all leaves, into shared memory.
     fn leaves(&mut self) {
         self.lane(0);
-        let bytes = 4096_u64;
-        let (low, high) = (bytes.wrapping_mul(PRIME64_1), !bytes.wrapping_mul(PRIME64_2));
+        let (low, high) = length_words(4096);
         self.op(&format!("selp.b64 %add, {high:#x}, {low:#x}, %upper"));
         self.note("The first leaf of this warp, if it has one, and where its digest goes.");
         self.op("shr.u32 %leaf, %thread, 5");
@@ -241,6 +217,14 @@ impl Ptx {
         self.op("add.u32 %from, %to, %step");
         self.op("setp.lt.u32 %more, %from, %end");
         self.op("mad.wide.u32 %at, %step, 256, %at");
+        self.leaf_digest(|ptx, block| ptx.read(block, "@%more "));
+        self.op("@%mine st.shared.u64 [%to], %word");
+        self.op("add.u32 %to, %to, %step");
+        self.op("@%more bra LEAF");
+    }
+
+    /// The digest of the leaf in registers, into `%word`. `used` is called when a block's registers are free again.
+    pub(super) fn leaf_digest(&mut self, used: impl Fn(&mut Self, usize)) {
         self.op("mov.u64 %acc, %start");
         for block in 0..LEAF_BLOCKS {
             let is_last = block + 1 == LEAF_BLOCKS;
@@ -253,7 +237,7 @@ impl Ptx {
                 self.last_keys(0);
             }
             self.accumulate([&d2, &d3], keys, false, "");
-            self.read(block, "@%more ");
+            used(self, block);
             self.gather();
             if !is_last {
                 self.scramble();
@@ -261,13 +245,10 @@ impl Ptx {
         }
         self.merge();
         self.avalanche();
-        self.op("@%mine st.shared.u64 [%to], %word");
-        self.op("add.u32 %to, %to, %step");
-        self.op("@%more bra LEAF");
     }
 
     /// One warp computes the digest of the leaves' digests and the length, by the steps of a leaf.
-    fn root(&mut self) {
+    pub(super) fn root(&mut self) {
         self.label("ROOT");
         self.note("The granule's length, behind the digests of its leaves.");
         self.op("shl.b32 %bytes, %leaves, 4");
@@ -336,7 +317,7 @@ impl Ptx {
 
     /// The number of this lane, and its words of a secret. Repeated for the root, so that no register is occupied
     /// during the leaves.
-    fn lane(&mut self, part: usize) {
+    pub(super) fn lane(&mut self, part: usize) {
         self.note("Which lane this is, and which stripes, accumulators and word are its.");
         self.op("mov.u32 %thread, %tid.x");
         self.op("and.b32 %lane, %thread, 31");
@@ -369,14 +350,14 @@ impl Ptx {
     }
 
     /// The keys of the second stripe of lanes, which differ if that is the very last stripe.
-    fn last_keys(&mut self, part: usize) {
+    pub(super) fn last_keys(&mut self, part: usize) {
         self.op("mov.u64 %k0, %w2");
         self.op("mov.u64 %k1, %w3");
         self.op(&format!("@%tail ld.const.v2.u64 {{%k0, %k1}}, [%table+{}]", part + AT_LAST));
     }
 
     /// Reads this lane's bytes of a leaf's block.
-    fn read(&mut self, block: usize, guard: &str) {
+    pub(super) fn read(&mut self, block: usize, guard: &str) {
         let [d0, d1, d2, d3] = data(block);
         let at = 1024 * block;
         self.op(&format!("{guard}ld.global.cv.v2.u64 {{{d0}, {d1}}}, [%at+{at}]"));
@@ -384,7 +365,13 @@ impl Ptx {
     }
 
     /// Adds two words to two sums: each to its neighbour's sum, and its product with the key to its own.
-    fn accumulate(&mut self, [d0, d1]: [&str; 2], [key0, key1]: [&str; 2], is_first: bool, guard: &str) {
+    pub(super) fn accumulate(
+        &mut self,
+        [d0, d1]: [&str; 2],
+        [key0, key1]: [&str; 2],
+        is_first: bool,
+        guard: &str,
+    ) {
         self.op(&format!("{guard}xor.b64 %x, {d0}, {key0}"));
         self.op(&format!("{guard}xor.b64 %y, {d1}, {key1}"));
         for (product, sum, neighbour) in [("%x", "%p0", d1), ("%y", "%p1", d0)] {
@@ -399,7 +386,7 @@ impl Ptx {
     }
 
     /// Sums the lanes into this lane's accumulator. First the halves of the warp exchange what belongs to the other.
-    fn gather(&mut self) {
+    pub(super) fn gather(&mut self) {
         self.note("Sum over the lanes.");
         self.op("selp.b64 %y, %p0, %p1, %upper");
         self.op("selp.b64 %p0, %p1, %p0, %upper");
@@ -413,7 +400,7 @@ impl Ptx {
     }
 
     /// Reads a word of the lane at this distance, into `%x`.
-    fn swap(&mut self, word: &str, distance: u32) {
+    pub(super) fn swap(&mut self, word: &str, distance: u32) {
         self.op(&format!("mov.b64 {{%lo, %hi}}, {word}"));
         self.op(&format!("shfl.sync.bfly.b32 %lo2, %lo, {distance}, 31, 0xffffffff"));
         self.op(&format!("shfl.sync.bfly.b32 %hi2, %hi, {distance}, 31, 0xffffffff"));
@@ -421,7 +408,7 @@ impl Ptx {
     }
 
     /// After a full block.
-    fn scramble(&mut self) {
+    pub(super) fn scramble(&mut self) {
         self.note("Scramble.");
         self.op("shr.u64 %x, %acc, 47");
         self.op("xor.b64 %acc, %acc, %x");
@@ -430,7 +417,7 @@ impl Ptx {
     }
 
     /// The length's part, and the sum of the folded products of pairs of accumulators.
-    fn merge(&mut self) {
+    pub(super) fn merge(&mut self) {
         self.note("Merge: both halves of the product of two accumulators, and the sum over the four pairs.");
         self.swap("%acc", 16);
         self.op("xor.b64 %x, %x, %mix1");
@@ -446,7 +433,7 @@ impl Ptx {
     }
 
     /// The final mixing of a word.
-    fn avalanche(&mut self) {
+    pub(super) fn avalanche(&mut self) {
         self.note("Avalanche.");
         self.op("shr.u64 %x, %word, 37");
         self.op("xor.b64 %word, %word, %x");
@@ -456,8 +443,13 @@ impl Ptx {
     }
 }
 
+/// What the length of an input adds to the low and the high word.
+pub(super) fn length_words(bytes: u64) -> (u64, u64) {
+    (bytes.wrapping_mul(PRIME64_1), !bytes.wrapping_mul(PRIME64_2))
+}
+
 /// The registers of this lane's bytes of a leaf's block: two words of the first half, then two of the second.
-fn data(block: usize) -> [String; 4] {
+pub(super) fn data(block: usize) -> [String; 4] {
     std::array::from_fn(|nth| format!("%d{}", 4 * block + nth))
 }
 
@@ -480,12 +472,6 @@ fn word_at(secret: &[u64; 24], byte: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_committed_kernel_is_current() {
-        let committed = fs::read_to_string(workspace_root().join(FILE)).unwrap();
-        assert!(committed == text(), "{FILE} is another one: run `cargo xtask ptx`");
-    }
 
     #[test]
     fn words_of_the_secret_may_begin_anywhere() {
