@@ -22,8 +22,8 @@ pub use bytes::{ByteSize, ParseSizeError};
 pub use chain::chain;
 pub use digest::{DIGEST_VERSION, Digest};
 pub use driver::{
-    BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId, HostBuffer,
-    HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+    BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, Encoded,
+    EventId, HostBuffer, HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 pub use pool::{
     AllocRequest, Block, BlockId, BlockKind, BlockSnapshot, HeldTag, Hold, Level, LostRange, OnProgress,

@@ -5,6 +5,7 @@
 //! [`poorwill_core::driver`].
 
 mod captures;
+mod codes;
 mod kernel_copies;
 mod saves;
 
@@ -17,6 +18,10 @@ use poorwill_core::{
 };
 
 pub use captures::{Capturer, a_capture_is_reported_and_stays_valid, nothing_is_captured_unasked};
+pub use codes::{
+    codes_are_those_of_the_codec, codes_check_their_ranges, codes_keep_the_order_of_their_stream,
+    codes_that_do_not_fit_are_left_out, decoding_brings_every_byte_back, spoiled_codes_decode_to_something,
+};
 pub use kernel_copies::{
     copies_by_kernel_are_copies, copies_by_kernel_check_their_ranges,
     copies_by_kernel_keep_the_order_of_their_stream, has_ended_reports_completion,
@@ -48,6 +53,8 @@ macro_rules! driver_contract {
             digests_are_in_the_order_of_their_ranges, nothing_is_captured_unasked,
             copies_by_kernel_are_copies, copies_by_kernel_keep_the_order_of_their_stream,
             copies_by_kernel_check_their_ranges, has_ended_reports_completion,
+            codes_are_those_of_the_codec, codes_that_do_not_fit_are_left_out, decoding_brings_every_byte_back,
+            spoiled_codes_decode_to_something, codes_keep_the_order_of_their_stream, codes_check_their_ranges,
             host_memory_is_exact, threads_may_call_anything, rounds_leave_nothing);
     };
     ($open:expr; $($rule:ident),+) => {

@@ -102,13 +102,24 @@ pub fn decoded(buffer: &[u8], rooms: &[Range<usize>], granule_bytes: usize) -> (
     (granules, digests)
 }
 
-pub(super) fn measured_on_the_host(
+/// [`Driver::encoded_bytes`], by copies to the host.
+///
+/// # Errors
+/// As there.
+pub fn measured_on_the_host(
     driver: &(impl Driver + ?Sized),
     stream: StreamId,
     ranges: &[DeviceRange],
 ) -> Result<Pending<Vec<u64>>> {
     let granule_bytes = driver.info().granule_bytes;
     let granule = check_granule(Op::Encode, granule_bytes)?;
+    let is_whole = |range: &&DeviceRange| {
+        range.addr.is_multiple_of(granule_bytes) && range.bytes.is_multiple_of(granule_bytes)
+    };
+    if let Some(range) = ranges.iter().find(|range| !is_whole(range)) {
+        let reason = format!("{range} does not begin and end on granules of {granule_bytes} bytes");
+        return Err(DriverError::invalid(Op::Encode, reason));
+    }
     let step = (MEASURED_BYTES / granule_bytes).max(1) * granule_bytes;
     let mut measured = Vec::new();
     for range in ranges {
@@ -125,7 +136,11 @@ pub(super) fn measured_on_the_host(
     Ok(Pending::new(|| Ok(measured)))
 }
 
-pub(super) fn encoded_on_the_host(
+/// [`Driver::encode`], by a copy to the host.
+///
+/// # Errors
+/// As there.
+pub fn encoded_on_the_host(
     driver: &(impl Driver + ?Sized),
     stream: StreamId,
     mut dst: HostBuffer,
@@ -142,7 +157,11 @@ pub(super) fn encoded_on_the_host(
     }))
 }
 
-pub(super) fn decoded_on_the_host(
+/// [`Driver::decode`], by a copy of what the host has decoded.
+///
+/// # Errors
+/// As there.
+pub fn decoded_on_the_host(
     driver: &(impl Driver + ?Sized),
     stream: StreamId,
     src: &HostBuffer,

@@ -59,7 +59,7 @@
 //!   device range is mapped with access. Copies may begin and end at any byte.
 //! - **\[codes\]** `encode` writes the code of [`crate::codec`], or nothing where it does not fit. Its digests are
 //!   of what decoding the stored bytes gives, also if the granule changes meanwhile. `decode` of any bytes
-//!   succeeds, and digests what it has written.
+//!   succeeds, and digests what it has written. Where the host encodes, these calls may last until it is done.
 //! - **\[events\]** Recording an event on a stream creates it. It has passed when everything queued there before it
 //!   has finished. Queries never block.
 //! - **\[host-work\]** `launch_host` runs a host function after everything queued on the stream, and holds the stream
@@ -89,7 +89,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use encode::{check as check_codes, decoded, encoded};
+pub use encode::{
+    check as check_codes, decoded, decoded_on_the_host, encoded, encoded_on_the_host, measured_on_the_host,
+};
 pub use error::{DriverError, DriverErrorKind, Op};
 pub use host_memory::{HostBuffer, HostMemory};
 pub use pending::Pending;
@@ -325,7 +327,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// As for [`Driver::digest`]; `Unsupported` for granules that have no code.
     fn encoded_bytes(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<u64>>> {
-        encode::measured_on_the_host(self, stream, ranges)
+        measured_on_the_host(self, stream, ranges)
     }
 
     /// Queues encoding of granules into their rooms in `dst`; see \[codes\]. `wait` returns it, with what was
@@ -339,7 +341,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         dst: HostBuffer,
         parts: &[CodePart],
     ) -> Result<Pending<(HostBuffer, Vec<Option<Encoded>>)>> {
-        encode::encoded_on_the_host(self, stream, dst, parts)
+        encoded_on_the_host(self, stream, dst, parts)
     }
 
     /// Queues decoding of granules from their rooms in `src`; see \[codes\]. `wait` returns the digests of the
@@ -356,7 +358,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         scratch: Option<DeviceRange>,
     ) -> Result<Pending<Vec<Digest>>> {
         let _ = scratch;
-        encode::decoded_on_the_host(self, stream, &src, parts)
+        decoded_on_the_host(self, stream, &src, parts)
     }
 
     /// Queues [`Digest::of`] each granule in `ranges`, which begin and end on granules; in order.

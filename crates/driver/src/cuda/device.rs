@@ -7,12 +7,16 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use poorwill_core::driver::{HostWork, Result as DriverResult, check_save};
+use poorwill_core::driver::{
+    HostWork, Result as DriverResult, check_codes, check_save, decoded_on_the_host, encoded_on_the_host,
+    measured_on_the_host,
+};
 use poorwill_core::{
-    BackingId, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, EventId, HostBuffer, HostMemoryInfo,
-    MemoryInfo, Op, Pending, StreamId,
+    BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, Encoded, EventId, HostBuffer,
+    HostMemoryInfo, MemoryInfo, Op, Pending, StreamId,
 };
 
+use super::codec::{Codec, DecodeJob, Decoding, EncodeJob};
 use super::context::Context;
 use super::copies::CopyKernel;
 use super::digest::{DigestJob, Digester, Digests, of_stored};
@@ -101,6 +105,7 @@ pub struct CudaDevice {
     state: State,
     usage: Option<Usage>,
     digester: Digester,
+    codec: Codec,
     /// For copies to the device, or why there is none.
     copy_kernel: std::result::Result<Arc<CopyKernel>, String>,
     registrations: Arc<Registrations>,
@@ -146,7 +151,9 @@ impl CudaDevice {
         };
         let slots = PinnedSlots::new(&context).map_err(|error| format!("trying it out failed: {error}"));
         let digester = Digester::open(&context, &slots, gpu.granule_bytes);
-        let copy_kernel = match context.host_memory().details().pageable_because {
+        let codec = Codec::open(&context, &slots, gpu.granule_bytes);
+        let pageable_because = context.host_memory().details().pageable_because;
+        let copy_kernel = match &pageable_because {
             None => CopyKernel::open(&context, &slots),
             Some(why) => Err(format!("host memory is not page-locked: {why}")),
         };
@@ -156,11 +163,23 @@ impl CudaDevice {
             .copying_over(COPY_STREAMS)
             .copying_by_kernel(copy_kernel.is_ok())
             .saving_over(SAVE_STREAMS)
-            .digesting_fast(digester.kernel().is_ok());
+            .digesting_fast(digester.kernel().is_ok())
+            .encoding_fast(codec.kernels().is_ok() && pageable_because.is_none());
         let state = State::new(gpu.granule_bytes, Vm::new(&context, access));
         let queues = Arc::new(Queues::new(&context));
         let registrations = Registrations::of(&context);
-        Ok(Self { info, gpu, queues, context, state, usage: None, digester, copy_kernel, registrations })
+        Ok(Self {
+            info,
+            gpu,
+            queues,
+            context,
+            state,
+            usage: None,
+            digester,
+            codec,
+            copy_kernel,
+            registrations,
+        })
     }
 
     /// Properties of the GPU.
@@ -195,6 +214,14 @@ impl CudaDevice {
     /// Why not; it may be the driver's text.
     pub fn digest_kernel(&self) -> std::result::Result<(), &str> {
         self.digester.kernel()
+    }
+
+    /// Whether kernels on the GPU encode and decode granules.
+    ///
+    /// # Errors
+    /// As for [`Self::digest_kernel`].
+    pub fn codec_kernels(&self) -> std::result::Result<(), &str> {
+        self.codec.kernels()
     }
 
     /// Whether a kernel on the GPU copies to it, on streams made for that, instead of the copy engines.
@@ -299,11 +326,12 @@ impl CudaDevice {
         self.queues.close(is_idle);
         let digester = std::mem::replace(&mut self.digester, Digester::closed());
         let copy_kernel = std::mem::replace(&mut self.copy_kernel, Err("the device has been closed".into()));
+        let codec = std::mem::replace(&mut self.codec, Codec::closed());
         if !is_idle {
-            std::mem::forget((digester, copy_kernel));
+            std::mem::forget((digester, codec, copy_kernel));
             return; // Nothing can be released under work that may be running.
         }
-        drop((digester, copy_kernel));
+        drop((digester, codec, copy_kernel));
         // Not with the last buffer that outlives the device: other code may be at work by then.
         self.trim();
         self.state.clear();
@@ -313,6 +341,13 @@ impl CudaDevice {
     fn trim(&self) {
         self.context.host_memory().trim();
         self.context.staging().trim();
+    }
+}
+
+impl CudaDevice {
+    fn granules(&self, parts: &[CodePart]) -> impl Iterator<Item = DeviceRange> {
+        let granule_bytes = self.info.granule_bytes;
+        parts.iter().map(move |part| DeviceRange::new(part.granule, granule_bytes))
     }
 }
 
@@ -493,6 +528,71 @@ impl Driver for CudaDevice {
             self.api().check(unsafe { (self.api().memset_d8_async)(range.addr, 0, bytes, stream.raw()) })
         };
         self.submit(op, stream, (), queue, Ok)
+    }
+
+    fn encoded_bytes(&self, stream: StreamId, ranges: &[DeviceRange]) -> DriverResult<Pending<Vec<u64>>> {
+        let op = Op::Encode;
+        self.context.owner().check(op)?;
+        check_granules(self.info.granule_bytes, ranges).map_err(of(op))?;
+        self.state.check_open(ranges.iter().copied()).map_err(of(op))?;
+        match self.call(op, |_| Ok(self.codec.measuring(ranges)))? {
+            Some(job) => self.submit(op, stream, job, EncodeJob::queue, |job| Ok(job.sizes())),
+            None => measured_on_the_host(self, stream, ranges),
+        }
+    }
+
+    fn encode(
+        &self,
+        stream: StreamId,
+        dst: HostBuffer,
+        parts: &[CodePart],
+    ) -> DriverResult<Pending<(HostBuffer, Vec<Option<Encoded>>)>> {
+        let op = Op::Encode;
+        self.context.owner().check(op)?;
+        check_codes(op, self.info.granule_bytes, parts, dst.len())?;
+        self.state.check_open(self.granules(parts)).map_err(of(op))?;
+        let jobs = self.call(op, |_| {
+            let encoding = self.codec.encoding(&self.context, &dst, parts);
+            // The stored codes are read once more for their digests.
+            Ok(encoding.zip(self.codec.digesting(&self.context, &dst, parts)))
+        })?;
+        let Some((encoding, digesting)) = jobs else { return encoded_on_the_host(self, stream, dst, parts) };
+        let queue = |(_, encoding, digesting): &(HostBuffer, EncodeJob, DecodeJob), stream: &Stream| {
+            encoding.queue(stream)?;
+            digesting.queue(stream)
+        };
+        let rooms: Vec<u64> = parts.iter().map(|part| part.room_bytes).collect();
+        let finish = move |(dst, encoding, digesting): (HostBuffer, EncodeJob, DecodeJob)| {
+            let codes = encoding.sizes().into_iter().zip(digesting.digests()).zip(rooms);
+            let stored = |((bytes, digest), room_bytes): ((u64, Digest), u64)| {
+                (bytes <= room_bytes).then_some(Encoded { bytes, digest })
+            };
+            Ok((dst, codes.map(stored).collect()))
+        };
+        self.submit(op, stream, (dst, encoding, digesting), queue, finish)
+    }
+
+    fn decode(
+        &self,
+        stream: StreamId,
+        src: Arc<HostBuffer>,
+        parts: &[CodePart],
+        scratch: Option<DeviceRange>,
+    ) -> DriverResult<Pending<Vec<Digest>>> {
+        let op = Op::Decode;
+        self.context.owner().check(op)?;
+        check_codes(op, self.info.granule_bytes, parts, src.len())?;
+        self.state.check_open(self.granules(parts).chain(scratch)).map_err(of(op))?;
+        let decoding = self.call(op, |_| {
+            let by_kernel = self.queues.running_stream(stream)?.copies_by_kernel();
+            let scratch = scratch.filter(|_| !by_kernel);
+            Ok(self.codec.decoding(&self.context, &src, parts, scratch))
+        })?;
+        let Some(decoding) = decoding else { return decoded_on_the_host(self, stream, &src, parts) };
+        let queue = |(src, decoding): &(Arc<HostBuffer>, Decoding), stream: &Stream| {
+            decoding.queue(&self.context, stream, src)
+        };
+        self.submit(op, stream, (src, decoding), queue, |(_src, decoding)| Ok(decoding.job().digests()))
     }
 
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> DriverResult<Pending<Vec<Digest>>> {

@@ -11,7 +11,7 @@
 //!
 //! ```text
 //! device the contract; with launch and buffers, the extensions of a GPU
-//! state what is mapped transfer, copies, digest moving and digesting bytes
+//! state what is mapped transfer, copies, digest, codec moving, digesting, encoding
 //! vm the calls for that kernel, slots, staging kernels and page-locked memory
 //! peers queue, job, stream work in order, and what it keeps alive
 //! context, registered a GPU's context with host memory; locked page-locks it

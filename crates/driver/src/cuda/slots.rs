@@ -127,14 +127,20 @@ impl PinnedSlot {
     }
 
     /// Call it once the kernel has finished.
-    pub(super) fn values(&self, at: usize, count: usize) -> impl Iterator<Item = u128> {
-        assert!(at + 16 * count <= self.bytes(), "values lie inside of their slot");
+    pub(super) fn words(&self, at: usize, count: usize) -> impl Iterator<Item = u64> {
+        assert!(at + 8 * count <= self.bytes(), "words lie inside of their slot");
         let first = self.start().wrapping_add(at);
         (0..count).map(move |nth| {
-            let from = first.wrapping_add(16 * nth).cast::<[u8; 16]>();
+            let from = first.wrapping_add(8 * nth).cast::<[u8; 8]>();
             // SAFETY: C5: the units belong to this slot alone, and the kernel has finished.
-            u128::from_le_bytes(unsafe { from.read_volatile() })
+            u64::from_le_bytes(unsafe { from.read_volatile() })
         })
+    }
+
+    /// As for [`Self::words`], of two each, the low one first.
+    pub(super) fn values(&self, at: usize, count: usize) -> impl Iterator<Item = u128> {
+        let mut words = self.words(at, 2 * count);
+        (0..count).map_while(move |_| Some(u128::from(words.next()?) | u128::from(words.next()?) << 64))
     }
 }
 

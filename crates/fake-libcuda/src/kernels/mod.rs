@@ -3,6 +3,7 @@
 //! At the launch, [`Prepare`] copies a kernel's parameters, as CUDA does, and names the device memory that it
 //! will touch. [`Prepared::work`] runs on the stream later; until it returns, that memory is in flight.
 
+mod codec;
 mod copy;
 mod digest;
 mod fill;
@@ -30,8 +31,10 @@ pub(crate) type Prepare = fn(&Params, &Launch) -> Outcome<Prepared>;
 const TABLE: &[(&str, Prepare)] = &[
     ("poorwill_test_fill", fill::prepare),
     ("poorwill_copy", copy::prepare),
+    ("poorwill_decode", codec::prepare_decode),
     ("poorwill_digest", digest::prepare),
     ("poorwill_digest_host", digest::prepare_host),
+    ("poorwill_encode", codec::prepare_encode),
 ];
 
 pub(crate) fn by_name(name: &str) -> Option<Prepare> {
