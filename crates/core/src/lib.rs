@@ -23,7 +23,8 @@ pub use chain::chain;
 pub use digest::{DIGEST_VERSION, Digest};
 pub use driver::{
     BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, Encoded,
-    EventId, HostBuffer, HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
+    EventId, HostBuffer, HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, Scratch,
+    StreamId,
 };
 pub use pool::{
     AllocRequest, Block, BlockId, BlockKind, BlockSnapshot, HeldTag, Hold, Level, LostRange, OnProgress,

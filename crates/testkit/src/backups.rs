@@ -7,10 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::backup::{BackupBuffer, Backups, Room, StoredBytes};
-use poorwill_core::driver::Result;
-use poorwill_core::{
-    CopyPart, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId,
-};
+use poorwill_core::driver::{Result, Scratch};
+use poorwill_core::{CopyPart, Digest, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 
 /// How granules are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -355,7 +353,7 @@ impl StoredBytes for TestBuffer {
         &self,
         stream: StreamId,
         parts: &[CopyPart],
-        _: Option<DeviceRange>,
+        _: Option<Scratch>,
     ) -> Result<Pending<Vec<Option<Digest>>>> {
         let storage = Arc::clone(&self.claim.storage);
         storage.check(BackupCall::Load, Op::CopyToDevice)?;

@@ -25,8 +25,8 @@ const BF16: usize = 2;
 
 /// Every third bit of sixteen codes.
 const FIRST_BITS: &str = "0x249249249249";
-/// Every second byte.
-const EVEN_BYTES: &str = "0xff00ff00ff00ff";
+/// Distances below the largest exponent: those above a base, which is up to 3 below it, and those that no code has.
+const THRESHOLDS: [u32; 7] = [1, 2, 3, 7, 8, 9, 10];
 
 /// Shared memory of a warp for escapes: as many as values, and three bytes in front of the first.
 const STAGE_BYTES: usize = 2064;
@@ -80,9 +80,9 @@ const ENCODE: &str = "
     .reg .b32  %thread, %threads, %warps, %warp, %block, %leaves, %lane, %leaf, %other, %shared, %counts, %stage;
     .reg .b32  %pattern, %differ, %largest, %e, %c, %r0, %r1, %rest0, %rest1, %low, %high, %kind, %base, %escapes;
     .reg .b32  %units, %best, %next, %slot, %total, %before, %esc, %limit, %padded, %shift, %at_shared;
-    .reg .b32  %w<32>, %code<6>;
+    .reg .b32  %w<32>, %code<6>, %count<7>;
     .reg .b64  %granules, %sizes, %granule, %room, %room_bytes, %at, %offset, %head, %x, %y, %data, %plane;
-    .reg .b64  %d<16>, %one, %near, %far, %even, %odd, %wide, %swapped, %bytes;
+    .reg .b64  %d<16>, %bytes;
 ";
 
 const DECODE: &str = "
@@ -133,16 +133,6 @@ impl Ptx {
         }
     }
 
-    fn sum_over_lanes(&mut self, register: &str) {
-        for distance in [16, 8, 4, 2, 1] {
-            self.op(&format!("mov.b64 {{%low, %high}}, {register}"));
-            self.op(&format!("shfl.sync.bfly.b32 %r0, %low, {distance}, 31, 0xffffffff"));
-            self.op(&format!("shfl.sync.bfly.b32 %r1, %high, {distance}, 31, 0xffffffff"));
-            self.op("mov.b64 %swapped, {%r0, %r1}");
-            self.op(&format!("add.u64 {register}, {register}, %swapped"));
-        }
-    }
-
     /// Counts the escapes among a lane's codes.
     fn count_escapes(&mut self, to: &str) {
         self.op(&format!("mov.u32 {to}, 0"));
@@ -181,8 +171,7 @@ impl Ptx {
             ld.global.cv.u64 %room_bytes, [%at+16]
             and.b32 %lane, %thread, 31
             shr.u32 %warp, %thread, 5
-            shr.u32 %warps, %threads, 5
-            mov.u64 %one, 1",
+            shr.u32 %warps, %threads, 5",
         );
         self.bits_of_lane();
         self.note("In shared memory: heads, escapes of each block, the code's end and length, a stage for each warp.");
@@ -246,57 +235,50 @@ impl Ptx {
         }
         self.over_lanes("or.b32", "%differ");
         self.over_lanes("max.u32", "%largest");
-        self.note("How many exponents lie 0, 1, ... 10 or more below the largest: a byte for each.");
-        self.op("mov.u64 %near, 0");
-        self.op("mov.u64 %far, 0");
-        for word in 0..32 {
-            for from in [7, 23] {
-                self.op(&format!("bfe.u32 %e, %w{word}, {from}, 8"));
-                // Shifts by 64 or more give 0.
-                self.ops(
-                    "sub.u32 %e, %largest, %e
-                    min.u32 %e, %e, 10
-                    shl.b32 %e, %e, 3
-                    shl.b64 %x, %one, %e
-                    add.u64 %near, %near, %x
-                    sub.u32 %e, %e, 64
-                    shl.b64 %x, %one, %e
-                    add.u64 %far, %far, %x",
-                );
+        self.note("How many exponents lie at least so far below the largest, 128 for each. Four at a time, a byte each.");
+        for count in 0..THRESHOLDS.len() {
+            self.op(&format!("mov.u32 %count{count}, 0"));
+        }
+        self.op("mul.lo.u32 %e, %largest, 0x1010101");
+        for word in (0..32).step_by(2) {
+            self.op(&format!("shl.b32 %r0, %w{word}, 1"));
+            self.op(&format!("shl.b32 %r1, %w{}, 1", word + 1));
+            // No byte of the difference borrows: none is negative.
+            self.ops(
+                "prmt.b32 %c, %r0, %r1, 0x7531
+                sub.u32 %c, %e, %c
+                or.b32 %other, %c, 0x80808080",
+            );
+            for (count, threshold) in THRESHOLDS.into_iter().enumerate() {
+                self.op(&format!("sub.u32 %next, %other, {:#x}", threshold * 0x0101_0101));
+                self.op("or.b32 %next, %next, %c");
+                self.op("and.b32 %next, %next, 0x80808080");
+                self.op(&format!("dp4a.u32.u32 %count{count}, %next, 0x1010101, %count{count}"));
             }
         }
-        self.op(&format!("and.b64 %even, %near, {EVEN_BYTES}"));
-        self.op("shr.u64 %odd, %near, 8");
-        self.op(&format!("and.b64 %odd, %odd, {EVEN_BYTES}"));
-        self.ops(
-            "and.b64 %wide, %far, 0xff
-            and.b64 %x, %far, 0xff00
-            shl.b64 %x, %x, 8
-            add.u64 %wide, %wide, %x
-            and.b64 %x, %far, 0xff0000
-            shl.b64 %x, %x, 16
-            add.u64 %wide, %wide, %x",
-        );
-        for register in ["%even", "%odd", "%wide"] {
-            self.sum_over_lanes(register);
+        self.note("Two counts in a word, summed over the lanes.");
+        for count in 0..THRESHOLDS.len() {
+            self.op(&format!("shr.u32 %count{count}, %count{count}, 7"));
+        }
+        for low in (0..THRESHOLDS.len()).step_by(2) {
+            let high = low + 1;
+            if high < THRESHOLDS.len() {
+                self.op(&format!("shl.b32 %count{high}, %count{high}, 16"));
+                self.op(&format!("or.b32 %count{low}, %count{low}, %count{high}"));
+            }
+            self.over_lanes("add.u32", &format!("%count{low}"));
+            if high < THRESHOLDS.len() {
+                self.op(&format!("shr.u32 %count{high}, %count{low}, 16"));
+                self.op(&format!("and.b32 %count{low}, %count{low}, 0xffff"));
+            }
         }
         self.note("The base with the fewest escapes: the largest exponent, or up to 3 below it.");
-        let count = |ptx: &mut Self, to: &str, from: &str, field: u32| {
-            ptx.op(&format!("shr.u64 %x, {from}, {}", 16 * field));
-            ptx.op("cvt.u32.u64 %c, %x");
-            ptx.op("and.b32 %c, %c, 0xffff");
-            ptx.op(&format!("add.u32 {to}, {to}, %c"));
-        };
-        // Exponents too far below the base, and then those above it.
-        let below = [("%odd", 3), ("%wide", 0), ("%wide", 1), ("%wide", 2)];
-        let above = [("%even", 0), ("%odd", 0), ("%even", 1)];
-        self.op("mov.u32 %best, 0xffffffff");
+        self.op("mov.u32 %best, %count3");
         self.op("mov.u32 %shift, 0");
-        for shift in 0..4 {
-            self.op("mov.u32 %next, 0");
-            for (from, field) in below[shift..].iter().chain(&above[..shift]) {
-                count(self, "%next", from, *field);
-            }
+        for shift in 1..4 {
+            // Those too far below this base, and all that are not below the largest of those above it.
+            self.op(&format!("add.u32 %next, %count{}, 2048", shift + 3));
+            self.op(&format!("sub.u32 %next, %next, %count{}", shift - 1));
             self.op("setp.lt.u32 %is, %next, %best");
             self.op("@%is mov.u32 %best, %next");
             self.op(&format!("@%is mov.u32 %shift, {shift}"));

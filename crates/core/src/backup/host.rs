@@ -8,7 +8,7 @@ use crate::codec;
 use crate::digest::Digest;
 use crate::driver::{
     CodePart, CopyPart, DeviceRange, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pending, Result,
-    StreamId,
+    Scratch, StreamId,
 };
 
 /// Whether backups are stored as codes ([`crate::codec`]), extent by extent, where these save a tenth.
@@ -257,7 +257,7 @@ impl StoredBytes for HostBackupBuffer {
         &self,
         stream: StreamId,
         parts: &[CopyPart],
-        scratch: Option<DeviceRange>,
+        scratch: Option<Scratch>,
     ) -> Result<Pending<Vec<Option<Digest>>>> {
         let buffer = Arc::clone(&self.buffer);
         match &self.layout {

@@ -19,7 +19,7 @@ use std::ops::Deref;
 pub use self::host::{Compress, HostBackups, UnknownCompress};
 pub use self::room::{Extent, Room};
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, Pending, Result, StreamId};
+use crate::driver::{CopyPart, Pending, Result, Scratch, StreamId};
 
 /// Storage for backups of one device's memory.
 ///
@@ -133,7 +133,7 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
     ) -> Result<Pending<(BackupBuffer, Vec<Option<Digest>>)>>;
 
     /// Queues copies to the device. `wait` returns a digest for each granule, in order of the parts, where the
-    /// copy computed one of what it wrote. For `scratch`, see [`Driver::decode`](crate::Driver::decode).
+    /// copy computed one of what it wrote. Codes may pass through `scratch`.
     ///
     /// # Errors
     /// As [`Driver::copy_to_device`](crate::Driver::copy_to_device).
@@ -141,7 +141,7 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
         &self,
         stream: StreamId,
         parts: &[CopyPart],
-        scratch: Option<DeviceRange>,
+        scratch: Option<Scratch>,
     ) -> Result<Pending<Vec<Option<Digest>>>>;
 
     /// Bytes that a load of these parts reads.

@@ -98,7 +98,7 @@ pub use pending::Pending;
 pub use save::{check as check_save, digests as digests_of_saved};
 pub use types::{
     BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Encoded, EventId, HostMemoryInfo, MemoryInfo,
-    ProcessMemory, StreamId,
+    ProcessMemory, Scratch, StreamId,
 };
 
 use crate::digest::Digest;
@@ -345,8 +345,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 
     /// Queues decoding of granules from their rooms in `src`; see \[codes\]. `wait` returns the digests of the
-    /// granules. `scratch` is mapped device memory that only work on this stream uses until then. A driver may
-    /// pass codes through it.
+    /// granules. A driver may pass codes through `scratch`.
     ///
     /// # Errors
     /// As for [`Driver::copy_to_device`]; `Unsupported` for granules that have no code.
@@ -355,7 +354,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         stream: StreamId,
         src: Arc<HostBuffer>,
         parts: &[CodePart],
-        scratch: Option<DeviceRange>,
+        scratch: Option<Scratch>,
     ) -> Result<Pending<Vec<Digest>>> {
         let _ = scratch;
         decoded_on_the_host(self, stream, &src, parts)

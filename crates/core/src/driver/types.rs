@@ -105,6 +105,24 @@ pub struct CodePart {
     pub room_bytes: u64,
 }
 
+/// Device memory through which codes pass on their way to a decoding kernel, so that a copy engine carries them.
+///
+/// ```
+/// use poorwill::driver::Scratch;
+/// use poorwill::{DeviceRange, StreamId};
+///
+/// let scratch = Scratch { range: DeviceRange::new(0x7000_0000, 32 << 20), copies: StreamId::DEFAULT };
+/// assert_eq!(scratch.range.bytes, 32 << 20);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scratch {
+    /// Mapped memory. Until the decoding has ended, nothing but work of the decoding stream uses it.
+    pub range: DeviceRange,
+    /// The stream of the copies. Several decoding streams may share it, so that the engine never waits for a
+    /// kernel.
+    pub copies: StreamId,
+}
+
 /// What was stored of an encoded granule.
 ///
 /// ```

@@ -13,7 +13,7 @@ use poorwill_core::driver::{
 };
 use poorwill_core::{
     BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, Encoded, EventId, HostBuffer,
-    HostMemoryInfo, MemoryInfo, Op, Pending, StreamId,
+    HostMemoryInfo, MemoryInfo, Op, Pending, Scratch, StreamId,
 };
 
 use super::codec::{Codec, DecodeJob, Decoding, EncodeJob};
@@ -577,20 +577,23 @@ impl Driver for CudaDevice {
         stream: StreamId,
         src: Arc<HostBuffer>,
         parts: &[CodePart],
-        scratch: Option<DeviceRange>,
+        scratch: Option<Scratch>,
     ) -> DriverResult<Pending<Vec<Digest>>> {
         let op = Op::Decode;
         self.context.owner().check(op)?;
         check_codes(op, self.info.granule_bytes, parts, src.len())?;
-        self.state.check_open(self.granules(parts).chain(scratch)).map_err(of(op))?;
-        let decoding = self.call(op, |_| {
+        let range = scratch.map(|scratch| scratch.range);
+        self.state.check_open(self.granules(parts).chain(range)).map_err(of(op))?;
+        let (decoding, copies) = self.call(op, |_| {
             let by_kernel = self.queues.running_stream(stream)?.copies_by_kernel();
             let scratch = scratch.filter(|_| !by_kernel);
-            Ok(self.codec.decoding(&self.context, &src, parts, scratch))
+            let copies = scratch.map(|scratch| self.queues.running_stream(scratch.copies)).transpose()?;
+            let range = scratch.map(|scratch| scratch.range);
+            Ok((self.codec.decoding(&self.context, &src, parts, range), copies))
         })?;
         let Some(decoding) = decoding else { return decoded_on_the_host(self, stream, &src, parts) };
         let queue = |(src, decoding): &(Arc<HostBuffer>, Decoding), stream: &Stream| {
-            decoding.queue(&self.context, stream, src)
+            decoding.queue(&self.context, stream, copies.as_deref(), src)
         };
         self.submit(op, stream, (src, decoding), queue, |(_src, decoding)| Ok(decoding.job().digests()))
     }

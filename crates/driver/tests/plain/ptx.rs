@@ -58,6 +58,8 @@ enum Math {
     CountOnes,
     /// The low half of two words shifted right.
     Funnel,
+    /// Sums of products of bytes.
+    Products,
     /// Bytes of two words, as the nibbles of a third say.
     Permute,
     ShiftLeft,
@@ -299,6 +301,7 @@ impl Kernel {
                     ["popc"] => (Math::CountOnes, false),
                     ["shf", "r", "wrap"] => (Math::Funnel, false),
                     ["prmt"] => (Math::Permute, false),
+                    ["dp4a", "u32"] => (Math::Products, false),
                     ["shl"] => (Math::ShiftLeft, false),
                     ["shr"] => (Math::ShiftRight, false),
                     ["mul", "lo"] => (Math::MulLow, false),
@@ -474,6 +477,10 @@ fn calculated(math: Math, width: u32, values: &[u64]) -> u64 {
         (Math::Field, [a, from, count]) => a >> from & ((1 << count) - 1),
         (Math::CountOnes, [a]) => u64::from(a.count_ones()),
         (Math::Funnel, [low_word, high_word, bits]) => (low_word | high_word << 32) >> (bits & 31),
+        (Math::Products, [a, b, sum]) => {
+            let bytes = |word: u64| word.to_le_bytes().into_iter().take(4).map(u64::from);
+            bytes(*a).zip(bytes(*b)).map(|(a, b)| a * b).sum::<u64>().wrapping_add(*sum)
+        }
         (Math::Permute, [a, b, nibbles]) => {
             let bytes = (a | b << 32).to_le_bytes();
             let chosen = |nth: u64| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use poorwill_core::driver::Encoded;
+use poorwill_core::driver::{Encoded, Scratch};
 use poorwill_core::{
     CodePart, CopyPart, DeviceRange, Digest, Driver, DriverErrorKind, HostBuffer, StreamId, codec,
 };
@@ -145,10 +145,12 @@ pub fn decoding_brings_every_byte_back(driver: &dyn Driver) {
         bytes[usize::try_from(part.host_offset).unwrap()..][..codes[nth].len()].copy_from_slice(&codes[nth]);
     }
     let sources: [Arc<HostBuffer>; 2] = [latch::source(driver, &bytes), Arc::new(bytes.into())];
+    let copies = driver.stream_create().unwrap();
     let small = DeviceRange::new(scratch.range.addr, granule(driver));
     let streams = [driver.stream_create().unwrap(), driver.stream_create_kernel_copies().unwrap()];
     for stream in streams {
-        for via in [None, Some(scratch.range), Some(small)] {
+        let of = |range, copies| Some(Scratch { range, copies });
+        for via in [None, of(scratch.range, copies), of(small, copies), of(scratch.range, stream)] {
             for source in &sources {
                 driver.zero(stream, mapped.range).unwrap().wait().unwrap();
                 let decoded = driver.decode(stream, Arc::clone(source), &parts, via).unwrap();
@@ -159,7 +161,7 @@ pub fn decoding_brings_every_byte_back(driver: &dyn Driver) {
         }
     }
     assert_eq!(driver.decode(streams[0], Arc::clone(&sources[0]), &[], None).unwrap().wait().unwrap(), []);
-    streams.into_iter().for_each(|stream| driver.stream_destroy(stream).unwrap());
+    streams.into_iter().chain([copies]).for_each(|stream| driver.stream_destroy(stream).unwrap());
     mapped.end();
     scratch.end();
 }
@@ -192,7 +194,8 @@ pub fn codes_keep_the_order_of_their_stream(driver: &dyn Driver) {
     let Some(contents) = Contents::of(driver, 71, 4) else { return };
     let mapped = Mapped::new(driver, 1);
     let scratch = Mapped::new(driver, 2);
-    let stream = driver.stream_create().unwrap();
+    let [stream, copies] = [(); 2].map(|()| driver.stream_create().unwrap());
+    let via = Some(Scratch { range: scratch.range, copies });
     let whole = [CopyPart { device: mapped.range, host_offset: 0 }];
     let (codes, digests) = (contents.codes(), contents.digests());
     let room = CodePart {
@@ -207,8 +210,7 @@ pub fn codes_keep_the_order_of_their_stream(driver: &dyn Driver) {
         let encoded = driver.encode(stream, buffer, &[room]).unwrap();
         drop(driver.zero(stream, mapped.range).unwrap());
         let part = CodePart { room_bytes: code.len() as u64, ..room };
-        let decoded =
-            driver.decode(stream, latch::source(driver, code), &[part], Some(scratch.range)).unwrap();
+        let decoded = driver.decode(stream, latch::source(driver, code), &[part], via).unwrap();
         let found = driver.digest(stream, &[mapped.range]).unwrap();
         pending.push((encoded, decoded, found));
     }
@@ -221,7 +223,7 @@ pub fn codes_keep_the_order_of_their_stream(driver: &dyn Driver) {
             (vec![digests[nth]], vec![digests[nth]])
         );
     }
-    driver.stream_destroy(stream).unwrap();
+    [stream, copies].into_iter().for_each(|stream| driver.stream_destroy(stream).unwrap());
     mapped.end();
     scratch.end();
 }
@@ -255,6 +257,11 @@ pub fn codes_check_their_ranges(driver: &dyn Driver) {
     for unmapped in [gone.range.addr, mapped.range.end()] {
         assert_not_mapped(encode(at, &[part(unmapped, 0, g)]));
         assert_not_mapped(decode(at, &[part(unmapped, 0, g)], None));
+    }
+    let via = |range, copies| Some(Scratch { range, copies });
+    if driver.info().fast_codec {
+        assert_not_mapped(decode(at, &[inside], via(gone.range, at)));
+        assert_unknown(decode(at, &[inside], via(mapped.range, destroyed)));
     }
     assert_not_mapped(driver.encoded_bytes(at, &[gone.range]));
     assert_invalid(driver.encoded_bytes(at, &[DeviceRange::new(mapped.range.addr + 1, g)]));

@@ -12,7 +12,7 @@ use poorwill_core::{CodePart, DeviceRange, HostBuffer};
 use super::context::Context;
 use super::ffi::CuDeviceptr;
 use super::slots::PinnedSlots;
-use super::stream::Stream;
+use super::stream::{Event, Stream};
 use crate::ledger::Result;
 
 pub use kernel::CODEC_PTX;
@@ -113,17 +113,48 @@ impl Codec {
 }
 
 impl Decoding {
-    /// The context is entered. The caller keeps this, the buffer, the granules and the scratch memory until the stream
-    /// has passed it.
-    pub(super) fn queue(&self, context: &Context, stream: &Stream, buffer: &HostBuffer) -> Result<()> {
-        let api = context.api();
-        for (offset, bytes, to) in &self.copies {
-            let from = buffer[*offset..offset + bytes].as_ptr().cast();
-            // SAFETY: C3 and C5: the flight holds the buffer, shared, until the copy has finished. The scratch memory is
-            // mapped with access, and work on this stream alone uses it.
-            api.check(unsafe { (api.memcpy_htod_async)(*to, from, *bytes, stream.raw()) })?;
+    /// Queues the copies on `copies`, once the work before this on `stream` has ended, and the kernel on `stream`. The
+    /// context is entered. The caller keeps this, the buffer, the granules and the scratch memory until `stream` has
+    /// passed it.
+    pub(super) fn queue(
+        &self,
+        context: &Arc<Context>,
+        stream: &Stream,
+        copies: Option<&Stream>,
+        buffer: &HostBuffer,
+    ) -> Result<()> {
+        if let Some(copies) = copies.filter(|_| !self.copies.is_empty()) {
+            let copied = self.copy(context, stream, copies, buffer);
+            if copied.is_err() {
+                // The caller waits for `stream` only. If this fails, too, so does that.
+                let _ = copies.synchronize();
+            }
+            copied?;
         }
         self.job.queue(stream)
+    }
+
+    fn copy(
+        &self,
+        context: &Arc<Context>,
+        stream: &Stream,
+        copies: &Stream,
+        buffer: &HostBuffer,
+    ) -> Result<()> {
+        let api = context.api();
+        // The scratch memory may be in use until here.
+        let free = Event::create(context)?;
+        free.record(stream)?;
+        copies.wait_for(&free)?;
+        for (offset, bytes, to) in &self.copies {
+            let from = buffer[*offset..offset + bytes].as_ptr().cast();
+            // SAFETY: C3 and C5: the flight holds the buffer, shared, until `stream` has passed it, which waits for the
+            // copy. The scratch memory is mapped with access, and nothing else uses it meanwhile.
+            api.check(unsafe { (api.memcpy_htod_async)(*to, from, *bytes, copies.raw()) })?;
+        }
+        let copied = Event::create(context)?;
+        copied.record(copies)?;
+        stream.wait_for(&copied)
     }
 
     pub(super) fn job(&self) -> &DecodeJob {
