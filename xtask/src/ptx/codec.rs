@@ -28,8 +28,8 @@ const FIRST_BITS: &str = "0x249249249249";
 /// Distances below the largest exponent: those above a base, which is up to 3 below it, and those that no code has.
 const THRESHOLDS: [u32; 7] = [1, 2, 3, 7, 8, 9, 10];
 
-/// Shared memory of a warp for escapes: as many as values, and three bytes in front of the first.
-const STAGE_BYTES: usize = 2064;
+/// Shared memory of a warp for escapes, and three bytes in front of the first.
+const STAGE_BYTES: usize = 1296;
 
 /// The file's text.
 pub(super) fn text() -> String {
@@ -54,11 +54,11 @@ const HEAD: &str = "\
 // `poorwill_encode` writes the code of each granule to its room, and its length to `sizes`, 8 bytes each. A code that
 // is longer than the room is not written, so rooms of 0 bytes measure. `granules` is an array of 32 bytes each: the
 // address of the granule, that of the room, bytes of the room, nothing. There is room for 12 * leaves + 32 bytes, and
-// 2064 for each warp, of dynamic shared memory.
+// 1296 for each warp, of dynamic shared memory.
 //
 // `poorwill_decode` writes the granules, and their digests, 16 bytes each, low word first. `granules` is an array of 32
 // bytes each: the address of the code, its bytes (a multiple of 16), the address of the granule or 0 for its digest
-// alone, nothing. A granule has 15 leaves at least. There is room for 16 * leaves + 16 bytes, and 2064 for each warp.
+// alone, nothing. A granule has 15 leaves at least. There is room for 16 * leaves + 16 bytes, and 1296 for each warp.
 //
 // The loads are `cv`: memory of the host is read as it is now.
 .version 7.0
@@ -73,7 +73,7 @@ const ENCODE: &str = "
     .param .u64 sizes,
     .param .u32 leaves
 )
-.maxntid 512, 1, 1
+.maxntid 1024, 1, 1
 .minnctapersm 1
 {
     .reg .pred %done, %more, %first, %is, %is_raw, %is_fill, %is_planes, %b<5>;
@@ -91,7 +91,7 @@ const DECODE: &str = "
     .param .u64 digests,
     .param .u32 leaves
 )
-.maxntid 512, 1, 1
+.maxntid 1024, 1, 1
 .minnctapersm 1
 {
     .reg .pred %done, %more, %mine, %first, %upper, %tail, %early, %inside, %is, %is_escape, %stored, %b<5>;
@@ -509,6 +509,8 @@ impl Ptx {
         self.note("Escapes, by lanes; no more than were counted before, whatever the granule holds now.");
         self.count_escapes("%total");
         self.sum_before();
+        self.op(&format!("setp.ge.u32 %is, %total, {}", ESCAPES_MAX + 1));
+        self.op("@%is bra WRITTEN");
         self.op("add.u32 %esc, %stage, %before");
         for code in 0..64 {
             self.code(code);
@@ -733,6 +735,8 @@ impl Ptx {
             setp.lt.u64 %is, %code_bytes, %limit
             @%is bra ZEROS",
         );
+        self.op(&format!("setp.ge.u32 %is, %total, {}", ESCAPES_MAX + 1));
+        self.op("@%is bra ZEROS");
         self.note("The words that hold them, into shared memory.");
         self.ops(
             "add.u64 %escapes_at, %code_at, %escapes_at

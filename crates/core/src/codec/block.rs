@@ -191,6 +191,9 @@ fn read_planes(base: u8, data: &[u8], escapes: &[u8], raw: &mut [u8]) -> Option<
             });
         }
     }
+    if count > ESCAPES_MAX {
+        return None;
+    }
     exponents.iter_mut().for_each(|code| *code = base.wrapping_sub(*code));
     for (at, escape) in escaped[..count].iter().zip(escapes.get(..count)?) {
         exponents[usize::from(*at)] = *escape;

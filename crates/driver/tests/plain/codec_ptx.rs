@@ -12,7 +12,7 @@ const GRANULE: u64 = 0x7000_0000_0000;
 const ROOM: u64 = 0x10_0000_0000;
 
 /// Shared memory of a warp for escapes.
-const STAGE_BYTES: usize = 2064;
+const STAGE_BYTES: usize = 1296;
 
 struct Kernels {
     encode: Kernel,

@@ -13,10 +13,10 @@ use crate::memory::{self, HOST_WINDOW};
 use crate::state;
 
 /// Maximum threads per block, as in the entries' `maxntid`.
-const THREADS_MAX: u32 = 512;
+const THREADS_MAX: u32 = 1024;
 
 /// Shared memory of a warp for escapes.
-const STAGE_BYTES: u32 = 2064;
+const STAGE_BYTES: u32 = 1296;
 
 /// Shared memory that a launch may ask for.
 const SHARED_BYTES_MAX: u32 = 48 << 10;

@@ -17,10 +17,10 @@ use crate::ledger::{Result, invalid};
 /// `poorwill_decode(u64 granules, u64 digests, u32 blocks)`. The header states the requirements.
 pub const CODEC_PTX: &str = include_str!("kernel.ptx");
 
-const WARPS_MAX: u32 = 16;
+const WARPS_MAX: u32 = 32;
 
 /// Shared memory of a warp for escapes, in bytes.
-const STAGE_BYTES: u32 = 2064;
+const STAGE_BYTES: u32 = 1296;
 
 /// Shared memory that every thread block has, in bytes.
 const SHARED_BYTES_MAX: u32 = 48 << 10;
