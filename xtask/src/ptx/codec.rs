@@ -5,6 +5,8 @@
 //!
 //! Words of `docs/codec.md` are used here: head, unit, plane, row, base, escape. A lane is a thread of a warp.
 
+use std::fmt::Write as _;
+
 use super::Ptx;
 use super::digest;
 
@@ -38,7 +40,8 @@ pub(super) fn text() -> String {
     ptx.table();
     ptx.0.push_str("\n.extern .shared .align 16 .b8 found[];\n");
     ptx.encode();
-    ptx.decode();
+    ptx.decode("poorwill_decode", "cs");
+    ptx.decode("poorwill_decode_host", "cv");
     ptx.0
 }
 
@@ -56,11 +59,13 @@ const HEAD: &str = "\
 // address of the granule, that of the room, bytes of the room, nothing. There is room for 12 * leaves + 32 bytes, and
 // 1296 for each warp, of dynamic shared memory.
 //
-// `poorwill_decode` writes the granules, and their digests, 16 bytes each, low word first. `granules` is an array of 32
+// `poorwill_decode` and `poorwill_decode_host`, for codes in memory of the device and of the host, write the granules,
+// and their digests, 16 bytes each, low word first. `granules` is an array of 32
 // bytes each: the address of the code, its bytes (a multiple of 16), the address of the granule or 0 for its digest
 // alone, nothing. A granule has 15 leaves at least. There is room for 16 * leaves + 16 bytes, and 1296 for each warp.
 //
-// The loads are `cv`: memory of the host is read as it is now.
+// The loads from memory of the host are `cv`: it is read as it is now. On an H100, such loads of the device's memory
+// take several times as long as `cs`.
 .version 7.0
 .target sm_70
 .address_size 64
@@ -85,8 +90,7 @@ const ENCODE: &str = "
     .reg .b64  %d<16>, %bytes;
 ";
 
-const DECODE: &str = "
-.visible .entry poorwill_decode(
+const DECODE: &str = "(
     .param .u64 granules,
     .param .u64 digests,
     .param .u32 leaves
@@ -153,6 +157,23 @@ impl Ptx {
         }
     }
 
+    /// The entry of this thread block: read once, since the array is in memory of the host.
+    fn entry_of_block(&mut self, first: &str, second: &str, third: &str) {
+        self.op("setp.eq.u32 %first, %thread, 0");
+        self.ops(
+            "mul.wide.u32 %at, %block, 32
+            add.u64 %at, %granules, %at
+            @%first ld.global.cv.v2.u64 {%x, %y}, [%at]
+            @%first ld.global.cv.u64 %offset, [%at+16]
+            @%first st.shared.v2.u64 [%shared], {%x, %y}
+            @%first st.shared.u64 [%shared+16], %offset
+            bar.sync 0",
+        );
+        self.op(&format!("ld.shared.v2.u64 {{{first}, {second}}}, [%shared]"));
+        self.op(&format!("ld.shared.u64 {third}, [%shared+16]"));
+        self.op("bar.sync 0");
+    }
+
     fn encode(&mut self) {
         self.0.push_str(ENCODE);
         self.ops(
@@ -165,10 +186,6 @@ impl Ptx {
             mov.u32 %threads, %ntid.x
             mov.u32 %block, %ctaid.x
             mov.u32 %shared, found
-            mul.wide.u32 %at, %block, 32
-            add.u64 %at, %granules, %at
-            ld.global.cv.v2.u64 {%granule, %room}, [%at]
-            ld.global.cv.u64 %room_bytes, [%at+16]
             and.b32 %lane, %thread, 31
             shr.u32 %warp, %thread, 5
             shr.u32 %warps, %threads, 5",
@@ -186,6 +203,7 @@ impl Ptx {
         self.op(&format!("mul.lo.u32 %stage, %warp, {STAGE_BYTES}"));
         self.op("add.u32 %stage, %stage, %slot");
         self.op("add.u32 %stage, %stage, 16");
+        self.entry_of_block("%granule", "%room", "%room_bytes");
         self.plans();
         self.places();
         self.heads();
@@ -198,13 +216,13 @@ impl Ptx {
         self.ops(
             "mul.wide.u32 %at, %leaf, 4096
             add.u64 %at, %granule, %at
-            ld.global.cv.u32 %pattern, [%at]
+            ld.global.cs.u32 %pattern, [%at]
             mul.wide.u32 %offset, %lane, 16
             add.u64 %at, %at, %offset",
         );
         for row in 0..ROWS {
             self.op(&format!(
-                "ld.global.cv.v2.u64 {{%d{}, %d{}}}, [%at+{}]",
+                "ld.global.cs.v2.u64 {{%d{}, %d{}}}, [%at+{}]",
                 2 * row,
                 2 * row + 1,
                 512 * row
@@ -573,8 +591,9 @@ impl Ptx {
         self.op("min.u32 %c, %c, 7");
     }
 
-    fn decode(&mut self) {
-        self.0.push_str(DECODE);
+    /// `load` is how codes are read.
+    fn decode(&mut self, name: &str, load: &str) {
+        let _ = write!(self.0, "\n.visible .entry {name}{DECODE}");
         self.ops(
             "ld.param.u64 %granules, [granules]
             ld.param.u64 %digests, [digests]
@@ -584,12 +603,10 @@ impl Ptx {
             mov.u32 %threads, %ntid.x
             mov.u32 %block, %ctaid.x
             mov.u32 %shared, found
-            mul.wide.u32 %at, %block, 32
-            add.u64 %at, %granules, %at
-            ld.global.cv.v2.u64 {%code_at, %code_bytes}, [%at]
-            ld.global.cv.u64 %granule, [%at+16]
-            setp.ne.u64 %stored, %granule, 0",
+            mov.u32 %thread, %tid.x",
         );
+        self.entry_of_block("%code_at", "%code_bytes", "%granule");
+        self.op("setp.ne.u64 %stored, %granule, 0");
         self.lane(0);
         let (low, high) = digest::length_words(4096);
         self.op(&format!("selp.b64 %add, {high:#x}, {low:#x}, %upper"));
@@ -614,7 +631,7 @@ impl Ptx {
             shl.b32 %step, %warps, 4
             mul.wide.u32 %head_at, %leaf, 8",
         );
-        self.next_head();
+        self.next_head(load);
         self.label("LEAF");
         self.ops(
             "mov.u32 %low, %next_low
@@ -624,7 +641,7 @@ impl Ptx {
             mad.wide.u32 %head_at, %warps, 8, %head_at
             @!%more bra LAST_HEAD",
         );
-        self.next_head();
+        self.next_head(load);
         self.label("LAST_HEAD");
         self.note("By the kind. What is not understood, or lies outside, is zeros.");
         self.ops(
@@ -648,7 +665,7 @@ impl Ptx {
         );
         for row in 0..ROWS {
             self.op(&format!(
-                "ld.global.cv.v2.u64 {{%d{}, %d{}}}, [%data+{}]",
+                "ld.global.{load}.v2.u64 {{%d{}, %d{}}}, [%data+{}]",
                 2 * row,
                 2 * row + 1,
                 512 * row
@@ -660,7 +677,7 @@ impl Ptx {
         self.label("FILL");
         (0..2 * ROWS).for_each(|nth| self.op(&format!("mov.b64 %d{nth}, {{%high, %high}}")));
         self.op("bra DECODED");
-        self.planes();
+        self.planes(load);
         self.label("DECODED");
         self.note("To the granule, if there is one.");
         self.ops(
@@ -687,19 +704,19 @@ impl Ptx {
     }
 
     /// Reads the head at `%head_at`. One outside of the code is of no kind.
-    fn next_head(&mut self) {
+    fn next_head(&mut self, load: &str) {
         self.ops(
             "add.u64 %limit, %head_at, 8
             setp.ge.u64 %is, %code_bytes, %limit
             add.u64 %at, %code_at, %head_at
             mov.u32 %next_low, 0xff000000
-            mov.u32 %next_high, 0
-            @%is ld.global.cv.v2.u32 {%next_low, %next_high}, [%at]",
+            mov.u32 %next_high, 0",
         );
+        self.op(&format!("@%is ld.global.{load}.v2.u32 {{%next_low, %next_high}}, [%at]"));
     }
 
     /// A block of two planes and escapes, into `%d0` to `%d15`.
-    fn planes(&mut self) {
+    fn planes(&mut self, load: &str) {
         self.label("PLANES");
         self.ops(
             "shr.u32 %base, %high, 24
@@ -717,14 +734,14 @@ impl Ptx {
             add.u64 %plane, %data, %offset",
         );
         for row in 0..ROWS {
-            self.op(&format!("ld.global.cv.u64 %r{row}, [%plane+{}]", 256 * row));
+            self.op(&format!("ld.global.{load}.u64 %r{row}, [%plane+{}]", 256 * row));
         }
         self.ops(
             "mul.wide.u32 %offset, %lane, 4
             add.u64 %plane, %data, %offset",
         );
         for word in 0..CODE_WORDS {
-            self.op(&format!("ld.global.cv.u32 %code{word}, [%plane+{}]", AT_CODES + 128 * word));
+            self.op(&format!("ld.global.{load}.u32 %code{word}, [%plane+{}]", AT_CODES + 128 * word));
         }
         self.note("How many escapes the lanes have, and those before this one.");
         self.count_escapes("%total");
@@ -754,9 +771,11 @@ impl Ptx {
             "add.u32 %word_at, %word_base, %lane
             setp.lt.u32 %is, %word_at, %words
             mul.wide.u32 %offset, %word_at, 4
-            add.u64 %at, %escapes_at, %offset
-            @%is ld.global.cv.u32 %value, [%at]
-            shl.b32 %word_at, %word_at, 2
+            add.u64 %at, %escapes_at, %offset",
+        );
+        self.op(&format!("@%is ld.global.{load}.u32 %value, [%at]"));
+        self.ops(
+            "shl.b32 %word_at, %word_at, 2
             add.u32 %word_at, %stage, %word_at
             @%is st.shared.u32 [%word_at], %value
             add.u32 %word_base, %word_base, 32

@@ -16,13 +16,15 @@ const STAGE_BYTES: usize = 1296;
 
 struct Kernels {
     encode: Kernel,
-    decode: Kernel,
+    /// From memory of the device, and of the host.
+    decoders: [Kernel; 2],
 }
 
 impl Kernels {
     fn parse() -> Self {
         let kernel = |name| Kernel::parse(CODEC_PTX, name);
-        Self { encode: kernel("poorwill_encode"), decode: kernel("poorwill_decode") }
+        let decoders = ["poorwill_decode", "poorwill_decode_host"].map(kernel);
+        Self { encode: kernel("poorwill_encode"), decoders }
     }
 
     /// The code's length, and the room with what was written there.
@@ -44,22 +46,31 @@ impl Kernels {
 
     /// The granule, and its digest.
     fn decode(&self, code: &[u8], granule_bytes: usize, threads: usize) -> (Vec<u8>, Digest) {
-        let array = [ROOM, code.len() as u64, GRANULE, 0].into_iter().flat_map(u64::to_le_bytes).collect();
-        let mut memory = Memory(vec![
-            (ARRAY, array),
-            (RESULT, vec![0xAA; 16]),
-            (ROOM, code.to_vec()),
-            (GRANULE, vec![0xEE; granule_bytes]),
-        ]);
-        let leaves = granule_bytes / codec::BLOCK_BYTES;
-        let shared_bytes = 16 * leaves + 16 + threads / 32 * STAGE_BYTES;
-        let params = [ARRAY, RESULT, leaves as u64];
-        self.decode.run(&mut memory, &Launch { params: &params, block: 0, blocks: 1, threads, shared_bytes });
-        let granule = memory.0.pop().unwrap().1;
-        let digest = u128::from_le_bytes(memory.0[1].1.clone().try_into().unwrap());
-        (granule, Digest(digest))
+        let [of_device, of_host] =
+            self.decoders.each_ref().map(|kernel| decoded(kernel, code, granule_bytes, threads));
+        assert!(of_device == of_host);
+        of_device
     }
+}
 
+fn decoded(kernel: &Kernel, code: &[u8], granule_bytes: usize, threads: usize) -> (Vec<u8>, Digest) {
+    let array = [ROOM, code.len() as u64, GRANULE, 0].into_iter().flat_map(u64::to_le_bytes).collect();
+    let mut memory = Memory(vec![
+        (ARRAY, array),
+        (RESULT, vec![0xAA; 16]),
+        (ROOM, code.to_vec()),
+        (GRANULE, vec![0xEE; granule_bytes]),
+    ]);
+    let leaves = granule_bytes / codec::BLOCK_BYTES;
+    let shared_bytes = 16 * leaves + 16 + threads / 32 * STAGE_BYTES;
+    let params = [ARRAY, RESULT, leaves as u64];
+    kernel.run(&mut memory, &Launch { params: &params, block: 0, blocks: 1, threads, shared_bytes });
+    let granule = memory.0.pop().unwrap().1;
+    let digest = u128::from_le_bytes(memory.0[1].1.clone().try_into().unwrap());
+    (granule, Digest(digest))
+}
+
+impl Kernels {
     #[track_caller]
     fn check(&self, granule: &[u8], threads: usize) {
         let mut expected = vec![0xEE; codec::room_bytes_max(granule.len())];

@@ -230,7 +230,7 @@ impl Kernel {
                     "shared" => Some(Space::Shared),
                     _ => None,
                 })?;
-                let known = ["param", "global", "const", "shared", "cv", "v2", "u64", "u32", "u8"];
+                let known = ["param", "global", "const", "shared", "cv", "cs", "v2", "u64", "u32", "u8"];
                 assert!(words[1..].iter().all(|word| known.contains(word)), "{name}");
                 let place = place.strip_prefix('[')?.strip_suffix(']')?;
                 let (base, offset) = place.split_once('+').unwrap_or((place, "0"));

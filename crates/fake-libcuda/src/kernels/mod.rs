@@ -32,6 +32,7 @@ const TABLE: &[(&str, Prepare)] = &[
     ("poorwill_test_fill", fill::prepare),
     ("poorwill_copy", copy::prepare),
     ("poorwill_decode", codec::prepare_decode),
+    ("poorwill_decode_host", codec::prepare_decode),
     ("poorwill_digest", digest::prepare),
     ("poorwill_digest_host", digest::prepare_host),
     ("poorwill_encode", codec::prepare_encode),

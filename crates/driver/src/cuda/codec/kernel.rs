@@ -34,7 +34,9 @@ const SAMPLE_BLOCKS: u32 = 20;
 #[derive(Debug)]
 pub(super) struct CodecKernels {
     encode: Function,
+    /// For codes in memory of the device, and of the host.
     decode: Function,
+    decode_host: Function,
     slots: Arc<PinnedSlots>,
     blocks: u32,
 }
@@ -53,7 +55,17 @@ pub(in crate::cuda) struct EncodeJob(Job);
 
 /// Decodes granules.
 #[derive(Debug)]
-pub(in crate::cuda) struct DecodeJob(Job);
+pub(in crate::cuda) struct DecodeJob {
+    job: Job,
+    codes: Codes,
+}
+
+/// Where codes are.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Codes {
+    Device,
+    Host,
+}
 
 impl CodecKernels {
     /// The context is entered.
@@ -69,13 +81,16 @@ impl CodecKernels {
             .ok()
             .filter(|_| is_supported)
             .ok_or_else(|| format!("they are not made for granules of {granule_bytes} bytes"))?;
-        let load = || -> DriverResult<[Function; 2]> {
+        let load = || -> DriverResult<[Function; 3]> {
             let module = Module::load_in(context, CODEC_PTX)?;
-            Ok([module.function("poorwill_encode")?, module.function("poorwill_decode")?])
+            let names = ["poorwill_encode", "poorwill_decode", "poorwill_decode_host"];
+            let [encode, decode, decode_host] = names.map(|name| module.function(name));
+            Ok([encode?, decode?, decode_host?])
         };
-        let [encode, decode] = load().map_err(|error| format!("the driver does not take them: {error}"))?;
+        let [encode, decode, decode_host] =
+            load().map_err(|error| format!("the driver does not take them: {error}"))?;
         let failed = |error| format!("trying them out failed: {error}");
-        let kernels = Self { encode, decode, slots: slots.clone()?, blocks };
+        let kernels = Self { encode, decode, decode_host, slots: slots.clone()?, blocks };
         if kernels.are_correct(context).map_err(failed)? {
             Ok(kernels)
         } else {
@@ -93,14 +108,17 @@ impl CodecKernels {
         granule.write(words(&raw));
         let encoding = self.slot(&[[granule.device(), room.device(), code_bytes as u64]], 8)?;
         let decoding = self.slot(&[[room.device(), code_bytes as u64, decoded.device()]], 16)?;
+        // The other decoder's, for the digest alone.
+        let digesting = self.slot(&[[room.device(), code_bytes as u64, 0]], 16)?;
         let stream = Stream::create(context)?;
-        let launched = self
-            .launch(&self.encode, &stream, &encoding, 1, SAMPLE_BLOCKS)
-            .and_then(|()| self.launch(&self.decode, &stream, &decoding, 1, SAMPLE_BLOCKS));
+        let launched =
+            [(&self.encode, &encoding), (&self.decode_host, &decoding), (&self.decode, &digesting)]
+                .into_iter()
+                .try_for_each(|(function, slot)| self.launch(function, &stream, slot, 1, SAMPLE_BLOCKS));
         let finished = stream.synchronize().or_else(|_| context.synchronize());
         if finished.is_err() {
             // They may still be running.
-            std::mem::forget((granule, room, decoded, encoding, decoding));
+            std::mem::forget((granule, room, decoded, encoding, decoding, digesting));
             return finished.map(|()| false);
         }
         launched?;
@@ -108,7 +126,9 @@ impl CodecKernels {
         Ok(encoding.words(ENTRY_BYTES, 1).eq([code_bytes as u64])
             && holds(&room, &code[..code_bytes])
             && holds(&decoded, &raw)
-            && decoding.values(ENTRY_BYTES, 1).eq([Digest::of(&raw).0]))
+            && [&decoding, &digesting]
+                .iter()
+                .all(|slot| slot.values(ENTRY_BYTES, 1).eq([Digest::of(&raw).0])))
     }
 
     fn slot(&self, entries: &[[u64; 3]], result_bytes: usize) -> Result<PinnedSlot> {
@@ -178,20 +198,25 @@ impl EncodeJob {
 
 impl DecodeJob {
     /// Of each granule: the address of its code, bytes of the code, its own address, or 0 for its digest alone.
-    pub(super) fn new(kernels: &Arc<CodecKernels>, entries: &[[u64; 3]]) -> Option<Self> {
-        Job::new(kernels, entries, 16).map(Self)
+    pub(super) fn new(kernels: &Arc<CodecKernels>, codes: Codes, entries: &[[u64; 3]]) -> Option<Self> {
+        Some(Self { job: Job::new(kernels, entries, 16)?, codes })
     }
 
     /// As for [`EncodeJob::queue`].
     pub(in crate::cuda) fn queue(&self, stream: &Stream) -> Result<()> {
-        self.0.queue(&self.0.kernels.decode, stream)
+        let kernels = &self.job.kernels;
+        let function = match self.codes {
+            Codes::Device => &kernels.decode,
+            Codes::Host => &kernels.decode_host,
+        };
+        self.job.queue(function, stream)
     }
 
     /// Call it once the stream has passed the job.
     pub(in crate::cuda) fn digests(&self) -> Vec<Digest> {
-        let values =
-            |slot: &PinnedSlot| slot.values(ENTRY_BYTES * self.0.count, self.0.count).map(Digest).collect();
-        self.0.slot.as_ref().map_or_else(Vec::new, values)
+        let Job { slot, count, .. } = &self.job;
+        let values = |slot: &PinnedSlot| slot.values(ENTRY_BYTES * count, *count).map(Digest).collect();
+        slot.as_ref().map_or_else(Vec::new, values)
     }
 }
 

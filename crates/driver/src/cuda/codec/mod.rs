@@ -16,7 +16,7 @@ use super::stream::{Event, Stream};
 use crate::ledger::Result;
 
 pub use kernel::CODEC_PTX;
-use kernel::CodecKernels;
+use kernel::{CodecKernels, Codes};
 pub(super) use kernel::{DecodeJob, EncodeJob};
 
 /// Alignment of codes, rooms and granules; codes are multiples of it.
@@ -88,7 +88,7 @@ impl Codec {
     ) -> Option<DecodeJob> {
         let start = context.pinned_at(buffer.as_ptr().addr(), buffer.len())?;
         let code = |part: &CodePart| [start + part.host_offset, part.room_bytes / ALIGNMENT * ALIGNMENT, 0];
-        DecodeJob::new(self.kernels.as_ref().ok()?, &parts.iter().map(code).collect::<Vec<_>>())
+        DecodeJob::new(self.kernels.as_ref().ok()?, Codes::Host, &parts.iter().map(code).collect::<Vec<_>>())
     }
 
     /// `None` where the kernels cannot do it. With `scratch`, the codes go there by a copy engine first, if they fit.
@@ -102,13 +102,13 @@ impl Codec {
         let kernels = self.kernels.as_ref().ok()?;
         parts.iter().all(|part| part.room_bytes.is_multiple_of(ALIGNMENT)).then_some(())?;
         if let Some((copies, codes)) = scratch.and_then(|scratch| staged(parts, scratch)) {
-            return Some(Decoding { job: DecodeJob::new(kernels, &codes)?, copies });
+            return Some(Decoding { job: DecodeJob::new(kernels, Codes::Device, &codes)?, copies });
         }
         let start = context.pinned_at(buffer.as_ptr().addr(), buffer.len())?;
         let code = |part: &CodePart| [start + part.host_offset, part.room_bytes, part.granule];
         let codes: Vec<[u64; 3]> = parts.iter().map(code).collect();
         codes.iter().all(|[code, ..]| code.is_multiple_of(ALIGNMENT)).then_some(())?;
-        Some(Decoding { job: DecodeJob::new(kernels, &codes)?, copies: Vec::new() })
+        Some(Decoding { job: DecodeJob::new(kernels, Codes::Host, &codes)?, copies: Vec::new() })
     }
 }
 
