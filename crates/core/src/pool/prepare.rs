@@ -353,7 +353,7 @@ impl Shared {
         buffers: &mut VecDeque<(u64, Pending<BackupBuffer>)>,
     ) -> Result<BackupBuffer, DriverError> {
         let bytes = saves[0].bytes;
-        let new_buffer = || self.new_buffer(bytes).wait();
+        let new_buffer = || self.new_buffer(&Room::raw(bytes)).wait();
         // Buffers of chunks that are gone are released.
         while let Some((size, buffer)) = buffers.pop_front() {
             if size == bytes {
@@ -457,7 +457,9 @@ impl Shared {
                 None => return Ok(()),
             },
             None => {
-                let buffer = buffer.map_or_else(|| self.new_buffer(save.bytes).wait(), Ok).map_err(failed)?;
+                let buffer = buffer
+                    .map_or_else(|| self.new_buffer(&Room::raw(save.bytes)).wait(), Ok)
+                    .map_err(failed)?;
                 Backup { buffer: Arc::new(buffer), granules: vec![None; self.shape().granules(save.bytes)] }
             }
         };
@@ -467,10 +469,12 @@ impl Shared {
             return Ok(());
         }
         let Some(buffer) = Arc::into_inner(buffer) else { return Ok(()) };
-        let saving = self.start_copy(&save, buffer, granules, fresh, stream).map_err(failed)?;
-        let (backup, copied) = saving.complete(false).map_err(failed)?;
-        done.copied_bytes += copied as u64 * granule_bytes;
-        self.put_back(&held, &save, &snapshot, backup);
+        let saving = self
+            .start_copy(&save, &Room::raw(save.bytes), buffer, granules, fresh, stream)
+            .map_err(failed)?;
+        let copied = saving.complete(self, false).map_err(failed)?;
+        done.copied_bytes += copied.copied_bytes;
+        self.put_back(&held, &save, &snapshot, copied.backup);
         Ok(())
     }
 
