@@ -113,6 +113,10 @@ impl HostBackups {
 }
 
 impl Backups for HostBackups {
+    fn measures(&self) -> bool {
+        self.encodes()
+    }
+
     fn plan(&self, stream: StreamId, extents: &[Extent<'_>]) -> Result<Vec<Room>> {
         if !self.encodes() {
             return Ok(extents.iter().map(|extent| Room::raw(extent.range.bytes)).collect());
