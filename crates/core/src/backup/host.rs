@@ -113,6 +113,10 @@ impl HostBackups {
 }
 
 impl Backups for HostBackups {
+    fn measures(&self) -> bool {
+        self.encodes()
+    }
+
     fn plan(&self, stream: StreamId, extents: &[Extent<'_>]) -> Result<Vec<Room>> {
         if !self.encodes() {
             return Ok(extents.iter().map(|extent| Room::raw(extent.range.bytes)).collect());
@@ -270,7 +274,11 @@ impl StoredBytes for HostBackupBuffer {
                 let slots = self.slots(Op::Decode, slots, parts)?.into_iter();
                 let codes: Vec<CodePart> = slots.map(|(_, slot, granule)| slot.code(granule)).collect();
                 let decoded = self.driver.decode(stream, buffer, &codes, scratch)?;
-                Ok(decoded.then(|digests| Ok(digests?.into_iter().map(Some).collect())))
+                // The host's decoder has not seen what arrived on the device.
+                let fast_codec = self.driver.info().fast_codec;
+                Ok(decoded.then(move |digests| {
+                    Ok(digests?.into_iter().map(|digest| fast_codec.then_some(digest)).collect())
+                }))
             }
         }
     }

@@ -58,7 +58,12 @@ use crate::driver::{CopyPart, Pending, Result, Scratch, StreamId};
 /// # }
 /// ```
 pub trait Backups: Send + Sync + fmt::Debug {
-    /// How the extents would be stored now. Their live granules are mapped, and stay so until it returns. The
+    /// Whether [`Self::plan`] looks at the bytes. If not, nothing need be mapped for it.
+    fn measures(&self) -> bool {
+        false
+    }
+
+    /// How the extents would be stored now. Where it measures, their live granules are mapped, and stay so until it returns. The
     /// storage may measure their bytes by work on `stream`. A room fits as long as they do not change.
     ///
     /// # Errors

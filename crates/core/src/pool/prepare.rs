@@ -4,6 +4,9 @@
 //! where digests are slow, the sleep copies anyway: only backup buffers are prepared. Blocks stay usable; the
 //! chunk being copied stays mapped. A call that needs a tag exclusively waits for the copies in flight, and
 //! ends the preparation. The sleep finds later writes by comparing digests.
+//!
+//! A storage that measures needs the chunk held, too. Host memory is awaited with nothing held, since a sleep
+//! would wait as well: a chunk that needs a new buffer is held once to measure it, and once more to copy it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -95,6 +98,8 @@ pub struct PrepareReport {
     pub seconds: f64,
     /// Copied to the backups.
     pub copied_bytes: u64,
+    /// Written there for them: less where they are stored as codes.
+    pub stored_bytes: u64,
     /// Not copied: the backup's digest matched, or the tag is immutable. What the sleep copies anyway is in
     /// neither figure.
     pub unchanged_bytes: u64,
@@ -289,6 +294,34 @@ struct Prepared<'a> {
     changes: Changes,
 }
 
+/// A buffer for the room that an extent took when it was planned.
+struct Ahead {
+    /// Number of its save.
+    turn: usize,
+    planned: Planned,
+    buffer: Pending<BackupBuffer>,
+}
+
+/// The room for these granules.
+struct Planned {
+    granules: Vec<usize>,
+    room: Room,
+}
+
+impl Planned {
+    /// Rooms for codes have a place for each granule that was live then.
+    fn is_for(&self, save: &Save) -> bool {
+        !self.room.is_encoded() || self.granules == save.granules
+    }
+}
+
+/// What came of a chunk that was held.
+enum Visit {
+    Done,
+    /// It needs a new buffer.
+    Lacks(Planned),
+}
+
 struct ChunkState {
     memory: Vec<BackingId>,
     invalidations: u64,
@@ -304,6 +337,7 @@ enum NextStep<'a> {
 #[derive(Default)]
 struct Totals {
     copied_bytes: u64,
+    stored_bytes: u64,
     unchanged_bytes: u64,
 }
 
@@ -316,28 +350,49 @@ impl Shared {
         let end = self.prepare_all(job, saves, &mut done);
         drop(guard);
         let seconds = started.elapsed().as_secs_f64();
-        let Totals { copied_bytes, unchanged_bytes } = done;
-        Ok(PrepareReport { tags, end: end?, seconds, copied_bytes, unchanged_bytes })
+        let Totals { copied_bytes, stored_bytes, unchanged_bytes } = done;
+        Ok(PrepareReport { tags, end: end?, seconds, copied_bytes, stored_bytes, unchanged_bytes })
     }
 
     fn prepare_all(&self, job: &Job, saves: &[Save], done: &mut Totals) -> Result<PrepareEnd> {
-        let failed = |source| PoolError::PrepareFailed { source };
-        let mut buffers: VecDeque<(u64, Pending<BackupBuffer>)> = VecDeque::new();
-        let mut near = None;
+        let (mut ahead, mut near) = (VecDeque::new(), None);
         for (turn, save) in saves.iter().enumerate() {
             if self.starving() > 0 {
                 return Ok(PrepareEnd::Overtaken);
             }
-            // Before the chunk is held: creating a buffer would delay a sleep.
             let lacks = self.lock_state().backups().get(save).is_none();
-            let buffer =
-                lacks.then(|| self.next_buffer(&saves[turn..], &mut buffers)).transpose().map_err(failed)?;
-            match self.hold_chunk(job, save, near)? {
-                NextStep::End(end) => return Ok(end),
-                NextStep::Gone => {}
-                NextStep::Chunk(found) => {
-                    near = Some(found.snapshot.landmark);
-                    self.bring_up_to_date(*found, buffer, saves, done)?;
+            if lacks && ahead.is_empty() {
+                match self.look_ahead(job, saves, turn, near)? {
+                    Ok(found) => ahead = found,
+                    Err(end) => return Ok(end),
+                }
+            }
+            // Buffers of chunks that need none any more are released.
+            while ahead.front().is_some_and(|next: &Ahead| next.turn < turn) {
+                ahead.pop_front();
+            }
+            let mut ready = match ahead.pop_front_if(|next| next.turn == turn) {
+                Some(Ahead { planned, buffer, .. }) => Some(self.ready(planned, buffer)?),
+                None => None,
+            };
+            loop {
+                let was_ready = ready.is_some();
+                let visit = match self.hold_chunk(job, save, near)? {
+                    NextStep::End(end) => return Ok(end),
+                    NextStep::Gone => Visit::Done,
+                    NextStep::Chunk(found) => {
+                        near = Some(found.snapshot.landmark);
+                        self.bring_up_to_date(*found, ready.take(), saves, done)?
+                    }
+                };
+                match visit {
+                    // What changes again and again is left to the sleep.
+                    Visit::Lacks(_) if was_ready => break,
+                    Visit::Lacks(planned) => {
+                        let buffer = self.new_buffer(&planned.room);
+                        ready = Some(self.ready(planned, buffer)?);
+                    }
+                    Visit::Done => break,
                 }
             }
             let visited_bytes = save.granules.len() as u64 * self.shape().granule_bytes;
@@ -346,40 +401,64 @@ impl Shared {
         Ok(PrepareEnd::Finished)
     }
 
-    /// The buffer for the first of `saves`. Buffers for the next are made during copies.
-    fn next_buffer(
+    /// Waits for host memory, with nothing held.
+    fn ready(&self, planned: Planned, buffer: Pending<BackupBuffer>) -> Result<(Planned, BackupBuffer)> {
+        let again = || self.new_buffer(&planned.room).wait();
+        let buffer = self.with_cached_host_memory(planned.room.bytes(), buffer.wait(), again);
+        buffer.map(|buffer| (planned, buffer)).map_err(|source| PoolError::PrepareFailed { source })
+    }
+
+    /// Buffers for saves from `turn` on that have none. They are made during copies.
+    fn look_ahead(
         &self,
+        job: &Job,
         saves: &[Save],
-        buffers: &mut VecDeque<(u64, Pending<BackupBuffer>)>,
-    ) -> Result<BackupBuffer, DriverError> {
-        let bytes = saves[0].bytes;
-        let new_buffer = || self.new_buffer(bytes).wait();
-        // Buffers of chunks that are gone are released.
-        while let Some((size, buffer)) = buffers.pop_front() {
-            if size == bytes {
-                return self.with_cached_host_memory(bytes, buffer.wait(), new_buffer);
-            }
-        }
-        let mut sizes = vec![bytes];
-        let mut ahead_bytes = bytes;
+        turn: usize,
+        mut near: Option<Landmark>,
+    ) -> Result<Result<VecDeque<Ahead>, PrepareEnd>> {
+        let failed = |source| PoolError::PrepareFailed { source };
+        let mut lacking: Vec<usize> = Vec::new();
         {
-            let state = self.lock_state();
-            for save in saves[1..].iter().filter(|save| state.backups().get(save).is_none()) {
-                ahead_bytes = ahead_bytes.saturating_add(save.bytes);
-                if ahead_bytes > AHEAD_BYTES {
+            let (state, mut ahead_bytes) = (self.lock_state(), 0_u64);
+            for nth in (turn..saves.len()).filter(|nth| state.backups().get(&saves[*nth]).is_none()) {
+                ahead_bytes = ahead_bytes.saturating_add(saves[nth].bytes);
+                if ahead_bytes > AHEAD_BYTES && !lacking.is_empty() {
                     break;
                 }
-                sizes.push(save.bytes);
+                lacking.push(nth);
             }
         }
-        let rooms: Vec<Room> = sizes.iter().copied().map(Room::raw).collect();
-        let made = self.backups().buffers(&rooms);
-        let made = self.with_cached_host_memory(ahead_bytes, made, || self.backups().buffers(&rooms))?;
-        *buffers = sizes.iter().copied().zip(made).collect();
-        match buffers.pop_front() {
-            Some((_, buffer)) => self.with_cached_host_memory(bytes, buffer.wait(), new_buffer),
-            None => new_buffer(),
+        let mut planned: Vec<(usize, Planned)> = Vec::new();
+        for nth in lacking {
+            if !self.backups().measures() {
+                let (granules, room) = (Vec::new(), self.plan_room(&saves[nth]).map_err(failed)?);
+                planned.push((nth, Planned { granules, room }));
+                continue;
+            }
+            match self.hold_chunk(job, &saves[nth], near)? {
+                NextStep::End(end) => return Ok(Err(end)),
+                NextStep::Gone => {}
+                NextStep::Chunk(found) => {
+                    near = Some(found.snapshot.landmark);
+                    let room = self.plan_room(&found.save).map_err(failed)?;
+                    planned.push((nth, Planned { granules: found.save.granules.clone(), room }));
+                }
+            }
         }
+        if planned.is_empty() {
+            return Ok(Ok(VecDeque::new()));
+        }
+        let rooms: Vec<Room> = planned.iter().map(|(_, planned)| planned.room.clone()).collect();
+        let bytes = rooms.iter().map(Room::bytes).sum();
+        let made = self.backups().buffers(&rooms);
+        let made = self.with_cached_host_memory(bytes, made, || self.backups().buffers(&rooms));
+        let ahead = planned.into_iter().zip(made.map_err(failed)?);
+        Ok(Ok(ahead.map(|((turn, planned), buffer)| Ahead { turn, planned, buffer }).collect()))
+    }
+
+    fn plan_room(&self, save: &Save) -> Result<Room, DriverError> {
+        let mut rooms = self.plan_rooms(self.streams().background(), std::iter::once(save))?;
+        rooms.pop().ok_or_else(|| DriverError::invalid(Op::Save, "a store planned no room"))
     }
 
     /// Chunks are visited in order, so the last landmark is near.
@@ -419,15 +498,15 @@ impl Shared {
     fn bring_up_to_date(
         &self,
         found: Prepared<'_>,
-        buffer: Option<BackupBuffer>,
+        ready: Option<(Planned, BackupBuffer)>,
         saves: &[Save],
         done: &mut Totals,
-    ) -> Result<()> {
+    ) -> Result<Visit> {
         let failed = |source| PoolError::PrepareFailed { source };
         let Prepared { held, save, snapshot, mut stored, changes } = found;
         let stream = self.streams().background();
         if !self.replaces_nothing_spoiled(&save, stored.as_ref(), saves)? {
-            return Ok(());
+            return Ok(Visit::Done);
         }
         // The sleep copies these anyway.
         let only_buffer = changes == Changes::Volatile || !self.driver().info().fast_digests;
@@ -443,35 +522,50 @@ impl Shared {
                 same
             }
         };
-        let fresh: Vec<usize> =
-            save.granules.iter().copied().filter(|granule| same.binary_search(granule).is_err()).collect();
+        let fresh = save.without(&same);
         let granule_bytes = self.shape().granule_bytes;
         let unchanged_bytes = if only_buffer { 0 } else { same.len() as u64 * granule_bytes };
-        let Backup { buffer, granules } = match stored {
-            Some(_) if fresh.is_empty() => {
-                done.unchanged_bytes += unchanged_bytes;
-                return Ok(());
-            }
-            Some(stored) => match self.take_to_write(&save, stored, saves)? {
-                Some(backup) => backup,
-                None => return Ok(()),
-            },
-            None => {
-                let buffer = buffer.map_or_else(|| self.new_buffer(save.bytes).wait(), Ok).map_err(failed)?;
-                Backup { buffer: Arc::new(buffer), granules: vec![None; self.shape().granules(save.bytes)] }
-            }
-        };
-        done.unchanged_bytes += unchanged_bytes;
-        if fresh.is_empty() {
-            self.put_back(&held, &save, &snapshot, Backup { buffer, granules });
-            return Ok(());
+        if stored.is_some() && fresh.is_empty() {
+            done.unchanged_bytes += unchanged_bytes;
+            return Ok(Visit::Done);
         }
-        let Some(buffer) = Arc::into_inner(buffer) else { return Ok(()) };
-        let saving = self.start_copy(&save, buffer, granules, fresh, stream).map_err(failed)?;
-        let (backup, copied) = saving.complete(false).map_err(failed)?;
-        done.copied_bytes += copied as u64 * granule_bytes;
-        self.put_back(&held, &save, &snapshot, backup);
-        Ok(())
+        let empty = || vec![None; self.shape().granules(save.bytes)];
+        let (room, buffer, granules, fresh) =
+            match (ready.filter(|(planned, _)| planned.is_for(&save)), stored) {
+                (Some((planned, buffer)), stored) => {
+                    if let Some(stored) = stored
+                        && self.take_to_write(&save, stored, saves)?.is_none()
+                    {
+                        return Ok(Visit::Done);
+                    }
+                    // A new buffer keeps none of the unchanged granules.
+                    let fresh = if only_buffer { Vec::new() } else { save.granules.clone() };
+                    (planned.room, buffer, empty(), fresh)
+                }
+                (None, stored) => {
+                    let room = self.plan_room(&save).map_err(failed)?;
+                    let Some(stored) = stored.filter(|stored| stored.buffer.fits(&room, &fresh)) else {
+                        return Ok(Visit::Lacks(Planned { granules: save.granules, room }));
+                    };
+                    let Some(Backup { buffer, granules }) = self.take_to_write(&save, stored, saves)? else {
+                        return Ok(Visit::Done);
+                    };
+                    let Some(buffer) = Arc::into_inner(buffer) else { return Ok(Visit::Done) };
+                    done.unchanged_bytes += unchanged_bytes;
+                    (room, buffer, granules, fresh)
+                }
+            };
+        if fresh.is_empty() {
+            self.put_back(&held, &save, &snapshot, Backup { buffer: Arc::new(buffer), granules });
+            return Ok(Visit::Done);
+        }
+        let saving = self.start_copy(&save, &room, buffer, granules, fresh, stream).map_err(failed)?;
+        // What no longer fits is left to the sleep.
+        let copied = saving.complete(self, false).map_err(failed)?;
+        done.copied_bytes += copied.copied_bytes;
+        done.stored_bytes += copied.stored_bytes;
+        self.put_back(&held, &save, &snapshot, copied.backup);
+        Ok(Visit::Done)
     }
 
     /// Compares a backup's unseen granules, then takes it out of the index. `None` if it is gone or some had

@@ -6,6 +6,7 @@
 mod backups;
 mod capture;
 mod changes;
+mod codes;
 mod copy_paths;
 mod deadline;
 mod faults;

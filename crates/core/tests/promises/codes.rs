@@ -1,0 +1,167 @@
+//! Backups as codes: bytes come back exactly, and take less host memory, whatever changes between sleeps.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use poorwill_core::backup::Compress;
+use poorwill_core::pool::{Corruption, Phase};
+use poorwill_core::{
+    CopyPart, DeviceRange, DriverErrorKind, HostBuffer, Level, Op, Pool, PoolConfig, PoolError, SleepRequest,
+    StreamId, Tag, Verify, WakeRequest,
+};
+use poorwill_testkit::broken::{BrokenDriver, Defect};
+use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::pattern;
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::tenant::Tenant;
+
+fn config() -> PoolConfig {
+    PoolConfig::default().in_chunks_of(4).in_segments_of(8).compressing(Compress::Always)
+}
+
+/// bf16 with few exponents.
+fn weights(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = pattern::bytes(seed, len);
+    for pair in bytes.chunks_exact_mut(2) {
+        pair[1] = (pair[1] & 0x80) | 0x3C | (pair[1] & 1);
+    }
+    bytes
+}
+
+/// Overwrites the granules of a block from `first` on.
+fn overwrite(tenant: &mut Tenant, nth: usize, first: u64, bytes: &[u8]) {
+    let at = usize::try_from(first * tenant.granule()).unwrap();
+    tenant.blocks[nth].bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    tenant.write(nth);
+}
+
+/// Noise among weights takes a little more than its bytes.
+fn coded_max(raw_bytes: u64) -> u64 {
+    raw_bytes + raw_bytes / 32
+}
+
+fn all() -> SleepRequest {
+    SleepRequest::all(Level::One)
+}
+
+#[test]
+fn cycles_with_any_changes_bring_every_byte_back() {
+    for (fast_codec, fast_digests) in [(false, true), (true, true), (true, false)] {
+        let device = TestDevice::open(128);
+        let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
+        let driver = driver.with_info(|info| {
+            info.fast_codec = fast_codec;
+            info.fast_digests = fast_digests;
+        });
+        let pool = Arc::new(Pool::new(Arc::new(driver), config()).unwrap());
+        let mut tenant = Tenant::new(&pool, 3);
+        let granule = usize::try_from(tenant.granule()).unwrap();
+        let nth = tenant.load(22 * granule as u64, &Tag::weights());
+        let other = tenant.load(granule as u64 * 5 / 2, &Tag::runtime());
+        overwrite(&mut tenant, nth, 0, &weights(1, 22 * granule));
+        for cycle in 0..u64::from(Kind::of_this_run().cases(80)) {
+            let first = tenant.random(22);
+            let count = usize::try_from(tenant.random(22 - first) + 1).unwrap();
+            match tenant.random(8) {
+                0 => overwrite(&mut tenant, nth, first, &vec![0; count * granule]),
+                1 => overwrite(&mut tenant, nth, first, &pattern::bytes(cycle, count * granule)),
+                2 | 3 => overwrite(&mut tenant, nth, first, &weights(cycle, count * granule)),
+                4 => overwrite(&mut tenant, nth, 0, &weights(cycle, 22 * granule)),
+                5 => overwrite(&mut tenant, nth, first, &pattern::bytes(cycle, granule)),
+                6 => tenant.touch_granule(other, cycle % 2),
+                _ => (0..3).for_each(|offset| tenant.touch_granule(nth, (first + offset) % 22)),
+            }
+            if cycle % 3 == 0 {
+                let prepared = pool.prepare_sleep(&all()).unwrap().wait().unwrap();
+                assert!(prepared.stored_bytes <= coded_max(prepared.copied_bytes), "{prepared:?}");
+            }
+            let slept = pool.sleep(&all()).unwrap();
+            assert!(slept.stored_bytes <= coded_max(slept.copied_bytes), "{slept:?}");
+            let stats = pool.stats().unwrap();
+            assert_eq!(stats.backup_raw_bytes, 25 * granule as u64, "every granule is stored");
+            let verify = if cycle % 2 == 0 { Verify::All } else { Verify::Sample };
+            let woken = pool.wake(&WakeRequest::all().verifying(verify)).unwrap();
+            assert!(woken.read_bytes <= coded_max(woken.copied_bytes), "{woken:?}");
+            assert!(verify == Verify::Sample || woken.verified_bytes == woken.copied_bytes, "{woken:?}");
+            tenant.verify();
+        }
+        overwrite(&mut tenant, nth, 0, &weights(7, 22 * granule));
+        let slept = pool.sleep(&all()).unwrap();
+        assert!(slept.stored_bytes < slept.copied_bytes / 100 * 90, "{slept:?}");
+        let woken = pool.wake(&WakeRequest::all().verifying(Verify::Sample)).unwrap();
+        assert!(woken.read_bytes < woken.copied_bytes / 100 * 90, "{woken:?}");
+        tenant.verify();
+        drop(tenant);
+        pool.close().unwrap();
+        drop(pool);
+        device.expect_no_host_bytes("backups went with the pool");
+    }
+}
+
+#[test]
+fn a_granule_that_outgrows_its_room_during_the_sleep_is_an_error_and_nothing_is_lost() {
+    let device = TestDevice::open(64);
+    let (writes, copies) = (Arc::new(Mutex::new(None::<DeviceRange>)), Arc::new(AtomicU64::new(0)));
+    let (armed, machine, seen) = (Arc::clone(&writes), device.driver(), Arc::clone(&copies));
+    let driver = ScriptedDriver::new(device.driver(), move |call| {
+        // A copy of each granule measures, the next one encodes.
+        if call.op == Op::CopyToHost && !call.waiting && seen.fetch_add(1, Ordering::Relaxed) == 4 {
+            if let Some(range) = armed.lock().unwrap().take() {
+                let noise = pattern::bytes(9, usize::try_from(range.bytes).unwrap());
+                let part = CopyPart { device: range, host_offset: 0 };
+                let noise = Arc::new(HostBuffer::from(noise));
+                machine.copy_to_device(StreamId::DEFAULT, noise, &[part]).unwrap().wait().unwrap();
+            }
+        }
+        Verdict::Pass
+    });
+    let pool = Arc::new(Pool::new(Arc::new(driver), config()).unwrap());
+    let mut tenant = Tenant::new(&pool, 3);
+    let granule = usize::try_from(tenant.granule()).unwrap();
+    let nth = tenant.load(4 * granule as u64, &Tag::weights());
+    overwrite(&mut tenant, nth, 0, &weights(1, 4 * granule));
+    let grown = DeviceRange::new(tenant.blocks[nth].block.range.addr + granule as u64, granule as u64);
+    *writes.lock().unwrap() = Some(grown);
+    copies.store(0, Ordering::Relaxed);
+    match pool.sleep(&all()).unwrap_err() {
+        PoolError::SleepFailed { phase: Phase::Copy, source } => {
+            assert_eq!(source.kind, DriverErrorKind::Busy { range: grown });
+        }
+        error => panic!("{error}"),
+    }
+    tenant.blocks[nth].bytes[granule..2 * granule].copy_from_slice(&pattern::bytes(9, granule));
+    tenant.verify();
+    pool.sleep(&all()).unwrap();
+    pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
+    tenant.verify();
+}
+
+#[test]
+fn a_spoiled_code_is_corruption_by_name_and_never_wrong_bytes() {
+    let mut named = 0;
+    for granules in 1..=12 {
+        let device = TestDevice::open(64);
+        let driver = Arc::new(BrokenDriver::new(device.driver(), Some(Defect::HostMemoryRots)));
+        let pool = Arc::new(Pool::new(Arc::clone(&driver) as _, config()).unwrap());
+        let mut tenant = Tenant::new(&pool, granules);
+        let granule = usize::try_from(tenant.granule()).unwrap();
+        let nth = tenant.load(granules * granule as u64, &Tag::weights());
+        let len = tenant.blocks[nth].bytes.len();
+        overwrite(&mut tenant, nth, 0, &weights(granules, len));
+        pool.sleep(&all()).unwrap();
+        driver.rot();
+        match pool.wake(&WakeRequest::all().verifying(Verify::All)) {
+            // The bit was in the room's padding.
+            Ok(_) => tenant.verify(),
+            Err(PoolError::Corrupt { location, lost }) => {
+                assert_eq!(location, Corruption::Backup);
+                assert!(!lost.is_empty());
+                let woken = pool.wake(&WakeRequest::all().accepting_losses()).unwrap();
+                assert_eq!(woken.lost, lost);
+                named += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(named > 6, "{named} of 12");
+}
