@@ -276,6 +276,22 @@ def test_backups_go_with_a_wake_if_so_opened() -> None:
         arena.close()
 
 
+def test_backups_are_codes_if_so_opened() -> None:
+    arena = poorwill.arena("host:64MiB", "coded", compress="always")
+    array = filled(arena, "weights")
+    expected = array.copy()
+    arena.sleep()
+    arena.wake(verify="all")
+    assert (array == expected).all()
+    assert poorwill.arena("host:64MiB", "coded") == arena
+    with pytest.raises(poorwill.PoorwillError, match='with compress="always", and compress="off" is requested'):
+        poorwill.arena("host:64MiB", "coded", compress="off")
+    wrong: Any = "on"
+    with pytest.raises(ValueError, match='`on` is no value of compress; it is "auto" or "off" or "always"'):
+        poorwill.arena("host:64MiB", "other", compress=wrong)
+    arena.close()
+
+
 # Holds.
 
 

@@ -376,6 +376,7 @@ def arena(
     pageable: bool = False,
     peers: Sequence[int] | None = None,
     keep_backups: bool | None = None,
+    compress: Literal["auto", "off", "always"] | None = None,
 ) -> Arena:
     """Opens an arena, or finds the open one: device memory that can sleep and wake.
 
@@ -395,6 +396,9 @@ def arena(
     with one GPU. The first arena of a device decides all three.
 
     Unless `keep_backups` is False, backups stay after a wake for the next sleep.
+
+    `compress` says whether backups are stored as codes, which saves three tenths of bf16 weights: "auto"
+    (where the device makes codes faster than its link), "off" or "always". None means "auto".
 
     Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where
     the device cannot be opened, or is open with other options.
