@@ -7,6 +7,7 @@ use super::fraction::Fraction;
 use super::limits::Limits;
 use super::plan::CycleKind;
 use super::ratios::Ratios;
+use crate::contents::Contents;
 use crate::figures::Spread;
 
 /// In these clean cycles, a GPU rests before the wake.
@@ -49,6 +50,8 @@ pub struct SleepBenchReport {
     pub mismatch: Option<String>,
     /// Whether any block moved.
     pub moved: bool,
+    /// What the load was filled with.
+    pub contents: Contents,
     /// Name of the device.
     pub device_name: String,
     /// Whether digests run at memory speed; otherwise every sleep copies everything.

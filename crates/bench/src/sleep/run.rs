@@ -47,8 +47,8 @@ pub fn run(
     observer(SleepStage::Limits);
     let limits = Limits::measure(&**arena.driver(), &footprint).map_err(SleepError::Limits)?;
     let report = empty_report(arena, plan, &sizes, limits)?;
-    let mut run =
-        SleepRun { arena, plan, sizes, load: Blocks::new(arena, CopyBuffer::Driver), report, observer };
+    let load = Blocks::new(arena, CopyBuffer::Driver).holding(plan.contents);
+    let mut run = SleepRun { arena, plan, sizes, load, report, observer };
     let outcome = run.phases();
     let cleared = run.load.clear();
     outcome?;
@@ -286,6 +286,7 @@ fn empty_report(
         verified: true,
         mismatch: None,
         moved: false,
+        contents: plan.contents,
         device_name: info.name.clone(),
         fast_digests: info.fast_digests,
         tensors: sizes.len(),
