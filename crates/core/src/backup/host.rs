@@ -270,7 +270,11 @@ impl StoredBytes for HostBackupBuffer {
                 let slots = self.slots(Op::Decode, slots, parts)?.into_iter();
                 let codes: Vec<CodePart> = slots.map(|(_, slot, granule)| slot.code(granule)).collect();
                 let decoded = self.driver.decode(stream, buffer, &codes, scratch)?;
-                Ok(decoded.then(|digests| Ok(digests?.into_iter().map(Some).collect())))
+                // The host's decoder has not seen what arrived on the device.
+                let fast_codec = self.driver.info().fast_codec;
+                Ok(decoded.then(move |digests| {
+                    Ok(digests?.into_iter().map(|digest| fast_codec.then_some(digest)).collect())
+                }))
             }
         }
     }

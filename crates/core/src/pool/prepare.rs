@@ -95,6 +95,8 @@ pub struct PrepareReport {
     pub seconds: f64,
     /// Copied to the backups.
     pub copied_bytes: u64,
+    /// Written there for them: less where they are stored as codes.
+    pub stored_bytes: u64,
     /// Not copied: the backup's digest matched, or the tag is immutable. What the sleep copies anyway is in
     /// neither figure.
     pub unchanged_bytes: u64,
@@ -304,6 +306,7 @@ enum NextStep<'a> {
 #[derive(Default)]
 struct Totals {
     copied_bytes: u64,
+    stored_bytes: u64,
     unchanged_bytes: u64,
 }
 
@@ -316,8 +319,8 @@ impl Shared {
         let end = self.prepare_all(job, saves, &mut done);
         drop(guard);
         let seconds = started.elapsed().as_secs_f64();
-        let Totals { copied_bytes, unchanged_bytes } = done;
-        Ok(PrepareReport { tags, end: end?, seconds, copied_bytes, unchanged_bytes })
+        let Totals { copied_bytes, stored_bytes, unchanged_bytes } = done;
+        Ok(PrepareReport { tags, end: end?, seconds, copied_bytes, stored_bytes, unchanged_bytes })
     }
 
     fn prepare_all(&self, job: &Job, saves: &[Save], done: &mut Totals) -> Result<PrepareEnd> {
@@ -353,7 +356,7 @@ impl Shared {
         buffers: &mut VecDeque<(u64, Pending<BackupBuffer>)>,
     ) -> Result<BackupBuffer, DriverError> {
         let bytes = saves[0].bytes;
-        let new_buffer = || self.new_buffer(bytes).wait();
+        let new_buffer = || self.new_buffer(&Room::raw(bytes)).wait();
         // Buffers of chunks that are gone are released.
         while let Some((size, buffer)) = buffers.pop_front() {
             if size == bytes {
@@ -457,7 +460,9 @@ impl Shared {
                 None => return Ok(()),
             },
             None => {
-                let buffer = buffer.map_or_else(|| self.new_buffer(save.bytes).wait(), Ok).map_err(failed)?;
+                let buffer = buffer
+                    .map_or_else(|| self.new_buffer(&Room::raw(save.bytes)).wait(), Ok)
+                    .map_err(failed)?;
                 Backup { buffer: Arc::new(buffer), granules: vec![None; self.shape().granules(save.bytes)] }
             }
         };
@@ -467,10 +472,13 @@ impl Shared {
             return Ok(());
         }
         let Some(buffer) = Arc::into_inner(buffer) else { return Ok(()) };
-        let saving = self.start_copy(&save, buffer, granules, fresh, stream).map_err(failed)?;
-        let (backup, copied) = saving.complete(false).map_err(failed)?;
-        done.copied_bytes += copied as u64 * granule_bytes;
-        self.put_back(&held, &save, &snapshot, backup);
+        let saving = self
+            .start_copy(&save, &Room::raw(save.bytes), buffer, granules, fresh, stream)
+            .map_err(failed)?;
+        let copied = saving.complete(self, false).map_err(failed)?;
+        done.copied_bytes += copied.copied_bytes;
+        done.stored_bytes += copied.stored_bytes;
+        self.put_back(&held, &save, &snapshot, copied.backup);
         Ok(())
     }
 

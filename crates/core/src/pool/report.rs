@@ -353,6 +353,8 @@ pub struct SleepReport {
     pub release: Release,
     /// Copied to backups.
     pub copied_bytes: u64,
+    /// Written there for them: less where they are stored as codes.
+    pub stored_bytes: u64,
     /// Not copied: equal digests, or immutable.
     pub unchanged_bytes: u64,
     /// Of those, not compared (immutable).
@@ -427,6 +429,8 @@ pub struct WakeReport {
     pub mapped_bytes: u64,
     /// Copied back.
     pub copied_bytes: u64,
+    /// Read from backups for them: less where these are codes.
+    pub read_bytes: u64,
     /// Zeroed.
     pub zeroed_bytes: u64,
     /// Compared and equal.

@@ -1,13 +1,15 @@
 //! Updating backups in a sleep: compare, then copy what differs.
 //!
-//! All work on the device is complete by now. Copies run with no lock held, several at a time. All backup
-//! buffers are requested at once, so copying begins with the first.
+//! All work on the device is complete by now. Copies run with no lock held, several at a time. The storage
+//! plans the rooms of all extents that have changed. What no longer fits is dropped, before all new buffers
+//! are requested at once. So copying begins with the first.
 //!
 //! Promise: on success, every live granule of the plan is stored, and was copied or compared now. Of granules
 //! promised not to change, a sixty-fourth was compared. A difference counts as a change only if the backup
 //! still is what was stored ([`super::spoiled`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,9 +22,9 @@ use super::keys::TagKey;
 use super::report::{SleepPhases, add};
 use super::shared::Shared;
 use super::state::State;
-use crate::backup::{BackupBuffer, Room};
+use crate::backup::{BackupBuffer, Extent, Room};
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, StreamId};
+use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::Changes;
 
 /// One that runs, one that waits.
@@ -31,6 +33,7 @@ const COPIES_PER_STREAM: usize = 2;
 #[derive(Debug, Default)]
 pub(super) struct Saved {
     pub(super) copied_bytes: u64,
+    pub(super) stored_bytes: u64,
     pub(super) unchanged_bytes: u64,
     pub(super) unchecked_bytes: u64,
     pub(super) phases: SleepPhases,
@@ -43,6 +46,24 @@ pub(super) struct Saving<'a> {
     /// To copy.
     fresh: Vec<usize>,
     copy: Pending<(BackupBuffer, Vec<Option<Digest>>)>,
+}
+
+/// What a copy has stored.
+pub(super) struct Copied {
+    pub(super) backup: Backup,
+    pub(super) copied_bytes: u64,
+    pub(super) stored_bytes: u64,
+    /// Granules that changed meanwhile and no longer fit.
+    pub(super) outgrown: Vec<DeviceRange>,
+}
+
+/// A save some of whose granules have changed.
+struct Change<'a, 'k> {
+    save: &'a Save,
+    kept: &'k Kept,
+    room: Room,
+    /// Where no buffer of before fits.
+    buffer: Option<Pending<BackupBuffer>>,
 }
 
 /// Granules of a save that need not be copied.
@@ -94,50 +115,37 @@ impl<'a> Saver<'a> {
         in_flight: &mut VecDeque<Saving<'a>>,
         saved: &mut Saved,
     ) -> Result<()> {
+        let changes = self.changes(kept).map_err(at(Phase::Copy))?;
         let granule_bytes = self.shared.shape().granule_bytes;
-        let changed: Vec<(&Save, &Kept)> = self
-            .saves
-            .iter()
-            .zip(kept)
-            .filter(|(save, kept)| kept.granules.len() < save.granules.len())
-            .collect();
-        let mut buffers = self.new_buffers(&changed).map_err(at(Phase::Copy))?;
         for kept in kept {
             saved.unchecked_bytes += kept.unchecked as u64 * granule_bytes;
             saved.unchanged_bytes += kept.granules.len() as u64 * granule_bytes;
         }
-        for (turn, (save, kept)) in changed.into_iter().enumerate() {
+        for (turn, change) in changes.into_iter().enumerate() {
             if in_flight.len() >= COPIES_PER_STREAM * self.shared.streams().saves() {
                 self.store_next(in_flight, saved)?;
             }
+            let Change { save, kept, room, buffer: new } = change;
+            let fresh = save.without(&kept.granules);
             let old = self.shared.lock_state().backups_mut().take(save);
-            let (buffer, granules) = match old {
-                Some(Backup { buffer, granules }) if buffer.is_free() => (Arc::into_inner(buffer), granules),
-                _ => (None, Vec::new()),
-            };
-            let (buffer, granules) = match buffer {
-                Some(buffer) => (buffer, granules),
+            let old = old.and_then(|Backup { buffer, granules }| {
+                let fits = buffer.is_free() && buffer.fits(&room, &fresh);
+                Some((Arc::into_inner(buffer).filter(|_| fits)?, granules))
+            });
+            let (buffer, granules, fresh) = match old {
+                Some((buffer, granules)) => (buffer, granules, fresh),
                 None => {
-                    let buffer = buffers.remove(&turn).unwrap_or_else(|| self.shared.new_buffer(save.bytes));
-                    (self.wait_for_buffer(save, buffer).map_err(at(Phase::Copy))?, Vec::new())
+                    // A new buffer keeps none of the unchanged granules.
+                    saved.unchanged_bytes -= kept.granules.len() as u64 * granule_bytes;
+                    saved.unchecked_bytes -= kept.unchecked as u64 * granule_bytes;
+                    let new = new.unwrap_or_else(|| self.shared.new_buffer(&room));
+                    let buffer = self.wait_for_buffer(&room, new).map_err(at(Phase::Copy))?;
+                    (buffer, Vec::new(), save.granules.clone())
                 }
             };
-            // A new buffer keeps none of the unchanged granules.
-            if granules.is_empty() {
-                saved.unchanged_bytes -= kept.granules.len() as u64 * granule_bytes;
-                saved.unchecked_bytes -= kept.unchecked as u64 * granule_bytes;
-            }
-            let keep: &[usize] = if granules.is_empty() { &[] } else { &kept.granules };
-            let fresh: Vec<usize> = save
-                .granules
-                .iter()
-                .copied()
-                .filter(|granule| keep.binary_search(granule).is_err())
-                .collect();
             let stream = self.shared.streams().save(turn);
-            let copy =
-                self.shared.start_copy(save, buffer, granules, fresh, stream).map_err(at(Phase::Copy))?;
-            in_flight.push_back(copy);
+            let copy = self.shared.start_copy(save, &room, buffer, granules, fresh, stream);
+            in_flight.push_back(copy.map_err(at(Phase::Copy))?);
         }
         while !in_flight.is_empty() {
             self.store_next(in_flight, saved)?;
@@ -145,39 +153,65 @@ impl<'a> Saver<'a> {
         Ok(())
     }
 
-    /// Buffers for those of `changed` that have none, by index: frees may drop others meanwhile.
-    fn new_buffers(
-        &self,
-        changed: &[(&Save, &Kept)],
-    ) -> Result<BTreeMap<usize, Pending<BackupBuffer>>, DriverError> {
-        let (turns, sizes): (Vec<usize>, Vec<u64>) = {
-            let state = self.shared.lock_state();
-            let without = changed.iter().enumerate().filter(|(_, (save, _))| !state.has_buffer(save));
-            without.map(|(turn, (save, _))| (turn, save.bytes)).unzip()
-        };
-        if sizes.is_empty() {
-            return Ok(BTreeMap::new());
+    /// The saves to be copied, with their rooms, and buffers for those that need new ones.
+    fn changes<'k>(&self, kept: &'k [Kept]) -> Result<Vec<Change<'a, 'k>>, DriverError> {
+        let changed = self.saves.iter().zip(kept);
+        let changed = changed.filter(|(save, kept)| kept.granules.len() < save.granules.len());
+        let changed: Vec<(&'a Save, &'k Kept)> = changed.collect();
+        let rooms =
+            self.shared.plan_rooms(self.shared.streams().save(0), changed.iter().map(|(save, _)| *save))?;
+        let changes = changed.into_iter().zip(rooms);
+        let mut changes: Vec<Change<'_, '_>> =
+            changes.map(|((save, kept), room)| Change { save, kept, room, buffer: None }).collect();
+        let unfit = self.take_unfit(&changes);
+        let rooms: Vec<Room> = unfit.iter().map(|nth| changes[*nth].room.clone()).collect();
+        for (nth, buffer) in unfit.into_iter().zip(self.new_buffers(&rooms)?) {
+            changes[nth].buffer = Some(buffer);
         }
-        let rooms: Vec<Room> = sizes.iter().copied().map(Room::raw).collect();
-        let buffers = match self.shared.backups().buffers(&rooms) {
-            Err(error) if is_lacking(&error) => {
-                let bytes = sizes.iter().sum();
-                self.shared.with_host_memory(self.falling, bytes, || self.shared.backups().buffers(&rooms))?
-            }
-            buffers => buffers?,
+        Ok(changes)
+    }
+
+    /// Drops the buffers that do not fit. The device has all that they hold. Returns the changes without a buffer.
+    fn take_unfit(&self, changes: &[Change<'_, '_>]) -> Vec<usize> {
+        let mut state = self.shared.lock_state();
+        let fits = |state: &State, change: &Change<'_, '_>| {
+            let backup = state.backups().get(change.save).filter(|backup| backup.is_ours());
+            backup.is_some_and(|backup| {
+                backup.buffer.fits(&change.room, &change.save.without(&change.kept.granules))
+            })
         };
-        Ok(turns.into_iter().zip(buffers).collect())
+        let unfit: Vec<usize> = (0..changes.len()).filter(|nth| !fits(&state, &changes[*nth])).collect();
+        let gone: Vec<Option<Backup>> =
+            unfit.iter().map(|nth| state.backups_mut().take(changes[*nth].save)).collect();
+        drop(state);
+        drop(gone);
+        unfit
+    }
+
+    fn new_buffers(&self, rooms: &[Room]) -> Result<Vec<Pending<BackupBuffer>>, DriverError> {
+        if rooms.is_empty() {
+            return Ok(Vec::new());
+        }
+        let buffers = || self.shared.backups().buffers(rooms);
+        let made = match buffers() {
+            Err(error) if is_lacking(&error) => {
+                let bytes = rooms.iter().map(Room::bytes).sum();
+                self.shared.with_host_memory(self.falling, bytes, buffers)
+            }
+            made => made,
+        }?;
+        as_many(rooms.len(), "rooms were announced", made)
     }
 
     fn wait_for_buffer(
         &self,
-        save: &Save,
+        room: &Room,
         buffer: Pending<BackupBuffer>,
     ) -> Result<BackupBuffer, DriverError> {
         match buffer.wait() {
             Err(error) if is_lacking(&error) => {
-                let again = || self.shared.new_buffer(save.bytes).wait();
-                self.shared.with_host_memory(self.falling, save.bytes, again)
+                let again = || self.shared.new_buffer(room).wait();
+                self.shared.with_host_memory(self.falling, room.bytes(), again)
             }
             buffer => buffer,
         }
@@ -281,16 +315,34 @@ impl<'a> Saver<'a> {
     fn store_next(&self, in_flight: &mut VecDeque<Saving<'_>>, saved: &mut Saved) -> Result<()> {
         let Some(saving) = in_flight.pop_front() else { return Ok(()) };
         let save = saving.save;
-        let (backup, copied) = saving.complete(true).map_err(at(Phase::Copy))?;
-        saved.copied_bytes += copied as u64 * self.shared.shape().granule_bytes;
+        let Copied { backup, copied_bytes, stored_bytes, outgrown } =
+            saving.complete(self.shared, true).map_err(at(Phase::Copy))?;
+        saved.copied_bytes += copied_bytes;
+        saved.stored_bytes += stored_bytes;
         self.shared.lock_state().backups_mut().insert(save, backup);
-        Ok(())
+        // No known stream has work left, so another has written to it.
+        let busy =
+            |range: &DeviceRange| DriverError::new(Op::Encode, DriverErrorKind::Busy { range: *range });
+        outgrown.first().map_or(Ok(()), |range| Err(at(Phase::Copy)(busy(range))))
     }
 }
 
 impl Shared {
-    pub(super) fn new_buffer(&self, bytes: u64) -> Pending<BackupBuffer> {
-        let buffer = self.backups().buffers(&[Room::raw(bytes)]).map(|mut buffers| buffers.pop());
+    /// The rooms that the live granules of `saves` would take now. Where the storage measures, they are mapped.
+    pub(super) fn plan_rooms<'s>(
+        &self,
+        stream: StreamId,
+        saves: impl Iterator<Item = &'s Save>,
+    ) -> Result<Vec<Room>, DriverError> {
+        let extents: Vec<Extent<'s>> = saves.map(Save::extent).collect();
+        if extents.is_empty() {
+            return Ok(Vec::new());
+        }
+        as_many(extents.len(), "extents were to be planned", self.backups().plan(stream, &extents)?)
+    }
+
+    pub(super) fn new_buffer(&self, room: &Room) -> Pending<BackupBuffer> {
+        let buffer = self.backups().buffers(std::slice::from_ref(room)).map(|mut buffers| buffers.pop());
         Pending::new(move || match buffer {
             Ok(Some(buffer)) => buffer.wait(),
             Ok(None) => Err(DriverError::invalid(Op::HostAlloc, "a store gave no buffer")),
@@ -302,6 +354,7 @@ impl Shared {
     pub(super) fn start_copy<'a>(
         &self,
         save: &'a Save,
+        room: &Room,
         buffer: BackupBuffer,
         mut granules: Vec<Option<Stored>>,
         fresh: Vec<usize>,
@@ -315,13 +368,16 @@ impl Shared {
                 *stored = None;
             }
         }
-        let part = |run: std::ops::Range<usize>| CopyPart {
-            device: self.granule_range(save, run.start, run.len()),
-            host_offset: run.start as u64 * granule_bytes,
-        };
-        let parts: Vec<CopyPart> = runs(&fresh).into_iter().map(part).collect();
-        let copy = buffer.save(stream, &Room::raw(save.bytes), &parts)?;
+        let copy = buffer.save(stream, room, &self.parts(save, &fresh))?;
         Ok(Saving { save, granules, fresh, copy })
+    }
+
+    fn parts(&self, save: &Save, granules: &[usize]) -> Vec<CopyPart> {
+        let part = |run: Range<usize>| CopyPart {
+            device: self.granule_range(save, run.start, run.len()),
+            host_offset: run.start as u64 * self.shape().granule_bytes,
+        };
+        runs(granules).into_iter().map(part).collect()
     }
 
     pub(super) fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
@@ -340,20 +396,34 @@ impl Shared {
 }
 
 impl Saving<'_> {
-    /// Returns the backup, and how many granules were copied.
-    pub(super) fn complete(self, verified: bool) -> Result<(Backup, usize), DriverError> {
-        let Self { mut granules, fresh, copy, .. } = self;
+    pub(super) fn complete(self, shared: &Shared, verified: bool) -> Result<Copied, DriverError> {
+        let Self { save, mut granules, fresh, copy } = self;
         let (buffer, digests) = copy.wait()?;
-        if digests.len() != fresh.len() {
-            let reason =
-                format!("{} granules were saved, and {} digests came back", fresh.len(), digests.len());
-            return Err(DriverError::invalid(Op::Save, reason));
+        let digests = as_many(fresh.len(), "granules were saved", digests)?;
+        let (mut stored, mut outgrown) = (Vec::new(), Vec::new());
+        for (granule, digest) in fresh.into_iter().zip(digests) {
+            granules[granule] = digest.map(|digest| Stored { digest, verified, loaded_unseen: false });
+            match digest {
+                Some(_) => stored.push(granule),
+                None => outgrown.push(shared.granule_range(save, granule, 1)),
+            }
         }
-        for (granule, digest) in fresh.iter().zip(digests) {
-            granules[*granule] = digest.map(|digest| Stored { digest, verified, loaded_unseen: false });
-        }
-        Ok((Backup { buffer: Arc::new(buffer), granules }, fresh.len()))
+        Ok(Copied {
+            copied_bytes: stored.len() as u64 * shared.shape().granule_bytes,
+            stored_bytes: buffer.read_bytes(&shared.parts(save, &stored)),
+            backup: Backup { buffer: Arc::new(buffer), granules },
+            outgrown,
+        })
     }
+}
+
+/// What a storage returned, if it is as many as it should be.
+fn as_many<T>(count: usize, asked: &str, found: Vec<T>) -> Result<Vec<T>, DriverError> {
+    if found.len() == count {
+        return Ok(found);
+    }
+    let reason = format!("{count} {asked}, and {} answers came back", found.len());
+    Err(DriverError::invalid(Op::Save, reason))
 }
 
 impl State {
@@ -397,10 +467,5 @@ impl State {
             }
         }
         (queries, tags)
-    }
-
-    fn has_buffer(&self, save: &Save) -> bool {
-        let backup = self.backups().get(save);
-        backup.is_some_and(Backup::is_ours)
     }
 }

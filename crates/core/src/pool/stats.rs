@@ -43,6 +43,8 @@ pub struct PoolStats {
     pub reserved_bytes: u64,
     /// Host memory.
     pub backup_bytes: u64,
+    /// Device memory of which it holds the bytes; more than it where these are codes.
+    pub backup_raw_bytes: u64,
     /// Limit of physical memory.
     pub limit_bytes: u64,
     /// Live blocks.
@@ -80,6 +82,8 @@ pub struct TagStats {
     pub mapped_bytes: u64,
     /// Host memory.
     pub backup_bytes: u64,
+    /// Device memory of which it holds the bytes; more than it where these are codes.
+    pub backup_raw_bytes: u64,
     /// Live blocks.
     pub live_blocks: usize,
 }
@@ -241,6 +245,7 @@ impl State {
             deferred_release_bytes: counters.deferred_release_bytes(),
             reserved_bytes: self.heap().segments().iter().map(|(_, segment)| segment.range().bytes).sum(),
             backup_bytes: tags.iter().map(|stats| stats.backup_bytes).sum(),
+            backup_raw_bytes: tags.iter().map(|stats| stats.backup_raw_bytes).sum(),
             limit_bytes: self.heap().shape().limit_bytes(),
             live_blocks: tags.iter().map(|stats| stats.live_blocks).sum(),
             segments: self.heap().segments().len(),
@@ -256,6 +261,7 @@ impl State {
             live_bytes: live.live_bytes,
             mapped_bytes: self.heap().segments().of_tag(key).map(|(_, segment)| segment.held_bytes()).sum(),
             backup_bytes: self.backups().bytes(key),
+            backup_raw_bytes: self.backups().raw_bytes(key),
             live_blocks: live.live_blocks,
         }
     }

@@ -38,7 +38,7 @@ struct TagBackups {
 
 #[derive(Debug)]
 pub(in crate::pool) struct Backup {
-    /// As long as the extent; only stored granules have been written.
+    /// Only stored granules have been written.
     pub(in crate::pool) buffer: Arc<BackupBuffer>,
     /// By granule of the extent.
     pub(in crate::pool) granules: Vec<Option<Stored>>,
@@ -113,6 +113,12 @@ impl BackupIndex {
 
     pub(in crate::pool) fn bytes(&self, tag: TagKey) -> u64 {
         self.tags[tag].extents.values().map(|backup| backup.buffer.bytes()).sum()
+    }
+
+    /// In stored granules.
+    pub(in crate::pool) fn raw_bytes(&self, tag: TagKey) -> u64 {
+        let granules = self.tags[tag].extents.values().flat_map(|backup| &backup.granules);
+        granules.flatten().count() as u64 * self.granule_bytes
     }
 
     pub(in crate::pool) fn get(&self, save: &Save) -> Option<&Backup> {

@@ -12,6 +12,8 @@ use std::ops::Range;
 pub(super) use self::index::{Backup, BackupIndex, Stored, Suspect};
 use super::heap::{Heap, Segment};
 use super::keys::{Location, SegmentKey, TagKey};
+use crate::backup::Extent;
+use crate::driver::DeviceRange;
 
 #[derive(Debug, Clone)]
 pub(super) struct Save {
@@ -20,6 +22,17 @@ pub(super) struct Save {
     pub(super) bytes: u64,
     /// Granules of the extent that hold a live byte, ascending.
     pub(super) granules: Vec<usize>,
+}
+
+impl Save {
+    pub(super) fn extent(&self) -> Extent<'_> {
+        Extent { range: DeviceRange::new(self.location.1, self.bytes), live: &self.granules }
+    }
+
+    /// Its granules but those of `kept`, which is ascending.
+    pub(super) fn without(&self, kept: &[usize]) -> Vec<usize> {
+        self.granules.iter().copied().filter(|granule| kept.binary_search(granule).is_err()).collect()
+    }
 }
 
 /// The operation's name in errors.

@@ -235,6 +235,7 @@ impl Shared {
                 (false, false) => Release::Ledger,
             },
             copied_bytes: saved.copied_bytes,
+            stored_bytes: saved.stored_bytes,
             unchanged_bytes: saved.unchanged_bytes,
             unchecked_bytes: saved.unchecked_bytes,
             fast_digests: self.driver().info().fast_digests,

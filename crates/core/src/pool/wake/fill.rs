@@ -2,7 +2,8 @@
 //!
 //! A [`Filler`] queues work on another thread than the one that maps. Copies thus run while the next mappings
 //! are mapped, and a slow driver or storage delays no allocation. At the end the copied granules are compared
-//! with their digests ([`super::verify`]): all of them or a sample, and all whose backups are released.
+//! with their digests ([`super::verify`]): all of them or a sample, and all whose backups are released. A copy
+//! may have computed digests of what it wrote; these are compared here.
 //!
 //! Promise: when [`Filler::finish`] returns, nothing that was queued is in flight; when it succeeds,
 //! everything in the plan has arrived.
@@ -23,6 +24,7 @@ use super::copy_paths::{CopyPath, CopyPaths};
 use super::verify::{Arrival, Verified};
 use super::woken::Woken;
 use crate::backup::BackupBuffer;
+use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending};
 use crate::tag::Tag;
 
@@ -85,24 +87,26 @@ pub(super) struct Filler<'a> {
     next: usize,
     total_bytes: u64,
     copied_bytes: u64,
+    read_bytes: u64,
     zeroed_bytes: u64,
     started: Option<Instant>,
     /// Cleared when filling is of no more use.
     goes_on: Arc<AtomicBool>,
-    queued: Vec<Work>,
+    queued: Vec<Work<'a>>,
     paths: CopyPaths,
     filled_bytes: u64,
     failed: Option<PoolError>,
-    /// Granules to compare, and the rest.
-    chosen: Vec<Arrival<'a>>,
-    others: Vec<Arrival<'a>>,
 }
 
-struct Work {
+struct Work<'a> {
     phase: Phase,
     bytes: u64,
+    /// What it copies, and whether that is to be compared.
+    arrivals: Vec<(Arrival<'a>, bool)>,
     /// `None` once its outcome is known.
-    pending: Option<Pending<()>>,
+    pending: Option<Pending<Vec<Option<Digest>>>>,
+    /// By arrival, after a success.
+    found: Vec<Option<Digest>>,
 }
 
 impl<'a> Filler<'a> {
@@ -135,6 +139,7 @@ impl<'a> Filler<'a> {
             next: 0,
             total_bytes: stored_bytes + zeroed_bytes,
             copied_bytes: 0,
+            read_bytes: 0,
             zeroed_bytes: 0,
             started: None,
             goes_on: Arc::new(AtomicBool::new(true)),
@@ -142,8 +147,6 @@ impl<'a> Filler<'a> {
             paths,
             filled_bytes: 0,
             failed: None,
-            chosen: Vec::new(),
-            others: Vec::new(),
         }
     }
 
@@ -176,7 +179,8 @@ impl<'a> Filler<'a> {
         let With::Backup { buffer, granules, is_last } = &filling.with else {
             let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
-            self.queue(Phase::Zero, filling.range.bytes, zeros);
+            let zeros = zeros.then(|zeroed| zeroed.map(|()| Vec::new()));
+            self.queue(Phase::Zero, filling.range.bytes, Vec::new(), zeros);
             return Ok(());
         };
         let stored: Vec<usize> = (0..granules.len()).filter(|granule| granules[*granule].is_some()).collect();
@@ -196,15 +200,16 @@ impl<'a> Filler<'a> {
         let copy = buffer.load(stream, &parts, None).map_err(|source| (Phase::Copy, source))?;
         self.paths.queued(driver.now(), self.queued.len(), bytes);
         self.copied_bytes += bytes;
-        self.queue(Phase::Copy, bytes, copy.then(|copied| copied.map(drop)));
+        self.read_bytes += buffer.read_bytes(&parts);
+        let mut arrivals = Vec::with_capacity(stored.len());
         for granule in stored {
             let Some(Stored { digest: expected, .. }) = granules[granule] else { continue };
             let offset = granule as u64 * granule_bytes;
             let granule = DeviceRange::new(filling.range.addr + offset, granule_bytes);
-            let arrival = Arrival { granule, buffer, offset, expected };
             let is_chosen = self.is_chosen(&filling.tag) || *is_last;
-            if is_chosen { &mut self.chosen } else { &mut self.others }.push(arrival);
+            arrivals.push((Arrival { granule, buffer, offset, expected }, is_chosen));
         }
+        self.queue(Phase::Copy, bytes, arrivals, copy);
         Ok(())
     }
 
@@ -212,8 +217,14 @@ impl<'a> Filler<'a> {
         self.failed.is_none() && self.goes_on.load(Ordering::Relaxed)
     }
 
-    fn queue(&mut self, phase: Phase, bytes: u64, pending: Pending<()>) {
-        self.queued.push(Work { phase, bytes, pending: Some(pending) });
+    fn queue(
+        &mut self,
+        phase: Phase,
+        bytes: u64,
+        arrivals: Vec<(Arrival<'a>, bool)>,
+        pending: Pending<Vec<Option<Digest>>>,
+    ) {
+        self.queued.push(Work { phase, bytes, arrivals, pending: Some(pending), found: Vec::new() });
     }
 
     /// `None` when filling is of no more use.
@@ -236,10 +247,13 @@ impl<'a> Filler<'a> {
 
     /// Waits once, and reports progress.
     fn complete(&mut self, nth: usize) {
-        let Work { phase, bytes, pending } = &mut self.queued[nth];
+        let Work { phase, bytes, arrivals, pending, found } = &mut self.queued[nth];
         let Some(pending) = pending.take() else { return };
-        match pending.wait() {
-            Ok(()) => self.filled_bytes += *bytes,
+        match pending.wait().and_then(|found| as_many_as(arrivals.len(), found)) {
+            Ok(digests) => {
+                *found = digests;
+                self.filled_bytes += *bytes;
+            }
             Err(source) => {
                 let failed = PoolError::WakeFailed { phase: *phase, source };
                 self.failed.get_or_insert(failed);
@@ -262,7 +276,8 @@ impl<'a> Filler<'a> {
 
     /// Waits for everything. Returns the first failure, `failed` before all others, or the outcome of the check.
     pub(super) fn finish(mut self, failed: Option<PoolError>, woken: &mut Woken) -> Result<Verified> {
-        (woken.copied_bytes, woken.zeroed_bytes) = (self.copied_bytes, self.zeroed_bytes);
+        (woken.copied_bytes, woken.read_bytes) = (self.copied_bytes, self.read_bytes);
+        woken.zeroed_bytes = self.zeroed_bytes;
         self.failed = failed.or(self.failed);
         (0..self.queued.len()).for_each(|nth| self.complete(nth));
         if self.failed.is_none() && self.queued.len() < self.fillings.len() {
@@ -278,8 +293,44 @@ impl<'a> Filler<'a> {
             return Err(failed);
         }
         let started = Instant::now();
-        let verified = self.shared.verify(&self.chosen, &self.others);
+        let Arrived { equal, chosen, others } = arrived(self.queued);
+        let mut verified = self.shared.verify(&chosen, &others)?;
+        verified.equal_bytes += equal * self.shared.shape().granule_bytes;
         add(&mut woken.phases.verify_s, started.elapsed());
-        verified
+        Ok(verified)
     }
+}
+
+/// What has been copied.
+#[derive(Default)]
+struct Arrived<'a> {
+    /// Granules whose digests the copies have found as expected.
+    equal: u64,
+    /// To compare, and the rest.
+    chosen: Vec<Arrival<'a>>,
+    others: Vec<Arrival<'a>>,
+}
+
+fn arrived(ended: Vec<Work<'_>>) -> Arrived<'_> {
+    let mut all = Arrived::default();
+    for ((arrival, is_chosen), found) in
+        ended.into_iter().flat_map(|work| work.arrivals.into_iter().zip(work.found))
+    {
+        match found {
+            Some(found) if found == arrival.expected => all.equal += 1,
+            // Known to differ, so it is looked at, whatever the sample.
+            Some(_) => all.chosen.push(arrival),
+            None if is_chosen => all.chosen.push(arrival),
+            None => all.others.push(arrival),
+        }
+    }
+    all
+}
+
+fn as_many_as(count: usize, found: Vec<Option<Digest>>) -> Result<Vec<Option<Digest>>, DriverError> {
+    if found.len() == count {
+        return Ok(found);
+    }
+    let reason = format!("{count} granules were loaded, and {} digests came back", found.len());
+    Err(DriverError::invalid(Op::CopyToDevice, reason))
 }

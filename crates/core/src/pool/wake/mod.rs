@@ -70,6 +70,7 @@ impl Shared {
             seconds: started.elapsed().as_secs_f64(),
             mapped_bytes: woken.mapped_bytes,
             copied_bytes: woken.copied_bytes,
+            read_bytes: woken.read_bytes,
             zeroed_bytes: woken.zeroed_bytes,
             verified_bytes: verified.equal_bytes,
             undefined_tags,
