@@ -77,12 +77,12 @@ fn run() -> Outcome<()> {
 fn figures(contents: Contents, rounds: usize) -> Outcome<Figures> {
     let mut granule = vec![0; GRANULE_BYTES];
     contents.write(1, &mut granule);
-    let mut room = vec![0; codec::room_bytes_max(GRANULE_BYTES)];
+    let mut code = vec![0; codec::room_bytes_max(GRANULE_BYTES)];
     let mut decoded = vec![0xFF; GRANULE_BYTES];
     let measure = rate(rounds, || black_box(codec::encoded_bytes(black_box(&granule))));
-    let bytes = codec::encode(&granule, &mut room).ok_or("the longest code does not fit")?;
-    let encode = rate(rounds, || codec::encode(black_box(&granule), &mut room));
-    let stored = &room[..bytes];
+    let bytes = codec::encode(&granule, &mut code).ok_or("the longest code does not fit")?;
+    let encode = rate(rounds, || codec::encode(black_box(&granule), &mut code));
+    let stored = &code[..bytes];
     let decode = rate(rounds, || codec::decode(black_box(stored), &mut decoded));
     if decoded != granule {
         return Err(format!("other bytes than the {contents} came back").into());

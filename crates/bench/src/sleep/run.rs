@@ -282,6 +282,9 @@ fn empty_report(
         drop_s: None,
         wake_empty_s: None,
         copied_bytes: CopiedBytes::default(),
+        stored_bytes: None,
+        read_bytes: None,
+        stored_ratio: None,
         host_bytes: None,
         verified: true,
         mismatch: None,
@@ -304,10 +307,12 @@ fn empty_report(
 }
 
 fn memory_use(arena: &Arena) -> Result<MemoryUse, SleepError> {
+    let stats = arena.stats()?;
     Ok(MemoryUse {
         device_free_bytes: arena.driver().memory_info()?.free_bytes,
         process_resident_bytes: resident_bytes(),
-        backup_bytes: arena.stats()?.backup_bytes,
+        backup_bytes: stats.backup_bytes,
+        backup_raw_bytes: stats.backup_raw_bytes,
         host: arena.driver().host_memory(),
     })
 }

@@ -1,22 +1,22 @@
 //! One block: how it is coded, its head, and its two planes.
 //!
-//! A value of a block has a place in a *lane*, as threads of a GPU's warp decode it: value
-//! `256 * row + 8 * lane + nth` is code `8 * row + nth` of its lane.
+//! Values are dealt to the threads of a GPU's warp, which decodes a block. Value
+//! `256 * row + 8 * thread + nth` is code `8 * row + nth` of its thread.
 
 use super::{BLOCK_BYTES, UNIT_BYTES};
 
-pub(super) type Block = [u8; BLOCK_BYTES];
+pub(super) type BlockBytes = [u8; BLOCK_BYTES];
 
 const VALUES: usize = BLOCK_BYTES / 2;
-const LANES: usize = 32;
+const THREADS: usize = 32;
 const ROWS: usize = 8;
 const ROW_VALUES: usize = VALUES / ROWS;
 
-/// Bytes of a lane's codes: 64 of 3 bits.
-const LANE_BYTES: usize = 24;
+/// Bytes of a thread's codes: 64 of 3 bits.
+const THREAD_BYTES: usize = 24;
 
 /// Units of the planes: a byte of sign and mantissa, and 3 bits, a value.
-const PLANES_UNITS: usize = (VALUES + LANES * LANE_BYTES) / UNIT_BYTES;
+const PLANES_UNITS: usize = (VALUES + THREADS * THREAD_BYTES) / UNIT_BYTES;
 const RAW_UNITS: usize = BLOCK_BYTES / UNIT_BYTES;
 
 /// The code of an exponent that follows in full. Others are a distance below the base.
@@ -82,7 +82,7 @@ impl BlockHead {
 }
 
 impl Plan {
-    pub(super) fn of(raw: &Block) -> Self {
+    pub(super) fn of(raw: &BlockBytes) -> Self {
         let word = [raw[0], raw[1], raw[2], raw[3]];
         if raw.chunks_exact(4).all(|other| other == word) {
             return Self::Fill(word);
@@ -111,7 +111,7 @@ impl Plan {
 }
 
 /// `data` has the plan's units; `escapes` begins where the block's escapes do.
-pub(super) fn write(plan: Plan, raw: &Block, data: &mut [u8], escapes: &mut [u8]) {
+pub(super) fn write(plan: Plan, raw: &BlockBytes, data: &mut [u8], escapes: &mut [u8]) {
     let Plan::Planes { base, .. } = plan else {
         if plan == Plan::Raw {
             data.copy_from_slice(raw);
@@ -120,7 +120,7 @@ pub(super) fn write(plan: Plan, raw: &Block, data: &mut [u8], escapes: &mut [u8]
     };
     let values = values(raw);
     let exponents = exponents(&values);
-    let (rests, lanes) = data.split_at_mut(VALUES);
+    let (rests, packed_codes) = data.split_at_mut(VALUES);
     for (rest, value) in rests.iter_mut().zip(&values) {
         *rest = low_byte(((value >> 8) & 0x80) | (value & 0x7F));
     }
@@ -128,8 +128,8 @@ pub(super) fn write(plan: Plan, raw: &Block, data: &mut [u8], escapes: &mut [u8]
     for (code, exponent) in codes.iter_mut().zip(&exponents) {
         *code = base.wrapping_sub(*exponent).min(ESCAPE);
     }
-    let mut bits = [[0; LANES]; ROWS];
-    let mut escaped = [0; LANES];
+    let mut bits = [[0; THREADS]; ROWS];
+    let mut escaped = [0; THREADS];
     for (row, (codes, bits)) in codes.chunks_exact(ROW_VALUES).zip(&mut bits).enumerate() {
         for ((codes, bits), escaped) in codes.chunks_exact(8).zip(bits).zip(&mut escaped) {
             let codes = word(codes);
@@ -137,7 +137,7 @@ pub(super) fn write(plan: Plan, raw: &Block, data: &mut [u8], escapes: &mut [u8]
             *escaped |= escapes_of(codes) << (8 * row);
         }
     }
-    pack(&bits, lanes);
+    pack(&bits, packed_codes);
     for (escape, at) in escapes.iter_mut().zip(places(&escaped)) {
         *escape = exponents[at];
     }
@@ -161,10 +161,10 @@ pub(super) fn read(head: BlockHead, stored: &[u8], raw: &mut [u8]) -> Option<()>
 }
 
 fn read_planes(base: u8, data: &[u8], escapes: &[u8], raw: &mut [u8]) -> Option<()> {
-    let (rests, lanes) = data.split_at(VALUES);
-    let bits = unpacked(lanes);
+    let (rests, packed_codes) = data.split_at(VALUES);
+    let bits = unpacked(packed_codes);
     let mut exponents = [0; VALUES];
-    let mut escaped = [0; LANES];
+    let mut escaped = [0; THREADS];
     for (row, (exponents, bits)) in exponents.chunks_exact_mut(ROW_VALUES).zip(&bits).enumerate() {
         for ((exponents, bits), escaped) in exponents.chunks_exact_mut(8).zip(bits).zip(&mut escaped) {
             let codes = spread(*bits);
@@ -184,40 +184,40 @@ fn read_planes(base: u8, data: &[u8], escapes: &[u8], raw: &mut [u8]) -> Option<
     Some(())
 }
 
-/// A lane's 24 bits of four rows are three words, and each word lies beside those of the other lanes.
-fn pack(bits: &[[u32; LANES]; ROWS], lanes: &mut [u8]) {
-    for (rows, words) in bits.chunks_exact(4).zip(lanes.chunks_exact_mut(3 * 4 * LANES)) {
-        for lane in 0..LANES {
-            let [first, second, third, fourth] = [0, 1, 2, 3].map(|row: usize| rows[row][lane]);
+/// A thread's 24 bits of four rows are three words, and each word lies beside those of the other threads.
+fn pack(bits: &[[u32; THREADS]; ROWS], packed_codes: &mut [u8]) {
+    for (rows, words) in bits.chunks_exact(4).zip(packed_codes.chunks_exact_mut(3 * 4 * THREADS)) {
+        for thread in 0..THREADS {
+            let [first, second, third, fourth] = [0, 1, 2, 3].map(|row: usize| rows[row][thread]);
             let packed =
                 [first | (second << 24), (second >> 8) | (third << 16), (third >> 16) | (fourth << 8)];
             for (nth, word) in packed.iter().enumerate() {
-                words[4 * LANES * nth + 4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
+                words[4 * THREADS * nth + 4 * thread..][..4].copy_from_slice(&word.to_le_bytes());
             }
         }
     }
 }
 
 /// The inverse of [`pack`].
-fn unpacked(lanes: &[u8]) -> [[u32; LANES]; ROWS] {
-    let mut bits = [[0; LANES]; ROWS];
-    for (rows, words) in bits.chunks_exact_mut(4).zip(lanes.chunks_exact(3 * 4 * LANES)) {
-        for lane in 0..LANES {
+fn unpacked(packed_codes: &[u8]) -> [[u32; THREADS]; ROWS] {
+    let mut bits = [[0; THREADS]; ROWS];
+    for (rows, words) in bits.chunks_exact_mut(4).zip(packed_codes.chunks_exact(3 * 4 * THREADS)) {
+        for thread in 0..THREADS {
             let [first, second, third] = [0, 1, 2].map(|nth: usize| {
                 let mut word = [0; 4];
-                word.copy_from_slice(&words[4 * LANES * nth + 4 * lane..][..4]);
+                word.copy_from_slice(&words[4 * THREADS * nth + 4 * thread..][..4]);
                 u32::from_le_bytes(word)
             });
             let packed = [first, (first >> 24) | (second << 8), (second >> 16) | (third << 16), third >> 8];
             for (row, packed) in rows.iter_mut().zip(packed) {
-                row[lane] = packed & 0x00FF_FFFF;
+                row[thread] = packed & 0x00FF_FFFF;
             }
         }
     }
     bits
 }
 
-fn values(raw: &Block) -> [u16; VALUES] {
+fn values(raw: &BlockBytes) -> [u16; VALUES] {
     let mut values = [0; VALUES];
     for (value, bytes) in values.iter_mut().zip(raw.chunks_exact(2)) {
         *value = u16::from_le_bytes([bytes[0], bytes[1]]);
@@ -249,14 +249,14 @@ fn word(codes: &[u8]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Where the values are whose codes, by lane, are escapes: in order of the escapes.
-fn places(escaped: &[u64; LANES]) -> impl Iterator<Item = usize> {
-    escaped.iter().enumerate().flat_map(|(lane, escaped)| {
+/// Where the values are whose codes, by thread, are escapes: in order of the escapes.
+fn places(escaped: &[u64; THREADS]) -> impl Iterator<Item = usize> {
+    escaped.iter().enumerate().flat_map(|(thread, escaped)| {
         let mut rest = *escaped;
         std::iter::from_fn(move || {
             let code = rest.trailing_zeros() as usize;
             rest &= rest.wrapping_sub(1);
-            (code < 64).then_some(ROW_VALUES * (code / 8) + 8 * lane + code % 8)
+            (code < 64).then_some(ROW_VALUES * (code / 8) + 8 * thread + code % 8)
         })
     })
 }
