@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use poorwill::{AllocRequest, Arena, Block, HostBuffer, PoolError, StreamId, Tag};
 
-use crate::pattern::{self, Key};
+use crate::contents::{Contents, Part};
+use crate::pattern;
 
 /// Host memory for copies, one part of a block at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,7 @@ pub(crate) struct WrongByte {
 pub(crate) struct Blocks<'a> {
     arena: &'a Arena,
     source: CopyBuffer,
+    contents: Contents,
     blocks: Vec<Block>,
     /// Granules that were written a second time.
     changed: BTreeSet<Granule>,
@@ -47,7 +49,14 @@ pub(crate) struct Blocks<'a> {
 
 impl<'a> Blocks<'a> {
     pub(crate) fn new(arena: &'a Arena, source: CopyBuffer) -> Self {
-        Self { arena, source, blocks: Vec::new(), changed: BTreeSet::new(), buffer: None }
+        let (contents, blocks, changed) = Default::default();
+        Self { arena, source, contents, blocks, changed, buffer: None }
+    }
+
+    /// Sets what is written.
+    pub(crate) fn holding(mut self, contents: Contents) -> Self {
+        self.contents = contents;
+        self
     }
 
     pub(crate) fn alloc(&mut self, sizes: &[u64], tag: &Tag) -> Result<(), PoolError> {
@@ -152,7 +161,7 @@ impl<'a> Blocks<'a> {
             };
             let len = usize::try_from(end - at).map_or(bytes.len(), |len| len.min(bytes.len()));
             let (run, rest) = bytes.split_at(len);
-            if let Some(wrong) = pattern::first_mismatch(key(block, version), at, run) {
+            if let Some(wrong) = self.contents.first_mismatch(part(block, version), at, run) {
                 return Some(at + wrong as u64);
             }
             at += len as u64;
@@ -163,7 +172,7 @@ impl<'a> Blocks<'a> {
 
     fn write(&mut self, block: usize, version: u64, offset: u64, bytes: u64) -> Result<(), PoolError> {
         let mut buffer = self.buffer()?;
-        pattern::write(key(block, version), offset, part_mut(&mut buffer, bytes));
+        self.contents.write_part(part(block, version), offset, part_mut(&mut buffer, bytes));
         let shared = Arc::new(buffer);
         let (id, pool) = (self.blocks[block].id, self.arena.pool());
         let copy = pool.write(StreamId::DEFAULT, id, offset, Arc::clone(&shared), 0, bytes)?;
@@ -189,8 +198,8 @@ impl<'a> Blocks<'a> {
     }
 }
 
-fn key(block: usize, version: u64) -> Key {
-    Key::of([block as u64, version])
+fn part(block: usize, version: u64) -> Part {
+    Part { block: block as u64, version }
 }
 
 pub(crate) fn buffer_bytes(sizes: impl IntoIterator<Item = u64>) -> u64 {
@@ -228,10 +237,10 @@ mod tests {
 
     #[test]
     fn changed_and_unchanged_granules_are_compared() {
-        for source in [CopyBuffer::Driver, CopyBuffer::Heap] {
+        for (source, contents) in [CopyBuffer::Driver, CopyBuffer::Heap].into_iter().zip(Contents::ALL) {
             let arena = Arena::open(Config::on("host:128MiB".parse().unwrap())).unwrap();
             let granule_bytes = arena.driver().info().granule_bytes;
-            let mut blocks = Blocks::new(&arena, source);
+            let mut blocks = Blocks::new(&arena, source).holding(contents);
             blocks.alloc(&[5000, 7 * granule_bytes + 9, 3 * granule_bytes], &Tag::weights()).unwrap();
             blocks.fill(&|_| {}).unwrap();
             assert_eq!(blocks.first_wrong().unwrap(), None);

@@ -15,6 +15,8 @@
 mod blocks;
 pub mod churn;
 #[cfg(unix)]
+mod contents;
+#[cfg(unix)]
 mod cycle;
 mod figures;
 #[cfg(target_os = "linux")]
@@ -32,4 +34,6 @@ pub mod synthetic;
 #[cfg(unix)]
 pub mod verify;
 
+#[cfg(unix)]
+pub use contents::{Contents, ParseContentsError};
 pub use figures::Spread;

@@ -25,13 +25,13 @@ pub(crate) fn write(key: Key, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Compares with what [`write()`] writes.
-pub(crate) fn first_mismatch(key: Key, offset: u64, bytes: &[u8]) -> Option<usize> {
+/// Compares with what `write` writes, given the offset and bytes of each window.
+pub(crate) fn first_mismatch(offset: u64, bytes: &[u8], write: impl Fn(u64, &mut [u8])) -> Option<usize> {
     let windows = bytes.chunks(WINDOW_BYTES).zip((offset..).step_by(WINDOW_BYTES));
     windows.zip((0..).step_by(WINDOW_BYTES)).find_map(|((held, at), index)| {
         let mut expected = [0; WINDOW_BYTES];
         let expected = &mut expected[..held.len()];
-        key.window(at).fill(expected);
+        write(at, expected);
         first_difference(held, expected).map(|wrong| index + wrong)
     })
 }
@@ -59,6 +59,10 @@ mod tests {
 
     fn key(tensor: u64) -> Key {
         Key::of([tensor, 0])
+    }
+
+    fn first_mismatch(key: Key, offset: u64, bytes: &[u8]) -> Option<usize> {
+        super::first_mismatch(offset, bytes, |at, expected| write(key, at, expected))
     }
 
     #[test]

@@ -66,6 +66,7 @@ a text like "cuda:0" or "host:8GiB", or a torch.device; `Cap` is an int, a float
 # Of each function that reads a setting: its type, the accepted values, and the unit.
 KINDS = {
     "_switch": ("switch", "`0`, `1`", ""),
+    "_compress": ("choice", "`auto`, `off`, `always`", ""),
     "_after_level2": ("choice", "`refuse`, `serve`", ""),
     "_bytes": ("size", "like `64GiB`, or a number", "bytes"),
     "triton_shared_memory_bytes": ("size", "above 0, like `99KiB`, or a number", "bytes"),

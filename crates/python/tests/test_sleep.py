@@ -276,6 +276,28 @@ def test_backups_go_with_a_wake_if_so_opened() -> None:
         arena.close()
 
 
+def test_backups_are_codes_if_so_opened() -> None:
+    arena = poorwill.arena("host:64MiB", "coded", compress="always")
+    array = filled(arena, "weights")
+    # Half of it stays noise.
+    array[: 2 * MIB] = 7
+    expected = array.copy()
+    slept = arena.sleep()
+    assert (slept.copied_bytes, 2 * MIB < slept.stored_bytes < 2.1 * MIB) == (4 * MIB, True)
+    stats = arena.stats()
+    assert stats.backup_raw_bytes == 4 * MIB > stats.backup_bytes
+    woken = arena.wake(verify="all")
+    assert (woken.copied_bytes, woken.read_bytes) == (4 * MIB, slept.stored_bytes)
+    assert (array == expected).all()
+    assert poorwill.arena("host:64MiB", "coded") == arena
+    with pytest.raises(poorwill.PoorwillError, match='with compress="always", and compress="off" is requested'):
+        poorwill.arena("host:64MiB", "coded", compress="off")
+    wrong: Any = "on"
+    with pytest.raises(ValueError, match='`on` is no value of compress; it is "auto" or "off" or "always"'):
+        poorwill.arena("host:64MiB", "other", compress=wrong)
+    arena.close()
+
+
 # Holds.
 
 

@@ -30,7 +30,7 @@ REGISTRY = "vllm.device_allocator.sleep_mode_backend"
 VARIABLES = (
     *("POORWILL_SLEEP_MODE", "POORWILL_BUDGET", "POORWILL_HOST_BUDGET", "POORWILL_OFFLOAD"),
     *("POORWILL_PAGEABLE", "POORWILL_PREPARE", "POORWILL_KEEP_BACKUPS", "POORWILL_WAKE_TIMEOUT"),
-    *("POORWILL_TRITON", "POORWILL_TRITON_SHARED_MEMORY"),
+    *("POORWILL_COMPRESS", "POORWILL_TRITON", "POORWILL_TRITON_SHARED_MEMORY"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
 )
 
@@ -64,7 +64,7 @@ def test_without_settings_everything_has_a_default() -> None:
     assert read == _environment.Environment()
     assert (read.sleep_mode, read.budget, read.host_budget_bytes) == (False, None, None)
     assert (read.pageable, read.prepare, read.wake_timeout_s) == (False, True, 2.0)
-    assert read.keep_backups
+    assert (read.keep_backups, read.compress) == (True, "auto")
     assert _environment.read({name: " " for name in VARIABLES}) == read
 
 
@@ -82,6 +82,7 @@ def test_without_settings_everything_has_a_default() -> None:
         ("PREPARE", "0", "prepare", False),
         ("KEEP_BACKUPS", "0", "keep_backups", False),
         ("KEEP_BACKUPS", "1", "keep_backups", True),
+        *(("COMPRESS", word, "compress", word) for word in ("auto", "off", "always")),
         ("WAKE_TIMEOUT", "0", "wake_timeout_s", 0.0),
         ("WAKE_TIMEOUT", "1.5", "wake_timeout_s", 1.5),
         ("TRITON", "1", "triton", True),
@@ -102,6 +103,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: 
         ("PAGEABLE", "true", "neither 0 nor 1"),
         ("PREPARE", "off", "neither 0 nor 1"),
         ("KEEP_BACKUPS", "no", "neither 0 nor 1"),
+        *(("COMPRESS", text, "none of auto, off, always") for text in ("on", "1", "Always")),
         ("TRITON", "on", "neither 0 nor 1"),
         *(("TRITON_SHARED_MEMORY", text, "no size above 0") for text in ("sm_120", "0", "-1")),
         *(

@@ -1,7 +1,7 @@
 //! What sleep and wake cost beside the limits of the machine.
 //!
-//! [`run`] measures the limits first. Then it fills a load like a model's with bytes that depend on their
-//! offset, and runs cycles of sleep at level 1 and wake:
+//! [`run`] measures the limits first. Then it fills a load like a model's with [`Contents`](crate::Contents),
+//! and runs cycles of sleep at level 1 and wake:
 //!
 //! 1. a **first** sleep, without backups or cached host memory;
 //! 2. a **prepared** one of a new load, with backups made in the background;

@@ -6,6 +6,7 @@ use poorwill::{ByteSize, DriverError, InvalidTag, PoolConfig, PoolError};
 use serde::Serialize;
 
 use super::fraction::Fraction;
+use crate::contents::Contents;
 
 /// What to run.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -16,17 +17,19 @@ pub struct SleepPlan {
     pub cycles: NonZeroU32,
     /// Fraction of the granules inside tensors that changes.
     pub changed: Fraction,
+    /// What the load is filled with.
+    pub contents: Contents,
     /// [`PoolConfig::chunk_granules`] of the arena.
     pub chunk_granules: u64,
 }
 
 impl SleepPlan {
-    /// Three cycles with default chunks; a hundredth changes.
+    /// Three cycles of noise with default chunks; a hundredth changes.
     #[must_use]
     pub fn new(bytes: NonZeroU64) -> Self {
         let cycles = NonZeroU32::MIN.saturating_add(2);
         let chunk_granules = PoolConfig::default().chunk_granules;
-        Self { bytes, cycles, changed: Fraction::HUNDREDTH, chunk_granules }
+        Self { bytes, cycles, changed: Fraction::HUNDREDTH, contents: Contents::Noise, chunk_granules }
     }
 }
 

@@ -7,7 +7,8 @@ use super::fraction::Fraction;
 use super::limits::Limits;
 use super::plan::CycleKind;
 use super::ratios::Ratios;
-use crate::figures::Spread;
+use crate::contents::Contents;
+use crate::figures::{Spread, ratio};
 
 /// In these clean cycles, a GPU rests before the wake.
 pub(super) const RESTED_CYCLES: u32 = 5;
@@ -40,6 +41,12 @@ pub struct SleepBenchReport {
     pub wake_empty_s: Option<f64>,
     /// Bytes copied by each sleep and wake.
     pub copied_bytes: CopiedBytes,
+    /// Written to backups by the first sleep.
+    pub stored_bytes: Option<u64>,
+    /// Most that a wake of a clean cycle read from backups.
+    pub read_bytes: Option<u64>,
+    /// [`Self::stored_bytes`] over the bytes that were copied.
+    pub stored_ratio: Option<f64>,
     /// Host memory for backups after the cycles, also cached.
     pub host_bytes: Option<u64>,
     /// Whether bytes and addresses were the same.
@@ -49,6 +56,8 @@ pub struct SleepBenchReport {
     pub mismatch: Option<String>,
     /// Whether any block moved.
     pub moved: bool,
+    /// What the load was filled with.
+    pub contents: Contents,
     /// Name of the device.
     pub device_name: String,
     /// Whether digests run at memory speed; otherwise every sleep copies everything.
@@ -168,6 +177,8 @@ pub struct MemoryUse {
     pub process_resident_bytes: Option<u64>,
     /// Backups of the pool.
     pub backup_bytes: u64,
+    /// What they are backups of.
+    pub backup_raw_bytes: u64,
     /// Host memory of the driver.
     pub host: HostMemoryInfo,
 }
@@ -194,13 +205,18 @@ impl SleepBenchReport {
         let (sleep_s, copied) = (Some(cycle.sleep_s), Some(cycle.sleep.copied_bytes));
         let most = |so_far: Option<u64>, bytes| so_far.max(Some(bytes));
         match cycle.kind {
-            CycleKind::First => (self.first_sleep_s, self.copied_bytes.first) = (sleep_s, copied),
+            CycleKind::First => {
+                (self.first_sleep_s, self.copied_bytes.first) = (sleep_s, copied);
+                self.stored_bytes = Some(cycle.sleep.stored_bytes);
+                self.stored_ratio = ratio(cycle.sleep.stored_bytes, cycle.sleep.copied_bytes);
+            }
             CycleKind::Prepared => (self.prepared_sleep_s, self.copied_bytes.prepared) = (sleep_s, copied),
             CycleKind::Changed => (self.changed_sleep_s, self.copied_bytes.changed) = (sleep_s, copied),
             CycleKind::Clean => {
                 self.clean_cycles = cycle.number;
                 self.copied_bytes.clean = most(self.copied_bytes.clean, cycle.sleep.copied_bytes);
                 self.copied_bytes.wake = most(self.copied_bytes.wake, cycle.wake.copied_bytes);
+                self.read_bytes = most(self.read_bytes, cycle.wake.read_bytes);
             }
         }
     }

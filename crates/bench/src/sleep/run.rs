@@ -47,8 +47,8 @@ pub fn run(
     observer(SleepStage::Limits);
     let limits = Limits::measure(&**arena.driver(), &footprint).map_err(SleepError::Limits)?;
     let report = empty_report(arena, plan, &sizes, limits)?;
-    let mut run =
-        SleepRun { arena, plan, sizes, load: Blocks::new(arena, CopyBuffer::Driver), report, observer };
+    let load = Blocks::new(arena, CopyBuffer::Driver).holding(plan.contents);
+    let mut run = SleepRun { arena, plan, sizes, load, report, observer };
     let outcome = run.phases();
     let cleared = run.load.clear();
     outcome?;
@@ -282,10 +282,14 @@ fn empty_report(
         drop_s: None,
         wake_empty_s: None,
         copied_bytes: CopiedBytes::default(),
+        stored_bytes: None,
+        read_bytes: None,
+        stored_ratio: None,
         host_bytes: None,
         verified: true,
         mismatch: None,
         moved: false,
+        contents: plan.contents,
         device_name: info.name.clone(),
         fast_digests: info.fast_digests,
         tensors: sizes.len(),
@@ -303,10 +307,12 @@ fn empty_report(
 }
 
 fn memory_use(arena: &Arena) -> Result<MemoryUse, SleepError> {
+    let stats = arena.stats()?;
     Ok(MemoryUse {
         device_free_bytes: arena.driver().memory_info()?.free_bytes,
         process_resident_bytes: resident_bytes(),
-        backup_bytes: arena.stats()?.backup_bytes,
+        backup_bytes: stats.backup_bytes,
+        backup_raw_bytes: stats.backup_raw_bytes,
         host: arena.driver().host_memory(),
     })
 }

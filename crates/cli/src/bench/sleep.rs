@@ -1,6 +1,6 @@
 //! `poorwill bench sleep`: sleep and wake beside the machine's limits.
 
-use poorwill::Arena;
+use poorwill::{Arena, PoolConfig};
 use poorwill_bench::sleep::{self, CycleKind, SleepBenchReport, SleepPlan, SleepStage};
 
 use crate::args::SleepArgs;
@@ -9,8 +9,10 @@ use crate::progress::Steps;
 use crate::show;
 
 pub(crate) fn run(args: &SleepArgs) -> Result<SleepBenchReport, Failure> {
-    let arena = Arena::open(args.budget.config(&args.device))?;
-    let plan = SleepPlan { cycles: args.cycles, changed: args.changed, ..SleepPlan::new(args.bytes()) };
+    let pool = PoolConfig::default().compressing(args.compress);
+    let arena = Arena::open(args.budget.config(&args.device).pooling(pool))?;
+    let (cycles, changed, contents) = (args.cycles, args.changed, args.content);
+    let plan = SleepPlan { cycles, changed, contents, ..SleepPlan::new(args.bytes()) };
     let steps = Steps::default();
     let report = sleep::run(&arena, &plan, &mut |stage| {
         let label = match stage {

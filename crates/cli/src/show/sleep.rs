@@ -17,6 +17,7 @@ pub(crate) fn sleep(report: &SleepBenchReport) -> String {
         format!("{} on {} ({})\n{table}\n", size(report.bytes), report.device, report.device_name),
         explained(report),
         spreads(report),
+        backups(report),
         memory(report),
         verdict(report),
     ]
@@ -129,6 +130,17 @@ fn spreads(report: &SleepBenchReport) -> String {
         spread("Other wakes, right after the sleep", spreads.wake_at_once_s),
     ]
     .concat()
+}
+
+fn backups(report: &SleepBenchReport) -> String {
+    let (Some(raw), Some(stored), Some(ratio)) =
+        (report.copied_bytes.first, report.stored_bytes, report.stored_ratio)
+    else {
+        return String::new();
+    };
+    let read = report.read_bytes.map(|bytes| format!("; a wake reads {}", size(bytes))).unwrap_or_default();
+    let contents = report.contents;
+    lines(&format!("Backups: {} of {contents} stored in {} ({ratio:.3}×){read}.", size(raw), size(stored)))
 }
 
 fn memory(report: &SleepBenchReport) -> String {

@@ -17,6 +17,7 @@ const SLEEP: &[&str] = &[
     "released_bytes",
     "release",
     "copied_bytes",
+    "stored_bytes",
     "unchanged_bytes",
     "discarded_bytes",
     "unaccounted_bytes",
@@ -26,12 +27,14 @@ const SLEEP: &[&str] = &[
 ];
 const SLEEP_BESIDES: &[&str] =
     &["already_asleep_tags", "unchecked_bytes", "fast_digests", "trusted_bytes", "uncovered_bytes"];
-const PREPARED: &[&str] = &["tags", "end", "seconds", "copied_bytes", "unchanged_bytes", "held"];
+const PREPARED: &[&str] =
+    &["tags", "end", "seconds", "copied_bytes", "stored_bytes", "unchanged_bytes", "held"];
 const WAKE: &[&str] = &[
     "tags",
     "seconds",
     "mapped_bytes",
     "copied_bytes",
+    "read_bytes",
     "zeroed_bytes",
     "verified_bytes",
     "undefined_tags",

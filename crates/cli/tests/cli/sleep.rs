@@ -25,6 +25,10 @@ const REPORT: &[&str] = &[
 /// Ours besides.
 const REPORT_BESIDES: &[&str] = &[
     "moved",
+    "contents",
+    "stored_bytes",
+    "read_bytes",
+    "stored_ratio",
     "device_name",
     "fast_digests",
     "tensors",
@@ -75,7 +79,8 @@ const CYCLE: &[&str] = &[
     "wake_link_ratio",
 ];
 const MEMORY: &[&str] = &["before", "after_first", "after"];
-const HELD: &[&str] = &["device_free_bytes", "process_resident_bytes", "backup_bytes", "host"];
+const HELD: &[&str] =
+    &["device_free_bytes", "process_resident_bytes", "backup_bytes", "backup_raw_bytes", "host"];
 
 fn bench(args: &[&str]) -> Ran {
     run(&Folder::new(), &[&["bench", "sleep"], args].concat())
@@ -184,6 +189,33 @@ fn a_part_of_the_load_changes() {
 }
 
 #[test]
+fn contents_and_codes_are_chosen() {
+    let stored = |content: &str, compress: &str| {
+        let args = ["--device", "host:64MiB", "--size", "24MiB", "--cycles=1", "--json"];
+        let ran = bench(&[&args[..], &["--content", content, "--compress", compress]].concat());
+        let report = ran.json();
+        ran.succeeded();
+        assert_eq!((&report["verified"], &report["contents"]), (&true.into(), &content.into()));
+        let [raw, stored, read] =
+            [&report["copied_bytes"]["first"], &report["stored_bytes"], &report["read_bytes"]]
+                .map(|bytes| bytes.as_u64().unwrap());
+        assert_eq!(stored, read);
+        assert!((report["stored_ratio"].as_f64().unwrap() * raw as f64 - stored as f64).abs() < 1.0);
+        1000 * stored / raw
+    };
+    for content in ["noise", "weights", "zeros"] {
+        assert_eq!(stored(content, "off"), 1000, "{content}");
+    }
+    assert_eq!(stored("noise", "always"), 1000);
+    // What no tensor holds of a shared granule is zeros.
+    let weights = stored("weights", "always");
+    assert!((600..720).contains(&weights), "{weights} thousandths");
+    assert!(stored("zeros", "always") < 10);
+    bench(&["--content", "ones"]).failed(&["noise, weights, zeros"]);
+    bench(&["--compress", "on"]).failed(&["auto, off, always"]);
+}
+
+#[test]
 fn the_table_for_people() {
     let table = bench(&["--device", "host:64MiB", "--size", "8MiB", "--cycles", "6"]).succeeded();
     assert_clean(&table);
@@ -219,6 +251,8 @@ fn the_table_for_people() {
         "of pageable memory",
         "fastest of 3",
         "1 % written before",
+        "of noise stored in",
+        "a wake reads",
         "Verified",
         "6 clean cycles",
     ] {

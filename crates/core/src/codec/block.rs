@@ -1,22 +1,22 @@
 //! One block: how it is coded, its head, and its two planes.
 //!
-//! A value of a block has a place in a *lane*, as threads of a GPU's warp decode it: value
-//! `256 * row + 8 * lane + nth` is code `8 * row + nth` of its lane.
+//! Values are dealt to the threads of a GPU's warp, which decodes a block. Value
+//! `256 * row + 8 * thread + nth` is code `8 * row + nth` of its thread.
 
 use super::{BLOCK_BYTES, UNIT_BYTES};
 
-pub(super) type Block = [u8; BLOCK_BYTES];
+pub(super) type BlockBytes = [u8; BLOCK_BYTES];
 
 const VALUES: usize = BLOCK_BYTES / 2;
-const LANES: usize = 32;
+const THREADS: usize = 32;
 const ROWS: usize = 8;
 const ROW_VALUES: usize = VALUES / ROWS;
 
-/// Bytes of a lane's codes: 64 of 3 bits.
-const LANE_BYTES: usize = 24;
+/// Bytes of a thread's codes: 64 of 3 bits.
+const THREAD_BYTES: usize = 24;
 
 /// Units of the planes: a byte of sign and mantissa, and 3 bits, a value.
-const PLANES_UNITS: usize = (VALUES + LANES * LANE_BYTES) / UNIT_BYTES;
+const PLANES_UNITS: usize = (VALUES + THREADS * THREAD_BYTES) / UNIT_BYTES;
 const RAW_UNITS: usize = BLOCK_BYTES / UNIT_BYTES;
 
 /// The code of an exponent that follows in full. Others are a distance below the base.
@@ -26,7 +26,7 @@ const ESCAPE: u8 = 7;
 const ESCAPES_MAX: usize = BLOCK_BYTES - PLANES_UNITS * UNIT_BYTES - 1;
 
 /// How far below the largest exponent the base may lie, so that a few large values cost little.
-const SHIFT_MAX: usize = 3;
+const SHIFT_MAX: u8 = 3;
 
 /// How a block is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,29 +82,19 @@ impl BlockHead {
 }
 
 impl Plan {
-    pub(super) fn of(raw: &Block) -> Self {
+    pub(super) fn of(raw: &BlockBytes) -> Self {
         let word = [raw[0], raw[1], raw[2], raw[3]];
         if raw.chunks_exact(4).all(|other| other == word) {
             return Self::Fill(word);
         }
-        let exponents = exponents(raw);
+        let exponents = exponents(&values(raw));
         let largest = exponents.iter().copied().fold(0, u8::max);
-        // Distances below the largest that some base cannot reach.
-        let mut at = [0; 7 + SHIFT_MAX];
-        let mut beyond = VALUES;
-        for (distance, count) in (0..).zip(&mut at) {
-            *count = exponents.iter().map(|exponent| usize::from(largest - exponent == distance)).sum();
-            beyond -= *count;
-        }
-        let escapes =
-            |shift: usize| at[..shift].iter().sum::<usize>() + at[shift + 7..].iter().sum::<usize>() + beyond;
-        let (shift, escapes) = (0..=SHIFT_MAX)
-            .map(|shift| (shift, escapes(shift)))
-            .fold((0, usize::MAX), |best, next| if next.1 < best.1 { next } else { best });
-        match u8::try_from(shift).ok().and_then(|shift| largest.checked_sub(shift)) {
-            Some(base) if escapes <= ESCAPES_MAX => Self::Planes { base, escapes },
-            _ => Self::Raw,
-        }
+        // A base below zero would make escapes of all, so it is never the best.
+        let (escapes, base) = (0..=SHIFT_MAX)
+            .map(|shift| largest.wrapping_sub(shift))
+            .map(|base| (escapes(&exponents, base), base))
+            .fold((VALUES, 0), |best, next| if next.0 < best.0 { next } else { best });
+        if escapes <= ESCAPES_MAX { Self::Planes { base, escapes } } else { Self::Raw }
     }
 
     pub(super) fn units(self) -> usize {
@@ -121,36 +111,35 @@ impl Plan {
 }
 
 /// `data` has the plan's units; `escapes` begins where the block's escapes do.
-pub(super) fn write(plan: Plan, raw: &Block, data: &mut [u8], escapes: &mut [u8]) {
+pub(super) fn write(plan: Plan, raw: &BlockBytes, data: &mut [u8], escapes: &mut [u8]) {
     let Plan::Planes { base, .. } = plan else {
         if plan == Plan::Raw {
             data.copy_from_slice(raw);
         }
         return;
     };
-    let exponents = exponents(raw);
-    let (rests, lanes) = data.split_at_mut(VALUES);
-    for (rest, value) in rests.iter_mut().zip(raw.chunks_exact(2)) {
-        *rest = (value[1] & 0x80) | (value[0] & 0x7F);
+    let values = values(raw);
+    let exponents = exponents(&values);
+    let (rests, packed_codes) = data.split_at_mut(VALUES);
+    for (rest, value) in rests.iter_mut().zip(&values) {
+        *rest = low_byte(((value >> 8) & 0x80) | (value & 0x7F));
     }
     let mut codes = [0; VALUES];
     for (code, exponent) in codes.iter_mut().zip(&exponents) {
         *code = base.wrapping_sub(*exponent).min(ESCAPE);
     }
-    let mut next = escapes.iter_mut();
-    for lane in 0..LANES {
-        let mut packed = [0; LANE_BYTES + 1];
-        for row in 0..ROWS {
-            let at = ROW_VALUES * row + 8 * lane;
-            let of_row = word(&codes, at);
-            packed[3 * row..3 * row + 4].copy_from_slice(&gathered(of_row).to_le_bytes());
-            each_escape(of_row, |nth| {
-                next.by_ref().take(1).for_each(|escape| *escape = exponents[at + nth]);
-            });
+    let mut bits = [[0; THREADS]; ROWS];
+    let mut escaped = [0; THREADS];
+    for (row, (codes, bits)) in codes.chunks_exact(ROW_VALUES).zip(&mut bits).enumerate() {
+        for ((codes, bits), escaped) in codes.chunks_exact(8).zip(bits).zip(&mut escaped) {
+            let codes = word(codes);
+            *bits = gathered(codes);
+            *escaped |= escapes_of(codes) << (8 * row);
         }
-        for (nth, word) in packed[..LANE_BYTES].chunks_exact(4).enumerate() {
-            lanes[4 * LANES * nth + 4 * lane..][..4].copy_from_slice(word);
-        }
+    }
+    pack(&bits, packed_codes);
+    for (escape, at) in escapes.iter_mut().zip(places(&escaped)) {
+        *escape = exponents[at];
     }
 }
 
@@ -172,31 +161,24 @@ pub(super) fn read(head: BlockHead, stored: &[u8], raw: &mut [u8]) -> Option<()>
 }
 
 fn read_planes(base: u8, data: &[u8], escapes: &[u8], raw: &mut [u8]) -> Option<()> {
-    let (rests, lanes) = data.split_at(VALUES);
+    let (rests, packed_codes) = data.split_at(VALUES);
+    let bits = unpacked(packed_codes);
     let mut exponents = [0; VALUES];
-    let (mut escaped, mut count) = ([0_u16; VALUES], 0);
-    for lane in 0..LANES {
-        let mut packed = [0; LANE_BYTES + 1];
-        for (nth, word) in packed[..LANE_BYTES].chunks_exact_mut(4).enumerate() {
-            word.copy_from_slice(&lanes[4 * LANES * nth + 4 * lane..][..4]);
-        }
-        for row in 0..ROWS {
-            let at = ROW_VALUES * row + 8 * lane;
-            let three = [packed[3 * row], packed[3 * row + 1], packed[3 * row + 2], 0];
-            let of_row = spread(u32::from_le_bytes(three));
-            exponents[at..at + 8].copy_from_slice(&of_row.to_le_bytes());
-            each_escape(of_row, |nth| {
-                escaped[count] = u16::try_from(at + nth).unwrap_or(u16::MAX);
-                count += 1;
-            });
+    let mut escaped = [0; THREADS];
+    for (row, (exponents, bits)) in exponents.chunks_exact_mut(ROW_VALUES).zip(&bits).enumerate() {
+        for ((exponents, bits), escaped) in exponents.chunks_exact_mut(8).zip(bits).zip(&mut escaped) {
+            let codes = spread(*bits);
+            exponents.copy_from_slice(&codes.to_le_bytes());
+            *escaped |= escapes_of(codes) << (8 * row);
         }
     }
     if count > ESCAPES_MAX {
         return None;
     }
     exponents.iter_mut().for_each(|code| *code = base.wrapping_sub(*code));
-    for (at, escape) in escaped[..count].iter().zip(escapes.get(..count)?) {
-        exponents[usize::from(*at)] = *escape;
+    let count = escaped.iter().map(|escaped| escaped.count_ones() as usize).sum();
+    for (escape, at) in escapes.get(..count)?.iter().zip(places(&escaped)) {
+        exponents[at] = *escape;
     }
     for ((value, rest), exponent) in raw.chunks_exact_mut(2).zip(rests).zip(&exponents) {
         value[0] = (exponent << 7) | (rest & 0x7F);
@@ -205,18 +187,87 @@ fn read_planes(base: u8, data: &[u8], escapes: &[u8], raw: &mut [u8]) -> Option<
     Some(())
 }
 
-fn exponents(raw: &Block) -> [u8; VALUES] {
-    let mut exponents = [0; VALUES];
-    for (exponent, value) in exponents.iter_mut().zip(raw.chunks_exact(2)) {
-        *exponent = (value[1] << 1) | (value[0] >> 7);
+/// A thread's 24 bits of four rows are three words, and each word lies beside those of the other threads.
+fn pack(bits: &[[u32; THREADS]; ROWS], packed_codes: &mut [u8]) {
+    for (rows, words) in bits.chunks_exact(4).zip(packed_codes.chunks_exact_mut(3 * 4 * THREADS)) {
+        for thread in 0..THREADS {
+            let [first, second, third, fourth] = [0, 1, 2, 3].map(|row: usize| rows[row][thread]);
+            let packed =
+                [first | (second << 24), (second >> 8) | (third << 16), (third >> 16) | (fourth << 8)];
+            for (nth, word) in packed.iter().enumerate() {
+                words[4 * THREADS * nth + 4 * thread..][..4].copy_from_slice(&word.to_le_bytes());
+            }
+        }
     }
-    exponents
 }
 
-fn word(codes: &[u8; VALUES], at: usize) -> u64 {
+/// The inverse of [`pack`].
+fn unpacked(packed_codes: &[u8]) -> [[u32; THREADS]; ROWS] {
+    let mut bits = [[0; THREADS]; ROWS];
+    for (rows, words) in bits.chunks_exact_mut(4).zip(packed_codes.chunks_exact(3 * 4 * THREADS)) {
+        for thread in 0..THREADS {
+            let [first, second, third] = [0, 1, 2].map(|nth: usize| {
+                let mut word = [0; 4];
+                word.copy_from_slice(&words[4 * THREADS * nth + 4 * thread..][..4]);
+                u32::from_le_bytes(word)
+            });
+            let packed = [first, (first >> 24) | (second << 8), (second >> 16) | (third << 16), third >> 8];
+            for (row, packed) in rows.iter_mut().zip(packed) {
+                row[thread] = packed & 0x00FF_FFFF;
+            }
+        }
+    }
+    bits
+}
+
+fn values(raw: &BlockBytes) -> [u16; VALUES] {
+    let mut values = [0; VALUES];
+    for (value, bytes) in values.iter_mut().zip(raw.chunks_exact(2)) {
+        *value = u16::from_le_bytes([bytes[0], bytes[1]]);
+    }
+    values
+}
+
+fn exponents(values: &[u16; VALUES]) -> [u8; VALUES] {
+    values.map(|value| low_byte(value >> 7))
+}
+
+fn low_byte(value: u16) -> u8 {
+    value.to_le_bytes()[0]
+}
+
+/// How many exponents are not 0 to 6 below `base`.
+fn escapes(exponents: &[u8; VALUES], base: u8) -> usize {
+    // Counts of a part fit a byte.
+    let parts = exponents.chunks_exact(128).map(|part| {
+        part.iter().fold(0_u8, |count, exponent| count + u8::from(base.wrapping_sub(*exponent) >= ESCAPE))
+    });
+    parts.map(usize::from).sum()
+}
+
+/// Of eight codes.
+fn word(codes: &[u8]) -> u64 {
     let mut word = [0; 8];
-    word.copy_from_slice(&codes[at..at + 8]);
+    word.copy_from_slice(codes);
     u64::from_le_bytes(word)
+}
+
+/// Where the values are whose codes, by thread, are escapes: in order of the escapes.
+fn places(escaped: &[u64; THREADS]) -> impl Iterator<Item = usize> {
+    escaped.iter().enumerate().flat_map(|(thread, escaped)| {
+        let mut rest = *escaped;
+        std::iter::from_fn(move || {
+            let code = rest.trailing_zeros() as usize;
+            rest &= rest.wrapping_sub(1);
+            (code < 64).then_some(ROW_VALUES * (code / 8) + 8 * thread + code % 8)
+        })
+    })
+}
+
+/// A bit for each of eight codes that is an escape.
+fn escapes_of(codes: u64) -> u64 {
+    let bits = codes & (codes >> 1) & (codes >> 2) & 0x0101_0101_0101_0101;
+    bits.wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 
 /// 24 bits from eight bytes of 3 bits.
@@ -232,12 +283,4 @@ fn spread(bits: u32) -> u64 {
     let fours = (bits | (bits << 20)) & 0x0000_0FFF_0000_0FFF;
     let pairs = (fours | (fours << 10)) & 0x003F_003F_003F_003F;
     (pairs | (pairs << 5)) & 0x0707_0707_0707_0707
-}
-
-fn each_escape(codes: u64, mut escape: impl FnMut(usize)) {
-    let mut bits = codes & (codes >> 1) & (codes >> 2) & 0x0101_0101_0101_0101;
-    while bits != 0 {
-        escape(bits.trailing_zeros() as usize / 8);
-        bits &= bits - 1;
-    }
 }

@@ -13,7 +13,7 @@
 
 mod block;
 
-use self::block::{Block, BlockHead, Plan};
+use self::block::{BlockBytes, BlockHead, Plan};
 
 /// Stored wherever a code outlives the process.
 pub const CODEC_VERSION: u32 = 1;
@@ -142,7 +142,7 @@ fn plans(granule: &[u8]) -> impl Iterator<Item = Plan> {
     granule.chunks_exact(BLOCK_BYTES).map(|raw| Plan::of(block_of(raw)))
 }
 
-fn block_of(raw: &[u8]) -> &Block {
+fn block_of(raw: &[u8]) -> &BlockBytes {
     raw.try_into().unwrap_or_else(|_| unreachable!("chunks have the length of blocks"))
 }
 

@@ -1,3 +1,5 @@
+//! Every byte comes back, sizes are as promised, and other programs' answers are met.
+
 use proptest::prelude::*;
 
 use super::*;
@@ -125,7 +127,7 @@ fn the_first_bytes_are_as_documented() {
     assert_eq!(stored[..8], [1, 0, 0, 2, 0x80, 0x0B, 0, 127]);
     assert_eq!(stored[8..128], [0; 120]);
     assert_eq!(stored[128 + 2047], 0xC0);
-    // Code 5 of lane 0 is bits 15 to 17.
+    // Code 5 of thread 0 is bits 15 to 17.
     assert_eq!(stored[128 + 2048..128 + 2048 + 4], [0, 0x80, 0x03, 0]);
     assert_eq!(stored[2944..], [107, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
 }

@@ -376,6 +376,7 @@ def arena(
     pageable: bool = False,
     peers: Sequence[int] | None = None,
     keep_backups: bool | None = None,
+    compress: Literal["auto", "off", "always"] | None = None,
 ) -> Arena:
     """Opens an arena, or finds the open one: device memory that can sleep and wake.
 
@@ -395,6 +396,9 @@ def arena(
     with one GPU. The first arena of a device decides all three.
 
     Unless `keep_backups` is False, backups stay after a wake for the next sleep.
+
+    `compress` says whether backups are stored as codes, which saves three tenths of bf16 weights. It is "auto"
+    (where the device encodes faster than its link), "off" or "always". None means "auto".
 
     Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where
     the device cannot be opened, or is open with other options.
@@ -681,6 +685,9 @@ class SleepReport:
     def copied_bytes(self) -> int:
         """Copied to host memory."""
     @property
+    def stored_bytes(self) -> int:
+        """Written there for them: less where they are stored as codes."""
+    @property
     def unchanged_bytes(self) -> int:
         """Not copied: equal to the backup, or declared immutable."""
     @property
@@ -744,6 +751,9 @@ class WakeReport:
     @property
     def copied_bytes(self) -> int:
         """Copied from host memory."""
+    @property
+    def read_bytes(self) -> int:
+        """Read there for them: less where these are codes."""
     @property
     def zeroed_bytes(self) -> int:
         """Overwritten with zeros."""
@@ -822,6 +832,9 @@ class PrepareReport:
     def copied_bytes(self) -> int:
         """Copied to the backups."""
     @property
+    def stored_bytes(self) -> int:
+        """Written there for them: less where they are stored as codes."""
+    @property
     def unchanged_bytes(self) -> int:
         """Not copied: equal to the backup, or declared immutable."""
     def as_dict(self) -> dict[str, Any]:
@@ -859,6 +872,9 @@ class Stats:
     def backup_bytes(self) -> int:
         """Host memory of backups."""
     @property
+    def backup_raw_bytes(self) -> int:
+        """Device memory of which they hold the bytes; more than `backup_bytes` where these are codes."""
+    @property
     def limit_bytes(self) -> int:
         """Most that may be mapped."""
     @property
@@ -889,6 +905,9 @@ class TagStats:
     @property
     def backup_bytes(self) -> int:
         """Host memory of backups."""
+    @property
+    def backup_raw_bytes(self) -> int:
+        """Device memory of which they hold the bytes; more than `backup_bytes` where these are codes."""
     @property
     def live_blocks(self) -> int: ...
     def as_dict(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, process};
 
+use poorwill::backup::Compress;
 use poorwill::budget::{Envelope, claim_own};
 use poorwill::{
     Budget, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, OpenError, Peers, PoolConfig,
@@ -75,6 +76,7 @@ pub(super) struct ArenaOptions {
     pub(super) host_memory: HostMemoryUse,
     pub(super) peers: Option<Vec<u32>>,
     pub(super) keep_backups: Option<bool>,
+    pub(super) compress: Option<Compress>,
 }
 
 impl ArenaOptions {
@@ -90,6 +92,10 @@ impl ArenaOptions {
     fn keeps_backups(&self) -> bool {
         self.keep_backups.unwrap_or(PoolConfig::default().keep_backups)
     }
+
+    fn compresses(&self) -> Compress {
+        self.compress.unwrap_or(PoolConfig::default().compress)
+    }
 }
 
 #[derive(Debug)]
@@ -98,6 +104,7 @@ pub(super) struct Entry {
     device: DeviceSpec,
     limit: Option<Cap>,
     keep_backups: bool,
+    compress: Compress,
     opened: Mutex<Option<Arc<Opened>>>,
     slot: Arc<DeviceSlot>,
 }
@@ -192,6 +199,7 @@ impl DeviceSlot {
             device: device.spec().clone(),
             limit: options.limit,
             keep_backups: options.keeps_backups(),
+            compress: options.compresses(),
             opened: Mutex::new(Some(opened)),
             slot: Arc::clone(self),
         });
@@ -263,8 +271,10 @@ impl Opened {
             }
         };
         let limit_bytes = options.limit.map(|limit| limited(limit, &envelope));
-        let keep_backups = options.keeps_backups();
-        let pool = PoolConfig::default().limited_to(limit_bytes).keeping_backups(keep_backups);
+        let pool = PoolConfig::default()
+            .limited_to(limit_bytes)
+            .keeping_backups(options.keeps_backups())
+            .compressing(options.compresses());
         Ok(Self {
             name: options.name.clone(),
             device: device.clone(),
@@ -377,17 +387,22 @@ impl Entry {
     }
 
     fn check(&self, options: &ArenaOptions) -> Result<(), OpenFailure> {
+        let (name, device) = (&self.name, &self.device);
+        let conflict = |was: String, requested: String| {
+            Err(OpenFailure::Conflict(format!(
+                "the arena `{name}` on {device} is open with {was}, and {requested} is requested; leave it away, \
+                 close the arena first, or open another under another name"
+            )))
+        };
         if let Some(requested) = options.keep_backups.filter(|requested| *requested != self.keep_backups) {
-            let (name, device) = (&self.name, &self.device);
-            let [was, requested] =
-                [self.keep_backups, requested].map(|keeps| if keeps { "True" } else { "False" });
-            return Err(OpenFailure::Conflict(format!(
-                "the arena `{name}` on {device} is open with keep_backups={was}, and keep_backups={requested} is \
-                 requested; leave it away, close the arena first, or open another under another name"
-            )));
+            let option = |keeps| format!("keep_backups={}", if keeps { "True" } else { "False" });
+            return conflict(option(self.keep_backups), option(requested));
+        }
+        if let Some(requested) = options.compress.filter(|requested| *requested != self.compress) {
+            let option = |compress| format!("compress=\"{compress}\"");
+            return conflict(option(self.compress), option(requested));
         }
         let Some(limit) = options.limit.filter(|limit| Some(*limit) != self.limit) else { return Ok(()) };
-        let (name, device) = (&self.name, &self.device);
         let was =
             self.limit.map_or_else(|| "without a limit".to_owned(), |was| format!("with a limit of {was}"));
         Err(OpenFailure::Conflict(format!(

@@ -116,6 +116,8 @@ report! {
     release: &'static str = |it| it.release.name();
     /// Copied to host memory.
     copied_bytes: u64 = |it| it.copied_bytes;
+    /// Written there for them: less where they are stored as codes.
+    stored_bytes: u64 = |it| it.stored_bytes;
     /// Not copied: equal to the backup, or declared immutable.
     unchanged_bytes: u64 = |it| it.unchanged_bytes;
     /// Part of `unchanged_bytes` that was not compared: declared immutable.
@@ -166,6 +168,8 @@ report! {
     mapped_bytes: u64 = |it| it.mapped_bytes;
     /// Copied from host memory.
     copied_bytes: u64 = |it| it.copied_bytes;
+    /// Read there for them: less where these are codes.
+    read_bytes: u64 = |it| it.read_bytes;
     /// Overwritten with zeros.
     zeroed_bytes: u64 = |it| it.zeroed_bytes;
     /// Compared with the backup's digests, and equal.
@@ -226,6 +230,8 @@ report! {
     seconds: f64 = |it| it.seconds;
     /// Copied to the backups.
     copied_bytes: u64 = |it| it.copied_bytes;
+    /// Written there for them: less where they are stored as codes.
+    stored_bytes: u64 = |it| it.stored_bytes;
     /// Not copied: equal to the backup, or declared immutable.
     unchanged_bytes: u64 = |it| it.unchanged_bytes;
 }
@@ -255,6 +261,8 @@ report! {
     reserved_bytes: u64 = |it| it.reserved_bytes;
     /// Host memory of backups.
     backup_bytes: u64 = |it| it.backup_bytes;
+    /// Device memory of which they hold the bytes; more than `backup_bytes` where these are codes.
+    backup_raw_bytes: u64 = |it| it.backup_raw_bytes;
     /// Most that may be mapped.
     limit_bytes: u64 = |it| it.limit_bytes;
     live_blocks: usize = |it| it.live_blocks;
@@ -278,6 +286,8 @@ report! {
     mapped_bytes: u64 = |it| it.mapped_bytes;
     /// Host memory of backups.
     backup_bytes: u64 = |it| it.backup_bytes;
+    /// Device memory of which they hold the bytes; more than `backup_bytes` where these are codes.
+    backup_raw_bytes: u64 = |it| it.backup_raw_bytes;
     live_blocks: usize = |it| it.live_blocks;
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use poorwill::backup::Compress;
 use poorwill::{Changes, Dropped, Level, SleepAction, Tag, TagPolicy, Verify, WakeRequest};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyString};
@@ -39,6 +40,11 @@ pub(super) fn level(level: i64) -> PyResult<Level> {
         2 => Ok(Level::Two),
         _ => Err(invalid(format!("there is no level {level}; 1 keeps weights in host memory, 2 drops them"))),
     }
+}
+
+pub(super) fn compress(word: &str) -> PyResult<Compress> {
+    let known = [("auto", Compress::Auto), ("off", Compress::Off), ("always", Compress::Always)];
+    one_of("compress", word, &known)
 }
 
 pub(super) fn wake(

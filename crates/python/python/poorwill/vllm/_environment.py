@@ -14,6 +14,7 @@ HOST_BUDGET = "POORWILL_HOST_BUDGET"
 PAGEABLE = "POORWILL_PAGEABLE"
 PREPARE = "POORWILL_PREPARE"
 KEEP_BACKUPS = "POORWILL_KEEP_BACKUPS"
+COMPRESS = "POORWILL_COMPRESS"
 WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
 AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
 TRITON = "POORWILL_TRITON"
@@ -38,6 +39,8 @@ class Environment:
     """Whether the weights are backed up in the background once the engine has started."""
     keep_backups: bool = True
     """Whether backups stay in host memory after a wake, so that the next sleep copies only what changed."""
+    compress: Literal["auto", "off", "always"] = "auto"
+    """Whether backups are stored as codes, of seven tenths of bf16 weights; `auto`: where codes are fast"""
     wake_timeout_s: float = 2.0
     """How long a wake waits for memory that another process is about to release."""
     after_level2: Literal["refuse", "serve"] = "refuse"
@@ -63,6 +66,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         pageable=_switch(given, PAGEABLE, default.pageable),
         prepare=_switch(given, PREPARE, default.prepare),
         keep_backups=_switch(given, KEEP_BACKUPS, default.keep_backups),
+        compress=_compress(given),
         wake_timeout_s=_seconds(given, WAKE_TIMEOUT, default.wake_timeout_s),
         after_level2=_after_level2(given),
         triton=_switch(given, TRITON, default.triton),
@@ -117,6 +121,13 @@ def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"{name}={text!r} is neither 0 nor 1")
     return text == "1"
+
+
+def _compress(environ: Mapping[str, str]) -> Literal["auto", "off", "always"]:
+    text = environ.get(COMPRESS, "").strip() or Environment.compress
+    if text not in ("auto", "off", "always"):
+        raise ValueError(f"{COMPRESS}={text!r} is none of auto, off, always")
+    return cast(Literal["auto", "off", "always"], text)
 
 
 def _after_level2(environ: Mapping[str, str]) -> Literal["refuse", "serve"]:

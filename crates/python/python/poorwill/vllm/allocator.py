@@ -64,6 +64,7 @@ class Allocator:
         host_limit_bytes: int | None = None,
         pageable: bool = False,
         keep_backups: bool = True,
+        compress: Literal["auto", "off", "always"] = "auto",
         wake_timeout_s: float = 0.0,
     ) -> "Allocator":
         """Opens the process's allocator, over an arena with these limits.
@@ -90,6 +91,7 @@ class Allocator:
             # A rank uses one GPU, whichever others it sees.
             peers=(),
             keep_backups=keep_backups,
+            compress=compress,
         )
         cls.instance = cls(arena, wake_timeout_s=wake_timeout_s)
         return cls.instance

@@ -112,6 +112,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             host_limit_bytes=self._environment.host_budget_bytes,
             pageable=self._environment.pageable,
             keep_backups=self._environment.keep_backups,
+            compress=self._environment.compress,
             wake_timeout_s=self._environment.wake_timeout_s,
         )
         self._is_its_owner = self._allocator is not before

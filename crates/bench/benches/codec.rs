@@ -1,0 +1,106 @@
+//! Codes of granules on one core: measuring, encoding and decoding, for each kind of contents.
+//!
+//! The quickest of all rounds counts, since whatever else the machine does only slows one down.
+//!
+//! `cargo bench -p poorwill-bench --bench codec -- [--rounds N] [--json]`
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use poorwill::{ByteSize, codec};
+use poorwill_bench::Contents;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+const GRANULE_BYTES: usize = 2 << 20;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Options {
+    rounds: usize,
+    json: bool,
+}
+
+fn options() -> Outcome<Options> {
+    let mut options = Options { rounds: 200, json: false };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--rounds" => {
+                let rounds = args.next().ok_or("--rounds needs a value")?;
+                options.rounds = rounds.parse::<usize>()?.max(1);
+            }
+            "--json" => options.json = true,
+            "--bench" => {} // What `cargo bench` adds.
+            _ => return Err(format!("unknown argument {arg}; known are --rounds N, --json").into()),
+        }
+    }
+    Ok(options)
+}
+
+/// Bytes of the code over those of the granule, and GiB of raw bytes each second.
+struct Figures {
+    ratio: f64,
+    measure: f64,
+    encode: f64,
+    decode: f64,
+}
+
+fn run() -> Outcome<()> {
+    let Options { rounds, json } = options()?;
+    if !json {
+        println!("Granules of {}, quickest of {rounds} rounds, GiB/s", ByteSize(GRANULE_BYTES as u64));
+        println!("         {:>7} {:>8} {:>7} {:>7}", "size", "measure", "encode", "decode");
+    }
+    for contents in Contents::ALL {
+        let Figures { ratio, measure, encode, decode } = figures(contents, rounds)?;
+        if json {
+            println!(
+                "{{\"contents\":\"{contents}\",\"ratio\":{ratio:.4},\"measure_gib_per_s\":{measure:.3},\"encode_gib_per_s\":{encode:.3},\"decode_gib_per_s\":{decode:.3}}}"
+            );
+        } else {
+            println!("{contents:8} {ratio:7.4} {measure:8.2} {encode:7.2} {decode:7.2}");
+        }
+    }
+    Ok(())
+}
+
+fn figures(contents: Contents, rounds: usize) -> Outcome<Figures> {
+    let mut granule = vec![0; GRANULE_BYTES];
+    contents.write(1, &mut granule);
+    let mut code = vec![0; codec::room_bytes_max(GRANULE_BYTES)];
+    let mut decoded = vec![0xFF; GRANULE_BYTES];
+    let measure = rate(rounds, || black_box(codec::encoded_bytes(black_box(&granule))));
+    let bytes = codec::encode(&granule, &mut code).ok_or("the longest code does not fit")?;
+    let encode = rate(rounds, || codec::encode(black_box(&granule), &mut code));
+    let stored = &code[..bytes];
+    let decode = rate(rounds, || codec::decode(black_box(stored), &mut decoded));
+    if decoded != granule {
+        return Err(format!("other bytes than the {contents} came back").into());
+    }
+    Ok(Figures { ratio: as_float(bytes) / as_float(GRANULE_BYTES), measure, encode, decode })
+}
+
+/// GiB of granules each second.
+fn rate<T>(rounds: usize, mut act: impl FnMut() -> T) -> f64 {
+    let seconds = (0..rounds).map(|_| {
+        let started = Instant::now();
+        black_box(act());
+        started.elapsed().as_secs_f64()
+    });
+    as_float(GRANULE_BYTES) / f64::from(1 << 30) / seconds.fold(f64::INFINITY, f64::min)
+}
+
+#[allow(clippy::cast_precision_loss)] // Sizes far below 2^53.
+fn as_float(bytes: usize) -> f64 {
+    bytes as f64
+}
