@@ -77,7 +77,7 @@ fn run() -> Outcome<()> {
 fn figures(contents: Contents, rounds: usize) -> Outcome<Figures> {
     let mut granule = vec![0; GRANULE_BYTES];
     contents.write(1, &mut granule);
-    let mut code = vec![0; codec::room_bytes_max(GRANULE_BYTES)];
+    let mut code = vec![0; codec::code_bytes_max(GRANULE_BYTES)];
     let mut decoded = vec![0xFF; GRANULE_BYTES];
     let measure = rate(rounds, || black_box(codec::encoded_bytes(black_box(&granule))));
     let bytes = codec::encode(&granule, &mut code).ok_or("the longest code does not fit")?;

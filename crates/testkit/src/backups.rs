@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use poorwill_core::backup::{BackupBuffer, Backups, Room, StoredBytes};
+use poorwill_core::backup::{BackupBuffer, Backups, Footprint, StoredBytes};
 use poorwill_core::driver::{Result, Scratch};
 use poorwill_core::{CopyPart, Digest, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 
@@ -249,10 +249,10 @@ impl Drop for Claim {
 }
 
 impl Backups for TestBackups {
-    fn buffers(&self, rooms: &[Room]) -> Result<Vec<Pending<BackupBuffer>>> {
+    fn buffers(&self, footprints: &[Footprint]) -> Result<Vec<Pending<BackupBuffer>>> {
         self.0.check(BackupCall::Allocate, Op::HostAlloc)?;
-        let buffer = |room: &Room| {
-            let bytes = room.bytes();
+        let buffer = |footprint: &Footprint| {
+            let bytes = footprint.bytes();
             let (claim, storage) = (self.0.claim(bytes)?, Arc::clone(&self.0));
             Ok(Pending::new(move || {
                 storage.check(BackupCall::Allocated, Op::HostAlloc)?;
@@ -262,7 +262,7 @@ impl Backups for TestBackups {
                 Ok(BackupBuffer::new(TestBuffer { claim, granules }))
             }))
         };
-        rooms.iter().map(buffer).collect()
+        footprints.iter().map(buffer).collect()
     }
 
     fn trim(&self) -> Result<()> {
@@ -327,7 +327,7 @@ impl StoredBytes for TestBuffer {
     fn save(
         self: Box<Self>,
         stream: StreamId,
-        _: &Room,
+        _: &Footprint,
         parts: &[CopyPart],
     ) -> Result<Pending<(BackupBuffer, Vec<Option<Digest>>)>> {
         let storage = Arc::clone(&self.claim.storage);

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use poorwill_core::digest::Digest;
-use poorwill_core::driver::{HostWork, Result};
+use poorwill_core::driver::{CodePart, Encoded, HostWork, Result, Scratch};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, EventId, HostBuffer, HostMemory, HostMemoryInfo,
     MemoryInfo, Op, Pending, StreamId,
 };
 
-use crate::forward::{forward, forward_figures, forward_streams_and_events};
+use crate::forward::{forward, forward_codes, forward_figures, forward_streams_and_events};
 
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +83,7 @@ impl BrokenDriver {
 impl Driver for BrokenDriver {
     forward_figures!();
     forward_streams_and_events!();
+    forward_codes!();
 
     fn host_memory(&self) -> HostMemoryInfo {
         self.inner.host_memory()

@@ -53,4 +53,24 @@ macro_rules! forward_streams_and_events {
     };
 }
 
-pub(crate) use {forward, forward_figures, forward_streams_and_events};
+/// The calls for codes, which otherwise would be made of copies by the wrapper.
+macro_rules! forward_codes {
+    () => {
+        forward! {
+            Encode: encoded_bytes(stream: StreamId, ranges: &[DeviceRange]) -> Pending<Vec<u64>>;
+            Encode: encode(
+                stream: StreamId,
+                dst: HostBuffer,
+                parts: &[CodePart]
+            ) -> Pending<(HostBuffer, Vec<Option<Encoded>>)>;
+            Decode: decode(
+                stream: StreamId,
+                src: Arc<HostBuffer>,
+                parts: &[CodePart],
+                scratch: Option<Scratch>
+            ) -> Pending<Vec<Digest>>;
+        }
+    };
+}
+
+pub(crate) use {forward, forward_codes, forward_figures, forward_streams_and_events};

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use poorwill_core::digest::Digest;
-use poorwill_core::driver::{HostWork, Result};
+use poorwill_core::driver::{CodePart, Encoded, HostWork, Result, Scratch};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId, HostBuffer,
     HostMemoryInfo, MemoryInfo, Op, Pending, StreamId,
@@ -151,6 +151,10 @@ impl ScriptedDriver {
         self.interceptor.intercept(Call { bytes, ..Call::of(op) })
     }
 
+    fn granules(&self, parts: &[CodePart]) -> u64 {
+        parts.len() as u64 * self.info.granule_bytes
+    }
+
     fn then_on_wait<T: 'static>(&self, op: Op, bytes: u64, pending: Pending<T>) -> Pending<T> {
         let interceptor = Arc::clone(&self.interceptor);
         pending.then(move |result| {
@@ -255,6 +259,38 @@ impl Driver for ScriptedDriver {
         self.before_sized(Op::Save, bytes)?;
         let pending = self.inner.save(stream, dst, parts)?;
         Ok(self.then_on_wait(Op::Save, bytes, pending))
+    }
+
+    fn encoded_bytes(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<u64>>> {
+        let bytes = ranges.iter().map(|range| range.bytes).sum();
+        self.before_sized(Op::Encode, bytes)?;
+        let pending = self.inner.encoded_bytes(stream, ranges)?;
+        Ok(self.then_on_wait(Op::Encode, bytes, pending))
+    }
+
+    fn encode(
+        &self,
+        stream: StreamId,
+        dst: HostBuffer,
+        parts: &[CodePart],
+    ) -> Result<Pending<(HostBuffer, Vec<Option<Encoded>>)>> {
+        let bytes = self.granules(parts);
+        self.before_sized(Op::Encode, bytes)?;
+        let pending = self.inner.encode(stream, dst, parts)?;
+        Ok(self.then_on_wait(Op::Encode, bytes, pending))
+    }
+
+    fn decode(
+        &self,
+        stream: StreamId,
+        src: Arc<HostBuffer>,
+        parts: &[CodePart],
+        scratch: Option<Scratch>,
+    ) -> Result<Pending<Vec<Digest>>> {
+        let bytes = self.granules(parts);
+        self.interceptor.intercept(Call { bytes, stream: Some(stream), ..Call::of(Op::Decode) })?;
+        let pending = self.inner.decode(stream, src, parts, scratch)?;
+        Ok(self.then_on_wait(Op::Decode, bytes, pending))
     }
 
     fn host_alloc_all(&self, sizes: &[u64]) -> Result<Vec<Pending<HostBuffer>>> {

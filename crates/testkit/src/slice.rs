@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::digest::Digest;
-use poorwill_core::driver::{HostWork, Result};
+use poorwill_core::driver::{CodePart, Encoded, HostWork, Result, Scratch};
 use poorwill_core::{
     BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
     HostBuffer, HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
-use crate::forward::{forward, forward_streams_and_events};
+use crate::forward::{forward, forward_codes, forward_streams_and_events};
 
 /// A part of a device.
 #[derive(Debug)]
@@ -127,6 +127,7 @@ impl Driver for Slice {
         Zero: zero(stream: StreamId, range: DeviceRange) -> Pending<()>;
         Digest: digest(stream: StreamId, ranges: &[DeviceRange]) -> Pending<Vec<Digest>>;
     }
+    forward_codes!();
 
     fn info(&self) -> &DeviceInfo {
         &self.info

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::room::{Layout, Slot, granules};
-use super::{BackupBuffer, Backups, Extent, Room, StoredBytes};
+use super::footprint::{Layout, Slot, granules};
+use super::{BackupBuffer, Backups, Extent, Footprint, StoredBytes};
 use crate::codec;
 use crate::digest::Digest;
 use crate::driver::{
@@ -117,9 +117,9 @@ impl Backups for HostBackups {
         self.encodes()
     }
 
-    fn plan(&self, stream: StreamId, extents: &[Extent<'_>]) -> Result<Vec<Room>> {
+    fn plan(&self, stream: StreamId, extents: &[Extent<'_>]) -> Result<Vec<Footprint>> {
         if !self.encodes() {
-            return Ok(extents.iter().map(|extent| Room::raw(extent.range.bytes)).collect());
+            return Ok(extents.iter().map(|extent| Footprint::raw(extent.range.bytes)).collect());
         }
         let granule_bytes = self.driver.info().granule_bytes;
         let granule = |extent: &Extent<'_>, number: usize| {
@@ -135,19 +135,19 @@ impl Backups for HostBackups {
             return Err(DriverError::invalid(Op::Encode, reason));
         }
         let mut rest = &measured[..];
-        let room = |extent: &Extent<'_>| {
+        let footprint = |extent: &Extent<'_>| {
             let (code_bytes, behind) = rest.split_at(extent.live.len());
             rest = behind;
-            Room::measured(extent, granule_bytes, code_bytes)
+            Footprint::measured(extent, granule_bytes, code_bytes)
         };
-        Ok(extents.iter().map(room).collect())
+        Ok(extents.iter().map(footprint).collect())
     }
 
-    fn buffers(&self, rooms: &[Room]) -> Result<Vec<Pending<BackupBuffer>>> {
-        let sizes: Vec<u64> = rooms.iter().map(Room::bytes).collect();
-        let buffers = self.driver.host_alloc_all(&sizes)?.into_iter().zip(rooms);
-        let buffer = |(buffer, room): (Pending<HostBuffer>, &Room)| {
-            let (driver, layout) = (Arc::clone(&self.driver), room.layout.clone());
+    fn buffers(&self, footprints: &[Footprint]) -> Result<Vec<Pending<BackupBuffer>>> {
+        let sizes: Vec<u64> = footprints.iter().map(Footprint::bytes).collect();
+        let buffers = self.driver.host_alloc_all(&sizes)?.into_iter().zip(footprints);
+        let buffer = |(buffer, footprint): (Pending<HostBuffer>, &Footprint)| {
+            let (driver, layout) = (Arc::clone(&self.driver), footprint.layout.clone());
             buffer.then(|buffer| {
                 Ok(BackupBuffer::new(HostBackupBuffer { driver, buffer: Arc::new(buffer?), layout }))
             })
@@ -206,21 +206,21 @@ impl StoredBytes for HostBackupBuffer {
         Arc::strong_count(&self.buffer) == 1
     }
 
-    fn fits(&self, room: &Room, fresh: &[usize]) -> bool {
-        self.layout.with(self.bytes(), room, fresh).is_some()
+    fn fits(&self, footprint: &Footprint, fresh: &[usize]) -> bool {
+        self.layout.with(self.bytes(), footprint, fresh).is_some()
     }
 
     fn save(
         self: Box<Self>,
         stream: StreamId,
-        room: &Room,
+        footprint: &Footprint,
         parts: &[CopyPart],
     ) -> Result<Pending<(BackupBuffer, Vec<Option<Digest>>)>> {
         let fresh: Vec<usize> = granules(parts, self.granule_bytes()).map(|(number, _)| number).collect();
-        let layout = self.layout.with(self.bytes(), room, &fresh).ok_or_else(|| {
+        let layout = self.layout.with(self.bytes(), footprint, &fresh).ok_or_else(|| {
             let reason = format!(
                 "{} bytes do not fit a buffer of {} bytes as it is laid out",
-                room.bytes(),
+                footprint.bytes(),
                 self.bytes()
             );
             DriverError::invalid(Op::Save, reason)
@@ -240,8 +240,8 @@ impl StoredBytes for HostBackupBuffer {
                 Ok((BackupBuffer::new(buffer), digests.into_iter().map(Some).collect()))
             }));
         };
-        let rooms: Vec<CodePart> = fresh.iter().map(|(_, slot, granule)| slot.room(*granule)).collect();
-        let encoded = driver.encode(stream, buffer, &rooms)?;
+        let slots: Vec<CodePart> = fresh.iter().map(|(_, slot, granule)| slot.whole(*granule)).collect();
+        let encoded = driver.encode(stream, buffer, &slots)?;
         Ok(encoded.then(move |encoded| {
             let (buffer, codes) = encoded?;
             let mut layout = layout;

@@ -1,23 +1,23 @@
 //! Backup storage for sleeps: host memory ([`HostBackups`]), raw or as codes; by trait files, or other GPUs.
 //!
-//! A sleep asks how much room each extent takes ([`Backups::plan`]), gets buffers for all rooms at once, and
+//! A sleep asks how much footprint each extent takes ([`Backups::plan`]), gets buffers for all footprints at once, and
 //! saves into them.
 //!
 //! Promises of a storage:
-//! - **Announced.** [`Backups::buffers`] gets all rooms of a sleep at once. It may prepare them one after
+//! - **Announced.** [`Backups::buffers`] gets all footprints of a sleep at once. It may prepare them one after
 //!   another, while copies to the first run.
 //! - **Digests of stored bytes**, never of the device's: of the granule that a load would bring back.
 //! - **Owned.** A copy owns the buffer that it writes, and shares the one that it reads.
 //! - **Released.** Dropping a buffer returns it without waiting.
 
+mod footprint;
 mod host;
-mod room;
 
 use std::fmt;
 use std::ops::Deref;
 
+pub use self::footprint::{Extent, Footprint};
 pub use self::host::{Compress, HostBackups, UnknownCompress};
-pub use self::room::{Extent, Room};
 use crate::digest::Digest;
 use crate::driver::{CopyPart, Pending, Result, Scratch, StreamId};
 
@@ -26,7 +26,7 @@ use crate::driver::{CopyPart, Pending, Result, Scratch, StreamId};
 /// ```
 /// use std::sync::Arc;
 ///
-/// use poorwill::backup::{BackupBuffer, Backups, HostBackups, Room};
+/// use poorwill::backup::{BackupBuffer, Backups, HostBackups, Footprint};
 /// use poorwill::driver::{self, Pending};
 /// use poorwill::{Device, Pool, PoolConfig};
 ///
@@ -35,8 +35,8 @@ use crate::driver::{CopyPart, Pending, Result, Scratch, StreamId};
 /// struct Limited(HostBackups, u64);
 ///
 /// impl Backups for Limited {
-///     fn buffers(&self, rooms: &[Room]) -> driver::Result<Vec<Pending<BackupBuffer>>> {
-///         self.0.buffers(rooms)
+///     fn buffers(&self, footprints: &[Footprint]) -> driver::Result<Vec<Pending<BackupBuffer>>> {
+///         self.0.buffers(footprints)
 ///     }
 ///     fn trim(&self) -> driver::Result<()> {
 ///         self.0.trim()
@@ -64,20 +64,20 @@ pub trait Backups: Send + Sync + fmt::Debug {
     }
 
     /// How the extents would be stored now. Where it measures, their live granules are mapped, and stay so until it returns. The
-    /// storage may measure their bytes by work on `stream`. A room fits as long as they do not change.
+    /// storage may measure their bytes by work on `stream`. A footprint fits as long as they do not change.
     ///
     /// # Errors
     /// Of the device.
-    fn plan(&self, stream: StreamId, extents: &[Extent<'_>]) -> Result<Vec<Room>> {
+    fn plan(&self, stream: StreamId, extents: &[Extent<'_>]) -> Result<Vec<Footprint>> {
         let _ = stream;
-        Ok(extents.iter().map(|extent| Room::raw(extent.range.bytes)).collect())
+        Ok(extents.iter().map(|extent| Footprint::raw(extent.range.bytes)).collect())
     }
 
-    /// Buffers for these rooms; each can be awaited alone.
+    /// Buffers for these footprints; each can be awaited alone.
     ///
     /// # Errors
     /// `OutOfHostMemory` (for any storage) if they are known not to fit, here or at `wait`.
-    fn buffers(&self, rooms: &[Room]) -> Result<Vec<Pending<BackupBuffer>>>;
+    fn buffers(&self, footprints: &[Footprint]) -> Result<Vec<Pending<BackupBuffer>>>;
 
     /// Releases unused memory. May wait for device work.
     ///
@@ -99,11 +99,11 @@ pub trait Backups: Send + Sync + fmt::Debug {
 ///
 /// ```
 /// use poorwill::Device;
-/// use poorwill::backup::{Backups, HostBackups, Room, StoredBytes};
+/// use poorwill::backup::{Backups, HostBackups, Footprint, StoredBytes};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let backups = HostBackups::new(Device::open(&"host:64MiB".parse()?)?.driver());
-/// for buffer in backups.buffers(&[Room::raw(4096)])? {
+/// for buffer in backups.buffers(&[Footprint::raw(4096)])? {
 ///     let buffer = buffer.wait()?;
 ///     let stored: &dyn StoredBytes = &*buffer;
 ///     println!("digest {} of {} bytes", stored.digest(0, 4096)?, stored.bytes());
@@ -118,22 +118,22 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
     /// Whether no copy reads it, so that it can be written.
     fn is_free(&self) -> bool;
 
-    /// Whether the granules numbered `fresh` can be saved as `room` says, keeping what is stored of the rest.
-    fn fits(&self, room: &Room, fresh: &[usize]) -> bool {
-        let _ = (room, fresh);
+    /// Whether the granules numbered `fresh` can be saved as `footprint` says, keeping what is stored of the rest.
+    fn fits(&self, footprint: &Footprint, fresh: &[usize]) -> bool {
+        let _ = (footprint, fresh);
         true
     }
 
     /// Queues copies of whole granules, given with their raw offsets in the extent. `wait` returns the digests
     /// of what was stored, in order of the parts. `None`: the granule changed meanwhile and no longer fits, so
-    /// nothing is stored of it. Call it only for a room that [`Self::fits`].
+    /// nothing is stored of it. Call it only for a footprint that [`Self::fits`].
     ///
     /// # Errors
     /// As [`Driver::save`](crate::Driver::save); the buffer is then released.
     fn save(
         self: Box<Self>,
         stream: StreamId,
-        room: &Room,
+        footprint: &Footprint,
         parts: &[CopyPart],
     ) -> Result<Pending<(BackupBuffer, Vec<Option<Digest>>)>>;
 
@@ -165,14 +165,14 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
 ///
 /// ```
 /// use poorwill::Device;
-/// use poorwill::backup::{Backups, HostBackups, Room};
+/// use poorwill::backup::{Backups, HostBackups, Footprint};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let backups = HostBackups::new(Device::open(&"host:64MiB".parse()?)?.driver());
-/// let rooms = [4096, 8192].map(Room::raw);
-/// for (pending, room) in backups.buffers(&rooms)?.into_iter().zip(&rooms) {
+/// let footprints = [4096, 8192].map(Footprint::raw);
+/// for (pending, footprint) in backups.buffers(&footprints)?.into_iter().zip(&footprints) {
 ///     let buffer = pending.wait()?;
-///     assert_eq!(buffer.bytes(), room.bytes());
+///     assert_eq!(buffer.bytes(), footprint.bytes());
 /// }
 /// # Ok(())
 /// # }
@@ -194,10 +194,10 @@ impl BackupBuffer {
     pub fn save(
         self,
         stream: StreamId,
-        room: &Room,
+        footprint: &Footprint,
         parts: &[CopyPart],
     ) -> Result<Pending<(Self, Vec<Option<Digest>>)>> {
-        self.0.save(stream, room, parts)
+        self.0.save(stream, footprint, parts)
     }
 }
 

@@ -172,11 +172,11 @@ fn read_planes(base: u8, data: &[u8], escapes: &[u8], raw: &mut [u8]) -> Option<
             *escaped |= escapes_of(codes) << (8 * row);
         }
     }
+    let count = escaped.iter().map(|escaped| escaped.count_ones() as usize).sum();
     if count > ESCAPES_MAX {
         return None;
     }
     exponents.iter_mut().for_each(|code| *code = base.wrapping_sub(*code));
-    let count = escaped.iter().map(|escaped| escaped.count_ones() as usize).sum();
     for (escape, at) in escapes.get(..count)?.iter().zip(places(&escaped)) {
         exponents[at] = *escape;
     }

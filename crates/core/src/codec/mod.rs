@@ -7,7 +7,7 @@
 //! - **One encoding.** The same bytes give the same code, here and on a GPU ([`CODEC_VERSION`]).
 //! - **Exact.** [`decode`] of what [`encode`] wrote gives every byte back, whatever the granule holds.
 //! - **Never undefined.** [`decode`] of any other bytes gives *some* granule, without a panic. Digests tell.
-//! - **Bounded.** A code is at most [`room_bytes_max`] long.
+//! - **Bounded.** A code is at most [`code_bytes_max`] long.
 //!
 //! The idea of fixed short codes for exponents with escapes is `SplitZip`'s (arXiv 2605.01708).
 
@@ -42,7 +42,7 @@ pub fn supports(granule_bytes: u64) -> bool {
     let blocks = granule_bytes / BLOCK_BYTES as u64;
     granule_bytes.is_multiple_of(BLOCK_BYTES as u64)
         && blocks > 0
-        && usize::try_from(blocks).is_ok_and(|blocks| room_bytes_max_of(blocks) <= CODE_BYTES_MAX)
+        && usize::try_from(blocks).is_ok_and(|blocks| code_bytes_max_of(blocks) <= CODE_BYTES_MAX)
 }
 
 /// The longest code of a granule, in bytes.
@@ -50,14 +50,14 @@ pub fn supports(granule_bytes: u64) -> bool {
 /// ```
 /// use poorwill::codec;
 ///
-/// assert_eq!(codec::room_bytes_max(4096), 128 + 4096);
+/// assert_eq!(codec::code_bytes_max(4096), 128 + 4096);
 /// ```
 #[must_use]
-pub fn room_bytes_max(granule_bytes: usize) -> usize {
-    room_bytes_max_of(granule_bytes / BLOCK_BYTES)
+pub fn code_bytes_max(granule_bytes: usize) -> usize {
+    code_bytes_max_of(granule_bytes / BLOCK_BYTES)
 }
 
-fn room_bytes_max_of(blocks: usize) -> usize {
+fn code_bytes_max_of(blocks: usize) -> usize {
     heads_bytes(blocks) + blocks * BLOCK_BYTES
 }
 
@@ -83,7 +83,7 @@ pub fn encoded_bytes(granule: &[u8]) -> usize {
     (heads_bytes(granule.len() / BLOCK_BYTES) + data + escapes).next_multiple_of(END_BYTES)
 }
 
-/// Writes a granule's code to the start of `room`, and returns its length; `None` if it does not fit.
+/// Writes a granule's code to the start of `slot`, and returns its length; `None` if it does not fit.
 ///
 /// # Panics
 /// Unless [`supports`] the granule's size.
@@ -92,28 +92,28 @@ pub fn encoded_bytes(granule: &[u8]) -> usize {
 /// use poorwill::codec;
 ///
 /// let granule: Vec<u8> = (0..4096_u32).flat_map(|nth| [nth.to_le_bytes()[0], 0x3F]).collect();
-/// let mut room = vec![0; codec::room_bytes_max(granule.len())];
-/// let bytes = codec::encode(&granule, &mut room).unwrap();
+/// let mut slot = vec![0; codec::code_bytes_max(granule.len())];
+/// let bytes = codec::encode(&granule, &mut slot).unwrap();
 /// assert!(bytes < granule.len() * 3 / 4);
 /// let mut decoded = vec![0; granule.len()];
-/// codec::decode(&room[..bytes], &mut decoded);
+/// codec::decode(&slot[..bytes], &mut decoded);
 /// assert_eq!(decoded, granule);
 /// ```
-pub fn encode(granule: &[u8], room: &mut [u8]) -> Option<usize> {
+pub fn encode(granule: &[u8], slot: &mut [u8]) -> Option<usize> {
     let plans: Vec<Plan> = plans(granule).collect();
     let data_bytes: usize = plans.iter().map(|plan| plan.units() * UNIT_BYTES).sum();
     let heads_bytes = heads_bytes(plans.len());
     let mut escapes_at = heads_bytes + data_bytes;
     let end = escapes_at + plans.iter().map(|plan| plan.escapes()).sum::<usize>();
     let bytes = end.next_multiple_of(END_BYTES);
-    let room = room.get_mut(..bytes)?;
-    room[plans.len() * BlockHead::BYTES..heads_bytes].fill(0);
-    room[end..].fill(0);
+    let slot = slot.get_mut(..bytes)?;
+    slot[plans.len() * BlockHead::BYTES..heads_bytes].fill(0);
+    slot[end..].fill(0);
     let mut data_at = heads_bytes;
     for (nth, (plan, raw)) in plans.iter().zip(granule.chunks_exact(BLOCK_BYTES)).enumerate() {
         let head = BlockHead::new(*plan, data_at / UNIT_BYTES, escapes_at);
-        room[nth * BlockHead::BYTES..][..BlockHead::BYTES].copy_from_slice(&head.to_bytes());
-        let (before, escapes) = room.split_at_mut(escapes_at);
+        slot[nth * BlockHead::BYTES..][..BlockHead::BYTES].copy_from_slice(&head.to_bytes());
+        let (before, escapes) = slot.split_at_mut(escapes_at);
         let data = &mut before[data_at..data_at + plan.units() * UNIT_BYTES];
         block::write(*plan, block_of(raw), data, escapes);
         data_at += plan.units() * UNIT_BYTES;

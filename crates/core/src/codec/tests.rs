@@ -6,12 +6,12 @@ use super::*;
 use crate::Digest;
 
 fn coded(granule: &[u8]) -> Vec<u8> {
-    let mut room = vec![0xEE; room_bytes_max(granule.len())];
-    let bytes = encode(granule, &mut room).expect("the longest code fits");
+    let mut slot = vec![0xEE; code_bytes_max(granule.len())];
+    let bytes = encode(granule, &mut slot).expect("the longest code fits");
     assert_eq!(bytes, encoded_bytes(granule), "measured and written");
-    assert!(room[bytes..].iter().all(|byte| *byte == 0xEE), "bytes behind the code were written");
-    room.truncate(bytes);
-    room
+    assert!(slot[bytes..].iter().all(|byte| *byte == 0xEE), "bytes behind the code were written");
+    slot.truncate(bytes);
+    slot
 }
 
 #[track_caller]
@@ -81,7 +81,7 @@ fn equal_words_take_a_head_each_and_noise_nothing_more() {
     }
     let mut noise = vec![0; 64 * BLOCK_BYTES];
     fastrand::Rng::with_seed(7).fill(&mut noise);
-    assert_eq!(round_trip(&noise), room_bytes_max(noise.len()));
+    assert_eq!(round_trip(&noise), code_bytes_max(noise.len()));
     // Where the last word alone differs.
     noise[..BLOCK_BYTES].fill(9);
     noise[BLOCK_BYTES - 1] = 8;
@@ -154,7 +154,7 @@ fn codes_that_are_cut_or_spoiled_give_other_bytes_without_a_panic() {
 }
 
 #[test]
-fn sizes_without_a_code_are_told() {
+fn sizes_without_a_code_are_known() {
     for (bytes, is_supported) in
         [(0, false), (4095, false), (4096, true), (6144, false), (8 << 20, true), (16 << 20, false)]
     {
@@ -192,6 +192,6 @@ proptest! {
     #[test]
     fn granules_of_any_blocks_come_back(blocks in proptest::collection::vec(block_contents(), 1..12)) {
         let granule = blocks.concat();
-        prop_assert!(round_trip(&granule) <= room_bytes_max(granule.len()));
+        prop_assert!(round_trip(&granule) <= code_bytes_max(granule.len()));
     }
 }

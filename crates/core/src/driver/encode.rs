@@ -20,37 +20,37 @@ const THREADS_MAX: usize = 4;
 /// Bytes that justify a thread.
 const WORTH_A_THREAD: usize = 1 << 20;
 
-/// Checks that the device's granules have a code, that the parts are granules, and that their rooms lie in a
-/// buffer of `len` bytes without overlapping. Returns the rooms.
+/// Checks that granules of this size have a code, and that the parts are granules. Their slots lie in a buffer of
+/// `len` bytes without overlapping. Returns the slots.
 ///
 /// # Errors
 /// `InvalidArgument`, `Unsupported`.
 pub fn check(op: Op, granule_bytes: u64, parts: &[CodePart], len: usize) -> Result<Vec<Range<usize>>> {
     check_granule(op, granule_bytes)?;
-    let room = |part: &CodePart| {
+    let slot = |part: &CodePart| {
         let start = usize::try_from(part.host_offset).ok()?;
-        let end = start.checked_add(usize::try_from(part.room_bytes).ok()?)?;
+        let end = start.checked_add(usize::try_from(part.slot_bytes).ok()?)?;
         (part.host_offset.is_multiple_of(16) && part.granule.is_multiple_of(granule_bytes) && end <= len)
             .then_some(start..end)
     };
     let invalid = |part: &CodePart| {
-        let CodePart { granule, host_offset, room_bytes } = part;
+        let CodePart { granule, host_offset, slot_bytes } = part;
         let reason = format!(
-            "the granule at {granule:#x} with {room_bytes} bytes at {host_offset} of a buffer of {len} bytes: \
-             granules begin at multiples of {granule_bytes}, rooms at multiples of 16 inside of the buffer"
+            "the granule at {granule:#x} with {slot_bytes} bytes at {host_offset} of a buffer of {len} bytes: \
+             granules begin at multiples of {granule_bytes}, slots at multiples of 16 inside of the buffer"
         );
         DriverError::invalid(op, reason)
     };
-    let rooms: Vec<Range<usize>> =
-        parts.iter().map(|part| room(part).ok_or_else(|| invalid(part))).collect::<Result<_>>()?;
-    let mut sorted = rooms.clone();
-    sorted.sort_unstable_by_key(|room| room.start);
+    let slots: Vec<Range<usize>> =
+        parts.iter().map(|part| slot(part).ok_or_else(|| invalid(part))).collect::<Result<_>>()?;
+    let mut sorted = slots.clone();
+    sorted.sort_unstable_by_key(|slot| slot.start);
     match sorted.windows(2).find(|pair| pair[1].start < pair[0].end) {
         Some(pair) => {
-            let reason = format!("the rooms {:?} and {:?} overlap", pair[0], pair[1]);
+            let reason = format!("the slots {:?} and {:?} overlap", pair[0], pair[1]);
             Err(DriverError::invalid(op, reason))
         }
-        None => Ok(rooms),
+        None => Ok(slots),
     }
 }
 
@@ -64,39 +64,39 @@ fn check_granule(op: Op, granule_bytes: u64) -> Result<usize> {
     }
 }
 
-/// Writes the codes of `granules` into the rooms of `buffer`, and decodes them again for their digests.
+/// Writes the codes of `granules` into the slots of `buffer`, and decodes them again for their digests.
 #[must_use]
-pub fn encoded(granules: &[u8], buffer: &mut [u8], rooms: &[Range<usize>]) -> Vec<Option<Encoded>> {
-    let granule_bytes = granules.len() / rooms.len().max(1);
-    let mut order: Vec<usize> = (0..rooms.len()).collect();
-    order.sort_unstable_by_key(|nth| rooms[*nth].start);
+pub fn encoded(granules: &[u8], buffer: &mut [u8], slots: &[Range<usize>]) -> Vec<Option<Encoded>> {
+    let granule_bytes = granules.len() / slots.len().max(1);
+    let mut order: Vec<usize> = (0..slots.len()).collect();
+    order.sort_unstable_by_key(|nth| slots[*nth].start);
     let (mut rest, mut at, mut work) = (buffer, 0, Vec::new());
     for nth in &order {
-        let Range { start, end } = rooms[*nth].clone();
+        let Range { start, end } = slots[*nth].clone();
         let (_, from_start) = std::mem::take(&mut rest).split_at_mut(start - at);
-        let (room, behind) = from_start.split_at_mut(end - start);
+        let (slot, behind) = from_start.split_at_mut(end - start);
         (rest, at) = (behind, end);
-        work.push((&granules[nth * granule_bytes..][..granule_bytes], room));
+        work.push((&granules[nth * granule_bytes..][..granule_bytes], slot));
     }
-    let codes = in_parallel(work, granules.len(), |(granule, room)| {
-        let bytes = codec::encode(granule, room)?;
+    let codes = in_parallel(work, granules.len(), |(granule, slot)| {
+        let bytes = codec::encode(granule, slot)?;
         let mut decoded = vec![0; granule_bytes];
-        codec::decode(&room[..bytes], &mut decoded);
+        codec::decode(&slot[..bytes], &mut decoded);
         Some(Encoded { bytes: bytes as u64, digest: Digest::of(&decoded) })
     });
-    let mut in_order = vec![None; rooms.len()];
+    let mut in_order = vec![None; slots.len()];
     order.into_iter().zip(codes).for_each(|(nth, code)| in_order[nth] = code);
     in_order
 }
 
-/// Granules from their codes in the rooms of `buffer`, one behind the other, and their digests.
+/// Granules from their codes in the slots of `buffer`, one behind the other, and their digests.
 #[must_use]
-pub fn decoded(buffer: &[u8], rooms: &[Range<usize>], granule_bytes: usize) -> (Vec<u8>, Vec<Digest>) {
-    let mut granules = vec![0; rooms.len() * granule_bytes];
-    let work = granules.chunks_exact_mut(granule_bytes).zip(rooms).collect();
+pub fn decoded(buffer: &[u8], slots: &[Range<usize>], granule_bytes: usize) -> (Vec<u8>, Vec<Digest>) {
+    let mut granules = vec![0; slots.len() * granule_bytes];
+    let work = granules.chunks_exact_mut(granule_bytes).zip(slots).collect();
     let digests =
-        in_parallel(work, rooms.len() * granule_bytes, |(granule, room): (&mut [u8], &Range<usize>)| {
-            codec::decode(&buffer[room.clone()], granule);
+        in_parallel(work, slots.len() * granule_bytes, |(granule, slot): (&mut [u8], &Range<usize>)| {
+            codec::decode(&buffer[slot.clone()], granule);
             Digest::of(granule)
         });
     (granules, digests)
@@ -147,12 +147,12 @@ pub fn encoded_on_the_host(
     parts: &[CodePart],
 ) -> Result<Pending<(HostBuffer, Vec<Option<Encoded>>)>> {
     let granule_bytes = driver.info().granule_bytes;
-    let rooms = check(Op::Encode, granule_bytes, parts, dst.len())?;
+    let slots = check(Op::Encode, granule_bytes, parts, dst.len())?;
     let granules: Vec<DeviceRange> =
         parts.iter().map(|part| DeviceRange::new(part.granule, granule_bytes)).collect();
     let copy = copied_granules(driver, stream, &granules)?;
     Ok(copy.then(move |copied| {
-        let codes = encoded(&copied?, &mut dst, &rooms);
+        let codes = encoded(&copied?, &mut dst, &slots);
         Ok((dst, codes))
     }))
 }
@@ -168,8 +168,8 @@ pub fn decoded_on_the_host(
     parts: &[CodePart],
 ) -> Result<Pending<Vec<Digest>>> {
     let granule_bytes = driver.info().granule_bytes;
-    let rooms = check(Op::Decode, granule_bytes, parts, src.len())?;
-    let (granules, digests) = decoded(src, &rooms, to_usize(granule_bytes)?);
+    let slots = check(Op::Decode, granule_bytes, parts, src.len())?;
+    let (granules, digests) = decoded(src, &slots, to_usize(granule_bytes)?);
     let copies: Vec<CopyPart> = (0..)
         .zip(parts)
         .map(|(nth, part)| CopyPart {

@@ -330,7 +330,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         measured_on_the_host(self, stream, ranges)
     }
 
-    /// Queues encoding of granules into their rooms in `dst`; see \[codes\]. `wait` returns it, with what was
+    /// Queues encoding of granules into their slots in `dst`; see \[codes\]. `wait` returns it, with what was
     /// stored of each granule: `None` where its code does not fit.
     ///
     /// # Errors
@@ -344,7 +344,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         encoded_on_the_host(self, stream, dst, parts)
     }
 
-    /// Queues decoding of granules from their rooms in `src`; see \[codes\]. `wait` returns the digests of the
+    /// Queues decoding of granules from their slots in `src`; see \[codes\]. `wait` returns the digests of the
     /// granules. A driver may pass codes through `scratch`.
     ///
     /// # Errors

@@ -87,22 +87,22 @@ pub struct CopyPart {
     pub host_offset: u64,
 }
 
-/// A granule of the device, and the room for its code in a host buffer.
+/// A granule of the device, and the slot for its code in a host buffer.
 ///
 /// ```
 /// use poorwill::driver::CodePart;
 ///
-/// let part = CodePart { granule: 0x7000_0000, host_offset: 4096, room_bytes: 1 << 20 };
-/// assert_eq!(part.host_offset + part.room_bytes, 4096 + (1 << 20));
+/// let part = CodePart { granule: 0x7000_0000, host_offset: 4096, slot_bytes: 1 << 20 };
+/// assert_eq!(part.host_offset + part.slot_bytes, 4096 + (1 << 20));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CodePart {
     /// Address of the granule.
     pub granule: u64,
-    /// Where the room begins, in bytes; a multiple of 16.
+    /// Where the slot begins, in bytes; a multiple of 16.
     pub host_offset: u64,
-    /// Bytes of the room.
-    pub room_bytes: u64,
+    /// Bytes of the slot.
+    pub slot_bytes: u64,
 }
 
 /// Device memory through which codes pass on their way to a decoding kernel, so that a copy engine carries them.

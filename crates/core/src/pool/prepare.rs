@@ -6,7 +6,7 @@
 //! ends the preparation. The sleep finds later writes by comparing digests.
 //!
 //! A storage that measures needs the chunk held, too. Host memory is awaited with nothing held, since a sleep
-//! would wait as well: a chunk that needs a new buffer is held once to measure it, and once more to copy it.
+//! would wait as well. So a chunk that needs a new buffer is held once to measure it, and once more to copy it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::keys::TagKey;
 use super::shared::Shared;
 use super::state::State;
 use super::tag_lock::Monitor;
-use crate::backup::{BackupBuffer, Room};
+use crate::backup::{BackupBuffer, Footprint};
 use crate::driver::{BackingId, DeviceRange, Driver, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::{Changes, Tag, TagState};
 
@@ -294,7 +294,7 @@ struct Prepared<'a> {
     changes: Changes,
 }
 
-/// A buffer for the room that an extent took when it was planned.
+/// A buffer for the footprint that an extent took when it was planned.
 struct Ahead {
     /// Number of its save.
     turn: usize,
@@ -302,16 +302,16 @@ struct Ahead {
     buffer: Pending<BackupBuffer>,
 }
 
-/// The room for these granules.
+/// The footprint for these granules.
 struct Planned {
     granules: Vec<usize>,
-    room: Room,
+    footprint: Footprint,
 }
 
 impl Planned {
-    /// Rooms for codes have a place for each granule that was live then.
+    /// Footprints for codes have a place for each granule that was live then.
     fn is_for(&self, save: &Save) -> bool {
-        !self.room.is_encoded() || self.granules == save.granules
+        !self.footprint.is_encoded() || self.granules == save.granules
     }
 }
 
@@ -389,7 +389,7 @@ impl Shared {
                     // What changes again and again is left to the sleep.
                     Visit::Lacks(_) if was_ready => break,
                     Visit::Lacks(planned) => {
-                        let buffer = self.new_buffer(&planned.room);
+                        let buffer = self.new_buffer(&planned.footprint);
                         ready = Some(self.ready(planned, buffer)?);
                     }
                     Visit::Done => break,
@@ -403,8 +403,8 @@ impl Shared {
 
     /// Waits for host memory, with nothing held.
     fn ready(&self, planned: Planned, buffer: Pending<BackupBuffer>) -> Result<(Planned, BackupBuffer)> {
-        let again = || self.new_buffer(&planned.room).wait();
-        let buffer = self.with_cached_host_memory(planned.room.bytes(), buffer.wait(), again);
+        let again = || self.new_buffer(&planned.footprint).wait();
+        let buffer = self.with_cached_host_memory(planned.footprint.bytes(), buffer.wait(), again);
         buffer.map(|buffer| (planned, buffer)).map_err(|source| PoolError::PrepareFailed { source })
     }
 
@@ -431,8 +431,8 @@ impl Shared {
         let mut planned: Vec<(usize, Planned)> = Vec::new();
         for nth in lacking {
             if !self.backups().measures() {
-                let (granules, room) = (Vec::new(), self.plan_room(&saves[nth]).map_err(failed)?);
-                planned.push((nth, Planned { granules, room }));
+                let (granules, footprint) = (Vec::new(), self.plan_footprint(&saves[nth]).map_err(failed)?);
+                planned.push((nth, Planned { granules, footprint }));
                 continue;
             }
             match self.hold_chunk(job, &saves[nth], near)? {
@@ -440,25 +440,26 @@ impl Shared {
                 NextStep::Gone => {}
                 NextStep::Chunk(found) => {
                     near = Some(found.snapshot.landmark);
-                    let room = self.plan_room(&found.save).map_err(failed)?;
-                    planned.push((nth, Planned { granules: found.save.granules.clone(), room }));
+                    let footprint = self.plan_footprint(&found.save).map_err(failed)?;
+                    planned.push((nth, Planned { granules: found.save.granules.clone(), footprint }));
                 }
             }
         }
         if planned.is_empty() {
             return Ok(Ok(VecDeque::new()));
         }
-        let rooms: Vec<Room> = planned.iter().map(|(_, planned)| planned.room.clone()).collect();
-        let bytes = rooms.iter().map(Room::bytes).sum();
-        let made = self.backups().buffers(&rooms);
-        let made = self.with_cached_host_memory(bytes, made, || self.backups().buffers(&rooms));
+        let footprints: Vec<Footprint> =
+            planned.iter().map(|(_, planned)| planned.footprint.clone()).collect();
+        let bytes = footprints.iter().map(Footprint::bytes).sum();
+        let made = self.backups().buffers(&footprints);
+        let made = self.with_cached_host_memory(bytes, made, || self.backups().buffers(&footprints));
         let ahead = planned.into_iter().zip(made.map_err(failed)?);
         Ok(Ok(ahead.map(|((turn, planned), buffer)| Ahead { turn, planned, buffer }).collect()))
     }
 
-    fn plan_room(&self, save: &Save) -> Result<Room, DriverError> {
-        let mut rooms = self.plan_rooms(self.streams().background(), std::iter::once(save))?;
-        rooms.pop().ok_or_else(|| DriverError::invalid(Op::Save, "a store planned no room"))
+    fn plan_footprint(&self, save: &Save) -> Result<Footprint, DriverError> {
+        let mut footprints = self.plan_footprints(self.streams().background(), std::iter::once(save))?;
+        footprints.pop().ok_or_else(|| DriverError::invalid(Op::Save, "a store planned no footprint"))
     }
 
     /// Chunks are visited in order, so the last landmark is near.
@@ -530,7 +531,7 @@ impl Shared {
             return Ok(Visit::Done);
         }
         let empty = || vec![None; self.shape().granules(save.bytes)];
-        let (room, buffer, granules, fresh) =
+        let (footprint, buffer, granules, fresh) =
             match (ready.filter(|(planned, _)| planned.is_for(&save)), stored) {
                 (Some((planned, buffer)), stored) => {
                     if let Some(stored) = stored
@@ -540,26 +541,26 @@ impl Shared {
                     }
                     // A new buffer keeps none of the unchanged granules.
                     let fresh = if only_buffer { Vec::new() } else { save.granules.clone() };
-                    (planned.room, buffer, empty(), fresh)
+                    (planned.footprint, buffer, empty(), fresh)
                 }
                 (None, stored) => {
-                    let room = self.plan_room(&save).map_err(failed)?;
-                    let Some(stored) = stored.filter(|stored| stored.buffer.fits(&room, &fresh)) else {
-                        return Ok(Visit::Lacks(Planned { granules: save.granules, room }));
+                    let footprint = self.plan_footprint(&save).map_err(failed)?;
+                    let Some(stored) = stored.filter(|stored| stored.buffer.fits(&footprint, &fresh)) else {
+                        return Ok(Visit::Lacks(Planned { granules: save.granules, footprint }));
                     };
                     let Some(Backup { buffer, granules }) = self.take_to_write(&save, stored, saves)? else {
                         return Ok(Visit::Done);
                     };
                     let Some(buffer) = Arc::into_inner(buffer) else { return Ok(Visit::Done) };
                     done.unchanged_bytes += unchanged_bytes;
-                    (room, buffer, granules, fresh)
+                    (footprint, buffer, granules, fresh)
                 }
             };
         if fresh.is_empty() {
             self.put_back(&held, &save, &snapshot, Backup { buffer: Arc::new(buffer), granules });
             return Ok(Visit::Done);
         }
-        let saving = self.start_copy(&save, &room, buffer, granules, fresh, stream).map_err(failed)?;
+        let saving = self.start_copy(&save, &footprint, buffer, granules, fresh, stream).map_err(failed)?;
         // What no longer fits is left to the sleep.
         let copied = saving.complete(self, false).map_err(failed)?;
         done.copied_bytes += copied.copied_bytes;

@@ -1,7 +1,7 @@
 //! Updating backups in a sleep: compare, then copy what differs.
 //!
 //! All work on the device is complete by now. Copies run with no lock held, several at a time. The storage
-//! plans the rooms of all extents that have changed. What no longer fits is dropped, before all new buffers
+//! plans the footprints of all extents that have changed. What no longer fits is dropped, before all new buffers
 //! are requested at once. So copying begins with the first.
 //!
 //! Promise: on success, every live granule of the plan is stored, and was copied or compared now. Of granules
@@ -22,7 +22,7 @@ use super::keys::TagKey;
 use super::report::{SleepPhases, add};
 use super::shared::Shared;
 use super::state::State;
-use crate::backup::{BackupBuffer, Extent, Room};
+use crate::backup::{BackupBuffer, Extent, Footprint};
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::Changes;
@@ -61,7 +61,7 @@ pub(super) struct Copied {
 struct Change<'a, 'k> {
     save: &'a Save,
     kept: &'k Kept,
-    room: Room,
+    footprint: Footprint,
     /// Where no buffer of before fits.
     buffer: Option<Pending<BackupBuffer>>,
 }
@@ -125,11 +125,11 @@ impl<'a> Saver<'a> {
             if in_flight.len() >= COPIES_PER_STREAM * self.shared.streams().saves() {
                 self.store_next(in_flight, saved)?;
             }
-            let Change { save, kept, room, buffer: new } = change;
+            let Change { save, kept, footprint, buffer: new } = change;
             let fresh = save.without(&kept.granules);
             let old = self.shared.lock_state().backups_mut().take(save);
             let old = old.and_then(|Backup { buffer, granules }| {
-                let fits = buffer.is_free() && buffer.fits(&room, &fresh);
+                let fits = buffer.is_free() && buffer.fits(&footprint, &fresh);
                 Some((Arc::into_inner(buffer).filter(|_| fits)?, granules))
             });
             let (buffer, granules, fresh) = match old {
@@ -138,13 +138,13 @@ impl<'a> Saver<'a> {
                     // A new buffer keeps none of the unchanged granules.
                     saved.unchanged_bytes -= kept.granules.len() as u64 * granule_bytes;
                     saved.unchecked_bytes -= kept.unchecked as u64 * granule_bytes;
-                    let new = new.unwrap_or_else(|| self.shared.new_buffer(&room));
-                    let buffer = self.wait_for_buffer(&room, new).map_err(at(Phase::Copy))?;
+                    let new = new.unwrap_or_else(|| self.shared.new_buffer(&footprint));
+                    let buffer = self.wait_for_buffer(&footprint, new).map_err(at(Phase::Copy))?;
                     (buffer, Vec::new(), save.granules.clone())
                 }
             };
             let stream = self.shared.streams().save(turn);
-            let copy = self.shared.start_copy(save, &room, buffer, granules, fresh, stream);
+            let copy = self.shared.start_copy(save, &footprint, buffer, granules, fresh, stream);
             in_flight.push_back(copy.map_err(at(Phase::Copy))?);
         }
         while !in_flight.is_empty() {
@@ -153,19 +153,20 @@ impl<'a> Saver<'a> {
         Ok(())
     }
 
-    /// The saves to be copied, with their rooms, and buffers for those that need new ones.
+    /// The saves to be copied, with their footprints, and buffers for those that need new ones.
     fn changes<'k>(&self, kept: &'k [Kept]) -> Result<Vec<Change<'a, 'k>>, DriverError> {
         let changed = self.saves.iter().zip(kept);
         let changed = changed.filter(|(save, kept)| kept.granules.len() < save.granules.len());
         let changed: Vec<(&'a Save, &'k Kept)> = changed.collect();
-        let rooms =
-            self.shared.plan_rooms(self.shared.streams().save(0), changed.iter().map(|(save, _)| *save))?;
-        let changes = changed.into_iter().zip(rooms);
+        let footprints = self
+            .shared
+            .plan_footprints(self.shared.streams().save(0), changed.iter().map(|(save, _)| *save))?;
+        let changes = changed.into_iter().zip(footprints);
         let mut changes: Vec<Change<'_, '_>> =
-            changes.map(|((save, kept), room)| Change { save, kept, room, buffer: None }).collect();
+            changes.map(|((save, kept), footprint)| Change { save, kept, footprint, buffer: None }).collect();
         let unfit = self.take_unfit(&changes);
-        let rooms: Vec<Room> = unfit.iter().map(|nth| changes[*nth].room.clone()).collect();
-        for (nth, buffer) in unfit.into_iter().zip(self.new_buffers(&rooms)?) {
+        let footprints: Vec<Footprint> = unfit.iter().map(|nth| changes[*nth].footprint.clone()).collect();
+        for (nth, buffer) in unfit.into_iter().zip(self.new_buffers(&footprints)?) {
             changes[nth].buffer = Some(buffer);
         }
         Ok(changes)
@@ -177,7 +178,7 @@ impl<'a> Saver<'a> {
         let fits = |state: &State, change: &Change<'_, '_>| {
             let backup = state.backups().get(change.save).filter(|backup| backup.is_ours());
             backup.is_some_and(|backup| {
-                backup.buffer.fits(&change.room, &change.save.without(&change.kept.granules))
+                backup.buffer.fits(&change.footprint, &change.save.without(&change.kept.granules))
             })
         };
         let unfit: Vec<usize> = (0..changes.len()).filter(|nth| !fits(&state, &changes[*nth])).collect();
@@ -188,30 +189,30 @@ impl<'a> Saver<'a> {
         unfit
     }
 
-    fn new_buffers(&self, rooms: &[Room]) -> Result<Vec<Pending<BackupBuffer>>, DriverError> {
-        if rooms.is_empty() {
+    fn new_buffers(&self, footprints: &[Footprint]) -> Result<Vec<Pending<BackupBuffer>>, DriverError> {
+        if footprints.is_empty() {
             return Ok(Vec::new());
         }
-        let buffers = || self.shared.backups().buffers(rooms);
+        let buffers = || self.shared.backups().buffers(footprints);
         let made = match buffers() {
             Err(error) if is_lacking(&error) => {
-                let bytes = rooms.iter().map(Room::bytes).sum();
+                let bytes = footprints.iter().map(Footprint::bytes).sum();
                 self.shared.with_host_memory(self.falling, bytes, buffers)
             }
             made => made,
         }?;
-        as_many(rooms.len(), "rooms were announced", made)
+        as_many(footprints.len(), "footprints were announced", made)
     }
 
     fn wait_for_buffer(
         &self,
-        room: &Room,
+        footprint: &Footprint,
         buffer: Pending<BackupBuffer>,
     ) -> Result<BackupBuffer, DriverError> {
         match buffer.wait() {
             Err(error) if is_lacking(&error) => {
-                let again = || self.shared.new_buffer(room).wait();
-                self.shared.with_host_memory(self.falling, room.bytes(), again)
+                let again = || self.shared.new_buffer(footprint).wait();
+                self.shared.with_host_memory(self.falling, footprint.bytes(), again)
             }
             buffer => buffer,
         }
@@ -328,12 +329,12 @@ impl<'a> Saver<'a> {
 }
 
 impl Shared {
-    /// The rooms that the live granules of `saves` would take now. Where the storage measures, they are mapped.
-    pub(super) fn plan_rooms<'s>(
+    /// The footprints that the live granules of `saves` would take now. Where the storage measures, they are mapped.
+    pub(super) fn plan_footprints<'s>(
         &self,
         stream: StreamId,
         saves: impl Iterator<Item = &'s Save>,
-    ) -> Result<Vec<Room>, DriverError> {
+    ) -> Result<Vec<Footprint>, DriverError> {
         let extents: Vec<Extent<'s>> = saves.map(Save::extent).collect();
         if extents.is_empty() {
             return Ok(Vec::new());
@@ -341,8 +342,8 @@ impl Shared {
         as_many(extents.len(), "extents were to be planned", self.backups().plan(stream, &extents)?)
     }
 
-    pub(super) fn new_buffer(&self, room: &Room) -> Pending<BackupBuffer> {
-        let buffer = self.backups().buffers(std::slice::from_ref(room)).map(|mut buffers| buffers.pop());
+    pub(super) fn new_buffer(&self, footprint: &Footprint) -> Pending<BackupBuffer> {
+        let buffer = self.backups().buffers(std::slice::from_ref(footprint)).map(|mut buffers| buffers.pop());
         Pending::new(move || match buffer {
             Ok(Some(buffer)) => buffer.wait(),
             Ok(None) => Err(DriverError::invalid(Op::HostAlloc, "a store gave no buffer")),
@@ -354,7 +355,7 @@ impl Shared {
     pub(super) fn start_copy<'a>(
         &self,
         save: &'a Save,
-        room: &Room,
+        footprint: &Footprint,
         buffer: BackupBuffer,
         mut granules: Vec<Option<Stored>>,
         fresh: Vec<usize>,
@@ -368,7 +369,7 @@ impl Shared {
                 *stored = None;
             }
         }
-        let copy = buffer.save(stream, room, &self.parts(save, &fresh))?;
+        let copy = buffer.save(stream, footprint, &self.parts(save, &fresh))?;
         Ok(Saving { save, granules, fresh, copy })
     }
 

@@ -99,13 +99,13 @@ fn cycles_with_any_changes_bring_every_byte_back() {
 }
 
 #[test]
-fn a_granule_that_outgrows_its_room_during_the_sleep_is_an_error_and_nothing_is_lost() {
+fn a_granule_that_outgrows_its_slot_during_the_sleep_is_an_error_and_nothing_is_lost() {
     let device = TestDevice::open(64);
-    let (writes, copies) = (Arc::new(Mutex::new(None::<DeviceRange>)), Arc::new(AtomicU64::new(0)));
-    let (armed, machine, seen) = (Arc::clone(&writes), device.driver(), Arc::clone(&copies));
+    let (writes, calls) = (Arc::new(Mutex::new(None::<DeviceRange>)), Arc::new(AtomicU64::new(0)));
+    let (armed, machine, seen) = (Arc::clone(&writes), device.driver(), Arc::clone(&calls));
     let driver = ScriptedDriver::new(device.driver(), move |call| {
-        // A copy of each granule measures, the next one encodes.
-        if call.op == Op::CopyToHost && !call.waiting && seen.fetch_add(1, Ordering::Relaxed) == 4 {
+        // One call measures, the next one encodes.
+        if call.op == Op::Encode && !call.waiting && seen.fetch_add(1, Ordering::Relaxed) == 1 {
             if let Some(range) = armed.lock().unwrap().take() {
                 let noise = pattern::bytes(9, usize::try_from(range.bytes).unwrap());
                 let part = CopyPart { device: range, host_offset: 0 };
@@ -122,7 +122,7 @@ fn a_granule_that_outgrows_its_room_during_the_sleep_is_an_error_and_nothing_is_
     overwrite(&mut tenant, nth, 0, &weights(1, 4 * granule));
     let grown = DeviceRange::new(tenant.blocks[nth].block.range.addr + granule as u64, granule as u64);
     *writes.lock().unwrap() = Some(grown);
-    copies.store(0, Ordering::Relaxed);
+    calls.store(0, Ordering::Relaxed);
     match pool.sleep(&all()).unwrap_err() {
         PoolError::SleepFailed { phase: Phase::Copy, source } => {
             assert_eq!(source.kind, DriverErrorKind::Busy { range: grown });
@@ -151,7 +151,7 @@ fn a_spoiled_code_is_corruption_by_name_and_never_wrong_bytes() {
         pool.sleep(&all()).unwrap();
         driver.rot();
         match pool.wake(&WakeRequest::all().verifying(Verify::All)) {
-            // The bit was in the room's padding.
+            // The bit was in a slot's padding.
             Ok(_) => tenant.verify(),
             Err(PoolError::Corrupt { location, lost }) => {
                 assert_eq!(location, Corruption::Backup);

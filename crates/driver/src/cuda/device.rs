@@ -561,11 +561,11 @@ impl Driver for CudaDevice {
             encoding.queue(stream)?;
             digesting.queue(stream)
         };
-        let rooms: Vec<u64> = parts.iter().map(|part| part.room_bytes).collect();
+        let slots: Vec<u64> = parts.iter().map(|part| part.slot_bytes).collect();
         let finish = move |(dst, encoding, digesting): (HostBuffer, EncodeJob, DecodeJob)| {
-            let codes = encoding.sizes().into_iter().zip(digesting.digests()).zip(rooms);
-            let stored = |((bytes, digest), room_bytes): ((u64, Digest), u64)| {
-                (bytes <= room_bytes).then_some(Encoded { bytes, digest })
+            let codes = encoding.sizes().into_iter().zip(digesting.digests()).zip(slots);
+            let stored = |((bytes, digest), slot_bytes): ((u64, Digest), u64)| {
+                (bytes <= slot_bytes).then_some(Encoded { bytes, digest })
             };
             Ok((dst, codes.map(stored).collect()))
         };

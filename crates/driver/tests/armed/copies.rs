@@ -58,8 +58,8 @@ fn where_copy_engines_refuse_everything_the_kernel_copies_what_it_can() {
 
 #[test]
 fn without_the_kernel_copy_engines_copy_on_its_streams() {
-    // The second module is the one that copies.
-    if !child::in_a_child(&[("POORWILL_FAKE_CUDA_FAIL", "cuModuleLoadData:2:1:218")]) {
+    // The third module is the one that copies.
+    if !child::in_a_child(&[("POORWILL_FAKE_CUDA_FAIL", "cuModuleLoadData:3:1:218")]) {
         return;
     }
     let refused = open(0);

@@ -9,7 +9,7 @@ use super::ptx::{Kernel, Launch, Memory};
 const ARRAY: u64 = 0x1000;
 const RESULT: u64 = 0x8000;
 const GRANULE: u64 = 0x7000_0000_0000;
-const ROOM: u64 = 0x10_0000_0000;
+const SLOT: u64 = 0x10_0000_0000;
 
 /// Shared memory of a warp for escapes.
 const STAGE_BYTES: usize = 1296;
@@ -27,21 +27,21 @@ impl Kernels {
         Self { encode: kernel("poorwill_encode"), decoders }
     }
 
-    /// The code's length, and the room with what was written there.
-    fn encode(&self, granule: &[u8], room_bytes: usize, threads: usize) -> (u64, Vec<u8>) {
-        let array = [GRANULE, ROOM, room_bytes as u64, 0].into_iter().flat_map(u64::to_le_bytes).collect();
+    /// The code's length, and the slot with what was written there.
+    fn encode(&self, granule: &[u8], slot_bytes: usize, threads: usize) -> (u64, Vec<u8>) {
+        let array = [GRANULE, SLOT, slot_bytes as u64, 0].into_iter().flat_map(u64::to_le_bytes).collect();
         let mut memory = Memory(vec![
             (ARRAY, array),
             (RESULT, vec![0xAA; 8]),
             (GRANULE, granule.to_vec()),
-            (ROOM, vec![0xEE; room_bytes]),
+            (SLOT, vec![0xEE; slot_bytes]),
         ]);
         let leaves = granule.len() / codec::BLOCK_BYTES;
         let shared_bytes = 12 * leaves + 32 + threads / 32 * STAGE_BYTES;
         let params = [ARRAY, RESULT, leaves as u64];
         self.encode.run(&mut memory, &Launch { params: &params, block: 0, blocks: 1, threads, shared_bytes });
-        let room = memory.0.pop().unwrap().1;
-        (u64::from_le_bytes(memory.0[1].1.clone().try_into().unwrap()), room)
+        let slot = memory.0.pop().unwrap().1;
+        (u64::from_le_bytes(memory.0[1].1.clone().try_into().unwrap()), slot)
     }
 
     /// The granule, and its digest.
@@ -54,11 +54,11 @@ impl Kernels {
 }
 
 fn decoded(kernel: &Kernel, code: &[u8], granule_bytes: usize, threads: usize) -> (Vec<u8>, Digest) {
-    let array = [ROOM, code.len() as u64, GRANULE, 0].into_iter().flat_map(u64::to_le_bytes).collect();
+    let array = [SLOT, code.len() as u64, GRANULE, 0].into_iter().flat_map(u64::to_le_bytes).collect();
     let mut memory = Memory(vec![
         (ARRAY, array),
         (RESULT, vec![0xAA; 16]),
-        (ROOM, code.to_vec()),
+        (SLOT, code.to_vec()),
         (GRANULE, vec![0xEE; granule_bytes]),
     ]);
     let leaves = granule_bytes / codec::BLOCK_BYTES;
@@ -73,14 +73,14 @@ fn decoded(kernel: &Kernel, code: &[u8], granule_bytes: usize, threads: usize) -
 impl Kernels {
     #[track_caller]
     fn check(&self, granule: &[u8], threads: usize) {
-        let mut expected = vec![0xEE; codec::room_bytes_max(granule.len())];
+        let mut expected = vec![0xEE; codec::code_bytes_max(granule.len())];
         let bytes = codec::encode(granule, &mut expected).unwrap();
-        // Room for more than the code, of which the rest is left alone.
-        let (measured, room) = self.encode(granule, expected.len(), threads);
+        // More bytes than the code, of which the rest is left alone.
+        let (measured, slot) = self.encode(granule, expected.len(), threads);
         assert_eq!(measured, bytes as u64);
-        let differs = room.iter().zip(&expected).position(|(found, expected)| found != expected);
+        let differs = slot.iter().zip(&expected).position(|(found, expected)| found != expected);
         assert_eq!(differs, None, "of {bytes} bytes, {} blocks", granule.len() / codec::BLOCK_BYTES);
-        let (decoded, digest) = self.decode(&room[..bytes], granule.len(), threads);
+        let (decoded, digest) = self.decode(&slot[..bytes], granule.len(), threads);
         assert!(decoded == granule, "other bytes were decoded");
         assert_eq!(digest, Digest::of(granule));
     }
@@ -109,20 +109,20 @@ fn codes_that_do_not_fit_are_measured_only() {
     let kernels = Kernels::parse();
     let granule = granules::weights(3, 16);
     let bytes = codec::encoded_bytes(&granule);
-    for room_bytes in [0, 128, bytes - 1] {
-        let (measured, room) = kernels.encode(&granule, room_bytes, 128);
+    for slot_bytes in [0, 128, bytes - 1] {
+        let (measured, slot) = kernels.encode(&granule, slot_bytes, 128);
         assert_eq!(measured, bytes as u64);
-        assert!(room.iter().all(|byte| *byte == 0xEE), "something was written");
+        assert!(slot.iter().all(|byte| *byte == 0xEE), "something was written");
     }
-    let (_, room) = kernels.encode(&granule, bytes, 128);
-    assert!(kernels.decode(&room, granule.len(), 128).0 == granule);
+    let (_, slot) = kernels.encode(&granule, bytes, 128);
+    assert!(kernels.decode(&slot, granule.len(), 128).0 == granule);
 }
 
 #[test]
 fn spoiled_codes_decode_as_on_the_host() {
     let kernels = Kernels::parse();
     let granule = granules::mixed(5, 16);
-    let mut code = vec![0; codec::room_bytes_max(granule.len())];
+    let mut code = vec![0; codec::code_bytes_max(granule.len())];
     let bytes = codec::encode(&granule, &mut code).unwrap();
     code.truncate(bytes);
     let spoil = |at: usize, byte: u8| {

@@ -28,7 +28,7 @@ const ALIGNMENT: u64 = 16;
 const ENTRY_WORDS: usize = 4;
 
 /// A launch of either kernel: an array of entries, and one of results, in host memory.
-struct Arrays {
+struct CodecArrays {
     entries: Vec<[u64; 3]>,
     results: usize,
     granule_bytes: usize,
@@ -40,23 +40,23 @@ struct Places {
 }
 
 pub(super) fn prepare_encode(params: &Params, launch: &Launch) -> Outcome<Prepared> {
-    let arrays = Arrays::of(params, launch, 12, 8)?;
+    let arrays = CodecArrays::of(params, launch, 12, 8)?;
     let mut places = Places { ranges: Vec::new() };
     let mut work = Vec::new();
-    for [granule, room, room_bytes] in &arrays.entries {
+    for [granule, slot, slot_bytes] in &arrays.entries {
         let granule = places.pointer(*granule, arrays.granule_bytes)?;
-        let room_len = usize::try_from(*room_bytes).map_err(|_| Code::ILLEGAL_ADDRESS)?;
-        let room = if room_len == 0 { 0 } else { places.pointer(*room, room_len)? };
-        work.push((granule, room, room_len));
+        let slot_len = usize::try_from(*slot_bytes).map_err(|_| Code::ILLEGAL_ADDRESS)?;
+        let slot = if slot_len == 0 { 0 } else { places.pointer(*slot, slot_len)? };
+        work.push((granule, slot, slot_len));
     }
-    let Arrays { results, granule_bytes, .. } = arrays;
+    let CodecArrays { results, granule_bytes, .. } = arrays;
     let encode = move || {
-        for (nth, (granule, room, room_len)) in work.into_iter().enumerate() {
+        for (nth, (granule, slot, slot_len)) in work.into_iter().enumerate() {
             let granule = copied(granule, granule_bytes);
-            let mut code = vec![0; codec::room_bytes_max(granule_bytes)];
+            let mut code = vec![0; codec::code_bytes_max(granule_bytes)];
             let bytes = codec::encode(&granule, &mut code).unwrap_or(usize::MAX);
-            if bytes <= room_len {
-                write(room, &code[..bytes]);
+            if bytes <= slot_len {
+                write(slot, &code[..bytes]);
             }
             write(results + 8 * nth, &(bytes as u64).to_le_bytes());
         }
@@ -65,7 +65,7 @@ pub(super) fn prepare_encode(params: &Params, launch: &Launch) -> Outcome<Prepar
 }
 
 pub(super) fn prepare_decode(params: &Params, launch: &Launch) -> Outcome<Prepared> {
-    let arrays = Arrays::of(params, launch, 16, 16)?;
+    let arrays = CodecArrays::of(params, launch, 16, 16)?;
     let mut places = Places { ranges: Vec::new() };
     let mut work = Vec::new();
     for [code, code_bytes, granule] in &arrays.entries {
@@ -80,7 +80,7 @@ pub(super) fn prepare_decode(params: &Params, launch: &Launch) -> Outcome<Prepar
         };
         work.push((code, code_len, granule));
     }
-    let Arrays { results, granule_bytes, .. } = arrays;
+    let CodecArrays { results, granule_bytes, .. } = arrays;
     let decode = move || {
         let mut decoded = vec![0; granule_bytes];
         for (nth, (code, code_len, granule)) in work.into_iter().enumerate() {
@@ -94,7 +94,7 @@ pub(super) fn prepare_decode(params: &Params, launch: &Launch) -> Outcome<Prepar
     Ok(Prepared { ranges: places.ranges, work: Box::new(decode) })
 }
 
-impl Arrays {
+impl CodecArrays {
     fn of(params: &Params, launch: &Launch, block_shared: u32, result_bytes: usize) -> Outcome<Self> {
         let (entries, results) = (params.read::<u64>(0)?, params.read::<u64>(1)?);
         let blocks = params.read::<u32>(2)?;

@@ -40,10 +40,10 @@ impl Contents {
 
     fn codes(&self) -> Vec<Vec<u8>> {
         let code = |granule: &Vec<u8>| {
-            let mut room = vec![0; codec::room_bytes_max(granule.len())];
-            let bytes = codec::encode(granule, &mut room).unwrap();
-            room.truncate(bytes);
-            room
+            let mut slot = vec![0; codec::code_bytes_max(granule.len())];
+            let bytes = codec::encode(granule, &mut slot).unwrap();
+            slot.truncate(bytes);
+            slot
         };
         self.0.iter().map(code).collect()
     }
@@ -57,19 +57,19 @@ fn nth_granule(mapped: &Mapped<'_>, nth: usize) -> u64 {
     mapped.range.addr + nth as u64 * granule(mapped.driver)
 }
 
-/// Rooms for `sizes` of the granules in this order, with gaps, and bytes that hold them.
-fn rooms(mapped: &Mapped<'_>, order: &[usize], sizes: &[usize]) -> (Vec<CodePart>, usize) {
+/// Slots for `sizes` of the granules in this order, with gaps, and bytes that hold them.
+fn slots(mapped: &Mapped<'_>, order: &[usize], sizes: &[usize]) -> (Vec<CodePart>, usize) {
     let mut end = 32;
-    let room = |(nth, size): (&usize, &usize)| {
+    let slot = |(nth, size): (&usize, &usize)| {
         let part = CodePart {
             granule: nth_granule(mapped, *nth),
             host_offset: end as u64,
-            room_bytes: *size as u64,
+            slot_bytes: *size as u64,
         };
         end = (end + size).next_multiple_of(16) + 48;
         part
     };
-    let parts = order.iter().zip(sizes).map(room).collect();
+    let parts = order.iter().zip(sizes).map(slot).collect();
     (parts, end)
 }
 
@@ -90,7 +90,7 @@ pub fn codes_are_those_of_the_codec(driver: &dyn Driver) {
     let order = [3, 0, 2, 4, 1];
     for spare in [0, 16, 4096] {
         let wanted: Vec<usize> = order.iter().map(|nth| sizes[*nth] + spare).collect();
-        let (parts, len) = rooms(&mapped, &order, &wanted);
+        let (parts, len) = slots(&mapped, &order, &wanted);
         let pinned = driver.host_alloc(len as u64).unwrap();
         for mut buffer in [pinned, vec![0; len].into()] {
             buffer.fill(0xEE);
@@ -118,7 +118,7 @@ pub fn codes_that_do_not_fit_are_left_out(driver: &dyn Driver) {
     // Noise between weights and zeros.
     let order = [0, 3, 2];
     for short in [codes[3].len() - 16, 128, 0] {
-        let (parts, len) = rooms(&mapped, &order, &[codes[0].len(), short, codes[2].len()]);
+        let (parts, len) = slots(&mapped, &order, &[codes[0].len(), short, codes[2].len()]);
         let mut buffer = driver.host_alloc(len as u64).unwrap();
         buffer.fill(0xEE);
         let (stored, encoded) = driver.encode(StreamId::DEFAULT, buffer, &parts).unwrap().wait().unwrap();
@@ -139,7 +139,7 @@ pub fn decoding_brings_every_byte_back(driver: &dyn Driver) {
     let (codes, digests) = (contents.codes(), contents.digests());
     let order = [4, 1, 3, 0, 2];
     let sizes: Vec<usize> = order.iter().map(|nth| codes[*nth].len()).collect();
-    let (parts, len) = rooms(&mapped, &order, &sizes);
+    let (parts, len) = slots(&mapped, &order, &sizes);
     let mut bytes = vec![0xEE; len];
     for (part, nth) in parts.iter().zip(order) {
         bytes[usize::try_from(part.host_offset).unwrap()..][..codes[nth].len()].copy_from_slice(&codes[nth]);
@@ -180,7 +180,7 @@ pub fn spoiled_codes_decode_to_something(driver: &dyn Driver) {
         let mut expected = vec![0; len];
         codec::decode(&spoiled, &mut expected);
         let part =
-            CodePart { granule: nth_granule(&mapped, 0), host_offset: 0, room_bytes: code.len() as u64 };
+            CodePart { granule: nth_granule(&mapped, 0), host_offset: 0, slot_bytes: code.len() as u64 };
         let source = latch::source(driver, &spoiled);
         let digests = driver.decode(StreamId::DEFAULT, source, &[part], None).unwrap().wait().unwrap();
         assert_eq!(digests, [Digest::of(&expected)], "bits {bits:#x} of byte {at}");
@@ -198,18 +198,18 @@ pub fn codes_keep_the_order_of_their_stream(driver: &dyn Driver) {
     let via = Some(Scratch { range: scratch.range, copies });
     let whole = [CopyPart { device: mapped.range, host_offset: 0 }];
     let (codes, digests) = (contents.codes(), contents.digests());
-    let room = CodePart {
+    let slot = CodePart {
         granule: mapped.range.addr,
         host_offset: 0,
-        room_bytes: codec::room_bytes_max(contents.0[0].len()) as u64,
+        slot_bytes: codec::code_bytes_max(contents.0[0].len()) as u64,
     };
     let mut pending = Vec::new();
     for (content, code) in contents.0.iter().zip(&codes) {
         drop(driver.copy_to_device(stream, latch::source(driver, content), &whole).unwrap());
-        let buffer = driver.host_alloc(room.room_bytes).unwrap();
-        let encoded = driver.encode(stream, buffer, &[room]).unwrap();
+        let buffer = driver.host_alloc(slot.slot_bytes).unwrap();
+        let encoded = driver.encode(stream, buffer, &[slot]).unwrap();
         drop(driver.zero(stream, mapped.range).unwrap());
-        let part = CodePart { room_bytes: code.len() as u64, ..room };
+        let part = CodePart { slot_bytes: code.len() as u64, ..slot };
         let decoded = driver.decode(stream, latch::source(driver, code), &[part], via).unwrap();
         let found = driver.digest(stream, &[mapped.range]).unwrap();
         pending.push((encoded, decoded, found));
@@ -235,7 +235,7 @@ pub fn codes_check_their_ranges(driver: &dyn Driver) {
     let (mapped, gone) = (Mapped::new(driver, 2), Mapped::new(driver, 1));
     contents.write(&mapped);
     driver.unmap(gone.range).unwrap();
-    let part = |granule, host_offset, room_bytes| CodePart { granule, host_offset, room_bytes };
+    let part = |granule, host_offset, slot_bytes| CodePart { granule, host_offset, slot_bytes };
     let inside = part(mapped.range.addr, 0, g);
     let destroyed = driver.stream_create().unwrap();
     driver.stream_destroy(destroyed).unwrap();

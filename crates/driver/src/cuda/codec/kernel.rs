@@ -43,7 +43,7 @@ pub(super) struct CodecKernels {
 
 /// A launch, and its arguments and results. The code that queues it keeps it until the stream has passed it.
 #[derive(Debug)]
-struct Job {
+struct KernelWork {
     kernels: Arc<CodecKernels>,
     slot: Option<PinnedSlot>,
     count: usize,
@@ -51,12 +51,12 @@ struct Job {
 
 /// Measures or encodes granules.
 #[derive(Debug)]
-pub(in crate::cuda) struct EncodeJob(Job);
+pub(in crate::cuda) struct EncodeJob(KernelWork);
 
 /// Decodes granules.
 #[derive(Debug)]
 pub(in crate::cuda) struct DecodeJob {
-    job: Job,
+    job: KernelWork,
     codes: Codes,
 }
 
@@ -101,15 +101,15 @@ impl CodecKernels {
     /// The driver may load the kernels only here.
     fn are_correct(&self, context: &Arc<Context>) -> Result<bool> {
         let raw = sample();
-        let mut code = vec![0; codec::room_bytes_max(raw.len())];
+        let mut code = vec![0; codec::code_bytes_max(raw.len())];
         let code_bytes = codec::encode(&raw, &mut code).unwrap_or(0);
         let slot = |bytes: usize| self.slots.take(bytes.next_multiple_of(16));
-        let (mut granule, room, decoded) = (slot(raw.len())?, slot(code_bytes)?, slot(raw.len())?);
+        let (mut granule, slot, decoded) = (slot(raw.len())?, slot(code_bytes)?, slot(raw.len())?);
         granule.write(words(&raw));
-        let encoding = self.slot(&[[granule.device(), room.device(), code_bytes as u64]], 8)?;
-        let decoding = self.slot(&[[room.device(), code_bytes as u64, decoded.device()]], 16)?;
+        let encoding = self.slot(&[[granule.device(), slot.device(), code_bytes as u64]], 8)?;
+        let decoding = self.slot(&[[slot.device(), code_bytes as u64, decoded.device()]], 16)?;
         // The other decoder's, for the digest alone.
-        let digesting = self.slot(&[[room.device(), code_bytes as u64, 0]], 16)?;
+        let digesting = self.slot(&[[slot.device(), code_bytes as u64, 0]], 16)?;
         let stream = Stream::create(context)?;
         let launched =
             [(&self.encode, &encoding), (&self.decode_host, &decoding), (&self.decode, &digesting)]
@@ -118,13 +118,13 @@ impl CodecKernels {
         let finished = stream.synchronize().or_else(|_| context.synchronize());
         if finished.is_err() {
             // They may still be running.
-            std::mem::forget((granule, room, decoded, encoding, decoding, digesting));
+            std::mem::forget((granule, slot, decoded, encoding, decoding, digesting));
             return finished.map(|()| false);
         }
         launched?;
         let holds = |slot: &PinnedSlot, bytes: &[u8]| slot.words(0, bytes.len() / 8).eq(words(bytes));
         Ok(encoding.words(ENTRY_BYTES, 1).eq([code_bytes as u64])
-            && holds(&room, &code[..code_bytes])
+            && holds(&slot, &code[..code_bytes])
             && holds(&decoded, &raw)
             && [&decoding, &digesting]
                 .iter()
@@ -156,14 +156,14 @@ impl CodecKernels {
         let shared_bytes = of_blocks + warps * STAGE_BYTES;
         let grid = Grid { blocks: thread_blocks, threads: 32 * warps, shared_bytes };
         let args = [KernelArg::U64(slot.device()), KernelArg::U64(results), KernelArg::U32(blocks)];
-        // SAFETY: C5: the parameters are the kernel's. Granules and scratch memory are mapped with access, rooms and
+        // SAFETY: C5: the parameters are the kernel's. Granules and scratch memory are mapped with access, slots and
         // codes are page-locked or in scratch memory. The code that queues it keeps all of them, and the slot, until
         // the kernel has finished.
         unsafe { function.queue(stream, grid, &args) }
     }
 }
 
-impl Job {
+impl KernelWork {
     /// `None` where no slot can be allocated.
     fn new(kernels: &Arc<CodecKernels>, entries: &[[u64; 3]], result_bytes: usize) -> Option<Self> {
         let slot = if entries.is_empty() { None } else { Some(kernels.slot(entries, result_bytes).ok()?) };
@@ -179,12 +179,12 @@ impl Job {
 }
 
 impl EncodeJob {
-    /// Of each granule: its address, that of the room, bytes of the room.
+    /// Of each granule: its address, that of the slot, bytes of the slot.
     pub(super) fn new(kernels: &Arc<CodecKernels>, entries: &[[u64; 3]]) -> Option<Self> {
-        Job::new(kernels, entries, 8).map(Self)
+        KernelWork::new(kernels, entries, 8).map(Self)
     }
 
-    /// The context is entered. The caller keeps this, the granules and the rooms until the stream has passed it.
+    /// The context is entered. The caller keeps this, the granules and the slots until the stream has passed it.
     pub(in crate::cuda) fn queue(&self, stream: &Stream) -> Result<()> {
         self.0.queue(&self.0.kernels.encode, stream)
     }
@@ -199,7 +199,7 @@ impl EncodeJob {
 impl DecodeJob {
     /// Of each granule: the address of its code, bytes of the code, its own address, or 0 for its digest alone.
     pub(super) fn new(kernels: &Arc<CodecKernels>, codes: Codes, entries: &[[u64; 3]]) -> Option<Self> {
-        Some(Self { job: Job::new(kernels, entries, 16)?, codes })
+        Some(Self { job: KernelWork::new(kernels, entries, 16)?, codes })
     }
 
     /// As for [`EncodeJob::queue`].
@@ -214,7 +214,7 @@ impl DecodeJob {
 
     /// Call it once the stream has passed the job.
     pub(in crate::cuda) fn digests(&self) -> Vec<Digest> {
-        let Job { slot, count, .. } = &self.job;
+        let KernelWork { slot, count, .. } = &self.job;
         let values = |slot: &PinnedSlot| slot.values(ENTRY_BYTES * count, *count).map(Digest).collect();
         slot.as_ref().map_or_else(Vec::new, values)
     }

@@ -19,7 +19,7 @@ pub use kernel::CODEC_PTX;
 use kernel::{CodecKernels, Codes};
 pub(super) use kernel::{DecodeJob, EncodeJob};
 
-/// Alignment of codes, rooms and granules; codes are multiples of it.
+/// Alignment of codes, slots and granules; codes are multiples of it.
 const ALIGNMENT: u64 = 16;
 
 /// Gaps between codes that are copied along with them, in bytes.
@@ -69,14 +69,14 @@ impl Codec {
         EncodeJob::new(kernels, &granules.collect::<Vec<_>>())
     }
 
-    /// The same for codes into their rooms, and their digests once more: the buffer must be page-locked.
+    /// The same for codes into their slots, and their digests once more: the buffer must be page-locked.
     pub(super) fn encoding(&self, context: &Context, buffer: &[u8], parts: &[CodePart]) -> Option<EncodeJob> {
         let kernels = self.kernels.as_ref().ok()?;
         let start = context.pinned_at(buffer.as_ptr().addr(), buffer.len())?;
-        let room = |part: &CodePart| [part.granule, start + part.host_offset, part.room_bytes];
-        let rooms: Vec<[u64; 3]> = parts.iter().map(room).collect();
-        rooms.iter().all(|[_, room, _]| room.is_multiple_of(ALIGNMENT)).then_some(())?;
-        EncodeJob::new(kernels, &rooms)
+        let slot = |part: &CodePart| [part.granule, start + part.host_offset, part.slot_bytes];
+        let slots: Vec<[u64; 3]> = parts.iter().map(slot).collect();
+        slots.iter().all(|[_, slot, _]| slot.is_multiple_of(ALIGNMENT)).then_some(())?;
+        EncodeJob::new(kernels, &slots)
     }
 
     /// Decodes the stored codes for their digests alone.
@@ -87,7 +87,7 @@ impl Codec {
         parts: &[CodePart],
     ) -> Option<DecodeJob> {
         let start = context.pinned_at(buffer.as_ptr().addr(), buffer.len())?;
-        let code = |part: &CodePart| [start + part.host_offset, part.room_bytes / ALIGNMENT * ALIGNMENT, 0];
+        let code = |part: &CodePart| [start + part.host_offset, part.slot_bytes / ALIGNMENT * ALIGNMENT, 0];
         DecodeJob::new(self.kernels.as_ref().ok()?, Codes::Host, &parts.iter().map(code).collect::<Vec<_>>())
     }
 
@@ -100,12 +100,12 @@ impl Codec {
         scratch: Option<DeviceRange>,
     ) -> Option<Decoding> {
         let kernels = self.kernels.as_ref().ok()?;
-        parts.iter().all(|part| part.room_bytes.is_multiple_of(ALIGNMENT)).then_some(())?;
+        parts.iter().all(|part| part.slot_bytes.is_multiple_of(ALIGNMENT)).then_some(())?;
         if let Some((copies, codes)) = scratch.and_then(|scratch| staged(parts, scratch)) {
             return Some(Decoding { job: DecodeJob::new(kernels, Codes::Device, &codes)?, copies });
         }
         let start = context.pinned_at(buffer.as_ptr().addr(), buffer.len())?;
-        let code = |part: &CodePart| [start + part.host_offset, part.room_bytes, part.granule];
+        let code = |part: &CodePart| [start + part.host_offset, part.slot_bytes, part.granule];
         let codes: Vec<[u64; 3]> = parts.iter().map(code).collect();
         codes.iter().all(|[code, ..]| code.is_multiple_of(ALIGNMENT)).then_some(())?;
         Some(Decoding { job: DecodeJob::new(kernels, Codes::Host, &codes)?, copies: Vec::new() })
@@ -170,8 +170,8 @@ fn staged(parts: &[CodePart], scratch: DeviceRange) -> Option<(Vec<Staged>, Vec<
     let mut runs: Vec<(u64, u64, CuDeviceptr)> = Vec::new();
     let mut codes = vec![[0; 3]; parts.len()];
     for nth in order {
-        let CodePart { granule, host_offset, room_bytes } = parts[nth];
-        let end = host_offset + room_bytes;
+        let CodePart { granule, host_offset, slot_bytes } = parts[nth];
+        let end = host_offset + slot_bytes;
         match runs.last_mut().filter(|run| host_offset <= run.1 + GAP_BYTES_MAX) {
             Some(run) => run.1 = run.1.max(end),
             None => {
@@ -180,7 +180,7 @@ fn staged(parts: &[CodePart], scratch: DeviceRange) -> Option<(Vec<Staged>, Vec<
             }
         }
         let (begin, _, at) = *runs.last()?;
-        codes[nth] = [at + (host_offset - begin), room_bytes, granule];
+        codes[nth] = [at + (host_offset - begin), slot_bytes, granule];
     }
     let end = runs.last().map_or(scratch.addr, |(begin, end, at)| at + (end - begin));
     if end > scratch.end() {
@@ -196,8 +196,8 @@ fn staged(parts: &[CodePart], scratch: DeviceRange) -> Option<(Vec<Staged>, Vec<
 mod tests {
     use super::*;
 
-    fn part(host_offset: u64, room_bytes: u64) -> CodePart {
-        CodePart { granule: 0x7000, host_offset, room_bytes }
+    fn part(host_offset: u64, slot_bytes: u64) -> CodePart {
+        CodePart { granule: 0x7000, host_offset, slot_bytes }
     }
 
     #[test]

@@ -3,13 +3,13 @@
 //! An extent is stored as codes where these save at least a tenth of all its live granules. Its granules are then
 //! in *slots*, one behind the other. Others lie where they lie in the extent.
 //!
-//! Rooms come in classes, so that one that is given back fits the next of about its size. A class wastes less
+//! Footprints come in classes, so that one that is given back fits the next of about its size. A class wastes less
 //! than a hundredth.
 
 use crate::driver::{CodePart, CopyPart, DeviceRange};
 
 /// Slots begin at multiples of this, so that a GPU reads whole lines over its link.
-const SLOT_BYTES: u64 = 128;
+const SLOT_ALIGNMENT_BYTES: u64 = 128;
 
 /// Classes of sizes up to twice a size.
 const CLASSES: u32 = 128;
@@ -37,12 +37,12 @@ pub struct Extent<'a> {
 /// What one extent takes of a storage, and how it lies there.
 ///
 /// ```
-/// use poorwill::backup::Room;
+/// use poorwill::backup::Footprint;
 ///
-/// assert_eq!(Room::raw(8 << 20).bytes(), 8 << 20);
+/// assert_eq!(Footprint::raw(8 << 20).bytes(), 8 << 20);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Room {
+pub struct Footprint {
     bytes: u64,
     pub(super) layout: Layout,
 }
@@ -58,12 +58,12 @@ pub(super) enum Layout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) offset: u64,
-    pub(super) room_bytes: u64,
+    pub(super) slot_bytes: u64,
     /// The part that is a code; less than measured after a change.
     pub(super) code_bytes: u64,
 }
 
-impl Room {
+impl Footprint {
     /// As the bytes are.
     #[must_use]
     pub fn raw(extent_bytes: u64) -> Self {
@@ -77,11 +77,11 @@ impl Room {
         let mut slots = vec![None; count];
         let mut offset = 0;
         for (granule, code_bytes) in extent.live.iter().zip(code_bytes) {
-            let room_bytes = code_bytes.next_multiple_of(SLOT_BYTES);
+            let slot_bytes = code_bytes.next_multiple_of(SLOT_ALIGNMENT_BYTES);
             if let Some(slot) = slots.get_mut(*granule) {
-                *slot = Some(Slot { offset, room_bytes, code_bytes: *code_bytes });
+                *slot = Some(Slot { offset, slot_bytes, code_bytes: *code_bytes });
             }
-            offset += room_bytes;
+            offset += slot_bytes;
         }
         let bytes = class_of(offset);
         // A tenth of what is stored raw otherwise.
@@ -105,21 +105,21 @@ impl Room {
 }
 
 impl Layout {
-    /// How a buffer of `held_bytes` with this layout is laid out after saving `fresh` as `room` says. `None` where
+    /// How a buffer of `held_bytes` with this layout is laid out after saving `fresh` as `footprint` says. `None` where
     /// that does not fit.
-    pub(super) fn with(&self, held_bytes: u64, room: &Room, fresh: &[usize]) -> Option<Self> {
-        match (self, &room.layout) {
-            (Self::Raw, Self::Raw) => (room.bytes == held_bytes).then_some(Self::Raw),
+    pub(super) fn with(&self, held_bytes: u64, footprint: &Footprint, fresh: &[usize]) -> Option<Self> {
+        match (self, &footprint.layout) {
+            (Self::Raw, Self::Raw) => (footprint.bytes == held_bytes).then_some(Self::Raw),
             (Self::Codes(held), Self::Codes(wanted)) => {
                 let live = wanted.iter().flatten().count();
                 if live == fresh.len() {
-                    return (room.bytes <= held_bytes).then(|| room.layout.clone());
+                    return (footprint.bytes <= held_bytes).then(|| footprint.layout.clone());
                 }
                 let mut slots = held.clone();
                 for granule in fresh {
                     let wanted = (*wanted.get(*granule)?)?;
                     let slot = slots.get_mut(*granule)?.as_mut()?;
-                    if wanted.code_bytes > slot.room_bytes {
+                    if wanted.code_bytes > slot.slot_bytes {
                         return None;
                     }
                     slot.code_bytes = wanted.code_bytes;
@@ -143,12 +143,12 @@ pub(super) fn granules(parts: &[CopyPart], granule_bytes: u64) -> impl Iterator<
 }
 
 impl Slot {
-    pub(super) fn room(&self, granule: DeviceRange) -> CodePart {
-        CodePart { granule: granule.addr, host_offset: self.offset, room_bytes: self.room_bytes }
+    pub(super) fn whole(&self, granule: DeviceRange) -> CodePart {
+        CodePart { granule: granule.addr, host_offset: self.offset, slot_bytes: self.slot_bytes }
     }
 
     pub(super) fn code(&self, granule: DeviceRange) -> CodePart {
-        CodePart { granule: granule.addr, host_offset: self.offset, room_bytes: self.code_bytes }
+        CodePart { granule: granule.addr, host_offset: self.offset, slot_bytes: self.code_bytes }
     }
 }
 
@@ -180,34 +180,35 @@ mod tests {
     #[test]
     fn codes_are_used_where_they_save_a_tenth() {
         let live: Vec<usize> = (0..16).collect();
-        let room = |share: u64| Room::measured(&extent(&live), GRANULE, &[GRANULE * share / 100; 16]);
-        assert!(room(71).is_encoded() && room(71).bytes() < 16 * GRANULE * 72 / 100);
-        assert!(room(89).is_encoded());
-        assert_eq!(room(91), Room::raw(16 * GRANULE));
-        assert_eq!(room(101), Room::raw(16 * GRANULE));
+        let footprint =
+            |share: u64| Footprint::measured(&extent(&live), GRANULE, &[GRANULE * share / 100; 16]);
+        assert!(footprint(71).is_encoded() && footprint(71).bytes() < 16 * GRANULE * 72 / 100);
+        assert!(footprint(89).is_encoded());
+        assert_eq!(footprint(91), Footprint::raw(16 * GRANULE));
+        assert_eq!(footprint(101), Footprint::raw(16 * GRANULE));
         // Zeros cost their heads.
-        let zeros = Room::measured(&extent(&live), GRANULE, &[4096; 16]);
+        let zeros = Footprint::measured(&extent(&live), GRANULE, &[4096; 16]);
         assert_eq!(zeros.bytes(), 16 * 4096);
     }
 
     #[test]
     fn a_changed_granule_stays_in_its_slot_where_it_fits() {
         let live = [1, 4];
-        let room = |sizes: &[u64]| Room::measured(&extent(&live), GRANULE, sizes);
-        let (held, same) = (room(&[1000, 2000]), room(&[1020, 1500]));
+        let footprint = |sizes: &[u64]| Footprint::measured(&extent(&live), GRANULE, sizes);
+        let (held, same) = (footprint(&[1000, 2000]), footprint(&[1020, 1500]));
         let bytes = held.bytes();
         assert!(held.layout.with(bytes, &same, &[1]).is_some(), "slots are multiples of 128");
         assert!(held.layout.with(bytes, &same, &[4]).is_some());
-        let grown = room(&[1000, 2100]);
+        let grown = footprint(&[1000, 2100]);
         assert!(held.layout.with(bytes, &grown, &[4]).is_none());
         assert!(held.layout.with(bytes, &grown, &[1]).is_some());
         // With all of them, the slots move.
         assert_eq!(
-            held.layout.with(bytes, &room(&[1400, 1600]), &[1, 4]).as_ref(),
-            Some(&room(&[1400, 1600]).layout)
+            held.layout.with(bytes, &footprint(&[1400, 1600]), &[1, 4]).as_ref(),
+            Some(&footprint(&[1400, 1600]).layout)
         );
-        assert!(held.layout.with(bytes, &room(&[1400, 2100]), &[1, 4]).is_none());
-        assert!(held.layout.with(bytes, &Room::raw(16 * GRANULE), &[1]).is_none());
-        assert!(held.layout.with(bytes, &room(&[10, 10]), &[2]).is_none(), "it has no slot");
+        assert!(held.layout.with(bytes, &footprint(&[1400, 2100]), &[1, 4]).is_none());
+        assert!(held.layout.with(bytes, &Footprint::raw(16 * GRANULE), &[1]).is_none());
+        assert!(held.layout.with(bytes, &footprint(&[10, 10]), &[2]).is_none(), "it has no slot");
     }
 }
