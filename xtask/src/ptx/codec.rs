@@ -86,7 +86,7 @@ const ENCODE: &str = "
     .reg .b32  %pattern, %differ, %largest, %e, %c, %r0, %r1, %rest0, %rest1, %low, %high, %kind, %base, %escapes;
     .reg .b32  %units, %best, %next, %slot, %total, %before, %esc, %limit, %padded, %shift, %at_shared;
     .reg .b32  %w<32>, %code<6>, %count<7>;
-    .reg .b64  %granules, %sizes, %granule, %slot, %slot_bytes, %at, %offset, %head, %x, %y, %data, %plane;
+    .reg .b64  %granules, %sizes, %granule, %target, %target_bytes, %at, %offset, %head, %x, %y, %data, %plane;
     .reg .b64  %d<16>, %bytes;
 ";
 
@@ -203,7 +203,7 @@ impl Ptx {
         self.op(&format!("mul.lo.u32 %stage, %warp, {STAGE_BYTES}"));
         self.op("add.u32 %stage, %stage, %slot");
         self.op("add.u32 %stage, %stage, 16");
-        self.entry_of_block("%granule", "%slot", "%slot_bytes");
+        self.entry_of_block("%granule", "%target", "%target_bytes");
         self.plans();
         self.places();
         self.heads();
@@ -423,7 +423,7 @@ impl Ptx {
             sub.u32 %at_shared, %at_shared, 16
             ld.shared.v2.u32 {%escapes, %total}, [%at_shared]
             cvt.u64.u32 %bytes, %total
-            setp.lt.u64 %done, %slot_bytes, %bytes
+            setp.lt.u64 %done, %target_bytes, %bytes
             @%done bra FINISHED",
         );
     }
@@ -445,7 +445,7 @@ impl Ptx {
             add.u32 %at_shared, %shared, %at_shared
             @%is ld.shared.u64 %head, [%at_shared]
             mul.wide.u32 %at, %leaf, 8
-            add.u64 %at, %slot, %at
+            add.u64 %at, %target, %at
             st.global.u64 [%at], %head
             add.u32 %leaf, %leaf, %threads
             setp.lt.u32 %more, %leaf, %padded
@@ -456,7 +456,7 @@ impl Ptx {
             "add.u32 %other, %escapes, %thread
             setp.lt.u32 %is, %other, %total
             cvt.u64.u32 %at, %other
-            add.u64 %at, %slot, %at
+            add.u64 %at, %target, %at
             mov.u32 %c, 0
             @%is st.global.u8 [%at], %c",
         );
@@ -479,7 +479,7 @@ impl Ptx {
         self.op("@%is_fill bra WRITTEN");
         self.ops(
             "mul.wide.u32 %data, %low, 128
-            add.u64 %data, %slot, %data
+            add.u64 %data, %target, %data
             shr.u32 %base, %high, 24
             and.b32 %escapes, %high, 0xffffff",
         );
@@ -544,7 +544,7 @@ impl Ptx {
             ld.shared.u32 %limit, [%at_shared]
             min.u32 %limit, %limit, %total
             cvt.u64.u32 %plane, %escapes
-            add.u64 %plane, %slot, %plane
+            add.u64 %plane, %target, %plane
             mov.u32 %next, 0
             bar.warp.sync 0xffffffff",
         );

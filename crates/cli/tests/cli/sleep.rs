@@ -200,7 +200,8 @@ fn contents_and_codes_are_chosen() {
             [&report["copied_bytes"]["first"], &report["stored_bytes"], &report["read_bytes"]]
                 .map(|bytes| bytes.as_u64().unwrap());
         assert_eq!(stored, read);
-        assert!((report["stored_ratio"].as_f64().unwrap() * raw as f64 - stored as f64).abs() < 1.0);
+        let ratio = f64::from(u32::try_from(stored).unwrap()) / f64::from(u32::try_from(raw).unwrap());
+        assert!((report["stored_ratio"].as_f64().unwrap() - ratio).abs() < 1e-9);
         1000 * stored / raw
     };
     for content in ["noise", "weights", "zeros"] {

@@ -105,13 +105,15 @@ fn a_granule_that_outgrows_its_slot_during_the_sleep_is_an_error_and_nothing_is_
     let (armed, machine, seen) = (Arc::clone(&writes), device.driver(), Arc::clone(&calls));
     let driver = ScriptedDriver::new(device.driver(), move |call| {
         // One call measures, the next one encodes.
-        if call.op == Op::Encode && !call.waiting && seen.fetch_add(1, Ordering::Relaxed) == 1 {
-            if let Some(range) = armed.lock().unwrap().take() {
-                let noise = pattern::bytes(9, usize::try_from(range.bytes).unwrap());
-                let part = CopyPart { device: range, host_offset: 0 };
-                let noise = Arc::new(HostBuffer::from(noise));
-                machine.copy_to_device(StreamId::DEFAULT, noise, &[part]).unwrap().wait().unwrap();
-            }
+        if call.op == Op::Encode
+            && !call.waiting
+            && seen.fetch_add(1, Ordering::Relaxed) == 1
+            && let Some(range) = armed.lock().unwrap().take()
+        {
+            let noise = pattern::bytes(9, usize::try_from(range.bytes).unwrap());
+            let part = CopyPart { device: range, host_offset: 0 };
+            let noise = Arc::new(HostBuffer::from(noise));
+            machine.copy_to_device(StreamId::DEFAULT, noise, &[part]).unwrap().wait().unwrap();
         }
         Verdict::Pass
     });
