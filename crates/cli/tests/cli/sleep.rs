@@ -126,7 +126,8 @@ pub(crate) fn assert_bench_report(report: &Value) {
     let expected = if compares { [0, 0, changed_bytes] } else { [first; 3] };
     assert_eq!([prepared, clean, changed], expected);
     let held = int(&report["host_bytes"]);
-    assert!(held == 0 || held >= first, "{held} of {first}");
+    let stored = int(&report["stored_bytes"]);
+    assert!(held == 0 || held >= stored, "{held} of {stored}");
     for cycle in report["cycles"].as_array().unwrap() {
         assert_fields(cycle, &[CYCLE]);
         let (sleep, wake) = (&cycle["sleep"], &cycle["wake"]);
@@ -207,8 +208,9 @@ fn contents_and_codes_are_chosen() {
     for content in ["noise", "weights", "zeros"] {
         assert_eq!(stored(content, "off"), 1000, "{content}");
     }
-    assert_eq!(stored("noise", "always"), 1000);
     // What no tensor holds of a shared granule is zeros.
+    let noise = stored("noise", "always");
+    assert!((900..=1000).contains(&noise), "{noise} thousandths");
     let weights = stored("weights", "always");
     assert!((600..720).contains(&weights), "{weights} thousandths");
     assert!(stored("zeros", "always") < 10);

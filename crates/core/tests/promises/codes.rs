@@ -85,7 +85,8 @@ fn cycles_with_any_changes_bring_every_byte_back() {
             assert!(verify == Verify::Sample || woken.verified_bytes == woken.copied_bytes, "{woken:?}");
             tenant.verify();
         }
-        overwrite(&mut tenant, nth, 0, &weights(7, 22 * granule));
+        // Of no cycle.
+        overwrite(&mut tenant, nth, 0, &weights(1 << 40, 22 * granule));
         let slept = pool.sleep(&all()).unwrap();
         assert!(slept.stored_bytes < slept.copied_bytes / 100 * 90, "{slept:?}");
         let woken = pool.wake(&WakeRequest::all().verifying(Verify::Sample)).unwrap();
