@@ -93,11 +93,11 @@ def test_backups_are_dropped_on_request(start: Start) -> None:
     engine.worker.sleep(1)
     # What sleeps has nothing else.
     assert engine.worker.poorwill_drop_backups() == 0
-    held = engine.arena.stats().backup_bytes
+    held = engine.arena.stats().backup_raw_bytes
     assert held > sum(engine.shape.weights)
     engine.worker.wake_up()
-    assert engine.arena.stats().backup_bytes == held
-    assert engine.worker.poorwill_drop_backups() >= held
+    assert engine.arena.stats().backup_raw_bytes == held
+    assert engine.worker.poorwill_drop_backups() > 0
     assert engine.worker.poorwill_status()["host_bytes"] == 0
     engine.worker.sleep(1)
     slept = engine.events("sleep")[-1]
@@ -108,9 +108,9 @@ def test_backups_need_not_stay(start: Start) -> None:
     engine = start(POORWILL_KEEP_BACKUPS="0", POORWILL_PREPARE="0").start()
     for _ in range(2):
         engine.worker.sleep(1)
-        assert engine.arena.stats().backup_bytes > sum(engine.shape.weights)
+        assert engine.arena.stats().backup_raw_bytes > sum(engine.shape.weights)
         engine.worker.wake_up()
-        assert engine.arena.stats().backup_bytes == 0
+        assert engine.arena.stats().backup_raw_bytes == 0
 
 
 def test_what_is_held_keeps_the_engine_awake(start: Start) -> None:
@@ -131,14 +131,14 @@ def test_every_preparation_is_reported(start: Start) -> None:
     assert [event["error"] for event in reported] == [None] * 3
     # Together they have copied everything, and nothing twice.
     copied = sum(event["copied_bytes"] for event in reported)
-    assert copied == engine.arena.stats().backup_bytes
+    assert copied == engine.arena.stats().backup_raw_bytes
     engine.worker.sleep(1)
     [slept] = engine.events("sleep")
     assert slept["copied_bytes"] == 0
 
 
 def test_a_preparation_that_fails_is_an_event(start: Start) -> None:
-    engine = start(POORWILL_PREPARE="0", POORWILL_HOST_BUDGET="1MiB").start()
+    engine = start(POORWILL_PREPARE="0", POORWILL_HOST_BUDGET="1MiB", POORWILL_COMPRESS="off").start()
     engine.worker.poorwill_prepare()
     with pytest.raises(poorwill.PoorwillError):
         engine.worker._preparation.wait()
@@ -252,7 +252,7 @@ def test_status_is_of_plain_values_and_tells_events_once(start: Start) -> None:
     process = engine.worker.poorwill_process()
     assert process == {name: status[name] for name in ("pid", "pid_namespace")}
     assert {"weights", "kv_cache", "runtime"} <= set(status["sleeping"])
-    assert status["host_bytes"] >= sum(engine.shape.weights)
+    assert status["host_bytes"] > 0
     assert [event["operation"] for event in status["events"]] == ["prepare", "sleep"]
     slept = status["events"][-1]
     assert status["unaccounted_bytes"] == slept["unaccounted_bytes"] is not None
@@ -360,10 +360,10 @@ def test_level_2_says_what_is_gone(start: Start) -> None:
     engine = start(LORA).start()
     before = contents(engine.kept())
     engine.prepared()
-    held = engine.arena.stats().backup_bytes
+    held = engine.arena.stats().backup_raw_bytes
     engine.worker.sleep(2)
     assert free_bytes() == engine.free_at_start
-    assert engine.arena.stats().backup_bytes < held - sum(engine.shape.weights)
+    assert engine.arena.stats().backup_raw_bytes < held - sum(engine.shape.weights)
     engine.worker.wake_up()
     status = engine.worker.poorwill_status()
     assert status["undefined"] == ["weights"]
@@ -649,7 +649,7 @@ def test_a_host_budget_for_the_weights_alone_is_reported_as_well(
 def test_a_host_budget_that_is_just_enough_is_enough(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start(LORA, POORWILL_PREPARE="0").start()
     engine.worker.sleep(1)
-    needed = engine.arena.stats().backup_bytes
+    needed = engine.arena.stats().backup_raw_bytes
     engine.worker.wake_up()
     engine.end()
     monkeypatch.setenv("POORWILL_HOST_BUDGET", str(needed))
