@@ -290,7 +290,8 @@ def test_backups_are_codes_if_so_opened() -> None:
     assert (woken.copied_bytes, woken.read_bytes) == (4 * MIB, slept.stored_bytes)
     assert (array == expected).all()
     assert poorwill.arena("host:64MiB", "coded") == arena
-    with pytest.raises(poorwill.PoorwillError, match='with compress="always", and compress="off" is requested'):
+    both = 'with compress="always", and compress="off" is requested'
+    with pytest.raises(poorwill.PoorwillError, match=both):
         poorwill.arena("host:64MiB", "coded", compress="off")
     wrong: Any = "on"
     with pytest.raises(ValueError, match='`on` is no value of compress; it is "auto" or "off" or "always"'):

@@ -397,8 +397,8 @@ def arena(
 
     Unless `keep_backups` is False, backups stay after a wake for the next sleep.
 
-    `compress` says whether backups are stored as codes, which saves three tenths of bf16 weights. It is "auto"
-    (where the device encodes faster than its link), "off" or "always". None means "auto".
+    `compress` says whether backups are stored as codes, which saves three tenths of bf16 weights. It is
+    "auto" (where the device encodes faster than its link), "off" or "always". None means "auto".
 
     Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where
     the device cannot be opened, or is open with other options.
