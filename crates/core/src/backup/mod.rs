@@ -1,7 +1,7 @@
 //! Backup storage for sleeps: host memory ([`HostBackups`]), raw or as codes; by trait files, or other GPUs.
 //!
-//! A sleep asks how much footprint each extent takes ([`Backups::plan`]), gets buffers for all footprints at once, and
-//! saves into them.
+//! A sleep asks for the footprint of each extent ([`Backups::plan`]), gets buffers for all of them at once, and
+//! saves into these.
 //!
 //! Promises of a storage:
 //! - **Announced.** [`Backups::buffers`] gets all footprints of a sleep at once. It may prepare them one after
