@@ -1,7 +1,7 @@
 //! Drivers for the memory that Poorwill manages.
 //!
 //! [`host`] and [`cuda`] implement [`poorwill_core::Driver`]: virtual memory that behaves like a GPU's, and
-//! NVIDIA's GPUs. [`nvml`] reads what GPUs use, [`system`] what the operating system reports. [`link`]
+//! NVIDIA's GPUs. [`disk`] holds backups in a file. [`nvml`] reads what GPUs use, [`system`] what the operating system reports. [`link`]
 //! measures a device's bandwidth. Nearly all of the project's `unsafe` code is here; `docs/unsafe.md` has its
 //! rules.
 #![allow(unsafe_code)]
@@ -10,6 +10,8 @@
 mod copy_ranges;
 #[cfg(target_os = "linux")]
 pub mod cuda;
+#[cfg(target_os = "linux")]
+pub mod disk;
 #[cfg(target_os = "linux")]
 pub mod host;
 #[cfg(target_os = "linux")]

@@ -14,7 +14,7 @@
 //! - [`engine`]: processes that can be taken off the host device.
 //! - [`effort`]: how thorough a test run is.
 //! - [`model`]: a reference model of the pool.
-//! - [`backups`]: other backup storage.
+//! - [`backups`], [`disk`]: other backup storage; a disk that fails.
 //! - [`tenant`]: blocks with known bytes.
 //! - [`watchdog`]: a time limit for tests.
 //! - [`pattern`]: bytes that depend on their position.
@@ -33,6 +33,7 @@ pub mod clock;
 pub mod contract;
 #[cfg(target_os = "linux")]
 pub mod device;
+pub mod disk;
 pub mod effort;
 #[cfg(target_os = "linux")]
 pub mod engine;

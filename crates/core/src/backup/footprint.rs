@@ -6,7 +6,11 @@
 //! Footprints come in classes, so that one that is given back fits the next of about its size. A class wastes less
 //! than a hundredth.
 
-use crate::driver::{CodePart, CopyPart, DeviceRange};
+use std::ops::Range;
+
+use crate::codec;
+use crate::digest::Digest;
+use crate::driver::{CodePart, CopyPart, DeviceRange, DriverError, Op, Result};
 
 /// Slots begin at multiples of this, so that a GPU reads whole lines over its link.
 const SLOT_ALIGNMENT_BYTES: u64 = 128;
@@ -131,6 +135,54 @@ impl Layout {
             }
             _ => None,
         }
+    }
+}
+
+impl Layout {
+    /// Bytes that a load of these granules reads.
+    pub(super) fn read_bytes(&self, granules: impl Iterator<Item = (usize, DeviceRange)>) -> u64 {
+        match self {
+            Self::Raw => granules.map(|(_, granule)| granule.bytes).sum(),
+            Self::Codes(slots) => granules
+                .filter_map(|(number, _)| slots.get(number).copied().flatten())
+                .map(|slot| slot.code_bytes)
+                .sum(),
+        }
+    }
+
+    /// Where the `bytes` at `offset` of the extent are in a buffer of `held_bytes`: for codes, one granule's.
+    pub(super) fn place(
+        &self,
+        held_bytes: u64,
+        offset: u64,
+        bytes: u64,
+        granule_bytes: u64,
+    ) -> Result<Range<u64>> {
+        let outside = |len: u64| {
+            DriverError::invalid(Op::Digest, format!("{bytes} bytes at {offset} leave a buffer of {len}"))
+        };
+        let place = |start: u64, len: u64| {
+            start.checked_add(len).filter(|end| *end <= held_bytes).map(|end| start..end)
+        };
+        let Self::Codes(slots) = self else {
+            return place(offset, bytes).ok_or_else(|| outside(held_bytes));
+        };
+        let is_granule = offset.is_multiple_of(granule_bytes) && bytes == granule_bytes;
+        let number = usize::try_from(offset / granule_bytes).ok().filter(|_| is_granule);
+        let slot = number.and_then(|number| slots.get(number).copied().flatten());
+        let place = slot.and_then(|slot| place(slot.offset, slot.code_bytes));
+        place.ok_or_else(|| outside(slots.len() as u64 * granule_bytes))
+    }
+
+    /// The digest of what is stored in a [`Self::place`].
+    pub(super) fn digest(&self, stored: &[u8], granule_bytes: u64) -> Result<Digest> {
+        let Self::Codes(_) = self else { return Ok(Digest::of(stored)) };
+        let granule_bytes = usize::try_from(granule_bytes).map_err(|_| {
+            DriverError::invalid(Op::Digest, format!("{granule_bytes} bytes are more than can be addressed"))
+        })?;
+        let mut granule = vec![0; granule_bytes];
+        codec::decode(stored, &mut granule);
+        Ok(Digest::of(&granule))
     }
 }
 

@@ -1,76 +1,22 @@
 //! Backups in host memory of the device's driver.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::disk::DiskBackupBuffer;
 use super::footprint::{Layout, Slot, granules};
-use super::{BackupBuffer, Backups, Extent, Footprint, StoredBytes};
+use super::{BackupBuffer, Backups, Compress, Disk, DiskInfo, Extent, Footprint, StoredBytes};
 use crate::codec;
 use crate::digest::Digest;
 use crate::driver::{
-    CodePart, CopyPart, DeviceRange, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pending, Result,
-    Scratch, StreamId,
+    CodePart, CopyPart, DeviceRange, Driver, DriverError, HostBuffer, Op, Pending, Result, Scratch, StreamId,
 };
 
-/// Whether backups are stored as codes ([`crate::codec`]), extent by extent, where these save a tenth.
-///
-/// ```
-/// use poorwill::backup::Compress;
-///
-/// assert_eq!("always".parse(), Ok(Compress::Always));
-/// assert_eq!(Compress::default().to_string(), "auto");
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Compress {
-    /// On devices that encode faster than their link ([`DeviceInfo::fast_codec`](crate::DeviceInfo)).
-    #[default]
-    Auto,
-    /// Never.
-    Off,
-    /// On every device whose granules have a code, by the processor where there is no kernel.
-    Always,
-}
+/// One that is read, and one that is copied to the device.
+const RESERVED_BUFFERS: usize = 2;
 
-/// A word that is none of `auto`, `off`, `always`.
-///
-/// ```
-/// use poorwill::backup::Compress;
-///
-/// let error = "on".parse::<Compress>().unwrap_err();
-/// assert_eq!(error.to_string(), "`on` is none of auto, off, always");
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is none of auto, off, always")]
-pub struct UnknownCompress(pub String);
-
-impl std::str::FromStr for Compress {
-    type Err = UnknownCompress;
-
-    fn from_str(word: &str) -> std::result::Result<Self, UnknownCompress> {
-        [Self::Auto, Self::Off, Self::Always]
-            .into_iter()
-            .find(|compress| compress.as_str() == word)
-            .ok_or_else(|| UnknownCompress(word.to_owned()))
-    }
-}
-
-impl std::fmt::Display for Compress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl Compress {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Off => "off",
-            Self::Always => "always",
-        }
-    }
-}
-
-/// Backups in the driver's host memory, pinned where possible.
+/// Backups in the driver's host memory, pinned where possible. With a disk, twice the largest buffer stays free, so
+/// that a wake can always read from there.
 ///
 /// ```
 /// use poorwill::Device;
@@ -86,13 +32,16 @@ impl Compress {
 pub struct HostBackups {
     driver: Arc<dyn Driver>,
     compress: Compress,
+    disk: Option<Arc<dyn Disk>>,
+    /// The largest buffer so far.
+    largest_bytes: AtomicU64,
 }
 
 impl HostBackups {
     /// In host memory of `driver`, raw.
     #[must_use]
     pub fn new(driver: Arc<dyn Driver>) -> Self {
-        Self { driver, compress: Compress::Off }
+        Self { driver, compress: Compress::Off, disk: None, largest_bytes: AtomicU64::new(0) }
     }
 
     /// Sets whether they are stored as codes.
@@ -100,6 +49,20 @@ impl HostBackups {
     pub fn compressing(mut self, compress: Compress) -> Self {
         self.compress = compress;
         self
+    }
+
+    /// Sets the disk that backups spill to under pressure.
+    #[must_use]
+    pub fn spilling_to(mut self, disk: impl Into<Option<Arc<dyn Disk>>>) -> Self {
+        self.disk = disk.into();
+        self
+    }
+
+    /// Host memory that has to be free beside new buffers of these sizes: what is on disk comes back through it.
+    fn reserve(&self, sizes: &[u64]) -> Option<[u64; RESERVED_BUFFERS]> {
+        let largest_bytes = sizes.iter().copied().max().unwrap_or(0);
+        let before = self.largest_bytes.fetch_max(largest_bytes, Ordering::Relaxed);
+        self.disk.as_ref().map(|_| [before.max(largest_bytes); RESERVED_BUFFERS])
     }
 
     fn encodes(&self) -> bool {
@@ -144,12 +107,16 @@ impl Backups for HostBackups {
     }
 
     fn buffers(&self, footprints: &[Footprint]) -> Result<Vec<Pending<BackupBuffer>>> {
-        let sizes: Vec<u64> = footprints.iter().map(Footprint::bytes).collect();
+        let mut sizes: Vec<u64> = footprints.iter().map(Footprint::bytes).collect();
+        let reserve = self.reserve(&sizes);
+        sizes.extend(reserve.into_iter().flatten());
+        // The reserve is dropped at once, and stays free.
         let buffers = self.driver.host_alloc_all(&sizes)?.into_iter().zip(footprints);
         let buffer = |(buffer, footprint): (Pending<HostBuffer>, &Footprint)| {
-            let (driver, layout) = (Arc::clone(&self.driver), footprint.layout.clone());
+            let (driver, disk) = (Arc::clone(&self.driver), self.disk.clone());
+            let layout = footprint.layout.clone();
             buffer.then(|buffer| {
-                Ok(BackupBuffer::new(HostBackupBuffer { driver, buffer: Arc::new(buffer?), layout }))
+                Ok(BackupBuffer::new(HostBackupBuffer { driver, buffer: Arc::new(buffer?), layout, disk }))
             })
         };
         Ok(buffers.map(buffer).collect())
@@ -163,6 +130,10 @@ impl Backups for HostBackups {
         self.driver.host_memory().held_bytes
     }
 
+    fn disk(&self) -> Option<DiskInfo> {
+        self.disk.as_ref().map(|disk| disk.info())
+    }
+
     fn allows(&self, bytes: u64) -> bool {
         let info = self.driver.host_memory();
         info.limit_bytes.is_none_or(|limit| info.used_bytes.saturating_add(bytes) <= limit)
@@ -170,10 +141,12 @@ impl Backups for HostBackups {
 }
 
 #[derive(Debug)]
-struct HostBackupBuffer {
-    driver: Arc<dyn Driver>,
-    buffer: Arc<HostBuffer>,
-    layout: Layout,
+pub(super) struct HostBackupBuffer {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) buffer: Arc<HostBuffer>,
+    pub(super) layout: Layout,
+    /// Where it can be spilled to.
+    pub(super) disk: Option<Arc<dyn Disk>>,
 }
 
 impl HostBackupBuffer {
@@ -229,14 +202,14 @@ impl StoredBytes for HostBackupBuffer {
             Layout::Raw => None,
             Layout::Codes(slots) => Some(self.slots(Op::Save, slots, parts)?),
         };
-        let Self { driver, buffer, .. } = *self;
+        let Self { driver, buffer, disk, .. } = *self;
         let buffer = Arc::try_unwrap(buffer)
             .map_err(|_| DriverError::invalid(Op::Save, "the buffer is being read by an earlier copy"))?;
         let Some(fresh) = slots else {
             let saved = driver.save(stream, buffer, parts)?;
             return Ok(saved.then(|saved| {
                 let (buffer, digests) = saved?;
-                let buffer = Self { driver, buffer: Arc::new(buffer), layout };
+                let buffer = Self { driver, buffer: Arc::new(buffer), layout, disk };
                 Ok((BackupBuffer::new(buffer), digests.into_iter().map(Some).collect()))
             }));
         };
@@ -253,7 +226,7 @@ impl StoredBytes for HostBackupBuffer {
                 }
             }
             let digests = codes.into_iter().map(|code| code.map(|code| code.digest)).collect();
-            Ok((BackupBuffer::new(Self { driver, buffer: Arc::new(buffer), layout }), digests))
+            Ok((BackupBuffer::new(Self { driver, buffer: Arc::new(buffer), layout, disk }), digests))
         }))
     }
 
@@ -284,36 +257,23 @@ impl StoredBytes for HostBackupBuffer {
     }
 
     fn read_bytes(&self, parts: &[CopyPart]) -> u64 {
-        let granules = granules(parts, self.granule_bytes());
-        match &self.layout {
-            Layout::Raw => granules.map(|(_, granule)| granule.bytes).sum(),
-            Layout::Codes(slots) => granules
-                .filter_map(|(number, _)| slots.get(number).copied().flatten())
-                .map(|slot| slot.code_bytes)
-                .sum(),
-        }
+        self.layout.read_bytes(granules(parts, self.granule_bytes()))
     }
 
     fn digest(&self, offset: u64, bytes: u64) -> Result<Digest> {
-        let outside = |len: u64| {
-            let reason = format!("{bytes} bytes at {offset} leave a buffer of {len}");
-            DriverError::new(Op::Digest, DriverErrorKind::InvalidArgument { reason })
-        };
-        let slice = |start: u64, len: u64| {
-            let start = usize::try_from(start).ok()?;
-            self.buffer.get(start..start.checked_add(usize::try_from(len).ok()?)?)
-        };
-        let Layout::Codes(slots) = &self.layout else {
-            return slice(offset, bytes).map(Digest::of).ok_or_else(|| outside(self.bytes()));
-        };
-        let granule_bytes = self.granule_bytes();
-        let of_extent = || outside(slots.len() as u64 * granule_bytes);
-        let number = usize::try_from(offset / granule_bytes).map_err(|_| of_extent())?;
-        let is_granule = offset.is_multiple_of(granule_bytes) && bytes == granule_bytes;
-        let slot = slots.get(number).copied().flatten().filter(|_| is_granule).ok_or_else(of_extent)?;
-        let code = slice(slot.offset, slot.code_bytes).ok_or_else(of_extent)?;
-        let mut granule = vec![0; usize::try_from(granule_bytes).map_err(|_| of_extent())?];
-        codec::decode(code, &mut granule);
-        Ok(Digest::of(&granule))
+        let place = self.layout.place(self.bytes(), offset, bytes, self.granule_bytes())?;
+        let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+        let stored = self.buffer.get(index(place.start)..index(place.end)).unwrap_or_default();
+        self.layout.digest(stored, self.granule_bytes())
+    }
+
+    fn spill(&self) -> Option<Pending<BackupBuffer>> {
+        let disk = self.disk.as_ref()?;
+        let (driver, layout) = (Arc::clone(&self.driver), self.layout.clone());
+        Some(
+            disk.write(Arc::clone(&self.buffer)).then(move |stored| {
+                Ok(BackupBuffer::new(DiskBackupBuffer { driver, stored: stored?, layout }))
+            }),
+        )
     }
 }

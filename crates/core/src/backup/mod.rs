@@ -1,4 +1,4 @@
-//! Backup storage for sleeps: host memory ([`HostBackups`]), raw or as codes; by trait files, or other GPUs.
+//! Backup storage for sleeps: host memory ([`HostBackups`]), raw or as codes, and a [`Disk`] behind it; by trait others.
 //!
 //! A sleep asks for the footprint of each extent ([`Backups::plan`]), gets buffers for all of them at once, and
 //! saves into these.
@@ -10,14 +10,18 @@
 //! - **Owned.** A copy owns the buffer that it writes, and shares the one that it reads.
 //! - **Released.** Dropping a buffer returns it without waiting.
 
+mod compress;
+mod disk;
 mod footprint;
 mod host;
 
 use std::fmt;
 use std::ops::Deref;
 
+pub use self::compress::{Compress, UnknownCompress};
+pub use self::disk::{Disk, DiskInfo, OnDisk};
 pub use self::footprint::{Extent, Footprint};
-pub use self::host::{Compress, HostBackups, UnknownCompress};
+pub use self::host::HostBackups;
 use crate::digest::Digest;
 use crate::driver::{CopyPart, Pending, Result, Scratch, StreamId};
 
@@ -88,6 +92,11 @@ pub trait Backups: Send + Sync + fmt::Debug {
     /// Host memory held, used or not.
     fn held_bytes(&self) -> u64;
 
+    /// The disk that its buffers can be [spilled](StoredBytes::spill) to, if any.
+    fn disk(&self) -> Option<DiskInfo> {
+        None
+    }
+
     /// Whether the storage's own limit, not the machine's memory, allows `bytes` more.
     fn allows(&self, bytes: u64) -> bool {
         let _ = bytes;
@@ -114,6 +123,11 @@ pub trait Backups: Send + Sync + fmt::Debug {
 pub trait StoredBytes: Send + Sync + fmt::Debug {
     /// Bytes that it takes of the storage.
     fn bytes(&self) -> u64;
+
+    /// The part of these that is on disk: all, or none.
+    fn disk_bytes(&self) -> u64 {
+        0
+    }
 
     /// Whether no copy reads it, so that it can be written.
     fn is_free(&self) -> bool;
@@ -159,6 +173,23 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
     /// # Errors
     /// `InvalidArgument` outside the buffer; errors of the storage.
     fn digest(&self, offset: u64, bytes: u64) -> Result<Digest>;
+
+    /// Queues a copy on disk: the same stored bytes, in a buffer that takes no host memory. `None` where the storage has
+    /// no disk, or the bytes are there.
+    ///
+    /// # Errors
+    /// At `wait`: of the disk. This buffer stays as it is.
+    fn spill(&self) -> Option<Pending<BackupBuffer>> {
+        None
+    }
+
+    /// Queues a copy in host memory, for a load that need not wait for the disk. `None` where loads do not.
+    ///
+    /// # Errors
+    /// `OutOfHostMemory` at once; of the disk at `wait`.
+    fn fetch(&self) -> Option<Result<Pending<BackupBuffer>>> {
+        None
+    }
 }
 
 /// A buffer of any storage.

@@ -48,7 +48,7 @@ impl DriverError {
     }
 }
 
-/// The calls of the trait and of drivers, by name.
+/// The calls of the trait, of drivers and of disks, by name.
 ///
 /// ```
 /// use poorwill::{Device, Op};
@@ -98,6 +98,9 @@ pub enum Op {
     HostAlloc,
     HostTrim,
     HostRegister,
+    DiskOpen,
+    DiskRead,
+    DiskWrite,
 }
 
 impl fmt::Display for Op {
@@ -138,6 +141,9 @@ impl fmt::Display for Op {
             Self::HostAlloc => "allocate host memory",
             Self::HostTrim => "give host memory back",
             Self::HostRegister => "page-lock host memory in place",
+            Self::DiskOpen => "open a disk",
+            Self::DiskRead => "read from disk",
+            Self::DiskWrite => "write to disk",
         })
     }
 }
@@ -193,6 +199,14 @@ pub enum DriverErrorKind {
         /// Bytes requested.
         asked_bytes: u64,
         /// What the operating system reported.
+        reason: String,
+    },
+    /// A disk has too little space, or its limit allows no more.
+    #[error("no {} of disk space available: {reason}", ByteSize(*asked_bytes))]
+    OutOfDisk {
+        /// Bytes requested.
+        asked_bytes: u64,
+        /// The limit, or what the operating system reported.
         reason: String,
     },
     /// Part of the range is not mapped with access (for `unmap`: not exactly a run of mappings).

@@ -2,8 +2,8 @@
 //!
 //! Backups of awake tags only save time. They are dropped on request, or when a sleep of any pool in the
 //! process lacks host memory. First go those of its own pool, then of pools with the same driver or storage,
-//! then all others and what their drivers cache. Backups of sleeping tags are never touched. A preparation
-//! only saves time too, so it takes cached memory only.
+//! then all others and what their drivers cache. Backups of sleeping tags are never dropped; where there is a
+//! disk they are moved there ([`super::spill`]). A preparation only saves time too, so it takes cached memory only.
 //!
 //! No lock is held while another pool is called, so two pools that lack memory do not wait for each other.
 //! Preparations give way meanwhile, in every pool.
@@ -15,11 +15,15 @@ use super::error::{PoolError, Result};
 use super::keys::TagKey;
 use super::per_process::{FORKS, PerProcess};
 use super::shared::{Shared, SharedAccess, Starving};
+use super::spill::Spilled;
 use super::state::State;
 use crate::driver::{DriverError, DriverErrorKind};
 use crate::tag::{Tag, TagState};
 
 const DROP: &str = "drop backups";
+
+/// What is moved to disk between two attempts.
+const SPILL_BYTES_MAX: u64 = 1 << 30;
 
 /// Not locked while a pool is called.
 static POOLS: PerProcess<Mutex<Vec<Weak<Shared>>>> =
@@ -74,7 +78,7 @@ impl Shared {
         others.filter(|other| self.distance(other) == distance).collect()
     }
 
-    /// Retries a sleep's request for `bytes` of backups whenever memory that only saves time was released.
+    /// Retries a request for `bytes` of host memory, of a sleep or a wake from disk, whenever some was released.
     pub(super) fn with_host_memory<T>(
         &self,
         falling: &[TagKey],
@@ -87,7 +91,7 @@ impl Shared {
         let mut done = again();
         for distance in [Distance::SameStore, Distance::SameProcess] {
             if !done.as_ref().is_err_and(is_lacking) || !self.may_help(distance, bytes) {
-                return done;
+                break;
             }
             let others = self.others(distance);
             let _starving: Vec<Starving<'_>> = others.iter().map(|other| other.starve()).collect();
@@ -96,7 +100,29 @@ impl Shared {
                 done = again();
             }
         }
+        while let Err(error) = done.as_ref()
+            && is_lacking(error)
+        {
+            let spilled = self.spill_for(falling, bytes);
+            if spilled.bytes == 0 {
+                return done.map_err(|error| {
+                    spilled.failed.map_or(error.clone(), |disk| lacking_too(&error, &disk))
+                });
+            }
+            done = again();
+        }
         done
+    }
+
+    /// Moves backups to disk, in any pool whose host memory helps this one.
+    fn spill_for(&self, falling: &[TagKey], bytes: u64) -> Spilled {
+        let near = self.others(Distance::SameStore);
+        let helps = self.may_help(Distance::SameProcess, bytes);
+        let far = if helps { self.others(Distance::SameProcess) } else { Vec::new() };
+        let others: Vec<Arc<Self>> = near.into_iter().chain(far.iter().cloned()).collect();
+        let spilled = self.spill_longest(falling, &others, bytes.min(SPILL_BYTES_MAX));
+        far.iter().for_each(|other| _ = other.release_cached_host_memory());
+        spilled
     }
 
     fn may_help(&self, distance: Distance, bytes: u64) -> bool {
@@ -167,6 +193,13 @@ impl State {
             Err(PoolError::Asleep { op: DROP, tag: entry.name().clone(), state: entry.state() })
         })
     }
+}
+
+/// Host memory is lacking, and so is the disk.
+fn lacking_too(error: &DriverError, disk: &DriverError) -> DriverError {
+    let DriverErrorKind::OutOfHostMemory { asked_bytes, reason } = &error.kind else { return error.clone() };
+    let reason = format!("{reason}; backups cannot be moved to disk either ({disk})");
+    DriverError::new(error.op, DriverErrorKind::OutOfHostMemory { asked_bytes: *asked_bytes, reason })
 }
 
 pub(super) fn is_lacking(error: &DriverError) -> bool {

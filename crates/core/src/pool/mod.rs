@@ -49,6 +49,7 @@ mod save;
 mod shape;
 mod shared;
 mod sleep;
+mod spill;
 mod spoiled;
 mod state;
 mod stats;
@@ -443,6 +444,15 @@ impl Pool {
     /// backups; all are dropped. `Driver`: all stay if a check failed, and are dropped otherwise.
     pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64> {
         self.shared.drop_backups(tags)
+    }
+
+    /// Moves backups of sleeping tags (all, or those of `tags`) to the [disk](crate::backup::Disk). Sleeps do it where
+    /// host memory is short. Wakes read ahead from there. Returns the bytes that were moved.
+    ///
+    /// # Errors
+    /// `UnknownTag`. `Driver`: there is no disk, or it is full or has failed; what was not moved stays.
+    pub fn spill(&self, tags: Option<&[Tag]>) -> Result<u64> {
+        self.shared.spill(tags)
     }
 
     /// Keeps a tag's memory in place until the guard is dropped. Take it before registering the memory, drop

@@ -431,6 +431,8 @@ pub struct WakeReport {
     pub copied_bytes: u64,
     /// Read from backups for them: less where these are codes.
     pub read_bytes: u64,
+    /// Read from disk before that.
+    pub disk_read_bytes: u64,
     /// Zeroed.
     pub zeroed_bytes: u64,
     /// Compared and equal.

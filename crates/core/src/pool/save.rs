@@ -2,7 +2,8 @@
 //!
 //! All work on the device is complete by now. Copies run with no lock held, several at a time. The storage
 //! plans the footprints of all extents that have changed. What no longer fits is dropped, before all new buffers
-//! are requested at once. So copying begins with the first.
+//! are requested at once. So copying begins with the first. Where host memory cannot hold all, and there is a disk,
+//! each is requested in its turn.
 //!
 //! Promise: on success, every live granule of the plan is stored, and was copied or compared now. Of granules
 //! promised not to change, a sixty-fourth was compared. A difference counts as a change only if the backup
@@ -139,8 +140,18 @@ impl<'a> Saver<'a> {
                     saved.unchanged_bytes -= kept.granules.len() as u64 * granule_bytes;
                     saved.unchecked_bytes -= kept.unchecked as u64 * granule_bytes;
                     let new = new.unwrap_or_else(|| self.shared.new_buffer(&footprint));
-                    let buffer = self.wait_for_buffer(&footprint, new).map_err(at(Phase::Copy))?;
-                    (buffer, Vec::new(), save.granules.clone())
+                    let buffer = match new.wait() {
+                        Err(error) if is_lacking(&error) => {
+                            // What is stored can be moved to disk.
+                            while !in_flight.is_empty() {
+                                self.store_next(in_flight, saved)?;
+                            }
+                            let again = || self.shared.new_buffer(&footprint).wait();
+                            self.shared.with_host_memory(self.falling, footprint.bytes(), again)
+                        }
+                        buffer => buffer,
+                    };
+                    (buffer.map_err(at(Phase::Copy))?, Vec::new(), save.granules.clone())
                 }
             };
             let stream = self.shared.streams().save(turn);
@@ -189,6 +200,7 @@ impl<'a> Saver<'a> {
         unfit
     }
 
+    /// None of them where host memory cannot hold all, and a disk can.
     fn new_buffers(&self, footprints: &[Footprint]) -> Result<Vec<Pending<BackupBuffer>>, DriverError> {
         if footprints.is_empty() {
             return Ok(Vec::new());
@@ -197,25 +209,17 @@ impl<'a> Saver<'a> {
         let made = match buffers() {
             Err(error) if is_lacking(&error) => {
                 let bytes = footprints.iter().map(Footprint::bytes).sum();
-                self.shared.with_host_memory(self.falling, bytes, buffers)
+                match self.shared.with_host_memory(self.falling, bytes, buffers) {
+                    // Each is requested in its turn, when those before are on disk.
+                    Err(error) if is_lacking(&error) && self.shared.backups().disk().is_some() => {
+                        return Ok(Vec::new());
+                    }
+                    made => made,
+                }
             }
             made => made,
         }?;
         as_many(footprints.len(), "footprints were announced", made)
-    }
-
-    fn wait_for_buffer(
-        &self,
-        footprint: &Footprint,
-        buffer: Pending<BackupBuffer>,
-    ) -> Result<BackupBuffer, DriverError> {
-        match buffer.wait() {
-            Err(error) if is_lacking(&error) => {
-                let again = || self.shared.new_buffer(footprint).wait();
-                self.shared.with_host_memory(self.falling, footprint.bytes(), again)
-            }
-            buffer => buffer,
-        }
     }
 
     /// Per save, the granules whose backup matches the device.

@@ -43,7 +43,9 @@ pub struct PoolStats {
     pub reserved_bytes: u64,
     /// Host memory.
     pub backup_bytes: u64,
-    /// Device memory of which it holds the bytes; more than it where these are codes.
+    /// Disk space of backups.
+    pub backup_disk_bytes: u64,
+    /// Device memory of which both hold the bytes; more where these are codes.
     pub backup_raw_bytes: u64,
     /// Limit of physical memory.
     pub limit_bytes: u64,
@@ -82,7 +84,9 @@ pub struct TagStats {
     pub mapped_bytes: u64,
     /// Host memory.
     pub backup_bytes: u64,
-    /// Device memory of which it holds the bytes; more than it where these are codes.
+    /// Disk space of backups.
+    pub backup_disk_bytes: u64,
+    /// Device memory of which both hold the bytes; more where these are codes.
     pub backup_raw_bytes: u64,
     /// Live blocks.
     pub live_blocks: usize,
@@ -245,6 +249,7 @@ impl State {
             deferred_release_bytes: counters.deferred_release_bytes(),
             reserved_bytes: self.heap().segments().iter().map(|(_, segment)| segment.range().bytes).sum(),
             backup_bytes: tags.iter().map(|stats| stats.backup_bytes).sum(),
+            backup_disk_bytes: tags.iter().map(|stats| stats.backup_disk_bytes).sum(),
             backup_raw_bytes: tags.iter().map(|stats| stats.backup_raw_bytes).sum(),
             limit_bytes: self.heap().shape().limit_bytes(),
             live_blocks: tags.iter().map(|stats| stats.live_blocks).sum(),
@@ -261,6 +266,7 @@ impl State {
             live_bytes: live.live_bytes,
             mapped_bytes: self.heap().segments().of_tag(key).map(|(_, segment)| segment.held_bytes()).sum(),
             backup_bytes: self.backups().bytes(key),
+            backup_disk_bytes: self.backups().disk_bytes(key),
             backup_raw_bytes: self.backups().raw_bytes(key),
             live_blocks: live.live_blocks,
         }

@@ -4,6 +4,7 @@
 //! to keep a key valid.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use slotmap::SlotMap;
 
@@ -13,6 +14,9 @@ use super::tag_lock::TagLock;
 use super::undefined::Undefined;
 use crate::driver::DeviceRange;
 use crate::tag::{Changes, Dropped, SleepAction, Tag, TagPolicy, TagState};
+
+/// Tags of this process that have fallen asleep, of any pool.
+static SLEEPS: AtomicU64 = AtomicU64::new(0);
 
 /// The fewest tags worth a sweep.
 const SWEEP_MIN: usize = 64;
@@ -51,8 +55,9 @@ pub(super) struct TagEntry {
 enum Residence {
     /// On the device. `undefined` was dropped or lost, and not written since.
     Awake { undefined: Undefined },
-    /// In host memory or nowhere. A failed undo may have left `leftovers` of its memory mapped.
-    Asleep { how: SleepAction, leftovers: bool },
+    /// In its backups or nowhere. A failed undo may have left `leftovers` of its memory mapped. Those that sleep longer
+    /// have lower numbers.
+    Asleep { how: SleepAction, leftovers: bool, number: u64 },
     /// On the device, not wholly mapped.
     Stranded { undefined: Undefined },
 }
@@ -226,7 +231,16 @@ impl TagEntry {
     }
 
     pub(super) fn fall_asleep(&mut self, how: SleepAction) {
-        self.residence = Residence::Asleep { how, leftovers: false };
+        let number = SLEEPS.fetch_add(1, Ordering::Relaxed);
+        self.residence = Residence::Asleep { how, leftovers: false, number };
+    }
+
+    /// Its place among all tags of the process that sleep with backups: the lowest has slept the longest.
+    pub(super) fn sleep_number(&self) -> Option<u64> {
+        match self.residence {
+            Residence::Asleep { how: SleepAction::Backup, number, .. } => Some(number),
+            _ => None,
+        }
     }
 
     /// Without blocks, nothing can be undefined.

@@ -25,6 +25,7 @@ mod property;
 mod retry;
 mod sizes;
 mod spans;
+mod spill;
 mod spoiled;
 mod streams;
 mod stress;

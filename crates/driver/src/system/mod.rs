@@ -14,6 +14,7 @@
 //! ```
 
 mod cgroups;
+pub mod direct;
 mod limits;
 mod memory;
 mod nodes;

@@ -5,24 +5,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
+pub(crate) use poorwill_driver::system::direct::{ALIGN_BYTES, Alignment};
+
 #[cfg(target_os = "linux")]
 use super::linux as system;
 use crate::checkpoint::Checkpoint;
-
-/// Assumed alignment; no known device needs more.
-pub(crate) const ALIGN_BYTES: u64 = 4096;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Alignment {
-    pub(crate) offset_bytes: u64,
-    pub(crate) memory_bytes: u64,
-}
-
-impl Alignment {
-    pub(crate) fn unit(self) -> u64 {
-        self.offset_bytes.max(ALIGN_BYTES)
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageCache {

@@ -13,6 +13,7 @@
 //! ([`super::super::spoiled`]).
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use slotmap::SecondaryMap;
@@ -111,8 +112,41 @@ impl BackupIndex {
         !self.tags[tag].extents.is_empty()
     }
 
+    /// In host memory.
     pub(in crate::pool) fn bytes(&self, tag: TagKey) -> u64 {
-        self.tags[tag].extents.values().map(|backup| backup.buffer.bytes()).sum()
+        let buffers = self.tags[tag].extents.values().map(|backup| &backup.buffer);
+        buffers.map(|buffer| buffer.bytes() - buffer.disk_bytes()).sum()
+    }
+
+    pub(in crate::pool) fn disk_bytes(&self, tag: TagKey) -> u64 {
+        self.tags[tag].extents.values().map(|backup| backup.buffer.disk_bytes()).sum()
+    }
+
+    /// Buffers that may take host memory, from `first` on. Both are empty for a tag that was forgotten.
+    pub(in crate::pool) fn next_buffer(
+        &self,
+        tag: TagKey,
+        first: Option<Location>,
+    ) -> Option<(Location, Arc<BackupBuffer>)> {
+        let extents = &self.tags.get(tag)?.extents;
+        let start = first.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut extents = extents.range((start, Bound::Unbounded));
+        let (location, backup) = extents.find(|(_, backup)| backup.buffer.disk_bytes() == 0)?;
+        Some((*location, Arc::clone(&backup.buffer)))
+    }
+
+    /// Puts the same bytes in another buffer. Returns the old one, or the new where the old is gone.
+    pub(in crate::pool) fn replace_buffer(
+        &mut self,
+        (tag, location): (TagKey, Location),
+        old: &Arc<BackupBuffer>,
+        new: BackupBuffer,
+    ) -> Result<Arc<BackupBuffer>, BackupBuffer> {
+        let backup = self.tags.get_mut(tag).and_then(|of_tag| of_tag.extents.get_mut(&location));
+        match backup.filter(|backup| Arc::ptr_eq(&backup.buffer, old)) {
+            Some(backup) => Ok(std::mem::replace(&mut backup.buffer, Arc::new(new))),
+            None => Err(new),
+        }
     }
 
     /// In stored granules.

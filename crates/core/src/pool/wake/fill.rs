@@ -8,7 +8,7 @@
 //! Promise: when [`Filler::finish`] returns, nothing that was queued is in flight; when it succeeds,
 //! everything in the plan has arrived.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +21,7 @@ use super::super::error::{Phase, PoolError, Result};
 use super::super::report::{Verify, WakeProgress, WakeRequest, add};
 use super::super::shared::Shared;
 use super::copy_paths::{CopyPath, CopyPaths};
+use super::read_ahead::ReadAhead;
 use super::verify::{Arrival, Verified};
 use super::woken::Woken;
 use crate::backup::BackupBuffer;
@@ -94,6 +95,9 @@ pub(super) struct Filler<'a> {
     goes_on: Arc<AtomicBool>,
     queued: Vec<Work<'a>>,
     paths: CopyPaths,
+    read_ahead: ReadAhead<'a>,
+    /// Copies in flight of what was read, the oldest first: number, and bytes in host memory.
+    fetched: VecDeque<(usize, u64)>,
     filled_bytes: u64,
     failed: Option<PoolError>,
 }
@@ -145,6 +149,8 @@ impl<'a> Filler<'a> {
             goes_on: Arc::new(AtomicBool::new(true)),
             queued: Vec::with_capacity(fillings.len()),
             paths,
+            read_ahead: ReadAhead::new(shared, fillings),
+            fetched: VecDeque::new(),
             filled_bytes: 0,
             failed: None,
         }
@@ -192,12 +198,17 @@ impl<'a> Filler<'a> {
         };
         let parts: Vec<CopyPart> = runs(&stored).into_iter().map(part).collect();
         let bytes = stored.len() as u64 * granule_bytes;
+        let fetched = self.fetched(turn).map_err(|source| (Phase::Copy, source))?;
         let Some(path) = self.path_with_capacity() else { return Ok(()) };
         let stream = match path {
             CopyPath::Engine => engine_stream,
             CopyPath::Kernel => self.shared.streams().kernel().unwrap_or(engine_stream),
         };
-        let copy = buffer.load(stream, &parts, None).map_err(|source| (Phase::Copy, source))?;
+        let source = fetched.as_ref().unwrap_or(buffer);
+        let copy = source.load(stream, &parts, None).map_err(|source| (Phase::Copy, source))?;
+        if let Some(fetched) = fetched {
+            self.fetched.push_back((self.queued.len(), fetched.bytes()));
+        }
         self.paths.queued(driver.now(), self.queued.len(), bytes);
         self.copied_bytes += bytes;
         self.read_bytes += buffer.read_bytes(&parts);
@@ -211,6 +222,25 @@ impl<'a> Filler<'a> {
         }
         self.queue(Phase::Copy, bytes, arrivals, copy);
         Ok(())
+    }
+
+    /// What was read from disk for this filling, if it had to be.
+    fn fetched(&mut self, nth: usize) -> Result<Option<BackupBuffer>, DriverError> {
+        while self.read_ahead.is_full() && self.end_copy_of_fetched() {}
+        while !self.read_ahead.reaches(nth)? {
+            if !self.end_copy_of_fetched() {
+                self.read_ahead.fetch_next_by_force()?;
+            }
+        }
+        self.read_ahead.take(nth)
+    }
+
+    /// Waits for the oldest copy that holds what was read; false where there is none.
+    fn end_copy_of_fetched(&mut self) -> bool {
+        let Some((copy, bytes)) = self.fetched.pop_front() else { return false };
+        self.complete(copy);
+        self.read_ahead.copied(bytes);
+        true
     }
 
     fn is_of_use(&self) -> bool {
@@ -277,6 +307,7 @@ impl<'a> Filler<'a> {
     /// Waits for everything. Returns the first failure, `failed` before all others, or the outcome of the check.
     pub(super) fn finish(mut self, failed: Option<PoolError>, woken: &mut Woken) -> Result<Verified> {
         (woken.copied_bytes, woken.read_bytes) = (self.copied_bytes, self.read_bytes);
+        woken.disk_read_bytes = self.read_ahead.read_bytes();
         woken.zeroed_bytes = self.zeroed_bytes;
         self.failed = failed.or(self.failed);
         (0..self.queued.len()).for_each(|nth| self.complete(nth));

@@ -11,6 +11,7 @@ mod copy_paths;
 mod fill;
 mod map;
 mod plan;
+mod read_ahead;
 mod verify;
 mod woken;
 
@@ -71,6 +72,7 @@ impl Shared {
             mapped_bytes: woken.mapped_bytes,
             copied_bytes: woken.copied_bytes,
             read_bytes: woken.read_bytes,
+            disk_read_bytes: woken.disk_read_bytes,
             zeroed_bytes: woken.zeroed_bytes,
             verified_bytes: verified.equal_bytes,
             undefined_tags,

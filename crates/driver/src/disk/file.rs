@@ -1,0 +1,176 @@
+//! The file of a disk: how it is opened, and its space.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use poorwill_core::{ByteSize, DriverError, DriverErrorKind, Op};
+use rustix::fs::{Advice, FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use super::space::Space;
+use super::{DiskConfig, refused};
+use crate::system::direct::{self, ALIGN_BYTES, Alignment};
+
+/// A range of the file. Its reserved length is a multiple of [`ALIGN_BYTES`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+impl Place {
+    fn reserved_bytes(self) -> u64 {
+        self.bytes.next_multiple_of(ALIGN_BYTES)
+    }
+
+    pub(super) fn part(self, offset: u64, bytes: u64) -> Option<Self> {
+        let end = offset.checked_add(bytes)?;
+        (end <= self.bytes).then_some(Self { offset: self.offset + offset, bytes })
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct BackingFile {
+    folder: PathBuf,
+    plain: File,
+    direct: Option<(File, Alignment)>,
+    direct_because: OnceLock<String>,
+    limit_bytes: Option<u64>,
+    space: Mutex<Space>,
+}
+
+impl BackingFile {
+    pub(super) fn make(config: &DiskConfig) -> Result<Self, DriverError> {
+        let folder = config.folder.clone();
+        let plain = tempfile::tempfile_in(&folder).map_err(|error| {
+            let next =
+                format!("name a folder on a local disk that can be written, not `{}`", folder.display());
+            refused(Op::DiskOpen, "no file", &error, &next)
+        })?;
+        let opened = match config.is_direct {
+            true => direct::direct(&plain, OFlags::RDWR),
+            false => Err("it was not asked for".to_owned()),
+        };
+        let (direct, direct_because) = match opened {
+            Ok(direct) => (Some(direct), OnceLock::new()),
+            Err(because) => (None, OnceLock::from(because)),
+        };
+        let (limit_bytes, space) = (config.limit_bytes, Mutex::default());
+        Ok(Self { folder, plain, direct, direct_because, limit_bytes, space })
+    }
+
+    /// Used bytes, and the limit.
+    pub(super) fn used(&self) -> (u64, Option<u64>) {
+        (self.lock().used_bytes(), self.limit_bytes)
+    }
+
+    pub(super) fn direct_because(&self) -> Option<String> {
+        self.direct_because.get().cloned()
+    }
+
+    /// Direct transfers are refused from now on.
+    pub(super) fn disable_direct(&self, because: String) {
+        let _ = self.direct_because.set(because); // The first reason is the reason.
+    }
+
+    /// The file for a transfer between these, and whether it is direct.
+    pub(super) fn for_transfer(&self, offset: u64, addr: usize, bytes: usize) -> (&File, bool) {
+        let fits = |aligned: &Alignment| {
+            offset.is_multiple_of(aligned.offset_bytes)
+                && (bytes as u64).is_multiple_of(aligned.offset_bytes)
+                && (addr as u64).is_multiple_of(aligned.memory_bytes)
+        };
+        match &self.direct {
+            Some((direct, aligned)) if self.direct_because.get().is_none() && fits(aligned) => (direct, true),
+            _ => (&self.plain, false),
+        }
+    }
+
+    /// Space for `bytes` bytes.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<Place, DriverError> {
+        let full = |reason: String| {
+            DriverError::new(Op::DiskWrite, DriverErrorKind::OutOfDisk { asked_bytes: bytes, reason })
+        };
+        let place = {
+            let mut space = self.lock();
+            let used_bytes = space.used_bytes();
+            let reserved_bytes = bytes.next_multiple_of(ALIGN_BYTES);
+            if let Some(limit_bytes) =
+                self.limit_bytes.filter(|limit| used_bytes.saturating_add(reserved_bytes) > *limit)
+            {
+                let [used, limit] = [used_bytes, limit_bytes].map(ByteSize);
+                return Err(full(format!("{used} of the limit of {limit} are in use; raise it")));
+            }
+            let offset = space.take(reserved_bytes).ok_or_else(|| full("no file can be as long".into()))?;
+            Place { offset, bytes }
+        };
+        match rustix::fs::fallocate(
+            &self.plain,
+            FallocateFlags::empty(),
+            place.offset,
+            place.reserved_bytes().max(1),
+        ) {
+            // Where space cannot be reserved, writing finds out.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(place),
+            Err(errno) => {
+                self.release(place);
+                let next = format!("free some space of `{}`, or name another folder", self.folder.display());
+                match errno {
+                    Errno::NOSPC | Errno::DQUOT | Errno::FBIG => Err(full(format!("{errno}; {next}"))),
+                    _ => Err(refused(Op::DiskWrite, "no space reserved", &errno.into(), &next)),
+                }
+            }
+        }
+    }
+
+    /// Gives a place's space back to the file system.
+    pub(super) fn release(&self, place: Place) {
+        let whole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // Before another can take it. Where this is refused, the file stays as long until it ends.
+        let _ = rustix::fs::fallocate(&self.plain, whole, place.offset, place.reserved_bytes().max(1));
+        let mut space = self.lock();
+        let end = space.end();
+        space.give_back(place.offset, place.reserved_bytes());
+        if space.end() < end {
+            let _ = self.plain.set_len(space.end());
+        }
+    }
+
+    /// Reads or writes all of `place`, or as much as there is. Returns the number of bytes.
+    pub(super) fn read_at(&self, place: Place, into: &mut [u8]) -> std::io::Result<usize> {
+        let (file, is_direct) = self.for_transfer(place.offset, into.as_ptr().addr(), into.len());
+        let read = file.read_at(into, place.offset);
+        if !is_direct {
+            self.drop_cached(place);
+        }
+        read
+    }
+
+    pub(super) fn write_at(&self, place: Place, bytes: &[u8]) -> std::io::Result<usize> {
+        let (file, _) = self.for_transfer(place.offset, bytes.as_ptr().addr(), bytes.len());
+        file.write_at(bytes, place.offset)
+    }
+
+    /// Bytes that came back would be held twice.
+    pub(super) fn drop_cached(&self, place: Place) {
+        let bytes = std::num::NonZeroU64::new(place.bytes);
+        let _ =
+            bytes.map(|bytes| rustix::fs::fadvise(&self.plain, place.offset, Some(bytes), Advice::DontNeed));
+    }
+
+    #[cfg(test)]
+    pub(super) fn truncate_for_test(&self, bytes: u64) {
+        self.plain.set_len(bytes).unwrap();
+    }
+
+    #[cfg(test)]
+    pub(super) fn allocated_bytes_for_test(&self) -> u64 {
+        std::os::unix::fs::MetadataExt::blocks(&self.plain.metadata().unwrap()) * 512
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Space> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

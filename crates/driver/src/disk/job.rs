@@ -1,0 +1,114 @@
+//! One transfer between host memory and a file.
+
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+
+use poorwill_core::{DriverError, DriverErrorKind, HostBuffer, Op, Pending};
+
+use super::file::{BackingFile, Place};
+use super::refused;
+
+/// What a transfer fills or reads. It owns it until its end.
+#[derive(Debug)]
+pub(super) enum Memory {
+    Read(HostBuffer),
+    Write(Arc<HostBuffer>),
+}
+
+impl Memory {
+    pub(super) fn op(&self) -> Op {
+        match self {
+            Self::Read(_) => Op::DiskRead,
+            Self::Write(_) => Op::DiskWrite,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) place: Place,
+    pub(super) memory: Memory,
+    outcome: Sender<Result<Memory, DriverError>>,
+}
+
+impl Job {
+    pub(super) fn new(place: Place, memory: Memory) -> (Self, Pending<Memory>) {
+        let (outcome, outcomes) = mpsc::channel();
+        let op = memory.op();
+        let lost = move || {
+            let reason = "the thread of the disk has ended; open the arena again".to_owned();
+            DriverError::new(op, DriverErrorKind::Unsupported { reason })
+        };
+        let wait = move || outcomes.recv().unwrap_or_else(|_| Err(lost()));
+        (Self { place, memory, outcome }, Pending::new(wait))
+    }
+
+    /// Whoever waits for it, if anyone, goes on.
+    pub(super) fn end(self, failed: Option<DriverError>) {
+        let _ = self.outcome.send(failed.map_or(Ok(self.memory), Err));
+    }
+
+    /// Fails without ever releasing its memory.
+    pub(super) fn abandon(self) {
+        let error = self.failed(&io::Error::other("the kernel's ring has failed"));
+        std::mem::forget(self.memory);
+        let _ = self.outcome.send(Err(error));
+    }
+
+    pub(super) fn failed(&self, error: &io::Error) -> DriverError {
+        let op = self.memory.op();
+        let what = format!("{} bytes at {} of the file", self.place.bytes, self.place.offset);
+        let next = match self.memory {
+            Memory::Read(_) => "wake again, or discard the tag",
+            Memory::Write(_) => "name another folder",
+        };
+        if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
+            let reason = format!("{error}; free some space, or name another folder");
+            return DriverError::new(
+                op,
+                DriverErrorKind::OutOfDisk { asked_bytes: self.place.bytes, reason },
+            );
+        }
+        refused(op, &what, error, next)
+    }
+
+    /// The file ends within it, or takes no more.
+    pub(super) fn short(&self, done_bytes: u64) -> DriverError {
+        let missing = io::Error::new(ErrorKind::UnexpectedEof, format!("it ends after {done_bytes} bytes"));
+        self.failed(&missing)
+    }
+
+    /// Transfers all of it on this thread.
+    pub(super) fn run(mut self, file: &BackingFile) {
+        let failed = self.transfer(file).err();
+        self.end(failed);
+    }
+
+    fn transfer(&mut self, file: &BackingFile) -> Result<(), DriverError> {
+        let mut done = 0;
+        while done < self.place.bytes {
+            let rest = Place { offset: self.place.offset + done, bytes: self.place.bytes - done };
+            let from = usize::try_from(done).unwrap_or(usize::MAX);
+            let moved = match &mut self.memory {
+                Memory::Read(buffer) => file.read_at(rest, buffer.get_mut(from..).unwrap_or_default()),
+                Memory::Write(buffer) => file.write_at(rest, buffer.get(from..).unwrap_or_default()),
+            };
+            match moved {
+                Ok(0) => return Err(self.short(done)),
+                Ok(bytes) => done += bytes as u64,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if is_refused(&error) && file.direct_because().is_none() => {
+                    file.disable_direct(format!("direct transfers are refused: {error}"));
+                }
+                Err(error) => return Err(self.failed(&error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a transfer may fail only because it is direct.
+pub(super) fn is_refused(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
+}
