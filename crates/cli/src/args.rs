@@ -458,6 +458,11 @@ pub(crate) struct SleepArgs {
     #[arg(long, value_name = "WHEN", default_value_t, value_parser = compress_parser())]
     pub(crate) compress: Compress,
 
+    /// Folder on a local disk: some sleeps move their backups there, and the wakes are timed beside a plain reader of
+    /// the same file
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) disk: Option<PathBuf>,
+
     /// How many times to sleep and wake without changes
     #[arg(long, value_name = "N", default_value = "3", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) cycles: NonZeroU32,

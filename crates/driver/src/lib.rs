@@ -10,7 +10,6 @@
 mod copy_ranges;
 #[cfg(target_os = "linux")]
 pub mod cuda;
-#[cfg(target_os = "linux")]
 pub mod disk;
 #[cfg(target_os = "linux")]
 pub mod host;

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use poorwill_core::backup::{Disk, HostBackups};
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
     AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HeldTag, Hold,
     HostBuffer, LostRange, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport,
     SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, WakeReport, WakeRequest,
 };
+
+use poorwill_driver::disk::DiskConfig;
 
 use crate::budget::claim_own;
 use crate::device::DeviceSpec;
@@ -40,6 +43,8 @@ pub struct Config {
     pub host_memory: HostMemoryUse,
     /// Which other GPUs may access the memory.
     pub peers: Peers,
+    /// Where backups go that host memory cannot hold.
+    pub disk: Option<DiskConfig>,
     /// Limit and shape of the pool. The limit claims a part of the budget; without one the pool claims all of
     /// it.
     pub pool: PoolConfig,
@@ -49,8 +54,8 @@ impl Config {
     /// All of `device`, with the default pool.
     #[must_use]
     pub fn on(device: DeviceSpec) -> Self {
-        let (host_memory, peers, pool) = Default::default();
-        Self { device, budget: None, host_memory, peers, pool }
+        let (host_memory, peers, disk, pool) = Default::default();
+        Self { device, budget: None, host_memory, peers, disk, pool }
     }
 
     /// Sets the pool's limit.
@@ -78,6 +83,13 @@ impl Config {
     #[must_use]
     pub fn open_to(mut self, peers: Peers) -> Self {
         self.peers = peers;
+        self
+    }
+
+    /// Sets [`Self::disk`].
+    #[must_use]
+    pub fn spilling_to(mut self, disk: impl Into<Option<DiskConfig>>) -> Self {
+        self.disk = disk.into();
         self
     }
 
@@ -133,8 +145,8 @@ impl Arena {
     /// - `Device` when the device does not open, and `Budget` when no source reports its memory.
     /// - `Claim` for a limit above the budget, and `Pool` for an invalid one.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { device, budget, host_memory, peers, pool } = config;
-        let options = DeviceOptions::default().backing_up_in(host_memory).open_to(peers);
+        let Config { device, budget, host_memory, peers, disk, pool } = config;
+        let options = DeviceOptions::default().backing_up_in(host_memory).open_to(peers).spilling_to(disk);
         Self::open_on(&Device::open_with(&device, options)?, budget, pool)
     }
 
@@ -145,7 +157,7 @@ impl Arena {
     pub fn open_on(device: &Device, budget: Option<Cap>, pool: PoolConfig) -> Result<Self, OpenError> {
         let (budget, envelope) = device.envelope(budget)?;
         let in_use = claim_own(&budget, &envelope);
-        Self::claim(device.driver(), &envelope, pool, keeps_total(device), in_use)
+        Self::claim(device.driver(), device.disk(), &envelope, pool, keeps_total(device), in_use)
     }
 
     /// Opens a pool that claims its limit, or without one the rest, from a shared `envelope`.
@@ -153,7 +165,7 @@ impl Arena {
     /// # Errors
     /// `Claim` for a limit above the rest; `Pool` for an invalid one.
     pub fn open_within(device: &Device, envelope: &Envelope, pool: PoolConfig) -> Result<Self, OpenError> {
-        Self::claim(device.driver(), envelope, pool, keeps_total(device), None)
+        Self::claim(device.driver(), device.disk(), envelope, pool, keeps_total(device), None)
     }
 
     /// Opens an arena over an open driver; the device's total is the budget.
@@ -162,11 +174,12 @@ impl Arena {
     /// `Claim` for a limit above the budget; otherwise as [`Pool::new`].
     pub fn over(driver: Arc<dyn Driver>, pool: PoolConfig) -> Result<Self, OpenError> {
         let total_bytes = driver.info().total_bytes;
-        Self::claim(driver, &Envelope::new(total_bytes, total_bytes), pool, true, None)
+        Self::claim(driver, None, &Envelope::new(total_bytes, total_bytes), pool, true, None)
     }
 
     fn claim(
         driver: Arc<dyn Driver>,
+        disk: Option<&Arc<dyn Disk>>,
         envelope: &Envelope,
         pool: PoolConfig,
         keeps_total: bool,
@@ -188,7 +201,10 @@ impl Arena {
         };
         // A limit equal to a fixed total is left to the device, which refuses more itself.
         let is_all = keeps_total && pool.limit_bytes.is_none() && claim.bytes() >= driver.info().total_bytes;
-        let pool = Pool::new(driver, pool.limited_to((!is_all).then(|| claim.bytes())))?;
+        let backups =
+            HostBackups::new(Arc::clone(&driver)).compressing(pool.compress).spilling_to(disk.cloned());
+        let pool = pool.limited_to((!is_all).then(|| claim.bytes()));
+        let pool = Pool::with_backups(driver, pool, Arc::new(backups))?;
         Ok(Self(Arc::new(Inner { pool, claim, _in_use: in_use })))
     }
 
@@ -405,6 +421,29 @@ impl Arena {
     /// `Lost` for corrupt backups of bytes that the device lacks, too; others as [`Pool::drop_backups`].
     pub fn drop_backups(&self, tags: Option<&[Tag]>) -> Result<u64, PoolError> {
         self.0.pool.drop_backups(tags)
+    }
+
+    /// Moves the backups of the named sleeping tags, or of all, to the disk that the device was opened with. Returns how
+    /// many bytes were moved. Sleeps do the same where host memory is short, with the longest sleepers first.
+    ///
+    /// ```no_run
+    /// use poorwill::disk::DiskConfig;
+    /// use poorwill::{Arena, Config, Level, SleepRequest};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = Config::on("cuda:0".parse()?).spilling_to(DiskConfig::in_folder("/mnt/nvme"));
+    /// let arena = Arena::open(config)?;
+    /// arena.sleep(&SleepRequest::all(Level::One))?;
+    /// arena.spill(None)?;
+    /// assert_eq!(arena.stats()?.backup_bytes, 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Pool::spill`].
+    pub fn spill(&self, tags: Option<&[Tag]>) -> Result<u64, PoolError> {
+        self.0.pool.spill(tags)
     }
 
     /// Records that another library, named `holder`, registers the memory of `tag`, until the guard is

@@ -64,6 +64,13 @@ pub use poorwill_core::{
     WakeRequest, backup, chain, codec, digest, driver, hibernation, pool, tag,
 };
 
+/// A disk for backups that host memory cannot hold.
+pub mod disk {
+    #[cfg(target_os = "linux")]
+    pub use poorwill_driver::disk::FileDisk;
+    pub use poorwill_driver::disk::{DiskConfig, DiskIo};
+}
+
 /// The programs of the book, run as examples.
 // A published package does not have these files. Only its documentation tests would miss them; those run in the
 // workspace.

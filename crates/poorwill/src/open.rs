@@ -10,12 +10,16 @@ use std::sync::Arc;
 
 #[cfg(target_os = "linux")]
 use poorwill_core::HostBuffer;
+use poorwill_core::backup::Disk;
 #[cfg(target_os = "linux")]
 use poorwill_core::budget::SourceName;
 use poorwill_core::budget::{Budget, Cap, Envelope, Reading};
 use poorwill_core::{Driver, DriverError, PoolError};
 #[cfg(not(target_os = "linux"))]
 use poorwill_core::{DriverErrorKind, Op};
+use poorwill_driver::disk::DiskConfig;
+#[cfg(target_os = "linux")]
+use poorwill_driver::disk::FileDisk;
 #[cfg(target_os = "linux")]
 use poorwill_driver::{
     BufferMade, BufferPin, CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin, cuda,
@@ -144,6 +148,8 @@ pub struct DeviceOptions {
     pub host_memory: HostMemoryUse,
     /// Other GPUs with access.
     pub peers: Peers,
+    /// Where backups go that host memory cannot hold.
+    pub disk: Option<DiskConfig>,
 }
 
 impl DeviceOptions {
@@ -158,6 +164,13 @@ impl DeviceOptions {
     #[must_use]
     pub fn open_to(mut self, peers: Peers) -> Self {
         self.peers = peers;
+        self
+    }
+
+    /// Sets [`Self::disk`].
+    #[must_use]
+    pub fn spilling_to(mut self, disk: impl Into<Option<DiskConfig>>) -> Self {
+        self.disk = disk.into();
         self
     }
 }
@@ -190,6 +203,7 @@ impl From<&DeviceOptions> for DeviceOptions {
 pub struct Device {
     spec: DeviceSpec,
     backend: Backend,
+    disk: Option<Arc<dyn Disk>>,
     #[cfg(target_os = "linux")]
     deferred: Arc<DeferredFree>,
 }
@@ -219,11 +233,14 @@ impl Device {
     /// # Errors
     /// `Device`, also for a peer that does not exist or does not reach the GPU.
     pub fn open_with(spec: &DeviceSpec, options: impl Into<DeviceOptions>) -> Result<Self, OpenError> {
-        let backend = Backend::open(spec, options.into())
-            .map_err(|source| OpenError::Device { device: spec.clone(), source })?;
+        let mut options = options.into();
+        let failed = |source| OpenError::Device { device: spec.clone(), source };
+        let disk = options.disk.take().map(|config| open_disk(&config)).transpose().map_err(failed)?;
+        let backend = Backend::open(spec, options).map_err(failed)?;
         Ok(Self {
             spec: spec.clone(),
             backend,
+            disk,
             #[cfg(target_os = "linux")]
             deferred: Arc::default(),
         })
@@ -234,7 +251,7 @@ impl Device {
     #[must_use]
     pub fn from_cuda(device: Arc<CudaDevice>) -> Self {
         let spec = DeviceSpec::Cuda { ordinal: device.gpu().ordinal };
-        Self { spec, backend: Backend::Cuda(device), deferred: Arc::default() }
+        Self { spec, backend: Backend::Cuda(device), disk: None, deferred: Arc::default() }
     }
 
     /// Wraps an open host device.
@@ -242,7 +259,7 @@ impl Device {
     #[must_use]
     pub fn from_host(device: Arc<HostDevice>) -> Self {
         let spec = DeviceSpec::Host { capacity_bytes: device.info().total_bytes };
-        Self { spec, backend: Backend::Host(device), deferred: Arc::default() }
+        Self { spec, backend: Backend::Host(device), disk: None, deferred: Arc::default() }
     }
 
     /// Registers this process in a folder, so that it can be taken off the host device: by a
@@ -276,6 +293,12 @@ impl Device {
             #[cfg(not(target_os = "linux"))]
             _ => unreachable!("no device opens here"),
         }
+    }
+
+    /// The disk that backups of its arenas go to where host memory is short.
+    #[must_use]
+    pub fn disk(&self) -> Option<&Arc<dyn Disk>> {
+        self.disk.as_ref()
     }
 
     /// The GPU; `None` for the host device.
@@ -452,7 +475,7 @@ fn shared_memory_of(ordinal: u32) -> Result<u64, DriverError> {
 impl Backend {
     #[cfg(target_os = "linux")]
     fn open(spec: &DeviceSpec, options: DeviceOptions) -> Result<Self, DriverError> {
-        let DeviceOptions { host_memory, peers } = options;
+        let DeviceOptions { host_memory, peers, .. } = options;
         let pin = if host_memory.pageable { Pin::Never } else { Pin::Auto };
         let host_memory = HostMemoryConfig::default().limited_to(host_memory.limit_bytes).pinning(pin);
         match spec {
@@ -476,6 +499,17 @@ impl Backend {
     fn open(spec: &DeviceSpec, _: DeviceOptions) -> Result<Self, DriverError> {
         Err(unsupported(spec))
     }
+}
+
+#[cfg(target_os = "linux")]
+fn open_disk(config: &DiskConfig) -> Result<Arc<dyn Disk>, DriverError> {
+    FileDisk::open(config).map(|disk| Arc::new(disk) as Arc<dyn Disk>)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_disk(_: &DiskConfig) -> Result<Arc<dyn Disk>, DriverError> {
+    let reason = "disks for backups need Linux".to_owned();
+    Err(DriverError::new(Op::DiskOpen, DriverErrorKind::Unsupported { reason }))
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -7,11 +7,12 @@
 //! 2. a **prepared** one of a new load, with backups made in the background;
 //! 3. [`SleepPlan::cycles`] **clean** ones, with nothing changed;
 //! 4. a **changed** one, after writes to a part of the granules;
-//! 5. some that **drop** everything and copy nothing.
+//! 5. with a disk, some whose backups are moved there before the wake, each beside a plain read of the same file;
+//! 6. some that **drop** everything and copy nothing.
 //!
 //! [`Ratios`] compare each with the limits.
 //!
-//! Promises: every byte is compared after the wakes of 1, 2 and 4, and after the first and last of 3. The
+//! Promises: every byte is compared after the wakes of 1, 2, 4 and 5, and after the first and last of 3. The
 //! report's size does not depend on the number of cycles.
 //!
 //! ```
@@ -29,6 +30,8 @@
 //! ```
 
 mod choice;
+#[cfg(target_os = "linux")]
+mod disk;
 mod fraction;
 mod limits;
 mod plan;
@@ -37,6 +40,8 @@ mod report;
 mod run;
 mod sizes;
 
+#[cfg(target_os = "linux")]
+pub use disk::{DiskCycle, DiskCycles};
 pub use fraction::{Fraction, InvalidFraction};
 pub use limits::Limits;
 pub use plan::{CycleKind, SleepError, SleepPlan, SleepStage};

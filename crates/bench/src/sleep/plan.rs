@@ -1,6 +1,7 @@
 //! The plan, stages and errors of a run.
 
 use std::num::{NonZeroU32, NonZeroU64};
+use std::path::PathBuf;
 
 use poorwill::{ByteSize, DriverError, InvalidTag, PoolConfig, PoolError};
 use serde::Serialize;
@@ -9,7 +10,7 @@ use super::fraction::Fraction;
 use crate::contents::Contents;
 
 /// What to run.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SleepPlan {
     /// Whole layers of 496 MiB, or one smaller layer.
     pub bytes: NonZeroU64,
@@ -21,6 +22,8 @@ pub struct SleepPlan {
     pub contents: Contents,
     /// [`PoolConfig::chunk_granules`] of the arena.
     pub chunk_granules: u64,
+    /// The folder of the arena's disk, if it has one.
+    pub disk: Option<PathBuf>,
 }
 
 impl SleepPlan {
@@ -29,7 +32,8 @@ impl SleepPlan {
     pub fn new(bytes: NonZeroU64) -> Self {
         let cycles = NonZeroU32::MIN.saturating_add(2);
         let chunk_granules = PoolConfig::default().chunk_granules;
-        Self { bytes, cycles, changed: Fraction::HUNDREDTH, contents: Contents::Noise, chunk_granules }
+        let (changed, contents, disk) = (Fraction::HUNDREDTH, Contents::Noise, None);
+        Self { bytes, cycles, changed, contents, chunk_granules, disk }
     }
 }
 
@@ -64,6 +68,8 @@ pub enum SleepStage {
         /// Number within its kind, from 1.
         number: u32,
     },
+    /// Wakes from disk.
+    OnDisk,
     /// Cycles that drop everything.
     Drop,
 }
@@ -116,6 +122,14 @@ pub enum SleepError {
         tensors: u64,
         /// Most tensors supported.
         tensors_max: u64,
+    },
+    /// The disk's file could not be read beside.
+    #[error("cannot read the file of the disk in {}", folder.display())]
+    PlainRead {
+        /// Its folder.
+        folder: PathBuf,
+        /// What the system reports.
+        source: std::io::Error,
     },
     /// Measuring the limits failed.
     #[error("cannot measure the limits of the device")]

@@ -3,6 +3,8 @@
 use poorwill::{HostMemoryInfo, PrepareReport, SleepReport, WakeReport};
 use serde::Serialize;
 
+#[cfg(target_os = "linux")]
+use super::disk::DiskCycles;
 use super::fraction::Fraction;
 use super::limits::Limits;
 use super::plan::CycleKind;
@@ -80,6 +82,9 @@ pub struct SleepBenchReport {
     pub cycles: Vec<SleepCycle>,
     /// Spread of the clean cycles.
     pub spreads: Option<Spreads>,
+    /// Wakes from disk, where there is one.
+    #[cfg(target_os = "linux")]
+    pub on_disk: Option<DiskCycles>,
     /// Cycles that drop everything.
     pub dropping: Option<Dropping>,
     /// Memory before and after the clean cycles.

@@ -5,6 +5,8 @@ use std::time::Duration;
 use poorwill::{Arena, Dropped, Level, PoolError, SleepRequest, Tag, TagPolicy, Verify, WakeRequest};
 
 use super::choice::choose;
+#[cfg(target_os = "linux")]
+use super::disk::{DiskCycle, DiskCycles, plain_read};
 use super::limits::{Footprint, Limits};
 use super::plan::{CycleKind, SleepError, SleepPlan, SleepStage};
 use super::ratios::Ratios;
@@ -18,6 +20,9 @@ use crate::figures::{Spread, as_float, timed};
 use crate::process::resident_bytes;
 
 const DROP_CYCLES: usize = 3;
+
+#[cfg(target_os = "linux")]
+const DISK_CYCLES: usize = 4;
 
 /// A GPU clears released memory with its copy engines; a wake right then is a tenth slower.
 const REST: Duration = Duration::from_millis(100);
@@ -93,7 +98,8 @@ struct SleepRun<'a> {
 impl SleepRun<'_> {
     /// Stops at the first mismatch.
     fn phases(&mut self) -> Result<(), SleepError> {
-        for phase in [Self::first, Self::prepared, Self::clean, Self::changed, Self::dropping] {
+        for phase in [Self::first, Self::prepared, Self::clean, Self::changed, Self::on_disk, Self::dropping]
+        {
             phase(self)?;
             if self.report.mismatch.is_some() {
                 break;
@@ -157,6 +163,45 @@ impl SleepRun<'_> {
         self.cycle(CycleKind::Changed, 1)?;
         self.trim_host_memory()?;
         self.report.host_bytes = Some(self.arena.driver().host_memory().held_bytes);
+        Ok(())
+    }
+
+    #[cfg(target_os = "linux")]
+    fn on_disk(&mut self) -> Result<(), SleepError> {
+        let Some(folder) = &self.plan.disk else { return Ok(()) };
+        (self.observer)(SleepStage::OnDisk);
+        let mut cycles = Vec::new();
+        let mut disk = None;
+        for _ in 0..DISK_CYCLES {
+            self.arena.sleep(&SleepRequest::all(Level::One))?;
+            // What is on disk already stays there.
+            let (spill_s, spilled_bytes) = timed(|| self.arena.spill(None))?;
+            disk = disk.or(self.arena.stats()?.disk);
+            let (wake_s, wake) = timed(|| self.arena.wake(&WakeRequest::all()))?;
+            let failed = |source| SleepError::PlainRead { folder: folder.clone(), source };
+            let (plain_read_s, plain_read_bytes) = plain_read(folder).map_err(failed)?;
+            let read_bytes = wake.disk_read_bytes;
+            cycles.push(DiskCycle {
+                spill_s,
+                spilled_bytes,
+                wake_s,
+                read_bytes,
+                plain_read_s,
+                plain_read_bytes,
+            });
+            if let Some(wrong) = self.load.mismatch()? {
+                self.report.note(Some(format!("after a wake from disk {wrong}")));
+                break;
+            }
+            self.load.release_buffer();
+        }
+        let read_ratio = DiskCycle::ratio(&cycles);
+        self.report.on_disk = disk.map(|disk| DiskCycles { disk, cycles, read_ratio });
+        Ok(())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn on_disk(&mut self) -> Result<(), SleepError> {
         Ok(())
     }
 
@@ -301,6 +346,8 @@ fn empty_report(
         clean_cycles: 0,
         cycles: Vec::new(),
         spreads: None,
+        #[cfg(target_os = "linux")]
+        on_disk: None,
         dropping: None,
         memory: MemoryTrend { before: held, after_first: held, after: held },
     })

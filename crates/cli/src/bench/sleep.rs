@@ -1,5 +1,6 @@
 //! `poorwill bench sleep`: sleep and wake beside the machine's limits.
 
+use poorwill::disk::DiskConfig;
 use poorwill::{Arena, PoolConfig};
 use poorwill_bench::sleep::{self, CycleKind, SleepBenchReport, SleepPlan, SleepStage};
 
@@ -10,9 +11,10 @@ use crate::show;
 
 pub(crate) fn run(args: &SleepArgs) -> Result<SleepBenchReport, Failure> {
     let pool = PoolConfig::default().compressing(args.compress);
-    let arena = Arena::open(args.budget.config(&args.device).pooling(pool))?;
-    let (cycles, changed, contents) = (args.cycles, args.changed, args.content);
-    let plan = SleepPlan { cycles, changed, contents, ..SleepPlan::new(args.bytes()) };
+    let disk = args.disk.as_ref().map(DiskConfig::in_folder);
+    let arena = Arena::open(args.budget.config(&args.device).pooling(pool).spilling_to(disk))?;
+    let (cycles, changed, contents, disk) = (args.cycles, args.changed, args.content, args.disk.clone());
+    let plan = SleepPlan { cycles, changed, contents, disk, ..SleepPlan::new(args.bytes()) };
     let steps = Steps::default();
     let report = sleep::run(&arena, &plan, &mut |stage| {
         let label = match stage {
@@ -23,6 +25,7 @@ pub(crate) fn run(args: &SleepArgs) -> Result<SleepBenchReport, Failure> {
             SleepStage::Cycle { kind: CycleKind::Prepared, .. } => "prepared".into(),
             SleepStage::Cycle { kind: CycleKind::Clean, number } => format!("clean {number}"),
             SleepStage::Cycle { kind: CycleKind::Changed, .. } => "changed".into(),
+            SleepStage::OnDisk => "from disk".into(),
             SleepStage::Drop => "dropping".into(),
             _ => "measuring".into(),
         };

@@ -2,6 +2,8 @@
 
 use comfy_table::{CellAlignment, Table};
 use poorwill_bench::Spread;
+#[cfg(target_os = "linux")]
+use poorwill_bench::sleep::DiskCycle;
 use poorwill_bench::sleep::{CycleKind, LimitRatio, Limits, SleepBenchReport};
 
 use super::{count, lines, rate, rate_of, size, table};
@@ -18,6 +20,7 @@ pub(crate) fn sleep(report: &SleepBenchReport) -> String {
         explained(report),
         spreads(report),
         backups(report),
+        disk(report),
         memory(report),
         verdict(report),
     ]
@@ -141,6 +144,33 @@ fn backups(report: &SleepBenchReport) -> String {
     let read = report.read_bytes.map(|bytes| format!("; a wake reads {}", size(bytes))).unwrap_or_default();
     let contents = report.contents;
     lines(&format!("Backups: {} of {contents} stored in {} ({ratio:.3}×){read}.", size(raw), size(stored)))
+}
+
+#[cfg(target_os = "linux")]
+fn disk(report: &SleepBenchReport) -> String {
+    let Some(on_disk) = &report.on_disk else { return String::new() };
+    let best =
+        |figure: fn(&DiskCycle) -> f64| on_disk.cycles.iter().map(figure).fold(f64::INFINITY, f64::min);
+    let (wake_s, plain_s) = (best(|cycle| cycle.wake_s), best(|cycle| cycle.plain_read_s));
+    let read_bytes = on_disk.cycles.last().map_or(0, |cycle| cycle.read_bytes);
+    let because = |what: &str, because: &Option<String>| {
+        because.as_ref().map(|because| format!("; not {what}: {because}")).unwrap_or_default()
+    };
+    let info = &on_disk.disk;
+    lines(&format!(
+        "From disk: a wake reads {} in {wake_s:.3} s, by {}{}{}. A plain reader of the file takes {plain_s:.3} s; the \
+         wake has {:.2}× its rate.",
+        size(read_bytes),
+        info.io,
+        because("io_uring", &info.io_because),
+        because("past the page cache", &info.direct_because),
+        on_disk.read_ratio,
+    ))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn disk(_: &SleepBenchReport) -> String {
+    String::new()
 }
 
 fn memory(report: &SleepBenchReport) -> String {

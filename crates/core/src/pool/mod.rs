@@ -366,7 +366,8 @@ impl Pool {
 
     /// Memory figures.
     pub fn stats(&self) -> Result<PoolStats> {
-        Ok(self.shared.open_state()?.stats(self.shared.counters()))
+        let disk = self.shared.backups().disk();
+        Ok(PoolStats { disk, ..self.shared.open_state()?.stats(self.shared.counters()) })
     }
 
     /// Calls waiting for the memory lock; for tests.

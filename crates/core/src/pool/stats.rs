@@ -6,6 +6,7 @@ use super::heap::{Kind, Segment};
 use super::keys::TagKey;
 use super::physical::Counters;
 use super::state::State;
+use crate::backup::DiskInfo;
 use crate::tag::{Tag, TagState};
 
 /// Figures of a pool.
@@ -47,6 +48,8 @@ pub struct PoolStats {
     pub backup_disk_bytes: u64,
     /// Device memory of which both hold the bytes; more where these are codes.
     pub backup_raw_bytes: u64,
+    /// The disk for backups, if any: how it works, and what it holds of all its pools.
+    pub disk: Option<DiskInfo>,
     /// Limit of physical memory.
     pub limit_bytes: u64,
     /// Live blocks.
@@ -251,6 +254,7 @@ impl State {
             backup_bytes: tags.iter().map(|stats| stats.backup_bytes).sum(),
             backup_disk_bytes: tags.iter().map(|stats| stats.backup_disk_bytes).sum(),
             backup_raw_bytes: tags.iter().map(|stats| stats.backup_raw_bytes).sum(),
+            disk: None,
             limit_bytes: self.heap().shape().limit_bytes(),
             live_blocks: tags.iter().map(|stats| stats.live_blocks).sum(),
             segments: self.heap().segments().len(),

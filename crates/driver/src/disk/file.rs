@@ -9,8 +9,9 @@ use poorwill_core::{ByteSize, DriverError, DriverErrorKind, Op};
 use rustix::fs::{Advice, FallocateFlags, OFlags};
 use rustix::io::Errno;
 
+use super::config::DiskConfig;
+use super::refused::refused;
 use super::space::Space;
-use super::{DiskConfig, refused};
 use crate::system::direct::{self, ALIGN_BYTES, Alignment};
 
 /// A range of the file. Its reserved length is a multiple of [`ALIGN_BYTES`].

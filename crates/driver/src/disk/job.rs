@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Sender};
 use poorwill_core::{DriverError, DriverErrorKind, HostBuffer, Op, Pending};
 
 use super::file::{BackingFile, Place};
-use super::refused;
+use super::refused::refused;
 
 /// What a transfer fills or reads. It owns it until its end.
 #[derive(Debug)]

@@ -13,9 +13,9 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use io_uring::{IoUring, Probe, opcode, types};
 use poorwill_core::DriverError;
 
-use super::Task;
 use super::file::{BackingFile, Place};
 use super::job::{Job, Memory, is_refused};
+use super::task::Task;
 use super::threads;
 
 /// Pieces in flight.

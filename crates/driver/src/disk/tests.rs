@@ -2,6 +2,11 @@
 
 use poorwill_testkit::watchdog::eventually;
 
+use std::sync::Arc;
+
+use poorwill_core::backup::{Disk, OnDisk};
+use poorwill_core::{DriverErrorKind, HostBuffer, Op};
+
 use super::*;
 
 fn ways() -> Vec<FileDisk> {

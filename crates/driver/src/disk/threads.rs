@@ -7,7 +7,8 @@ use std::thread;
 use poorwill_core::{DriverError, Op};
 
 use super::file::BackingFile;
-use super::{Task, refused};
+use super::refused::refused;
+use super::task::Task;
 
 /// Enough that the file system always has requests.
 const THREADS: usize = 4;
