@@ -68,6 +68,7 @@ KINDS = {
     "_switch": ("switch", "`0`, `1`", ""),
     "_compress": ("choice", "`auto`, `off`, `always`", ""),
     "_after_level2": ("choice", "`refuse`, `serve`", ""),
+    "_folder": ("path", "a folder on a local disk", ""),
     "_bytes": ("size", "like `64GiB`, or a number", "bytes"),
     "triton_shared_memory_bytes": ("size", "above 0, like `99KiB`, or a number", "bytes"),
     "_budget": ("size or share", "like `22528MiB`, `0.92` or `92%`", "bytes, or a share of the total"),

@@ -30,7 +30,8 @@ REGISTRY = "vllm.device_allocator.sleep_mode_backend"
 VARIABLES = (
     *("POORWILL_SLEEP_MODE", "POORWILL_BUDGET", "POORWILL_HOST_BUDGET", "POORWILL_OFFLOAD"),
     *("POORWILL_PAGEABLE", "POORWILL_PREPARE", "POORWILL_KEEP_BACKUPS", "POORWILL_WAKE_TIMEOUT"),
-    *("POORWILL_COMPRESS", "POORWILL_TRITON", "POORWILL_TRITON_SHARED_MEMORY"),
+    *("POORWILL_DISK", "POORWILL_DISK_LIMIT", "POORWILL_COMPRESS", "POORWILL_TRITON"),
+    "POORWILL_TRITON_SHARED_MEMORY",
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
 )
 
@@ -65,6 +66,7 @@ def test_without_settings_everything_has_a_default() -> None:
     assert (read.sleep_mode, read.budget, read.host_budget_bytes) == (False, None, None)
     assert (read.pageable, read.prepare, read.wake_timeout_s) == (False, True, 2.0)
     assert (read.keep_backups, read.compress) == (True, "auto")
+    assert (read.disk, read.disk_limit_bytes) == (None, None)
     assert _environment.read({name: " " for name in VARIABLES}) == read
 
 
@@ -83,6 +85,8 @@ def test_without_settings_everything_has_a_default() -> None:
         ("KEEP_BACKUPS", "0", "keep_backups", False),
         ("KEEP_BACKUPS", "1", "keep_backups", True),
         *(("COMPRESS", word, "compress", word) for word in ("auto", "off", "always")),
+        ("DISK", "/tmp", "disk", "/tmp"),
+        ("DISK_LIMIT", "64GiB", "disk_limit_bytes", 64 << 30),
         ("WAKE_TIMEOUT", "0", "wake_timeout_s", 0.0),
         ("WAKE_TIMEOUT", "1.5", "wake_timeout_s", 1.5),
         ("TRITON", "1", "triton", True),
@@ -112,6 +116,8 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: 
         ),
         ("HOST_BUDGET", "plenty", "like 64GiB, or in bytes"),
         ("HOST_BUDGET", "-1", "like 64GiB, or in bytes"),
+        ("DISK", "/nonexistent", "no folder here"),
+        ("DISK_LIMIT", "plenty", "like 64GiB, or in bytes"),
         *(("WAKE_TIMEOUT", text, "from 0 to 3600") for text in ("soon", "-1", "nan", "inf", "3601")),
     ],
 )

@@ -1,6 +1,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias, final
 
@@ -377,6 +378,8 @@ def arena(
     peers: Sequence[int] | None = None,
     keep_backups: bool | None = None,
     compress: Literal["auto", "off", "always"] | None = None,
+    disk: str | PathLike[str] | None = None,
+    disk_limit: int | str | None = None,
 ) -> Arena:
     """Opens an arena, or finds the open one: device memory that can sleep and wake.
 
@@ -505,6 +508,14 @@ class Arena:
         backup is released later. The next sleep copies the bytes again.
 
         Raises TagError, with nothing changed, for a named tag that sleeps with a backup.
+        """
+    def spill(self, tags: _Tags | None = None) -> int:
+        """Moves the backups of sleeping tags to the disk that the arena was opened with; returns the bytes moved.
+
+        `tags` is one, several, or None for all that sleep. Sleeps do the same where host memory is short, with
+        the longest sleepers first. Wakes read ahead from there.
+
+        Raises PoorwillError without a disk, or where it is full: what was not moved stays.
         """
     def hold(self, tag: str, holder: str) -> Hold:
         """Declares that `holder` has the physical memory of a tag registered, say with a network card.
@@ -755,6 +766,9 @@ class WakeReport:
     def read_bytes(self) -> int:
         """Read there for them: less where these are codes."""
     @property
+    def disk_read_bytes(self) -> int:
+        """Read from disk before that."""
+    @property
     def zeroed_bytes(self) -> int:
         """Overwritten with zeros."""
     @property
@@ -872,8 +886,14 @@ class Stats:
     def backup_bytes(self) -> int:
         """Host memory of backups."""
     @property
+    def backup_disk_bytes(self) -> int:
+        """Disk space of backups."""
+    @property
     def backup_raw_bytes(self) -> int:
-        """Device memory of which they hold the bytes; more than `backup_bytes` where these are codes."""
+        """Device memory of which both hold the bytes; more where these are codes."""
+    @property
+    def disk(self) -> Disk | None:
+        """The disk for backups, if any."""
     @property
     def limit_bytes(self) -> int:
         """Most that may be mapped."""
@@ -884,6 +904,31 @@ class Stats:
     @property
     def tags(self) -> list[TagStats]:
         """Figures of each tag in use."""
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, like the command line's JSON."""
+
+@final
+class Disk:
+    """A disk for backups: how it works, and what it holds of all arenas of its device."""
+
+    @property
+    def used_bytes(self) -> int:
+        """In use."""
+    @property
+    def limit_bytes(self) -> int | None:
+        """Its limit, or None."""
+    @property
+    def io(self) -> str:
+        """How bytes are read and written: "io_uring" or "threads"."""
+    @property
+    def io_because(self) -> str | None:
+        """Why not by io_uring, or None."""
+    @property
+    def is_direct(self) -> bool:
+        """Whether the page cache is passed by."""
+    @property
+    def direct_because(self) -> str | None:
+        """Why it is not, or None."""
     def as_dict(self) -> dict[str, Any]:
         """Plain values, like the command line's JSON."""
 
@@ -906,8 +951,11 @@ class TagStats:
     def backup_bytes(self) -> int:
         """Host memory of backups."""
     @property
+    def backup_disk_bytes(self) -> int:
+        """Disk space of backups."""
+    @property
     def backup_raw_bytes(self) -> int:
-        """Device memory of which they hold the bytes; more than `backup_bytes` where these are codes."""
+        """Device memory of which both hold the bytes; more where these are codes."""
     @property
     def live_blocks(self) -> int: ...
     def as_dict(self) -> dict[str, Any]:

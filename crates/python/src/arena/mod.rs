@@ -7,6 +7,7 @@ mod registry;
 pub(crate) mod report;
 pub(crate) mod request;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use poorwill::{ByteSize, DeviceSpec, HostMemoryUse, PoolError, SleepRequest, Tag};
@@ -65,7 +66,8 @@ const DEFAULT: &str = "default";
 ///
 /// `host_limit` bounds the device's host memory for backups, and `pageable` leaves that unlocked. `peers` are
 /// the numbers of GPUs that may access this GPU's memory, by default all that can; `()` suits a process with
-/// one GPU. The first arena of a device decides all three.
+/// one GPU. `disk` is a folder on a local disk for backups that host memory cannot hold, and `disk_limit`
+/// bounds what they take there. The first arena of a device decides all five.
 ///
 /// Unless `keep_backups` is False, backups stay after a wake for the next sleep.
 ///
@@ -77,7 +79,7 @@ const DEFAULT: &str = "default";
 #[pyfunction]
 #[pyo3(signature = (
     device=None, name="default", *, limit=None, host_limit=None, pageable=false, peers=None, keep_backups=None,
-    compress=None
+    compress=None, disk=None, disk_limit=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 fn arena(
@@ -90,6 +92,8 @@ fn arena(
     peers: Option<Vec<u32>>,
     keep_backups: Option<bool>,
     compress: Option<&str>,
+    disk: Option<PathBuf>,
+    disk_limit: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Arena> {
     if Tag::new(name).is_err() {
         return Err(invalid(format!(
@@ -103,9 +107,14 @@ fn arena(
     let limit_bytes = host_limit.map(size_of).transpose()?;
     let host_memory = HostMemoryUse::default().limited_to(limit_bytes).left_pageable(pageable);
     let compress = compress.map(request::compress).transpose()?;
+    let disk_limit_bytes = disk_limit.map(size_of).transpose()?;
+    if disk.is_none() && disk_limit_bytes.is_some() {
+        return Err(invalid("disk_limit bounds a disk, and none is given: name its folder as disk".to_owned()));
+    }
+    let disk = disk.map(|folder| DiskConfig::in_folder(folder).limited_to(disk_limit_bytes));
     let name = name.to_owned();
     let options =
-        ArenaOptions { device: spec, any_size, name, limit, host_memory, peers, keep_backups, compress };
+        ArenaOptions { device: spec, any_size, name, limit, host_memory, peers, keep_backups, compress, disk };
     torch::drop_closed(py);
     registry::open(py, &options).map(Arena::new)
 }
@@ -330,6 +339,18 @@ impl Arena {
     fn drop_backups(&self, py: Python<'_>, tags: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         let tags = request::tags(tags)?;
         self.with(py, |arena| arena.drop_backups(tags.as_deref()))
+    }
+
+    /// Moves the backups of sleeping tags to the disk that the arena was opened with; returns the bytes moved.
+    ///
+    /// `tags` is one, several, or None for all that sleep. Sleeps do the same where host memory is short, with
+    /// the longest sleepers first. Wakes read ahead from there.
+    ///
+    /// Raises PoorwillError without a disk, or where it is full: what was not moved stays.
+    #[pyo3(signature = (tags=None))]
+    fn spill(&self, py: Python<'_>, tags: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+        let tags = request::tags(tags)?;
+        self.with(py, |arena| arena.spill(tags.as_deref()))
     }
 
     /// Declares that `holder` has the physical memory of a tag registered, say with a network card.

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, process};
 
 use poorwill::backup::Compress;
+use poorwill::disk::DiskConfig;
 use poorwill::budget::{Envelope, claim_own};
 use poorwill::{
     Budget, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, OpenError, Peers, PoolConfig,
@@ -77,6 +78,7 @@ pub(super) struct ArenaOptions {
     pub(super) peers: Option<Vec<u32>>,
     pub(super) keep_backups: Option<bool>,
     pub(super) compress: Option<Compress>,
+    pub(super) disk: Option<DiskConfig>,
 }
 
 impl ArenaOptions {
@@ -86,7 +88,7 @@ impl ArenaOptions {
             Some([]) => Peers::None,
             Some(peers) => Peers::Only(peers.to_vec()),
         };
-        DeviceOptions::default().backing_up_in(self.host_memory).open_to(peers)
+        DeviceOptions::default().backing_up_in(self.host_memory).open_to(peers).spilling_to(self.disk.clone())
     }
 
     fn keeps_backups(&self) -> bool {
@@ -243,6 +245,8 @@ impl DeviceArenas {
             "without pageable".to_owned()
         } else if options.peers.is_some() && options.device_options().peers != open_options.peers {
             "with other peers".to_owned()
+        } else if options.disk.is_some() && options.disk != open_options.disk {
+            "with another disk".to_owned()
         } else {
             return Ok(device.clone());
         };

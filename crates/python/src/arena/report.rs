@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 
+use poorwill::backup::DiskInfo;
 use poorwill::pool::TagStats as TagFigures;
 use poorwill::{ByteSize, PoolStats, Tag};
 use pyo3::exceptions::{PyAttributeError, PyDeprecationWarning};
@@ -18,6 +19,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<LostRange>()?;
     module.add_class::<PrepareReport>()?;
     module.add_class::<Stats>()?;
+    module.add_class::<Disk>()?;
     module.add_class::<TagStats>()
 }
 
@@ -170,6 +172,8 @@ report! {
     copied_bytes: u64 = |it| it.copied_bytes;
     /// Read there for them: less where these are codes.
     read_bytes: u64 = |it| it.read_bytes;
+    /// Read from disk before that.
+    disk_read_bytes: u64 = |it| it.disk_read_bytes;
     /// Overwritten with zeros.
     zeroed_bytes: u64 = |it| it.zeroed_bytes;
     /// Compared with the backup's digests, and equal.
@@ -261,14 +265,38 @@ report! {
     reserved_bytes: u64 = |it| it.reserved_bytes;
     /// Host memory of backups.
     backup_bytes: u64 = |it| it.backup_bytes;
-    /// Device memory of which they hold the bytes; more than `backup_bytes` where these are codes.
+    /// Disk space of backups.
+    backup_disk_bytes: u64 = |it| it.backup_disk_bytes;
+    /// Device memory of which both hold the bytes; more where these are codes.
     backup_raw_bytes: u64 = |it| it.backup_raw_bytes;
+    /// The disk for backups, if any.
+    disk: Option<Disk> = |it| it.disk.clone().map(Disk);
     /// Most that may be mapped.
     limit_bytes: u64 = |it| it.limit_bytes;
     live_blocks: usize = |it| it.live_blocks;
     segments: usize = |it| it.segments;
     /// Figures of each tag in use.
     tags: Vec<TagStats> = |it| it.tags.iter().cloned().map(TagStats).collect();
+}
+
+report! {
+    /// A disk for backups: how it works, and what it holds of all arenas of its device.
+    Disk of DiskInfo, shown by |it| {
+        let how = if it.is_direct { "past" } else { "through" };
+        format!("{} used, by {}, {how} the page cache", ByteSize(it.used_bytes), it.io)
+    };
+    /// In use.
+    used_bytes: u64 = |it| it.used_bytes;
+    /// Its limit, or None.
+    limit_bytes: Option<u64> = |it| it.limit_bytes;
+    /// How bytes are read and written: "io_uring" or "threads".
+    io: &'static str = |it| it.io;
+    /// Why not by io_uring, or None.
+    io_because: Option<String> = |it| it.io_because.clone();
+    /// Whether the page cache is passed by.
+    is_direct: bool = |it| it.is_direct;
+    /// Why it is not, or None.
+    direct_because: Option<String> = |it| it.direct_because.clone();
 }
 
 report! {
@@ -286,7 +314,9 @@ report! {
     mapped_bytes: u64 = |it| it.mapped_bytes;
     /// Host memory of backups.
     backup_bytes: u64 = |it| it.backup_bytes;
-    /// Device memory of which they hold the bytes; more than `backup_bytes` where these are codes.
+    /// Disk space of backups.
+    backup_disk_bytes: u64 = |it| it.backup_disk_bytes;
+    /// Device memory of which both hold the bytes; more where these are codes.
     backup_raw_bytes: u64 = |it| it.backup_raw_bytes;
     live_blocks: usize = |it| it.live_blocks;
 }

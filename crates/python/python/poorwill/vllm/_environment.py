@@ -15,6 +15,8 @@ PAGEABLE = "POORWILL_PAGEABLE"
 PREPARE = "POORWILL_PREPARE"
 KEEP_BACKUPS = "POORWILL_KEEP_BACKUPS"
 COMPRESS = "POORWILL_COMPRESS"
+DISK = "POORWILL_DISK"
+DISK_LIMIT = "POORWILL_DISK_LIMIT"
 WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
 AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
 TRITON = "POORWILL_TRITON"
@@ -41,6 +43,10 @@ class Environment:
     """Whether backups stay in host memory after a wake, so that the next sleep copies only what changed."""
     compress: Literal["auto", "off", "always"] = "auto"
     """Whether backups are stored as codes, of seven tenths of bf16 weights; `auto`: where codes are fast"""
+    disk: str | None = None
+    """Where backups go that host memory cannot hold"""
+    disk_limit_bytes: int | None = None
+    """What they may take there, for each GPU"""
     wake_timeout_s: float = 2.0
     """How long a wake waits for memory that another process is about to release."""
     after_level2: Literal["refuse", "serve"] = "refuse"
@@ -67,6 +73,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         prepare=_switch(given, PREPARE, default.prepare),
         keep_backups=_switch(given, KEEP_BACKUPS, default.keep_backups),
         compress=_compress(given),
+        disk=_folder(given, DISK),
+        disk_limit_bytes=_bytes(given, DISK_LIMIT),
         wake_timeout_s=_seconds(given, WAKE_TIMEOUT, default.wake_timeout_s),
         after_level2=_after_level2(given),
         triton=_switch(given, TRITON, default.triton),
@@ -128,6 +136,13 @@ def _compress(environ: Mapping[str, str]) -> Literal["auto", "off", "always"]:
     if text not in ("auto", "off", "always"):
         raise ValueError(f"{COMPRESS}={text!r} is none of auto, off, always")
     return cast(Literal["auto", "off", "always"], text)
+
+
+def _folder(environ: Mapping[str, str], name: str) -> str | None:
+    text = environ.get(name, "").strip()
+    if text and not os.path.isdir(text):
+        raise ValueError(f"{name}={text!r} is no folder here")
+    return text or None
 
 
 def _after_level2(environ: Mapping[str, str]) -> Literal["refuse", "serve"]:

@@ -65,6 +65,8 @@ class Allocator:
         pageable: bool = False,
         keep_backups: bool = True,
         compress: Literal["auto", "off", "always"] = "auto",
+        disk: str | None = None,
+        disk_limit_bytes: int | None = None,
         wake_timeout_s: float = 0.0,
     ) -> "Allocator":
         """Opens the process's allocator, over an arena with these limits.
@@ -92,6 +94,8 @@ class Allocator:
             peers=(),
             keep_backups=keep_backups,
             compress=compress,
+            disk=disk,
+            disk_limit=disk_limit_bytes if disk else None,
         )
         cls.instance = cls(arena, wake_timeout_s=wake_timeout_s)
         return cls.instance

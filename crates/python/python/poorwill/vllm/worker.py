@@ -113,6 +113,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             pageable=self._environment.pageable,
             keep_backups=self._environment.keep_backups,
             compress=self._environment.compress,
+            disk=self._environment.disk,
+            disk_limit_bytes=self._environment.disk_limit_bytes,
             wake_timeout_s=self._environment.wake_timeout_s,
         )
         self._is_its_owner = self._allocator is not before
@@ -443,7 +445,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def _host_shortage(self) -> str | None:
         """Why the weights cannot be backed up; None if they can."""
         limit = self._environment.host_budget_bytes
-        if limit is None:
+        if limit is None or self._environment.disk:
             return None
         offloaded = _offload.held_bytes()
         needed = self._kept_bytes()
