@@ -19,13 +19,14 @@ use super::super::backups::sample::Sample;
 use super::super::backups::{Stored, runs};
 use super::super::error::{Phase, PoolError, Result};
 use super::super::report::{Verify, WakeProgress, WakeRequest, add};
+use super::super::scratch::Loan;
 use super::super::shared::Shared;
 use super::copy_paths::{CopyPath, CopyPaths};
 use super::verify::{Arrival, Verified};
 use super::woken::Woken;
 use crate::backup::BackupBuffer;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending};
+use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, Scratch};
 use crate::tag::Tag;
 
 /// Pause between two polls of copies in flight; short beside the time that a full path takes.
@@ -64,6 +65,12 @@ impl Filling {
         }
     }
 
+    /// Bytes of the whole backup, if it is codes.
+    pub(super) fn code_bytes(&self) -> Option<u64> {
+        let With::Backup { buffer, .. } = &self.with else { return None };
+        Some(buffer.bytes()).filter(|bytes| *bytes < self.range.bytes)
+    }
+
     pub(super) fn stored(&self, granule_bytes: u64) -> impl Iterator<Item = DeviceRange> {
         let granules = match &self.with {
             With::Zeros => &[][..],
@@ -79,6 +86,8 @@ pub(super) struct Filler<'a> {
     shared: &'a Shared,
     fillings: &'a [Filling],
     request: &'a WakeRequest,
+    /// For codes by copy engine.
+    scratch: Option<&'a Loan<'a>>,
     verify: Verify,
     /// By tag: which granules are compared, and how many were counted so far. Tags may wake separately, so each has turns
     /// of its own.
@@ -115,6 +124,7 @@ impl<'a> Filler<'a> {
         fillings: &'a [Filling],
         request: &'a WakeRequest,
         turns: &BTreeMap<Tag, u64>,
+        scratch: Option<&'a Loan<'a>>,
     ) -> Self {
         let granule_bytes = shared.shape().granule_bytes;
         let stored = |filling: &Filling| match &filling.with {
@@ -134,6 +144,7 @@ impl<'a> Filler<'a> {
             shared,
             fillings,
             request,
+            scratch,
             verify: request.verify_on(shared.driver().info()),
             samples: turns.iter().map(sample).collect(),
             next: 0,
@@ -197,7 +208,12 @@ impl<'a> Filler<'a> {
             CopyPath::Engine => engine_stream,
             CopyPath::Kernel => self.shared.streams().kernel().unwrap_or(engine_stream),
         };
-        let copy = buffer.load(stream, &parts, None).map_err(|source| (Phase::Copy, source))?;
+        let scratch = self.scratch.filter(|_| path == CopyPath::Engine && filling.code_bytes().is_some());
+        let copy = match scratch {
+            None => buffer.load(stream, &parts, None),
+            Some(loan) => self.load_through(loan, turn, buffer, &parts),
+        };
+        let copy = copy.map_err(|source| (Phase::Copy, source))?;
         self.paths.queued(driver.now(), self.queued.len(), bytes);
         self.copied_bytes += bytes;
         self.read_bytes += buffer.read_bytes(&parts);
@@ -211,6 +227,21 @@ impl<'a> Filler<'a> {
         }
         self.queue(Phase::Copy, bytes, arrivals, copy);
         Ok(())
+    }
+
+    /// Decodes on a stream of saves. Kernels there run beside the copies of others.
+    fn load_through(
+        &self,
+        loan: &Loan<'_>,
+        turn: usize,
+        buffer: &BackupBuffer,
+        parts: &[CopyPart],
+    ) -> Result<Pending<Vec<Option<Digest>>>, DriverError> {
+        let streams = self.shared.streams();
+        let stream = streams.save(turn);
+        loan.queue(turn % streams.saves(), stream, |range| {
+            buffer.load(stream, parts, range.map(|range| Scratch { range, copies: stream }))
+        })
     }
 
     fn is_of_use(&self) -> bool {
