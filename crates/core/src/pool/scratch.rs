@@ -1,7 +1,7 @@
 //! Device memory that is left over, through which the codes of a wake pass.
 //!
 //! A wake may borrow it: one part for each of its streams. The memory counts as held like any other, so a limit
-//! bounds it. Whoever lacks memory meanwhile takes it from the wake ([`super::pressure`]). That waits for the work
+//! bounds it. A request that lacks memory meanwhile takes it from the wake ([`super::pressure`]). That waits for the work
 //! queued there, never for the wake, which goes on without.
 //!
 //! Promise: it is unmapped only when no work of its wake is in flight there. What the driver refuses to unmap or
