@@ -299,6 +299,37 @@ def test_backups_are_codes_if_so_opened() -> None:
     arena.close()
 
 
+def test_backups_move_to_a_disk_and_come_back(tmp_path: Path) -> None:
+    arena = poorwill.arena("host:66MiB", "spilled", disk=tmp_path, disk_limit="1GiB")
+    array = filled(arena, "weights")
+    expected = array.copy()
+    arena.sleep()
+    assert arena.spill() == 4 * MIB
+    stats = arena.stats()
+    assert (stats.backup_bytes, stats.backup_disk_bytes, stats.backup_raw_bytes) == (0, 4 * MIB, 4 * MIB)
+    assert stats.disk is not None
+    assert (stats.disk.used_bytes, stats.disk.limit_bytes) == (4 * MIB, 1 << 30)
+    assert stats.disk.io == ("io_uring" if stats.disk.io_because is None else "threads")
+    assert list(tmp_path.iterdir()) == [], "the file has no name"
+    assert arena.wake().disk_read_bytes == 4 * MIB
+    assert (array == expected).all()
+    with pytest.raises(poorwill.PoorwillError, match="with another disk"):
+        poorwill.arena("host:66MiB", "other", disk="/tmp")
+    arena.close()
+
+
+def test_a_disk_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(poorwill.PoorwillError, match="nowhere"):
+        poorwill.arena("host:65MiB", "nowhere", disk=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="disk_limit bounds a disk, and none is given"):
+        poorwill.arena("host:65MiB", "limited", disk_limit="1GiB")
+    arena = poorwill.arena("host:65MiB", "diskless")
+    with pytest.raises(poorwill.PoorwillError, match="no disk"):
+        arena.spill()
+    assert arena.stats().disk is None
+    arena.close()
+
+
 # Holds.
 
 

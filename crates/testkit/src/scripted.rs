@@ -36,11 +36,13 @@ pub struct Call {
     pub bytes: u64,
     /// The stream of a copy to the device.
     pub stream: Option<StreamId>,
+    /// What the codes to decode may pass through.
+    pub scratch: Option<Scratch>,
 }
 
 impl Call {
     fn of(op: Op) -> Self {
-        Self { number: 0, op, waiting: false, unmaps: None, bytes: 0, stream: None }
+        Self { number: 0, op, waiting: false, unmaps: None, bytes: 0, stream: None, scratch: None }
     }
 }
 
@@ -288,7 +290,7 @@ impl Driver for ScriptedDriver {
         scratch: Option<Scratch>,
     ) -> Result<Pending<Vec<Digest>>> {
         let bytes = self.granules(parts);
-        self.interceptor.intercept(Call { bytes, stream: Some(stream), ..Call::of(Op::Decode) })?;
+        self.interceptor.intercept(Call { bytes, stream: Some(stream), scratch, ..Call::of(Op::Decode) })?;
         let pending = self.inner.decode(stream, src, parts, scratch)?;
         Ok(self.then_on_wait(Op::Decode, bytes, pending))
     }

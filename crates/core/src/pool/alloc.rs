@@ -220,7 +220,7 @@ impl Shared {
         let mut state = self.lock_state();
         let Err((needed_bytes, source)) = built else {
             let block = state.finish(&placement, list, request);
-            state.note_used(used_bytes);
+            state.note_used(used_bytes.saturating_sub(self.scratch().mapped_bytes()));
             drop(state); // The access ends after it.
             return Ok(Attempt::Done(block));
         };

@@ -17,7 +17,7 @@ const TRIM: &str = "give cached memory back";
 impl Shared {
     /// Retries what the driver has refused before.
     pub(super) fn recover(&self, memory: &mut PhysicalMemory) -> Option<DriverError> {
-        let mut refused = memory.settle().1;
+        let mut refused = memory.settle().1.or(self.scratch().recover(memory));
         let unmap_failed = {
             let state = self.lock_state();
             let mut unmap_failed = state.heap().unmap_failed_to_leave();
@@ -158,7 +158,7 @@ impl Shared {
     /// Releases everything, live or not, as far as the driver lets it. Returns the first refusal.
     pub(super) fn sweep(&self, memory: &mut PhysicalMemory) -> Result<(), DriverError> {
         let keys: Vec<SegmentKey> = self.lock_state().heap().segments().iter().map(|(key, _)| key).collect();
-        let mut refused = None;
+        let mut refused = self.scratch().take(memory).1;
         for key in keys {
             let (range, mut mappings) = {
                 let state = self.lock_state();

@@ -46,6 +46,7 @@ mod pressure;
 mod reaper;
 mod report;
 mod save;
+mod scratch;
 mod shape;
 mod shared;
 mod sleep;

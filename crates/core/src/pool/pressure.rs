@@ -39,7 +39,7 @@ impl Retry {
         self.seen = shared.lock_state().heap().clocks().version();
     }
 
-    /// After a shortage: reclaims, settles for smaller mappings, or waits without locks for anything that may
+    /// After a shortage: takes scratch memory, reclaims, settles for smaller mappings, or waits without locks for anything that may
     /// release memory.
     pub(super) fn after(
         &mut self,
@@ -48,6 +48,10 @@ impl Retry {
         lack: Lack,
         wait: Wait<'_>,
     ) -> Result<Next> {
+        // First what a wake can do without. What the driver refuses stays, and other memory is tried.
+        if shared.scratch().take(&mut memory).0 > 0 {
+            return Ok(Next::Again);
+        }
         if let Lack::Device { absent_bytes, has_spans } = lack {
             if !std::mem::replace(&mut self.reclaimed, true) && shared.reclaim(&mut memory, u64::MAX).0 > 0 {
                 return Ok(Next::Again);

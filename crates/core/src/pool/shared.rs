@@ -16,6 +16,7 @@ use super::error::{Awaited, PoolError, Result};
 use super::handover::HandoverLock;
 use super::keys::TagKey;
 use super::physical::{Counters, PhysicalMemory};
+use super::scratch::ScratchMemory;
 use super::shape::Shape;
 use super::state::State;
 use super::tag_lock::Monitor;
@@ -41,6 +42,7 @@ pub(super) struct Shared {
     stalled_bytes: AtomicU64,
     state: Monitor<State>,
     memory: HandoverLock<PhysicalMemory>,
+    scratch: ScratchMemory,
     counters: Arc<Counters>,
     commands: Monitor<Commands>,
 }
@@ -125,6 +127,7 @@ impl Shared {
         let counters = Arc::new(Counters::default());
         Ok(Self {
             memory: HandoverLock::new(PhysicalMemory::new(Arc::clone(&driver), Arc::clone(&counters))),
+            scratch: ScratchMemory::default(),
             driver,
             backups,
             shape,
@@ -156,6 +159,10 @@ impl Shared {
 
     pub(super) fn streams(&self) -> &Streams {
         &self.streams
+    }
+
+    pub(super) fn scratch(&self) -> &ScratchMemory {
+        &self.scratch
     }
 
     pub(super) fn counters(&self) -> &Counters {

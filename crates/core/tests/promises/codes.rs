@@ -1,19 +1,25 @@
 //! Backups as codes: bytes come back exactly, and take less host memory, whatever changes between sleeps.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 
 use poorwill_core::backup::Compress;
 use poorwill_core::pool::{Corruption, Phase};
 use poorwill_core::{
-    CopyPart, DeviceRange, DriverErrorKind, HostBuffer, Level, Op, Pool, PoolConfig, PoolError, SleepRequest,
-    StreamId, Tag, Verify, WakeRequest,
+    AllocRequest, CopyPart, DeviceRange, DriverErrorKind, HostBuffer, Level, Op, Pool, PoolConfig, PoolError,
+    SleepRequest, StreamId, Tag, TagState, Verify, WakeRequest,
 };
 use poorwill_testkit::broken::{BrokenDriver, Defect};
+use poorwill_testkit::clock::Clock;
 use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::latch::{Latch, hold};
 use poorwill_testkit::pattern;
-use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
+use poorwill_testkit::watchdog::eventually;
 
 fn config() -> PoolConfig {
     PoolConfig::default().in_chunks_of(4).in_segments_of(8).compressing(Compress::Always)
@@ -50,8 +56,9 @@ fn cycles_with_any_changes_bring_every_byte_back() {
         let device = TestDevice::open(128);
         let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
         let driver = driver.with_info(|info| {
-            info.fast_codec = fast_codec;
-            info.fast_digests = fast_digests;
+            (info.fast_codec, info.fast_digests) = (fast_codec, fast_digests);
+            // Then some codes pass through scratch memory.
+            (info.kernel_copies, info.save_streams) = (fast_codec, 2);
         });
         let pool = Arc::new(Pool::new(Arc::new(driver), config()).unwrap());
         let mut tenant = Tenant::new(&pool, 3);
@@ -167,4 +174,241 @@ fn a_spoiled_code_is_corruption_by_name_and_never_wrong_bytes() {
         }
     }
     assert!(named > 6, "{named} of 12");
+}
+
+/// Weights whose wakes pass their codes through scratch memory if that is left over.
+struct Passing {
+    device: TestDevice,
+    tenant: Tenant,
+    seen: Arc<Seen>,
+}
+
+/// Granules of the weights: engines take the first third, and the last.
+const PASSING_GRANULES: u64 = 96;
+
+/// Of a device where more than enough is left over.
+const DEVICE_GRANULES: u64 = 160;
+
+/// A test's reaction to a call of the driver.
+type OnCall = Box<dyn FnMut(Call) -> Verdict + Send>;
+
+#[derive(Default)]
+struct Seen {
+    /// The scratch memory of decodings, by stream.
+    scratch: Mutex<BTreeMap<StreamId, DeviceRange>>,
+    on_call: Mutex<Option<OnCall>>,
+    /// Reserved ranges, but those unreserved.
+    reserved: AtomicI64,
+}
+
+impl Seen {
+    fn see(&self, call: Call) -> Verdict {
+        let verdict = self.on_call.lock().unwrap().as_mut().map_or(Verdict::Pass, |react| react(call));
+        if verdict != Verdict::Pass {
+            return verdict;
+        }
+        match call.op {
+            Op::Reserve => drop(self.reserved.fetch_add(1, Ordering::Relaxed)),
+            Op::Unreserve => drop(self.reserved.fetch_sub(1, Ordering::Relaxed)),
+            _ => {}
+        }
+        if let (Some(stream), Some(scratch)) = (call.stream, call.scratch) {
+            let of_stream = *self.scratch.lock().unwrap().entry(stream).or_insert(scratch.range);
+            assert_eq!(of_stream, scratch.range, "each stream has one part");
+        }
+        Verdict::Pass
+    }
+
+    fn react(&self, on_call: impl FnMut(Call) -> Verdict + Send + 'static) {
+        *self.on_call.lock().unwrap() = Some(Box::new(on_call));
+    }
+}
+
+impl Passing {
+    fn new(granules: u64, limit_granules: Option<u64>) -> Self {
+        let device = TestDevice::open(granules);
+        let seen = Arc::new(Seen::default());
+        let script = Arc::clone(&seen);
+        let driver = ScriptedDriver::new(device.driver(), move |call| script.see(call));
+        // By a clock that stands still, copy engines are the faster.
+        let driver = driver.by(&Arc::new(Clock::default())).with_info(|info| {
+            (info.fast_codec, info.kernel_copies, info.save_streams) = (true, true, 2);
+        });
+        let granule_bytes = device.info().granule_bytes;
+        let mut config = config();
+        config.limit_bytes = limit_granules.map(|granules| granules * granule_bytes);
+        let pool = Arc::new(Pool::new(Arc::new(driver), config).unwrap());
+        let mut tenant = Tenant::new(&pool, 3);
+        let nth = tenant.load(PASSING_GRANULES * granule_bytes, &Tag::weights());
+        let len = tenant.blocks[nth].bytes.len();
+        overwrite(&mut tenant, nth, 0, &weights(1, len));
+        pool.sleep(&all()).unwrap();
+        Self { device, tenant, seen }
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.device.memory_info().unwrap().free_bytes
+    }
+
+    /// The scratch memory that was used since the last call.
+    fn used(&self) -> Vec<DeviceRange> {
+        std::mem::take(&mut *self.seen.scratch.lock().unwrap()).into_values().collect()
+    }
+
+    fn end(self) {
+        let Self { device, tenant, seen } = self;
+        tenant.verify();
+        let pool = Arc::clone(&tenant.pool);
+        drop(tenant);
+        pool.close().unwrap();
+        assert_eq!(seen.reserved.load(Ordering::Relaxed), 0, "all addresses are given back");
+        drop(pool);
+        assert_eq!(device.resident_bytes(), 0);
+        device.expect_no_host_bytes("backups went with the pool");
+    }
+}
+
+fn verified() -> WakeRequest {
+    WakeRequest::all().verifying(Verify::All)
+}
+
+#[test]
+fn codes_pass_through_memory_that_is_left_over() {
+    let left_over = Passing::new(DEVICE_GRANULES, None);
+    let little =
+        [Passing::new(PASSING_GRANULES + 8, None), Passing::new(DEVICE_GRANULES, Some(PASSING_GRANULES + 8))];
+    let awake_bytes = PASSING_GRANULES * left_over.tenant.granule();
+    for passing in little {
+        passing.tenant.pool.wake(&verified()).unwrap();
+        assert_eq!(passing.used(), [], "nothing is left over");
+        passing.end();
+    }
+    for _ in 0..2 {
+        let free_bytes = left_over.free_bytes();
+        let woken = left_over.tenant.pool.wake(&verified()).unwrap();
+        assert_eq!((woken.copied_bytes, woken.verified_bytes), (awake_bytes, awake_bytes));
+        let used = left_over.used();
+        assert_eq!(used.len(), 2, "each stream of saves has a part: {used:?}");
+        assert!(!used[0].overlaps(&used[1]), "{used:?}");
+        assert_eq!(left_over.free_bytes(), free_bytes - awake_bytes, "it is gone again");
+        left_over.tenant.verify();
+        left_over.tenant.pool.sleep(&all()).unwrap();
+    }
+    left_over.tenant.pool.wake(&verified()).unwrap();
+    left_over.end();
+}
+
+/// A request for all that the weights leave takes the memory from the wake, or the wake does without. Work that is
+/// queued there ends first, and whatever the driver refuses, nothing uses it afterwards.
+#[test]
+fn scratch_memory_gives_way_to_whatever_else_needs_memory() {
+    let refusals = [None, Some(Op::Unmap), Some(Op::Unreserve)];
+    for (limit_granules, refused) in
+        [None, Some(140)].into_iter().flat_map(|limit| refusals.map(|op| (limit, op)))
+    {
+        let passing = Passing::new(DEVICE_GRANULES, limit_granules);
+        let (pool, granule) = (&passing.tenant.pool, passing.tenant.granule());
+        let rest = (limit_granules.unwrap_or(DEVICE_GRANULES) - PASSING_GRANULES) * granule;
+        pool.wake(&verified()).unwrap();
+        let streams: Vec<StreamId> = passing.seen.scratch.lock().unwrap().keys().copied().collect();
+        assert_eq!(passing.used().len(), 2);
+        pool.sleep(&all()).unwrap();
+        let latch = Arc::new(Latch::default());
+        hold(&**pool.driver(), streams[1], &latch);
+        let (opened, mut is_taken, mut refused) = (Arc::clone(&latch), false, refused);
+        let (seen, is_early) = (Arc::clone(&passing.seen), Arc::new(AtomicBool::default()));
+        let early = Arc::clone(&is_early);
+        passing.seen.react(move |call| {
+            assert!(!is_taken || call.scratch.is_none(), "it was taken");
+            let is_in_use = |unmaps: &DeviceRange| {
+                let parts = seen.scratch.lock().unwrap();
+                !opened.is_open() && parts.values().any(|part| unmaps.overlaps(part))
+            };
+            early.fetch_or(call.unmaps.as_ref().is_some_and(is_in_use), Ordering::Relaxed);
+            if call.op == Op::StreamSynchronize {
+                is_taken = true;
+                opened.open();
+            }
+            match is_taken && refused.take_if(|op| *op == call.op).is_some() {
+                true => Verdict::device_failure(call),
+                false => Verdict::Pass,
+            }
+        });
+        let block = thread::scope(|scope| {
+            let request = scope.spawn(|| {
+                eventually("both parts are in use", || passing.seen.scratch.lock().unwrap().len() == 2);
+                let block = pool.alloc(&AllocRequest::new(rest, Tag::kv_cache()));
+                latch.open();
+                block.unwrap()
+            });
+            pool.wake(&verified()).unwrap();
+            request.join().unwrap()
+        });
+        *passing.seen.on_call.lock().unwrap() = None;
+        assert!(!is_early.load(Ordering::Relaxed), "it was unmapped with work in flight");
+        assert_eq!(pool.stats().unwrap().mapped_bytes, rest + PASSING_GRANULES * granule);
+        pool.free(block.id).unwrap();
+        passing.end();
+    }
+}
+
+#[test]
+fn a_panic_leaves_no_scratch_memory() {
+    let passing = Passing::new(DEVICE_GRANULES, None);
+    let free_bytes = passing.free_bytes();
+    let request = verified().telling(|_| panic!("a test's own panic"));
+    let panicked = catch_unwind(AssertUnwindSafe(|| passing.tenant.pool.wake(&request)));
+    assert!(panicked.is_err() && !passing.used().is_empty());
+    assert_eq!(passing.tenant.pool.tag_state(&Tag::weights()).unwrap(), TagState::AsleepBackedUp);
+    assert_eq!(passing.free_bytes(), free_bytes);
+    passing.tenant.pool.wake(&verified()).unwrap();
+    passing.end();
+}
+
+#[test]
+fn whichever_call_fails_no_scratch_memory_is_left() {
+    let stride = Kind::of_this_run().stride_of_cycles();
+    let (mut undone, mut woken, mut unused) = (0, 0, 0);
+    for (offset, burst) in (0..).zip([1, 3]) {
+        for first in (offset..).step_by(stride) {
+            let passing = Passing::new(DEVICE_GRANULES, None);
+            let (pool, granule) = (&passing.tenant.pool, passing.tenant.granule());
+            let seen = Arc::new(AtomicU64::new(0));
+            let calls = Arc::clone(&seen);
+            passing.seen.react(move |call| {
+                let nth = calls.fetch_add(1, Ordering::Relaxed);
+                let fails = (first..first + burst).contains(&nth);
+                if fails { Verdict::device_failure(call) } else { Verdict::Pass }
+            });
+            let result = pool.wake(&verified());
+            *passing.seen.on_call.lock().unwrap() = None;
+            unused += u64::from(passing.used().is_empty());
+            if result.is_ok() {
+                woken += 1;
+            } else {
+                undone += 1;
+                pool.wake(&verified()).unwrap();
+            }
+            // What was refused is tried again when memory is needed, at the latest when the pool is closed.
+            let granules = [0, 1, DEVICE_GRANULES - PASSING_GRANULES][usize::try_from(first % 3).unwrap()];
+            if granules > 0 {
+                let block = pool.alloc(&AllocRequest::new(granules * granule, Tag::kv_cache())).unwrap();
+                pool.free(block.id).unwrap();
+                pool.trim().unwrap();
+                let context = format!("{burst} calls fail, the first is {first}");
+                let mapped_bytes = PASSING_GRANULES * granule;
+                assert_eq!(pool.stats().unwrap().mapped_bytes, mapped_bytes, "{context}");
+                assert_eq!(passing.free_bytes(), DEVICE_GRANULES * granule - mapped_bytes, "{context}");
+            }
+            passing.end();
+            if seen.load(Ordering::Relaxed) <= first {
+                break;
+            }
+        }
+    }
+    let stride = stride as u64;
+    assert!(
+        undone >= 100 / stride && woken >= 10 / stride && unused >= 5 / stride,
+        "{undone} {woken} {unused}"
+    );
 }

@@ -6,6 +6,7 @@
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 mod changes;
+mod codes;
 mod copies;
 mod digests;
 mod ends;

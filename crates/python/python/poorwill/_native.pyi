@@ -16,6 +16,7 @@ __all__ = [
     "Claimed",
     "ClosedError",
     "DeviceView",
+    "Disk",
     "HeldMemory",
     "HibernateError",
     "HibernateReport",

@@ -50,7 +50,7 @@ fn current(py: Python<'_>) -> PyResult<Arena> {
 #[pyo3(signature = (tag="weights", device=None))]
 fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
     py.import("poorwill.torch")?;
-    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false, None, None, None)?)?;
+    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false, None, None, None, None, None)?)?;
     Arena::pool(&arena, tag)
 }
 
@@ -59,7 +59,7 @@ fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> 
 #[pyo3(signature = (device=None))]
 fn graph_pool<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
     py.import("poorwill.torch")?;
-    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false, None, None, None)?)?;
+    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false, None, None, None, None, None)?)?;
     Arena::graph_pool(&arena)
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod request;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use poorwill::disk::DiskConfig;
 use poorwill::{ByteSize, DeviceSpec, HostMemoryUse, PoolError, SleepRequest, Tag};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -109,12 +110,23 @@ fn arena(
     let compress = compress.map(request::compress).transpose()?;
     let disk_limit_bytes = disk_limit.map(size_of).transpose()?;
     if disk.is_none() && disk_limit_bytes.is_some() {
-        return Err(invalid("disk_limit bounds a disk, and none is given: name its folder as disk".to_owned()));
+        return Err(invalid(
+            "disk_limit bounds a disk, and none is given: name its folder as disk".to_owned(),
+        ));
     }
     let disk = disk.map(|folder| DiskConfig::in_folder(folder).limited_to(disk_limit_bytes));
     let name = name.to_owned();
-    let options =
-        ArenaOptions { device: spec, any_size, name, limit, host_memory, peers, keep_backups, compress, disk };
+    let options = ArenaOptions {
+        device: spec,
+        any_size,
+        name,
+        limit,
+        host_memory,
+        peers,
+        keep_backups,
+        compress,
+        disk,
+    };
     torch::drop_closed(py);
     registry::open(py, &options).map(Arena::new)
 }

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, process};
 
 use poorwill::backup::Compress;
-use poorwill::disk::DiskConfig;
 use poorwill::budget::{Envelope, claim_own};
+use poorwill::disk::DiskConfig;
 use poorwill::{
     Budget, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, OpenError, Peers, PoolConfig,
     PoolError, Tag,

@@ -19,6 +19,7 @@ use super::super::backups::sample::Sample;
 use super::super::backups::{Stored, runs};
 use super::super::error::{Phase, PoolError, Result};
 use super::super::report::{Verify, WakeProgress, WakeRequest, add};
+use super::super::scratch::Loan;
 use super::super::shared::Shared;
 use super::copy_paths::{CopyPath, CopyPaths};
 use super::read_ahead::ReadAhead;
@@ -26,7 +27,7 @@ use super::verify::{Arrival, Verified};
 use super::woken::Woken;
 use crate::backup::BackupBuffer;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending};
+use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, Scratch};
 use crate::tag::Tag;
 
 /// Pause between two polls of copies in flight; short beside the time that a full path takes.
@@ -65,6 +66,12 @@ impl Filling {
         }
     }
 
+    /// Bytes of the whole backup, if it is codes.
+    pub(super) fn code_bytes(&self) -> Option<u64> {
+        let With::Backup { buffer, .. } = &self.with else { return None };
+        Some(buffer.bytes()).filter(|bytes| *bytes < self.range.bytes)
+    }
+
     pub(super) fn stored(&self, granule_bytes: u64) -> impl Iterator<Item = DeviceRange> {
         let granules = match &self.with {
             With::Zeros => &[][..],
@@ -80,6 +87,8 @@ pub(super) struct Filler<'a> {
     shared: &'a Shared,
     fillings: &'a [Filling],
     request: &'a WakeRequest,
+    /// For codes by copy engine.
+    scratch: Option<&'a Loan<'a>>,
     verify: Verify,
     /// By tag: which granules are compared, and how many were counted so far. Tags may wake separately, so each has turns
     /// of its own.
@@ -119,6 +128,7 @@ impl<'a> Filler<'a> {
         fillings: &'a [Filling],
         request: &'a WakeRequest,
         turns: &BTreeMap<Tag, u64>,
+        scratch: Option<&'a Loan<'a>>,
     ) -> Self {
         let granule_bytes = shared.shape().granule_bytes;
         let stored = |filling: &Filling| match &filling.with {
@@ -138,6 +148,7 @@ impl<'a> Filler<'a> {
             shared,
             fillings,
             request,
+            scratch,
             verify: request.verify_on(shared.driver().info()),
             samples: turns.iter().map(sample).collect(),
             next: 0,
@@ -204,8 +215,13 @@ impl<'a> Filler<'a> {
             CopyPath::Engine => engine_stream,
             CopyPath::Kernel => self.shared.streams().kernel().unwrap_or(engine_stream),
         };
+        let scratch = self.scratch.filter(|_| path == CopyPath::Engine && filling.code_bytes().is_some());
         let source = fetched.as_ref().unwrap_or(buffer);
-        let copy = source.load(stream, &parts, None).map_err(|source| (Phase::Copy, source))?;
+        let copy = match scratch {
+            None => source.load(stream, &parts, None),
+            Some(loan) => self.load_through(loan, turn, source, &parts),
+        };
+        let copy = copy.map_err(|source| (Phase::Copy, source))?;
         if let Some(fetched) = fetched {
             self.fetched.push_back((self.queued.len(), fetched.bytes()));
         }
@@ -241,6 +257,21 @@ impl<'a> Filler<'a> {
         self.complete(copy);
         self.read_ahead.copied(bytes);
         true
+    }
+
+    /// Decodes on a stream of saves. Kernels there run beside the copies of others.
+    fn load_through(
+        &self,
+        loan: &Loan<'_>,
+        turn: usize,
+        buffer: &BackupBuffer,
+        parts: &[CopyPart],
+    ) -> Result<Pending<Vec<Option<Digest>>>, DriverError> {
+        let streams = self.shared.streams();
+        let stream = streams.save(turn);
+        loan.queue(turn % streams.saves(), stream, |range| {
+            buffer.load(stream, parts, range.map(|range| Scratch { range, copies: stream }))
+        })
     }
 
     fn is_of_use(&self) -> bool {

@@ -12,6 +12,7 @@ mod fill;
 mod map;
 mod plan;
 mod read_ahead;
+mod scratch;
 mod verify;
 mod woken;
 
@@ -97,22 +98,21 @@ impl Shared {
     ) -> (Result<(Woken, Verified)>, Next) {
         let before: Vec<Backing> = plan.mappings.iter().map(|mapping| mapping.backing).collect();
         let (mut woken, mut next) = (Woken::default(), Next::Refuse);
+        let scratch = self.borrow_scratch(plan);
         // A panic in the caller's progress callback undoes the wake, too.
         let apply = AssertUnwindSafe(|| {
             let names: Vec<&str> = plan.names.iter().map(Tag::as_str).collect();
             let mut mapper = Mapper::new(self, &names, &mut plan.mappings, deadline, retry);
-            let filler = Filler::new(self, &plan.fillings, request, &plan.turns);
+            let filler = Filler::new(self, &plan.fillings, request, &plan.turns, scratch.as_ref());
             let applied = self.apply_wake(&mut mapper, filler, request, &mut woken);
             next = mapper.next();
             applied
         });
-        let applied = catch_unwind(apply).unwrap_or_else(|panic| {
-            self.undo_wake(plan, &before);
-            resume_unwind(panic)
-        });
-        if applied.is_err() {
-            self.undo_wake(plan, &before);
-        }
+        let applied = catch_unwind(apply);
+        // After a success nothing is in flight.
+        let is_settled = matches!(applied, Ok(Ok(_))) || self.undo_wake(plan, &before);
+        self.return_scratch(scratch, is_settled);
+        let applied = applied.unwrap_or_else(|panic| resume_unwind(panic));
         (applied.map(|verified| (woken, verified)), next)
     }
 
@@ -159,11 +159,10 @@ impl Shared {
     }
 
     /// Waits for the copies in flight, then unmaps. If the device refuses either, memory stays mapped: the next wake uses
-    /// it, or an allocation reclaims it.
-    fn undo_wake(&self, plan: &mut WakePlan, before: &[Backing]) {
-        if self.settle_own_streams().is_ok()
-            && let Ok(mut memory) = self.lock_memory()
-        {
+    /// it, or an allocation reclaims it. Returns whether nothing is in flight.
+    fn undo_wake(&self, plan: &mut WakePlan, before: &[Backing]) -> bool {
+        let is_settled = self.settle_own_streams().is_ok();
+        if is_settled && let Ok(mut memory) = self.lock_memory() {
             memory.restore(&mut plan.mappings, before);
         }
         let left = plan.mappings.iter().zip(before).any(|(mapping, before)| mapping.backing != *before);
@@ -172,6 +171,7 @@ impl Shared {
         if left {
             plan.tags.iter().for_each(|tag| state.tags_mut().get_mut(*tag).note_leftovers());
         }
+        is_settled
     }
 
     fn apply_wake(
