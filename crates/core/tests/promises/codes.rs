@@ -11,21 +11,12 @@ use poorwill_core::{
 };
 use poorwill_testkit::broken::{BrokenDriver, Defect};
 use poorwill_testkit::device::{Kind, TestDevice};
-use poorwill_testkit::pattern;
+use poorwill_testkit::pattern::{self, weights};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 
 fn config() -> PoolConfig {
     PoolConfig::default().in_chunks_of(4).in_segments_of(8).compressing(Compress::Always)
-}
-
-/// bf16 with few exponents.
-fn weights(seed: u64, len: usize) -> Vec<u8> {
-    let mut bytes = pattern::bytes(seed, len);
-    for pair in bytes.chunks_exact_mut(2) {
-        pair[1] = (pair[1] & 0x80) | 0x3C | (pair[1] & 1);
-    }
-    bytes
 }
 
 /// Overwrites the granules of a block from `first` on.
