@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::backup::Compress;
+use poorwill_core::codec::BLOCK_BYTES;
 use poorwill_core::pool::{Corruption, Phase};
 use poorwill_core::{
     CopyPart, DeviceRange, DriverErrorKind, HostBuffer, Level, Op, Pool, PoolConfig, PoolError, SleepRequest,
@@ -128,6 +129,70 @@ fn a_granule_that_outgrows_its_slot_during_the_sleep_is_an_error_and_nothing_is_
     pool.sleep(&all()).unwrap();
     pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
     tenant.verify();
+}
+
+/// A part of a code, by its name in `docs/codec.md`. `heads` and `data` are the bytes of all blocks.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    name: &'static str,
+    at: fn(heads: usize, data: usize) -> usize,
+}
+
+const PLACES: [Place; 9] = [
+    Place { name: "where the data begins", at: |_, _| 0 },
+    Place { name: "the kind", at: |_, _| 3 },
+    Place { name: "where the escapes begin", at: |_, _| 4 },
+    Place { name: "the base", at: |_, _| 7 },
+    Place { name: "the first plane", at: |heads, _| heads },
+    Place { name: "its last byte", at: |heads, _| heads + 2047 },
+    Place { name: "the exponents", at: |heads, _| heads + 2048 + 300 },
+    Place { name: "the first escape", at: |heads, data| heads + data },
+    Place { name: "the last escape", at: |heads, data| heads + data + 3 },
+];
+
+#[test]
+fn whichever_part_of_a_code_spoils_the_granule_is_lost_by_name_and_the_rest_comes_back() {
+    for (place, verify) in
+        PLACES.into_iter().flat_map(|place| [None, Some(Verify::All)].map(|verify| (place, verify)))
+    {
+        let context = format!("{}, {verify:?}", place.name);
+        let device = TestDevice::open(64);
+        let broken = Arc::new(BrokenDriver::new(device.driver(), Some(Defect::HostMemoryRots)));
+        let driver = ScriptedDriver::new(Arc::clone(&broken) as _, |_| Verdict::Pass);
+        let driver = driver.with_info(|info| info.fast_digests = true);
+        let pool = Arc::new(Pool::new(Arc::new(driver), config()).unwrap());
+        let mut tenant = Tenant::new(&pool, 3);
+        let granule = usize::try_from(tenant.granule()).unwrap();
+        let nth = tenant.load(2 * granule as u64, &Tag::weights());
+        let mut bytes = weights(1, 2 * granule);
+        // Exponents 2, 4, 6 and 8, in the first block.
+        (0..4).for_each(|escape| bytes[2 * 500 * usize::from(escape) + 1] = escape + 1);
+        overwrite(&mut tenant, nth, 0, &bytes);
+        let slept = pool.sleep(&all()).unwrap();
+        assert!(slept.stored_bytes < slept.copied_bytes, "{context}: {slept:?}");
+        let blocks = granule / BLOCK_BYTES;
+        let at = (place.at)((8 * blocks).next_multiple_of(128), blocks * 2816);
+        broken.rot_by(move |bytes| {
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 0x02;
+            }
+        });
+        let request = WakeRequest::all().verifying(verify);
+        let lost = match pool.wake(&request) {
+            Err(PoolError::Corrupt { location: Corruption::Backup, lost }) => lost,
+            other => panic!("{context}: {other:?}"),
+        };
+        let range = tenant.blocks[nth].block.range;
+        assert_eq!(lost.len(), 1, "{context}");
+        assert_eq!(lost[0].range, DeviceRange::new(range.addr, granule as u64), "{context}");
+        assert_eq!(pool.wake(&request.accepting_losses()).unwrap().lost, lost, "{context}");
+        let read = |offset: u64| {
+            let (id, to) = (tenant.blocks[nth].block.id, HostBuffer::from(vec![0; granule]));
+            pool.read(StreamId::DEFAULT, id, offset, to, 0, granule as u64)
+        };
+        assert!(matches!(read(0), Err(PoolError::Lost { .. })), "{context}");
+        assert!(read(granule as u64).unwrap().wait().unwrap()[..] == bytes[granule..], "{context}");
+    }
 }
 
 #[test]
