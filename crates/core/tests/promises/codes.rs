@@ -131,6 +131,35 @@ fn a_granule_that_outgrows_its_slot_during_the_sleep_is_an_error_and_nothing_is_
     tenant.verify();
 }
 
+/// Whether a sleep or a preparation stores them.
+#[test]
+fn host_memory_follows_codes_that_get_shorter() {
+    for prepares in [false, true] {
+        let device = TestDevice::with_capacity(64 << 20);
+        let pool = Arc::new(Pool::new(device.driver(), config()).unwrap());
+        let mut tenant = Tenant::new(&pool, 3);
+        let granule = usize::try_from(tenant.granule()).unwrap();
+        let nth = tenant.load(3 * granule as u64, &Tag::weights());
+        // Every so many values, one whose exponent is far below.
+        for (seed, escapes_every) in (0..).zip([8, 3, usize::MAX, 5]) {
+            let mut bytes = weights(seed, 3 * granule);
+            bytes.iter_mut().skip(1).step_by(escapes_every.saturating_mul(2)).for_each(|high| *high &= 1);
+            overwrite(&mut tenant, nth, 0, &bytes);
+            let mut stored_bytes = 0;
+            if prepares {
+                stored_bytes += pool.prepare_sleep(&all()).unwrap().wait().unwrap().stored_bytes;
+            }
+            stored_bytes += pool.sleep(&all()).unwrap().stored_bytes;
+            let held_bytes = pool.stats().unwrap().backup_bytes;
+            let context = format!("{escapes_every}, {prepares}");
+            assert!(held_bytes <= stored_bytes * 102 / 100, "{context}: {held_bytes} for {stored_bytes}");
+            device.expect_host_bytes(held_bytes, &context);
+            pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
+            tenant.verify();
+        }
+    }
+}
+
 /// A part of a code, by its name in `docs/codec.md`. `heads` and `data` are the bytes of all blocks.
 #[derive(Debug, Clone, Copy)]
 struct Place {
