@@ -6,7 +6,7 @@ use std::sync::Arc;
 use poorwill::{AllocRequest, Arena, Block, HostBuffer, PoolError, StreamId, Tag};
 
 use crate::contents::{Contents, Part};
-use crate::pattern;
+use crate::{cores, pattern};
 
 /// Host memory for copies, one part of a block at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,14 +129,15 @@ impl<'a> Blocks<'a> {
     fn find(
         &mut self,
         moved: &dyn Fn(u64),
-        wrong: impl Fn(&Self, usize, u64, &[u8]) -> Option<u64>,
+        wrong: impl Fn(&Self, usize, u64, &[u8]) -> Option<u64> + Sync,
     ) -> Result<Option<WrongByte>, PoolError> {
         for (block, Block { id, requested_bytes, .. }) in self.blocks.clone().into_iter().enumerate() {
             for (offset, bytes) in parts(requested_bytes) {
                 let buffer = self.buffer()?;
                 let copy = self.arena.pool().read(StreamId::DEFAULT, id, offset, buffer, 0, bytes)?;
                 let mut buffer = copy.wait().map_err(|source| PoolError::Driver { op: "read", source })?;
-                if let Some(at) = wrong(self, block, offset, part_mut(&mut buffer, bytes)) {
+                let compare = |at, part: &mut [u8]| wrong(self, block, offset + at, part);
+                if let Some(at) = cores::first(part_mut(&mut buffer, bytes), compare) {
                     return Ok(Some(WrongByte { block, offset: at }));
                 }
                 self.buffer = Some(buffer);
@@ -172,7 +173,10 @@ impl<'a> Blocks<'a> {
 
     fn write(&mut self, block: usize, version: u64, offset: u64, bytes: u64) -> Result<(), PoolError> {
         let mut buffer = self.buffer()?;
-        self.contents.write_part(part(block, version), offset, part_mut(&mut buffer, bytes));
+        cores::first(part_mut(&mut buffer, bytes), |at, bytes| {
+            self.contents.write_part(part(block, version), offset + at, bytes);
+            None
+        });
         let shared = Arc::new(buffer);
         let (id, pool) = (self.blocks[block].id, self.arena.pool());
         let copy = pool.write(StreamId::DEFAULT, id, offset, Arc::clone(&shared), 0, bytes)?;

@@ -60,7 +60,7 @@ impl Contents {
             Self::Noise => pattern::write(part.key(), offset, bytes),
             Self::Weights => {
                 pattern::write(part.key(), offset, bytes);
-                bytes.as_chunks_mut().0.iter_mut().for_each(to_weight);
+                to_weights(bytes);
             }
             Self::Zeros => bytes.fill(u8::from(part.version > 0)),
         }
@@ -87,27 +87,31 @@ impl Part {
 }
 
 const SCALE: f64 = 0.02;
-const QUANTILES: usize = 1 << 15;
+const SIGN: u16 = 1 << 15;
 
-/// Magnitudes of normally distributed values, as bf16: as many of them below each as above.
-static MAGNITUDES: LazyLock<Vec<u16>> = LazyLock::new(|| {
+/// Normally distributed values, as bf16, by the random bits of one: its sign, and a quantile of the magnitudes.
+static WEIGHTS: LazyLock<Vec<u16>> = LazyLock::new(|| {
     // The slope of the quantile function of a magnitude x is sqrt(pi / 2) * exp(x * x / 2).
     let slope = |x: f64| (std::f64::consts::FRAC_PI_2).sqrt() * (x * x / 2.0).exp();
-    let step = 1.0 / f64::from(1 << 15);
+    let step = 1.0 / f64::from(SIGN);
     let mut x = slope(0.0) * step / 2.0;
     let quantile = |_| {
         let now = x;
         x += slope(x + slope(x) * step / 2.0) * step;
         bf16(now * SCALE)
     };
-    (0..QUANTILES).map(quantile).collect()
+    let magnitudes: Vec<u16> = (0..SIGN).map(quantile).collect();
+    [0, SIGN].iter().flat_map(|sign| magnitudes.iter().map(move |magnitude| magnitude | sign)).collect()
 });
 
-/// Turns uniform random bits into a value with their sign.
-fn to_weight(value: &mut [u8; 2]) {
-    let random = u16::from_le_bytes(*value);
-    let magnitude = MAGNITUDES.get(usize::from(random & 0x7FFF)).copied().unwrap_or(0);
-    *value = (magnitude | (random & 0x8000)).to_le_bytes();
+/// Makes values of uniform random bits.
+fn to_weights(bytes: &mut [u8]) {
+    // Once, since each use asks whether the table is there.
+    let weights: &[u16] = &WEIGHTS;
+    for value in bytes.as_chunks_mut().0 {
+        let weight = weights.get(usize::from(u16::from_le_bytes(*value))).copied().unwrap_or(0);
+        *value = weight.to_le_bytes();
+    }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "bf16 has fewer digits yet")]

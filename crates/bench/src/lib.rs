@@ -16,6 +16,7 @@ mod blocks;
 pub mod churn;
 #[cfg(unix)]
 mod contents;
+mod cores;
 #[cfg(unix)]
 mod cycle;
 mod figures;

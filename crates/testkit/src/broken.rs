@@ -4,7 +4,7 @@
 //! suite that never fails proves nothing.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use poorwill_core::digest::Digest;
@@ -31,7 +31,7 @@ pub enum Defect {
     FailedCreateKeeps,
     /// Every event is reported as complete, whatever is still queued.
     EventsPassAtOnce,
-    /// One bit of each host buffer changes after [`BrokenDriver::rot`].
+    /// A part of each host buffer changes after [`BrokenDriver::rot`].
     HostMemoryRots,
 }
 
@@ -45,14 +45,23 @@ pub const DEFECTS: [Defect; 5] = [
 ];
 
 /// A driver with one defect.
-#[derive(Debug)]
 pub struct BrokenDriver {
     inner: Arc<dyn Driver>,
     defect: Option<Defect>,
     seen: Mutex<HashSet<BackingId>>,
     remapped: Mutex<Vec<DeviceRange>>,
     turn: Mutex<u64>,
-    rotten: Arc<AtomicBool>,
+    rotten: Arc<OnceLock<Rot>>,
+}
+
+/// Changes the bytes of a buffer.
+type Rot = Box<dyn Fn(&mut [u8]) + Send + Sync>;
+
+impl fmt::Debug for BrokenDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { inner, defect, .. } = self;
+        f.debug_struct("BrokenDriver").field("inner", inner).field("defect", defect).finish_non_exhaustive()
+    }
 }
 
 impl BrokenDriver {
@@ -63,9 +72,20 @@ impl BrokenDriver {
         Self { inner, defect, seen, remapped, turn, rotten: Arc::default() }
     }
 
-    /// Corrupts host memory, with [`Defect::HostMemoryRots`].
+    /// Flips a bit in the middle of each host buffer, with [`Defect::HostMemoryRots`].
     pub fn rot(&self) {
-        self.rotten.store(true, Ordering::Relaxed);
+        self.rot_by(|bytes| {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 0x10;
+        });
+    }
+
+    /// Changes each host buffer, with [`Defect::HostMemoryRots`].
+    ///
+    /// # Panics
+    /// If it has been changed before.
+    pub fn rot_by(&self, change: impl Fn(&mut [u8]) + Send + Sync + 'static) {
+        assert!(self.rotten.set(Box::new(change)).is_ok(), "host memory is rotten already");
     }
 
     fn before(&self, _: Op) -> Result<()> {
@@ -157,29 +177,31 @@ impl Driver for BrokenDriver {
         let buffer = self.inner.host_alloc(bytes)?;
         if self.defect == Some(Defect::HostMemoryRots) {
             let rotten = Arc::clone(&self.rotten);
-            return Ok(HostBuffer::new(RottingMemory { buffer, flipped: OnceLock::new(), rotten }));
+            return Ok(HostBuffer::new(RottingMemory { buffer, changed: OnceLock::new(), rotten }));
         }
         Ok(buffer)
     }
 }
 
-/// Host memory in which one bit reads differently after it rots.
-#[derive(Debug)]
+/// Host memory that reads differently after it rots.
 struct RottingMemory {
     buffer: HostBuffer,
-    flipped: OnceLock<Vec<u8>>,
-    rotten: Arc<AtomicBool>,
+    changed: OnceLock<Vec<u8>>,
+    rotten: Arc<OnceLock<Rot>>,
+}
+
+impl fmt::Debug for RottingMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RottingMemory").field("buffer", &self.buffer).finish_non_exhaustive()
+    }
 }
 
 impl HostMemory for RottingMemory {
     fn as_slice(&self) -> &[u8] {
-        if !self.rotten.load(Ordering::Relaxed) {
-            return &self.buffer;
-        }
-        self.flipped.get_or_init(|| {
+        let Some(change) = self.rotten.get() else { return &self.buffer };
+        self.changed.get_or_init(|| {
             let mut bytes = self.buffer.to_vec();
-            let middle = bytes.len() / 2;
-            bytes[middle] ^= 0x10;
+            change(&mut bytes);
             bytes
         })
     }

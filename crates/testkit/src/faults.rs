@@ -12,7 +12,7 @@
 //! itself.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
@@ -23,6 +23,7 @@ use poorwill_core::{
 use crate::latch::{Latch, hold, source};
 use crate::pattern;
 use crate::scripted::{Call, ScriptedDriver, Verdict};
+use crate::storing::Storing;
 
 /// A device under test, and the check after its last use.
 pub struct Subject {
@@ -32,12 +33,14 @@ pub struct Subject {
     pub assert_clean: Box<dyn Fn()>,
     /// Makes calls below the driver fail, instead of the driver's own.
     pub injector: Option<Box<dyn Injector>>,
+    /// How backups are stored.
+    pub storing: Storing,
 }
 
 impl Subject {
     /// A device whose own calls fail.
     pub fn new(driver: Arc<dyn Driver>, assert_clean: impl Fn() + 'static) -> Self {
-        Self { driver, assert_clean: Box::new(assert_clean), injector: None }
+        Self { driver, assert_clean: Box::new(assert_clean), injector: None, storing: Storing::Raw }
     }
 }
 
@@ -78,21 +81,48 @@ pub struct Tally {
     pub allocs_undone: u64,
     /// Trims that could not release everything.
     pub trims_undone: u64,
+    /// Calls of the driver that were to measure, write or read codes, and failed.
+    pub codes_failed: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Scenario {
     steps: fn(&mut Fixture<'_>),
     limit_granules: Option<u64>,
+    /// Whether anything is backed up.
+    sleeps: bool,
     /// How many consecutive calls fail.
     bursts: &'static [u64],
 }
 
 const SCENARIOS: [Scenario; 3] = [
-    Scenario { steps: |fixture| fixture.sleep_and_wake(), limit_granules: None, bursts: &[1, 2, 3, 5] },
-    Scenario { steps: |fixture| fixture.move_memory(), limit_granules: Some(24), bursts: &[1, 3] },
-    Scenario { steps: |fixture| fixture.prepare_and_change(), limit_granules: None, bursts: &[1, 3] },
+    Scenario {
+        steps: |fixture| fixture.sleep_and_wake(),
+        limit_granules: None,
+        sleeps: true,
+        bursts: &[1, 2, 3, 5],
+    },
+    Scenario {
+        steps: |fixture| fixture.move_memory(),
+        limit_granules: Some(24),
+        sleeps: false,
+        bursts: &[1, 3],
+    },
+    Scenario {
+        steps: |fixture| fixture.prepare_and_change(),
+        limit_granules: None,
+        sleeps: true,
+        bursts: &[1, 3],
+    },
 ];
+
+/// As [`some_calls`], without the scenario in which nothing sleeps.
+///
+/// # Panics
+/// As there.
+pub fn some_calls_of_sleeps(stride: usize, open: &dyn Fn() -> Subject) -> Tally {
+    calls_of(|scenario| scenario.sleeps, stride, open)
+}
 
 /// Runs the scenarios with one call in `stride` failing first, and with bursts. The first call of each kind
 /// in each step fails once, too.
@@ -100,8 +130,12 @@ const SCENARIOS: [Scenario; 3] = [
 /// # Panics
 /// If a promise is broken; the message names the run and the step.
 pub fn some_calls(stride: usize, open: &dyn Fn() -> Subject) -> Tally {
+    calls_of(|_| true, stride, open)
+}
+
+fn calls_of(which: fn(&Scenario) -> bool, stride: usize, open: &dyn Fn() -> Subject) -> Tally {
     let mut tally = Tally::default();
-    for scenario in SCENARIOS {
+    for scenario in SCENARIOS.into_iter().filter(which) {
         let kinds = kinds(open, scenario);
         assert!(kinds.len() > 20, "the scenario makes only these calls: {kinds:?}");
         for (nth, burst) in (0..).zip(scenario.bursts) {
@@ -143,9 +177,10 @@ struct Trace {
 
 /// One run in which the calls `first .. first + burst` fail.
 fn run(open: &dyn Fn() -> Subject, scenario: Scenario, first: u64, burst: u64, tally: &mut Tally) -> Trace {
-    let Subject { driver, assert_clean, injector } = open();
-    let (armed, calls, latches) = Default::default();
-    let faults = Arc::new(Faults { injector, armed, step: Mutex::new(""), calls, first, burst, latches });
+    let Subject { driver, assert_clean, injector, storing } = open();
+    let (armed, calls, latches, codes_failed) = Default::default();
+    let step = Mutex::new("");
+    let faults = Arc::new(Faults { injector, armed, step, calls, first, burst, latches, codes_failed });
     let script = Arc::clone(&faults);
     let driver = ScriptedDriver::new(driver, move |call| {
         if script.fails(call) {
@@ -157,8 +192,9 @@ fn run(open: &dyn Fn() -> Subject, scenario: Scenario, first: u64, burst: u64, t
         Verdict::Pass
     });
     let run = format!("calls {first}..{}", first + burst);
-    Fixture::run(scenario, Arc::new(driver), Arc::clone(&faults), run, tally);
+    Fixture::run(scenario, storing, Arc::new(driver), Arc::clone(&faults), run, tally);
     assert_clean();
+    tally.codes_failed += faults.codes_failed.load(Ordering::Relaxed);
     let calls = std::mem::take(&mut *faults.calls.lock().unwrap());
     Trace { reached: calls.len() as u64 > first, calls }
 }
@@ -176,6 +212,7 @@ struct Faults {
     first: u64,
     burst: u64,
     latches: Mutex<Vec<Arc<Latch>>>,
+    codes_failed: AtomicU64,
 }
 
 impl Faults {
@@ -191,7 +228,10 @@ impl Faults {
         let step = *self.step.lock().unwrap();
         let mut calls = self.calls.lock().unwrap();
         calls.push((step, name));
-        (self.first..self.first + self.burst).contains(&(calls.len() as u64 - 1))
+        let fails = (self.first..self.first + self.burst).contains(&(calls.len() as u64 - 1));
+        let is_of_codes = matches!(call.op, Op::Encode | Op::Decode);
+        self.codes_failed.fetch_add(u64::from(fails && is_of_codes), Ordering::Relaxed);
+        fails
     }
 
     fn while_armed<T>(&self, step: &'static str, f: impl FnOnce() -> T) -> T {
@@ -224,6 +264,7 @@ enum Bytes {
 struct Fixture<'a> {
     tally: &'a mut Tally,
     run: String,
+    storing: Storing,
     pool: Pool,
     driver: Arc<dyn Driver>,
     faults: Arc<Faults>,
@@ -245,6 +286,7 @@ impl Drop for Fixture<'_> {
 impl<'a> Fixture<'a> {
     fn run(
         scenario: Scenario,
+        storing: Storing,
         driver: Arc<dyn Driver>,
         faults: Arc<Faults>,
         run: String,
@@ -254,12 +296,14 @@ impl<'a> Fixture<'a> {
         let limit_bytes = scenario.limit_granules.map(|granules| granules * granule);
         let config =
             PoolConfig::default().limited_to(limit_bytes).in_chunks_of(4).in_spans_of(8).in_segments_of(8);
+        let config = storing.of(config);
         let pool = (0..9)
             .find_map(|_| faults.while_armed("open", || Pool::new(Arc::clone(&driver), config)).ok())
             .expect("a pool opens once the faults are over");
         let (blocks, states, held) = Default::default();
         let holds = faults.first % 2;
-        let mut fixture = Self { tally, run, pool, driver, faults, blocks, states, seed: 0, holds, held };
+        let mut fixture =
+            Self { tally, run, storing, pool, driver, faults, blocks, states, seed: 0, holds, held };
         (scenario.steps)(&mut fixture);
         fixture.close();
     }
@@ -450,13 +494,14 @@ impl<'a> Fixture<'a> {
             (self.blocks[index].0.id, usize::try_from(self.blocks[index].0.requested_bytes).unwrap());
         // A write is not all or nothing: until it succeeds, the block's bytes are unknown.
         self.blocks[index].2 = Bytes::Unknown;
+        let bytes = self.storing.bytes(self.seed, len);
         let filled = (0..9).any(|_| {
-            let filled = self.faults.while_armed("write", || pattern::fill(&self.pool, id, self.seed, len));
+            let filled = self.faults.while_armed("write", || pattern::write(&self.pool, id, bytes.clone()));
             self.check("a write");
             filled.is_ok()
         });
         assert!(filled, "{}: a write does not succeed once the faults are over", self.run);
-        self.blocks[index].2 = Bytes::Pattern(pattern::bytes(self.seed, len));
+        self.blocks[index].2 = Bytes::Pattern(bytes);
     }
 
     /// Holds work on a block until a call waits for work.

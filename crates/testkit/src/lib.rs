@@ -15,6 +15,7 @@
 //! - [`effort`]: how thorough a test run is.
 //! - [`model`]: a reference model of the pool.
 //! - [`backups`], [`disk`]: other backup storage; a disk that fails.
+//! - [`storing`]: whether a suite's backups are raw or codes.
 //! - [`tenant`]: blocks with known bytes.
 //! - [`watchdog`]: a time limit for tests.
 //! - [`pattern`]: bytes that depend on their position.
@@ -46,5 +47,6 @@ pub mod pattern;
 pub mod processes;
 pub mod scripted;
 pub mod slice;
+pub mod storing;
 pub mod tenant;
 pub mod watchdog;

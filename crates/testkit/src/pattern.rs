@@ -14,6 +14,15 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// `len` bytes of the pattern, as bf16 with two exponents.
+#[must_use]
+pub fn weights(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = bytes(seed, len);
+    // The lowest bit of the exponent stays, and so do signs and mantissas.
+    bytes.iter_mut().skip(1).step_by(2).for_each(|high| *high = (*high & 0x81) | 0x3C);
+    bytes
+}
+
 /// `len` bytes of the pattern from `offset` on.
 #[must_use]
 pub fn part(seed: u64, offset: u64, len: usize) -> Vec<u8> {
@@ -26,8 +35,16 @@ pub fn part(seed: u64, offset: u64, len: usize) -> Vec<u8> {
 /// # Errors
 /// The error of the pool or the copy, as text.
 pub fn fill(pool: &Pool, block: BlockId, seed: u64, len: usize) -> Result<(), String> {
-    let buffer = Arc::new(HostBuffer::from(bytes(seed, len)));
-    let copy = pool.write(StreamId::DEFAULT, block, 0, buffer, 0, len as u64).map_err(|e| chain(&e))?;
+    write(pool, block, bytes(seed, len))
+}
+
+/// Writes the first bytes of a block, and waits.
+///
+/// # Errors
+/// As [`fill`].
+pub fn write(pool: &Pool, block: BlockId, bytes: Vec<u8>) -> Result<(), String> {
+    let (len, buffer) = (bytes.len() as u64, Arc::new(HostBuffer::from(bytes)));
+    let copy = pool.write(StreamId::DEFAULT, block, 0, buffer, 0, len).map_err(|e| chain(&e))?;
     copy.wait().map_err(|e| e.to_string())
 }
 

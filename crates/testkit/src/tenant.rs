@@ -6,6 +6,7 @@ use fastrand::Rng;
 use poorwill_core::{AllocRequest, Block, HostBuffer, Pool, StreamId, Tag};
 
 use crate::pattern;
+use crate::storing::Storing;
 
 /// A live block with known bytes.
 #[derive(Debug)]
@@ -26,13 +27,26 @@ pub struct Tenant {
     /// The blocks.
     pub blocks: Vec<Known>,
     random: Rng,
+    storing: Storing,
 }
 
 impl Tenant {
     /// No blocks yet; `seed` is that of the random generator.
     #[must_use]
     pub fn new(pool: &Arc<Pool>, seed: u64) -> Self {
-        Self { pool: Arc::clone(pool), blocks: Vec::new(), random: Rng::with_seed(seed) }
+        Self {
+            pool: Arc::clone(pool),
+            blocks: Vec::new(),
+            random: Rng::with_seed(seed),
+            storing: Storing::Raw,
+        }
+    }
+
+    /// Sets which bytes new blocks have.
+    #[must_use]
+    pub fn storing(mut self, storing: Storing) -> Self {
+        self.storing = storing;
+        self
     }
 
     /// A random number less than `below`.
@@ -65,7 +79,7 @@ impl Tenant {
         request.is_freed_whole = is_freed_whole;
         let block = self.pool.alloc(&request).unwrap();
         let seed = self.random(u64::MAX);
-        let bytes = pattern::bytes(seed, usize::try_from(bytes).unwrap());
+        let bytes = self.storing.bytes(seed, usize::try_from(bytes).unwrap());
         self.blocks.push(Known { block, tag: tag.clone(), bytes });
         self.write(self.blocks.len() - 1);
         self.blocks.len() - 1
@@ -89,7 +103,7 @@ impl Tenant {
     pub fn touch(&mut self, nth: usize, offset: u64) {
         let known = &mut self.blocks[nth];
         let byte = &mut known.bytes[usize::try_from(offset).unwrap()];
-        *byte = !*byte;
+        *byte = self.storing.changed(*byte);
         let src = Arc::new(HostBuffer::from(vec![*byte]));
         self.pool.write(StreamId::DEFAULT, known.block.id, offset, src, 0, 1).unwrap().wait().unwrap();
     }

@@ -104,6 +104,11 @@ impl Footprint {
         self.bytes
     }
 
+    /// The largest buffer that is taken for it: a hundredth more, or the smallest class.
+    fn bytes_max(&self) -> u64 {
+        self.bytes + (self.bytes / 100).max(CLASS_BYTES_MIN)
+    }
+
     /// Whether the extent is stored as codes.
     #[must_use]
     pub fn is_encoded(&self) -> bool {
@@ -113,14 +118,15 @@ impl Footprint {
 
 impl Layout {
     /// How a buffer of `held_bytes` with this layout is laid out after saving `fresh` as `footprint` says. `None` where
-    /// that does not fit.
+    /// that does not fit, or where nothing of it stays and it is too large.
     pub(super) fn with(&self, held_bytes: u64, footprint: &Footprint, fresh: &[usize]) -> Option<Self> {
         match (self, &footprint.layout) {
             (Self::Raw, Self::Raw) => (footprint.bytes == held_bytes).then_some(Self::Raw),
             (Self::Codes(held), Self::Codes(wanted)) => {
                 let live = wanted.iter().flatten().count();
                 if live == fresh.len() {
-                    return (footprint.bytes <= held_bytes).then(|| footprint.layout.clone());
+                    let fits = (footprint.bytes..=footprint.bytes_max()).contains(&held_bytes);
+                    return fits.then(|| footprint.layout.clone());
                 }
                 let mut slots = held.clone();
                 for granule in fresh {
@@ -265,5 +271,27 @@ mod tests {
         assert!(held.layout.with(bytes, &footprint(&[1400, 2100]), &[1, 4]).is_none());
         assert!(held.layout.with(bytes, &Footprint::raw(16 * GRANULE), &[1]).is_none());
         assert!(held.layout.with(bytes, &footprint(&[10, 10]), &[2]).is_none(), "it has no slot");
+    }
+
+    #[test]
+    fn a_buffer_that_is_much_too_large_is_kept_for_what_it_still_holds_only() {
+        let live: Vec<usize> = (0..16).collect();
+        let footprint = |thousandths: u64| {
+            Footprint::measured(&extent(&live), GRANULE, &[GRANULE * thousandths / 1000; 16])
+        };
+        for thousandths in 600..=850 {
+            let held = footprint(thousandths);
+            let kept = |less: u64, fresh: &[usize]| {
+                held.layout.with(held.bytes(), &footprint(thousandths - less), fresh).is_some()
+            };
+            assert!(kept(0, &live) && kept(1, &live), "{thousandths}");
+            // Less by a class, at least, than a hundredth less.
+            assert!(!kept(20, &live) && !kept(500, &live), "{thousandths}");
+            assert!(kept(20, &live[1..]) && kept(500, &live[1..]), "{thousandths}");
+            for less in (0..30).filter(|less| kept(*less, &live)) {
+                let stored_bytes = 16 * (GRANULE * (thousandths - less) / 1000);
+                assert!(held.bytes() <= stored_bytes * 102 / 100, "{thousandths} - {less}");
+            }
+        }
     }
 }

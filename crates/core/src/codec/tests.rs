@@ -153,6 +153,27 @@ fn codes_that_are_cut_or_spoiled_give_other_bytes_without_a_panic() {
     }
 }
 
+/// So no bit of a code is without a digest's notice, but paddings and the place of escapes that are none.
+#[test]
+fn any_wrong_bit_of_a_block_with_escapes_gives_other_bytes() {
+    let mut granule = weights(2048, 0.02, 19);
+    // Six escapes, all different: exponents 2 to 12.
+    for (nth, exponent) in (1..7).enumerate() {
+        granule[400 * nth + 1] = exponent;
+    }
+    let stored = coded(&granule);
+    let (escapes_at, mut decoded) = (128 + 2816, vec![0; granule.len()]);
+    let escapes = stored[escapes_at..].iter().take_while(|escape| **escape > 0).count();
+    assert!(escapes >= 6, "{escapes}");
+    let used = (0..BlockHead::BYTES).chain(128..escapes_at + escapes);
+    for (at, bit) in used.flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+        let mut spoiled = stored.clone();
+        spoiled[at] ^= 1 << bit;
+        decode(&spoiled, &mut decoded);
+        assert!(decoded != granule, "bit {bit} of byte {at}");
+    }
+}
+
 #[test]
 fn sizes_without_a_code_are_known() {
     for (bytes, is_supported) in

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use poorwill_core::backup::Compress;
+use poorwill_core::codec::BLOCK_BYTES;
 use poorwill_core::pool::{Corruption, Phase};
 use poorwill_core::{
     AllocRequest, CopyPart, DeviceRange, DriverErrorKind, HostBuffer, Level, Op, Pool, PoolConfig, PoolError,
@@ -15,23 +16,19 @@ use poorwill_core::{
 use poorwill_testkit::broken::{BrokenDriver, Defect};
 use poorwill_testkit::clock::Clock;
 use poorwill_testkit::device::{Kind, TestDevice};
+<<<<<<< HEAD
 use poorwill_testkit::latch::{Latch, hold};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
+=======
+use poorwill_testkit::pattern::{self, weights};
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+>>>>>>> codes
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::eventually;
 
 fn config() -> PoolConfig {
     PoolConfig::default().in_chunks_of(4).in_segments_of(8).compressing(Compress::Always)
-}
-
-/// bf16 with few exponents.
-fn weights(seed: u64, len: usize) -> Vec<u8> {
-    let mut bytes = pattern::bytes(seed, len);
-    for pair in bytes.chunks_exact_mut(2) {
-        pair[1] = (pair[1] & 0x80) | 0x3C | (pair[1] & 1);
-    }
-    bytes
 }
 
 /// Overwrites the granules of a block from `first` on.
@@ -144,6 +141,99 @@ fn a_granule_that_outgrows_its_slot_during_the_sleep_is_an_error_and_nothing_is_
     pool.sleep(&all()).unwrap();
     pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
     tenant.verify();
+}
+
+/// Whether a sleep or a preparation stores them.
+#[test]
+fn host_memory_follows_codes_that_get_shorter() {
+    for prepares in [false, true] {
+        let device = TestDevice::with_capacity(64 << 20);
+        let pool = Arc::new(Pool::new(device.driver(), config()).unwrap());
+        let mut tenant = Tenant::new(&pool, 3);
+        let granule = usize::try_from(tenant.granule()).unwrap();
+        let nth = tenant.load(3 * granule as u64, &Tag::weights());
+        // Every so many values, one whose exponent is far below.
+        for (seed, escapes_every) in (0..).zip([8, 3, usize::MAX, 5]) {
+            let mut bytes = weights(seed, 3 * granule);
+            bytes.iter_mut().skip(1).step_by(escapes_every.saturating_mul(2)).for_each(|high| *high &= 1);
+            overwrite(&mut tenant, nth, 0, &bytes);
+            let mut stored_bytes = 0;
+            if prepares {
+                stored_bytes += pool.prepare_sleep(&all()).unwrap().wait().unwrap().stored_bytes;
+            }
+            stored_bytes += pool.sleep(&all()).unwrap().stored_bytes;
+            let held_bytes = pool.stats().unwrap().backup_bytes;
+            let context = format!("{escapes_every}, {prepares}");
+            assert!(held_bytes <= stored_bytes * 102 / 100, "{context}: {held_bytes} for {stored_bytes}");
+            device.expect_host_bytes(held_bytes, &context);
+            pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
+            tenant.verify();
+        }
+    }
+}
+
+/// A part of a code, by its name in `docs/codec.md`. `heads` and `data` are the bytes of all blocks.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    name: &'static str,
+    at: fn(heads: usize, data: usize) -> usize,
+}
+
+const PLACES: [Place; 9] = [
+    Place { name: "where the data begins", at: |_, _| 0 },
+    Place { name: "the kind", at: |_, _| 3 },
+    Place { name: "where the escapes begin", at: |_, _| 4 },
+    Place { name: "the base", at: |_, _| 7 },
+    Place { name: "the first plane", at: |heads, _| heads },
+    Place { name: "its last byte", at: |heads, _| heads + 2047 },
+    Place { name: "the exponents", at: |heads, _| heads + 2048 + 300 },
+    Place { name: "the first escape", at: |heads, data| heads + data },
+    Place { name: "the last escape", at: |heads, data| heads + data + 3 },
+];
+
+#[test]
+fn whichever_part_of_a_code_spoils_the_granule_is_lost_by_name_and_the_rest_comes_back() {
+    for (place, verify) in
+        PLACES.into_iter().flat_map(|place| [None, Some(Verify::All)].map(|verify| (place, verify)))
+    {
+        let context = format!("{}, {verify:?}", place.name);
+        let device = TestDevice::open(64);
+        let broken = Arc::new(BrokenDriver::new(device.driver(), Some(Defect::HostMemoryRots)));
+        let driver = ScriptedDriver::new(Arc::clone(&broken) as _, |_| Verdict::Pass);
+        let driver = driver.with_info(|info| info.fast_digests = true);
+        let pool = Arc::new(Pool::new(Arc::new(driver), config()).unwrap());
+        let mut tenant = Tenant::new(&pool, 3);
+        let granule = usize::try_from(tenant.granule()).unwrap();
+        let nth = tenant.load(2 * granule as u64, &Tag::weights());
+        let mut bytes = weights(1, 2 * granule);
+        // Exponents 2, 4, 6 and 8, in the first block.
+        (0..4).for_each(|escape| bytes[2 * 500 * usize::from(escape) + 1] = escape + 1);
+        overwrite(&mut tenant, nth, 0, &bytes);
+        let slept = pool.sleep(&all()).unwrap();
+        assert!(slept.stored_bytes < slept.copied_bytes, "{context}: {slept:?}");
+        let blocks = granule / BLOCK_BYTES;
+        let at = (place.at)((8 * blocks).next_multiple_of(128), blocks * 2816);
+        broken.rot_by(move |bytes| {
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 0x02;
+            }
+        });
+        let request = WakeRequest::all().verifying(verify);
+        let lost = match pool.wake(&request) {
+            Err(PoolError::Corrupt { location: Corruption::Backup, lost }) => lost,
+            other => panic!("{context}: {other:?}"),
+        };
+        let range = tenant.blocks[nth].block.range;
+        assert_eq!(lost.len(), 1, "{context}");
+        assert_eq!(lost[0].range, DeviceRange::new(range.addr, granule as u64), "{context}");
+        assert_eq!(pool.wake(&request.accepting_losses()).unwrap().lost, lost, "{context}");
+        let read = |offset: u64| {
+            let (id, to) = (tenant.blocks[nth].block.id, HostBuffer::from(vec![0; granule]));
+            pool.read(StreamId::DEFAULT, id, offset, to, 0, granule as u64)
+        };
+        assert!(matches!(read(0), Err(PoolError::Lost { .. })), "{context}");
+        assert!(read(granule as u64).unwrap().wait().unwrap()[..] == bytes[granule..], "{context}");
+    }
 }
 
 #[test]

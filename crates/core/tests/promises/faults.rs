@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use poorwill_testkit::broken::{BrokenDriver, DEFECTS, Defect};
 use poorwill_testkit::device::{Kind, TestDevice};
-use poorwill_testkit::faults::{Subject, some_calls};
+use poorwill_testkit::faults::{Subject, Tally, some_calls, some_calls_of_sleeps};
+use poorwill_testkit::storing::Storing;
 
 const GRANULES: u64 = 64;
 
@@ -24,12 +25,25 @@ fn watched() -> Subject {
 fn every_driver_call_may_fail() {
     let stride = Kind::of_this_run().stride();
     let tally = some_calls(stride, &watched);
+    expect_hard_cases(tally, stride as u64);
     let stride = stride as u64;
+    assert!(tally.allocs_undone >= 100 / stride && tally.trims_undone >= 10 / stride, "{tally:?}");
+}
+
+#[test]
+fn every_driver_call_may_fail_where_backups_are_codes() {
+    let stride = Kind::of_this_run().stride() * 11;
+    let subject = || Subject { storing: Storing::Codes, ..watched() };
+    let tally = some_calls_of_sleeps(stride, &subject);
+    expect_hard_cases(tally, stride as u64);
+    assert!(tally.codes_failed >= 6, "{tally:?}");
+}
+
+fn expect_hard_cases(tally: Tally, stride: u64) {
     let hard = [tally.sleeps_undone, tally.stranded, tally.shortfalls, tally.wakes_undone];
     assert!(tally.runs > 500 / stride && hard.into_iter().all(|cases| cases >= 20 / stride), "{tally:?}");
     // With a large stride, it is by chance whether a failure falls into a rare step.
     assert!(tally.prepares_undone >= 20 / stride, "{tally:?}");
-    assert!(tally.allocs_undone >= 100 / stride && tally.trims_undone >= 10 / stride, "{tally:?}");
 }
 
 /// A suite that a broken driver or a broken undo passes would prove nothing.

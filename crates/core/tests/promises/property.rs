@@ -11,6 +11,7 @@ use poorwill_testkit::device::{Kind, TestDevice};
 use poorwill_testkit::model::{Model, Reads};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::storing::Storing;
 use proptest::prelude::*;
 
 /// What the pool may map: a limit on a larger device, or the whole of a device without one.
@@ -82,6 +83,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 struct Run {
+    storing: Storing,
     device: TestDevice,
     pool: Pool,
     tags: [Tag; 5],
@@ -95,11 +97,17 @@ struct Run {
 
 impl Run {
     /// A device `in_pieces` refuses chunks larger than the pool's chunk size most of the time.
-    fn new(limited: bool, in_pieces: bool, [chunk_granules, span_granules]: [u64; 2]) -> Self {
+    fn new(
+        storing: Storing,
+        limited: bool,
+        in_pieces: bool,
+        [chunk_granules, span_granules]: [u64; 2],
+    ) -> Self {
         let capacity_granules = if limited { CAPACITY_GRANULES * 3 / 2 } else { CAPACITY_GRANULES };
         let device = TestDevice::open(capacity_granules);
         let granule = device.info().granule_bytes;
-        let config = PoolConfig::default()
+        let config = storing
+            .of(PoolConfig::default())
             .limited_to(limited.then_some(CAPACITY_GRANULES * granule))
             .in_chunks_of(chunk_granules)
             .in_spans_of(span_granules)
@@ -123,7 +131,7 @@ impl Run {
         pool.declare_tag(&tags[3], TagPolicy::PRESERVED).unwrap();
         model.declare(scratch, policy);
         let (blocks, tag_of, changes, preparing) = Default::default();
-        Self { device, pool, tags, model, blocks, tag_of, changes, preparing, next: 0 }
+        Self { storing, device, pool, tags, model, blocks, tag_of, changes, preparing, next: 0 }
     }
 
     fn chosen(&self, mask: u8) -> Vec<Tag> {
@@ -160,7 +168,8 @@ impl Run {
                 let promised = self.changes[tag] == Changes::Immutable;
                 let declare = |changes| self.pool.declare_changes(&self.tags[tag], changes).unwrap();
                 promised.then(|| declare(Changes::Compared));
-                let filled = pattern::fill(&self.pool, block.id, self.next, len).is_ok();
+                let bytes = self.storing.bytes(self.next, len);
+                let filled = pattern::write(&self.pool, block.id, bytes).is_ok();
                 promised.then(|| declare(Changes::Immutable));
                 assert_eq!(filled, self.model.fill(id, self.next));
             }
@@ -378,7 +387,7 @@ impl Run {
             let read = pattern::read(&self.pool, block.id, len);
             match reads {
                 Reads::Pattern { seed, offset } => {
-                    assert!(read.unwrap() == pattern::part(seed, offset, len), "bytes of {tag}");
+                    assert!(read.unwrap() == self.storing.part(seed, offset, len), "bytes of {tag}");
                 }
                 Reads::Zeros => assert!(read.unwrap().iter().all(|byte| *byte == 0), "zeros of {tag}"),
                 Reads::Anything => drop(read.unwrap()),
@@ -412,12 +421,13 @@ proptest! {
 
     #[test]
     fn the_pool_does_what_the_model_says(
+        storing in proptest::sample::select(Storing::ALL.as_slice()),
         limited in any::<bool>(),
         in_pieces in any::<bool>(),
         sizes in proptest::sample::select(vec![[4, 0], [4, 8], [4, 13], [2, 6], [2, 16], [1, 256]]),
         steps in proptest::collection::vec(step(), 100..500),
     ) {
-        let mut run = Run::new(limited, in_pieces, sizes);
+        let mut run = Run::new(storing, limited, in_pieces, sizes);
         for step in &steps {
             run.step(step);
             run.check();

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use poorwill_core::Driver;
 use poorwill_fake_libcuda::Census;
 use poorwill_testkit::device::Kind;
-use poorwill_testkit::faults::{Injector, Subject, some_calls};
+use poorwill_testkit::faults::{Injector, Subject, some_calls, some_calls_of_sleeps};
 use poorwill_testkit::slice::Slice;
+use poorwill_testkit::storing::Storing;
 
 use super::fake::{Fake, alone, open};
 
@@ -59,7 +60,7 @@ fn every_call_of_the_library_may_fail() {
     let witness = open(ORDINAL);
     let before = fake.census(ORDINAL);
     let device = Arc::new(open(ORDINAL));
-    let subject = || {
+    let subject = |storing| {
         let slice = Arc::new(Slice::new(Arc::clone(&device) as Arc<dyn Driver>, 64));
         let (watched, device, fake) = (Arc::clone(&slice), Arc::clone(&device), fake.clone());
         let counting = counting.clone();
@@ -79,14 +80,16 @@ fn every_call_of_the_library_may_fail() {
             let handles_max = handles + lost;
             assert!(left.streams + left.events <= handles_max, "{lost} of {handles_max}: {left:?}");
         };
-        Subject { driver: slice, assert_clean: Box::new(assert_clean), injector }
+        Subject { injector, storing, ..Subject::new(slice, assert_clean) }
     };
     let stride = Kind::Fake.stride();
-    let tally = some_calls(stride, &subject);
+    let tally = some_calls(stride, &|| subject(Storing::Raw));
     let hard = [tally.sleeps_undone, tally.stranded, tally.shortfalls, tally.wakes_undone];
     let few = stride as u64;
     assert!(tally.runs > 1000 / few && hard.into_iter().all(|cases| cases > 20 / few), "{tally:?}");
     assert!(tally.allocs_undone > 100 / few && tally.trims_undone > 10 / few, "{tally:?}");
+    let tally = some_calls_of_sleeps(stride * 13, &|| subject(Storing::Codes));
+    assert!(tally.sleeps_undone > 10 && tally.wakes_undone > 10 && tally.prepares_undone > 0, "{tally:?}");
     drop(device);
     let left = fake.census(ORDINAL);
     // Nothing fails while it is dropped. The streams and events are those that were lost (above).

@@ -397,7 +397,8 @@ def arena(
 
     `host_limit` bounds the device's host memory for backups, and `pageable` leaves that unlocked. `peers`
     are the numbers of GPUs that may access this GPU's memory, by default all that can; `()` suits a process
-    with one GPU. The first arena of a device decides all three.
+    with one GPU. `disk` is a folder on a local disk for backups that host memory cannot hold, and `disk_limit`
+    bounds what they take there. The first arena of a device decides all five.
 
     Unless `keep_backups` is False, backups stay after a wake for the next sleep.
 

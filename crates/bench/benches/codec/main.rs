@@ -1,8 +1,12 @@
-//! Codes of granules on one core: measuring, encoding and decoding, for each kind of contents.
+//! Codes of granules on one core: measuring, encoding and decoding, and making the contents, of each kind.
 //!
 //! The quickest of all rounds counts, since whatever else the machine does only slows one down.
 //!
-//! `cargo bench -p poorwill-bench --bench codec -- [--rounds N] [--json]`
+//! `--formats` counts instead what the scheme would save of other formats of weights.
+//!
+//! `cargo bench -p poorwill-bench --bench codec -- [--rounds N] [--json] [--formats]`
+
+mod formats;
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -10,6 +14,8 @@ use std::time::Instant;
 
 use poorwill::{ByteSize, codec};
 use poorwill_bench::Contents;
+
+use self::formats::{FORMATS, Sizes};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -28,10 +34,11 @@ fn main() -> ExitCode {
 struct Options {
     rounds: usize,
     json: bool,
+    formats: bool,
 }
 
 fn options() -> Outcome<Options> {
-    let mut options = Options { rounds: 200, json: false };
+    let mut options = Options { rounds: 200, json: false, formats: false };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -40,8 +47,11 @@ fn options() -> Outcome<Options> {
                 options.rounds = rounds.parse::<usize>()?.max(1);
             }
             "--json" => options.json = true,
+            "--formats" => options.formats = true,
             "--bench" => {} // What `cargo bench` adds.
-            _ => return Err(format!("unknown argument {arg}; known are --rounds N, --json").into()),
+            _ => {
+                return Err(format!("unknown argument {arg}; known are --rounds N, --json, --formats").into());
+            }
         }
     }
     Ok(options)
@@ -50,33 +60,59 @@ fn options() -> Outcome<Options> {
 /// Bytes of the code over those of the granule, and GiB of raw bytes each second.
 struct Figures {
     ratio: f64,
+    make: f64,
     measure: f64,
     encode: f64,
     decode: f64,
 }
 
 fn run() -> Outcome<()> {
-    let Options { rounds, json } = options()?;
+    let Options { rounds, json, formats } = options()?;
+    if formats {
+        show_formats(json);
+        return Ok(());
+    }
     if !json {
         println!("Granules of {}, quickest of {rounds} rounds, GiB/s", ByteSize(GRANULE_BYTES as u64));
-        println!("         {:>7} {:>8} {:>7} {:>7}", "size", "measure", "encode", "decode");
+        println!("         {:>7} {:>8} {:>7} {:>7} {:>7}", "size", "measure", "encode", "decode", "make");
     }
     for contents in Contents::ALL {
-        let Figures { ratio, measure, encode, decode } = figures(contents, rounds)?;
+        let Figures { ratio, make, measure, encode, decode } = figures(contents, rounds)?;
         if json {
             println!(
-                "{{\"contents\":\"{contents}\",\"ratio\":{ratio:.4},\"measure_gib_per_s\":{measure:.3},\"encode_gib_per_s\":{encode:.3},\"decode_gib_per_s\":{decode:.3}}}"
+                "{{\"contents\":\"{contents}\",\"ratio\":{ratio:.4},\"measure_gib_per_s\":{measure:.3},\"encode_gib_per_s\":{encode:.3},\"decode_gib_per_s\":{decode:.3},\"make_gib_per_s\":{make:.3}}}"
             );
         } else {
-            println!("{contents:8} {ratio:7.4} {measure:8.2} {encode:7.2} {decode:7.2}");
+            println!("{contents:8} {ratio:7.4} {measure:8.2} {encode:7.2} {decode:7.2} {make:7.2}");
         }
     }
     Ok(())
 }
 
+fn show_formats(json: bool) {
+    if !json {
+        println!("Normally distributed weights, parts of their bytes");
+        println!(
+            "{:26} {:>7} {:>7} {:>16} {:>13}",
+            "", "as bf16", "code", "exponents' bound", "values' bound"
+        );
+    }
+    for format in &FORMATS {
+        let (name, Sizes { as_bf16, code, exponents_bound, values_bound }) =
+            (format.name, formats::sizes(format));
+        if json {
+            println!(
+                "{{\"format\":\"{name}\",\"as_bf16\":{as_bf16:.4},\"code\":{code:.4},\"exponents_bound\":{exponents_bound:.4},\"values_bound\":{values_bound:.4}}}"
+            );
+        } else {
+            println!("{name:26} {as_bf16:7.4} {code:7.4} {exponents_bound:16.4} {values_bound:13.4}");
+        }
+    }
+}
+
 fn figures(contents: Contents, rounds: usize) -> Outcome<Figures> {
     let mut granule = vec![0; GRANULE_BYTES];
-    contents.write(1, &mut granule);
+    let make = rate(rounds, || contents.write(1, black_box(&mut granule)));
     let mut code = vec![0; codec::code_bytes_max(GRANULE_BYTES)];
     let mut decoded = vec![0xFF; GRANULE_BYTES];
     let measure = rate(rounds, || black_box(codec::encoded_bytes(black_box(&granule))));
@@ -87,7 +123,7 @@ fn figures(contents: Contents, rounds: usize) -> Outcome<Figures> {
     if decoded != granule {
         return Err(format!("other bytes than the {contents} came back").into());
     }
-    Ok(Figures { ratio: as_float(bytes) / as_float(GRANULE_BYTES), measure, encode, decode })
+    Ok(Figures { ratio: as_float(bytes) / as_float(GRANULE_BYTES), make, measure, encode, decode })
 }
 
 /// GiB of granules each second.
