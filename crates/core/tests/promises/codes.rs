@@ -16,14 +16,9 @@ use poorwill_core::{
 use poorwill_testkit::broken::{BrokenDriver, Defect};
 use poorwill_testkit::clock::Clock;
 use poorwill_testkit::device::{Kind, TestDevice};
-<<<<<<< HEAD
 use poorwill_testkit::latch::{Latch, hold};
-use poorwill_testkit::pattern;
-use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
-=======
 use poorwill_testkit::pattern::{self, weights};
-use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
->>>>>>> codes
+use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::eventually;
 
