@@ -43,13 +43,13 @@ fn simplify(tenant: &mut Tenant, nth: usize) {
 
 #[test]
 fn what_is_spilled_comes_back_whatever_changes() {
-    let ways = [
+    let variants = [
         (Compress::Off, true, DiskConfig::in_folder(std::env::temp_dir())),
         (Compress::Always, true, DiskConfig::in_folder(std::env::temp_dir()).by(DiskIo::Threads)),
         (Compress::Always, false, DiskConfig::in_folder(std::env::temp_dir()).directly(false)),
         (Compress::Off, false, DiskConfig::in_folder("/dev/shm").by(DiskIo::Threads)),
     ];
-    for (compress, is_fast, disk) in ways {
+    for (compress, is_fast, disk) in variants {
         let device = TestDevice::open(GRANULES);
         let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass).with_info(|info| {
             (info.fast_digests, info.fast_codec) = (is_fast, is_fast);

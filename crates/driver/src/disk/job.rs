@@ -44,7 +44,7 @@ impl Job {
         (Self { place, memory, outcome }, Pending::new(wait))
     }
 
-    /// Whoever waits for it, if anyone, goes on.
+    /// Ends the wait for it, if there is one.
     pub(super) fn end(self, failed: Option<DriverError>) {
         let _ = self.outcome.send(failed.map_or(Ok(self.memory), Err));
     }

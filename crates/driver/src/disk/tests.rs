@@ -9,7 +9,7 @@ use poorwill_core::{DriverErrorKind, HostBuffer, Op};
 
 use super::*;
 
-fn ways() -> Vec<FileDisk> {
+fn all_disks() -> Vec<FileDisk> {
     let folder = std::env::temp_dir();
     let configs = [
         DiskConfig::in_folder(&folder),
@@ -48,7 +48,7 @@ fn expect_used_bytes(disk: &FileDisk, bytes: u64) {
 
 #[test]
 fn all_bytes_come_back_from_any_size_and_offset() {
-    for disk in ways() {
+    for disk in all_disks() {
         let mut random = fastrand::Rng::with_seed(5);
         let mut stored: Vec<(Vec<u8>, Arc<dyn OnDisk>)> = Vec::new();
         for _ in 0..12 {
@@ -93,7 +93,7 @@ fn all_bytes_come_back_from_any_size_and_offset() {
 
 #[test]
 fn what_is_reported_is_what_is_done() {
-    let [ring, cached, threads, _, memory] = &ways()[..] else { panic!("another number of ways") };
+    let [ring, cached, threads, _, memory] = &all_disks()[..] else { panic!("another number of all_disks") };
     assert_eq!((threads.info().io, threads.info().io_because.is_some()), ("threads", true));
     // A kernel may have no ring; then it says why.
     assert_eq!(ring.info().io == "io_uring", ring.info().io_because.is_none());
@@ -103,7 +103,7 @@ fn what_is_reported_is_what_is_done() {
 
 #[test]
 fn a_limit_is_kept_and_what_does_not_fit_changes_nothing() {
-    for disk in ways() {
+    for disk in all_disks() {
         let kept = disk.write(Arc::new(buffer(&vec![7; 60 << 20], true))).wait().unwrap();
         let refused = disk.write(Arc::new(buffer(&vec![8; 5 << 20], true))).wait().unwrap_err();
         assert!(
@@ -119,7 +119,7 @@ fn a_limit_is_kept_and_what_does_not_fit_changes_nothing() {
 
 #[test]
 fn a_truncated_file_is_an_error_and_not_zeros() {
-    for disk in ways() {
+    for disk in all_disks() {
         let there = disk.write(Arc::new(buffer(&vec![7; 3 << 20], true))).wait().unwrap();
         disk.shared.file.truncate_for_test(2 << 20);
         let torn = there.read(0, buffer(&vec![0; 3 << 20], true)).wait().unwrap_err();
@@ -131,7 +131,7 @@ fn a_truncated_file_is_an_error_and_not_zeros() {
 
 #[test]
 fn space_goes_back_to_the_file_system() {
-    for disk in ways() {
+    for disk in all_disks() {
         let stored: Vec<_> = (0..4).map(|_| disk.write(Arc::new(buffer(&vec![7; 4 << 20], true)))).collect();
         let mut stored: Vec<_> = stored.into_iter().map(|written| written.wait().unwrap()).collect();
         assert!(disk.shared.file.allocated_bytes_for_test() >= 16 << 20);
@@ -153,7 +153,7 @@ fn a_folder_that_cannot_be_used_is_named() {
 
 #[test]
 fn what_is_on_a_disk_outlives_its_handle() {
-    for disk in ways() {
+    for disk in all_disks() {
         let there = disk.write(Arc::new(buffer(&[9; 5000], true))).wait().unwrap();
         let read = there.read(0, buffer(&[0; 5000], false));
         drop(disk);

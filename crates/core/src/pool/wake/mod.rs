@@ -9,6 +9,7 @@
 
 mod copy_paths;
 mod fill;
+mod filling;
 mod map;
 mod plan;
 mod read_ahead;

@@ -8,7 +8,7 @@ use super::super::heap::Use;
 use super::super::keys::{SegmentKey, TagKey};
 use super::super::mapping::Mapping;
 use super::super::state::State;
-use super::fill::{Filling, With};
+use super::filling::{Filling, With};
 use crate::driver::DeviceRange;
 use crate::tag::{Changes, Dropped, Tag, TagState};
 

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use super::super::host_reclaim::is_lacking;
 use super::super::shared::Shared;
-use super::fill::{Filling, With};
+use super::filling::{Filling, With};
 use crate::backup::BackupBuffer;
 use crate::driver::{DriverError, Op, Pending};
 

@@ -11,7 +11,7 @@
 use super::super::mapping::Mapping;
 use super::super::scratch::Loan;
 use super::super::shared::Shared;
-use super::fill::Filling;
+use super::filling::Filling;
 use super::plan::WakePlan;
 
 /// Encoded fillings for each stream, at most, for which the memory does not pay.
