@@ -21,15 +21,19 @@ TIGHT = "1.06"  # what is left of the card, over what lives at the peak, in runs
 ENDING_S = 30  # how long a killed run may take to end
 
 
-def runs(poorwill: str | None, device: str, gib: int, changed: str, seeds: int = 1) -> dict[str, list[str]]:
+def runs(
+    poorwill: str | None, device: str, gib: int, changed: str, seeds: int = 1, content: str | None = None
+) -> dict[str, list[str]]:
     """Every run by name, with its command."""
+    filled = ["--content", content] if content else []
 
     def script(name: str, *arguments: str) -> list[str]:
         return [sys.executable, str(HERE / name), *arguments]
 
     commands = {"machine": script("machine.py")}
     for allocator in ["cumem", "tms", "tms-retain", "poorwill"]:
-        commands[f"sleep-{allocator}"] = script("sleep_wake.py", "--allocator", allocator, "--gib", str(gib))
+        sleep = script("sleep_wake.py", "--allocator", allocator, "--gib", str(gib), *filled)
+        commands[f"sleep-{allocator}"] = sleep
     for allocator in ["none", "cumem", "tms", "poorwill"]:
         for split in ["none", "20"]:
             for load in ["moe", "dense"]:
@@ -51,7 +55,10 @@ def runs(poorwill: str | None, device: str, gib: int, changed: str, seeds: int =
             f"{gib}GiB",
             "--changed",
             changed,
+            *filled,
         ]
+        if content:
+            commands["poorwill-sleep-raw"] = [*commands["poorwill-sleep"], "--compress", "off"]
         for load in ["moe", "dense", "swizzle"]:
             commands[f"poorwill-churn-{load}"] = [
                 poorwill,
@@ -128,6 +135,11 @@ def main() -> None:
     arguments.add_argument("--device", default="cuda:0", help="poorwill's device")
     arguments.add_argument("--gib", type=int, default=24, help="size of the load that sleeps")
     arguments.add_argument("--changed", default="1%", help="part that changes before poorwill's last sleep")
+    arguments.add_argument(
+        "--content",
+        choices=["weights"],
+        help="what sleeps is normally distributed bf16, instead of constants (peers) and noise (poorwill)",
+    )
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--seeds", type=int, default=1, help="how many seeds each load is run with")
     arguments.add_argument("--limit-s", type=float, default=300, help="longest that one run may take")
@@ -138,7 +150,9 @@ def main() -> None:
     arguments.add_argument("--list", action="store_true", help="print the names of the runs, and run nothing")
     options = arguments.parse_args()
 
-    commands = runs(options.poorwill, options.device, options.gib, options.changed, options.seeds)
+    commands = runs(
+        options.poorwill, options.device, options.gib, options.changed, options.seeds, options.content
+    )
     names = list(commands)
     if options.only:
         wanted = options.only.split(",")

@@ -42,11 +42,16 @@ def read(path: Path) -> dict[tuple[str, int], list[dict]]:
 def of_peer(lines: list[dict]) -> dict[str, float]:
     """A peer's figures of one round, by poorwill's names."""
     cycles = [line for line in lines if "sleep_s" in line]
+    rested = [line["wake_s"] for line in cycles if "wake_s" in line]
+    at_once = [line["wake_at_once_s"] for line in cycles if "wake_at_once_s" in line]
     empty = [line for line in lines if "drop_s" in line]
     figures = {}
     if cycles:
         figures["first_sleep_s"] = cycles[0]["sleep_s"]
-        figures["wake_s"] = statistics.median(cycle["wake_s"] for cycle in cycles)
+    if rested:
+        figures["wake_s"] = statistics.median(rested)
+    if at_once:
+        figures["wake_at_once_s"] = statistics.median(at_once)
     if later := [cycle["sleep_s"] for cycle in cycles[1:]]:
         # It copies whether anything has changed or not.
         figures["clean_sleep_s"] = figures["changed_sleep_s"] = statistics.median(later)

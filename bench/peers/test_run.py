@@ -128,6 +128,17 @@ class Run(unittest.TestCase):
         self.assertEqual(sleep[1:4], ["bench", "sleep", "--json"])
         self.assertEqual(sleep[-4:], ["--size", "24GiB", "--changed", "0.5"])
 
+    def test_weights_sleep_with_every_allocator_and_with_poorwill_as_codes_and_as_they_are(self):
+        only = ["--only", "sleep,poorwill-sleep", "--rounds", "1", "--deadline-s", "1e-9"]
+        commands = {line["run"]: line["command"] for line in self.measure(*only, "--content", "weights")}
+        peers = [f"sleep-{name}" for name in ["cumem", "tms", "tms-retain", "poorwill"]]
+        self.assertEqual(list(commands), [*peers, "poorwill-sleep", "poorwill-sleep-raw"])
+        for name in [*peers, "poorwill-sleep"]:
+            self.assertEqual(commands[name][-2:], ["--content", "weights"], name)
+        raw = [*commands["poorwill-sleep"], "--compress", "off"]
+        self.assertEqual(commands["poorwill-sleep-raw"], raw)
+        self.assertEqual(run("--content", "jokes", "--list").returncode, 2)
+
     def table(self, *lines: tuple[str, int, dict], script="table.py") -> subprocess.CompletedProcess:
         records = [{"run": name, "round": turn, "line": line} for name, turn, line in lines]
         self.out.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -141,6 +152,7 @@ class Run(unittest.TestCase):
             ("machine", 1, {"what": "pin by registering", "gib_per_s": 16.0}),
             ("machine", 1, {"what": "link d2h", "gib_per_s": 50.0}),
             *(("sleep-cumem", 1, cycle) for cycle in cycles),
+            ("sleep-cumem", 1, {"sleep_s": 0.5, "wake_at_once_s": 0.875}),
             ("sleep-cumem", 1, {"drop_s": 0.07, "wake_empty_s": 0.03}),
             ("sleep-cumem", 1, {"drop_s": 0.06, "wake_empty_s": 0.04}),
             ("poorwill-sleep", 1, report(first_sleep_s=1.6)),
@@ -157,6 +169,7 @@ class Run(unittest.TestCase):
         later = by_title["later sleep, 1 % changed"]
         self.assertEqual(later, ["500.0 ms", "-", "-", "250.0 ms", "500.0 ms", "0.75", "≤ 1.00"])
         self.assertEqual(by_title["wake, 0.1 s after the sleep"][0], "625.0 ms")
+        self.assertEqual(by_title["wake right after the sleep"][:4], ["875.0 ms", "-", "-", "-"])
         self.assertEqual(by_title["sleep without a copy"][0], "60.0 ms")
         self.assertEqual(by_title["first sleep after preparing"][:3], ["-"] * 3)
 

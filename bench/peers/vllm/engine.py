@@ -272,8 +272,9 @@ def weight_bytes(model) -> int:
     return sum(storage.nbytes() for _, storage in storages(model).values())
 
 
-def fill_weights(model, seed: int = 1234) -> tuple[int, int]:
-    """Overwrites the weights that are plain numbers, so that tokens depend on every layer. Returns how many
+def fill_weights(model, seed: int = 1234, normal: bool = False) -> tuple[int, int]:
+    """Overwrites the weights that are plain numbers, so that tokens depend on every layer. They are uniform,
+    or normally distributed with the same deviation, as those of trained models nearly are. Returns how many
     were, and how many were not: what is quantised stays as it is."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     filled = left = 0
@@ -286,7 +287,10 @@ def fill_weights(model, seed: int = 1234) -> tuple[int, int]:
                 parameter.fill_(1.0)
             else:
                 bound = 1.0 if "embed" in name else (3.0 / parameter.shape[-1]) ** 0.5
-                parameter.uniform_(-bound, bound, generator=generator)
+                if normal:
+                    parameter.normal_(0, bound / 3.0**0.5, generator=generator)
+                else:
+                    parameter.uniform_(-bound, bound, generator=generator)
             filled += 1
     torch.cuda.synchronize()
     return filled, left

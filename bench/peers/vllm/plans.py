@@ -111,6 +111,12 @@ PLANS: dict[str, list[Run]] = {
         sleep("moe", "poorwill", "--kind moe --kv-gib 4 --cycles 4 --first prepared --by-tag", 280),
         sleep("moe", "cumem", "--kind moe --kv-gib 4 --cycles 3 --by-tag", 280),
     ],
+    # Weights as of a trained model, which codes make smaller.
+    "weights": [
+        sleep("weights", "poorwill", "--kind moe --kv-gib 4 --cycles 4 --fill normal", 200),
+        sleep("weights", "cumem", "--kind moe --kv-gib 4 --cycles 3 --fill normal", 200),
+        sleep("weights-prepared", "poorwill", "--kind moe --kv-gib 4 --fill normal --first prepared", 200),
+    ],
     # What docs/benchmarks/vllm.md shows, in two parts of ten minutes each.
     "report": [
         sleep("report-moe", "poorwill", "--kind moe --kv-gib 4 --cycles 4 --first prepared"),

@@ -47,10 +47,11 @@ ORDERS = [["weights", "kv_cache"], ["kv_cache", "weights"]]
 class Measured:
     """An engine that is asleep or awake, and what it has to be like when it is awake."""
 
-    def __init__(self, engine, host_before: dict[str, float]):
+    def __init__(self, engine, host_before: dict[str, float], normal: bool):
         from engine import fingerprint
 
         self.engine = engine
+        self.normal = normal
         self.host_before = host_before
         self.prints = fingerprint(engine.model)
         self.tokens = engine.tokens()
@@ -103,7 +104,7 @@ class Measured:
         from engine import fill_weights
 
         record = {**self.sleep(2), **self.wake()}
-        _, left = fill_weights(self.engine.model, seed)
+        _, left = fill_weights(self.engine.model, seed, self.normal)
         if self.engine.mode == "poorwill":
             record["undefined"] = self.engine.status()["undefined"]
             if left:
@@ -150,13 +151,14 @@ def run(options: argparse.Namespace, ballast: Ballast | None, folder: Path) -> b
         offload_graphs=options.offload_graphs,
     )
     engine = engines.start(options.mode, chosen, options.max_split_mib)
+    normal = options.fill == "normal"
     if not options.no_fill:
-        filled, left = engines.fill_weights(engine.model, options.seed)
+        filled, left = engines.fill_weights(engine.model, options.seed, normal)
         emit("overwritten", tensors=filled, left=left)
     if options.throughput:
         rates = engine.throughput()
         emit("throughput", tokens_per_s=rates, median=statistics.median(rates))
-    measured = Measured(engine, before_start)
+    measured = Measured(engine, before_start, normal)
     emit("reference", tokens=measured.tokens, repeatable=engine.tokens() == measured.tokens)
     if options.mode == "none":
         return True
@@ -175,8 +177,8 @@ def run(options: argparse.Namespace, ballast: Ballast | None, folder: Path) -> b
     if options.summary and len(cycles) > 1:
         emit("summary", **summary(cycles[1:]))
     if options.changed:
-        engines.fill_weights(engine.model, options.seed + 1)
-        measured = Measured(engine, before_start)
+        engines.fill_weights(engine.model, options.seed + 1, normal)
+        measured = Measured(engine, before_start, normal)
         cycles.append(measured.cycle(0))
         emit("changed", **cycles[-1])
     for tags in ORDERS if options.by_tag else []:
@@ -224,6 +226,7 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     arguments.add_argument("--level2", action="store_true", help="twice, the weights written again by us")
     arguments.add_argument("--throughput", action="store_true", help="tokens a second of a fixed batch")
     arguments.add_argument("--no-fill", action="store_true", help="leave the made-up weights as they are")
+    arguments.add_argument("--fill", choices=["uniform", "normal"], default="uniform", help="new weights")
     arguments.add_argument("--no-counting", action="store_true", help="cumem without the subclass")
     arguments.add_argument("--free-gib", type=float, help="have only so much of the card free")
     arguments.add_argument("--seed", type=int, default=1234)

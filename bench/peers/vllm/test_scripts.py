@@ -184,6 +184,14 @@ class Sleep(unittest.TestCase):
         self.assertEqual([cycle["first"] for cycle in cycles], ["prepared", None, None])
         self.assertEqual(cycles[0]["sleep_reported"], [{"operation": "sleep"}])
 
+    def test_what_the_weights_are_overwritten_with_can_be_chosen(self):
+        for words, normal in [([], False), (["--fill", "normal"], True)]:
+            module = fake_engine()
+            asked = ["--mode", "cumem", "--no-counting", "--changed", "--level2", *words]
+            good, _ = self.run_with(module, *asked)
+            self.assertTrue(good)
+            self.assertEqual(module.filled, [(seed, normal) for seed in [1234, 1235, 1235, 1235]])
+
     def test_weights_that_cannot_be_written_count_as_whole(self):
         _, lines = self.run_with(fake_engine(quantised=2), "--mode", "poorwill", "--level2")
         level2 = [line for line in lines if line["event"] == "level2"]
@@ -268,12 +276,14 @@ def fake_engine(spoil: int | None = None, quantised: int = 0) -> types.ModuleTyp
         module.engine = Engine(mode)
         return module.engine
 
-    def fill_weights(model, seed):
+    def fill_weights(model, seed, normal):
+        module.filled.append((seed, normal))
         # What is quantised cannot be written so.
         module.engine.dropped = module.engine.dropped and bool(quantised)
         return 3, quantised
 
     module = types.ModuleType("engine")
+    module.filled = []
     module.timed = timed
     module.start = start
     module.settings = lambda path, **chosen: {"model": path, **chosen}
