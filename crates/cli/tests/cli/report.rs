@@ -35,6 +35,7 @@ const WAKE: &[&str] = &[
     "mapped_bytes",
     "copied_bytes",
     "read_bytes",
+    "disk_read_bytes",
     "zeroed_bytes",
     "verified_bytes",
     "undefined_tags",

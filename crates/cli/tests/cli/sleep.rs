@@ -40,6 +40,7 @@ const REPORT_BESIDES: &[&str] = &[
     "clean_cycles",
     "cycles",
     "spreads",
+    "on_disk",
     "dropping",
     "memory",
 ];
@@ -187,6 +188,28 @@ fn a_part_of_the_load_changes() {
     let [nothing, hundredth, half, all] = ["0", "1%", "0.5", "100%"].map(granules_of);
     assert_eq!((nothing, hundredth), (0, 1));
     assert!(half > 1 && half < all && all <= 12, "{half} of {all}");
+}
+
+#[test]
+fn wakes_from_disk_are_measured_beside_a_plain_reader() {
+    let folder = Folder::new();
+    let args = ["--device", "host:64MiB", "--size", "24MiB", "--cycles=1", "--json", "--disk"];
+    let ran = bench(&[&args[..], &[folder.path().to_str().unwrap()]].concat());
+    let report = ran.json();
+    ran.succeeded();
+    assert_eq!(report["verified"], true);
+    let on_disk = &report["on_disk"];
+    assert_eq!(on_disk["disk"]["used_bytes"], report["stored_bytes"]);
+    let cycles = on_disk["cycles"].as_array().unwrap();
+    assert_eq!(cycles.len(), 4);
+    for cycle in cycles {
+        assert_eq!(
+            (&cycle["read_bytes"], &cycle["plain_read_bytes"]),
+            (&report["stored_bytes"], &report["stored_bytes"])
+        );
+    }
+    let refused = bench(&["--device", "host:64MiB", "--size", "24MiB", "--disk", "/nonexistent/folder"]);
+    assert!(refused.code == 1 && refused.stderr.contains("/nonexistent/folder"), "{refused:?}");
 }
 
 #[test]
