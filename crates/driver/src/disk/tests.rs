@@ -163,7 +163,7 @@ fn what_is_on_a_disk_outlives_its_handle() {
 
 #[test]
 fn the_space_of_what_was_dropped_can_be_taken_at_once() {
-    for disk in ways() {
+    for disk in all_disks() {
         let bytes = Arc::new(buffer(&vec![7; 33 << 20], true));
         for nth in 0..20 {
             let there = disk.write(Arc::clone(&bytes)).wait();
@@ -176,7 +176,7 @@ fn the_space_of_what_was_dropped_can_be_taken_at_once() {
 /// A write that is not awaited must not reach what takes its place.
 #[test]
 fn a_transfer_keeps_its_space_to_its_end() {
-    for disk in ways() {
+    for disk in all_disks() {
         for nth in 0..8 {
             drop(disk.write(Arc::new(buffer(&vec![100; 16 << 20], true))));
             let there = disk.write(Arc::new(buffer(&vec![nth; 16 << 20], true))).wait().unwrap();
