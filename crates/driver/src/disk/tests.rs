@@ -9,6 +9,7 @@ use poorwill_core::{DriverErrorKind, HostBuffer, Op};
 
 use super::*;
 
+#[allow(clippy::unwrap_used)] // Helpers are test code, too.
 fn all_disks() -> Vec<FileDisk> {
     let folder = std::env::temp_dir();
     let configs = [
