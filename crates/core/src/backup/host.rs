@@ -61,7 +61,7 @@ impl HostBackups {
     /// Host memory that has to be free beside new buffers of these sizes: what is on disk comes back through it.
     fn reserve(&self, sizes: &[u64]) -> Option<[u64; RESERVED_BUFFERS]> {
         let largest_bytes = sizes.iter().copied().max().unwrap_or(0);
-        let before = self.largest_bytes.fetch_max(largest_bytes, Ordering::Relaxed);
+        let before = self.largest_bytes.load(Ordering::Relaxed);
         self.disk.as_ref().map(|_| [before.max(largest_bytes); RESERVED_BUFFERS])
     }
 
@@ -112,6 +112,9 @@ impl Backups for HostBackups {
         sizes.extend(reserve.into_iter().flatten());
         // The reserve is dropped at once, and stays free.
         let buffers = self.driver.host_alloc_all(&sizes)?.into_iter().zip(footprints);
+        // Those of a refused request never were.
+        let largest_bytes = footprints.iter().map(Footprint::bytes).max().unwrap_or(0);
+        self.largest_bytes.fetch_max(largest_bytes, Ordering::Relaxed);
         let buffer = |(buffer, footprint): (Pending<HostBuffer>, &Footprint)| {
             let (driver, disk) = (Arc::clone(&self.driver), self.disk.clone());
             let layout = footprint.layout.clone();

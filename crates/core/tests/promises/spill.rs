@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use poorwill_core::backup::{Compress, Disk, HostBackups};
+use poorwill_core::backup::{Backups, Compress, Disk, Footprint, HostBackups};
 use poorwill_core::pool::{Corruption, Phase};
 use poorwill_core::{
     Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState, Verify,
@@ -148,6 +148,47 @@ fn pressure_moves_the_longest_sleepers_out() {
     for nth in [1, 0, 3, 2] {
         tenants[nth].pool.wake(&WakeRequest::all()).unwrap();
         tenants[nth].verify();
+    }
+}
+
+#[test]
+fn a_refused_request_keeps_nothing_free() {
+    let Some(driver) = short_of_memory(20) else { return };
+    let granule = driver.info().granule_bytes;
+    let disk: Arc<dyn Disk> = Arc::new(TestDisk::new(1 << 30, |_| false));
+    let backups = HostBackups::new(driver).spilling_to(disk);
+    assert!(backups.buffers(&[Footprint::raw(40 * granule)]).is_err());
+    let two = [4, 4].map(|granules| Footprint::raw(granules * granule));
+    assert_eq!(backups.buffers(&two).unwrap().len(), 2, "and 8 stay free");
+    let four = [4; 4].map(|granules| Footprint::raw(granules * granule));
+    assert!(backups.buffers(&four).is_err(), "only 4 would stay free");
+}
+
+/// Each takes the memory that stays free for reads.
+#[test]
+fn two_wakes_at_a_time_read_through_little_host_memory() {
+    let Some(driver) = short_of_memory(20) else { return };
+    let disk: Arc<dyn Disk> = Arc::new(TestDisk::new(1 << 30, |_| false));
+    let tenants: Vec<Tenant> = (0..2)
+        .map(|seed| {
+            let mut tenant = Tenant::new(&pool(&driver, Compress::Off, Arc::clone(&disk)), seed);
+            tenant.load(40 * tenant.granule(), &Tag::weights());
+            tenant
+        })
+        .collect();
+    for _ in 0..20 {
+        tenants.iter().for_each(|tenant| _ = tenant.pool.sleep(&all()).unwrap());
+        let barrier = Barrier::new(2);
+        thread::scope(|scope| {
+            for tenant in &tenants {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    tenant.pool.wake(&WakeRequest::all()).unwrap();
+                });
+            }
+        });
+        tenants.iter().for_each(Tenant::verify);
     }
 }
 

@@ -40,6 +40,10 @@ pub(super) struct BackingFile {
     direct_because: OnceLock<String>,
     limit_bytes: Option<u64>,
     space: Mutex<Space>,
+    /// Used by nothing, and not yet given back.
+    leaving: Mutex<Vec<Place>>,
+    /// Held while one of them is given back.
+    giving_back: Mutex<()>,
 }
 
 impl BackingFile {
@@ -59,7 +63,8 @@ impl BackingFile {
             Err(because) => (None, OnceLock::from(because)),
         };
         let (limit_bytes, space) = (config.limit_bytes, Mutex::default());
-        Ok(Self { folder, plain, direct, direct_because, limit_bytes, space })
+        let (leaving, giving_back) = Default::default();
+        Ok(Self { folder, plain, direct, direct_because, limit_bytes, space, leaving, giving_back })
     }
 
     /// Used bytes, and the limit.
@@ -89,8 +94,18 @@ impl BackingFile {
         }
     }
 
-    /// Space for `bytes` bytes.
+    /// Space for `bytes` bytes, also that which is about to be given back.
     pub(super) fn reserve(&self, bytes: u64) -> Result<Place, DriverError> {
+        match self.try_reserve(bytes) {
+            Err(error) if matches!(error.kind, DriverErrorKind::OutOfDisk { .. }) => {
+                self.give_back_leaving();
+                self.try_reserve(bytes)
+            }
+            reserved => reserved,
+        }
+    }
+
+    fn try_reserve(&self, bytes: u64) -> Result<Place, DriverError> {
         let full = |reason: String| {
             DriverError::new(Op::DiskWrite, DriverErrorKind::OutOfDisk { asked_bytes: bytes, reason })
         };
@@ -126,8 +141,22 @@ impl BackingFile {
         }
     }
 
+    /// Nothing uses the place any more, and no transfer of it is in flight.
+    pub(super) fn leave(&self, place: Place) {
+        lock(&self.leaving).push(place);
+    }
+
+    /// Gives back all that was left before the call.
+    pub(super) fn give_back_leaving(&self) {
+        loop {
+            let _one_at_a_time = lock(&self.giving_back);
+            let Some(place) = lock(&self.leaving).pop() else { return };
+            self.release(place);
+        }
+    }
+
     /// Gives a place's space back to the file system.
-    pub(super) fn release(&self, place: Place) {
+    fn release(&self, place: Place) {
         let whole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // Before another can take it. Where this is refused, the file stays as long until it ends.
         let _ = rustix::fs::fallocate(&self.plain, whole, place.offset, place.reserved_bytes().max(1));
@@ -172,6 +201,10 @@ impl BackingFile {
     }
 
     fn lock(&self) -> MutexGuard<'_, Space> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.space)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -88,8 +88,8 @@ impl Disk for FileDisk {
             Err(error) => return Pending::new(move || Err(error)),
         };
         // Given back when writing fails.
-        let stored = FileRange { shared: Arc::clone(&self.shared), place: Some(place) };
-        let written = self.shared.transfer(place, Memory::Write(bytes));
+        let stored = FileRange(Arc::new(Taken { shared: Arc::clone(&self.shared), place }));
+        let written = stored.transfer(place, Memory::Write(bytes));
         written.then(move |written| written.map(|_| Arc::new(stored) as Arc<dyn OnDisk>))
     }
 
@@ -103,50 +103,54 @@ impl Disk for FileDisk {
     }
 }
 
-impl Shared {
-    fn transfer(&self, place: Place, memory: Memory) -> Pending<Memory> {
-        if let Err(error) = self.owner.check(memory.op()) {
-            return Pending::new(move || Err(error));
-        }
-        let (job, outcome) = Job::new(place, memory);
-        // The outcome of a job that is lost says so.
-        let _ = self.tasks.send(Task::Transfer(job));
-        outcome
-    }
+/// A place in the file that is in use: by its owner, or by transfers that have not ended.
+#[derive(Debug)]
+pub(super) struct Taken {
+    shared: Arc<Shared>,
+    place: Place,
 }
 
 /// Bytes in a file.
 #[derive(Debug)]
-struct FileRange {
-    shared: Arc<Shared>,
-    place: Option<Place>,
+struct FileRange(Arc<Taken>);
+
+impl FileRange {
+    fn transfer(&self, part: Place, memory: Memory) -> Pending<Memory> {
+        let shared = &self.0.shared;
+        if let Err(error) = shared.owner.check(memory.op()) {
+            return Pending::new(move || Err(error));
+        }
+        let (job, outcome) = Job::new(Arc::clone(&self.0), part, memory);
+        // The outcome of a job that is lost says so.
+        let _ = shared.tasks.send(Task::Transfer(job));
+        outcome
+    }
 }
 
 impl OnDisk for FileRange {
     fn bytes(&self) -> u64 {
-        self.place.map_or(0, |place| place.bytes)
+        self.0.place.bytes
     }
 
     fn read(&self, offset: u64, into: HostBuffer) -> Pending<HostBuffer> {
-        let place = self.place.and_then(|place| place.part(offset, into.len() as u64));
-        let Some(place) = place else {
+        let Some(part) = self.0.place.part(offset, into.len() as u64) else {
             let reason = format!("{} bytes at {offset} leave {} bytes on disk", into.len(), self.bytes());
             return Pending::new(move || Err(DriverError::invalid(Op::DiskRead, reason)));
         };
-        self.shared.transfer(place, Memory::Read(into)).then(|memory| match memory? {
+        self.transfer(part, Memory::Read(into)).then(|memory| match memory? {
             Memory::Read(buffer) => Ok(buffer),
             Memory::Write(_) => Err(DriverError::invalid(Op::DiskRead, "a read came back as a write")),
         })
     }
 }
 
-impl Drop for FileRange {
+impl Drop for Taken {
     fn drop(&mut self) {
         // In a forked child the space is the parent's.
-        if let Some(place) = self.place.take()
-            && self.shared.owner.is_here()
-        {
-            let _ = self.shared.tasks.send(Task::Release(place));
+        if self.shared.owner.is_here() {
+            self.shared.file.leave(self.place);
+            // Without its threads, the next that lacks space does it.
+            let _ = self.shared.tasks.send(Task::GiveBack);
         }
     }
 }

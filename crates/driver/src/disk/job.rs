@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Sender};
 use poorwill_core::{DriverError, DriverErrorKind, HostBuffer, Op, Pending};
 
 use super::file::{BackingFile, Place};
+use super::file_disk::Taken;
 use super::refused::refused;
 
 /// What a transfer fills or reads. It owns it until its end.
@@ -29,11 +30,13 @@ impl Memory {
 pub(super) struct Job {
     pub(super) place: Place,
     pub(super) memory: Memory,
+    /// Keeps the place until the transfer ends.
+    taken: Arc<Taken>,
     outcome: Sender<Result<Memory, DriverError>>,
 }
 
 impl Job {
-    pub(super) fn new(place: Place, memory: Memory) -> (Self, Pending<Memory>) {
+    pub(super) fn new(taken: Arc<Taken>, place: Place, memory: Memory) -> (Self, Pending<Memory>) {
         let (outcome, outcomes) = mpsc::channel();
         let op = memory.op();
         let lost = move || {
@@ -41,18 +44,20 @@ impl Job {
             DriverError::new(op, DriverErrorKind::Unsupported { reason })
         };
         let wait = move || outcomes.recv().unwrap_or_else(|_| Err(lost()));
-        (Self { place, memory, outcome }, Pending::new(wait))
+        (Self { place, memory, taken, outcome }, Pending::new(wait))
     }
 
     /// Ends the wait for it, if there is one.
     pub(super) fn end(self, failed: Option<DriverError>) {
-        let _ = self.outcome.send(failed.map_or(Ok(self.memory), Err));
+        let Self { memory, taken, outcome, .. } = self;
+        drop(taken);
+        let _ = outcome.send(failed.map_or(Ok(memory), Err));
     }
 
-    /// Fails without ever releasing its memory.
+    /// Fails without ever releasing its memory and its place.
     pub(super) fn abandon(self) {
         let error = self.failed(&io::Error::other("the kernel's ring has failed"));
-        std::mem::forget(self.memory);
+        std::mem::forget((self.memory, self.taken));
         let _ = self.outcome.send(Err(error));
     }
 
@@ -90,6 +95,8 @@ impl Job {
         while done < self.place.bytes {
             let rest = Place { offset: self.place.offset + done, bytes: self.place.bytes - done };
             let from = usize::try_from(done).unwrap_or(usize::MAX);
+            // Another thread may disable them meanwhile.
+            let may_be_direct = file.direct_because().is_none();
             let moved = match &mut self.memory {
                 Memory::Read(buffer) => file.read_at(rest, buffer.get_mut(from..).unwrap_or_default()),
                 Memory::Write(buffer) => file.write_at(rest, buffer.get(from..).unwrap_or_default()),
@@ -98,7 +105,7 @@ impl Job {
                 Ok(0) => return Err(self.short(done)),
                 Ok(bytes) => done += bytes as u64,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if is_refused(&error) && file.direct_because().is_none() => {
+                Err(error) if is_refused(&error) && may_be_direct => {
                     file.disable_direct(format!("direct transfers are refused: {error}"));
                 }
                 Err(error) => return Err(self.failed(&error)),

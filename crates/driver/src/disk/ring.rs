@@ -90,7 +90,7 @@ impl Work<'_> {
                 };
                 match task {
                     Ok(Task::Transfer(job)) => self.begin(job)?,
-                    Ok(Task::Release(place)) => self.file.release(place),
+                    Ok(Task::GiveBack) => self.file.give_back_leaving(),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => is_open = false,
                 }
@@ -175,7 +175,11 @@ impl Work<'_> {
         match self.ring.submit_and_wait(1) {
             Ok(_) => {}
             Err(error)
-                if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ResourceBusy) => {}
+                if matches!(
+                    error.kind(),
+                    // The kernel lacks memory for requests until some have completed.
+                    io::ErrorKind::Interrupted | io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock
+                ) => {}
             Err(error) => return Err(error),
         }
         let completed: Vec<(u64, i32)> =

@@ -9,6 +9,7 @@ use poorwill_core::{DriverErrorKind, HostBuffer, Op};
 
 use super::*;
 
+#[allow(clippy::unwrap_used)] // Helpers are test code, too.
 fn all_disks() -> Vec<FileDisk> {
     let folder = std::env::temp_dir();
     let configs = [
@@ -158,5 +159,34 @@ fn what_is_on_a_disk_outlives_its_handle() {
         let read = there.read(0, buffer(&[0; 5000], false));
         drop(disk);
         assert_eq!(*read.wait().unwrap(), [9; 5000]);
+    }
+}
+
+#[test]
+fn the_space_of_what_was_dropped_can_be_taken_at_once() {
+    for disk in all_disks() {
+        let bytes = Arc::new(buffer(&vec![7; 33 << 20], true));
+        for nth in 0..20 {
+            let there = disk.write(Arc::clone(&bytes)).wait();
+            drop(there.unwrap_or_else(|refused| panic!("{refused}, after {nth}: {:?}", disk.info())));
+        }
+        expect_used_bytes(&disk, 0);
+    }
+}
+
+/// A write that is not awaited must not reach what takes its place.
+#[test]
+fn a_transfer_keeps_its_space_to_its_end() {
+    for disk in all_disks() {
+        for nth in 0..8 {
+            drop(disk.write(Arc::new(buffer(&vec![100; 16 << 20], true))));
+            let there = disk.write(Arc::new(buffer(&vec![nth; 16 << 20], true))).wait().unwrap();
+            let read = there.read(0, buffer(&vec![100; 16 << 20], true));
+            drop(there);
+            let next = disk.write(Arc::new(buffer(&vec![101; 16 << 20], true)));
+            assert!(read.wait().unwrap().iter().all(|byte| *byte == nth), "{nth}: {:?}", disk.info());
+            assert!(next.wait().is_ok());
+        }
+        expect_used_bytes(&disk, 0);
     }
 }

@@ -39,6 +39,6 @@ pub(super) fn spawn(work: impl FnOnce() + Send + 'static) -> Result<(), DriverEr
 pub(super) fn run(file: &BackingFile, task: Task) {
     match task {
         Task::Transfer(job) => job.run(file),
-        Task::Release(place) => file.release(place),
+        Task::GiveBack => file.give_back_leaving(),
     }
 }

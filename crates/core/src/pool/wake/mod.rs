@@ -15,6 +15,7 @@ mod plan;
 mod read_ahead;
 mod scratch;
 mod verify;
+mod windows;
 mod woken;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

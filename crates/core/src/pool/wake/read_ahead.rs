@@ -2,7 +2,7 @@
 //!
 //! Extents are fetched into host memory in the order in which they are copied, a window of them at a time. So the disk
 //! has requests throughout, and little host memory is needed. Where host memory lacks even that, the window shrinks
-//! down to one extent. For that one others are moved to disk.
+//! down to one extent. For that one others are moved to disk, or another wake's window is awaited.
 //!
 //! Promise: when it is dropped, no read is in flight.
 
@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use super::super::host_reclaim::is_lacking;
 use super::super::shared::Shared;
 use super::filling::{Filling, With};
+use super::windows::Windows;
 use crate::backup::BackupBuffer;
 use crate::driver::{DriverError, Op, Pending};
 
@@ -19,6 +20,7 @@ const WINDOW_BYTES: u64 = 512 << 20;
 
 pub(super) struct ReadAhead<'a> {
     shared: &'a Shared,
+    windows: &'static Windows,
     fillings: &'a [Filling],
     /// The first filling that was not looked at.
     next: usize,
@@ -31,7 +33,8 @@ pub(super) struct ReadAhead<'a> {
 
 impl<'a> ReadAhead<'a> {
     pub(super) fn new(shared: &'a Shared, fillings: &'a [Filling]) -> Self {
-        Self { shared, fillings, next: 0, reads: VecDeque::new(), window_bytes: 0, read_bytes: 0 }
+        let windows = Windows::here();
+        Self { shared, windows, fillings, next: 0, reads: VecDeque::new(), window_bytes: 0, read_bytes: 0 }
     }
 
     /// Read from disk so far.
@@ -47,6 +50,7 @@ impl<'a> ReadAhead<'a> {
     /// A copy from bytes of `fetched` bytes has ended.
     pub(super) fn copied(&mut self, fetched_bytes: u64) {
         self.window_bytes -= fetched_bytes;
+        self.windows.release(fetched_bytes);
     }
 
     /// Reads as far as the window and host memory allow. Returns whether filling `nth` is read, or need not be.
@@ -54,9 +58,9 @@ impl<'a> ReadAhead<'a> {
         while !self.is_full()
             && let Some(filling) = self.fillings.get(self.next)
         {
-            match fetch(filling) {
+            match self.fetch(filling) {
                 Some(Err(error)) if is_lacking(&error) => break,
-                fetched => self.note(filling, fetched)?,
+                fetched => self.note(filling, fetched.transpose()?),
             }
         }
         Ok(self.next > nth)
@@ -75,36 +79,48 @@ impl<'a> ReadAhead<'a> {
         let Some(filling) = self.fillings.get(self.next) else {
             return Err(DriverError::invalid(Op::DiskRead, "a wake asked for more than its plan"));
         };
-        let With::Backup { buffer, .. } = &filling.with else { return self.note(filling, None) };
-        let again = || fetch(filling).transpose();
-        let fetched = self.shared.with_host_memory(&[], buffer.bytes(), again)?;
-        self.note(filling, fetched.map(Ok))
+        let With::Backup { buffer, .. } = &filling.with else {
+            self.note(filling, None);
+            return Ok(());
+        };
+        loop {
+            let releases = self.windows.releases();
+            let again = || self.fetch(filling).transpose();
+            match self.shared.with_host_memory(&[], buffer.bytes(), again) {
+                Err(error) if is_lacking(&error) && self.windows.await_release(releases) => {}
+                fetched => {
+                    self.note(filling, fetched?);
+                    return Ok(());
+                }
+            }
+        }
     }
 
-    fn note(
-        &mut self,
-        filling: &Filling,
-        fetched: Option<Result<Pending<BackupBuffer>, DriverError>>,
-    ) -> Result<(), DriverError> {
+    fn fetch(&self, filling: &Filling) -> Option<Result<Pending<BackupBuffer>, DriverError>> {
+        let With::Backup { buffer, .. } = &filling.with else { return None };
+        self.windows.hold(buffer.bytes());
+        let fetched = buffer.fetch();
+        if !matches!(fetched, Some(Ok(_))) {
+            self.windows.had_none(buffer.bytes());
+        }
+        fetched
+    }
+
+    fn note(&mut self, filling: &Filling, fetched: Option<Pending<BackupBuffer>>) {
         if let (Some(read), With::Backup { buffer, .. }) = (fetched, &filling.with) {
-            self.reads.push_back((self.next, read?));
+            self.reads.push_back((self.next, read));
             self.window_bytes += buffer.bytes();
             self.read_bytes += buffer.bytes();
         }
         self.next += 1;
-        Ok(())
     }
 }
 
 impl Drop for ReadAhead<'_> {
     fn drop(&mut self) {
         self.reads.drain(..).for_each(|(_, read)| _ = read.wait());
-    }
-}
-
-fn fetch(filling: &Filling) -> Option<Result<Pending<BackupBuffer>, DriverError>> {
-    match &filling.with {
-        With::Zeros => None,
-        With::Backup { buffer, .. } => buffer.fetch(),
+        if self.window_bytes > 0 {
+            self.windows.release(self.window_bytes);
+        }
     }
 }
