@@ -16,7 +16,7 @@ pub enum DiskCall {
     Read,
 }
 
-type Fails = dyn Fn(DiskCall) -> bool + Send + Sync;
+type FailsDisk = dyn Fn(DiskCall) -> bool + Send + Sync;
 
 /// The disk.
 #[derive(Debug, Clone)]
@@ -26,7 +26,7 @@ struct Inner {
     limit_bytes: u64,
     used_bytes: AtomicU64,
     stored: Mutex<Vec<Weak<Mutex<Vec<u8>>>>>,
-    fails: Box<Fails>,
+    fails: Box<FailsDisk>,
 }
 
 impl fmt::Debug for Inner {

@@ -1,7 +1,7 @@
 //! Backups on disk, for what host memory cannot hold.
 //!
-//! [`HostBackups`](super::HostBackups) with a [`Disk`] can *spill* a buffer: its bytes are written to the disk as they
-//! are stored, raw or as codes, and its host memory is released. A wake *fetches* them back into host memory, some
+//! [`HostBackups`](super::HostBackups) with a [`Disk`] can *spill* a buffer: its bytes are written there as they are
+//! stored, raw or as codes. Then its host memory is released. A wake *fetches* them back into host memory, some
 //! extents ahead of its copies.
 //!
 //! Promise: spilling that fails changes nothing. What comes back from a disk is compared with the digests of what was

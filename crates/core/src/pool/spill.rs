@@ -1,7 +1,7 @@
 //! Moving backups of sleeping tags to disk: on request, and where host memory is short.
 //!
-//! A sleep that lacks host memory, after all that only saves time was released, moves the backups of the longest
-//! sleepers first, of any pool in the process. Those of the tags that fall asleep come last, so even a tag sleeps whose
+//! A sleep may lack host memory after all that only saves time was released. It moves the backups of the longest
+//! sleepers first, of any pool in the process. Those of the tags that fall asleep come last. So even a tag sleeps whose
 //! backups host memory cannot hold. No lock is held while bytes are written, and no call waits for it.
 //!
 //! Promise: a backup is in host memory until it is wholly on disk. What fails changes nothing.

@@ -8,10 +8,10 @@ use poorwill_core::{DriverError, HostBuffer, Op, Pending};
 
 use super::config::{DiskConfig, DiskIo};
 use super::file::{BackingFile, Place};
-use super::job::{Job, Memory};
 use super::ring::Ring;
 use super::task::Task;
 use super::threads;
+use super::transfer::{Transfer, TransferMemory};
 use crate::process::Owner;
 
 /// A disk in a file.
@@ -32,13 +32,13 @@ use crate::process::Owner;
 /// ```
 #[derive(Debug)]
 pub struct FileDisk {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<OpenDisk>,
     io: &'static str,
     io_because: Option<String>,
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct OpenDisk {
     pub(super) file: Arc<BackingFile>,
     tasks: Sender<Task>,
     owner: Owner,
@@ -67,7 +67,7 @@ impl FileDisk {
                 ("threads", Some(because))
             }
         };
-        let shared = Arc::new(Shared { file, tasks, owner });
+        let shared = Arc::new(OpenDisk { file, tasks, owner });
         Ok(Self { shared, io, io_because })
     }
 }
@@ -89,7 +89,7 @@ impl Disk for FileDisk {
         };
         // Given back when writing fails.
         let stored = FileRange(Arc::new(Taken { shared: Arc::clone(&self.shared), place }));
-        let written = stored.transfer(place, Memory::Write(bytes));
+        let written = stored.transfer(place, TransferMemory::Write(bytes));
         written.then(move |written| written.map(|_| Arc::new(stored) as Arc<dyn OnDisk>))
     }
 
@@ -106,7 +106,7 @@ impl Disk for FileDisk {
 /// A place in the file that is in use: by its owner, or by transfers that have not ended.
 #[derive(Debug)]
 pub(super) struct Taken {
-    shared: Arc<Shared>,
+    shared: Arc<OpenDisk>,
     place: Place,
 }
 
@@ -115,12 +115,12 @@ pub(super) struct Taken {
 struct FileRange(Arc<Taken>);
 
 impl FileRange {
-    fn transfer(&self, part: Place, memory: Memory) -> Pending<Memory> {
+    fn transfer(&self, part: Place, memory: TransferMemory) -> Pending<TransferMemory> {
         let shared = &self.0.shared;
         if let Err(error) = shared.owner.check(memory.op()) {
             return Pending::new(move || Err(error));
         }
-        let (job, outcome) = Job::new(Arc::clone(&self.0), part, memory);
+        let (job, outcome) = Transfer::new(Arc::clone(&self.0), part, memory);
         // The outcome of a job that is lost says so.
         let _ = shared.tasks.send(Task::Transfer(job));
         outcome
@@ -137,9 +137,11 @@ impl OnDisk for FileRange {
             let reason = format!("{} bytes at {offset} leave {} bytes on disk", into.len(), self.bytes());
             return Pending::new(move || Err(DriverError::invalid(Op::DiskRead, reason)));
         };
-        self.transfer(part, Memory::Read(into)).then(|memory| match memory? {
-            Memory::Read(buffer) => Ok(buffer),
-            Memory::Write(_) => Err(DriverError::invalid(Op::DiskRead, "a read came back as a write")),
+        self.transfer(part, TransferMemory::Read(into)).then(|memory| match memory? {
+            TransferMemory::Read(buffer) => Ok(buffer),
+            TransferMemory::Write(_) => {
+                Err(DriverError::invalid(Op::DiskRead, "a read came back as a write"))
+            }
         })
     }
 }

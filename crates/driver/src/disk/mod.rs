@@ -1,11 +1,11 @@
 //! A disk for backups: one unnamed file in a folder.
 //!
-//! The file has no name, so nothing is left of it when the process ends, however it ends. Bytes are read and written
-//! past the page cache where the file system allows it, by `io_uring` where the kernel has it, and otherwise by a few
-//! threads. [`FileDisk::info`] says which, and why not the other.
+//! The file has no name, so nothing is left of it when the process ends, however it ends. Bytes pass the page cache by
+//! where the file system allows it. `io_uring` moves them where the kernel has it, and otherwise a few threads do. The
+//! disk's information says which, and why not the other.
 //!
 //! - `file` opens the file and reserves its space.
-//! - `job` is one transfer. It owns its memory until it ends.
+//! - `transfer` owns its memory and its place until it ends.
 //! - `ring` and `threads` do the transfers.
 //!
 //! Promises: a transfer is complete or an error. Space is reserved before it is written, so that a full disk is
@@ -16,8 +16,6 @@ mod config;
 mod file;
 #[cfg(target_os = "linux")]
 mod file_disk;
-#[cfg(target_os = "linux")]
-mod job;
 #[cfg(target_os = "linux")]
 mod refused;
 #[cfg(target_os = "linux")]
@@ -30,6 +28,8 @@ mod task;
 mod tests;
 #[cfg(target_os = "linux")]
 mod threads;
+#[cfg(target_os = "linux")]
+mod transfer;
 
 pub use self::config::{DiskConfig, DiskIo};
 #[cfg(target_os = "linux")]

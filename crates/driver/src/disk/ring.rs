@@ -1,8 +1,8 @@
 //! Transfers by `io_uring`: one thread, many pieces in flight.
 //!
 //! A transfer is cut into pieces, so that each is queued without a thread of the kernel's. Pieces of several transfers
-//! run at a time, the oldest first. A failure of the ring itself ends the transfers in flight with an error and keeps
-//! their memory for ever, since the kernel may still write to it; later ones run on this thread.
+//! run at a time, the oldest first. A failure of the ring itself ends the transfers in flight with an error. Their
+//! memory is kept for ever, since the kernel may still write to it. Later transfers run on this thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,9 +14,9 @@ use io_uring::{IoUring, Probe, opcode, types};
 use poorwill_core::DriverError;
 
 use super::file::{BackingFile, Place};
-use super::job::{Job, Memory, is_refused};
 use super::task::Task;
 use super::threads;
+use super::transfer::{Transfer, TransferMemory, is_refused};
 
 /// Pieces in flight.
 const PIECES_MAX: usize = 64;
@@ -63,7 +63,7 @@ struct Work<'a> {
 
 /// Boxed, so that neither it nor the address of its memory changes.
 struct Running {
-    job: Job,
+    job: Transfer,
     addr: *mut u8,
     queued_bytes: u64,
     pieces: usize,
@@ -109,14 +109,14 @@ impl Work<'_> {
         self.pieces.iter().any(Option::is_none) && self.running.iter().all(is_queued)
     }
 
-    fn begin(&mut self, mut job: Job) -> io::Result<()> {
+    fn begin(&mut self, mut job: Transfer) -> io::Result<()> {
         if job.place.bytes == 0 {
             job.end(None);
             return Ok(());
         }
         let addr = match &mut job.memory {
-            Memory::Read(buffer) => buffer.as_mut_ptr(),
-            Memory::Write(buffer) => buffer.as_ptr().cast_mut(),
+            TransferMemory::Read(buffer) => buffer.as_mut_ptr(),
+            TransferMemory::Write(buffer) => buffer.as_ptr().cast_mut(),
         };
         self.running.push_back(Some(Box::new(Running {
             job,
@@ -148,7 +148,7 @@ impl Work<'_> {
         let index = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let addr = running.addr.wrapping_add(index(piece.offset));
         let (at, is_write) =
-            (running.job.place.offset + piece.offset, matches!(running.job.memory, Memory::Write(_)));
+            (running.job.place.offset + piece.offset, matches!(running.job.memory, TransferMemory::Write(_)));
         let (file, is_direct) = self.file.for_transfer(at, addr.addr(), index(piece.bytes));
         piece.is_direct = is_direct;
         let (file, bytes) = (types::Fd(file.as_raw_fd()), u32::try_from(piece.bytes).unwrap_or(u32::MAX));
@@ -158,8 +158,8 @@ impl Work<'_> {
         };
         let entry = entry.user_data(nth as u64);
         self.pieces[nth] = Some(piece);
-        // SAFETY: D1: the range is inside of the job's memory, which the job owns in `running` until this piece has
-        // completed, or for ever; the file is open as long as the thread runs.
+        // SAFETY: D1: `running` owns the range's memory until this piece has completed, or for ever. The file is open
+        // as long as the thread runs.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         // There are as many entries as pieces, so it never is full.
         pushed.map_err(|_| io::Error::other("the ring is full"))
@@ -226,7 +226,7 @@ impl Work<'_> {
             return self.queue(nth, rest);
         }
         let Place { offset, .. } = running.job.place;
-        if !piece.is_direct && matches!(running.job.memory, Memory::Read(_)) {
+        if !piece.is_direct && matches!(running.job.memory, TransferMemory::Read(_)) {
             file.drop_cached(Place { offset: offset + piece.offset, bytes: piece.bytes });
         }
         running.pieces -= 1;

@@ -1,10 +1,10 @@
 //! What the threads of a disk do.
 
-use super::job::Job;
+use super::transfer::Transfer;
 
 #[derive(Debug)]
 pub(super) enum Task {
-    Transfer(Job),
+    Transfer(Transfer),
     /// Space that was left is given back.
     GiveBack,
 }

@@ -12,12 +12,12 @@ use super::refused::refused;
 
 /// What a transfer fills or reads. It owns it until its end.
 #[derive(Debug)]
-pub(super) enum Memory {
+pub(super) enum TransferMemory {
     Read(HostBuffer),
     Write(Arc<HostBuffer>),
 }
 
-impl Memory {
+impl TransferMemory {
     pub(super) fn op(&self) -> Op {
         match self {
             Self::Read(_) => Op::DiskRead,
@@ -27,16 +27,20 @@ impl Memory {
 }
 
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct Transfer {
     pub(super) place: Place,
-    pub(super) memory: Memory,
+    pub(super) memory: TransferMemory,
     /// Keeps the place until the transfer ends.
     taken: Arc<Taken>,
-    outcome: Sender<Result<Memory, DriverError>>,
+    outcome: Sender<Result<TransferMemory, DriverError>>,
 }
 
-impl Job {
-    pub(super) fn new(taken: Arc<Taken>, place: Place, memory: Memory) -> (Self, Pending<Memory>) {
+impl Transfer {
+    pub(super) fn new(
+        taken: Arc<Taken>,
+        place: Place,
+        memory: TransferMemory,
+    ) -> (Self, Pending<TransferMemory>) {
         let (outcome, outcomes) = mpsc::channel();
         let op = memory.op();
         let lost = move || {
@@ -65,8 +69,8 @@ impl Job {
         let op = self.memory.op();
         let what = format!("{} bytes at {} of the file", self.place.bytes, self.place.offset);
         let next = match self.memory {
-            Memory::Read(_) => "wake again, or discard the tag",
-            Memory::Write(_) => "name another folder",
+            TransferMemory::Read(_) => "wake again, or discard the tag",
+            TransferMemory::Write(_) => "name another folder",
         };
         if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
             let reason = format!("{error}; free some space, or name another folder");
@@ -98,8 +102,10 @@ impl Job {
             // Another thread may disable them meanwhile.
             let may_be_direct = file.direct_because().is_none();
             let moved = match &mut self.memory {
-                Memory::Read(buffer) => file.read_at(rest, buffer.get_mut(from..).unwrap_or_default()),
-                Memory::Write(buffer) => file.write_at(rest, buffer.get(from..).unwrap_or_default()),
+                TransferMemory::Read(buffer) => {
+                    file.read_at(rest, buffer.get_mut(from..).unwrap_or_default())
+                }
+                TransferMemory::Write(buffer) => file.write_at(rest, buffer.get(from..).unwrap_or_default()),
             };
             match moved {
                 Ok(0) => return Err(self.short(done)),
