@@ -1,7 +1,7 @@
 //! Backups on disk: bytes come back exactly, host memory is released, and nothing is lost when a disk fails.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use poorwill_core::backup::{Backups, Compress, Disk, Footprint, HostBackups};
@@ -162,6 +162,34 @@ fn a_refused_request_keeps_nothing_free() {
     assert_eq!(backups.buffers(&two).unwrap().len(), 2, "and 8 stay free");
     let four = [4; 4].map(|granules| Footprint::raw(granules * granule));
     assert!(backups.buffers(&four).is_err(), "only 4 would stay free");
+}
+
+/// A write to disk takes long enough for its tag to wake, change and sleep again.
+#[test]
+fn what_was_stored_anew_is_not_replaced_by_what_was_moved() {
+    let device = TestDevice::open(GRANULES);
+    let of_test = Arc::new(Mutex::new(None::<(Arc<Pool>, Tenant)>));
+    let (midst, is_first) = (Arc::clone(&of_test), AtomicBool::new(true));
+    let disk = TestDisk::new(1 << 30, move |call| {
+        if call == DiskCall::Written && is_first.swap(false, Ordering::Relaxed) {
+            let mut midst = midst.lock().unwrap();
+            let (pool, tenant) = midst.as_mut().unwrap();
+            pool.wake(&WakeRequest::all()).unwrap();
+            (0..6).for_each(|granule| tenant.touch_granule(0, granule));
+            pool.sleep(&all()).unwrap();
+        }
+        false
+    });
+    let pool = pool(&device.driver(), Compress::Off, Arc::new(disk.clone()));
+    let mut tenant = Tenant::new(&pool, 17);
+    tenant.load(6 * tenant.granule(), &Tag::weights());
+    pool.sleep(&all()).unwrap();
+    *of_test.lock().unwrap() = Some((Arc::clone(&pool), tenant));
+    assert_eq!(pool.spill(None).unwrap(), 0, "nothing of what sleeps now was moved");
+    assert_eq!(disk.used_bytes(), 0);
+    pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
+    let (_, tenant) = of_test.lock().unwrap().take().unwrap();
+    tenant.verify();
 }
 
 /// Each takes the memory that stays free for reads.
@@ -351,7 +379,7 @@ fn spills_beside_wakes_sleeps_and_drops() {
 #[test]
 fn a_wake_that_lacks_host_memory_for_a_read_says_so() {
     let device = TestDevice::open(GRANULES);
-    let is_short = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let is_short = Arc::new(AtomicBool::new(false));
     let short = Arc::clone(&is_short);
     let driver = ScriptedDriver::new(device.driver(), move |call| {
         if call.op == Op::HostAlloc && short.load(Ordering::Relaxed) {
