@@ -367,8 +367,9 @@ impl Pool {
 
     /// Memory figures.
     pub fn stats(&self) -> Result<PoolStats> {
-        let disk = self.shared.backups().disk();
-        Ok(PoolStats { disk, ..self.shared.open_state()?.stats(self.shared.counters()) })
+        let stats = self.shared.open_state()?.stats(self.shared.counters());
+        // Not in a forked child, where a lock of the disk may be held for ever.
+        Ok(PoolStats { disk: self.shared.backups().disk(), ..stats })
     }
 
     /// Calls waiting for the memory lock; for tests.

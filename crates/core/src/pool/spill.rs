@@ -21,6 +21,9 @@ const SPILL: &str = "move backups to disk";
 /// Extents that are written at a time.
 const IN_FLIGHT_MAX: usize = 8;
 
+/// The number of tags that fall asleep: they come last.
+const FALLING: u64 = u64::MAX;
+
 /// What was moved, and the first failure.
 #[derive(Debug, Default)]
 pub(super) struct Spilled {
@@ -69,18 +72,17 @@ impl Shared {
         let state = self.lock_state();
         let asleep = state.tags().iter().filter(|(_, entry)| !entry.is_taken());
         let asleep = asleep.filter_map(|(tag, entry)| Some((tag, entry.sleep_number()?)));
-        let falling = falling.iter().map(|tag| (*tag, u64::MAX));
+        let falling = falling.iter().map(|tag| (*tag, FALLING));
         asleep.chain(falling).map(|(tag, number)| Sleeper { pool: self, tag, number }).collect()
     }
 
-    fn spill_tag(&self, tag: TagKey, bytes: u64, spilled: &mut Spilled) {
+    /// Ends early where the tag wakes meanwhile.
+    fn spill_tag(&self, tag: TagKey, bytes: u64, is_falling: bool, spilled: &mut Spilled) {
         let mut in_flight: VecDeque<(Location, Arc<BackupBuffer>, Pending<BackupBuffer>)> = VecDeque::new();
         let (mut begun_bytes, mut last) = (0, None);
         loop {
             while in_flight.len() < IN_FLIGHT_MAX && begun_bytes < bytes && spilled.failed.is_none() {
-                let Some((location, buffer)) = self.lock_state().backups().next_buffer(tag, last) else {
-                    break;
-                };
+                let Some((location, buffer)) = self.next_to_spill(tag, is_falling, last) else { break };
                 last = Some(location);
                 if let Some(written) = buffer.spill() {
                     begun_bytes += buffer.bytes();
@@ -100,16 +102,28 @@ impl Shared {
             }
         }
     }
+
+    fn next_to_spill(
+        &self,
+        tag: TagKey,
+        is_falling: bool,
+        last: Option<Location>,
+    ) -> Option<(Location, Arc<BackupBuffer>)> {
+        let state = self.lock_state();
+        let sleeps =
+            |tag| state.tags().iter().any(|(key, entry)| key == tag && entry.sleep_number().is_some());
+        if is_falling || sleeps(tag) { state.backups().next_buffer(tag, last) } else { None }
+    }
 }
 
 fn spill_all(mut sleepers: Vec<Sleeper<'_>>, bytes: u64) -> Spilled {
     sleepers.sort_by_key(|sleeper| sleeper.number);
     let mut spilled = Spilled::default();
-    for Sleeper { pool, tag, .. } in sleepers {
+    for Sleeper { pool, tag, number } in sleepers {
         if spilled.bytes >= bytes || spilled.failed.is_some() {
             break;
         }
-        pool.spill_tag(tag, bytes - spilled.bytes, &mut spilled);
+        pool.spill_tag(tag, bytes - spilled.bytes, number == FALLING, &mut spilled);
     }
     spilled
 }

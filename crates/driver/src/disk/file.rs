@@ -122,12 +122,9 @@ impl BackingFile {
             let offset = space.take(reserved_bytes).ok_or_else(|| full("no file can be as long".into()))?;
             Place { offset, bytes }
         };
-        match rustix::fs::fallocate(
-            &self.plain,
-            FallocateFlags::empty(),
-            place.offset,
-            place.reserved_bytes().max(1),
-        ) {
+        let bytes = place.reserved_bytes().max(1);
+        let reserve = || rustix::fs::fallocate(&self.plain, FallocateFlags::empty(), place.offset, bytes);
+        match rustix::io::retry_on_intr(reserve) {
             // Where space cannot be reserved, writing finds out.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(place),
             Err(errno) => {

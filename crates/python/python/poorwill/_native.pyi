@@ -397,8 +397,8 @@ def arena(
 
     `host_limit` bounds the device's host memory for backups, and `pageable` leaves that unlocked. `peers`
     are the numbers of GPUs that may access this GPU's memory, by default all that can; `()` suits a process
-    with one GPU. `disk` is a folder on a local disk for backups that host memory cannot hold, and `disk_limit`
-    bounds what they take there. The first arena of a device decides all five.
+    with one GPU. `disk` is a folder on a local disk for backups that host memory cannot hold, and
+    `disk_limit` bounds what they take there. The first arena of a device decides all five.
 
     Unless `keep_backups` is False, backups stay after a wake for the next sleep.
 
@@ -512,10 +512,10 @@ class Arena:
         Raises TagError, with nothing changed, for a named tag that sleeps with a backup.
         """
     def spill(self, tags: _Tags | None = None) -> int:
-        """Moves the backups of sleeping tags to the disk that the arena was opened with; returns the bytes moved.
+        """Moves the backups of sleeping tags to the arena's disk; returns the bytes moved.
 
-        `tags` is one, several, or None for all that sleep. Sleeps do the same where host memory is short, with
-        the longest sleepers first. Wakes read ahead from there.
+        `tags` is one, several, or None for all that sleep. Sleeps do the same where host memory is short, the
+        longest sleepers first. Wakes read ahead from there.
 
         Raises PoorwillError without a disk, or where it is full: what was not moved stays.
         """

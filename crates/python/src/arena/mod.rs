@@ -353,10 +353,10 @@ impl Arena {
         self.with(py, |arena| arena.drop_backups(tags.as_deref()))
     }
 
-    /// Moves the backups of sleeping tags to the disk that the arena was opened with; returns the bytes moved.
+    /// Moves the backups of sleeping tags to the arena's disk; returns the bytes moved.
     ///
-    /// `tags` is one, several, or None for all that sleep. Sleeps do the same where host memory is short, with
-    /// the longest sleepers first. Wakes read ahead from there.
+    /// `tags` is one, several, or None for all that sleep. Sleeps do the same where host memory is short, the
+    /// longest sleepers first. Wakes read ahead from there.
     ///
     /// Raises PoorwillError without a disk, or where it is full: what was not moved stays.
     #[pyo3(signature = (tags=None))]
