@@ -2,13 +2,16 @@
 //!
 //! The quickest of all rounds counts, since whatever else the machine does only slows one down.
 //!
-//! `--formats` counts instead what the scheme would save of other formats of weights.
+//! `--formats` counts instead what the scheme would save of other formats of weights. `--file` encodes the whole granules
+//! of a file, and decodes them again.
 //!
-//! `cargo bench -p poorwill-bench --bench codec -- [--rounds N] [--json] [--formats]`
+//! `cargo bench -p poorwill-bench --bench codec -- [--rounds N] [--json] [--formats] [--file PATH]`
 
 mod formats;
 
+use std::fs;
 use std::hint::black_box;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -35,10 +38,11 @@ struct Options {
     rounds: usize,
     json: bool,
     formats: bool,
+    file: Option<PathBuf>,
 }
 
 fn options() -> Outcome<Options> {
-    let mut options = Options { rounds: 200, json: false, formats: false };
+    let mut options = Options { rounds: 200, json: false, formats: false, file: None };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -48,9 +52,11 @@ fn options() -> Outcome<Options> {
             }
             "--json" => options.json = true,
             "--formats" => options.formats = true,
+            "--file" => options.file = Some(args.next().ok_or("--file needs a path")?.into()),
             "--bench" => {} // What `cargo bench` adds.
             _ => {
-                return Err(format!("unknown argument {arg}; known are --rounds N, --json, --formats").into());
+                let known = "--rounds N, --json, --formats, --file PATH";
+                return Err(format!("unknown argument {arg}; known are {known}").into());
             }
         }
     }
@@ -67,7 +73,10 @@ struct Figures {
 }
 
 fn run() -> Outcome<()> {
-    let Options { rounds, json, formats } = options()?;
+    let Options { rounds, json, formats, file } = options()?;
+    if let Some(path) = file {
+        return show_file(&path);
+    }
     if formats {
         show_formats(json);
         return Ok(());
@@ -86,6 +95,25 @@ fn run() -> Outcome<()> {
             println!("{contents:8} {ratio:7.4} {measure:8.2} {encode:7.2} {decode:7.2} {make:7.2}");
         }
     }
+    Ok(())
+}
+
+fn show_file(path: &Path) -> Outcome<()> {
+    let bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let (mut code, mut decoded) = (vec![0; codec::code_bytes_max(GRANULE_BYTES)], vec![0xFF; GRANULE_BYTES]);
+    let (mut raw_bytes, mut code_bytes) = (0, 0);
+    for granule in bytes.chunks_exact(GRANULE_BYTES) {
+        let stored = codec::encode(granule, &mut code).ok_or("the longest code does not fit")?;
+        codec::decode(&code[..stored], &mut decoded);
+        if decoded != granule {
+            return Err("other bytes came back".into());
+        }
+        (raw_bytes, code_bytes) = (raw_bytes + GRANULE_BYTES, code_bytes + stored);
+    }
+    if raw_bytes == 0 {
+        return Err(format!("{} is shorter than a granule of 2 MiB", path.display()).into());
+    }
+    println!("{raw_bytes} bytes in {code_bytes}, {:.4}", as_float(code_bytes) / as_float(raw_bytes));
     Ok(())
 }
 
