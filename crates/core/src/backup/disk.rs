@@ -110,12 +110,6 @@ pub(super) struct DiskBackupBuffer {
     pub(super) layout: Layout,
 }
 
-impl DiskBackupBuffer {
-    fn host_buffer(&self, bytes: u64) -> Result<HostBuffer> {
-        self.driver.host_alloc(bytes)
-    }
-}
-
 impl StoredBytes for DiskBackupBuffer {
     fn bytes(&self) -> u64 {
         self.stored.bytes()
@@ -158,7 +152,11 @@ impl StoredBytes for DiskBackupBuffer {
     fn digest(&self, offset: u64, bytes: u64) -> Result<Digest> {
         let granule_bytes = self.driver.info().granule_bytes;
         let place = self.layout.place(self.bytes(), offset, bytes, granule_bytes)?;
-        let read = self.stored.read(place.start, self.host_buffer(place.end - place.start)?).wait()?;
+        // Not of the driver's host memory: that may be what is lacking.
+        let bytes = usize::try_from(place.end - place.start).map_err(|_| {
+            DriverError::invalid(Op::Digest, format!("{bytes} bytes are more than can be addressed"))
+        })?;
+        let read = self.stored.read(place.start, HostBuffer::from(vec![0; bytes])).wait()?;
         self.layout.digest(&read, granule_bytes)
     }
 
@@ -169,7 +167,7 @@ impl StoredBytes for DiskBackupBuffer {
 
 impl DiskBackupBuffer {
     fn fetched(&self) -> Result<Pending<BackupBuffer>> {
-        let into = self.host_buffer(self.bytes())?;
+        let into = self.driver.host_alloc(self.bytes())?;
         let (driver, layout, stored) =
             (Arc::clone(&self.driver), self.layout.clone(), Arc::clone(&self.stored));
         Ok(self.stored.read(0, into).then(move |buffer| {
