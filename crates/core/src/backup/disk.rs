@@ -88,14 +88,14 @@ pub struct DiskInfo {
     pub io: &'static str,
     /// Why not by `io_uring`, if so.
     pub io_because: Option<String>,
-    /// Whether the page cache is passed by.
+    /// Whether transfers bypass the page cache.
     pub is_direct: bool,
-    /// Why it is not, if so.
+    /// Why they do not, if so.
     pub direct_because: Option<String>,
 }
 
 impl DiskInfo {
-    /// An empty disk without a limit, passing the page cache by.
+    /// An empty disk without a limit, bypassing the page cache.
     #[must_use]
     pub fn new(io: &'static str) -> Self {
         Self { used_bytes: 0, limit_bytes: None, io, io_because: None, is_direct: true, direct_because: None }

@@ -19,7 +19,7 @@ pub struct DiskConfig {
     pub limit_bytes: Option<u64>,
     /// How bytes are transferred.
     pub io: DiskIo,
-    /// Whether the page cache is passed by, where the file system allows it.
+    /// Whether transfers bypass the page cache, where the file system allows it.
     pub is_direct: bool,
 }
 
@@ -55,7 +55,7 @@ impl DiskConfig {
         self
     }
 
-    /// Sets whether the page cache is passed by.
+    /// Sets whether transfers bypass the page cache.
     #[must_use]
     pub fn directly(mut self, is_direct: bool) -> Self {
         self.is_direct = is_direct;

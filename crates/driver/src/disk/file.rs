@@ -165,7 +165,7 @@ impl BackingFile {
         }
     }
 
-    /// Reads or writes all of `place`, or as much as there is. Returns the number of bytes.
+    /// Reads as much of `place` as one call does. Returns the number of bytes.
     pub(super) fn read_at(&self, place: Place, into: &mut [u8]) -> std::io::Result<usize> {
         let (file, is_direct) = self.for_transfer(place.offset, into.as_ptr().addr(), into.len());
         let read = file.read_at(into, place.offset);
@@ -175,6 +175,7 @@ impl BackingFile {
         read
     }
 
+    /// Writes, likewise.
     pub(super) fn write_at(&self, place: Place, bytes: &[u8]) -> std::io::Result<usize> {
         let (file, _) = self.for_transfer(place.offset, bytes.as_ptr().addr(), bytes.len());
         file.write_at(bytes, place.offset)

@@ -120,9 +120,9 @@ impl FileRange {
         if let Err(error) = shared.owner.check(memory.op()) {
             return Pending::new(move || Err(error));
         }
-        let (job, outcome) = Transfer::new(Arc::clone(&self.0), part, memory);
-        // The outcome of a job that is lost says so.
-        let _ = shared.tasks.send(Task::Transfer(job));
+        let (transfer, outcome) = Transfer::new(Arc::clone(&self.0), part, memory);
+        // The outcome of one that is lost says so.
+        let _ = shared.tasks.send(Task::Transfer(transfer));
         outcome
     }
 }

@@ -1,8 +1,8 @@
 //! A disk for backups: one unnamed file in a folder.
 //!
-//! The file has no name, so nothing is left of it when the process ends, however it ends. Bytes pass the page cache by
-//! where the file system allows it. `io_uring` moves them where the kernel has it, and otherwise a few threads do. The
-//! disk's information says which, and why not the other.
+//! The file has no name, so nothing is left of it when the process ends, however it ends. Transfers
+//! bypass the page cache where the file system allows it. `io_uring` does them where the kernel has it, and otherwise a few
+//! threads. The disk's information says which, and why not the other.
 //!
 //! - `file` opens the file and reserves its space.
 //! - `transfer` owns its memory and its place until it ends.

@@ -63,7 +63,7 @@ struct Work<'a> {
 
 /// Boxed, so that neither it nor the address of its memory changes.
 struct Running {
-    job: Transfer,
+    transfer: Transfer,
     addr: *mut u8,
     queued_bytes: u64,
     pieces: usize,
@@ -72,8 +72,9 @@ struct Running {
 
 #[derive(Clone, Copy)]
 struct Piece {
-    job: u64,
-    /// In the job.
+    /// Its number.
+    transfer: u64,
+    /// In it.
     offset: u64,
     bytes: u64,
     is_direct: bool,
@@ -89,7 +90,7 @@ impl Work<'_> {
                     false => queue.try_recv(),
                 };
                 match task {
-                    Ok(Task::Transfer(job)) => self.begin(job)?,
+                    Ok(Task::Transfer(transfer)) => self.begin(transfer)?,
                     Ok(Task::GiveBack) => self.file.give_back_leaving(),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => is_open = false,
@@ -109,17 +110,17 @@ impl Work<'_> {
         self.pieces.iter().any(Option::is_none) && self.running.iter().all(is_queued)
     }
 
-    fn begin(&mut self, mut job: Transfer) -> io::Result<()> {
-        if job.place.bytes == 0 {
-            job.end(None);
+    fn begin(&mut self, mut transfer: Transfer) -> io::Result<()> {
+        if transfer.place.bytes == 0 {
+            transfer.end(None);
             return Ok(());
         }
-        let addr = match &mut job.memory {
+        let addr = match &mut transfer.memory {
             TransferMemory::Read(buffer) => buffer.as_mut_ptr(),
             TransferMemory::Write(buffer) => buffer.as_ptr().cast_mut(),
         };
         self.running.push_back(Some(Box::new(Running {
-            job,
+            transfer,
             addr,
             queued_bytes: 0,
             pieces: 0,
@@ -134,21 +135,26 @@ impl Work<'_> {
             while let Some(running) = self.running[nth].as_mut().filter(|running| !running.is_queued()) {
                 let Some(free) = self.pieces.iter().position(Option::is_none) else { return Ok(()) };
                 let offset = running.queued_bytes;
-                let bytes = PIECE_BYTES.min(running.job.place.bytes - offset);
+                let bytes = PIECE_BYTES.min(running.transfer.place.bytes - offset);
                 running.queued_bytes += bytes;
                 running.pieces += 1;
-                self.queue(free, Piece { job: self.first + nth as u64, offset, bytes, is_direct: false })?;
+                self.queue(
+                    free,
+                    Piece { transfer: self.first + nth as u64, offset, bytes, is_direct: false },
+                )?;
             }
         }
         Ok(())
     }
 
     fn queue(&mut self, nth: usize, mut piece: Piece) -> io::Result<()> {
-        let Some(running) = self.running_mut(piece.job) else { return Ok(()) };
+        let Some(running) = self.running_mut(piece.transfer) else { return Ok(()) };
         let index = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let addr = running.addr.wrapping_add(index(piece.offset));
-        let (at, is_write) =
-            (running.job.place.offset + piece.offset, matches!(running.job.memory, TransferMemory::Write(_)));
+        let (at, is_write) = (
+            running.transfer.place.offset + piece.offset,
+            matches!(running.transfer.memory, TransferMemory::Write(_)),
+        );
         let (file, is_direct) = self.file.for_transfer(at, addr.addr(), index(piece.bytes));
         piece.is_direct = is_direct;
         let (file, bytes) = (types::Fd(file.as_raw_fd()), u32::try_from(piece.bytes).unwrap_or(u32::MAX));
@@ -165,8 +171,8 @@ impl Work<'_> {
         pushed.map_err(|_| io::Error::other("the ring is full"))
     }
 
-    fn running_mut(&mut self, job: u64) -> Option<&mut Box<Running>> {
-        let nth = usize::try_from(job.checked_sub(self.first)?).ok()?;
+    fn running_mut(&mut self, transfer: u64) -> Option<&mut Box<Running>> {
+        let nth = usize::try_from(transfer.checked_sub(self.first)?).ok()?;
         self.running.get_mut(nth)?.as_mut()
     }
 
@@ -199,10 +205,10 @@ impl Work<'_> {
 
     fn completed(&mut self, nth: usize, piece: Piece, result: i32) -> io::Result<()> {
         let file = self.file;
-        let Some(running) = self.running_mut(piece.job) else { return Ok(()) };
+        let Some(running) = self.running_mut(piece.transfer) else { return Ok(()) };
         let moved = match u64::try_from(result) {
             Ok(0) => {
-                let short = running.job.short(piece.offset);
+                let short = running.transfer.short(piece.offset);
                 running.failed.get_or_insert(short);
                 piece.bytes
             }
@@ -216,7 +222,7 @@ impl Work<'_> {
                     }
                     return self.queue(nth, piece);
                 }
-                let failed = running.job.failed(&error);
+                let failed = running.transfer.failed(&error);
                 running.failed.get_or_insert(failed);
                 piece.bytes
             }
@@ -225,19 +231,19 @@ impl Work<'_> {
             let rest = Piece { offset: piece.offset + moved, bytes: piece.bytes - moved, ..piece };
             return self.queue(nth, rest);
         }
-        let Place { offset, .. } = running.job.place;
-        if !piece.is_direct && matches!(running.job.memory, TransferMemory::Read(_)) {
+        let Place { offset, .. } = running.transfer.place;
+        if !piece.is_direct && matches!(running.transfer.memory, TransferMemory::Read(_)) {
             file.drop_cached(Place { offset: offset + piece.offset, bytes: piece.bytes });
         }
         running.pieces -= 1;
         if running.failed.is_some() {
-            running.queued_bytes = running.job.place.bytes; // No more of it.
+            running.queued_bytes = running.transfer.place.bytes; // No more of it.
         }
         if running.is_queued() && running.pieces == 0 {
-            let nth = usize::try_from(piece.job - self.first).unwrap_or(usize::MAX);
+            let nth = usize::try_from(piece.transfer - self.first).unwrap_or(usize::MAX);
             if let Some(ended) = self.running.get_mut(nth).and_then(Option::take) {
-                let Running { job, failed, .. } = *ended;
-                job.end(failed);
+                let Running { transfer, failed, .. } = *ended;
+                transfer.end(failed);
             }
         }
         Ok(())
@@ -247,12 +253,12 @@ impl Work<'_> {
 /// Also after a failure or a panic: the kernel may still use the memory of what runs.
 impl Drop for Work<'_> {
     fn drop(&mut self) {
-        self.running.drain(..).flatten().for_each(|running| running.job.abandon());
+        self.running.drain(..).flatten().for_each(|running| running.transfer.abandon());
     }
 }
 
 impl Running {
     fn is_queued(&self) -> bool {
-        self.queued_bytes == self.job.place.bytes
+        self.queued_bytes == self.transfer.place.bytes
     }
 }

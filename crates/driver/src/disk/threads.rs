@@ -38,7 +38,7 @@ pub(super) fn spawn(work: impl FnOnce() + Send + 'static) -> Result<(), DriverEr
 
 pub(super) fn run(file: &BackingFile, task: Task) {
     match task {
-        Task::Transfer(job) => job.run(file),
+        Task::Transfer(transfer) => transfer.run(file),
         Task::GiveBack => file.give_back_leaving(),
     }
 }

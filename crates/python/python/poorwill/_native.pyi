@@ -927,10 +927,10 @@ class Disk:
         """Why not by io_uring, or None."""
     @property
     def is_direct(self) -> bool:
-        """Whether the page cache is passed by."""
+        """Whether transfers bypass the page cache."""
     @property
     def direct_because(self) -> str | None:
-        """Why it is not, or None."""
+        """Why they do not, or None."""
     def as_dict(self) -> dict[str, Any]:
         """Plain values, like the command line's JSON."""
 

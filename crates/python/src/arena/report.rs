@@ -293,9 +293,9 @@ report! {
     io: &'static str = |it| it.io;
     /// Why not by io_uring, or None.
     io_because: Option<String> = |it| it.io_because.clone();
-    /// Whether the page cache is passed by.
+    /// Whether transfers bypass the page cache.
     is_direct: bool = |it| it.is_direct;
-    /// Why it is not, or None.
+    /// Why they do not, or None.
     direct_because: Option<String> = |it| it.direct_because.clone();
 }
 
