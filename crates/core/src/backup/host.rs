@@ -58,13 +58,6 @@ impl HostBackups {
         self
     }
 
-    /// Host memory that has to be free beside new buffers of these sizes: what is on disk comes back through it.
-    fn reserve(&self, sizes: &[u64]) -> Option<[u64; RESERVED_BUFFERS]> {
-        let largest_bytes = sizes.iter().copied().max().unwrap_or(0);
-        let before = self.largest_bytes.load(Ordering::Relaxed);
-        self.disk.as_ref().map(|_| [before.max(largest_bytes); RESERVED_BUFFERS])
-    }
-
     fn encodes(&self) -> bool {
         let info = self.driver.info();
         match self.compress {
@@ -108,13 +101,15 @@ impl Backups for HostBackups {
 
     fn buffers(&self, footprints: &[Footprint]) -> Result<Vec<Pending<BackupBuffer>>> {
         let mut sizes: Vec<u64> = footprints.iter().map(Footprint::bytes).collect();
-        let reserve = self.reserve(&sizes);
-        sizes.extend(reserve.into_iter().flatten());
-        // The reserve is dropped at once, and stays free.
+        let new_max_bytes = sizes.iter().copied().max().unwrap_or(0);
+        if self.disk.is_some() {
+            // What is on disk comes back through a reserve. It is dropped at once, and stays free.
+            let largest_bytes = self.largest_bytes.load(Ordering::Relaxed).max(new_max_bytes);
+            sizes.extend([largest_bytes; RESERVED_BUFFERS]);
+        }
         let buffers = self.driver.host_alloc_all(&sizes)?.into_iter().zip(footprints);
-        // Those of a refused request never were.
-        let largest_bytes = footprints.iter().map(Footprint::bytes).max().unwrap_or(0);
-        self.largest_bytes.fetch_max(largest_bytes, Ordering::Relaxed);
+        // A refused request raises no reserve.
+        self.largest_bytes.fetch_max(new_max_bytes, Ordering::Relaxed);
         let buffer = |(buffer, footprint): (Pending<HostBuffer>, &Footprint)| {
             let (driver, disk) = (Arc::clone(&self.driver), self.disk.clone());
             let layout = footprint.layout.clone();
@@ -266,7 +261,9 @@ impl StoredBytes for HostBackupBuffer {
     fn digest(&self, offset: u64, bytes: u64) -> Result<Digest> {
         let place = self.layout.place(self.bytes(), offset, bytes, self.granule_bytes())?;
         let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-        let stored = self.buffer.get(index(place.start)..index(place.end)).unwrap_or_default();
+        let stored = self.buffer.get(index(place.start)..index(place.end)).ok_or_else(|| {
+            DriverError::invalid(Op::Digest, format!("{place:?} leaves a buffer of {} bytes", self.bytes()))
+        })?;
         self.layout.digest(stored, self.granule_bytes())
     }
 

@@ -122,20 +122,21 @@ impl BackupIndex {
         self.tags[tag].extents.values().map(|backup| backup.buffer.disk_bytes()).sum()
     }
 
-    /// Buffers that may take host memory, from `first` on. Both are empty for a tag that was forgotten.
+    /// The first buffer behind `last` that is not on disk. `None` for a tag that was forgotten.
     pub(in crate::pool) fn next_buffer(
         &self,
         tag: TagKey,
-        first: Option<Location>,
+        last: Option<Location>,
     ) -> Option<(Location, Arc<BackupBuffer>)> {
         let extents = &self.tags.get(tag)?.extents;
-        let start = first.map_or(Bound::Unbounded, Bound::Excluded);
+        let start = last.map_or(Bound::Unbounded, Bound::Excluded);
         let mut extents = extents.range((start, Bound::Unbounded));
         let (location, backup) = extents.find(|(_, backup)| backup.buffer.disk_bytes() == 0)?;
         Some((*location, Arc::clone(&backup.buffer)))
     }
 
-    /// Puts the same bytes in another buffer. Returns the old one, or the new where the old is gone.
+    /// Puts the same bytes in another buffer. Returns the one that is to be dropped, without locks: the old, or the new
+    /// where the old is gone.
     pub(in crate::pool) fn replace_buffer(
         &mut self,
         (tag, location): (TagKey, Location),
