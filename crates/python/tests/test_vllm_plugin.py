@@ -86,7 +86,6 @@ def test_without_settings_everything_has_a_default() -> None:
         ("KEEP_BACKUPS", "1", "keep_backups", True),
         *(("COMPRESS", word, "compress", word) for word in ("auto", "off", "always")),
         ("DISK", "/tmp", "disk", "/tmp"),
-        ("DISK_LIMIT", "64GiB", "disk_limit_bytes", 64 << 30),
         ("WAKE_TIMEOUT", "0", "wake_timeout_s", 0.0),
         ("WAKE_TIMEOUT", "1.5", "wake_timeout_s", 1.5),
         ("TRITON", "1", "triton", True),
@@ -97,6 +96,13 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: 
     assert getattr(_environment.read({f"POORWILL_{name}": text}), field) == value
     monkeypatch.setenv(f"POORWILL_{name}", text)
     assert getattr(_environment.read(), field) == value
+
+
+def test_a_disk_has_a_limit() -> None:
+    given = {"POORWILL_DISK": "/tmp", "POORWILL_DISK_LIMIT": "64GiB"}
+    assert _environment.read(given).disk_limit_bytes == 64 << 30
+    with pytest.raises(ValueError, match="like 64GiB, or in bytes"):
+        _environment.read(given | {"POORWILL_DISK_LIMIT": "plenty"})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +123,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: 
         ("HOST_BUDGET", "plenty", "like 64GiB, or in bytes"),
         ("HOST_BUDGET", "-1", "like 64GiB, or in bytes"),
         ("DISK", "/nonexistent", "no folder here"),
-        ("DISK_LIMIT", "plenty", "like 64GiB, or in bytes"),
+        ("DISK_LIMIT", "64GiB", "POORWILL_DISK names none"),
         *(("WAKE_TIMEOUT", text, "from 0 to 3600") for text in ("soon", "-1", "nan", "inf", "3601")),
     ],
 )

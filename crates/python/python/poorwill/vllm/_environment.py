@@ -64,6 +64,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     """
     given = os.environ if environ is None else environ
     default = Environment()
+    if given.get(DISK_LIMIT, "").strip() and not given.get(DISK, "").strip():
+        raise ValueError(f"{DISK_LIMIT}={given[DISK_LIMIT]!r} bounds a disk, and {DISK} names none: set both")
     return Environment(
         sleep_mode=_switch(given, SLEEP_MODE, default.sleep_mode),
         offload=_switch(given, OFFLOAD, default.offload),

@@ -95,7 +95,7 @@ class Allocator:
             keep_backups=keep_backups,
             compress=compress,
             disk=disk,
-            disk_limit=disk_limit_bytes if disk else None,
+            disk_limit=disk_limit_bytes,
         )
         cls.instance = cls(arena, wake_timeout_s=wake_timeout_s)
         return cls.instance
