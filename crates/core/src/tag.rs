@@ -253,6 +253,34 @@ pub enum Changes {
     Volatile,
 }
 
+/// How a tag's backups are stored.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, StoredAs, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.declare_backups(&Tag::weights(), StoredAs::Viewable)?;
+/// let block = arena.alloc(&AllocRequest::new(8 << 20, Tag::weights()))?;
+/// arena.write_all(block.id, 0, b"weights")?;
+/// arena.sleep(&SleepRequest::all(Level::One))?;
+/// let view = arena.view_backup(block.range)?;
+/// assert_eq!(view[..7], *b"weights");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum StoredAs {
+    /// In extents of sixteen granules, as codes where the pool compresses.
+    #[default]
+    Compact,
+    /// Raw, in one extent for each block, whatever its size. So a block's backup is at one host address, and can
+    /// be [viewed](crate::Pool::view_backup). A block on disk wakes through twice its size of host memory.
+    Viewable,
+}
+
 /// Where a tag's bytes are.
 ///
 /// ```

@@ -6,9 +6,10 @@ use std::time::Duration;
 use poorwill_core::backup::{Disk, HostBackups};
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
-    AllocRequest, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind, HeldTag, Hold,
-    HostBuffer, LostRange, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation, SleepReport,
-    SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, WakeReport, WakeRequest,
+    AllocRequest, BackupView, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind,
+    HeldTag, Hold, HostBuffer, LostRange, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation,
+    SleepReport, SleepRequest, Snapshot, StoredAs, StreamId, Tag, TagPolicy, TagState, WakeReport,
+    WakeRequest,
 };
 
 use poorwill_driver::disk::DiskConfig;
@@ -177,6 +178,27 @@ impl Arena {
         Self::claim(driver, None, &Envelope::new(total_bytes, total_bytes), pool, true, None)
     }
 
+    /// Opens an arena on an open device without a budget: the device alone refuses, or the pool's limit.
+    ///
+    /// ```
+    /// use poorwill::{Arena, Device, PoolConfig};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let device = Device::open(&"host:64MiB".parse()?)?;
+    /// let arena = Arena::open_unbudgeted(&device, PoolConfig::default())?;
+    /// assert_eq!(arena.limit_bytes(), 64 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Arena::over`].
+    pub fn open_unbudgeted(device: &Device, pool: PoolConfig) -> Result<Self, OpenError> {
+        let driver = device.driver();
+        let total_bytes = driver.info().total_bytes;
+        Self::claim(driver, device.disk(), &Envelope::new(total_bytes, total_bytes), pool, true, None)
+    }
+
     fn claim(
         driver: Arc<dyn Driver>,
         disk: Option<&Arc<dyn Disk>>,
@@ -300,6 +322,49 @@ impl Arena {
     /// running sleep or wake of the tag.
     pub fn declare_changes(&self, tag: &Tag, changes: Changes) -> Result<(), PoolError> {
         self.0.pool.declare_changes(tag, changes)
+    }
+
+    /// Declares how the backups of `tag` are stored from its next sleep on. Best called before the tag's first
+    /// allocation: later it makes the next sleep copy all of it. Waits for a running sleep or wake of the tag.
+    pub fn declare_backups(&self, tag: &Tag, stored_as: StoredAs) -> Result<(), PoolError> {
+        self.0.pool.declare_backups(tag, stored_as)
+    }
+
+    /// Copies the backup of `into.len()` bytes of the device from `addr` on into host memory, whichever way it is
+    /// stored. The range lies in one live block; a wake is not needed. While the tag is awake, these are the bytes of
+    /// its last sleep or preparation, if its backups are kept. Waits for a disk only.
+    ///
+    /// ```
+    /// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+    /// let block = arena.alloc(&AllocRequest::new(1 << 20, Tag::weights()))?;
+    /// arena.write_all(block.id, 0, b"weights")?;
+    /// arena.sleep(&SleepRequest::all(Level::One))?;
+    /// let mut bytes = [0; 4];
+    /// arena.read_backup(block.range.addr + 3, &mut bytes)?;
+    /// assert_eq!(bytes, *b"ghts");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - `OutsideBlocks` for a range that does not lie in one live block.
+    /// - `Backup` for one that is not stored, or spoiled: its bytes are compared with their digests.
+    /// - `Driver` where the storage fails or does not support it.
+    pub fn read_backup(&self, addr: u64, into: &mut [u8]) -> Result<(), PoolError> {
+        self.0.pool.read_backup(addr, into)
+    }
+
+    /// The backup of a device range in place, without a copy, for tags with viewable backups
+    /// ([`StoredAs::Viewable`]). The view never changes; a sleep that would have to, takes another buffer.
+    ///
+    /// # Errors
+    /// - `OutsideBlocks` for a range that does not lie in one live block.
+    /// - `Backup` for one that is not stored, on disk, stored as codes, or in several extents.
+    pub fn view_backup(&self, range: DeviceRange) -> Result<BackupView, PoolError> {
+        self.0.pool.view_backup(range)
     }
 
     /// Starts the backup of a later sleep in the background. That sleep then copies only what changed since.

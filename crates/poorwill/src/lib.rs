@@ -55,13 +55,13 @@ pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
 pub use open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers, shared_memory_per_block_bytes};
 pub use owned::OwnedBlock;
 pub use poorwill_core::{
-    AllocRequest, Block, BlockId, Budget, ByteSize, Cap, Changes, Claim, ClaimError, CopyPart,
+    AllocRequest, BackupView, Block, BlockId, Budget, ByteSize, Cap, Changes, Claim, ClaimError, CopyPart,
     DIGEST_VERSION, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Dropped, Envelope,
     HeldTag, Hold, HostBuffer, HostMemory, HostMemoryInfo, InvalidTag, Level, LostRange, MemoryInfo, Op,
     ParseSizeError, Pending, Pool, PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd,
     PrepareProgress, PrepareReport, ProcessMemory, Release, SleepAction, SleepPhases, SleepReport,
-    SleepRequest, Snapshot, StreamId, Tag, TagPolicy, TagState, Verify, WakePhases, WakeProgress, WakeReport,
-    WakeRequest, backup, chain, codec, digest, driver, hibernation, pool, tag,
+    SleepRequest, Snapshot, StoredAs, StreamId, Tag, TagPolicy, TagState, Verify, WakePhases, WakeProgress,
+    WakeReport, WakeRequest, backup, chain, codec, digest, driver, hibernation, pool, tag,
 };
 
 /// A disk for backups that host memory cannot hold.

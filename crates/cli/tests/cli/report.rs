@@ -25,8 +25,14 @@ const SLEEP: &[&str] = &[
     "device_free_after_bytes",
     "phases",
 ];
-const SLEEP_BESIDES: &[&str] =
-    &["already_asleep_tags", "unchecked_bytes", "fast_digests", "trusted_bytes", "uncovered_bytes"];
+const SLEEP_BESIDES: &[&str] = &[
+    "already_asleep_tags",
+    "unchecked_bytes",
+    "unused_bytes",
+    "fast_digests",
+    "trusted_bytes",
+    "uncovered_bytes",
+];
 const PREPARED: &[&str] =
     &["tags", "end", "seconds", "copied_bytes", "stored_bytes", "unchanged_bytes", "held"];
 const WAKE: &[&str] = &[

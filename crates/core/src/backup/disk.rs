@@ -7,7 +7,9 @@
 //! Promise: spilling that fails changes nothing. What comes back from a disk is compared with the digests of what was
 //! stored, as any backup is.
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -17,6 +19,9 @@ use super::host::HostBackupBuffer;
 use super::{BackupBuffer, Footprint, StoredBytes};
 use crate::digest::Digest;
 use crate::driver::{CopyPart, Driver, DriverError, HostBuffer, Op, Pending, Result, Scratch, StreamId};
+
+/// Granules that are read at a time.
+const READS_MAX: usize = 8;
 
 /// A file system that holds bytes of this process.
 ///
@@ -152,12 +157,26 @@ impl StoredBytes for DiskBackupBuffer {
     fn digest(&self, offset: u64, bytes: u64) -> Result<Digest> {
         let granule_bytes = self.driver.info().granule_bytes;
         let place = self.layout.place(self.bytes(), offset, bytes, granule_bytes)?;
-        // Not of the driver's host memory: that may be what is lacking.
-        let bytes = usize::try_from(place.end - place.start).map_err(|_| {
-            DriverError::invalid(Op::Digest, format!("{bytes} bytes are more than can be addressed"))
-        })?;
-        let read = self.stored.read(place.start, HostBuffer::from(vec![0; bytes])).wait()?;
-        self.layout.digest(&read, granule_bytes)
+        self.layout.digest(&self.queue_read(&place)?.wait()?, granule_bytes)
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let granule_bytes = self.driver.info().granule_bytes;
+        let mut rest = into;
+        let pieces = self.layout.pieces(self.bytes(), offset, rest.len(), granule_bytes)?;
+        let (mut next, mut reads) = (pieces.iter(), VecDeque::new());
+        for piece in &pieces {
+            while reads.len() < READS_MAX
+                && let Some(ahead) = next.next()
+            {
+                reads.push_back(self.queue_read(&ahead.place)?);
+            }
+            let Some(read) = reads.pop_front() else { break };
+            let (part, behind) = rest.split_at_mut(piece.bytes);
+            piece.copy(&read.wait()?, part, &self.layout, granule_bytes)?;
+            rest = behind;
+        }
+        Ok(())
     }
 
     fn fetch(&self) -> Option<Result<Pending<BackupBuffer>>> {
@@ -166,6 +185,14 @@ impl StoredBytes for DiskBackupBuffer {
 }
 
 impl DiskBackupBuffer {
+    fn queue_read(&self, place: &Range<u64>) -> Result<Pending<HostBuffer>> {
+        // Not of the driver's host memory: that may be what is lacking.
+        let bytes = usize::try_from(place.end - place.start).map_err(|_| {
+            DriverError::invalid(Op::DiskRead, format!("{place:?} is more than can be addressed"))
+        })?;
+        Ok(self.stored.read(place.start, HostBuffer::from(vec![0; bytes])))
+    }
+
     fn fetched(&self) -> Result<Pending<BackupBuffer>> {
         let into = self.driver.host_alloc(self.bytes())?;
         let (driver, layout, stored) =

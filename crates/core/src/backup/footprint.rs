@@ -6,6 +6,7 @@
 //! Footprints come in classes, so that one that is given back fits the next of about its size. A class wastes less
 //! than a hundredth.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::codec;
@@ -59,6 +60,17 @@ pub(super) enum Layout {
     Raw,
     /// By granule of the extent; `None` for those that are not live.
     Codes(Vec<Option<Slot>>),
+}
+
+/// Bytes of one granule to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Where they are stored, with all of their code.
+    pub(super) place: Range<u64>,
+    /// Raw bytes before them.
+    skip: usize,
+    /// How many.
+    pub(super) bytes: usize,
 }
 
 /// The place of one granule's code.
@@ -180,15 +192,73 @@ impl Layout {
         place.ok_or_else(|| outside(slots.len() as u64 * granule_bytes))
     }
 
+    /// Where `len` raw bytes at `offset` are in a buffer of `held_bytes`: in order, each of one granule at most.
+    pub(super) fn pieces(
+        &self,
+        held_bytes: u64,
+        offset: u64,
+        len: usize,
+        granule_bytes: u64,
+    ) -> Result<Vec<Piece>> {
+        let end = offset.saturating_add(len as u64);
+        let (mut pieces, mut at) = (Vec::new(), offset);
+        while at < end {
+            let granule = at - at % granule_bytes;
+            let to = end.min(granule + granule_bytes);
+            let (place, skip) = match self {
+                Self::Raw => (self.place(held_bytes, at, to - at, granule_bytes)?, 0),
+                Self::Codes(_) => {
+                    (self.place(held_bytes, granule, granule_bytes, granule_bytes)?, at - granule)
+                }
+            };
+            let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+            pieces.push(Piece { place, skip: index(skip), bytes: index(to - at) });
+            at = to;
+        }
+        Ok(pieces)
+    }
+
     /// The digest of what is stored in a [`Self::place`].
     pub(super) fn digest(&self, stored: &[u8], granule_bytes: u64) -> Result<Digest> {
-        let Self::Codes(_) = self else { return Ok(Digest::of(stored)) };
-        let granule_bytes = usize::try_from(granule_bytes).map_err(|_| {
-            DriverError::invalid(Op::Digest, format!("{granule_bytes} bytes are more than can be addressed"))
+        match self {
+            Self::Raw => Ok(Digest::of(stored)),
+            Self::Codes(_) => Ok(Digest::of(&decoded(stored, granule_bytes)?)),
+        }
+    }
+}
+
+fn decoded(stored: &[u8], granule_bytes: u64) -> Result<Vec<u8>> {
+    let granule_bytes = usize::try_from(granule_bytes).map_err(|_| {
+        DriverError::invalid(Op::Decode, format!("{granule_bytes} bytes are more than can be addressed"))
+    })?;
+    let mut granule = vec![0; granule_bytes];
+    codec::decode(stored, &mut granule);
+    Ok(granule)
+}
+
+impl Piece {
+    /// Copies its raw bytes from what is `stored` in its place.
+    pub(super) fn copy(
+        &self,
+        stored: &[u8],
+        into: &mut [u8],
+        layout: &Layout,
+        granule_bytes: u64,
+    ) -> Result<()> {
+        let raw = match layout {
+            Layout::Raw => Cow::Borrowed(stored),
+            Layout::Codes(_) if into.len() as u64 == granule_bytes => {
+                codec::decode(stored, into);
+                return Ok(());
+            }
+            Layout::Codes(_) => Cow::Owned(decoded(stored, granule_bytes)?),
+        };
+        let wanted = raw.get(self.skip..).and_then(|raw| raw.get(..into.len())).ok_or_else(|| {
+            let reason = format!("{} bytes came back, and {} were to be read", raw.len(), into.len());
+            DriverError::invalid(Op::CopyToHost, reason)
         })?;
-        let mut granule = vec![0; granule_bytes];
-        codec::decode(stored, &mut granule);
-        Ok(Digest::of(&granule))
+        into.copy_from_slice(wanted);
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Backups in host memory of the device's driver.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -152,6 +153,13 @@ impl HostBackupBuffer {
         self.driver.info().granule_bytes
     }
 
+    fn stored(&self, place: &Range<u64>) -> Result<&[u8]> {
+        let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+        self.buffer.get(index(place.start)..index(place.end)).ok_or_else(|| {
+            DriverError::invalid(Op::Digest, format!("{place:?} leaves a buffer of {} bytes", self.bytes()))
+        })
+    }
+
     /// The slots of the granules of `parts`; `InvalidArgument` where one has none.
     fn slots(
         &self,
@@ -260,11 +268,22 @@ impl StoredBytes for HostBackupBuffer {
 
     fn digest(&self, offset: u64, bytes: u64) -> Result<Digest> {
         let place = self.layout.place(self.bytes(), offset, bytes, self.granule_bytes())?;
-        let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-        let stored = self.buffer.get(index(place.start)..index(place.end)).ok_or_else(|| {
-            DriverError::invalid(Op::Digest, format!("{place:?} leaves a buffer of {} bytes", self.bytes()))
-        })?;
-        self.layout.digest(stored, self.granule_bytes())
+        self.layout.digest(self.stored(&place)?, self.granule_bytes())
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let granule_bytes = self.granule_bytes();
+        let mut rest = into;
+        for piece in self.layout.pieces(self.bytes(), offset, rest.len(), granule_bytes)? {
+            let (next, behind) = rest.split_at_mut(piece.bytes);
+            piece.copy(self.stored(&piece.place)?, next, &self.layout, granule_bytes)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    fn in_host_memory(&self) -> Option<Arc<HostBuffer>> {
+        (self.layout == Layout::Raw).then(|| Arc::clone(&self.buffer))
     }
 
     fn spill(&self) -> Option<Pending<BackupBuffer>> {

@@ -17,13 +17,16 @@ mod host;
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
 pub use self::compress::{Compress, UnknownCompress};
 pub use self::disk::{Disk, DiskInfo, OnDisk};
 pub use self::footprint::{Extent, Footprint};
 pub use self::host::HostBackups;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, Pending, Result, Scratch, StreamId};
+use crate::driver::{
+    CopyPart, DriverError, DriverErrorKind, HostBuffer, Op, Pending, Result, Scratch, StreamId,
+};
 
 /// Storage for backups of one device's memory.
 ///
@@ -173,6 +176,25 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
     /// # Errors
     /// `InvalidArgument` outside the buffer; errors of the storage.
     fn digest(&self, offset: u64, bytes: u64) -> Result<Digest>;
+
+    /// Copies raw bytes from `offset` on into `into`: those that a load would bring back. Waits for a disk.
+    ///
+    /// # Errors
+    /// `InvalidArgument` outside the buffer or of granules that are not stored; errors of the storage. `Unsupported` of
+    /// a storage that does not implement it.
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let reason = format!(
+            "this storage does not read backups in host memory, here {} bytes at {offset}; wake the tag, and read the device",
+            into.len()
+        );
+        Err(DriverError::new(Op::CopyToHost, DriverErrorKind::Unsupported { reason }))
+    }
+
+    /// The host memory that has the extent's raw bytes, at their offsets. While it is shared, the buffer is not
+    /// [free](Self::is_free). `None` where they are stored otherwise.
+    fn in_host_memory(&self) -> Option<Arc<HostBuffer>> {
+        None
+    }
 
     /// Queues a copy on disk: the same stored bytes, in a buffer that takes no host memory. `None` where the storage has
     /// no disk, or the bytes are there.

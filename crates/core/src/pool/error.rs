@@ -196,6 +196,16 @@ pub enum PoolError {
         /// Reason, and what would help.
         reason: &'static str,
     },
+    /// An unused range of a sleep is no range.
+    #[error(
+        "cannot sleep: {bytes} bytes at {addr:#x} were declared unused, and that passes the last address; give address and length of memory that is unused"
+    )]
+    InvalidUnused {
+        /// First address.
+        addr: u64,
+        /// Length in bytes.
+        bytes: u64,
+    },
     /// A read or write leaves its block.
     #[error("cannot {op} {bytes} bytes at {offset}: {block} has {block_bytes} bytes")]
     OutOfBlock {
@@ -308,6 +318,31 @@ pub enum PoolError {
         location: Corruption,
         /// All of them.
         lost: Vec<LostRange>,
+    },
+    /// The range lies in no live block, or in several.
+    #[error(
+        "cannot {op} of {range} ({}): it does not lie in one live block of this pool; take it from the block's range",
+        ByteSize(range.bytes)
+    )]
+    OutsideBlocks {
+        /// Operation.
+        op: &'static str,
+        /// On the device.
+        range: DeviceRange,
+    },
+    /// The backup is not there, or not in the form that is needed.
+    #[error("cannot {op} of {range} ({}) of `{tag}`, which is {state}: {problem}", ByteSize(range.bytes))]
+    Backup {
+        /// Operation.
+        op: &'static str,
+        /// On the device: the first part with this problem.
+        range: DeviceRange,
+        /// The tag.
+        tag: Tag,
+        /// Where its bytes were.
+        state: TagState,
+        /// Problem.
+        problem: BackupProblem,
     },
     /// The pool was closed.
     #[error("the pool is closed")]
@@ -424,6 +459,58 @@ impl fmt::Display for Corruption {
         f.write_str(match self {
             Self::Backup => "are lost, since their backups have changed in host memory",
             Self::Transfer => "did not arrive, though their backups are intact and were copied twice",
+        })
+    }
+}
+
+/// Why a backup cannot be read or viewed.
+///
+/// ```
+/// use poorwill::pool::BackupProblem;
+/// use poorwill::{AllocRequest, Arena, Config, PoolError, Tag};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let block = arena.alloc(&AllocRequest::new(1 << 20, Tag::weights()))?;
+/// let error = arena.view_backup(block.range).unwrap_err(); // It has never slept.
+/// assert!(matches!(error, PoolError::Backup { problem: BackupProblem::NotStored, .. }));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BackupProblem {
+    /// Nothing is stored: not backed up, dropped, lost, or a sleep stores it now.
+    NotStored,
+    /// Blocks were allocated in the granule since it was stored.
+    NewBlock,
+    /// The stored bytes do not match their digest.
+    Spoiled,
+    /// Not stored raw.
+    NotRaw,
+    /// On disk.
+    OnDisk,
+    /// In more than one extent.
+    Split,
+}
+
+impl fmt::Display for BackupProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotStored => {
+                "it is not stored in host memory or on disk; sleep at a level that backs it up, with backups kept"
+            }
+            Self::NewBlock => "blocks were allocated there after it was stored; sleep again",
+            Self::Spoiled => {
+                "the stored bytes do not match their digest; an awake tag has its bytes on the device: drop its backups and sleep again; a sleeping one wakes by accepting losses"
+            }
+            Self::NotRaw => {
+                "it is not stored raw; declare the tag's backups viewable, at best before its first allocation, and sleep again; or read the backup"
+            }
+            Self::OnDisk => "it is on disk; read the backup, or wake the tag and sleep again",
+            Self::Split => {
+                "it is stored in several extents; declare the tag's backups viewable, at best before its first allocation, and sleep again; or read the backup"
+            }
         })
     }
 }

@@ -18,6 +18,7 @@
 
 mod access;
 mod alloc;
+mod backup_view;
 mod backups;
 mod capture;
 mod clocks;
@@ -43,6 +44,7 @@ mod per_process;
 mod physical;
 mod prepare;
 mod pressure;
+mod read_backup;
 mod reaper;
 mod report;
 mod save;
@@ -60,14 +62,16 @@ mod tag_lock;
 mod tags;
 mod undefined;
 mod units;
+mod unused;
 mod wake;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+pub use backup_view::BackupView;
 pub use config::PoolConfig;
-pub use error::{Awaited, Corruption, Phase, PoolError, Result, Shortage, Usage};
+pub use error::{Awaited, BackupProblem, Corruption, Phase, PoolError, Result, Shortage, Usage};
 pub use handle::{AllocRequest, Block, BlockId};
 pub use hold::{HeldTag, Hold};
 pub use lost::LostRange;
@@ -87,7 +91,7 @@ use self::reaper::Reaper;
 use self::shared::{Shared, StateGuard};
 use crate::backup::{Backups, HostBackups};
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
-use crate::tag::{Changes, Tag, TagPolicy, TagState};
+use crate::tag::{Changes, StoredAs, Tag, TagPolicy, TagState};
 
 /// A pool of one device. Every call also fails with `Closed`, `Poisoned`, in a forked child `WrongProcess`,
 /// and with `Driver` when the driver fails.
@@ -279,6 +283,15 @@ impl Pool {
         Ok(())
     }
 
+    /// Declares how a tag's backups are stored, from its next sleep or preparation on. Before the tag's first
+    /// allocation no backup has to be made anew for it.
+    pub fn declare_backups(&self, tag: &Tag, stored_as: StoredAs) -> Result<()> {
+        let begin = || Wait::for_ever(self.shared.driver(), &"declare backups");
+        let (mut state, key) = self.shared.open_tag(self.shared.open_state()?, tag, begin)?;
+        state.tags_mut().get_mut(key).set_stored_as(stored_as);
+        Ok(())
+    }
+
     /// Backs up in the background, so that even the first sleep copies only later changes. What every sleep
     /// copies (volatile tags; all without [`fast_digests`](crate::DeviceInfo::fast_digests)) only gets
     /// buffers. A sleep or discard ends it.
@@ -456,6 +469,35 @@ impl Pool {
     /// `UnknownTag`. `Driver`: there is no disk, or it is full or has failed; what was not moved stays.
     pub fn spill(&self, tags: Option<&[Tag]>) -> Result<u64> {
         self.shared.spill(tags)
+    }
+
+    /// Copies the backup of a device range of `into.len()` bytes from `addr` on, which lies in one live block. It
+    /// may be stored in any way: raw, as codes, on disk.
+    ///
+    /// A sleeping tag's backup is the only copy of its bytes. One that is kept while the tag is awake has the bytes of
+    /// the last sleep, or, of some granules, those of a preparation since. Whole granules are compared with their
+    /// digests. Sleeps and wakes go on meanwhile. What a sleep is storing now counts as not stored.
+    ///
+    /// # Errors
+    /// `OutsideBlocks`; `Backup` with the [problem](BackupProblem): not stored, spoiled. `Driver`: the storage
+    /// failed or does not support it. After an error, the content of `into` is unspecified.
+    pub fn read_backup(&self, addr: u64, into: &mut [u8]) -> Result<()> {
+        self.shared.read_backup(addr, into)
+    }
+
+    /// The backup of a device range, in place: the range lies in one live block of a tag with
+    /// [viewable](StoredAs::Viewable) backups. The bytes are those of [`Pool::read_backup`]. They are not compared
+    /// with their digests ([`BackupView::verify`]).
+    ///
+    /// The view stays valid and unchanged after wakes and sleeps, and after the backup or the pool is gone. Its
+    /// buffer is in use as long: a sleep that has to rewrite it takes another one. The host memory is released after
+    /// the last view. Without a view, a backup that is kept stays at its host address over sleeps.
+    ///
+    /// # Errors
+    /// `OutsideBlocks`; `Backup` with the [problem](BackupProblem): not stored, on disk, not raw, in several
+    /// extents. Bytes are never copied instead.
+    pub fn view_backup(&self, range: DeviceRange) -> Result<BackupView> {
+        self.shared.view_backup(range)
     }
 
     /// Keeps a tag's memory in place until the guard is dropped. Take it before registering the memory, drop

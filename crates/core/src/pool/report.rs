@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 use super::lost::LostRange;
-use crate::driver::DeviceInfo;
+use crate::driver::{DeviceInfo, DeviceRange};
 use crate::tag::Tag;
 
 /// How deep a sleep goes; [`crate::tag`] has the table.
@@ -83,25 +83,54 @@ pub struct SleepRequest {
     /// Longest wait, before the sleep begins, for other calls on the tags and for work on known streams.
     /// Others and its own copies have no limit.
     pub wait_max: Option<Duration>,
+    /// Device memory whose bytes need not survive.
+    pub unused: Vec<DeviceRange>,
 }
 
 impl SleepRequest {
     /// All tags.
     #[must_use]
     pub fn all(level: Level) -> Self {
-        Self { level, tags: None, wait_max: None }
+        Self { level, tags: None, wait_max: None, unused: Vec::new() }
     }
 
     /// These tags.
     #[must_use]
     pub fn of(tags: impl Into<Vec<Tag>>, level: Level) -> Self {
-        Self { level, tags: Some(tags.into()), wait_max: None }
+        Self { level, tags: Some(tags.into()), wait_max: None, unused: Vec::new() }
     }
 
     /// With these tags; `None`: all.
     #[must_use]
     pub fn choosing(mut self, tags: impl Into<Option<Vec<Tag>>>) -> Self {
         self.tags = tags.into();
+        self
+    }
+
+    /// With device memory whose bytes need not survive, such as what another allocator holds free inside a block.
+    ///
+    /// Granules that lie wholly in it are neither compared nor backed up, and what was stored of them is dropped. The
+    /// wake maps them again, with undefined bytes. Ranges may overlap; where no block lives they have no effect. A
+    /// preparation may still back some of them up.
+    ///
+    /// ```
+    /// use poorwill::{AllocRequest, Arena, Config, DeviceRange, Level, SleepRequest, Tag};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+    /// let block = arena.alloc(&AllocRequest::new(8 << 20, Tag::weights()))?;
+    /// let unused = DeviceRange::new(block.range.addr + (2 << 20), 4 << 20);
+    /// let sleep = arena.sleep(&SleepRequest::all(Level::One).without([unused]))?;
+    /// assert_eq!((sleep.copied_bytes, sleep.unused_bytes), (4 << 20, 4 << 20));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A range past the last address fails the sleep with
+    /// [`PoolError::InvalidUnused`](super::PoolError::InvalidUnused).
+    #[must_use]
+    pub fn without(mut self, unused: impl Into<Vec<DeviceRange>>) -> Self {
+        self.unused = unused.into();
         self
     }
 
@@ -360,6 +389,8 @@ pub struct SleepReport {
     /// Of those, not compared (immutable).
     #[serde(flatten, serialize_with = "super::old_keys::unchecked_bytes")]
     pub unchecked_bytes: u64,
+    /// Neither copied nor compared: declared unused, in whole granules.
+    pub unused_bytes: u64,
     /// Whether digests are fast; if not, everything is copied.
     pub fast_digests: bool,
     /// Dropped live bytes, in whole granules.

@@ -26,7 +26,7 @@ use super::state::State;
 use crate::backup::{BackupBuffer, Extent, Footprint};
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, Op, Pending, StreamId};
-use crate::tag::Changes;
+use crate::tag::{Changes, StoredAs};
 
 /// One that runs, one that waits.
 const COPIES_PER_STREAM: usize = 2;
@@ -130,8 +130,9 @@ impl<'a> Saver<'a> {
             let fresh = save.without(&kept.granules);
             let old = self.shared.lock_state().backups_mut().take(save);
             let old = old.and_then(|Backup { buffer, granules }| {
-                let fits = buffer.is_free() && buffer.fits(&footprint, &fresh);
-                Some((Arc::into_inner(buffer).filter(|_| fits)?, granules))
+                // Owned first: from then on no call can begin to read it.
+                let fits = |buffer: &BackupBuffer| buffer.is_free() && buffer.fits(&footprint, &fresh);
+                Some((Arc::into_inner(buffer).filter(fits)?, granules))
             });
             let (buffer, granules, fresh) = match old {
                 Some((buffer, granules)) => (buffer, granules, fresh),
@@ -333,17 +334,24 @@ impl<'a> Saver<'a> {
 }
 
 impl Shared {
-    /// The footprints that the live granules of `saves` would take now. Where the storage measures, they are mapped.
+    /// The footprints that the live granules of `saves` would take now. Where the storage measures, they are mapped. Of
+    /// viewable ones it measures nothing.
     pub(super) fn plan_footprints<'s>(
         &self,
         stream: StreamId,
         saves: impl Iterator<Item = &'s Save>,
     ) -> Result<Vec<Footprint>, DriverError> {
-        let extents: Vec<Extent<'s>> = saves.map(Save::extent).collect();
-        if extents.is_empty() {
-            return Ok(Vec::new());
-        }
-        as_many(extents.len(), "extents were to be planned", self.backups().plan(stream, &extents)?)
+        let saves: Vec<&'s Save> = saves.collect();
+        let is_viewable = |save: &&&Save| save.stored_as == StoredAs::Viewable;
+        let extents: Vec<Extent<'s>> =
+            saves.iter().filter(|save| !is_viewable(save)).map(|save| save.extent()).collect();
+        let planned = if extents.is_empty() { Vec::new() } else { self.backups().plan(stream, &extents)? };
+        let mut planned = as_many(extents.len(), "extents were to be planned", planned)?.into_iter();
+        let footprint = |save: &&Save| {
+            let raw = || Footprint::raw(save.bytes);
+            if is_viewable(&save) { raw() } else { planned.next().unwrap_or_else(raw) }
+        };
+        Ok(saves.iter().map(footprint).collect())
     }
 
     pub(super) fn new_buffer(&self, footprint: &Footprint) -> Pending<BackupBuffer> {
@@ -407,7 +415,8 @@ impl Saving<'_> {
         let digests = as_many(fresh.len(), "granules were saved", digests)?;
         let (mut stored, mut outgrown) = (Vec::new(), Vec::new());
         for (granule, digest) in fresh.into_iter().zip(digests) {
-            granules[granule] = digest.map(|digest| Stored { digest, verified, loaded_unseen: false });
+            granules[granule] =
+                digest.map(|digest| Stored { digest, verified, loaded_unseen: false, has_new_block: false });
             match digest {
                 Some(_) => stored.push(granule),
                 None => outgrown.push(shared.granule_range(save, granule, 1)),

@@ -19,7 +19,7 @@ use super::tags::Tags;
 use super::units::{UNIT_BYTES, bytes_max};
 use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
-use crate::tag::{Changes, Tag, TagPolicy};
+use crate::tag::{Tag, TagPolicy};
 
 /// Segments inspected per new tag, at most.
 const SEGMENTS_A_TAG: usize = 16;
@@ -212,10 +212,7 @@ impl State {
         request: &AllocRequest,
     ) -> Handle {
         let tag = self.heap.tag_of_list(list);
-        if self.tags.get(tag).changes() == Changes::Immutable {
-            let segment = self.heap.segments().of_addr(range.addr);
-            self.backups.invalidate(tag, segment, range);
-        }
+        self.backups.invalidate(tag, || self.heap.segments().of_addr(range.addr), range);
         Handle { id, range, requested_bytes: request.bytes }
     }
 

@@ -13,7 +13,7 @@ use super::keys::TagKey;
 use super::tag_lock::TagLock;
 use super::undefined::Undefined;
 use crate::driver::DeviceRange;
-use crate::tag::{Changes, Dropped, SleepAction, Tag, TagPolicy, TagState};
+use crate::tag::{Changes, Dropped, SleepAction, StoredAs, Tag, TagPolicy, TagState};
 
 /// Tags of this process that have fallen asleep, of any pool.
 static SLEEPS: AtomicU64 = AtomicU64::new(0);
@@ -40,6 +40,7 @@ pub(super) struct TagEntry {
     is_declared: bool,
     residence: Residence,
     changes: Changes,
+    stored_as: StoredAs,
     tag_lock: TagLock,
     /// Whether the exclusive access will release memory.
     falls_asleep: bool,
@@ -175,6 +176,7 @@ impl TagEntry {
             is_declared: false,
             residence: Residence::Awake { undefined: Undefined::default() },
             changes: Changes::default(),
+            stored_as: StoredAs::default(),
             tag_lock: TagLock::default(),
             falls_asleep: false,
             wanted: 0,
@@ -187,7 +189,9 @@ impl TagEntry {
     fn is_plain(&self) -> bool {
         let is_idle = self.tag_lock.is_empty() && self.wanted == 0;
         let is_new = self.state() == TagState::Awake;
-        is_idle && is_new && !self.is_declared && self.changes == Changes::default()
+        let has_settings =
+            self.is_declared || self.changes != Changes::default() || self.stored_as != StoredAs::default();
+        is_idle && is_new && !has_settings
     }
 
     pub(super) fn name(&self) -> &Tag {
@@ -213,6 +217,14 @@ impl TagEntry {
 
     pub(super) fn set_changes(&mut self, changes: Changes) {
         self.changes = changes;
+    }
+
+    pub(super) fn stored_as(&self) -> StoredAs {
+        self.stored_as
+    }
+
+    pub(super) fn set_stored_as(&mut self, stored_as: StoredAs) {
+        self.stored_as = stored_as;
     }
 
     pub(super) fn state(&self) -> TagState {
@@ -395,10 +407,11 @@ mod tests {
     #[test]
     fn settings_of_a_tag_are_not_forgotten() {
         let mut tags = Tags::new([]);
-        let [policy, changes, asleep] =
-            ["policy", "changes", "asleep"].map(|name| find_or_add(&mut tags, name));
+        let [policy, changes, stored, asleep] =
+            ["policy", "changes", "stored", "asleep"].map(|name| find_or_add(&mut tags, name));
         tags.get_mut(policy).declare(TagPolicy::PRESERVED, false).unwrap();
         tags.get_mut(changes).set_changes(Changes::Immutable);
+        tags.get_mut(stored).set_stored_as(StoredAs::Viewable);
         tags.get_mut(asleep).fall_asleep(SleepAction::Backup);
         assert!(tags.forget(|_| true, 0).is_empty());
         tags.get_mut(asleep).wake(false);

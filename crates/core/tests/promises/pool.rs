@@ -428,6 +428,7 @@ fn reports_have_the_documented_shape() {
         "release",
         "copied_bytes",
         "unchanged_bytes",
+        "unused_bytes",
         "discarded_bytes",
         "unaccounted_bytes",
         "device_free_before_bytes",

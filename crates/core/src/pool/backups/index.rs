@@ -5,7 +5,7 @@
 //!
 //! A stored granule is *verified* when a sleep has seen, with nothing in flight, that the device holds the
 //! same bytes. Where the owner has promised not to change them, sleeps skip verified granules. New blocks and
-//! declarations invalidate them. To cover a backup that is out of the index to be written, the tag's
+//! declarations invalidate them. What a new block shares with others is not read as its backup. To cover a backup that is out of the index to be written, the tag's
 //! invalidations are compared before it is put back.
 //!
 //! A stored granule is *unseen* when a wake has copied it to the device, and its digest has not matched
@@ -51,6 +51,8 @@ pub(in crate::pool) struct Stored {
     /// Never set by a background copy, which a write may have overtaken.
     pub(in crate::pool) verified: bool,
     pub(in crate::pool) loaded_unseen: bool,
+    /// A block was allocated here since. Its bytes are not what is stored.
+    pub(in crate::pool) has_new_block: bool,
 }
 
 /// An unseen granule, copied from the byte `offset` of `buffer`.
@@ -199,6 +201,18 @@ impl BackupIndex {
         extents.insert(save.location, backup);
     }
 
+    /// Those that `range` touches, by address.
+    pub(in crate::pool) fn touching(
+        &self,
+        tag: TagKey,
+        segment: SegmentKey,
+        range: DeviceRange,
+    ) -> impl Iterator<Item = (u64, &Backup)> {
+        let extents = &self.tags[tag].extents;
+        let locations = self.overlapping(tag, segment, range.addr, range.end()).into_iter();
+        locations.filter_map(move |location| Some((location.1, extents.get(&location)?)))
+    }
+
     pub(in crate::pool) fn overlapping(
         &self,
         tag: TagKey,
@@ -254,7 +268,7 @@ impl BackupIndex {
         let Some(backup) = self.tags[save.tag].extents.get_mut(&save.location) else { return };
         for granule in granules {
             let stored = backup.granules.get_mut(*granule).and_then(Option::as_mut);
-            stored.into_iter().for_each(|stored| stored.verified = true);
+            stored.into_iter().for_each(|stored| (stored.verified, stored.has_new_block) = (true, false));
         }
     }
 
@@ -262,16 +276,26 @@ impl BackupIndex {
         self.tags[tag].invalidations
     }
 
-    pub(in crate::pool) fn invalidate(&mut self, tag: TagKey, segment: SegmentKey, range: DeviceRange) {
+    /// For a new block in `range`.
+    pub(in crate::pool) fn invalidate(
+        &mut self,
+        tag: TagKey,
+        segment: impl FnOnce() -> SegmentKey,
+        range: DeviceRange,
+    ) {
         // Counts for backups that were taken to be updated, too.
         self.tags[tag].invalidations += 1;
-        let granule_bytes = self.granule_bytes;
+        if !self.has(tag) {
+            return;
+        }
+        let (segment, granule_bytes) = (segment(), self.granule_bytes);
         for location in self.overlapping(tag, segment, range.addr, range.end()) {
             let Some(backup) = self.tags[tag].extents.get_mut(&location) else { continue };
             let starts = (0..).map(|nth| location.1 + nth * granule_bytes);
             for (start, stored) in starts.zip(&mut backup.granules) {
                 if start < range.end() && range.addr < start + granule_bytes {
-                    stored.iter_mut().for_each(|stored| stored.verified = false);
+                    let new = |stored: &mut Stored| (stored.verified, stored.has_new_block) = (false, true);
+                    stored.iter_mut().for_each(new);
                 }
             }
         }
@@ -377,6 +401,19 @@ impl BackupIndex {
 
     pub(in crate::pool) fn forget_granule(&mut self, tag: TagKey, location: Location) {
         self.stored_mut(tag, location).into_iter().for_each(|stored| *stored = None);
+    }
+
+    /// Forgets these granules, and extents of which nothing is stored then.
+    pub(in crate::pool) fn forget_granules(&mut self, tag: TagKey, segment: SegmentKey, range: DeviceRange) {
+        for location in self.overlapping(tag, segment, range.addr, range.end()) {
+            for granule in self.stored_granules(tag, location, range) {
+                self.forget_granule(tag, (segment, granule.addr));
+            }
+            let extents = &mut self.tags[tag].extents;
+            if extents.get(&location).is_some_and(|backup| backup.granules.iter().all(Option::is_none)) {
+                extents.remove(&location);
+            }
+        }
     }
 
     fn stored(&self, tag: TagKey, (segment, addr): Location) -> Option<Stored> {

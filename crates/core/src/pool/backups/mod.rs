@@ -10,16 +10,18 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 pub(super) use self::index::{Backup, BackupIndex, Stored, Suspect};
-use super::heap::{Heap, Segment};
+use super::heap::{Heap, Segment, Use};
 use super::keys::{Location, SegmentKey, TagKey};
 use crate::backup::Extent;
 use crate::driver::DeviceRange;
+use crate::tag::StoredAs;
 
 #[derive(Debug, Clone)]
 pub(super) struct Save {
     pub(super) tag: TagKey,
     pub(super) location: Location,
     pub(super) bytes: u64,
+    pub(super) stored_as: StoredAs,
     /// Granules of the extent that hold a live byte, ascending.
     pub(super) granules: Vec<usize>,
 }
@@ -43,44 +45,64 @@ pub(super) fn tags_of(saves: &[Save]) -> Vec<TagKey> {
     tags.into_iter().collect()
 }
 
-/// The saves that store every live granule of a segment: existing extents, and new ones for the rest. A new extent
-/// covers one live block, or granules that several share: freeing a block frees its backup. It has at most
-/// `extent_bytes`. Extents less than half live are replaced.
+/// The saves that store every live granule of a segment but the `unused`: existing extents, and new ones for the rest. A
+/// new extent covers one live block, or granules that several share: freeing a block frees its backup. It has at most
+/// `extent_bytes`, unless it is viewable: then blocks are cut at unused granules only. Extents less than half live are
+/// replaced, and those that are cut otherwise than the tag's are now.
 pub(super) fn saves(
     heap: &Heap,
     index: &BackupIndex,
     (key, segment): (SegmentKey, &Segment),
-    extent_bytes: u64,
+    (extent_bytes, stored_as): (u64, StoredAs),
+    unused: &[usize],
 ) -> Vec<Save> {
     let (shape, tag, base) = (heap.shape(), segment.tag(), segment.range().addr);
-    let uses = heap.uses_of_granules(segment);
+    let mut uses = heap.uses_of_granules(segment);
+    unused.iter().for_each(|granule| uses[*granule] = Use::Free);
     let live_in = |range: Range<usize>| -> Vec<usize> {
         range.clone().filter(|nth| uses[*nth].is_live()).map(|nth| nth - range.start).collect()
     };
+    let most = shape.granules(extent_bytes).max(1);
+    // Borders between granules at which no extent may be cut, by the granule behind.
+    let mut uncut = match stored_as {
+        StoredAs::Compact => vec![false; uses.len()],
+        StoredAs::Viewable => heap.borders_in_blocks(segment),
+    };
+    for granule in unused {
+        let behind = (granule + 1).min(uncut.len() - 1);
+        [uncut[*granule], uncut[behind]] = [false; 2];
+    }
+    let is_cut = |nth: usize| !uncut.get(nth).copied().unwrap_or(false);
     let mut saves = Vec::new();
     let mut uncovered: Vec<bool> = uses.iter().map(|is| is.is_live()).collect();
     for (range, _) in index.of_segment(tag, key) {
         let first = shape.granules(range.addr - base);
         let extent = first..first + shape.granules(range.bytes);
         let granules = live_in(extent.clone());
-        if granules.len() * 2 < extent.len() {
+        let fits = match stored_as {
+            StoredAs::Compact => extent.len() <= most,
+            StoredAs::Viewable => is_cut(extent.start) && is_cut(extent.end),
+        };
+        if granules.len() * 2 < extent.len() || !fits {
             continue;
         }
         uncovered[extent].fill(false);
-        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, granules });
+        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, stored_as, granules });
     }
-    let most = shape.granules(extent_bytes).max(1);
     let mut nth = 0;
     while nth < uses.len() {
         let start = nth;
-        let belongs = |nth: usize| uncovered[nth] && uses[nth] == uses[start] && nth - start < most;
+        let belongs = |nth: usize| {
+            let is_next = nth == start || uses[nth] == uses[nth - 1] && nth - start < most;
+            uncovered[nth] && (is_next || !is_cut(nth))
+        };
         while nth < uses.len() && belongs(nth) {
             nth += 1;
         }
         if nth > start {
             let range = shape.granule_range(base, start, nth - start);
             let granules = (0..nth - start).collect();
-            saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, granules });
+            saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, stored_as, granules });
         } else {
             nth += 1;
         }

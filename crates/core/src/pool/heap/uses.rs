@@ -123,6 +123,17 @@ impl Heap {
         uses
     }
 
+    /// By granule: whether a block in use lies in it and in the one before.
+    pub(in crate::pool) fn borders_in_blocks(&self, segment: &Segment) -> Vec<bool> {
+        let (base, shape) = (segment.range().addr, self.shape);
+        let mut borders = vec![false; shape.granules(segment.range().bytes)];
+        for range in self.used_ranges(segment) {
+            let first = shape.granules(range.addr - base);
+            borders[first + 1..=shape.granules(range.end() - 1 - base)].fill(true);
+        }
+        borders
+    }
+
     /// Whether a block in use touches `start..end`. Searches from `near` on: usually a neighbour of a freed
     /// block answers at once.
     pub(in crate::pool) fn is_touched(&self, near: BlockKey, start: u64, end: u64) -> bool {

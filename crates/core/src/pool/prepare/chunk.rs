@@ -1,6 +1,6 @@
 //! A chunk that is held while it is measured or copied, and how it was then.
 
-use super::super::backups::{Backup, Save};
+use super::super::backups::{Backup, Save, Stored};
 use super::super::error::{PoolError, Result};
 use super::super::heap::Landmark;
 use super::super::keys::TagKey;
@@ -72,7 +72,8 @@ impl Shared {
         let stored = match state.backups().get(&save) {
             // Another call reads it, for which the sleep waits.
             Some(backup) if !backup.is_ours() && backup.has_unseen() => return Ok(NextStep::Gone),
-            backup => backup.filter(|backup| backup.is_ours()).map(Backup::share),
+            // Where a view or a read shares it, the sleep stores what has changed.
+            backup => backup.map(Backup::share),
         };
         let range = DeviceRange::new(save.location.1, save.bytes);
         state.tags_mut().get_mut(tag).enter();
@@ -94,7 +95,9 @@ impl Shared {
         debug_assert_eq!(held.range.addr, save.location.1, "the extent that is held");
         let mut state = self.lock_state();
         if state.backups().invalidations(held.tag) != snapshot.invalidations {
-            backup.granules.iter_mut().flatten().for_each(|stored| stored.verified = false);
+            // A block may have been allocated there meanwhile.
+            let unsure = |stored: &mut Stored| (stored.verified, stored.has_new_block) = (false, true);
+            backup.granules.iter_mut().flatten().for_each(unsure);
         }
         if state
             .current(save, Some(snapshot.landmark))

@@ -21,6 +21,7 @@ use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
 use super::save::{Saved, Saver};
 use super::shared::{MemoryGuard, Shared};
 use super::state::State;
+use super::unused::Unused;
 use crate::driver::{DriverError, MemoryInfo};
 use crate::tag::{SleepAction, Tag};
 
@@ -34,10 +35,11 @@ impl Shared {
     pub(super) fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
         drop(self.open_state()?);
         self.check_no_capture(SLEEP)?;
+        let unused = Unused::new(&request.unused)?;
         let deadline = Deadline::begin(self.driver(), request.wait_max);
         let (visited, exclusive) =
             self.exclusive(SLEEP, request.tags.as_deref(), |_| true, true, deadline)?;
-        let plan = |state: &State| state.plan_sleep(request.level, &visited, self.counters());
+        let plan = |state: &State| state.plan_sleep(request.level, &visited, &unused, self.counters());
         let slept = self.fall_asleep(SLEEP, &plan, deadline);
         drop(exclusive);
         let undone =
@@ -53,7 +55,8 @@ impl Shared {
     pub(super) fn plan_preparation(&self, request: &SleepRequest) -> Result<(Vec<Save>, Vec<Tag>)> {
         let state = self.open_state()?;
         let visited = state.tags().selected("prepare the sleep of", request.tags.as_deref())?;
-        let plan = state.plan_sleep(request.level, &visited, self.counters())?;
+        let unused = Unused::new(&request.unused)?;
+        let plan = state.plan_sleep(request.level, &visited, &unused, self.counters())?;
         let backed_up = |(tag, action): &(TagKey, _)| (*action == SleepAction::Backup).then_some(*tag);
         let tags: Vec<TagKey> = plan.tags.iter().filter_map(backed_up).collect();
         Ok((plan.saves, state.tags().names(&tags)))
@@ -85,7 +88,15 @@ impl Shared {
         self.quiesce()
             .map_err(|source| refused_by_capture(op, &source).unwrap_or(at(Phase::Quiesce)(source)))?;
         let before = self.driver().memory_info().map_err(at(Phase::Measure))?;
-        let plan = plan(&*self.open_state()?)?;
+        let plan = {
+            let mut state = self.open_state()?;
+            let plan = plan(&state)?;
+            // The device has these bytes, so nothing is lost if the sleep fails.
+            for (tag, segment, range) in &plan.unused {
+                state.backups_mut().forget_granules(*tag, *segment, *range);
+            }
+            plan
+        };
         let mut saved = Saved::default();
         let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
         let saver = Saver { shared: self, saves: &plan.saves, falling: &falling };
@@ -238,6 +249,7 @@ impl Shared {
             stored_bytes: saved.stored_bytes,
             unchanged_bytes: saved.unchanged_bytes,
             unchecked_bytes: saved.unchecked_bytes,
+            unused_bytes: plan.unused.iter().map(|(_, _, range)| range.bytes).sum(),
             fast_digests: self.driver().info().fast_digests,
             discarded_bytes: plan.discarded_bytes,
             unaccounted_bytes,

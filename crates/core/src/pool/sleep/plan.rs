@@ -2,7 +2,7 @@
 //!
 //! Conflicts are found here, before anything has happened.
 
-use super::super::backups::{BACK_UP, Save, saves};
+use super::super::backups::{BACK_UP, Save, runs, saves};
 use super::super::error::{PoolError, Result};
 use super::super::heap::{Segment, Use};
 use super::super::keys::{Location, SegmentKey, TagKey};
@@ -10,6 +10,8 @@ use super::super::mapping::Backing;
 use super::super::physical::Counters;
 use super::super::report::Level;
 use super::super::state::State;
+use super::super::unused::Unused;
+use crate::driver::DeviceRange;
 use crate::tag::{SleepAction, TagState};
 
 #[derive(Debug)]
@@ -20,6 +22,8 @@ pub(in crate::pool) struct SleepPlan {
     pub(in crate::pool) saves: Vec<Save>,
     /// Chunks whose memory is released, by segment and address.
     pub(in crate::pool) leaving: Vec<Location>,
+    /// Live granules that are not backed up, because their bytes are unused.
+    pub(in crate::pool) unused: Vec<(TagKey, SegmentKey, DeviceRange)>,
     pub(in crate::pool) release_bytes: u64,
     pub(in crate::pool) discarded_bytes: u64,
 }
@@ -29,6 +33,7 @@ impl State {
         &self,
         level: Level,
         visited: &[TagKey],
+        unused: &Unused,
         counters: &Counters,
     ) -> Result<SleepPlan> {
         let mut tags = Vec::new();
@@ -40,7 +45,7 @@ impl State {
                 already_asleep.push(tag);
             }
         }
-        Ok(self.plan(level, tags, already_asleep, visited, counters))
+        Ok(self.plan(level, (tags, already_asleep), visited, unused, counters))
     }
 
     /// Drops tags, asleep or awake, whatever their policy.
@@ -53,7 +58,7 @@ impl State {
                 tags.push((tag, SleepAction::Drop));
             }
         }
-        self.plan(Level::Two, tags, already_asleep, visited, counters)
+        self.plan(Level::Two, (tags, already_asleep), visited, &Unused::default(), counters)
     }
 
     /// How a tag falls asleep at this level; `None` when it already sleeps so, or has no blocks.
@@ -81,9 +86,9 @@ impl State {
     fn plan(
         &self,
         level: Level,
-        tags: Vec<(TagKey, SleepAction)>,
-        already_asleep: Vec<TagKey>,
+        (tags, already_asleep): (Vec<(TagKey, SleepAction)>, Vec<TagKey>),
         visited: &[TagKey],
+        unused: &Unused,
         counters: &Counters,
     ) -> SleepPlan {
         let mut plan = SleepPlan {
@@ -92,13 +97,14 @@ impl State {
             already_asleep,
             saves: Vec::new(),
             leaving: Vec::new(),
+            unused: Vec::new(),
             release_bytes: counters.deferred_release_bytes() + counters.spare_bytes(),
             discarded_bytes: 0,
         };
         for tag in visited.iter().copied() {
             let action = plan.tags.iter().find(|(other, _)| *other == tag).map(|(_, action)| *action);
             for (key, segment) in self.heap().segments().of_tag(tag) {
-                self.plan_segment(&mut plan, key, segment, action);
+                self.plan_segment(&mut plan, (key, segment), action, unused);
             }
         }
         plan.leaving.sort_unstable();
@@ -108,9 +114,9 @@ impl State {
     fn plan_segment(
         &self,
         plan: &mut SleepPlan,
-        key: SegmentKey,
-        segment: &Segment,
+        (key, segment): (SegmentKey, &Segment),
         action: Option<SleepAction>,
+        unused: &Unused,
     ) {
         let shape = self.heap().shape();
         let state = self.tags().get(segment.tag()).state();
@@ -127,7 +133,14 @@ impl State {
         }
         match action {
             Some(SleepAction::Backup) => {
-                plan.saves.extend(saves(self.heap(), self.backups(), (key, segment), shape.chunk_bytes));
+                let (tag, range) = (segment.tag(), segment.range());
+                let mut unused = unused.granules(range, &shape);
+                unused.retain(|granule| uses[*granule].is_live());
+                let ranges = runs(&unused).into_iter();
+                let ranges = ranges.map(|run| shape.granule_range(range.addr, run.start, run.len()));
+                plan.unused.extend(ranges.map(|range| (tag, key, range)));
+                let extents = (shape.chunk_bytes, self.tags().get(tag).stored_as());
+                plan.saves.extend(saves(self.heap(), self.backups(), (key, segment), extents, &unused));
             }
             Some(SleepAction::Drop) => {
                 let live = uses.iter().filter(|granule| granule.is_live()).count();

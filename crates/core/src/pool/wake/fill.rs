@@ -28,7 +28,7 @@ use super::verify::{Arrival, Verified};
 use super::woken::Woken;
 use crate::backup::BackupBuffer;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, Scratch};
+use crate::driver::{CopyPart, DriverError, Op, Pending, Scratch};
 use crate::tag::Tag;
 
 /// Pause between two polls of copies in flight; short beside the time that a full path takes.
@@ -144,7 +144,7 @@ impl<'a> Filler<'a> {
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
         let driver = self.shared.driver();
         let engine_stream = self.shared.streams().copy(turn);
-        let With::Backup { buffer, granules, is_last } = &filling.with else {
+        let With::Backup { buffer, first, granules, is_last } = &filling.with else {
             let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
             let zeros = zeros.then(|zeroed| zeroed.map(|()| Vec::new()));
@@ -154,9 +154,8 @@ impl<'a> Filler<'a> {
         let stored: Vec<usize> = (0..granules.len()).filter(|granule| granules[*granule].is_some()).collect();
         let granule_bytes = self.shared.shape().granule_bytes;
         let part = |run: Range<usize>| {
-            let host_offset = run.start as u64 * granule_bytes;
-            let device = DeviceRange::new(filling.range.addr + host_offset, run.len() as u64 * granule_bytes);
-            CopyPart { device, host_offset }
+            let device = self.shared.shape().granule_range(filling.range.addr, run.start, run.len());
+            CopyPart { device, host_offset: (first + run.start) as u64 * granule_bytes }
         };
         let parts: Vec<CopyPart> = runs(&stored).into_iter().map(part).collect();
         let bytes = stored.len() as u64 * granule_bytes;
@@ -182,8 +181,8 @@ impl<'a> Filler<'a> {
         let mut arrivals = Vec::with_capacity(stored.len());
         for granule in stored {
             let Some(Stored { digest: expected, .. }) = granules[granule] else { continue };
-            let offset = granule as u64 * granule_bytes;
-            let granule = DeviceRange::new(filling.range.addr + offset, granule_bytes);
+            let offset = (first + granule) as u64 * granule_bytes;
+            let granule = self.shared.shape().granule_range(filling.range.addr, granule, 1);
             let is_chosen = self.is_chosen(&filling.tag) || *is_last;
             arrivals.push((Arrival { granule, buffer, offset, expected }, is_chosen));
         }

@@ -7,7 +7,7 @@ use crate::backup::BackupBuffer;
 use crate::driver::DeviceRange;
 use crate::tag::Tag;
 
-/// The bytes of a chunk or an extent.
+/// The bytes of a chunk, or of an extent or a part of one.
 #[derive(Debug)]
 pub(super) struct Filling {
     /// Number of the last mapping in the plan that it writes to.
@@ -23,6 +23,8 @@ pub(super) enum With {
     /// With `is_last` the backup is released after the wake.
     Backup {
         buffer: Arc<BackupBuffer>,
+        /// The number that its first granule has in the backup.
+        first: usize,
         granules: Vec<Option<Stored>>,
         is_last: bool,
     },

@@ -106,9 +106,16 @@ impl State {
                     // Granules that are no longer live may have no memory.
                     let live = of_extent.map(|(is, stored)| stored.filter(|_| is.is_live()));
                     let granules: Vec<Option<Stored>> = live.collect();
-                    if granules.iter().any(Option::is_some) {
-                        let buffer = Arc::clone(&backup.buffer);
-                        fill(extent, With::Backup { buffer, granules, is_last });
+                    // What is on disk is fetched as a whole. Longer extents than a chunk are copied in parts.
+                    let is_whole = backup.buffer.disk_bytes() > 0;
+                    let most = if is_whole { granules.len() } else { shape.granules(shape.chunk_bytes) };
+                    for (nth, part) in granules.chunks(most.max(1)).enumerate() {
+                        if part.iter().any(Option::is_some) {
+                            let (first, granules) = (nth * most, part.to_vec());
+                            let range = shape.granule_range(extent.addr, first, part.len());
+                            let buffer = Arc::clone(&backup.buffer);
+                            fill(range, With::Backup { buffer, first, granules, is_last });
+                        }
                     }
                 }
             }
