@@ -1,4 +1,4 @@
-//! The arrows between the crates: `core ← driver ← poorwill ← {python, bench, rotate}`, with `cli` upon `poorwill`,
+//! The arrows between the crates: `core ← driver ← poorwill ← {python, bench, preload, rotate}`, with `cli` upon `poorwill`,
 //! `bench`, `rotate` and `mock-engine`, and the testkit for tests only. `triton` stands by itself, for `python`. What measures is for
 //! the command and for tests: neither the library nor the Python package nor the service depends on it. Benchmarks that
 //! compile a peer stand beside the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda
@@ -18,6 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-fake-nvml", &["poorwill-core"]),
     ("poorwill", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-bench", &["poorwill", "poorwill-driver"]),
+    ("poorwill-preload", &["poorwill"]),
     ("poorwill-python", &["poorwill", "poorwill-triton"]),
     ("poorwill-rotate", &["poorwill"]),
     ("poorwill-mock-engine", &["poorwill", "poorwill-driver", "poorwill-rotate"]),

@@ -1,4 +1,4 @@
-//! What the package's shared library requires of a system, and what it exports, as `readelf` reports.
+//! What the package's shared libraries require of a system, and what they export, as `readelf` reports.
 //!
 //! The rules are narrower than manylinux's, which allows more libraries. Ours may need glibc only, besides Python's
 //! own symbols, which the interpreter provides.
@@ -12,8 +12,36 @@ use crate::steps::{Failure, Step};
 /// The program that reads a library, also one for another machine.
 pub(crate) const READELF: &str = "readelf";
 
-/// All exports: how Python starts the module, and the allocator's functions.
-const EXPORTS: &[&str] = &["PyInit__native", "poorwill_alloc", "poorwill_free"];
+/// All exports of the module: how Python starts it, and the allocator's functions.
+pub(crate) const MODULE_EXPORTS: &[&str] = &["PyInit__native", "poorwill_alloc", "poorwill_free"];
+
+/// All exports of the library to preload: two of the CUDA runtime's functions, and the interface of its users.
+pub(crate) const PRELOAD_EXPORTS: &[&str] = &[
+    "cudaFree",
+    "cudaMalloc",
+    "poorwill_tms_last_error",
+    "poorwill_tms_last_message",
+    "poorwill_tms_owns",
+    "poorwill_tms_report",
+    "poorwill_tms_set_unused",
+    "set_memory_margin_bytes",
+    "tms_get_cpu_backup_backend",
+    "tms_get_cpu_backup_pointer",
+    "tms_get_current_tag",
+    "tms_get_enable_cpu_backup",
+    "tms_get_enable_disk_backup",
+    "tms_get_interesting_region",
+    "tms_get_retain_cpu_backup",
+    "tms_pause",
+    "tms_resume",
+    "tms_set_cpu_backup_backend",
+    "tms_set_current_tag",
+    "tms_set_disk_backup_dir",
+    "tms_set_enable_cpu_backup",
+    "tms_set_enable_disk_backup",
+    "tms_set_interesting_region",
+    "tms_set_retain_cpu_backup",
+];
 
 /// Parts of glibc 2.28, which later versions still have.
 const LIBRARIES: [&str; 7] = [
@@ -82,13 +110,13 @@ impl Library {
     }
 
     /// The oldest glibc that it runs with, or else what would not work everywhere, or must not be exported.
-    pub(crate) fn checked(&self) -> Result<Glibc, Vec<String>> {
+    pub(crate) fn checked(&self, exports: &[&str]) -> Result<Glibc, Vec<String>> {
         let mut problems = Vec::new();
         let mut add = |problem: String| problems.push(problem);
-        for name in EXPORTS.iter().filter(|name| !self.exported.iter().any(|has| has == *name)) {
+        for name in exports.iter().filter(|name| !self.exported.iter().any(|has| has == *name)) {
             add(format!("it does not export `{name}`"));
         }
-        for name in self.exported.iter().filter(|name| !EXPORTS.contains(&name.as_str())) {
+        for name in self.exported.iter().filter(|name| !exports.contains(&name.as_str())) {
             add(format!("it exports `{name}`"));
         }
         for name in self.needed.iter().filter(|name| !LIBRARIES.contains(&name.as_str())) {
@@ -177,8 +205,8 @@ Version needs section '.gnu.version_r' contains 2 entries:
         assert_eq!(library.needed, ["libc.so.6", "ld-linux-x86-64.so.2"]);
         assert_eq!(library.versions, ["GLIBC_2.14", "GLIBC_2.28", "GLIBC_2.3"]);
         assert_eq!(library.taken, ["PyExc_ValueError"]);
-        assert_eq!(library.exported, EXPORTS);
-        assert_eq!(library.checked().unwrap().to_string(), "2.28");
+        assert_eq!(library.exported, MODULE_EXPORTS);
+        assert_eq!(library.checked(MODULE_EXPORTS).unwrap().to_string(), "2.28");
     }
 
     #[test]
@@ -203,10 +231,11 @@ Version needs section '.gnu.version_r' contains 2 entries:
             ),
         ] {
             assert!(SAID.contains(with), "{with}");
-            let problems = Library::parse(&SAID.replacen(with, instead, 1)).checked().unwrap_err();
+            let problems =
+                Library::parse(&SAID.replacen(with, instead, 1)).checked(MODULE_EXPORTS).unwrap_err();
             assert_eq!(problems, [says]);
         }
-        let other = Library::parse(&SAID.replace("PyInit__native", "PyInit__other")).checked();
+        let other = Library::parse(&SAID.replace("PyInit__native", "PyInit__other")).checked(MODULE_EXPORTS);
         assert_eq!(
             other,
             Err(["it does not export `PyInit__native`", "it exports `PyInit__other`"]
@@ -217,7 +246,7 @@ Version needs section '.gnu.version_r' contains 2 entries:
 
     #[test]
     fn unparsed_output_is_a_problem() {
-        let problems = Library::parse("readelf: warning: nothing here").checked().unwrap_err();
+        let problems = Library::parse("readelf: warning: nothing here").checked(MODULE_EXPORTS).unwrap_err();
         assert!(problems.iter().any(|problem| problem.contains("no version of glibc")), "{problems:?}");
     }
 

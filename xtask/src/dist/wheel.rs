@@ -5,18 +5,23 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::library::{Glibc, Library, OLDEST_GLIBC};
+use super::library::{Glibc, Library, MODULE_EXPORTS, OLDEST_GLIBC, PRELOAD_EXPORTS};
 use super::licenses;
-use crate::python::PACKAGE;
 use crate::python::environment::Environment;
 use crate::python::interpreter::oldest;
-use crate::steps::{Failure, workspace_root};
+use crate::python::package::PRELOAD_FILE;
+use crate::python::{PACKAGE, SOURCES};
+use crate::steps::{Failure, Step, workspace_root};
+use crate::toolchain::target_folder;
 
 /// The version of all wheels of this checkout.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const NAME: &str = "poorwill";
 const LIBRARY: &str = "poorwill/_native.abi3.so";
+
+/// The crate of the library to preload, and what cargo makes of it.
+const PRELOAD: [&str; 2] = ["poorwill-preload", "libpoorwill_preload.so"];
 
 /// Replaces the path of cargo's sources in the library, which differs between machines.
 const CARGO_HOME: &str = "/cargo";
@@ -60,22 +65,44 @@ impl Wheel {
     pub(crate) fn build(self, environment: &Environment) -> Result<BuiltWheel, Failure> {
         let folder = environment.beside("dist-build").join(self.architecture);
         make_empty(&folder)?;
+        let packed = self.build_preload(environment)?;
+        let built = self.build_package(environment, &folder);
+        // A later build in the tree must not pack one for another architecture.
+        let removed = fs::remove_file(&packed).map_err(|cause| Failure::File { path: packed, cause });
+        let built = built?;
+        removed.map(|()| built)
+    }
+
+    /// Builds the library to preload where maturin packs it from, and returns its path.
+    fn build_preload(self, environment: &Environment) -> Result<PathBuf, Failure> {
+        let [package, library] = PRELOAD;
+        let [major, minor] = OLDEST_GLIBC;
+        let target = format!("{}.{major}.{minor}", self.target());
+        let zigbuild = environment.folder().join("bin/cargo-zigbuild");
+        let arguments = ["rustc", "--release", "--locked", "--lib", "--crate-type", "cdylib"].into_iter();
+        let chosen = ["--package", package, "--target", &target, "--", "-C", "strip=symbols"];
+        linked_by_zig(Step::program(zigbuild.as_os_str(), arguments.chain(chosen)), environment)
+            .in_environment(environment.folder())
+            .run()?;
+        let made = target_folder()?.join(self.target()).join("release").join(library);
+        let packed = workspace_root().join(SOURCES).join(PRELOAD_FILE);
+        let folder = packed.parent().map_or(Ok(()), fs::create_dir_all);
+        match folder.and_then(|()| fs::copy(&made, &packed)) {
+            Ok(_) => Ok(packed),
+            Err(cause) => Err(Failure::File { path: made, cause }),
+        }
+    }
+
+    fn build_package(self, environment: &Environment, folder: &Path) -> Result<BuiltWheel, Failure> {
         let (manifest, target, platform) =
             (format!("{PACKAGE}/Cargo.toml"), self.target(), Wheel::platform());
         let arguments = ["-m", "maturin", "build", "--release", "--locked", "--zig", "--auditwheel", "check"];
         let chosen = ["--compatibility", &platform, "--target", &target, "--manifest-path", &manifest];
         let arguments = arguments.into_iter().chain(chosen).chain(["--out"]).map(OsStr::new);
-        let cache = environment.beside("zig").to_string_lossy().into_owned();
-        environment
-            .python(arguments.chain([folder.as_os_str()]))
-            .env("CARGO_ZIGBUILD_PYTHON_PATH", &environment.interpreter().to_string_lossy())
-            .env("CARGO_ZIGBUILD_CACHE_DIR", &cache)
-            .env("ZIG_GLOBAL_CACHE_DIR", &cache)
-            .env("CARGO_ENCODED_RUSTFLAGS", &remapped(&cargo_home()))
-            .run()?;
+        linked_by_zig(environment.python(arguments.chain([folder.as_os_str()])), environment).run()?;
         let path = folder.join(self.file_name());
         if !path.is_file() {
-            let problem = format!("maturin did not make it; it made {}", names_in(&folder).join(", "));
+            let problem = format!("maturin did not make it; it made {}", names_in(folder).join(", "));
             return Err(Failure::Content { path, problem });
         }
         let unpacked = folder.join("unpacked");
@@ -86,7 +113,7 @@ impl Wheel {
 }
 
 impl BuiltWheel {
-    /// Checks its tag, its metadata and its library. Returns the oldest glibc that it runs with.
+    /// Checks its tag, its metadata and its libraries. Returns the oldest glibc that it runs with.
     pub(crate) fn check(&self) -> Result<Glibc, Failure> {
         self.check_metadata()?;
         let about = self.unpacked.join(format!("{NAME}-{VERSION}.dist-info/WHEEL"));
@@ -105,7 +132,7 @@ impl BuiltWheel {
             let problem = format!("it holds what lay about in the tree: {}", strays.join(", "));
             return Err(Failure::Content { path: self.path.clone(), problem });
         }
-        self.check_library()
+        self.check_libraries()
     }
 
     /// Checks that the metadata state what it is, for which Pythons, and under which licence.
@@ -128,9 +155,16 @@ impl BuiltWheel {
         Ok(())
     }
 
-    fn check_library(&self) -> Result<Glibc, Failure> {
-        let path = self.unpacked.join(LIBRARY);
-        let problem = match Library::read(&path)?.checked() {
+    /// Checks both libraries.
+    fn check_libraries(&self) -> Result<Glibc, Failure> {
+        let module = self.check_library(LIBRARY, MODULE_EXPORTS)?;
+        let preload = self.check_library(&preload_library(), PRELOAD_EXPORTS)?;
+        Ok(module.max(preload))
+    }
+
+    fn check_library(&self, library: &str, exports: &[&str]) -> Result<Glibc, Failure> {
+        let path = self.unpacked.join(library);
+        let problem = match Library::read(&path)?.checked(exports) {
             Ok(glibc) => {
                 let bytes = fs::read(&path).map_err(|cause| Failure::File { path: path.clone(), cause })?;
                 let sources = cargo_home().join("registry");
@@ -177,7 +211,20 @@ fn lacking(metadata: &str, readme: &str) -> Option<String> {
 /// Whether a file of the package is ours, by its name.
 fn belongs(path: &str) -> bool {
     let is_python = path.ends_with(".py") || path.ends_with(".pyi") || path.ends_with("/py.typed");
-    path == LIBRARY || is_python
+    path == LIBRARY || path == preload_library() || is_python
+}
+
+fn preload_library() -> String {
+    format!("{NAME}/{PRELOAD_FILE}")
+}
+
+/// With the options of all builds that zig links.
+fn linked_by_zig(step: Step, environment: &Environment) -> Step {
+    let cache = environment.beside("zig").to_string_lossy().into_owned();
+    step.env("CARGO_ZIGBUILD_PYTHON_PATH", &environment.interpreter().to_string_lossy())
+        .env("CARGO_ZIGBUILD_CACHE_DIR", &cache)
+        .env("ZIG_GLOBAL_CACHE_DIR", &cache)
+        .env("CARGO_ENCODED_RUSTFLAGS", &remapped(&cargo_home()))
 }
 
 fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
@@ -263,7 +310,9 @@ mod tests {
 
     #[test]
     fn stray_files_do_not_belong_into_a_wheel() {
-        for path in ["poorwill/__init__.py", "poorwill/_native.pyi", "poorwill/py.typed", LIBRARY] {
+        for path in
+            ["poorwill/__init__.py", "poorwill/_native.pyi", "poorwill/py.typed", LIBRARY, &preload_library()]
+        {
             assert!(belongs(path), "{path}");
         }
         for path in ["poorwill/__pycache__/demo.cpython-311.pyc", "poorwill/_native.so", "poorwill/core"] {

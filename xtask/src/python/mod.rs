@@ -22,7 +22,7 @@ use crate::vllm::{self, Which};
 
 pub(crate) const PACKAGE: &str = "crates/python";
 const TESTS: &str = "crates/python/tests";
-const SOURCES: &str = "crates/python/python/poorwill";
+pub(crate) const SOURCES: &str = "crates/python/python/poorwill";
 
 const MODULE: &str = "poorwill";
 const SETTINGS: &str = "crates/python/pyproject.toml";
@@ -121,7 +121,7 @@ fn without_torch(
     effort: &str,
     (marks, versions): (&str, Which<'_>),
 ) -> Result<(Tally, Option<String>), Failure> {
-    package::install(environment, &built.native)?;
+    package::install(environment, built)?;
     let sources = vllm::sources(environment, versions);
     let sources = fetched(sources, "the plugin for vLLM not tested in vLLM's code")?;
     let mut arguments = pytest_args.to_vec();
@@ -145,7 +145,7 @@ pub(crate) fn test_over_torch(built: &Built, effort: &str) -> Result<Tested, Fai
         Ok(environment) => environment,
         Err(unready) => return Ok(Tested::Skipped { why: unready.skip(OMITTED)? }),
     };
-    package::install(&environment, &built.native)?;
+    package::install(&environment, built)?;
     let sources = || vllm::sources(&environment, Which::Run);
     let there = torch::ready(&environment).and_then(|torch| Ok((torch, sources()?)));
     let (torch, sources) = match fetched(there, OMITTED)? {

@@ -1,6 +1,6 @@
 //! Installs the package from the run's single build into a virtual environment.
 //!
-//! The Python files and the native module are copied, and maturin writes the metadata with entry points. So the tests
+//! The Python files and the libraries are copied, and maturin writes the metadata with entry points. So the tests
 //! see what a wheel installs; `cargo xtask dist` checks the wheel itself.
 
 use std::fs;
@@ -10,12 +10,16 @@ use std::path::{Path, PathBuf};
 use super::environment::Venv;
 use super::{MODULE, PACKAGE, SOURCES};
 use crate::steps::{Failure, workspace_root};
+use crate::test::build::Built;
 
 /// The native module's file in the package.
 const NATIVE_FILE: &str = "_native.abi3.so";
 
+/// The library to preload, in the package. Its users look for this name.
+pub(crate) const PRELOAD_FILE: &str = "compat/torch_memory_saver_hook_mode_preload.abi3.so";
+
 /// Installs the package into the environment, replacing another.
-pub(crate) fn install(venv: &Venv, native: &Path) -> Result<(), Failure> {
+pub(crate) fn install(venv: &Venv, built: &Built) -> Result<(), Failure> {
     let packages = site_packages(venv)?;
     let at = |path: &Path| {
         let path = path.to_owned();
@@ -24,7 +28,11 @@ pub(crate) fn install(venv: &Venv, native: &Path) -> Result<(), Failure> {
     remove_old(&packages).map_err(at(&packages))?;
     let folder = packages.join(MODULE);
     copy_folder(&workspace_root().join(SOURCES), &folder).map_err(at(&folder))?;
-    fs::copy(native, folder.join(NATIVE_FILE)).map_err(at(native))?;
+    for (library, name) in [(&built.native, NATIVE_FILE), (&built.preload, PRELOAD_FILE)] {
+        let file = folder.join(name);
+        let made = file.parent().map_or(Ok(()), fs::create_dir_all);
+        made.and_then(|()| fs::copy(library, &file)).map_err(at(library))?;
+    }
     let metadata = ["-m", "maturin", "pep517", "write-dist-info", "--metadata-directory"].map(Into::into);
     let metadata = metadata.into_iter().chain([packages.into_os_string()]);
     venv.python(metadata).within(&workspace_root().join(PACKAGE)).run().map(drop)

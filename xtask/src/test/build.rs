@@ -1,4 +1,4 @@
-//! The single build of a run: every test program of the workspace, and the two libraries that Python's tests load.
+//! The single build of a run: every test program of the workspace, and the libraries that Python's tests load.
 //!
 //! It is one call of cargo, so that every crate is compiled once, with one set of features. A second call with other
 //! packages would compile most of the tree again.
@@ -17,12 +17,17 @@ const NATIVE: &str = "_native";
 /// The fake CUDA library, as cargo names it.
 const FAKE: &str = "poorwill_fake_libcuda";
 
+/// The library to preload, as cargo names it.
+const PRELOAD: &str = "poorwill_preload";
+
 /// What was built.
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(super) programs: Vec<Program>,
     /// The Python package's native module.
     pub(crate) native: PathBuf,
+    /// The library to preload.
+    pub(crate) preload: PathBuf,
     /// The fake CUDA library.
     pub(crate) fake: PathBuf,
     pub(crate) took: Duration,
@@ -55,14 +60,14 @@ pub(crate) fn build() -> Result<Built, Failure> {
     read(&messages, took).ok_or_else(|| Failure::Content {
         path: workspace_root(),
         problem: format!(
-            "cargo built no test program here, or not both shared libraries, {NATIVE} and {FAKE}"
+            "cargo built no test program here, or not all shared libraries: {NATIVE}, {PRELOAD} and {FAKE}"
         ),
     })
 }
 
 /// Parses cargo's messages; `None` if a program or library is missing.
 fn read(messages: &str, took: Duration) -> Option<Built> {
-    let (mut programs, mut native, mut fake) = (Vec::new(), None, None);
+    let (mut programs, mut native, mut preload, mut fake) = (Vec::new(), None, None, None);
     for message in messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         if message["reason"] != "compiler-artifact" {
             continue;
@@ -72,12 +77,14 @@ fn read(messages: &str, took: Duration) -> Option<Built> {
             programs.extend(program(&message, target));
         } else if target == NATIVE {
             native = shared_library(&message);
+        } else if target == PRELOAD {
+            preload = shared_library(&message);
         } else if target == FAKE {
             fake = shared_library(&message);
         }
     }
-    let (native, fake) = (native?, fake?);
-    (!programs.is_empty()).then_some(Built { programs, native, fake, took })
+    let (native, preload, fake) = (native?, preload?, fake?);
+    (!programs.is_empty()).then_some(Built { programs, native, preload, fake, took })
 }
 
 fn program(message: &Value, target: &str) -> Option<Program> {
@@ -114,8 +121,14 @@ mod tests {
 
     #[test]
     fn programs_and_libraries_are_found() {
-        let messages =
-            [PROGRAM, OWN_NAME, &library(NATIVE), &library(FAKE), r#"{"reason":"build-finished"}"#];
+        let messages = [
+            PROGRAM,
+            OWN_NAME,
+            &library(NATIVE),
+            &library(PRELOAD),
+            &library(FAKE),
+            r#"{"reason":"build-finished"}"#,
+        ];
         let built = read(&messages.join("\n"), Duration::ZERO).unwrap();
         let [core, xtask] = &built.programs[..] else { panic!("{built:?}") };
         assert_eq!((&core.package[..], &core.target[..]), ("poorwill-core", "promises"));
@@ -123,12 +136,20 @@ mod tests {
         assert_eq!(core.path, Path::new("/p/target/debug/deps/promises-1"));
         assert_eq!((&xtask.package[..], &xtask.target[..]), ("xtask", "tidy"));
         assert_eq!(built.native, Path::new("/t/lib_native.so"));
+        assert_eq!(built.preload, Path::new("/t/libpoorwill_preload.so"));
         assert_eq!(built.fake, Path::new("/t/libpoorwill_fake_libcuda.so"));
     }
 
     #[test]
     fn missing_builds_are_noticed() {
-        for missing in [&[PROGRAM][..], &[&library(NATIVE), &library(FAKE)], &[PROGRAM, &library(FAKE)]] {
+        let [native, preload, fake] = [NATIVE, PRELOAD, FAKE].map(library);
+        for missing in [
+            &[PROGRAM][..],
+            &[&native, &preload, &fake],
+            &[PROGRAM, &preload, &fake],
+            &[PROGRAM, &native, &fake],
+            &[PROGRAM, &native, &preload],
+        ] {
             assert!(read(&missing.join("\n"), Duration::ZERO).is_none(), "{missing:?}");
         }
     }

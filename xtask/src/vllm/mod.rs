@@ -55,7 +55,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Err(unready) => return unready.skip("the plugin for vLLM not tested").map(drop),
     };
     let built = build()?;
-    package::install(&environment, &built.native)?;
+    package::install(&environment, &built)?;
     let which = Which::Read(&effort);
     let folder = sources(&environment, which)?;
     let mut tally = Tally::default();

@@ -22,6 +22,7 @@ const UNSAFE_ROOTS: &[&str] = &[
     "crates/driver/src/lib.rs",
     "crates/fake-libcuda/src/lib.rs",
     "crates/fake-nvml/src/lib.rs",
+    "crates/preload/src/lib.rs",
     "crates/python/src/lib.rs",
 ];
 
@@ -210,7 +211,7 @@ fn is_package(file: &File) -> bool {
 /// Most words of a page, and of all pages that people read.
 const PAGE_WORDS_MAX: usize = 2_500;
 const README_WORDS_MAX: usize = 900;
-const BOOK_WORDS_MAX: usize = 24_500;
+const BOOK_WORDS_MAX: usize = 26_000;
 
 #[test]
 fn pages_are_short() {

@@ -1,0 +1,184 @@
+//! The memory of all regions of this process: arenas by device, and the allocations in them.
+//!
+//! Promises:
+//!
+//! - An allocation keeps its address until it is freed, paused or not.
+//! - A pause or resume that fails has changed nothing that lasts, and no byte with a backup is lost.
+//! - In a forked child no lock is taken: every call on memory is [`Failure::Forked`], and pointers are the runtime's.
+
+mod arenas;
+mod settings;
+mod table;
+mod transition;
+
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use poorwill::{AllocRequest, Block, DeviceRange, PoolError, Tag, chain};
+
+pub(crate) use self::arenas::Kind;
+use self::arenas::{Arenas, Opened};
+pub(crate) use self::settings::Settings;
+use self::table::{Allocation, Table};
+use self::transition::Transitions;
+use crate::code::{Failure, Result};
+use crate::message::note;
+use crate::thread::Region;
+
+pub(crate) struct Saver {
+    /// The process of the first allocation; 0 before it.
+    owner: AtomicU32,
+    settings: Settings,
+    arenas: Arenas,
+    table: Table,
+    transitions: Transitions,
+}
+
+/// Never dropped: memory is freed until the process ends.
+static SAVER: Saver = Saver {
+    owner: AtomicU32::new(0),
+    settings: Settings::new(),
+    arenas: Arenas::new(),
+    table: Table::new(),
+    transitions: Transitions::new(),
+};
+
+pub(crate) fn saver() -> &'static Saver {
+    &SAVER
+}
+
+impl Saver {
+    pub(crate) fn settings(&self) -> Result<&Settings> {
+        self.has_memory().map(|_| &self.settings)
+    }
+
+    pub(crate) fn alloc(&self, region: &Region, ordinal: u32, bytes: u64) -> Result<u64> {
+        let this = process::id();
+        match self.owner.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed) {
+            Err(owner) if owner != this => return Err(Failure::Forked { owner }),
+            _ => {}
+        }
+        let opened = self.arenas.open(ordinal, region.kind, &self.settings)?;
+        self.check_margin(&opened, bytes)?;
+        let (block, tag) = alloc_awake(&opened, region, bytes)?;
+        let addr = block.range.addr;
+        self.table.add(Allocation { opened, block, kind: region.kind, tag });
+        Ok(addr)
+    }
+
+    fn check_margin(&self, opened: &Opened, bytes: u64) -> Result<()> {
+        let margin_bytes = self.settings.margin_bytes();
+        if margin_bytes == 0 {
+            return Ok(());
+        }
+        let driver = opened.arena().driver();
+        let failed = |source| PoolError::Driver { op: "measure free memory", source };
+        let free_bytes = driver.memory_info().map_err(failed)?.free_bytes;
+        let taken_bytes = bytes.checked_next_multiple_of(driver.info().granule_bytes).unwrap_or(bytes);
+        if free_bytes < taken_bytes.saturating_add(margin_bytes) {
+            return Err(Failure::Margin { bytes, free_bytes, margin_bytes });
+        }
+        Ok(())
+    }
+
+    /// Returns whether the pointer is of a region. Waits for the device, as the runtime does.
+    pub(crate) fn free(&self, addr: u64) -> Result<bool> {
+        // A child's copy of the table is of no use there.
+        if !self.has_memory().unwrap_or(false) {
+            return Ok(false);
+        }
+        let Some(allocation) = self.table.take(addr) else { return Ok(false) };
+        let arena = allocation.opened.arena().clone();
+        if let Err(source) = arena.driver().synchronize() {
+            self.table.add(allocation);
+            return Err(PoolError::Driver { op: "wait for the device before memory is freed", source }.into());
+        }
+        arena.free(allocation.block.id)?;
+        // All work is done. What a pause under way keeps, it releases itself.
+        match arena.trim_within(Duration::ZERO) {
+            Ok(_) | Err(PoolError::TimedOut { .. }) => {}
+            Err(error) => note(&format!("freed memory stays cached: {}", chain(&error))),
+        }
+        Ok(true)
+    }
+
+    /// Declares what the next pause need not keep.
+    pub(crate) fn set_unused(&self, ranges: Vec<DeviceRange>) -> Result<()> {
+        self.has_memory()?;
+        self.transitions.set_unused(ranges);
+        Ok(())
+    }
+
+    /// The bytes from `addr` to the end of its allocation; 0 for other memory.
+    pub(crate) fn owned_bytes(&self, addr: u64) -> Result<u64> {
+        if !self.has_memory()? {
+            return Ok(0);
+        }
+        Ok(self.table.find(addr).map_or(0, |allocation| allocation.range().end() - addr))
+    }
+
+    /// Where the host has the bytes of paused memory; `None` where it has none.
+    pub(crate) fn backup(&self, range: DeviceRange) -> Result<Option<*const u8>> {
+        if !self.has_memory()? {
+            return Err(not_ours(range));
+        }
+        let found = self.table.find(range.addr).filter(|allocation| allocation.range().contains(&range));
+        let Some(Allocation { opened, kind, tag, .. }) = found else { return Err(not_ours(range)) };
+        if !matches!(kind, Kind::Cpu(_)) {
+            return Ok(None);
+        }
+        let is_readable = opened.arena().tag_state(&tag)?.is_asleep() || opened.is_retained(&tag);
+        if !is_readable {
+            return Ok(None);
+        }
+        Ok(Some(self.transitions.keep(opened.arena().view_backup(range)?)))
+    }
+
+    /// Puts the memory of a tag to sleep, or all.
+    pub(crate) fn pause(&self, name: Option<&str>) -> Result<()> {
+        if self.has_memory()? { self.transitions.pause(&self.arenas, name) } else { Ok(()) }
+    }
+
+    /// Wakes the memory of a tag, or all.
+    pub(crate) fn resume(&self, name: Option<&str>) -> Result<()> {
+        if !self.has_memory()? {
+            return Ok(());
+        }
+        self.transitions.resume(&self.arenas, name, self.settings.retains()?)
+    }
+
+    /// The reports of the last pause and resume, as JSON.
+    pub(crate) fn report(&self) -> Result<String> {
+        self.has_memory()?;
+        self.transitions.report()
+    }
+
+    /// Whether there is memory of this process.
+    fn has_memory(&self) -> Result<bool> {
+        match self.owner.load(Ordering::Relaxed) {
+            0 => Ok(false),
+            owner if owner == process::id() => Ok(true),
+            owner => Err(Failure::Forked { owner }),
+        }
+    }
+}
+
+/// Memory that is allocated while its tag is paused is active: it gets a tag of its own.
+fn alloc_awake(opened: &Opened, region: &Region, bytes: u64) -> Result<(Block, Tag)> {
+    let granule_bytes = opened.arena().driver().info().granule_bytes;
+    for nth in 0.. {
+        let tag = opened.part(&region.tag, region.kind, nth)?;
+        let request = AllocRequest::new(bytes, tag.clone()).freed_whole();
+        let request = if bytes >= granule_bytes { request.aligned_to(granule_bytes) } else { request };
+        match opened.arena().alloc(&request) {
+            Err(PoolError::Asleep { .. }) => {}
+            block => return Ok((block?, tag)),
+        }
+    }
+    Err(Failure::Argument(format!("`{}` has been paused too often", region.tag)))
+}
+
+fn not_ours(range: DeviceRange) -> Failure {
+    Failure::Argument(format!("{range} is not within one allocation of a region"))
+}

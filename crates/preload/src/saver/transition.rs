@@ -1,0 +1,212 @@
+//! Pause and resume, over all devices.
+//!
+//! A pause goes in steps: first what is backed up, on each device, and last what is dropped. So a failure loses no bytes
+//! unless the device fails while others have dropped theirs. What the steps before did is undone.
+
+use std::mem;
+use std::sync::{Arc, Mutex};
+
+use poorwill::{BackupView, DeviceRange, Level, SleepReport, SleepRequest, Tag, WakeReport, WakeRequest};
+use serde::Serialize;
+
+use super::arenas::{Arenas, Kind, Opened, Part};
+use crate::code::{Failure, Result};
+use crate::environment::Backend;
+use crate::message::note;
+use crate::sync::lock;
+
+/// One pause or resume at a time, and what belongs to it.
+#[derive(Debug)]
+pub(super) struct Transitions {
+    turn: Mutex<()>,
+    /// For the next pause.
+    unused: Mutex<Vec<DeviceRange>>,
+    reports: Mutex<Reports>,
+    /// Backups that callers read, until the next pause or resume.
+    views: Mutex<Vec<BackupView>>,
+}
+
+/// Of the last pause and the last resume.
+#[derive(Debug, Serialize)]
+struct Reports {
+    pause: Vec<Paused>,
+    resume: Vec<Resumed>,
+}
+
+#[derive(Debug, Serialize)]
+struct Paused {
+    device: u32,
+    /// Moved to disk after the sleep.
+    spilled_bytes: u64,
+    sleep: SleepReport,
+}
+
+#[derive(Debug, Serialize)]
+struct Resumed {
+    device: u32,
+    /// Host memory that was given back after the wake.
+    released_host_bytes: u64,
+    wake: WakeReport,
+}
+
+/// Tags of one arena that sleep or wake together.
+struct Step {
+    opened: Arc<Opened>,
+    tags: Vec<Tag>,
+    spills: bool,
+}
+
+impl Transitions {
+    pub(super) const fn new() -> Self {
+        Self {
+            turn: Mutex::new(()),
+            unused: Mutex::new(Vec::new()),
+            reports: Mutex::new(Reports { pause: Vec::new(), resume: Vec::new() }),
+            views: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(super) fn set_unused(&self, ranges: Vec<DeviceRange>) {
+        *lock(&self.unused) = ranges;
+    }
+
+    /// Where the bytes of the view stay until the next pause or resume.
+    pub(super) fn keep(&self, view: BackupView) -> *const u8 {
+        let bytes = view.as_ptr();
+        lock(&self.views).push(view);
+        bytes
+    }
+
+    /// Puts the memory of a tag to sleep, or all.
+    pub(super) fn pause(&self, arenas: &Arenas, name: Option<&str>) -> Result<()> {
+        let _turn = lock(&self.turn);
+        lock(&self.views).clear();
+        let unused = mem::take(&mut *lock(&self.unused));
+        let (mut paused, mut awake_before): (Vec<Paused>, Vec<Step>) = (Vec::new(), Vec::new());
+        for step in steps(arenas, name) {
+            let slept = step.awake().and_then(|awake| {
+                awake_before.push(awake);
+                step.sleep(&unused)
+            });
+            match slept {
+                Ok(slept) => paused.push(slept),
+                Err(failure) => return Err(undo_pause(&awake_before, failure)),
+            }
+        }
+        note_repeated("paused", paused.iter().flat_map(|paused| &paused.sleep.already_asleep_tags));
+        lock(&self.reports).pause = paused;
+        Ok(())
+    }
+
+    /// Wakes the memory of a tag, or all.
+    pub(super) fn resume(&self, arenas: &Arenas, name: Option<&str>, retains: bool) -> Result<()> {
+        let _turn = lock(&self.turn);
+        lock(&self.views).clear();
+        let mut resumed: Vec<(Arc<Opened>, WakeReport)> = Vec::new();
+        for opened in arenas.all() {
+            let tags: Vec<Tag> = opened.parts(name).into_iter().map(|part| part.tag).collect();
+            if tags.is_empty() {
+                continue;
+            }
+            match opened.arena().wake(&WakeRequest::of(tags)) {
+                Ok(wake) => resumed.push((opened, wake)),
+                Err(error) => return Err(undo_resume(&resumed, error.into())),
+            }
+        }
+        note_repeated("active", resumed.iter().flat_map(|(_, wake)| &wake.already_awake_tags));
+        let mut reports = Vec::new();
+        for (opened, wake) in resumed {
+            opened.note_resumed(&wake.tags, retains);
+            let released_host_bytes = if retains { 0 } else { opened.drop_mapped_backups(&wake.tags)? };
+            reports.push(Resumed { device: opened.ordinal(), released_host_bytes, wake });
+        }
+        lock(&self.reports).resume = reports;
+        Ok(())
+    }
+
+    /// The reports of the last pause and resume, as JSON.
+    pub(super) fn report(&self) -> Result<String> {
+        let reports = lock(&self.reports);
+        serde_json::to_string(&*reports).map_err(|error| Failure::Argument(error.to_string()))
+    }
+}
+
+/// First what is backed up, then what is dropped.
+fn steps(arenas: &Arenas, name: Option<&str>) -> Vec<Step> {
+    let (mut kept, mut dropped) = (Vec::new(), Vec::new());
+    for opened in arenas.all() {
+        let (of_none, backed_up): (Vec<Part>, Vec<Part>) =
+            opened.parts(name).into_iter().partition(|part| part.kind == Kind::None);
+        for (steps, parts) in [(&mut kept, backed_up), (&mut dropped, of_none)] {
+            let spills = parts.iter().any(|part| part.kind == Kind::Disk);
+            let tags: Vec<Tag> = parts.into_iter().map(|part| part.tag).collect();
+            if !tags.is_empty() {
+                steps.push(Step { opened: Arc::clone(&opened), tags, spills });
+            }
+        }
+    }
+    kept.extend(dropped);
+    kept
+}
+
+impl Step {
+    /// Those of its tags that are awake now.
+    fn awake(&self) -> Result<Self> {
+        let mut tags = Vec::new();
+        for tag in &self.tags {
+            if !self.opened.arena().tag_state(tag)?.is_asleep() {
+                tags.push(tag.clone());
+            }
+        }
+        Ok(Self { opened: Arc::clone(&self.opened), tags, spills: false })
+    }
+
+    fn sleep(&self, unused: &[DeviceRange]) -> Result<Paused> {
+        let Self { opened, tags, spills } = self;
+        let sleep = opened.arena().sleep(&SleepRequest::of(tags.clone(), Level::One).without(unused))?;
+        let spilled_bytes = if *spills { opened.arena().spill(Some(tags))? } else { 0 };
+        Ok(Paused { device: opened.ordinal(), spilled_bytes, sleep })
+    }
+}
+
+impl Opened {
+    /// Drops the backups that stay for no later pause, of these tags.
+    fn drop_mapped_backups(&self, tags: &[Tag]) -> Result<u64> {
+        let mapped = |part: &Part| part.kind == Kind::Cpu(Backend::Mmap) && tags.contains(&part.tag);
+        let mapped: Vec<Tag> = self.parts(None).into_iter().filter(mapped).map(|part| part.tag).collect();
+        if mapped.is_empty() { Ok(0) } else { Ok(self.arena().drop_backups(Some(&mapped))?) }
+    }
+}
+
+/// Wakes what was awake before the pause. The last step may have failed halfway, with its tags asleep.
+fn undo_pause(awake_before: &[Step], failure: Failure) -> Failure {
+    let undone = awake_before.iter().filter(|step| !step.tags.is_empty()).map(|step| {
+        let woken = step.opened.arena().wake(&WakeRequest::of(step.tags.clone()));
+        woken.map(drop).map_err(Failure::from)
+    });
+    with_undo(failure, undone)
+}
+
+fn undo_resume(resumed: &[(Arc<Opened>, WakeReport)], failure: Failure) -> Failure {
+    let undone = resumed.iter().filter(|(_, wake)| !wake.tags.is_empty()).map(|(opened, wake)| {
+        let slept = opened.arena().sleep(&SleepRequest::of(wake.tags.clone(), Level::One));
+        slept.map(drop).map_err(Failure::from)
+    });
+    with_undo(failure, undone)
+}
+
+/// Tries all of them; the first failure counts.
+fn with_undo(failed: Failure, undone: impl Iterator<Item = Result<()>>) -> Failure {
+    let failures: Vec<Failure> = undone.filter_map(Result::err).collect();
+    match failures.into_iter().next() {
+        None => failed,
+        Some(undo) => Failure::NotUndone { failed: Box::new(failed), undo: Box::new(undo) },
+    }
+}
+
+fn note_repeated<'a>(state: &str, tags: impl Iterator<Item = &'a Tag>) {
+    let tags: Vec<String> = tags.map(|tag| format!("`{tag}`")).collect();
+    if !tags.is_empty() {
+        note(&format!("{} had been {state} before, and stay so", tags.join(", ")));
+    }
+}

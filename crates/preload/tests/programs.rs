@@ -1,0 +1,150 @@
+//! The library in real processes: a C program over a CUDA runtime of its own and the simulated driver, and programs that
+//! know nothing of GPUs.
+#![cfg(target_os = "linux")]
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)] // Helpers are test code, too.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use poorwill_fake_libcuda as fake;
+use tempfile::TempDir;
+
+const IN_REGION: [(&str, &str); 2] = [("TMS_INIT_ENABLE", "1"), ("TMS_INIT_ENABLE_CPU_BACKUP", "yes")];
+
+/// The compiled program, with its libraries beside it.
+struct Place(TempDir);
+
+impl Place {
+    fn shared() -> &'static Self {
+        static PLACE: OnceLock<Place> = OnceLock::new();
+        PLACE.get_or_init(|| {
+            let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+            let place = Self(folder);
+            let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
+            symlink(fake::path(), place.path("libcuda.so.1")).unwrap();
+            compile(&["-shared", "-fPIC"], &sources.join("cudart.c"), &place.path("libcudart.so"), &["-ldl"]);
+            let folder = place.0.path().to_str().unwrap();
+            let link = [&format!("-L{folder}"), "-lcudart", "-ldl", "-lpthread"];
+            compile(&["-rdynamic"], &sources.join("program.c"), &place.path("program"), &link);
+            place
+        })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A program with the library preloaded.
+    fn preloaded(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        for (variable, _) in std::env::vars_os() {
+            if variable.to_string_lossy().starts_with("TMS_") {
+                command.env_remove(variable);
+            }
+        }
+        command
+            .env_remove("POORWILL_COMPRESS")
+            .env("LD_PRELOAD", library())
+            .env("LD_LIBRARY_PATH", self.0.path())
+            .env("POORWILL_FAKE_CUDA_DEVICES", "512MiB/2MiB,256MiB/2MiB");
+        command
+    }
+
+    fn scene(&self, name: &str, environment: &[(&str, &str)]) -> String {
+        let output =
+            self.preloaded(self.path("program")).arg(name).envs(environment.iter().copied()).output();
+        succeeded(name, &output.unwrap())
+    }
+}
+
+fn compile(before: &[&str], source: &Path, into: &Path, after: &[&str]) {
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"])
+        .args(before)
+        .arg(source)
+        .arg("-o")
+        .arg(into);
+    let output = cc.args(after).output().unwrap_or_else(|error| {
+        panic!("cc: {error}; install a C compiler, for instance with `apt-get install gcc libc6-dev`")
+    });
+    succeeded("cc", &output);
+}
+
+fn succeeded(name: &str, output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{name}: {}\n{text}", output.status);
+    text
+}
+
+/// What cargo built with this test.
+fn library() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let folders = program.ancestors().skip(1).take(2);
+    let mut found = folders.map(|folder| folder.join("libpoorwill_preload.so")).filter(|path| path.is_file());
+    found.next().expect("cargo builds the library beside its tests")
+}
+
+#[test]
+fn paused_memory_comes_back_with_its_bytes_at_its_addresses() {
+    Place::shared().scene("cycle", &IN_REGION);
+}
+
+#[test]
+fn backups_may_be_codes() {
+    Place::shared().scene("cycle", &[&IN_REGION[..], &[("POORWILL_COMPRESS", "always")]].concat());
+}
+
+#[test]
+fn each_kind_of_memory_is_kept_or_dropped_as_it_says() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    Place::shared().scene("kinds", &[("TEST_FOLDER", folder.path().to_str().unwrap())]);
+}
+
+#[test]
+fn tags_pause_by_themselves_and_memory_of_a_paused_tag_is_active() {
+    let printed = Place::shared().scene("nested", &[]);
+    assert!(printed.contains("poorwill: `a.cpu` had been paused before"), "{printed}");
+}
+
+#[test]
+fn threads_have_regions_of_their_own() {
+    Place::shared().scene("threads", &[]);
+}
+
+#[test]
+fn unused_memory_is_not_backed_up() {
+    Place::shared().scene("unused", &[]);
+}
+
+#[test]
+fn a_full_device_and_a_margin_are_out_of_memory() {
+    Place::shared().scene("limits", &[]);
+}
+
+#[test]
+fn a_forked_child_gets_errors() {
+    Place::shared().scene("forks", &[]);
+}
+
+#[test]
+fn whichever_call_of_the_driver_fails_all_bytes_stay() {
+    Place::shared().scene("failures", &[]);
+}
+
+#[test]
+fn a_wrong_setting_is_an_error_and_printed_once() {
+    let printed = Place::shared().scene("environment", &[("TMS_INIT_ENABLE", "maybe")]);
+    assert_eq!(printed.matches("TMS_INIT_ENABLE is `maybe`").count(), 1, "{printed}");
+}
+
+#[test]
+fn programs_without_a_gpu_notice_nothing() {
+    for program in [&["true"][..], &["sh", "-c", "cat /dev/null | sort"], &["env"]] {
+        let mut command = Place::shared().preloaded(program[0]);
+        let output = command.args(&program[1..]).envs(IN_REGION).output().unwrap();
+        assert_eq!(succeeded(program[0], &output), "", "{program:?} printed something");
+    }
+}
