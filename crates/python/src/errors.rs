@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use poorwill::hibernate::{HibernateError, ProcessState};
+use poorwill::pool::BackupProblem;
 use poorwill::{OpenError, PoolError, chain};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyUserWarning, PyValueError};
@@ -192,14 +193,19 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
         | PoolError::Capturing { .. }
         | PoolError::PrepareFailed { .. } => raised::<()>(sleep_error(py), words, []),
         PoolError::WakeFailed { .. } | PoolError::Corrupt { .. } => WakeError::new_err(words),
-        PoolError::UnknownTag { .. }
+        PoolError::Backup { problem: BackupProblem::Spoiled, .. } => PoorwillError::new_err(words),
+        PoolError::Backup { .. }
+        | PoolError::UnknownTag { .. }
         | PoolError::Asleep { .. }
         | PoolError::Undefined { .. }
         | PoolError::Held { .. }
         | PoolError::Lost { .. }
         | PoolError::PolicyConflict { .. } => TagError::new_err(words),
         PoolError::Closed | PoolError::StaleBlock { .. } => ClosedError::new_err(words),
-        PoolError::InvalidRequest { .. } | PoolError::UnknownStream { .. } => PyValueError::new_err(words),
+        PoolError::InvalidRequest { .. }
+        | PoolError::InvalidUnused { .. }
+        | PoolError::OutsideBlocks { .. }
+        | PoolError::UnknownStream { .. } => PyValueError::new_err(words),
         _ => PoorwillError::new_err(words),
     }
 }

@@ -324,6 +324,26 @@ def test_sleeping_under_a_capture_is_refused_and_the_capture_survives(arena: poo
     assert same(z, 2)
 
 
+def test_a_closed_arena_that_ends_under_a_capture_does_not_break_it(arena: poorwill.Arena) -> None:
+    other = poorwill.arena("cuda:0", next(NAMES), limit="64MiB")
+    with other.pool("weights"):
+        last = filled(4 * MIB, 1)
+    other.close()
+    with arena.pool("weights"):
+        kept = filled(4 * MIB, 2)
+    graph, inputs = torch.cuda.CUDAGraph(), filled(MIB, 3)
+    del last
+    # It empties the cache first.
+    with torch.cuda.graph(graph, pool=arena.graph_pool()):
+        output = inputs.clone()
+        with pytest.raises(poorwill.PoorwillError, match="captur"):
+            arena.sleep()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert same(output, 3)
+    assert same(kept, 2)
+
+
 def test_memory_freed_under_a_capture_is_caught_up_with(arena: poorwill.Arena) -> None:
     with arena.pool("weights"):
         gone = filled(256 * MIB, 1)

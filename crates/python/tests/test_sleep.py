@@ -45,6 +45,25 @@ def test_tags_sleep_and_wake(arena: poorwill.Arena) -> None:
     assert not arrays["kv_cache"].any()
 
 
+def test_unused_ranges_are_not_backed_up(arena: poorwill.Arena) -> None:
+    weights = filled(arena, "weights")
+    expected = weights.copy()
+    middle = (weights.ctypes.data + 2 * MIB, 2 * MIB)
+    asleep = arena.sleep(unused=[middle, (0, 100)])
+    assert (asleep.copied_bytes, asleep.unused_bytes, asleep.released_bytes) == (2 * MIB, 2 * MIB, 4 * MIB)
+    arena.wake(verify="all")
+    used = len(weights.view("uint8")) - 2 * MIB
+    assert (weights.view("uint8")[:used] == expected.view("uint8")[:used]).all()
+    for wrong in (3, [3], [(1, 2, 3)], [("a", 1)], [(True, 1)]):
+        with pytest.raises(TypeError, match="pairs of an address and a length"):
+            arena.sleep(unused=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="it is negative"):
+        arena.sleep(unused=[(-1, 5)])
+    with pytest.raises(ValueError, match="passes the last address"):
+        arena.sleep(unused=[(2**64 - 1, 5)])
+    assert arena.state() == {"weights": "awake"}
+
+
 def test_level_two_leaves_weights_undefined_until_they_are_restored(arena: poorwill.Arena) -> None:
     weights = filled(arena, "weights")
     assert arena.sleep(2).discarded_bytes == 4 * MIB
@@ -155,6 +174,10 @@ def test_a_tag_that_is_not_there_is_named_with_those_that_are(arena: poorwill.Ar
         (lambda arena: arena.declare("mine", level1="keep"), ValueError, 'it is "backup" or "drop"'),
         (lambda arena: arena.declare("mine", dropped="ones"), ValueError, "`ones` is no value of dropped"),
         (lambda arena: arena.declare("mine", changes="few"), ValueError, '"immutable" or "volatile"'),
+        (lambda arena: arena.declare("mine", backups="raw"), ValueError, 'it is "compact" or "viewable"'),
+        (lambda arena: arena.read_backup(8, 4), ValueError, "does not lie in one live block"),
+        (lambda arena: arena.view_backup(8, 4), ValueError, "does not lie in one live block"),
+        (lambda arena: arena.view_backup(-1, 4), OverflowError, "negative"),
     ],
 )
 def test_what_cannot_be_asked(

@@ -21,6 +21,8 @@ OVER_FAKES: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "pools by operations": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_WATCH": "operations"}),
     "pools by segments": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_WATCH": "segments"}),
     "pools of PyTorch 2.13": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_PYTORCH": "empties_default"}),
+    "the memory saver": (("saver_suite",), "16GiB,16GiB", {}),
+    "SGLang": (("sglang_suite",), "16GiB,16GiB", {}),
     "offloaded tensors": (OFFLOADING, "4GiB,4GiB", {}),
     "loaded tensors": (("offload_load_suite",), "4GiB,4GiB", {}),
 }
@@ -32,7 +34,15 @@ OVER_THE_DRIVER: dict[str, tuple[str, dict[str, str]]] = {
     "threads and a slow driver": ("symbols_threads_suite", {"POORWILL_FAKE_CUDA_DELAY": SLOW_DRIVER}),
 }
 OVER_PYTORCH = (*FIXTURES, "offload_transformers_suite")
-ON_A_GPU = (*OVER_PYTORCH, "offload_gpu_suite", "gpu_suite", "pools_exit_suite", "pools_models_suite")
+ON_A_GPU = (
+    *OVER_PYTORCH,
+    "offload_gpu_suite",
+    "gpu_suite",
+    "saver_suite",
+    "sglang_suite",
+    "pools_exit_suite",
+    "pools_models_suite",
+)
 
 
 @pytest.mark.parametrize("run", OVER_FAKES)

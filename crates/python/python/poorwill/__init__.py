@@ -6,6 +6,7 @@ Importing it opens nothing: it needs neither a GPU nor PyTorch.
 from poorwill import triton
 from poorwill._native import (
     Arena,
+    BackupView,
     Block,
     Budget,
     BudgetError,
@@ -59,6 +60,7 @@ from poorwill._native import (
 
 __all__ = [
     "Arena",
+    "BackupView",
     "Block",
     "Budget",
     "BudgetError",

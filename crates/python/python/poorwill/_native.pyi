@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias, final
 __all__ = [
     "SHARED_MEMORY_WITHOUT_OPT_IN_BYTES",
     "Arena",
+    "BackupView",
     "Block",
     "Budget",
     "BudgetError",
@@ -81,6 +82,8 @@ __all__ = [
     "torch_refusal",
     "torch_segments",
     "torch_set_cached_max",
+    "torch_set_margin",
+    "torch_tag_at",
     "torch_trim",
     "trim",
     "wake",
@@ -437,11 +440,16 @@ class Arena:
 
         Raises OutOfMemoryError at the limit, and TagError while the tag sleeps.
         """
-    def sleep(self, level: int = 1, tags: _Tags | None = None) -> SleepReport:
+    def sleep(
+        self, level: int = 1, tags: _Tags | None = None, *, unused: Iterable[tuple[int, int]] | None = None
+    ) -> SleepReport:
         """Puts tags to sleep: releases their memory to the device and keeps their addresses.
 
         `level` 1 backs up weights in host memory, 2 drops them. `tags` is one, several, or None for all. All
         or nothing; tags that sleep already are left alone. Do not access sleeping memory.
+
+        `unused` has pairs of an address and a length in bytes: device memory whose bytes need not survive.
+        Whole granules of it are not backed up, and come back with unspecified bytes.
 
         Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
         failed.
@@ -529,6 +537,26 @@ class Arena:
         """
     def held(self) -> dict[str, dict[str, Any]]:
         """The held tags, each with `holders` and the `reclaimable_bytes` that stay mapped only for them."""
+    def read_backup(self, address: int, nbytes: int) -> bytearray:
+        """Copies the backup of `nbytes` bytes of the device from `address` on, asleep or awake.
+
+        The range lies in one live block: a tensor's `data_ptr()`, its offset included, and its bytes. The
+        backup may be stored in any way, also as codes or on disk, and is compared with its digests. While the
+        tag is awake it has the bytes of the last sleep or preparation, if backups are kept.
+
+        Raises TagError where nothing is stored, PoorwillError for spoiled bytes, and ValueError for a range
+        that does not lie in one live block.
+        """
+    def view_backup(self, address: int, nbytes: int) -> BackupView:
+        """The backup of `nbytes` bytes of the device from `address` on, in place: nothing is copied.
+
+        The tag's backups have to be declared "viewable" before the sleep. Otherwise as `read_backup`, but
+        nothing is compared; `BackupView.verify` does that. A view never changes: as long as it lives, sleeps
+        that have to store other bytes take other host memory.
+
+        Raises TagError where nothing is stored, or not in place: on disk, as codes, in several parts. Raises
+        ValueError for a range that does not lie in one live block.
+        """
     def declare(
         self,
         tag: str,
@@ -537,12 +565,15 @@ class Arena:
         level2: Literal["backup", "drop"] | None = None,
         dropped: Literal["zeros", "undefined"] | None = None,
         changes: Literal["compared", "immutable", "volatile"] | None = None,
+        backups: Literal["compact", "viewable"] | None = None,
     ) -> None:
         """Declares how a tag sleeps, before its first allocation, and how its bytes change, at any time.
 
-        `level1` and `level2` choose "backup" or "drop" for such a sleep. `dropped` memory wakes as "zeros"
-        or "undefined". `changes` are "compared" (unknown), "immutable" (promised; only a sample is compared)
-        or "volatile" (always copied). Omitted options keep the tag's defaults.
+        `level1` and `level2` choose "backup" or "drop" for such a sleep. `dropped` memory wakes as "zeros" or
+        "undefined". `changes` are "compared" (unknown), "immutable" (promised; only a sample is compared) or
+        "volatile" (always copied). `backups` are "compact" (as codes where the arena
+        compresses) or "viewable" (each block raw, at one host address); best declared before the first
+        allocation, too. Omitted options keep the tag's defaults.
 
         Raises TagError when the tag is in use, or declared, with another policy.
         """
@@ -565,6 +596,30 @@ class Arena:
         """
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+@final
+class BackupView:
+    """A backup in host memory, in place and read-only; `Arena.view_backup` makes it.
+
+    `numpy.asarray(view)` shares it as a flat uint8 array, and `torch.from_numpy` that array; PyTorch does not
+    know that it must not be written. The bytes stay as they are until the last of this object and its arrays
+    is gone, also after wakes, sleeps and a close. Until then the host memory is in use. A forked child does
+    not have it.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+    @property
+    def address(self) -> int:
+        """Its address in host memory, the same in every view until the backup is stored elsewhere."""
+    def verify(self) -> None:
+        """Compares its granules with the digests of what was stored.
+
+        Raises PoorwillError for one that differs.
+        """
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
 
 @final
 class Block:
@@ -706,6 +761,9 @@ class SleepReport:
     @property
     def unchecked_bytes(self) -> int:
         """Part of `unchanged_bytes` that was not compared: declared immutable."""
+    @property
+    def unused_bytes(self) -> int:
+        """Neither copied nor compared: declared unused, in whole granules."""
     @property
     def fast_digests(self) -> bool:
         """Whether the device computes digests at memory speed; otherwise everything is copied."""
@@ -1099,7 +1157,9 @@ def graph_pool(device: _Device | None = None) -> Any:
 def prepare_sleep(level: int = 1, tags: _Tags | None = None) -> Preparation:
     """`Arena.prepare_sleep` of the current device."""
 
-def sleep(level: int = 1, tags: _Tags | None = None) -> SleepReport:
+def sleep(
+    level: int = 1, tags: _Tags | None = None, *, unused: Iterable[tuple[int, int]] | None = None
+) -> SleepReport:
     """`Arena.sleep` of the current device."""
 
 def wake(
@@ -1171,6 +1231,12 @@ def torch_segments(ordinal: int | None = None) -> tuple[int, int]:
 
 def torch_has_segment_at(addr: int) -> bool:
     """Whether one of PyTorch's segments begins at an address."""
+
+def torch_tag_at(arena: Arena, addr: int) -> str | None:
+    """The tag of an arena's segment that an address is in, or None."""
+
+def torch_set_margin(arena: Arena, margin_bytes: int) -> None:
+    """Sets how many bytes every request for a segment has to leave free on the device."""
 
 def torch_set_cached_max(arena: Arena, max_bytes: int | None) -> None:
     """Sets how many unused bytes an arena may keep mapped.

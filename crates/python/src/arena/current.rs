@@ -72,9 +72,14 @@ fn prepare_sleep(py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) ->
 
 /// `Arena.sleep` of the current device.
 #[pyfunction]
-#[pyo3(signature = (level=1, tags=None))]
-fn sleep(py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<SleepReport> {
-    current(py)?.sleep(py, level, tags)
+#[pyo3(signature = (level=1, tags=None, *, unused=None))]
+fn sleep(
+    py: Python<'_>,
+    level: i64,
+    tags: Option<&Bound<'_, PyAny>>,
+    unused: Option<&Bound<'_, PyAny>>,
+) -> PyResult<SleepReport> {
+    current(py)?.sleep(py, level, tags, unused)
 }
 
 /// `Arena.wake` of the current device.

@@ -1,5 +1,6 @@
 //! `Arena`: device memory that can sleep and wake.
 
+mod backup_view;
 mod current;
 mod hold;
 mod preparation;
@@ -11,10 +12,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use poorwill::disk::DiskConfig;
-use poorwill::{ByteSize, DeviceSpec, HostMemoryUse, PoolError, SleepRequest, Tag};
+use poorwill::{ByteSize, DeviceRange, DeviceSpec, HostMemoryUse, PoolError, SleepRequest, Tag};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyByteArray, PyDict, PyString};
 
+use self::backup_view::BackupView;
 use self::hold::Hold;
 use self::preparation::{Preparation, RunningPreparation};
 pub(crate) use self::registry::{ArenaError, Opened, device as device_for_host_memory};
@@ -34,6 +36,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Arena>()?;
     module.add_class::<Preparation>()?;
     module.add_class::<Hold>()?;
+    module.add_class::<BackupView>()?;
     report::register(module)?;
     current::register(module)?;
     module.add_function(wrap_pyfunction!(arena, module)?)?;
@@ -231,11 +234,21 @@ impl Arena {
     /// `level` 1 backs up weights in host memory, 2 drops them. `tags` is one, several, or None for all. All
     /// or nothing; tags that sleep already are left alone. Do not access sleeping memory.
     ///
+    /// `unused` has pairs of an address and a length in bytes: device memory whose bytes need not survive.
+    /// Whole granules of it are not backed up, and come back with unspecified bytes.
+    ///
     /// Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
     /// failed.
-    #[pyo3(signature = (level=1, tags=None))]
-    fn sleep(&self, py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<SleepReport> {
+    #[pyo3(signature = (level=1, tags=None, *, unused=None))]
+    fn sleep(
+        &self,
+        py: Python<'_>,
+        level: i64,
+        tags: Option<&Bound<'_, PyAny>>,
+        unused: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<SleepReport> {
         let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
+        let request = request.without(request::unused(unused)?);
         self.settled(py, |arena| arena.sleep(&request)).map(SleepReport::from)
     }
 
@@ -394,14 +407,48 @@ impl Arena {
         Ok(tags)
     }
 
+    /// Copies the backup of `nbytes` bytes of the device from `address` on, asleep or awake.
+    ///
+    /// The range lies in one live block: a tensor's `data_ptr()`, its offset included, and its bytes. The
+    /// backup may be stored in any way, also as codes or on disk, and is compared with its digests. While the
+    /// tag is awake it has the bytes of the last sleep or preparation, if backups are kept.
+    ///
+    /// Raises TagError where nothing is stored, PoorwillError for spoiled bytes, and ValueError for a range
+    /// that does not lie in one live block.
+    fn read_backup<'py>(
+        &self,
+        py: Python<'py>,
+        address: u64,
+        nbytes: usize,
+    ) -> PyResult<Bound<'py, PyByteArray>> {
+        // No other thread has the array yet.
+        PyByteArray::new_with(py, nbytes, |bytes| self.with(py, |arena| arena.read_backup(address, bytes)))
+    }
+
+    /// The backup of `nbytes` bytes of the device from `address` on, in place: nothing is copied.
+    ///
+    /// The tag's backups have to be declared "viewable" before the sleep. Otherwise as `read_backup`, but
+    /// nothing is compared; `BackupView.verify` does that. A view never changes: as long as it lives, sleeps
+    /// that have to store other bytes take other host memory.
+    ///
+    /// Raises TagError where nothing is stored, or not in place: on disk, as codes, in several parts. Raises
+    /// ValueError for a range that does not lie in one live block.
+    fn view_backup(&self, py: Python<'_>, address: u64, nbytes: u64) -> PyResult<BackupView> {
+        let range = DeviceRange::new(address, nbytes);
+        self.with(py, |arena| arena.view_backup(range)).map(BackupView::new)
+    }
+
     /// Declares how a tag sleeps, before its first allocation, and how its bytes change, at any time.
     ///
     /// `level1` and `level2` choose "backup" or "drop" for such a sleep. `dropped` memory wakes as "zeros" or
     /// "undefined". `changes` are "compared" (unknown), "immutable" (promised; only a sample is compared) or
-    /// "volatile" (always copied). Omitted options keep the tag's defaults.
+    /// "volatile" (always copied). `backups` are "compact" (as codes where the arena
+    /// compresses) or "viewable" (each block raw, at one host address); best declared before the first
+    /// allocation, too. Omitted options keep the tag's defaults.
     ///
     /// Raises TagError when the tag is in use, or declared, with another policy.
-    #[pyo3(signature = (tag, *, level1=None, level2=None, dropped=None, changes=None))]
+    #[pyo3(signature = (tag, *, level1=None, level2=None, dropped=None, changes=None, backups=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn declare(
         &self,
         py: Python<'_>,
@@ -410,12 +457,15 @@ impl Arena {
         level2: Option<&str>,
         dropped: Option<&str>,
         changes: Option<&str>,
+        backups: Option<&str>,
     ) -> PyResult<()> {
         let tag = request::tag(tag)?;
-        let Declaration { policy, changes } = Declaration::of(&tag, level1, level2, dropped, changes)?;
+        let declaration = Declaration::of(&tag, level1, level2, dropped, changes, backups)?;
+        let Declaration { policy, changes, stored_as } = declaration;
         self.with(py, |arena| {
             policy.map_or(Ok(()), |policy| arena.declare_tag(&tag, policy))?;
-            changes.map_or(Ok(()), |changes| arena.declare_changes(&tag, changes))
+            changes.map_or(Ok(()), |changes| arena.declare_changes(&tag, changes))?;
+            stored_as.map_or(Ok(()), |stored_as| arena.declare_backups(&tag, stored_as))
         })
     }
 

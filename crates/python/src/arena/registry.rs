@@ -8,7 +8,7 @@
 //! starts with an empty registry and leaves the parent's alone.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, process};
 
@@ -17,7 +17,7 @@ use poorwill::budget::{Envelope, claim_own};
 use poorwill::disk::DiskConfig;
 use poorwill::{
     Budget, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, OpenError, Peers, PoolConfig,
-    PoolError, Tag,
+    PoolError, Tag, chain,
 };
 use pyo3::prelude::*;
 
@@ -35,6 +35,8 @@ pub(crate) struct Opened {
     /// Closed when this is dropped.
     pub(crate) arena: ProcessOwned<poorwill::Arena>,
     is_closed: AtomicBool,
+    /// What PyTorch's requests have to leave free on the device.
+    margin_bytes: AtomicU64,
     pub(super) budget: Budget,
     preparations: Mutex<Vec<Arc<RunningPreparation>>>,
     /// Claims what the process used before.
@@ -44,6 +46,28 @@ pub(crate) struct Opened {
 impl Opened {
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_margin_bytes(&self, margin_bytes: u64) {
+        self.margin_bytes.store(margin_bytes, Ordering::Relaxed);
+    }
+
+    /// Refuses a request that would leave less free than the margin.
+    pub(crate) fn check_margin(&self, bytes: u64) -> Result<(), String> {
+        let margin_bytes = self.margin_bytes.load(Ordering::Relaxed);
+        if margin_bytes == 0 {
+            return Ok(());
+        }
+        let info = self.arena.driver().memory_info().map_err(|error| chain(&error))?;
+        if info.free_bytes >= bytes.saturating_add(margin_bytes) {
+            return Ok(());
+        }
+        Err(format!(
+            "{bytes} bytes would leave less than the margin of {margin_bytes} bytes free on {}, where {} are free: lower \
+             memory_margin_bytes, or release memory",
+            self.device.spec(),
+            info.free_bytes
+        ))
     }
 
     pub(super) fn add_preparation(&self, begun: &Arc<RunningPreparation>) {
@@ -284,6 +308,7 @@ impl Opened {
             device: device.clone(),
             arena: ProcessOwned::new(poorwill::Arena::open_within(device, &envelope, pool)?),
             is_closed: AtomicBool::new(false),
+            margin_bytes: AtomicU64::new(0),
             budget,
             preparations: Mutex::default(),
             _in_use: ProcessOwned::new(in_use),

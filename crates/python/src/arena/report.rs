@@ -124,6 +124,8 @@ report! {
     unchanged_bytes: u64 = |it| it.unchanged_bytes;
     /// Part of `unchanged_bytes` that was not compared: declared immutable.
     unchecked_bytes: u64 = |it| it.unchecked_bytes;
+    /// Neither copied nor compared: declared unused, in whole granules.
+    unused_bytes: u64 = |it| it.unused_bytes;
     /// Whether the device computes digests at memory speed; otherwise everything is copied.
     fast_digests: bool = |it| it.fast_digests;
     /// Live bytes that were dropped, in whole granules.

@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use poorwill::backup::Compress;
-use poorwill::{Changes, Dropped, Level, SleepAction, Tag, TagPolicy, Verify, WakeRequest};
+use poorwill::{
+    Changes, DeviceRange, Dropped, Level, SleepAction, StoredAs, Tag, TagPolicy, Verify, WakeRequest,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyString};
 
 use crate::errors::{invalid, wrong_type};
 use crate::sizes::whole_number;
 
+const UNUSED: &str = "unused is a sequence of pairs of an address and a length in bytes, each an int";
 const TAGS: &str = "tags are a str, or a sequence of them";
 
 pub(super) fn tag(name: &str) -> PyResult<Tag> {
@@ -32,6 +35,23 @@ pub(super) fn named_tags(tags: &Bound<'_, PyAny>) -> PyResult<Vec<Tag>> {
         tag(&text.to_string())
     };
     names.map(one).collect()
+}
+
+/// Pairs of an address and a length. None means none.
+pub(super) fn unused(pairs: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<DeviceRange>> {
+    let Some(pairs) = pairs else { return Ok(Vec::new()) };
+    let Ok(items) = pairs.try_iter() else { return Err(wrong_type(UNUSED, pairs)) };
+    let one = |item: PyResult<Bound<'_, PyAny>>| {
+        let item = item?;
+        let wrong = |_| wrong_type(UNUSED, &item);
+        let (addr, bytes): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract().map_err(wrong)?;
+        let number = |number: &Bound<'_, PyAny>| {
+            let found = whole_number(number)?.ok_or_else(|| wrong_type(UNUSED, &item))?;
+            found.map_err(|reason| invalid(format!("`{number}` is no address or length: {reason}")))
+        };
+        Ok(DeviceRange::new(number(&addr)?, number(&bytes)?))
+    };
+    items.map(one).collect()
 }
 
 pub(super) fn level(level: i64) -> PyResult<Level> {
@@ -85,6 +105,7 @@ pub(super) struct Declaration {
     /// None if nothing was given about it.
     pub(super) policy: Option<TagPolicy>,
     pub(super) changes: Option<Changes>,
+    pub(super) stored_as: Option<StoredAs>,
 }
 
 impl Declaration {
@@ -94,6 +115,7 @@ impl Declaration {
         level2: Option<&str>,
         dropped: Option<&str>,
         changes: Option<&str>,
+        backups: Option<&str>,
     ) -> PyResult<Self> {
         let action = |name, text: Option<&str>| {
             let known = [("backup", SleepAction::Backup), ("drop", SleepAction::Drop)];
@@ -108,15 +130,17 @@ impl Declaration {
             ("volatile", Changes::Volatile),
         ];
         let changes = changes.map(|text| one_of("changes", text, &known)).transpose()?;
+        let known = [("compact", StoredAs::Compact), ("viewable", StoredAs::Viewable)];
+        let stored_as = backups.map(|text| one_of("backups", text, &known)).transpose()?;
         let says_policy = level1.is_some() || level2.is_some() || dropped.is_some();
-        if !says_policy && changes.is_none() {
-            let wanted = "say at least one of level1, level2, dropped and changes";
+        if !says_policy && changes.is_none() && stored_as.is_none() {
+            let wanted = "say at least one of level1, level2, dropped, changes and backups";
             return Err(invalid(format!("nothing is declared of `{tag}`; {wanted}")));
         }
         let built_in = TagPolicy::built_in(tag);
         let (level_1, level_2) = (level1.unwrap_or(built_in.level_1), level2.unwrap_or(built_in.level_2));
         let policy = TagPolicy::new(level_1, level_2, dropped.unwrap_or(built_in.dropped));
-        Ok(Self { policy: says_policy.then_some(policy), changes })
+        Ok(Self { policy: says_policy.then_some(policy), changes, stored_as })
     }
 }
 

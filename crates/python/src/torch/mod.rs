@@ -25,7 +25,9 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(torch_carve, module)?)?;
     module.add_function(wrap_pyfunction!(torch_segments, module)?)?;
     module.add_function(wrap_pyfunction!(torch_has_segment_at, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_tag_at, module)?)?;
     module.add_function(wrap_pyfunction!(torch_set_cached_max, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_set_margin, module)?)?;
     module.add_function(wrap_pyfunction!(torch_trim, module)?)?;
     module.add_function(wrap_pyfunction!(torch_refusal, module)?)?;
     module.add_function(wrap_pyfunction!(make_immortal, module)?)
@@ -99,6 +101,21 @@ fn torch_has_segment_at(py: Python<'_>, addr: u64) -> bool {
     py.detach(|| routes().begins_at(addr))
 }
 
+/// The tag of an arena's segment that an address is in, or None.
+#[pyfunction]
+fn torch_tag_at(py: Python<'_>, arena: &Bound<'_, Arena>, addr: u64) -> PyResult<Option<String>> {
+    let opened = arena.get().opened()?;
+    // May drop a closed arena's last reference, which waits for the device.
+    Ok(py.detach(move || routes().tag_at(&opened, addr)).map(|tag| tag.to_string()))
+}
+
+/// Sets how many bytes every request for a segment has to leave free on the device.
+#[pyfunction]
+fn torch_set_margin(arena: &Bound<'_, Arena>, margin_bytes: u64) -> PyResult<()> {
+    arena.get().opened()?.set_margin_bytes(margin_bytes);
+    Ok(())
+}
+
 /// Sets how many unused bytes an arena may keep mapped.
 #[pyfunction]
 fn torch_set_cached_max(py: Python<'_>, arena: &Bound<'_, Arena>, max_bytes: Option<u64>) -> PyResult<()> {
@@ -114,7 +131,6 @@ fn torch_trim(py: Python<'_>, arena: &Bound<'_, Arena>) -> PyResult<u64> {
 /// Before a sleep, a trim or a close: PyTorch's pools release their cache, and the arena learns the streams
 /// that graphs are likely captured on.
 pub(crate) fn settle(py: Python<'_>, arena: &Arena) -> PyResult<()> {
-    drop_closed(py);
     if !arena.is_open()? {
         return Ok(());
     }
@@ -125,9 +141,15 @@ pub(crate) fn settle(py: Python<'_>, arena: &Arena) -> PyResult<()> {
     let streams: Vec<usize> = settle.call1((arena.spec().id(),))?.extract()?;
     // If it was closed meanwhile, the next call fails with that.
     let Ok(opened) = arena.opened() else { return Ok(()) };
-    // May drop a closed arena's last reference, which waits for the device.
-    py.detach(move || streams.iter().try_for_each(|stream| route::adopt_stream(&opened, *stream).map(drop)))
-        .map_err(refused)
+    // May drop a closed arena's last reference, which waits for the device and would break a capture.
+    py.detach(move || {
+        streams.iter().try_for_each(|stream| route::adopt_stream(&opened, *stream).map(drop))?;
+        if matches!(opened.arena.driver().capturing(), Ok(None)) {
+            drop(routes().take_closed());
+        }
+        Ok(())
+    })
+    .map_err(|error: String| refused(error))
 }
 
 /// Drops closed arenas whose last segments PyTorch has freed since.

@@ -142,7 +142,7 @@ impl Routes {
         };
         match route.alloc(bytes, device, stream) {
             Ok((opened, block)) => {
-                self.table.add(opened, block);
+                self.table.add(opened, route.tag.clone(), block);
                 self.forget_refusal();
                 pending_call::schedule();
                 match usize::try_from(block.range.addr) {
@@ -217,6 +217,10 @@ impl Routes {
         self.is_here() && self.table.begins_at(addr)
     }
 
+    pub(super) fn tag_at(&self, opened: &Arc<Opened>, addr: u64) -> Option<Tag> {
+        if self.is_here() { self.table.tag_at(opened, addr) } else { None }
+    }
+
     pub(super) fn held(&self, ordinal: Option<u32>) -> (usize, u64) {
         if self.is_here() { self.table.held(ordinal) } else { (0, 0) }
     }
@@ -272,6 +276,7 @@ impl Route {
                 self.tag
             ));
         };
+        opened.check_margin(bytes)?;
         let stream = self.stream(&opened, stream)?;
         let mut request =
             AllocRequest::new(bytes, self.tag.clone()).on(stream).waiting_for_streams(REUSE_TIMEOUT);

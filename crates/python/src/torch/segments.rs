@@ -6,13 +6,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use poorwill::{Block, DeviceRange, DeviceSpec, PoolError};
+use poorwill::{Block, DeviceRange, DeviceSpec, PoolError, Tag};
 
 use crate::arena::Opened;
 
 #[derive(Debug)]
 struct Segment {
     opened: Arc<Opened>,
+    tag: Tag,
     /// Remaining parts, in ascending order.
     parts: Vec<Block>,
     /// Higher than that of every earlier segment.
@@ -45,12 +46,12 @@ pub(super) struct SegmentSerial(pub(super) u64);
 
 impl SegmentTable {
     /// Adds a block, at the range that PyTorch requested.
-    pub(super) fn add(&self, opened: Arc<Opened>, block: Block) {
+    pub(super) fn add(&self, opened: Arc<Opened>, tag: Tag, block: Block) {
         let mut table = self.lock();
         table.last_serial += 1;
         let serial = table.last_serial;
         let range = DeviceRange::new(block.range.addr, block.requested_bytes);
-        table.by_range.insert(range, Segment { opened, parts: vec![block], serial });
+        table.by_range.insert(range, Segment { opened, tag, parts: vec![block], serial });
     }
 
     /// Frees a segment. Returns whether there was one at this range.
@@ -131,6 +132,13 @@ impl SegmentTable {
 
     pub(super) fn begins_at(&self, addr: u64) -> bool {
         self.lock().by_range.keys().any(|range| range.addr == addr)
+    }
+
+    /// The tag of the arena's segment that `addr` is in.
+    pub(super) fn tag_at(&self, opened: &Arc<Opened>, addr: u64) -> Option<Tag> {
+        let (table, byte) = (self.lock(), DeviceRange::new(addr, 1));
+        let mut of_arena = table.by_range.iter().filter(|(_, segment)| Arc::ptr_eq(&segment.opened, opened));
+        of_arena.find(|(range, _)| range.contains(&byte)).map(|(_, segment)| segment.tag.clone())
     }
 
     pub(super) fn held(&self, ordinal: Option<u32>) -> (usize, u64) {

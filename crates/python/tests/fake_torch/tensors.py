@@ -298,7 +298,9 @@ class Tensor:
         [value] = self._library.numbers(self)
         return int(value)
 
-    def view(self, *shape: int) -> Tensor:
+    def view(self, *shape: Any) -> Tensor:
+        if len(shape) == 1 and isinstance(shape[0], DType):
+            return self._library.seen_as(self, shape[0])
         return self._library.call("aten::view", self, shape)
 
     def to(self, device: Any, non_blocking: bool = False) -> Tensor:
@@ -494,6 +496,15 @@ class Library:
 
     def _to(self, tensor: Tensor, device: Device) -> Tensor:
         return tensor if device == tensor.device else self._to_copy(tensor, device=device)
+
+    def seen_as(self, tensor: Tensor, dtype: DType) -> Tensor:
+        """The same bytes as elements of another type, which only the last dimension counts."""
+        *others, last = tensor.shape
+        size = last * tensor.dtype.itemsize
+        if size % dtype.itemsize:
+            raise RuntimeError("self.size(-1) must be divisible by the new element's size")
+        offset = tensor._offset * tensor.dtype.itemsize // dtype.itemsize
+        return Tensor(self, tensor.untyped_storage(), (*others, size // dtype.itemsize), dtype, offset)
 
     def _view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         if not tensor.is_contiguous():

@@ -21,10 +21,12 @@ there, emptying the cache may cost more (`_emptying`).
 
 from poorwill._settings import allocator_settings
 from poorwill.torch._import import UnsupportedTorchError
+from poorwill.torch._outside import Outside
 from poorwill.torch._pools import GraphPool, Pool, graph_pool, library, settle
 
 __all__ = [
     "GraphPool",
+    "Outside",
     "Pool",
     "UnsupportedTorchError",
     "allocator_settings",

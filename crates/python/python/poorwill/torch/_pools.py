@@ -120,9 +120,9 @@ class GraphPool(tuple[int, int]):
             torch._C._cuda_releasePool(self._gpu.ordinal, tuple(self))
 
 
-def graph_pool(arena: Arena) -> GraphPool:
-    """A pool for capturing graphs, under the tag `cudagraph` of an arena, which a sleep backs up."""
-    made = Pool(arena, "cudagraph")
+def graph_pool(arena: Arena, tag: str = "cudagraph") -> GraphPool:
+    """A pool for capturing graphs, under a tag of an arena. A sleep backs `cudagraph` up."""
+    made = Pool(arena, tag)
     with undisturbed():
         pool = GraphPool(made._gpu.pool(made._allocator).id)
     pool._gpu, pool._process = made._gpu, os.getpid()

@@ -1,0 +1,57 @@
+"""Our memory saver behind the interface of SGLang's adapter."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter"
+"""SGLang's module of it."""
+
+
+def is_ours(adapter: Any) -> bool:
+    """Whether an adapter's memory is Poorwill's."""
+    return bool(getattr(adapter, "is_poorwill", False))
+
+
+@cache
+def adapter_over(base: type[Any]) -> Any:
+    """The adapter of this process, an instance of SGLang's own class."""
+    # It imports PyTorch, which not every process of SGLang has.
+    from poorwill.compat.torch_memory_saver import torch_memory_saver as saver
+
+    if saver._impl is None:
+        # SGLang never reads a backup, so it may be stored as codes. It has regions, and is not taken whole.
+        saver.stored = "compact"
+        saver.hook_mode = "torch"
+
+    class PoorwillAdapter(base):  # type: ignore[misc]
+        """Regions, pauses and resumes go to Poorwill."""
+
+        is_poorwill = True
+
+        @contextmanager
+        def configure_subprocess(self) -> Iterator[None]:
+            # Pools need no library to be loaded before.
+            yield
+
+        def region(self, tag: str, enable_cpu_backup: bool = False) -> Any:
+            return saver.region(tag=tag, enable_cpu_backup=enable_cpu_backup)
+
+        def cuda_graph(self, **kwargs: Any) -> Any:
+            return saver.cuda_graph(**kwargs)
+
+        def disable(self) -> Any:
+            return saver.disable()
+
+        def pause(self, tag: str) -> None:
+            saver.pause(tag)
+
+        def resume(self, tag: str) -> None:
+            saver.resume(tag)
+
+        @property
+        def enabled(self) -> bool:
+            return True
+
+    return PoorwillAdapter()

@@ -1,0 +1,159 @@
+"""SGLang 0.5.23 as far as a plugin sees it: its registry of hooks, its memory saver's adapter, their user.
+
+`Manager` does on a release and a resume what SGLang does, with what goes wrong there when these are repeated.
+"""
+
+import enum
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import ModuleType
+from typing import Any, ClassVar
+
+ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter"
+
+
+UPDATER = "sglang.srt.managers.scheduler_components.weight_updater"
+REQUESTS = "sglang.srt.managers.io_struct"
+
+
+class HookType(enum.Enum):
+    REPLACE = "replace"
+    AROUND = "around"
+
+
+class HookRegistry:
+    """Keeps hooks, and puts them in place when all plugins have been called."""
+
+    waiting: ClassVar[dict[str, tuple[Callable[..., Any], HookType]]] = {}
+
+    @classmethod
+    def register(cls, target: str, hook: Callable[..., Any], hook_type: HookType) -> None:
+        cls.waiting[target] = (hook, hook_type)
+
+    @classmethod
+    def apply_hooks(cls) -> None:
+        for target, (hook, kind) in cls.waiting.items():
+            module, holder, name = target.rsplit(".", 2)
+            holder_class = getattr(importlib.import_module(module), holder)
+            original = vars(holder_class)[name]
+            if kind is HookType.REPLACE:
+                assert isinstance(original, staticmethod)
+                setattr(holder_class, name, staticmethod(hook))
+            else:
+                setattr(holder_class, name, functools.partialmethod(_called_around, hook, original))
+        cls.waiting.clear()
+
+
+def _called_around(self: object, hook: Callable[..., Any], original: Callable[..., Any], *given: Any) -> Any:
+    return hook(original, self, *given)
+
+
+class Request:
+    """Tags to release or resume; None for all."""
+
+    def __init__(self, *tags: str) -> None:
+        self.tags = list(tags) or None
+
+
+class Answer:
+    """That it was done."""
+
+
+class Manager:
+    """`SchedulerWeightUpdaterManager`, over a model with one buffer."""
+
+    ALL = ("kv_cache", "weights", "cuda_graph")
+
+    def __init__(self, memory_saver_adapter: Any, buffer: Any, synchronize: Callable[[], None]) -> None:
+        self.memory_saver_adapter = memory_saver_adapter
+        self.offload_tags: set[str] = set()
+        self._buffer = buffer
+        self._synchronize = synchronize
+
+    def release_memory_occupation(self, request: Request) -> Answer:
+        tags = request.tags or self.ALL
+        self.offload_tags |= set(tags)
+        if "kv_cache" in tags:
+            self.memory_saver_adapter.pause("kv_cache")
+        if "weights" in tags:
+            # Reads the model, whether it is there or not. The copy stays on the GPU meanwhile.
+            self._stashed = self._buffer.clone()
+            self.memory_saver_adapter.pause("weights")
+        if "cuda_graph" in tags:
+            self.memory_saver_adapter.pause("cuda_graph")
+        self._synchronize()
+        return Answer()
+
+    def resume_memory_occupation(self, request: Request) -> Answer:
+        tags = request.tags or self.ALL
+        for tag in tags:
+            self.offload_tags.remove(tag)
+        if "cuda_graph" in tags:
+            self.memory_saver_adapter.resume("cuda_graph")
+        if "weights" in tags:
+            self.memory_saver_adapter.resume("weights")
+            self._buffer.copy_(self._stashed)
+            del self._stashed
+        if "kv_cache" in tags:
+            self.memory_saver_adapter.resume("kv_cache")
+        return Answer()
+
+
+def _refuses(*_: object, **__: object) -> Any:
+    raise NotImplementedError
+
+
+def _adapter() -> ModuleType:
+    module = ModuleType(ADAPTER)
+
+    def create(enable: bool) -> Any:
+        assert not enable, "torch_memory_saver is not here"
+        return module.__dict__["_TorchMemorySaverAdapterNoop"]()
+
+    calls = ("configure_subprocess", "region", "cuda_graph", "disable", "pause", "resume")
+    base = type(
+        "TorchMemorySaverAdapter",
+        (),
+        {
+            "create": staticmethod(create),
+            "check_validity": lambda self, caller_name: None,
+            "enabled": property(_refuses),
+            **dict.fromkeys(calls, _refuses),
+        },
+    )
+    does_nothing = {name: lambda self, *_, **__: nullcontext() for name in calls}
+    noop = type(
+        "_TorchMemorySaverAdapterNoop", (base,), {"enabled": property(lambda self: False), **does_nothing}
+    )
+    module.__dict__.update({"TorchMemorySaverAdapter": base, "_TorchMemorySaverAdapterNoop": noop})
+    return module
+
+
+def install() -> ModuleType:
+    """Has SGLang's modules imported, and returns its adapter's."""
+    names = (
+        *("sglang", "sglang.srt", "sglang.srt.utils", "sglang.srt.plugins", "sglang.srt.managers"),
+        "sglang.srt.managers.scheduler_components",
+    )
+    made = {name: ModuleType(name) for name in names}
+    for package in made.values():
+        package.__path__ = []
+    registry = ModuleType("sglang.srt.plugins.hook_registry")
+    registry.__dict__.update({"HookRegistry": HookRegistry, "HookType": HookType})
+    updater, requests = ModuleType(UPDATER), ModuleType(REQUESTS)
+    updater.__dict__["SchedulerWeightUpdaterManager"] = Manager
+    requests.__dict__.update(
+        {"ReleaseMemoryOccupationReqOutput": Answer, "ResumeMemoryOccupationReqOutput": Answer}
+    )
+    made |= {registry.__name__: registry, ADAPTER: _adapter(), UPDATER: updater, REQUESTS: requests}
+    sys.modules.update(made)
+    return made[ADAPTER]
+
+
+def load_plugins(register: Callable[[], None]) -> None:
+    """What each of its processes does first."""
+    register()
+    HookRegistry.apply_hooks()
