@@ -15,6 +15,10 @@ SETTINGS = PACKAGE / "vllm" / "_environment.py"
 
 # Variables of other programs that the package or its library reads, with the accepted values and the meaning.
 SWITCHES = {
+    "POORWILL_TORCH_MEMORY_SAVER": (
+        "`0`, `1`",
+        "`1`: `import torch_memory_saver` gives `poorwill.compat.torch_memory_saver`",
+    ),
     "POORWILL_DISABLE_PIN": (
         "`0`, `1`",
         "`1`: no host memory of offloaded weights is page-locked; overrides `pin`",
