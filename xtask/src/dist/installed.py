@@ -1,4 +1,4 @@
-"""Whether an installed poorwill is whole, is found by vLLM, and does without PyTorch and without a GPU.
+"""Whether an installed poorwill is whole, is found by vLLM and SGLang, and does without PyTorch and without a GPU.
 
 `cargo xtask dist` runs this in a fresh environment; the argument is the version that should be there.
 """
@@ -8,9 +8,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-# What a wheel holds beside its native module: all of this folder.
+# What a wheel holds beside its libraries: all of this folder.
 SOURCES = Path(__file__).parents[3] / "crates/python/python/poorwill"
-NATIVE = "_native.abi3.so"
+LIBRARIES = ["_native.abi3.so", "compat/torch_memory_saver_hook_mode_preload.abi3.so"]
+START_LINE = "poorwill.pth"
 LICENSES = ["LICENSE-APACHE", "LICENSE-MIT", "LICENSE-THIRD-PARTY"]
 PLUGIN = ("vllm.general_plugins", "poorwill.vllm:register")
 
@@ -27,8 +28,9 @@ def main(version: str) -> None:
     files = {str(path) for path in importlib.metadata.files("poorwill") or []}
     ours = {path for path in files if path.startswith("poorwill/") and "__pycache__" not in path}
     sources = {path.relative_to(SOURCES) for path in SOURCES.rglob("*") if is_source(path)}
-    wanted = {f"poorwill/{name}" for name in (*sources, NATIVE)}
+    wanted = {f"poorwill/{name}" for name in (*sources, *LIBRARIES)}
     expect(ours == wanted, f"it lacks {sorted(wanted - ours)} and holds {sorted(ours - wanted)}")
+    expect(START_LINE in files, f"it lacks {START_LINE}")
     names = {Path(path).name for path in files if "/licenses/" in path}
     expect(names == set(LICENSES), f"its licences are {names}")
 
@@ -45,6 +47,8 @@ def main(version: str) -> None:
     expect([plugin.value for plugin in plugins] == [value], f"vLLM's loader would find {plugins}")
     # As every process of vLLM's does; what it hooks is not imported here.
     plugins[0].load()()
+    found = importlib.metadata.entry_points(group="sglang.srt.plugins", name="poorwill")
+    expect(len(found) == 1 and callable(next(iter(found)).load()), f"SGLang's loader would find {found}")
 
     opened = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     gpu = [path for path in opened if "libcuda" in path or "/dev/nvidia" in path]
