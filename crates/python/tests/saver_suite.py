@@ -411,12 +411,15 @@ def test_a_pause_that_fails_on_one_gpu_is_undone_on_the_other(saver: TorchMemory
     for ordinal in range(2):
         with torch.cuda.device(ordinal), saver.region(tag, **HOST):
             tensors.append(filled(8 * MIB, ordinal, f"cuda:{ordinal}"))
+    with saver.region(tag):
+        dropped = filled(8 * MIB, 5, f"cuda:{torch.cuda.current_device()}")
     with (
         arenas_of(saver)[1].hold(tag, "a network card"),
         pytest.raises(poorwill.PoorwillError, match="network"),
     ):
         saver.pause(tag)
     assert all(same(tensor, ordinal) for ordinal, tensor in enumerate(tensors))
+    assert same(dropped, 5)
     saver.pause(tag)
     saver.resume(tag)
     assert all(same(tensor, ordinal) for ordinal, tensor in enumerate(tensors))

@@ -39,7 +39,7 @@ class Pools:
         """How backups lie in host memory. Only viewable ones can be read without a copy."""
         self.retain = _environment.retains_cpu_backup()
         self.reports: list[SleepReport | WakeReport] = []
-        """Of the last pause or resume, one for each GPU."""
+        """Of the last pause or resume: for each GPU, what is backed up, and what is dropped."""
         self._keeps = _environment.keeps_backups()
         self._disk = _environment.disk_folder()
         self._margin_bytes = 0
@@ -155,7 +155,7 @@ class Pools:
             turns = self._turns("pause", tag, wanted=lambda state: state in AWAKE)
             done: list[tuple[Arena, list[str]]] = []
             try:
-                for arena, kinds in turns:
+                for arena, kinds in _backed_up_first(turns):
                     names = [kind.name for kind in kinds]
                     self.reports.append(arena.sleep(1, names))
                     done.append((arena, names))
@@ -283,6 +283,14 @@ class _Binary:
 
     def __init__(self, flags: Flags) -> None:
         self.cdll = Symbols(flags)
+
+
+def _backed_up_first(turns: list[tuple[Arena, list[Kind]]]) -> Iterator[tuple[Arena, list[Kind]]]:
+    """What is dropped comes last, when nothing else can fail: it could not be brought back."""
+    for is_backed_up in (True, False):
+        for arena, kinds in turns:
+            if chosen := [kind for kind in kinds if kind.is_backed_up == is_backed_up]:
+                yield arena, chosen
 
 
 def _has_backup(arena: Arena, kind: Kind) -> bool:
