@@ -183,7 +183,8 @@ const MOMENTS: [&str; 6] = ["preparing", "saving", "unmapping", "releasing", "ma
 fn stop_at(device: Arc<dyn Driver>, role: &str) {
     let moment = role.strip_prefix(STOPS).unwrap().to_owned();
     let op = match moment.as_str() {
-        "preparing" | "saving" => Op::Save,
+        "preparing" => Op::Save,
+        "saving" => Op::CopyToHost,
         "unmapping" => Op::Unmap,
         "releasing" => Op::Release,
         "mapping" => Op::Map,

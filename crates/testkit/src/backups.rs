@@ -53,8 +53,9 @@ struct Storage {
     cached_bytes: AtomicU64,
     /// All stored granules, for tests that corrupt one.
     stored: Mutex<Vec<std::sync::Weak<Mutex<Granules>>>>,
-    /// How many of the next loads bring a wrong byte.
+    /// How many of the next loads, and saves, bring a wrong byte.
     garbled: AtomicU64,
+    garbled_saves: AtomicU64,
     fails: Box<Fails>,
 }
 
@@ -124,7 +125,7 @@ impl TestBackups {
         machine: Option<Arc<SharedMachine>>,
         fails: Box<Fails>,
     ) -> Self {
-        let (used_bytes, cached_bytes, stored, garbled) = Default::default();
+        let (used_bytes, cached_bytes, stored, garbled, garbled_saves) = Default::default();
         let driver = Arc::clone(driver);
         Self(Arc::new(Storage {
             driver,
@@ -135,6 +136,7 @@ impl TestBackups {
             cached_bytes,
             stored,
             garbled,
+            garbled_saves,
             fails,
         }))
     }
@@ -174,6 +176,11 @@ impl TestBackups {
         self.0.garbled.store(loads, Ordering::Relaxed);
     }
 
+    /// The next `saves` copies to the storage bring one wrong byte each.
+    pub fn garble_saves(&self, saves: u64) {
+        self.0.garbled_saves.store(saves, Ordering::Relaxed);
+    }
+
     /// Flips one bit in the middle of the `nth` stored granule.
     ///
     /// # Panics
@@ -206,6 +213,11 @@ impl TestBackups {
         }
         panic!("no {nth} granules are stored");
     }
+}
+
+/// Whether this is one of the next `left`.
+fn takes_one(left: &AtomicU64) -> bool {
+    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
 }
 
 impl Storage {
@@ -329,15 +341,21 @@ impl StoredBytes for TestBuffer {
         stream: StreamId,
         _: &Footprint,
         parts: &[CopyPart],
+        digests: Option<&[Digest]>,
     ) -> Result<Pending<(BackupBuffer, Vec<Option<Digest>>)>> {
         let storage = Arc::clone(&self.claim.storage);
         storage.check(BackupCall::Save, Op::Save)?;
         let staging = storage.driver.host_alloc(self.claim.bytes)?;
         let copy = storage.driver.copy_to_host(stream, staging, parts)?;
-        let parts = parts.to_vec();
+        let (parts, known) = (parts.to_vec(), digests.map(<[Digest]>::to_vec));
         Ok(copy.then(move |copied| {
-            let staging = copied?;
+            let mut staging = copied?;
             storage.check(BackupCall::Saved, Op::Save)?;
+            if let Some(part) = parts.first()
+                && takes_one(&storage.garbled_saves)
+            {
+                staging[usize::try_from(part.host_offset).unwrap()] ^= 1;
+            }
             let mut digests = Vec::new();
             for granule in parts.iter().flat_map(|part| self.granules_of(part)) {
                 let start = granule * self.granule_bytes();
@@ -345,7 +363,8 @@ impl StoredBytes for TestBuffer {
                 self.granules.lock().unwrap()[granule] = encoded;
                 digests.push(Some(Digest::of(&self.decode(granule))));
             }
-            Ok((BackupBuffer::new(*self), digests))
+            let known = known.map(|known| known.into_iter().map(Some).collect());
+            Ok((BackupBuffer::new(*self), known.unwrap_or(digests)))
         }))
     }
 
@@ -362,9 +381,9 @@ impl StoredBytes for TestBuffer {
             let start = granule * self.granule_bytes();
             staging[start..start + self.granule_bytes()].copy_from_slice(&self.decode(granule));
         }
-        let garbled =
-            storage.garbled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        if let (Ok(_), Some(part)) = (garbled, parts.first()) {
+        if let Some(part) = parts.first()
+            && takes_one(&storage.garbled)
+        {
             staging[usize::try_from(part.host_offset).unwrap()] ^= 1;
         }
         let granules = parts.iter().flat_map(|part| self.granules_of(part)).count();

@@ -137,6 +137,7 @@ impl StoredBytes for DiskBackupBuffer {
         _: StreamId,
         _: &Footprint,
         _: &[CopyPart],
+        _: Option<&[Digest]>,
     ) -> Result<Pending<(BackupBuffer, Vec<Option<Digest>>)>> {
         Err(DriverError::invalid(Op::Save, "a backup on disk is not overwritten; save to a new buffer"))
     }

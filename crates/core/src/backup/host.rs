@@ -194,6 +194,7 @@ impl StoredBytes for HostBackupBuffer {
         stream: StreamId,
         footprint: &Footprint,
         parts: &[CopyPart],
+        digests: Option<&[Digest]>,
     ) -> Result<Pending<(BackupBuffer, Vec<Option<Digest>>)>> {
         let fresh: Vec<usize> = granules(parts, self.granule_bytes()).map(|(number, _)| number).collect();
         let layout = self.layout.with(self.bytes(), footprint, &fresh).ok_or_else(|| {
@@ -212,7 +213,12 @@ impl StoredBytes for HostBackupBuffer {
         let buffer = Arc::try_unwrap(buffer)
             .map_err(|_| DriverError::invalid(Op::Save, "the buffer is being read by an earlier copy"))?;
         let Some(fresh) = slots else {
-            let saved = driver.save(stream, buffer, parts)?;
+            let saved = match digests.map(<[Digest]>::to_vec) {
+                Some(digests) => {
+                    driver.copy_to_host(stream, buffer, parts)?.then(|copied| Ok((copied?, digests)))
+                }
+                None => driver.save(stream, buffer, parts)?,
+            };
             return Ok(saved.then(|saved| {
                 let (buffer, digests) = saved?;
                 let buffer = Self { driver, buffer: Arc::new(buffer), layout, disk };

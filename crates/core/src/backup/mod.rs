@@ -141,9 +141,12 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Queues copies of whole granules, given with their raw offsets in the extent. `wait` returns the digests
-    /// of what was stored, in order of the parts. `None`: the granule changed meanwhile and no longer fits, so
-    /// nothing is stored of it. Call it only for a footprint that [`Self::fits`].
+    /// Queues copies of whole granules, given with their raw offsets in the extent. `wait` returns their digests, in
+    /// order of the parts. `None`: the granule changed meanwhile and no longer fits, so nothing is stored of it. Call
+    /// it only for a footprint that [`Self::fits`].
+    ///
+    /// `digests` are those of the granules on the device, in the same order, if nothing writes to them until the copy has
+    /// ended. A storage may return these. Without, it returns digests of what it has stored.
     ///
     /// # Errors
     /// As [`Driver::save`](crate::Driver::save); the buffer is then released.
@@ -152,6 +155,7 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
         stream: StreamId,
         footprint: &Footprint,
         parts: &[CopyPart],
+        digests: Option<&[Digest]>,
     ) -> Result<Pending<(BackupBuffer, Vec<Option<Digest>>)>>;
 
     /// Queues copies to the device. `wait` returns a digest for each granule, in order of the parts, where the
@@ -249,8 +253,9 @@ impl BackupBuffer {
         stream: StreamId,
         footprint: &Footprint,
         parts: &[CopyPart],
+        digests: Option<&[Digest]>,
     ) -> Result<Pending<(Self, Vec<Option<Digest>>)>> {
-        self.0.save(stream, footprint, parts)
+        self.0.save(stream, footprint, parts, digests)
     }
 }
 

@@ -7,7 +7,8 @@
 //!
 //! Promise: on success, every live granule of the plan is stored, and was copied or compared now. Of granules
 //! promised not to change, a sixty-fourth was compared. A difference counts as a change only if the backup
-//! still is what was stored ([`super::spoiled`]).
+//! still is what was stored ([`super::spoiled`]). Copies carry the digests that the device had: a copy that goes wrong
+//! is noticed by the wake.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -61,19 +62,32 @@ pub(super) struct Copied {
 /// A save some of whose granules have changed.
 struct Change<'a, 'k> {
     save: &'a Save,
-    kept: &'k Kept,
+    compared: &'k Compared,
     footprint: Footprint,
     /// Where no buffer of before fits.
     buffer: Option<Pending<BackupBuffer>>,
 }
 
-/// Granules of a save that need not be copied.
+/// What comparing has found of a save's granules.
 #[derive(Debug, Clone, Default)]
-struct Kept {
-    /// Ascending.
-    granules: Vec<usize>,
+struct Compared {
+    /// Those that need not be copied, ascending.
+    kept: Vec<usize>,
     /// How many of them were not compared.
     unchecked: usize,
+    /// Digests of the device, ascending by granule.
+    found: Vec<(usize, Digest)>,
+}
+
+impl Compared {
+    /// The device's digests of these granules, if all are known.
+    fn digests(&self, granules: &[usize]) -> Option<Vec<Digest>> {
+        let digest = |granule: &usize| {
+            let nth = self.found.binary_search_by_key(granule, |(granule, _)| *granule).ok()?;
+            Some(self.found[nth].1)
+        };
+        granules.iter().map(digest).collect()
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -86,7 +100,8 @@ pub(super) struct Saver<'a> {
 struct DigestQuery {
     turn: usize,
     granule: usize,
-    expected: Digest,
+    /// Its backup's, if it has one that may serve on.
+    stored: Option<Digest>,
     /// Promised not to change.
     is_promised: bool,
 }
@@ -98,11 +113,11 @@ fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
 impl<'a> Saver<'a> {
     pub(super) fn save(&self, saved: &mut Saved) -> Result<()> {
         let started = Instant::now();
-        let kept = self.unchanged()?;
+        let compared = self.compared()?;
         add(&mut saved.phases.digest_s, started.elapsed());
         let started = Instant::now();
         let mut in_flight: VecDeque<Saving<'_>> = VecDeque::new();
-        let copied = self.copy_changed(&kept, &mut in_flight, saved);
+        let copied = self.copy_changed(&compared, &mut in_flight, saved);
         // After a failure nothing stays in flight: it would hold host memory that the next attempt may need.
         let left: Vec<DriverError> =
             in_flight.into_iter().filter_map(|saving| saving.copy.wait().err()).collect();
@@ -112,22 +127,22 @@ impl<'a> Saver<'a> {
 
     fn copy_changed(
         &self,
-        kept: &[Kept],
+        compared: &[Compared],
         in_flight: &mut VecDeque<Saving<'a>>,
         saved: &mut Saved,
     ) -> Result<()> {
-        let changes = self.changes(kept).map_err(at(Phase::Copy))?;
+        let changes = self.changes(compared).map_err(at(Phase::Copy))?;
         let granule_bytes = self.shared.shape().granule_bytes;
-        for kept in kept {
-            saved.unchecked_bytes += kept.unchecked as u64 * granule_bytes;
-            saved.unchanged_bytes += kept.granules.len() as u64 * granule_bytes;
+        for Compared { kept, unchecked, .. } in compared {
+            saved.unchecked_bytes += *unchecked as u64 * granule_bytes;
+            saved.unchanged_bytes += kept.len() as u64 * granule_bytes;
         }
         for (turn, change) in changes.into_iter().enumerate() {
             if in_flight.len() >= COPIES_PER_STREAM * self.shared.streams().saves() {
                 self.store_next(in_flight, saved)?;
             }
-            let Change { save, kept, footprint, buffer: new } = change;
-            let fresh = save.without(&kept.granules);
+            let Change { save, compared, footprint, buffer: new } = change;
+            let fresh = save.without(&compared.kept);
             let old = self.shared.lock_state().backups_mut().take(save);
             let old = old.and_then(|Backup { buffer, granules }| {
                 // Owned first: from then on no call can begin to read it.
@@ -138,8 +153,8 @@ impl<'a> Saver<'a> {
                 Some((buffer, granules)) => (buffer, granules, fresh),
                 None => {
                     // A new buffer keeps none of the unchanged granules.
-                    saved.unchanged_bytes -= kept.granules.len() as u64 * granule_bytes;
-                    saved.unchecked_bytes -= kept.unchecked as u64 * granule_bytes;
+                    saved.unchanged_bytes -= compared.kept.len() as u64 * granule_bytes;
+                    saved.unchecked_bytes -= compared.unchecked as u64 * granule_bytes;
                     let new = new.unwrap_or_else(|| self.shared.new_buffer(&footprint));
                     let buffer = match new.wait() {
                         Err(error) if is_lacking(&error) => {
@@ -156,7 +171,10 @@ impl<'a> Saver<'a> {
                 }
             };
             let stream = self.shared.streams().save(turn);
-            let copy = self.shared.start_copy(save, &footprint, buffer, granules, fresh, stream);
+            // Nothing writes meanwhile, so the bytes that are copied are those that were digested.
+            let digests = compared.digests(&fresh);
+            let granules = (granules, fresh, digests.as_deref());
+            let copy = self.shared.start_copy(save, &footprint, buffer, granules, stream);
             in_flight.push_back(copy.map_err(at(Phase::Copy))?);
         }
         while !in_flight.is_empty() {
@@ -166,16 +184,15 @@ impl<'a> Saver<'a> {
     }
 
     /// The saves to be copied, with their footprints, and buffers for those that need new ones.
-    fn changes<'k>(&self, kept: &'k [Kept]) -> Result<Vec<Change<'a, 'k>>, DriverError> {
-        let changed = self.saves.iter().zip(kept);
-        let changed = changed.filter(|(save, kept)| kept.granules.len() < save.granules.len());
-        let changed: Vec<(&'a Save, &'k Kept)> = changed.collect();
+    fn changes<'k>(&self, compared: &'k [Compared]) -> Result<Vec<Change<'a, 'k>>, DriverError> {
+        let changed: Vec<(&'a Save, &'k Compared)> = self.changed(compared).collect();
         let footprints = self
             .shared
             .plan_footprints(self.shared.streams().save(0), changed.iter().map(|(save, _)| *save))?;
         let changes = changed.into_iter().zip(footprints);
-        let mut changes: Vec<Change<'_, '_>> =
-            changes.map(|((save, kept), footprint)| Change { save, kept, footprint, buffer: None }).collect();
+        let mut changes: Vec<Change<'_, '_>> = changes
+            .map(|((save, compared), footprint)| Change { save, compared, footprint, buffer: None })
+            .collect();
         let unfit = self.take_unfit(&changes);
         let footprints: Vec<Footprint> = unfit.iter().map(|nth| changes[*nth].footprint.clone()).collect();
         for (nth, buffer) in unfit.into_iter().zip(self.new_buffers(&footprints)?) {
@@ -190,7 +207,7 @@ impl<'a> Saver<'a> {
         let fits = |state: &State, change: &Change<'_, '_>| {
             let backup = state.backups().get(change.save).filter(|backup| backup.is_ours());
             backup.is_some_and(|backup| {
-                backup.buffer.fits(&change.footprint, &change.save.without(&change.kept.granules))
+                backup.buffer.fits(&change.footprint, &change.save.without(&change.compared.kept))
             })
         };
         let unfit: Vec<usize> = (0..changes.len()).filter(|nth| !fits(&state, &changes[*nth])).collect();
@@ -223,62 +240,76 @@ impl<'a> Saver<'a> {
         as_many(footprints.len(), "footprints were announced", made)
     }
 
-    /// Per save, the granules whose backup matches the device.
-    fn unchanged(&self) -> Result<Vec<Kept>> {
+    /// For each save.
+    fn compared(&self) -> Result<Vec<Compared>> {
         loop {
             // Spoiled backups are made anew where the device still has the bytes.
-            if let Some(kept) = self.compare()? {
-                return Ok(kept);
+            if let Some(compared) = self.compare()? {
+                return Ok(compared);
             }
         }
     }
 
+    /// The saves of which some granules are to be copied.
+    fn changed<'k>(
+        &self,
+        compared: &'k [Compared],
+    ) -> impl Iterator<Item = (&'a Save, &'k Compared)> + use<'a, 'k> {
+        let pairs = self.saves.iter().zip(compared);
+        pairs.filter(|(save, compared)| compared.kept.len() < save.granules.len())
+    }
+
     /// One attempt; `None` when spoiled backups had to be dropped.
-    fn compare(&self) -> Result<Option<Vec<Kept>>> {
+    fn compare(&self) -> Result<Option<Vec<Compared>>> {
         let (shared, saves) = (self.shared, self.saves);
-        let mut kept = vec![Kept::default(); saves.len()];
+        let mut compared = vec![Compared::default(); saves.len()];
         let fast_digests = shared.driver().info().fast_digests;
-        let (queries, sampled) = shared.lock_state().queries(saves, fast_digests, &mut kept);
+        let (queries, sampled) = shared.lock_state().queries(saves, fast_digests, &mut compared);
         let digests = self.digests(&queries).map_err(at(Phase::Compare))?;
         let (mut equal, mut broken) = (Vec::new(), None);
         for (query, found) in queries.iter().zip(digests) {
-            if found == query.expected {
-                kept[query.turn].granules.push(query.granule);
-                equal.push(shared.granule_range(&saves[query.turn], query.granule, 1));
-            } else if query.is_promised {
-                broken.get_or_insert((query, found));
+            let of_save = &mut compared[query.turn];
+            of_save.found.push((query.granule, found));
+            match query.stored {
+                Some(stored) if stored == found => {
+                    of_save.kept.push(query.granule);
+                    equal.push(shared.granule_range(&saves[query.turn], query.granule, 1));
+                }
+                Some(stored) if query.is_promised => {
+                    broken.get_or_insert((query, [stored, found]));
+                }
+                _ => {}
             }
         }
         shared.lock_state().note_seen(equal);
-        if !self.are_changes(&kept)? {
+        if !self.are_changes(&compared)? {
             return Ok(None);
         }
-        if let Some((DigestQuery { turn, granule, expected, .. }, found)) = broken {
-            return Err(shared.immutable_changed(&saves[*turn], *granule, [*expected, found]));
+        if let Some((DigestQuery { turn, granule, .. }, digests)) = broken {
+            return Err(shared.immutable_changed(&saves[*turn], *granule, digests));
         }
         let mut state = shared.lock_state();
         sampled.into_iter().for_each(|tag| state.tags_mut().get_mut(tag).note_check());
-        for (save, kept) in saves.iter().zip(&mut kept) {
-            kept.granules.sort_unstable();
-            state.backups_mut().mark_verified(save, &kept.granules);
+        for (save, Compared { kept, found, .. }) in saves.iter().zip(&mut compared) {
+            kept.sort_unstable();
+            found.sort_unstable_by_key(|(granule, _)| *granule);
+            state.backups_mut().mark_verified(save, kept);
         }
-        Ok(Some(kept))
+        Ok(Some(compared))
     }
 
     /// Whether the backups to be overwritten are what was stored, so that differences are changes on the
     /// device. If not, drops the spoiled ones; what the device lacks too is lost.
-    fn are_changes(&self, kept: &[Kept]) -> Result<bool> {
+    fn are_changes(&self, compared: &[Compared]) -> Result<bool> {
         let shared = self.shared;
         let suspects: Vec<Suspect> = {
             let state = shared.lock_state();
-            let written = self.saves.iter().zip(kept);
-            let written = written.filter(|(save, kept)| kept.granules.len() < save.granules.len());
             // A new extent replaces all that it overlaps.
             let unseen = |save: &Save| {
                 let extent = DeviceRange::new(save.location.1, save.bytes);
                 state.backups().unseen_in(save.tag, save.location.0, extent).collect::<Vec<_>>()
             };
-            written.flat_map(|(save, _)| unseen(save)).collect()
+            self.changed(compared).flat_map(|(save, _)| unseen(save)).collect()
         };
         let granules: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
         if shared.spoiled_of(suspects).map_err(at(Phase::Compare))?.is_empty() {
@@ -363,16 +394,17 @@ impl Shared {
         })
     }
 
-    /// The copy owns the buffer until it is stored.
+    /// The copy owns the buffer until it is stored. `granules` are those that the buffer has, those to copy, and the
+    /// digests of these on the device if nothing writes to them meanwhile.
     pub(super) fn start_copy<'a>(
         &self,
         save: &'a Save,
         footprint: &Footprint,
         buffer: BackupBuffer,
-        mut granules: Vec<Option<Stored>>,
-        fresh: Vec<usize>,
+        granules: (Vec<Option<Stored>>, Vec<usize>, Option<&[Digest]>),
         stream: StreamId,
     ) -> Result<Saving<'a>, DriverError> {
+        let (mut granules, fresh, digests) = granules;
         let granule_bytes = self.shape().granule_bytes;
         granules.resize(usize::try_from(save.bytes / granule_bytes).unwrap_or(usize::MAX), None);
         // Drop digests of granules that are no longer live, or not copied yet.
@@ -381,7 +413,7 @@ impl Shared {
                 *stored = None;
             }
         }
-        let copy = buffer.save(stream, footprint, &self.parts(save, &fresh))?;
+        let copy = buffer.save(stream, footprint, &self.parts(save, &fresh), digests)?;
         Ok(Saving { save, granules, fresh, copy })
     }
 
@@ -441,29 +473,30 @@ fn as_many<T>(count: usize, asked: &str, found: Vec<T>) -> Result<Vec<T>, Driver
 }
 
 impl State {
-    /// The digests that a sleep needs, and the tags that are sampled. Skipped granules go to `kept` at once.
+    /// The digests that a sleep needs, and the tags that are sampled. Skipped granules are kept at once.
     fn queries(
         &self,
         saves: &[Save],
         fast_digests: bool,
-        kept: &mut [Kept],
+        compared: &mut [Compared],
     ) -> (Vec<DigestQuery>, BTreeSet<TagKey>) {
         let mut queries = Vec::new();
         let mut promised: BTreeMap<TagKey, Vec<DigestQuery>> = BTreeMap::new();
         for (turn, save) in saves.iter().enumerate() {
             let changes = self.tags().get(save.tag).changes();
-            let Some(backup) = self.backups().get(save) else { continue };
+            let backup = self.backups().get(save);
             for granule in save.granules.iter().copied() {
-                let Some(stored) = backup.granules.get(granule).copied().flatten() else { continue };
-                let query = |is_promised| DigestQuery { turn, granule, expected: stored.digest, is_promised };
+                let stored = backup.and_then(|backup| *backup.granules.get(granule)?);
+                let digest = stored.map(|stored| stored.digest);
+                let query = |stored, is_promised| DigestQuery { turn, granule, stored, is_promised };
                 match changes {
-                    Changes::Volatile => {}
-                    Changes::Immutable if stored.verified => {
-                        promised.entry(save.tag).or_default().push(query(true));
+                    Changes::Immutable if stored.is_some_and(|stored| stored.verified) => {
+                        promised.entry(save.tag).or_default().push(query(digest, true));
                     }
                     // Where comparing costs as much as copying, copy.
-                    _ if fast_digests => queries.push(query(false)),
-                    _ => {}
+                    _ if !fast_digests => {}
+                    Changes::Volatile => queries.push(query(None, false)),
+                    _ => queries.push(query(digest, false)),
                 }
             }
         }
@@ -475,8 +508,8 @@ impl State {
                 if sample.takes(nth) {
                     queries.push(query);
                 } else {
-                    kept[query.turn].granules.push(query.granule);
-                    kept[query.turn].unchecked += 1;
+                    compared[query.turn].kept.push(query.granule);
+                    compared[query.turn].unchecked += 1;
                 }
             }
         }

@@ -506,6 +506,30 @@ fn a_transfer_that_goes_wrong_is_made_once_more() {
     }
 }
 
+/// A sleep stores the digests that the device had, so the wake notices. A preparation stores those of what arrived, so the
+/// sleep behind it does.
+#[test]
+fn a_copy_to_the_backup_that_goes_wrong_is_noticed() {
+    for prepares in [false, true] {
+        let mut world = World::new(true, small());
+        let first = world.tenant.load(world.granule(), &Tag::weights());
+        world.tenant.load(3 * world.granule(), &Tag::weights());
+        world.store.garble_saves(1);
+        world.sleep(prepares).unwrap();
+        if prepares {
+            world.pool().wake(&everything()).unwrap();
+            assert!(world.is_right());
+            continue;
+        }
+        let refused = world.pool().wake(&everything()).unwrap_err();
+        let PoolError::Corrupt { location: Corruption::Backup, lost } = &refused else { panic!("{refused}") };
+        assert_eq!(world.granules(lost).len(), 1);
+        world.pool().wake(&everything().accepting_losses()).unwrap();
+        world.tenant.write(first);
+        assert!(world.is_right());
+    }
+}
+
 /// A backup is checked before it is dropped, which would be impossible afterwards.
 #[test]
 fn backups_that_are_not_kept_are_compared_whatever_the_sample() {

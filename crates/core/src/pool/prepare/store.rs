@@ -91,7 +91,9 @@ impl Shared {
             self.put_back(&held, &save, &snapshot, Backup { buffer: Arc::new(buffer), granules });
             return Ok(Visit::Done);
         }
-        let saving = self.start_copy(&save, &footprint, buffer, granules, fresh, stream).map_err(failed)?;
+        // Others may write meanwhile, so what arrives is digested.
+        let granules = (granules, fresh, None);
+        let saving = self.start_copy(&save, &footprint, buffer, granules, stream).map_err(failed)?;
         // What no longer fits is left to the sleep.
         let copied = saving.complete(self, false).map_err(failed)?;
         done.copied_bytes += copied.copied_bytes;
