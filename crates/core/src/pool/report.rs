@@ -422,11 +422,11 @@ pub struct SleepReport {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct SleepPhases {
-    /// Host memory, copies, and digests of stored bytes.
+    /// Host memory and copies.
     pub copy_s: f64,
     /// Digests of the device's granules.
     pub digest_s: f64,
-    /// Unmapping.
+    /// Unmapping, also beside copies.
     pub unmap_s: f64,
     /// Releasing.
     pub release_s: f64,

@@ -412,3 +412,42 @@ fn a_store_that_panics_leaves_nothing_in_flight() {
         });
     }
 }
+
+/// What is copied is unmapped while the rest is copied. If that fails, or panics, it is mapped again.
+#[test]
+fn a_sleep_that_fails_behind_what_it_has_unmapped_maps_it_again() {
+    for (fails_at, panics) in
+        [(BackupCall::Save, false), (BackupCall::Saved, false), (BackupCall::Save, true)]
+    {
+        watched(move || {
+            let device = TestDevice::open(64);
+            let unmaps = Arc::new(AtomicU64::new(0));
+            let count = Arc::clone(&unmaps);
+            let driver = ScriptedDriver::new(device.driver(), move |call| {
+                count.fetch_add(u64::from(call.op == Op::Unmap), Ordering::Relaxed);
+                Verdict::Pass
+            });
+            let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests = true));
+            let left = AtomicU64::new(30);
+            let store = TestBackups::failing(&driver, Coding::Xored, u64::MAX, move |call| {
+                let fails = call == fails_at && left.fetch_sub(1, Ordering::Relaxed) == 0;
+                assert!(!(fails && panics), "a test's own panic");
+                fails
+            });
+            let mut tenant = tenant(&driver, config(), &(Arc::new(store) as Arc<dyn Backups>));
+            (0..40).for_each(|_| {
+                tenant.load(tenant.granule(), &Tag::weights());
+            });
+            let free_bytes = driver.memory_info().unwrap().free_bytes;
+            let slept = catch_unwind(AssertUnwindSafe(|| tenant.pool.sleep(&level_1()).map(drop)));
+            assert!(!slept.is_ok_and(|slept| slept.is_ok()), "{fails_at:?}");
+            assert!(unmaps.load(Ordering::Relaxed) > 0, "{fails_at:?} came before anything was unmapped");
+            assert_eq!(driver.memory_info().unwrap().free_bytes, free_bytes);
+            assert_eq!(tenant.pool.tag_state(&Tag::weights()).unwrap(), TagState::Awake);
+            tenant.verify();
+            tenant.pool.sleep(&level_1()).unwrap();
+            tenant.pool.wake(&all()).unwrap();
+            tenant.verify();
+        });
+    }
+}

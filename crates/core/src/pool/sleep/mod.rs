@@ -1,14 +1,17 @@
 //! Carrying a sleep out: copy → unmap → *point of no return* → release.
 //!
-//! Until everything is unmapped, every handle is kept, so that an undo only maps again. After that point nothing fails:
-//! a release that the driver refuses is deferred, reported and retried. Copies ([`super::save`]) run with no lock held;
-//! the tags are locked exclusively meanwhile.
+//! What has been copied is unmapped while the rest is copied. Until everything is unmapped, every handle is kept, so
+//! that an undo only maps again ([`leaving`]). After that point nothing fails: a release that the driver refuses is
+//! deferred, reported and retried. Copies ([`super::save`]) run with no lock held; the tags are locked exclusively
+//! meanwhile.
 
+mod leaving;
 mod plan;
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+pub(super) use self::leaving::Leaving;
 use self::plan::SleepPlan;
 use super::backups::Save;
 use super::capture::refused_by_capture;
@@ -16,7 +19,7 @@ use super::deadline::{Deadline, Wait};
 use super::error::{Awaited, Phase, PoolError, Result};
 use super::host_reclaim::is_lacking;
 use super::keys::{Location, TagKey};
-use super::mapping::{Backing, Batch, Mapping};
+use super::mapping::{Batch, Mapping};
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
 use super::save::{Saved, Saver};
 use super::shared::{MemoryGuard, Shared};
@@ -99,8 +102,18 @@ impl Shared {
         };
         let mut saved = Saved::default();
         let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
-        let saver = Saver { shared: self, saves: &plan.saves, falling: &falling };
-        let unmapped = saver.save(&mut saved).and_then(|()| self.unmap(&plan, &mut saved.phases));
+        let saver = Saver::new(self, &plan.saves, &falling);
+        let mut leaving = Leaving::new(self, &plan);
+        let unmapped = match saver.save(&mut leaving, &mut saved) {
+            Ok(()) => {
+                let began = Instant::now();
+                let beside = leaving.elapsed;
+                let unmapped = leaving.finish();
+                add(&mut saved.phases.unmap_s, beside + began.elapsed());
+                unmapped
+            }
+            Err(error) => Err(leaving.undo(error)),
+        };
         let (memory, mut mappings) = match unmapped {
             Ok(unmapped) => unmapped,
             Err(error) => {
@@ -142,42 +155,6 @@ impl Shared {
 
     fn leaving_batch(&self) -> Batch {
         Batch { mappings: BATCH_MAPPINGS, bytes: BATCH_MAPPINGS as u64 * self.shape().chunk_bytes }
-    }
-
-    /// Unmaps everything that leaves, or nothing, and returns it. Hands the lock over between batches: the
-    /// tags' exclusive locks keep others from these mappings.
-    fn unmap(&self, plan: &SleepPlan, phases: &mut SleepPhases) -> Result<(MemoryGuard<'_>, Vec<Mapping>)> {
-        let started = Instant::now();
-        let mut memory = self.lock_memory()?;
-        let mut mappings: Vec<Mapping> = {
-            let state = self.lock_state();
-            plan.leaving.iter().filter_map(|location| state.heap().segments().mapping(*location)).collect()
-        };
-        let before: Vec<Backing> = mappings.iter().map(|mapping| mapping.backing).collect();
-        let (mut unmapped, mut done) = (Ok(()), 0);
-        while done < mappings.len() {
-            let end = self.leaving_batch().end(&mappings, done);
-            unmapped = memory.unmap(&mut mappings[done..end]);
-            if unmapped.is_err() {
-                break;
-            }
-            done = end;
-            memory = self.hand_over_memory(memory);
-        }
-        if let Err(source) = unmapped {
-            let undone = memory.restore(&mut mappings, &before);
-            let mut state = self.lock_state();
-            state.heap_mut().segments_mut().store(&mappings);
-            let error = state.sleep_failed(plan, source, undone);
-            let unfit = state.tidy_held(&plan.leaving);
-            drop(state);
-            // No allocation may find free memory that could not be mapped again.
-            let _ = self.dispose(&mut memory, unfit);
-            return Err(error);
-        }
-        self.lock_state().heap_mut().segments_mut().store(&mappings);
-        add(&mut phases.unmap_s, started.elapsed());
-        Ok((memory, mappings))
     }
 
     /// Releases the unmapped handles and all spare ones, and hands the lock over between batches.
@@ -261,27 +238,6 @@ impl Shared {
 }
 
 impl State {
-    fn sleep_failed(
-        &mut self,
-        plan: &SleepPlan,
-        source: DriverError,
-        undone: Option<DriverError>,
-    ) -> PoolError {
-        let phase = Phase::Unmap;
-        let Some(undo) = undone else { return PoolError::SleepFailed { phase, source } };
-        // A discard may concern tags that slept before: they go on sleeping.
-        let tags = plan.tags.iter().map(|(tag, _)| *tag);
-        let is_stranded = |tag: &TagKey| self.tags().get(*tag).state().is_held() && !self.is_whole(*tag);
-        let stranded: Vec<TagKey> = tags.filter(is_stranded).collect();
-        if stranded.is_empty() {
-            return PoolError::SleepFailed { phase, source };
-        }
-        stranded.iter().for_each(|tag| self.tags_mut().get_mut(*tag).strand());
-        let names = self.tags().names(&stranded);
-        let names: Vec<&str> = names.iter().map(Tag::as_str).collect();
-        PoolError::Stranded { phase, tags: names.join(", "), source: source.into(), undo: undo.into() }
-    }
-
     /// The point of no return: from here on the tags sleep.
     fn commit_sleep(&mut self, plan: &SleepPlan) {
         for location in &plan.leaving {
@@ -299,13 +255,6 @@ impl State {
             // Nothing is left to unmap: what stays is mapped.
             let _ = self.tidy(tag);
         }
-    }
-
-    /// Tidies the awake tags of `locations`, where an undo may have left free memory unmapped.
-    fn tidy_held(&mut self, locations: &[Location]) -> Vec<Mapping> {
-        let tags = self.tags_of(locations).into_iter();
-        let awake: Vec<TagKey> = tags.filter(|tag| !self.tags().get(*tag).state().is_asleep()).collect();
-        awake.into_iter().flat_map(|tag| self.tidy(tag)).collect()
     }
 
     fn tags_of(&self, locations: &[Location]) -> BTreeSet<TagKey> {

@@ -108,6 +108,8 @@ impl State {
             }
         }
         plan.leaving.sort_unstable();
+        // In the same order, so that what leaves can be unmapped behind the copies.
+        plan.saves.sort_unstable_by_key(|save| save.location);
         plan
     }
 

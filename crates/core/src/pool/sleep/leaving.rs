@@ -1,0 +1,156 @@
+//! Unmapping what leaves in a sleep, in the order of addresses, while copies from behind run.
+//!
+//! Every handle is kept, so that an undo only maps again. The tags' exclusive locks keep others from these mappings.
+//!
+//! Promise: unless it is [finished](Leaving::finish), everything is mapped again, after a panic, too. If the driver
+//! refuses that, the tags are stranded.
+
+use std::time::{Duration, Instant};
+
+use super::super::error::{Phase, PoolError, Result};
+use super::super::keys::{Location, TagKey};
+use super::super::mapping::{Backing, Batch, Mapping};
+use super::super::shared::{MemoryGuard, Shared};
+use super::super::state::State;
+use super::plan::SleepPlan;
+use crate::driver::{DriverError, Op};
+use crate::tag::Tag;
+
+pub(in crate::pool) struct Leaving<'a> {
+    shared: &'a Shared,
+    plan: &'a SleepPlan,
+    /// How many locations of the plan have been visited.
+    visited: usize,
+    /// What they had mapped.
+    mappings: Vec<Mapping>,
+    before: Vec<Backing>,
+    pub(super) elapsed: Duration,
+}
+
+impl<'a> Leaving<'a> {
+    pub(super) fn new(shared: &'a Shared, plan: &'a SleepPlan) -> Self {
+        let (mappings, before, elapsed) = Default::default();
+        Self { shared, plan, visited: 0, mappings, before, elapsed }
+    }
+
+    /// Unmaps what ends before `next`, where the next copy begins.
+    pub(in crate::pool) fn unmap_before(&mut self, next: Location) -> Result<()> {
+        let ends_before = |mapping: &Mapping| (mapping.segment, mapping.range.end()) <= next;
+        let is_due = self.plan.leaving.get(self.visited).is_some_and(|location| *location < next);
+        if is_due { self.unmap(&ends_before).map(drop) } else { Ok(()) }
+    }
+
+    /// Unmaps the rest. Returns the lock and all that was unmapped, whose release is up to the caller.
+    pub(super) fn finish(mut self) -> Result<(MemoryGuard<'a>, Vec<Mapping>)> {
+        let memory = match self.unmap(&|_| true) {
+            Ok(memory) => memory,
+            Err(error) => return Err(self.undo(error)),
+        };
+        self.shared.lock_state().heap_mut().segments_mut().store(&self.mappings);
+        self.before.clear();
+        Ok((memory, std::mem::take(&mut self.mappings)))
+    }
+
+    /// Hands the lock over between batches.
+    fn unmap(&mut self, leaves: &dyn Fn(&Mapping) -> bool) -> Result<MemoryGuard<'a>> {
+        let started = Instant::now();
+        let mut memory = self.shared.lock_memory()?;
+        let unmapped = loop {
+            let begin = self.mappings.len();
+            self.visit(leaves);
+            if begin == self.mappings.len() {
+                break Ok(());
+            }
+            if let Err(source) = memory.unmap(&mut self.mappings[begin..]) {
+                break Err(PoolError::SleepFailed { phase: Phase::Unmap, source });
+            }
+            memory = self.shared.hand_over_memory(memory);
+        };
+        self.elapsed += started.elapsed();
+        unmapped.map(|()| memory)
+    }
+
+    /// Adds the next batch.
+    fn visit(&mut self, leaves: &dyn Fn(&Mapping) -> bool) {
+        let state = self.shared.lock_state();
+        let Batch { mappings, bytes } = self.shared.leaving_batch();
+        let (mut count, mut left_bytes) = (0, bytes);
+        while count < mappings
+            && let Some(location) = self.plan.leaving.get(self.visited)
+        {
+            if let Some(mapping) = state.heap().segments().mapping(*location) {
+                if !leaves(&mapping) || count > 0 && left_bytes < mapping.range.bytes {
+                    break;
+                }
+                left_bytes = left_bytes.saturating_sub(mapping.range.bytes);
+                count += 1;
+                self.before.push(mapping.backing);
+                self.mappings.push(mapping);
+            }
+            self.visited += 1;
+        }
+    }
+
+    /// Maps everything again. Returns `error`, or what has become of it.
+    pub(super) fn undo(mut self, error: PoolError) -> PoolError {
+        match self.restore() {
+            Some(undo) => self.shared.lock_state().stranded(self.plan, error, undo),
+            None => error,
+        }
+    }
+
+    fn restore(&mut self) -> Option<DriverError> {
+        let (mut mappings, before) = (std::mem::take(&mut self.mappings), std::mem::take(&mut self.before));
+        if before.is_empty() {
+            return None;
+        }
+        // Also after a panic elsewhere, since the state must know what is mapped.
+        let mut memory = self.shared.lock_memory_anyway();
+        let refused = memory.restore(&mut mappings, &before);
+        let mut state = self.shared.lock_state();
+        state.heap_mut().segments_mut().store(&mappings);
+        let unfit = state.tidy_held(&self.plan.leaving);
+        drop(state);
+        // No allocation may find free memory that could not be mapped again.
+        let _ = self.shared.dispose(&mut memory, unfit);
+        refused
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if let Some(undo) = self.restore() {
+            let panicked = DriverError::invalid(Op::Unmap, "the sleep was given up before it was finished");
+            let error = PoolError::SleepFailed { phase: Phase::Unmap, source: panicked };
+            self.shared.lock_state().stranded(self.plan, error, undo);
+        }
+    }
+}
+
+impl State {
+    /// After an undo that failed.
+    fn stranded(&mut self, plan: &SleepPlan, error: PoolError, undo: DriverError) -> PoolError {
+        // A discard may concern tags that slept before: they go on sleeping.
+        let tags = plan.tags.iter().map(|(tag, _)| *tag);
+        let is_stranded = |tag: &TagKey| self.tags().get(*tag).state().is_held() && !self.is_whole(*tag);
+        let stranded: Vec<TagKey> = tags.filter(is_stranded).collect();
+        if stranded.is_empty() {
+            return error;
+        }
+        let (phase, source) = match error {
+            PoolError::SleepFailed { phase, source } => (phase, source),
+            other => (Phase::Copy, DriverError::invalid(Op::Save, other.to_string())),
+        };
+        stranded.iter().for_each(|tag| self.tags_mut().get_mut(*tag).strand());
+        let names = self.tags().names(&stranded);
+        let names: Vec<&str> = names.iter().map(Tag::as_str).collect();
+        PoolError::Stranded { phase, tags: names.join(", "), source: source.into(), undo: undo.into() }
+    }
+
+    /// Tidies the awake tags of `locations`, where an undo may have left free memory unmapped.
+    fn tidy_held(&mut self, locations: &[Location]) -> Vec<Mapping> {
+        let tags = self.tags_of(locations).into_iter();
+        let awake: Vec<TagKey> = tags.filter(|tag| !self.tags().get(*tag).state().is_asleep()).collect();
+        awake.into_iter().flat_map(|tag| self.tidy(tag)).collect()
+    }
+}
