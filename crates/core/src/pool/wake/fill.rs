@@ -1,9 +1,9 @@
 //! Filling what a wake maps: copies of backups, zeros, and the check of the copied bytes.
 //!
 //! A [`Filler`] queues work on another thread than the one that maps. Copies thus run while the next mappings
-//! are mapped, and a slow driver or storage delays no allocation. At the end the copied granules are compared
-//! with their digests ([`super::verify`]): all of them or a sample, and all whose backups are released. A copy
-//! may have computed digests of what it wrote; these are compared here.
+//! are mapped, and a slow driver or storage delays no allocation. The copied granules are compared with their
+//! digests: all of them or a sample, and all whose backups are released. Where digests are fast, they are computed while
+//! the rest is copied. What differs then, and all where they are slow, is compared at the end ([`super::verify`]).
 //!
 //! Promise: when [`Filler::finish`] returns, nothing that was queued is in flight; when it succeeds,
 //! everything in the plan has arrived.
@@ -28,7 +28,7 @@ use super::verify::{Arrival, Verified};
 use super::woken::Woken;
 use crate::backup::BackupBuffer;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DriverError, Op, Pending, Scratch};
+use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, Scratch};
 use crate::tag::Tag;
 
 /// Pause between two polls of copies in flight; short beside the time that a full path takes.
@@ -54,6 +54,8 @@ pub(super) struct Filler<'a> {
     /// Cleared when filling is of no more use.
     goes_on: Arc<AtomicBool>,
     queued: Vec<Work<'a>>,
+    /// Of what the ended ones among these have written.
+    digests: Vec<Arriving>,
     paths: CopyPaths,
     read_ahead: ReadAhead<'a>,
     /// Copies in flight of what was read, the oldest first: number, and bytes in host memory.
@@ -71,6 +73,13 @@ struct Work<'a> {
     pending: Option<Pending<Vec<Option<Digest>>>>,
     /// By arrival, after a success.
     found: Vec<Option<Digest>>,
+}
+
+/// Digests of what a copy has written, by number among its arrivals.
+struct Arriving {
+    copy: usize,
+    arrivals: Vec<usize>,
+    digests: Pending<Vec<Digest>>,
 }
 
 impl<'a> Filler<'a> {
@@ -110,6 +119,7 @@ impl<'a> Filler<'a> {
             started: None,
             goes_on: Arc::new(AtomicBool::new(true)),
             queued: Vec::with_capacity(fillings.len()),
+            digests: Vec::new(),
             paths,
             read_ahead: ReadAhead::new(shared, fillings),
             fetched: VecDeque::new(),
@@ -264,15 +274,39 @@ impl<'a> Filler<'a> {
             Ok(digests) => {
                 *found = digests;
                 self.filled_bytes += *bytes;
+                self.digest(nth);
             }
             Err(source) => {
-                let failed = PoolError::WakeFailed { phase: *phase, source };
-                self.failed.get_or_insert(failed);
+                let phase = *phase;
+                self.fail(phase, source);
             }
         }
         if self.failed.is_none() {
             let progress = WakeProgress { filled_bytes: self.filled_bytes, total_bytes: self.total_bytes };
             self.request.progress.iter().for_each(|on_progress| on_progress.call(progress));
+        }
+    }
+
+    fn fail(&mut self, phase: Phase, source: DriverError) {
+        self.failed.get_or_insert(PoolError::WakeFailed { phase, source });
+    }
+
+    /// Queues digests of what this copy has written, beside the copies in flight.
+    fn digest(&mut self, nth: usize) {
+        let Work { arrivals, found, .. } = &self.queued[nth];
+        let is_due = |nth: &usize| arrivals[*nth].1 && found[*nth].is_none();
+        let due: Vec<usize> = (0..arrivals.len()).filter(is_due).collect();
+        if due.is_empty() || self.failed.is_some() || !self.shared.driver().info().fast_digests {
+            return;
+        }
+        let granules: Vec<DeviceRange> = due.iter().map(|nth| arrivals[*nth].0.granule).collect();
+        let touching = granules.chunk_by(|a, b| a.end() == b.addr);
+        let range =
+            |run: &[DeviceRange]| DeviceRange::new(run[0].addr, run[run.len() - 1].end() - run[0].addr);
+        let ranges: Vec<DeviceRange> = touching.map(range).collect();
+        match self.shared.driver().digest(self.shared.streams().save(nth), &ranges) {
+            Ok(digests) => self.digests.push(Arriving { copy: nth, arrivals: due, digests }),
+            Err(source) => self.fail(Phase::Verify, source),
         }
     }
 
@@ -292,6 +326,15 @@ impl<'a> Filler<'a> {
         woken.zeroed_bytes = self.zeroed_bytes;
         self.failed = failed.or(self.failed);
         (0..self.queued.len()).for_each(|nth| self.complete(nth));
+        for Arriving { copy, arrivals, digests } in std::mem::take(&mut self.digests) {
+            match digests.wait() {
+                Ok(digests) => {
+                    let found = arrivals.into_iter().zip(digests);
+                    found.for_each(|(nth, digest)| self.queued[copy].found[nth] = Some(digest));
+                }
+                Err(source) => self.fail(Phase::Verify, source),
+            }
+        }
         if self.failed.is_none() && self.queued.len() < self.fillings.len() {
             // The rest does not have the caller's bytes.
             let reason = format!("only {} of {} chunks were filled", self.queued.len(), self.fillings.len());
