@@ -1,9 +1,12 @@
 """Our memory saver behind the interface of SGLang's adapter."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+
+logger = logging.getLogger("poorwill.sglang")
 
 ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter"
 """SGLang's module of it."""
@@ -24,6 +27,7 @@ def adapter_over(base: type[Any]) -> Any:
         # SGLang never reads a backup, so it may be stored as codes. It has regions, and is not taken whole.
         saver.stored = "compact"
         saver.hook_mode = "torch"
+    logger.info("the memory saver of this process is Poorwill")
 
     class PoorwillAdapter(base):  # type: ignore[misc]
         """Regions, pauses and resumes go to Poorwill."""
