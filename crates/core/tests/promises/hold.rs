@@ -333,7 +333,7 @@ fn a_hold_waits_for_a_sleep_under_way() {
         let (reached_sender, latch) = (Mutex::new(reached_sender), Arc::new(Latch::default()));
         let pass = Arc::clone(&latch);
         let driver = ScriptedDriver::new(device.driver(), move |call| {
-            if call.op == Op::CopyToHost && !call.waiting {
+            if matches!(call.op, Op::Save | Op::CopyToHost) && !call.waiting {
                 let _ = reached_sender.lock().unwrap().send(());
                 pass.pass();
             }
