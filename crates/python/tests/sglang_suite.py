@@ -4,7 +4,9 @@ The calls are those of SGLang 0.5.23, in the order in which a scheduler makes th
 """
 
 import gc
+import json
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import fake_sglang
@@ -17,6 +19,7 @@ from poorwill.compat.torch_memory_saver._pools import Pools
 torch: Any = import_module("torch")
 
 MIB = 1 << 20
+CALLS = Path(__file__).with_name("sglang_calls.jsonl")
 WEIGHTS, CACHE, GRAPHS = "weights", "kv_cache", "cuda_graph"
 ALL = (GRAPHS, CACHE, WEIGHTS)
 
@@ -141,6 +144,58 @@ def test_ten_times_all_and_by_tag(captures: bool) -> None:
         if CACHE in tags:
             scheduler.resume(CACHE)
         assert scheduler.answer(7) == expected
+
+
+def test_the_calls_of_a_real_server_are_replayed() -> None:
+    """Recorded in a scheduler of 0.5.23, whose server released and resumed six times; fewer bytes."""
+    calls = [json.loads(line) for line in CALLS.read_text().splitlines()]
+    adapter, stream = Adapter.create(enable=True), torch.cuda.Stream()
+    weights: list[Any] = []
+    caches: list[Any] = []
+    graphs: list[Any] = []
+    outputs: list[Any] = []
+    pools = {call["pool"]: torch.cuda.graph_pool_handle() for call in calls if "pool" in call}
+    paused: set[str] = set()
+    turns = 0
+    for call in calls:
+        kind, tag = call["call"], call.get("tag")
+        backup = call.get("enable_cpu_backup", False)
+        size = call.get("allocated_bytes", 0) // 1024
+        if kind == "configure_subprocess":
+            with adapter.configure_subprocess():
+                pass
+        elif kind == "region":
+            with adapter.region(tag, enable_cpu_backup=backup):
+                tensor = torch.empty(size, dtype=torch.uint8, device="cuda").fill_(5)
+            (weights if tag == WEIGHTS else caches).append(tensor)
+        elif kind == "cuda_graph":
+            graph = torch.cuda.CUDAGraph()
+            pool = pools[call["pool"]]
+            with adapter.cuda_graph(
+                cuda_graph=graph, pool=pool, stream=stream, tag=tag, enable_cpu_backup=backup
+            ):
+                outputs.append(weights[0].clone())
+            graphs.append(graph)
+        elif kind == "pause":
+            adapter.pause(tag)
+            paused.add(tag)
+            if paused == set(ALL):
+                assert mapped_bytes() == 0
+        else:
+            adapter.resume(tag)
+            paused.remove(tag)
+        if kind == "resume" and not paused:
+            turns += 1
+            weights[0].fill_(turns)
+            for graph in graphs:
+                graph.replay()
+            torch.cuda.synchronize()
+            read = [
+                bytes(t.cpu().numpy_bytes() if hasattr(t, "numpy_bytes") else t.cpu().numpy())
+                for t in outputs
+            ]
+            assert [set(part) for part in read] == [{turns}] * len(graphs)
+    assert turns == 6
 
 
 def test_a_release_twice_and_a_resume_twice_are_harmless() -> None:

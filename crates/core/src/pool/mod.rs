@@ -35,6 +35,7 @@ mod hold;
 mod holds;
 mod host_reclaim;
 mod keys;
+mod leaving;
 mod losses;
 mod lost;
 mod mapping;

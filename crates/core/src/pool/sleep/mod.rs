@@ -1,25 +1,24 @@
 //! Carrying a sleep out: copy → unmap → *point of no return* → release.
 //!
 //! What has been copied is unmapped while the rest is copied. Until everything is unmapped, every handle is kept, so
-//! that an undo only maps again ([`leaving`]). After that point nothing fails: a release that the driver refuses is
+//! that an undo only maps again ([`super::leaving`]). After that point nothing fails: a release that the driver refuses is
 //! deferred, reported and retried. Copies ([`super::save`]) run with no lock held; the tags are locked exclusively
 //! meanwhile.
 
-mod leaving;
 mod plan;
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-pub(super) use self::leaving::Leaving;
 use self::plan::SleepPlan;
 use super::backups::Save;
 use super::capture::refused_by_capture;
 use super::deadline::{Deadline, Wait};
 use super::error::{Awaited, Phase, PoolError, Result};
 use super::host_reclaim::is_lacking;
-use super::keys::{Location, TagKey};
-use super::mapping::{Batch, Mapping};
+use super::keys::TagKey;
+use super::leaving::Leaving;
+use super::mapping::Mapping;
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
 use super::save::{Saved, Saver};
 use super::shared::{MemoryGuard, Shared};
@@ -27,9 +26,6 @@ use super::state::State;
 use super::unused::Unused;
 use crate::driver::{DriverError, MemoryInfo};
 use crate::tag::{SleepAction, Tag};
-
-/// Mappings that are unmapped or released before the lock is handed over: no more bytes than in as many chunks.
-const BATCH_MAPPINGS: usize = 32;
 
 const SLEEP: &str = "sleep";
 const DISCARD: &str = "discard";
@@ -103,15 +99,9 @@ impl Shared {
         let mut saved = Saved::default();
         let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
         let saver = Saver::new(self, &plan.saves, &falling);
-        let mut leaving = Leaving::new(self, &plan);
+        let mut leaving = Leaving::new(self, &plan.leaving, &falling);
         let unmapped = match saver.save(&mut leaving, &mut saved) {
-            Ok(()) => {
-                let began = Instant::now();
-                let beside = leaving.elapsed;
-                let unmapped = leaving.finish();
-                add(&mut saved.phases.unmap_s, beside + began.elapsed());
-                unmapped
-            }
+            Ok(()) => leaving.finish(&mut saved.phases),
             Err(error) => Err(leaving.undo(error)),
         };
         let (memory, mut mappings) = match unmapped {
@@ -151,10 +141,6 @@ impl Shared {
     fn may_release_backups(&self, error: &PoolError) -> bool {
         let starved = matches!(error, PoolError::SleepFailed { source, .. } if is_lacking(source));
         starved || !self.shape().keep_backups
-    }
-
-    fn leaving_batch(&self) -> Batch {
-        Batch { mappings: BATCH_MAPPINGS, bytes: BATCH_MAPPINGS as u64 * self.shape().chunk_bytes }
     }
 
     /// Releases the unmapped handles and all spare ones, and hands the lock over between batches.
@@ -255,9 +241,5 @@ impl State {
             // Nothing is left to unmap: what stays is mapped.
             let _ = self.tidy(tag);
         }
-    }
-
-    fn tags_of(&self, locations: &[Location]) -> BTreeSet<TagKey> {
-        locations.iter().filter_map(|(segment, _)| self.heap().segments().tag_of(*segment)).collect()
     }
 }

@@ -5,47 +5,55 @@
 //! Promise: unless it is [finished](Leaving::finish), everything is mapped again, after a panic, too. If the driver
 //! refuses that, the tags are stranded.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::super::error::{Phase, PoolError, Result};
-use super::super::keys::{Location, TagKey};
-use super::super::mapping::{Backing, Batch, Mapping};
-use super::super::shared::{MemoryGuard, Shared};
-use super::super::state::State;
-use super::plan::SleepPlan;
+use super::error::{Phase, PoolError, Result};
+use super::keys::{Location, TagKey};
+use super::mapping::{Backing, Batch, Mapping};
+use super::report::{SleepPhases, add};
+use super::shared::{MemoryGuard, Shared};
+use super::state::State;
 use crate::driver::{DriverError, Op};
 use crate::tag::Tag;
 
-pub(in crate::pool) struct Leaving<'a> {
+/// Mappings that are unmapped or released before the lock is handed over: no more bytes than in as many chunks.
+const BATCH_MAPPINGS: usize = 32;
+
+pub(super) struct Leaving<'a> {
     shared: &'a Shared,
-    plan: &'a SleepPlan,
-    /// How many locations of the plan have been visited.
+    /// The chunks, in order.
+    locations: &'a [Location],
+    /// The tags that fall asleep.
+    falling: &'a [TagKey],
+    /// How many locations have been visited.
     visited: usize,
     /// What they had mapped.
     mappings: Vec<Mapping>,
     before: Vec<Backing>,
-    pub(super) elapsed: Duration,
+    elapsed: Duration,
 }
 
 impl<'a> Leaving<'a> {
-    pub(super) fn new(shared: &'a Shared, plan: &'a SleepPlan) -> Self {
+    pub(super) fn new(shared: &'a Shared, locations: &'a [Location], falling: &'a [TagKey]) -> Self {
         let (mappings, before, elapsed) = Default::default();
-        Self { shared, plan, visited: 0, mappings, before, elapsed }
+        Self { shared, locations, falling, visited: 0, mappings, before, elapsed }
     }
 
     /// Unmaps what ends before `next`, where the next copy begins.
-    pub(in crate::pool) fn unmap_before(&mut self, next: Location) -> Result<()> {
+    pub(super) fn unmap_before(&mut self, next: Location) -> Result<()> {
         let ends_before = |mapping: &Mapping| (mapping.segment, mapping.range.end()) <= next;
-        let is_due = self.plan.leaving.get(self.visited).is_some_and(|location| *location < next);
+        let is_due = self.locations.get(self.visited).is_some_and(|location| *location < next);
         if is_due { self.unmap(&ends_before).map(drop) } else { Ok(()) }
     }
 
     /// Unmaps the rest. Returns the lock and all that was unmapped, whose release is up to the caller.
-    pub(super) fn finish(mut self) -> Result<(MemoryGuard<'a>, Vec<Mapping>)> {
+    pub(super) fn finish(mut self, phases: &mut SleepPhases) -> Result<(MemoryGuard<'a>, Vec<Mapping>)> {
         let memory = match self.unmap(&|_| true) {
             Ok(memory) => memory,
             Err(error) => return Err(self.undo(error)),
         };
+        add(&mut phases.unmap_s, self.elapsed);
         self.shared.lock_state().heap_mut().segments_mut().store(&self.mappings);
         self.before.clear();
         Ok((memory, std::mem::take(&mut self.mappings)))
@@ -76,7 +84,7 @@ impl<'a> Leaving<'a> {
         let Batch { mappings, bytes } = self.shared.leaving_batch();
         let (mut count, mut left_bytes) = (0, bytes);
         while count < mappings
-            && let Some(location) = self.plan.leaving.get(self.visited)
+            && let Some(location) = self.locations.get(self.visited)
         {
             if let Some(mapping) = state.heap().segments().mapping(*location) {
                 if !leaves(&mapping) || count > 0 && left_bytes < mapping.range.bytes {
@@ -94,7 +102,7 @@ impl<'a> Leaving<'a> {
     /// Maps everything again. Returns `error`, or what has become of it.
     pub(super) fn undo(mut self, error: PoolError) -> PoolError {
         match self.restore() {
-            Some(undo) => self.shared.lock_state().stranded(self.plan, error, undo),
+            Some(undo) => self.shared.lock_state().stranded(self.falling, error, undo),
             None => error,
         }
     }
@@ -109,7 +117,7 @@ impl<'a> Leaving<'a> {
         let refused = memory.restore(&mut mappings, &before);
         let mut state = self.shared.lock_state();
         state.heap_mut().segments_mut().store(&mappings);
-        let unfit = state.tidy_held(&self.plan.leaving);
+        let unfit = state.tidy_held(self.locations);
         drop(state);
         // No allocation may find free memory that could not be mapped again.
         let _ = self.shared.dispose(&mut memory, unfit);
@@ -122,18 +130,17 @@ impl Drop for Leaving<'_> {
         if let Some(undo) = self.restore() {
             let panicked = DriverError::invalid(Op::Unmap, "the sleep was given up before it was finished");
             let error = PoolError::SleepFailed { phase: Phase::Unmap, source: panicked };
-            self.shared.lock_state().stranded(self.plan, error, undo);
+            self.shared.lock_state().stranded(self.falling, error, undo);
         }
     }
 }
 
 impl State {
     /// After an undo that failed.
-    fn stranded(&mut self, plan: &SleepPlan, error: PoolError, undo: DriverError) -> PoolError {
+    fn stranded(&mut self, falling: &[TagKey], error: PoolError, undo: DriverError) -> PoolError {
         // A discard may concern tags that slept before: they go on sleeping.
-        let tags = plan.tags.iter().map(|(tag, _)| *tag);
         let is_stranded = |tag: &TagKey| self.tags().get(*tag).state().is_held() && !self.is_whole(*tag);
-        let stranded: Vec<TagKey> = tags.filter(is_stranded).collect();
+        let stranded: Vec<TagKey> = falling.iter().copied().filter(is_stranded).collect();
         if stranded.is_empty() {
             return error;
         }
@@ -152,5 +159,15 @@ impl State {
         let tags = self.tags_of(locations).into_iter();
         let awake: Vec<TagKey> = tags.filter(|tag| !self.tags().get(*tag).state().is_asleep()).collect();
         awake.into_iter().flat_map(|tag| self.tidy(tag)).collect()
+    }
+
+    pub(super) fn tags_of(&self, locations: &[Location]) -> BTreeSet<TagKey> {
+        locations.iter().filter_map(|(segment, _)| self.heap().segments().tag_of(*segment)).collect()
+    }
+}
+
+impl Shared {
+    pub(super) fn leaving_batch(&self) -> Batch {
+        Batch { mappings: BATCH_MAPPINGS, bytes: BATCH_MAPPINGS as u64 * self.shape().chunk_bytes }
     }
 }
