@@ -24,7 +24,8 @@ pytest.register_assert_rewrite("vllm_cores")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed")
-    parser.addoption("--no-skips-in", metavar="PREFIX", help="the same, in files whose names begin so")
+    same = "the same, in files whose names begin so"
+    parser.addoption("--no-skips-in", metavar="PREFIX", action="append", default=[], help=same)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -47,8 +48,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    prefix = item.config.getoption("--no-skips-in")
-    is_forbidden = item.config.getoption("--no-skips") or (prefix and item.path.name.startswith(prefix))
+    prefixes = tuple(item.config.getoption("--no-skips-in"))
+    is_forbidden = item.config.getoption("--no-skips") or item.path.name.startswith(prefixes)
     if report.skipped and is_forbidden and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, and nothing may be: {report.longrepr}"

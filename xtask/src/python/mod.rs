@@ -50,8 +50,8 @@ const SCALING: &str = "scales and not every_minor and not real_torch";
 const OVER_PYTORCH: &str = "real_torch and not gpu";
 const OVER_PYTORCH_AND_GPU: &str = "real_torch";
 
-/// Under continuous integration vLLM's sources exist, so none of their tests may be skipped.
-const NO_SKIPS_OF_VLLM: &str = "--no-skips-in=test_vllm_";
+/// Under continuous integration the engines' sources exist, so none of their tests may be skipped.
+const NO_SKIPS_OF_ENGINES: [&str; 2] = ["--no-skips-in=test_vllm_", "--no-skips-in=test_sglang_"];
 
 /// The result of tests.
 #[derive(Debug)]
@@ -126,13 +126,13 @@ fn without_torch(
     let sources = fetched(sources, "the plugin for vLLM not tested in vLLM's code")?;
     let mut arguments = pytest_args.to_vec();
     if is_ci() {
-        arguments.push(NO_SKIPS_OF_VLLM.into());
+        arguments.extend(NO_SKIPS_OF_ENGINES.map(OsString::from));
     }
     let pytest = pytest(environment, &[TESTS], &arguments, marks);
     let pytest =
         pytest.env(FAKE, &built.fake.to_string_lossy()).env(EFFORT, effort).limit(stuck_after(effort));
     let pytest = match &sources {
-        Ok(folder) => pytest.env(vllm::VARIABLE, &folder.to_string_lossy()),
+        Ok(folders) => folders.named_for(pytest),
         Err(_) => pytest,
     };
     Ok((counted(pytest)?, sources.err()))
@@ -156,8 +156,7 @@ pub(crate) fn test_over_torch(built: &Built, effort: &str) -> Result<Tested, Fai
     let pytest = pytest(&environment, &[TESTS], &["--no-skips".into()], which);
     let pytest =
         pytest.env(FAKE, &built.fake.to_string_lossy()).env(EFFORT, effort).limit(stuck_after(effort));
-    let pytest = pytest.env(vllm::VARIABLE, &sources.to_string_lossy());
-    let tally = counted(pytest.env("PYTHONPATH", &torch.to_string_lossy()))?;
+    let tally = counted(sources.named_for(pytest).env("PYTHONPATH", &torch.to_string_lossy()))?;
     Ok(Tested::Ran { tally, left_out: None, types: Ok(()) })
 }
 

@@ -1,22 +1,34 @@
-//! `cargo xtask vllm`: tests the plugin for vLLM against the sources of the supported versions.
+//! `cargo xtask vllm`: tests the plugins for vLLM and SGLang against the sources of the supported versions.
 //!
-//! vLLM cannot be imported without PyTorch and a GPU, so its sources are read, and run with stubs around them. They
-//! are fetched once, as source distributions. The package is built and installed as for its other tests. Nothing may
-//! be skipped in this job, since it exists for those tests.
+//! The engines cannot be imported without PyTorch and a GPU, so their sources are read, and run with stubs around them.
+//! They are fetched once. The package is built and installed as for its other tests. Nothing may be skipped in this
+//! job, since it exists for those tests.
 
 mod sources;
 
 use std::path::PathBuf;
 
-use self::sources::Sources;
+use self::sources::{SGLANG, Sources, VLLM};
 use crate::python::environment::Environment;
 use crate::python::{self, TOOLS, WITHOUT_PYTORCH, package};
-use crate::steps::{Failure, say, workspace_root};
+use crate::steps::{Failure, Step, say, workspace_root};
 use crate::test::build::build;
 use crate::test::{EFFORT, Tally, Tier, effort, stuck_after};
 
-/// The variable with the path of the sources.
-pub(crate) const VARIABLE: &str = "POORWILL_VLLM_SOURCES";
+/// Where the sources are, for tests.
+#[derive(Debug)]
+pub(crate) struct Folders {
+    vllm: PathBuf,
+    sglang: PathBuf,
+}
+
+impl Folders {
+    /// The step with the variables that name them.
+    pub(crate) fn named_for(&self, step: Step) -> Step {
+        let step = step.env("POORWILL_VLLM_SOURCES", &self.vllm.to_string_lossy());
+        step.env("POORWILL_SGLANG_SOURCES", &self.sglang.to_string_lossy())
+    }
+}
 
 /// Which versions' sources to use, as the package's tests define them.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +39,8 @@ pub(crate) enum Which<'a> {
     Read(&'a str),
 }
 
-const TESTS: [&str; 13] = [
+const TESTS: [&str; 14] = [
+    "crates/python/tests/test_sglang_contract.py",
     "crates/python/tests/test_vllm_connectors.py",
     "crates/python/tests/test_vllm_contract.py",
     "crates/python/tests/test_vllm_engine.py",
@@ -47,6 +60,9 @@ const TESTS: [&str; 13] = [
 const BELOW: &str = "crates/python/tests";
 const SAYING: &str = "vllm_sources.versions";
 
+/// All of it that are read, in any job.
+const SGLANG_VERSIONS: [&str; 1] = ["0.5.23"];
+
 pub(crate) fn run() -> Result<(), Failure> {
     let effort = effort(Tier::Full)?;
     let environment = match Environment::ready(TOOLS) {
@@ -57,10 +73,10 @@ pub(crate) fn run() -> Result<(), Failure> {
     let built = build()?;
     package::install(&environment, &built)?;
     let which = Which::Read(&effort);
-    let folder = sources(&environment, which)?;
+    let folders = sources(&environment, which)?;
     let mut tally = Tally::default();
     let pytest = python::pytest(&environment, &TESTS, &[], WITHOUT_PYTORCH);
-    let pytest = pytest.env(VARIABLE, &folder.to_string_lossy()).env(EFFORT, &effort);
+    let pytest = folders.named_for(pytest).env(EFFORT, &effort);
     let pytest = pytest.env(python::FAKE, &built.fake.to_string_lossy());
     let pytest = pytest.limit(stuck_after(&effort));
     let typed = pytest.typed().to_owned();
@@ -70,15 +86,19 @@ pub(crate) fn run() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The folder of all versions' sources. Fetches the requested ones that are missing. The package must be installed.
-pub(crate) fn sources(environment: &Environment, which: Which<'_>) -> Result<PathBuf, Failure> {
+/// The folders of all versions' sources. Fetches the requested ones of vLLM, and those of SGLang, that are missing. The
+/// package must be installed.
+pub(crate) fn sources(environment: &Environment, which: Which<'_>) -> Result<Folders, Failure> {
     for version in versions(environment, which)? {
-        Sources::of(&version, environment).ready(environment)?;
+        Sources::of(&VLLM, &version, environment).ready(environment)?;
     }
-    Ok(sources::folder(environment))
+    for version in SGLANG_VERSIONS {
+        Sources::of(&SGLANG, version, environment).ready(environment)?;
+    }
+    Ok(Folders { vllm: VLLM.folder(environment), sglang: SGLANG.folder(environment) })
 }
 
-/// The requested versions.
+/// The requested versions of vLLM.
 fn versions(environment: &Environment, which: Which<'_>) -> Result<Vec<String>, Failure> {
     let version_set = match which {
         Which::Run => "run",

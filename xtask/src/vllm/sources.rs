@@ -1,4 +1,4 @@
-//! vLLM's Python sources: fetched once as source distributions, of which the modules are kept.
+//! An engine's Python sources: fetched once as an archive of a release, of which the modules are kept.
 //!
 //! A file of requirements pins a distribution by its digest, and pip refuses any other. A folder gets its name only
 //! when it is complete. Its seal names the pin that it was fetched by and the script that unpacked it.
@@ -11,13 +11,34 @@ use std::path::{Path, PathBuf};
 use crate::python::environment::Environment;
 use crate::steps::{Failure, note, workspace_root};
 
-/// The folder in cargo's target folder, with one folder per version.
-const FOLDER: &str = "vllm-sources";
+/// Whose sources, and how they are published.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) name: &'static str,
+    /// In cargo's target folder, with one folder per version.
+    folder: &'static str,
+    /// The folder of the pins, with one file per version.
+    pins: &'static str,
+    /// Has pip fetch one of its archives, whatever this machine is.
+    archive: &'static [&'static str],
+}
 
-/// The folder of the pins, with one file per version.
-const PINS: &str = "crates/python/tests/vllm_sources";
+pub(super) const VLLM: Engine = Engine {
+    name: "vLLM",
+    folder: "vllm-sources",
+    pins: "crates/python/tests/vllm_sources",
+    archive: &["--no-binary=:all:", "--no-build-isolation", "--ignore-requires-python"],
+};
 
-/// Unpacks a distribution.
+/// It publishes wheels only.
+pub(super) const SGLANG: Engine = Engine {
+    name: "SGLang",
+    folder: "sglang-sources",
+    pins: "crates/python/tests/sglang_sources",
+    archive: &["--only-binary=:all:", "--python-version=3.12", "--platform=manylinux_2_34_x86_64"],
+};
+
+/// Unpacks an archive.
 const UNPACK: &str = "xtask/src/vllm/unpack.py";
 
 /// The file in a complete folder with its pin and the script.
@@ -29,19 +50,20 @@ const BUILD: &str = "xtask/src/vllm/sdist";
 /// One version's sources, complete or not.
 #[derive(Debug)]
 pub(super) struct Sources {
+    engine: &'static Engine,
     version: String,
     folder: PathBuf,
 }
 
 impl Sources {
-    pub(super) fn of(version: &str, environment: &Environment) -> Sources {
-        Sources { version: version.to_owned(), folder: folder(environment).join(version) }
+    pub(super) fn of(engine: &'static Engine, version: &str, environment: &Environment) -> Sources {
+        Sources { engine, version: version.to_owned(), folder: engine.folder(environment).join(version) }
     }
 
     /// Fetches it if it is missing.
     pub(super) fn ready(&self, environment: &Environment) -> Result<(), Failure> {
         if self.is_complete() {
-            note(&format!("--- vLLM {}: its sources are here", self.version));
+            note(&format!("--- {} {}: its sources are here", self.engine.name, self.version));
             return Ok(());
         }
         // Distinct names for versions and archives.
@@ -68,16 +90,16 @@ impl Sources {
     fn fetch(&self, environment: &Environment, into: &Path) -> Result<(), Failure> {
         let pin = self.pin();
         let plainly = ["-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"];
-        let alone = ["--no-cache-dir", "--no-deps", "--no-binary=:all:", "--timeout", "30", "--retries", "2"];
-        let unbuilt = ["--no-build-isolation", "--ignore-requires-python"];
+        let alone = ["--no-cache-dir", "--no-deps", "--timeout", "30", "--retries", "2"];
+        let archive = self.engine.archive.iter().copied();
         let pinned = ["--require-hashes", "--requirement", &pin, "--dest"];
-        let all = plainly.into_iter().chain(alone).chain(unbuilt).chain(pinned).map(OsStr::new);
+        let all = plainly.into_iter().chain(alone).chain(archive).chain(pinned).map(OsStr::new);
         let build = workspace_root().join(BUILD);
         let fetch =
             environment.python(all.chain([into.as_os_str()])).env("PYTHONPATH", &build.to_string_lossy());
         let fetched = fetch.run();
         fetched.map(drop).map_err(|cause| Failure::Fetch {
-            what: format!("vLLM {}'s source distribution, which is some 40 MB,", self.version),
+            what: format!("{} {}'s release, which is some 40 MB,", self.engine.name, self.version),
             cause: Box::new(cause),
         })
     }
@@ -93,7 +115,7 @@ impl Sources {
 
     /// The file of requirements, from the workspace's root.
     fn pin(&self) -> String {
-        format!("{PINS}/{}.txt", self.version)
+        format!("{}/{}.txt", self.engine.pins, self.version)
     }
 
     fn beside(&self, suffix: &str) -> PathBuf {
@@ -101,9 +123,11 @@ impl Sources {
     }
 }
 
-/// The folder of all versions.
-pub(super) fn folder(environment: &Environment) -> PathBuf {
-    environment.beside(FOLDER)
+impl Engine {
+    /// The folder of all versions.
+    pub(super) fn folder(&self, environment: &Environment) -> PathBuf {
+        environment.beside(self.folder)
+    }
 }
 
 fn remove(folder: &Path) -> Result<(), Failure> {
@@ -121,7 +145,7 @@ mod tests {
     const VERSION: &str = "0.20.2";
 
     fn sources(version: &str, below: &Path) -> Sources {
-        Sources { version: version.to_owned(), folder: below.join(version) }
+        Sources { engine: &VLLM, version: version.to_owned(), folder: below.join(version) }
     }
 
     #[test]

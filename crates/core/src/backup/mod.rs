@@ -6,8 +6,7 @@
 //! Promises of a storage:
 //! - **Announced.** [`Backups::buffers`] gets all footprints of a sleep at once. It may prepare them one after
 //!   another, while copies to the first run.
-//! - **Digests** are of what a load should bring back: of the stored bytes, or of the device's while nothing writes
-//!   to it, as the caller knows them.
+//! - **Digests** are of what a load should bring back: of the stored bytes, or those that the caller knows.
 //! - **Owned.** A copy owns the buffer that it writes, and shares the one that it reads.
 //! - **Released.** Dropping a buffer returns it without waiting.
 
