@@ -1,11 +1,11 @@
 //! Backup storage for sleeps: host memory ([`HostBackups`]), raw or as codes, and a [`Disk`] behind it; by trait others.
 //!
-//! A sleep asks for the footprints of its extents ([`Backups::plan`]), gets buffers for them, and saves into these. An
-//! eighth of the extents comes first, so that copies begin while the rest is compared.
+//! A sleep asks for the footprint of each extent ([`Backups::plan`]), gets buffers for all of them at once, and
+//! saves into these.
 //!
 //! Promises of a storage:
-//! - **Announced.** [`Backups::buffers`] gets many footprints at once. It may prepare them one after another, while
-//!   copies to the first run.
+//! - **Announced.** [`Backups::buffers`] gets all footprints of a sleep at once. It may prepare them one after
+//!   another, while copies to the first run.
 //! - **Digests** are of what a load should bring back: of the stored bytes, or those that the caller knows.
 //! - **Owned.** A copy owns the buffer that it writes, and shares the one that it reads.
 //! - **Released.** Dropping a buffer returns it without waiting.

@@ -422,7 +422,7 @@ pub struct SleepReport {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct SleepPhases {
-    /// Host memory and copies.
+    /// Host memory and copies, with what is unmapped beside them.
     pub copy_s: f64,
     /// Digests of the device's granules.
     pub digest_s: f64,
@@ -499,7 +499,7 @@ pub struct WakePhases {
     pub map_s: f64,
     /// First copy or zeroing to the last.
     pub copy_s: f64,
-    /// Digests after copying.
+    /// Digests, from the last copy on.
     pub verify_s: f64,
     /// Waiting for other owners, holding nothing.
     pub wait_s: f64,

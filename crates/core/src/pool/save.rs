@@ -30,9 +30,6 @@ use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::tag::{Changes, StoredAs};
 
-/// The part of the saves that is compared first.
-const FIRST_WAVE: usize = 8;
-
 /// One that runs, one that waits.
 const COPIES_PER_STREAM: usize = 2;
 
@@ -94,24 +91,12 @@ impl Compared {
     }
 }
 
-/// What a wave needs to know of the device.
-struct Asked {
-    compared: Vec<Compared>,
-    queries: Vec<DigestQuery>,
-    sampled: BTreeSet<TagKey>,
-    /// In the order of the queries.
-    digests: Pending<Vec<Digest>>,
-}
-
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Saver<'a> {
-    shared: &'a Shared,
-    /// Of the sleep, in the order of their addresses.
-    all: &'a [Save],
-    /// Those of one wave, and the number of the first.
-    saves: &'a [Save],
-    first: usize,
-    falling: &'a [TagKey],
+    pub(super) shared: &'a Shared,
+    /// In the order of their addresses.
+    pub(super) saves: &'a [Save],
+    pub(super) falling: &'a [TagKey],
 }
 
 struct DigestQuery {
@@ -128,62 +113,19 @@ fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
 }
 
 impl<'a> Saver<'a> {
-    pub(super) fn new(shared: &'a Shared, saves: &'a [Save], falling: &'a [TagKey]) -> Self {
-        Self { shared, all: saves, saves, first: 0, falling }
-    }
-
-    /// Compares in waves, so that the first copies run while the rest is digested. Once all is compared, what has been
-    /// copied leaves, except at the end.
+    /// What has been copied leaves, except at the end.
     pub(super) fn save(&self, leaving: &mut Leaving<'_>, saved: &mut Saved) -> Result<()> {
-        let mut in_flight = VecDeque::new();
-        let mut waves: VecDeque<_> = self.waves().into_iter().map(|wave| (wave, wave.ask())).collect();
-        let copied = self.save_waves(&mut waves, &mut in_flight, leaving, saved);
         let started = Instant::now();
-        // After a failure nothing stays in flight: it would hold host memory that the next attempt may need, and read what
-        // is unmapped.
+        let compared = self.compared()?;
+        add(&mut saved.phases.digest_s, started.elapsed());
+        let started = Instant::now();
+        let mut in_flight: VecDeque<Saving<'_>> = VecDeque::new();
+        let copied = self.copy_changed(&compared, &mut in_flight, leaving, saved);
+        // After a failure nothing stays in flight: it would hold host memory that the next attempt may need.
         let left: Vec<DriverError> =
-            in_flight.into_iter().filter_map(|saving: Saving<'_>| saving.copy.wait().err()).collect();
-        waves.into_iter().for_each(|(_, asked)| drop(asked.digests.wait()));
+            in_flight.into_iter().filter_map(|saving| saving.copy.wait().err()).collect();
         add(&mut saved.phases.copy_s, started.elapsed());
         copied.and(left.into_iter().next().map_or(Ok(()), |source| Err(at(Phase::Copy)(source))))
-    }
-
-    fn waves(&self) -> [Self; 2] {
-        let first = self.all.len() / FIRST_WAVE;
-        let (saves, rest) = self.all.split_at(first);
-        [Self { saves, ..*self }, Self { saves: rest, first, ..*self }]
-    }
-
-    fn is_last_wave(&self) -> bool {
-        self.first + self.saves.len() == self.all.len()
-    }
-
-    fn save_waves(
-        &self,
-        waves: &mut VecDeque<(Self, Asked)>,
-        in_flight: &mut VecDeque<Saving<'a>>,
-        leaving: &mut Leaving<'_>,
-        saved: &mut Saved,
-    ) -> Result<()> {
-        let mut sampled = BTreeSet::new();
-        while let Some((wave, asked)) = waves.pop_front() {
-            let started = Instant::now();
-            let compared = wave.compared(asked, &mut sampled);
-            add(&mut saved.phases.digest_s, started.elapsed());
-            let started = Instant::now();
-            let copied =
-                compared.and_then(|compared| wave.copy_changed(&compared, in_flight, leaving, saved));
-            add(&mut saved.phases.copy_s, started.elapsed());
-            copied?;
-        }
-        let started = Instant::now();
-        while !in_flight.is_empty() {
-            self.store_next(in_flight, leaving, saved)?;
-        }
-        add(&mut saved.phases.copy_s, started.elapsed());
-        let mut state = self.shared.lock_state();
-        sampled.into_iter().for_each(|tag| state.tags_mut().get_mut(tag).note_check());
-        Ok(())
     }
 
     fn copy_changed(
@@ -238,6 +180,9 @@ impl<'a> Saver<'a> {
             let granules = (granules, fresh, digests.as_deref());
             let copy = self.shared.start_copy(save, &footprint, buffer, granules, stream);
             in_flight.push_back(copy.map_err(at(Phase::Copy))?);
+        }
+        while !in_flight.is_empty() {
+            self.store_next(in_flight, leaving, saved)?;
         }
         Ok(())
     }
@@ -299,14 +244,12 @@ impl<'a> Saver<'a> {
         as_many(footprints.len(), "footprints were announced", made)
     }
 
-    /// For each save. Adds the tags of which a sample was compared.
-    fn compared(&self, mut asked: Asked, sampled: &mut BTreeSet<TagKey>) -> Result<Vec<Compared>> {
+    /// For each save.
+    fn compared(&self) -> Result<Vec<Compared>> {
         loop {
-            sampled.extend(&asked.sampled);
             // Spoiled backups are made anew where the device still has the bytes.
-            match self.compare(asked)? {
-                Some(compared) => return Ok(compared),
-                None => asked = self.ask(),
+            if let Some(compared) = self.compare()? {
+                return Ok(compared);
             }
         }
     }
@@ -320,23 +263,13 @@ impl<'a> Saver<'a> {
         pairs.filter(|(save, compared)| compared.kept.len() < save.granules.len())
     }
 
-    fn ask(&self) -> Asked {
-        let mut compared = vec![Compared::default(); self.all.len()];
-        let fast_digests = self.shared.driver().info().fast_digests;
-        let (mut queries, sampled) = self.shared.lock_state().queries(self.all, fast_digests, &mut compared);
-        // The samples are of whole tags.
-        let wave = self.first..self.first + self.saves.len();
-        queries.retain(|query| wave.contains(&query.turn));
-        queries.iter_mut().for_each(|query| query.turn -= self.first);
-        let digests = self.digests(&queries);
-        Asked { compared: compared.drain(wave).collect(), queries, sampled, digests }
-    }
-
     /// One attempt; `None` when spoiled backups had to be dropped.
-    fn compare(&self, asked: Asked) -> Result<Option<Vec<Compared>>> {
+    fn compare(&self) -> Result<Option<Vec<Compared>>> {
         let (shared, saves) = (self.shared, self.saves);
-        let Asked { mut compared, queries, digests, .. } = asked;
-        let digests = digests.wait().map_err(at(Phase::Compare))?;
+        let mut compared = vec![Compared::default(); saves.len()];
+        let fast_digests = shared.driver().info().fast_digests;
+        let (queries, sampled) = shared.lock_state().queries(saves, fast_digests, &mut compared);
+        let digests = self.digests(&queries).map_err(at(Phase::Compare))?;
         let (mut equal, mut broken) = (Vec::new(), None);
         for (query, found) in queries.iter().zip(digests) {
             let of_save = &mut compared[query.turn];
@@ -360,6 +293,7 @@ impl<'a> Saver<'a> {
             return Err(shared.immutable_changed(&saves[*turn], *granule, digests));
         }
         let mut state = shared.lock_state();
+        sampled.into_iter().for_each(|tag| state.tags_mut().get_mut(tag).note_check());
         for (save, Compared { kept, found, .. }) in saves.iter().zip(&mut compared) {
             kept.sort_unstable();
             found.sort_unstable_by_key(|(granule, _)| *granule);
@@ -390,10 +324,10 @@ impl<'a> Saver<'a> {
         if lost.is_empty() { Ok(false) } else { Err(PoolError::Lost { op: BACK_UP, lost }) }
     }
 
-    /// In the order of the queries, spread over the streams. `wait` waits for all of them, whatever fails.
-    fn digests(&self, queries: &[DigestQuery]) -> Pending<Vec<Digest>> {
+    /// In the order of the queries, spread over the streams.
+    fn digests(&self, queries: &[DigestQuery]) -> Result<Vec<Digest>, DriverError> {
         let share = queries.len().div_ceil(self.shared.streams().saves()).max(1);
-        let (mut queued, mut failed) = (Vec::new(), None);
+        let (mut pending, mut failed) = (Vec::new(), None);
         for (turn, queries) in queries.chunks(share).enumerate() {
             let next = |a: &DigestQuery, b: &DigestQuery| a.turn == b.turn && a.granule + 1 == b.granule;
             let range = |run: &[DigestQuery]| {
@@ -401,24 +335,22 @@ impl<'a> Saver<'a> {
             };
             let ranges: Vec<DeviceRange> = queries.chunk_by(next).map(range).collect();
             match self.shared.driver().digest(self.shared.streams().save(turn), &ranges) {
-                Ok(digests) => queued.push(digests),
+                Ok(digests) => pending.push(digests),
                 Err(error) => {
                     failed = Some(error);
                     break;
                 }
             }
         }
-        let count = queries.len();
-        Pending::new(move || {
-            let mut digests = Vec::with_capacity(count);
-            for pending in queued {
-                match pending.wait() {
-                    Ok(found) => digests.extend(found),
-                    Err(error) => failed = failed.or(Some(error)),
-                }
+        // All queries are awaited: nothing may be in flight when the sleep goes on, or ends.
+        let mut digests = Vec::with_capacity(queries.len());
+        for pending in pending {
+            match pending.wait() {
+                Ok(found) => digests.extend(found),
+                Err(error) => failed = failed.or(Some(error)),
             }
-            failed.map_or(Ok(digests), Err)
-        })
+        }
+        failed.map_or(Ok(digests), Err)
     }
 
     fn store_next(
@@ -438,10 +370,7 @@ impl<'a> Saver<'a> {
         let busy =
             |range: &DeviceRange| DriverError::new(Op::Encode, DriverErrorKind::Busy { range: *range });
         outgrown.first().map_or(Ok(()), |range| Err(at(Phase::Copy)(busy(range))))?;
-        match in_flight.front() {
-            Some(next) if self.is_last_wave() => leaving.unmap_before(next.save.location),
-            _ => Ok(()),
-        }
+        in_flight.front().map_or(Ok(()), |next| leaving.unmap_before(next.save.location))
     }
 }
 

@@ -98,7 +98,7 @@ impl Shared {
         };
         let mut saved = Saved::default();
         let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
-        let saver = Saver::new(self, &plan.saves, &falling);
+        let saver = Saver { shared: self, saves: &plan.saves, falling: &falling };
         let mut leaving = Leaving::new(self, &plan.leaving, &falling);
         let unmapped = match saver.save(&mut leaving, &mut saved) {
             Ok(()) => leaving.finish(&mut saved.phases),

@@ -34,6 +34,9 @@ use crate::tag::Tag;
 /// Pause between two polls of copies in flight; short beside the time that a full path takes.
 const CAPACITY_POLL: Duration = Duration::from_micros(100);
 
+/// Digests in flight: each holds page-locked memory for its results.
+const DIGESTS_MAX: usize = 64;
+
 pub(super) struct Filler<'a> {
     shared: &'a Shared,
     fillings: &'a [Filling],
@@ -54,8 +57,8 @@ pub(super) struct Filler<'a> {
     /// Cleared when filling is of no more use.
     goes_on: Arc<AtomicBool>,
     queued: Vec<Work<'a>>,
-    /// Of what the ended ones among these have written.
-    digests: Vec<Arriving>,
+    /// Of what the ended ones among these have written, the oldest first.
+    digests: VecDeque<Arriving>,
     paths: CopyPaths,
     read_ahead: ReadAhead<'a>,
     /// Copies in flight of what was read, the oldest first: number, and bytes in host memory.
@@ -119,7 +122,7 @@ impl<'a> Filler<'a> {
             started: None,
             goes_on: Arc::new(AtomicBool::new(true)),
             queued: Vec::with_capacity(fillings.len()),
-            digests: Vec::new(),
+            digests: VecDeque::new(),
             paths,
             read_ahead: ReadAhead::new(shared, fillings),
             fetched: VecDeque::new(),
@@ -305,8 +308,24 @@ impl<'a> Filler<'a> {
             |run: &[DeviceRange]| DeviceRange::new(run[0].addr, run[run.len() - 1].end() - run[0].addr);
         let ranges: Vec<DeviceRange> = touching.map(range).collect();
         match self.shared.driver().digest(self.shared.streams().save(nth), &ranges) {
-            Ok(digests) => self.digests.push(Arriving { copy: nth, arrivals: due, digests }),
+            Ok(digests) => self.digests.push_back(Arriving { copy: nth, arrivals: due, digests }),
             Err(source) => self.fail(Phase::Verify, source),
+        }
+        self.await_digests(DIGESTS_MAX);
+    }
+
+    /// Waits for the oldest digests, until `most` are left.
+    fn await_digests(&mut self, most: usize) {
+        while self.digests.len() > most
+            && let Some(Arriving { copy, arrivals, digests }) = self.digests.pop_front()
+        {
+            match digests.wait() {
+                Ok(digests) => {
+                    let found = arrivals.into_iter().zip(digests);
+                    found.for_each(|(nth, digest)| self.queued[copy].found[nth] = Some(digest));
+                }
+                Err(source) => self.fail(Phase::Verify, source),
+            }
         }
     }
 
@@ -326,15 +345,6 @@ impl<'a> Filler<'a> {
         woken.zeroed_bytes = self.zeroed_bytes;
         self.failed = failed.or(self.failed);
         (0..self.queued.len()).for_each(|nth| self.complete(nth));
-        for Arriving { copy, arrivals, digests } in std::mem::take(&mut self.digests) {
-            match digests.wait() {
-                Ok(digests) => {
-                    let found = arrivals.into_iter().zip(digests);
-                    found.for_each(|(nth, digest)| self.queued[copy].found[nth] = Some(digest));
-                }
-                Err(source) => self.fail(Phase::Verify, source),
-            }
-        }
         if self.failed.is_none() && self.queued.len() < self.fillings.len() {
             // The rest does not have the caller's bytes.
             let reason = format!("only {} of {} chunks were filled", self.queued.len(), self.fillings.len());
@@ -344,10 +354,11 @@ impl<'a> Filler<'a> {
         if let Some(started) = self.started {
             add(&mut woken.phases.copy_s, started.elapsed());
         }
+        let started = Instant::now();
+        self.await_digests(0);
         if let Some(failed) = self.failed {
             return Err(failed);
         }
-        let started = Instant::now();
         let Arrived { equal, chosen, others } = arrived(self.queued);
         let mut verified = self.shared.verify(&chosen, &others)?;
         verified.equal_bytes += equal * self.shared.shape().granule_bytes;
