@@ -56,6 +56,7 @@ REQUESTS: dict[str, list[tuple[str, list[str] | None]]] = {
     "resumed twice": [("release", None), ("resume", None), ("resume", None), ("release", ["weights"])],
     "resumed by parts, then all": [("release", None), ("resume", ["weights"]), ("resume", None)],
     "resumed and never released": [("resume", None), ("resume", ["weights"])],
+    "a tag named twice": [("release", ["weights", "weights"]), ("resume", ["weights", "weights"])],
     "an unknown tag": [*[("release", ["nonsense"]), ("release", None)], ("resume", ["nonsense", "kv_cache"])],
     "an unknown tag resumed": [("resume", ["nonsense"])],
 }
