@@ -25,30 +25,45 @@ class HookType(enum.Enum):
 
 
 class HookRegistry:
-    """Keeps hooks, and puts them in place when all plugins have been called."""
+    """Keeps hooks, and puts each target's in place once, when all plugins have been called."""
 
-    waiting: ClassVar[dict[str, tuple[Callable[..., Any], HookType]]] = {}
+    hooks: ClassVar[dict[str, list[tuple[Callable[..., Any], HookType]]]] = {}
+    patched: ClassVar[set[str]] = set()
 
     @classmethod
     def register(cls, target: str, hook: Callable[..., Any], hook_type: HookType) -> None:
-        cls.waiting[target] = (hook, hook_type)
+        cls.hooks.setdefault(target, []).append((hook, hook_type))
 
     @classmethod
     def apply_hooks(cls) -> None:
-        for target, (hook, kind) in cls.waiting.items():
-            module, holder, name = target.rsplit(".", 2)
-            holder_class = getattr(importlib.import_module(module), holder)
-            original = vars(holder_class)[name]
-            if kind is HookType.REPLACE:
-                assert isinstance(original, staticmethod)
-                setattr(holder_class, name, staticmethod(hook))
-            else:
-                setattr(holder_class, name, functools.partialmethod(_called_around, hook, original))
-        cls.waiting.clear()
+        for target, hooks in cls.hooks.items():
+            if target not in cls.patched:
+                cls.patched.add(target)
+                cls._apply(target, hooks)
+
+    @classmethod
+    def reset(cls) -> None:
+        cls.hooks.clear()
+        cls.patched.clear()
+
+    @staticmethod
+    def _apply(target: str, hooks: list[tuple[Callable[..., Any], HookType]]) -> None:
+        module, holder, name = target.rsplit(".", 2)
+        holder_class = getattr(importlib.import_module(module), holder)
+        original = vars(holder_class)[name]
+        is_static = isinstance(original, staticmethod)
+        call = original.__func__ if is_static else original
+        for hook, kind in sorted(hooks, key=lambda each: each[1] is not HookType.REPLACE):
+            call = hook if kind is HookType.REPLACE else _around(hook, call)
+        setattr(holder_class, name, staticmethod(call) if is_static else call)
 
 
-def _called_around(self: object, hook: Callable[..., Any], original: Callable[..., Any], *given: Any) -> Any:
-    return hook(original, self, *given)
+def _around(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    return wrapper
 
 
 class Request:
@@ -113,7 +128,7 @@ def _adapter() -> ModuleType:
         assert not enable, "torch_memory_saver is not here"
         return module.__dict__["_TorchMemorySaverAdapterNoop"]()
 
-    calls = ("configure_subprocess", "region", "cuda_graph", "disable", "pause", "resume")
+    contexts, calls = ("configure_subprocess", "region", "cuda_graph", "disable"), ("pause", "resume")
     base = type(
         "TorchMemorySaverAdapter",
         (),
@@ -121,13 +136,15 @@ def _adapter() -> ModuleType:
             "create": staticmethod(create),
             "check_validity": lambda self, caller_name: None,
             "enabled": property(_refuses),
-            **dict.fromkeys(calls, _refuses),
+            **dict.fromkeys((*contexts, *calls), _refuses),
         },
     )
-    does_nothing = {name: lambda self, *_, **__: nullcontext() for name in calls}
-    noop = type(
-        "_TorchMemorySaverAdapterNoop", (base,), {"enabled": property(lambda self: False), **does_nothing}
-    )
+    does_nothing = {
+        "enabled": property(lambda self: False),
+        **{name: lambda self, *_, **__: nullcontext() for name in contexts},
+        **{name: lambda self, tag: None for name in calls},
+    }
+    noop = type("_TorchMemorySaverAdapterNoop", (base,), does_nothing)
     module.__dict__.update({"TorchMemorySaverAdapter": base, "_TorchMemorySaverAdapterNoop": noop})
     return module
 

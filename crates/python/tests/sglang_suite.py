@@ -214,6 +214,9 @@ def test_a_release_twice_and_a_resume_twice_are_harmless() -> None:
         scheduler.resume()
     for tag in ALL:
         scheduler.saver.resume(tag)
+    # In one request.
+    scheduler.release(WEIGHTS, WEIGHTS)
+    scheduler.resume(WEIGHTS, WEIGHTS)
     assert scheduler.answer(3) == expected
 
 

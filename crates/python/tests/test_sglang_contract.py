@@ -1,15 +1,19 @@
 """What the plugin for SGLang, and the fake that tests it, assume about SGLang, compared with its releases.
 
-SGLang cannot be imported without PyTorch. So its registry of hooks, its adapter and the code that releases
-and resumes are run as they are, and what these import is played. `POORWILL_SGLANG_SOURCES` names a folder
-with one folder for each version. `cargo xtask` makes it and sets the variable.
+SGLang cannot be imported without PyTorch. So its plugins' loader, its registry of hooks, its adapter and the
+code that releases and resumes are run as they are, and what these import is played.
+`POORWILL_SGLANG_SOURCES` names a folder with one folder for each version. `cargo xtask` makes it and sets the
+variable.
 """
 
 import ast
 import contextlib
 import enum
 import importlib
+import inspect
+import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -18,23 +22,44 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import fake_sglang
+import poorwill.compat.torch_memory_saver
 import poorwill.sglang
 import pytest
 from poorwill.sglang import _adapter, _occupation
+from vllm_sources.tree import Tree
 
 HERE = Path(__file__).resolve().parent
-VERSIONS = sorted(pin.stem for pin in (HERE / "sglang_sources").glob("*.txt"))
+PINS = {pin.stem: pin.read_text() for pin in (HERE / "sglang_sources").glob("*.txt")}
+VERSIONS = sorted(PINS)
 VARIABLE = "POORWILL_SGLANG_SOURCES"
 # What runs as it is lies in these.
 PACKAGES = (
-    *("sglang", "sglang.srt", "sglang.srt.utils", "sglang.srt.managers", "sglang.srt.plugins"),
+    *("sglang", "sglang.srt", "sglang.srt.utils", "sglang.srt.managers"),
     "sglang.srt.managers.scheduler_components",
 )
-REQUESTS = [
-    *[("release", ()), ("release", ()), ("resume", ("weights",)), ("resume", ("cuda_graph", "weights"))],
-    *[("resume", ()), ("resume", ()), ("release", ("kv_cache",)), ("release", ("weights", "kv_cache"))],
-    *[("release", ("nonsense",)), ("resume", ("nonsense", "kv_cache")), ("resume", ("weights",))],
-]
+CONTEXTS = ("configure_subprocess", "region", "cuda_graph", "disable")
+
+# By name: requests one after the other, each with its tags.
+REQUESTS: dict[str, list[tuple[str, list[str] | None]]] = {
+    "all": [("release", None), ("resume", None)],
+    "all, by an empty list": [("release", []), ("resume", [])],
+    **{tag: [("release", [tag]), ("resume", [tag])] for tag in _occupation._TAGS},
+    "resumed by parts": [
+        *[("release", None), ("resume", ["weights"]), ("resume", ["cuda_graph"]), ("resume", ["kv_cache"])]
+    ],
+    "in another order": [
+        ("release", ["cuda_graph", "weights", "kv_cache"]),
+        ("resume", ["kv_cache", "weights"]),
+    ],
+    "released twice": [("release", None), ("release", None), ("resume", None)],
+    "released by parts, then all": [("release", ["weights"]), ("release", None), ("resume", None)],
+    "resumed twice": [("release", None), ("resume", None), ("resume", None), ("release", ["weights"])],
+    "resumed by parts, then all": [("release", None), ("resume", ["weights"]), ("resume", None)],
+    "resumed and never released": [("resume", None), ("resume", ["weights"])],
+    "a tag named twice": [("release", ["weights", "weights"]), ("resume", ["weights", "weights"])],
+    "an unknown tag": [*[("release", ["nonsense"]), ("release", None)], ("resume", ["nonsense", "kv_cache"])],
+    "an unknown tag resumed": [("resume", ["nonsense"])],
+}
 
 
 @pytest.fixture(params=VERSIONS)
@@ -124,18 +149,151 @@ def parameters(owner: ast.ClassDef) -> dict[str, str]:
     return {node.name: plain(node.args) for node in owner.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_it_looks_for_plugins_where_ours_is(sources: Path) -> None:
-    plugins = parsed(sources, "sglang.srt.plugins")
-    constants = {
-        ast.unparse(node.targets[0]): ast.literal_eval(node.value)
-        for node in plugins.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    }
-    group = constants["GENERAL_PLUGINS_GROUP"]
-    assert {"poorwill": "poorwill.sglang:register"}.items() <= {
-        point.name: point.value for point in entry_points(group=group)
-    }.items()
-    assert "envs.SGLANG_PLUGINS.get()" in ast.unparse(plugins)
+def test_every_version_is_pinned_by_one_digest() -> None:
+    assert "0.5.23" in VERSIONS
+    for version, text in PINS.items():
+        [pin] = [line for line in text.splitlines() if not line.startswith("#")]
+        assert re.fullmatch(f"sglang=={re.escape(version)} --hash=sha256:[0-9a-f]{{64}}", pin), pin
+
+
+def test_the_sources_are_those_of_the_version(sources: Path) -> None:
+    metadata = sources / f"sglang-{sources.name}.dist-info" / "METADATA"
+    assert f"\nVersion: {sources.name}\n" in metadata.read_text(encoding="utf-8")
+
+
+# The loader of plugins, and its hooks.
+
+
+@pytest.mark.parametrize(
+    ("chosen", "is_called"),
+    [(None, True), ("", True), ("poorwill", True), ("other, poorwill ", True), ("none", False)],
+)
+def test_its_loader_calls_ours_where_its_setting_allows_it(
+    original: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    chosen: str | None,
+    is_called: bool,
+) -> None:
+    monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
+    if chosen is None:
+        monkeypatch.delenv("SGLANG_PLUGINS", raising=False)
+    else:
+        monkeypatch.setenv("SGLANG_PLUGINS", chosen)
+    plugins = importlib.import_module("sglang.srt.plugins")
+    [ours] = entry_points(group=plugins.GENERAL_PLUGINS_GROUP, name="poorwill")
+    assert ours.value == "poorwill.sglang:register"
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            plugins.load_plugins()
+    # It logs what fails, and goes on.
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert len(original.HookRegistry._patched) == (3 if is_called else 0)
+    # By this line a user knows, as the page about SGLang says.
+    assert caplog.messages.count("Executed general plugin: poorwill") == int(is_called)
+
+
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        ("sglang.srt.managers.scheduler", "run_scheduler_process"),
+        ("sglang.srt.managers.data_parallel_controller", "run_data_parallel_controller_process"),
+        ("sglang.srt.entrypoints.engine", "Engine.__init__"),
+    ],
+)
+def test_a_process_loads_plugins_before_it_reads_its_arguments(
+    sources: Path, module: str, function: str
+) -> None:
+    """Those that make adapters."""
+    owner: ast.AST = parsed(sources, module)
+    if "." in function:
+        owner = definition(owner, function.partition(".")[0])
+    [made] = [
+        node
+        for node in ast.iter_child_nodes(owner)
+        if isinstance(node, ast.FunctionDef) and node.name == function.rpartition(".")[2]
+    ]
+    steps = [
+        ast.unparse(node) for node in made.body if node is not made.body[0] or ast.get_docstring(made) is None
+    ]
+    assert "load_plugins()" in steps
+    assert "server_args" not in " ".join(steps[: steps.index("load_plugins()")])
+
+
+class Hooked:
+    """What two calls of a class do after hooks have been put in their places."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hooks: Any) -> None:
+        class Owner:
+            @staticmethod
+            def create(enable: object) -> str:
+                return f"original {enable}"
+
+            def call(self, request: object) -> str:
+                return f"original {request}"
+
+        self._owner = Owner
+        self._hooks = hooks
+        planted = ModuleType("planted")
+        planted.__dict__["Owner"] = Owner
+        monkeypatch.setitem(sys.modules, "planted", planted)
+
+    def register(self) -> None:
+        def create(enable: object) -> str:
+            return f"replaced {enable}"
+
+        def around(original: Any, owner: object, request: object) -> str:
+            assert isinstance(owner, self._owner)
+            return f"around ({original(owner, request)})"
+
+        self._hooks.HookRegistry.register("planted.Owner.create", create, self._hooks.HookType.REPLACE)
+        self._hooks.HookRegistry.register("planted.Owner.call", around, self._hooks.HookType.AROUND)
+
+    def applied(self) -> list[str]:
+        self._hooks.HookRegistry.apply_hooks()
+        owner = self._owner
+        return [owner.create(True), owner.create(enable=True), owner().create(True), owner().call("request")]
+
+
+def test_the_fakes_registry_does_what_the_original_does(
+    original: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_sglang.HookRegistry, "hooks", {})
+    monkeypatch.setattr(fake_sglang.HookRegistry, "patched", set())
+    seen = []
+    for hooks in (original, fake_sglang):
+        registered_once = Hooked(monkeypatch, hooks)
+        registered_once.register()
+        seen.append(first := registered_once.applied())
+        registered_once.register()
+        seen.append(registered_once.applied())
+        assert seen[-1] == first, "a target gets its hooks once"
+        hooks.HookRegistry.reset()
+        registered_twice = Hooked(monkeypatch, hooks)
+        registered_twice.register()
+        registered_twice.register()
+        seen.append(registered_twice.applied())
+        hooks.HookRegistry.reset()
+    once, _, twice = seen[:3]
+    assert seen[3:] == seen[:3]
+    assert once == [*["replaced True"] * 3, "around (original request)"]
+    assert twice == [*["replaced True"] * 3, "around (around (original request))"]
+
+
+def test_all_hooks_find_their_place(original: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = importlib.import_module(_adapter.ADAPTER)
+    base = adapter.TorchMemorySaverAdapter
+    monkeypatch.setattr(poorwill.sglang, "adapter_over", lambda over: ("ours", over))
+    poorwill.sglang.register()
+    original.HookRegistry.apply_hooks()
+    assert len(original.HookRegistry._patched) == 3
+    # Other modules have imported the class before.
+    assert adapter.TorchMemorySaverAdapter is base
+    assert base.create(enable=True) == base.create(True) == ("ours", base)
+    assert type(base.create(enable=False)) is adapter._TorchMemorySaverAdapterNoop
+
+
+# The adapter.
 
 
 def test_its_adapter_has_the_methods_that_ours_replaces(sources: Path) -> None:
@@ -146,80 +304,251 @@ def test_its_adapter_has_the_methods_that_ours_replaces(sources: Path) -> None:
     assert base == ours
 
 
-def test_its_requests_have_tags(sources: Path) -> None:
+def test_the_fakes_adapter_is_like_the_original(original: Any) -> None:
+    modules = [importlib.import_module(_adapter.ADAPTER), fake_sglang._adapter()]
+    for name in ("TorchMemorySaverAdapter", "_TorchMemorySaverAdapterNoop"):
+        theirs, ours = (
+            {
+                member: type(inspect.getattr_static(getattr(module, name), member))
+                for member in dir(getattr(module, name))
+                if not member.startswith("_")
+            }
+            for module in modules
+        )
+        assert theirs == ours, name
+    for module in modules:
+        base, noop = module.TorchMemorySaverAdapter(), module.TorchMemorySaverAdapter.create(enable=False)
+        tag = {"region": {"tag": "weights", "enable_cpu_backup": True}}
+        for call in CONTEXTS:
+            with getattr(noop, call)(**tag.get(call, {})):
+                pass
+            with pytest.raises(NotImplementedError):
+                getattr(base, call)(**tag.get(call, {}))
+        for call in ("pause", "resume"):
+            assert getattr(noop, call)("weights") is None
+            with pytest.raises(NotImplementedError):
+                getattr(base, call)("weights")
+        assert noop.enabled is False
+        with pytest.raises(NotImplementedError):
+            _ = base.enabled
+
+
+def test_what_it_calls_of_an_adapter_ours_takes(sources: Path) -> None:
+    """Every use on NVIDIA's GPUs, by the names that it gives to adapters."""
+    ours = parameters(definition(ast.parse(Path(_adapter.__file__).read_text()), "PoorwillAdapter"))
+    saver = inspect.signature(poorwill.compat.torch_memory_saver.TorchMemorySaver.cuda_graph).parameters
+    used: set[str] = set()
+    graphs: set[str] = set()
+    tags: set[str] = set()
+    tree = Tree(sources)
+    for path, module in tree.mentioning("memory_saver_adapter"):
+        for node in ast.walk(module) if "/hardware_backend/" not in path else ():
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith(
+                ("saver_adapter", "saver")
+            ):
+                used.add(node.attr)
+            if not isinstance(node, ast.Call):
+                continue
+            called, names = ast.unparse(node.func), {keyword.arg or "**" for keyword in node.keywords}
+            if called.endswith(("saver_adapter.region", "saver.region")):
+                assert len(node.args) <= 2, path
+                assert names <= {"tag", "enable_cpu_backup"}, path
+                given = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "tag")]
+                tags |= {ast.unparse(tag) for tag in given}
+            # A capture is begun with arguments of two calls.
+            if called == "graph_ctx" or (
+                node.args and ast.unparse(node.args[0]).endswith("saver_adapter.cuda_graph")
+            ):
+                graphs |= names
+    tree.forget()
+    assert {"region", "cuda_graph", "pause", "resume", "enabled", "configure_subprocess"} <= used
+    assert used <= {*ours, "check_validity"}
+    assert tags == {f"GPU_MEMORY_TYPE_{tag.upper()}" for tag in _occupation._TAGS}
+    assert {"cuda_graph", "pool", "stream", "tag", "enable_cpu_backup"} <= graphs <= set(saver)
+
+
+# Releasing and resuming.
+
+
+def test_its_tags_are_those_that_ours_knows(original: Any) -> None:
+    constants = importlib.import_module("sglang.srt.constants")
+    assert constants.GPU_MEMORY_ALL_TYPES == list(_occupation._TAGS) == list(fake_sglang.Manager.ALL)
+
+
+def test_its_requests_have_tags_that_can_be_set(sources: Path) -> None:
     requests = parsed(sources, _occupation._REQUESTS)
     for call in ("Release", "Resume"):
-        fields = definition(requests, f"{call}MemoryOccupationReqInput").body
-        assert any(isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "tags" for node in fields)
-        answer = definition(requests, f"{call}MemoryOccupationReqOutput").body
-        required = [node for node in answer if isinstance(node, ast.AnnAssign) and node.value is None]
+        request = definition(requests, f"{call}MemoryOccupationReqInput")
+        [tags] = [node for node in request.body if isinstance(node, ast.AnnAssign)]
+        assert ast.unparse(tags) == "tags: Optional[List[str]] = None"
+        answer = definition(requests, f"{call}MemoryOccupationReqOutput")
+        bases = [definition(requests, ast.unparse(base)) for each in (request, answer) for base in each.bases]
+        assert len(bases) == 2
+        for each in (request, answer, *bases):
+            assert {keyword.arg for keyword in each.keywords} <= {"kw_only", "tag", "array_like"}, (
+                "none is frozen"
+            )
+        required = [
+            node
+            for each in (answer, *bases)
+            for node in each.body
+            if isinstance(node, ast.AnnAssign) and node.value is None
+        ]
         assert required == [], "an answer is made without arguments"
 
 
-def test_all_hooks_find_their_place(original: Any) -> None:
-    poorwill.sglang.register()
-    original.HookRegistry.apply_hooks()
-    assert len(original.HookRegistry._patched) == 3
-    adapter = importlib.import_module(_adapter.ADAPTER)
-    assert not adapter.TorchMemorySaverAdapter.create(enable=False).enabled
-    constants = importlib.import_module("sglang.srt.constants")
-    assert set(constants.GPU_MEMORY_ALL_TYPES) == set(_occupation._TAGS)
+def test_a_request_reaches_a_manager_as_the_one_argument(sources: Path) -> None:
+    manager = definition(parsed(sources, fake_sglang.UPDATER), "SchedulerWeightUpdaterManager")
+    methods = parameters(manager)
+    table = [
+        ast.unparse(node)
+        for node in ast.walk(parsed(sources, "sglang.srt.managers.scheduler"))
+        if isinstance(node, ast.Tuple)
+    ]
+    calls = [
+        ast.unparse(node)
+        for node in definition(parsed(sources, "sglang.utils"), "TypeBasedDispatcher").body
+        if isinstance(node, ast.FunctionDef) and node.name == "__call__"
+    ]
+    for call in ("release", "resume"):
+        assert methods[f"{call}_memory_occupation"] == "self, recv_req"
+        entry = f"({call.title()}MemoryOccupationReqInput, self.weight_updater.{call}_memory_occupation)"
+        assert entry in table
+    assert set(re.findall(r"fn\(.*?\)", calls[0])) == {"fn(obj)"}
 
 
 class Recorder:
-    """An adapter that writes down what it is asked for."""
+    """An adapter, the model and the GPU of a manager: writes down what is done with them, in order."""
 
     def __init__(self, is_poorwill: bool) -> None:
         self.is_poorwill = is_poorwill
-        self.calls: list[tuple[str, str]] = []
+        self.done: list[str] = []
 
     def pause(self, tag: str) -> None:
-        self.calls.append(("pause", tag))
+        self.done.append(f"pause {tag}")
 
     def resume(self, tag: str) -> None:
-        self.calls.append(("resume", tag))
+        self.done.append(f"resume {tag}")
+
+    def synchronize(self) -> None:
+        self.done.append("synchronize")
+
+    def named_buffers(self) -> list[tuple[str, "Recorder"]]:
+        return [("buffer", self)]
+
+    # The model's only buffer.
+
+    def detach(self) -> "Recorder":
+        return self
+
+    def clone(self) -> "Recorder":
+        self.done.append("copy out")
+        return self
+
+    def copy_(self, other: "Recorder") -> None:
+        assert other is self
+        self.done.append("copy in")
+
+    def __setitem__(self, place: object, other: "Recorder") -> None:
+        assert place is ...
+        self.copy_(other)
 
 
-def manager_of_sglang(adapter: Recorder) -> Any:
-    model = SimpleNamespace(named_buffers=list)
+def manager_of_sglang(recorder: Recorder) -> Any:
+    sys.modules["torch"].__dict__["get_device_module"] = lambda: recorder
     updater = importlib.import_module(fake_sglang.UPDATER)
     return updater.SchedulerWeightUpdaterManager(
-        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model)),
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=recorder)),
         draft_worker=None,
-        memory_saver_adapter=adapter,
+        memory_saver_adapter=recorder,
         flush_cache=lambda: True,
         is_fully_idle=lambda ignore_waiting: True,
     )
 
 
-class Buffer:
-    """A tensor of the fake's model."""
+class HookedFake(fake_sglang.Manager):
+    """The fake with our hooks around."""
 
-    def clone(self) -> "Buffer":
-        return self
+    def release_memory_occupation(self, request: Any) -> Any:
+        return _occupation.release(fake_sglang.Manager.release_memory_occupation, self, request)
 
-    def copy_(self, other: "Buffer") -> None: ...
+    def resume_memory_occupation(self, request: Any) -> Any:
+        return _occupation.resume(fake_sglang.Manager.resume_memory_occupation, self, request)
 
 
-def test_the_fake_calls_the_adapter_as_the_original_does(original: Any) -> None:
+def said(manager: Any, kind: str, tags: list[str] | None) -> str:
+    """How a request ends."""
+    request = SimpleNamespace(tags=tags)
+    try:
+        answer = getattr(manager, f"{kind}_memory_occupation")(request)
+    except KeyError as missing:
+        return f"fails for {missing}"
+    assert request.tags == tags, "a request is not changed"
+    kinds = ("Answer", f"{kind.title()}MemoryOccupationReqOutput")
+    assert type(answer).__name__ in kinds
+    return "answered"
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "without ours"])
+@pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
+def test_the_fake_does_what_the_original_does(
+    original: Any, requests: list[tuple[str, list[str] | None]], is_ours: bool
+) -> None:
     poorwill.sglang.register()
     original.HookRegistry.apply_hooks()
-    theirs, ours = Recorder(is_poorwill=True), Recorder(is_poorwill=True)
-    manager = manager_of_sglang(theirs)
-    fake: Any = fake_sglang.Manager(ours, Buffer(), lambda: None)
-    calls = {"release": _occupation.release, "resume": _occupation.resume}
-    for kind, tags in REQUESTS:
-        getattr(manager, f"{kind}_memory_occupation")(SimpleNamespace(tags=list(tags) or None))
-        called = getattr(fake_sglang.Manager, f"{kind}_memory_occupation")
-        calls[kind](called, fake, fake_sglang.Request(*tags))
-        assert theirs.calls == ours.calls, (kind, tags)
+    theirs, ours = Recorder(is_ours), Recorder(is_ours)
+    manager: Any = manager_of_sglang(theirs)
+    fake = HookedFake(ours, ours, ours.synchronize)
+    for kind, tags in requests:
+        assert said(manager, kind, tags) == said(fake, kind, tags)
+        assert theirs.done == ours.done
         assert manager.offload_tags == fake.offload_tags
-    assert [kind for kind, _ in theirs.calls].count("pause") == 5
 
 
-def test_without_ours_repeating_a_resume_ends_a_scheduler(original: Any) -> None:
+@pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
+def test_with_ours_the_original_never_reads_or_pauses_what_is_paused(
+    original: Any, requests: list[tuple[str, list[str] | None]]
+) -> None:
+    # Twice, which is harmless.
+    poorwill.sglang.register()
     poorwill.sglang.register()
     original.HookRegistry.apply_hooks()
-    manager = manager_of_sglang(Recorder(is_poorwill=False))
-    with pytest.raises(KeyError):
-        manager.resume_memory_occupation(SimpleNamespace(tags=None))
+    recorder = Recorder(is_poorwill=True)
+    manager = manager_of_sglang(recorder)
+    assert {said(manager, kind, tags) for kind, tags in requests} == {"answered"}
+    paused: set[str] = set()
+    for done in recorder.done:
+        call, _, tag = done.partition(" ")
+        if call == "copy":
+            assert "weights" not in paused, recorder.done
+        elif call == "pause":
+            assert tag not in paused, recorder.done
+            paused.add(tag)
+        elif call == "resume":
+            paused.remove(tag)
+    assert paused == manager.offload_tags - {"nonsense"}
+
+
+def test_all_is_done_in_this_order(original: Any) -> None:
+    poorwill.sglang.register()
+    original.HookRegistry.apply_hooks()
+    recorder = Recorder(is_poorwill=True)
+    manager = manager_of_sglang(recorder)
+    assert said(manager, "release", None) == "answered"
+    assert recorder.done == ["pause kv_cache", "copy out", "pause weights", "pause cuda_graph", "synchronize"]
+    recorder.done.clear()
+    assert said(manager, "resume", None) == "answered"
+    assert recorder.done == ["resume cuda_graph", "resume weights", "copy in", "resume kv_cache"]
+
+
+def test_without_ours_repeating_ends_a_scheduler(original: Any) -> None:
+    """What the hooks are for: a copy of what is not there, and an error."""
+    poorwill.sglang.register()
+    original.HookRegistry.apply_hooks()
+    recorder = Recorder(is_poorwill=False)
+    manager = manager_of_sglang(recorder)
+    for _ in range(2):
+        assert said(manager, "release", ["weights"]) == "answered"
+    assert recorder.done == ["copy out", "pause weights", "synchronize"] * 2
+    assert said(manager, "resume", ["weights"]) == "answered"
+    assert said(manager, "resume", ["weights"]) == "fails for 'weights'"

@@ -88,7 +88,7 @@ pub(crate) fn run(pytest_args: &[OsString]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Installs the built package, and runs its tests without PyTorch, with vLLM's sources if they are available.
+/// Installs the built package, and runs its tests without PyTorch, with the engines' sources if they are available.
 /// Compares the declared types with the module.
 pub(crate) fn test(built: &Built, pytest_args: &[OsString], effort: &str) -> Result<Tested, Failure> {
     let environment = match Environment::ready(TOOLS) {
@@ -123,7 +123,7 @@ fn without_torch(
 ) -> Result<(Tally, Option<String>), Failure> {
     package::install(environment, built)?;
     let sources = vllm::sources(environment, versions);
-    let sources = fetched(sources, "the plugin for vLLM not tested in vLLM's code")?;
+    let sources = fetched(sources, "the plugins not tested in the code of vLLM and SGLang")?;
     let mut arguments = pytest_args.to_vec();
     if is_ci() {
         arguments.extend(NO_SKIPS_OF_ENGINES.map(OsString::from));

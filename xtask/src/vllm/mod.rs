@@ -60,7 +60,7 @@ const TESTS: [&str; 14] = [
 const BELOW: &str = "crates/python/tests";
 const SAYING: &str = "vllm_sources.versions";
 
-/// All of it that are read, in any job.
+/// All of SGLang's that are read, in any job. Each is pinned by a file.
 const SGLANG_VERSIONS: [&str; 1] = ["0.5.23"];
 
 pub(crate) fn run() -> Result<(), Failure> {
@@ -68,7 +68,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
         // The reason is printed here.
-        Err(unready) => return unready.skip("the plugin for vLLM not tested").map(drop),
+        Err(unready) => return unready.skip("the plugins for vLLM and SGLang not tested").map(drop),
     };
     let built = build()?;
     package::install(&environment, &built)?;
@@ -82,7 +82,8 @@ pub(crate) fn run() -> Result<(), Failure> {
     let typed = pytest.typed().to_owned();
     pytest.run_watched(|line| tally.add_pytest(line))?;
     check_complete(tally, typed)?;
-    say(&format!("xtask vllm: {tally}, against vLLM {}", versions(&environment, which)?.join(", ")));
+    let [vllm, sglang] = [versions(&environment, which)?.join(", "), SGLANG_VERSIONS.join(", ")];
+    say(&format!("xtask vllm: {tally}, against vLLM {vllm} and SGLang {sglang}"));
     Ok(())
 }
 

@@ -1,8 +1,8 @@
 """`/release_memory_occupation` and `/resume_memory_occupation` may be repeated.
 
 SGLang copies buffers of the model before it asks for a pause, asleep or not, which would be an illegal
-access. It also fails where a tag is resumed twice. So tags that are already as they should be are left out of
-the request.
+access. It also fails where a tag is resumed twice, or named twice in a request. So tags that are already as
+they should be are left out of the request, and each is named once.
 """
 
 import copy
@@ -33,13 +33,13 @@ def resume(original: Callable[..., Any], manager: Any, request: Any) -> Any:
 def _around(original: Callable[..., Any], manager: Any, request: Any, *, releases: bool) -> Any:
     if not is_ours(manager.memory_saver_adapter):
         return original(manager, request)
-    asked = list(dict.fromkeys(request.tags or _TAGS))
-    left = [tag for tag in asked if (tag in manager.offload_tags) != releases]
+    asked = list(request.tags or _TAGS)
+    left = [tag for tag in dict.fromkeys(asked) if (tag in manager.offload_tags) != releases]
     if left == asked:
         return original(manager, request)
     call = "release_memory_occupation" if releases else "resume_memory_occupation"
-    done = sorted(set(asked) - set(left))
-    logger.warning("%s: %s %s already", call, ", ".join(done), "released" if releases else "resumed")
+    if done := sorted(set(asked) - set(left)):
+        logger.warning("%s: %s %s already", call, ", ".join(done), "released" if releases else "resumed")
     if left:
         request = copy.copy(request)
         request.tags = left
