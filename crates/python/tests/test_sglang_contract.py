@@ -189,7 +189,7 @@ def test_its_loader_calls_ours_where_its_setting_allows_it(
     # It logs what fails, and goes on.
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
     assert len(original.HookRegistry._patched) == (3 if is_called else 0)
-    # By this line a user knows, as the page about SGLang says.
+    # It says so where its log is set up by then.
     assert caplog.messages.count("Executed general plugin: poorwill") == int(is_called)
 
 
