@@ -86,8 +86,10 @@ fn every_call_of_the_library_may_fail() {
     let tally = some_calls(stride, &|| subject(Storing::Raw));
     let hard = [tally.sleeps_undone, tally.stranded, tally.shortfalls, tally.wakes_undone];
     let few = stride as u64;
-    assert!(tally.runs > 1000 / few && hard.into_iter().all(|cases| cases > 20 / few), "{tally:?}");
-    assert!(tally.allocs_undone > 100 / few && tally.trims_undone > 10 / few, "{tally:?}");
+    // With a large stride, it is by chance whether a failure falls into a rare step.
+    assert!(tally.runs > 1000 / few && hard.into_iter().all(|cases| cases >= 20 / few), "{tally:?}");
+    assert!(tally.stranded > 1, "{tally:?}");
+    assert!(tally.allocs_undone >= 100 / few && tally.trims_undone >= 10 / few, "{tally:?}");
     let tally = some_calls_of_sleeps(stride * 13, &|| subject(Storing::Codes));
     assert!(tally.sleeps_undone > 10 && tally.wakes_undone > 10 && tally.prepares_undone > 0, "{tally:?}");
     drop(device);
