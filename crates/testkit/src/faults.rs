@@ -155,17 +155,21 @@ fn calls_of(which: fn(&Scenario) -> bool, stride: usize, open: &dyn Fn() -> Subj
                 tally.runs += u64::from(run(open, scenario, first, *burst, &mut tally).reached);
             }
         }
-        // A sample may miss the few calls between the last unmapping and its undo.
-        for back in 0..40 {
+        // A sample may miss the few calls between the last unmapping and its undo, and other threads move them
+        // by a dozen: try all positions that are near, the likeliest first.
+        for attempt in 0..4 * NEAR {
             if tally.stranded > stranded || !scenario.sleeps {
                 break;
             }
-            let first = last_unmap.saturating_sub(back % 8);
+            let first = (last_unmap + (NEAR / 2 + attempt * 7) % NEAR).saturating_sub(NEAR / 2);
             tally.runs += u64::from(run(open, scenario, first, 3, &mut tally).reached);
         }
     }
     tally
 }
+
+/// How far the last unmapping is moved, both ways together. A prime, so that steps of 7 meet each position.
+const NEAR: u64 = 41;
 
 /// The first call of each step and name in a run without failures, and the last call of a sleep that unmaps.
 fn kinds(open: &dyn Fn() -> Subject, scenario: Scenario) -> (BTreeMap<(&'static str, String), u64>, u64) {
