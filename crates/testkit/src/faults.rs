@@ -155,8 +155,8 @@ fn calls_of(which: fn(&Scenario) -> bool, stride: usize, open: &dyn Fn() -> Subj
                 tally.runs += u64::from(run(open, scenario, first, *burst, &mut tally).reached);
             }
         }
-        // A sample may miss the few calls between the last unmapping and its undo, and other threads move them
-        // by a dozen: try all positions that are near, the likeliest first.
+        // A sample may miss the few calls between the last unmapping and its undo, and other threads move them by a
+        // dozen. So try all positions that are near, the likeliest first.
         for attempt in 0..4 * NEAR {
             if tally.stranded > stranded || !scenario.sleeps {
                 break;
