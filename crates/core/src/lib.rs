@@ -10,6 +10,7 @@ pub mod budget;
 pub mod bytes;
 mod chain;
 pub mod codec;
+pub mod decision;
 pub mod digest;
 pub mod driver;
 pub mod hibernation;
@@ -20,6 +21,7 @@ pub mod tag;
 pub use budget::{Budget, Cap, Claim, ClaimError, Envelope};
 pub use bytes::{ByteSize, ParseSizeError};
 pub use chain::chain;
+pub use decision::{Decision, DecisionError, LocalDecision, Verdict};
 pub use digest::{DIGEST_VERSION, Digest};
 pub use driver::{
     BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, Encoded,
@@ -29,7 +31,7 @@ pub use driver::{
 pub use pool::{
     AllocRequest, BackupView, Block, BlockId, BlockKind, BlockSnapshot, HeldTag, Hold, Level, LostRange,
     OnProgress, Pool, PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress,
-    PrepareReport, Release, SegmentSnapshot, SleepPhases, SleepReport, SleepRequest, Snapshot, TagStats,
-    Verify, WakePhases, WakeProgress, WakeReport, WakeRequest,
+    PrepareReport, Release, SegmentSnapshot, SleepPhases, SleepReport, SleepRequest, Snapshot, Staged,
+    TagStats, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest,
 };
 pub use tag::{Changes, Dropped, InvalidTag, SleepAction, StoredAs, Tag, TagPolicy, TagState};

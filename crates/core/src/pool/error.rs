@@ -10,9 +10,41 @@ use super::handle::BlockId;
 use super::lost::{LostRange, listed};
 use super::report::{Level, SleepReport};
 use crate::bytes::ByteSize;
+use crate::decision::{DecisionError, Verdict};
 use crate::digest::Digest;
 use crate::driver::{DeviceRange, DriverError, StreamId};
 use crate::tag::{Tag, TagState};
+
+/// Why a staged sleep or wake was undone.
+///
+/// ```
+/// use poorwill::pool::UndoneBecause;
+///
+/// assert_eq!(UndoneBecause::Decided.to_string(), "its group decided so");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UndoneBecause {
+    /// That is the verdict of its group: some participant could not do it, or the coordinator gave it up.
+    Decided,
+    /// There was no verdict in time.
+    Undecided {
+        /// Since it was staged.
+        waited: Duration,
+    },
+    /// The pool was closed.
+    Closed,
+}
+
+impl fmt::Display for UndoneBecause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Decided => f.write_str("its group decided so"),
+            Self::Undecided { waited } => write!(f, "there was no verdict within {waited:?}"),
+            Self::Closed => f.write_str("the pool was closed"),
+        }
+    }
+}
 
 /// Result of a pool call.
 pub type Result<T, E = PoolError> = std::result::Result<T, E>;
@@ -293,6 +325,32 @@ pub enum PoolError {
     PrepareFailed {
         /// Error of the driver or the backup storage.
         source: DriverError,
+    },
+    /// A staged sleep or wake was undone; everything is as it was.
+    #[error("the {op} was undone: {because}; everything is as it was")]
+    Undone {
+        /// `sleep` or `wake`.
+        op: &'static str,
+        /// Why.
+        because: UndoneBecause,
+    },
+    /// A staged sleep or wake was to be undone after its group had committed.
+    #[error("the {op} was not undone: it was committed before")]
+    Committed {
+        /// `sleep` or `wake`.
+        op: &'static str,
+    },
+    /// The decision of a staged sleep or wake cannot be reached.
+    #[error(
+        "cannot {verdict} the {op}: its decision cannot be reached; it waits for that, and its memory stays"
+    )]
+    Undecided {
+        /// `sleep` or `wake`.
+        op: &'static str,
+        /// What was proposed.
+        verdict: Verdict,
+        /// What failed.
+        source: DecisionError,
     },
     /// The tags sleep, but some memory was not released. The next sleep, wake or growth tries again.
     #[error("asleep, but {} of {} could not be released; sleep again to retry",

@@ -13,6 +13,7 @@ use super::keys::{Location, TagKey};
 use super::mapping::{Backing, Batch, Mapping};
 use super::report::{SleepPhases, add};
 use super::shared::{MemoryGuard, Shared};
+use super::stage::ReadyStep;
 use super::state::State;
 use crate::driver::{DriverError, Op};
 use crate::tag::Tag;
@@ -47,12 +48,19 @@ impl<'a> Leaving<'a> {
         if is_due { self.unmap(&ends_before).map(drop) } else { Ok(()) }
     }
 
-    /// Unmaps the rest. Returns the lock and all that was unmapped, whose release is up to the caller.
-    pub(super) fn finish(mut self, phases: &mut SleepPhases) -> Result<(MemoryGuard<'a>, Vec<Mapping>)> {
-        let memory = match self.unmap(&|_| true) {
-            Ok(memory) => memory,
-            Err(error) => return Err(self.undo(error)),
-        };
+    /// Unmaps the rest, and waits for the verdict, if there is to be one. Returns the lock and all that was unmapped, whose release is up to the
+    /// caller.
+    pub(super) fn finish(
+        mut self,
+        when_ready: ReadyStep<'_>,
+        phases: &mut SleepPhases,
+    ) -> Result<(MemoryGuard<'a>, Vec<Mapping>)> {
+        let unmapped = self.unmap(&|_| true).map(drop).and_then(|()| when_ready());
+        if let Err(error) = unmapped {
+            return Err(self.undo(error));
+        }
+        // Also after a panic elsewhere, since the group may have committed.
+        let memory = self.shared.lock_memory_anyway();
         add(&mut phases.unmap_s, self.elapsed);
         self.shared.lock_state().heap_mut().segments_mut().store(&self.mappings);
         self.before.clear();

@@ -55,12 +55,14 @@ mod shared;
 mod sleep;
 mod spill;
 mod spoiled;
+mod stage;
 mod state;
 mod stats;
 mod streams;
 mod supply;
 mod tag_lock;
 mod tags;
+mod threads;
 mod undefined;
 mod units;
 mod unused;
@@ -72,7 +74,9 @@ use std::time::Duration;
 
 pub use backup_view::BackupView;
 pub use config::PoolConfig;
-pub use error::{Awaited, BackupProblem, Corruption, Phase, PoolError, Result, Shortage, Usage};
+pub use error::{
+    Awaited, BackupProblem, Corruption, Phase, PoolError, Result, Shortage, UndoneBecause, Usage,
+};
 pub use handle::{AllocRequest, Block, BlockId};
 pub use hold::{HeldTag, Hold};
 pub use lost::LostRange;
@@ -81,16 +85,18 @@ pub use report::{
     Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
     WakeReport, WakeRequest,
 };
+pub use stage::Staged;
 #[doc(hidden)]
 pub use stats::Remembered;
 pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
 
 use self::access::Access;
 use self::deadline::Wait;
-use self::prepare::Preparers;
 use self::reaper::Reaper;
 use self::shared::{Shared, StateGuard};
+use self::threads::Threads;
 use crate::backup::{Backups, HostBackups};
+use crate::decision::Decision;
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
 use crate::tag::{Changes, StoredAs, Tag, TagPolicy, TagState};
 
@@ -114,7 +120,7 @@ use crate::tag::{Changes, StoredAs, Tag, TagPolicy, TagState};
 pub struct Pool {
     shared: Arc<Shared>,
     reaper: Mutex<Reaper>,
-    preparers: Mutex<Preparers>,
+    threads: Mutex<Threads>,
 }
 
 impl Pool {
@@ -138,8 +144,8 @@ impl Pool {
     ) -> Result<Self> {
         let shared = Arc::new(Shared::open(driver, &config, backups)?);
         shared.lend_host_memory();
-        let (reaper, preparers) = Default::default();
-        Ok(Self { shared, reaper, preparers })
+        let (reaper, threads) = Default::default();
+        Ok(Self { shared, reaper, threads })
     }
 
     /// The device.
@@ -303,9 +309,9 @@ impl Pool {
         // Before the lock, as in [`Shared::open_state`].
         self.shared.driver().check_process().map_err(PoolError::WrongProcess)?;
         // Locked before the pool is found open, so that closing it joins every started thread.
-        let mut preparers = self.preparers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let (saves, tags) = self.shared.plan_preparation(request)?;
-        preparers.start(&self.shared, saves, tags)
+        self.shared.start_preparation(&mut threads, saves, tags)
     }
 
     /// Puts tags to sleep: their memory is released, their addresses stay. Tags already asleep are only
@@ -318,7 +324,38 @@ impl Pool {
     /// Nothing has changed after `UnknownTag`, `SleepConflict`, `ImmutableChanged`, `Undefined`,
     /// `Asleep` (stranded), `Held`, `Capturing`, `TimedOut` and `SleepFailed`.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
-        self.shared.sleep(request)
+        self.shared.sleep(request, &|| Ok(()))
+    }
+
+    /// Does a [sleep](Pool::sleep) up to its point of no return, and waits there for the verdict of a group.
+    ///
+    /// Returns when that is reached: backups are stored, memory is unmapped, every handle is kept. Calls that need the
+    /// tags wait meanwhile. A participant that hears nothing for `undo_after` from then on proposes to undo.
+    /// Requests of other tags that lack memory wait for its end, as for that of any sleep.
+    ///
+    /// # Errors
+    /// As [`Pool::sleep`]; `Undone`. It has proposed to undo, so that the others need not wait.
+    pub fn stage_sleep(
+        &self,
+        request: &SleepRequest,
+        decision: Arc<dyn Decision>,
+        undo_after: Duration,
+    ) -> Result<Staged<SleepReport>> {
+        self.shared.stage_sleep(&self.threads, request, decision, undo_after)
+    }
+
+    /// Does a [wake](Pool::wake) up to its point of no return: memory is mapped, filled and verified. Otherwise as
+    /// [`Pool::stage_sleep`].
+    ///
+    /// # Errors
+    /// As [`Pool::wake`]; `Undone`. It has proposed to undo, so that the others need not wait.
+    pub fn stage_wake(
+        &self,
+        request: &WakeRequest,
+        decision: Arc<dyn Decision>,
+        undo_after: Duration,
+    ) -> Result<Staged<WakeReport>> {
+        self.shared.stage_wake(&self.threads, request, decision, undo_after)
     }
 
     /// Drops bytes and backups of `tags`, whatever their policy says. The tags sleep.
@@ -336,7 +373,7 @@ impl Pool {
     /// `UnknownTag`, `OverLimit`, `DeviceFull`, `HeldByCapture`, `TimedOut`, `WakeFailed`; `Corrupt`, unless
     /// [losses are accepted](WakeRequest::accepting_losses). All leave every tag asleep.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
-        self.shared.wake(request)
+        self.shared.wake(request, &|| Ok(()))
     }
 
     /// Marks dropped or lost bytes as rewritten by their owner. Returns the tags that were undefined.
@@ -421,7 +458,7 @@ impl Pool {
 
     fn end_work(&self) {
         self.shared.drain_tags();
-        self.preparers.lock().unwrap_or_else(PoisonError::into_inner).join();
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).join();
         self.shared.commands().lock_anyway().stop();
         self.shared.commands().notify();
         self.reaper.lock().unwrap_or_else(PoisonError::into_inner).join();
@@ -528,7 +565,7 @@ impl Drop for Pool {
         if self.shared.driver().check_process().is_err() {
             // A forked child: everything belongs to the parent.
             self.reaper.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
-            self.preparers.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
+            self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
             return;
         }
         // Callers that need the error call `close`. Correct after a panic too: closing uses no count of live

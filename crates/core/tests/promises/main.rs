@@ -28,6 +28,7 @@ mod sizes;
 mod spans;
 mod spill;
 mod spoiled;
+mod stage;
 mod streams;
 mod stress;
 mod unknown_streams;

@@ -18,4 +18,3 @@ mod visit;
 
 pub use self::job::Preparation;
 pub use self::report::{PrepareEnd, PrepareProgress, PrepareReport};
-pub(super) use self::thread::Preparers;

@@ -22,6 +22,7 @@ use super::mapping::Mapping;
 use super::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
 use super::save::{Saved, Saver};
 use super::shared::{MemoryGuard, Shared};
+use super::stage::ReadyStep;
 use super::state::State;
 use super::unused::Unused;
 use crate::driver::{DriverError, MemoryInfo};
@@ -31,7 +32,7 @@ const SLEEP: &str = "sleep";
 const DISCARD: &str = "discard";
 
 impl Shared {
-    pub(super) fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
+    pub(super) fn sleep(&self, request: &SleepRequest, when_ready: ReadyStep<'_>) -> Result<SleepReport> {
         drop(self.open_state()?);
         self.check_no_capture(SLEEP)?;
         let unused = Unused::new(&request.unused)?;
@@ -39,10 +40,12 @@ impl Shared {
         let (visited, exclusive) =
             self.exclusive(SLEEP, request.tags.as_deref(), |_| true, true, deadline)?;
         let plan = |state: &State| state.plan_sleep(request.level, &visited, &unused, self.counters());
-        let slept = self.fall_asleep(SLEEP, &plan, deadline);
+        let slept = self.fall_asleep(SLEEP, &plan, deadline, when_ready);
         drop(exclusive);
-        let undone =
-            |error: &PoolError| matches!(error, PoolError::SleepFailed { .. } | PoolError::Stranded { .. });
+        let undone = |error: &PoolError| {
+            use PoolError::{SleepFailed, Stranded, Undone};
+            matches!(error, SleepFailed { .. } | Stranded { .. } | Undone { .. })
+        };
         if slept.as_ref().is_err_and(|error| undone(error) && self.may_release_backups(error)) {
             // A failure here changes nothing: the driver's cache serves the next try.
             let _ = self.backups().trim();
@@ -66,7 +69,8 @@ impl Shared {
         self.check_no_capture(DISCARD)?;
         let forever = Deadline::begin(self.driver(), None);
         let (visited, _exclusive) = self.exclusive(DISCARD, Some(tags), |_| true, true, forever)?;
-        self.fall_asleep(DISCARD, &|state| Ok(state.plan_discard(&visited, self.counters())), forever)
+        let plan = |state: &State| Ok(state.plan_discard(&visited, self.counters()));
+        self.fall_asleep(DISCARD, &plan, forever, &|| Ok(()))
     }
 
     fn fall_asleep(
@@ -74,6 +78,7 @@ impl Shared {
         op: &'static str,
         plan: &dyn Fn(&State) -> Result<SleepPlan>,
         deadline: Deadline,
+        when_ready: ReadyStep<'_>,
     ) -> Result<SleepReport> {
         let started = Instant::now();
         plan(&*self.open_state()?)?; // Conflicts are found before anything happens.
@@ -101,7 +106,7 @@ impl Shared {
         let saver = Saver { shared: self, saves: &plan.saves, falling: &falling };
         let mut leaving = Leaving::new(self, &plan.leaving, &falling);
         let unmapped = match saver.save(&mut leaving, &mut saved) {
-            Ok(()) => leaving.finish(&mut saved.phases),
+            Ok(()) => leaving.finish(when_ready, &mut saved.phases),
             Err(error) => Err(leaving.undo(error)),
         };
         let (memory, mut mappings) = match unmapped {

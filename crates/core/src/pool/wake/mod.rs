@@ -37,6 +37,7 @@ use super::mapping::Backing;
 use super::pressure::{Next, Retry};
 use super::report::{WakeReport, WakeRequest, add};
 use super::shared::Shared;
+use super::stage::ReadyStep;
 use crate::tag::{Changes, Tag, TagState};
 
 /// Pauses between two polls of a full device.
@@ -44,7 +45,7 @@ const PAUSE_MIN: Duration = Duration::from_micros(200);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 impl Shared {
-    pub(super) fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
+    pub(super) fn wake(&self, request: &WakeRequest, when_ready: ReadyStep<'_>) -> Result<WakeReport> {
         let started = Instant::now();
         // Awake tags go on working, and their free memory may serve those that wake.
         let deadline = Deadline::begin(self.driver(), request.wait_max);
@@ -58,7 +59,7 @@ impl Shared {
         let (mut waited, mut retry) = (Duration::ZERO, Retry::default());
         let (plan, mut woken, verified) = loop {
             let mut plan = self.open_state()?.plan_wake(&visited, exclusive.tags(), request.tags.is_some());
-            let (woken, next) = self.try_wake(&mut plan, request, deadline, &mut retry);
+            let (woken, next) = self.try_wake(&mut plan, request, deadline, &mut retry, when_ready);
             match woken {
                 Ok((woken, verified)) => break (plan, woken, verified),
                 Err(error) => waited += self.before_another(error, next, &plan.tags, deadline)?,
@@ -97,6 +98,7 @@ impl Shared {
         request: &WakeRequest,
         deadline: Deadline,
         retry: &mut Retry,
+        when_ready: ReadyStep<'_>,
     ) -> (Result<(Woken, Verified)>, Next) {
         let before: Vec<Backing> = plan.mappings.iter().map(|mapping| mapping.backing).collect();
         let (mut woken, mut next) = (Woken::default(), Next::Refuse);
@@ -108,7 +110,7 @@ impl Shared {
             let filler = Filler::new(self, &plan.fillings, request, &plan.turns, scratch.as_ref());
             let applied = self.apply_wake(&mut mapper, filler, request, &mut woken);
             next = mapper.next();
-            applied
+            applied.and_then(|verified| when_ready().map(|()| verified))
         });
         let applied = catch_unwind(apply);
         // After a success nothing is in flight.
