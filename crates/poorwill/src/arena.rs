@@ -6,10 +6,10 @@ use std::time::Duration;
 use poorwill_core::backup::{Disk, HostBackups};
 use poorwill_core::budget::{Cap, Claim, Envelope};
 use poorwill_core::{
-    AllocRequest, BackupView, Block, BlockId, Changes, DeviceRange, Driver, DriverError, DriverErrorKind,
-    HeldTag, Hold, HostBuffer, LostRange, Op, Pool, PoolConfig, PoolError, PoolStats, Preparation,
-    SleepReport, SleepRequest, Snapshot, StoredAs, StreamId, Tag, TagPolicy, TagState, WakeReport,
-    WakeRequest,
+    AllocRequest, BackupView, Block, BlockId, Changes, Decision, DeviceRange, Driver, DriverError,
+    DriverErrorKind, HeldTag, Hold, HostBuffer, LostRange, Op, Pool, PoolConfig, PoolError, PoolStats,
+    Preparation, SleepReport, SleepRequest, Snapshot, Staged, StoredAs, StreamId, Tag, TagPolicy, TagState,
+    WakeReport, WakeRequest,
 };
 
 use poorwill_driver::disk::DiskConfig;
@@ -425,6 +425,33 @@ impl Arena {
     ///   error.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport, PoolError> {
         self.0.pool.wake(request)
+    }
+
+    /// Does a [sleep](Arena::sleep) up to its point of no return, and waits there for the verdict of a group.
+    /// [`Staged`] has an example.
+    ///
+    /// # Errors
+    /// As [`Arena::sleep`]; `Undone`. It has proposed to undo, so that the others need not wait.
+    pub fn stage_sleep(
+        &self,
+        request: &SleepRequest,
+        decision: Arc<dyn Decision>,
+        undo_after: Duration,
+    ) -> Result<Staged<SleepReport>, PoolError> {
+        self.0.pool.stage_sleep(request, decision, undo_after)
+    }
+
+    /// Does a [wake](Arena::wake) up to its point of no return. Otherwise as [`Arena::stage_sleep`].
+    ///
+    /// # Errors
+    /// As [`Arena::wake`]; `Undone`. It has proposed to undo, so that the others need not wait.
+    pub fn stage_wake(
+        &self,
+        request: &WakeRequest,
+        decision: Arc<dyn Decision>,
+        undo_after: Duration,
+    ) -> Result<Staged<WakeReport>, PoolError> {
+        self.0.pool.stage_wake(request, decision, undo_after)
     }
 
     /// Drops the bytes and backups of `tags`, awake or asleep, whatever their policies. Then the tags sleep.

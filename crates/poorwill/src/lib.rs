@@ -24,6 +24,7 @@
 //!   it.
 //! - [`offload`] keeps weights in host memory that a device reads.
 //! - [`budget`] says how much of a device a process may use.
+//! - [`ranks`] has the processes of one engine sleep and wake together, or not at all.
 //! - [`hibernate`] takes processes off their GPUs as a whole, and puts them back.
 //! - [`doctor`] examines this computer. [`gpus`] reports a GPU's free memory.
 //!
@@ -47,6 +48,10 @@ pub mod model;
 pub mod offload;
 mod open;
 mod owned;
+#[cfg(target_os = "linux")]
+mod private_folder;
+#[cfg(target_os = "linux")]
+pub mod ranks;
 #[cfg(unix)]
 mod reader;
 
@@ -56,12 +61,13 @@ pub use open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers, shared_me
 pub use owned::OwnedBlock;
 pub use poorwill_core::{
     AllocRequest, BackupView, Block, BlockId, Budget, ByteSize, Cap, Changes, Claim, ClaimError, CopyPart,
-    DIGEST_VERSION, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, Dropped, Envelope,
-    HeldTag, Hold, HostBuffer, HostMemory, HostMemoryInfo, InvalidTag, Level, LostRange, MemoryInfo, Op,
-    ParseSizeError, Pending, Pool, PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd,
-    PrepareProgress, PrepareReport, ProcessMemory, Release, SleepAction, SleepPhases, SleepReport,
-    SleepRequest, Snapshot, StoredAs, StreamId, Tag, TagPolicy, TagState, Verify, WakePhases, WakeProgress,
-    WakeReport, WakeRequest, backup, chain, codec, digest, driver, hibernation, pool, tag,
+    DIGEST_VERSION, Decision, DecisionError, DeviceInfo, DeviceRange, Digest, Driver, DriverError,
+    DriverErrorKind, Dropped, Envelope, HeldTag, Hold, HostBuffer, HostMemory, HostMemoryInfo, InvalidTag,
+    Level, LocalDecision, LostRange, MemoryInfo, Op, ParseSizeError, Pending, Pool, PoolConfig, PoolError,
+    PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, ProcessMemory, Release, SleepAction,
+    SleepPhases, SleepReport, SleepRequest, Snapshot, Staged, StoredAs, StreamId, Tag, TagPolicy, TagState,
+    Verdict, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, chain, codec, decision,
+    digest, driver, hibernation, pool, tag,
 };
 
 /// A disk for backups that host memory cannot hold.

@@ -16,6 +16,7 @@ pub(crate) const HELD: &[&str] = &[
     "crates/fake-nvml/src",
     "crates/poorwill/src/budget",
     "crates/poorwill/src/checkpoint",
+    "crates/poorwill/src/ranks",
     "crates/preload/src/saver",
     "crates/python/src/block",
     "crates/python/src/budget",

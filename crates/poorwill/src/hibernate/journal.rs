@@ -8,9 +8,9 @@
 //! disk; what a loss of power leaves empty is of a system that has ended.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -23,6 +23,7 @@ use super::Processes;
 use super::error::HibernateError;
 use super::identity::Place;
 use super::locks::Locks;
+use crate::private_folder;
 
 const EXTENSION: &str = "set";
 
@@ -249,59 +250,17 @@ fn absolute(folder: &Path) -> PathBuf {
     fs::canonicalize(folder).or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| folder.to_owned())
 }
 
-/// Makes a folder of this user alone, where others can put nothing in its place.
 fn make(folder: &Path) -> Result<(), HibernateError> {
-    let failed = |action| move |source| HibernateError::Journal { action, path: folder.to_owned(), source };
-    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed("make the folder"))?;
-    let checked = check_above(folder).and_then(|()| check_owner(folder));
-    checked.map_err(failed("use the folder"))
-}
-
-/// Below a folder in which everybody may make others, as `/tmp`: each is this user's or root's, and no link.
-fn check_above(folder: &Path) -> io::Result<()> {
-    let mut above: Vec<_> = folder.ancestors().skip(1).collect();
-    above.reverse();
-    let mut is_below = false;
-    for folder in above {
-        let found = fs::symlink_metadata(folder)?;
-        if is_below && !is_for_all(found.mode()) {
-            check(&found, &[0, geteuid().as_raw()]).map_err(|error| {
-                io::Error::new(error.kind(), format!("{} above it: {error}", folder.display()))
-            })?;
-        }
-        is_below |= is_for_all(fs::metadata(folder)?.mode());
-    }
-    Ok(())
-}
-
-/// Everybody may make files there, and remove only their own.
-fn is_for_all(mode: u32) -> bool {
-    mode & 0o1002 == 0o1002
-}
-
-/// What others can write would let them unlock and restore this user's processes.
-fn check_owner(folder: &Path) -> io::Result<()> {
-    check(&fs::symlink_metadata(folder)?, &[geteuid().as_raw()])
-}
-
-fn check(found: &Metadata, owners: &[u32]) -> io::Result<()> {
-    let own = geteuid().as_raw();
-    let refused = |reason: String| Err(io::Error::new(ErrorKind::PermissionDenied, reason));
-    if !found.is_dir() {
-        return Err(ErrorKind::NotADirectory.into());
-    }
-    if !owners.contains(&found.uid()) {
-        return refused(format!("it belongs to user {}, and this process to user {own}", found.uid()));
-    }
-    if found.mode() & 0o022 != 0 {
-        return refused(format!("others may write into it: it has mode {:o}", found.mode() & 0o777));
-    }
-    Ok(())
+    private_folder::make(folder).map_err(|(action, source)| HibernateError::Journal {
+        action,
+        path: folder.to_owned(),
+        source,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use poorwill_core::hibernation::plan::{SetPhase, SetProcess};
 

@@ -8,3 +8,5 @@ mod checkpoint;
 mod errors;
 #[cfg(target_os = "linux")]
 mod hibernate;
+#[cfg(target_os = "linux")]
+mod ranks;
