@@ -41,6 +41,12 @@ create_exception!(
 );
 create_exception!(
     poorwill,
+    UndoneError,
+    PoorwillError,
+    "A group of ranks did not sleep or wake; this one is as it was."
+);
+create_exception!(
+    poorwill,
     BudgetWarning,
     PyUserWarning,
     "More memory was taken than was claimed, and the rest of the budget covers it."
@@ -53,6 +59,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("ClosedError", py.get_type::<ClosedError>())?;
     module.add("TagError", py.get_type::<TagError>())?;
     module.add("WakeError", py.get_type::<WakeError>())?;
+    module.add("UndoneError", py.get_type::<UndoneError>())?;
     module.add("SleepError", sleep_error(py)?)?;
     module.add("HibernateError", hibernate_error(py)?)?;
     module.add("OutOfMemoryError", out_of_memory_error(py)?)?;
@@ -193,6 +200,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
         | PoolError::Capturing { .. }
         | PoolError::PrepareFailed { .. } => raised::<()>(sleep_error(py), words, []),
         PoolError::WakeFailed { .. } | PoolError::Corrupt { .. } => WakeError::new_err(words),
+        PoolError::Undone { .. } => UndoneError::new_err(words),
         PoolError::Backup { problem: BackupProblem::Spoiled, .. } => PoorwillError::new_err(words),
         PoolError::Backup { .. }
         | PoolError::UnknownTag { .. }

@@ -11,6 +11,7 @@
 mod arena;
 mod block;
 mod budget;
+mod decision;
 mod device;
 mod errors;
 mod hibernate;
@@ -32,6 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     device::register(module)?;
     torch::register(module)?;
     budget::register(module)?;
+    decision::register(module)?;
     arena::register(module)?;
     block::register(module)?;
     hibernate::register(module)?;

@@ -2,6 +2,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias, final
 
@@ -16,6 +17,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "ClosedError",
+    "Decision",
     "DeviceView",
     "Disk",
     "HeldMemory",
@@ -40,6 +42,7 @@ __all__ = [
     "Stats",
     "TagError",
     "TagStats",
+    "UndoneError",
     "WakeError",
     "WakePhases",
     "WakeReport",
@@ -143,6 +146,9 @@ class OutOfMemoryError(PoorwillError, MemoryError):
     @property
     def idle_bytes(self) -> int | None:
         """Deprecated: the old name of `reclaimable_bytes`."""
+
+class UndoneError(PoorwillError):
+    """A group of ranks did not sleep or wake; this one is as it was."""
 
 class BudgetWarning(UserWarning):
     """More memory was taken than was claimed, and the rest of the budget covers it."""
@@ -441,7 +447,13 @@ class Arena:
         Raises OutOfMemoryError at the limit, and TagError while the tag sleeps.
         """
     def sleep(
-        self, level: int = 1, tags: _Tags | None = None, *, unused: Iterable[tuple[int, int]] | None = None
+        self,
+        level: int = 1,
+        tags: _Tags | None = None,
+        *,
+        unused: Iterable[tuple[int, int]] | None = None,
+        decision: Decision | None = None,
+        undo_after: float | None = None,
     ) -> SleepReport:
         """Puts tags to sleep: releases their memory to the device and keeps their addresses.
 
@@ -451,8 +463,11 @@ class Arena:
         `unused` has pairs of an address and a length in bytes: device memory whose bytes need not survive.
         Whole granules of it are not backed up, and come back with unspecified bytes.
 
+        With a `decision`, all ranks that share it sleep, or none. Once this one is ready, it waits for the
+        others for `undo_after` seconds, by default 300. Then it sleeps, or is as it was.
+
         Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
-        failed.
+        failed. Raises UndoneError where another rank could not sleep, or was not heard of in time.
         """
     def wake(
         self,
@@ -461,6 +476,8 @@ class Arena:
         verify: Literal["sample", "all"] | None = None,
         accept_losses: bool = False,
         timeout: float | None = None,
+        decision: Decision | None = None,
+        undo_after: float | None = None,
     ) -> WakeReport:
         """Wakes tags: the same bytes at the same addresses, or dropped memory by the tag's policy.
 
@@ -475,6 +492,8 @@ class Arena:
         All or nothing: raises OutOfMemoryError or WakeError, and everything sleeps as before. A WakeError
         names all damaged backups. With `accept_losses` the rest wakes, and the report's `lost` lists the
         ranges to write again before `mark_restored`.
+
+        `decision` and `undo_after` are as for `sleep`.
         """
     def discard(self, tags: _Tags) -> SleepReport:
         """Drops the bytes of tags, awake or asleep, with their backups, whatever their policy.
@@ -664,6 +683,53 @@ class Block:
         that is not ordered with the default stream.
         """
     def __dlpack_device__(self) -> tuple[int, int]: ...
+
+@final
+class Decision:
+    """Where ranks that sleep or wake together read whether they do it: all of them, or none.
+
+    One process makes it with `create` and gives its path to the ranks. Each rank joins it, and names it in
+    `Arena.sleep` or `Arena.wake`. The last rank that is ready commits for all.
+    """
+
+    @staticmethod
+    def create(folder: str | PathLike[str] | None = None) -> Decision:
+        """Makes a decision in `folder`, or in a folder of this user in memory.
+
+        Ranks on several machines need a folder of a file system that they share.
+
+        Raises PoorwillError where the folder belongs to another user, or others may write into it.
+        """
+    @staticmethod
+    def join(path: str | PathLike[str], rank: int, ranks: int) -> Decision:
+        """Joins a decision as one of `ranks` ranks, counted from 0, for one sleep or wake.
+
+        Raises PoorwillError where it was removed, and ValueError where there is no such rank.
+        """
+    @property
+    def path(self) -> Path:
+        """Its folder, for the other ranks."""
+    @property
+    def verdict(self) -> Literal["commit", "undo"] | None:
+        """The verdict, "commit" or "undo"; None while there is none.
+
+        Raises PoorwillError where it was removed, or cannot be read.
+        """
+    def decide(self, verdict: Literal["commit", "undo"]) -> Literal["commit", "undo"]:
+        """Decides, unless that was done before. Returns the verdict that holds.
+
+        Raises PoorwillError where it was removed, or cannot be written.
+        """
+    def note_staged(self) -> None:
+        """Says that this rank is ready, where it has nothing to sleep or wake.
+
+        Raises PoorwillError where it was removed, or cannot be written.
+        """
+    def remove(self) -> None:
+        """Removes it. A rank that has not read it by then keeps its memory, and waits for good.
+
+        Raises PoorwillError where it cannot be removed.
+        """
 
 @final
 class Preparation:

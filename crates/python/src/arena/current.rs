@@ -79,7 +79,7 @@ fn sleep(
     tags: Option<&Bound<'_, PyAny>>,
     unused: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<SleepReport> {
-    current(py)?.sleep(py, level, tags, unused)
+    current(py)?.sleep(py, level, tags, unused, None, None)
 }
 
 /// `Arena.wake` of the current device.
@@ -92,7 +92,7 @@ fn wake(
     accept_losses: bool,
     timeout: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<WakeReport> {
-    current(py)?.wake(py, tags, verify, accept_losses, timeout)
+    current(py)?.wake(py, tags, verify, accept_losses, timeout, None, None)
 }
 
 /// `Arena.discard` of the current device.

@@ -26,6 +26,7 @@ use self::report::{LostRange, Stats, WakeReport};
 use self::request::Declaration;
 use crate::block::{Block, Dtype};
 use crate::budget::{Budget, cap};
+use crate::decision::{Decision, Group};
 use crate::device;
 use crate::errors::{failed, invalid};
 use crate::process::ProcessLocal;
@@ -237,19 +238,32 @@ impl Arena {
     /// `unused` has pairs of an address and a length in bytes: device memory whose bytes need not survive.
     /// Whole granules of it are not backed up, and come back with unspecified bytes.
     ///
+    /// With a `decision`, all ranks that share it sleep, or none. Once this one is ready, it waits for the
+    /// others for `undo_after` seconds, by default 300. Then it sleeps, or is as it was.
+    ///
     /// Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
-    /// failed.
-    #[pyo3(signature = (level=1, tags=None, *, unused=None))]
+    /// failed. Raises UndoneError where another rank could not sleep, or was not heard of in time.
+    #[pyo3(signature = (level=1, tags=None, *, unused=None, decision=None, undo_after=None))]
     fn sleep(
         &self,
         py: Python<'_>,
         level: i64,
         tags: Option<&Bound<'_, PyAny>>,
         unused: Option<&Bound<'_, PyAny>>,
+        decision: Option<Bound<'_, Decision>>,
+        undo_after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<SleepReport> {
-        let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
-        let request = request.without(request::unused(unused)?);
-        self.settled(py, |arena| arena.sleep(&request)).map(SleepReport::from)
+        let group = Group::of(decision, undo_after)?;
+        let slept = || {
+            let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
+            let request = request.without(request::unused(unused)?);
+            let act = |arena: &poorwill::Arena| match &group {
+                None => arena.sleep(&request),
+                Some(group) => group.sleep(arena, &request),
+            };
+            self.settled(py, act)
+        };
+        Group::carried_out(py, group.as_ref(), slept()).map(SleepReport::from)
     }
 
     /// Wakes tags: the same bytes at the same addresses, or dropped memory by the tag's policy.
@@ -265,7 +279,12 @@ impl Arena {
     /// All or nothing: raises OutOfMemoryError or WakeError, and everything sleeps as before. A WakeError
     /// names all damaged backups. With `accept_losses` the rest wakes, and the report's `lost` lists the
     /// ranges to write again before `mark_restored`.
-    #[pyo3(signature = (tags=None, *, verify=None, accept_losses=false, timeout=None))]
+    ///
+    /// `decision` and `undo_after` are as for `sleep`.
+    #[pyo3(signature = (
+        tags=None, *, verify=None, accept_losses=false, timeout=None, decision=None, undo_after=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn wake(
         &self,
         py: Python<'_>,
@@ -273,9 +292,19 @@ impl Arena {
         verify: Option<&str>,
         accept_losses: bool,
         timeout: Option<&Bound<'_, PyAny>>,
+        decision: Option<Bound<'_, Decision>>,
+        undo_after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<WakeReport> {
-        let request = request::wake(tags, verify, accept_losses, timeout)?;
-        self.with(py, |arena| arena.wake(&request)).map(WakeReport::from)
+        let group = Group::of(decision, undo_after)?;
+        let woken = || {
+            let request = request::wake(tags, verify, accept_losses, timeout)?;
+            let act = |arena: &poorwill::Arena| match &group {
+                None => arena.wake(&request),
+                Some(group) => group.wake(arena, &request),
+            };
+            self.with(py, act)
+        };
+        Group::carried_out(py, group.as_ref(), woken()).map(WakeReport::from)
     }
 
     /// Drops the bytes of tags, awake or asleep, with their backups, whatever their policy.
