@@ -273,6 +273,44 @@ def _contract() -> Iterator[Need]:
     yield need("memory_profiling", "function", "baseline_snapshot", "weights_memory")
     yield need("request_memory", "function", "init_snapshot", "cache_config")
 
+    # The communicators of a rank, and its memory that other ranks map.
+    need = _in_module("vllm.distributed.parallel_state")
+    yield need("_groups", "value")
+    yield need("get_world_group", "function", is_whole=True)
+    fields = (
+        "unique_name",
+        "ranks",
+        "rank",
+        "world_size",
+        "cpu_group",
+        "device_group",
+        "device_communicator",
+    )
+    for field in fields:
+        yield need(f"GroupCoordinator.{field}", "field")
+    package = "vllm.distributed.device_communicators"
+    need = _in_module(f"{package}.cuda_communicator")
+    for field in ("pynccl_comm", "ca_comm", "symm_mem_comm", "all2all_manager"):
+        yield need(f"CudaCommunicator.{field}", "field")
+    yield need("CudaCommunicator.fi_pcie_ipc_ar_comm", "field", since=(0, 30, 0))
+    for method in ("suspend", "resume"):
+        yield need(f"CudaCommunicator.{method}", "method", is_whole=True, since=(0, 30, 0))
+    for field in ("comm", "nccl", "disabled"):
+        yield Need(f"{package}.pynccl", f"PyNcclCommunicator.{field}", "field")
+    yield Need(f"{package}.pynccl_wrapper", "NCCLLibrary.lib", "field")
+    yield Need(f"{package}.pynccl_allocator", "_mem_pool", "value")
+    yield Need(f"{package}.symm_mem", "SymmMemCommunicator.buffer", "field")
+    for name in ("_fi_ar_workspace", "_fi_ar_quant_workspace"):
+        yield Need(f"{package}.flashinfer_all_reduce", name, "value")
+    need = _in_module(f"{package}.flashinfer_pcie_ipc_all_reduce")
+    yield need("FlashInferPcieIpcAllReduce.workspace", "field", since=(0, 30, 0))
+    need = _in_module(f"{package}.custom_all_reduce")
+    for field in ("meta_ptrs", "buffer_ptrs", "rank", "disabled"):
+        yield need(f"CustomAllreduce.{field}", "field")
+    yield need("CustomAllreduce._capture_registered", "field", since=(0, 32, 0))
+    yield need("CustomAllreduce.mnnvl_buffer", "field", since=(0, 27, 0))
+    yield need("CustomAllreduce.mnnvl_multimem_rs_buffer", "field", since=(0, 31, 0))
+
     # What the model runners load, make and draft with.
     for module in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
         for name in ("load_lora_model", "get_kv_cache_spec", "max_num_reqs"):
