@@ -295,7 +295,11 @@ def test_ranks_of_which_nothing_is_known_count_as_asleep(engine: Any) -> None:
 
 def test_a_failed_level_2_sleep_says_what_is_lost(vllm: Any) -> None:
     engine = vllm.engine()
-    fails_to_sleep(engine, "a shortfall", f"a shortfall; all ranks are awake, but {NOT_WRITTEN}", level=2)
+    fails_to_sleep(engine, "no room", "no room; all ranks are awake again and the engine serves", level=2)
+    # All have dropped their weights, and one of them says that some memory was not released.
+    last(engine).fails["decided"] = [PoorwillError("a shortfall")]
+    with pytest.raises(PoorwillError, match=f"a shortfall; all ranks are awake, but {NOT_WRITTEN}"):
+        engine.sleep(2)
     assert engine.is_scheduler_paused()
     engine.collective_rpc("reload_weights")
     assert is_serving(engine)
@@ -549,3 +553,58 @@ def test_other_calls_pass_as_they_are(vllm: Any) -> None:
     assert rpc("synchronize_device", unique_reply_rank=1) is None
     assert rpc("execute_model", None, (Batch(["a"]),), None, True).result() == [{"a": "token"}] * 3
     assert rpc("reload_weights", non_block=True).result() == ["reloaded"] * 3
+
+
+@pytest.fixture
+def three(vllm: Any) -> Any:
+    """An engine of three ranks, which sleep together."""
+    return vllm.engine()
+
+
+def test_ranks_that_hear_of_no_failure_of_their_own_are_not_named(three: Any) -> None:
+    workers(three)[1].fails["wake_up"] = [PoorwillError("the card is full")]
+    three.sleep(1)
+    with pytest.raises(PoorwillError, match="wake_up: 1 of 3 ranks failed: rank 1: the card is full"):
+        three.wake_up()
+    # No rank is awake, where before two were.
+    assert asleep(three) == BOTH
+    three.wake_up()
+    assert is_serving(three)
+
+
+@pytest.mark.parametrize("reason", ["elsewhere", "no folder"])
+def test_ranks_without_a_folder_act_by_themselves(
+    three: Any, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Any
+) -> None:
+    if reason == "elsewhere":
+        workers(three)[2].reaches = False
+    else:
+        # Others may write there.
+        tmp_path.chmod(0o777)
+        monkeypatch.setenv("POORWILL_RANKS_FOLDER", str(tmp_path))
+    workers(three)[2].fails["sleep"] = [PoorwillError("no")]
+    with pytest.raises(PoorwillError, match="all ranks are awake again and the engine serves"):
+        three.sleep(1)
+    assert "one rank may sleep while another cannot" in caplog.text
+    assert [worker.calls.count("sleep") for worker in workers(three)] == [1, 1, 1]
+    assert is_serving(three)
+
+
+def test_ranks_elsewhere_sleep_together_by_a_shared_folder(
+    three: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("POORWILL_RANKS_FOLDER", str(tmp_path))
+    workers(three)[2].fails["sleep"] = [PoorwillError("no")]
+    with pytest.raises(PoorwillError, match="all ranks are awake again and the engine serves"):
+        three.sleep(1)
+    assert [worker.calls.count("sleep") for worker in workers(three)] == [0, 0, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_core_whose_other_ranks_have_their_own_acts_alone(vllm: Any) -> None:
+    """As with an external launcher: the engine has two ranks, and each core calls one."""
+    engine = vllm.engine("EngineCore", config=make_config(2))
+    engine.sleep(1)
+    assert workers(engine)[0].calls.count("sleep") == 1
+    engine.wake_up()
+    assert is_serving(engine)

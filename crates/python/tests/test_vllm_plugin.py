@@ -30,6 +30,7 @@ REGISTRY = "vllm.device_allocator.sleep_mode_backend"
 VARIABLES = (
     *("POORWILL_SLEEP_MODE", "POORWILL_BUDGET", "POORWILL_HOST_BUDGET", "POORWILL_OFFLOAD"),
     *("POORWILL_PAGEABLE", "POORWILL_PREPARE", "POORWILL_KEEP_BACKUPS", "POORWILL_WAKE_TIMEOUT"),
+    *("POORWILL_RANKS_TIMEOUT", "POORWILL_RANKS_FOLDER"),
     *("POORWILL_DISK", "POORWILL_DISK_LIMIT", "POORWILL_COMPRESS", "POORWILL_TRITON"),
     "POORWILL_TRITON_SHARED_MEMORY",
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
@@ -88,6 +89,7 @@ def test_without_settings_everything_has_a_default() -> None:
         ("DISK", "/tmp", "disk", "/tmp"),
         ("WAKE_TIMEOUT", "0", "wake_timeout_s", 0.0),
         ("WAKE_TIMEOUT", "1.5", "wake_timeout_s", 1.5),
+        ("RANKS_TIMEOUT", "5", "ranks_timeout_s", 5.0),
         ("TRITON", "1", "triton", True),
         ("TRITON_SHARED_MEMORY", "99KiB", "triton_shared_memory_bytes", 99 << 10),
     ],
@@ -124,6 +126,8 @@ def test_a_disk_has_a_limit() -> None:
         ("HOST_BUDGET", "-1", "like 64GiB, or in bytes"),
         ("DISK", "/nonexistent", "no folder here"),
         ("DISK_LIMIT", "64GiB", "POORWILL_DISK names none"),
+        ("RANKS_TIMEOUT", "soon", "from 0 to 3600"),
+        ("RANKS_FOLDER", "/no/such/folder", "is no folder here"),
         *(("WAKE_TIMEOUT", text, "from 0 to 3600") for text in ("soon", "-1", "nan", "inf", "3601")),
     ],
 )

@@ -218,8 +218,9 @@ def test_communicators_sleep_again_with_what_is_half_awake(start: Start) -> None
     engine = start().start()
     engine.config.model_config.enable_nccl_comm_suspend = True
     done: list[str] = []
-    engine.module.gpu_worker.suspend_device_comms = lambda: done.append("suspended")
-    engine.module.gpu_worker.resume_device_comms = lambda: done.append("resumed")
+    communicators = engine.worker._communicators
+    communicators.suspend = lambda: done.append("suspended")
+    communicators.resume = lambda: done.append("resumed")
     engine.worker.sleep(1)
     engine.worker.wake_up(["kv_cache"])
     engine.worker.sleep(1)

@@ -7,6 +7,7 @@ They are put together without their `__init__`, which begins with a model: here 
 import pickle
 import queue
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -132,19 +133,31 @@ class Ranks:
     def __init__(self, vllm: "Vllm", count: int) -> None:
         self.workers = [Worker(rank) for rank in range(count)]
         self.answers = [Answers() for _ in self.workers]
-        self.message: bytes | None = None
         self.loops = []
         for worker, answers in zip(self.workers, self.answers, strict=True):
             self.loops.append(loop := object.__new__(vllm.multiproc.WorkerProc))
             loop.worker, loop.rank, loop.worker_response_mq = worker, worker.rank, answers
-            loop.rpc_broadcast_mq, loop.use_async_scheduling = self, False
+            loop.rpc_broadcast_mq, loop.use_async_scheduling = Calls(), False
 
     def enqueue(self, message: Any) -> None:
+        # They have their own memory, and wait for each other in some calls.
         for loop in self.loops:
-            # They have their own memory.
-            self.message = pickle.dumps(message)
-            with suppress(EOFError):
-                loop.worker_busy_loop()
+            loop.rpc_broadcast_mq.message = pickle.dumps(message)
+        with ThreadPoolExecutor(len(self.loops)) as threads:
+            for done in [threads.submit(self._turn, loop) for loop in self.loops]:
+                done.result()
+
+    @staticmethod
+    def _turn(loop: Any) -> None:
+        with suppress(EOFError):
+            loop.worker_busy_loop()
+
+
+class Calls:
+    """The queue that one rank reads its calls from."""
+
+    def __init__(self) -> None:
+        self.message: bytes | None = None
 
     def dequeue(self, indefinite: bool) -> Any:
         if self.message is None:
@@ -208,7 +221,7 @@ class Vllm:
 
     def engine(self, kind: str = "EngineCoreProc", count: int = 3, index: int = 0, config: Any = None) -> Any:
         """A core by the name of its class: over so many workers in processes, or over one in its own."""
-        config = make_config(count) if config is None else config
+        config = make_config(1 if kind == "EngineCore" else count) if config is None else config
         core = object.__new__(getattr(self.core, kind))
         core.vllm_config = config
         core.model_executor = (self._multiproc if kind != "EngineCore" else self._uniproc)(config)

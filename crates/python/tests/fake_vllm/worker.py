@@ -1,9 +1,11 @@
 """A worker as poorwill's is: what the hooks may count on."""
 
-from collections.abc import Iterable
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from poorwill import PoorwillError
+from poorwill import Decision, PoorwillError, UndoneError
 from poorwill.vllm._processes import this_process
 
 
@@ -29,9 +31,23 @@ class Worker:
         self.fails: dict[str, list[Exception | None]] = {}
         self.wakes_nothing = False
         self.process = this_process()
+        self.reaches = True
+        """Whether it shares folders with the others."""
+
+    @contextlib.contextmanager
+    def _decided(self, method: str) -> Iterator[None]:
+        """A call in the context does not fail any more."""
+        fails = self.fails.pop(method, [])
+        try:
+            yield
+        finally:
+            self.fails[method] = fails
 
     def _enter(self, method: str) -> None:
         self.calls.append(method)
+        self._fail(method)
+
+    def _fail(self, method: str) -> None:
         errors = self.fails.get(method)
         error = errors.pop(0) if errors else None
         if error is not None:
@@ -122,6 +138,31 @@ class Worker:
             "unaccounted_bytes": None,
             "events": events,
         }
+
+    def poorwill_together(
+        self, method: str, args: Sequence[Any], kwargs: dict[str, Any], path: str, ranks: int
+    ) -> Any:
+        """Ready is a rank whose method does not fail; here that is seen before it is called."""
+        decision = Decision.join(path, self.rank, ranks)
+        try:
+            self._fail(method)
+            decision.note_staged()
+            while (verdict := decision.verdict) is None:
+                time.sleep(0.001)
+            if verdict == "undo":
+                raise UndoneError(f"the {method} was undone")
+        except BaseException:
+            decision.decide("undo")
+            raise
+        with self._decided(method):
+            result = getattr(self, method)(*args, **kwargs)
+        # As where a release fails.
+        self._fail("decided")
+        return result
+
+    def poorwill_reaches(self, path: str) -> bool:
+        Decision.join(path, 0, 1)
+        return self.reaches
 
     def poorwill_process(self) -> dict[str, Any]:
         self._enter("poorwill_process")

@@ -37,7 +37,8 @@ REAL = (
     *("vllm.utils.mem_utils", "vllm.utils.mem_constants"),
     *("vllm.device_allocator", "vllm.device_allocator.cumem"),
 )
-GIVEN = ("vllm.version", "vllm.logger", "vllm.platforms", "vllm.envs", SECOND_RUNNER)
+PARALLEL = "vllm.distributed.parallel_state"
+GIVEN = ("vllm.version", "vllm.logger", "vllm.platforms", "vllm.envs", PARALLEL, SECOND_RUNNER)
 
 
 class Accelerator:
@@ -103,7 +104,8 @@ class Vllm:
         give("vllm.triton_utils", HAS_TRITON=True)
         give("vllm.utils.torch_utils", is_quantized_kv_cache=lambda dtype: dtype.startswith("fp8"))
         group = SimpleNamespace(is_last_rank=True, rank_in_group=0)
-        give("vllm.distributed.parallel_state", get_pp_group=lambda: group)
+        world = SimpleNamespace(world_size=1, rank=0)
+        give(PARALLEL, get_pp_group=lambda: group, get_world_group=lambda: world, _groups={})
         factory = SimpleNamespace(create_engine=TransferEngine)
         give("vllm.distributed.weight_transfer", WeightTransferEngineFactory=factory)
         loading = SimpleNamespace(get_external_weight_memory=lambda _: 0)

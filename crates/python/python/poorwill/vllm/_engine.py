@@ -11,9 +11,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from poorwill import PoorwillError
+from poorwill import PoorwillError, UndoneError
 from poorwill.vllm import _connectors, _generations
 from poorwill.vllm._platform import WORKER, is_active
+from poorwill.vllm._together import Ranks
 
 __all__ = ["NotReadyError", "attempt", "install_core"]
 
@@ -81,13 +82,15 @@ def replace(of: type, name: str, make: Callable[[Any], Callable[..., Any]]) -> N
 def attempt(worker: Any, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Calls a worker's method in the worker's process; an error is an answer, too."""
     try:
-        return {"value": getattr(worker, method)(*args, **kwargs), "error": None}
+        return {"value": getattr(worker, method)(*args, **kwargs), "error": None, "is_undone": False}
+    except UndoneError as error:
+        return {"value": None, "error": str(error), "is_undone": True}
     except Exception as error:
         _log.exception("%s failed", method)
         words = str(error)
         if not isinstance(error, PoorwillError):
             words = f"{type(error).__name__}: {words}" if words else type(error).__name__
-        return {"value": None, "error": words}
+        return {"value": None, "error": words, "is_undone": False}
 
 
 def _sentence(undefined: Sequence[str], unwritten: Sequence[dict[str, Any]]) -> str:
@@ -147,6 +150,10 @@ class _Engine:
         self._was_committed = False
         self._events: dict[Any, list[Any]] = {}
         self._processes: list[dict[str, Any]] | None = None
+        self._ranks = Ranks(
+            int(core.vllm_config.parallel_config.world_size),
+            lambda path: self._ask("poorwill_reaches", args=(path,)),
+        )
         self._stock_rpc = self.executor.collective_rpc
         self.executor.collective_rpc = self._collective_rpc
         self._stock_sleep = self.executor.sleep
@@ -473,8 +480,12 @@ class _Engine:
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """The result of each rank, or one error of all that failed."""
-        answers = self._stock_rpc(attempt, timeout, (method, tuple(args), kwargs or {}), None)
+        with self._ranks.deciding(method, tuple(args), kwargs or {}) as call:
+            answers = self._stock_rpc(attempt, timeout, call, None)
         errors = {rank: answer["error"] for rank, answer in enumerate(answers) if answer["error"] is not None}
+        # Those that are as they were for the sake of another have no reason of their own.
+        of_their_own = {rank: words for rank, words in errors.items() if not answers[rank]["is_undone"]}
+        errors = of_their_own or errors
         if errors:
             if len(answers) == 1:
                 raise PoorwillError(errors[0])

@@ -18,6 +18,8 @@ COMPRESS = "POORWILL_COMPRESS"
 DISK = "POORWILL_DISK"
 DISK_LIMIT = "POORWILL_DISK_LIMIT"
 WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
+RANKS_TIMEOUT = "POORWILL_RANKS_TIMEOUT"
+RANKS_FOLDER = "POORWILL_RANKS_FOLDER"
 AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
 TRITON = "POORWILL_TRITON"
 TRITON_SHARED_MEMORY = "POORWILL_TRITON_SHARED_MEMORY"
@@ -49,6 +51,10 @@ class Environment:
     """What they may take there, for each GPU"""
     wake_timeout_s: float = 2.0
     """How long a wake waits for memory that another process is about to release."""
+    ranks_timeout_s: float = 300.0
+    """How long a rank that is ready to sleep or wake waits for the other ranks, before it goes back"""
+    ranks_folder: str | None = None
+    """A folder that the ranks of several machines share, to sleep and wake together or not at all"""
     after_level2: Literal["refuse", "serve"] = "refuse"
     """Whether requests after a wake from level 2 are refused or served until all weights are written."""
     triton: bool = False
@@ -78,6 +84,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         disk=_folder(given, DISK),
         disk_limit_bytes=_bytes(given, DISK_LIMIT),
         wake_timeout_s=_seconds(given, WAKE_TIMEOUT, default.wake_timeout_s),
+        ranks_timeout_s=_seconds(given, RANKS_TIMEOUT, default.ranks_timeout_s),
+        ranks_folder=_folder(given, RANKS_FOLDER),
         after_level2=_after_level2(given),
         triton=_switch(given, TRITON, default.triton),
         triton_shared_memory_bytes=triton_shared_memory_bytes(given),

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from poorwill import _native
-from poorwill._native import Arena, PoorwillError, Preparation
+from poorwill._native import Arena, Decision, PoorwillError, Preparation
 from poorwill.vllm._events import Events
 
 DEFERRABLE = ("weights", "kv_cache")
@@ -52,6 +52,7 @@ class Allocator:
         self._renamed: dict[str, str] = {}
         self._current_tag = self.default_tag
         self._level: int | None = None
+        self._group: dict[str, Any] = {}
         # Scratch memory holds nothing from one step to the next.
         arena.declare("workspace", level1="drop", level2="drop", dropped="undefined")
 
@@ -176,6 +177,25 @@ class Allocator:
         finally:
             self._level = before
 
+    @contextlib.contextmanager
+    def together(self, decision: Decision, undo_after_s: float) -> Iterator[None]:
+        """The sleep or wake in the context is one of several ranks: all do it, or none.
+
+        Raises UndoneError where another rank cannot.
+        """
+        self._group = {"decision": decision, "undo_after": undo_after_s}
+        try:
+            yield
+            if self._group:
+                # There was nothing to do here, so it cannot fail.
+                decision.note_staged()
+        finally:
+            self._group = {}
+
+    def _take_group(self) -> dict[str, Any]:
+        group, self._group = self._group, {}
+        return group
+
     def suspend(self, level: int) -> None:
         """Puts everything to sleep as the engine does.
 
@@ -184,7 +204,7 @@ class Allocator:
         not released.
         """
         with self.events.of("sleep") as event:
-            event.slept(self.arena.sleep(level))
+            event.slept(self.arena.sleep(level, **self._take_group()))
 
     def discard(self, tags: Sequence[str]) -> None:
         """Drops the memory and bytes of awake tags. Sleeping ones stay as they are.
@@ -221,10 +241,14 @@ class Allocator:
                 )
             asleep = [tag for tag in asleep if tag in tags or tag not in DEFERRABLE]
         if not asleep:
+            if group := self._take_group():
+                # Before what vLLM does with the other ranks.
+                group["decision"].note_staged()
             return
         with self.events.of("wake") as event:
             # Without a timeout it waits for the engine's own work, not for others' memory.
-            report = self.arena.wake(asleep, timeout=self._wake_timeout_s or None)
+            timeout = self._wake_timeout_s or None
+            report = self.arena.wake(asleep, timeout=timeout, **self._take_group())
             event.woken(report)
         # Scratch memory needs no rewrite: it is written before each use.
         scratch = [tag for tag in report.undefined_tags if tag in _DROPPED]

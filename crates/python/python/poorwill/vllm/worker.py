@@ -7,25 +7,28 @@ The configuration names this class (`_platform`), and vLLM creates it in place o
 - refuses a sleep that would not release the weights' memory;
 - knows which weights were written since a wake from level 2;
 - answers the engine's core by name: `poorwill_status`, `poorwill_prepare`, `poorwill_drop_backups`,
-  `poorwill_mark_restored`.
+  `poorwill_mark_restored`;
+- sleeps and wakes together with the other ranks, or not at all: `poorwill_together`.
 """
 
 import contextlib
 import functools
 import importlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from poorwill import _native
-from poorwill._native import PoorwillError, Preparation, PrepareReport
+from poorwill._native import Decision, PoorwillError, Preparation, PrepareReport
 from poorwill.vllm import (
     _budget,
+    _communicators,
     _connectors,
     _environment,
     _generations,
     _hooks,
     _offload,
+    _peers,
     _platform,
     _versions,
 )
@@ -76,12 +79,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._allocator: Allocator | None = None
         self._envelope: Envelope | None = None
         self._graphs: Graphs | None = None
+        self._communicators = _communicators.find()
         self._unwritten = Unwritten()
         # Lost ranges of the weights at the last check.
         self._lost: list[tuple[int, int]] = []
         # Whether this worker opened the allocator, instead of finding one that another engine uses.
         self._is_its_owner = False
         self._has_warned = False
+        self._warned: set[str] = set()
 
     # Starting
 
@@ -214,6 +219,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._note_preparation(wait=False)
         self._missing()
         self._refuse_uncovered()
+        if problem := _peers.problem(self._shared(), self.allocator.ranges()):
+            raise PoorwillError(f"sleep: {problem}")
         if level == 1 and (shortage := self._host_shortage()) is not None:
             raise PoorwillError(shortage)
         torch.cuda.empty_cache()
@@ -224,7 +231,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self._suspend(level)
             return
         try:
-            with self.allocator.sleeping_by(level):
+            with self.allocator.sleeping_by(level), self._changing_communicators():
                 super().sleep(level)
         except BaseException as error:
             after = self.allocator.sleeping()
@@ -239,12 +246,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         if tags is None or "weights" in tags or not _vllm.restores_at_any_wake:
-            super().wake_up(tags)
+            with self._changing_communicators():
+                super().wake_up(tags)
             return
         # The saved buffers belong to the weights, which are not there yet.
         saved = self._forget_saved()
         try:
-            super().wake_up(tags)
+            with self._changing_communicators():
+                super().wake_up(tags)
         finally:
             self.__dict__.update(saved)
 
@@ -281,10 +290,34 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "unwritten": None if looked is None else self._as_dict(looked),
             "host_bytes": allocator.arena.stats().backup_bytes,
             "unaccounted_bytes": allocator.events.unaccounted_bytes,
+            "communicators": self._communicator_status(),
+            "shared": [shared.as_dict() for shared in self._shared()],
             # Until the next release: the old name.
             "uncovered_bytes": allocator.events.unaccounted_bytes,
             "events": allocator.events.take(),
         }
+
+    def poorwill_together(
+        self, method: str, args: Sequence[Any], kwargs: dict[str, Any], path: str, ranks: int
+    ) -> Any:
+        """A sleep or a wake that all ranks carry out, or none."""
+        decision = Decision.join(path, int(self.rank), ranks)
+        try:
+            with self.allocator.together(decision, self._environment.ranks_timeout_s):
+                return getattr(self, method)(*args, **kwargs)
+        except BaseException:
+            # The others need not wait for this one.
+            with contextlib.suppress(PoorwillError):
+                decision.decide("undo")
+            raise
+
+    def poorwill_reaches(self, path: str) -> bool:
+        """Whether this rank reads a decision with this path."""
+        try:
+            Decision.join(path, 0, 1)
+        except PoorwillError:
+            return False
+        return True
 
     def poorwill_process(self) -> dict[str, Any]:
         """This rank's process, as another process can name it."""
@@ -408,7 +441,37 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         _vllm.suspend(self, level)
         if _vllm.resumes_communicators(self):
             # The wake resumed them, whichever tags it woke.
-            gpu_worker.suspend_device_comms()
+            self._communicators.suspend()
+
+    def _shared(self) -> list[_peers.Shared]:
+        """Memory that other processes map. No sleep or wake fails because vLLM does not show it."""
+        try:
+            return _peers.find()
+        except Exception:
+            self._warn_once("what other processes map of this rank's memory is not known")
+            return []
+
+    def _communicator_status(self) -> list[dict[str, Any]]:
+        try:
+            return self._communicators.status()
+        except Exception:
+            self._warn_once("what NCCL's communicators hold is not known")
+            return []
+
+    def _warn_once(self, words: str) -> None:
+        if words not in self._warned:
+            self._warned.add(words)
+            logger.warning("%s", words, exc_info=True)
+
+    @contextlib.contextmanager
+    def _changing_communicators(self) -> Iterator[None]:
+        """Where vLLM suspends or resumes NCCL's communicators, all ranks do it, or none."""
+        suspend, resume = self._communicators.suspend, self._communicators.resume
+        with (
+            wrapped(gpu_worker, "suspend_device_comms", lambda _: suspend),
+            wrapped(gpu_worker, "resume_device_comms", lambda _: resume),
+        ):
+            yield
 
     def _forget_saved(self) -> dict[str, Any]:
         """Resets what vLLM saved for the next wake. Returns what it was."""
