@@ -6,10 +6,14 @@ between processes. PyTorch is imported in the functions, for the script itself d
 
 import dataclasses
 import os
+import signal
+import subprocess
 
 from common import host_memory
 
 SEEDS_APART = 1000  # so that no rank's weights are those of another
+STOPPED_S = 6  # longer than the others wait
+LEFT_BYTES = 512 << 20  # of a GPU that a fault fills: less than a wake needs
 
 
 def within(worker):
@@ -106,3 +110,54 @@ def bound_host_memory(worker, rank: int, limit_bytes: int | None) -> int | None:
     if inner.rank == rank:
         inner._environment = dataclasses.replace(inner._environment, host_budget_bytes=limit_bytes)
     return before
+
+
+def break_down(worker, rank: int, place: str) -> None:
+    """Has the next sleep or wake of one rank fail; `mend` ends that."""
+    import torch
+
+    inner = within(worker)
+    if int(inner.rank) != rank:
+        return
+    inner.bench_broken = []
+    allocator = inner.allocator
+    if place == "held":
+        # The pool itself refuses, after vLLM's own steps.
+        inner.bench_broken.append(allocator.arena.hold("weights", "bench"))
+    elif place == "full":
+        free, _ = torch.cuda.mem_get_info()
+        inner.bench_broken.append(torch.empty(free - LEFT_BYTES, dtype=torch.uint8, device=inner.device))
+    else:
+        name, _, when = place.partition(" ")
+        stock = getattr(allocator, name)
+
+        def broken(*positional, **named):
+            if when in ("after", "killed after"):
+                stock(*positional, **named)
+            if when == "stopped":
+                # Until a process that is not stopped has it go on.
+                goes_on = f"sleep {STOPPED_S}; kill -CONT {os.getpid()}"
+                subprocess.Popen(["sh", "-c", goes_on], start_new_session=True)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return stock(*positional, **named)
+            if when.startswith("killed"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError(f"broken {when} {name}")
+
+        setattr(allocator, name, broken)
+
+
+def mend(worker, rank: int) -> None:
+    import torch
+
+    inner = within(worker)
+    if int(inner.rank) != rank:
+        return
+    for name in ("suspend", "wake_up"):
+        vars(inner.allocator).pop(name, None)
+    while inner.bench_broken:
+        kept = inner.bench_broken.pop()
+        if hasattr(kept, "end"):
+            kept.end()
+        del kept
+    torch.cuda.empty_cache()

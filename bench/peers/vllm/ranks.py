@@ -2,6 +2,7 @@
 """One engine over several GPUs of a host: every rank has to sleep and wake, and to have its own bytes back.
 
     ranks.py --mode poorwill --ranks 2
+    ranks.py --mode poorwill --ranks 2 --faults
     ranks.py --mode cumem --ranks 2 --kind dense --layers 8 --kv-gib 8 --cycles 10
 
 vLLM runs as it does behind a server: the engine in one process, and every rank in one of its own. The ranks
@@ -40,11 +41,18 @@ SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "voc
 GIVEN_BACK = 0.9  # of weights and KV cache, the share that a sleep has to give back on every GPU
 SLACK_GIB = 0.1  # of free memory, between the start and the end
 REFUSED_BYTES = 1  # of host memory, where a rank is to refuse
+UNDO_AFTER_S = 3  # how long a rank that is ready waits for the others
+# What fails, and where: in the pool, in the plugin, or in the process.
+FAULTS = (
+    *(("sleep", place) for place in ("held", "suspend before", "suspend after", "suspend stopped")),
+    *(("wake", place) for place in ("full", "wake_up before", "wake_up after", "wake_up stopped")),
+)
 DIFFERENT = 5  # tensors that are named, at most
 
 # In the place of whatever is set: a function is passed to the workers, and the GPUs share nothing but NCCL.
 SURROUNDINGS = {
     "NCCL_NVLS_ENABLE": "0",
+    "POORWILL_RANKS_TIMEOUT": str(UNDO_AFTER_S),
     "NVSHMEM_DISABLE_NVLS": "1",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
@@ -226,6 +234,28 @@ class Ranks:
         )
         return {**record, **self.checks()}
 
+    def fault(self, op: str, rank: int, place: str) -> dict:
+        """One rank cannot do it: all of them are as they were, or in the one state that is named."""
+        if op == "wake":
+            self.llm.sleep(level=1)
+        act = (lambda: self.llm.sleep(level=1)) if op == "sleep" else self.llm.wake_up
+        self.each(rank_worker.break_down, rank, place)
+        seen = attempt(act)
+        self.each(rank_worker.mend, rank)
+        record = {"op": op, "rank": rank, "place": place, **seen, "used_gib": all_gib(self.cards.used())}
+        record["sleeping"] = [sorted(one["sleeping"]) for one in self.status()]
+        record["as_meant"] = record["sleeping"][0] == record["sleeping"][-1] and seen["refused"]
+        self.llm.wake_up()
+        return {**record, **self.checks()}
+
+    def killed(self, rank: int, place: str) -> dict:
+        """A rank ends in the midst of it, and the engine with it."""
+        self.each(rank_worker.break_down, rank, place)
+        begin = time.perf_counter()
+        seen = attempt(lambda: self.llm.sleep(level=1))
+        ended_s = round(time.perf_counter() - begin, 2)
+        return {"rank": rank, "place": place, **seen, "ended_s": ended_s, "as_meant": seen["refused"]}
+
 
 def judged(record: dict) -> bool:
     """Whether a step went as it has to, on every rank."""
@@ -285,7 +315,12 @@ def exercise(options: argparse.Namespace, ranks: Ranks) -> bool:
     if options.mode == "poorwill":
         keep("refused by one rank", ranks.refused())
         keep("after the refusal", ranks.cycle())
+        for op, place in FAULTS if options.faults else ():
+            for rank in range(options.ranks):
+                keep("fault", ranks.fault(op, rank, place))
     emit("after", status=ranks.status())
+    if options.faults and options.mode == "poorwill":
+        keep("killed", ranks.killed(options.ranks - 1, options.kill))
     return good
 
 
@@ -318,6 +353,10 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     arguments.add_argument("--layers", type=int, default=4)
     arguments.add_argument("--kv-gib", type=float, default=2, help="on every GPU")
     arguments.add_argument("--cycles", type=int, default=5, help="of level 1, woken as a whole")
+    arguments.add_argument("--faults", action="store_true", help="have each rank fail, and end one at last")
+    arguments.add_argument(
+        "--kill", choices=["suspend killed before", "suspend killed after"], default="suspend killed before"
+    )
     arguments.add_argument("--seed", type=int, default=1234)
     options = arguments.parse_args(given)
     if options.ranks < 1:
