@@ -48,8 +48,8 @@ impl<'a> Leaving<'a> {
         if is_due { self.unmap(&ends_before).map(drop) } else { Ok(()) }
     }
 
-    /// Unmaps the rest, and waits for the verdict, if there is to be one. Returns the lock and all that was unmapped, whose release is up to the
-    /// caller.
+    /// Unmaps the rest, and waits for the verdict, if there is to be one. Returns the lock and all that was unmapped,
+    /// whose release is up to the caller.
     pub(super) fn finish(
         mut self,
         when_ready: ReadyStep<'_>,
