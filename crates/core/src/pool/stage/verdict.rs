@@ -9,8 +9,10 @@ use super::super::shared::Shared;
 use super::super::tag_lock::Monitor;
 use crate::decision::{Decision, DecisionError, Verdict, look};
 
-/// Between two looks at a decision that was made elsewhere.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// Between the first two looks at a decision that was made elsewhere. Each later pause is an eighth longer, so a
+/// verdict is seen after that share of the time that it took.
+const FIRST_PAUSE: Duration = Duration::from_micros(250);
+const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
 /// What a call passes right before its point of no return. An error makes it undo.
 pub(in crate::pool) type ReadyStep<'a> = &'a dyn Fn() -> Result<()>;
@@ -49,6 +51,7 @@ impl<R> Stage<R> {
         progress.is_staged = true;
         self.progress.notify();
         let (mut is_noted, mut has_looked) = (false, false);
+        let mut pause = FIRST_PAUSE;
         loop {
             let is_closed = shared.open_state().is_err();
             // It has its say once, however short its time is.
@@ -75,7 +78,8 @@ impl<R> Stage<R> {
                 Err(_) if is_closed => return Err(undone),
                 Err(problem) => progress.problem = Some(problem),
             }
-            progress = self.progress.wait_for(progress, LOOK_INTERVAL).ok_or(PoolError::Poisoned)?;
+            progress = self.progress.wait_for(progress, pause).ok_or(PoolError::Poisoned)?;
+            pause = (pause + pause / 8).min(LONGEST_PAUSE);
         }
     }
 }
