@@ -334,6 +334,10 @@ pub(crate) struct HibernateArgs {
     #[arg(long, conflicts_with_all = ["state", "inspect", "recover", "serve"])]
     pub(crate) without_space_check: bool,
 
+    /// How many of NCCL's communicators each process has suspended; others are refused, since they lose the process
+    #[arg(long, value_name = "COUNT", default_value_t = 0, conflicts_with_all = INSTEAD)]
+    pub(crate) suspended_communicators: usize,
+
     /// Folder where processes of the host device are registered, instead of NVIDIA's GPUs
     #[arg(long, value_name = "FOLDER")]
     pub(crate) processes: Option<PathBuf>,

@@ -67,6 +67,7 @@
 //! | `STEP:CODE:failed` | likewise, and the state is 3 |
 //! | `STEP:hold:PATH` | the step writes `PATH.reached`, and waits for the file `PATH`, once |
 //! | `communicator` | the process shows a socket of NCCL's rank 1, and its restore fails with 801 |
+//! | `suspended` | it shows that socket, and its restore works |
 //! | `ipc` | the process shows memory of CUDA IPC, and its restore fails with 1 |
 //!
 //! # Symbols for tests

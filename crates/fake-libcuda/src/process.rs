@@ -121,7 +121,7 @@ impl HostProcessMemory for ProcessMemory {
             return Err(failure(Code::OPERATING_SYSTEM));
         }
         let scripted = self.script.run(step);
-        let obstacle = self.script.obstacle.filter(|_| is_restore).map(|obstacle| (obstacle.code(), false));
+        let obstacle = self.script.obstacle.filter(|_| is_restore).and_then(|it| Some((it.code()?, false)));
         let Some((code, is_lost)) = scripted.or(obstacle) else { return Ok(()) };
         if is_restore {
             self.is_lost.store(true, Ordering::Release);

@@ -28,16 +28,19 @@ pub(crate) enum Happening {
 pub(crate) enum Obstacle {
     /// It is rank 1 of a communicator of NCCL.
     Communicator,
+    /// It is so, and the communicator is suspended: nothing fails.
+    SuspendedCommunicator,
     /// It has opened memory of another process.
     SharedMemory,
 }
 
 impl Obstacle {
-    /// The result of the restore.
-    pub(crate) fn code(self) -> i32 {
+    /// What the restore fails with.
+    pub(crate) fn code(self) -> Option<i32> {
         match self {
-            Self::Communicator => 801,
-            Self::SharedMemory => 1,
+            Self::Communicator => Some(801),
+            Self::SuspendedCommunicator => None,
+            Self::SharedMemory => Some(1),
         }
     }
 }
@@ -89,18 +92,19 @@ fn wait_for(path: &Path) {
     }
 }
 
-/// `STEP:CODE`, `STEP:CODE:failed`, `STEP:hold:PATH`, `communicator` or `ipc`.
+/// `STEP:CODE`, `STEP:CODE:failed`, `STEP:hold:PATH`, `communicator`, `suspended` or `ipc`.
 pub(crate) fn event(item: &str) -> Result<Happening, String> {
     let parts: Vec<&str> = item.splitn(3, ':').collect();
     match parts[..] {
         ["communicator"] => Ok(Happening::Has(Obstacle::Communicator)),
+        ["suspended"] => Ok(Happening::Has(Obstacle::SuspendedCommunicator)),
         ["ipc"] => Ok(Happening::Has(Obstacle::SharedMemory)),
         [name, "hold", path] => Ok(Happening::Holds { step: step(name)?, path: path.into() }),
         [name, code] => Ok(Happening::Fails { step: step(name)?, code: self::code(code)?, is_lost: false }),
         [name, code, "failed"] => {
             Ok(Happening::Fails { step: step(name)?, code: self::code(code)?, is_lost: true })
         }
-        _ => Err("write STEP:CODE, STEP:CODE:failed, STEP:hold:PATH, communicator or ipc".into()),
+        _ => Err("write STEP:CODE, STEP:CODE:failed, STEP:hold:PATH, communicator, suspended or ipc".into()),
     }
 }
 
@@ -132,7 +136,7 @@ pub(crate) struct Shown {
 pub(crate) fn show(obstacle: Obstacle) -> std::io::Result<Shown> {
     let pid = std::process::id();
     match obstacle {
-        Obstacle::Communicator => {
+        Obstacle::Communicator | Obstacle::SuspendedCommunicator => {
             let name = format!("tmp/nccl-socket-1-{pid:x}");
             let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
             Ok(Shown { _socket: Some(socket), _file: None })

@@ -39,21 +39,29 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// `wait_max` is how long to wait for work that is queued, in seconds; by default 5. `host_bytes_max` is the
 /// most host memory to take, in bytes or like "4GiB". Without figures of NVIDIA's driver nothing will say
 /// whether there is space for the processes: refused, unless `without_space_check`. Raises HibernateError.
+///
+/// A process with communicators of NCCL is refused: it would be lost. `suspended_communicators` is how many of
+/// them each process has suspended by `ncclCommSuspend`, with NCCL_CUMEM_HOST_ENABLE=0 since its start.
 #[pyfunction]
-#[pyo3(signature = (pid, *, wait_max=None, host_bytes_max=None, without_space_check=false))]
+#[pyo3(signature = (
+    pid, *, wait_max=None, host_bytes_max=None, without_space_check=false, suspended_communicators=0
+))]
 fn hibernate(
     py: Python<'_>,
     pid: &Bound<'_, PyAny>,
     wait_max: Option<&Bound<'_, PyAny>>,
     host_bytes_max: Option<&Bound<'_, PyAny>>,
     without_space_check: bool,
+    suspended_communicators: usize,
 ) -> PyResult<HibernateReport> {
     let pids = pids(pid)?;
     let request = match wait_max {
         None => HibernateRequest::default(),
         Some(seconds) => HibernateRequest::within(timeout(seconds)?),
     };
-    let mut request = request.limited_to(host_bytes_max.map(size_of).transpose()?);
+    let mut request = request
+        .limited_to(host_bytes_max.map(size_of).transpose()?)
+        .with_suspended_communicators(suspended_communicators);
     if without_space_check {
         request = request.without_space_check();
     }

@@ -159,6 +159,20 @@ for call in (poorwill.hibernate, poorwill.resume):
     assert calling(script, taken) == [off, "checkpointed", back, "running"]
 
 
+def test_suspended_communicators_go_on_their_callers_word(targets: Targets, taken: dict[str, str]) -> None:
+    ranks = [targets(POORWILL_FAKE_CUDA_CHECKPOINT="suspended") for _ in range(2)]
+    script = f"""
+kind, pid, left, words = failure(poorwill.hibernate, {ranks})
+print(kind, pid == {ranks[0]}, left, "not known to be suspended" in words)
+poorwill.hibernate({ranks}, suspended_communicators=1)
+print([_native.process_state(pid) for pid in {ranks}])
+poorwill.resume({ranks})
+print([_native.process_state(pid) for pid in {ranks}])
+"""
+    refused = "obstacles True {} True"
+    assert calling(script, taken) == [refused, str(["checkpointed"] * 2), str(["running"] * 2)]
+
+
 def test_several_are_one_set(targets: Targets, taken: dict[str, str]) -> None:
     first = targets()
     second = targets(POORWILL_FAKE_CUDA_CHECKPOINT="checkpoint:2")

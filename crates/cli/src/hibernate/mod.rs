@@ -44,7 +44,8 @@ pub(crate) fn run(args: HibernateArgs) -> ExitCode {
         }
         Ok((hibernator, _signals)) => {
             let host_max = args.host_max.map(|size| size.0);
-            let request = request(args.wait_max, host_max, args.without_space_check);
+            let request = request(args.wait_max, host_max, args.without_space_check)
+                .with_suspended_communicators(args.suspended_communicators);
             failure::finish(json, failing(hibernator.hibernate(&args.pids, &request)))
         }
     }

@@ -59,6 +59,9 @@ struct Asked {
     /// Of `hibernate` and `resume`.
     #[serde(default)]
     without_space_check: bool,
+    /// Of `hibernate`.
+    #[serde(default)]
+    suspended_communicators: usize,
 }
 
 /// What the helper waits for.
@@ -242,7 +245,8 @@ fn perform(hibernator: &Hibernator, asked: &Asked) -> Result<Value, Value> {
         }
         Operation::Hibernate => {
             let wait_max = Duration::from_millis(asked.wait_max_ms.unwrap_or(WAIT_MAX_MS));
-            let request = super::request(wait_max, asked.host_bytes_max, asked.without_space_check);
+            let request = super::request(wait_max, asked.host_bytes_max, asked.without_space_check)
+                .with_suspended_communicators(asked.suspended_communicators);
             in_json(hibernator.hibernate(pids, &request))
         }
         Operation::Resume => in_json(super::resume(hibernator, pids, asked.without_space_check)),

@@ -210,6 +210,21 @@ fn one_failure_brings_both_back_and_obstacles_are_found_before() {
 }
 
 #[test]
+fn ranks_with_suspended_communicators_leave_on_their_callers_word() {
+    if run_as_child() {
+        return;
+    }
+    let place = Place::new();
+    let ranks = [place.engine("suspended"), place.engine("suspended")];
+    let [first, second] = ranks.each_ref();
+    place.run(&[], &[first, second]).failed(&["not known to be suspended", "nothing was changed"]);
+    place.run(&["--suspended-communicators", "1"], &[first, second]).succeeded();
+    assert_eq!(place.states(&[first, second]), ["checkpointed"; 2]);
+    place.run(&["--resume"], &[first, second]).succeeded();
+    assert_eq!(place.states(&[first, second]), ["running"; 2]);
+}
+
+#[test]
 fn a_restore_that_fails_loses_one_and_the_other_runs() {
     if run_as_child() {
         return;

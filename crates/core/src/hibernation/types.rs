@@ -70,13 +70,13 @@ pub struct HeldMemory {
 /// use poorwill::hibernation::Obstacle;
 ///
 /// let obstacle = Obstacle::Communicator("2 ranks".into());
-/// assert_eq!(obstacle.to_string(), "a communicator between ranks that is not suspended (2 ranks)");
+/// assert_eq!(obstacle.to_string(), "a communicator between ranks that is not known to be suspended (2 ranks)");
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "what")]
 #[non_exhaustive]
 pub enum Obstacle {
-    /// A communicator between ranks that is not suspended, as NCCL's.
+    /// A communicator between ranks, as NCCL's. Whether it is suspended cannot be seen from outside.
     Communicator(String),
     /// Memory that another process has opened, or that was opened from another process.
     SharedMemory(String),
@@ -89,7 +89,9 @@ pub enum Obstacle {
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, detail) = match self {
-            Self::Communicator(detail) => ("a communicator between ranks that is not suspended", detail),
+            Self::Communicator(detail) => {
+                ("a communicator between ranks that is not known to be suspended", detail)
+            }
             Self::SharedMemory(detail) => ("memory shared with another process", detail),
             Self::PeerMapping(detail) => ("memory mapped between devices", detail),
             Self::Service(detail) => ("a service between it and its device", detail),

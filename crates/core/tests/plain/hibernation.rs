@@ -343,6 +343,14 @@ fn what_hinders_is_found_before_anything_is_locked() {
     );
     let error = refused(&pids, &[obstacles[0], obstacles[1], "nothing was changed"]);
     assert!(matches!(error.cause, SetErrorCause::Obstacles { pid, .. } if pid == pids[1]));
+    let plan = plan.with_suspended_communicators(1);
+    let error = plan.inspect(&pids).unwrap_err().to_string();
+    assert!(error.contains(obstacles[0]) && !error.contains(obstacles[1]), "{error}");
+    set.simulation
+        .hinder(set.processes[1], ["one", "two"].map(|it| Obstacle::Communicator(it.into())).into());
+    let error = plan.inspect(&pids).unwrap_err().to_string();
+    assert!(error.contains("one") && error.contains("two"), "{error}");
+    plan.with_suspended_communicators(2).inspect(&pids).unwrap();
     for (state, next) in [(Locked, "recover"), (Checkpointed, "resume"), (Failed, "restart")] {
         set.simulation.set_state(set.processes[0], state);
         let error = refused(&pids, &[state.as_str(), next]);

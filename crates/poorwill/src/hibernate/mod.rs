@@ -134,13 +134,15 @@ pub struct HibernateRequest {
     pub host_bytes_max: Option<u64>,
     /// Whether the set is refused where nothing will say that its devices have space for it again.
     pub checks_space: bool,
+    /// How many communicators of each process are suspended, by the caller's word; others are refused.
+    pub suspended_communicators: usize,
 }
 
 impl HibernateRequest {
     /// Waits for at most this long, and takes the host memory that is there.
     #[must_use]
     pub fn within(wait_max: Duration) -> Self {
-        Self { wait_max, host_bytes_max: None, checks_space: true }
+        Self { wait_max, host_bytes_max: None, checks_space: true, suspended_communicators: 0 }
     }
 
     /// Sets [`Self::host_bytes_max`].
@@ -154,6 +156,14 @@ impl HibernateRequest {
     #[must_use]
     pub fn without_space_check(mut self) -> Self {
         self.checks_space = false;
+        self
+    }
+
+    /// Sets [`Self::suspended_communicators`]. A process is lost in its restore if one of them is not suspended, or if
+    /// NCCL's ranks share host memory by CUDA (unless `NCCL_CUMEM_HOST_ENABLE=0`).
+    #[must_use]
+    pub fn with_suspended_communicators(mut self, count: usize) -> Self {
+        self.suspended_communicators = count;
         self
     }
 }
@@ -262,6 +272,7 @@ impl Hibernator {
         let started = Instant::now();
         let _locks = Locks::take(self.journal.folder()?, pids)?;
         let plan = if request.checks_space { self.plan() } else { self.plan().without_space_check() };
+        let plan = plan.with_suspended_communicators(request.suspended_communicators);
         let inspections = plan.inspect(pids)?;
         let keys = keys(CheckpointStep::Lock, pids)?;
         let needs: Vec<_> =

@@ -1093,6 +1093,7 @@ def hibernate(
     wait_max: float | None = None,
     host_bytes_max: int | str | None = None,
     without_space_check: bool = False,
+    suspended_communicators: int = 0,
 ) -> HibernateReport:
     """Takes another process off its GPUs: what it holds there goes to host memory, with context and graphs.
 
@@ -1102,6 +1103,9 @@ def hibernate(
     `wait_max` is how long to wait for work that is queued, in seconds; by default 5. `host_bytes_max` is the
     most host memory to take, in bytes or like "4GiB". Without figures of NVIDIA's driver nothing will say
     whether there is space for the processes: refused, unless `without_space_check`. Raises HibernateError.
+
+    A process with communicators of NCCL is refused: it would be lost. `suspended_communicators` is how many
+    of them each process has suspended by `ncclCommSuspend`, with NCCL_CUMEM_HOST_ENABLE=0 since its start.
     """
 
 def resume(pid: int | Iterable[int], *, without_space_check: bool = False) -> ResumeReport:

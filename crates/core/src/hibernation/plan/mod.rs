@@ -39,7 +39,8 @@ pub use self::journal::{Journal, JournalEntry, JournalError, ProcessKey, SetPhas
 pub use self::recover::{Recovered, Recovery};
 
 use super::{
-    CheckpointError, CheckpointErrorKind, CheckpointStep, Checkpointer, ProcessInspection, ProcessState,
+    CheckpointError, CheckpointErrorKind, CheckpointStep, Checkpointer, Obstacle, ProcessInspection,
+    ProcessState,
 };
 
 /// What carries out the steps of sets, and what remembers them.
@@ -68,19 +69,26 @@ pub struct SetPlan<'a> {
     checkpointer: &'a dyn Checkpointer,
     journal: &'a dyn Journal,
     checks_space: bool,
+    suspended_communicators: usize,
 }
 
 impl<'a> SetPlan<'a> {
     /// A plan that makes its steps by `checkpointer`.
     #[must_use]
     pub fn new(checkpointer: &'a dyn Checkpointer, journal: &'a dyn Journal) -> Self {
-        Self { checkpointer, journal, checks_space: true }
+        Self { checkpointer, journal, checks_space: true, suspended_communicators: 0 }
     }
 
     /// Restores also where nothing says that there is space. A restore on a full device loses the process.
     #[must_use]
     pub fn without_space_check(self) -> Self {
         Self { checks_space: false, ..self }
+    }
+
+    /// Takes the caller's word that each process has suspended so many of its communicators. Others are obstacles.
+    #[must_use]
+    pub fn with_suspended_communicators(self, count: usize) -> Self {
+        Self { suspended_communicators: count, ..self }
     }
 
     /// What the set would take, and whether it can hibernate: it changes nothing.
@@ -96,8 +104,9 @@ impl<'a> SetPlan<'a> {
             if found.state != ProcessState::Running {
                 return Err(wrong_state(pid, CheckpointStep::Lock, found.state, ProcessState::Running).into());
             }
-            if !found.obstacles.is_empty() {
-                return Err(SetErrorCause::Obstacles { pid, obstacles: found.obstacles.clone() }.into());
+            let obstacles = self.unexplained(&found.obstacles);
+            if !obstacles.is_empty() {
+                return Err(SetErrorCause::Obstacles { pid, obstacles }.into());
             }
             if !self.will_know_space(&found.held) {
                 return Err(SetErrorCause::NoFigures { pid }.into());
@@ -105,6 +114,17 @@ impl<'a> SetPlan<'a> {
         }
         Ok(inspections)
     }
+
+    /// All but communicators, where all of these are suspended.
+    fn unexplained(&self, obstacles: &[Obstacle]) -> Vec<Obstacle> {
+        let communicators = obstacles.iter().filter(|each| is_communicator(each)).count();
+        let are_suspended = communicators <= self.suspended_communicators;
+        obstacles.iter().filter(|each| !(are_suspended && is_communicator(each))).cloned().collect()
+    }
+}
+
+fn is_communicator(obstacle: &Obstacle) -> bool {
+    matches!(obstacle, Obstacle::Communicator(_))
 }
 
 fn keys(processes: &[SetProcess]) -> Vec<ProcessKey> {

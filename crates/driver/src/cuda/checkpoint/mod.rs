@@ -6,7 +6,8 @@
 //! - A state that is asked during a step is answered after it.
 //! - A caller that is killed during a checkpoint or restore does not stop it: the process ends that step itself.
 //! - The driver locks its own caller if asked; this refuses it.
-//! - A communicator of NCCL passes lock and checkpoint, and then fails the restore. So [`inspect`] names it.
+//! - A communicator of NCCL passes lock and checkpoint, and then fails the restore. So [`inspect`] names it. One that is
+//!   suspended comes back, unless its ranks share host memory by CUDA (`NCCL_CUMEM_HOST_ENABLE`).
 //!
 //! [`inspect`]: poorwill_core::hibernation::Checkpointer::inspect
 

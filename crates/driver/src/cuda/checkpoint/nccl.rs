@@ -30,17 +30,20 @@ struct Row<'a> {
 }
 
 impl Sockets {
-    /// The socket of a communicator that has other ranks.
-    pub(super) fn communicator(&self) -> Option<&str> {
+    /// The sockets of communicators, one for each. None if no rank is elsewhere.
+    pub(super) fn communicators(&self) -> Vec<&str> {
         let ranks = self.unix.lines().filter_map(|line| {
             let mut fields = line.split_whitespace().skip(6);
             let (inode, path) = (fields.next()?, fields.next()?);
             let rank: u32 = path.strip_prefix(SOCKET)?.split('-').next()?.parse().ok()?;
             self.own.contains(inode).then_some((rank, path))
         });
-        let (rank, path) = ranks.max()?;
+        let mut found: Vec<(u32, &str)> = ranks.collect();
+        found.sort_unstable();
+        let are_together = found.iter().any(|(rank, _)| *rank > 0) || self.has_accepted();
         // The name is padded with NUL, which the table shows so.
-        (rank > 0 || self.has_accepted()).then(|| path.trim_end_matches('@'))
+        let names = found.iter().map(|(_, path)| path.trim_end_matches('@'));
+        names.filter(|_| are_together).collect()
     }
 
     /// Whether it has accepted a connection from another process.
@@ -98,35 +101,38 @@ Num       RefCount Protocol Flags    Type St Inode Path
         Sockets { unix: UNIX.into(), tcp: tcp.concat(), own: own.iter().map(u32::to_string).collect() }
     }
 
+    const FIRST: &str = "@tmp/nccl-socket-0-8fd5c5c2a51b0f2";
+    const SECOND: &str = "@tmp/nccl-socket-1-77d5c5c2a51b0f2";
+
     #[test]
     fn a_rank_above_0_has_others() {
-        let found = sockets(&[ALONE], &[600, 610]);
-        assert_eq!(found.communicator(), Some("@tmp/nccl-socket-1-77d5c5c2a51b0f2"));
-        assert!(sockets(&[], &[600]).communicator().is_some());
-        assert!(sockets(&[ALONE], &[500, 600]).communicator().is_some(), "one of two communicators");
+        assert_eq!(sockets(&[ALONE], &[600, 610]).communicators(), [SECOND]);
+        assert_eq!(sockets(&[], &[600]).communicators(), [SECOND]);
+        assert_eq!(sockets(&[ALONE], &[500, 600]).communicators(), [FIRST, SECOND], "of two communicators");
     }
 
     #[test]
     fn rank_0_has_others_where_it_accepted_a_connection() {
         let first = [500, 501, 510, 511, 512, 513, 514];
-        assert_eq!(sockets(&[ALONE], &first).communicator(), None);
-        let found = sockets(&[ALONE, ACCEPTED], &first);
-        assert_eq!(found.communicator(), Some("@tmp/nccl-socket-0-8fd5c5c2a51b0f2"));
+        let none: [&str; 0] = [];
+        assert_eq!(sockets(&[ALONE], &first).communicators(), none);
+        assert_eq!(sockets(&[ALONE, ACCEPTED], &first).communicators(), [FIRST]);
         assert_eq!(
-            sockets(&[ALONE, ACCEPTED], &first[..6]).communicator(),
-            None,
+            sockets(&[ALONE, ACCEPTED], &first[..6]).communicators(),
+            none,
             "another process accepted it"
         );
     }
 
     #[test]
     fn a_process_without_a_communicator_may_accept() {
-        assert_eq!(sockets(&[ALONE, ACCEPTED], &[501, 502, 510, 514]).communicator(), None);
-        assert_eq!(Sockets::default().communicator(), None);
+        let none: [&str; 0] = [];
+        assert_eq!(sockets(&[ALONE, ACCEPTED], &[501, 502, 510, 514]).communicators(), none);
+        assert_eq!(Sockets::default().communicators(), none);
         for malformed in ["x", "a b c d e f 500", "a b c d e f 500 @tmp/nccl-socket-x-1", "0: 1 2"] {
             let sockets =
                 Sockets { unix: malformed.into(), tcp: malformed.into(), own: ["500".into()].into() };
-            assert_eq!(sockets.communicator(), None, "{malformed}");
+            assert_eq!(sockets.communicators(), none, "{malformed}");
         }
     }
 }

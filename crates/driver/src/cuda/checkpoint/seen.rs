@@ -94,11 +94,10 @@ fn unreadable(path: &Path, error: &io::Error) -> io::Error {
 }
 
 pub(super) fn obstacles(seen: &Seen) -> Vec<Obstacle> {
-    let mut found = Vec::new();
-    if let Some(socket) = seen.sockets.communicator() {
-        let what = format!("NCCL's socket {socket}: suspend or destroy the communicator first");
-        found.push(Obstacle::Communicator(what));
-    }
+    let communicators = seen.sockets.communicators().into_iter().map(|socket| {
+        Obstacle::Communicator(format!("NCCL's socket {socket}: suspend or destroy the communicator first"))
+    });
+    let mut found: Vec<Obstacle> = communicators.collect();
     let files = mapped(&seen.maps).chain(seen.descriptors.iter().map(String::as_str));
     if let Some(path) = files.into_iter().find(|path| path.starts_with(CUDA_IPC)) {
         found.push(Obstacle::SharedMemory(format!("over CUDA IPC, {path}")));
