@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter"
@@ -17,6 +17,8 @@ ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter"
 
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater"
 REQUESTS = "sglang.srt.managers.io_struct"
+COMMUNICATOR = "sglang.srt.managers.communicator"
+CONTEXT = "sglang.srt.runtime_context"
 
 
 class HookType(enum.Enum):
@@ -69,12 +71,69 @@ def _around(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[
 class Request:
     """Tags to release or resume; None for all."""
 
-    def __init__(self, *tags: str) -> None:
+    def __init__(self, *tags: str, rid: str | None = None) -> None:
         self.tags = list(tags) or None
+        self.rid = rid
+
+
+class Release(Request):
+    """`ReleaseMemoryOccupationReqInput`."""
+
+
+class Resume(Request):
+    """`ResumeMemoryOccupationReqInput`."""
 
 
 class Answer:
     """That it was done."""
+
+    rid: str | None = None
+
+
+class Communicator:
+    """`FanOutCommunicator` before schedulers that answer at once."""
+
+    def __init__(self, *send: Callable[[Any], Any]) -> None:
+        self._send = send
+
+    async def __call__(self, request: Any) -> list[Any]:
+        return [send(request) for send in self._send]
+
+
+class Group:
+    """Ranks of which there is only this one."""
+
+    count, rank = 1, 0
+
+    def meet(self, value: Any) -> list[Any]:
+        """What each rank gives here."""
+        return [value]
+
+
+class Distributed:
+    """`torch.distributed`, as far as it is used here."""
+
+    class GroupMember:
+        """Groups that are none."""
+
+        NON_GROUP_MEMBER: Any = None
+
+    @staticmethod
+    def get_world_size(group: Group) -> int:
+        return group.count
+
+    @staticmethod
+    def get_rank(group: Group) -> int:
+        return group.rank
+
+    @staticmethod
+    def all_gather_object(values: list[Any], value: Any, group: Group) -> None:
+        values[:] = group.meet(value)
+
+    @staticmethod
+    def barrier(group: Group | None) -> None:
+        if group is not None:
+            group.meet(None)
 
 
 class Manager:
@@ -82,20 +141,36 @@ class Manager:
 
     ALL = ("kv_cache", "weights", "cuda_graph")
 
-    def __init__(self, memory_saver_adapter: Any, buffer: Any, synchronize: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        memory_saver_adapter: Any,
+        buffer: Any,
+        synchronize: Callable[[], None],
+        group: Any = None,
+        scheduler: Any = None,
+    ) -> None:
         self.memory_saver_adapter = memory_saver_adapter
         self.offload_tags: set[str] = set()
+        self.stashed_model_static_state: Any = None
+        self.tp_cpu_group = group or Group()
+        self.scheduler = scheduler
+        self.is_fully_idle: Callable[..., bool] = lambda ignore_waiting: True
+        self.is_registered = True
+        """Whether a disaggregated server's transfers may use the cache."""
         self._buffer = buffer
         self._synchronize = synchronize
 
     def release_memory_occupation(self, request: Request) -> Answer:
+        assert self.is_fully_idle(ignore_waiting=False), "should be called only when server is idle"
         tags = request.tags or self.ALL
         self.offload_tags |= set(tags)
         if "kv_cache" in tags:
+            self.is_registered = False
             self.memory_saver_adapter.pause("kv_cache")
         if "weights" in tags:
             # Reads the model, whether it is there or not. The copy stays on the GPU meanwhile.
-            self._stashed = self._buffer.clone()
+            self.stashed_model_static_state = self._buffer.clone()
+            importlib.import_module("torch").distributed.barrier(self.tp_cpu_group)
             self.memory_saver_adapter.pause("weights")
         if "cuda_graph" in tags:
             self.memory_saver_adapter.pause("cuda_graph")
@@ -110,11 +185,19 @@ class Manager:
             self.memory_saver_adapter.resume("cuda_graph")
         if "weights" in tags:
             self.memory_saver_adapter.resume("weights")
-            self._buffer.copy_(self._stashed)
-            del self._stashed
+            importlib.import_module("torch").distributed.barrier(self.tp_cpu_group)
+            self._buffer.copy_(self.stashed_model_static_state)
+            del self.stashed_model_static_state
         if "kv_cache" in tags:
             self.memory_saver_adapter.resume("kv_cache")
+            self.is_registered = True
         return Answer()
+
+
+PARALLEL = SimpleNamespace(
+    pp_size=1, pp_rank=0, attn_dp_enabled=False, enable_dp_attention_local_control_broadcast=False
+)
+"""What `get_parallel` returns."""
 
 
 def _refuses(*_: object, **__: object) -> Any:
@@ -162,10 +245,14 @@ def install() -> ModuleType:
     registry.__dict__.update({"HookRegistry": HookRegistry, "HookType": HookType})
     updater, requests = ModuleType(UPDATER), ModuleType(REQUESTS)
     updater.__dict__["SchedulerWeightUpdaterManager"] = Manager
-    requests.__dict__.update(
-        {"ReleaseMemoryOccupationReqOutput": Answer, "ResumeMemoryOccupationReqOutput": Answer}
-    )
-    made |= {registry.__name__: registry, ADAPTER: _adapter(), UPDATER: updater, REQUESTS: requests}
+    for call, request in (("Release", Release), ("Resume", Resume)):
+        requests.__dict__[f"{call}MemoryOccupationReqInput"] = request
+        requests.__dict__[f"{call}MemoryOccupationReqOutput"] = Answer
+    communicator, context = ModuleType(COMMUNICATOR), ModuleType(CONTEXT)
+    communicator.__dict__["FanOutCommunicator"] = Communicator
+    context.__dict__["get_parallel"] = lambda: PARALLEL
+    played = (registry, _adapter(), updater, requests, communicator, context)
+    made |= {module.__name__: module for module in played}
     sys.modules.update(made)
     return made[ADAPTER]
 

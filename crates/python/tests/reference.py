@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 PACKAGE = Path(__file__).parents[1] / "python" / "poorwill"
 SETTINGS = PACKAGE / "vllm" / "_environment.py"
+# Settings that other engines have, too.
+OF_RANKS = PACKAGE / "_ranks.py"
 
 # Variables of other programs that the package or its library reads, with the accepted values and the meaning.
 SWITCHES = {
@@ -126,7 +128,7 @@ def settings() -> list[Setting]:
     tree = ast.parse(SETTINGS.read_text())
     variables = {
         node.targets[0].id: node.value.value
-        for node in tree.body
+        for node in (*tree.body, *ast.parse(OF_RANKS.read_text()).body)
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
         and isinstance(node.value, ast.Constant)

@@ -3,6 +3,7 @@
 The calls are those of SGLang 0.5.23, in the order in which a scheduler makes them.
 """
 
+import asyncio
 import gc
 import json
 from importlib import import_module
@@ -15,8 +16,16 @@ import poorwill.sglang
 import pytest
 from poorwill.compat.torch_memory_saver import torch_memory_saver
 from poorwill.compat.torch_memory_saver._pools import Pools
+from poorwill.sglang._answers import OccupationError
 
 torch: Any = import_module("torch")
+GROUP: Any = None
+if hasattr(torch, "distributed"):
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    GROUP = torch.distributed.group.WORLD
+else:
+    torch.distributed = fake_sglang.Distributed
 
 MIB = 1 << 20
 CALLS = Path(__file__).with_name("sglang_calls.jsonl")
@@ -54,7 +63,7 @@ class Scheduler:
         self.inputs = torch.empty(6 * MIB, dtype=torch.uint8, device="cuda").fill_(0)
         self.graphs: list[Any] = []
         self.outputs: list[Any] = []
-        self.manager = fake_sglang.Manager(self.saver, self.weights[0], torch.cuda.synchronize)
+        self.manager = fake_sglang.Manager(self.saver, self.weights[0], torch.cuda.synchronize, GROUP)
         if captures:
             self._capture()
 
@@ -259,4 +268,27 @@ def test_a_pause_that_is_refused_leaves_everything_awake() -> None:
     [arena] = pools._arenas.values()
     with arena.hold(WEIGHTS, "a network card"), pytest.raises(poorwill.PoorwillError, match="network"):
         scheduler.saver.pause(WEIGHTS)
+    assert scheduler.answer(3) == expected
+
+
+def test_an_error_is_answered_and_the_scheduler_goes_on() -> None:
+    scheduler = Scheduler()
+    expected = scheduler.answer(3)
+    pools = torch_memory_saver._used()
+    assert isinstance(pools, Pools)
+    [arena] = pools._arenas.values()
+    asked = fake_sglang.Communicator(scheduler.manager.release_memory_occupation)
+    with arena.hold(WEIGHTS, "a network card"):
+        with pytest.raises(OccupationError, match=r"a network card.*; everything is as it was$") as raised:
+            asyncio.run(asked(fake_sglang.Release()))
+        assert raised.value.status_code == 503
+        assert not scheduler.manager.offload_tags
+        # The caches were named before the weights.
+        assert scheduler.answer(3) == expected
+        # What does not ask by our hook would take it for done.
+        with pytest.raises(OccupationError, match="a network card"):
+            scheduler.release()
+    asyncio.run(asked(fake_sglang.Release()))
+    assert mapped_bytes() == 0
+    scheduler.resume()
     assert scheduler.answer(3) == expected

@@ -7,6 +7,7 @@ variable.
 """
 
 import ast
+import asyncio
 import contextlib
 import enum
 import importlib
@@ -25,7 +26,7 @@ import fake_sglang
 import poorwill.compat.torch_memory_saver
 import poorwill.sglang
 import pytest
-from poorwill.sglang import _adapter, _occupation
+from poorwill.sglang import _adapter, _answers, _group, _occupation, _stages
 from vllm_sources.tree import Tree
 
 HERE = Path(__file__).resolve().parent
@@ -89,6 +90,8 @@ class Struct:
 
 class DisaggregationMode(enum.Enum):
     NULL = "null"
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 @pytest.fixture
@@ -104,12 +107,14 @@ def original(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.delitem(sys.modules, name)
     for name in PACKAGES:
         play(name, __path__=[str(sources.joinpath(*name.split(".")))])
-    group = SimpleNamespace(tp_group=SimpleNamespace(cpu_group=None))
+    parallel = SimpleNamespace(
+        **vars(fake_sglang.PARALLEL), tp_group=SimpleNamespace(cpu_group=fake_sglang.Group())
+    )
     model = SimpleNamespace(weight_cache_mode="off")
     device = SimpleNamespace(synchronize=lambda: None)
     play(
         "torch",
-        distributed=SimpleNamespace(barrier=lambda *_: None),
+        distributed=fake_sglang.Distributed,
         get_device_module=lambda: device,
         inference_mode=contextlib.nullcontext,
     )
@@ -119,7 +124,7 @@ def original(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     play("sglang.srt.utils.weight_checker", overall_checksum=None)
     play("sglang.srt.disaggregation", __path__=[])
     play("sglang.srt.disaggregation.utils", DisaggregationMode=DisaggregationMode)
-    play("sglang.srt.runtime_context", get_model=lambda: model, get_parallel=lambda: group)
+    play("sglang.srt.runtime_context", get_model=lambda: model, get_parallel=lambda: parallel)
     play("sglang.srt.managers.io_struct", AnyClass("io_struct"))
     yield importlib.import_module("sglang.srt.plugins.hook_registry")
     for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
@@ -188,7 +193,7 @@ def test_its_loader_calls_ours_where_its_setting_allows_it(
             plugins.load_plugins()
     # It logs what fails, and goes on.
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
-    assert len(original.HookRegistry._patched) == (3 if is_called else 0)
+    assert len(original.HookRegistry._patched) == (4 if is_called else 0)
     # It says so where its log is set up by then.
     assert caplog.messages.count("Executed general plugin: poorwill") == int(is_called)
 
@@ -286,7 +291,7 @@ def test_all_hooks_find_their_place(original: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(poorwill.sglang, "adapter_over", lambda over: ("ours", over))
     poorwill.sglang.register()
     original.HookRegistry.apply_hooks()
-    assert len(original.HookRegistry._patched) == 3
+    assert len(original.HookRegistry._patched) == 4
     # Other modules have imported the class before.
     assert adapter.TorchMemorySaverAdapter is base
     assert base.create(enable=True) == base.create(True) == ("ours", base)
@@ -301,6 +306,7 @@ def test_its_adapter_has_the_methods_that_ours_replaces(sources: Path) -> None:
     ours = parameters(definition(ast.parse(Path(_adapter.__file__).read_text()), "PoorwillAdapter"))
     assert base.pop("create") == "enable"
     del base["check_validity"]
+    assert [ours.pop(f"{call}_all") for call in ("pause", "resume")] == ["self, tags, together"] * 2
     assert base == ours
 
 
@@ -376,7 +382,7 @@ def test_its_tags_are_those_that_ours_knows(original: Any) -> None:
 
 
 def test_its_requests_have_tags_that_can_be_set(sources: Path) -> None:
-    requests = parsed(sources, _occupation._REQUESTS)
+    requests = parsed(sources, _answers.REQUESTS)
     for call in ("Release", "Resume"):
         request = definition(requests, f"{call}MemoryOccupationReqInput")
         [tags] = [node for node in request.body if isinstance(node, ast.AnnAssign)]
@@ -423,12 +429,21 @@ class Recorder:
     def __init__(self, is_poorwill: bool) -> None:
         self.is_poorwill = is_poorwill
         self.done: list[str] = []
+        self.fails = False
 
     def pause(self, tag: str) -> None:
         self.done.append(f"pause {tag}")
 
     def resume(self, tag: str) -> None:
         self.done.append(f"resume {tag}")
+
+    def pause_all(self, tags: list[str], together: object) -> bool:
+        self.done += [f"pause {tag}" for tag in tags]
+        return True
+
+    def resume_all(self, tags: list[str], together: object) -> bool:
+        self.done += [f"resume {tag}" for tag in tags if tag in _occupation._TAGS]
+        return True
 
     def synchronize(self) -> None:
         self.done.append("synchronize")
@@ -442,19 +457,25 @@ class Recorder:
         return self
 
     def clone(self) -> "Recorder":
+        self._fail()
         self.done.append("copy out")
         return self
 
     def copy_(self, other: "Recorder") -> None:
+        self._fail()
         assert other is self
         self.done.append("copy in")
+
+    def _fail(self) -> None:
+        if self.fails:
+            raise MemoryError("no memory for buffers")
 
     def __setitem__(self, place: object, other: "Recorder") -> None:
         assert place is ...
         self.copy_(other)
 
 
-def manager_of_sglang(recorder: Recorder) -> Any:
+def manager_of_sglang(recorder: Recorder, scheduler: Any = None) -> Any:
     sys.modules["torch"].__dict__["get_device_module"] = lambda: recorder
     updater = importlib.import_module(fake_sglang.UPDATER)
     return updater.SchedulerWeightUpdaterManager(
@@ -463,6 +484,7 @@ def manager_of_sglang(recorder: Recorder) -> Any:
         memory_saver_adapter=recorder,
         flush_cache=lambda: True,
         is_fully_idle=lambda ignore_waiting: True,
+        scheduler=scheduler,
     )
 
 
@@ -478,7 +500,7 @@ class HookedFake(fake_sglang.Manager):
 
 def said(manager: Any, kind: str, tags: list[str] | None) -> str:
     """How a request ends."""
-    request = SimpleNamespace(tags=tags)
+    request = SimpleNamespace(tags=tags, rid=None)
     try:
         answer = getattr(manager, f"{kind}_memory_occupation")(request)
     except KeyError as missing:
@@ -535,10 +557,203 @@ def test_all_is_done_in_this_order(original: Any) -> None:
     recorder = Recorder(is_poorwill=True)
     manager = manager_of_sglang(recorder)
     assert said(manager, "release", None) == "answered"
-    assert recorder.done == ["pause kv_cache", "copy out", "pause weights", "pause cuda_graph", "synchronize"]
+    assert recorder.done == ["copy out", "synchronize", "pause kv_cache", "pause weights", "pause cuda_graph"]
     recorder.done.clear()
     assert said(manager, "resume", None) == "answered"
-    assert recorder.done == ["resume cuda_graph", "resume weights", "copy in", "resume kv_cache"]
+    assert recorder.done == ["resume kv_cache", "resume weights", "resume cuda_graph", "copy in"]
+
+
+class Queue:
+    """A disaggregated server's queue, which has its caches registered or not."""
+
+    def __init__(self) -> None:
+        self.is_registered = True
+
+    def release_memory_occupation(self) -> None:
+        assert self.is_registered
+        self.is_registered = False
+
+    def resume_memory_occupation(self) -> None:
+        assert not self.is_registered
+        self.is_registered = True
+
+
+@pytest.mark.parametrize("call", ["release", "resume"])
+@pytest.mark.parametrize("tags", [None, ["weights"]], ids=["all", "weights"])
+def test_what_failed_in_the_original_is_taken_back(original: Any, call: str, tags: list[str] | None) -> None:
+    poorwill.sglang.register()
+    original.HookRegistry.apply_hooks()
+    modes: Any = importlib.import_module("sglang.srt.disaggregation.utils").DisaggregationMode
+    queue = Queue()
+    scheduler = SimpleNamespace(
+        disaggregation_mode=modes.PREFILL, disagg_prefill_bootstrap_queue=queue, _engine_paused=False
+    )
+    recorder = Recorder(is_poorwill=True)
+    manager = manager_of_sglang(recorder, scheduler)
+    if call == "resume":
+        assert said(manager, "release", None) == "answered"
+    held = manager.offload_tags
+    before = set(held), queue.is_registered, manager.stashed_model_static_state
+    recorder.done.clear()
+    recorder.fails = True
+    with pytest.raises(_answers.OccupationError, match=r"no memory for buffers; everything is as it was$"):
+        said(manager, call, tags)
+    assert manager.offload_tags is held, "the scheduler has it, too"
+    assert (set(held), queue.is_registered, manager.stashed_model_static_state) == before
+    assert manager.memory_saver_adapter is recorder
+    changes = [done for done in recorder.done if done.startswith(("pause", "resume"))]
+    assert [change.partition(" ")[0] for change in changes] == (
+        [] if call == "release" else ["resume", "pause"] if tags else ["resume"] * 3 + ["pause"] * 3
+    )
+    recorder.fails = False
+    if call == "release":
+        assert said(manager, "release", None) == "answered"
+    assert said(manager, "resume", None) == "answered"
+    assert (held, queue.is_registered) == (set(), True)
+
+
+def test_the_originals_barriers_are_of_a_group_that_ours_replaces(sources: Path) -> None:
+    manager = definition(parsed(sources, fake_sglang.UPDATER), "SchedulerWeightUpdaterManager")
+    methods = {node.name: node for node in manager.body if isinstance(node, ast.FunctionDef)}
+    for call in ("release", "resume"):
+        steps = [
+            ast.unparse(n) for n in ast.walk(methods[f"{call}_memory_occupation"]) if isinstance(n, ast.Call)
+        ]
+        collective = [step for step in steps if step.startswith("torch.distributed.")]
+        assert collective == ["torch.distributed.barrier(self.tp_cpu_group)"]
+    assert "frozen" not in " ".join(ast.unparse(each) for each in manager.decorator_list)
+
+
+def test_not_all_ranks_get_a_request_at_once_where_ours_leaves_it_to_them(sources: Path) -> None:
+    receiver = ast.unparse(parsed(sources, "sglang.srt.managers.scheduler_components.request_receiver"))
+    assert (
+        "_local_ctrl = get_parallel().enable_dp_attention_local_control_broadcast "
+        "or get_exec().moe.is_ep_scale_joiner" in receiver
+    )
+    ours = ast.unparse(ast.parse(Path(_occupation.__file__).read_text()))
+    assert (
+        "parallel.attn_dp_enabled and (parallel.enable_dp_attention_local_control_broadcast "
+        "or context.get_exec().moe.is_ep_scale_joiner)" in ours
+    )
+    context = parsed(sources, _group.CONTEXT)
+    made = {node.name for node in context.body if isinstance(node, ast.FunctionDef)}
+    assert {"get_parallel", "get_exec"} <= made
+
+
+def test_it_leaves_requests_to_ranks_that_get_them_later(original: Any) -> None:
+    poorwill.sglang.register()
+    original.HookRegistry.apply_hooks()
+    parallel = importlib.import_module(_group.CONTEXT).__dict__["get_parallel"]()
+    parallel.attn_dp_enabled = parallel.enable_dp_attention_local_control_broadcast = True
+    recorder = Recorder(is_poorwill=True)
+    manager = manager_of_sglang(recorder)
+    assert said(manager, "release", None) == "answered"
+    assert recorder.done == ["pause kv_cache", "copy out", "pause weights", "pause cuda_graph", "synchronize"]
+
+
+# Stages of a pipeline.
+
+
+def test_stages_pass_on_what_they_have_received(sources: Path) -> None:
+    """In each of its loops, and without waiting for the next one."""
+    pipeline = definition(parsed(sources, "sglang.srt.managers.scheduler_pp_mixin"), "SchedulerPPMixin")
+    methods = {node.name: node for node in pipeline.body if isinstance(node, ast.FunctionDef)}
+    assert [argument.arg for argument in methods[_stages._SEND].args.args] == ["self", "data", "async_send"]
+    loops = [node for name, node in methods.items() if name.startswith("event_loop_pp")]
+    assert len(loops) == 3
+    for loop in loops:
+        text = ast.unparse(loop)
+        received, sent = (
+            "recv_reqs = self.ingest_requests()",
+            f"self.{_stages._SEND}(recv_reqs, async_send=True)",
+        )
+        assert text.count(received) == text.count(sent) == 1
+        assert text.index(received) < text.index(sent)
+    scheduler = definition(parsed(sources, "sglang.srt.managers.scheduler"), "Scheduler")
+    assert "__slots__" not in {ast.unparse(n) for n in ast.walk(scheduler) if isinstance(n, ast.Name)}
+    steps = {node.name: ast.unparse(node) for node in scheduler.body if isinstance(node, ast.FunctionDef)}
+    assert "self.process_input_requests(recv_reqs)\n    return recv_reqs" in steps["ingest_requests"]
+    assert "output = self._request_dispatcher(recv_req)\n" in steps["process_input_requests"]
+    assert "if output is not None:" in steps["process_input_requests"]
+    assert steps["send_control_output"].startswith("def send_control_output(self, output, recv_req)")
+    assert "scheduler=self" in steps["init_weight_updater"]
+
+
+def test_a_stage_that_is_busy_refuses_at_once(original: Any) -> None:
+    """Others may wait for its work, and it must not wait for them."""
+    poorwill.sglang.register()
+    original.HookRegistry.apply_hooks()
+    parallel = importlib.import_module(_group.CONTEXT).__dict__["get_parallel"]()
+    parallel.pp_size, parallel.world_group = 2, None
+    scheduler = SimpleNamespace(disaggregation_mode=None, _engine_paused=False)
+    manager = manager_of_sglang(Recorder(is_poorwill=True), scheduler)
+    manager.is_fully_idle = lambda ignore_waiting: False
+    for parallel.pp_rank in range(2):
+        with pytest.raises(AssertionError, match="only when server is idle"):
+            said(manager, "release", None)
+
+
+# Errors.
+
+
+def test_its_structures_have_the_field_for_marks_and_errors(sources: Path) -> None:
+    base = definition(parsed(sources, _answers.REQUESTS), "BaseReq")
+    fields = [ast.unparse(node) for node in base.body if isinstance(node, ast.AnnAssign)]
+    assert "rid: Optional[str] = None" in fields
+
+
+def test_its_server_answers_with_errors_of_a_request(sources: Path) -> None:
+    control = definition(
+        parsed(sources, "sglang.srt.managers.tokenizer_control_mixin"), "TokenizerControlMixin"
+    )
+    calls = {node.name: ast.unparse(node) for node in control.body if isinstance(node, ast.AsyncFunctionDef)}
+    server = {
+        node.name: ast.unparse(node)
+        for node in parsed(sources, "sglang.srt.entrypoints.http_server").body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    for call in ("release", "resume"):
+        name = f"{call}_memory_occupation"
+        assert f"await self.{name}_communicator(obj)" in calls[name]
+        assert "except Exception as e:\n        return _create_error_response(e)" in server[name]
+    assert "status_code=getattr(e, 'status_code', " in server["_create_error_response"]
+
+
+async def asked(communicators: Any, request: Any, answers: list[Any]) -> tuple[list[Any], list[Any]]:
+    """What was sent for a request, and what is returned to who asked."""
+    sent: list[Any] = []
+    communicator = communicators.FanOutCommunicator(sent.append, len(answers))
+    asking = asyncio.ensure_future(communicator(request))
+    while not sent:
+        await asyncio.sleep(0)
+    for answer in answers:
+        communicator.handle_recv(answer)
+    return sent, await asking
+
+
+@pytest.mark.parametrize("call", ["Release", "Resume"])
+def test_errors_reach_who_asked(original: Any, call: str) -> None:
+    poorwill.sglang.register()
+    original.HookRegistry.apply_hooks()
+    communicators = importlib.import_module("sglang.srt.managers.communicator")
+    requests = importlib.import_module(_answers.REQUESTS)
+    request = getattr(requests, f"{call}MemoryOccupationReqInput")()
+
+    def answer(error: str | None = None) -> Any:
+        made = getattr(requests, f"{call}MemoryOccupationReqOutput")()
+        made.rid = error
+        return made
+
+    sent, answers = asyncio.run(asked(communicators, request, [answer(), answer()]))
+    assert [each.rid for each in sent] == [_answers.MARK]
+    assert len(answers) == 2
+    with pytest.raises(_answers.OccupationError, match=r"^rank 1 cannot; nor can 3$") as raised:
+        asyncio.run(asked(communicators, request, [answer("rank 1 cannot"), answer(), answer("nor can 3")]))
+    assert raised.value.status_code == 503
+    # Others are not touched.
+    other = SimpleNamespace(rid=None)
+    sent, _ = asyncio.run(asked(communicators, other, [SimpleNamespace(rid="its own")]))
+    assert sent[0].rid is None
 
 
 def test_without_ours_repeating_ends_a_scheduler(original: Any) -> None:

@@ -23,6 +23,7 @@ OVER_FAKES: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "pools of PyTorch 2.13": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_PYTORCH": "empties_default"}),
     "the memory saver": (("saver_suite",), "16GiB,16GiB", {}),
     "SGLang": (("sglang_suite",), "16GiB,16GiB", {}),
+    "SGLang's ranks": (("sglang_ranks_suite",), "64MiB", {}),
     "offloaded tensors": (OFFLOADING, "4GiB,4GiB", {}),
     "loaded tensors": (("offload_load_suite",), "4GiB,4GiB", {}),
 }

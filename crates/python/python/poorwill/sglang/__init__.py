@@ -1,9 +1,9 @@
 """An SGLang plugin: `--enable-memory-saver` with Poorwill, without a line changed.
 
 SGLang 0.5.23 and later finds `register` by its entry point (`sglang.srt.plugins`) and calls it in every
-process. From then on its adapter makes our memory saver in the place of torch_memory_saver's, and a release
-or resume may be repeated. Without `--enable-memory-saver` nothing changes. `SGLANG_PLUGINS` with other names
-leaves this plugin out.
+process. From then on its adapter makes our memory saver in the place of torch_memory_saver's. A release or
+resume may be repeated, and all ranks carry it out, or none. Without `--enable-memory-saver` nothing changes.
+`SGLANG_PLUGINS` with other names leaves this plugin out.
 """
 
 import importlib
@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 from poorwill.sglang._adapter import ADAPTER, adapter_over
+from poorwill.sglang._answers import COMMUNICATOR, ask
 from poorwill.sglang._occupation import MANAGER, release, resume
 
 __all__ = ["register"]
@@ -31,6 +32,7 @@ def register() -> None:
         (f"{ADAPTER}.TorchMemorySaverAdapter.create", create, kinds.REPLACE),
         (f"{MANAGER}.release_memory_occupation", release, kinds.AROUND),
         (f"{MANAGER}.resume_memory_occupation", resume, kinds.AROUND),
+        (f"{COMMUNICATOR}.__call__", ask, kinds.AROUND),
     ):
         hooks.HookRegistry.register(target, hook, kind)
     offer_hook_mode()

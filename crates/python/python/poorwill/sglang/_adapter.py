@@ -1,10 +1,12 @@
 """Our memory saver behind the interface of SGLang's adapter."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+
+from poorwill._ranks import Together
 
 logger = logging.getLogger("poorwill.sglang")
 
@@ -22,12 +24,18 @@ def adapter_over(base: type[Any]) -> Any:
     """The adapter of this process, an instance of SGLang's own class."""
     # It imports PyTorch, which not every process of SGLang has.
     from poorwill.compat.torch_memory_saver import torch_memory_saver as saver
+    from poorwill.compat.torch_memory_saver._pools import Pools
 
     if saver._impl is None:
         # SGLang never reads a backup, so it may be stored as codes. It has regions, and is not taken whole.
         saver.stored = "compact"
         saver.hook_mode = "torch"
     logger.info("the memory saver of this process is Poorwill")
+
+    def pools() -> Pools:
+        used = saver._used()
+        assert isinstance(used, Pools)
+        return used
 
     class PoorwillAdapter(base):  # type: ignore[misc]
         """Regions, pauses and resumes go to Poorwill."""
@@ -47,6 +55,12 @@ def adapter_over(base: type[Any]) -> Any:
 
         def disable(self) -> Any:
             return saver.disable()
+
+        def pause_all(self, tags: Collection[str], together: Together | None) -> bool:
+            return pools().pause_all(tags, together)
+
+        def resume_all(self, tags: Collection[str], together: Together | None) -> bool:
+            return pools().resume_all(tags, together)
 
         def pause(self, tag: str) -> None:
             saver.pause(tag)

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from poorwill._native import parse_bytes
+from poorwill._ranks import RANKS_FOLDER as RANKS_FOLDER
+from poorwill._ranks import RANKS_TIMEOUT as RANKS_TIMEOUT
+from poorwill._ranks import folder as _folder
+from poorwill._ranks import seconds as _seconds
 
 SLEEP_MODE = "POORWILL_SLEEP_MODE"
 OFFLOAD = "POORWILL_OFFLOAD"
@@ -18,8 +22,6 @@ COMPRESS = "POORWILL_COMPRESS"
 DISK = "POORWILL_DISK"
 DISK_LIMIT = "POORWILL_DISK_LIMIT"
 WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
-RANKS_TIMEOUT = "POORWILL_RANKS_TIMEOUT"
-RANKS_FOLDER = "POORWILL_RANKS_FOLDER"
 AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
 TRITON = "POORWILL_TRITON"
 TRITON_SHARED_MEMORY = "POORWILL_TRITON_SHARED_MEMORY"
@@ -148,13 +150,6 @@ def _compress(environ: Mapping[str, str]) -> Literal["auto", "off", "always"]:
     return cast(Literal["auto", "off", "always"], text)
 
 
-def _folder(environ: Mapping[str, str], name: str) -> str | None:
-    text = environ.get(name, "").strip()
-    if text and not os.path.isdir(text):
-        raise ValueError(f"{name}={text!r} is no folder here")
-    return text or None
-
-
 def _after_level2(environ: Mapping[str, str]) -> Literal["refuse", "serve"]:
     text = environ.get(AFTER_LEVEL2, "").strip() or Environment.after_level2
     if text not in ("refuse", "serve"):
@@ -200,17 +195,3 @@ def _share(text: str) -> bool:
     except ValueError:
         return False
     return 0 < share <= 1
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name, "").strip()
-    if not text:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    # Refuses NaN, too.
-    if not 0 <= seconds <= 3600:
-        raise ValueError(f"{name}={text!r} is no number of seconds from 0 to 3600")
-    return seconds

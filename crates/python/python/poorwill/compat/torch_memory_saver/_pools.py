@@ -6,13 +6,14 @@ A pause or resume takes all GPUs or none. While a tag sleeps, its regions cannot
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal
 
 import poorwill
 from poorwill import _native
 from poorwill._native import Arena, PoorwillError, SleepReport, WakeReport
+from poorwill._ranks import Together
 from poorwill.compat.torch_memory_saver import _environment
 from poorwill.compat.torch_memory_saver._errors import SaverError
 from poorwill.compat.torch_memory_saver._flags import Flags, Symbols
@@ -150,33 +151,52 @@ class Pools:
     # Pause and resume
 
     def pause(self, tag: str | None = None) -> None:
+        self.pause_all((tag,) if tag else None)
+
+    def resume(self, tag: str | None = None) -> None:
+        self.resume_all((tag,) if tag else None)
+
+    def pause_all(self, tags: Collection[str] | None, together: Together | None = None) -> bool:
+        """Pauses several tags, or none of them. Returns whether anything changed.
+
+        With `together` it is one rank of several, which all pause or none. Raises UndoneError where another
+        rank cannot.
+        """
         with self._lock:
             self.reports = []
-            turns = self._turns("pause", tag, wanted=lambda state: state in AWAKE)
+            turns = self._turns("pause", tags, wanted=lambda state: state in AWAKE)
+            group = _in_group(turns, together)
             done: list[tuple[Arena, list[str]]] = []
             try:
-                for arena, kinds in _backed_up_first(turns):
+                # A group decides on one step.
+                for arena, kinds in turns if group else _backed_up_first(turns):
                     names = [kind.name for kind in kinds]
-                    self.reports.append(arena.sleep(1, names))
+                    self.reports.append(arena.sleep(1, names, **group))
                     done.append((arena, names))
                     if on_disk := [kind.name for kind in kinds if kind.backup == "disk"]:
                         arena.spill(on_disk)
             except BaseException:
-                undo("pause", [partial(arena.wake, names) for arena, names in reversed(done)])
+                # What a group has decided stays.
+                if not group:
+                    undo("pause", [partial(arena.wake, names) for arena, names in reversed(done)])
                 raise
+            return bool(turns)
 
-    def resume(self, tag: str | None = None) -> None:
+    def resume_all(self, tags: Collection[str] | None, together: Together | None = None) -> bool:
+        """Resumes several tags, as `pause_all` pauses them."""
         with self._lock:
             self.reports = []
-            turns = self._turns("resume", tag, wanted=lambda state: state not in AWAKE)
+            turns = self._turns("resume", tags, wanted=lambda state: state not in AWAKE)
+            group = _in_group(turns, together)
             done: list[tuple[Arena, list[str]]] = []
             try:
                 for arena, kinds in turns:
                     names = [kind.name for kind in kinds]
-                    self.reports.append(arena.wake(names))
+                    self.reports.append(arena.wake(names, **group))
                     done.append((arena, names))
             except BaseException:
-                undo("resume", [partial(arena.sleep, 1, names) for arena, names in reversed(done)])
+                if not group:
+                    undo("resume", [partial(arena.sleep, 1, names) for arena, names in reversed(done)])
                 raise
             for arena, kinds in turns:
                 resumed = {(arena.device, kind) for kind in kinds if kind.is_readable}
@@ -186,27 +206,29 @@ class Pools:
                 gone = [k.name for k in kinds if k.is_backed_up and (k.backup == "mmap" or not self._keeps)]
                 if gone:
                     arena.drop_backups(gone)
+            return bool(turns)
 
     def _turns(
-        self, call: str, tag: str | None, wanted: Callable[[str], bool]
+        self, call: str, tags: Collection[str] | None, wanted: Callable[[str], bool]
     ) -> list[tuple[Arena, list[Kind]]]:
-        """For each arena, the kinds of a tag, or of all, whose memory changes. Logs what is left out."""
+        """For each arena, the kinds of tags, or of all, whose memory changes. Logs what is left out."""
         turns, others = [], set()
         for arena in self._arenas.values():
             states = arena.state()
-            kinds = [k for k in sorted(self._kinds) if k.name in states and tag in (None, "", k.tag)]
+            kinds = [k for k in sorted(self._kinds) if k.name in states and (tags is None or k.tag in tags)]
             if turned := [kind for kind in kinds if wanted(states[kind.name])]:
                 turns.append((arena, turned))
             others |= {kind.tag for kind in kinds if not wanted(states[kind.name])}
-        what = f"`{tag}`" if tag else "everything"
+        said = f"{call}({'None' if tags is None else ', '.join(map(repr, tags))})"
+        what = "everything" if tags is None else ", ".join(f"`{tag}`" for tag in tags) or "no tag"
         if turns:
-            if tag and others:
-                logger.warning("%s(%r): part of %s was there already", call, tag, what)
+            if tags and others:
+                logger.warning("%s: part of %s was there already", said, what)
         elif others:
             state = "paused" if call == "pause" else "active"
-            logger.warning("%s(%r) does nothing: %s is %s already", call, tag, what, state)
+            logger.warning("%s does nothing: %s is %s already", said, what, state)
         else:
-            logger.info("%s(%r) does nothing: there is no memory under %s", call, tag, what)
+            logger.info("%s does nothing: there is no memory under %s", said, what)
         return turns
 
     def last_report(self) -> list[dict[str, Any]]:
@@ -291,6 +313,22 @@ def _backed_up_first(turns: list[tuple[Arena, list[Kind]]]) -> Iterator[tuple[Ar
         for arena, kinds in turns:
             if chosen := [kind for kind in kinds if kind.is_backed_up == is_backed_up]:
                 yield arena, chosen
+
+
+def _in_group(turns: list[tuple[Arena, list[Kind]]], together: Together | None) -> dict[str, Any]:
+    """What the arena's call is given as that of one rank."""
+    if together is None:
+        return {}
+    if len(turns) > 1:
+        devices = ", ".join(arena.device for arena, _ in turns)
+        raise SaverError(
+            f"ranks release and resume together with one GPU in each process, and this one has regions on "
+            f"{devices}: give it one of them"
+        )
+    if not turns:
+        # There is nothing that can fail.
+        together["decision"].note_staged()
+    return {**together}
 
 
 def _has_backup(arena: Arena, kind: Kind) -> bool:
