@@ -284,6 +284,22 @@ def test_a_rank_that_ends_is_a_loss(share: int) -> None:
 # What stays
 
 
+def test_only_suspended_communicators_come_back_from_hibernation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_communicators.SHARES_HOST_MEMORY, "0")
+    engine = Engine(2)
+    for suspended in (False, True):
+        if suspended:
+            engine.suspend()
+        words = _communicators.cannot_hibernate(engine.ranks[0].status())
+        assert (words is None) == suspended, words
+    for value in ("1", ""):
+        monkeypatch.setenv(_communicators.SHARES_HOST_MEMORY, value)
+        words = _communicators.cannot_hibernate(engine.ranks[0].status())
+        assert words is not None
+        assert "start with NCCL_CUMEM_HOST_ENABLE=0" in words
+    assert _communicators.cannot_hibernate([]) is None
+
+
 def test_an_old_library_is_named_once_and_keeps_its_memory(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine(2, missing=NEW)
     with caplog.at_level(logging.WARNING):
@@ -371,6 +387,38 @@ def test_a_wake_without_memory_on_one_rank_resumes_nothing_anywhere(short: int) 
     engine.after_relief[short] = 1 << 20
     assert all(isinstance(taken, list) and len(taken) == 3 for taken in engine.resume())
     assert not engine.world.suspended()
+
+
+@pytest.mark.parametrize("operation", ["suspend", "resume"])
+@pytest.mark.parametrize("failed", [0, 2])
+def test_a_rank_that_failed_before_lets_the_others_go(operation: Any, failed: int) -> None:
+    engine = Engine(3)
+    if operation == "resume":
+        engine.suspend()
+    before = engine.world.suspended()
+
+    def act(rank: int) -> Any:
+        if rank == failed:
+            return engine.ranks[rank].decline(operation, RuntimeError("the disk is full"))
+        return getattr(engine.ranks[rank], operation)()
+
+    outcomes = engine.world.run(act)
+    assert outcomes.pop(failed) is None
+    said = each_raised(outcomes, CommunicatorError)
+    assert f"rank {failed}: the disk is full" in said
+    assert engine.world.suspended() == before
+    # All together it works.
+    getattr(engine, operation)()
+    assert engine.world.suspended() != before
+
+
+@pytest.mark.parametrize("operation", ["suspend", "resume"])
+def test_a_rank_that_would_not_have_taken_part_does_not_decline(operation: Any) -> None:
+    """The others do not wait for it, and it waits for none."""
+    engine = Engine(2)
+    if operation == "suspend":
+        engine.suspend()
+    engine.world.run(lambda rank: engine.ranks[0].decline(operation, RuntimeError()) if rank == 0 else None)
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -123,6 +123,10 @@ FACTS: dict[str, tuple[Callable[[Any], Any], Callable[[Sources], Any]]] = {
         lambda vllm: vllm.resumes_communicators.__qualname__ != "Vllm0_20.resumes_communicators",
         lambda seen: "suspend_device_comms()" in seen.text(WORKER),
     ),
+    "agrees on a pause": (
+        lambda vllm: vllm.pauses_together,
+        lambda seen: "self.pending_pause" in seen.text(CORE),
+    ),
     "updates have an end": (
         lambda vllm: vllm.is_updating.__qualname__ != "Vllm0_20.is_updating",
         lambda seen: bool(seen.worker_fields("_weight_update_active")),

@@ -61,6 +61,7 @@ class Driver:
     def __init__(self) -> None:
         self.states: dict[int, str] = {}
         self.opened = 0
+        self.suspended_communicators = 0
         self.calls: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
         self.free = threading.Event()
@@ -81,8 +82,14 @@ class Driver:
         return self.states[pid]
 
     def hibernate(
-        self, pids: Any, *, wait_max: float = 5.0, host_bytes_max: str | None = None
+        self,
+        pids: Any,
+        *,
+        wait_max: float = 5.0,
+        host_bytes_max: str | None = None,
+        suspended_communicators: int = 0,
     ) -> dict[str, Any]:
+        self.suspended_communicators = suspended_communicators
         return self._change("hibernate", "checkpointed", pids, wait_max, host_bytes_max)
 
     def resume(self, pids: Any) -> dict[str, Any]:
@@ -387,6 +394,27 @@ async def test_a_resume_that_fails_leaves_it_hibernating(vllm: Any, driver: Driv
     driver.error = None
     await at.call("/hibernate/resume")
     await at.frontend.wake_up()
+
+
+@runs
+async def test_ranks_with_suspended_communicators_are_taken_off(vllm: Any, driver: Driver) -> None:
+    at = server(vllm, driver, 2)
+    for rank, count in zip(ranks(at.frontend), (3, 2), strict=True):
+        rank.communicators = [{"name": f"tp:{number}"} for number in range(count)]
+    await at.frontend.sleep(1)
+    await at.call("/hibernate")
+    assert driver.suspended_communicators == 2
+    await at.call("/hibernate/resume")
+    await at.frontend.wake_up()
+    ranks(at.frontend)[1].cannot_hibernate = "NCCL's communicators tp:0 (not asked for) are not suspended"
+    await at.frontend.sleep(1)
+    assert await at.call("/hibernate") == (
+        409,
+        "hibernate: rank 1: NCCL's communicators tp:0 (not asked for) are not suspended",
+    )
+    assert [call for call, *_ in driver.calls] == ["hibernate", "resume"]
+    await at.frontend.wake_up()
+    assert await texts(generate(at.frontend)) == ["token"] * 2
 
 
 @runs

@@ -1,5 +1,7 @@
 """Data parallel engines behind a sleep at level 2, and servers before them: they go on together, once."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import test_vllm_frontend as frontends
 from fake_vllm.clients import EngineProcesses, asynchronous
 from fake_vllm.worker import WEIGHTS
 from poorwill import PoorwillError
-from poorwill.vllm import _frontend
+from poorwill.vllm import _engine, _frontend
 from poorwill.vllm._engine import NotReadyError
 from test_vllm_frontend import NOT_WRITTEN, generate, runs, texts
 from vllm_sources import needs_sources
@@ -141,3 +143,179 @@ async def test_a_health_check_queries_a_stale_state(vllm: Any) -> None:
     frontend._poorwill.invalidate()
     await frontend.check_health()
     assert paused(frontend) == [False] * 3
+
+
+# Together
+
+BOTH = {"weights", "kv_cache"}
+
+
+@pytest.fixture
+def shared_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("POORWILL_RANKS_FOLDER", str(tmp_path))
+    return tmp_path
+
+
+def decisions(folder: Path) -> list[Path]:
+    """Those that were not removed, without the lock of the servers."""
+    return [path for path in folder.iterdir() if path.suffix != ".lock"]
+
+
+def group_of(vllm: Any, kind: str = "DPEngineCoreProc") -> Any:
+    """Two engines of two ranks each behind one server. The first version has no agreed pause."""
+    if kind == "DPEngineCoreProc" and not vllm.generation.pauses_together:
+        pytest.skip("data parallel engines of this version cannot wait for each other")
+    processes = EngineProcesses(*(vllm.engine(kind, 2, index) for index in range(2)))
+    return asynchronous(vllm, processes, "DPLBAsyncMPClient")
+
+
+def ranks_of(frontend: Any) -> list[Any]:
+    return [worker for core in frontend.processes.cores for worker in core.model_executor.workers]
+
+
+def asleep(frontend: Any) -> list[set[str]]:
+    return [set(rank.asleep) for rank in ranks_of(frontend)]
+
+
+async def serves(frontend: Any) -> bool:
+    return paused(frontend) == [False] * 2 and await texts(generate(frontend)) == ["token"] * 2
+
+
+KINDS = pytest.mark.parametrize("kind", ["DPEngineCoreProc", "EngineCoreProc"])
+"""Those of a model with experts, and those of others, which do not meet in each step."""
+
+
+@KINDS
+@runs
+async def test_several_engines_sleep_and_wake_together(vllm: Any, kind: str, shared_folder: Path) -> None:
+    frontend = group_of(vllm, kind)
+    for _ in range(2):
+        await frontend.sleep(1)
+        assert asleep(frontend) == [BOTH] * 4
+        assert decisions(shared_folder) == []
+        await frontend.wake_up()
+        assert asleep(frontend) == [set()] * 4
+        assert await serves(frontend)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@KINDS
+@runs
+async def test_a_rank_that_cannot_sleep_keeps_all_engines_awake(
+    vllm: Any, kind: str, rank: int, shared_folder: Path
+) -> None:
+    frontend = group_of(vllm, kind)
+    ranks_of(frontend)[rank].fails["sleep"] = [PoorwillError("no host memory")]
+    said = rf"sleep: 1 of 2 engines failed: engine {rank // 2}: .*rank {rank % 2}: no host memory"
+    with pytest.raises(PoorwillError, match=said):
+        await frontend.sleep(1)
+    assert [each.calls.count("sleep") for each in ranks_of(frontend)] == [0] * 4
+    assert await serves(frontend)
+    assert decisions(shared_folder) == []
+    await frontend.sleep(1)
+    assert asleep(frontend) == [BOTH] * 4
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@KINDS
+@runs
+async def test_a_sleep_that_fails_behind_the_commit_is_taken_back(vllm: Any, kind: str, rank: int) -> None:
+    frontend = group_of(vllm, kind)
+    ranks_of(frontend)[rank].fails["decided"] = [PoorwillError("not released")]
+    with pytest.raises(PoorwillError, match=r"not released.*; the others: their sleep is taken back"):
+        await frontend.sleep(1)
+    assert asleep(frontend) == [set()] * 4
+    assert await serves(frontend)
+
+
+@KINDS
+@runs
+async def test_a_rank_that_cannot_wake_leaves_all_engines_asleep(vllm: Any, kind: str) -> None:
+    frontend = group_of(vllm, kind)
+    await frontend.sleep(1)
+    ranks_of(frontend)[3].fails["wake_up"] = [PoorwillError("the card is full")]
+    with pytest.raises(PoorwillError, match=r"wake_up: 1 of 2 engines failed: engine 1: .*the card is full"):
+        await frontend.wake_up()
+    assert asleep(frontend) == [BOTH] * 4
+    await frontend.wake_up()
+    assert await serves(frontend)
+
+
+@KINDS
+@runs
+async def test_an_engine_that_refuses_lets_the_others_go_at_once(vllm: Any, kind: str) -> None:
+    """It asks none of its ranks."""
+    frontend = group_of(vllm, kind)
+    vars(_engine._engine_of(frontend.processes.cores[1]))["_has_to_sleep"] = lambda level: _refuse()
+    with pytest.raises(PoorwillError, match="engine 1: not now"):
+        await frontend.sleep(1)
+    assert asleep(frontend) == [set()] * 4
+
+
+def _refuse() -> None:
+    raise PoorwillError("not now")
+
+
+@KINDS
+@runs
+async def test_an_engine_that_sleeps_already_does_not_hold_the_others(vllm: Any, kind: str) -> None:
+    frontend = group_of(vllm, kind)
+    await frontend.sleep(1)
+    await _frontend._ask_async(frontend, "wake_up", None, engines=frontend.engine_core.core_engines[:1])
+    await frontend.sleep(1)
+    assert asleep(frontend) == [BOTH] * 4
+
+
+@KINDS
+@runs
+async def test_servers_that_act_at_once_take_turns(vllm: Any, kind: str) -> None:
+    """Engines that began in different orders would wait for each other."""
+    frontend = group_of(vllm, kind)
+    second = asynchronous(vllm, frontend.processes, "DPLBAsyncMPClient", 1, 2)
+    for number, server in enumerate((frontend, second)):
+        reach_late(server.engine_core, server.engine_core.core_engines[1 - number])
+    for _ in range(2):
+        await asyncio.gather(frontend.sleep(1), second.sleep(1))
+        assert asleep(frontend) == [BOTH] * 4
+        await asyncio.gather(second.wake_up(), frontend.wake_up())
+        assert await serves(frontend)
+
+
+def reach_late(client: Any, late: Any) -> None:
+    """Has what the client asks of one engine come after what it asks of the others."""
+    stock = client._call_utility_async
+
+    async def call(method: str, *args: Any, engine: Any) -> Any:
+        if engine == late:
+            await asyncio.sleep(0.02)
+        return await stock(method, *args, engine=engine)
+
+    client._call_utility_async = call
+
+
+@KINDS
+@runs
+async def test_engines_that_share_no_folder_act_by_themselves(
+    vllm: Any, kind: str, caplog: pytest.LogCaptureFixture, shared_folder: Path
+) -> None:
+    frontend = group_of(vllm, kind)
+    ranks_of(frontend)[2].reaches = False
+    await frontend.sleep(1)
+    assert "one engine may sleep while another cannot: engine 1 does not reach" in caplog.text
+    assert asleep(frontend) == [BOTH] * 4
+    await frontend.wake_up()
+    assert await serves(frontend)
+    assert decisions(shared_folder) == []
+
+
+@runs
+async def test_engines_without_an_agreed_pause_act_by_themselves(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(vllm.generation), "pauses_together", False)
+    processes = EngineProcesses(*(vllm.engine("DPEngineCoreProc", 2, index) for index in range(2)))
+    frontend = asynchronous(vllm, processes, "DPLBAsyncMPClient")
+    answers = await _frontend._ask_async(frontend, "poorwill_reached", "/anywhere")
+    assert [answer["ranks"] for answer in answers] == [[], []]
+    await frontend.sleep(1)
+    assert asleep(frontend) == [BOTH] * 4

@@ -589,8 +589,9 @@ def test_graphs_sleep_with_ours_as_with_vllms() -> None:
     assert module.VllmConfig.use_cumem_cudagraph_pool is hooked
     assert hooked.__doc__ == stock.__doc__
 
-    def uses(worker: str, backend: str, is_kept: bool, mode: str = "FULL") -> bool:
+    def uses(worker: str, backend: str, is_kept: bool, mode: str = "FULL", ranks: Any = None) -> bool:
         given = config(worker, sleep_mode_backend=backend, sleep_mode_offload_cudagraph=is_kept)
+        vars(given.parallel_config).update({"world_size": 1, "data_parallel_size": 1, **(ranks or {})})
         made = object.__new__(module.VllmConfig)
         made.__dict__.update(vars(given), compilation_config=SimpleNamespace(cudagraph_mode=mode))
         answer = made.use_cumem_cudagraph_pool
@@ -598,11 +599,14 @@ def test_graphs_sleep_with_ours_as_with_vllms() -> None:
         assert made.model_config.sleep_mode_backend == backend
         return bool(answer)
 
-    assert uses(_platform.WORKER, "poorwill", True)
-    assert not uses(_platform.WORKER, "poorwill", False)
+    assert uses(_platform.WORKER, "poorwill", False)
+    for several in ({"world_size": 2}, {"data_parallel_size": 2}):
+        assert uses(_platform.WORKER, "poorwill", True, ranks=several)
+        assert not uses(_platform.WORKER, "poorwill", False, ranks=several)
     assert not uses(_platform.WORKER, "poorwill", True, "NONE")
     assert not uses(_platform.STOCK_WORKER, "poorwill", True)
     assert uses(_platform.STOCK_WORKER, "cumem", True)
+    assert not uses(_platform.STOCK_WORKER, "cumem", False)
 
 
 @pytest.mark.parametrize("attributes", [{}, {"use_cumem_cudagraph_pool": True}])

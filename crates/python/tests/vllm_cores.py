@@ -8,7 +8,7 @@ from typing import Any
 import fake_vllm
 import pytest
 from fake_vllm.engines import Request, turn
-from poorwill.vllm import _engine, _frontend
+from poorwill.vllm import _engine, _frontend, _together
 
 BOTH = frozenset({"weights", "kv_cache"})
 NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
@@ -21,6 +21,12 @@ def vllm(request: pytest.FixtureRequest) -> Any:
     _frontend.install_async(vllm.async_llm, vllm.generation)
     _frontend.install_sync(vllm.llm_engine, vllm.generation)
     return vllm
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said() -> None:
+    """Warnings come once for each process."""
+    _together._was_warned.clear()
 
 
 @pytest.fixture(params=["in this process", "one rank", "three ranks"])

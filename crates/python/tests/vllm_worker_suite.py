@@ -123,6 +123,83 @@ def test_what_is_held_keeps_the_engine_awake(start: Start) -> None:
     engine.worker.wake_up()
 
 
+class Exchange:
+    """What a worker does with NCCL's communicators."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fails = False
+
+    def suspend(self) -> None:
+        self.calls.append("suspend")
+        if self.fails:
+            raise poorwill.PoorwillError("not suspended")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+    def decline(self, operation: str, error: BaseException) -> None:
+        self.calls.append(f"declines to {operation}: {error}")
+
+    def status(self) -> list[Any]:
+        return []
+
+
+def exchanging(start: Start, version: str) -> tuple[Any, Exchange]:
+    if minor(version) < 30:
+        pytest.skip("this version does not suspend communicators")
+    engine = start(POORWILL_PREPARE="0").start()
+    engine.worker.vllm_config.model_config.enable_nccl_comm_suspend = True
+    engine.worker._communicators = exchange = Exchange()
+    return engine, exchange
+
+
+def test_a_rank_that_fails_lets_those_go_that_wait_for_it(start: Start, version: str) -> None:
+    engine, exchange = exchanging(start, version)
+    with engine.arena.hold("kv_cache", "NIXL"), pytest.raises(poorwill.TagError):
+        engine.worker.sleep(1)
+    assert len(exchange.calls) == 1
+    assert exchange.calls[0].startswith("declines to suspend: ")
+    assert "held by NIXL" in exchange.calls.pop()
+    exchange.fails = True
+    with pytest.raises(poorwill.PoorwillError, match="not suspended"):
+        engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert exchange.calls == ["suspend", "resume"]
+
+
+def test_a_rank_that_fails_with_all_others_has_none_to_let_go(
+    start: Start, version: str, tmp_path: Any
+) -> None:
+    engine, exchange = exchanging(start, version)
+    decision = poorwill.Decision.create(str(tmp_path))
+    call: Any = ("sleep", (1,), {}, str(decision.path), 0, 2)
+    with engine.arena.hold("kv_cache", "NIXL"), pytest.raises(poorwill.TagError):
+        engine.worker.poorwill_together(*call)
+    assert exchange.calls == []
+    assert decision.verdict == "undo"
+    with pytest.raises(poorwill.UndoneError):
+        engine.worker.poorwill_together(*call)
+    assert exchange.calls == []
+
+
+def test_a_rank_that_fails_behind_the_commit_lets_the_others_go(
+    start: Start, version: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, exchange = exchanging(start, version)
+    decision = poorwill.Decision.create(str(tmp_path))
+    stock = type(engine.allocator).suspend
+
+    def suspend(allocator: Any, level: int) -> None:
+        stock(allocator, level)
+        raise RuntimeError("behind it")
+
+    monkeypatch.setattr(type(engine.allocator), "suspend", suspend)
+    with pytest.raises(RuntimeError, match="behind it"):
+        engine.worker.poorwill_together("sleep", (1,), {}, str(decision.path), 0, 1)
+    assert exchange.calls == ["declines to suspend: behind it"]
+
+
 def test_every_preparation_is_reported(start: Start) -> None:
     engine = start(Shape(weights=(90 * MIB, 90 * MIB))).start()
     engine.worker.poorwill_prepare()

@@ -5,6 +5,8 @@ process, they turn its loop.
 import asyncio
 import contextlib
 import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +32,8 @@ class EngineProcesses:
         self.is_by_hand = False
         # A dead engine answers no call, and no other part fails its callers.
         self._has_died = False
+        # Several wait for each other.
+        self._threads = [ThreadPoolExecutor(1) for _ in cores] if len(cores) > 1 else []
 
     def die(self) -> None:
         self._has_died = True
@@ -38,21 +42,34 @@ class EngineProcesses:
 
     def send(self, vllm: Vllm, message: tuple[Any, ...]) -> None:
         engine, kind, payload = message
-        core = self.cores[int.from_bytes(engine, "little")]
+        number = int.from_bytes(engine, "little")
+        core = self.cores[number]
         kind = vllm.core.EngineCoreRequestType(kind)
         core.input_queue.put_nowait((kind, (payload, 0) if isinstance(payload, Request) else payload))
+        if self._threads and not (self.is_by_hand or self._has_died):
+            self._threads[number].submit(self._turn_in_thread, core, asyncio.get_running_loop())
+            return
         while not (self.is_by_hand or self._has_died) and self.turn():
             pass
 
     def turn(self) -> bool:
         did = [engines.turn(core) for core in self.cores]
         for core in self.cores:
-            while not core.output_queue.empty():
-                index, outputs = core.output_queue.get_nowait()
-                # There is no coordinator.
-                if index >= 0:
-                    self.clients[index].receive(outputs)
+            for client, outputs in self._outputs(core):
+                client.receive(outputs)
         return any(did)
+
+    def _turn_in_thread(self, core: Any, loop: asyncio.AbstractEventLoop) -> None:
+        while engines.turn(core):
+            for client, outputs in self._outputs(core):
+                loop.call_soon_threadsafe(client.receive, outputs)
+
+    def _outputs(self, core: Any) -> Iterator[tuple[Any, Any]]:
+        while not core.output_queue.empty():
+            index, outputs = core.output_queue.get_nowait()
+            # There is no coordinator.
+            if index >= 0:
+                yield self.clients[index], outputs
 
 
 def plain(value: Any) -> Any:

@@ -33,6 +33,8 @@ class Worker:
         self.process = this_process()
         self.reaches = True
         """Whether it shares folders with the others."""
+        self.communicators: list[dict[str, Any]] = []
+        self.cannot_hibernate: str | None = None
 
     @contextlib.contextmanager
     def _decided(self, method: str) -> Iterator[None]:
@@ -136,14 +138,16 @@ class Worker:
             "sleeping": sorted(self.asleep),
             "host_bytes": 1000,
             "unaccounted_bytes": None,
+            "communicators": self.communicators,
+            "cannot_hibernate": self.cannot_hibernate,
             "events": events,
         }
 
     def poorwill_together(
-        self, method: str, args: Sequence[Any], kwargs: dict[str, Any], path: str, ranks: int
+        self, method: str, args: Sequence[Any], kwargs: dict[str, Any], path: str, first: int, ranks: int
     ) -> Any:
         """Ready is a rank whose method does not fail; here that is seen before it is called."""
-        decision = Decision.join(path, self.rank, ranks)
+        decision = Decision.join(path, first + self.rank, ranks)
         try:
             self._fail(method)
             decision.note_staged()

@@ -14,19 +14,24 @@ Only communicators that vLLM made for its own ranks are touched. Those with a tr
 group, may be in use while the engine sleeps.
 """
 
+import contextlib
 import importlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from poorwill._native import PoorwillError
 from poorwill.vllm._nccl import Figures, Nccl, is_refusal
 
 __all__ = [
     *("Communicator", "CommunicatorError", "Communicators", "LostCommunicatorError", "Released"),
-    *("find", "groups"),
+    *("SHARES_HOST_MEMORY", "cannot_hibernate", "find", "groups"),
 ]
+
+SHARES_HOST_MEMORY = "NCCL_CUMEM_HOST_ENABLE"
+"""NCCL's switch: where it is 0, ranks of one machine share host memory by files, and not by CUDA."""
 
 Key = tuple[str, tuple[int, ...]]
 """A communicator as all its ranks call it: its name, and their global ranks."""
@@ -60,6 +65,13 @@ class Released:
 
     name: str
     released_bytes: int
+
+
+@dataclass(frozen=True)
+class _Declined:
+    """What a rank gives in the place of its part."""
+
+    reason: str
 
 
 class Communicator(Protocol):
@@ -145,6 +157,12 @@ class Communicators:
             del self._suspended[0]
         return taken
 
+    def decline(self, operation: Literal["suspend", "resume"], error: BaseException) -> None:
+        """Gives the ranks that wait in this operation the reason why this one is not in it. They raise it."""
+        if bool(self._suspended) == (operation == "resume"):
+            with contextlib.suppress(CommunicatorError):
+                self._exchange(operation, _Declined(_text(error)))
+
     def status(self) -> list[dict[str, Any]]:
         """Each communicator with its device memory, in bytes; None where NCCL cannot say.
 
@@ -172,7 +190,13 @@ class Communicators:
                 "NCCL's communicators: all ranks have to suspend or resume together, and "
                 f"{_reason(operations)}; call the same on all of them"
             )
-        return {rank: of_rank for rank, (_, of_rank) in given.items()}
+        values = {rank: of_rank for rank, (_, of_rank) in given.items()}
+        declined = {rank: each.reason for rank, each in values.items() if isinstance(each, _Declined)}
+        if declined:
+            raise CommunicatorError(
+                f"{operation} NCCL's communicators: not begun, since a rank had failed: {_listed(declined)}"
+            )
+        return values
 
     def _status(self, communicator: Communicator) -> dict[str, Any]:
         name = communicator.key[0]
@@ -255,6 +279,17 @@ class Communicators:
             )
 
 
+def cannot_hibernate(status: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a process with these communicators would not come back from hibernation; None if it would."""
+    awake = [each for each in status if not each["is_suspended"]]
+    if awake:
+        names = ", ".join(f"{each['name']} ({each['stays_because'] or 'not asked for'})" for each in awake)
+        return f"NCCL's communicators {names} are not suspended: start with --enable-nccl-comm-suspend"
+    if status and os.environ.get(SHARES_HOST_MEMORY) != "0":
+        return f"NCCL's ranks may share host memory by CUDA: start with {SHARES_HOST_MEMORY}=0, or without it"
+    return None
+
+
 def _looked(communicator: Communicator) -> tuple[str | None, Figures | None]:
     """Why it cannot be suspended, or its figures."""
     problem = communicator.problem()
@@ -287,7 +322,7 @@ def _failure(call: Callable[[], None]) -> Failure:
     return None
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
@@ -310,8 +345,10 @@ def _words(failures: Mapping[int, Mapping[Key, Failure]]) -> str:
 
 
 def _reason(states: Mapping[int, str]) -> str:
-    if len(set(states.values())) == 1:
-        return next(iter(states.values()))
+    return next(iter(states.values())) if len(set(states.values())) == 1 else _listed(states)
+
+
+def _listed(states: Mapping[int, str]) -> str:
     return "; ".join(f"rank {rank}: {state}" for rank, state in sorted(states.items()))
 
 

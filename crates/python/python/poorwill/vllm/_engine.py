@@ -6,6 +6,7 @@ them.
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 from poorwill import PoorwillError, UndoneError
 from poorwill.vllm import _connectors, _generations
 from poorwill.vllm._platform import WORKER, is_active
-from poorwill.vllm._together import Ranks
+from poorwill.vllm._together import Group, Ranks
 
 __all__ = ["NotReadyError", "attempt", "install_core"]
 
@@ -129,6 +130,8 @@ class _Before:
     asleep: frozenset[str]
     is_paused: bool
     is_held: bool
+    is_grouped: bool
+    """Whether other engines sleep with it, and their frontend then has all go on."""
 
 
 class _Engine:
@@ -150,6 +153,8 @@ class _Engine:
         self._was_committed = False
         self._events: dict[Any, list[Any]] = {}
         self._processes: list[dict[str, Any]] | None = None
+        self._is_grouped = False
+        self._before: _Before | None = None
         self._ranks = Ranks(
             int(core.vllm_config.parallel_config.world_size),
             lambda path: self._ask("poorwill_reaches", args=(path,)),
@@ -177,7 +182,8 @@ class _Engine:
             return self._draining[1]
         if not self._has_to_sleep(level):
             return None
-        before = _Before(self.asleep, bool(self.core.is_scheduler_paused()), self._is_held)
+        before = _Before(self.asleep, bool(self.core.is_scheduler_paused()), self._is_held, self._is_grouped)
+        self._before = before
         self._was_committed = False
         try:
             result = stock(level, mode)
@@ -248,11 +254,7 @@ class _Engine:
             self._is_held = before.is_held
             if not paused:
                 raise error
-            if not self._goes_on():
-                raise PoorwillError(
-                    f"{error}; nothing sleeps, but the scheduler is paused: {_ALL_WAKE}"
-                ) from error
-            self._resume()
+            self._go_on_after(error, before, "nothing sleeps")
             raise error
         asleep, reason = self._wake_again(before)
         self._hold_for_asleep(asleep | before.asleep)
@@ -267,12 +269,18 @@ class _Engine:
             raise PoorwillError(f"{error}; all ranks are awake, but {self.not_ready}") from error
         if not paused:
             raise PoorwillError(f"{error}; all ranks are awake again, and the engine is as it was") from error
-        if not self._goes_on():
-            raise PoorwillError(
-                f"{error}; all ranks are awake again, but the scheduler is paused: {_ALL_WAKE}"
-            ) from error
-        self._resume()
+        self._go_on_after(error, before, "all ranks are awake again")
         raise PoorwillError(f"{error}; all ranks are awake again and the engine serves") from error
+
+    def _go_on_after(self, error: Exception, before: _Before, state: str) -> None:
+        """Resumes the scheduler, unless other engines have to do it at the same time."""
+        if self._goes_on():
+            self._resume()
+        elif before.is_grouped:
+            self._is_held = True
+            raise PoorwillError(f"{error}; {state}") from error
+        else:
+            raise PoorwillError(f"{error}; {state}, but the scheduler is paused: {_ALL_WAKE}") from error
 
     def _wake_again(self, before: _Before) -> tuple[frozenset[str], str]:
         """Wakes what was awake before a sleep. Returns what sleeps nevertheless, and why."""
@@ -373,9 +381,62 @@ class _Engine:
             self._hold_for_asleep(asleep)
             raise PoorwillError(f"wake_up: {_list(asleep)} still sleep on some rank")
         # Another data parallel rank may miss weights that this one has.
-        may_wait = self._is_held or self.level == 2
+        may_wait = self._is_held or self._is_grouped or self.level == 2
         self._is_held = self.not_ready is not None or (may_wait and not self._goes_on())
         return not self._is_held
+
+    # Other engines
+
+    def reached(self, path: str) -> list[bool]:
+        """Which ranks read a decision of several engines. Empty if they cannot wait for each other."""
+        if not (self._goes_on() or self.vllm.pauses_together):
+            # A step of another engine would wait for one that waits here.
+            return []
+        return [bool(is_reached) for is_reached in self._ask("poorwill_reaches", args=(path,))]
+
+    def in_group(self, act: Callable[[], Any], group: Group) -> dict[str, Any] | Future[dict[str, Any]]:
+        """A sleep or a wake that several engines do together. Returns what `attempt` does, also later."""
+        self._ranks.group, self._is_grouped = group, True
+        try:
+            result = act()
+        except Exception as error:
+            return self._grouped(group, error)
+        finally:
+            self._is_grouped = False
+        if not isinstance(result, Future):
+            return self._grouped(group, None, result)
+        later: Future[dict[str, Any]] = Future()
+
+        def answer(done: Future[Any]) -> None:
+            error = done.exception()
+            value = None if error is not None else done.result()
+            later.set_result(self._grouped(group, error, value))
+
+        result.add_done_callback(answer)
+        return later
+
+    def _grouped(self, group: Group, error: BaseException | None, value: Any = None) -> dict[str, Any]:
+        if self._ranks.group is group:
+            # No rank was asked.
+            self._ranks.group = None
+            if error is None:
+                group.note_staged(self._ranks.count)
+        if error is not None:
+            group.undo()
+        is_undone = isinstance(error, UndoneError) or isinstance(
+            getattr(error, "__cause__", None), UndoneError
+        )
+        words = None if error is None else str(error) or type(error).__name__
+        return {"value": value, "error": words, "is_undone": is_undone}
+
+    def take_back(self) -> str:
+        """After a sleep that this engine did and another could not: it is as before. Returns its state."""
+        if self._before is None or self.level is None:
+            return "nothing sleeps"
+        try:
+            self._go_back(PoorwillError("their sleep is taken back"), self.level, self._before)
+        except PoorwillError as error:
+            return str(error)
 
     # Ranks
 
@@ -485,12 +546,12 @@ class _Engine:
         errors = {rank: answer["error"] for rank, answer in enumerate(answers) if answer["error"] is not None}
         # Those that are as they were for the sake of another have no reason of their own.
         of_their_own = {rank: words for rank, words in errors.items() if not answers[rank]["is_undone"]}
-        errors = of_their_own or errors
+        kind, errors = (PoorwillError, of_their_own) if of_their_own else (UndoneError, errors)
         if errors:
             if len(answers) == 1:
-                raise PoorwillError(errors[0])
+                raise kind(errors[0])
             failures = "; ".join(f"rank {rank}: {words}" for rank, words in errors.items())
-            raise PoorwillError(f"{method}: {len(errors)} of {len(answers)} ranks failed: {failures}")
+            raise kind(f"{method}: {len(errors)} of {len(answers)} ranks failed: {failures}")
         return [answer["value"] for answer in answers]
 
     # Requests
@@ -544,6 +605,9 @@ def install_core(module: Any, vllm: _generations.Generation | None = None) -> No
     base.poorwill_not_ready = _poorwill_not_ready
     base.poorwill_go_on = _poorwill_go_on
     base.poorwill_processes = _poorwill_processes
+    base.poorwill_reached = _poorwill_reached
+    base.poorwill_in_group = _poorwill_in_group
+    base.poorwill_take_back = _poorwill_take_back
 
 
 def _sleep(stock: Any) -> Callable[..., Any]:
@@ -652,3 +716,23 @@ def _poorwill_processes(self: Any) -> list[dict[str, Any]]:
     """For frontends: the processes that hold the GPUs."""
     engine = _engine_of(self)
     return [] if engine is None else engine.processes()
+
+
+def _poorwill_reached(self: Any, path: str) -> dict[str, Any]:
+    """For frontends of several engines: which ranks read a decision, by its path, and the core's process."""
+    engine = _engine_of(self)
+    return {"ranks": [] if engine is None else engine.reached(path), "process": os.getpid()}
+
+
+def _poorwill_in_group(self: Any, method: str, args: Any, path: str, first: int, ranks: int) -> Any:
+    """For frontends of several engines: a sleep or a wake that all do, or none."""
+    engine = _engine_of(self)
+    if engine is None:
+        raise PoorwillError(f"{method}: the workers are not poorwill's; worker_cls is not {WORKER}")
+    return engine.in_group(lambda: getattr(self, method)(*args), Group(path, first, ranks))
+
+
+def _poorwill_take_back(self: Any) -> str:
+    """For frontends of several engines: undoes a sleep that another engine could not do."""
+    engine = _engine_of(self)
+    return "nothing sleeps" if engine is None else engine.take_back()

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from poorwill import PoorwillError
 from poorwill.vllm import _generations, _metrics
 from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, replace
+from poorwill.vllm._engines import Engines
 from poorwill.vllm._liveness import outlive, outlive_async
 from poorwill.vllm._platform import is_active
 from poorwill.vllm._processes import Processes
@@ -74,6 +75,7 @@ class _Watch:
         self.is_asleep = False
         """Whether anything slept at the last look."""
         self.processes = Processes()
+        self.engines = Engines()
         self._look: asyncio.Future[None] | None = None
 
     @property
@@ -167,13 +169,17 @@ def _is_watched(watch: _Watch, method: Any) -> bool:
 # With asyncio
 
 
-async def _ask_async(frontend: Any, utility: str) -> list[Any]:
-    """Each engine's answer; vLLM's own method returns only the first one's."""
+async def _ask_async(
+    frontend: Any, utility: str, *args: Any, engines: Sequence[Any] | None = None
+) -> list[Any]:
+    """Each engine's answer, or each of these; vLLM's own method returns only the first one's."""
     client = frontend.engine_core
 
     async def answers() -> list[Any]:
-        calls = (client._call_utility_async(utility, engine=engine) for engine in client.core_engines)
-        return list(await asyncio.gather(*calls))
+        asked = client.core_engines if engines is None else engines
+        return list(
+            await asyncio.gather(*(client._call_utility_async(utility, *args, engine=each) for each in asked))
+        )
 
     answered: list[Any] = await outlive_async(client, answers())
     return answered
@@ -231,6 +237,30 @@ async def _operate_async(frontend: Any, watch: _Watch, operation: Awaitable[Any]
         raise
     await _look_async(frontend, watch)
     return result
+
+
+async def _change_async(
+    frontend: Any, watch: _Watch, change: Callable[[], Awaitable[Any]], *, takes_back: bool = False
+) -> Any:
+    """A sleep or a wake that all engines carry out, or none.
+
+    With `takes_back`, also where one fails behind the commit.
+    """
+    ask = functools.partial(_ask_async, frontend)
+    operation = await watch.engines.operation(frontend.engine_core, ask)
+    if operation is None:
+        return await _operate_async(frontend, watch, change())
+    try:
+        with operation:
+            return await _operate_async(frontend, watch, change())
+    except Exception as error:
+        if not (takes_back and operation.done):
+            raise
+        states = await _ask_async(frontend, "poorwill_take_back", engines=operation.done)
+        await _look_async(frontend, watch)
+        raise PoorwillError(f"{error}; the others: {', '.join(dict.fromkeys(states))}") from error
+    finally:
+        operation.end()
 
 
 def _is_alone(frontend: Any) -> bool:
@@ -326,7 +356,10 @@ def _sleep_async(stock: Any) -> Callable[..., Any]:
             return await stock(self, level, mode)
         check_level(level)
         await _refuse_hibernating_async(self, watch)
-        return await _operate_async(self, watch, stock(self, level, mode))
+        if level == 0:
+            return await _operate_async(self, watch, stock(self, level, mode))
+        change = functools.partial(stock, self, level, mode)
+        return await _change_async(self, watch, change, takes_back=True)
 
     return sleep
 
@@ -338,7 +371,7 @@ def _wake_up_async(stock: Any) -> Callable[..., Any]:
             return await stock(self, tags)
         check_tags(tags)
         await _refuse_hibernating_async(self, watch)
-        return watch.wake_result(await _operate_async(self, watch, stock(self, tags)))
+        return watch.wake_result(await _change_async(self, watch, functools.partial(stock, self, tags)))
 
     return wake_up
 

@@ -41,6 +41,8 @@ class Vllm0_20:
     """Whether state beside the KV cache has a pool of its own."""
     has_adapter_pool: ClassVar[bool] = False
     """Whether LoRA adapters have one."""
+    pauses_together: ClassVar[bool] = False
+    """Whether data parallel engines agree on a pause before any of them sleeps."""
     releases_cache: ClassVar[bool] = False
     """Whether `release_kv_cache_memory` can release the cache alone."""
 
@@ -95,6 +97,7 @@ class Vllm0_21(Vllm0_20):
     """An update of the weights has a start and an end."""
 
     since = (0, 21, 0)
+    pauses_together = True
     touching = Vllm0_20.touching | {"start_weight_update"}
 
     def is_updating(self, worker: Any) -> bool:

@@ -66,6 +66,7 @@ async def _hibernate(frontend: Any, given: Mapping[str, str]) -> dict[str, Any]:
             statuses = await _frontend.look_at_engines(frontend, watch)
             if problem := _problem(statuses, processes.elsewhere):
                 raise _frontend.http_error(HTTPStatus.CONFLICT, f"hibernate: {problem}")
+            limits["suspended_communicators"] = _suspended(statuses)
             report = await _changed(functools.partial(take_off, processes.pids, **limits))
         finally:
             processes.change = None
@@ -123,12 +124,20 @@ def _problem(statuses: list[dict[str, Any]], elsewhere: tuple[int, ...]) -> str 
             f"the engine is awake on {_listed(awake)}: put it to sleep first, by POST /sleep?level=1, and "
             "all of it"
         )
+    for rank in ranks:
+        if rank["cannot_hibernate"] is not None:
+            return f"{_listed([rank['rank']])}: {rank['cannot_hibernate']}"
     if elsewhere:
         return (
             f"{_listed(elsewhere)} runs on another machine or in another container, and a process can only "
             "be taken off from beside it"
         )
     return None
+
+
+def _suspended(statuses: list[dict[str, Any]]) -> int:
+    """How many communicators every rank has suspended."""
+    return min((len(rank["communicators"]) for status in statuses for rank in status["ranks"]), default=0)
 
 
 async def _stands(processes: Any, state: str) -> bool:

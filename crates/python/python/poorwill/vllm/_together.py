@@ -3,22 +3,49 @@
 Each rank does what can fail, and waits for the others before it commits (`poorwill.Decision`). The last rank
 that is ready commits for all. So one call of vLLM's executor is enough. Whichever process ends, no rank is
 left half-way: it goes back when its time is up.
+
+Ranks of several engines do it together where their frontend made the decision (`_engines`, `Group`).
 """
 
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from poorwill import Decision, PoorwillError
 from poorwill.vllm import _environment
 
-__all__ = ["METHODS", "Ranks"]
+__all__ = ["METHODS", "Group", "Ranks", "open_decision", "remove", "warn_apart"]
 
 METHODS = frozenset({"sleep", "wake_up"})
 """Methods of the worker that all ranks carry out, or none."""
 
 _log = logging.getLogger(__name__)
+_was_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks of one engine among those of several, in one sleep or wake."""
+
+    path: str
+    """That of the decision."""
+    first: int
+    """The number of this engine's first rank."""
+    ranks: int
+    """How many there are in all engines."""
+
+    def undo(self) -> None:
+        """Proposes to undo, since this engine cannot take part."""
+        with contextlib.suppress(PoorwillError):
+            Decision.join(self.path, self.first, self.ranks).decide("undo")
+
+    def note_staged(self, count: int) -> None:
+        """None of this engine's ranks has anything to do, so none can fail."""
+        for rank in range(self.first, self.first + count):
+            Decision.join(self.path, rank, self.ranks).note_staged()
 
 
 class Ranks:
@@ -26,61 +53,89 @@ class Ranks:
 
     def __init__(self, count: int, reached: Callable[[str], list[bool]]) -> None:
         """`reached` asks the ranks of this core which of them read a decision, by its path."""
-        self._count = count
+        self.count = count
+        self.group: Group | None = None
+        """Other engines' ranks that take part in the next sleep or wake, which takes it."""
         self._reached = reached
         self._is_known = False
-        self._has_warned = False
 
     @contextlib.contextmanager
     def deciding(self, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
         """What to call the workers by: a method and its arguments."""
-        decision = self._decision() if method in METHODS and self._count > 1 else None
+        group = None
+        if method in METHODS:
+            group, self.group = self.group, None
+        if group is not None:
+            with self._undoing(group):
+                yield _together(method, args, kwargs, group)
+            return
+        decision = self._decision() if method in METHODS and self.count > 1 else None
         if decision is None:
             yield method, args, kwargs
             return
+        group = Group(str(decision.path), 0, self.count)
+        with self._undoing(group):
+            yield _together(method, args, kwargs, group)
+        remove(decision)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _undoing(group: Group) -> Iterator[None]:
         try:
-            yield "poorwill_together", (method, args, kwargs, str(decision.path), self._count), {}
+            yield
         except BaseException:
             # Some rank has not answered, and reads the verdict when it goes on.
-            with contextlib.suppress(PoorwillError):
-                decision.decide("undo")
+            group.undo()
             raise
-        _remove(decision)
 
     def _decision(self) -> Decision | None:
         """None where each rank acts by itself."""
-        try:
-            folder = _environment.read().ranks_folder
-            decision = Decision.create(folder)
-        except (PoorwillError, ValueError) as error:
-            self._warn(str(error))
-            return None
-        if self._is_known:
+        decision = open_decision("rank")
+        if decision is None or self._is_known:
             return decision
         reached = self._reached(str(decision.path))
         # With an external launcher each rank has a core of its own.
-        self._count = len(reached)
+        self.count = len(reached)
         self._is_known = all(reached)
-        if self._is_known and self._count > 1:
+        if self._is_known and self.count > 1:
             return decision
-        _remove(decision)
+        remove(decision)
         if not self._is_known:
-            apart = ", ".join(str(rank) for rank, is_reached in enumerate(reached) if not is_reached)
-            self._warn(f"rank {apart} does not reach {decision.path}")
+            warn_apart("rank", reached, str(decision.path))
         return None
 
-    def _warn(self, reason: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "one rank may sleep while another cannot: %s; name a folder that all of them share in %s, "
-                "and they sleep together or not at all",
-                reason,
-                _environment.RANKS_FOLDER,
-            )
+
+def open_decision(what: str) -> Decision | None:
+    """A new decision for ranks or engines. None where there is no folder for it, after a warning."""
+    try:
+        return Decision.create(_environment.read().ranks_folder)
+    except (PoorwillError, ValueError) as error:
+        _warn(what, str(error))
+        return None
 
 
-def _remove(decision: Decision) -> None:
+def remove(decision: Decision) -> None:
+    """Removes a decision that all have read."""
     with contextlib.suppress(PoorwillError):
         # What stays is removed by a later one.
         decision.remove()
+
+
+def warn_apart(what: str, reached: Sequence[bool], path: str) -> None:
+    """Warns once that not all reach a decision."""
+    apart = ", ".join(str(number) for number, is_reached in enumerate(reached) if not is_reached)
+    _warn(what, f"{what} {apart} does not reach {Path(path).parent}")
+
+
+def _together(method: str, args: Sequence[Any], kwargs: dict[str, Any], group: Group) -> Any:
+    return "poorwill_together", (method, args, kwargs, group.path, group.first, group.ranks), {}
+
+
+def _warn(what: str, reason: str) -> None:
+    words = (
+        f"one {what} may sleep while another cannot: {reason}; name a folder that all of them share in "
+        f"{_environment.RANKS_FOLDER}, and they sleep together or not at all"
+    )
+    if words not in _was_warned:
+        _was_warned.add(words)
+        _log.warning("%s", words)

@@ -53,6 +53,7 @@ class Allocator:
         self._current_tag = self.default_tag
         self._level: int | None = None
         self._group: dict[str, Any] = {}
+        self._decision: Decision | None = None
         # Scratch memory holds nothing from one step to the next.
         arena.declare("workspace", level1="drop", level2="drop", dropped="undefined")
 
@@ -184,13 +185,18 @@ class Allocator:
         Raises UndoneError where another rank cannot.
         """
         self._group = {"decision": decision, "undo_after": undo_after_s}
+        self._decision = decision
         try:
             yield
             if self._group:
                 # There was nothing to do here, so it cannot fail.
                 decision.note_staged()
         finally:
-            self._group = {}
+            self._group, self._decision = {}, None
+
+    def others_go_on(self) -> bool:
+        """Whether other ranks carry out the sleep or wake that failed here."""
+        return self._decision is None or self._decision.verdict == "commit"
 
     def _take_group(self) -> dict[str, Any]:
         group, self._group = self._group, {}

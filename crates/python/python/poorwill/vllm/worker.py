@@ -14,9 +14,10 @@ The configuration names this class (`_platform`), and vLLM creates it in place o
 import contextlib
 import functools
 import importlib
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from poorwill import _native
 from poorwill._native import Decision, PoorwillError, Preparation, PrepareReport
@@ -74,6 +75,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         # A spawned process has decided nothing itself, and configures drafters.
         _platform.note_chosen()
         super().__init__(*args, **kwargs)
+        if _vllm.resumes_communicators(self):
+            # Host memory that ranks share by CUDA would not come back from hibernation. NCCL has other.
+            os.environ.setdefault(_communicators.SHARES_HOST_MEMORY, "0")
         self._environment = _environment.read()
         self._preparation: Preparation | None = None
         self._allocator: Allocator | None = None
@@ -215,6 +219,10 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     # Sleeping and waking
 
     def sleep(self, level: int = 1) -> None:
+        with self._changing_communicators("suspend"):
+            self._sleep(level)
+
+    def _sleep(self, level: int) -> None:
         # A preparation that ended was before this; weights may have been written since.
         self._note_preparation(wait=False)
         self._missing()
@@ -231,7 +239,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self._suspend(level)
             return
         try:
-            with self.allocator.sleeping_by(level), self._changing_communicators():
+            with self.allocator.sleeping_by(level):
                 super().sleep(level)
         except BaseException as error:
             after = self.allocator.sleeping()
@@ -246,13 +254,13 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         if tags is None or "weights" in tags or not _vllm.restores_at_any_wake:
-            with self._changing_communicators():
+            with self._changing_communicators("resume"):
                 super().wake_up(tags)
             return
         # The saved buffers belong to the weights, which are not there yet.
         saved = self._forget_saved()
         try:
-            with self._changing_communicators():
+            with self._changing_communicators("resume"):
                 super().wake_up(tags)
         finally:
             self.__dict__.update(saved)
@@ -280,6 +288,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         allocator = self.allocator
         self._note_preparation(wait=False)
         looked = self._missing()
+        communicators = self._communicator_status()
         return {
             "rank": int(self.rank),
             **this_process(),
@@ -290,7 +299,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "unwritten": None if looked is None else self._as_dict(looked),
             "host_bytes": allocator.arena.stats().backup_bytes,
             "unaccounted_bytes": allocator.events.unaccounted_bytes,
-            "communicators": self._communicator_status(),
+            "communicators": communicators,
+            "cannot_hibernate": _communicators.cannot_hibernate(communicators),
             "shared": [shared.as_dict() for shared in self._shared()],
             # Until the next release: the old name.
             "uncovered_bytes": allocator.events.unaccounted_bytes,
@@ -298,10 +308,10 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         }
 
     def poorwill_together(
-        self, method: str, args: Sequence[Any], kwargs: dict[str, Any], path: str, ranks: int
+        self, method: str, args: Sequence[Any], kwargs: dict[str, Any], path: str, first: int, ranks: int
     ) -> Any:
-        """A sleep or a wake that all ranks carry out, or none."""
-        decision = Decision.join(path, int(self.rank), ranks)
+        """A sleep or a wake that all ranks carry out, or none. `first` is the number of our first one."""
+        decision = Decision.join(path, first + int(self.rank), ranks)
         try:
             with self.allocator.together(decision, self._environment.ranks_timeout_s):
                 return getattr(self, method)(*args, **kwargs)
@@ -441,7 +451,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         _vllm.suspend(self, level)
         if _vllm.resumes_communicators(self):
             # The wake resumed them, whichever tags it woke.
-            self._communicators.suspend()
+            gpu_worker.suspend_device_comms()
 
     def _shared(self) -> list[_peers.Shared]:
         """Memory that other processes map. No sleep or wake fails because vLLM does not show it."""
@@ -464,14 +474,23 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             logger.warning("%s", words, exc_info=True)
 
     @contextlib.contextmanager
-    def _changing_communicators(self) -> Iterator[None]:
+    def _changing_communicators(self, operation: Literal["suspend", "resume"]) -> Iterator[None]:
         """Where vLLM suspends or resumes NCCL's communicators, all ranks do it, or none."""
-        suspend, resume = self._communicators.suspend, self._communicators.resume
-        with (
-            wrapped(gpu_worker, "suspend_device_comms", lambda _: suspend),
-            wrapped(gpu_worker, "resume_device_comms", lambda _: resume),
-        ):
-            yield
+        has_begun = False
+
+        def change() -> Any:
+            nonlocal has_begun
+            has_begun = True
+            return getattr(self._communicators, operation)()
+
+        try:
+            with wrapped(gpu_worker, f"{operation}_device_comms", lambda _: change):
+                yield
+        except BaseException as error:
+            is_concerned = _vllm.resumes_communicators(self) and not has_begun
+            if is_concerned and self.allocator.others_go_on():
+                self._communicators.decline(operation, error)
+            raise
 
     def _forget_saved(self) -> dict[str, Any]:
         """Resets what vLLM saved for the next wake. Returns what it was."""
