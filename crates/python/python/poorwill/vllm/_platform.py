@@ -47,7 +47,7 @@ def install(module: ModuleType) -> None:
 
 
 def install_graph_pool(module: ModuleType) -> None:
-    """Makes vLLM capture graphs into the allocator's pool with our backend, as with its own."""
+    """Makes vLLM capture graphs into the allocator's pool: always on one GPU, else as with its own."""
     config = module.VllmConfig
     stock = getattr(config, "use_cumem_cudagraph_pool", None)
     if not isinstance(stock, property) or getattr(stock.fget, "__poorwill__", False):
@@ -58,7 +58,11 @@ def install_graph_pool(module: ModuleType) -> None:
         if not is_active(self):
             return bool(decides(self))
         # Asks whether the pool exists and graphs are kept, which is so.
-        return bool(decides(_View(self, model_config=_View(self.model_config, sleep_mode_backend="cumem"))))
+        instead: dict[str, Any] = {"sleep_mode_backend": "cumem"}
+        if self.parallel_config.world_size * self.parallel_config.data_parallel_size == 1:
+            # With several ranks they would copy what they reduce, which is the user's choice.
+            instead["sleep_mode_offload_cudagraph"] = True
+        return bool(decides(_View(self, model_config=_View(self.model_config, **instead))))
 
     use_cumem_cudagraph_pool.__dict__["__poorwill__"] = True
     config.use_cumem_cudagraph_pool = property(use_cumem_cudagraph_pool, doc=stock.__doc__)
