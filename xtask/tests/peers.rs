@@ -29,6 +29,7 @@ fn scripts_for_vllm_do_what_they_say() {
     holds("vllm/test_scripts.py");
     holds("vllm/test_cases.py");
     holds("vllm/test_ranks.py");
+    holds("vllm/test_rank_steps.py");
 }
 
 #[test]

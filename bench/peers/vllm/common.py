@@ -2,11 +2,15 @@
 
 JSON lines, environments, host memory, processes, and a card with limited free memory."""
 
+import contextlib
 import ctypes
+import importlib.metadata
 import json
 import mmap
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +25,7 @@ from typing import NoReturn
 ERROR_CHARACTERS = 3000  # of an error's text, at most
 HERE = Path(__file__).resolve().parent
 GIB, MIB = 1 << 30, 1 << 20
+FIRST_WITH_BACKENDS = (0, 25)  # of vLLM
 MODES = ["cumem", "poorwill", "none"]
 POPULATE_WRITE = 23  # madvise: have the pages now, for writing
 TOUCH_PIECE_BYTES = GIB
@@ -105,6 +110,22 @@ def environment(mode: str, start: dict[str, str], **more: str) -> dict[str, str]
     return {**chosen, **more}
 
 
+def sleep_mode(mode: str, version: str) -> dict[str, str]:
+    """How a vLLM of this version learns whose sleep mode it is: with an option from 0.25 on, before that by
+    the environment alone."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    has_backends = found is not None and (int(found[1]), int(found[2])) >= FIRST_WITH_BACKENDS
+    return {"sleep_mode_backend": "poorwill"} if mode == "poorwill" and has_backends else {}
+
+
+def installed(distribution: str = "vllm") -> str:
+    """Its version; empty where it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def adopt(chosen: dict[str, str]) -> None:
     """Makes an environment this process's own."""
     for name in set(os.environ) - set(chosen):
@@ -185,6 +206,20 @@ def descendants(pid: int, of: dict[int, int]) -> list[int]:
         below += sorted(child for child, parent in of.items() if parent == below[at])
         at += 1
     return below[1:]
+
+
+def is_running(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process goes on; one that has ended and was not waited for does not."""
+    try:
+        return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def name_of(pid: int, proc: Path = Path("/proc")) -> str:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import torch
-from common import GIB, difference, emit, gib, host_memory, in_gib
+from common import GIB, difference, emit, gib, host_memory, in_gib, installed, sleep_mode
 
 PROMPTS = [list(range(100, 164)), [7, 1999, 31, 4242, 77, 1234, 901, 15]]
 NEW_TOKENS = 16
@@ -149,6 +149,7 @@ def settings(
         "enable_sleep_mode": mode != "none",
         "enforce_eager": not graphs,
         "gpu_memory_utilization": utilization,
+        **sleep_mode(mode, installed()),
     }
     if kv_gib:
         chosen["kv_cache_memory_bytes"] = int(kv_gib * GIB)

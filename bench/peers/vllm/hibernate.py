@@ -281,7 +281,7 @@ def main() -> None:
     options = parser.parse_args()
     more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if options.ranks > 1:
-        from ranks import SURROUNDINGS
+        from rank_engine import SURROUNDINGS
 
         more = SURROUNDINGS
     adopt(environment(options.mode, dict(os.environ), **more))

@@ -49,6 +49,10 @@ def variant(name: str, mode: str, more: str = "", prefix: str = "", about_s: int
     return Run(f"{prefix}{name}-{mode}", "variants.py", words, 180, about_s=about_s)
 
 
+def ranks(name: str, arguments: str, limit_s: int, mode: str = "poorwill") -> Run:
+    return Run(f"ranks-{name}-{mode}", "ranks.py", ["--mode", mode, *arguments.split()], limit_s)
+
+
 def rl(name: str, arguments: str, about_s: int) -> Run:
     return Run(f"rl-{name}", "rl.py", arguments.split(), 420, about_s=about_s)
 
@@ -203,10 +207,26 @@ PLANS: dict[str, list[Run]] = {
             for way in ["uva", "prefetch"]
         ),
     ],
-    # Needs two GPUs of one host.
+    # These need two GPUs of one host. Each is one visit of eight minutes at most.
     "ranks": [
-        Run(f"ranks-{mode}", "ranks.py", ["--mode", mode, "--ranks", "2"], 180)
-        for mode in ["poorwill", "cumem"]
+        *(ranks("tp", "--tp 2", 120, mode) for mode in ["poorwill", "cumem"]),
+        ranks("pp", "--pp 2", 120),
+        ranks("dp", "--dp 2", 120),
+    ],
+    "ranks-faults": [ranks("faults", "--tp 2 --faults", 470)],
+    "ranks-kills": [ranks("kills", "--tp 2 --kills all", 470)],
+    "ranks-figures": [
+        *(
+            ranks(f"figures{'-nccl' * bool(more)}", f"--tp 2 --kind dense --layers 16 --figures {more}", 160)
+            for more in ["", "--suspend-nccl"]
+        ),
+        ranks("hibernate-driver", "--tp 2 --hibernate driver --suspend-nccl", 150),
+    ],
+    "ranks-stock": [ranks("faults", "--tp 2 --faults", 470, "cumem")],
+    "ranks-nccl": [
+        ranks("tp-nccl", "--tp 2 --suspend-nccl", 120),
+        ranks("faults-nccl", "--tp 2 --suspend-nccl --faults --only NCCL", 120),
+        ranks("hibernate", "--tp 2 --hibernate poorwill --suspend-nccl", 120),
     ],
     # Two servers behind `poorwill rotate`.
     "rotation": [

@@ -6,19 +6,25 @@ between processes. PyTorch is imported in the functions, for the script itself d
 
 import dataclasses
 import os
-import signal
-import subprocess
+import time
 
 from common import host_memory
 
 SEEDS_APART = 1000  # so that no rank's weights are those of another
-STOPPED_S = 6  # longer than the others wait
-LEFT_BYTES = 512 << 20  # of a GPU that a fault fills: less than a wake needs
 
 
 def within(worker):
     """The worker in vLLM's wrapper: what is set on the wrapper is not seen by the worker."""
     return getattr(worker, "worker", worker)
+
+
+def number(inner) -> int:
+    """The rank among all engines: those of data parallel engines begin at 0 in each."""
+    config = getattr(inner, "vllm_config", None)
+    if config is None:
+        return int(inner.rank)
+    parallel = config.parallel_config
+    return int(parallel.data_parallel_index) * int(parallel.world_size) + int(inner.rank)
 
 
 def begin(worker, mode: str) -> dict:
@@ -27,7 +33,7 @@ def begin(worker, mode: str) -> dict:
     import torch
 
     inner = within(worker)
-    inner.bench_events = []
+    inner.bench_events, inner.bench_rank = [], number(inner)
     if mode == "poorwill":
         ask = inner.poorwill_status
 
@@ -38,7 +44,7 @@ def begin(worker, mode: str) -> dict:
 
         inner.poorwill_status = poorwill_status
     return {
-        "rank": int(inner.rank),
+        "rank": inner.bench_rank,
         "device": str(inner.device),
         "name": torch.cuda.get_device_name(),
         "pid": os.getpid(),
@@ -67,12 +73,45 @@ def synchronize(worker) -> None:
     torch.cuda.synchronize()
 
 
+def settle(worker) -> None:
+    """Returns what PyTorch keeps unused to the GPU."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def echo(worker, word: str) -> list:
+    """Shows whether an answer belongs to its question."""
+    return [within(worker).bench_rank, word]
+
+
+def alone(worker, ranks: list[int]) -> dict | None:
+    """Sleeps and wakes the memory of these ranks alone, outside of the engine's state; the seconds of each.
+
+    Other ranks do nothing.
+    """
+    import torch
+
+    inner = within(worker)
+    if inner.bench_rank not in ranks:
+        return None
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    inner.allocator.suspend(1)
+    torch.cuda.synchronize()
+    asleep = time.perf_counter()
+    inner.allocator.wake_up()
+    torch.cuda.synchronize()
+    return {"sleep_s": asleep - begin, "wake_s": time.perf_counter() - asleep}
+
+
 def fill(worker, seed: int) -> dict[str, int]:
     """Overwrites the weights, on every rank with others."""
     import engine as engines
 
     inner = within(worker)
-    filled, left = engines.fill_weights(engines.model_of(inner), seed + SEEDS_APART * int(inner.rank))
+    filled, left = engines.fill_weights(engines.model_of(inner), seed + SEEDS_APART * inner.bench_rank)
     return {"tensors": filled, "left": left}
 
 
@@ -107,57 +146,6 @@ def bound_host_memory(worker, rank: int, limit_bytes: int | None) -> int | None:
     """
     inner = within(worker)
     before = inner._environment.host_budget_bytes
-    if inner.rank == rank:
+    if inner.bench_rank == rank:
         inner._environment = dataclasses.replace(inner._environment, host_budget_bytes=limit_bytes)
     return before
-
-
-def break_down(worker, rank: int, place: str) -> None:
-    """Has the next sleep or wake of one rank fail; `mend` ends that."""
-    import torch
-
-    inner = within(worker)
-    if int(inner.rank) != rank:
-        return
-    inner.bench_broken = []
-    allocator = inner.allocator
-    if place == "held":
-        # The pool itself refuses, after vLLM's own steps.
-        inner.bench_broken.append(allocator.arena.hold("weights", "bench"))
-    elif place == "full":
-        free, _ = torch.cuda.mem_get_info()
-        inner.bench_broken.append(torch.empty(free - LEFT_BYTES, dtype=torch.uint8, device=inner.device))
-    else:
-        name, _, when = place.partition(" ")
-        stock = getattr(allocator, name)
-
-        def broken(*positional, **named):
-            if when in ("after", "killed after"):
-                stock(*positional, **named)
-            if when == "stopped":
-                # Until a process that is not stopped has it go on.
-                goes_on = f"sleep {STOPPED_S}; kill -CONT {os.getpid()}"
-                subprocess.Popen(["sh", "-c", goes_on], start_new_session=True)
-                os.kill(os.getpid(), signal.SIGSTOP)
-                return stock(*positional, **named)
-            if when.startswith("killed"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise RuntimeError(f"broken {when} {name}")
-
-        setattr(allocator, name, broken)
-
-
-def mend(worker, rank: int) -> None:
-    import torch
-
-    inner = within(worker)
-    if int(inner.rank) != rank:
-        return
-    for name in ("suspend", "wake_up"):
-        vars(inner.allocator).pop(name, None)
-    while inner.bench_broken:
-        kept = inner.bench_broken.pop()
-        if hasattr(kept, "end"):
-            kept.end()
-        del kept
-    torch.cuda.empty_cache()

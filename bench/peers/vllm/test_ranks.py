@@ -20,6 +20,7 @@ sys.path.insert(0, str(HERE))
 
 import common  # noqa: E402
 import plans  # noqa: E402
+import rank_engine  # noqa: E402
 import ranks  # noqa: E402
 import sleep  # noqa: E402
 from test_scripts import printed  # noqa: E402
@@ -92,7 +93,6 @@ class Llm:
         self.workers = [types.SimpleNamespace(worker=Worker(rank)) for rank in range(count)]
         self.mode, self.flaws, self.is_down, self.calls = mode, flaws, False, []
         self.ranks[-1].keeps_weights = "nothing given back" in flaws
-        self.llm_engine = types.SimpleNamespace(engine_core=types.SimpleNamespace(shutdown=self.shutdown))
 
     @property
     def ranks(self) -> list[Worker]:
@@ -198,7 +198,7 @@ class Several(unittest.TestCase):
 
         with (
             mock.patch.dict(sys.modules, modules(llm)),
-            mock.patch.object(ranks, "start", start),
+            mock.patch.object(rank_engine, "start", start),
             mock.patch("faulthandler.dump_traceback_later"),
         ):
             lines = printed(whole)
@@ -217,7 +217,7 @@ class Several(unittest.TestCase):
         events = [line["event"] for line in lines]
         self.assertEqual(
             events,
-            ["cards", "ranks", "overwritten", "reference", "before"] + ["step"] * 8 + ["after", "end"],
+            ["cards", "overwritten", "ranks", "reference", "before"] + ["step"] * 8 + ["after", "end"],
         )
         steps = [line for line in lines if line["event"] == "step"]
         self.assertEqual(
@@ -282,13 +282,14 @@ class Options(unittest.TestCase):
 
     def test_a_model_has_to_be_split_evenly(self):
         self.assertIn("num_attention_heads is 16, num_key_value_heads is 8", self.refused("--ranks", "3"))
-        self.assertIn("--ranks is 0", self.refused("--ranks", "0"))
+        self.assertIn("--tp is 0", self.refused("--ranks", "0"))
         for count in ["1", "2", "4", "8"]:
             ranks.parsed(["--mode", "cumem", "--ranks", count, "--kind", "dense"])
 
     def test_the_plan_can_be_read(self):
-        for run in plans.PLANS["ranks"]:
-            self.assertEqual(ranks.parsed(run.arguments).ranks, 2)
+        for name in [name for name in plans.PLANS if name.startswith("ranks")]:
+            for run in plans.PLANS[name]:
+                self.assertEqual(ranks.parsed(run.arguments).count, 2)
 
     def test_nothing_turns_multicast_on(self):
         given = {"NCCL_NVLS_ENABLE": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "1", "PATH": os.environ["PATH"]}
@@ -324,7 +325,7 @@ class Seen(unittest.TestCase):
             def settled(self, aim):
                 return aim - self.ordinal
 
-        with mock.patch.object(ranks, "Ballast", Ballast):
+        with mock.patch.object(rank_engine, "Ballast", Ballast):
             with ranks.Cards(2) as cards:
                 self.assertEqual((cards.used(), cards.settled([10, 9])), ([0, 1], [10, 8]))
                 self.assertEqual(closed, [])
