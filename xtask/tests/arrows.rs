@@ -1,5 +1,5 @@
 //! The arrows between the crates: `core ← driver ← poorwill ← {python, bench, preload, rotate}`, with `cli` upon `poorwill`,
-//! `bench`, `rotate` and `mock-engine`, and the testkit for tests only. `triton` stands by itself, for `python`. What measures is for
+//! `bench`, `rotate` and `mock-engine`, and the testkit for tests only. `triton` stands by itself, for `python`, and so does `fleet`. What measures is for
 //! the command and for tests: neither the library nor the Python package nor the service depends on it. Benchmarks that
 //! compile a peer stand beside the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda
 //! stands on the driver's host device, and only the testkit on it; the mock engine is a process of that device; the fake NVML knows sizes and nothing else.
@@ -13,6 +13,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-core", &[]),
     ("poorwill-triton", &[]),
+    ("poorwill-fleet", &[]),
     ("poorwill-driver", &["poorwill-core"]),
     ("poorwill-fake-libcuda", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-fake-nvml", &["poorwill-core"]),

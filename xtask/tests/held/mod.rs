@@ -14,6 +14,7 @@ pub(crate) const HELD: &[&str] = &[
     "crates/driver/src/system",
     "crates/fake-libcuda/src/calls",
     "crates/fake-nvml/src",
+    "crates/fleet/src",
     "crates/poorwill/src/budget",
     "crates/poorwill/src/checkpoint",
     "crates/poorwill/src/ranks",

@@ -1,0 +1,81 @@
+//! What the controller wants of a node.
+
+use serde::{Deserialize, Serialize};
+
+use super::reading::{FORMAT, Record};
+
+/// What a node should do with a model.
+///
+/// ```
+/// use poorwill_fleet::records::Goal;
+///
+/// assert_eq!(serde_json::to_string(&Goal::Hot)?, r#""hot""#);
+/// assert_eq!(Goal::Warm.to_string(), "warm");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Goal {
+    /// Let it go once its requests end. A placement that is absent says the same.
+    None,
+    /// Take its requests, and have it ready to wake: asleep, hibernating or on disk.
+    Warm,
+    /// Take its requests, and keep it awake. It leaves last.
+    Hot,
+}
+
+impl std::fmt::Display for Goal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Warm => "warm",
+            Self::Hot => "hot",
+        })
+    }
+}
+
+/// A goal for a model on a node.
+///
+/// Promise: a node acts only on a placement with a greater `fence` than it has acted on for that model, or the same one.
+///
+/// ```
+/// use poorwill_fleet::records::{Goal, Placement};
+///
+/// let placement = Placement::new(41, Goal::Warm, 1_700_000_000_000, "1 of 2 copies is left");
+/// assert!(placement.is_newer_than(40));
+/// assert!(!placement.is_newer_than(41));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// The oldest format whose readers understand it.
+    pub format: u32,
+    /// The revision of the election that its controller won.
+    pub fence: u64,
+    /// What is wanted.
+    pub goal: Goal,
+    /// When the goal became this one: milliseconds since 1970, by the controller's clock.
+    pub changed_at_ms: u64,
+    /// The reason, for people.
+    #[serde(default)]
+    pub why: String,
+}
+
+impl Placement {
+    /// As a controller with this fence writes it.
+    #[must_use]
+    pub fn new(fence: u64, goal: Goal, changed_at_ms: u64, why: &str) -> Self {
+        Self { format: FORMAT, fence, goal, changed_at_ms, why: why.to_owned() }
+    }
+
+    /// Whether its controller was elected after the one with `fence`.
+    #[must_use]
+    pub const fn is_newer_than(&self, fence: u64) -> bool {
+        self.fence > fence
+    }
+}
+
+impl Record for Placement {
+    fn problem(&self) -> Option<String> {
+        (self.fence == 0).then(|| "fence is 0, which is no revision of an election".to_owned())
+    }
+}

@@ -1,0 +1,257 @@
+//! Small fleets, each for one choice.
+
+use poorwill_fleet::policy::{NodeView, Plan, Rules, Time, View, Write, decide};
+use poorwill_fleet::records::{
+    Goal, GpuRecord, ModelRecord, NodeRecord, Pin, Placement, Rate, Requests, Stage,
+};
+
+use super::views::{NOW, apply, realize};
+
+const GIB: u64 = 1 << 30;
+
+/// Nodes of one GPU with 80 GiB, in two racks.
+fn fleet(nodes: usize) -> View {
+    let mut view = View::default();
+    for at in 0..nodes {
+        let gpu = GpuRecord { total_bytes: 80 * GIB, budget_bytes: 80 * GIB };
+        let record = NodeRecord {
+            gpus: vec![gpu],
+            domain: format!("rack-{}", at % 2),
+            host_free_bytes: 500 * GIB,
+            ..NodeRecord::new("a")
+        };
+        let node = NodeView { record: Some(record), ..NodeView::default() };
+        view.nodes.insert(format!("n{at}").parse().unwrap(), node);
+    }
+    view
+}
+
+fn with(mut view: View, model: &str, nodes: &[&str], need_gib: u64, per_second: f64, stage: Stage) -> View {
+    let rate: Rate = serde_json::from_value(per_second.into()).unwrap();
+    for (at, node) in nodes.iter().enumerate() {
+        let rate = if at == 0 { rate } else { Rate::default() };
+        let need_bytes = Some(vec![need_gib * GIB]);
+        let record = ModelRecord { need_bytes, rate, ..ModelRecord::new(stage, vec![0]) };
+        let models = &mut view.nodes.get_mut(*node).unwrap().models;
+        models.insert(model.parse().unwrap(), Some(record));
+    }
+    view
+}
+
+fn model<'v>(view: &'v mut View, model: &str, node: &str) -> &'v mut ModelRecord {
+    view.nodes.get_mut(node).unwrap().models.get_mut(model).unwrap().as_mut().unwrap()
+}
+
+/// Plans, and lets the nodes do so, for some minutes from a start on.
+fn run(view: &mut View, minutes: std::ops::Range<u64>) -> Vec<Plan> {
+    let one = |minute| {
+        let at = Time(NOW.0 + minute * 60_000);
+        let plan = decide(view, &Rules::default(), at);
+        apply(view, &plan, at);
+        realize(view);
+        plan
+    };
+    minutes.map(one).collect()
+}
+
+fn goal(view: &View, model: &str, node: &str) -> Goal {
+    let placement = view.placements.get(model).and_then(|nodes| nodes.get(node)).cloned().flatten();
+    placement.map_or(Goal::None, |placement| placement.goal)
+}
+
+fn goals(view: &View, model: &str, nodes: &[&str]) -> Vec<Goal> {
+    nodes.iter().map(|node| goal(view, model, node)).collect()
+}
+
+#[test]
+fn the_cheapest_wake_becomes_hot() {
+    let all = ["n0", "n1", "n2", "n3"];
+    for (cheap, dear) in [
+        (Stage::Awake, Stage::Asleep),
+        (Stage::Asleep, Stage::Hibernating),
+        (Stage::Hibernating, Stage::OnDisk),
+        (Stage::OnDisk, Stage::Stopped),
+    ] {
+        let mut view = with(fleet(4), "a", &all, 30, 1.0, dear);
+        model(&mut view, "a", "n2").stage = cheap;
+        run(&mut view, 0..1);
+        assert_eq!(goal(&view, "a", "n2"), Goal::Hot, "{cheap:?} before {dear:?}");
+    }
+}
+
+#[test]
+fn a_first_hot_copy_pays_for_itself() {
+    // 36 wakes of 2 s in an hour: more than a wake takes, and less than a start.
+    for (stage, expected) in [(Stage::Asleep, Goal::Hot), (Stage::Stopped, Goal::Warm)] {
+        let mut view = with(fleet(1), "a", &["n0"], 30, 0.01, stage);
+        let plan = decide(&view, &Rules::default(), NOW);
+        apply(&mut view, &plan, NOW);
+        assert_eq!(goal(&view, "a", "n0"), expected);
+        let is_said = plan.shortages.iter().any(|one| one.to_string().contains("longer than the wakes"));
+        assert_eq!(is_said, expected == Goal::Warm, "{:?}", plan.shortages);
+    }
+}
+
+#[test]
+fn copies_follow_demand_without_flapping() {
+    let all = ["n0", "n1", "n2", "n3"];
+    let mut view = with(fleet(4), "a", &all, 30, 1.0, Stage::Asleep);
+    let hot = |view: &View| goals(view, "a", &all).into_iter().filter(|goal| *goal == Goal::Hot).count();
+    run(&mut view, 0..3);
+    assert_eq!(hot(&view), 1);
+    // A copy carries 32 requests.
+    model(&mut view, "a", "n0").requests = Requests { running: 60, queued: 10 };
+    run(&mut view, 3..6);
+    assert_eq!(hot(&view), 3);
+    // 60 requests would fit two copies, and not at seven tenths of what they carry.
+    for (minute, running) in (6..30).zip([60, 70].into_iter().cycle()) {
+        model(&mut view, "a", "n0").requests = Requests { running, queued: 0 };
+        let plans = run(&mut view, minute..minute + 1);
+        assert!(plans[0].changes.is_empty(), "{:?}", plans[0].changes);
+    }
+    model(&mut view, "a", "n0").requests = Requests { running: 10, queued: 0 };
+    run(&mut view, 30..34);
+    assert_eq!(hot(&view), 1);
+}
+
+#[test]
+fn a_hot_copy_leaves_for_one_that_is_worth_clearly_more() {
+    for (other, leaves) in [(1.2, false), (2.0, true)] {
+        let mut view = with(fleet(1), "a", &["n0"], 60, 1.0, Stage::Asleep);
+        run(&mut view, 0..1);
+        view = with(view, "b", &["n0"], 60, other, Stage::Asleep);
+        // Not at once: it stays for its least time.
+        let plans = run(&mut view, 1..2);
+        assert_eq!(goal(&view, "a", "n0"), Goal::Hot);
+        assert!(plans[0].shortages.iter().any(|one| one.to_string().contains("no GPU has memory")));
+        run(&mut view, 2..4);
+        let expected = if leaves { [Goal::Warm, Goal::Hot] } else { [Goal::Hot, Goal::Warm] };
+        assert_eq!([goal(&view, "a", "n0"), goal(&view, "b", "n0")], expected);
+    }
+}
+
+#[test]
+fn placements_are_spread_over_domains() {
+    // Two racks: even and odd.
+    let mut view = with(fleet(6), "a", &["n0", "n2", "n4", "n5"], 30, 0.0, Stage::Stopped);
+    run(&mut view, 0..1);
+    assert_eq!(goals(&view, "a", &["n0", "n5"]), [Goal::Warm, Goal::Warm]);
+    // Where they are not, one moves, and the old one leaves later.
+    let mut view = with(fleet(6), "a", &["n0", "n2", "n5"], 30, 0.0, Stage::Asleep);
+    for node in ["n0", "n2"] {
+        let placement = Placement::new(5, Goal::Warm, NOW.0 - 9_000_000, "");
+        view.placements
+            .entry("a".parse().unwrap())
+            .or_default()
+            .insert(node.parse().unwrap(), Some(placement));
+    }
+    run(&mut view, 0..3);
+    let warm = goals(&view, "a", &["n0", "n2", "n5"]);
+    assert_eq!(warm.iter().filter(|goal| **goal == Goal::Warm).count(), 2, "{warm:?}");
+    assert_eq!(warm[2], Goal::Warm);
+}
+
+#[test]
+fn a_node_that_is_gone_is_replaced_at_once() {
+    let all = ["n0", "n1", "n2"];
+    let mut view = with(fleet(3), "a", &all, 30, 1.0, Stage::Asleep);
+    run(&mut view, 0..2);
+    let hot = *all.iter().find(|node| goal(&view, "a", node) == Goal::Hot).unwrap();
+    view.nodes.remove(hot);
+    for record in view.nodes.values_mut().flat_map(|node| node.models.values_mut()).flatten() {
+        record.rate = Rate::from_micros(1_000_000);
+    }
+    // No swap is left for others.
+    let rules = Rules { swaps_per_minute: 0, ..Rules::default() };
+    let plan = decide(&view, &rules, Time(NOW.0 + 120_000));
+    let removed = plan.changes.iter().filter(|change| change.write == Write::Remove);
+    assert_eq!(removed.map(|change| change.node.as_str()).collect::<Vec<_>>(), [hot]);
+    let raised = plan.changes.iter().filter(|change| change.write == Write::Goal(Goal::Hot));
+    assert_eq!(raised.count(), 1, "{:?}", plan.changes);
+}
+
+#[test]
+fn a_drain_waits_until_elsewhere_is_ready() {
+    let mut view = with(fleet(2), "a", &["n0", "n1"], 30, 1.0, Stage::Stopped);
+    model(&mut view, "a", "n0").stage = Stage::Awake;
+    run(&mut view, 0..1);
+    assert_eq!(goals(&view, "a", &["n0", "n1"]), [Goal::Hot, Goal::Warm]);
+    model(&mut view, "a", "n1").stage = Stage::Stopped;
+    view.drains.insert("n0".parse().unwrap());
+    let decide_and_apply = |view: &mut View, minute: u64| {
+        let at = Time(NOW.0 + minute * 60_000);
+        let plan = decide(view, &Rules::default(), at);
+        apply(view, &plan, at);
+    };
+    decide_and_apply(&mut view, 1);
+    assert_eq!(goals(&view, "a", &["n0", "n1"]), [Goal::Hot, Goal::Hot]);
+    model(&mut view, "a", "n1").stage = Stage::Starting;
+    decide_and_apply(&mut view, 2);
+    assert_eq!(goal(&view, "a", "n0"), Goal::Hot);
+    model(&mut view, "a", "n1").stage = Stage::Awake;
+    decide_and_apply(&mut view, 3);
+    assert_eq!(goals(&view, "a", &["n0", "n1"]), [Goal::None, Goal::Hot]);
+}
+
+#[test]
+fn a_drain_ends_beside_a_node_that_is_not_understood() {
+    let mut view = with(fleet(3), "a", &["n0", "n1", "n2"], 30, 0.0, Stage::Awake);
+    let newer = view.nodes.get_mut("n1").unwrap();
+    newer.record = None;
+    newer.models.values_mut().for_each(|record| *record = None);
+    for node in ["n1", "n2"] {
+        let placement = Placement::new(5, Goal::Hot, NOW.0 - 9_000_000, "");
+        view.placements
+            .entry("a".parse().unwrap())
+            .or_default()
+            .insert(node.parse().unwrap(), Some(placement));
+    }
+    view.drains.insert("n2".parse().unwrap());
+    run(&mut view, 0..3);
+    assert_eq!(goals(&view, "a", &["n1", "n2"]), [Goal::Hot, Goal::None]);
+}
+
+#[test]
+fn a_pin_displaces_what_is_not_pinned() {
+    let mut view = with(fleet(1), "a", &["n0"], 60, 30.0, Stage::Asleep);
+    view = with(view, "b", &["n0"], 60, 0.0, Stage::Asleep);
+    run(&mut view, 0..1);
+    assert_eq!(goal(&view, "a", "n0"), Goal::Hot);
+    view.pins.insert("b".parse().unwrap(), Pin::new(1));
+    let plans = run(&mut view, 1..5);
+    assert_eq!([goal(&view, "a", "n0"), goal(&view, "b", "n0")], [Goal::Warm, Goal::Hot]);
+    let texts: Vec<String> = plans[0].changes.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        texts,
+        ["`a` on `n0`: warm, since `b` is worth more there", "`b` on `n0`: hot, since it is pinned"]
+    );
+}
+
+#[test]
+fn swaps_of_a_minute_are_bounded() {
+    let names: Vec<String> = (0..40).map(|at| format!("m{at}")).collect();
+    let mut view = fleet(40);
+    for (at, name) in names.iter().enumerate() {
+        view = with(view, name, &[&format!("n{at}")], 30, 1.0, Stage::Asleep);
+    }
+    let rules = Rules { swaps_per_minute: 15, ..Rules::default() };
+    for (seconds, expected) in [(0, 15), (30, 0), (60, 15), (120, 10), (180, 0)] {
+        let at = Time(NOW.0 + seconds * 1_000);
+        let plan = decide(&view, &rules, at);
+        let hot = plan.changes.iter().filter(|change| change.write == Write::Goal(Goal::Hot)).count();
+        assert_eq!(hot, expected, "at {seconds} s");
+        apply(&mut view, &plan, at);
+    }
+}
+
+#[test]
+fn what_failed_is_replaced_and_then_let_go() {
+    let mut view = with(fleet(3), "a", &["n0", "n1", "n2"], 30, 1.0, Stage::Asleep);
+    run(&mut view, 0..2);
+    let hot = ["n0", "n1", "n2"].into_iter().find(|node| goal(&view, "a", node) == Goal::Hot).unwrap();
+    model(&mut view, "a", hot).stage = Stage::Failed;
+    run(&mut view, 2..5);
+    assert_eq!(goal(&view, "a", hot), Goal::None);
+    let left = goals(&view, "a", &["n0", "n1", "n2"]);
+    assert!(left.contains(&Goal::Hot) && left.contains(&Goal::Warm), "{left:?}");
+}
