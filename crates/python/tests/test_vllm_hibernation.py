@@ -412,6 +412,10 @@ async def test_ranks_with_suspended_communicators_are_taken_off(vllm: Any, drive
         409,
         "hibernate: rank 1: NCCL's communicators tp:0 (not asked for) are not suspended",
     )
+    ranks(at.frontend)[1].cannot_hibernate = None
+    ranks(at.frontend)[0].shared = [{"name": "symmetric memory"}]
+    status, sentence = await at.call("/hibernate")
+    assert (status, "map memory of rank 0 (symmetric memory)" in sentence) == (409, True)
     assert [call for call, *_ in driver.calls] == ["hibernate", "resume"]
     await at.frontend.wake_up()
     assert await texts(generate(at.frontend)) == ["token"] * 2

@@ -35,6 +35,7 @@ class Worker:
         """Whether it shares folders with the others."""
         self.communicators: list[dict[str, Any]] = []
         self.cannot_hibernate: str | None = None
+        self.shared: list[dict[str, Any]] = []
 
     @contextlib.contextmanager
     def _decided(self, method: str) -> Iterator[None]:
@@ -140,6 +141,7 @@ class Worker:
             "unaccounted_bytes": None,
             "communicators": self.communicators,
             "cannot_hibernate": self.cannot_hibernate,
+            "shared": self.shared,
             "events": events,
         }
 

@@ -180,6 +180,7 @@ class _Engine:
         """Pauses, drains and sleeps. On failure it restores the engine and says why."""
         if self._draining is not None and self._draining[0] == level:
             return self._draining[1]
+        self._before = None
         if not self._has_to_sleep(level):
             return None
         before = _Before(self.asleep, bool(self.core.is_scheduler_paused()), self._is_held, self._is_grouped)
@@ -408,9 +409,12 @@ class _Engine:
         later: Future[dict[str, Any]] = Future()
 
         def answer(done: Future[Any]) -> None:
-            error = done.exception()
-            value = None if error is not None else done.result()
-            later.set_result(self._grouped(group, error, value))
+            try:
+                error = done.exception()
+                value = None if error is not None else done.result()
+                later.set_result(self._grouped(group, error, value))
+            except Exception as failure:
+                later.set_exception(failure)
 
         result.add_done_callback(answer)
         return later

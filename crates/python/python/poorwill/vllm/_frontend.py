@@ -251,6 +251,8 @@ async def _change_async(
     if operation is None:
         return await _operate_async(frontend, watch, change())
     try:
+        # Meanwhile the engine may have been taken off its GPUs.
+        await _refuse_hibernating_async(frontend, watch)
         with operation:
             return await _operate_async(frontend, watch, change())
     except Exception as error:

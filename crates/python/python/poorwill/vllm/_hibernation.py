@@ -127,6 +127,9 @@ def _problem(statuses: list[dict[str, Any]], elsewhere: tuple[int, ...]) -> str 
     for rank in ranks:
         if rank["cannot_hibernate"] is not None:
             return f"{_listed([rank['rank']])}: {rank['cannot_hibernate']}"
+        if rank["shared"]:
+            names = ", ".join(str(shared["name"]) for shared in rank["shared"])
+            return f"other processes map memory of {_listed([rank['rank']])} ({names}), which would be lost"
     if elsewhere:
         return (
             f"{_listed(elsewhere)} runs on another machine or in another container, and a process can only "
