@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import test_vllm_frontend as frontends
+from fake_vllm import VERSIONS
 from fake_vllm.clients import EngineProcesses, asynchronous
 from fake_vllm.worker import WEIGHTS
 from poorwill import PoorwillError
@@ -161,10 +162,8 @@ def decisions(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.suffix != ".lock"]
 
 
-def group_of(vllm: Any, kind: str = "DPEngineCoreProc") -> Any:
-    """Two engines of two ranks each behind one server. The first version has no agreed pause."""
-    if kind == "DPEngineCoreProc" and not vllm.generation.pauses_together:
-        pytest.skip("data parallel engines of this version cannot wait for each other")
+def group_of(vllm: Any, kind: str) -> Any:
+    """Two engines of two ranks each behind one server."""
     processes = EngineProcesses(*(vllm.engine(kind, 2, index) for index in range(2)))
     return asynchronous(vllm, processes, "DPLBAsyncMPClient")
 
@@ -181,7 +180,17 @@ async def serves(frontend: Any) -> bool:
     return paused(frontend) == [False] * 2 and await texts(generate(frontend)) == ["token"] * 2
 
 
-KINDS = pytest.mark.parametrize("kind", ["DPEngineCoreProc", "EngineCoreProc"])
+# Data parallel engines of 0.20 do not agree on a pause, which has a test of its own.
+KINDS = pytest.mark.parametrize(
+    ("vllm", "kind"),
+    [
+        (version, kind)
+        for kind in ("DPEngineCoreProc", "EngineCoreProc")
+        for version in VERSIONS
+        if kind == "EngineCoreProc" or not version.startswith("0.20.")
+    ],
+    indirect=["vllm"],
+)
 """Those of a model with experts, and those of others, which do not meet in each step."""
 
 

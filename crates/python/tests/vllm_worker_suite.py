@@ -11,6 +11,7 @@ from typing import Any
 import poorwill
 import pytest
 from fake_vllm.worker_parts import kv_config
+from poorwill.vllm._versions import TESTED
 from vllm_engines import (
     BLOCKS,
     LORA,
@@ -145,17 +146,21 @@ class Exchange:
         return []
 
 
-def exchanging(start: Start, version: str) -> tuple[Any, Exchange]:
-    if minor(version) < 30:
-        pytest.skip("this version does not suspend communicators")
+suspends_communicators = pytest.mark.parametrize(
+    "version", [version for version in TESTED if minor(version) >= 30], indirect=True
+)
+
+
+def exchanging(start: Start) -> tuple[Any, Exchange]:
     engine = start(POORWILL_PREPARE="0").start()
     engine.worker.vllm_config.model_config.enable_nccl_comm_suspend = True
     engine.worker._communicators = exchange = Exchange()
     return engine, exchange
 
 
-def test_a_rank_that_fails_lets_those_go_that_wait_for_it(start: Start, version: str) -> None:
-    engine, exchange = exchanging(start, version)
+@suspends_communicators
+def test_a_rank_that_fails_lets_those_go_that_wait_for_it(start: Start) -> None:
+    engine, exchange = exchanging(start)
     with engine.arena.hold("kv_cache", "NIXL"), pytest.raises(poorwill.TagError):
         engine.worker.sleep(1)
     assert len(exchange.calls) == 1
@@ -168,10 +173,9 @@ def test_a_rank_that_fails_lets_those_go_that_wait_for_it(start: Start, version:
     assert exchange.calls == ["suspend", "resume"]
 
 
-def test_a_rank_that_fails_with_all_others_has_none_to_let_go(
-    start: Start, version: str, tmp_path: Any
-) -> None:
-    engine, exchange = exchanging(start, version)
+@suspends_communicators
+def test_a_rank_that_fails_with_all_others_has_none_to_let_go(start: Start, tmp_path: Any) -> None:
+    engine, exchange = exchanging(start)
     decision = poorwill.Decision.create(str(tmp_path))
     call: Any = ("sleep", (1,), {}, str(decision.path), 0, 2)
     with engine.arena.hold("kv_cache", "NIXL"), pytest.raises(poorwill.TagError):
@@ -183,10 +187,11 @@ def test_a_rank_that_fails_with_all_others_has_none_to_let_go(
     assert exchange.calls == []
 
 
+@suspends_communicators
 def test_a_rank_that_fails_behind_the_commit_lets_the_others_go(
-    start: Start, version: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, exchange = exchanging(start, version)
+    engine, exchange = exchanging(start)
     decision = poorwill.Decision.create(str(tmp_path))
     stock = type(engine.allocator).suspend
 
