@@ -4,10 +4,16 @@
 //! reads all of them, asks the [`policy`] for a plan, and writes placements. Nodes follow their placements, and routers
 //! send requests there.
 //!
-//! This crate has the parts without effects. It opens no connection and reads no clock.
+//! Records and policy have no effects: they open no connection and read no clock. [`etcd`] holds the records, a
+//! [`mirror`] follows them, and a [`session`] keeps what a process has written as long as it lives.
 #![forbid(unsafe_code)]
 
+pub mod clock;
+pub mod controller;
+pub mod etcd;
 pub mod keys;
+pub mod mirror;
 pub mod name;
 pub mod policy;
 pub mod records;
+pub mod session;

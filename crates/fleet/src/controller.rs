@@ -1,0 +1,234 @@
+//! The controller: of all processes that campaign, one places models until its lease ends.
+//!
+//! It keeps nothing but what etcd has. Each write is fenced: it happens only while the election that this controller won
+//! is the last one. So a controller that was stopped for a while and goes on changes nothing.
+//!
+//! Promises:
+//!
+//! - No two controllers write placements at a time, whatever each believes.
+//! - It decides upon a state that has all of its own writes.
+//! - While etcd cannot be reached it decides nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::etcd::{Etcd, EtcdError, Leadership, Txn};
+use crate::keys::{self, Key};
+use crate::mirror::{Contents, Mirror};
+use crate::name::FleetName;
+use crate::policy::{Change, Plan, Rules, Time, View, ViewError, Write, decide};
+use crate::records::{Placement, RecordError, write};
+use crate::session::{LeaseClock, Session};
+
+/// Writes of one transaction; etcd takes 128 operations.
+const WRITES_MAX: usize = 100;
+/// Changes that come this close together are decided upon together.
+const GATHER: Duration = Duration::from_millis(50);
+/// How often it decides without a change, since demand and times go on.
+const DECIDE_EVERY: Duration = Duration::from_secs(1);
+/// Between two attempts.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// What a controller is told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The fleet.
+    pub fleet: FleetName,
+    /// How it places.
+    pub rules: Rules,
+    /// For how long it leads behind its last renewal.
+    pub lease_ttl: Duration,
+    /// Who it is, for people.
+    pub who: String,
+}
+
+/// What a controller does, for its operator.
+#[derive(Debug, Clone, Default)]
+pub struct Status {
+    /// The revision of its election, if it leads.
+    pub leads_since: Option<u64>,
+    /// The last plan.
+    pub plan: Arc<Plan>,
+    /// What it did not understand.
+    pub problems: Vec<String>,
+    /// How long the last decision took.
+    pub decided_in: Duration,
+    /// Placements written since it was started.
+    pub written: u64,
+}
+
+/// Why it does not lead any more.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error("its lease ran out")]
+    Lease,
+    #[error("another controller was elected")]
+    Fenced,
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+}
+
+/// A controller. Dropping it has another one elected once its lease has ended; [`end`](Self::end), at once.
+#[derive(Debug)]
+pub struct Controller {
+    status: watch::Receiver<Status>,
+    task: tokio::task::JoinHandle<()>,
+    session: Session,
+}
+
+impl Controller {
+    /// Campaigns, and places models when it is elected.
+    #[must_use]
+    pub fn start(etcd: Etcd, settings: Settings) -> Self {
+        let (sender, status) = watch::channel(Status::default());
+        let session = Session::start(etcd.clone(), settings.lease_ttl);
+        let mirror = Mirror::start(etcd.clone(), &keys::prefix(&settings.fleet));
+        let (lease, clock) = (session.lease(), session.clock());
+        let candidate = Candidate { etcd, settings, clock, status: sender };
+        let task = tokio::spawn(async move { candidate.run(lease, &mirror).await });
+        Self { status, task, session }
+    }
+
+    /// What it does.
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// Leads no more, and has another one elected.
+    pub async fn end(self) {
+        self.task.abort();
+        // What it was writing has been fenced, and the fence ends with the lease.
+        self.session.end().await;
+    }
+}
+
+struct Candidate {
+    etcd: Etcd,
+    settings: Settings,
+    clock: LeaseClock,
+    status: watch::Sender<Status>,
+}
+
+impl Candidate {
+    async fn run(&self, mut lease: watch::Receiver<Option<crate::etcd::LeaseId>>, mirror: &Mirror) {
+        let election = Key::Election.in_fleet(&self.settings.fleet);
+        loop {
+            let Some(id) = *lease.borrow_and_update() else {
+                if lease.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            let won = tokio::select! {
+                won = self.etcd.campaign(&election, id, &self.settings.who) => won,
+                _ = lease.changed() => continue,
+            };
+            let lost = match won {
+                Ok(leadership) => self.lead(&leadership, mirror.contents()).await,
+                Err(error) => Lost::Etcd(error),
+            };
+            if self.status.borrow().leads_since.is_some() {
+                tracing::warn!(reason = %lost, "it is controller no more");
+                self.status.send_modify(|status| status.leads_since = None);
+            } else {
+                tracing::debug!(reason = %lost, "it cannot campaign");
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
+    /// Until it is over.
+    async fn lead(&self, leadership: &Leadership, mut contents: watch::Receiver<Contents>) -> Lost {
+        let mut revision = leadership.revision();
+        loop {
+            if !self.clock.is_valid() {
+                return Lost::Lease;
+            }
+            let read = {
+                let contents = contents.borrow_and_update();
+                // Other controllers' last writes are there, too: they were before the election.
+                let is_ready = contents.revision() >= revision && contents.is_current();
+                is_ready.then(|| self.read(&contents))
+            };
+            if let Some((view, errors)) = read {
+                match self.place(leadership, &view, &errors).await {
+                    Ok(written_at) => revision = revision.max(written_at),
+                    Err(lost) => return lost,
+                }
+            }
+            // A change, or a time, or what was written.
+            if let Ok(Err(_)) = timeout(DECIDE_EVERY, contents.changed()).await {
+                return Lost::Lease;
+            }
+            sleep(GATHER).await;
+        }
+    }
+
+    fn read(&self, contents: &Contents) -> (View, Vec<ViewError>) {
+        let entries = contents.entries().iter().map(|(key, entry)| (key.as_str(), &*entry.value));
+        View::read(&self.settings.fleet, entries)
+    }
+
+    /// Writes what has to change. Returns the revision of the last write, or 0.
+    async fn place(&self, leadership: &Leadership, view: &View, errors: &[ViewError]) -> Result<u64, Lost> {
+        let began = Instant::now();
+        let now = now_unix_ms();
+        let plan = decide(view, &self.settings.rules, Time(now));
+        let (decided_in, mut revision) = (began.elapsed(), 0);
+        let problems: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        if self.status.borrow().problems != problems {
+            for problem in &problems {
+                tracing::warn!(problem, "what it is about is left as it is");
+            }
+        }
+        for changes in plan.changes.chunks(WRITES_MAX) {
+            let txn = self.written(leadership, changes, now)?;
+            if !self.clock.is_valid() {
+                return Err(Lost::Lease);
+            }
+            let answer = self.etcd.commit(&txn).await?;
+            if !answer.has_succeeded {
+                return Err(Lost::Fenced);
+            }
+            revision = answer.revision;
+            for change in changes {
+                tracing::info!(%change, "placed");
+            }
+        }
+        let written = u64::try_from(plan.changes.len()).unwrap_or(u64::MAX);
+        self.status.send_modify(|status| {
+            (status.leads_since, status.decided_in) = (Some(leadership.revision()), decided_in);
+            (status.problems, status.plan) = (problems, Arc::new(plan));
+            status.written += written;
+        });
+        Ok(revision)
+    }
+
+    fn written(&self, leadership: &Leadership, changes: &[Change], now: u64) -> Result<Txn, RecordError> {
+        let mut txn = leadership.fence();
+        for Change { model, node, write: wanted, why } in changes {
+            let key = Key::Placement { model: model.clone(), node: node.clone() };
+            let path = key.in_fleet(&self.settings.fleet);
+            txn = match wanted {
+                Write::Remove => txn.delete(&path),
+                Write::Goal(goal) => {
+                    let placement = Placement::new(leadership.revision(), *goal, now, &why.to_string());
+                    txn.put(&path, &write(&key, &placement)?, None)
+                }
+            };
+        }
+        Ok(txn)
+    }
+}
+
+/// By the clock on the wall.
+fn now_unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

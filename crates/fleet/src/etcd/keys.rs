@@ -1,0 +1,190 @@
+//! Reading keys, and transactions that write them.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::error::EtcdError;
+use super::lease::LeaseId;
+use super::transport::Etcd;
+use super::wire::{Header, KeyValue, encoded, end_of};
+
+/// Entries of one answer while a prefix is read.
+const PAGE: usize = 1000;
+
+/// A key with its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// The value.
+    pub value: Bytes,
+    /// When it was created.
+    pub create_revision: u64,
+    /// When it was written last.
+    pub mod_revision: u64,
+    /// Under which lease; 0 for none.
+    pub lease: i64,
+}
+
+/// A transaction: if all that it compares is so, it writes all; if not, it writes nothing.
+#[derive(Debug, Clone, Default)]
+pub struct Txn {
+    compare: Vec<Value>,
+    then: Vec<Value>,
+    otherwise: Vec<Value>,
+}
+
+/// What came of a transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TxnAnswer {
+    /// Whether all was as compared.
+    pub has_succeeded: bool,
+    /// The revision behind it.
+    pub revision: u64,
+    /// What was asked for, where it was not.
+    pub found: Vec<Entry>,
+}
+
+impl Txn {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// If the key was created at this revision; 0 if it does not exist.
+    #[must_use]
+    pub fn if_created_at(mut self, key: &str, revision: u64) -> Self {
+        self.compare.push(json!({
+            "key": encoded(key.as_bytes()), "target": "CREATE", "result": "EQUAL",
+            "create_revision": revision.to_string(),
+        }));
+        self
+    }
+
+    /// If the key is under this lease.
+    #[must_use]
+    pub fn if_leased(mut self, key: &str, lease: LeaseId) -> Self {
+        self.compare.push(json!({
+            "key": encoded(key.as_bytes()), "target": "LEASE", "result": "EQUAL", "lease": lease.0.to_string(),
+        }));
+        self
+    }
+
+    /// Writes a key, under a lease or for good.
+    #[must_use]
+    pub fn put(mut self, key: &str, value: &str, lease: Option<LeaseId>) -> Self {
+        let lease = lease.map_or(0, |lease| lease.0);
+        self.then.push(json!({ "request_put": {
+            "key": encoded(key.as_bytes()), "value": encoded(value.as_bytes()), "lease": lease.to_string(),
+        }}));
+        self
+    }
+
+    /// Removes a key.
+    #[must_use]
+    pub fn delete(mut self, key: &str) -> Self {
+        self.then.push(json!({ "request_delete_range": { "key": encoded(key.as_bytes()) } }));
+        self
+    }
+
+    /// Reads a key if nothing is written.
+    #[must_use]
+    pub fn or_get(mut self, key: &str) -> Self {
+        self.otherwise.push(json!({ "request_range": { "key": encoded(key.as_bytes()) } }));
+        self
+    }
+
+    /// How many keys it writes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.then.len()
+    }
+
+    /// Whether it writes nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.then.is_empty()
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct Range {
+    header: Header,
+    kvs: Vec<KeyValue>,
+    more: bool,
+}
+
+#[derive(Deserialize)]
+struct TxnRead {
+    header: Header,
+    #[serde(default)]
+    succeeded: bool,
+    #[serde(default)]
+    responses: Vec<Response>,
+}
+
+#[derive(Deserialize)]
+struct Response {
+    response_range: Option<Range>,
+}
+
+impl Etcd {
+    /// All entries with this prefix, in the order of their keys, and the revision at which all of them were so.
+    ///
+    /// # Errors
+    /// See [`EtcdError`].
+    pub async fn read(&self, prefix: &str) -> Result<(Vec<Entry>, u64), EtcdError> {
+        let end = encoded(&end_of(prefix.as_bytes()));
+        let (mut from, mut revision) = (prefix.as_bytes().to_vec(), 0);
+        let mut entries: Vec<Entry> = Vec::new();
+        loop {
+            let page = json!({
+                "key": encoded(&from), "range_end": end, "limit": PAGE.to_string(),
+                "revision": u64::to_string(&revision),
+            });
+            let range: Range = self.call("/v3/kv/range", &page).await?;
+            if revision == 0 {
+                revision = range.header.revision;
+            }
+            entries.extend(range.kvs.into_iter().map(Entry::from));
+            match entries.last() {
+                Some(last) if range.more => {
+                    from = last.key.as_bytes().to_vec();
+                    from.push(0);
+                }
+                _ => return Ok((entries, revision)),
+            }
+        }
+    }
+
+    /// The newest change of an entry with this prefix behind a revision, as a majority of the members knows it.
+    ///
+    /// # Errors
+    /// See [`EtcdError`]. Without one, a majority was reached.
+    pub async fn newest_behind(&self, prefix: &str, revision: u64) -> Result<Option<u64>, EtcdError> {
+        let newest = json!({
+            "key": encoded(prefix.as_bytes()), "range_end": encoded(&end_of(prefix.as_bytes())),
+            "min_mod_revision": (revision + 1).to_string(), "limit": "1", "keys_only": true,
+            "sort_target": "MOD", "sort_order": "DESCEND",
+        });
+        let range: Range = self.call("/v3/kv/range", &newest).await?;
+        Ok(range.kvs.into_iter().map(|entry| Entry::from(entry).mod_revision).next())
+    }
+
+    /// Carries out a transaction.
+    ///
+    /// # Errors
+    /// See [`EtcdError`]. Unless it was refused, it may have been carried out.
+    pub async fn commit(&self, txn: &Txn) -> Result<TxnAnswer, EtcdError> {
+        let Txn { compare, then, otherwise } = txn;
+        let body = json!({ "compare": compare, "success": then, "failure": otherwise });
+        let read: TxnRead = self.call("/v3/kv/txn", &body).await?;
+        let ranges = read.responses.into_iter().filter_map(|response| response.response_range);
+        let found = ranges.flat_map(|range| range.kvs).map(Entry::from).collect();
+        Ok(TxnAnswer { has_succeeded: read.succeeded, revision: read.header.revision, found })
+    }
+}

@@ -1,0 +1,24 @@
+//! A client of etcd, over the JSON gateway that each of its members has beside gRPC.
+//!
+//! Promises:
+//!
+//! - A call goes to one member after the other until one answers, and each has so long for it as [`Limits`] say.
+//! - A call that fails may have been carried out. Callers compare revisions, or write what may be written twice.
+//! - What is no etcd, and what is too old for the gateway, is refused with a sentence.
+//!
+//! The gateway is described in etcd's documentation under "gRPC gateway"; it needs no code made from protocol buffers.
+
+mod election;
+mod error;
+mod keys;
+mod lease;
+mod transport;
+mod watch;
+mod wire;
+
+pub use self::election::Leadership;
+pub use self::error::EtcdError;
+pub use self::keys::{Entry, Txn, TxnAnswer};
+pub use self::lease::LeaseId;
+pub use self::transport::{Etcd, Limits};
+pub use self::watch::{Change, Watch, Watched};

@@ -1,0 +1,111 @@
+//! Watching a prefix: every change from a revision on, in order.
+
+use serde::Deserialize;
+use serde_json::json;
+
+use super::error::EtcdError;
+use super::keys::Entry;
+use super::transport::{Etcd, Lines};
+use super::wire::{KeyValue, encoded, end_of, number};
+
+/// A watch.
+#[derive(Debug)]
+pub struct Watch {
+    lines: Lines,
+}
+
+/// What a watch tells of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Watched {
+    /// These changes, in order; none at first.
+    Changes(Vec<Change>),
+    /// It has ended: etcd has forgotten what came first, or does not say why. All has to be read again.
+    Ended,
+}
+
+/// A change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// It was written.
+    Put(Entry),
+    /// The key was removed, or its lease ended.
+    Removed {
+        /// The key.
+        key: String,
+        /// When.
+        revision: u64,
+    },
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    result: Option<Answered>,
+}
+
+#[derive(Deserialize)]
+struct Answered {
+    #[serde(default)]
+    canceled: bool,
+    #[serde(default, deserialize_with = "number")]
+    compact_revision: u64,
+    #[serde(default)]
+    events: Vec<Event>,
+}
+
+#[derive(Deserialize)]
+struct Event {
+    #[serde(default, rename = "type")]
+    kind: String,
+    kv: KeyValue,
+}
+
+impl From<Event> for Change {
+    fn from(event: Event) -> Self {
+        let entry = Entry::from(event.kv);
+        match event.kind == "DELETE" {
+            true => Self::Removed { key: entry.key, revision: entry.mod_revision },
+            false => Self::Put(entry),
+        }
+    }
+}
+
+impl Change {
+    /// When it was.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        match self {
+            Self::Put(entry) => entry.mod_revision,
+            Self::Removed { revision, .. } => *revision,
+        }
+    }
+}
+
+impl Etcd {
+    /// Watches all keys with this prefix, from this revision on.
+    ///
+    /// # Errors
+    /// See [`EtcdError`].
+    pub async fn watch(&self, prefix: &str, from_revision: u64) -> Result<Watch, EtcdError> {
+        let body = json!({ "create_request": {
+            "key": encoded(prefix.as_bytes()), "range_end": encoded(&end_of(prefix.as_bytes())),
+            "start_revision": from_revision.to_string(),
+        }});
+        Ok(Watch { lines: self.stream("/v3/watch", &body).await? })
+    }
+}
+
+impl Watch {
+    /// The next changes. A dropped future loses nothing.
+    ///
+    /// # Errors
+    /// The connection broke, or what came is none of etcd's.
+    pub async fn next(&mut self) -> Result<Watched, EtcdError> {
+        let Some(Answer { result: Some(answered) }) = self.lines.next().await? else {
+            return Ok(Watched::Ended);
+        };
+        if answered.canceled || answered.compact_revision > 0 {
+            return Ok(Watched::Ended);
+        }
+        Ok(Watched::Changes(answered.events.into_iter().map(Change::from).collect()))
+    }
+}

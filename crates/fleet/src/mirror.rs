@@ -1,0 +1,189 @@
+//! A copy of all entries of a fleet, which follows etcd.
+//!
+//! Promises:
+//!
+//! - It is what etcd had at one revision, and its revision never goes back.
+//! - It follows within [`LOOK_EVERY`] and a call, also if its member is cut off from the others, forgets what it was to
+//!   tell, or breaks the connection.
+//! - While etcd cannot be reached, it stays as it was, and [`Contents::is_current`] says so.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::clock::Moment;
+use crate::etcd::{Change, Entry, Etcd, EtcdError, Watched};
+
+/// How often it is made sure that a majority of etcd's members can be reached.
+pub const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How long what was made sure of is good for.
+const CURRENT_MAX: Duration = Duration::from_secs(8);
+/// Between two attempts.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// The entries below a prefix.
+#[derive(Debug, Clone, Default)]
+pub struct Contents {
+    entries: BTreeMap<String, Entry>,
+    revision: u64,
+    seen_at: Moment,
+}
+
+impl Contents {
+    /// All of them, by their keys.
+    #[must_use]
+    pub fn entries(&self) -> &BTreeMap<String, Entry> {
+        &self.entries
+    }
+
+    /// The revision of etcd that they have; 0 before they were read.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Whether etcd was reached a short time ago.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.revision > 0 && Moment::now() < self.seen_at.after(CURRENT_MAX)
+    }
+
+    fn take_in(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            self.revision = self.revision.max(change.revision());
+            match change {
+                Change::Put(entry) => {
+                    self.entries.insert(entry.key.clone(), entry);
+                }
+                Change::Removed { key, .. } => {
+                    self.entries.remove(&key);
+                }
+            }
+        }
+    }
+}
+
+/// The copy. Dropping it ends it.
+#[derive(Debug)]
+pub struct Mirror {
+    contents: watch::Receiver<Contents>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Mirror {
+    /// Of all entries with this prefix, from now on.
+    #[must_use]
+    pub fn start(etcd: Etcd, prefix: &str) -> Self {
+        let (sender, contents) = watch::channel(Contents::default());
+        let follower = Follower { etcd, prefix: Arc::from(prefix), contents: sender };
+        Self { contents, task: tokio::spawn(async move { follower.follow().await }) }
+    }
+
+    /// The entries, and each change of them.
+    #[must_use]
+    pub fn contents(&self) -> watch::Receiver<Contents> {
+        self.contents.clone()
+    }
+}
+
+impl Drop for Mirror {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Follower {
+    etcd: Etcd,
+    prefix: Arc<str>,
+    contents: watch::Sender<Contents>,
+}
+
+impl Follower {
+    async fn follow(&self) {
+        let mut was_told = false;
+        loop {
+            if let Err(error) = self.follow_one(&mut was_told).await {
+                self.etcd.avoid_member();
+                if !std::mem::replace(&mut was_told, true) {
+                    tracing::warn!(%error, prefix = &*self.prefix, "etcd cannot be followed; it is tried on");
+                }
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
+    /// Reads all, and follows until something is in the way.
+    async fn follow_one(&self, was_told: &mut bool) -> Result<(), EtcdError> {
+        let asked_at = Moment::now();
+        let (entries, revision) = self.etcd.read(&self.prefix).await?;
+        let mut watch = self.etcd.watch(&self.prefix, revision + 1).await?;
+        let had = self.contents.borrow().revision;
+        if had > revision {
+            return Err(EtcdError::Older { has: revision, had });
+        }
+        self.contents.send_modify(|contents| {
+            contents.entries = entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
+            (contents.revision, contents.seen_at) = (revision, asked_at);
+        });
+        if std::mem::take(was_told) {
+            tracing::info!(revision, "etcd is followed again");
+        }
+        let looks = self.looks();
+        tokio::pin!(looks);
+        loop {
+            tokio::select! {
+                biased;
+                watched = watch.next() => match watched? {
+                    Watched::Changes(changes) if changes.is_empty() => {}
+                    Watched::Changes(changes) => {
+                        self.contents.send_modify(|contents| contents.take_in(changes));
+                    }
+                    Watched::Ended => return Ok(()),
+                },
+                error = &mut looks => return Err(error),
+            }
+        }
+    }
+
+    /// Looks whether a majority is reached and the watch tells what that knows, until it is not so.
+    async fn looks(&self) -> EtcdError {
+        let mut to_be_told = 0;
+        loop {
+            sleep(LOOK_EVERY).await;
+            let (asked_at, revision) = (Moment::now(), self.contents.borrow().revision);
+            if revision < to_be_told {
+                return EtcdError::Silent { prefix: self.prefix.to_string(), revision, has: to_be_told };
+            }
+            match self.etcd.newest_behind(&self.prefix, revision).await {
+                Ok(newest) => to_be_told = newest.unwrap_or_default(),
+                Err(error) => return error,
+            }
+            self.contents.send_if_modified(|contents| {
+                contents.seen_at = asked_at;
+                false
+            });
+        }
+    }
+}
+
+#[test]
+fn changes_are_taken_in_in_their_order() {
+    let entry = |key: &str, mod_revision| Entry {
+        key: key.to_owned(),
+        value: bytes::Bytes::new(),
+        create_revision: 1,
+        mod_revision,
+        lease: 0,
+    };
+    let mut contents = Contents::default();
+    assert!(!contents.is_current());
+    let removed = |key: &str, revision| Change::Removed { key: key.to_owned(), revision };
+    contents.take_in(vec![Change::Put(entry("a", 3)), Change::Put(entry("b", 3)), removed("a", 4)]);
+    assert_eq!(contents.entries().keys().collect::<Vec<_>>(), ["b"]);
+    assert_eq!(contents.revision(), 4);
+    contents.take_in(vec![removed("c", 5)]);
+    assert_eq!(contents.revision(), 5);
+}
