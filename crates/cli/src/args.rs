@@ -51,6 +51,15 @@ pub(crate) enum Command {
     /// Share GPUs between many models: run the rotation service, or control one that runs
     #[cfg(target_os = "linux")]
     Rotate(RotateArgs),
+    /// Serve the models of many rotations at one address: route each request to a node that has its model
+    ///
+    /// The nodes are rotations with [fleet] in their configuration. Any number of routers run side by side. One of them
+    /// is elected to place models on nodes.
+    #[cfg(target_os = "linux")]
+    Route(RouteArgs),
+    /// Look at a fleet of rotations, or say what its controller should do
+    #[cfg(target_os = "linux")]
+    Fleet(FleetArgs),
     /// Print completions for a shell
     Completions(CompletionsArgs),
     /// Print the man page, or write the page of every command to a folder
@@ -187,7 +196,7 @@ impl Command {
             #[cfg(target_os = "linux")]
             Self::Bench(BenchArgs { bench: Bench::Load(args) }) => (&args.budget, args.device.clone()),
             #[cfg(target_os = "linux")]
-            Self::Rotate(_) | Self::Hibernate(_) => return None,
+            Self::Rotate(_) | Self::Route(_) | Self::Fleet(_) | Self::Hibernate(_) => return None,
             Self::Doctor(_) | Self::Completions(_) | Self::Man(_) | Self::MockEngine(_) | Self::Reference => {
                 return None;
             }
@@ -659,6 +668,80 @@ impl RotateCommand {
     fn writes_config(&self) -> bool {
         matches!(self, Self::Init | Self::Import { .. })
     }
+}
+
+#[cfg(target_os = "linux")]
+#[derive(Debug, clap::Args)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct RouteArgs {
+    /// Configuration of the router
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+
+    /// Run only this part: the front without a candidate for the controller, or the candidate without a front
+    #[arg(long, value_name = "PART")]
+    pub(crate) only: Option<Part>,
+
+    /// Log JSON lines to standard error
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A part of a router.
+#[cfg(target_os = "linux")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    Front,
+    Controller,
+}
+
+#[cfg(target_os = "linux")]
+#[derive(Debug, clap::Args)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct FleetArgs {
+    #[command(subcommand)]
+    pub(crate) command: FleetCommand,
+
+    /// Configuration of a router of the fleet
+    #[arg(long, value_name = "FILE", global = true, required = false, default_value = "fleet.toml")]
+    pub(crate) config: PathBuf,
+
+    /// Print the result as one JSON object to standard output
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+/// Commands about a fleet.
+#[cfg(target_os = "linux")]
+#[derive(Debug, Subcommand)]
+pub(crate) enum FleetCommand {
+    /// Show the nodes, and every model on them
+    Status,
+    /// Have a node's models go elsewhere, as before work on the machine
+    Drain {
+        /// Name of the node
+        node: String,
+        /// Let it take models again
+        #[arg(long)]
+        off: bool,
+        /// The reason, for people
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        why: String,
+    },
+    /// Keep a model awake
+    Pin {
+        /// Name of the model
+        model: String,
+        /// On how many nodes
+        #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
+        copies: NonZeroU32,
+        /// Only on these nodes
+        #[arg(long = "node", value_name = "NODE")]
+        nodes: Vec<String>,
+        /// Unpin it
+        #[arg(long, conflicts_with_all = ["copies", "nodes"])]
+        off: bool,
+    },
 }
 
 #[derive(Debug, clap::Args)]

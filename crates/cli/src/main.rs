@@ -11,6 +11,8 @@ mod demo;
 mod doctor;
 mod failure;
 #[cfg(target_os = "linux")]
+mod fleet;
+#[cfg(target_os = "linux")]
 mod hibernate;
 mod man;
 mod mock_engine;
@@ -52,6 +54,10 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args.bench),
         #[cfg(target_os = "linux")]
         Command::Rotate(args) => rotate::run(args),
+        #[cfg(target_os = "linux")]
+        Command::Route(args) => fleet::route(&args),
+        #[cfg(target_os = "linux")]
+        Command::Fleet(args) => fleet::run(args),
         Command::Completions(args) => failure::print(completions::run(args.shell)),
         Command::Man(args) => failure::print(man::run(args.dir.as_deref())),
         Command::MockEngine(args) => mock_engine::run(args),

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Card, Config, ConfigError};
 use crate::control::{self, ControlApi, Later};
+use crate::fleet::{Agent, FleetError, NotOwned, Owned};
 use crate::front::{self, Backend, Listed, NameKind, Route, Timeouts};
 use crate::measure::{self, Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId, StageName};
@@ -69,6 +70,9 @@ pub enum RunError {
     /// Traces cannot be exported.
     #[error(transparent)]
     Traces(#[from] TraceError),
+    /// The node cannot take part in its fleet.
+    #[error("it cannot take part in its fleet")]
+    Fleet(#[from] FleetError),
     /// A listener stopped unexpectedly.
     #[error("the {listener} has ended: {reason}")]
     Ended {
@@ -93,6 +97,7 @@ pub struct Running {
     /// Stops control.
     ending: CancellationToken,
     traces: Traces,
+    agent: Option<Agent>,
     /// `None` after the task has ended.
     listeners: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
     /// Its lock is released when it closes, however the process ends.
@@ -104,6 +109,8 @@ struct ServiceHandle {
     service: Service,
     requests: Arc<Requests>,
     path: Option<PathBuf>,
+    /// What a node of a fleet may serve; `None` for one of no fleet, which serves everything.
+    owned: Option<Owned>,
 }
 
 /// Its lock marks a state folder as in use.
@@ -143,7 +150,10 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     tokio::spawn(measure::warn_of_unmeasured(meter, gpus_of(&config)));
     let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
     let requests = Arc::new(Requests::traced(traces.clone()));
-    let handle = Arc::new(ServiceHandle { service: service.clone(), requests, path });
+    let join = |fleet: &config::Fleet| Agent::start(service.clone(), fleet.clone(), config.state.as_deref());
+    let agent = config.fleet.as_ref().map(join).transpose()?;
+    let owned = agent.as_ref().map(Agent::owned);
+    let handle = Arc::new(ServiceHandle { service: service.clone(), requests, path, owned });
     let backend: Arc<dyn Backend> = Arc::<ServiceHandle>::clone(&handle);
     let front = tokio::spawn(front::serve(front, backend, closing.clone(), Timeouts::default()));
     let control = tokio::spawn(control::serve(control, handle, ending.clone()));
@@ -156,12 +166,16 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
         closing,
         ending,
         traces,
+        agent,
         listeners,
         _state: state,
     })
 }
 
-async fn listen(listener: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
+pub(crate) async fn listen(
+    listener: &'static str,
+    address: SocketAddr,
+) -> Result<(TcpListener, SocketAddr), RunError> {
     let failed = |source| RunError::Listen { listener, address, source };
     let bind = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
@@ -211,6 +225,10 @@ impl Running {
     /// Otherwise the next service finds them.
     pub async fn end(self, timeout: Duration, stops_engines: bool) {
         let until = Instant::now() + timeout;
+        if let Some(agent) = self.agent {
+            // Before anything is refused here, so that routers go elsewhere.
+            agent.end().await;
+        }
         self.closing.cancel();
         let [front, control] = self.listeners;
         tokio::join!(
@@ -298,6 +316,10 @@ impl Backend for ServiceHandle {
 
     fn front(&self) -> Arc<config::Front> {
         Arc::clone(&self.service.config().front)
+    }
+
+    fn check(&self, route: &Route) -> Result<(), NotOwned> {
+        self.owned.as_ref().map_or(Ok(()), |owned| owned.check(&route.name))
     }
 }
 

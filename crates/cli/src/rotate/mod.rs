@@ -12,6 +12,9 @@ mod listening;
 mod serve;
 mod signals;
 
+pub(crate) use self::serve::logged;
+pub(crate) use self::signals::{ServiceSignal, Signals};
+
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -62,7 +65,7 @@ fn read(path: &Path) -> Result<Config, Failure> {
     })
 }
 
-fn runtime() -> Result<Runtime, Failure> {
+pub(crate) fn runtime() -> Result<Runtime, Failure> {
     let failed = |error: io::Error| Failure::new(format!("cannot start threads: {error}"));
     Builder::new_multi_thread().enable_all().build().map_err(failed)
 }

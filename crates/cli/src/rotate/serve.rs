@@ -26,11 +26,9 @@ const LOG: &str = "POORWILL_LOG";
 const LOG_DEFAULT: &str = "info";
 const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// Log lines go to standard error, as JSON if `json` is set.
+/// Log lines are JSON if `json` is set.
 pub(super) fn run(path: &Path, keeps_engines: bool, json: bool) -> Result<(), Failure> {
-    let filter = log_filter(std::env::var_os(LOG))?;
-    let config = read(path)?;
-    init_log(filter, json);
+    let config = logged(json, || read(path))?;
     if let Err(error) = descriptors::raise() {
         tracing::warn!(%error, "the limit of file descriptors cannot be raised");
     }
@@ -89,6 +87,14 @@ async fn reload_on_notify(service: Service, path: PathBuf, reload: Arc<Notify>) 
             Err(error) => tracing::error!(%error, "the configuration stays as it was"),
         }
     }
+}
+
+/// What `read` returns, with log lines from then on: to standard error, as JSON if `json` is set.
+pub(crate) fn logged<T>(json: bool, read: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let filter = log_filter(std::env::var_os(LOG))?;
+    let config = read()?;
+    init_log(filter, json);
+    Ok(config)
 }
 
 /// What to log, by the variable's value.

@@ -5,20 +5,20 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::failure::Failure;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ServiceSignal {
+pub(crate) enum ServiceSignal {
     Stop,
     Reload,
 }
 
 /// SIGTERM and SIGINT stop the service; SIGHUP reloads its configuration.
-pub(super) struct Signals {
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
 }
 
 impl Signals {
-    pub(super) fn new() -> Result<Self, Failure> {
+    pub(crate) fn new() -> Result<Self, Failure> {
         let listen =
             |kind| signal(kind).map_err(|error| Failure::new(format!("cannot wait for signals: {error}")));
         Ok(Self {
@@ -28,7 +28,7 @@ impl Signals {
         })
     }
 
-    pub(super) async fn next(&mut self) -> ServiceSignal {
+    pub(crate) async fn next(&mut self) -> ServiceSignal {
         tokio::select! {
             _ = self.terminate.recv() => ServiceSignal::Stop,
             _ = self.interrupt.recv() => ServiceSignal::Stop,
@@ -36,7 +36,7 @@ impl Signals {
         }
     }
 
-    pub(super) async fn end(&mut self) {
+    pub(crate) async fn end(&mut self) {
         while self.next().await != ServiceSignal::Stop {}
     }
 }

@@ -2,6 +2,8 @@
 
 mod doctor;
 #[cfg(target_os = "linux")]
+pub(crate) mod fleet;
+#[cfg(target_os = "linux")]
 pub(crate) mod hibernate;
 #[cfg(target_os = "linux")]
 mod load;

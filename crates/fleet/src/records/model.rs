@@ -42,6 +42,9 @@ pub struct ModelRecord {
     /// Whether the node's own configuration keeps it awake.
     #[serde(default)]
     pub pinned: bool,
+    /// Other names of it in requests: aliases, and adapters.
+    #[serde(default)]
+    pub names: Vec<String>,
 }
 
 /// Where an engine is in its cycle.
@@ -218,6 +221,7 @@ impl ModelRecord {
             rate: Rate::default(),
             costs: Costs::default(),
             pinned: false,
+            names: Vec::new(),
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod addresses;
 mod calls;
+mod fleet;
 mod keys;
 mod macros;
 mod masked;
@@ -12,6 +13,7 @@ mod names;
 mod parameters;
 mod place;
 mod raw;
+mod router;
 mod traces;
 mod values;
 
@@ -24,10 +26,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
+pub use self::fleet::Fleet;
 pub use self::keys::{Key, KeyShare};
 pub use self::names::{Card, Selector, Strategy};
 pub use self::parameters::Parameters;
 pub use self::place::Place;
+pub use self::router::RouterConfig;
 pub use self::traces::TraceExport;
 
 pub(crate) use self::raw::check_url;
@@ -46,6 +50,8 @@ pub struct Config {
     pub memory: MemorySource,
     /// How engines hibernate; `None` if none does.
     pub hibernate: Option<Hibernate>,
+    /// The fleet; `None` for a node that belongs to none.
+    pub fleet: Option<Fleet>,
     /// Where traces are exported to; `None` if they are not.
     pub traces: Option<TraceExport>,
     /// The folder for state that survives the service.

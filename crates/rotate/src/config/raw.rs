@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::calls::{HttpApi, RawHttp, check_path};
+use super::fleet::RawFleet;
 use super::keys::Key;
 use super::names::{RawSelector, odd_name};
 use super::traces::RawTraces;
@@ -42,6 +43,7 @@ pub(super) struct File {
     #[serde(default)]
     memory: RawMemory,
     hibernate: Option<RawHibernate>,
+    fleet: Option<RawFleet>,
     #[serde(default)]
     front: RawFront,
     #[serde(default)]
@@ -60,7 +62,7 @@ pub(super) struct File {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawFront {
+pub(super) struct RawFront {
     listen: Option<SocketAddr>,
     #[serde(default)]
     keys: KeySources,
@@ -236,12 +238,14 @@ impl File {
         let hibernate = self.hibernate.map(RawHibernate::checked).transpose()?;
         let selectors = self.selector.into_iter().map(RawSelector::checked).collect::<Result<_, _>>()?;
         let traces = self.traces.map(|traces| traces.checked(secret)).transpose()?;
+        let fleet = self.fleet.map(|fleet| fleet.checked(&front, &control)).transpose()?;
         let (front, control) = (Arc::new(front), Arc::new(control));
         Ok(Config {
             front,
             control,
             memory,
             hibernate,
+            fleet,
             traces,
             state: self.state,
             models,
@@ -252,7 +256,7 @@ impl File {
 }
 
 impl RawFront {
-    fn checked(self, secret: Secret<'_>) -> Result<Front, ConfigError> {
+    pub(super) fn checked(self, secret: Secret<'_>) -> Result<Front, ConfigError> {
         let listen = self.listen.unwrap_or_else(|| local(FRONT_PORT));
         let requests_max = self.requests_max.unwrap_or(4096);
         if requests_max == 0 {

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::json::BodyError;
 use super::limits::Backoff;
 use super::{Listed, NameKind};
+use crate::fleet::NotOwned;
 use crate::policy::Refusal;
 use crate::service::Refused;
 
@@ -73,6 +74,7 @@ enum ErrorHeader {
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let kind = match status.as_u16() {
+            421 => "server_error",
             429 => "rate_limit_error",
             500.. => "server_error",
             _ => "invalid_request_error",
@@ -295,6 +297,22 @@ impl ApiError {
         };
         let text = format!("model `{name}` is not served now: {why}; try again");
         Self::new(status, code, text).retry_after(refused.retry_after)
+    }
+
+    /// A node of a fleet may not serve this model, or no node may.
+    pub(super) fn not_owned(name: &str, why: NotOwned) -> Self {
+        let misdirected = |code| {
+            let text = format!("model `{name}` is not served here: {why}; send it to a router of the fleet");
+            Self::new(StatusCode::MISDIRECTED_REQUEST, code, text)
+        };
+        match why {
+            NotOwned::Lease => misdirected("no_lease"),
+            NotOwned::Placement => misdirected("not_placed"),
+            NotOwned::Nowhere => {
+                let text = format!("model `{name}` is not served now: {why}; try again");
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_placed", text).retry_after(None)
+            }
+        }
     }
 
     pub(super) fn aborted(name: &str) -> Self {

@@ -17,6 +17,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, V
 use http_body_util::{BodyExt, Either, Empty, Limited};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::upgrade::OnUpgrade;
+use tokio_util::sync::CancellationToken;
 
 use super::account::{Account, End, Permit};
 use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
@@ -37,6 +38,7 @@ use super::tunnel::{Opening, Tunnel, TunnelLimits, TunnelPlace};
 use super::usage::UsageReader;
 use super::{Admission, Backend, Route, Timeouts, websocket};
 use crate::config::Key;
+use crate::fleet::NotOwned;
 use crate::http::{HttpClient, is_out_of_descriptors};
 use crate::requests::{Progress, Requests};
 
@@ -295,12 +297,7 @@ impl Proxy {
         id: &HeaderValue,
         segments: Segments,
     ) -> Result<Request<Segments>, ApiError> {
-        let authority = route.url.strip_prefix("http://").unwrap_or_default();
-        let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path).build();
-        let uri = uri.map_err(|error| {
-            tracing::error!(model = route.name, %error, "the URL of an engine cannot be used");
-            ApiError::unreachable(&route.name)
-        })?;
+        let uri = uri_of(route, path)?;
         let mut headers = parts.headers;
         request::upstream_headers(&mut headers);
         headers.insert(REQUEST_ID.clone(), id.clone());
@@ -366,6 +363,7 @@ impl Job {
         let (backend, route) = (Arc::clone(&self.proxy.backend), Arc::clone(&self.route));
         let (progress, priority) = (self.progress.clone(), self.priority);
         Box::pin(async move {
+            backend.check(&route).map_err(|why| ApiError::not_owned(&route.name, why))?;
             progress.waits();
             let admitted = backend.admit(route.model, priority).await;
             progress.runs();
@@ -423,50 +421,74 @@ impl Job {
         Err(Ending { event: error.event(dialect, false), status })
     }
 
-    async fn sent(self, admission: Admission) -> Result<Response<Flow>, ApiError> {
-        let Self {
-            proxy,
-            route,
-            mut upstream,
-            dialect,
-            is_old,
-            makes_tokens,
-            stored,
-            socket,
-            base,
-            progress,
-            ..
-        } = self;
-        let is_socket = socket.is_some();
-        let chooses_realtime = is_socket && websocket::offers_realtime(upstream.headers());
-        if let Some(parent) = progress.calls(&route.url, &route.served_as) {
+    /// The head of an answer. The request is gone afterwards.
+    async fn attempt(&mut self, aborted: CancellationToken) -> Result<Response<Incoming>, ApiError> {
+        let (proxy, route) = (Arc::clone(&self.proxy), Arc::clone(&self.route));
+        let mut upstream = std::mem::replace(&mut self.upstream, Request::new(Segments::whole(Bytes::new())));
+        if let Some(parent) = self.progress.calls(&route.url, &route.served_as) {
             upstream.headers_mut().insert(&TRACE_PARENT, parent);
         }
+        if let Some(key) = proxy.backend.upstream_key() {
+            upstream.headers_mut().insert(header::AUTHORIZATION, key);
+        }
+        // It may have waited for long.
+        proxy.backend.check(&route).map_err(|why| ApiError::not_owned(&route.name, why))?;
         let answered = tokio::select! {
             biased;
-            () = admission.aborted.cancelled() => return Err(ApiError::aborted(&route.name)),
+            () = aborted.cancelled() => return Err(ApiError::aborted(&route.name)),
+            () = proxy.backend.gone(&route) => return Err(ApiError::unreachable(&route.name)),
             answered = proxy.client.request(upstream) => answered,
         };
-        let response = match answered {
+        match answered {
             Ok(response)
                 if !response.status().is_informational()
-                    || is_socket && response.status() == StatusCode::SWITCHING_PROTOCOLS =>
+                    || self.socket.is_some() && response.status() == StatusCode::SWITCHING_PROTOCOLS =>
             {
-                response
+                Ok(response)
             }
-            Err(error) if is_out_of_descriptors(&error) => {
-                return Err(ApiError::no_descriptor(&route.name));
-            }
+            Err(error) if is_out_of_descriptors(&error) => Err(ApiError::no_descriptor(&route.name)),
             other => {
                 proxy.backend.suspect(route.model);
                 let is_connect = other.as_ref().is_err_and(hyper_util::client::legacy::Error::is_connect);
-                return Err(if is_connect {
+                Err(if is_connect {
                     ApiError::unreachable(&route.name)
                 } else {
                     ApiError::broken(&route.name)
-                });
+                })
             }
+        }
+    }
+
+    /// Sends the request, and to other destinations while the last one has not begun an answer.
+    async fn sent(mut self, mut admission: Admission) -> Result<Response<Flow>, ApiError> {
+        let chooses_realtime = self.socket.is_some() && websocket::offers_realtime(self.upstream.headers());
+        let backend = Arc::clone(&self.proxy.backend);
+        let mut tried = Vec::new();
+        let response = loop {
+            // Kept only where there may be other destinations.
+            let again = backend.is_router().then(|| copied(&self.upstream));
+            let answered = self.attempt(admission.aborted.clone()).await;
+            let is_refused = |response: &Response<Incoming>| REFUSALS.contains(&response.status().as_u16());
+            let Some(again) =
+                again.filter(|_| !answered.as_ref().is_ok_and(|response| !is_refused(response)))
+            else {
+                break answered?;
+            };
+            tried.push(self.route.url.clone());
+            let Some(route) = backend.elsewhere(&self.route, &tried) else {
+                break match answered {
+                    Ok(response) if response.status() == StatusCode::MISDIRECTED_REQUEST => {
+                        return Err(ApiError::not_owned(&self.route.name, NotOwned::Nowhere));
+                    }
+                    answered => answered?,
+                };
+            };
+            self.upstream = again;
+            *self.upstream.uri_mut() = uri_at(&route, self.upstream.uri())?;
+            self.route = Arc::new(route);
+            admission = self.admission().await?;
         };
+        let Self { proxy, route, dialect, is_old, makes_tokens, stored, socket, base, .. } = self;
         let (mut parts, upstream) = response.into_parts();
         request::answer_headers(&mut parts.headers);
         if let Some(base) = base {
@@ -501,6 +523,32 @@ impl Job {
     }
 }
 
+/// Answers of a destination that has not begun with the request: it is not its, or it has no place now.
+const REFUSALS: [u16; 3] = [421, 429, 503];
+
+fn uri_of(route: &Route, path: PathAndQuery) -> Result<Uri, ApiError> {
+    let authority = route.url.strip_prefix("http://").unwrap_or_default();
+    let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path).build();
+    uri.map_err(|error| {
+        tracing::error!(model = route.name, %error, "the URL of an engine cannot be used");
+        ApiError::unreachable(&route.name)
+    })
+}
+
+/// The same path at another destination.
+fn uri_at(route: &Route, uri: &Uri) -> Result<Uri, ApiError> {
+    let path = uri.path_and_query().cloned();
+    uri_of(route, path.unwrap_or_else(|| PathAndQuery::from_static("/")))
+}
+
+fn copied(request: &Request<Segments>) -> Request<Segments> {
+    let mut copy = Request::new(request.body().clone());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    copy
+}
+
 /// Whether an event can be appended to this answer.
 fn is_events(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
@@ -517,7 +565,7 @@ fn json_of(bytes: Bytes) -> Response<Flow> {
 }
 
 /// A body in pieces, between which parts of it were replaced.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Segments {
     segments: Vec<Bytes>,
     next: usize,

@@ -48,6 +48,7 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use http::HeaderValue;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -58,6 +59,7 @@ use self::connection::{Connection, Io};
 use self::forward::Proxy;
 use self::places::{Connections, Slot};
 use self::tunnel::TunnelPlace;
+use crate::fleet::NotOwned;
 use crate::policy::{ModelId, StageName};
 use crate::requests::Requests;
 pub use crate::service::Admission;
@@ -96,6 +98,34 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The current limits and keys.
     fn front(&self) -> Arc<config::Front>;
+
+    /// Whether this model may be served here, read before a request waits and directly before it goes to its engine.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check(&self, _route: &Route) -> Result<(), NotOwned> {
+        Ok(())
+    }
+
+    /// Whether requests may have other destinations.
+    fn is_router(&self) -> bool {
+        false
+    }
+
+    /// Another destination of a request that these have not begun to answer.
+    fn elsewhere(&self, _route: &Route, _tried: &[String]) -> Option<Route> {
+        None
+    }
+
+    /// Waits until a destination has left its fleet.
+    fn gone(&self, _route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::pending())
+    }
+
+    /// For `Authorization` at destinations.
+    fn upstream_key(&self) -> Option<HeaderValue> {
+        None
+    }
 }
 
 /// Where a request goes.

@@ -625,6 +625,7 @@ fn check_fixed(before: &Config, after: &Config) -> Result<(), ServiceError> {
         ("state", before.state != after.state),
         ("memory", before.memory != after.memory),
         ("traces", before.traces != after.traces),
+        ("fleet", before.fleet != after.fleet),
     ];
     let other = differs.iter().find(|(_, differs)| *differs);
     other.map_or(Ok(()), |(what, _)| Err(ServiceError::Fixed { what }))

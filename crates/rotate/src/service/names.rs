@@ -30,7 +30,7 @@ pub struct Destination {
 pub struct InFlight(Arc<AtomicUsize>);
 
 impl InFlight {
-    pub(super) fn new(count: &Arc<AtomicUsize>) -> Self {
+    pub(crate) fn new(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(count))
     }

@@ -1,0 +1,58 @@
+//! Runs a router, or a controller, until a signal ends it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use poorwill::chain;
+use poorwill_rotate::config::{ConfigError, RouterConfig};
+use poorwill_rotate::descriptors;
+use poorwill_rotate::router;
+
+use crate::args::{Part, RouteArgs};
+use crate::failure::Failure;
+use crate::rotate::{ServiceSignal, Signals, logged, runtime};
+
+/// How long requests may finish after the first signal.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+pub(super) fn read(path: &Path) -> Result<RouterConfig, Failure> {
+    RouterConfig::read(path).map_err(|error| match error {
+        ConfigError::Read { .. } => Failure::new(chain(&error)),
+        _ => {
+            let excerpt = error.place().and_then(|place| place.excerpt.clone());
+            Failure::new(format!("{}: {}", path.display(), chain(&error))).with_excerpt(excerpt)
+        }
+    })
+}
+
+pub(super) fn run(args: &RouteArgs) -> Result<(), Failure> {
+    let config = logged(args.json, || read(&args.config))?;
+    if let Err(error) = descriptors::raise() {
+        tracing::warn!(%error, "the limit of file descriptors cannot be raised");
+    }
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        let (routes, controls) = (args.only != Some(Part::Controller), args.only != Some(Part::Front));
+        let mut running = router::begin(&config, routes, controls).await?;
+        loop {
+            tokio::select! {
+                ended = running.ended() => {
+                    running.end(DRAIN_TIMEOUT).await;
+                    return Err(ended.into());
+                }
+                signal = signals.next() => match signal {
+                    ServiceSignal::Stop => break,
+                    ServiceSignal::Reload => tracing::warn!("its configuration is read at its start only"),
+                },
+            }
+        }
+        tracing::info!("ending: running requests are finished first");
+        tokio::select! {
+            () = running.end(DRAIN_TIMEOUT) => Ok(()),
+            () = signals.end() => Err(Failure::new("ended at once, at the second signal")),
+        }
+    });
+    runtime.shutdown_background();
+    outcome
+}

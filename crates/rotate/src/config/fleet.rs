@@ -1,0 +1,92 @@
+//! The fleet that this node belongs to.
+
+use std::time::Duration;
+
+use poorwill_fleet::name::{FleetName, NodeName};
+use serde::Deserialize;
+
+use super::raw::check_url;
+use super::values::Wait;
+use super::{ConfigError, Control, Front, invalid};
+use crate::fleet::hostname;
+
+/// A lease that is shorter would end at every pause of a machine.
+const LEASE_MIN: Duration = Duration::from_secs(2);
+const LEASE_MAX: Duration = Duration::from_secs(3600);
+const LEASE: Duration = Duration::from_secs(10);
+
+/// A node of a fleet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fleet {
+    /// The fleet.
+    pub name: FleetName,
+    /// The name of this node.
+    pub node: NodeName,
+    /// etcd's members.
+    pub etcd: Vec<String>,
+    /// How long the node counts as alive behind its last sign of life.
+    pub lease: Duration,
+    /// What fails together with it.
+    pub domain: String,
+    /// Where routers reach the front.
+    pub front_url: String,
+    /// Where operators reach control.
+    pub control_url: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawFleet {
+    name: String,
+    node: Option<String>,
+    etcd: Vec<String>,
+    lease: Option<Wait>,
+    domain: Option<String>,
+    front_url: Option<String>,
+    control_url: Option<String>,
+}
+
+impl RawFleet {
+    pub(super) fn checked(self, front: &Front, control: &Control) -> Result<Fleet, ConfigError> {
+        let invalid = |reason: &str| invalid("fleet", reason);
+        let url = |what: &str, given: Option<String>, listen: std::net::SocketAddr| match given {
+            Some(url) => {
+                let url = url.trim_end_matches('/').to_owned();
+                check_url(&url).map_err(|reason| invalid(&format!("{what}: {reason}"))).map(|()| url)
+            }
+            None if listen.ip().is_unspecified() || listen.port() == 0 => Err(invalid(&format!(
+                "{what} is missing: it listens on {listen}, which is no address to go to; say how routers reach it"
+            ))),
+            None => Ok(format!("http://{listen}")),
+        };
+        Ok(Fleet {
+            front_url: url("front_url", self.front_url, front.listen)?,
+            control_url: url("control_url", self.control_url, control.listen)?,
+            name: self.name.parse().map_err(|error| invalid(&format!("name: {error}")))?,
+            node: node_name(self.node).map_err(|reason| invalid(&format!("node: {reason}")))?,
+            etcd: checked_etcd(self.etcd).map_err(|reason| invalid(&reason))?,
+            lease: checked_lease(self.lease).map_err(|reason| invalid(&reason))?,
+            domain: self.domain.unwrap_or_default(),
+        })
+    }
+}
+
+/// The machine's own name if none is given.
+fn node_name(given: Option<String>) -> Result<NodeName, String> {
+    let name = given.unwrap_or_else(hostname);
+    name.parse().map_err(|error| format!("`{name}`: {error}"))
+}
+
+pub(super) fn checked_etcd(etcd: Vec<String>) -> Result<Vec<String>, String> {
+    use poorwill_fleet::etcd::{Etcd, Limits};
+    Etcd::new(&etcd, Limits::default()).map_err(|error| format!("etcd: {error}"))?;
+    Ok(etcd)
+}
+
+pub(super) fn checked_lease(lease: Option<Wait>) -> Result<Duration, String> {
+    let lease = lease.map_or(LEASE, |wait| wait.0);
+    if lease.subsec_nanos() > 0 || !(LEASE_MIN..=LEASE_MAX).contains(&lease) {
+        return Err(format!("lease is {lease:?}; say whole seconds from 2 s to 1 h"));
+    }
+    Ok(lease)
+}

@@ -1,0 +1,144 @@
+//! The configuration of a router of a fleet: its listener, its etcd, and the rules of placement.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use poorwill_fleet::name::FleetName;
+use poorwill_fleet::policy::Rules;
+use poorwill_fleet::records::Rate;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::fleet::{checked_etcd, checked_lease};
+use super::raw::{RawFront, Secret};
+use super::values::Wait;
+use super::{ConfigError, Front, Key, invalid, keys, macros, values};
+
+/// A checked configuration of a router.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouterConfig {
+    /// The listener for clients.
+    pub front: Arc<Front>,
+    /// The fleet.
+    pub fleet: FleetName,
+    /// etcd's members.
+    pub etcd: Vec<String>,
+    /// How long a controller leads behind its last sign of life.
+    pub lease: Duration,
+    /// What nodes ask for; `None` if they have no keys.
+    pub node_key: Option<Key>,
+    /// How a controller places models.
+    pub rules: Rules,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// Replaced in all texts before.
+    #[serde(default, rename = "macros")]
+    _macros: IgnoredAny,
+    fleet: RawFleet,
+    #[serde(default)]
+    front: RawFront,
+    #[serde(default)]
+    rules: RawRules,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFleet {
+    name: String,
+    etcd: Vec<String>,
+    lease: Option<Wait>,
+    node_key: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRules {
+    copies_min: Option<usize>,
+    copies_max: Option<usize>,
+    requests_per_copy: Option<u32>,
+    rate_per_copy: Option<Rate>,
+    hot_rate_min: Option<Rate>,
+    pay_back: Option<Wait>,
+    keep_min: Option<Wait>,
+    spare_keep: Option<Wait>,
+    swaps_per_minute: Option<usize>,
+    swaps_per_node_minute: Option<usize>,
+}
+
+impl RouterConfig {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// What is wrong first; see [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
+        Self::parse(&text, &keys::from_source)
+    }
+
+    /// Parses a file. `secret` resolves the source of a key, `env:NAME` or `file:PATH`, and `${env.NAME}`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
+        let table = toml::Deserializer::from(macros::parsed(text, secret)?);
+        let file = File::deserialize(table).map_err(|error| values::explained(text, &error))?;
+        file.checked(secret).map_err(|error| error.placed(text, secret))
+    }
+}
+
+impl File {
+    fn checked(self, secret: Secret<'_>) -> Result<RouterConfig, ConfigError> {
+        let invalid = |reason: &str| invalid("fleet", reason);
+        let RawFleet { name, etcd, lease, node_key } = self.fleet;
+        let key = |source: String| {
+            secret(&source)
+                .and_then(|text| Key::new(&text, None))
+                .map_err(|why| invalid(&format!("node_key: {why}")))
+        };
+        Ok(RouterConfig {
+            front: Arc::new(self.front.checked(secret)?),
+            fleet: name.parse().map_err(|error| invalid(&format!("name: {error}")))?,
+            etcd: checked_etcd(etcd).map_err(|reason| invalid(&reason))?,
+            lease: checked_lease(lease).map_err(|reason| invalid(&reason))?,
+            node_key: node_key.map(key).transpose()?,
+            rules: self.rules.checked()?,
+        })
+    }
+}
+
+impl RawRules {
+    fn checked(self) -> Result<Rules, ConfigError> {
+        let usual = Rules::default();
+        let ms = |wait: Option<Wait>, usual: u64| {
+            wait.map_or(usual, |wait| u64::try_from(wait.0.as_millis()).unwrap_or(u64::MAX))
+        };
+        let rules = Rules {
+            copies_min: self.copies_min.unwrap_or(usual.copies_min),
+            copies_max: self.copies_max.unwrap_or(usual.copies_max),
+            requests_per_copy: self.requests_per_copy.unwrap_or(usual.requests_per_copy),
+            rate_per_copy: self.rate_per_copy.unwrap_or(usual.rate_per_copy),
+            hot_rate_min: self.hot_rate_min.unwrap_or(usual.hot_rate_min),
+            pay_back_ms: ms(self.pay_back, usual.pay_back_ms),
+            keep_min_ms: ms(self.keep_min, usual.keep_min_ms),
+            spare_keep_ms: ms(self.spare_keep, usual.spare_keep_ms),
+            swaps_per_minute: self.swaps_per_minute.unwrap_or(usual.swaps_per_minute),
+            swaps_per_node_minute: self.swaps_per_node_minute.unwrap_or(usual.swaps_per_node_minute),
+            ..usual
+        };
+        let zero = [
+            ("copies_min", rules.copies_min == 0),
+            ("copies_max", rules.copies_max == 0),
+            ("requests_per_copy", rules.requests_per_copy == 0),
+            ("rate_per_copy", rules.rate_per_copy == Rate::default()),
+        ];
+        match zero.iter().find(|(_, is_zero)| *is_zero) {
+            Some((what, _)) => Err(invalid("rules", &format!("{what} is 0; leave it out or make it larger"))),
+            None => Ok(rules),
+        }
+    }
+}

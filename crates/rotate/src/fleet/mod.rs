@@ -1,0 +1,27 @@
+//! This node in its fleet: it tells what it has, and takes placements.
+//!
+//! Its own decisions stay its own: a placement says which models it may serve and keeps awake, and the policy does
+//! everything else. Without etcd it gets no new placement, and no model ends.
+//!
+//! Promises:
+//!
+//! - A request is served only while the node's lease lives by its own clock and its model is placed here. All others get
+//!   421, and a router takes them elsewhere.
+//! - A placement of an older controller than the last one is not taken, also after a restart with a state folder.
+//! - Two nodes with one name never both serve: the second waits until the lease of the first has ended.
+
+mod agent;
+mod owned;
+mod published;
+
+pub use self::agent::{Agent, FleetError};
+pub use self::owned::{NotOwned, Owned};
+
+/// Where the system keeps the name of this machine.
+const HOSTNAME: &str = "/proc/sys/kernel/hostname";
+
+/// The name of this machine; empty if the system does not say it.
+#[must_use]
+pub fn hostname() -> String {
+    std::fs::read_to_string(HOSTNAME).unwrap_or_default().trim().to_owned()
+}

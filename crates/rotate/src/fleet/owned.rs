@@ -1,0 +1,85 @@
+//! Which models this node may serve, as of now.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use poorwill_fleet::etcd::LeaseId;
+use poorwill_fleet::records::Goal;
+use poorwill_fleet::session::LeaseClock;
+use tokio::sync::watch;
+
+/// Which models this node may serve. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Owned(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    clock: LeaseClock,
+    lease: watch::Receiver<Option<LeaseId>>,
+    claims: RwLock<Claims>,
+}
+
+#[derive(Debug, Default)]
+struct Claims {
+    /// The lease under which the node's name is this process's.
+    lease: Option<LeaseId>,
+    goals: BTreeMap<String, Goal>,
+}
+
+/// Why a model may not be served here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotOwned {
+    /// The node does not know that it is still a node of its fleet.
+    #[error("this node has no lease of its fleet now")]
+    Lease,
+    /// The controller placed it elsewhere.
+    #[error("it is not placed on this node")]
+    Placement,
+    /// A router knows no node that has it.
+    #[error("no node of the fleet may serve it now")]
+    Nowhere,
+}
+
+impl Owned {
+    pub(super) fn new(clock: LeaseClock, lease: watch::Receiver<Option<LeaseId>>) -> Self {
+        Self(Arc::new(Inner { clock, lease, claims: RwLock::default() }))
+    }
+
+    /// Whether this model may be served now.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self, model: &str) -> Result<(), NotOwned> {
+        let claims = self.0.claims.read().unwrap_or_else(PoisonError::into_inner);
+        match claims.goals.get(model) {
+            None | Some(Goal::None) => return Err(NotOwned::Placement),
+            Some(Goal::Warm | Goal::Hot) => {}
+        }
+        let is_claimed = claims.lease.is_some() && claims.lease == *self.0.lease.borrow();
+        // The clock is read last: nothing may come between it and the request.
+        if is_claimed && self.0.clock.is_valid() { Ok(()) } else { Err(NotOwned::Lease) }
+    }
+
+    pub(super) fn claim(&self, lease: Option<LeaseId>) {
+        self.0.claims.write().unwrap_or_else(PoisonError::into_inner).lease = lease;
+    }
+
+    pub(super) fn claimed(&self) -> Option<LeaseId> {
+        self.0.claims.read().unwrap_or_else(PoisonError::into_inner).lease
+    }
+
+    /// What the controller wants of a model, as far as known.
+    pub(super) fn goal(&self, model: &str) -> Goal {
+        let claims = self.0.claims.read().unwrap_or_else(PoisonError::into_inner);
+        claims.goals.get(model).copied().unwrap_or(Goal::None)
+    }
+
+    /// Returns what changed.
+    pub(super) fn set_goals(&self, goals: BTreeMap<String, Goal>) -> Vec<(String, Goal)> {
+        let mut claims = self.0.claims.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = goals.iter().filter(|(model, goal)| claims.goals.get(*model) != Some(goal));
+        let changed = changed.map(|(model, goal)| (model.clone(), *goal)).collect();
+        claims.goals = goals;
+        changed
+    }
+}

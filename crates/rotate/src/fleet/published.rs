@@ -1,0 +1,191 @@
+//! What this node tells of itself, and what of that has changed enough to be told again.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use poorwill_fleet::name::ModelName;
+use poorwill_fleet::records::{Costs, GpuRecord, ModelRecord, NodeRecord, Rate, Requests, Stage};
+
+use crate::config::{Config, Fleet};
+use crate::policy::StageName;
+use crate::service::{ModelNow, Snapshot};
+
+/// Rates decay by a factor of e in this time.
+const DECAY: Duration = Duration::from_secs(1800);
+/// Sizes are told in steps of so many bytes, so that a little more or less is no news.
+const STEP_BYTES: u64 = 64 << 20;
+/// A rate is told again when it has changed by one part in so many.
+const RATE_PARTS: u64 = 5;
+/// A lower rate is nothing.
+const RATE_MIN_MICROS: u64 = 100;
+
+/// The node and its models.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) node: NodeRecord,
+    pub(super) models: BTreeMap<ModelName, ModelRecord>,
+}
+
+/// Counts requests to models.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    by_model: BTreeMap<String, Counted>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    total: u64,
+    per_second: f64,
+    at: Instant,
+    told: Rate,
+}
+
+impl Rates {
+    /// The rate of a model that had so many requests in all.
+    fn of(&mut self, model: &str, total: u64, now: Instant) -> Rate {
+        let new = || Counted { total, per_second: 0.0, at: now, told: Rate::default() };
+        let counted = self.by_model.entry(model.to_owned()).or_insert_with(new);
+        let passed = now.saturating_duration_since(counted.at).as_secs_f64() / DECAY.as_secs_f64();
+        #[allow(clippy::cast_precision_loss, reason = "a few requests more or less")]
+        let more = total.saturating_sub(counted.total) as f64 / DECAY.as_secs_f64();
+        counted.per_second = counted.per_second * (-passed).exp() + more;
+        (counted.total, counted.at) = (total, now);
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is small, and not negative"
+        )]
+        let micros = (counted.per_second * 1e6) as u64;
+        let (told, micros) = (counted.told.as_micros(), if micros < RATE_MIN_MICROS { 0 } else { micros });
+        if micros.abs_diff(told) > told / RATE_PARTS || micros == 0 {
+            counted.told = Rate::from_micros(micros);
+        }
+        counted.told
+    }
+}
+
+/// As of this snapshot.
+pub(super) fn told(
+    snapshot: &Snapshot,
+    config: &Config,
+    fleet: &Fleet,
+    instance: &str,
+    rates: &mut Rates,
+    now: Instant,
+) -> Told {
+    let gpus = snapshot.gpus.iter().map(|gpu| gpu.gpu + 1).max().unwrap_or_default();
+    let mut node = NodeRecord {
+        front_url: fleet.front_url.clone(),
+        control_url: fleet.control_url.clone(),
+        domain: fleet.domain.clone(),
+        gpus: vec![GpuRecord { total_bytes: 0, budget_bytes: 0 }; gpus],
+        host_free_bytes: rounded(host_free_bytes()),
+        is_draining: snapshot.is_ending,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..NodeRecord::new(instance)
+    };
+    for gpu in &snapshot.gpus {
+        let (Some(total_bytes), Some(free_bytes)) = (gpu.total_bytes, gpu.free_bytes) else { continue };
+        // What awake models have is theirs to give; what else is taken, others have.
+        let budget_bytes = rounded(free_bytes.saturating_add(gpu.promised_bytes)).min(total_bytes);
+        node.gpus[gpu.gpu] = GpuRecord { total_bytes, budget_bytes };
+    }
+    let mut models = BTreeMap::new();
+    for model in &snapshot.models {
+        let Ok(name) = model.name.parse::<ModelName>() else { continue };
+        let is_pinned = config.models.iter().any(|one| one.name == model.name && one.rules.is_pinned);
+        let rate = rates.of(&model.name, model.admitted, now);
+        models.insert(name, record(model, is_pinned, rate));
+    }
+    Told { node, models }
+}
+
+fn record(model: &ModelNow, is_pinned: bool, rate: Rate) -> ModelRecord {
+    let configured = model.need_bytes.map(|bytes| vec![bytes; model.gpus.len()]);
+    let need_bytes =
+        model.held_bytes.clone().or(configured).map(|need| need.into_iter().map(rounded).collect());
+    let ms = |seconds: Option<f64>| {
+        seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).map(told_ms)
+    };
+    let resume_s = model.resume_s.map(|resume_s| resume_s + model.wake_s.unwrap_or_default());
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    ModelRecord {
+        need_bytes,
+        host_bytes: rounded(model.host_bytes),
+        requests: Requests { running: count(model.running), queued: count(model.queued) },
+        rate,
+        costs: Costs {
+            wake_ms: ms(model.wake_s),
+            sleep_ms: ms(model.leave_s),
+            resume_ms: ms(resume_s),
+            reload_ms: None,
+            start_ms: ms(model.start_s),
+        },
+        pinned: is_pinned,
+        names: model.aliases.iter().chain(&model.adapters).cloned().collect(),
+        ..ModelRecord::new(stage(model), model.gpus.clone())
+    }
+}
+
+/// To two digits, so that each measurement is not news.
+fn told_ms(time: Duration) -> u64 {
+    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let step = 10_u64.pow(ms.checked_ilog10().unwrap_or_default().saturating_sub(1));
+    ms / step * step
+}
+
+fn stage(model: &ModelNow) -> Stage {
+    match model.stage {
+        StageName::Ready => Stage::Awake,
+        StageName::Asleep => Stage::Asleep,
+        StageName::Hibernating => Stage::Hibernating,
+        StageName::Starting => Stage::Starting,
+        StageName::FindingMemory
+        | StageName::Resuming
+        | StageName::Waking
+        | StageName::Confirming
+        | StageName::Canary
+        | StageName::Measuring => Stage::Waking,
+        StageName::Draining
+        | StageName::MeasuringBeforeSleep
+        | StageName::FallingAsleep
+        | StageName::ReleasingMemory
+        | StageName::GoingIntoHibernation => Stage::Sleeping,
+        StageName::Quarantined => Stage::Failed,
+        // An engine that is not started here has to be there by itself.
+        StageName::Cold if !model.is_supervised => Stage::Failed,
+        StageName::Unknown | StageName::Cold | StageName::Probing | StageName::Stopping => Stage::Stopped,
+    }
+}
+
+fn rounded(bytes: u64) -> u64 {
+    if bytes < STEP_BYTES { bytes } else { bytes / STEP_BYTES * STEP_BYTES }
+}
+
+/// Memory that programs may still take, as the system says; 0 if it does not.
+fn host_free_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    // In steps of a GiB: it changes all the time.
+    kib.unwrap_or_default() >> 20 << 30
+}
+
+#[test]
+fn rates_decay_and_small_changes_are_no_news() {
+    let (mut rates, began) = (Rates::default(), Instant::now());
+    assert_eq!(rates.of("a", 7, began), Rate::default());
+    let after = |seconds| began + Duration::from_secs(seconds);
+    let busy = rates.of("a", 7 + 1800, after(1));
+    assert!(busy.as_micros().abs_diff(1_000_000) < 1000, "{busy:?}");
+    assert_eq!(rates.of("a", 7 + 1800, after(60)), busy);
+    let later = rates.of("a", 7 + 1800, after(1801));
+    assert!(later.as_micros().abs_diff(367_879) < 1000, "{later:?}");
+    assert_eq!(rates.of("a", 7 + 1800, after(1_000_000)), Rate::default());
+}
+
+#[test]
+fn times_are_told_to_two_digits() {
+    let told = |ms| told_ms(Duration::from_millis(ms));
+    assert_eq!([0, 7, 99, 104, 1999, 123_456].map(told), [0, 7, 99, 100, 1900, 120_000]);
+}

@@ -1,0 +1,208 @@
+//! What the front asks of a router.
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use http::HeaderValue;
+use poorwill_fleet::name::ModelName;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::choose::choose;
+use super::table::{Copy, Table};
+use crate::config::{self, Card, Parameters, RouterConfig};
+use crate::fleet::NotOwned;
+use crate::front::{Backend, Listed, NameKind, Route};
+use crate::policy::{ModelId, StageName};
+use crate::requests::Requests;
+use crate::service::{Admission, InFlight, Refused};
+
+/// How long a node comes last that could not be reached or refused a request.
+const AVOID: Duration = Duration::from_secs(2);
+
+/// The address of a model that no node may serve now. Nothing is sent there.
+const NOWHERE: &str = "http://nowhere.invalid";
+
+/// Routes by the table.
+#[derive(Debug)]
+pub(super) struct RouterBackend {
+    table: watch::Receiver<Arc<Table>>,
+    front: Arc<config::Front>,
+    node_key: Option<HeaderValue>,
+    requests: Arc<Requests>,
+    /// A number for each model, for as long as this process runs.
+    ids: RwLock<BTreeMap<ModelName, usize>>,
+    /// This router's requests to each model at each node.
+    in_flight: Mutex<HashMap<(ModelName, String), Arc<AtomicUsize>>>,
+    /// When each node, by its address, failed last.
+    failed: Mutex<HashMap<String, Instant>>,
+}
+
+impl RouterBackend {
+    pub(super) fn new(config: &RouterConfig, table: watch::Receiver<Arc<Table>>) -> Self {
+        Self {
+            table,
+            front: Arc::clone(&config.front),
+            node_key: config.node_key.as_ref().map(config::Key::header_value),
+            requests: Arc::new(Requests::default()),
+            ids: RwLock::default(),
+            in_flight: Mutex::default(),
+            failed: Mutex::default(),
+        }
+    }
+
+    fn id(&self, model: &ModelName) -> ModelId {
+        if let Some(id) = self.ids.read().unwrap_or_else(PoisonError::into_inner).get(model) {
+            return ModelId(*id);
+        }
+        let mut ids = self.ids.write().unwrap_or_else(PoisonError::into_inner);
+        let next = ids.len();
+        ModelId(*ids.entry(model.clone()).or_insert(next))
+    }
+
+    fn counter(&self, model: &ModelName, url: &str) -> Arc<AtomicUsize> {
+        let mut counters = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(counters.entry((model.clone(), url.to_owned())).or_default())
+    }
+
+    /// The best copy of those that were not tried.
+    fn to(&self, model: &ModelName, served_as: &str, tried: &[String]) -> Option<Route> {
+        let table = Arc::clone(&self.table.borrow());
+        let left = table.copies(model).iter().filter(|copy| !tried.contains(&copy.url));
+        let (good, bad): (Vec<&Copy>, Vec<&Copy>) = left.partition(|copy| !self.has_failed(&copy.url));
+        let in_flight = |copy: &Copy| {
+            u64::try_from(self.counter(model, &copy.url).load(Ordering::Acquire)).unwrap_or(u64::MAX)
+        };
+        let chosen = |copies: &[&Copy]| choose(copies, in_flight, |below| fastrand::usize(..below)).cloned();
+        let copy = chosen(&good).or_else(|| chosen(&bad))?;
+        Some(Route {
+            model: self.id(model),
+            name: model.to_string(),
+            in_flight: Some(Arc::new(InFlight::new(&self.counter(model, &copy.url)))),
+            url: copy.url,
+            served_as: served_as.to_owned(),
+            parameters: Arc::new(Parameters::default()),
+        })
+    }
+
+    fn has_failed(&self, url: &str) -> bool {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.get(url).is_some_and(|at| at.elapsed() < AVOID)
+    }
+
+    fn fails(&self, url: &str) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.retain(|_, at| at.elapsed() < AVOID);
+        failed.insert(url.to_owned(), Instant::now());
+    }
+}
+
+/// How far a model is, of all its copies.
+fn stage(copies: &[Copy]) -> StageName {
+    use poorwill_fleet::records::Stage;
+    let name = |copy: &Copy| match copy.record.stage {
+        Stage::Awake => (0, StageName::Ready),
+        Stage::Waking => (1, StageName::Waking),
+        Stage::Asleep | Stage::OnDisk => (2, StageName::Asleep),
+        Stage::Hibernating => (3, StageName::Hibernating),
+        Stage::Sleeping => (4, StageName::FallingAsleep),
+        Stage::Starting => (5, StageName::Starting),
+        Stage::Stopped => (6, StageName::Cold),
+        Stage::Failed => (7, StageName::Quarantined),
+        Stage::Unknown => (8, StageName::Unknown),
+    };
+    copies.iter().map(name).min_by_key(|(order, _)| *order).map_or(StageName::Unknown, |(_, stage)| stage)
+}
+
+impl Backend for RouterBackend {
+    fn route(&self, name: &str) -> Option<Route> {
+        let table = Arc::clone(&self.table.borrow());
+        let model = table.model(name)?;
+        // A model that no node may serve now is known all the same.
+        self.to(model, name, &[]).or_else(|| {
+            Some(Route {
+                model: self.id(model),
+                name: model.to_string(),
+                url: NOWHERE.to_owned(),
+                served_as: name.to_owned(),
+                parameters: Arc::new(Parameters::default()),
+                in_flight: None,
+            })
+        })
+    }
+
+    fn route_of_model(&self, name: &str) -> Option<Route> {
+        self.route(name)
+    }
+
+    fn listed(&self) -> Vec<Listed> {
+        let table = Arc::clone(&self.table.borrow());
+        let listed = |name: String, kind: NameKind, copies: &[Copy]| {
+            let stage = stage(copies);
+            Listed { name, kind, is_ready: stage == StageName::Ready, stage, card: Card::default() }
+        };
+        let own = table.models().map(|(model, copies)| listed(model.to_string(), NameKind::Model, copies));
+        let others = table.names().filter(|(name, model)| *name != model.as_str());
+        let others = others.map(|(name, model)| {
+            listed(name.to_owned(), NameKind::Alias { model: model.to_string() }, table.copies(model))
+        });
+        own.chain(others).collect()
+    }
+
+    fn admit(
+        &self,
+        _model: ModelId,
+        _priority: i32,
+    ) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
+        // Nodes have queues.
+        Box::pin(async { Ok(Admission::new(CancellationToken::new(), Box::new(()))) })
+    }
+
+    fn suspect(&self, _model: ModelId) {}
+
+    fn requests(&self) -> Arc<Requests> {
+        Arc::clone(&self.requests)
+    }
+
+    fn front(&self) -> Arc<config::Front> {
+        Arc::clone(&self.front)
+    }
+
+    fn check(&self, route: &Route) -> Result<(), NotOwned> {
+        if route.url == NOWHERE { Err(NotOwned::Nowhere) } else { Ok(()) }
+    }
+
+    fn is_router(&self) -> bool {
+        true
+    }
+
+    fn elsewhere(&self, route: &Route, tried: &[String]) -> Option<Route> {
+        self.fails(&route.url);
+        let model = route.name.parse::<ModelName>().ok()?;
+        self.to(&model, &route.served_as, tried)
+    }
+
+    fn gone(&self, route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let mut table = self.table.clone();
+        let at = route.name.parse::<ModelName>().ok().and_then(|model| {
+            let of_table = table.borrow();
+            let copy = of_table.copies(&model).iter().find(|copy| copy.url == route.url)?;
+            Some((copy.node.clone(), copy.lease))
+        });
+        Box::pin(async move {
+            let Some((node, lease)) = at else { return std::future::pending().await };
+            let gone = table.wait_for(|table| !table.is_there(&node, lease)).await.map(drop);
+            if gone.is_err() {
+                // The router ends, and its requests with it.
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+
+    fn upstream_key(&self) -> Option<HeaderValue> {
+        self.node_key.clone()
+    }
+}

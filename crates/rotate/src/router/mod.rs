@@ -1,0 +1,17 @@
+//! A router: the front of a fleet. It sends each request to a node that has its model.
+//!
+//! It keeps nothing that another router needs, so there may be many of them side by side.
+//!
+//! Promises:
+//!
+//! - A request goes to a copy that is awake, if there is one, else where a wake is cheapest.
+//! - A node that refuses a request, cannot be reached, or loses its lease before it has begun an answer costs no client
+//!   anything while another node has the model. What has begun is never repeated.
+//! - While etcd cannot be reached, it routes by what it knew last. Nodes refuse what is not theirs any more.
+
+mod backend;
+mod choose;
+mod run;
+mod table;
+
+pub use self::run::{RouterRunning, begin};
