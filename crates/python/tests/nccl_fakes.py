@@ -44,7 +44,7 @@ class Meetings:
     def __init__(self, ranks: int) -> None:
         self._active = ranks
         self._waiting = 0
-        self._is_stuck = False
+        self.is_stuck = False
         self._places: dict[Any, Place] = {}
         self._changed = threading.Condition()
 
@@ -61,7 +61,7 @@ class Meetings:
                 return place.given
             self._waiting += 1
             self._look()
-            self._changed.wait_for(lambda: place.is_left or self._is_stuck)
+            self._changed.wait_for(lambda: place.is_left or self.is_stuck)
             if not place.is_left:
                 raise StuckError(f"rank {rank} waits at {name}")
             return place.given
@@ -74,7 +74,7 @@ class Meetings:
 
     def _look(self) -> None:
         if self._waiting and self._waiting == self._active:
-            self._is_stuck = True
+            self.is_stuck = True
             self._changed.notify_all()
 
 
@@ -131,6 +131,11 @@ class World:
 
         with ThreadPoolExecutor(len(self.ranks)) as threads:
             return list(threads.map(one, self.ranks))
+
+    @property
+    def was_stuck(self) -> bool:
+        """Whether all ranks have waited, since they last began."""
+        return self.meetings.is_stuck
 
     def suspended(self) -> set[tuple[int, int]]:
         return {key for key, comm in self.comms.items() if comm.is_suspended}

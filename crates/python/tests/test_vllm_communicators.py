@@ -77,6 +77,7 @@ class Engine:
         return Communicators(
             lambda: [plain for (of, _), plain in self.plain.items() if of == rank],
             self.world.share(rank),
+            count=lambda: len(self.world.ranks),
             free_bytes=lambda: self.free[rank],
             relieve=lambda: self._relieve(rank),
         )
@@ -399,7 +400,7 @@ def test_a_rank_that_failed_before_lets_the_others_go(operation: Any, failed: in
 
     def act(rank: int) -> Any:
         if rank == failed:
-            return engine.ranks[rank].decline(operation, RuntimeError("the disk is full"))
+            return engine.ranks[rank].decline(operation, RuntimeError("the disk is full"), 3)
         return getattr(engine.ranks[rank], operation)()
 
     outcomes = engine.world.run(act)
@@ -418,7 +419,51 @@ def test_a_rank_that_would_not_have_taken_part_does_not_decline(operation: Any) 
     engine = Engine(2)
     if operation == "suspend":
         engine.suspend()
-    engine.world.run(lambda rank: engine.ranks[0].decline(operation, RuntimeError()) if rank == 0 else None)
+    engine.world.run(
+        lambda rank: engine.ranks[0].decline(operation, RuntimeError(), 2) if rank == 0 else None
+    )
+    assert not engine.world.was_stuck
+
+
+@pytest.mark.parametrize("operation", ["suspend", "resume"])
+def test_a_rank_does_not_wait_for_engines_that_were_not_called(
+    operation: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Engines behind an external load balancer share vLLM's world group, and each is called alone."""
+    engine = Engine(3)
+    if operation == "resume":
+        engine.suspend()
+    error = RuntimeError("the disk is full")
+    engine.world.run(lambda rank: engine.ranks[0].decline(operation, error, 1) if rank == 0 else None)
+    assert not engine.world.was_stuck
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"{operation} NCCL's communicators: this rank failed before (the disk is full)")
+    assert "Of 2 others" in said
+
+
+@pytest.mark.parametrize("failed", [0, 2])
+@pytest.mark.parametrize(("operation", "part"), [("suspend", "_find"), ("resume", "_free_bytes")])
+def test_a_rank_that_fails_before_the_exchange_lets_the_others_go(
+    monkeypatch: pytest.MonkeyPatch, operation: str, part: str, failed: int
+) -> None:
+    engine = Engine(3)
+    if operation == "resume":
+        engine.suspend()
+    before = engine.world.suspended()
+
+    def fails() -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.ranks[failed], part, fails)
+        outcomes = getattr(engine, operation)()
+    assert not engine.world.was_stuck
+    assert str(outcomes.pop(failed)) == "CUDA error: out of memory"
+    said = each_raised(outcomes, CommunicatorError)
+    assert f"rank {failed}: CUDA error: out of memory" in said
+    assert engine.world.suspended() == before
+    getattr(engine, operation)()
+    assert engine.world.suspended() != before
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -618,8 +663,14 @@ def test_the_world_group_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     world = SimpleNamespace(world_size=2, rank=0, cpu_group="gloo")
     vllm.parallel.__dict__["get_world_group"] = lambda: world
     vllm.group.ranks = [0, 1]
-    assert len(_communicators.find().suspend()) == 2
+    found = _communicators.find()
+    assert len(found.suspend()) == 2
     assert asked == ["gloo", "gloo"]
+    # One of both engines.
+    found.decline("resume", RuntimeError(), 1)
+    assert asked == ["gloo", "gloo"]
+    found.decline("resume", RuntimeError(), 2)
+    assert asked == ["gloo"] * 3
 
 
 # vLLM's own code
@@ -650,7 +701,11 @@ def test_vllms_own_suspension_is_what_is_called(version: str) -> None:
     vars(device).update(pynccl_comm=pynccl, cpu_group=object())
     found = _communicators._OfVllm(("tp:0", (0,)), device, 7, Nccl(library))
     engine = Communicators(
-        lambda: [found], lambda value: {0: value}, free_bytes=lambda: 1 << 20, relieve=lambda: None
+        lambda: [found],
+        lambda value: {0: value},
+        count=lambda: 1,
+        free_bytes=lambda: 1 << 20,
+        relieve=lambda: None,
     )
     assert engine.suspend() == [Released("tp:0", 100)]
     assert pynccl._suspended

@@ -139,8 +139,8 @@ class Exchange:
     def resume(self) -> None:
         self.calls.append("resume")
 
-    def decline(self, operation: str, error: BaseException) -> None:
-        self.calls.append(f"declines to {operation}: {error}")
+    def decline(self, operation: str, error: BaseException, ranks: int) -> None:
+        self.calls.append(f"declines to {operation} among {ranks}: {error}")
 
     def status(self) -> list[Any]:
         return []
@@ -164,7 +164,7 @@ def test_a_rank_that_fails_lets_those_go_that_wait_for_it(start: Start) -> None:
     with engine.arena.hold("kv_cache", "NIXL"), pytest.raises(poorwill.TagError):
         engine.worker.sleep(1)
     assert len(exchange.calls) == 1
-    assert exchange.calls[0].startswith("declines to suspend: ")
+    assert exchange.calls[0].startswith("declines to suspend among 1: ")
     assert "held by NIXL" in exchange.calls.pop()
     exchange.fails = True
     with pytest.raises(poorwill.PoorwillError, match="not suspended"):
@@ -202,7 +202,30 @@ def test_a_rank_that_fails_behind_the_commit_lets_the_others_go(
     monkeypatch.setattr(type(engine.allocator), "suspend", suspend)
     with pytest.raises(RuntimeError, match="behind it"):
         engine.worker.poorwill_together("sleep", (1,), {}, str(decision.path), 0, 1)
-    assert exchange.calls == ["declines to suspend: behind it"]
+    assert exchange.calls == ["declines to suspend among 1: behind it"]
+
+
+@suspends_communicators
+@pytest.mark.parametrize("fault", ["the decision is gone", "an exchange that fails"])
+def test_what_fails_while_a_rank_declines_does_not_hide_its_error(
+    start: Start, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    engine, exchange = exchanging(start)
+    decision = poorwill.Decision.create(str(tmp_path))
+    stock = type(engine.allocator).suspend
+
+    def suspend(allocator: Any, level: int) -> None:
+        stock(allocator, level)
+        if fault == "the decision is gone":
+            decision.remove()
+        else:
+            del exchange.calls
+        raise RuntimeError("behind it")
+
+    monkeypatch.setattr(type(engine.allocator), "suspend", suspend)
+    with pytest.raises(RuntimeError, match="behind it"):
+        engine.worker.poorwill_together("sleep", (1,), {}, str(decision.path), 0, 1)
+    assert not getattr(exchange, "calls", None)
 
 
 def test_every_preparation_is_reported(start: Start) -> None:

@@ -165,6 +165,7 @@ def config(shape: Shape, **settings: Any) -> Any:
         parallel_config=stub(
             "parallel_config",
             worker_cls="poorwill.vllm.worker.Worker",
+            world_size=1,
             assigned_physical_gpu_ids=None,
             get_local_gpu_index=lambda rank: rank,
             data_parallel_rank_local=0,

@@ -20,13 +20,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from poorwill._native import PoorwillError
 from poorwill.vllm._nccl import Figures, Nccl, is_refusal
 
 __all__ = [
-    *("Communicator", "CommunicatorError", "Communicators", "LostCommunicatorError", "Released"),
+    *("Communicator", "CommunicatorError", "Communicators", "LostCommunicatorError", "Operation", "Released"),
     *("SHARES_HOST_MEMORY", "cannot_hibernate", "find", "groups"),
 ]
 
@@ -39,8 +39,12 @@ Key = tuple[str, tuple[int, ...]]
 Failure = tuple[bool, str] | None
 """Whether a failed call has changed nothing, and its words; None for one that succeeded."""
 
+Operation = Literal["suspend", "resume"]
+
 Share = Callable[[Any], Mapping[int, Any]]
 """Gives a value to all ranks of the engine, and returns that of each, by global rank."""
+
+_Part = TypeVar("_Part")
 
 _READY, _SUSPENDED = "ready", "suspended"
 
@@ -105,15 +109,18 @@ class Communicators:
         find: Callable[[], Sequence[Communicator]],
         share: Share,
         *,
+        count: Callable[[], int],
         free_bytes: Callable[[], int],
         relieve: Callable[[], None],
     ) -> None:
         """`find` lists them in the same order on all ranks.
 
-        `free_bytes` is what the device has left, and `relieve` returns unused memory of this process to it.
+        `count` is the number of ranks that `share` waits for. `free_bytes` is what the device has left, and
+        `relieve` returns unused memory of this process to it.
         """
         self._find = find
         self._share = share
+        self._count = count
         self._free_bytes = free_bytes
         self._relieve = relieve
         self._suspended: list[tuple[Communicator, Released]] = []
@@ -157,11 +164,24 @@ class Communicators:
             del self._suspended[0]
         return taken
 
-    def decline(self, operation: Literal["suspend", "resume"], error: BaseException) -> None:
-        """Gives the ranks that wait in this operation the reason why this one is not in it. They raise it."""
-        if bool(self._suspended) == (operation == "resume"):
-            with contextlib.suppress(CommunicatorError):
-                self._exchange(operation, _Declined(_text(error)))
+    def decline(self, operation: Operation, error: BaseException, ranks: int) -> None:
+        """Gives the ranks that wait in this operation the reason why this one is not in it. They raise it.
+
+        `ranks` is the number of those that carry it out. Where the exchange has more, it would wait for ranks
+        that were perhaps never called. Then only a warning says so.
+        """
+        if bool(self._suspended) != (operation == "resume"):
+            return
+        if ranks < self._count():
+            _log.warning(
+                "%s NCCL's communicators: this rank failed before (%s). Of %d others it does not know "
+                "whether they take part; those that do wait for it until PyTorch's time limit",
+                operation,
+                _text(error),
+                self._count() - 1,
+            )
+            return
+        self._decline(operation, error)
 
     def status(self) -> list[dict[str, Any]]:
         """Each communicator with its device memory, in bytes; None where NCCL cannot say.
@@ -171,6 +191,18 @@ class Communicators:
         return [self._status(communicator) for communicator in self._find()]
 
     # Parts
+
+    def _decline(self, operation: str, error: BaseException) -> None:
+        with contextlib.suppress(CommunicatorError):
+            self._exchange(operation, _Declined(_text(error)))
+
+    def _own(self, operation: str, part: Callable[[], _Part]) -> _Part:
+        """What this rank brings to an exchange. The others learn of an error, and do not wait."""
+        try:
+            return part()
+        except BaseException as error:
+            self._decline(operation, error)
+            raise
 
     def _exchange(self, operation: str, value: Any) -> dict[int, Any]:
         """What each rank gives, by rank, where all do the same.
@@ -211,7 +243,7 @@ class Communicators:
 
     def _choose(self) -> list[tuple[Communicator, Released]]:
         """Those that all their ranks are ready to suspend, and what that will give back."""
-        found = [(communicator, *_state(communicator)) for communicator in self._find()]
+        found = self._own("suspend", lambda: [(each, *_state(each)) for each in self._find()])
         own = {communicator.key: state for communicator, state, _ in found}
         states = self._exchange("suspend", own)
         self._stays = {}
@@ -263,10 +295,15 @@ class Communicators:
                 ) from error
             return
 
-    def _refuse_shortage(self, needed: int) -> None:
+    def _relieved(self, needed: int) -> int:
+        """What the device has left, after a relief if that is too little."""
         if self._free_bytes() < needed:
             self._relieve()
-        shares = self._exchange("resume", (needed, self._free_bytes()))
+        return self._free_bytes()
+
+    def _refuse_shortage(self, needed: int) -> None:
+        free_bytes = self._own("resume", lambda: self._relieved(needed))
+        shares = self._exchange("resume", (needed, free_bytes))
         short = [
             f"rank {rank} needs {needs} bytes and its GPU has {has}"
             for rank, (needs, has) in sorted(shares.items())
@@ -371,6 +408,7 @@ def find() -> Communicators:
     return Communicators(
         lambda: list(_communicators(torch, parallel)),
         share,
+        count=lambda: int(parallel.get_world_group().world_size),
         free_bytes=lambda: int(torch.cuda.mem_get_info()[0]),
         relieve=torch.cuda.empty_cache,
     )

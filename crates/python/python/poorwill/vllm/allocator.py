@@ -54,6 +54,7 @@ class Allocator:
         self._level: int | None = None
         self._group: dict[str, Any] = {}
         self._decision: Decision | None = None
+        self._ranks = 0
         # Scratch memory holds nothing from one step to the next.
         arena.declare("workspace", level1="drop", level2="drop", dropped="undefined")
 
@@ -179,13 +180,13 @@ class Allocator:
             self._level = before
 
     @contextlib.contextmanager
-    def together(self, decision: Decision, undo_after_s: float) -> Iterator[None]:
-        """The sleep or wake in the context is one of several ranks: all do it, or none.
+    def together(self, decision: Decision, ranks: int, undo_after_s: float) -> Iterator[None]:
+        """The sleep or wake in the context is one of so many ranks: all do it, or none.
 
         Raises UndoneError where another rank cannot.
         """
         self._group = {"decision": decision, "undo_after": undo_after_s}
-        self._decision = decision
+        self._decision, self._ranks = decision, ranks
         try:
             yield
             if self._group:
@@ -194,9 +195,14 @@ class Allocator:
         finally:
             self._group, self._decision = {}, None
 
-    def others_go_on(self) -> bool:
-        """Whether other ranks carry out the sleep or wake that failed here."""
-        return self._decision is None or self._decision.verdict == "commit"
+    def going_on(self) -> int | None:
+        """How many ranks carry out the sleep or wake that failed here. None where each does by itself.
+
+        Raises PoorwillError where the verdict cannot be read.
+        """
+        if self._decision is None:
+            return None
+        return self._ranks if self._decision.verdict == "commit" else 0
 
     def _take_group(self) -> dict[str, Any]:
         group, self._group = self._group, {}

@@ -17,7 +17,7 @@ import importlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from poorwill import _native
 from poorwill._native import Decision, PoorwillError, Preparation, PrepareReport
@@ -34,6 +34,7 @@ from poorwill.vllm import (
     _versions,
 )
 from poorwill.vllm._budget import Envelope, gib
+from poorwill.vllm._communicators import Operation
 from poorwill.vllm._events import Event
 from poorwill.vllm._graphs import Graphs
 from poorwill.vllm._processes import this_process
@@ -313,7 +314,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         """A sleep or a wake that all ranks carry out, or none. `first` is the number of our first one."""
         decision = Decision.join(path, first + int(self.rank), ranks)
         try:
-            with self.allocator.together(decision, self._environment.ranks_timeout_s):
+            with self.allocator.together(decision, ranks, self._environment.ranks_timeout_s):
                 return getattr(self, method)(*args, **kwargs)
         except BaseException:
             # The others need not wait for this one.
@@ -474,7 +475,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             logger.warning("%s", words, exc_info=True)
 
     @contextlib.contextmanager
-    def _changing_communicators(self, operation: Literal["suspend", "resume"]) -> Iterator[None]:
+    def _changing_communicators(self, operation: Operation) -> Iterator[None]:
         """Where vLLM suspends or resumes NCCL's communicators, all ranks do it, or none."""
         has_begun = False
 
@@ -487,10 +488,21 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             with wrapped(gpu_worker, f"{operation}_device_comms", lambda _: change):
                 yield
         except BaseException as error:
-            is_concerned = _vllm.resumes_communicators(self) and not has_begun
-            if is_concerned and self.allocator.others_go_on():
-                self._communicators.decline(operation, error)
+            if _vllm.resumes_communicators(self) and not has_begun:
+                self._decline(operation, error)
             raise
+
+    def _decline(self, operation: Operation, error: BaseException) -> None:
+        """Tells the ranks that go on without this one. Its own error is raised, whatever becomes of that."""
+        try:
+            ranks = self.allocator.going_on()
+            if ranks is None:
+                # All of the engine get the same call, and those of other engines need not.
+                ranks = int(self.vllm_config.parallel_config.world_size)
+            if ranks:
+                self._communicators.decline(operation, error, ranks)
+        except Exception:
+            self._warn_once("whether other ranks wait for this one, which has failed, is not known")
 
     def _forget_saved(self) -> dict[str, Any]:
         """Resets what vLLM saved for the next wake. Returns what it was."""
