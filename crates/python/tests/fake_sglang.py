@@ -248,6 +248,7 @@ def install() -> ModuleType:
     for call, request in (("Release", Release), ("Resume", Resume)):
         requests.__dict__[f"{call}MemoryOccupationReqInput"] = request
         requests.__dict__[f"{call}MemoryOccupationReqOutput"] = Answer
+    requests.__dict__["RpcReqOutput"] = type("RpcReqOutput", (), {})
     communicator, context = ModuleType(COMMUNICATOR), ModuleType(CONTEXT)
     communicator.__dict__["FanOutCommunicator"] = Communicator
     context.__dict__["get_parallel"] = lambda: PARALLEL

@@ -90,6 +90,7 @@ class Scheduler:
     """A scheduler: a rank of two, or a stage of two."""
 
     _engine_paused = False
+    rust_server = None
 
     def __init__(self, link: Any, passed: Any, rank: int, *, is_pipeline: bool) -> None:
         self.torch: Any = import_module("torch")

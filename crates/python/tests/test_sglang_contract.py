@@ -674,7 +674,17 @@ def test_stages_pass_on_what_they_have_received(sources: Path) -> None:
     steps = {node.name: ast.unparse(node) for node in scheduler.body if isinstance(node, ast.FunctionDef)}
     assert "self.process_input_requests(recv_reqs)\n    return recv_reqs" in steps["ingest_requests"]
     assert "output = self._request_dispatcher(recv_req)\n" in steps["process_input_requests"]
-    assert "if output is not None:" in steps["process_input_requests"]
+    # What ours does with the output of a request that was kept.
+    assert " ".join(
+        steps["process_input_requests"].partition("if output is not None:")[2].split()
+    ).startswith(
+        "if self.rust_server is None and isinstance(output, RpcReqOutput): "
+        "if self.ipc_channels.recv_from_rpc is not None: "
+        "sock_send(self.ipc_channels.recv_from_rpc, output) "
+        "else: self.send_control_output(output, recv_req)"
+    )
+    requests = parsed(sources, _answers.REQUESTS)
+    assert {"RpcReqOutput", "sock_send"} <= {getattr(node, "name", "") for node in requests.body}
     assert steps["send_control_output"].startswith("def send_control_output(self, output, recv_req)")
     assert "scheduler=self" in steps["init_weight_updater"]
 

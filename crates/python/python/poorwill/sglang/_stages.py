@@ -1,15 +1,19 @@
 """The stages of a pipeline release and resume at once.
 
-SGLang's stages pass requests on after they have carried them out. So a stage would wait for others that have
-not got the request. Here each but the last carries a release or resume out once it has passed it on.
+SGLang's stages pass a batch of requests on after they have carried it out. So a stage would wait for others
+that have not got the request. Here each but the last passes the batch on before it carries out a release or
+resume, and what follows that in the batch. All stages keep the order of requests.
 """
 
-from collections.abc import Sequence
+import importlib
 from typing import Any
 
-# The scheduler's attribute with requests that the next stage has not got.
+from poorwill.sglang._answers import REQUESTS
+
+# The scheduler's attribute with what is kept.
 _KEPT = "_poorwill_kept"
-# Its method that passes requests on.
+# What carries requests out, and its method that passes them on.
+_DISPATCH = "_request_dispatcher"
 _SEND = "_pp_send_pyobj_to_next_stage"
 
 
@@ -25,32 +29,55 @@ def is_kept(parallel: Any, scheduler: Any, request: Any) -> bool:
     if parallel.pp_size == 1 or parallel.pp_rank == parallel.pp_size - 1:
         return False
     if _KEPT not in vars(scheduler):
-        _watch(scheduler)
-    kept: list[Any] = vars(scheduler)[_KEPT]
-    if _has(kept, request):
-        return False
-    kept.append(request)
-    return True
+        vars(scheduler)[_KEPT] = _Kept(scheduler)
+    kept: _Kept = vars(scheduler)[_KEPT]
+    return kept.begin(request)
 
 
-def _watch(scheduler: Any) -> None:
-    """Carries requests that are kept out once they are passed on."""
-    kept: list[Any] = []
-    original = getattr(scheduler, _SEND)
+class _Kept:
+    """The rest of a batch, from a release or resume on, until the batch was passed on."""
 
-    def send(data: Any, *args: Any, **kwargs: Any) -> Any:
-        sent = original(data, *args, **kwargs)
-        for request in [each for each in kept if _has(data, each)]:
-            try:
-                answer = scheduler._request_dispatcher(request)
-            finally:
-                kept[:] = [each for each in kept if each is not request]
-            scheduler.send_control_output(answer, request)
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._requests: list[Any] = []
+        self._dispatch: Any = None
+        self._is_passed = False
+        self._send = getattr(scheduler, _SEND)
+        setattr(scheduler, _SEND, self._pass_on)
+
+    def begin(self, request: Any) -> bool:
+        """Keeps this request and those that follow, unless their batch was passed on."""
+        if self._is_passed:
+            return False
+        self._requests = [request]
+        self._dispatch = getattr(self._scheduler, _DISPATCH)
+        # It has no answer for now.
+        setattr(self._scheduler, _DISPATCH, self._requests.append)
+        return True
+
+    def _pass_on(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        sent = self._send(data, *args, **kwargs)
+        # Two requests may be equal.
+        if self._requests and any(each is self._requests[0] for each in data):
+            self._carry_out()
         return sent
 
-    vars(scheduler).update({_KEPT: kept, _SEND: send})
+    def _carry_out(self) -> None:
+        requests, self._requests = self._requests, []
+        setattr(self._scheduler, _DISPATCH, self._dispatch)
+        self._is_passed = True
+        try:
+            for request in requests:
+                if (output := self._dispatch(request)) is not None:
+                    self._answer(output, request)
+        finally:
+            self._is_passed = False
 
-
-def _has(requests: Sequence[Any], request: Any) -> bool:
-    # Two of them may be equal.
-    return any(each is request for each in requests)
+    def _answer(self, output: Any, request: Any) -> None:
+        # As `process_input_requests` does.
+        scheduler, requests = self._scheduler, importlib.import_module(REQUESTS)
+        if scheduler.rust_server is None and isinstance(output, requests.RpcReqOutput):
+            if scheduler.ipc_channels.recv_from_rpc is not None:
+                requests.sock_send(scheduler.ipc_channels.recv_from_rpc, output)
+        else:
+            scheduler.send_control_output(output, request)
