@@ -136,6 +136,39 @@ class Distributed:
             group.meet(None)
 
 
+class Transfers:
+    """`MooncakeKVManager`: its transfers may use the cache. Repeated calls only make it log."""
+
+    def __init__(self) -> None:
+        self.is_registered = True
+        self.fault = ""
+
+    def register_buffer_to_engine(self) -> None:
+        if self.fault == "register":
+            raise OSError("the cache was not registered")
+        self.is_registered = True
+
+    def deregister_buffer_to_engine(self) -> None:
+        self.is_registered = False
+        if self.fault == "deregister":
+            raise OSError("connections were not closed")
+
+
+class Queue:
+    """`PrefillBootstrapQueue`."""
+
+    def __init__(self) -> None:
+        self.queue: list[Any] = []
+        self.kv_manager = Transfers()
+
+    def release_memory_occupation(self) -> None:
+        self.queue.clear()
+        self.kv_manager.deregister_buffer_to_engine()
+
+    def resume_memory_occupation(self) -> None:
+        self.kv_manager.register_buffer_to_engine()
+
+
 class Manager:
     """`SchedulerWeightUpdaterManager`, over a model with one buffer."""
 
@@ -155,8 +188,7 @@ class Manager:
         self.tp_cpu_group = group or Group()
         self.scheduler = scheduler
         self.is_fully_idle: Callable[..., bool] = lambda ignore_waiting: True
-        self.is_registered = True
-        """Whether a disaggregated server's transfers may use the cache."""
+        self._queue = getattr(scheduler, "disagg_prefill_bootstrap_queue", None)
         self._buffer = buffer
         self._synchronize = synchronize
 
@@ -165,7 +197,8 @@ class Manager:
         tags = request.tags or self.ALL
         self.offload_tags |= set(tags)
         if "kv_cache" in tags:
-            self.is_registered = False
+            if self._queue is not None:
+                self._queue.release_memory_occupation()
             self.memory_saver_adapter.pause("kv_cache")
         if "weights" in tags:
             # Reads the model, whether it is there or not. The copy stays on the GPU meanwhile.
@@ -190,7 +223,8 @@ class Manager:
             del self.stashed_model_static_state
         if "kv_cache" in tags:
             self.memory_saver_adapter.resume("kv_cache")
-            self.is_registered = True
+            if self._queue is not None:
+                self._queue.resume_memory_occupation()
         return Answer()
 
 

@@ -45,6 +45,7 @@ class State(NamedTuple):
     cached: int | None
     """What the cache is filled with."""
     is_registered: bool
+    """Whether a disaggregated server's transfers may use the cache."""
     warnings: list[str]
 
 
@@ -105,6 +106,7 @@ class Scheduler:
         if is_pipeline:
             world = SimpleNamespace(cpu_group=group)
             vars(fake_sglang.PARALLEL).update(pp_size=2, pp_rank=rank, world_group=world)
+        self.disagg_prefill_bootstrap_queue = fake_sglang.Queue()
         self.weight_updater = fake_sglang.Manager(
             self.saver,
             self.buffer,
@@ -174,7 +176,7 @@ class Scheduler:
             set(manager.offload_tags),
             is_equal,
             cached,
-            manager.is_registered,
+            self.disagg_prefill_bootstrap_queue.kv_manager.is_registered,
             warnings,
         )
 
@@ -197,7 +199,7 @@ class Scheduler:
         ranks: Any = import_module("poorwill._ranks")
         joined = ranks.joined
         hold, taken = None, list[Any]()
-        self.buffer.fault = fault
+        self.buffer.fault = self.disagg_prefill_bootstrap_queue.kv_manager.fault = fault
         if fault == "busy":
             self.weight_updater.is_fully_idle = lambda ignore_waiting: False
         elif fault == "hold":
@@ -212,7 +214,7 @@ class Scheduler:
         try:
             yield
         finally:
-            self.buffer.fault = ""
+            self.buffer.fault = self.disagg_prefill_bootstrap_queue.kv_manager.fault = ""
             self.weight_updater.is_fully_idle = lambda ignore_waiting: True
             ranks.joined = joined
             for call in ("pause_all", "resume_all"):

@@ -19,11 +19,13 @@ HAS_MEMORY = {WEIGHTS, CACHE}
 FAULTS_OF_RELEASE = {
     "step": "MemoryError: no memory for the buffers",
     "hold": "a network card",
+    "deregister": "OSError: connections were not closed",
 }
 FAULTS_OF_RESUME = {
     "full": "WakeError|OutOfMemoryError",
     "step": "MemoryError: no memory for the buffers",
     "late": "OSError: a report could not be written",
+    "register": "OSError: the cache was not registered",
 }
 
 

@@ -26,7 +26,7 @@ import fake_sglang
 import poorwill.compat.torch_memory_saver
 import poorwill.sglang
 import pytest
-from poorwill.sglang import _adapter, _answers, _group, _occupation, _stages
+from poorwill.sglang import _adapter, _answers, _group, _occupation, _queues, _stages
 from vllm_sources.tree import Tree
 
 HERE = Path(__file__).resolve().parent
@@ -563,53 +563,87 @@ def test_all_is_done_in_this_order(original: Any) -> None:
     assert recorder.done == ["resume kv_cache", "resume weights", "resume cuda_graph", "copy in"]
 
 
-class Queue:
-    """A disaggregated server's queue, which has its caches registered or not."""
-
-    def __init__(self) -> None:
-        self.is_registered = True
-
-    def release_memory_occupation(self) -> None:
-        assert self.is_registered
-        self.is_registered = False
-
-    def resume_memory_occupation(self) -> None:
-        assert not self.is_registered
-        self.is_registered = True
+def disaggregated(mode: str) -> SimpleNamespace:
+    """A scheduler of a disaggregated server."""
+    modes: Any = importlib.import_module("sglang.srt.disaggregation.utils").DisaggregationMode
+    queues = {name: fake_sglang.Queue() for name in _queues.NAMES if mode.lower() in name}
+    scheduler = SimpleNamespace(disaggregation_mode=modes[mode], _engine_paused=False, **queues)
+    if mode == "DECODE":
+        # It is called before the other queue, and registers nothing.
+        nothing = dict.fromkeys((_queues.RELEASE, _queues.RESUME), lambda: None)
+        scheduler.disagg_decode_transfer_queue = SimpleNamespace(**nothing)
+    [scheduler.queue] = queues.values()
+    return scheduler
 
 
+@pytest.mark.parametrize("mode", ["PREFILL", "DECODE"])
+@pytest.mark.parametrize("fault", ["buffers", "transfers"])
 @pytest.mark.parametrize("call", ["release", "resume"])
-@pytest.mark.parametrize("tags", [None, ["weights"]], ids=["all", "weights"])
-def test_what_failed_in_the_original_is_taken_back(original: Any, call: str, tags: list[str] | None) -> None:
+@pytest.mark.parametrize("tags", [None, ["weights"], ["kv_cache"]], ids=["all", "weights", "cache"])
+def test_what_failed_in_the_original_is_taken_back(
+    original: Any, call: str, tags: list[str] | None, fault: str, mode: str
+) -> None:
     poorwill.sglang.register()
     original.HookRegistry.apply_hooks()
-    modes: Any = importlib.import_module("sglang.srt.disaggregation.utils").DisaggregationMode
-    queue = Queue()
-    scheduler = SimpleNamespace(
-        disaggregation_mode=modes.PREFILL, disagg_prefill_bootstrap_queue=queue, _engine_paused=False
-    )
+    scheduler = disaggregated(mode)
     recorder = Recorder(is_poorwill=True)
     manager = manager_of_sglang(recorder, scheduler)
+    transfers = scheduler.queue.kv_manager
     if call == "resume":
         assert said(manager, "release", None) == "answered"
+    scheduler.queue.queue.append("waits")
     held = manager.offload_tags
-    before = set(held), queue.is_registered, manager.stashed_model_static_state
+    before = set(held), transfers.is_registered, manager.stashed_model_static_state
     recorder.done.clear()
-    recorder.fails = True
-    with pytest.raises(_answers.OccupationError, match=r"no memory for buffers; everything is as it was$"):
+    recorder.fails = fault == "buffers"
+    transfers.fault = "" if recorder.fails else {"release": "deregister", "resume": "register"}[call]
+    if tags == (["kv_cache"] if recorder.fails else ["weights"]):
+        assert said(manager, call, tags) == "answered", "this step is of other tags"
+        return
+    words = {"": "no memory for buffers", "deregister": "not closed", "register": "not registered"}
+    with pytest.raises(_answers.OccupationError, match=f"{words[transfers.fault]}; everything is as it was$"):
         said(manager, call, tags)
     assert manager.offload_tags is held, "the scheduler has it, too"
-    assert (set(held), queue.is_registered, manager.stashed_model_static_state) == before
+    assert (set(held), transfers.is_registered, manager.stashed_model_static_state) == before
     assert manager.memory_saver_adapter is recorder
     changes = [done for done in recorder.done if done.startswith(("pause", "resume"))]
+    number = len(tags or _occupation._TAGS)
     assert [change.partition(" ")[0] for change in changes] == (
-        [] if call == "release" else ["resume", "pause"] if tags else ["resume"] * 3 + ["pause"] * 3
+        [] if call == "release" else ["resume"] * number + ["pause"] * number
     )
-    recorder.fails = False
+    if call == "resume":
+        assert scheduler.queue.queue == ["waits"]
+    recorder.fails, transfers.fault = False, ""
     if call == "release":
         assert said(manager, "release", None) == "answered"
     assert said(manager, "resume", None) == "answered"
-    assert (held, queue.is_registered) == (set(), True)
+    assert (held, transfers.is_registered) == (set(), True)
+
+
+def test_queues_register_caches_and_do_nothing_else(sources: Path) -> None:
+    """By which a resume is taken back. The third queue has nothing to take back."""
+    bodies = {}
+    for module, name in (
+        *(("prefill", "PrefillBootstrapQueue"), ("decode", "DecodePreallocQueue")),
+        ("decode", "DecodeTransferQueue"),
+    ):
+        queue = definition(parsed(sources, f"sglang.srt.disaggregation.{module}"), name)
+        for node in queue.body:
+            if isinstance(node, ast.FunctionDef) and node.name in (_queues.RELEASE, _queues.RESUME):
+                assert [argument.arg for argument in node.args.args] == ["self"]
+                bodies[name, node.name] = ast.unparse(node.body)
+    register = (
+        "if hasattr(self.kv_manager, 'register_buffer_to_engine'):\n"
+        "    self.kv_manager.register_buffer_to_engine()"
+    )
+    for name in ("PrefillBootstrapQueue", "DecodePreallocQueue"):
+        assert bodies[name, _queues.RESUME] == register
+        # The last step.
+        assert bodies[name, _queues.RELEASE].endswith(register.replace("register", "deregister"))
+    assert bodies["DecodeTransferQueue", _queues.RESUME].endswith("pass")
+    manager = ast.unparse(definition(parsed(sources, fake_sglang.UPDATER), "SchedulerWeightUpdaterManager"))
+    named = {*re.findall(r"'(disagg_\w+_queue)'", manager)}
+    assert named == {*_queues.NAMES, "disagg_decode_transfer_queue"}
 
 
 def test_the_originals_barriers_are_of_a_group_that_ours_replaces(sources: Path) -> None:

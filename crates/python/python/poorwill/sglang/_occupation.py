@@ -15,6 +15,7 @@ from poorwill.sglang import _answers, _stages
 from poorwill.sglang._adapter import is_ours
 from poorwill.sglang._answers import OccupationError
 from poorwill.sglang._group import CONTEXT
+from poorwill.sglang._queues import RELEASE, RESUME
 from poorwill.sglang._together import carry_out
 
 logger = logging.getLogger("poorwill.sglang")
@@ -46,7 +47,7 @@ def _around(original: Callable[..., Any], manager: Any, request: Any, *, release
     asked = list(request.tags or _TAGS)
     left = [tag for tag in dict.fromkeys(asked) if (tag in manager.offload_tags) != releases]
     if done := sorted(set(asked) - set(left)):
-        call = "release_memory_occupation" if releases else "resume_memory_occupation"
+        call = RELEASE if releases else RESUME
         logger.warning("%s: %s %s already", call, ", ".join(done), "released" if releases else "resumed")
     if not left:
         return _answers.done(releases=releases)

@@ -6,9 +6,7 @@ it still meets the others, and all know how each of them has ended.
 """
 
 import contextlib
-import copy
 import importlib
-import inspect
 import logging
 import warnings
 from collections.abc import Iterator
@@ -19,10 +17,10 @@ from poorwill._native import Decision, PoorwillError, UndoneError
 from poorwill._ranks import Together
 from poorwill.sglang._answers import OccupationError
 from poorwill.sglang._group import Ranks
+from poorwill.sglang._queues import RELEASE, RESUME, Queues
 
 logger = logging.getLogger("poorwill.sglang")
 
-_CACHE = "kv_cache"
 _MISSING = object()
 
 
@@ -103,11 +101,12 @@ class _Change:
     """What one rank does for a request."""
 
     def __init__(self, original: Any, manager: Any, request: Any, *, releases: bool, meets: bool) -> None:
-        self.call = "release_memory_occupation" if releases else "resume_memory_occupation"
+        self.call = RELEASE if releases else RESUME
         self.answer: Any = None
         self.is_made = False
         self._original = original
         self._manager = manager
+        self._queues = Queues(manager.scheduler)
         self._request = request
         self._releases = releases
         self._meets = meets
@@ -121,11 +120,11 @@ class _Change:
         try:
             if self._releases:
                 # They read the memory.
-                self.answer = self._own(self._original, self._request, self._notes)
+                self.answer = self._own()
                 self.is_made = self._saver.pause_all(self._notes.tags, _together(decision))
             else:
                 self.is_made = self._saver.resume_all(self._request.tags, _together(decision))
-                self.answer = self._own(self._original, self._request, self._notes)
+                self.answer = self._own()
         except BaseException:
             if decision is not None:
                 with contextlib.suppress(PoorwillError):
@@ -135,16 +134,12 @@ class _Change:
 
     def take_back(self, decision: Decision | None, *, is_made: bool) -> None:
         """Has everything as it was before. `is_made` says whether the memory of any rank has changed."""
-        # SGLang also takes the caches of a disaggregated server out of use, and back.
-        has_cache = _CACHE in self._notes.tags
         if self._releases:
             if is_made:
                 self._saver.resume_all(self._notes.tags, _together(decision))
-            if has_cache:
-                self._inverse("resume_memory_occupation")
+            self._queues.take_back(self.call)
         else:
-            if has_cache:
-                self._inverse("release_memory_occupation")
+            self._queues.take_back(self.call)
             if is_made:
                 self._saver.pause_all(self._request.tags, _together(decision))
         # The scheduler holds this very set.
@@ -153,18 +148,14 @@ class _Change:
         if self._stashed is not _MISSING:
             self._manager.stashed_model_static_state = self._stashed
 
-    def _inverse(self, call: str) -> None:
-        request = copy.copy(self._request)
-        request.tags = [_CACHE]
-        self._own(inspect.unwrap(getattr(type(self._manager), call)), request, _Notes())
-
-    def _own(self, call: Any, request: Any, notes: "_Notes") -> Any:
+    def _own(self) -> Any:
         """What SGLang does itself, with the memory as it is."""
         manager = self._manager
-        manager.memory_saver_adapter = notes
+        manager.memory_saver_adapter = self._notes
         try:
-            with _no_barriers(manager) if self._meets else contextlib.nullcontext():
-                return call(manager, request)
+            barriers = _no_barriers(manager) if self._meets else contextlib.nullcontext()
+            with self._queues.watched(self.call), barriers:
+                return self._original(manager, self._request)
         finally:
             manager.memory_saver_adapter = self._saver
 
