@@ -631,7 +631,7 @@ def test_queues_register_caches_and_do_nothing_else(sources: Path) -> None:
         for node in queue.body:
             if isinstance(node, ast.FunctionDef) and node.name in (_queues.RELEASE, _queues.RESUME):
                 assert [argument.arg for argument in node.args.args] == ["self"]
-                bodies[name, node.name] = ast.unparse(node.body)
+                bodies[name, node.name] = "\n".join(map(ast.unparse, node.body))
     register = (
         "if hasattr(self.kv_manager, 'register_buffer_to_engine'):\n"
         "    self.kv_manager.register_buffer_to_engine()"
