@@ -32,7 +32,7 @@ VARIABLES = (
     *("POORWILL_PAGEABLE", "POORWILL_PREPARE", "POORWILL_KEEP_BACKUPS", "POORWILL_WAKE_TIMEOUT"),
     *("POORWILL_RANKS_TIMEOUT", "POORWILL_RANKS_FOLDER"),
     *("POORWILL_DISK", "POORWILL_DISK_LIMIT", "POORWILL_COMPRESS", "POORWILL_TRITON"),
-    "POORWILL_TRITON_SHARED_MEMORY",
+    *("POORWILL_TRITON_SHARED_MEMORY", "POORWILL_GRAPHS"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
 )
 
@@ -83,6 +83,7 @@ def test_without_settings_everything_has_a_default() -> None:
         ("HOST_BUDGET", "0", "host_budget_bytes", 0),
         ("PAGEABLE", "1", "pageable", True),
         ("PREPARE", "0", "prepare", False),
+        ("GRAPHS", "0", "graphs", False),
         ("KEEP_BACKUPS", "0", "keep_backups", False),
         ("KEEP_BACKUPS", "1", "keep_backups", True),
         *(("COMPRESS", word, "compress", word) for word in ("auto", "off", "always")),
@@ -114,6 +115,7 @@ def test_a_disk_has_a_limit() -> None:
         ("OFFLOAD", "true", "neither 0 nor 1"),
         ("PAGEABLE", "true", "neither 0 nor 1"),
         ("PREPARE", "off", "neither 0 nor 1"),
+        ("GRAPHS", "no", "neither 0 nor 1"),
         ("KEEP_BACKUPS", "no", "neither 0 nor 1"),
         *(("COMPRESS", text, "none of auto, off, always") for text in ("on", "1", "Always")),
         ("TRITON", "on", "neither 0 nor 1"),
@@ -577,7 +579,7 @@ def test_the_platforms_method_decides_behind_vllms(number: str) -> None:
 
 
 @needs_sources
-def test_graphs_sleep_with_ours_as_with_vllms() -> None:
+def test_graphs_sleep_with_ours_as_with_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = Loader("0.33.0", ["vllm.config.vllm"])
     loader.give("vllm.platforms", current_platform=SimpleNamespace(is_cuda_alike=lambda: True))
     loader.module("vllm.config.compilation").CUDAGraphMode.NONE = "NONE"
@@ -607,6 +609,11 @@ def test_graphs_sleep_with_ours_as_with_vllms() -> None:
     assert not uses(_platform.STOCK_WORKER, "poorwill", True)
     assert uses(_platform.STOCK_WORKER, "cumem", True)
     assert not uses(_platform.STOCK_WORKER, "cumem", False)
+    monkeypatch.setenv("POORWILL_GRAPHS", "0")
+    assert not uses(_platform.WORKER, "poorwill", False)
+    # vLLM's own option stays.
+    assert uses(_platform.WORKER, "poorwill", True)
+    assert uses(_platform.STOCK_WORKER, "cumem", True)
 
 
 @pytest.mark.parametrize("attributes", [{}, {"use_cumem_cudagraph_pool": True}])

@@ -21,6 +21,7 @@ KEEP_BACKUPS = "POORWILL_KEEP_BACKUPS"
 COMPRESS = "POORWILL_COMPRESS"
 DISK = "POORWILL_DISK"
 DISK_LIMIT = "POORWILL_DISK_LIMIT"
+GRAPHS = "POORWILL_GRAPHS"
 WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
 AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
 TRITON = "POORWILL_TRITON"
@@ -51,6 +52,8 @@ class Environment:
     """Where backups go that host memory cannot hold"""
     disk_limit_bytes: int | None = None
     """What they may take there, for each GPU"""
+    graphs: bool = True
+    """Whether CUDA graphs sleep on one GPU, from 0.32 on; `0`: only with `--sleep-mode-offload-cudagraph`"""
     wake_timeout_s: float = 2.0
     """How long a wake waits for memory that another process is about to release."""
     ranks_timeout_s: float = 300.0
@@ -85,6 +88,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         compress=_compress(given),
         disk=_folder(given, DISK),
         disk_limit_bytes=_bytes(given, DISK_LIMIT),
+        graphs=_switch(given, GRAPHS, default.graphs),
         wake_timeout_s=_seconds(given, WAKE_TIMEOUT, default.wake_timeout_s),
         ranks_timeout_s=_seconds(given, RANKS_TIMEOUT, default.ranks_timeout_s),
         ranks_folder=_folder(given, RANKS_FOLDER),
@@ -97,6 +101,11 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
 def wants_sleep_mode(environ: Mapping[str, str] | None = None) -> bool:
     """`sleep_mode` alone, for engines that may not use Poorwill."""
     return _switch(os.environ if environ is None else environ, SLEEP_MODE, Environment.sleep_mode)
+
+
+def wants_graphs(environ: Mapping[str, str] | None = None) -> bool:
+    """`graphs` alone."""
+    return _switch(os.environ if environ is None else environ, GRAPHS, Environment.graphs)
 
 
 def wants_offload(environ: Mapping[str, str] | None = None) -> bool:

@@ -47,7 +47,7 @@ def install(module: ModuleType) -> None:
 
 
 def install_graph_pool(module: ModuleType) -> None:
-    """Makes vLLM capture graphs into the allocator's pool: always on one GPU, else as with its own."""
+    """Makes vLLM capture graphs into the allocator's pool: by default on one GPU, else as with its own."""
     config = module.VllmConfig
     stock = getattr(config, "use_cumem_cudagraph_pool", None)
     if not isinstance(stock, property) or getattr(stock.fget, "__poorwill__", False):
@@ -59,7 +59,9 @@ def install_graph_pool(module: ModuleType) -> None:
             return bool(decides(self))
         # Asks whether the pool exists and graphs are kept, which is so.
         instead: dict[str, Any] = {"sleep_mode_backend": "cumem"}
-        if self.parallel_config.world_size * self.parallel_config.data_parallel_size == 1:
+        parallel = self.parallel_config
+        is_alone = parallel.world_size * parallel.data_parallel_size == 1
+        if is_alone and _environment.wants_graphs():
             # With several ranks they would copy what they reduce, which is the user's choice.
             instead["sleep_mode_offload_cudagraph"] = True
         return bool(decides(_View(self, model_config=_View(self.model_config, **instead))))
