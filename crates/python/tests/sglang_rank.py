@@ -238,7 +238,7 @@ def _warnings() -> Iterator[list[str]]:
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("poorwill.sglang")
+    logger = logging.getLogger("poorwill")
     logger.addHandler(handler)
     try:
         yield said

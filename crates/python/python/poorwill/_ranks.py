@@ -1,7 +1,13 @@
-"""What the ranks of an engine need to sleep and wake together, whichever engine it is."""
+"""What ranks need to sleep and wake together, whichever engine they are of: settings, and their decisions.
 
+A warning says once where they cannot, and then each acts by itself.
+"""
+
+import contextlib
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypedDict
 
 from poorwill._native import Decision, PoorwillError
@@ -10,6 +16,11 @@ RANKS_TIMEOUT = "POORWILL_RANKS_TIMEOUT"
 RANKS_FOLDER = "POORWILL_RANKS_FOLDER"
 TIMEOUT_S = 300.0
 """How long a rank that is ready waits for the others, where nothing else is said."""
+
+
+logger = logging.getLogger("poorwill.ranks")
+
+_was_warned: set[str] = set()
 
 
 class Together(TypedDict):
@@ -27,6 +38,33 @@ def timeout_s() -> float:
 def shared_folder() -> str | None:
     """The folder that all ranks share, if one is named. Raises ValueError for a bad value."""
     return folder(os.environ, RANKS_FOLDER)
+
+
+def open_decision(what: str) -> Decision | None:
+    """A new decision for ranks or engines. None where there is no folder for it, after a warning."""
+    try:
+        return Decision.create(shared_folder())
+    except (PoorwillError, ValueError) as error:
+        _warn(what, str(error))
+        return None
+
+
+def remove(decision: Decision) -> None:
+    """Removes a decision that all have read."""
+    with contextlib.suppress(PoorwillError):
+        # What stays is removed by a later one.
+        decision.remove()
+
+
+def warn_apart(what: str, reached: Sequence[bool], path: str) -> None:
+    """Warns once that not all reach a decision."""
+    apart = ", ".join(str(number) for number, is_reached in enumerate(reached) if not is_reached)
+    _warn(what, f"{what} {apart} does not reach {Path(path).parent}")
+
+
+def reaches(path: str) -> bool:
+    """Whether this process reads a decision with this path."""
+    return joined(path, 0, 1) is not None
 
 
 def joined(path: str, rank: int, ranks: int) -> Decision | None:
@@ -58,3 +96,16 @@ def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     if not 0 <= number <= 3600:
         raise ValueError(f"{name}={text!r} is no number of seconds from 0 to 3600")
     return number
+
+
+def _warn(what: str, reason: str) -> None:
+    if what in _was_warned:
+        return
+    _was_warned.add(what)
+    logger.warning(
+        "one %s may sleep while another cannot: %s; name a folder that all of them share in %s, and they "
+        "sleep together or not at all",
+        what,
+        reason,
+        RANKS_FOLDER,
+    )

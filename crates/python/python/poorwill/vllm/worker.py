@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from poorwill import _native
+from poorwill import _native, _ranks
 from poorwill._native import Decision, PoorwillError, Preparation, PrepareReport
 from poorwill.vllm import (
     _budget,
@@ -324,11 +324,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def poorwill_reaches(self, path: str) -> bool:
         """Whether this rank reads a decision with this path."""
-        try:
-            Decision.join(path, 0, 1)
-        except PoorwillError:
-            return False
-        return True
+        return _ranks.reaches(path)
 
     def poorwill_process(self) -> dict[str, Any]:
         """This rank's process, as another process can name it."""
