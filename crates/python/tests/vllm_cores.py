@@ -8,7 +8,8 @@ from typing import Any
 import fake_vllm
 import pytest
 from fake_vllm.engines import Request, turn
-from poorwill.vllm import _engine, _frontend, _together
+from poorwill import _ranks
+from poorwill.vllm import _engine, _frontend
 
 BOTH = frozenset({"weights", "kv_cache"})
 NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
@@ -26,7 +27,7 @@ def vllm(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(autouse=True)
 def _nothing_said() -> None:
     """Warnings come once for each process."""
-    _together._was_warned.clear()
+    _ranks._was_warned.clear()
 
 
 @pytest.fixture(params=["in this process", "one rank", "three ranks"])

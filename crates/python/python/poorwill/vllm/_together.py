@@ -8,22 +8,17 @@ Ranks of several engines do it together where their frontend made the decision (
 """
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from poorwill import Decision, PoorwillError
-from poorwill.vllm import _environment
+from poorwill._ranks import open_decision, remove, warn_apart
 
 __all__ = ["METHODS", "Group", "Ranks", "open_decision", "remove", "warn_apart"]
 
 METHODS = frozenset({"sleep", "wake_up"})
 """Methods of the worker that all ranks carry out, or none."""
-
-_log = logging.getLogger(__name__)
-_was_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -105,37 +100,5 @@ class Ranks:
         return None
 
 
-def open_decision(what: str) -> Decision | None:
-    """A new decision for ranks or engines. None where there is no folder for it, after a warning."""
-    try:
-        return Decision.create(_environment.read().ranks_folder)
-    except (PoorwillError, ValueError) as error:
-        _warn(what, str(error))
-        return None
-
-
-def remove(decision: Decision) -> None:
-    """Removes a decision that all have read."""
-    with contextlib.suppress(PoorwillError):
-        # What stays is removed by a later one.
-        decision.remove()
-
-
-def warn_apart(what: str, reached: Sequence[bool], path: str) -> None:
-    """Warns once that not all reach a decision."""
-    apart = ", ".join(str(number) for number, is_reached in enumerate(reached) if not is_reached)
-    _warn(what, f"{what} {apart} does not reach {Path(path).parent}")
-
-
 def _together(method: str, args: Sequence[Any], kwargs: dict[str, Any], group: Group) -> Any:
     return "poorwill_together", (method, args, kwargs, group.path, group.first, group.ranks), {}
-
-
-def _warn(what: str, reason: str) -> None:
-    words = (
-        f"one {what} may sleep while another cannot: {reason}; name a folder that all of them share in "
-        f"{_environment.RANKS_FOLDER}, and they sleep together or not at all"
-    )
-    if words not in _was_warned:
-        _was_warned.add(words)
-        _log.warning("%s", words)
