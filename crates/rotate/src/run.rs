@@ -321,6 +321,12 @@ impl Backend for ServiceHandle {
     fn check(&self, route: &Route) -> Result<(), NotOwned> {
         self.owned.as_ref().map_or(Ok(()), |owned| owned.check(&route.name))
     }
+
+    fn was_late(&self, route: &Route) {
+        if let Some(owned) = &self.owned {
+            owned.was_late(&route.name);
+        }
+    }
 }
 
 impl ServiceHandle {

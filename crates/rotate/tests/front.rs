@@ -7,6 +7,8 @@
 mod bodies;
 #[path = "front/descriptors.rs"]
 mod descriptors;
+#[path = "front/elsewhere.rs"]
+mod elsewhere;
 #[path = "front/errors.rs"]
 mod errors;
 #[path = "front/leaving.rs"]

@@ -1,6 +1,7 @@
 //! Which models this node may serve, as of now.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use poorwill_fleet::etcd::LeaseId;
@@ -17,6 +18,7 @@ struct Inner {
     clock: LeaseClock,
     lease: watch::Receiver<Option<LeaseId>>,
     claims: RwLock<Claims>,
+    late: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -42,7 +44,7 @@ pub enum NotOwned {
 
 impl Owned {
     pub(super) fn new(clock: LeaseClock, lease: watch::Receiver<Option<LeaseId>>) -> Self {
-        Self(Arc::new(Inner { clock, lease, claims: RwLock::default() }))
+        Self(Arc::new(Inner { clock, lease, claims: RwLock::default(), late: AtomicU64::new(0) }))
     }
 
     /// Whether this model may be served now.
@@ -58,6 +60,23 @@ impl Owned {
         let is_claimed = claims.lease.is_some() && claims.lease == *self.0.lease.borrow();
         // The clock is read last: nothing may come between it and the request.
         if is_claimed && self.0.clock.is_valid() { Ok(()) } else { Err(NotOwned::Lease) }
+    }
+
+    /// Counts a request that went to its engine when the model was not this node's any more: the process was stopped
+    /// between the last look and the write.
+    pub(crate) fn was_late(&self, model: &str) {
+        let count = self.0.late.fetch_add(1, Ordering::Relaxed) + 1;
+        tracing::warn!(
+            model,
+            count,
+            "a request went to its engine after the lease or the placement had ended"
+        );
+    }
+
+    /// How many were.
+    #[must_use]
+    pub fn late(&self) -> u64 {
+        self.0.late.load(Ordering::Relaxed)
     }
 
     pub(super) fn claim(&self, lease: Option<LeaseId>) {

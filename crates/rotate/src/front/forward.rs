@@ -2,7 +2,6 @@
 //!
 //! All of it is one future, which a client's disconnect drops.
 
-use std::convert::Infallible;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::AtomicUsize;
@@ -432,7 +431,10 @@ impl Job {
             upstream.headers_mut().insert(header::AUTHORIZATION, key);
         }
         // It may have waited for long.
-        proxy.backend.check(&route).map_err(|why| ApiError::not_owned(&route.name, why))?;
+        let check = || proxy.backend.check(&route).map_err(|why| ApiError::not_owned(&route.name, why));
+        check()?;
+        let (backend, of) = (Arc::clone(&proxy.backend), Arc::clone(&route));
+        upstream.body_mut().permit = Some(HandOver { backend, route: of, was_given: false });
         let answered = tokio::select! {
             biased;
             () = aborted.cancelled() => return Err(ApiError::aborted(&route.name)),
@@ -448,6 +450,8 @@ impl Job {
             }
             Err(error) if is_out_of_descriptors(&error) => Err(ApiError::no_descriptor(&route.name)),
             other => {
+                // It was refused in the last moment, if it went out at all.
+                check()?;
                 proxy.backend.suspect(route.model);
                 let is_connect = other.as_ref().is_err_and(hyper_util::client::legacy::Error::is_connect);
                 Err(if is_connect {
@@ -569,33 +573,68 @@ fn json_of(bytes: Bytes) -> Response<Flow> {
 pub(super) struct Segments {
     segments: Vec<Bytes>,
     next: usize,
+    permit: Option<HandOver>,
+}
+
+/// Asks for the last time whether an engine may have a request: directly before its first byte is written.
+#[derive(Clone)]
+struct HandOver {
+    backend: Arc<dyn Backend>,
+    route: Arc<Route>,
+    was_given: bool,
+}
+
+impl std::fmt::Debug for HandOver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HandOver").field("route", &self.route).finish_non_exhaustive()
+    }
+}
+
+impl Drop for HandOver {
+    /// The request is on its way now, or never. A process that was stopped in between has let it through.
+    fn drop(&mut self) {
+        if self.was_given && self.backend.check(&self.route).is_err() {
+            self.backend.was_late(&self.route);
+        }
+    }
 }
 
 impl Segments {
     fn whole(body: Bytes) -> Self {
-        Self { segments: vec![body], next: 0 }
+        Self::of(vec![body])
+    }
+
+    fn of(segments: Vec<Bytes>) -> Self {
+        Self { segments, next: 0, permit: None }
     }
 
     fn edited(body: Bytes, asked: &str, route: &Route) -> Result<Self, ApiError> {
         // `parse` has found the name before.
         let segments = edit::edited(body, asked, route);
         let segments = segments.ok_or_else(|| ApiError::invalid_body(json::BodyError::NoModel))?;
-        Ok(Self { segments, next: 0 })
+        Ok(Self::of(segments))
     }
 
     fn with(body: &Bytes, span: Range<usize>, text: String) -> Self {
-        Self { segments: vec![body.slice(..span.start), text.into(), body.slice(span.end..)], next: 0 }
+        Self::of(vec![body.slice(..span.start), text.into(), body.slice(span.end..)])
     }
 }
 
 impl Body for Segments {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = NotOwned;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, NotOwned>>> {
+        // hyper writes nothing of the head before it has asked for a piece of the body.
+        if let Some(permit) = self.permit.as_mut().filter(|permit| !permit.was_given) {
+            if let Err(why) = permit.backend.check(&permit.route) {
+                return Poll::Ready(Some(Err(why)));
+            }
+            permit.was_given = true;
+        }
         while let Some(segment) = self.segments.get(self.next).cloned() {
             self.next += 1;
             if !segment.is_empty() {

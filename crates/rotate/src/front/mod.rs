@@ -107,6 +107,9 @@ pub trait Backend: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Counts a request that went to its engine after [`check`](Self::check) would have refused it.
+    fn was_late(&self, _route: &Route) {}
+
     /// Whether requests may have other destinations.
     fn is_router(&self) -> bool {
         false

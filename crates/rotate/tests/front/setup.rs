@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use poorwill_rotate::config::{self, Config};
+use poorwill_rotate::fleet::NotOwned;
 use poorwill_rotate::front::{self, Admission, Backend, Listed, NameKind, Route, Timeouts};
 use poorwill_rotate::policy::{ModelId, Refusal, StageName};
 use poorwill_rotate::requests::Requests;
@@ -62,6 +63,20 @@ pub(crate) struct FakeBackend {
     pub(crate) verdict: watch::Sender<Verdict>,
     pub(crate) seen: watch::Sender<Seen>,
     pub(crate) aborted: CancellationToken,
+    pub(crate) fleet: Mutex<InFleet>,
+}
+
+/// What a node or a router of a fleet decides.
+#[derive(Debug, Default)]
+pub(crate) struct InFleet {
+    /// How often a node may still serve; `None` for ever.
+    pub(crate) checks_left: Option<usize>,
+    /// Requests that were given to an engine too late.
+    pub(crate) late: usize,
+    /// Of a router: where else to go. `None` for a node.
+    pub(crate) others: Option<Vec<String>>,
+    /// Of a router: fires when a destination has left.
+    pub(crate) left: CancellationToken,
 }
 
 /// Counts down what it counted up.
@@ -146,6 +161,36 @@ impl Backend for FakeBackend {
     fn front(&self) -> Arc<config::Front> {
         Arc::clone(&self.front.lock().unwrap())
     }
+
+    fn check(&self, _: &Route) -> Result<(), NotOwned> {
+        match &mut self.fleet.lock().unwrap().checks_left {
+            None => Ok(()),
+            Some(0) => Err(NotOwned::Lease),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn was_late(&self, _: &Route) {
+        self.fleet.lock().unwrap().late += 1;
+    }
+
+    fn is_router(&self) -> bool {
+        self.fleet.lock().unwrap().others.is_some()
+    }
+
+    fn elsewhere(&self, route: &Route, tried: &[String]) -> Option<Route> {
+        let fleet = self.fleet.lock().unwrap();
+        let url = fleet.others.as_ref()?.iter().find(|other| !tried.contains(other))?;
+        Some(Route { url: url.clone(), ..route.clone() })
+    }
+
+    fn gone(&self, _: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let left = self.fleet.lock().unwrap().left.clone();
+        Box::pin(async move { left.cancelled().await })
+    }
 }
 
 /// A front with its backend and engine.
@@ -201,6 +246,7 @@ impl Setup {
             verdict: watch::Sender::new(Verdict::Admit),
             seen: watch::Sender::new(Seen::default()),
             aborted: CancellationToken::new(),
+            fleet: Mutex::default(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,0 +1,142 @@
+//! Nodes and routers of a fleet: requests that are not the node's any more, and requests that go to another node.
+
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::setup::{EVENTS, InFleet, Setup, Wire, answer, chunk, run};
+
+const ASK: &str = r#"{"model":"org/one","prompt":"a"}"#;
+const RIGHT: &str = r#"{"right":true}"#;
+
+async fn reply(client: &mut Wire) -> (u16, Value) {
+    let (head, body) = client.json().await;
+    (head.status(), body)
+}
+
+fn code(body: &Value) -> &str {
+    body["error"]["code"].as_str().unwrap()
+}
+
+/// Wherever the lease ends on the way of a request, the engine gets no byte of it.
+#[test]
+fn a_request_that_is_not_the_nodes_any_more_does_not_reach_its_engine() {
+    run(async {
+        // Before it waits, behind that, and when it is written.
+        for checks in 0..=3 {
+            let setup = Setup::new("").await;
+            setup.backend.fleet.lock().unwrap().checks_left = Some(checks);
+            let mut client = setup.asking(ASK).await;
+            if checks == 3 {
+                // Written, and then the lease ends: that is counted, and the answer counts.
+                assert_eq!(setup.answered(answer(RIGHT)).await.1, ASK.as_bytes());
+                assert_eq!(reply(&mut client).await.0, 200);
+                assert_eq!(setup.backend.fleet.lock().unwrap().late, 1);
+                continue;
+            }
+            let (status, body) = reply(&mut client).await;
+            assert_eq!((status, code(&body)), (421, "no_lease"), "{checks}");
+            if checks == 2 {
+                assert_eq!(
+                    setup.engine().await.ended().await,
+                    b"",
+                    "the engine was connected to, and got a byte"
+                );
+            }
+            assert_eq!(setup.backend.fleet.lock().unwrap().late, 0);
+            assert_eq!(setup.backend.seen.borrow().suspects, 0, "the engine is not to blame");
+        }
+    });
+}
+
+/// A router with the setup's engine as its first destination, and another one.
+async fn two() -> (Setup, TcpListener) {
+    let setup = Setup::new("").await;
+    let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", other.local_addr().unwrap());
+    setup.backend.fleet.lock().unwrap().others = Some(vec![url]);
+    (setup, other)
+}
+
+#[test]
+fn a_request_goes_elsewhere_while_no_answer_has_begun() {
+    run(async {
+        for what in ["421", "429", "503", "closes", "leaves"] {
+            let (setup, other) = two().await;
+            let mut client = setup.asking(ASK).await;
+            let mut first = setup.engine().await;
+            assert_eq!(first.message().await.1, ASK.as_bytes());
+            match what {
+                "closes" => drop(first),
+                // Its node has lost its lease, and says nothing.
+                "leaves" => {
+                    let left = std::mem::take(&mut setup.backend.fleet.lock().unwrap().left);
+                    left.cancel();
+                }
+                status => first.send(answer("{}").replacen("200 OK", &format!("{status} No"), 1)).await,
+            }
+            let mut second = Wire::new(other.accept().await.unwrap().0);
+            let (head, body) = second.message().await;
+            assert_eq!(body, ASK.as_bytes(), "{what}: all of it");
+            assert_eq!(head.field("host").unwrap(), other.local_addr().unwrap().to_string());
+            second.send(answer(RIGHT)).await;
+            assert_eq!(reply(&mut client).await, (200, serde_json::json!({ "right": true })), "{what}");
+        }
+    });
+}
+
+#[test]
+fn nothing_listens_there_any_more() {
+    run(async {
+        let (setup, other) = two().await;
+        let Setup { engine, backend, address, .. } = setup;
+        drop(engine);
+        let mut client = Wire::to(address).await;
+        client.send(super::setup::post(ASK)).await;
+        let mut second = Wire::new(other.accept().await.unwrap().0);
+        second.message().await;
+        second.send(answer(RIGHT)).await;
+        assert_eq!(reply(&mut client).await.0, 200);
+        drop(backend);
+    });
+}
+
+#[test]
+fn an_answer_that_has_begun_is_not_asked_for_again() {
+    run(async {
+        let (setup, other) = two().await;
+        let mut client = setup.asking(ASK).await;
+        let mut first = setup.engine().await;
+        first.message().await;
+        first.send(EVENTS).await;
+        first.send(chunk("data: 1\n\n")).await;
+        assert_eq!(client.head().await.status(), 200);
+        assert_eq!(client.chunk().await.unwrap(), "data: 1\n\n");
+        drop(first);
+        let rest = String::from_utf8(client.ended().await).unwrap();
+        assert!(rest.contains("engine_broke_off"), "{rest}");
+        let late = tokio::select! {
+            biased;
+            _ = other.accept() => true,
+            () = tokio::task::yield_now() => false,
+        };
+        assert!(!late, "it was sent again");
+    });
+}
+
+/// What the last destination says is what the client gets, and never that it came to a wrong one.
+#[test]
+fn without_another_destination_the_answer_is_said() {
+    run(async {
+        for (status, code_of) in [("421", "not_placed"), ("503", "busy")] {
+            let setup = Setup::new("").await;
+            *setup.backend.fleet.lock().unwrap() =
+                InFleet { others: Some(Vec::new()), left: CancellationToken::new(), ..InFleet::default() };
+            let mut client = setup.asking(ASK).await;
+            let said = answer(r#"{"error":{"code":"busy","message":"a","type":"b"}}"#);
+            setup.answered(said.replacen("200 OK", &format!("{status} No"), 1)).await;
+            let (status, body) = reply(&mut client).await;
+            assert_eq!((status, code(&body)), (503, code_of));
+        }
+    });
+}
