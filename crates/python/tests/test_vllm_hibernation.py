@@ -344,6 +344,40 @@ async def test_a_second_server_asks_before_its_first_call(vllm: Any, driver: Dri
     assert await texts(generate(first)) == ["token"] * 2
 
 
+@pytest.mark.parametrize("engines", [1, 2])
+@pytest.mark.parametrize("call", ["sleep", "wake"])
+@runs
+async def test_a_second_server_waits_while_the_first_takes_the_engine_off(
+    vllm: Any, driver: Driver, call: str, engines: int
+) -> None:
+    """By then it hears that it hibernates. Nothing is passed on to it."""
+    processes = EngineProcesses(
+        *(engine(vllm, driver, 2, "EngineCoreProc", index) for index in range(engines))
+    )
+    kind = "DPLBAsyncMPClient" if engines > 1 else "AsyncMPClient"
+    first, second = (asynchronous(vllm, processes, kind, index, 2) for index in range(2))
+    await first.sleep(1)
+    await second.check_health()
+    driver.free.clear()
+    hibernating = asyncio.ensure_future(Server(vllm, first).call("/hibernate"))
+    await asyncio.to_thread(driver.entered.wait)
+    before = [list(rank.calls) for rank in ranks(first)]
+    passed_on = asyncio.ensure_future(PASSED_ON[call](second))
+    # Longer than a call takes that is not waiting.
+    for _ in range(3):
+        await second._poorwill.processes.look_async()
+    assert not passed_on.done()
+    driver.free.set()
+    assert (await hibernating)["status"] == "hibernating"
+    with pytest.raises(HTTPException, match="the engine hibernates") as error:
+        await passed_on
+    assert error.value.status_code == 409
+    assert [rank.calls for rank in ranks(first)] == before
+    await Server(vllm, second).call("/hibernate/resume")
+    await second.wake_up()
+    assert await texts(generate(first)) == ["token"] * 2
+
+
 @runs
 async def test_all_ranks_of_all_engines_are_one_set(vllm: Any, driver: Driver) -> None:
     cores = [engine(vllm, driver, 2, "DPEngineCoreProc", index) for index in range(2)]

@@ -1,16 +1,19 @@
 """Data parallel engines behind a sleep at level 2, and servers before them: they go on together, once."""
 
 import asyncio
+import errno
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import test_vllm_frontend as frontends
 from fake_vllm import VERSIONS
-from fake_vllm.clients import EngineProcesses, asynchronous
+from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous
+from fake_vllm.engines import PARAMS, Meeting, is_busy
 from fake_vllm.worker import WEIGHTS
 from poorwill import PoorwillError
-from poorwill.vllm import _engine, _frontend
+from poorwill.vllm import _engine, _engines, _frontend
 from poorwill.vllm._engine import NotReadyError
 from test_vllm_frontend import NOT_WRITTEN, generate, runs, texts
 from vllm_sources import needs_sources
@@ -158,13 +161,15 @@ def shared_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def decisions(folder: Path) -> list[Path]:
-    """Those that were not removed, without the lock of the servers."""
-    return [path for path in folder.iterdir() if path.suffix != ".lock"]
+    """Those that were not removed, and whatever else was left."""
+    return list(folder.iterdir())
 
 
 def group_of(vllm: Any, kind: str) -> Any:
     """Two engines of two ranks each behind one server."""
     processes = EngineProcesses(*(vllm.engine(kind, 2, index) for index in range(2)))
+    if kind == "DPEngineCoreProc":
+        Meeting(processes.cores)
     return asynchronous(vllm, processes, "DPLBAsyncMPClient")
 
 
@@ -177,7 +182,16 @@ def asleep(frontend: Any) -> list[set[str]]:
 
 
 async def serves(frontend: Any) -> bool:
-    return paused(frontend) == [False] * 2 and await texts(generate(frontend)) == ["token"] * 2
+    groups = [vars(core).get("dp_group") for core in frontend.processes.cores]
+    for core in frontend.processes.cores:
+        # No coordinator has the others step.
+        core.dp_group = groups[0] and object()
+    served = await texts(generate(frontend))
+    while any(map(is_busy, frontend.processes.cores)):
+        await asyncio.sleep(0.001)
+    for core, group in zip(frontend.processes.cores, groups, strict=True):
+        core.dp_group = group
+    return paused(frontend) == [False] * 2 and served == ["token"] * 2
 
 
 # Data parallel engines of 0.20 do not agree on a pause, which has a test of its own.
@@ -231,7 +245,7 @@ async def test_a_rank_that_cannot_sleep_keeps_all_engines_awake(
 async def test_a_sleep_that_fails_behind_the_commit_is_taken_back(vllm: Any, kind: str, rank: int) -> None:
     frontend = group_of(vllm, kind)
     ranks_of(frontend)[rank].fails["decided"] = [PoorwillError("not released")]
-    with pytest.raises(PoorwillError, match=r"not released.*; the others: their sleep is taken back"):
+    with pytest.raises(PoorwillError, match=r"not released.*; .*all ranks are awake again"):
         await frontend.sleep(1)
     assert asleep(frontend) == [set()] * 4
     assert await serves(frontend)
@@ -252,13 +266,16 @@ async def test_a_rank_that_cannot_wake_leaves_all_engines_asleep(vllm: Any, kind
 
 @KINDS
 @runs
-async def test_an_engine_that_refuses_lets_the_others_go_at_once(vllm: Any, kind: str) -> None:
-    """It asks none of its ranks."""
+async def test_an_engine_that_refuses_leaves_the_others_alone(vllm: Any, kind: str) -> None:
+    """None of them has paused."""
     frontend = group_of(vllm, kind)
-    vars(_engine._engine_of(frontend.processes.cores[1]))["_has_to_sleep"] = lambda level: _refuse()
-    with pytest.raises(PoorwillError, match="engine 1: not now"):
+    vars(_engine._engine_of(frontend.processes.cores[1]))["has_to_sleep"] = lambda level: _refuse()
+    for core in frontend.processes.cores:
+        core.pause_scheduler = None
+    with pytest.raises(PoorwillError, match="sleep: 1 of 2 engines failed: engine 1: not now"):
         await frontend.sleep(1)
     assert asleep(frontend) == [set()] * 4
+    assert await serves(frontend)
 
 
 def _refuse() -> None:
@@ -268,11 +285,229 @@ def _refuse() -> None:
 @KINDS
 @runs
 async def test_an_engine_that_sleeps_already_does_not_hold_the_others(vllm: Any, kind: str) -> None:
+    """It takes no part in a pause, for which the others would wait."""
     frontend = group_of(vllm, kind)
-    await frontend.sleep(1)
-    await _frontend._ask_async(frontend, "wake_up", None, engines=frontend.engine_core.core_engines[:1])
+    ranks_of(frontend)[2].fails["decided"] = [PoorwillError("not released")]
+    ranks_of(frontend)[0].fails["wake_up"] = [PoorwillError("the card is full")]
+    said = (
+        r"engine 1: .*not released; engine 0: .*could not be woken again .*the card is full.*; engine 1: all"
+    )
+    with pytest.raises(PoorwillError, match=said):
+        await frontend.sleep(1)
+    assert asleep(frontend) == [BOTH] * 2 + [set()] * 2
     await frontend.sleep(1)
     assert asleep(frontend) == [BOTH] * 4
+    await frontend.wake_up()
+    assert await serves(frontend)
+
+
+@KINDS
+@runs
+async def test_ranks_that_wake_together_go_back_together(vllm: Any, kind: str) -> None:
+    """Those whose communicators are suspended."""
+    frontend = group_of(vllm, kind)
+    together = threading.Barrier(4, timeout=HANGS_SECONDS)
+    for rank in ranks_of(frontend):
+        rank.meets = together.wait
+    ranks_of(frontend)[0].fails["decided"] = [PoorwillError("not released")]
+    with pytest.raises(PoorwillError, match="not released"):
+        await frontend.sleep(1)
+    assert asleep(frontend) == [set()] * 4
+    assert await serves(frontend)
+
+
+class Drain:
+    """A request of the first engine, which goes on until it is to end."""
+
+    def __init__(self, frontend: Any) -> None:
+        self._core = frontend.processes.cores[0]
+        self._texts = asyncio.ensure_future(texts(frontend.generate(1 << 40, PARAMS, "long")))
+
+    async def begun(self) -> "Drain":
+        while not self._core.scheduler.running:
+            await asyncio.sleep(0.001)
+        return self
+
+    async def sleeping(self, frontend: Any) -> "asyncio.Future[Any]":
+        """A sleep that waits for it. All engines have paused."""
+        sleeping: asyncio.Future[Any] = asyncio.ensure_future(frontend.sleep(1, "wait"))
+        while not all(paused(frontend)):
+            await asyncio.sleep(0.001)
+        return sleeping
+
+    async def end(self) -> None:
+        while not self._texts.done():
+            for request in self._core.scheduler.running:
+                request.steps = min(request.steps, 5)
+            await asyncio.sleep(0.001)
+
+
+def draining_group(vllm: Any, kind: str) -> Any:
+    """As `group_of`. Other engines are taken to be as far as each one."""
+    processes = EngineProcesses(*(vllm.engine(kind, 2, index) for index in range(2)))
+    return asynchronous(vllm, processes, "DPLBAsyncMPClient")
+
+
+@KINDS
+@runs
+async def test_an_engine_answers_while_another_finishes_its_requests(vllm: Any, kind: str) -> None:
+    """So a decision does not expire meanwhile."""
+    frontend = draining_group(vllm, kind)
+    drain = await Drain(frontend).begun()
+    sleeping = await drain.sleeping(frontend)
+    engines = frontend.engine_core.core_engines
+    await _frontend._ask_async(frontend, "poorwill_status", engines=engines[1:])
+    assert not sleeping.done()
+    await drain.end()
+    await sleeping
+    assert asleep(frontend) == [BOTH] * 4
+    await frontend.wake_up()
+    assert await serves(frontend)
+
+
+@pytest.mark.parametrize("server", [0, 1])
+@KINDS
+@runs
+async def test_a_wake_while_requests_finish(vllm: Any, kind: str, server: int) -> None:
+    """It calls the sleep off; where engines agree on pauses it waits for it."""
+    frontend = draining_group(vllm, kind)
+    second = asynchronous(vllm, frontend.processes, "DPLBAsyncMPClient", 1, 2)
+    drain = await Drain(frontend).begun()
+    sleeping = await drain.sleeping(frontend)
+    waking = asyncio.ensure_future((frontend, second)[server].wake_up())
+    if kind == "EngineCoreProc":
+        await waking
+        assert paused(frontend) == [False] * 2
+        await drain.end()
+        with pytest.raises(PoorwillError, match="given up, because the engine was resumed"):
+            await sleeping
+    else:
+        await drain.end()
+        await sleeping
+        await waking
+    assert asleep(frontend) == [set()] * 4
+    assert await serves(frontend)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@KINDS
+@runs
+async def test_a_sleep_goes_on_without_its_caller(
+    vllm: Any, kind: str, fails: bool, shared_folder: Path
+) -> None:
+    frontend = draining_group(vllm, kind)
+    drain = await Drain(frontend).begun()
+    sleeping = await drain.sleeping(frontend)
+    sleeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sleeping
+    if fails:
+        ranks_of(frontend)[3].fails["decided"] = [PoorwillError("not released")]
+    [carried] = frontend._poorwill.engines._under_way
+    await drain.end()
+    await asyncio.wait({carried})
+    assert isinstance(carried.exception(), PoorwillError) == fails
+    assert asleep(frontend) == [set() if fails else BOTH] * 4
+    assert decisions(shared_folder) == []
+    await frontend.wake_up()
+    assert await serves(frontend)
+
+
+@runs
+async def test_engines_that_come_or_go_call_a_sleep_off(vllm: Any, shared_folder: Path) -> None:
+    frontend = draining_group(vllm, "EngineCoreProc")
+    client = frontend.engine_core
+    drain = await Drain(frontend).begun()
+    sleeping = await drain.sleeping(frontend)
+    gone = client.core_engines.pop()
+    await drain.end()
+    with pytest.raises(PoorwillError, match="sleep: engines came or went meanwhile; call it again"):
+        await sleeping
+    client.core_engines.append(gone)
+    assert asleep(frontend) == [set()] * 4
+    assert decisions(shared_folder) == []
+    assert await serves(frontend)
+    # Engines that are new are asked for their ranks.
+    await frontend.sleep(1)
+    await frontend.wake_up()
+    client.core_engines = [gone, *client.core_engines[:1]]
+    await frontend.sleep(1)
+    assert asleep(frontend) == [BOTH] * 4
+
+
+@KINDS
+@runs
+async def test_a_turn_that_cannot_be_taken_leaves_all_as_it_is(
+    vllm: Any, kind: str, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend = group_of(vllm, kind)
+
+    def bind(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "not here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_engines, "_bind", bind)
+        with pytest.raises(PoorwillError, match=r"waiting for other servers of engine process .*not here"):
+            await frontend.sleep(1)
+    assert decisions(shared_folder) == []
+    assert await serves(frontend)
+
+
+@pytest.mark.parametrize("what", ["an engine", "a rank"])
+@KINDS
+@runs
+async def test_a_decision_stays_for_those_that_have_not_answered(
+    vllm: Any, kind: str, what: str, shared_folder: Path
+) -> None:
+    """They may still look for the verdict."""
+    frontend = group_of(vllm, kind)
+    await frontend.sleep(1)
+    await frontend.wake_up()
+    engine = _engine._engine_of(frontend.processes.cores[1])
+    assert engine is not None
+    if what == "an engine":
+        vars(engine.part)["act"] = lambda *_: _refuse()
+    else:
+        stock = engine._stock_rpc
+
+        def rpc(method: Any, timeout: Any, args: Any, *rest: Any, **options: Any) -> Any:
+            if args and args[0] == "poorwill_together" and args[1][0] == "sleep":
+                raise TimeoutError("no answer")
+            return stock(method, timeout, args, *rest, **options)
+
+        engine._stock_rpc = rpc
+    with pytest.raises(PoorwillError, match=r"engine 1: .*(not now|no answer)"):
+        await frontend.sleep(1)
+    [decision] = decisions(shared_folder)
+    assert (decision / "undo").exists()
+    assert asleep(frontend) == [set()] * 4
+    assert await serves(frontend)
+
+
+@runs
+async def test_a_wake_by_another_server_calls_off_a_sleep_of_one_engine(vllm: Any) -> None:
+    processes = EngineProcesses(vllm.engine(count=2))
+    first, second = (asynchronous(vllm, processes, index=index, count=2) for index in range(2))
+    processes.is_by_hand = True
+    drain = Drain(first)
+    turning = asyncio.ensure_future(turn_by_hand(processes))
+    sleeping = await (await drain.begun()).sleeping(first)
+    await second.wake_up()
+    assert paused(first) == [False]
+    await drain.end()
+    with pytest.raises(PoorwillError, match="sleep: given up, because the engine was resumed"):
+        await sleeping
+    await first.sleep(1)
+    assert asleep(second) == [BOTH] * 2
+    await second.wake_up()
+    turning.cancel()
+    assert asleep(second) == [set()] * 2
+
+
+async def turn_by_hand(processes: EngineProcesses) -> None:
+    while True:
+        processes.turn()
+        await asyncio.sleep(0.001)
 
 
 @KINDS
@@ -324,7 +559,7 @@ async def test_engines_without_an_agreed_pause_act_by_themselves(
     monkeypatch.setattr(type(vllm.generation), "pauses_together", False)
     processes = EngineProcesses(*(vllm.engine("DPEngineCoreProc", 2, index) for index in range(2)))
     frontend = asynchronous(vllm, processes, "DPLBAsyncMPClient")
-    answers = await _frontend._ask_async(frontend, "poorwill_reached", "/anywhere")
-    assert [answer["ranks"] for answer in answers] == [[], []]
+    answers = await _frontend._ask_async(frontend, "poorwill_part", "reached", ["/anywhere"])
+    assert answers == [[], []]
     await frontend.sleep(1)
     assert asleep(frontend) == [BOTH] * 4

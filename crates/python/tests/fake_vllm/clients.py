@@ -11,11 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import engines
-from .engines import Request, Vllm
+from .engines import HANGS_SECONDS, Request, Vllm
 from .loader import Stub
 
-# Only what hangs runs into it.
-HANGS_SECONDS = 300.0
+__all__ = ["HANGS_SECONDS", "EngineProcesses", "HangError", "asynchronous", "in_process", "synchronous"]
 
 
 class HangError(AssertionError):

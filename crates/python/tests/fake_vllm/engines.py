@@ -7,9 +7,11 @@ They are put together without their `__init__`, which begins with a model: here 
 import pickle
 import queue
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -25,6 +27,8 @@ REAL = (
     *("vllm.v1.executor.abstract", "vllm.v1.core.sched.interface", "vllm.v1.serial_utils"),
     *("vllm.v1.request", "vllm.exceptions", "vllm.outputs"),
 )
+# Only what hangs runs into it.
+HANGS_SECONDS = 300.0
 PARAMS = SimpleNamespace(n=1, output_kind=None)
 
 
@@ -181,19 +185,56 @@ class Answers:
         return status, pickle.loads(result)
 
 
+class Meeting:
+    """A group of data parallel engines in threads: what they ask together waits until all have asked.
+
+    Without one, all others are taken to be as far as the one that asks.
+    """
+
+    def __init__(self, cores: Sequence[Any]) -> None:
+        self._kinds = {kind: _Round(len(cores)) for kind in ("resume", "step")}
+        for core in cores:
+            core.dp_group = self
+
+    def ask(self, kind: str, *mine: bool) -> list[tuple[bool, ...]]:
+        """What all have brought."""
+        return self._kinds[kind].ask(mine)
+
+
+class _Round:
+    def __init__(self, count: int) -> None:
+        self._brought: list[tuple[bool, ...]] = []
+        self._all: list[tuple[bool, ...]] = []
+        self._barrier = Barrier(count, self._collect, HANGS_SECONDS)
+
+    def _collect(self) -> None:
+        self._all, self._brought = self._brought, []
+
+    def ask(self, mine: tuple[bool, ...]) -> list[tuple[bool, ...]]:
+        self._brought.append(mine)
+        self._barrier.wait()
+        return self._all
+
+
 class DataParallel:
     """What data parallel ranks ask together; how often this one has is counted."""
 
     def __init__(self) -> None:
         self.met = 0
 
-    def has_unfinished_dp(self, _: object, has_unfinished: bool) -> bool:
+    def has_unfinished_dp(self, group: object, has_unfinished: bool) -> bool:
         self.met += 1
+        if isinstance(group, Meeting):
+            return any(brought for (brought,) in group.ask("resume", has_unfinished))
         return has_unfinished
 
-    def sync_dp_state(self, _: object, has_unfinished: bool, pending_pause: bool) -> tuple[bool, bool]:
-        """The same of 0.21 to 0.32, which agree on a pause as well."""
-        return has_unfinished, pending_pause
+    @staticmethod
+    def sync_dp_state(group: object, has_unfinished: bool, pending_pause: bool) -> tuple[bool, bool]:
+        """The same from 0.21 on, which agree on a pause as well."""
+        if not isinstance(group, Meeting):
+            return has_unfinished, pending_pause
+        all_brought = group.ask("step", has_unfinished, pending_pause)
+        return any(brought for brought, _ in all_brought), all(pauses for _, pauses in all_brought)
 
 
 class Vllm:
@@ -276,11 +317,7 @@ def make_config(count: int = 1, worker_cls: str = WORKER) -> Any:
     config: Any = Stub("config")
     config.parallel_config = Stub("parallel_config")
     config.parallel_config.worker_cls, config.parallel_config.world_size = worker_cls, count
-    # All other ranks are as far as this one.
-    config.parallel_config.sync_dp_state = lambda _, has_unfinished, pending_pause: (
-        has_unfinished,
-        pending_pause,
-    )
+    config.parallel_config.sync_dp_state = DataParallel.sync_dp_state
     config.scheduler_config = SimpleNamespace(max_num_queued_reqs=None, max_num_queued_tokens=None)
     return config
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from poorwill import Decision, PoorwillError, UndoneError
@@ -36,6 +36,8 @@ class Worker:
         self.communicators: list[dict[str, Any]] = []
         self.cannot_hibernate: str | None = None
         self.shared: list[dict[str, Any]] = []
+        self.meets: Callable[[], object] = lambda: None
+        """Waits until all ranks wake, as where NCCL resumes communicators that a sleep has suspended."""
 
     @contextlib.contextmanager
     def _decided(self, method: str) -> Iterator[None]:
@@ -83,6 +85,8 @@ class Worker:
         if self.wakes_nothing:
             return
         woken = self.asleep & set(tags if tags is not None else self.asleep)
+        if woken:
+            self.meets()
         self.asleep -= woken
         if "weights" in woken and self.dropped:
             self.unwritten = set(WEIGHTS)

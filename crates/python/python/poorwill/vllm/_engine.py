@@ -6,7 +6,6 @@ them.
 
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 from poorwill import PoorwillError, UndoneError
 from poorwill.vllm import _connectors, _generations
 from poorwill.vllm._platform import WORKER, is_active
-from poorwill.vllm._together import Group, Ranks
+from poorwill.vllm._together import Part, Ranks
 
 __all__ = ["NotReadyError", "attempt", "install_core"]
 
@@ -123,15 +122,17 @@ def _list(tags: Iterable[str]) -> str:
     return ", ".join(sorted(tags))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Before:
     """State of an engine before a sleep, to restore after a failure."""
 
     asleep: frozenset[str]
     is_paused: bool
     is_held: bool
-    is_grouped: bool
-    """Whether other engines sleep with it, and their frontend then has all go on."""
+    level: int
+    """The level of that sleep."""
+    was_committed: bool = False
+    """Whether that sleep has come so far that ranks may have released memory."""
 
 
 class _Engine:
@@ -150,12 +151,14 @@ class _Engine:
         self._is_waking = False
         # Whether only the missing weights hold the scheduler.
         self._is_held = False
-        self._was_committed = False
         self._events: dict[Any, list[Any]] = {}
         self._processes: list[dict[str, Any]] | None = None
-        self._is_grouped = False
-        self._before: _Before | None = None
-        self._ranks = Ranks(
+        self.is_grouped = False
+        """Whether other engines wake at the same time."""
+        self.before: _Before | None = None
+        """That of the last sleep."""
+        self.part = Part(self)
+        self.ranks = Ranks(
             int(core.vllm_config.parallel_config.world_size),
             lambda path: self._ask("poorwill_reaches", args=(path,)),
         )
@@ -180,24 +183,25 @@ class _Engine:
         """Pauses, drains and sleeps. On failure it restores the engine and says why."""
         if self._draining is not None and self._draining[0] == level:
             return self._draining[1]
-        self._before = None
-        if not self._has_to_sleep(level):
+        if not self.has_to_sleep(level):
             return None
-        before = _Before(self.asleep, bool(self.core.is_scheduler_paused()), self._is_held, self._is_grouped)
-        self._before = before
-        self._was_committed = False
+        self.before = before = self.state(level)
         try:
             result = stock(level, mode)
         except Exception as error:
-            self._go_back(error, level, before)
+            self._go_back(error, before)
         if level == 0:
             return result
         if isinstance(result, Future):
-            return self._when_drained(result, level, before)
-        self._is_down(level)
+            return self._when_drained(result, before)
+        self.is_down(level)
         return result
 
-    def _has_to_sleep(self, level: int) -> bool:
+    def state(self, level: int) -> _Before:
+        """As it is before a sleep at this level."""
+        return _Before(self.asleep, bool(self.core.is_scheduler_paused()), self._is_held, level)
+
+    def has_to_sleep(self, level: int) -> bool:
         """Raises for a sleep that cannot work, before any change; returns whether there is anything to do."""
         check_level(level)
         if self._draining is not None:
@@ -221,11 +225,12 @@ class _Engine:
             raise PoorwillError(
                 "sleep: given up, because the engine was resumed while its requests were finishing"
             )
-        self._was_committed = True
+        if self.before is not None:
+            self.before.was_committed = True
 
-    def _when_drained(self, drained: Future[Any], level: int, before: _Before) -> Future[Any]:
+    def _when_drained(self, drained: Future[Any], before: _Before) -> Future[Any]:
         slept: Future[Any] = Future()
-        self._draining = (level, slept)
+        self._draining = (before.level, slept)
 
         def finish(done: Future[Any]) -> None:
             self._draining = None
@@ -233,55 +238,60 @@ class _Engine:
                 try:
                     result = done.result()
                 except Exception as error:
-                    self._go_back(error, level, before)
+                    self._go_back(error, before)
             except Exception as error:
                 slept.set_exception(error)
             else:
-                self._is_down(level)
+                self.is_down(before.level)
                 slept.set_result(result)
 
         drained.add_done_callback(finish)
         return slept
 
-    def _is_down(self, level: int) -> None:
+    def is_down(self, level: int) -> None:
+        """The ranks sleep."""
         self.level = level
         self.not_ready = None
         self._is_held = False
 
-    def _go_back(self, error: Exception, level: int, before: _Before) -> NoReturn:
-        """After a failed sleep: wakes what sleeps, resumes if that is safe, and raises with the state."""
-        paused = self.core.is_scheduler_paused() and not before.is_paused
-        if not self._was_committed:
-            self._is_held = before.is_held
-            if not paused:
-                raise error
-            self._go_on_after(error, before, "nothing sleeps")
+    def _go_back(self, error: Exception, before: _Before) -> NoReturn:
+        """After a failed sleep: raises with the state that the engine is in."""
+        state = self.restored(before)
+        if state is None:
             raise error
+        raise PoorwillError(f"{error}; {state}") from error
+
+    def restored(self, before: _Before, *, is_grouped: bool = False) -> str | None:
+        """Wakes what has slept since then, and resumes if that is safe. Returns the state, if that is new."""
+        paused = self.core.is_scheduler_paused() and not before.is_paused
+        if not before.was_committed:
+            self._is_held = before.is_held
+            return self._gone_on("nothing sleeps", is_grouped=is_grouped) if paused else None
         asleep, reason = self._wake_again(before)
         self._hold_for_asleep(asleep | before.asleep)
         if asleep:
-            self.level = level
-            raise PoorwillError(
-                f"{error}; {_list(asleep)} could not be woken again{reason}, so the engine counts as asleep "
-                f"at level {level}: call wake_up to try again"
-            ) from error
+            self.level = before.level
+            return (
+                f"{_list(asleep)} could not be woken again{reason}, so the engine counts as asleep at level "
+                f"{before.level}: call wake_up to try again"
+            )
         if self.not_ready is not None:
             self._is_held = before.is_held or not before.is_paused
-            raise PoorwillError(f"{error}; all ranks are awake, but {self.not_ready}") from error
+            return f"all ranks are awake, but {self.not_ready}"
         if not paused:
-            raise PoorwillError(f"{error}; all ranks are awake again, and the engine is as it was") from error
-        self._go_on_after(error, before, "all ranks are awake again")
-        raise PoorwillError(f"{error}; all ranks are awake again and the engine serves") from error
+            return "all ranks are awake again, and the engine is as it was"
+        return self._gone_on("all ranks are awake again", is_grouped=is_grouped)
 
-    def _go_on_after(self, error: Exception, before: _Before, state: str) -> None:
+    def _gone_on(self, state: str, *, is_grouped: bool) -> str:
         """Resumes the scheduler, unless other engines have to do it at the same time."""
-        if self._goes_on():
+        if self.goes_on():
             self._resume()
-        elif before.is_grouped:
+            return f"{state} and the engine serves"
+        if is_grouped:
+            # Their frontend has all of them go on.
             self._is_held = True
-            raise PoorwillError(f"{error}; {state}") from error
-        else:
-            raise PoorwillError(f"{error}; {state}, but the scheduler is paused: {_ALL_WAKE}") from error
+            return state
+        return f"{state}, but the scheduler is paused: {_ALL_WAKE}"
 
     def _wake_again(self, before: _Before) -> tuple[frozenset[str], str]:
         """Wakes what was awake before a sleep. Returns what sleeps nevertheless, and why."""
@@ -299,7 +309,8 @@ class _Engine:
             return frozenset(tags), reason or f" ({error})"
         return asleep, reason
 
-    def _goes_on(self) -> bool:
+    def goes_on(self) -> bool:
+        """Whether its scheduler resumes without those of other engines."""
         # Data parallel schedulers run together. One that resumes alone would wait for the others before its
         # client has an answer (from 0.21 on), or make them compute while asleep.
         return getattr(self.core, "dp_group", None) is None
@@ -329,6 +340,7 @@ class _Engine:
             # vLLM wakes nothing if one of the tags is awake already.
             tags = [tag for tag in dict.fromkeys(tags) if tag == _SCHEDULING or tag in self.asleep]
         self._is_waking = True
+        self.part.forget()
         try:
             result = stock(tags)
             if self.executor.is_sleeping:
@@ -382,65 +394,9 @@ class _Engine:
             self._hold_for_asleep(asleep)
             raise PoorwillError(f"wake_up: {_list(asleep)} still sleep on some rank")
         # Another data parallel rank may miss weights that this one has.
-        may_wait = self._is_held or self._is_grouped or self.level == 2
-        self._is_held = self.not_ready is not None or (may_wait and not self._goes_on())
+        may_wait = self._is_held or self.is_grouped or self.level == 2
+        self._is_held = self.not_ready is not None or (may_wait and not self.goes_on())
         return not self._is_held
-
-    # Other engines
-
-    def reached(self, path: str) -> list[bool]:
-        """Which ranks read a decision of several engines. Empty if they cannot wait for each other."""
-        if not (self._goes_on() or self.vllm.pauses_together):
-            # A step of another engine would wait for one that waits here.
-            return []
-        return [bool(is_reached) for is_reached in self._ask("poorwill_reaches", args=(path,))]
-
-    def in_group(self, act: Callable[[], Any], group: Group) -> dict[str, Any] | Future[dict[str, Any]]:
-        """A sleep or a wake that several engines do together. Returns what `attempt` does, also later."""
-        self._ranks.group, self._is_grouped = group, True
-        try:
-            result = act()
-        except Exception as error:
-            return self._grouped(group, error)
-        finally:
-            self._is_grouped = False
-        if not isinstance(result, Future):
-            return self._grouped(group, None, result)
-        later: Future[dict[str, Any]] = Future()
-
-        def answer(done: Future[Any]) -> None:
-            try:
-                error = done.exception()
-                value = None if error is not None else done.result()
-                later.set_result(self._grouped(group, error, value))
-            except Exception as failure:
-                later.set_exception(failure)
-
-        result.add_done_callback(answer)
-        return later
-
-    def _grouped(self, group: Group, error: BaseException | None, value: Any = None) -> dict[str, Any]:
-        if self._ranks.group is group:
-            # No rank was asked.
-            self._ranks.group = None
-            if error is None:
-                group.note_staged(self._ranks.count)
-        if error is not None:
-            group.undo()
-        is_undone = isinstance(error, UndoneError) or isinstance(
-            getattr(error, "__cause__", None), UndoneError
-        )
-        words = None if error is None else str(error) or type(error).__name__
-        return {"value": value, "error": words, "is_undone": is_undone}
-
-    def take_back(self) -> str:
-        """After a sleep that this engine did and another could not: it is as before. Returns its state."""
-        if self._before is None or self.level is None:
-            return "nothing sleeps"
-        try:
-            self._go_back(PoorwillError("their sleep is taken back"), self.level, self._before)
-        except PoorwillError as error:
-            return str(error)
 
     # Ranks
 
@@ -480,7 +436,7 @@ class _Engine:
         """After a call that may have written weights: resumes the scheduler if only they were missing."""
         self.look()
         # Data parallel ranks resume together: their frontend resumes all once all are ready.
-        if self._goes_on():
+        if self.goes_on():
             self.go_on()
 
     def waits_for(self) -> str | None:
@@ -507,7 +463,7 @@ class _Engine:
         together.
         """
         ranks = self.look()
-        if self._goes_on():
+        if self.goes_on():
             self.go_on()
         for status in ranks:
             status["events"] = self._events.pop(status["rank"], [])
@@ -545,7 +501,7 @@ class _Engine:
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """The result of each rank, or one error of all that failed."""
-        with self._ranks.deciding(method, tuple(args), kwargs or {}) as call:
+        with self.ranks.deciding(method, tuple(args), kwargs or {}) as call:
             answers = self._stock_rpc(attempt, timeout, call, None)
         errors = {rank: answer["error"] for rank, answer in enumerate(answers) if answer["error"] is not None}
         # Those that are as they were for the sake of another have no reason of their own.
@@ -609,9 +565,7 @@ def install_core(module: Any, vllm: _generations.Generation | None = None) -> No
     base.poorwill_not_ready = _poorwill_not_ready
     base.poorwill_go_on = _poorwill_go_on
     base.poorwill_processes = _poorwill_processes
-    base.poorwill_reached = _poorwill_reached
-    base.poorwill_in_group = _poorwill_in_group
-    base.poorwill_take_back = _poorwill_take_back
+    base.poorwill_part = _poorwill_part
 
 
 def _sleep(stock: Any) -> Callable[..., Any]:
@@ -697,10 +651,7 @@ def _add_request(module: Any, stock: Any) -> Callable[..., Any]:
 
 def _poorwill_status(self: Any) -> dict[str, Any]:
     """For frontends: the ranks' memory, and the events since one asked last."""
-    engine = _engine_of(self)
-    if engine is None:
-        raise PoorwillError(f"poorwill_status: the workers are not poorwill's; worker_cls is not {WORKER}")
-    return engine.status()
+    return _poorwills(self, "poorwill_status").status()
 
 
 def _poorwill_not_ready(self: Any) -> str | None:
@@ -722,21 +673,13 @@ def _poorwill_processes(self: Any) -> list[dict[str, Any]]:
     return [] if engine is None else engine.processes()
 
 
-def _poorwill_reached(self: Any, path: str) -> dict[str, Any]:
-    """For frontends of several engines: which ranks read a decision, by its path, and the core's process."""
-    engine = _engine_of(self)
-    return {"ranks": [] if engine is None else engine.reached(path), "process": os.getpid()}
+def _poorwill_part(self: Any, act: str, args: Any) -> Any:
+    """For frontends of shared engines: what this one does in their sleep or wake, by a method of `Part`."""
+    return getattr(_poorwills(self, act).part, act)(*args)
 
 
-def _poorwill_in_group(self: Any, method: str, args: Any, path: str, first: int, ranks: int) -> Any:
-    """For frontends of several engines: a sleep or a wake that all do, or none."""
-    engine = _engine_of(self)
+def _poorwills(core: Any, asked: str) -> _Engine:
+    engine = _engine_of(core)
     if engine is None:
-        raise PoorwillError(f"{method}: the workers are not poorwill's; worker_cls is not {WORKER}")
-    return engine.in_group(lambda: getattr(self, method)(*args), Group(path, first, ranks))
-
-
-def _poorwill_take_back(self: Any) -> str:
-    """For frontends of several engines: undoes a sleep that another engine could not do."""
-    engine = _engine_of(self)
-    return "nothing sleeps" if engine is None else engine.take_back()
+        raise PoorwillError(f"{asked}: the workers are not poorwill's; worker_cls is not {WORKER}")
+    return engine

@@ -1,138 +1,280 @@
 """The engines of one frontend sleep and wake together, or not at all, with all their ranks.
 
-A data parallel server has several. Their ranks share one decision (`poorwill.Decision`), which the frontend
-makes. Its path travels with the call. Frontends of one server take turns by a lock file: engines that began
-two operations in different orders would wait for each other.
+A data parallel server has several. First all of them pause, which takes as long as their requests do. Then
+their ranks share one decision (`poorwill.Decision`), which the frontend makes. Its path travels with the
+call. After a failure all of them go back at once, since some can only do so together.
 
-A frontend that commands one engine alone, as behind an external load balancer, is not concerned.
+Frontends of one server take turns. Engines that began two operations in different orders would wait for each
+other, and one that is being taken off its GPU must not be woken. Where engines pause each by itself, that is
+no part of the turn, and a wake ends it. Those that meet in each step also pause together, in their turn.
+
+An engine that one frontend alone commands, as behind an external load balancer, is not concerned.
 """
 
 import asyncio
 import contextlib
-import fcntl
+import errno
 import functools
-from collections.abc import Awaitable, Callable
+import socket
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeVar
 
 from poorwill import Decision, PoorwillError
 from poorwill.vllm._together import METHODS, open_decision, remove, warn_apart
 
 __all__ = ["Engines", "Operation"]
 
+_T = TypeVar("_T")
+
 _current: ContextVar["Operation | None"] = ContextVar("poorwill_operation", default=None)
 
 _HOOK = "_poorwill_operates"
 
-Ask = Callable[[str, Any], Awaitable[list[Any]]]
-"""Asks each engine, by the name of a method and its argument."""
+# How often a frontend that waits for its turn looks again.
+_TURN_POLL_SECONDS = 0.01
 
 
 class Engines:
     """Those of one asynchronous client."""
 
     def __init__(self) -> None:
-        self._firsts: dict[Any, int] = {}
+        self.firsts: dict[Any, int] = {}
         """The number of each engine's first rank, once all are known to reach each other."""
-        self._ranks = 0
-        self._lock_name = ""
+        self.ranks = 0
+        self._first: dict[str, Any] | None = None
+        self._under_way: set[asyncio.Task[Any]] = set()
 
-    async def operation(self, client: Any, ask: Ask) -> "Operation | None":
-        """The next sleep or wake of all engines. None where each acts by itself."""
-        engines = list(getattr(client, "core_engines", ()))
-        if len(engines) < 2:
-            return None
-        decision = await asyncio.to_thread(open_decision, "engine")
-        if decision is None:
-            return None
-        if list(self._firsts) != engines and not await self._meet(engines, decision, ask):
-            remove(decision)
-            return None
-        _hook(client)
-        lock = await asyncio.to_thread(_locked, decision.path.parent / self._lock_name)
-        return Operation(decision, self._firsts, self._ranks, lock)
+    @staticmethod
+    def are_shared(client: Any) -> bool:
+        """Whether there are several, or several frontends that command them."""
+        return len(getattr(client, "core_engines", ())) > 1 or getattr(client, "client_count", 1) != 1
 
-    async def _meet(self, engines: list[Any], decision: Decision, ask: Ask) -> bool:
-        """Asks for their ranks; whether all reach the decision."""
-        self._firsts = {}
-        answers = await ask("poorwill_reached", str(decision.path))
-        reached = [answer["ranks"] for answer in answers]
-        if not all(each and all(each) for each in reached):
-            warn_apart("engine", [bool(each) and all(each) for each in reached], str(decision.path))
+    async def first(self, client: Any) -> dict[str, Any]:
+        """What the first engine says of itself, as far as it stays so."""
+        if self._first is None:
+            first = client.core_engines[0]
+            self._first = await client._call_utility_async("poorwill_part", "describe", [None], engine=first)
+        return self._first
+
+    @contextlib.asynccontextmanager
+    async def turn(self, client: Any) -> AsyncIterator[None]:
+        """While it lasts, no other frontend has them sleep, wake or hibernate."""
+        if not self.are_shared(client):
+            yield
+            return
+        async with turn_of((await self.first(client))["process"]):
+            yield
+
+    async def carry_out(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Awaits work that goes on without its caller, so that what it has begun has an end."""
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+
+@contextlib.asynccontextmanager
+async def turn_of(process: str) -> AsyncIterator[None]:
+    """One at a time on this machine, for each process named. The end of its holder's process ends it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as turn:
+        while not _is_taken(turn, process):
+            await asyncio.sleep(_TURN_POLL_SECONDS)
+        yield
+
+
+def _is_taken(turn: socket.socket, process: str) -> bool:
+    try:
+        _bind(turn, f"\0poorwill engines {process}")
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             return False
-        first = 0
-        for engine, each in zip(engines, reached, strict=True):
-            self._firsts[engine] = first
-            first += len(each)
-        self._ranks = first
-        self._lock_name = f"engines-{answers[0]['process']}.lock"
-        return True
+        raise PoorwillError(f"waiting for other servers of engine process {process}: {error}") from error
+    return True
+
+
+def _bind(turn: socket.socket, name: str) -> None:
+    # In the abstract namespace, which has no files that stay.
+    turn.bind(name)
 
 
 class Operation:
-    """One sleep or wake of several engines.
+    """One sleep or wake of engines that are shared.
 
-    In its context the client's calls of `sleep` and `wake_up` are parts of it. Each ends once all have.
+    In its context the client's calls of `sleep` and `wake_up` begin it, and each ends once all of it has. Its
+    turn ends with the context.
     """
 
-    def __init__(self, decision: Decision, firsts: dict[Any, int], ranks: int, lock: IO[bytes]) -> None:
-        self._lock = lock
-        self._decision = decision
-        self._firsts = firsts
-        self._ranks = ranks
-        self._answers: dict[Any, dict[str, Any]] = {}
-        self._all_answered = asyncio.Event()
+    def __init__(
+        self,
+        engines: Engines,
+        client: Any,
+        refuse_away: Callable[[], Awaitable[None]],
+        method: str,
+        args: tuple[Any, ...],
+    ) -> None:
+        """`refuse_away` raises if the engines are off their GPUs."""
+        self._engines = engines
+        self._client = client
+        self._refuse_away = refuse_away
+        self._method = method
+        self._args = args
+        self._name = None if method != "sleep" else uuid.uuid4().hex
+        """By which it is taken back."""
+        self._asked: list[Any] = []
+        self._turn = contextlib.AsyncExitStack()
+        self._task: asyncio.Task[dict[Any, Any]] | None = None
 
-    def __enter__(self) -> "Operation":
+    async def __aenter__(self) -> "Operation":
+        _hook(self._client)
         self._token = _current.set(self)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         _current.reset(self._token)
+        if self._task is not None:
+            # It has not ended if an engine died.
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self._turn.aclose()
 
-    @property
-    def done(self) -> list[Any]:
-        """The engines that have done it; some have not if one failed behind the commit."""
-        return [engine for engine, answer in self._answers.items() if answer["error"] is None]
+    async def answer(self, engine: Any) -> Any:
+        """The value of one engine. Raises an error of all that could not."""
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._carry_out())
+        values = await self._task
+        # None for one that has come meanwhile.
+        return values.get(engine)
 
-    def end(self) -> None:
-        """Its caller goes on. The decision stays until all engines have answered."""
-        self._lock.close()
-        if len(self._answers) == len(self._firsts):
-            remove(self._decision)
-
-    async def call(self, stock: Callable[..., Awaitable[Any]], method: str, args: Any, engine: Any) -> Any:
-        """One engine's part. Raises an error of all engines that could not, once all have answered."""
-        group = (str(self._decision.path), self._firsts[engine], self._ranks)
+    async def _carry_out(self) -> dict[Any, Any]:
+        first = await self._engines.first(self._client)
+        meets = first["meets"]
+        if meets or self._method != "sleep":
+            await self._take_turn(first)
+        self._asked = list(self._client.core_engines)
+        if self._method != "sleep":
+            return await self._decide(self._args)
+        level, mode = self._args
+        before = await self._ask("describe", level)
+        self._raise({engine: answer["refusal"] for engine, answer in before.items()})
+        # If one sleeps, all have paused, and a step of the others would wait for it.
+        is_paused = meets and any(answer["is_asleep"] for answer in before.values())
         try:
-            answer = await stock("poorwill_in_group", method, list(args), *group, engine=engine)
+            paused = await self._ask("pause", self._name, level, None if is_paused else mode)
+            if level == 0:
+                return paused
+            if not meets:
+                await self._take_turn(first)
+            return await self._decide((level,))
         except Exception as error:
-            with contextlib.suppress(PoorwillError):
-                self._decision.decide("undo")
-            answer = {"value": None, "error": str(error), "is_undone": False}
-        self._answers[engine] = answer
-        if len(self._answers) == len(self._firsts):
-            self._all_answered.set()
-        await self._all_answered.wait()
-        self._raise(method)
-        return answer["value"]
+            states = await self._ask("take_back", self._name, len(self._asked), are_errors_answers=True)
+            said = self._said({engine: state for engine, state in states.items() if state is not None})
+            if not said or type(error) is not PoorwillError:
+                raise
+            raise PoorwillError(f"{error}; {said}") from error
 
-    def _raise(self, method: str) -> None:
-        answers = [self._answers[engine] for engine in self._firsts]
-        errors = {number: answer for number, answer in enumerate(answers) if answer["error"] is not None}
+    async def _take_turn(self, first: dict[str, Any]) -> None:
+        await self._turn.enter_async_context(turn_of(first["process"]))
+        # Meanwhile another frontend may have taken them off.
+        await self._refuse_away()
+
+    async def _decide(self, args: tuple[Any, ...]) -> dict[Any, Any]:
+        """The values of all engines, whose ranks have done it. If one could not, none has."""
+        if self._asked != list(self._client.core_engines):
+            raise PoorwillError(f"{self._method}: engines came or went meanwhile; call it again")
+        decision = await self._decision()
+        parts = (self._part(engine, args, decision) for engine in self._asked)
+        answers = self._checked(await asyncio.gather(*parts, return_exceptions=True))
+        if decision is not None and all(
+            not isinstance(answer, Exception) and answer["is_read"] for answer in answers.values()
+        ):
+            remove(decision)
+        errors, own = {}, {}
+        for engine, answer in answers.items():
+            if isinstance(answer, Exception):
+                errors[engine] = own[engine] = str(answer)
+            elif answer["error"] is not None:
+                errors[engine] = answer["error"]
+                if not answer["is_undone"]:
+                    own[engine] = answer["error"]
         # Those that are as they were for the sake of another have no reason of their own.
-        own = {number: answer for number, answer in errors.items() if not answer["is_undone"]} or errors
-        if own:
-            words = "; ".join(f"engine {number}: {answer['error']}" for number, answer in own.items())
-            raise PoorwillError(f"{method}: {len(own)} of {len(answers)} engines failed: {words}")
+        self._raise(own or errors)
+        return {engine: answer["value"] for engine, answer in answers.items()}
 
+    async def _part(self, engine: Any, args: tuple[Any, ...], decision: Decision | None) -> Any:
+        group = None
+        if decision is not None:
+            group = [str(decision.path), self._engines.firsts[engine], self._engines.ranks]
+        part = [self._name, list(args), len(self._asked), group]
+        try:
+            return await self._client._call_utility_async("poorwill_part", "act", part, engine=engine)
+        except BaseException:
+            # What has not answered reads the verdict when it goes on.
+            with contextlib.suppress(PoorwillError):
+                if decision is not None:
+                    decision.decide("undo")
+            raise
 
-def _locked(path: Path) -> IO[bytes]:
-    """A lock that is free again once the file is closed, also by the end of this process."""
-    file = path.open("ab")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    return file
+    async def _decision(self) -> Decision | None:
+        """None where each engine acts by itself."""
+        if len(self._asked) < 2:
+            return None
+        decision = await asyncio.to_thread(open_decision, "engine")
+        if decision is None or list(self._engines.firsts) == self._asked:
+            return decision
+        do_meet = False
+        try:
+            do_meet = await self._meet(decision)
+        finally:
+            if not do_meet:
+                remove(decision)
+        return decision if do_meet else None
+
+    async def _meet(self, decision: Decision) -> bool:
+        """Asks the engines for their ranks; whether all reach the decision."""
+        reached = list((await self._ask("reached", str(decision.path))).values())
+        if not all(each and all(each) for each in reached):
+            warn_apart("engine", [bool(each) and all(each) for each in reached], str(decision.path))
+            return False
+        firsts, self._engines.ranks = {}, 0
+        for engine, each in zip(self._asked, reached, strict=True):
+            firsts[engine] = self._engines.ranks
+            self._engines.ranks += len(each)
+        self._engines.firsts = firsts
+        return True
+
+    async def _ask(self, act: str, *args: Any, are_errors_answers: bool = False) -> dict[Any, Any]:
+        """Each engine's answer, once all have answered. Raises an error of all that failed."""
+        ask = self._client._call_utility_async
+        asked = (ask("poorwill_part", act, list(args), engine=engine) for engine in self._asked)
+        answers = self._checked(await asyncio.gather(*asked, return_exceptions=True))
+        errors = {engine: str(answer) for engine, answer in answers.items() if isinstance(answer, Exception)}
+        if not are_errors_answers:
+            self._raise(errors)
+        return {**answers, **errors}
+
+    def _checked(self, answers: list[Any]) -> dict[Any, Any]:
+        """Raises where an engine has died, which is vLLM's own error. One that failed said so in words."""
+        for answer in answers:
+            if isinstance(answer, BaseException) and type(answer) is not Exception:
+                raise answer
+        return dict(zip(self._asked, answers, strict=True))
+
+    def _raise(self, errors: Mapping[Any, str | None]) -> None:
+        failed = {engine: words for engine, words in errors.items() if words is not None}
+        if not failed:
+            return
+        said = self._said(failed)
+        if len(self._asked) > 1:
+            said = f"{self._method}: {len(failed)} of {len(self._asked)} engines failed: {said}"
+        raise PoorwillError(said)
+
+    def _said(self, words: dict[Any, str]) -> str:
+        """What engines say, once if all say the same."""
+        if len(words) == len(self._asked) and len(set(words.values())) == 1:
+            return next(iter(words.values()))
+        return "; ".join(f"engine {self._asked.index(engine)}: {each}" for engine, each in words.items())
 
 
 def _hook(client: Any) -> None:
@@ -146,7 +288,7 @@ def _hook(client: Any) -> None:
         operation = _current.get()
         if operation is None or method not in METHODS:
             return await stock(method, *args, engine=engine)
-        return await operation.call(stock, method, args, engine)
+        return await operation.answer(engine)
 
     setattr(call, _HOOK, True)
     client._call_utility_async = call

@@ -16,7 +16,7 @@ from typing import Any
 from poorwill import PoorwillError
 from poorwill.vllm import _generations, _metrics
 from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, replace
-from poorwill.vllm._engines import Engines
+from poorwill.vllm._engines import Engines, Operation
 from poorwill.vllm._liveness import outlive, outlive_async
 from poorwill.vllm._platform import is_active
 from poorwill.vllm._processes import Processes
@@ -218,6 +218,10 @@ async def _refuse_hibernating_async(frontend: Any, watch: _Watch) -> None:
 
 
 async def _look_async(frontend: Any, watch: _Watch) -> None:
+    if watch.processes.refusal is not None:
+        # It would answer once it is back.
+        watch.invalidate()
+        return
     try:
         await look_at_engines(frontend, watch)
     except Exception as error:
@@ -240,29 +244,23 @@ async def _operate_async(frontend: Any, watch: _Watch, operation: Awaitable[Any]
 
 
 async def _change_async(
-    frontend: Any, watch: _Watch, change: Callable[[], Awaitable[Any]], *, takes_back: bool = False
+    frontend: Any, watch: _Watch, change: Callable[[], Awaitable[Any]], method: str, *args: Any
 ) -> Any:
-    """A sleep or a wake that all engines carry out, or none.
-
-    With `takes_back`, also where one fails behind the commit.
-    """
-    ask = functools.partial(_ask_async, frontend)
-    operation = await watch.engines.operation(frontend.engine_core, ask)
-    if operation is None:
+    """A sleep or a wake that all engines carry out, or none, also if its caller goes."""
+    client = frontend.engine_core
+    if not watch.engines.are_shared(client):
         return await _operate_async(frontend, watch, change())
-    try:
-        # Meanwhile the engine may have been taken off its GPUs.
-        await _refuse_hibernating_async(frontend, watch)
-        with operation:
+    refuse = functools.partial(_refuse_hibernating_async, frontend, watch)
+
+    async def carry_out() -> Any:
+        async with Operation(watch.engines, client, refuse, method, args):
             return await _operate_async(frontend, watch, change())
-    except Exception as error:
-        if not (takes_back and operation.done):
-            raise
-        states = await _ask_async(frontend, "poorwill_take_back", engines=operation.done)
-        await _look_async(frontend, watch)
-        raise PoorwillError(f"{error}; the others: {', '.join(dict.fromkeys(states))}") from error
-    finally:
-        operation.end()
+
+    try:
+        return await watch.engines.carry_out(carry_out())
+    except asyncio.CancelledError:
+        watch.invalidate()
+        raise
 
 
 def _is_alone(frontend: Any) -> bool:
@@ -358,10 +356,8 @@ def _sleep_async(stock: Any) -> Callable[..., Any]:
             return await stock(self, level, mode)
         check_level(level)
         await _refuse_hibernating_async(self, watch)
-        if level == 0:
-            return await _operate_async(self, watch, stock(self, level, mode))
         change = functools.partial(stock, self, level, mode)
-        return await _change_async(self, watch, change, takes_back=True)
+        return await _change_async(self, watch, change, "sleep", level, mode)
 
     return sleep
 
@@ -373,7 +369,8 @@ def _wake_up_async(stock: Any) -> Callable[..., Any]:
             return await stock(self, tags)
         check_tags(tags)
         await _refuse_hibernating_async(self, watch)
-        return watch.wake_result(await _change_async(self, watch, functools.partial(stock, self, tags)))
+        change = functools.partial(stock, self, tags)
+        return watch.wake_result(await _change_async(self, watch, change, "wake_up", tags))
 
     return wake_up
 
@@ -383,8 +380,9 @@ def _operation_async(stock: Any) -> Callable[..., Any]:
         watch = watch_of(self)
         if watch is None:
             return await stock(self)
-        await _refuse_hibernating_async(self, watch)
-        return await _operate_async(self, watch, stock(self))
+        async with watch.engines.turn(self.engine_core):
+            await _refuse_hibernating_async(self, watch)
+            return await _operate_async(self, watch, stock(self))
 
     return operation
 

@@ -54,7 +54,7 @@ async def _hibernate(frontend: Any, given: Mapping[str, str]) -> dict[str, Any]:
     limits = _limits(given)
     watch = _watch_of(frontend)
     processes = watch.processes
-    async with processes.changing:
+    async with processes.changing, watch.engines.turn(frontend.engine_core):
         refusal = await _frontend.look_for_processes(frontend, watch)
         if refusal is not None:
             if await _stands(processes, "checkpointed"):

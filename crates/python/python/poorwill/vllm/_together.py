@@ -4,18 +4,20 @@ Each rank does what can fail, and waits for the others before it commits (`poorw
 that is ready commits for all. So one call of vLLM's executor is enough. Whichever process ends, no rank is
 left half-way: it goes back when its time is up.
 
-Ranks of several engines do it together where their frontend made the decision (`_engines`, `Group`).
+Ranks of several engines do it together where their frontend made the decision (`_engines`, `Part`).
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poorwill import Decision, PoorwillError
+from poorwill import Decision, PoorwillError, UndoneError
 from poorwill._ranks import open_decision, remove, warn_apart
+from poorwill.vllm._processes import here
 
-__all__ = ["METHODS", "Group", "Ranks", "open_decision", "remove", "warn_apart"]
+__all__ = ["METHODS", "Part", "Ranks", "open_decision", "remove", "warn_apart"]
 
 METHODS = frozenset({"sleep", "wake_up"})
 """Methods of the worker that all ranks carry out, or none."""
@@ -43,6 +45,92 @@ class Group:
             Decision.join(self.path, rank, self.ranks).note_staged()
 
 
+class Part:
+    """What an engine does in a sleep or wake of several engines, or of one that several frontends command.
+
+    `sleep` is the name of one sleep, which its frontend has chosen.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._before: dict[str, Any] = {}
+        """How it was before each sleep that may have to be taken back."""
+
+    def describe(self, level: int | None) -> dict[str, Any]:
+        """What a frontend has to know, and why this engine would refuse a sleep at this level."""
+        refusal = None
+        try:
+            if level is not None:
+                self._engine.has_to_sleep(level)
+        except (PoorwillError, ValueError) as error:
+            refusal = str(error)
+        return {
+            "process": f"{here()} {os.getpid()}",
+            "meets": not self._engine.goes_on(),
+            "is_asleep": bool(self._engine.asleep),
+            "refusal": refusal,
+        }
+
+    def reached(self, path: str) -> list[bool]:
+        """Which ranks read a decision, by its path. Empty if they cannot wait for those of other engines."""
+        if not (self._engine.goes_on() or self._engine.vllm.pauses_together):
+            # A step of another engine would wait for one that waits here.
+            return []
+        return [bool(is_reached) for is_reached in self._engine.ranks.reached(path)]
+
+    def pause(self, sleep: str, level: int, mode: str | None) -> Any:
+        """Pauses and drains as for a sleep, which may take long; not where `mode` is None."""
+        engine = self._engine
+        if not engine.has_to_sleep(level):
+            return None
+        before = engine.state(level)
+        for other in self._before.values():
+            # It has paused for that one.
+            before.is_paused = before.is_paused and other.is_paused
+        self._before[sleep] = before
+        return None if mode is None else engine.core.pause_scheduler(mode, level > 0)
+
+    def act(
+        self, sleep: str | None, args: Sequence[Any], engines: int, group: Sequence[Any] | None
+    ) -> dict[str, Any]:
+        """Wakes, or sleeps once it has paused. An error is an answer, too."""
+        engine, ranks = self._engine, self._engine.ranks
+        joined = None if group is None else Group(*group)
+        ranks.group, ranks.is_late, engine.is_grouped = joined, False, engines > 1
+        value, error, cause = None, None, None
+        try:
+            if sleep is None:
+                value = engine.core.wake_up(*args)
+            else:
+                self._sleep(sleep, *args)
+        except Exception as failure:
+            error, cause = str(failure) or type(failure).__name__, failure.__cause__ or failure
+        is_unasked, ranks.group, engine.is_grouped = ranks.group is not None, None, False
+        if joined is not None and error is not None:
+            joined.undo()
+        elif joined is not None and is_unasked:
+            joined.note_staged(ranks.count)
+        is_undone = isinstance(cause, UndoneError)
+        return {"value": value, "error": error, "is_undone": is_undone, "is_read": not ranks.is_late}
+
+    def _sleep(self, sleep: str, level: int) -> None:
+        engine, before = self._engine, self._before.get(sleep)
+        self._before.clear()
+        if engine.has_to_sleep(level):
+            engine.before = self._before[sleep] = before or engine.state(level)
+            engine.executor.sleep(level)
+            engine.is_down(level)
+
+    def take_back(self, sleep: str, engines: int) -> str | None:
+        """After a sleep that some engine could not do: is as before. Returns the state, if that is new."""
+        before = self._before.pop(sleep, None)
+        return None if before is None else self._engine.restored(before, is_grouped=engines > 1)
+
+    def forget(self) -> None:
+        """No sleep is taken back behind a wake."""
+        self._before.clear()
+
+
 class Ranks:
     """The ranks of an engine, as its core calls them."""
 
@@ -51,7 +139,9 @@ class Ranks:
         self.count = count
         self.group: Group | None = None
         """Other engines' ranks that take part in the next sleep or wake, which takes it."""
-        self._reached = reached
+        self.is_late = False
+        """Whether some rank of theirs here has not answered, and may still look for the verdict."""
+        self.reached = reached
         self._is_known = False
 
     @contextlib.contextmanager
@@ -61,8 +151,10 @@ class Ranks:
         if method in METHODS:
             group, self.group = self.group, None
         if group is not None:
+            self.is_late = True
             with self._undoing(group):
                 yield _together(method, args, kwargs, group)
+            self.is_late = False
             return
         decision = self._decision() if method in METHODS and self.count > 1 else None
         if decision is None:
@@ -88,7 +180,7 @@ class Ranks:
         decision = open_decision("rank")
         if decision is None or self._is_known:
             return decision
-        reached = self._reached(str(decision.path))
+        reached = self.reached(str(decision.path))
         # With an external launcher each rank has a core of its own.
         self.count = len(reached)
         self._is_known = all(reached)
