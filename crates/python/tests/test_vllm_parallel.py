@@ -289,9 +289,7 @@ async def test_an_engine_that_sleeps_already_does_not_hold_the_others(vllm: Any,
     frontend = group_of(vllm, kind)
     ranks_of(frontend)[2].fails["decided"] = [PoorwillError("not released")]
     ranks_of(frontend)[0].fails["wake_up"] = [PoorwillError("the card is full")]
-    said = (
-        r"engine 1: .*not released; engine 0: .*could not be woken again .*the card is full.*; engine 1: all"
-    )
+    said = r"engine 1: .*not released; engine 0: .*not be woken again .*the card is full.*; engine 1: all"
     with pytest.raises(PoorwillError, match=said):
         await frontend.sleep(1)
     assert asleep(frontend) == [BOTH] * 2 + [set()] * 2
@@ -334,6 +332,9 @@ class Drain:
         while not all(paused(frontend)):
             await asyncio.sleep(0.001)
         return sleeping
+
+    def give_up(self) -> None:
+        self._texts.cancel()
 
     async def end(self) -> None:
         while not self._texts.done():
@@ -411,6 +412,24 @@ async def test_a_sleep_goes_on_without_its_caller(
     assert decisions(shared_folder) == []
     await frontend.wake_up()
     assert await serves(frontend)
+
+
+@KINDS
+@runs
+async def test_a_sleep_ends_with_an_engine(vllm: Any, kind: str) -> None:
+    """And so does its turn."""
+    frontend = draining_group(vllm, kind)
+    drain = await Drain(frontend).begun()
+    sleeping = await drain.sleeping(frontend)
+    waking = asyncio.ensure_future(frontend.wake_up()) if kind == "DPEngineCoreProc" else None
+    frontend.processes.die()
+    frontend.processes.cores[0].scheduler.running.clear()
+    for each in filter(None, (sleeping, waking)):
+        with pytest.raises(vllm.async_llm.EngineDeadError):
+            await each
+    assert not frontend._poorwill.engines._under_way
+    async with frontend._poorwill.engines.turn(frontend.engine_core):
+        drain.give_up()
 
 
 @runs

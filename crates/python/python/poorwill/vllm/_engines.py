@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from poorwill import Decision, PoorwillError
+from poorwill.vllm._liveness import outlive_async
 from poorwill.vllm._together import METHODS, open_decision, remove, warn_apart
 
 __all__ = ["Engines", "Operation"]
@@ -54,9 +55,12 @@ class Engines:
     async def first(self, client: Any) -> dict[str, Any]:
         """What the first engine says of itself, as far as it stays so."""
         if self._first is None:
-            first = client.core_engines[0]
-            self._first = await client._call_utility_async("poorwill_part", "describe", [None], engine=first)
-        return self._first
+            asked = client._call_utility_async(
+                "poorwill_part", "describe", [None], engine=client.core_engines[0]
+            )
+            self._first = await outlive_async(client, asked)
+        first: dict[str, Any] = self._first
+        return first
 
     @contextlib.asynccontextmanager
     async def turn(self, client: Any) -> AsyncIterator[None]:
@@ -223,13 +227,13 @@ class Operation:
         decision = await asyncio.to_thread(open_decision, "engine")
         if decision is None or list(self._engines.firsts) == self._asked:
             return decision
-        do_meet = False
+        reach_it = False
         try:
-            do_meet = await self._meet(decision)
+            reach_it = await self._meet(decision)
         finally:
-            if not do_meet:
+            if not reach_it:
                 remove(decision)
-        return decision if do_meet else None
+        return decision if reach_it else None
 
     async def _meet(self, decision: Decision) -> bool:
         """Asks the engines for their ranks; whether all reach the decision."""

@@ -380,7 +380,9 @@ def _operation_async(stock: Any) -> Callable[..., Any]:
         watch = watch_of(self)
         if watch is None:
             return await stock(self)
+        await _refuse_hibernating_async(self, watch)
         async with watch.engines.turn(self.engine_core):
+            # Meanwhile another server may have taken it off.
             await _refuse_hibernating_async(self, watch)
             return await _operate_async(self, watch, stock(self))
 

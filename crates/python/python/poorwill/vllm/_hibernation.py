@@ -54,25 +54,34 @@ async def _hibernate(frontend: Any, given: Mapping[str, str]) -> dict[str, Any]:
     limits = _limits(given)
     watch = _watch_of(frontend)
     processes = watch.processes
-    async with processes.changing, watch.engines.turn(frontend.engine_core):
-        refusal = await _frontend.look_for_processes(frontend, watch)
-        if refusal is not None:
-            if await _stands(processes, "checkpointed"):
+    async with processes.changing:
+        if await _is_done(frontend, watch):
+            return _answer("hibernating", processes.pids, {})
+        async with watch.engines.turn(frontend.engine_core):
+            # Meanwhile another server may have taken it off.
+            if await _is_done(frontend, watch):
                 return _answer("hibernating", processes.pids, {})
-            raise _frontend.http_error(HTTPStatus.CONFLICT, f"hibernate: {refusal}")
-        processes.change = "the engine is being taken off its GPUs: ask again once that has ended"
-        try:
-            # The engine answers behind what is under way; nothing else passes from here on.
-            statuses = await _frontend.look_at_engines(frontend, watch)
-            if problem := _problem(statuses, processes.elsewhere):
-                raise _frontend.http_error(HTTPStatus.CONFLICT, f"hibernate: {problem}")
-            limits["suspended_communicators"] = _suspended(statuses)
-            report = await _changed(functools.partial(take_off, processes.pids, **limits))
-        finally:
-            processes.change = None
-            await processes.look_async()
+            processes.change = "the engine is being taken off its GPUs: ask again once that has ended"
+            try:
+                # The engine answers behind what is under way; nothing else passes from here on.
+                statuses = await _frontend.look_at_engines(frontend, watch)
+                if problem := _problem(statuses, processes.elsewhere):
+                    raise _frontend.http_error(HTTPStatus.CONFLICT, f"hibernate: {problem}")
+                limits["suspended_communicators"] = _suspended(statuses)
+                report = await _changed(functools.partial(take_off, processes.pids, **limits))
+            finally:
+                processes.change = None
+                await processes.look_async()
     _log.info("the engine hibernates: %s", report)
     return _answer("hibernating", processes.pids, report)
+
+
+async def _is_done(frontend: Any, watch: Any) -> bool:
+    """Whether all of the engine is off its GPUs. Raises if that is unknown, or a part of it is."""
+    refusal = await _frontend.look_for_processes(frontend, watch)
+    if refusal is not None and not await _stands(watch.processes, "checkpointed"):
+        raise _frontend.http_error(HTTPStatus.CONFLICT, f"hibernate: {refusal}")
+    return refusal is not None
 
 
 async def _resume(frontend: Any, _: Mapping[str, str]) -> dict[str, Any]:
