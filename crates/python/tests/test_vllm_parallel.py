@@ -221,6 +221,28 @@ async def test_several_engines_sleep_and_wake_together(vllm: Any, kind: str, sha
         assert await serves(frontend)
 
 
+def test_a_sleep_of_vllms_core_is_a_pause_and_the_executors_sleep(vllm: Any) -> None:
+    """Engines that sleep together do the two one after the other."""
+    stock = vllm.core.EngineCore.sleep.__wrapped__
+    assert set(stock.__code__.co_names) - {"Any", "logger", "info"} == {
+        *("pause_scheduler", "model_executor", "sleep", "Future", "add_done_callback")
+    }
+
+
+@runs
+async def test_a_pause_of_the_user_stays_behind_a_sleep_that_failed(vllm: Any) -> None:
+    frontend = group_of(vllm, "EngineCoreProc")
+    await frontend.sleep(0)
+    await frontend.resume_generation()
+    await frontend.pause_generation()
+    ranks_of(frontend)[0].fails["sleep"] = [PoorwillError("no host memory")]
+    with pytest.raises(PoorwillError, match="no host memory"):
+        await frontend.sleep(1)
+    assert paused(frontend) == [True] * 2
+    await frontend.resume_generation()
+    assert await serves(frontend)
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 @KINDS
 @runs

@@ -367,6 +367,7 @@ class _Engine:
             result = stock()
         finally:
             self.is_resuming = False
+        self.part.forget()
         self._is_held = False
         return result
 

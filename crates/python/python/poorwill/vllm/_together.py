@@ -127,7 +127,7 @@ class Part:
         return None if before is None else self._engine.restored(before, is_grouped=engines > 1)
 
     def forget(self) -> None:
-        """No sleep is taken back behind a wake."""
+        """No sleep is taken back behind a wake or a resumption."""
         self._before.clear()
 
 
