@@ -288,6 +288,24 @@ async def test_a_rank_that_cannot_wake_leaves_all_engines_asleep(vllm: Any, kind
 
 @KINDS
 @runs
+async def test_a_wake_that_fails_behind_the_commit_has_to_be_repeated(vllm: Any, kind: str) -> None:
+    """The engine counts as asleep. A sleep that did nothing would leave the memory on the GPU."""
+    frontend = group_of(vllm, kind)
+    await frontend.sleep(1)
+    ranks_of(frontend)[0].fails["decided"] = [PoorwillError("a fault")]
+    with pytest.raises(PoorwillError, match=r"engine 0: .*a fault; kv_cache, weights count as asleep"):
+        await frontend.wake_up()
+    assert asleep(frontend) == [set()] * 4
+    with pytest.raises(PoorwillError, match="engine 0: sleep: the last wake_up failed once memory was awake"):
+        await frontend.sleep(1)
+    await frontend.wake_up()
+    assert await serves(frontend)
+    await frontend.sleep(1)
+    assert asleep(frontend) == [BOTH] * 4
+
+
+@KINDS
+@runs
 async def test_an_engine_that_refuses_leaves_the_others_alone(vllm: Any, kind: str) -> None:
     """None of them has paused."""
     frontend = group_of(vllm, kind)

@@ -4,6 +4,7 @@ They act only with poorwill's worker. vLLM's own methods still do the work; a ho
 them.
 """
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -149,6 +150,7 @@ class _Engine:
         self.is_resuming = False
         self._draining: tuple[int, Future[Any]] | None = None
         self._is_waking = False
+        self._is_half_awake = False
         # Whether only the missing weights hold the scheduler.
         self._is_held = False
         self._events: dict[Any, list[Any]] = {}
@@ -208,6 +210,11 @@ class _Engine:
             raise PoorwillError(
                 f"sleep: the engine is about to sleep at level {self._draining[0]} and waits for its "
                 f"requests; wait for that, or call wake_up before it sleeps at level {level}"
+            )
+        if self._is_half_awake:
+            raise PoorwillError(
+                "sleep: the last wake_up failed once memory was awake: call wake_up again before the engine "
+                "sleeps"
             )
         asleep = self.asleep
         if "weights" not in asleep:
@@ -343,11 +350,15 @@ class _Engine:
         self.part.forget()
         try:
             result = stock(tags)
+            self._is_half_awake = False
             if self.executor.is_sleeping:
                 self.look()
             else:
                 self.level = None
         except Exception as error:
+            with contextlib.suppress(Exception):
+                # Behind the commit ranks may be awake, and something else of theirs may not.
+                self._is_half_awake = any(not self.asleep <= set(rank["sleeping"]) for rank in self.look())
             raise PoorwillError(f"{error}; {self._stays()}: call wake_up to try again") from error
         finally:
             self._is_waking = False

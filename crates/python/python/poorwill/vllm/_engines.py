@@ -5,7 +5,7 @@ their ranks share one decision (`poorwill.Decision`), which the frontend makes. 
 call. After a failure all of them go back at once, since some can only do so together.
 
 Frontends of one server take turns. Engines that began two operations in different orders would wait for each
-other, and one that is being taken off its GPU must not be woken. Where engines pause each by itself, that is
+other. One that is being taken off its GPU must not be woken. Where engines pause each by itself, that is
 no part of the turn, and a wake ends it. Those that meet in each step also pause together, in their turn.
 
 An engine that one frontend alone commands, as behind an external load balancer, is not concerned.
