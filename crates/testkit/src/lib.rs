@@ -13,6 +13,7 @@
 //! - [`device`]: the device of a test run.
 //! - [`engine`]: processes that can be taken off the host device.
 //! - [`effort`]: how thorough a test run is.
+//! - [`etcd`]: real servers of etcd, and [`proxy`] in front of them.
 //! - [`model`]: a reference model of the pool.
 //! - [`backups`], [`disk`]: other backup storage; a disk that fails.
 //! - [`storing`]: whether a suite's backups are raw or codes.
@@ -38,6 +39,8 @@ pub mod disk;
 pub mod effort;
 #[cfg(target_os = "linux")]
 pub mod engine;
+#[cfg(target_os = "linux")]
+pub mod etcd;
 pub mod faults;
 mod forward;
 pub mod granules;
@@ -45,6 +48,7 @@ pub mod latch;
 pub mod model;
 pub mod pattern;
 pub mod processes;
+pub mod proxy;
 pub mod scripted;
 pub mod slice;
 pub mod storing;
