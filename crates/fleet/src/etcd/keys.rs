@@ -150,10 +150,12 @@ impl Etcd {
             if revision == 0 {
                 revision = range.header.revision;
             }
+            // As bytes: a foreign key that is no text would be another one as text.
+            let last = range.kvs.last().map(|last| last.key.to_vec());
             entries.extend(range.kvs.into_iter().map(Entry::from));
-            match entries.last() {
+            match last {
                 Some(last) if range.more => {
-                    from = last.key.as_bytes().to_vec();
+                    from = last;
                     from.push(0);
                 }
                 _ => return Ok((entries, revision)),

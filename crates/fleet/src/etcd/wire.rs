@@ -50,7 +50,7 @@ pub(super) struct Header {
 #[serde(default)]
 pub(super) struct KeyValue {
     #[serde(deserialize_with = "decoded")]
-    key: Bytes,
+    pub(super) key: Bytes,
     #[serde(deserialize_with = "decoded")]
     value: Bytes,
     #[serde(deserialize_with = "number")]
