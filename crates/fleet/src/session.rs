@@ -53,8 +53,11 @@ pub struct Session {
 
 impl Session {
     /// Has a lease granted and renewed from now on. What fails is tried again, and told in the log.
+    ///
+    /// etcd grants whole seconds: parts of them are left out, and one second is the least.
     #[must_use]
     pub fn start(etcd: Etcd, ttl: Duration) -> Self {
+        let ttl = Duration::from_secs(ttl.as_secs().max(1));
         let (clock, ending) = (LeaseClock::default(), CancellationToken::new());
         let (sender, lease) = watch::channel(None);
         let keeper = Keeper { etcd, ttl, clock: clock.clone(), lease: sender };
