@@ -150,15 +150,20 @@ impl Follower {
 
     /// Looks whether a majority is reached and the watch tells what that knows, until it is not so.
     async fn looks(&self) -> EtcdError {
-        let mut to_be_told = 0;
+        // A revision that is not the last one, and the one that etcd had then.
+        let mut behind: Option<(u64, u64)> = None;
         loop {
             sleep(LOOK_EVERY).await;
-            let (asked_at, revision) = (Moment::now(), self.contents.borrow().revision);
-            if revision < to_be_told {
-                return EtcdError::Silent { prefix: self.prefix.to_string(), revision, has: to_be_told };
+            let asked_at = Moment::now();
+            let (revision, count) = {
+                let contents = self.contents.borrow();
+                (contents.revision, contents.entries.len())
+            };
+            if let Some((revision, has)) = behind.filter(|(was, _)| *was == revision) {
+                return EtcdError::Silent { prefix: self.prefix.to_string(), revision, has };
             }
-            match self.etcd.newest_behind(&self.prefix, revision).await {
-                Ok(newest) => to_be_told = newest.unwrap_or_default(),
+            match self.etcd.changed_behind(&self.prefix, count, revision).await {
+                Ok(changed) => behind = changed.map(|has| (revision, has)),
                 Err(error) => return error,
             }
             self.contents.send_if_modified(|contents| {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::error::EtcdError;
 use super::lease::LeaseId;
 use super::transport::Etcd;
-use super::wire::{Header, KeyValue, encoded, end_of};
+use super::wire::{Header, KeyValue, encoded, end_of, number};
 
 /// Entries of one answer while a prefix is read.
 const PAGE: usize = 1000;
@@ -109,13 +109,14 @@ impl Txn {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default)]
-#[derive(Default)]
 struct Range {
     header: Header,
     kvs: Vec<KeyValue>,
     more: bool,
+    #[serde(deserialize_with = "number")]
+    count: usize,
 }
 
 #[derive(Deserialize)]
@@ -163,18 +164,25 @@ impl Etcd {
         }
     }
 
-    /// The newest change of an entry with this prefix behind a revision, as a majority of the members knows it.
+    /// Whether entries with this prefix are still as they were at a revision, when there were so many of them, as a majority
+    /// of the members knows it. If not, the revision at which they are not.
     ///
     /// # Errors
     /// See [`EtcdError`]. Without one, a majority was reached.
-    pub async fn newest_behind(&self, prefix: &str, revision: u64) -> Result<Option<u64>, EtcdError> {
-        let newest = json!({
+    pub async fn changed_behind(
+        &self,
+        prefix: &str,
+        count: usize,
+        revision: u64,
+    ) -> Result<Option<u64>, EtcdError> {
+        let written_since = json!({
             "key": encoded(prefix.as_bytes()), "range_end": encoded(&end_of(prefix.as_bytes())),
             "min_mod_revision": (revision + 1).to_string(), "limit": "1", "keys_only": true,
-            "sort_target": "MOD", "sort_order": "DESCEND",
         });
-        let range: Range = self.call("/v3/kv/range", &newest).await?;
-        Ok(range.kvs.into_iter().map(|entry| Entry::from(entry).mod_revision).next())
+        let range: Range = self.call("/v3/kv/range", &written_since).await?;
+        // It counts all of them. Without a new one, fewer are there if one was removed.
+        let is_same = range.kvs.is_empty() && range.count == count;
+        Ok((!is_same).then_some(range.header.revision))
     }
 
     /// Carries out a transaction.
