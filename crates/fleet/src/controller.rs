@@ -6,7 +6,7 @@
 //! Promises:
 //!
 //! - No two controllers write placements at a time, whatever each believes.
-//! - It decides upon a state that has all of its own writes.
+//! - It decides upon a state that has all that it and controllers before it wrote.
 //! - While etcd cannot be reached it decides nothing.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::etcd::{Etcd, EtcdError, Leadership, Txn};
+use crate::etcd::{Candidacy, Etcd, EtcdError, LeaseId, Txn};
 use crate::keys::{self, Key};
 use crate::mirror::{Contents, Mirror};
 use crate::name::FleetName;
@@ -60,13 +60,23 @@ pub struct Status {
     pub written: u64,
 }
 
+/// Where a candidacy is in its election.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Waits,
+    Leads,
+    Gone,
+}
+
 /// Why it does not lead any more.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
     #[error("its lease ran out")]
     Lease,
-    #[error("another controller was elected")]
+    #[error("its candidacy is gone")]
     Fenced,
+    #[error("its mirror is gone")]
+    Mirror,
     #[error(transparent)]
     Etcd(#[from] EtcdError),
     #[error(transparent)]
@@ -116,55 +126,94 @@ struct Candidate {
 }
 
 impl Candidate {
-    async fn run(&self, mut lease: watch::Receiver<Option<crate::etcd::LeaseId>>, mirror: &Mirror) {
-        let election = Key::Election.in_fleet(&self.settings.fleet);
+    /// Until its session is dropped.
+    async fn run(&self, mut lease: watch::Receiver<Option<LeaseId>>, mirror: &Mirror) {
         loop {
-            let Some(id) = *lease.borrow_and_update() else {
-                if lease.changed().await.is_err() {
-                    return;
+            let known = *lease.borrow_and_update();
+            let lost = match known {
+                None => None,
+                Some(id) => tokio::select! {
+                    lost = self.serve(id, mirror.contents()) => Some(lost),
+                    changed = lease.changed() => match changed {
+                        Ok(()) => Some(Lost::Lease),
+                        Err(_) => return,
+                    },
+                },
+            };
+            match lost {
+                None if lease.changed().await.is_err() => return,
+                None => {}
+                Some(lost) => {
+                    if self.status.borrow().leads_since.is_some() {
+                        tracing::warn!(reason = %lost, "it is controller no more");
+                        self.status.send_modify(|status| status.leads_since = None);
+                    } else {
+                        tracing::debug!(reason = %lost, "it cannot campaign");
+                    }
+                    sleep(AGAIN).await;
                 }
-                continue;
-            };
-            let won = tokio::select! {
-                won = self.etcd.campaign(&election, id, &self.settings.who) => won,
-                _ = lease.changed() => continue,
-            };
-            let lost = match won {
-                Ok(leadership) => self.lead(&leadership, mirror.contents()).await,
-                Err(error) => Lost::Etcd(error),
-            };
-            if self.status.borrow().leads_since.is_some() {
-                tracing::warn!(reason = %lost, "it is controller no more");
-                self.status.send_modify(|status| status.leads_since = None);
-            } else {
-                tracing::debug!(reason = %lost, "it cannot campaign");
             }
-            sleep(AGAIN).await;
+        }
+    }
+
+    /// Stands for election, and leads once it is the first, until it is over.
+    async fn serve(&self, lease: LeaseId, mut contents: watch::Receiver<Contents>) -> Lost {
+        let election = Key::Election.in_fleet(&self.settings.fleet);
+        let candidacy = match self.etcd.stand(&election, lease, &self.settings.who).await {
+            Ok(candidacy) => candidacy,
+            Err(error) => return error.into(),
+        };
+        // What the mirror shows has been so, and no candidacy gets before another one later.
+        loop {
+            match self.standing(&candidacy, &contents.borrow_and_update()) {
+                Standing::Leads => break,
+                Standing::Gone => return Lost::Fenced,
+                Standing::Waits => {}
+            }
+            if contents.changed().await.is_err() {
+                return Lost::Mirror;
+            }
+        }
+        self.lead(&candidacy, contents).await
+    }
+
+    fn standing(&self, candidacy: &Candidacy, contents: &Contents) -> Standing {
+        let below = format!("{}/", Key::Election.in_fleet(&self.settings.fleet));
+        let all = contents.entries().range(below.clone()..).take_while(|(key, _)| key.starts_with(&below));
+        let all: Vec<(u64, &str)> = all.map(|(key, entry)| (entry.create_revision, key.as_str())).collect();
+        let own = (candidacy.revision(), candidacy.key());
+        match () {
+            () if contents.revision() < candidacy.revision() => Standing::Waits,
+            () if !all.contains(&own) => Standing::Gone,
+            () if all.iter().any(|other| *other < own) => Standing::Waits,
+            () => Standing::Leads,
         }
     }
 
     /// Until it is over.
-    async fn lead(&self, leadership: &Leadership, mut contents: watch::Receiver<Contents>) -> Lost {
-        let mut revision = leadership.revision();
+    async fn lead(&self, candidacy: &Candidacy, mut contents: watch::Receiver<Contents>) -> Lost {
+        let mut revision = candidacy.revision();
         loop {
             if !self.clock.is_valid() {
                 return Lost::Lease;
             }
             let read = {
                 let contents = contents.borrow_and_update();
-                // Other controllers' last writes are there, too: they were before the election.
+                if self.standing(candidacy, &contents) == Standing::Gone {
+                    return Lost::Fenced;
+                }
                 let is_ready = contents.revision() >= revision && contents.is_current();
                 is_ready.then(|| self.read(&contents))
             };
             if let Some((view, errors)) = read {
-                match self.place(leadership, &view, &errors).await {
+                match self.place(candidacy, &view, &errors).await {
                     Ok(written_at) => revision = revision.max(written_at),
                     Err(lost) => return lost,
                 }
             }
             // A change, or a time, or what was written.
             if let Ok(Err(_)) = timeout(DECIDE_EVERY, contents.changed()).await {
-                return Lost::Lease;
+                return Lost::Mirror;
             }
             sleep(GATHER).await;
         }
@@ -175,8 +224,8 @@ impl Candidate {
         View::read(&self.settings.fleet, entries)
     }
 
-    /// Writes what has to change. Returns the revision of the last write, or 0.
-    async fn place(&self, leadership: &Leadership, view: &View, errors: &[ViewError]) -> Result<u64, Lost> {
+    /// Writes what has to change. Returns the revision at which goals were written last, or 0.
+    async fn place(&self, candidacy: &Candidacy, view: &View, errors: &[ViewError]) -> Result<u64, Lost> {
         let began = Instant::now();
         let now = now_unix_ms();
         let plan = decide(view, &self.settings.rules, Time(now));
@@ -188,7 +237,7 @@ impl Candidate {
             }
         }
         for changes in plan.changes.chunks(WRITES_MAX) {
-            let txn = self.written(leadership, changes, now)?;
+            let txn = self.written(candidacy, changes, now)?;
             if !self.clock.is_valid() {
                 return Err(Lost::Lease);
             }
@@ -196,29 +245,32 @@ impl Candidate {
             if !answer.has_succeeded {
                 return Err(Lost::Fenced);
             }
-            revision = answer.revision;
+            // A removal of what is gone already has no revision.
+            if changes.iter().any(|change| change.write != Write::Remove) {
+                revision = answer.revision;
+            }
             for change in changes {
                 tracing::info!(%change, "placed");
             }
         }
         let written = u64::try_from(plan.changes.len()).unwrap_or(u64::MAX);
         self.status.send_modify(|status| {
-            (status.leads_since, status.decided_in) = (Some(leadership.revision()), decided_in);
+            (status.leads_since, status.decided_in) = (Some(candidacy.revision()), decided_in);
             (status.problems, status.plan) = (problems, Arc::new(plan));
             status.written += written;
         });
         Ok(revision)
     }
 
-    fn written(&self, leadership: &Leadership, changes: &[Change], now: u64) -> Result<Txn, RecordError> {
-        let mut txn = leadership.fence();
+    fn written(&self, candidacy: &Candidacy, changes: &[Change], now: u64) -> Result<Txn, RecordError> {
+        let mut txn = candidacy.fence();
         for Change { model, node, write: wanted, why } in changes {
             let key = Key::Placement { model: model.clone(), node: node.clone() };
             let path = key.in_fleet(&self.settings.fleet);
             txn = match wanted {
                 Write::Remove => txn.delete(&path),
                 Write::Goal(goal) => {
-                    let placement = Placement::new(leadership.revision(), *goal, now, &why.to_string());
+                    let placement = Placement::new(candidacy.revision(), *goal, now, &why.to_string());
                     txn.put(&path, &write(&key, &placement)?, None)
                 }
             };

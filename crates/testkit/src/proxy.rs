@@ -52,8 +52,10 @@ struct Link {
     server: TcpStream,
     /// What the client has sent last.
     sent: Vec<u8>,
-    /// Texts of `HoldThose` that it has sent.
+    /// It has sent a text of `HoldThose`.
     is_held: bool,
+    /// What it has sent, and is not forwarded.
+    waiting: Vec<u8>,
 }
 
 impl Proxy {
@@ -105,9 +107,24 @@ impl Proxy {
         self.set(Mode::HoldThose(texts.iter().map(|text| (*text).to_owned()).collect()));
     }
 
+    /// The same for those connections that there are. New ones go on.
+    pub fn hold_open_ones_with(&self, text: &str) {
+        let texts = Mode::HoldThose(vec![text.to_owned()]);
+        let mut state = self.shared.state();
+        for link in &mut state.links {
+            link.look(&texts);
+        }
+    }
+
     /// Forwards what was held, and all that comes.
     pub fn go_on(&self) {
         self.set(Mode::Open);
+    }
+
+    /// Whether a text, sent by a client, is held.
+    #[must_use]
+    pub fn is_holding(&self, text: &str) -> bool {
+        self.shared.state().links.iter().any(|link| has(&link.waiting, text))
     }
 
     fn set(&self, mode: Mode) {
@@ -165,7 +182,7 @@ impl Shared {
             }
             state.made += 1;
             let number = state.made;
-            state.links.push(Link { number, client, server, sent: Vec::new(), is_held: false });
+            state.links.push(Link { number, client, server, sent: Vec::new(), is_held: false, waiting: Vec::new() });
             number
         };
         let (up, down) = (Arc::clone(self), Arc::clone(self));
@@ -192,18 +209,25 @@ impl Shared {
     /// Waits until the connection may go on. False if it is closed.
     fn pass(&self, number: u64, sent: &[u8]) -> bool {
         let mut state = self.state();
-        let mut sent = Some(sent);
+        let mut is_first = true;
         loop {
             let State { mode, links, .. } = &mut *state;
             let Some(link) = links.iter_mut().find(|link| link.number == number) else { return false };
-            if let Some(sent) = sent.take() {
+            if is_first {
                 let kept = link.sent.len().saturating_sub(KEPT);
                 link.sent.drain(..kept);
                 link.sent.extend_from_slice(sent);
                 link.look(mode);
             }
+            is_first = false;
             if !(link.is_held || matches!(mode, Mode::Hold)) {
+                if !sent.is_empty() {
+                    link.waiting.clear();
+                }
                 return true;
+            }
+            if !sent.is_empty() {
+                link.waiting = sent.to_vec();
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -213,8 +237,7 @@ impl Shared {
 impl Link {
     fn look(&mut self, mode: &Mode) {
         if let Mode::HoldThose(texts) = mode {
-            let has = |text: &String| self.sent.windows(text.len()).any(|part| part == text.as_bytes());
-            self.is_held |= texts.iter().any(has);
+            self.is_held |= texts.iter().any(|text| has(&self.sent, text));
         }
     }
 
@@ -222,6 +245,10 @@ impl Link {
         let _ = self.client.shutdown(Shutdown::Both);
         let _ = self.server.shutdown(Shutdown::Both);
     }
+}
+
+fn has(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|part| part == text.as_bytes())
 }
 
 #[cfg(test)]
@@ -320,5 +347,15 @@ mod tests {
         proxy.go_on();
         assert_eq!(early.hears(LONG).as_deref(), Some("more"));
         assert_eq!(late.hears(LONG).as_deref(), Some("another watch"));
+        proxy.hold_open_ones_with("watch");
+        late.say("held");
+        crate::watchdog::eventually("it is held", || proxy.is_holding("held"));
+        assert_eq!(late.hears(SHORT), None);
+        let mut new = Caller::of(&proxy);
+        new.say("a new watch");
+        assert_eq!(new.hears(LONG).as_deref(), Some("a new watch"));
+        proxy.go_on();
+        assert_eq!(late.hears(LONG).as_deref(), Some("held"));
+        assert!(!proxy.is_holding("held"));
     }
 }

@@ -1,41 +1,31 @@
-//! Elections: of all that campaign under a name, one leads until its lease ends.
-
-use serde::Deserialize;
-use serde_json::json;
+//! Elections: of all that stand for one, the first leads until its lease ends. Then the next one does.
 
 use super::error::EtcdError;
 use super::keys::Txn;
 use super::lease::LeaseId;
 use super::transport::Etcd;
-use super::wire::{encoded, number};
 
-/// That one leads. What is written [`under`](Self::fence) it is refused when another does.
+/// That one stands for an election. It leads once no other key below the election's is older than its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leadership {
+pub struct Candidacy {
     key: String,
     revision: u64,
 }
 
-#[derive(Deserialize)]
-struct Campaign {
-    leader: Leader,
-}
+impl Candidacy {
+    /// What is there as long as it stands.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
 
-#[derive(Deserialize)]
-struct Leader {
-    key: String,
-    #[serde(deserialize_with = "number")]
-    rev: u64,
-}
-
-impl Leadership {
-    /// When the election was won. Each winner has a greater one than those before.
+    /// Since when it stands. Each that leads has a greater one than those before.
     #[must_use]
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// A transaction that writes only while this leadership lasts.
+    /// A transaction that writes only while this candidacy lasts. One that leads writes with it.
     #[must_use]
     pub fn fence(&self) -> Txn {
         Txn::new().if_created_at(&self.key, self.revision)
@@ -43,26 +33,15 @@ impl Leadership {
 }
 
 impl Etcd {
-    /// Waits until this lease leads. Dropping the future gives up waiting; what it has written ends with the lease.
+    /// Stands for the election with this key, as long as the lease lives. Where it does already, nothing is written.
     ///
     /// # Errors
     /// See [`EtcdError`].
-    pub async fn campaign(&self, name: &str, lease: LeaseId, who: &str) -> Result<Leadership, EtcdError> {
-        let body = json!({
-            "name": encoded(name.as_bytes()), "lease": lease.0.to_string(), "value": encoded(who.as_bytes()),
-        });
-        let won: Campaign = self.wait("/v3/election/campaign", &body).await?;
-        let key = decoded(&won.leader.key)?;
-        Ok(Leadership { key, revision: won.leader.rev })
+    pub async fn stand(&self, election: &str, lease: LeaseId, who: &str) -> Result<Candidacy, EtcdError> {
+        let key = format!("{election}/{lease}");
+        let stand = Txn::new().if_created_at(&key, 0).put(&key, who, Some(lease)).or_get(&key);
+        let answer = self.commit(&stand).await?;
+        let revision = answer.found.first().map_or(answer.revision, |found| found.create_revision);
+        Ok(Candidacy { key, revision })
     }
-}
-
-fn decoded(key: &str) -> Result<String, EtcdError> {
-    use base64::Engine as _;
-    let bytes = base64::engine::general_purpose::STANDARD.decode(key).ok();
-    bytes.and_then(|bytes| String::from_utf8(bytes).ok()).ok_or_else(|| EtcdError::Answer {
-        endpoint: "etcd".to_owned(),
-        path: "/v3/election/campaign",
-        answer: format!("a leader whose key is `{key}`"),
-    })
 }

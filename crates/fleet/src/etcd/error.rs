@@ -95,9 +95,6 @@ impl EtcdError {
     /// Whether a lease does not exist any more.
     #[must_use]
     pub fn is_lease_gone(&self) -> bool {
-        // Elections give their errors other codes than the rest has.
-        let is_gone = |code: u32, message: &str| code == NOT_FOUND || message.contains("lease not found");
-        matches!(self, Self::LeaseEnded { .. })
-            || matches!(self, Self::Refused { code, message, .. } if is_gone(*code, message))
+        matches!(self, Self::LeaseEnded { .. } | Self::Refused { code: NOT_FOUND, .. })
     }
 }

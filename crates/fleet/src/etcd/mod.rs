@@ -16,7 +16,7 @@ mod transport;
 mod watch;
 mod wire;
 
-pub use self::election::Leadership;
+pub use self::election::Candidacy;
 pub use self::error::EtcdError;
 pub use self::keys::{Entry, Txn, TxnAnswer};
 pub use self::lease::LeaseId;

@@ -112,21 +112,6 @@ impl Etcd {
         Err(turns.failed())
     }
 
-    /// A call that may take as long as it wants to answer.
-    pub(super) async fn wait<T: DeserializeOwned>(
-        &self,
-        path: &'static str,
-        body: &Value,
-    ) -> Result<T, EtcdError> {
-        let mut turns = Turns::of(&self.0, path);
-        while let Some(endpoint) = turns.next() {
-            if let Some(done) = turns.judged(self.answer(endpoint, path, body).await) {
-                return done;
-            }
-        }
-        Err(turns.failed())
-    }
-
     /// A call whose answer is a stream.
     pub(super) async fn stream(&self, path: &'static str, body: &Value) -> Result<Lines, EtcdError> {
         let mut turns = Turns::of(&self.0, path);

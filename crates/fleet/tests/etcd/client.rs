@@ -1,0 +1,291 @@
+//! The client: pages, transactions, watches, and what goes wrong.
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use poorwill_fleet::etcd::{Change, Etcd, EtcdError, Limits, Txn, Watched};
+use poorwill_testkit::etcd::Servers;
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::support::{
+    LONG_TTL, changes, compact, delete, eventually, hasty, patient, post, put, revoke,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prefix_is_read_in_pages_at_one_revision() {
+    let Some(servers) = Servers::one() else { return };
+    let etcd = patient(&servers.urls());
+    let keys: Vec<String> = (0..2500).map(|at| format!("/pages/m{at:04}")).collect();
+    for part in keys.chunks(100) {
+        let txn = part.iter().fold(Txn::new(), |txn, key| txn.put(key, key, None));
+        assert!(etcd.commit(&txn).await.unwrap().has_succeeded);
+    }
+    put(&etcd, "/pages0", "behind", None).await;
+    put(&etcd, "/page", "before", None).await;
+    let both = |count: u32| {
+        Txn::new().put("/pages/a", &count.to_string(), None).put("/pages/z", &count.to_string(), None)
+    };
+    etcd.commit(&both(0)).await.unwrap();
+    let writer = etcd.clone();
+    let writing = tokio::spawn(async move {
+        for count in 1.. {
+            writer.commit(&both(count)).await.unwrap();
+        }
+    });
+    let mut revisions = Vec::new();
+    for _ in 0..5 {
+        let (entries, revision) = etcd.read("/pages/").await.unwrap();
+        let names: Vec<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
+        let expected = ["/pages/a"].into_iter().chain(keys.iter().map(String::as_str)).chain(["/pages/z"]);
+        assert_eq!(names, expected.collect::<Vec<_>>());
+        assert_eq!(entries.first().unwrap().value, entries.last().unwrap().value);
+        assert!(entries.iter().all(|entry| entry.mod_revision <= revision));
+        revisions.push(revision);
+    }
+    assert!(revisions.is_sorted());
+    // In two calls they differ, so the writer was fast enough to be noticed.
+    eventually("two calls see two revisions", async || {
+        let first = etcd.read("/pages/a").await.unwrap().0;
+        let _ = etcd.read("/pages/").await.unwrap();
+        first[0].value != etcd.read("/pages/z").await.unwrap().0[0].value
+    })
+    .await;
+    writing.abort();
+}
+
+/// Whoever writes below the prefix: each entry is there once.
+#[tokio::test]
+async fn keys_that_are_no_text_are_read_once() {
+    let Some(servers) = Servers::one() else { return };
+    let key = |at: u32| [b"/binary/\xff".as_slice(), format!("{at:04}").as_bytes()].concat();
+    for part in (0..1200).collect::<Vec<u32>>().chunks(100) {
+        let put = |at: &u32| json!({ "request_put": { "key": STANDARD.encode(key(*at)), "value": "" } });
+        let puts: Vec<_> = part.iter().map(put).collect();
+        let answer = post(&servers, "/v3/kv/txn", &json!({ "success": puts }));
+        assert_eq!(answer["succeeded"], true, "{answer}");
+    }
+    let (entries, _) = patient(&servers.urls()).read("/binary/").await.unwrap();
+    let names: BTreeSet<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
+    assert_eq!((entries.len(), names.len()), (1200, 1200));
+}
+
+#[tokio::test]
+async fn a_transaction_writes_all_or_nothing() {
+    let Some(servers) = Servers::one() else { return };
+    let etcd = patient(&servers.urls());
+    let one = put(&etcd, "/t/one", "1", None).await;
+    let lease = etcd.grant(LONG_TTL).await.unwrap();
+    let two = put(&etcd, "/t/two", "2", Some(lease)).await;
+    assert_eq!(two.revision, one.revision + 1);
+
+    // Each comparison can fail: then nothing is written, and what was asked for is found.
+    let write = |txn: Txn| txn.put("/t/three", "3", None).delete("/t/one").or_get("/t/two").or_get("/t/none");
+    let other = etcd.grant(LONG_TTL).await.unwrap();
+    for wrong in [
+        Txn::new().if_created_at("/t/one", 0),
+        Txn::new().if_created_at("/t/one", one.revision + 1),
+        Txn::new().if_created_at("/t/none", one.revision),
+        Txn::new().if_leased("/t/two", other),
+        Txn::new().if_leased("/t/one", lease),
+        Txn::new().if_created_at("/t/one", one.revision).if_leased("/t/two", other),
+    ] {
+        let answer = etcd.commit(&write(wrong)).await.unwrap();
+        assert!(!answer.has_succeeded);
+        let [found] = &answer.found[..] else { panic!("{answer:?}") };
+        assert_eq!((found.key.as_str(), &*found.value), ("/t/two", &b"2"[..]));
+        assert_eq!((found.create_revision, found.mod_revision), (two.revision, two.revision));
+        assert_eq!(found.lease, crate::support::number(lease));
+    }
+    assert_eq!(etcd.read("/t/").await.unwrap().0.len(), 2);
+
+    let right = Txn::new().if_created_at("/t/one", one.revision).if_created_at("/t/none", 0);
+    let right = write(right.if_leased("/t/two", lease));
+    assert_eq!((right.len(), right.is_empty(), Txn::new().is_empty()), (2, false, true));
+    let answer = etcd.commit(&right).await.unwrap();
+    assert!(answer.has_succeeded && answer.found.is_empty());
+    assert_eq!(answer.revision, two.revision + 1);
+    let names: Vec<String> = etcd.read("/t/").await.unwrap().0.into_iter().map(|entry| entry.key).collect();
+    assert_eq!(names, ["/t/three", "/t/two"]);
+
+    // What is under a lease goes with it, at once. Twice is no error.
+    etcd.revoke(lease).await.unwrap();
+    etcd.revoke(lease).await.unwrap();
+    assert_eq!(etcd.read("/t/two").await.unwrap().0, []);
+    assert!(etcd.renew(lease, LONG_TTL).await.unwrap_err().is_lease_gone());
+    let under_none = etcd.commit(&Txn::new().put("/t/two", "2", Some(lease))).await.unwrap_err();
+    assert!(under_none.is_lease_gone(), "{under_none}");
+    etcd.renew(other, LONG_TTL).await.unwrap();
+}
+
+#[tokio::test]
+async fn any_change_behind_a_revision_is_found() {
+    let Some(servers) = Servers::one() else { return };
+    let etcd = patient(&servers.urls());
+    let first = put(&etcd, "/n/a", "", None).await.revision;
+    let second = put(&etcd, "/n/b", "", None).await.revision;
+    let last = put(&etcd, "/o", "", None).await.revision;
+    let changed = async |count, revision| etcd.changed_behind("/n/", count, revision).await.unwrap();
+    assert_eq!(changed(2, second).await, None);
+    assert_eq!(changed(2, last).await, None);
+    assert_eq!(changed(1, first).await, Some(last));
+    assert_eq!(changed(2, first).await, Some(last));
+    let last = delete(&etcd, "/n/a").await.revision;
+    assert_eq!(changed(2, second).await, Some(last));
+    assert_eq!(changed(1, last).await, None);
+    delete(&etcd, "/n/b").await;
+    assert_eq!(changed(0, last + 1).await, None);
+}
+
+#[tokio::test]
+async fn a_watch_tells_every_change_in_order() {
+    let Some(servers) = Servers::one() else { return };
+    let etcd = patient(&servers.urls());
+    let first = put(&etcd, "/w/a", "0", None).await.revision;
+    let mut watch = etcd.watch("/w/", first).await.unwrap();
+    let mut expected = vec![(first, "/w/a".to_owned(), Some("0".to_owned()))];
+    for at in 1..20 {
+        let (key, value) = (format!("/w/{}", at % 3), at.to_string());
+        put(&etcd, "/x", "another prefix", None).await;
+        expected.push((put(&etcd, &key, &value, None).await.revision, key.clone(), Some(value)));
+        expected.push((delete(&etcd, &key).await.revision, key, None));
+    }
+    let mut seen = Vec::new();
+    while seen.len() < expected.len() {
+        // A dropped future loses nothing.
+        let Ok(watched) = timeout(Duration::from_micros(300), watch.next()).await else { continue };
+        let Watched::Changes(changes) = watched.unwrap() else { panic!("the watch ended") };
+        seen.extend(changes.into_iter().map(|change| match change {
+            Change::Put(entry) => {
+                let value = String::from_utf8(entry.value.to_vec()).unwrap();
+                (entry.mod_revision, entry.key, Some(value))
+            }
+            Change::Removed { key, revision } => (revision, key, None),
+        }));
+    }
+    assert_eq!(seen, expected);
+
+    // Without what was forgotten, it says that it has ended.
+    compact(&servers, expected.last().unwrap().0);
+    let mut late = etcd.watch("/w/", first).await.unwrap();
+    let ended = timeout(LONG_TTL, async {
+        while late.next().await.unwrap() == Watched::Changes(Vec::new()) {}
+    });
+    ended.await.unwrap();
+    put(&etcd, "/w/a", "", None).await;
+    assert_eq!(changes(&mut watch).await.len(), 1);
+}
+
+/// An HTTP server that answers everything so.
+fn server(answer: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    url
+}
+
+async fn fails(url: &str) -> EtcdError {
+    let limits = Limits { connect: Duration::from_secs(60), call: Duration::from_secs(60) };
+    Etcd::new(&[url.to_owned()], limits).unwrap().read("/a").await.unwrap_err()
+}
+
+#[tokio::test]
+async fn what_is_no_etcd_is_refused_in_words() {
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", gone.local_addr().unwrap());
+    drop(gone);
+    let error = fails(&url).await;
+    assert!(error.is_unreachable());
+    let error = error.to_string();
+    assert!(error.starts_with("no etcd answers /v3/kv/range: "), "{error}");
+    assert!(error.contains(&url) && error.contains("refused") && error.contains("see that one"), "{error}");
+
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", silent.local_addr().unwrap());
+    let limits = Limits { call: Duration::from_millis(50), ..Limits::default() };
+    let error = Etcd::new(&[url], limits).unwrap().read("/a").await.unwrap_err();
+    assert!(error.is_unreachable() && error.to_string().contains("is silent for 50ms"), "{error}");
+
+    for (answer, part) in [
+        ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "`hello`"),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "``"),
+        ("HTTP/1.1 404 Not Found\r\nContent-Length: 18\r\n\r\n404 page not found", "status 404 Not Found"),
+        ("HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n", "status 302 Found"),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{\"kvs\":[{}, 1]}", "{\"kvs\":[{}, 1]}"),
+    ] {
+        let error = fails(&server(answer)).await;
+        assert!(matches!(error, EtcdError::Answer { .. }), "{answer}: {error:?}");
+        let error = error.to_string();
+        assert!(error.contains(part) && error.contains("it has to be etcd 3.4 or newer"), "{error}");
+    }
+    let error = fails(&server("SSH-2.0-OpenSSH_9.2\r\n")).await.to_string();
+    assert!(error.contains("http://127.0.0.1:"), "{error}");
+    let error = fails(&server("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"kvs\"")).await;
+    assert!(error.is_unreachable(), "{error}");
+}
+
+#[tokio::test]
+async fn what_etcd_refuses_is_told_in_its_words() {
+    let Some(servers) = Servers::one() else { return };
+    let etcd = patient(&servers.urls());
+    let error = etcd.commit(&Txn::new().put("", "", None)).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "etcd refuses /v3/kv/txn: etcdserver: key is not provided (code 3)"
+    );
+    assert!(!error.is_unreachable() && !error.is_lease_gone());
+    let lease = etcd.grant(LONG_TTL).await.unwrap();
+    revoke(&servers, crate::support::number(lease));
+    let error = etcd.stand("/e", lease, "a test").await.unwrap_err();
+    assert!(error.is_lease_gone(), "{error}");
+}
+
+#[test]
+fn endpoints_that_cannot_be_used_are_refused_in_words() {
+    let new = |urls: &[&str]| {
+        let urls: Vec<String> = urls.iter().map(|url| (*url).to_owned()).collect();
+        Etcd::new(&urls, Limits::default()).unwrap_err().to_string()
+    };
+    assert!(new(&[]).contains("name at least one member, such as http://127.0.0.1:2379"));
+    let error = new(&["http://127.0.0.1:2379", "https://10.0.0.1:2379"]);
+    assert!(error.contains("`https://10.0.0.1:2379`: TLS is not supported"), "{error}");
+    for odd in ["10.0.0.1:2379", "http://10.0.0.1:2379/v3", "ftp://10.0.0.1", "", "http://", "/"] {
+        let error = new(&[odd]);
+        assert!(error.starts_with(&format!("etcd's endpoint `{odd}`: ")), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_member_is_asked_where_one_is_gone_or_holds_still() {
+    let Some(mut servers) = Servers::three() else { return };
+    let etcd = hasty(&servers.urls());
+    put(&patient(&servers.urls()), "/a", "at first", None).await;
+    let leader = servers.leader();
+    // The one that answers now, and the leader, whichever that is.
+    for member in [0, leader] {
+        servers.kill(member);
+        eventually("it is written", async || etcd.commit(&Txn::new().put("/a", "killed", None)).await.is_ok())
+            .await;
+        servers.restart(member);
+        servers.hold(member);
+        eventually("it is written", async || etcd.commit(&Txn::new().put("/a", "held", None)).await.is_ok())
+            .await;
+        servers.go_on(member);
+        let _ = servers.leader();
+    }
+    // Each of them alone is not enough.
+    servers.hold(1);
+    servers.hold(2);
+    let error = etcd.commit(&Txn::new().put("/a", "alone", None)).await.unwrap_err();
+    let error = error.to_string();
+    assert!(servers.urls().iter().all(|url| error.contains(url)), "{error}");
+}

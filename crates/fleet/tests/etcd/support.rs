@@ -1,0 +1,99 @@
+//! Clients, and waiting.
+
+use std::time::Duration;
+
+use poorwill_fleet::etcd::{Change, Etcd, LeaseId, Limits, Txn, TxnAnswer, Watch, Watched};
+use poorwill_testkit::etcd::Servers;
+use poorwill_testkit::watchdog::TEST_TIMEOUT;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// What the leases of tests are granted for.
+pub(crate) const TTL: Duration = Duration::from_secs(2);
+/// Longer than a test.
+pub(crate) const LONG_TTL: Duration = Duration::from_secs(600);
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A client that waits as long as a test may take.
+pub(crate) fn patient(urls: &[String]) -> Etcd {
+    Etcd::new(urls, Limits { connect: TEST_TIMEOUT, call: TEST_TIMEOUT }).unwrap()
+}
+
+/// A client that soon turns to another member.
+pub(crate) fn hasty(urls: &[String]) -> Etcd {
+    let limits = Limits { connect: Duration::from_millis(300), call: Duration::from_millis(600) };
+    Etcd::new(urls, limits).unwrap()
+}
+
+pub(crate) async fn put(etcd: &Etcd, key: &str, value: &str, lease: Option<LeaseId>) -> TxnAnswer {
+    etcd.commit(&Txn::new().put(key, value, lease)).await.unwrap()
+}
+
+pub(crate) async fn delete(etcd: &Etcd, key: &str) -> TxnAnswer {
+    etcd.commit(&Txn::new().delete(key)).await.unwrap()
+}
+
+/// Waits until it is so.
+pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let waited = timeout(TEST_TIMEOUT, async {
+        while !is_so().await {
+            sleep(LOOK).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "{what}: not after {TEST_TIMEOUT:?}");
+}
+
+/// The same, in a task.
+pub(crate) async fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
+    let waited = timeout(TEST_TIMEOUT, async {
+        while !is_so() {
+            sleep(LOOK).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "{what}: not after {TEST_TIMEOUT:?}");
+}
+
+/// Waits until a value is so, and returns it.
+pub(crate) async fn until<T: Clone>(
+    receiver: &mut watch::Receiver<T>,
+    what: &str,
+    is_so: impl FnMut(&T) -> bool,
+) -> T {
+    let waited = timeout(TEST_TIMEOUT, receiver.wait_for(is_so)).await;
+    let waited = waited.unwrap_or_else(|_| panic!("{what}: not after {TEST_TIMEOUT:?}"));
+    waited.unwrap_or_else(|_| panic!("{what}: its sender is gone")).clone()
+}
+
+/// The next changes of a watch, some at least.
+pub(crate) async fn changes(watch: &mut Watch) -> Vec<Change> {
+    loop {
+        match timeout(TEST_TIMEOUT, watch.next()).await.expect("the watch goes on").unwrap() {
+            Watched::Changes(changes) if changes.is_empty() => {}
+            Watched::Changes(changes) => return changes,
+            Watched::Ended => panic!("the watch ended"),
+        }
+    }
+}
+
+/// A call of the gateway beside the client.
+pub(crate) fn post(servers: &Servers, path: &str, body: &Value) -> Value {
+    serde_json::from_str(&servers.post(0, path, &body.to_string())).unwrap()
+}
+
+/// Has etcd forget all before this revision.
+pub(crate) fn compact(servers: &Servers, revision: u64) {
+    let answer = post(servers, "/v3/kv/compaction", &json!({ "revision": revision.to_string() }));
+    assert!(answer.get("error").is_none(), "{answer}");
+}
+
+/// Ends a lease as an operator would.
+pub(crate) fn revoke(servers: &Servers, lease: i64) {
+    let answer = post(servers, "/v3/lease/revoke", &json!({ "ID": lease.to_string() }));
+    assert!(answer.get("error").is_none(), "{answer}");
+}
+
+/// Its number.
+pub(crate) fn number(lease: LeaseId) -> i64 {
+    i64::from_str_radix(&lease.to_string(), 16).unwrap()
+}
