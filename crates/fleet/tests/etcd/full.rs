@@ -40,8 +40,12 @@ async fn it_is_told_in_words_and_goes_on_when_there_is_space() {
     let last = fleet.etcd.read("/").await.unwrap().1;
     compact(&servers, last);
     post(&servers, "/v3/maintenance/defragment", &json!({}));
-    let disarm = json!({ "action": "DEACTIVATE", "memberID": "0", "alarm": "NOSPACE" });
-    post(&servers, "/v3/maintenance/alarm", &disarm);
+    let path = "/v3/maintenance/alarm";
+    let alarms = post(&servers, path, &json!({ "action": "GET" }));
+    let [alarm] = alarms["alarms"].as_array().unwrap().as_slice() else { panic!("{alarms}") };
+    let disarm = json!({ "action": "DEACTIVATE", "memberID": alarm["memberID"], "alarm": "NOSPACE" });
+    let disarmed = post(&servers, path, &disarm);
+    assert!(disarmed.get("error").is_none(), "{disarmed}");
     until(&mut late.lease(), "a lease is granted", Option::is_some).await;
     put(&fleet.etcd, "/a", "", None).await;
     leads(&controller).await;
