@@ -182,7 +182,14 @@ impl Shared {
             }
             state.made += 1;
             let number = state.made;
-            state.links.push(Link { number, client, server, sent: Vec::new(), is_held: false, waiting: Vec::new() });
+            state.links.push(Link {
+                number,
+                client,
+                server,
+                sent: Vec::new(),
+                is_held: false,
+                waiting: Vec::new(),
+            });
             number
         };
         let (up, down) = (Arc::clone(self), Arc::clone(self));

@@ -8,6 +8,8 @@ mod churn;
 mod demo;
 mod doctor;
 #[cfg(target_os = "linux")]
+mod fleet;
+#[cfg(target_os = "linux")]
 mod gpu;
 #[cfg(target_os = "linux")]
 mod hibernate;

@@ -12,9 +12,7 @@ use poorwill_testkit::etcd::Servers;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::support::{
-    LONG_TTL, changes, compact, delete, eventually, hasty, patient, post, put, revoke,
-};
+use crate::support::{LONG_TTL, changes, compact, delete, eventually, hasty, patient, post, put, revoke};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefix_is_read_in_pages_at_one_revision() {
@@ -172,9 +170,8 @@ async fn a_watch_tells_every_change_in_order() {
     // Without what was forgotten, it says that it has ended.
     compact(&servers, expected.last().unwrap().0);
     let mut late = etcd.watch("/w/", first).await.unwrap();
-    let ended = timeout(LONG_TTL, async {
-        while late.next().await.unwrap() == Watched::Changes(Vec::new()) {}
-    });
+    let ended =
+        timeout(LONG_TTL, async { while late.next().await.unwrap() == Watched::Changes(Vec::new()) {} });
     ended.await.unwrap();
     put(&etcd, "/w/a", "", None).await;
     assert_eq!(changes(&mut watch).await.len(), 1);
@@ -238,10 +235,7 @@ async fn what_etcd_refuses_is_told_in_its_words() {
     let Some(servers) = Servers::one() else { return };
     let etcd = patient(&servers.urls());
     let error = etcd.commit(&Txn::new().put("", "", None)).await.unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "etcd refuses /v3/kv/txn: etcdserver: key is not provided (code 3)"
-    );
+    assert_eq!(error.to_string(), "etcd refuses /v3/kv/txn: etcdserver: key is not provided (code 3)");
     assert!(!error.is_unreachable() && !error.is_lease_gone());
     let lease = etcd.grant(LONG_TTL).await.unwrap();
     revoke(&servers, crate::support::number(lease));
@@ -273,8 +267,10 @@ async fn another_member_is_asked_where_one_is_gone_or_holds_still() {
     // The one that answers now, and the leader, whichever that is.
     for member in [0, leader] {
         servers.kill(member);
-        eventually("it is written", async || etcd.commit(&Txn::new().put("/a", "killed", None)).await.is_ok())
-            .await;
+        eventually("it is written", async || {
+            etcd.commit(&Txn::new().put("/a", "killed", None)).await.is_ok()
+        })
+        .await;
         servers.restart(member);
         servers.hold(member);
         eventually("it is written", async || etcd.commit(&Txn::new().put("/a", "held", None)).await.is_ok())

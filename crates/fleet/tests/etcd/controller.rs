@@ -96,7 +96,11 @@ async fn one_leads_and_the_other_takes_over() {
         eventually("both campaign", async || fleet.etcd.read(&election).await.unwrap().0.len() == 2).await;
         assert_eq!(next.status().borrow().leads_since, None);
         // Dropped, its lease ends by itself: it is a short one.
-        if is_ended { last.end().await } else { drop(last) }
+        if is_ended {
+            last.end().await
+        } else {
+            drop(last)
+        }
         let next_fence = leads(&next).await;
         assert!(next_fence > fence, "{next_fence} behind {fence}");
         assert_eq!(fleet.etcd.read(&election).await.unwrap().0.len(), 1);

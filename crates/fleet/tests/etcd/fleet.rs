@@ -8,9 +8,7 @@ use poorwill_fleet::etcd::{Etcd, LeaseId, Txn};
 use poorwill_fleet::keys::{self, Key};
 use poorwill_fleet::name::FleetName;
 use poorwill_fleet::policy::{Plan, Rules, Time, View, decide};
-use poorwill_fleet::records::{
-    Goal, GpuRecord, ModelRecord, NodeRecord, Pin, Stage, write,
-};
+use poorwill_fleet::records::{Goal, GpuRecord, ModelRecord, NodeRecord, Pin, Stage, write};
 
 use crate::support::{LONG_TTL, TTL, eventually, until};
 

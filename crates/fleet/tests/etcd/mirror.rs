@@ -196,7 +196,8 @@ async fn it_is_what_etcd_had_at_one_revision() {
 fn a_mirror_that_lacks_something_is_noticed() {
     let one: Model = BTreeMap::from([("a".to_owned(), ("v".to_owned(), 2))]);
     let two: Model = BTreeMap::from([("a".to_owned(), ("v".to_owned(), 4))]);
-    let past = Past(BTreeMap::from([(0, Model::new()), (2, one.clone()), (4, two.clone()), (7, Model::new())]));
+    let past =
+        Past(BTreeMap::from([(0, Model::new()), (2, one.clone()), (4, two.clone()), (7, Model::new())]));
     let right = [(1, Model::new()), (2, one.clone()), (3, one.clone()), (4, two.clone()), (9, Model::new())];
     assert_eq!(past.problems(&right), Vec::<String>::new());
     assert_eq!(past.problems(&[(4, one.clone())]).len(), 1);

@@ -88,6 +88,24 @@ impl RouterBackend {
         })
     }
 
+    /// For a model that no node may serve now.
+    fn nowhere(&self, model: &str, served_as: &str) -> Route {
+        Route {
+            model: model.parse().map_or(ModelId(usize::MAX), |model| self.id(&model)),
+            name: model.to_owned(),
+            url: NOWHERE.to_owned(),
+            served_as: served_as.to_owned(),
+            parameters: Arc::new(Parameters::default()),
+            in_flight: None,
+        }
+    }
+
+    /// Whether this router has sent requests for a model of this name.
+    fn was_known(&self, name: &str) -> bool {
+        let ids = self.ids.read().unwrap_or_else(PoisonError::into_inner);
+        name.parse::<ModelName>().is_ok_and(|model| ids.contains_key(&model))
+    }
+
     fn has_failed(&self, url: &str) -> bool {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed.get(url).is_some_and(|at| at.elapsed() < AVOID)
@@ -120,18 +138,11 @@ fn stage(copies: &[Copy]) -> StageName {
 impl Backend for RouterBackend {
     fn route(&self, name: &str) -> Option<Route> {
         let table = Arc::clone(&self.table.borrow());
-        let model = table.model(name)?;
-        // A model that no node may serve now is known all the same.
-        self.to(model, name, &[]).or_else(|| {
-            Some(Route {
-                model: self.id(model),
-                name: model.to_string(),
-                url: NOWHERE.to_owned(),
-                served_as: name.to_owned(),
-                parameters: Arc::new(Parameters::default()),
-                in_flight: None,
-            })
-        })
+        let Some(model) = table.model(name) else {
+            // Its nodes may be gone for now, or none was heard of yet.
+            return (table.is_empty() || self.was_known(name)).then(|| self.nowhere(name, name));
+        };
+        self.to(model, name, &[]).or_else(|| Some(self.nowhere(model.as_str(), name)))
     }
 
     fn route_of_model(&self, name: &str) -> Option<Route> {

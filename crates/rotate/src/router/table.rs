@@ -65,6 +65,11 @@ impl Table {
         table
     }
 
+    /// Whether it has no node.
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
     /// The model that requests mean by this name.
     pub(super) fn model(&self, name: &str) -> Option<&ModelName> {
         self.names.get(name)

@@ -221,20 +221,7 @@ impl Fixture {
     pub(crate) fn start_with(&self, config: &str, more: &[&str]) -> Rotator {
         self.folder.write("rotation.toml", config);
         let args = [&["rotate", "--config", "rotation.toml"], more].concat();
-        let mut child = self.command(&args).spawn().unwrap();
-        let log: Arc<Mutex<String>> = Arc::default();
-        let (lines, shared) = (BufReader::new(child.stderr.take().unwrap()).lines(), Arc::clone(&log));
-        let reader = thread::spawn(move || {
-            lines.map_while(Result::ok).for_each(|line| shared.lock().unwrap().push_str(&(line + "\n")));
-        });
-        let mut rotator = Rotator { child, log, reader: Some(reader) };
-        let began = Instant::now();
-        while http::ask(self.control, "GET", "/health", &[], "").is_err() {
-            assert!(rotator.child.try_wait().unwrap().is_none(), "it ended: {}", rotator.log());
-            assert!(began.elapsed() < HANGS, "nobody listens: {}", rotator.log());
-            sleep(Duration::from_millis(20));
-        }
-        rotator
+        Rotator::spawned(&mut self.command(&args), self.control)
     }
 
     /// Runs a command to its end.
@@ -359,6 +346,29 @@ pub(crate) struct Rotator {
 }
 
 impl Rotator {
+    /// Starts a service, and waits until it answers at this port.
+    pub(crate) fn spawned(command: &mut Command, port: u16) -> Self {
+        let mut rotator = Self::begun(command);
+        let began = Instant::now();
+        while http::ask(port, "GET", "/health", &[], "").is_err() {
+            assert!(rotator.child.try_wait().unwrap().is_none(), "it ended: {}", rotator.log());
+            assert!(began.elapsed() < HANGS, "nobody listens: {}", rotator.log());
+            sleep(Duration::from_millis(20));
+        }
+        rotator
+    }
+
+    /// Starts a service.
+    pub(crate) fn begun(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let log: Arc<Mutex<String>> = Arc::default();
+        let (lines, shared) = (BufReader::new(child.stderr.take().unwrap()).lines(), Arc::clone(&log));
+        let reader = thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|line| shared.lock().unwrap().push_str(&(line + "\n")));
+        });
+        Self { child, log, reader: Some(reader) }
+    }
+
     /// Its output so far.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()

@@ -80,7 +80,7 @@ impl Request<'_> {
 }
 
 /// What comes within so long, when the first of it came, and whether the other side is done.
-fn read(stream: &mut TcpStream, most: Duration) -> (Vec<u8>, u128, bool) {
+pub(crate) fn read(stream: &mut TcpStream, most: Duration) -> (Vec<u8>, u128, bool) {
     let (began, mut bytes, mut first, mut piece) = (Instant::now(), Vec::new(), None, [0; 4096]);
     loop {
         let left = most.saturating_sub(began.elapsed());
@@ -105,7 +105,7 @@ fn read(stream: &mut TcpStream, most: Duration) -> (Vec<u8>, u128, bool) {
 }
 
 /// What it was, or why it may not be.
-fn judged(bytes: &[u8], is_stream: bool, truth: &str) -> Result<Received, String> {
+pub(crate) fn judged(bytes: &[u8], is_stream: bool, truth: &str) -> Result<Received, String> {
     let whole = http::parsed(bytes);
     let is_chunked = |end: usize| bytes[..end].to_ascii_lowercase().windows(26).any(|some| some == CHUNKED);
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").ok_or("it has no head")?;

@@ -1,0 +1,60 @@
+//! Mistakes in configurations and on the command line, and what is said of them.
+
+use crate::support::{Folder, run};
+
+const NO_ETCD: &str = "http://127.0.0.1:9";
+
+fn fleet(lines: &str) -> String {
+    format!("[fleet]\nname = \"test\"\netcd = [\"{NO_ETCD}\"]\n{lines}")
+}
+
+/// Whatever of a router's file is wrong is said with what would be right.
+#[test]
+fn a_routers_configuration_is_explained() {
+    let folder = Folder::new();
+    for (text, words) in [
+        (String::new(), &["missing field `fleet`"][..]),
+        ("[fleet]\nname = \"test\"\netcd = []\n".to_owned(), &["name at least one member"]),
+        (fleet("").replace("test", "a/b"), &["the name has a slash"]),
+        (fleet("").replace("http://", "127."), &["etcd's endpoint", "say http://, a host and a port"]),
+        (fleet("lease = \"1s\"\n"), &["lease is 1s", "from 2 s to 1 h"]),
+        (fleet("lease = \"2500ms\"\n"), &["whole seconds"]),
+        (fleet("leash = \"2s\"\n"), &["unknown field `leash`", "did you mean `lease`"]),
+        (fleet("node_key = \"env:NO_SUCH_VARIABLE\"\n"), &["node_key", "NO_SUCH_VARIABLE"]),
+        (fleet("[rules]\ncopies_min = 0\n"), &["copies_min is 0"]),
+        (fleet("[rules]\nrate_per_copy = -1.0\n"), &["a rate of -1"]),
+        (fleet("[front]\nlisten = \"0.0.0.0:8080\"\n"), &["no keys"]),
+    ] {
+        folder.write("fleet.toml", &text);
+        for command in [&["route", "--config", "fleet.toml"][..], &["fleet", "status"]] {
+            run(&folder, command).failed(words);
+        }
+    }
+    run(&folder, &["route", "--config", "nothing.toml"]).failed(&["cannot read", "nothing.toml"]);
+}
+
+#[test]
+fn a_nodes_configuration_is_explained() {
+    let folder = Folder::new();
+    let model = "[[model]]\nname = \"a\"\nurl = \"http://127.0.0.1:1\"\n";
+    for (lines, words) in [
+        ("node = \"a/b\"\n", &["node: ", "the name has a slash"][..]),
+        ("front_url = \"ftp://a\"\n", &["front_url", "http://"]),
+        (
+            "[front]\nlisten = \"0.0.0.0:8080\"\nkeys = [\"env:PATH\"]\n",
+            &["front_url is missing", "how routers reach it"],
+        ),
+        ("lease = \"2h\"\n", &["lease is"]),
+    ] {
+        folder.write("node.toml", format!("{}{model}", fleet(lines)));
+        run(&folder, &["rotate", "--config", "node.toml"]).failed(words);
+    }
+}
+
+#[test]
+fn an_etcd_that_is_not_there_is_named() {
+    let folder = Folder::new();
+    folder.write("fleet.toml", fleet(""));
+    run(&folder, &["fleet", "status"]).failed(&["no etcd answers", NO_ETCD, "refused"]);
+    run(&folder, &["fleet", "drain", "node0"]).failed(&["no etcd answers"]);
+}
