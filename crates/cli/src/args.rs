@@ -700,7 +700,15 @@ pub(crate) enum Part {
 #[command(arg_required_else_help = true)]
 pub(crate) struct FleetArgs {
     #[command(subcommand)]
-    pub(crate) command: FleetCommand,
+    pub(crate) command: Option<FleetCommand>,
+
+    /// Start an etcd, three nodes with mock engines and two routers, send traffic, and kill a node; needs no GPU
+    #[arg(long)]
+    pub(crate) demo: bool,
+
+    /// How long the demo sends traffic, with a unit, like 60s or 2m
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_time)]
+    pub(crate) duration: Duration,
 
     /// Configuration of a router of the fleet
     #[arg(long, value_name = "FILE", global = true, required = false, default_value = "fleet.toml")]

@@ -1,5 +1,6 @@
 //! `poorwill route` and `poorwill fleet`: the front of many nodes, and what operators see and want of a fleet.
 
+mod demo;
 mod orders;
 mod serve;
 
@@ -20,7 +21,17 @@ pub(crate) fn route(args: &RouteArgs) -> ExitCode {
 }
 
 pub(crate) fn run(args: FleetArgs) -> ExitCode {
-    failure::finish(args.json, orders::run(&args.config, args.command))
+    let FleetArgs { command, config, demo, duration, json } = args;
+    match command {
+        Some(_) if demo => failed("--demo starts its own fleet; leave --demo away to look at another one"),
+        Some(command) => failure::finish(json, orders::run(&config, command)),
+        None if demo => failure::finish(json, demo::run(duration)),
+        None => failed("say a command, such as `poorwill fleet status`, or --demo"),
+    }
+}
+
+fn failed(reason: &str) -> ExitCode {
+    failure::report_error(&Failure::new(reason))
 }
 
 impl From<EtcdError> for Failure {

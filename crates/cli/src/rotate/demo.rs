@@ -180,7 +180,7 @@ fn toml_string(text: &str) -> String {
 }
 
 /// Free at this moment.
-fn free_ports(count: usize) -> Result<Vec<u16>, Failure> {
+pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("no port is free on this computer: {error}"));
     let all: Result<Vec<TcpListener>, io::Error> =
         (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect();

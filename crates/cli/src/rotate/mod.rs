@@ -12,6 +12,7 @@ mod listening;
 mod serve;
 mod signals;
 
+pub(crate) use self::demo::free_ports;
 pub(crate) use self::serve::logged;
 pub(crate) use self::signals::{ServiceSignal, Signals};
 
