@@ -27,15 +27,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 10
 START_S = 120
+PORTS = iter(range(12_000, 32_000))
 BODY = json.dumps({"model": "model-0", "prompt": "Tell me.", "max_tokens": 1, "temperature": 0})
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    """Ports that nothing listens on now, below those that the system gives to clients."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = next(PORTS)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
     return ports
 
 

@@ -68,7 +68,8 @@ impl Outcome for FleetDemoReport {
         let Self { seconds, requests, right, wrong, .. } = self;
         let mut text = format!("{requests} requests in {seconds:.0} s: {right} right, {wrong} wrong\n");
         if let Some(served_again_s) = self.served_again_s {
-            text += &format!("a node was killed; every model had answered again after {served_again_s:.1} s\n");
+            text +=
+                &format!("a node was killed; every model had answered again after {served_again_s:.1} s\n");
         }
         for (what, times) in &self.failed {
             text += &format!("failed {times} times: {what}\n");
@@ -119,7 +120,11 @@ impl Tally {
             wrong,
             failed: self.failed,
             served_again_s: served_again.map(|time| time.as_secs_f64()),
-            mismatch: self.wrong.first().cloned().or_else(|| (self.right == 0).then(|| "nothing was answered".into())),
+            mismatch: self
+                .wrong
+                .first()
+                .cloned()
+                .or_else(|| (self.right == 0).then(|| "nothing was answered".into())),
         }
     }
 }
@@ -182,7 +187,8 @@ impl Parts {
     }
 
     fn end_all(&mut self) {
-        let of = |prefix: &str| self.running.keys().filter(|name| name.starts_with(prefix)).cloned().collect();
+        let of =
+            |prefix: &str| self.running.keys().filter(|name| name.starts_with(prefix)).cloned().collect();
         let (routers, nodes, etcd): (Vec<_>, Vec<_>, Vec<_>) = (of("router"), of("node"), of("etcd"));
         // Nodes say in etcd that they leave.
         [routers, nodes, etcd].iter().for_each(|names| self.end(names));
@@ -315,7 +321,16 @@ fn node(program: &Path, folder: &Path, name: &str, fleet: &str, ports: &[u16]) -
     );
     for (model, port) in MODELS.iter().zip(&ports[2..]) {
         let listen = format!("127.0.0.1:{port}");
-        let words = [&program.display().to_string(), "mock-engine", "--listen", &listen, "--model", model, "--bytes", ENGINE];
+        let words = [
+            &program.display().to_string(),
+            "mock-engine",
+            "--listen",
+            &listen,
+            "--model",
+            model,
+            "--bytes",
+            ENGINE,
+        ];
         text += &format!(
             "[[model]]\nname = \"{model}\"\nurl = \"http://{listen}\"\nneed = \"80MiB\"\ncommand = {}\n",
             json!(words)
@@ -324,8 +339,11 @@ fn node(program: &Path, folder: &Path, name: &str, fleet: &str, ports: &[u16]) -
     text
 }
 
+/// A client of a router. The model that a configuration has to have is not asked.
 fn client_of(front: SocketAddr) -> Result<Client, Failure> {
-    let config = Config::parse(&format!("[front]\nlisten = \"{front}\"\n"), &|_| Err("a demo has no keys".to_owned()));
+    let text =
+        format!("[front]\nlisten = \"{front}\"\n[[model]]\nname = \"any\"\nurl = \"http://127.0.0.1:1\"\n");
+    let config = Config::parse(&text, &|_| Err("a demo has no keys".to_owned()));
     config.map(|config| Client::of(&config)).map_err(|error| Failure::new(error.to_string()))
 }
 

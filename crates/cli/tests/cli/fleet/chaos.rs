@@ -22,7 +22,6 @@ use crate::rotate::received::{Received, judged, read};
 const PROMPTS: [&str; 2] = ["Tell me of a bridge.", "Tell me of a barn."];
 const NODES: usize = 3;
 const ROUTERS: usize = 2;
-const CLIENTS: usize = 6;
 /// Longer than any part stays away, with an election and the start of an engine behind it.
 const BOUND: Duration = Duration::from_secs(120);
 const BEYOND_LEASE: Duration = Duration::from_millis(LEASE * 1000 + 500);
@@ -73,10 +72,10 @@ impl Tally {
 #[test]
 fn clients_get_right_answers_or_words_whatever_part_fails() {
     let Some(etcd) = Servers::one() else { return };
-    let mishaps = match Effort::of_this_run() {
-        Effort::Quick => 4,
-        Effort::Usual => 24,
-        Effort::Long => 2_000,
+    let (mishaps, clients) = match Effort::of_this_run() {
+        Effort::Quick => (4, 4),
+        Effort::Usual => (24, 6),
+        Effort::Long => (400, 16),
     };
     let seed = seed_of_this_run().unwrap_or(1);
     println!("{SEED}={seed}, {mishaps} mishaps");
@@ -85,6 +84,7 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
     let mut fleet = Fleet::with(etcd, ROUTERS, NODES, 3, "200MiB").unwrap();
     let proxies: Vec<Proxy> = (0..NODES).map(|_| Proxy::to(fleet.etcd.port(0))).collect();
     for (nth, proxy) in proxies.iter().enumerate() {
+        fleet.nodes[nth].models.iter_mut().for_each(|model| model.more = vec!["--tokens-per-s", "2000"]);
         fleet.nodes[nth].tables = tables(&format!("node{nth}"), &[proxy.url()]);
     }
     let truth = fleet.truth(&PROMPTS);
@@ -124,7 +124,7 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
                 Ok(tally)
             }
         };
-        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client(chance.fork()))).collect();
+        let clients: Vec<_> = (0..clients).map(|_| scope.spawn(client(chance.fork()))).collect();
         for nth in 0..mishaps {
             let mishap = ALL[nth % ALL.len()];
             println!("{mishap:?}");
