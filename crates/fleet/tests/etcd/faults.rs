@@ -84,7 +84,7 @@ async fn controllers_take_turns_whatever_happens() {
         chaos.start(at);
     }
     fleet.pin("two", 2).await;
-    for _ in 0..Effort::of_this_run().cases(500) {
+    for _ in 0..Effort::of_this_run().cases(300) {
         chaos.step().await;
         sleep(Duration::from_millis(chaos.rng.u64(..400))).await;
     }
