@@ -93,7 +93,7 @@ async fn one_leads_and_the_other_takes_over() {
         let lease_ttl = if at == 1 { TTL } else { LONG_TTL };
         let next = fleet.controller(fleet.etcd.clone(), &format!("c{at}"), lease_ttl);
         let election = fleet.key(&Key::Election);
-        eventually("both campaign", async || fleet.etcd.read(&election).await.unwrap().0.len() == 2).await;
+        both_stand(&fleet).await;
         assert_eq!(next.status().borrow().leads_since, None);
         // Dropped, its lease ends by itself: it is a short one.
         if is_ended {
@@ -126,6 +126,12 @@ async fn a_dropped_controller_is_gone() {
     status.mark_unchanged();
 }
 
+async fn both_stand(fleet: &Fleet) {
+    let election = fleet.key(&Key::Election);
+    eventually("both stand for election", async || fleet.etcd.read(&election).await.unwrap().0.len() == 2)
+        .await;
+}
+
 /// The election that a controller won, with its lease.
 async fn elected(fleet: &Fleet) -> Entry {
     let (mut keys, _) = fleet.etcd.read(&fleet.key(&Key::Election)).await.unwrap();
@@ -133,36 +139,56 @@ async fn elected(fleet: &Fleet) -> Entry {
     keys.swap_remove(0)
 }
 
-/// It believes that it leads, and another one does.
+/// Its write is on its way while another one is elected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_was_replaced_writes_nothing_more() {
     let Some(servers) = Servers::one() else { return };
     let fleet = Fleet::new(patient(&servers.urls()));
+    let proxy = Proxy::to(servers.port(0));
     fleet.node("n1", &["one"]).await;
-    // It renews its lease so seldom that it learns of nothing.
-    let old = fleet.controller(fleet.etcd.clone(), "old", LONG_TTL);
+    let old = fleet.controller(patient(&[proxy.url()]), "old", LONG_TTL);
     let since = leads(&old).await;
     fleet.settled().await;
-    let proxy = Proxy::to(servers.port(0));
-    let new = fleet.controller(patient(&[proxy.url()]), "new", LONG_TTL);
-    let election = fleet.key(&Key::Election);
-    eventually("both campaign", async || fleet.etcd.read(&election).await.unwrap().0.len() == 2).await;
+    let written = until(&mut old.status(), "it has counted", |status| status.written > 0).await.written;
+    let new = fleet.controller(fleet.etcd.clone(), "new", LONG_TTL);
+    both_stand(&fleet).await;
+    proxy.hold_those_with(&["/v3/kv/txn"]);
+    fleet.node("n2", &["two"]).await;
+    eventually("its write is held", async || proxy.is_holding("/v3/kv/txn")).await;
     revoke(&servers, elected(&fleet).await.lease);
     assert!(leads(&new).await > since);
-    assert_eq!(old.status().borrow().leads_since, Some(since), "it believes so");
-    // The new one sees nothing of this, and the old one does.
-    proxy.hold();
-    fleet.node("n2", &["two"]).await;
-    leads_no_more(&old, since).await;
-    assert!(fleet.placed().await.keys().all(|(model, _)| model == "one"));
-    proxy.go_on();
     let placed = fleet.settled().await;
-    assert!(placed.keys().any(|(model, _)| model == "two"));
-    let fences = fleet.fences().await;
-    assert!(fences.contains(&since) && fences.iter().any(|fence| *fence > since), "{fences:?}");
+    assert!(placed.keys().any(|(model, _)| model == "two"), "{placed:?}");
+    proxy.go_on();
+    leads_no_more(&old, since).await;
+    assert_eq!(old.status().borrow().written, written);
+    assert_eq!(fleet.settled().await, placed);
     assert_eq!(history::check(&history::of(&fleet.etcd, &fleet.name).await), 2);
     new.end().await;
     old.end().await;
+}
+
+/// It does not write twice what its mirror does not show yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_waits_until_it_sees_what_it_wrote() {
+    let Some(servers) = Servers::one() else { return };
+    let fleet = Fleet::new(patient(&servers.urls()));
+    let proxy = Proxy::to(servers.port(0));
+    let controller = fleet.controller(patient(&[proxy.url()]), "a", LONG_TTL);
+    leads(&controller).await;
+    proxy.hold_those_with(&["/v3/kv/txn"]);
+    fleet.node("n1", &["one"]).await;
+    eventually("its write is held", async || proxy.is_holding("/v3/kv/txn")).await;
+    proxy.hold_those_with(&["/v3/watch"]);
+    fleet.settled().await;
+    // In this time it would decide again.
+    tokio::time::sleep(TTL).await;
+    proxy.go_on();
+    fleet.node("n2", &["two"]).await;
+    assert_eq!(fleet.settled().await.len(), 2);
+    let history = history::of(&fleet.etcd, &fleet.name).await;
+    assert_eq!(history.len(), 2, "{history:?}");
+    controller.end().await;
 }
 
 /// Its lease is revoked, and it gets another one at once: it does not lead by that.
@@ -173,13 +199,12 @@ async fn one_whose_lease_was_revoked_says_that_it_does_not_lead() {
     let old = fleet.controller(fleet.etcd.clone(), "old", TTL);
     let since = leads(&old).await;
     let new = fleet.controller(fleet.etcd.clone(), "new", TTL);
-    let election = fleet.key(&Key::Election);
-    eventually("both campaign", async || fleet.etcd.read(&election).await.unwrap().0.len() == 2).await;
+    both_stand(&fleet).await;
     revoke(&servers, elected(&fleet).await.lease);
     leads(&new).await;
     leads_no_more(&old, since).await;
     // It stands for election again.
-    eventually("both campaign", async || fleet.etcd.read(&election).await.unwrap().0.len() == 2).await;
+    both_stand(&fleet).await;
     new.end().await;
     assert!(leads(&old).await > since);
     old.end().await;
@@ -194,8 +219,7 @@ async fn a_candidate_is_elected_though_its_member_holds_still() {
     let first = fleet.controller(hasty(&urls[..1]), "first", TTL);
     leads(&first).await;
     let next = fleet.controller(hasty(&[urls[2].clone(), urls[0].clone(), urls[1].clone()]), "next", TTL);
-    let election = fleet.key(&Key::Election);
-    eventually("both campaign", async || fleet.etcd.read(&election).await.unwrap().0.len() == 2).await;
+    both_stand(&fleet).await;
     servers.hold(2);
     // As if its machine was lost.
     drop(first);
