@@ -74,7 +74,7 @@ async fn the_clock_is_over_before_etcd_ends_the_lease() {
         all.spawn(async move {
             let session = Session::start(hasty(&[proxy.url()]), TTL);
             let (lease, clock) = (granted(&session).await, session.clock());
-            let key = format!("/under/{at}");
+            let key = format!("/under/{at:04}");
             let written = put(&etcd, &key, "", Some(lease)).await.revision;
             let mut watch = etcd.watch(&key, written + 1).await.unwrap();
             // In any phase of its renewals.
