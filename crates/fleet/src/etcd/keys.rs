@@ -1,9 +1,9 @@
 //! Reading keys, and transactions that write them.
 
-use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::entry::Entry;
 use super::error::EtcdError;
 use super::lease::LeaseId;
 use super::transport::Etcd;
@@ -11,21 +11,6 @@ use super::wire::{Header, KeyValue, encoded, end_of, number};
 
 /// Entries of one answer while a prefix is read.
 const PAGE: usize = 1000;
-
-/// A key with its value.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// The key.
-    pub key: String,
-    /// The value.
-    pub value: Bytes,
-    /// When it was created.
-    pub create_revision: u64,
-    /// When it was written last.
-    pub mod_revision: u64,
-    /// Under which lease; 0 for none.
-    pub lease: i64,
-}
 
 /// A transaction: if all that it compares is so, it writes all; if not, it writes nothing.
 #[derive(Debug, Clone, Default)]

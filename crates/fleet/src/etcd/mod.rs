@@ -9,6 +9,7 @@
 //! The gateway is described in etcd's documentation under "gRPC gateway"; it needs no code made from protocol buffers.
 
 mod election;
+mod entry;
 mod error;
 mod keys;
 mod lease;
@@ -17,8 +18,9 @@ mod watch;
 mod wire;
 
 pub use self::election::Candidacy;
+pub use self::entry::Entry;
 pub use self::error::EtcdError;
-pub use self::keys::{Entry, Txn, TxnAnswer};
+pub use self::keys::{Txn, TxnAnswer};
 pub use self::lease::LeaseId;
 pub use self::transport::{Etcd, Limits};
 pub use self::watch::{Change, Watch, Watched};

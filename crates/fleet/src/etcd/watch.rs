@@ -3,8 +3,8 @@
 use serde::Deserialize;
 use serde_json::json;
 
+use super::entry::Entry;
 use super::error::EtcdError;
-use super::keys::Entry;
 use super::transport::{Etcd, Lines};
 use super::wire::{KeyValue, encoded, end_of, number};
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::keys::Entry;
+use super::entry::Entry;
 
 pub(super) fn encoded(bytes: &[u8]) -> Value {
     STANDARD.encode(bytes).into()
