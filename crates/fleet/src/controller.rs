@@ -32,7 +32,7 @@ const DECIDE_EVERY: Duration = Duration::from_secs(1);
 /// Between two attempts.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// What a controller is told.
+/// What a controller is given.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The fleet.

@@ -3,8 +3,8 @@
 //! Promises:
 //!
 //! - It is what etcd had at one revision, and its revision never goes back.
-//! - It follows within [`LOOK_EVERY`] and a call, also if its member is cut off from the others, forgets what it was to
-//!   tell, or breaks the connection.
+//! - It follows within two of [`LOOK_EVERY`] and a few calls. Its member may be cut off from the others, forget what it
+//!   was to say, or break the connection.
 //! - While etcd cannot be reached, it stays as it was, and [`Contents::is_current`] says so.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::clock::Moment;
-use crate::etcd::{Change, Entry, Etcd, EtcdError, Watched};
+use crate::etcd::{Entry, Etcd, EtcdError, Event, Watched};
 
 /// How often it is made sure that a majority of etcd's members can be reached.
 pub const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -51,14 +51,14 @@ impl Contents {
         self.revision > 0 && Moment::now() < self.seen_at.after(CURRENT_MAX)
     }
 
-    fn take_in(&mut self, changes: Vec<Change>) {
+    fn take_in(&mut self, changes: Vec<Event>) {
         for change in changes {
             self.revision = self.revision.max(change.revision());
             match change {
-                Change::Put(entry) => {
+                Event::Put(entry) => {
                     self.entries.insert(entry.key.clone(), entry);
                 }
-                Change::Removed { key, .. } => {
+                Event::Removed { key, .. } => {
                     self.entries.remove(&key);
                 }
             }
@@ -103,11 +103,11 @@ struct Follower {
 
 impl Follower {
     async fn follow(&self) {
-        let mut was_told = false;
+        let mut was_logged = false;
         loop {
-            if let Err(error) = self.follow_one(&mut was_told).await {
+            if let Err(error) = self.follow_one(&mut was_logged).await {
                 self.etcd.avoid_member();
-                if !std::mem::replace(&mut was_told, true) {
+                if !std::mem::replace(&mut was_logged, true) {
                     tracing::warn!(%error, prefix = &*self.prefix, "etcd cannot be followed; it is tried on");
                 }
             }
@@ -116,7 +116,7 @@ impl Follower {
     }
 
     /// Reads all, and follows until something is in the way.
-    async fn follow_one(&self, was_told: &mut bool) -> Result<(), EtcdError> {
+    async fn follow_one(&self, was_logged: &mut bool) -> Result<(), EtcdError> {
         let asked_at = Moment::now();
         let (entries, revision) = self.etcd.read(&self.prefix).await?;
         let mut watch = self.etcd.watch(&self.prefix, revision + 1).await?;
@@ -128,7 +128,7 @@ impl Follower {
             contents.entries = entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
             (contents.revision, contents.seen_at) = (revision, asked_at);
         });
-        if std::mem::take(was_told) {
+        if std::mem::take(was_logged) {
             tracing::info!(revision, "etcd is followed again");
         }
         let looks = self.looks();
@@ -185,8 +185,8 @@ fn changes_are_taken_in_in_their_order() {
     };
     let mut contents = Contents::default();
     assert!(!contents.is_current());
-    let removed = |key: &str, revision| Change::Removed { key: key.to_owned(), revision };
-    contents.take_in(vec![Change::Put(entry("a", 3)), Change::Put(entry("b", 3)), removed("a", 4)]);
+    let removed = |key: &str, revision| Event::Removed { key: key.to_owned(), revision };
+    contents.take_in(vec![Event::Put(entry("a", 3)), Event::Put(entry("b", 3)), removed("a", 4)]);
     assert_eq!(contents.entries().keys().collect::<Vec<_>>(), ["b"]);
     assert_eq!(contents.revision(), 4);
     contents.take_in(vec![removed("c", 5)]);

@@ -2,8 +2,8 @@
 //!
 //! Promises:
 //!
-//! - [`LeaseClock::is_valid`] is false before etcd can end the lease: a renewal counts from when it was asked for, and a
-//!   part of the time is left for clocks that go slower than etcd's.
+//! - [`LeaseClock::is_valid`] is false before etcd can end the lease. A renewal counts from when it was asked for. A part of
+//!   the time is left for clocks that go slower than etcd's.
 //! - It reads the clock each time, so a process that was stopped sees at once that its time is over.
 //! - A lease that could not be renewed in time is renewed all the same. Only if etcd has ended it, another is granted.
 //! - Ended in order, the lease is revoked, and what was under it is gone at once.
@@ -52,7 +52,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Has a lease granted and renewed from now on. What fails is tried again, and told in the log.
+    /// Has a lease granted and renewed from now on. What fails is tried again, and is in the log.
     ///
     /// etcd grants whole seconds: parts of them are left out, and one second is the least.
     #[must_use]
@@ -108,7 +108,7 @@ struct Keeper {
 
 impl Keeper {
     async fn keep(&self) {
-        let mut was_told = false;
+        let mut was_logged = false;
         loop {
             let known = *self.lease.borrow();
             let asked_at = Moment::now();
@@ -122,7 +122,7 @@ impl Keeper {
                     if known.is_none() {
                         self.lease.send_replace(Some(lease));
                     }
-                    if std::mem::take(&mut was_told) {
+                    if std::mem::take(&mut was_logged) {
                         tracing::info!(%lease, "the lease is renewed again");
                     }
                     sleep(self.ttl / RENEWALS).await;
@@ -132,7 +132,7 @@ impl Keeper {
                     self.lost();
                 }
                 Err(error) => {
-                    if !std::mem::replace(&mut was_told, true) {
+                    if !std::mem::replace(&mut was_logged, true) {
                         tracing::warn!(%error, "the lease cannot be renewed; it is tried on");
                     }
                     sleep(self.ttl / ATTEMPTS).await;

@@ -20,12 +20,12 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Shared {
     to: u16,
-    state: Mutex<State>,
+    links: Mutex<Links>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Links {
     mode: Mode,
     links: Vec<Link>,
     made: u64,
@@ -67,8 +67,8 @@ impl Proxy {
     pub fn to(port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let own = listener.local_addr().unwrap().port();
-        let state = Mutex::new(State::default());
-        let shared = Arc::new(Shared { to: port, state, changed: Condvar::new() });
+        let links = Mutex::new(Links::default());
+        let shared = Arc::new(Shared { to: port, links, changed: Condvar::new() });
         let accepting = Arc::clone(&shared);
         let accepting = Some(thread::spawn(move || accepting.accept(&listener)));
         Self { port: own, shared, accepting }
@@ -110,7 +110,7 @@ impl Proxy {
     /// The same for those connections that there are. New ones go on.
     pub fn hold_open_ones_with(&self, text: &str) {
         let texts = Mode::HoldThose(vec![text.to_owned()]);
-        let mut state = self.shared.state();
+        let mut state = self.shared.links();
         for link in &mut state.links {
             link.look(&texts);
         }
@@ -124,18 +124,18 @@ impl Proxy {
     /// Whether a text, sent by a client, is held.
     #[must_use]
     pub fn is_holding(&self, text: &str) -> bool {
-        self.shared.state().links.iter().any(|link| has(&link.waiting, text))
+        self.shared.links().links.iter().any(|link| has(&link.waiting, text))
     }
 
     fn set(&self, mode: Mode) {
-        let mut state = self.shared.state();
+        let mut state = self.shared.links();
         if matches!(mode, Mode::Cut | Mode::Ended) {
             for link in state.links.drain(..) {
                 link.shut();
             }
         }
         state.mode = mode;
-        let State { mode, links, .. } = &mut *state;
+        let Links { mode, links, .. } = &mut *state;
         for link in links {
             link.is_held = false;
             link.look(mode);
@@ -154,13 +154,13 @@ impl Drop for Proxy {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn links(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         for client in listener.incoming() {
-            if matches!(self.state().mode, Mode::Ended) {
+            if matches!(self.links().mode, Mode::Ended) {
                 return;
             }
             let linked = client.and_then(|client| self.link(client));
@@ -176,7 +176,7 @@ impl Shared {
         let [from_client, to_client] = [client.try_clone()?, client.try_clone()?];
         let [from_server, to_server] = [server.try_clone()?, server.try_clone()?];
         let number = {
-            let mut state = self.state();
+            let mut state = self.links();
             if matches!(state.mode, Mode::Cut | Mode::Ended) {
                 return Ok(());
             }
@@ -207,7 +207,7 @@ impl Shared {
                 break;
             }
         }
-        let mut state = self.state();
+        let mut state = self.links();
         if let Some(at) = state.links.iter().position(|link| link.number == number) {
             state.links.swap_remove(at).shut();
         }
@@ -215,10 +215,10 @@ impl Shared {
 
     /// Waits until the connection may go on. False if it is closed.
     fn pass(&self, number: u64, sent: &[u8]) -> bool {
-        let mut state = self.state();
+        let mut state = self.links();
         let mut is_first = true;
         loop {
-            let State { mode, links, .. } = &mut *state;
+            let Links { mode, links, .. } = &mut *state;
             let Some(link) = links.iter_mut().find(|link| link.number == number) else { return false };
             if is_first {
                 let kept = link.sent.len().saturating_sub(KEPT);

@@ -60,7 +60,7 @@ pub enum EtcdError {
     Silent {
         /// What is watched.
         prefix: String,
-        /// What it told last.
+        /// What it showed last.
         revision: u64,
         /// What there is.
         has: u64,

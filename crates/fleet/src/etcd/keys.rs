@@ -149,8 +149,8 @@ impl Etcd {
         }
     }
 
-    /// Whether entries with this prefix are still as they were at a revision, when there were so many of them, as a majority
-    /// of the members knows it. If not, the revision at which they are not.
+    /// Whether entries with this prefix have changed behind a revision, at which there were so many of them. A majority of
+    /// the members is asked. If they have, it is the revision that etcd has.
     ///
     /// # Errors
     /// See [`EtcdError`]. Without one, a majority was reached.

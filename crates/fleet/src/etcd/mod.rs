@@ -23,4 +23,4 @@ pub use self::error::EtcdError;
 pub use self::keys::{Txn, TxnAnswer};
 pub use self::lease::LeaseId;
 pub use self::transport::{Etcd, Limits};
-pub use self::watch::{Change, Watch, Watched};
+pub use self::watch::{Event, Watch, Watched};

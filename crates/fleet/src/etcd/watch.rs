@@ -18,14 +18,14 @@ pub struct Watch {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Watched {
     /// These changes, in order; none at first.
-    Changes(Vec<Change>),
+    Changes(Vec<Event>),
     /// It has ended: etcd has forgotten what came first, or does not say why. All has to be read again.
     Ended,
 }
 
 /// A change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum Event {
     /// It was written.
     Put(Entry),
     /// The key was removed, or its lease ended.
@@ -49,18 +49,18 @@ struct Answered {
     #[serde(default, deserialize_with = "number")]
     compact_revision: u64,
     #[serde(default)]
-    events: Vec<Event>,
+    events: Vec<EventRead>,
 }
 
 #[derive(Deserialize)]
-struct Event {
+struct EventRead {
     #[serde(default, rename = "type")]
     kind: String,
     kv: KeyValue,
 }
 
-impl From<Event> for Change {
-    fn from(event: Event) -> Self {
+impl From<EventRead> for Event {
+    fn from(event: EventRead) -> Self {
         let entry = Entry::from(event.kv);
         match event.kind == "DELETE" {
             true => Self::Removed { key: entry.key, revision: entry.mod_revision },
@@ -69,7 +69,7 @@ impl From<Event> for Change {
     }
 }
 
-impl Change {
+impl Event {
     /// When it was.
     #[must_use]
     pub fn revision(&self) -> u64 {
@@ -106,6 +106,6 @@ impl Watch {
         if answered.canceled || answered.compact_revision > 0 {
             return Ok(Watched::Ended);
         }
-        Ok(Watched::Changes(answered.events.into_iter().map(Change::from).collect()))
+        Ok(Watched::Changes(answered.events.into_iter().map(Event::from).collect()))
     }
 }

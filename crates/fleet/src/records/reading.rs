@@ -101,7 +101,7 @@ pub enum RecordProblem {
 }
 
 #[derive(Deserialize)]
-struct Header {
+struct FormatOnly {
     format: u32,
 }
 
@@ -124,7 +124,7 @@ pub fn read<T: Record>(key: &Key, json: &[u8]) -> Result<Reading<T>, RecordError
         return Err(wrong(RecordProblem::TooLong { bytes: json.len() }));
     }
     let json_error = |error| wrong(RecordProblem::Json(error));
-    let Header { format } = serde_json::from_slice(json).map_err(json_error)?;
+    let FormatOnly { format } = serde_json::from_slice(json).map_err(json_error)?;
     if format > FORMAT {
         return Ok(Reading::Newer { format });
     }

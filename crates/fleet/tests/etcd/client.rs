@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use poorwill_fleet::etcd::{Change, Etcd, EtcdError, Limits, Txn, Watched};
+use poorwill_fleet::etcd::{Etcd, EtcdError, Event, Limits, Txn, Watched};
 use poorwill_testkit::etcd::Servers;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::support::{LONG_TTL, changes, compact, delete, eventually, hasty, patient, post, put, revoke};
+use crate::support::{LONG_TTL, changes, compact, delete, eventually, hasty, post, put, revoke, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefix_is_read_in_pages_at_one_revision() {
     let Some(servers) = Servers::one() else { return };
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let keys: Vec<String> = (0..2500).map(|at| format!("/pages/m{at:04}")).collect();
     for part in keys.chunks(100) {
         let txn = part.iter().fold(Txn::new(), |txn, key| txn.put(key, key, None));
@@ -56,7 +56,7 @@ async fn a_prefix_is_read_in_pages_at_one_revision() {
     writing.abort();
 }
 
-/// Whoever writes below the prefix: each entry is there once.
+/// Another program writes below the prefix: each entry is there once.
 #[tokio::test]
 async fn keys_that_are_no_text_are_read_once() {
     let Some(servers) = Servers::one() else { return };
@@ -67,7 +67,7 @@ async fn keys_that_are_no_text_are_read_once() {
         let answer = post(&servers, "/v3/kv/txn", &json!({ "success": puts }));
         assert_eq!(answer["succeeded"], true, "{answer}");
     }
-    let (entries, _) = patient(&servers.urls()).read("/binary/").await.unwrap();
+    let (entries, _) = steady(&servers.urls()).read("/binary/").await.unwrap();
     let names: BTreeSet<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
     assert_eq!((entries.len(), names.len()), (1200, 1200));
 }
@@ -75,7 +75,7 @@ async fn keys_that_are_no_text_are_read_once() {
 #[tokio::test]
 async fn a_transaction_writes_all_or_nothing() {
     let Some(servers) = Servers::one() else { return };
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let one = put(&etcd, "/t/one", "1", None).await;
     let lease = etcd.grant(LONG_TTL).await.unwrap();
     let two = put(&etcd, "/t/two", "2", Some(lease)).await;
@@ -123,7 +123,7 @@ async fn a_transaction_writes_all_or_nothing() {
 #[tokio::test]
 async fn any_change_behind_a_revision_is_found() {
     let Some(servers) = Servers::one() else { return };
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let first = put(&etcd, "/n/a", "", None).await.revision;
     let second = put(&etcd, "/n/b", "", None).await.revision;
     let last = put(&etcd, "/o", "", None).await.revision;
@@ -142,7 +142,7 @@ async fn any_change_behind_a_revision_is_found() {
 #[tokio::test]
 async fn a_watch_tells_every_change_in_order() {
     let Some(servers) = Servers::one() else { return };
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let first = put(&etcd, "/w/a", "0", None).await.revision;
     let mut watch = etcd.watch("/w/", first).await.unwrap();
     let mut expected = vec![(first, "/w/a".to_owned(), Some("0".to_owned()))];
@@ -158,11 +158,11 @@ async fn a_watch_tells_every_change_in_order() {
         let Ok(watched) = timeout(Duration::from_micros(300), watch.next()).await else { continue };
         let Watched::Changes(changes) = watched.unwrap() else { panic!("the watch ended") };
         seen.extend(changes.into_iter().map(|change| match change {
-            Change::Put(entry) => {
+            Event::Put(entry) => {
                 let value = String::from_utf8(entry.value.to_vec()).unwrap();
                 (entry.mod_revision, entry.key, Some(value))
             }
-            Change::Removed { key, revision } => (revision, key, None),
+            Event::Removed { key, revision } => (revision, key, None),
         }));
     }
     assert_eq!(seen, expected);
@@ -238,9 +238,9 @@ async fn what_is_no_etcd_is_refused_in_words() {
 }
 
 #[tokio::test]
-async fn what_etcd_refuses_is_told_in_its_words() {
+async fn what_etcd_refuses_is_reported_in_its_words() {
     let Some(servers) = Servers::one() else { return };
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let error = etcd.commit(&Txn::new().put("", "", None)).await.unwrap_err();
     assert_eq!(error.to_string(), "etcd refuses /v3/kv/txn: etcdserver: key is not provided (code 3)");
     assert!(!error.is_unreachable() && !error.is_lease_gone());
@@ -269,7 +269,7 @@ fn endpoints_that_cannot_be_used_are_refused_in_words() {
 async fn another_member_is_asked_where_one_is_gone_or_holds_still() {
     let Some(mut servers) = Servers::three() else { return };
     let etcd = hasty(&servers.urls());
-    put(&patient(&servers.urls()), "/a", "at first", None).await;
+    put(&steady(&servers.urls()), "/a", "at first", None).await;
     let leader = servers.leader();
     // The one that answers now, and the leader, whichever that is.
     for member in [0, leader] {

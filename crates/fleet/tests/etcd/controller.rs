@@ -1,4 +1,4 @@
-//! Controllers: what they place, who of them leads, and that nobody else writes.
+//! Controllers: what they place, which of them leads, and that no other writes.
 
 use poorwill_fleet::etcd::Entry;
 use poorwill_fleet::keys::Key;
@@ -9,7 +9,7 @@ use poorwill_testkit::proxy::Proxy;
 
 use crate::fleet::{Fleet, Placed, leads, leads_no_more};
 use crate::history;
-use crate::support::{LONG_TTL, TTL, delete, eventually, hasty, patient, put, revoke, until};
+use crate::support::{LONG_TTL, TTL, delete, eventually, hasty, put, revoke, steady, until};
 
 fn goals(of: &[(&str, &str, Goal)]) -> Placed {
     let one = |(model, node, goal): &(&str, &str, Goal)| (((*model).to_owned(), (*node).to_owned()), *goal);
@@ -19,7 +19,7 @@ fn goals(of: &[(&str, &str, Goal)]) -> Placed {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_places_as_the_policy_says() {
     let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     for node in ["n1", "n2", "n3"] {
         fleet.node(node, &["org/one", "two", "three"]).await;
     }
@@ -57,7 +57,7 @@ async fn it_places_as_the_policy_says() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_node_had_goes_elsewhere_when_its_lease_ends() {
     let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     let first = fleet.node("n1", &["one"]).await;
     fleet.node("n2", &["one"]).await;
     fleet.pin("one", 1).await;
@@ -82,7 +82,7 @@ async fn what_a_node_had_goes_elsewhere_when_its_lease_ends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_leads_and_the_other_takes_over() {
     let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     for node in ["n1", "n2"] {
         fleet.node(node, &["one"]).await;
     }
@@ -97,9 +97,9 @@ async fn one_leads_and_the_other_takes_over() {
         assert_eq!(next.status().borrow().leads_since, None);
         // Dropped, its lease ends by itself: it is a short one.
         if is_ended {
-            last.end().await
+            last.end().await;
         } else {
-            drop(last)
+            drop(last);
         }
         let next_fence = leads(&next).await;
         assert!(next_fence > fence, "{next_fence} behind {fence}");
@@ -117,7 +117,7 @@ async fn one_leads_and_the_other_takes_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_controller_is_gone() {
     let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     let first = fleet.controller(fleet.etcd.clone(), "a", TTL);
     leads(&first).await;
     let mut status = first.status();
@@ -143,10 +143,10 @@ async fn elected(fleet: &Fleet) -> Entry {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_was_replaced_writes_nothing_more() {
     let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     let proxy = Proxy::to(servers.port(0));
     fleet.node("n1", &["one"]).await;
-    let old = fleet.controller(patient(&[proxy.url()]), "old", LONG_TTL);
+    let old = fleet.controller(steady(&[proxy.url()]), "old", LONG_TTL);
     let since = leads(&old).await;
     fleet.settled().await;
     let written = until(&mut old.status(), "it has counted", |status| status.written > 0).await.written;
@@ -172,9 +172,9 @@ async fn one_that_was_replaced_writes_nothing_more() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_waits_until_it_sees_what_it_wrote() {
     let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     let proxy = Proxy::to(servers.port(0));
-    let controller = fleet.controller(patient(&[proxy.url()]), "a", LONG_TTL);
+    let controller = fleet.controller(steady(&[proxy.url()]), "a", LONG_TTL);
     leads(&controller).await;
     proxy.hold_those_with(&["/v3/kv/txn"]);
     fleet.node("n1", &["one"]).await;
@@ -195,7 +195,7 @@ async fn it_waits_until_it_sees_what_it_wrote() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_whose_lease_was_revoked_says_that_it_does_not_lead() {
     let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     let old = fleet.controller(fleet.etcd.clone(), "old", TTL);
     let since = leads(&old).await;
     let new = fleet.controller(fleet.etcd.clone(), "new", TTL);
@@ -215,7 +215,7 @@ async fn one_whose_lease_was_revoked_says_that_it_does_not_lead() {
 async fn a_candidate_is_elected_though_its_member_holds_still() {
     let Some(servers) = Servers::three() else { return };
     let urls = servers.urls();
-    let fleet = Fleet::new(patient(&urls[..1]));
+    let fleet = Fleet::new(steady(&urls[..1]));
     let first = fleet.controller(hasty(&urls[..1]), "first", TTL);
     leads(&first).await;
     let next = fleet.controller(hasty(&[urls[2].clone(), urls[0].clone(), urls[1].clone()]), "next", TTL);
@@ -231,7 +231,7 @@ async fn a_candidate_is_elected_though_its_member_holds_still() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_stands_again_where_its_candidacy_was_removed() {
     let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     let controller = fleet.controller(fleet.etcd.clone(), "a", LONG_TTL);
     let since = leads(&controller).await;
     delete(&fleet.etcd, &elected(&fleet).await.key).await;
@@ -244,10 +244,10 @@ async fn it_stands_again_where_its_candidacy_was_removed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_goes_on_where_a_placement_was_removed_beside_it() {
     let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     let proxy = Proxy::to(servers.port(0));
     let lease = fleet.node("n1", &["one"]).await;
-    let controller = fleet.controller(patient(&[proxy.url()]), "a", LONG_TTL);
+    let controller = fleet.controller(steady(&[proxy.url()]), "a", LONG_TTL);
     leads(&controller).await;
     let placed = fleet.settled().await;
     assert_eq!(placed.len(), 1);

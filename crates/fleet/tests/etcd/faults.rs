@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use crate::fleet::Fleet;
 use crate::history;
-use crate::support::{TTL, hasty, patient, revoke};
+use crate::support::{TTL, hasty, revoke, steady};
 
 struct Chaos<'s> {
     servers: &'s Servers,
@@ -70,7 +70,7 @@ async fn controllers_take_turns_whatever_happens() {
     let Some(servers) = Servers::one() else { return };
     let seed = seed_of_this_run().unwrap_or_else(|| fastrand::u64(..));
     println!("POORWILL_SEED={seed}");
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     let mut chaos = Chaos {
         servers: &servers,
         fleet: fleet.clone(),

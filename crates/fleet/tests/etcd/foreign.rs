@@ -1,15 +1,15 @@
-//! What this version does not understand is told, and left as it is.
+//! What this version does not understand is reported, and left as it is.
 
 use poorwill_fleet::keys::{self, Key};
 use poorwill_testkit::etcd::Servers;
 
 use crate::fleet::{Fleet, leads};
-use crate::support::{TTL, patient, put, until};
+use crate::support::{TTL, put, steady, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_told_and_left_as_it_is() {
+async fn it_is_reported_and_left_as_it_is() {
     let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     let lease = fleet.node("n1", &["one", "newer"]).await;
     fleet.node("n2", &["one", "newer", "newer there"]).await;
     let [one, newer, newer_there] = ["one", "newer", "newer there"].map(|model| model.parse().unwrap());
@@ -36,12 +36,12 @@ async fn it_is_told_and_left_as_it_is() {
     let controller = fleet.controller(fleet.etcd.clone(), "a", TTL);
     leads(&controller).await;
     let placed = fleet.settled().await;
-    let all_told = |problems: &[String]| {
-        let is_told = |words: &str| problems.iter().any(|problem| problem.contains(words));
-        problems.len() == left.len() && left.iter().all(|(_, _, words)| is_told(words))
+    let are_all_reported = |problems: &[String]| {
+        let is_reported = |words: &str| problems.iter().any(|problem| problem.contains(words));
+        problems.len() == left.len() && left.iter().all(|(_, _, words)| is_reported(words))
     };
     let problems = controller.status().borrow().problems.clone();
-    assert!(all_told(&problems), "{problems:#?}");
+    assert!(are_all_reported(&problems), "{problems:#?}");
     // What is understood is placed.
     assert_eq!(placed.keys().filter(|(model, _)| model == "one").count(), 2, "{placed:?}");
     assert!(placed.keys().all(|(model, _)| model != "newer there"), "{placed:?}");
@@ -53,7 +53,7 @@ async fn it_is_told_and_left_as_it_is() {
     for (key, ..) in &left {
         crate::support::delete(&fleet.etcd, key).await;
     }
-    until(&mut controller.status(), "nothing is told", |status| status.problems.is_empty()).await;
+    until(&mut controller.status(), "nothing is reported", |status| status.problems.is_empty()).await;
     fleet.etcd.revoke(lease).await.unwrap();
     fleet.settled().await;
     controller.end().await;

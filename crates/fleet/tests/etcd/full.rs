@@ -6,12 +6,12 @@ use poorwill_testkit::etcd::Servers;
 use serde_json::json;
 
 use crate::fleet::{Fleet, leads, leads_no_more};
-use crate::support::{TTL, compact, eventually, patient, post, put, until};
+use crate::support::{TTL, compact, eventually, post, put, steady, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_told_in_words_and_goes_on_when_there_is_space() {
+async fn it_is_reported_in_words_and_goes_on_when_there_is_space() {
     let Some(servers) = Servers::start(1, &["--quota-backend-bytes=2097152"]) else { return };
-    let fleet = Fleet::new(patient(&servers.urls()));
+    let fleet = Fleet::new(steady(&servers.urls()));
     let node = fleet.node("n1", &["one"]).await;
     let controller = fleet.controller(fleet.etcd.clone(), "a", TTL);
     let since = leads(&controller).await;

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use poorwill_fleet::etcd::{Change, Etcd, Watched};
+use poorwill_fleet::etcd::{Etcd, Event, Watched};
 use poorwill_fleet::keys::{self, Key};
 use poorwill_fleet::name::FleetName;
 use poorwill_fleet::records::{Placement, Reading, read};
@@ -40,11 +40,11 @@ pub(crate) async fn of(etcd: &Etcd, fleet: &FleetName) -> Vec<Step> {
     }
 }
 
-fn step(fleet: &FleetName, change: Change) -> Option<Step> {
+fn step(fleet: &FleetName, change: Event) -> Option<Step> {
     let revision = change.revision();
     match change {
-        Change::Removed { key, .. } => Some(Step { revision, key, fence: None }),
-        Change::Put(entry) => {
+        Event::Removed { key, .. } => Some(Step { revision, key, fence: None }),
+        Event::Put(entry) => {
             let key = Key::parse(fleet, &entry.key).ok()?;
             let Ok(Reading::Known(Placement { fence, .. })) = read(&key, &entry.value) else { return None };
             Some(Step { revision, key: entry.key, fence: Some(fence) })

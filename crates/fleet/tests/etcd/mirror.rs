@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{LONG_TTL, compact, delete, eventually, hasty, patient, put, until};
+use crate::support::{LONG_TTL, compact, delete, eventually, hasty, put, steady, until};
 
 /// Values by their keys, with the revisions that wrote them.
 type Model = BTreeMap<String, (String, u64)>;
@@ -139,7 +139,7 @@ impl Writer {
 async fn follows(servers: &Servers, seed: u64) {
     let proxy = Proxy::to(servers.port(0));
     let prefix = "/random/".to_owned();
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let mirror = Mirror::start(hasty(&[proxy.url()]), &prefix);
     let observing = observed(&mirror);
     let past = Past(BTreeMap::from([(0, Model::new())]));
@@ -210,7 +210,7 @@ fn a_mirror_that_lacks_something_is_noticed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_not_current_while_etcd_is_silent() {
     let Some(servers) = Servers::one() else { return };
-    let (etcd, proxy) = (patient(&servers.urls()), Proxy::to(servers.port(0)));
+    let (etcd, proxy) = (steady(&servers.urls()), Proxy::to(servers.port(0)));
     let mirror = Mirror::start(hasty(&[proxy.url()]), "/m/");
     let mut contents = mirror.contents();
     assert!(!contents.borrow().is_current());
@@ -219,7 +219,7 @@ async fn it_is_not_current_while_etcd_is_silent() {
     eventually("it is current", async || contents.borrow().is_current()).await;
     proxy.hold();
     eventually("it is not current", async || !contents.borrow().is_current()).await;
-    // All that it could have been told is forgotten.
+    // All that it could have been reported is forgotten.
     delete(&etcd, "/m/a").await;
     let last = put(&etcd, "/m/b", "", None).await.revision;
     compact(&servers, last);
@@ -241,7 +241,7 @@ async fn it_follows_when_the_leader_is_killed() {
     let observing = observed(&mirror);
     let mut contents = mirror.contents();
     let etcd = hasty(&urls);
-    let first = put(&patient(&urls), "/m/a", "", None).await.revision;
+    let first = put(&steady(&urls), "/m/a", "", None).await.revision;
     reaches(&mut contents, first).await;
     servers.kill(leader);
     let mut last = 0;
@@ -264,7 +264,7 @@ async fn follows_though_isolated(change: impl AsyncFn(&Etcd) -> u64) {
     let urls = servers.urls();
     let alone = (servers.leader() + 1) % 3;
     let others: Vec<String> = (0..3).filter(|at| *at != alone).map(|at| urls[at].clone()).collect();
-    let etcd = patient(&others);
+    let etcd = steady(&others);
     let first = put(&etcd, "/m/a", "", None).await.revision;
     let mirror = Mirror::start(hasty(&[vec![urls[alone].clone()], others].concat()), "/m/");
     let mut contents = mirror.contents();
@@ -294,7 +294,7 @@ async fn it_follows_a_removal_though_its_member_is_isolated() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_is_silent_is_noticed() {
     let Some(servers) = Servers::one() else { return };
-    let (etcd, proxy) = (patient(&servers.urls()), Proxy::to(servers.port(0)));
+    let (etcd, proxy) = (steady(&servers.urls()), Proxy::to(servers.port(0)));
     let mirror = Mirror::start(hasty(&[proxy.url()]), "/m/");
     let mut contents = mirror.contents();
     let first = put(&etcd, "/m/a", "", None).await.revision;
@@ -309,7 +309,7 @@ async fn a_watch_that_is_silent_is_noticed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_does_not_go_back_with_etcd() {
     let Some(mut servers) = Servers::one() else { return };
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let mirror = Mirror::start(hasty(&servers.urls()), "/m/");
     let observing = observed(&mirror);
     let mut contents = mirror.contents();
@@ -319,7 +319,7 @@ async fn it_does_not_go_back_with_etcd() {
     let last = put(&etcd, "/m/b", "", None).await.revision;
     reaches(&mut contents, last).await;
     servers.lose_all();
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     put(&etcd, "/m/c", "", None).await;
     // It reads it again and again in this time.
     sleep(Duration::from_secs(1)).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use poorwill_fleet::clock::Moment;
-use poorwill_fleet::etcd::{Change, LeaseId};
+use poorwill_fleet::etcd::{Event, LeaseId};
 use poorwill_fleet::session::Session;
 use poorwill_testkit::effort::Effort;
 use poorwill_testkit::etcd::Servers;
@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{TTL, changes, eventually, hasty, number, patient, post, put, revoke, soon, until};
+use crate::support::{TTL, changes, eventually, hasty, number, post, put, revoke, soon, steady, until};
 
 async fn granted(session: &Session) -> LeaseId {
     until(&mut session.lease(), "a lease is granted", Option::is_some).await.unwrap()
@@ -26,7 +26,7 @@ async fn another(session: &Session, last: LeaseId) -> LeaseId {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_is_renewed_and_what_is_under_it_ends_with_it() {
     let Some(servers) = Servers::one() else { return };
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let session = Session::start(etcd.clone(), 2 * TTL);
     let clock = session.clock();
     // A machine that stalls for longer than the lease lasts gets another one.
@@ -53,13 +53,13 @@ async fn a_lease_is_renewed_and_what_is_under_it_ends_with_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_session_ends_by_itself() {
     let Some(servers) = Servers::one() else { return };
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let session = Session::start(etcd.clone(), TTL);
     let (lease, clock) = (granted(&session).await, session.clock());
     let written = put(&etcd, "/under/a", "", Some(lease)).await.revision;
     let mut watch = etcd.watch("/under/", written + 1).await.unwrap();
     drop(session);
-    assert!(matches!(changes(&mut watch).await[..], [Change::Removed { .. }]));
+    assert!(matches!(changes(&mut watch).await[..], [Event::Removed { .. }]));
     assert!(!clock.is_valid());
 }
 
@@ -67,7 +67,7 @@ async fn a_dropped_session_ends_by_itself() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_clock_is_over_before_etcd_ends_the_lease() {
     let Some(servers) = Servers::one() else { return };
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let mut all = JoinSet::new();
     for at in 0..Effort::of_this_run().cases(50) {
         let (etcd, proxy) = (etcd.clone(), Proxy::to(servers.port(0)));
@@ -83,7 +83,7 @@ async fn the_clock_is_over_before_etcd_ends_the_lease() {
                 0 => proxy.hold(),
                 _ => proxy.cut(),
             }
-            assert!(matches!(changes(&mut watch).await[..], [Change::Removed { .. }]));
+            assert!(matches!(changes(&mut watch).await[..], [Event::Removed { .. }]));
             assert!(!clock.is_valid(), "it is valid behind the end of its lease");
             proxy.go_on();
             let next = another(&session, lease).await;
@@ -117,7 +117,7 @@ async fn is_over_while_etcd_holds_still(ttl: Duration) {
     }
     servers.go_on(0);
     eventually("it is valid again", async || clock.is_valid()).await;
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     // With a lease that etcd knows.
     eventually("something can be written under it", async || {
         let Some(lease) = *session.lease().borrow() else { return false };
@@ -142,7 +142,7 @@ async fn parts_of_seconds_do_not_count() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_lease_is_granted_where_one_was_revoked() {
     let Some(servers) = Servers::one() else { return };
-    let etcd = patient(&servers.urls());
+    let etcd = steady(&servers.urls());
     let session = Session::start(etcd.clone(), TTL);
     let clock = session.clock();
     let mut lease = granted(&session).await;

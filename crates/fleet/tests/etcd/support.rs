@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use poorwill_fleet::etcd::{Change, Etcd, LeaseId, Limits, Txn, TxnAnswer, Watch, Watched};
+use poorwill_fleet::etcd::{Etcd, Event, LeaseId, Limits, Txn, TxnAnswer, Watch, Watched};
 use poorwill_testkit::etcd::Servers;
 use poorwill_testkit::watchdog::TEST_TIMEOUT;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ pub(crate) const LONG_TTL: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// A client that waits as long as a test may take.
-pub(crate) fn patient(urls: &[String]) -> Etcd {
+pub(crate) fn steady(urls: &[String]) -> Etcd {
     Etcd::new(urls, Limits { connect: TEST_TIMEOUT, call: TEST_TIMEOUT }).unwrap()
 }
 
@@ -66,7 +66,7 @@ pub(crate) async fn until<T: Clone>(
 }
 
 /// The next changes of a watch, some at least.
-pub(crate) async fn changes(watch: &mut Watch) -> Vec<Change> {
+pub(crate) async fn changes(watch: &mut Watch) -> Vec<Event> {
     loop {
         match timeout(TEST_TIMEOUT, watch.next()).await.expect("the watch goes on").unwrap() {
             Watched::Changes(changes) if changes.is_empty() => {}
