@@ -17,3 +17,4 @@ pub mod name;
 pub mod policy;
 pub mod records;
 pub mod session;
+pub mod tls;

@@ -8,50 +8,22 @@
 
 use std::error::Error;
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, Request, Uri, header};
+use http::{Method, Request, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body, Incoming};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use poorwill_fleet::tls::{ClientTls, Connector, TlsFailure};
 use serde_json::Value;
-use tokio::net::TcpStream;
-use tower_service::Service;
 
 /// Most characters of a remote message in an error.
 pub(crate) const EXCERPT_MAX: usize = 300;
 
 pub(crate) type HttpClient<B> = legacy::Client<Connector, B>;
-
-/// Opens connections within one timeout for all addresses of a name.
-#[derive(Debug, Clone)]
-pub(crate) struct Connector {
-    inner: HttpConnector,
-    most: Duration,
-}
-
-impl Service<Uri> for Connector {
-    type Response = TokioIo<TcpStream>;
-    type Error = Box<dyn Error + Send + Sync>;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.inner.poll_ready(context).map_err(Into::into)
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connection = tokio::time::timeout(self.most, self.inner.call(uri));
-        Box::pin(async move {
-            let in_time = connection.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
-            Ok(in_time?)
-        })
-    }
-}
 
 /// Idle connections to each engine. More would take descriptors that clients and control need.
 const IDLE_MAX: usize = 64;
@@ -61,9 +33,15 @@ pub(crate) fn client<B: Body<Data: Send> + Send>(
     connect_max: Duration,
     idle: Option<Duration>,
 ) -> HttpClient<B> {
-    let mut inner = HttpConnector::new();
-    inner.set_nodelay(true);
-    inner.set_connect_timeout(Some(connect_max));
+    client_with(connect_max, idle, None)
+}
+
+/// The same for servers at `https://`, too.
+pub(crate) fn client_with<B: Body<Data: Send> + Send>(
+    connect_max: Duration,
+    idle: Option<Duration>,
+    tls: Option<ClientTls>,
+) -> HttpClient<B> {
     let mut builder = legacy::Client::builder(TokioExecutor::new());
     match idle {
         Some(idle) => {
@@ -71,7 +49,7 @@ pub(crate) fn client<B: Body<Data: Send> + Send>(
         }
         None => builder.pool_max_idle_per_host(0).retry_canceled_requests(false),
     };
-    builder.build(Connector { inner, most: connect_max })
+    builder.build(Connector::new(HttpConnector::new(), connect_max, tls))
 }
 
 pub(crate) fn request(
@@ -135,6 +113,11 @@ pub(crate) fn is_out_of_descriptors(error: &legacy::Error) -> bool {
     let full = [Errno::MFILE, Errno::NFILE].map(|error| Some(error.raw_os_error()));
     let is_full = |error: &io::Error| full.contains(&error.raw_os_error());
     error.is_connect() && causes(error).any(|cause| cause.downcast_ref().is_some_and(is_full))
+}
+
+/// What TLS failed by, if it did.
+pub(crate) fn tls_failure(error: &legacy::Error) -> Option<&TlsFailure> {
+    causes(error).find_map(|cause| cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref())
 }
 
 pub(crate) fn causes<'a>(

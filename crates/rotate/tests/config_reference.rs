@@ -50,6 +50,9 @@ fn page() -> String {
     let config = parse("[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n").unwrap();
     let (front, control, model) = (&config.front, &config.control, &config.models[0]);
     let (rules, limits, canary) = (&model.rules, &model.rules.limits, &model.canary);
+    let of_fleet = "[fleet]\nname = \"f\"\nnode = \"n\"\netcd = [\"http://127.0.0.1:2379\"]\n";
+    let fleet = parse(&format!("{of_fleet}[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n"));
+    let fleet = fleet.unwrap().fleet.unwrap();
     let traced = "[traces]\nendpoint = \"http://127.0.0.1:4318/v1/traces\"\n";
     let traces = parse(&format!("{traced}[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n"));
     let traces = traces.unwrap().traces.unwrap();
@@ -76,6 +79,7 @@ fn page() -> String {
                 ),
                 ("memory", "table", none(), "how GPU memory is measured"),
                 ("hibernate", "table", none(), "how sleeping engines leave their GPUs; none does without it"),
+                ("fleet", "table", none(), "the [fleet](../fleet.md) of which this rotation is a node"),
                 ("front", "table", none(), "the listener for clients"),
                 ("control", "table", none(), "the listener for operators"),
                 ("traces", "table", none(), "the export of traces; none without it"),
@@ -104,6 +108,19 @@ fn page() -> String {
                     "address and port",
                     plain(front.listen),
                     "one that other machines can reach needs `keys`",
+                ),
+                (
+                    "certificate",
+                    "path",
+                    none(),
+                    "PEM file of the listener's certificate, with those between it and its CA; with it, the listener speaks only TLS. Changed files are read again for the next connection",
+                ),
+                ("certificate_key", "path", none(), "PEM file of its key, without a passphrase"),
+                (
+                    "clients_ca",
+                    "path",
+                    none(),
+                    "PEM file of CAs; each client then needs a certificate of one of them, for `clientAuth`",
                 ),
                 (
                     "keys",
@@ -162,6 +179,37 @@ fn page() -> String {
                     plain(front.passthrough),
                     "whether `/engines/NAME/PATH` reaches all paths of engines, for their own pages; among them are those that stop an engine or put it to sleep",
                 ),
+            ],
+        ),
+        (
+            "[fleet]",
+            "[fleet]",
+            vec![
+                ("name", "text", "required".to_owned(), "the fleet"),
+                ("node", "text", "the machine's name".to_owned(), "this node; no other one has its name"),
+                ("etcd", "array of URLs", "required".to_owned(), "etcd's members"),
+                ("etcd_ca", "path", none(), "PEM file of the CAs of members at `https://`"),
+                (
+                    "etcd_certificate",
+                    "path",
+                    none(),
+                    "PEM file of this node's certificate, where etcd asks for one (`--client-cert-auth`)",
+                ),
+                ("etcd_certificate_key", "path", none(), "PEM file of its key"),
+                (
+                    "lease",
+                    DURATION,
+                    duration(fleet.lease),
+                    "how long the node counts as alive behind its last sign of life; whole seconds",
+                ),
+                ("domain", "text", "`\"\"`".to_owned(), "what fails together with it, such as a rack"),
+                (
+                    "front_url",
+                    "URL",
+                    "`listen` of `[front]`".to_owned(),
+                    "where routers reach the front; `https://` where that has a certificate",
+                ),
+                ("control_url", "URL", "`listen` of `[control]`".to_owned(), "where operators reach control"),
             ],
         ),
         (

@@ -35,5 +35,7 @@ mod sockets;
 mod stored;
 #[path = "front/streams.rs"]
 mod streams;
+#[path = "front/tls.rs"]
+mod tls;
 #[path = "front/traces.rs"]
 mod traces;

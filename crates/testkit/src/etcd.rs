@@ -33,6 +33,8 @@ const GUARD: &str = "read -r line || kill -s KILL \"$1\"";
 pub struct Servers {
     folder: TempDir,
     flags: Vec<String>,
+    /// Of clients' URLs.
+    scheme: &'static str,
     members: Vec<Member>,
 }
 
@@ -75,13 +77,9 @@ impl Port {
         panic!("no port is free from 10000 to 20000");
     }
 
-    fn url(&self) -> String {
-        url(self.number)
+    fn url(&self, scheme: &str) -> String {
+        format!("{scheme}://127.0.0.1:{}", self.number)
     }
-}
-
-fn url(port: u16) -> String {
-    format!("http://127.0.0.1:{port}")
 }
 
 impl Servers {
@@ -103,7 +101,8 @@ impl Servers {
         Self::start(3, &[])
     }
 
-    /// So many members with more flags; see [`one`](Self::one).
+    /// So many members with more flags; see [`one`](Self::one). With `--cert-file=`, clients speak TLS to them, and they are
+    /// not waited for until they serve, only until they listen.
     ///
     /// # Panics
     /// If one does not start, or etcd is missing in CI.
@@ -117,9 +116,11 @@ impl Servers {
             let of_peers = Proxy::to(peer.number);
             Member { client, peer, of_peers, running: None }
         };
+        let has_tls = flags.iter().any(|flag| flag.starts_with("--cert-file="));
+        let scheme = if has_tls { "https" } else { "http" };
         let flags = FLAGS.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
         let folder = TempDir::with_prefix("poorwill-etcd-").unwrap();
-        let mut servers = Self { folder, flags, members: (0..members).map(member).collect() };
+        let mut servers = Self { folder, flags, scheme, members: (0..members).map(member).collect() };
         for member in 0..members {
             servers.spawn(member);
         }
@@ -132,7 +133,7 @@ impl Servers {
     /// Where clients reach each of them.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
-        self.members.iter().map(|member| member.client.url()).collect()
+        self.members.iter().map(|member| member.client.url(self.scheme)).collect()
     }
 
     /// The port of a member, for a [`Proxy`].
@@ -280,8 +281,9 @@ impl Servers {
         let log = File::options().create(true).append(true).open(self.log(member)).unwrap();
         let mut command = Command::new("etcd");
         command.args(["--name", &name(member), "--data-dir"]).arg(self.state(member));
-        command.args(["--listen-client-urls", &client.url(), "--advertise-client-urls", &client.url()]);
-        command.args(["--listen-peer-urls", &peer.url(), "--initial-advertise-peer-urls", &of_peers.url()]);
+        let (client, peer) = (client.url(self.scheme), peer.url("http"));
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &of_peers.url()]);
         command.args(["--initial-cluster", &all.join(","), "--logger=zap", "--log-outputs=stderr"]);
         command.args(&self.flags).env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
@@ -302,7 +304,13 @@ impl Servers {
         let started = Instant::now();
         // It serves a read that a majority has agreed to.
         let read = r#"{"key": "YQ=="}"#;
-        while !self.try_post(member, "/v3/kv/range", read).is_ok_and(|answer| answer.contains("revision")) {
+        let serves = |servers: &Self| match servers.scheme {
+            "https" => TcpStream::connect((Ipv4Addr::LOCALHOST, servers.port(member))).is_ok(),
+            _ => {
+                servers.try_post(member, "/v3/kv/range", read).is_ok_and(|answer| answer.contains("revision"))
+            }
+        };
+        while !serves(self) {
             let running = self.members[member].running.as_mut().expect("it was started");
             let ended = running.server.try_wait().unwrap();
             if ended.is_some() || started.elapsed() > TEST_TIMEOUT {

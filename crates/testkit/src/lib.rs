@@ -6,6 +6,7 @@
 //! - [`scripted`]: drivers whose calls fail or wait as a script decides.
 //! - [`faults`]: scenarios in which the n-th driver call fails, for every n.
 //! - [`book`]: the snippets of the project's pages.
+//! - [`certificates`]: certificates for tests of TLS.
 //! - [`child`]: tests that run in their own process.
 //! - [`broken`]: drivers with one defect each; the suites must notice.
 //! - [`latch`]: work that waits for a test.
@@ -28,6 +29,7 @@ pub mod backups;
 pub mod book;
 pub mod broken;
 pub mod capture;
+pub mod certificates;
 #[cfg(target_os = "linux")]
 pub mod checkpoint;
 pub mod child;

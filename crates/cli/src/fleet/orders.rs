@@ -76,7 +76,7 @@ impl Outcome for Reply {
 pub(super) fn run(path: &Path, command: FleetCommand) -> Result<Reply, Failure> {
     let config = read(path)?;
     runtime()?.block_on(async {
-        let etcd = Etcd::new(&config.etcd, Limits::default())?;
+        let etcd = Etcd::with_tls(&config.etcd, Limits::default(), config.etcd_tls.as_ref())?;
         let (view, problems) = look(&etcd, &config).await?;
         match command {
             FleetCommand::Status => Ok(Reply::Status(status(&config, &view, problems))),

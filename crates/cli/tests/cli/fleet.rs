@@ -4,6 +4,7 @@
 
 mod chaos;
 mod parts;
+mod tls;
 mod usage;
 
 use serde_json::json;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::tls::TlsError;
+
 /// Why a call failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -14,6 +16,9 @@ pub enum EtcdError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A certificate for it cannot be used.
+    #[error("etcd's TLS: {0}")]
+    Tls(#[from] TlsError),
     /// No member answered.
     #[error("no etcd answers {path}: {}; see that one of them runs and can be reached", tried.join("; "))]
     Unreachable {

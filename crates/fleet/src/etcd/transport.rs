@@ -18,11 +18,14 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::error::EtcdError;
+use crate::tls::{ClientFiles, ClientTls, Connector};
 
 /// Most bytes of an answer, or of a line of a stream. etcd's own limit is 1.5 MiB for a request.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Most characters of an answer in an error.
 const EXCERPT_MAX: usize = 200;
+/// gRPC's code of what cannot be reached.
+const UNAVAILABLE: u32 = 14;
 /// How often a connection without data is probed, and how often in vain.
 const KEEPALIVE: (Duration, u32) = (Duration::from_secs(2), 3);
 
@@ -50,7 +53,7 @@ struct Inner {
     /// The member that answered last.
     at: AtomicUsize,
     limits: Limits,
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<Connector, Full<Bytes>>,
 }
 
 impl fmt::Debug for Etcd {
@@ -79,16 +82,29 @@ impl Etcd {
     /// # Errors
     /// [`EtcdError::Endpoint`] if there is none, or one cannot be used.
     pub fn new(endpoints: &[String], limits: Limits) -> Result<Self, EtcdError> {
+        Self::with_tls(endpoints, limits, None)
+    }
+
+    /// For members at `https://`, if there are files of TLS.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and [`EtcdError::Tls`] if a file cannot be used.
+    pub fn with_tls(
+        endpoints: &[String],
+        limits: Limits,
+        tls: Option<&ClientFiles>,
+    ) -> Result<Self, EtcdError> {
         if endpoints.is_empty() {
             return Err(wrong("", "name at least one member, such as http://127.0.0.1:2379"));
         }
-        let endpoints = endpoints.iter().map(|endpoint| checked(endpoint)).collect::<Result<_, _>>()?;
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(limits.connect));
-        connector.set_keepalive(Some(KEEPALIVE.0));
-        connector.set_keepalive_interval(Some(KEEPALIVE.0));
-        connector.set_keepalive_retries(Some(KEEPALIVE.1));
+        let checked = |endpoint: &String| checked(endpoint, tls.is_some());
+        let endpoints = endpoints.iter().map(checked).collect::<Result<_, _>>()?;
+        let tls = tls.cloned().map(ClientTls::new).transpose()?;
+        let mut tcp = HttpConnector::new();
+        tcp.set_keepalive(Some(KEEPALIVE.0));
+        tcp.set_keepalive_interval(Some(KEEPALIVE.0));
+        tcp.set_keepalive_retries(Some(KEEPALIVE.1));
+        let connector = Connector::new(tcp, limits.connect, tls);
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(Duration::from_secs(30))
@@ -153,7 +169,10 @@ impl Etcd {
         let text = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(|error| failed(&*error))?;
         let text = text.to_bytes();
         match serde_json::from_slice::<Problem>(&text) {
-            Ok(Problem { message, code }) if code > 0 => Err(EtcdError::Refused { path, code, message }),
+            Ok(Problem { message, code }) if code > 0 => {
+                let message = with_hint(endpoint, message, code);
+                Err(EtcdError::Refused { path, code, message })
+            }
             _ => Err(odd(endpoint, path, &format!("status {} and {}", parts.status, excerpt(&text)))),
         }
     }
@@ -253,14 +272,31 @@ fn parsed<T: DeserializeOwned>(endpoint: &str, path: &'static str, text: &[u8]) 
     serde_json::from_slice(text).map_err(|error| odd(endpoint, path, &format!("{} ({error})", excerpt(text))))
 }
 
-fn checked(endpoint: &str) -> Result<String, EtcdError> {
+fn checked(endpoint: &str, has_tls: bool) -> Result<String, EtcdError> {
     let url = endpoint.trim().trim_end_matches('/');
     let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| wrong(endpoint, &error.to_string()))?;
-    if uri.scheme_str() == Some("https") {
-        return Err(wrong(endpoint, "TLS is not supported; have a proxy on this machine speak it"));
+    let is_whole = uri.host().is_some() && uri.path() == "/";
+    match uri.scheme_str() {
+        Some("http") if has_tls => {
+            Err(wrong(endpoint, "there is a CA for etcd; say https://, or leave etcd_ca out"))
+        }
+        Some("https") if !has_tls => {
+            Err(wrong(endpoint, "it is https://, so name the CA of its certificate by etcd_ca"))
+        }
+        Some("http" | "https") if is_whole => Ok(url.to_owned()),
+        _ => Err(wrong(endpoint, "say http://, a host and a port, or the same with https://")),
     }
-    let is_plain = uri.scheme_str() == Some("http") && uri.host().is_some() && uri.path() == "/";
-    if is_plain { Ok(url.to_owned()) } else { Err(wrong(endpoint, "say http://, a host and a port")) }
+}
+
+/// A gateway is a client of its own member, and that refuses it if its certificate is only a server's.
+fn with_hint(endpoint: &str, message: String, code: u32) -> String {
+    if code != UNAVAILABLE || !endpoint.starts_with("https://") || message.starts_with("etcdserver:") {
+        return message;
+    }
+    format!(
+        "{message}; the gateway of {endpoint} cannot reach its own etcd, to which it shows the certificate of --cert-file: \
+         with --client-cert-auth, that has to be of a CA in --trusted-ca-file, for serverAuth and clientAuth"
+    )
 }
 
 fn wrong(endpoint: &str, reason: &str) -> EtcdError {

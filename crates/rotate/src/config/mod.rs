@@ -14,6 +14,7 @@ mod parameters;
 mod place;
 mod raw;
 mod router;
+mod tls;
 mod traces;
 mod values;
 
@@ -37,6 +38,7 @@ pub use self::traces::TraceExport;
 pub(crate) use self::raw::check_url;
 use self::raw::{File, Secret};
 use crate::policy::Rules;
+use poorwill_fleet::tls::ServerFiles;
 use serde::Deserialize as _;
 
 /// A checked configuration.
@@ -69,6 +71,8 @@ pub struct Config {
 pub struct Front {
     /// The address to listen on.
     pub listen: SocketAddr,
+    /// Its certificate; `None` for one without TLS.
+    pub tls: Option<ServerFiles>,
     /// Accepted API keys. Without keys, every client on this machine is accepted.
     pub keys: Vec<Key>,
     /// Origins of pages that may use the front, or `*` for all.

@@ -14,6 +14,7 @@ use super::calls::{HttpApi, RawHttp, check_path};
 use super::fleet::RawFleet;
 use super::keys::Key;
 use super::names::{RawSelector, odd_name};
+use super::tls::server_files;
 use super::traces::RawTraces;
 use super::values::{KeySource, KeySources, Size, Wait, is_priority};
 use super::{
@@ -64,6 +65,9 @@ pub(super) struct File {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawFront {
     listen: Option<SocketAddr>,
+    certificate: Option<PathBuf>,
+    certificate_key: Option<PathBuf>,
+    clients_ca: Option<PathBuf>,
     #[serde(default)]
     keys: KeySources,
     #[serde(default)]
@@ -295,8 +299,10 @@ impl RawFront {
                 ),
             ));
         }
+        let tls = server_files(self.certificate, self.certificate_key, self.clients_ca);
         Ok(Front {
             listen,
+            tls: tls.map_err(|reason| invalid("front", &reason))?,
             origins: self.origins,
             paths: self.paths,
             keys: keys_of("front", listen, &self.keys.0, secret)?,
@@ -748,11 +754,24 @@ fn without_user(url: &str) -> String {
 
 /// Accepts `http://`, a host and a port. The message does not repeat the URL, which may contain a password.
 pub(crate) fn check_url(url: &str) -> Result<(), String> {
-    let Some(rest) = url.strip_prefix("http://") else {
-        return Err(
-            "it has to begin with http://; engines are on this machine, or behind a proxy that is".to_owned()
-        );
-    };
+    match url.strip_prefix("http://") {
+        Some(rest) => check_rest(url, rest),
+        None => {
+            Err("it has to begin with http://; engines are on this machine, or behind a proxy that is"
+                .to_owned())
+        }
+    }
+}
+
+/// The same, or `https://`.
+pub(super) fn check_secure_url(url: &str) -> Result<(), String> {
+    match url.strip_prefix("https://").or_else(|| url.strip_prefix("http://")) {
+        Some(rest) => check_rest(url, rest),
+        None => Err("it has to begin with http:// or https://".to_owned()),
+    }
+}
+
+fn check_rest(url: &str, rest: &str) -> Result<(), String> {
     if rest.contains(['/', '?', '#', '@', '\\']) || url.parse::<Uri>().is_err() {
         return Err("it has a host and a port, and nothing after them".to_owned());
     }

@@ -1,17 +1,19 @@
 //! The configuration of a router of a fleet: its listener, its etcd, and the rules of placement.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use poorwill_fleet::name::FleetName;
 use poorwill_fleet::policy::Rules;
 use poorwill_fleet::records::Rate;
+use poorwill_fleet::tls::ClientFiles;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::fleet::{checked_etcd, checked_lease};
 use super::raw::{RawFront, Secret};
+use super::tls::client_files;
 use super::values::Wait;
 use super::{ConfigError, Front, Key, invalid, keys, macros, values};
 
@@ -24,10 +26,14 @@ pub struct RouterConfig {
     pub fleet: FleetName,
     /// etcd's members.
     pub etcd: Vec<String>,
+    /// For members at `https://`.
+    pub etcd_tls: Option<ClientFiles>,
     /// How long a controller leads behind its last sign of life.
     pub lease: Duration,
     /// What nodes ask for; `None` if they have no keys.
     pub node_key: Option<Key>,
+    /// For nodes at `https://`.
+    pub node_tls: Option<ClientFiles>,
     /// How a controller places models.
     pub rules: Rules,
 }
@@ -50,8 +56,14 @@ struct File {
 struct RawFleet {
     name: String,
     etcd: Vec<String>,
+    etcd_ca: Option<PathBuf>,
+    etcd_certificate: Option<PathBuf>,
+    etcd_certificate_key: Option<PathBuf>,
     lease: Option<Wait>,
     node_key: Option<String>,
+    node_ca: Option<PathBuf>,
+    node_certificate: Option<PathBuf>,
+    node_certificate_key: Option<PathBuf>,
 }
 
 #[derive(Default, Deserialize)]
@@ -94,7 +106,12 @@ impl RouterConfig {
 impl File {
     fn checked(self, secret: Secret<'_>) -> Result<RouterConfig, ConfigError> {
         let invalid = |reason: &str| invalid("fleet", reason);
-        let RawFleet { name, etcd, lease, node_key } = self.fleet;
+        let RawFleet { name, etcd, etcd_ca, etcd_certificate, etcd_certificate_key, .. } = self.fleet;
+        let RawFleet { lease, node_key, node_ca, node_certificate, node_certificate_key, .. } = self.fleet;
+        let etcd_tls = client_files("etcd_", etcd_ca, etcd_certificate, etcd_certificate_key);
+        let etcd_tls = etcd_tls.map_err(|reason| invalid(&reason))?;
+        let node_tls = client_files("node_", node_ca, node_certificate, node_certificate_key);
+        let node_tls = node_tls.map_err(|reason| invalid(&reason))?;
         let key = |source: String| {
             secret(&source)
                 .and_then(|text| Key::new(&text, None))
@@ -103,9 +120,11 @@ impl File {
         Ok(RouterConfig {
             front: Arc::new(self.front.checked(secret)?),
             fleet: name.parse().map_err(|error| invalid(&format!("name: {error}")))?,
-            etcd: checked_etcd(etcd).map_err(|reason| invalid(&reason))?,
+            etcd: checked_etcd(etcd, etcd_tls.as_ref()).map_err(|reason| invalid(&reason))?,
+            etcd_tls,
             lease: checked_lease(lease).map_err(|reason| invalid(&reason))?,
             node_key: node_key.map(key).transpose()?,
+            node_tls,
             rules: self.rules.checked()?,
         })
     }

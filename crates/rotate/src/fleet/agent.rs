@@ -11,6 +11,7 @@ use poorwill_fleet::mirror::{Contents, Mirror};
 use poorwill_fleet::name::ModelName;
 use poorwill_fleet::records::{Goal, ModelRecord, NodeRecord, Placement, Reading, RecordError, read, write};
 use poorwill_fleet::session::Session;
+use poorwill_fleet::tls::TlsError;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
@@ -35,6 +36,9 @@ pub enum FleetError {
     /// etcd cannot be used.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
+    /// A certificate for the connections to nodes cannot be used.
+    #[error("TLS to nodes: {0}")]
+    Tls(#[from] TlsError),
     /// What was kept in the state folder cannot be read.
     #[error("{}: {reason}; remove it if no other controller than today's is left", path.display())]
     State {
@@ -60,7 +64,7 @@ impl Agent {
     /// # Errors
     /// See [`FleetError`].
     pub fn start(service: Service, fleet: Fleet, state: Option<&Path>) -> Result<Self, FleetError> {
-        let etcd = Etcd::new(&fleet.etcd, Limits::default())?;
+        let etcd = Etcd::with_tls(&fleet.etcd, Limits::default(), fleet.etcd_tls.as_ref())?;
         let fences = Fences::read(state)?;
         let session = Session::start(etcd.clone(), fleet.lease);
         let owned = Owned::new(session.clock(), session.lease());

@@ -10,8 +10,7 @@
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
-use std::net::{Shutdown, SocketAddr};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,17 +18,16 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use futures_util::FutureExt;
 use futures_util::task::AtomicWaker;
 use http::HeaderMap;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::Timeouts;
 use super::api_error::{ApiError, Dialect};
 use super::places::{HeadsFull, SHORT_HEAD_BYTES, Slot};
+use super::socket::Socket;
 
 /// Poll interval for clients that have sent their next request already, which hides a disconnect.
 const POLL_EVERY: Duration = Duration::from_secs(1);
@@ -40,7 +38,7 @@ const FIELDS_MAX: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: TcpStream,
+    socket: Socket,
     pub(super) slot: Slot,
     flushes: AtomicU64,
     flushed: AtomicWaker,
@@ -60,9 +58,9 @@ struct AnswerEnding {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, slot: Slot) -> Self {
+    pub(super) fn new(socket: Socket, slot: Slot) -> Self {
         Self {
-            stream,
+            socket,
             slot,
             flushes: AtomicU64::new(0),
             flushed: AtomicWaker::new(),
@@ -75,7 +73,7 @@ impl Connection {
 
     /// The client's address, or that of a proxy before it. `None` if it has disconnected.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
-        let peer = self.stream.peer_addr().ok()?;
+        let peer = self.socket.peer_addr().ok()?;
         Some(SocketAddr::new(peer.ip().to_canonical(), peer.port()))
     }
 
@@ -131,7 +129,7 @@ impl Connection {
     pub(super) fn cut(&self) {
         self.is_cut.store(true, Ordering::Release);
         // If the socket refuses, it is broken already.
-        let _ = self.stream.set_zero_linger();
+        let _ = self.socket.set_zero_linger();
     }
 
     pub(super) fn is_cut(&self) -> bool {
@@ -142,12 +140,11 @@ impl Connection {
     pub(super) async fn gone(self: Arc<Self>) {
         loop {
             // No other task reads after the body of a request.
-            match self.stream.peek(&mut [0]).await {
+            match self.socket.peek().await {
                 Ok(0) | Err(_) => return,
                 Ok(_) => tokio::time::sleep(POLL_EVERY).await,
             }
-            let ready = self.stream.ready(Interest::READABLE).now_or_never();
-            if ready.is_some_and(|ready| ready.is_ok_and(Ready::is_read_closed)) {
+            if self.socket.is_read_closed() {
                 return;
             }
         }
@@ -159,7 +156,7 @@ impl Connection {
         loop {
             let late = begun + timeouts.head;
             let late = self.slot.head_since().map_or(late, |since| late.min(since + timeouts.head_rest));
-            if !matches!(timeout_at(late, self.stream.readable()).await, Ok(Ok(()))) {
+            if !matches!(timeout_at(late, self.socket.readable()).await, Ok(Ok(()))) {
                 return false;
             }
             match self.read_first(head) {
@@ -176,7 +173,7 @@ impl Connection {
     fn read_first(&self, head: &mut Vec<u8>) -> io::Result<usize> {
         let mut part = [0; SHORT_HEAD_BYTES];
         let free = SHORT_HEAD_BYTES - head.len();
-        let count = self.stream.try_read(&mut part[..free])?;
+        let count = self.socket.try_read(&mut part[..free])?;
         if count > 0 {
             // It is short.
             let _ = self.slot.received(count);
@@ -197,7 +194,7 @@ impl Connection {
             text += &format!("{name}: {}\r\n", value.to_str().unwrap_or_default());
         }
         // All earlier answers are flushed. If the client reads nothing, it misses this one.
-        let _ = self.stream.try_write(&[text.as_bytes(), b"\r\n", &body].concat());
+        let _ = self.socket.try_write(&[text.as_bytes(), b"\r\n", &body].concat());
         self.is_head_refused.store(true, Ordering::Release);
     }
 
@@ -205,24 +202,9 @@ impl Connection {
     pub(super) async fn close(&self, has_answer: bool) {
         let lingers = has_answer && self.lingers.load(Ordering::Acquire);
         let lingers = lingers || self.is_head_refused.load(Ordering::Acquire);
-        if lingers && self.close_writing().is_ok() {
-            let _late = timeout(LINGER, self.discard()).await;
+        if lingers && self.socket.close_writing().is_ok() {
+            let _late = timeout(LINGER, self.socket.discard()).await;
         }
-    }
-
-    async fn discard(&self) {
-        while self.stream.readable().await.is_ok() {
-            match self.stream.try_read(&mut [0; 16 << 10]) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Ok(0) | Err(_) => return,
-                Ok(_) => {}
-            }
-        }
-    }
-
-    fn close_writing(&self) -> io::Result<()> {
-        let twin = self.stream.as_fd().try_clone_to_owned()?;
-        std::net::TcpStream::from(twin).shutdown(Shutdown::Write)
     }
 }
 
@@ -252,19 +234,14 @@ impl Io {
     }
 
     fn poll_bytes(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        loop {
-            ready!(self.connection.stream.poll_read_ready(cx))?;
-            match self.connection.stream.try_read_buf(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Ok(count) if count > 0 => {
-                    return Poll::Ready(self.connection.slot.received(count).map_err(|HeadsFull| {
-                        self.connection.refuse_head();
-                        io::ErrorKind::OutOfMemory.into()
-                    }));
-                }
-                done => return Poll::Ready(done.map(|_| ())),
-            }
+        let count = ready!(self.connection.socket.poll_read(cx, buffer))?;
+        if count == 0 {
+            return Poll::Ready(Ok(()));
         }
+        Poll::Ready(self.connection.slot.received(count).map_err(|HeadsFull| {
+            self.connection.refuse_head();
+            io::ErrorKind::OutOfMemory.into()
+        }))
     }
 
     /// The end of the time in which a client reads nothing of a complete answer, which holds its place.
@@ -321,17 +298,11 @@ impl AsyncWrite for Io {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        loop {
-            let Poll::Ready(ready) = self.connection.stream.poll_write_ready(cx) else {
-                return self.poll_unread(cx).map(Err);
-            };
-            ready?;
-            match self.connection.stream.try_write_vectored(slices) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => {
-                    self.late_reader = None;
-                    return Poll::Ready(done);
-                }
+        match self.connection.socket.poll_write(cx, slices) {
+            Poll::Pending => self.poll_unread(cx).map(Err),
+            written => {
+                self.late_reader = None;
+                written
             }
         }
     }
@@ -341,14 +312,18 @@ impl AsyncWrite for Io {
     }
 
     /// hyper calls this when it has nothing left to write.
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Poll::Ready(sent) = self.connection.socket.poll_flush(cx) else {
+            return self.poll_unread(cx).map(Err);
+        };
+        sent?;
         self.connection.flushes.fetch_add(1, Ordering::AcqRel);
         self.connection.flushed.wake();
         self.connection.slot.flushed();
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(self.connection.close_writing())
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.connection.socket.poll_close_writing(cx)
     }
 }

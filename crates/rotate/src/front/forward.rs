@@ -38,7 +38,7 @@ use super::usage::UsageReader;
 use super::{Admission, Backend, Route, Timeouts, websocket};
 use crate::config::Key;
 use crate::fleet::NotOwned;
-use crate::http::{HttpClient, is_out_of_descriptors};
+use crate::http::{HttpClient, is_out_of_descriptors, tls_failure};
 use crate::requests::{Progress, Requests};
 
 /// Most bytes of an engine's error answer in an error event.
@@ -68,7 +68,7 @@ pub(super) struct Disconnected;
 
 impl Proxy {
     pub(super) fn new(backend: Arc<dyn Backend>, timeouts: Timeouts) -> Self {
-        let client = crate::http::client(timeouts.connect, Some(timeouts.idle));
+        let client = crate::http::client_with(timeouts.connect, Some(timeouts.idle), backend.upstream_tls());
         let active = Arc::new(AtomicUsize::new(0));
         let (ids, bodies, catalogue) = (Ids::default(), Arc::default(), Catalogue::new());
         let (key_requests, backoff, stored) = (KeyRequests::default(), Backoff::default(), Arc::default());
@@ -450,6 +450,9 @@ impl Job {
             }
             Err(error) if is_out_of_descriptors(&error) => Err(ApiError::no_descriptor(&route.name)),
             other => {
+                if let Some(reason) = other.as_ref().err().and_then(tls_failure) {
+                    tracing::warn!(model = route.name, url = route.url, %reason, "there is no TLS");
+                }
                 // It was refused in the last moment, if it went out at all.
                 check()?;
                 proxy.backend.suspect(route.model);
@@ -531,8 +534,11 @@ impl Job {
 const REFUSALS: [u16; 3] = [421, 429, 503];
 
 fn uri_of(route: &Route, path: PathAndQuery) -> Result<Uri, ApiError> {
-    let authority = route.url.strip_prefix("http://").unwrap_or_default();
-    let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path).build();
+    let (scheme, authority) = match route.url.strip_prefix("https://") {
+        Some(authority) => (Scheme::HTTPS, authority),
+        None => (Scheme::HTTP, route.url.strip_prefix("http://").unwrap_or_default()),
+    };
+    let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(path).build();
     uri.map_err(|error| {
         tracing::error!(model = route.name, %error, "the URL of an engine cannot be used");
         ApiError::unreachable(&route.name)

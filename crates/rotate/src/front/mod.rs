@@ -35,6 +35,7 @@ mod multipart;
 mod origin;
 mod places;
 mod request;
+mod socket;
 mod span;
 mod stored;
 mod tunnel;
@@ -52,12 +53,14 @@ use http::HeaderValue;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use poorwill_fleet::tls::{ClientTls, ServerTls};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use self::connection::{Connection, Io};
 use self::forward::Proxy;
 use self::places::{Connections, Slot};
+use self::socket::Socket;
 use self::tunnel::TunnelPlace;
 use crate::fleet::NotOwned;
 use crate::policy::{ModelId, StageName};
@@ -129,6 +132,11 @@ pub trait Backend: Send + Sync + 'static {
     fn upstream_key(&self) -> Option<HeaderValue> {
         None
     }
+
+    /// For destinations at `https://`. Asked once.
+    fn upstream_tls(&self) -> Option<ClientTls> {
+        None
+    }
 }
 
 /// Where a request goes.
@@ -138,7 +146,7 @@ pub struct Route {
     pub model: ModelId,
     /// Its name in requests.
     pub name: String,
-    /// `http://`, host, and port of its engine.
+    /// `http://`, host, and port of its engine; of a node, it may be `https://`.
     pub url: String,
     /// Its name in the engine, or that of an adapter.
     pub served_as: String,
@@ -231,6 +239,7 @@ pub async fn serve(
     shutdown: CancellationToken,
     timeouts: Timeouts,
 ) -> io::Result<()> {
+    let tls = backend.front().tls.clone().map(ServerTls::new).transpose().map_err(io::Error::other)?;
     let proxy = Arc::new(Proxy::new(backend, timeouts));
     let until = shutdown.clone();
     let connections: Arc<Connections> = Arc::default();
@@ -239,17 +248,25 @@ pub async fn serve(
     tracing::info!(connections_max = connections_max(), "the front listens");
     let place = |peer: SocketAddr| Arc::clone(&connections).place(peer.ip(), connections_max());
     serve::accept_with(listener, "front", &shutdown, place, |stream, slot| {
-        serve_connection(stream, slot, Arc::clone(&proxy), until.clone())
+        serve_connection(stream, tls.clone(), slot, Arc::clone(&proxy), until.clone())
     })
     .await
 }
 
-async fn serve_connection(stream: TcpStream, slot: Slot, proxy: Arc<Proxy>, shutdown: CancellationToken) {
-    // The gain is small, and a socket that refuses is about to fail anyway.
-    let _ = stream.set_nodelay(true);
+async fn serve_connection(
+    stream: TcpStream,
+    tls: Option<ServerTls>,
+    slot: Slot,
+    proxy: Arc<Proxy>,
+    shutdown: CancellationToken,
+) {
+    let socket = match Socket::new(stream, tls.as_ref()) {
+        Ok(socket) => socket,
+        Err(error) => return tracing::error!(%error, "TLS cannot begin"),
+    };
     let head_max = usize::try_from(proxy.backend.front().head_max_bytes).unwrap_or(usize::MAX);
     let head_max = head_max.saturating_add(HEAD_SLACK_BYTES);
-    let connection = Arc::new(Connection::new(stream, slot));
+    let connection = Arc::new(Connection::new(socket, slot));
     let timeouts = proxy.timeouts;
     let mut head = Vec::new();
     let has_head = tokio::select! {

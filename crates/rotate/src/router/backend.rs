@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use poorwill_fleet::name::ModelName;
+use poorwill_fleet::tls::ClientTls;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +33,7 @@ pub(super) struct RouterBackend {
     table: watch::Receiver<Arc<Table>>,
     front: Arc<config::Front>,
     node_key: Option<HeaderValue>,
+    node_tls: Option<ClientTls>,
     requests: Arc<Requests>,
     /// A number for each model, for as long as this process runs.
     ids: RwLock<BTreeMap<ModelName, usize>>,
@@ -42,11 +44,16 @@ pub(super) struct RouterBackend {
 }
 
 impl RouterBackend {
-    pub(super) fn new(config: &RouterConfig, table: watch::Receiver<Arc<Table>>) -> Self {
+    pub(super) fn new(
+        config: &RouterConfig,
+        node_tls: Option<ClientTls>,
+        table: watch::Receiver<Arc<Table>>,
+    ) -> Self {
         Self {
             table,
             front: Arc::clone(&config.front),
             node_key: config.node_key.as_ref().map(config::Key::header_value),
+            node_tls,
             requests: Arc::new(Requests::default()),
             ids: RwLock::default(),
             in_flight: Mutex::default(),
@@ -215,5 +222,9 @@ impl Backend for RouterBackend {
 
     fn upstream_key(&self) -> Option<HeaderValue> {
         self.node_key.clone()
+    }
+
+    fn upstream_tls(&self) -> Option<ClientTls> {
+        self.node_tls.clone()
     }
 }

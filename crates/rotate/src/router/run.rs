@@ -9,6 +9,7 @@ use poorwill_fleet::controller::{Controller, Settings};
 use poorwill_fleet::etcd::{Etcd, Limits};
 use poorwill_fleet::keys;
 use poorwill_fleet::mirror::Mirror;
+use poorwill_fleet::tls::ClientTls;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -40,7 +41,9 @@ pub struct RouterRunning {
 /// # Errors
 /// See [`RunError`]; nothing runs then.
 pub async fn begin(config: &RouterConfig, routes: bool, controls: bool) -> Result<RouterRunning, RunError> {
-    let etcd = Etcd::new(&config.etcd, Limits::default()).map_err(FleetError::from)?;
+    let etcd = Etcd::with_tls(&config.etcd, Limits::default(), config.etcd_tls.as_ref());
+    let etcd = etcd.map_err(FleetError::from)?;
+    let node_tls = config.node_tls.clone().map(ClientTls::new).transpose().map_err(FleetError::from)?;
     let listener = match routes {
         true => Some(listen("front", config.front.listen).await?),
         false => None,
@@ -65,7 +68,7 @@ pub async fn begin(config: &RouterConfig, routes: bool, controls: bool) -> Resul
     let address = listener.as_ref().map(|(_, address)| *address);
     let listener = listener.map(|(listener, address)| {
         tracing::info!(front = %address, fleet = %config.fleet, "routing");
-        let backend: Arc<dyn Backend> = Arc::new(RouterBackend::new(config, table));
+        let backend: Arc<dyn Backend> = Arc::new(RouterBackend::new(config, node_tls, table));
         tokio::spawn(front::serve(listener, backend, closing.clone(), Timeouts::default()))
     });
     Ok(RouterRunning { front: address, controller, closing, listener, table: following })

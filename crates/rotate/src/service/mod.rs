@@ -621,6 +621,7 @@ impl Tools<'_> {
 fn check_fixed(before: &Config, after: &Config) -> Result<(), ServiceError> {
     let differs = [
         ("front.listen", before.front.listen != after.front.listen),
+        ("front.certificate", before.front.tls != after.front.tls),
         ("control.listen", before.control.listen != after.control.listen),
         ("state", before.state != after.state),
         ("memory", before.memory != after.memory),
