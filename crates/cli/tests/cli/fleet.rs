@@ -35,6 +35,9 @@ fn a_router_serves_the_models_of_all_nodes_and_operators_move_them() {
     assert_eq!(ordered(&["pin", "birch", "--copies", "2"]), "model birch is kept awake on 2 of its nodes\n");
     until("birch is awake on both", || fleet.copies("birch", "stage", "awake") == 2);
     assert_eq!(fleet.copies("birch", "goal", "hot"), 2);
+    // What is ready nowhere else stays, so it is woken elsewhere first.
+    ordered(&["pin", "amber", "--node", "node1"]);
+    until("amber is awake there", || fleet.is(("amber", "node1"), "stage", "awake"));
     assert!(ordered(&["drain", "node0", "--why", "new memory"]).starts_with("node node0 drains"));
     until("nothing is placed on it", || {
         let copies = fleet.status()["models"].as_array().unwrap().clone();
@@ -50,6 +53,7 @@ fn a_router_serves_the_models_of_all_nodes_and_operators_move_them() {
     assert_eq!(fleet.say(0, "birch", PROMPT), truth[1][0], "{}", router.log());
     ordered(&["drain", "node0", "--off"]);
     ordered(&["pin", "birch", "--off"]);
+    ordered(&["pin", "amber", "--off"]);
     until("it is placed there again", || fleet.copies("birch", "goal", "none") == 0);
     let table = ordered(&["status"]);
     for word in ["node0", "node1", "amber", "birch", "512 MiB"] {

@@ -219,14 +219,20 @@ impl Worker {
         }
     }
 
-    /// Takes the node's name, and tells everything.
+    /// Takes the node's name, and tells everything. The node comes with its models, so that none seems to be missing.
     async fn enter(&self, lease: LeaseId, now: &Told) -> Result<(), TellError> {
         let key = Key::Node(self.fleet.node.clone());
         let path = key.in_fleet(&self.fleet.name);
-        let txn = Txn::new()
+        let mut first = Told { node: now.node.clone(), models: BTreeMap::new() };
+        let mut txn = Txn::new()
             .if_created_at(&path, 0)
             .put(&path, &write(&key, &now.node)?, Some(lease))
             .or_get(&path);
+        for (model, record) in now.models.iter().take(WRITES_MAX) {
+            let key = Key::Model { node: self.fleet.node.clone(), model: model.clone() };
+            txn = txn.put(&key.in_fleet(&self.fleet.name), &write(&key, record)?, Some(lease));
+            first.models.insert(model.clone(), record.clone());
+        }
         let answer = self.etcd.commit(&txn).await?;
         if !answer.has_succeeded {
             let Some(found) = answer.found.first() else { return Err(TellError::Lost) };
@@ -240,8 +246,7 @@ impl Worker {
                 return Err(TellError::Taken { node, instance: instance.to_owned(), url: url.to_owned() });
             }
         }
-        let nothing = Told { node: now.node.clone(), models: BTreeMap::new() };
-        self.update(lease, &nothing, now).await
+        self.update(lease, &first, now).await
     }
 
     /// Tells what has changed, while the node's name is under this lease.

@@ -65,9 +65,9 @@ impl Table {
         table
     }
 
-    /// Whether it has no node.
+    /// Whether it has no model.
     pub(super) fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+        self.names.is_empty()
     }
 
     /// The model that requests mean by this name.
