@@ -735,6 +735,9 @@ pub(crate) enum FleetCommand {
         /// The reason, for people
         #[arg(long, value_name = "TEXT", default_value = "")]
         why: String,
+        /// End the drain by itself after this time
+        #[arg(long = "for", value_name = "TIME", value_parser = lease_time, conflicts_with = "off")]
+        lasts: Option<Duration>,
     },
     /// Keep a model awake
     Pin {
@@ -847,6 +850,16 @@ fn positive_time(text: &str) -> Result<Duration, String> {
         return Err("the demo has to send traffic for some time; write it like 60s or 2m".to_owned());
     }
     Ok(time)
+}
+
+/// As a lease of etcd has it.
+#[cfg(target_os = "linux")]
+fn lease_time(text: &str) -> Result<Duration, String> {
+    let time = time(text)?;
+    match time.subsec_nanos() == 0 && (2..=86_400).contains(&time.as_secs()) {
+        true => Ok(time),
+        false => Err("it has to be whole seconds, from 2s to 1day".to_owned()),
+    }
 }
 
 fn positive(text: &str) -> Result<NonZeroU32, String> {

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Card, Config, ConfigError};
 use crate::control::{self, ControlApi, Later};
-use crate::fleet::{Agent, FleetError, NotOwned, Owned};
+use crate::fleet::{Agent, FleetError, NotOwned, NotReady, Owned};
 use crate::front::{self, Backend, Listed, NameKind, Route, Timeouts};
 use crate::measure::{self, Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId, StageName};
@@ -32,7 +32,7 @@ use crate::traces::{TraceError, Traces};
 /// later.
 const BACKLOG: u32 = 4096;
 /// For a listener to close after its last request.
-const CLOSE_MAX: Duration = Duration::from_secs(6);
+pub(crate) const CLOSE_MAX: Duration = Duration::from_secs(6);
 
 /// Why a rotation cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +81,17 @@ pub enum RunError {
         /// The cause.
         reason: String,
     },
+}
+
+impl RunError {
+    pub(crate) fn ended(listener: &'static str, how: Result<io::Result<()>, JoinError>) -> Self {
+        let reason = match how {
+            Ok(Ok(())) => "no shutdown was requested".to_owned(),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        Self::Ended { listener, reason }
+    }
 }
 
 /// A running rotation.
@@ -213,12 +224,7 @@ impl Running {
             how = of(control) => (1, how),
         };
         self.listeners[nth].1 = None;
-        let reason = match how {
-            Ok(Ok(())) => "no shutdown was requested".to_owned(),
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
-        };
-        RunError::Ended { listener: self.listeners[nth].0, reason }
+        RunError::ended(self.listeners[nth].0, how)
     }
 
     /// Admits no more requests, waits up to `timeout` for running answers, and stops supervised engines if requested.
@@ -242,14 +248,19 @@ impl Running {
 }
 
 /// Waits forever after the task has ended.
-async fn of(listener: &mut Option<JoinHandle<io::Result<()>>>) -> Result<io::Result<()>, JoinError> {
+pub(crate) async fn of(
+    listener: &mut Option<JoinHandle<io::Result<()>>>,
+) -> Result<io::Result<()>, JoinError> {
     match listener {
         Some(listener) => listener.await,
         None => std::future::pending().await,
     }
 }
 
-async fn close((name, listener): (&'static str, Option<JoinHandle<io::Result<()>>>), until: Instant) {
+pub(crate) async fn close(
+    (name, listener): (&'static str, Option<JoinHandle<io::Result<()>>>),
+    until: Instant,
+) {
     let Some(mut listener) = listener else { return };
     if tokio::time::timeout_at(until.into(), &mut listener).await.is_err() {
         tracing::warn!(listener = name, "connections were broken off");
@@ -390,5 +401,9 @@ impl ControlApi for ServiceHandle {
 
     fn control(&self) -> Arc<config::Control> {
         Arc::clone(&self.service.config().control)
+    }
+
+    fn fleet_ready(&self) -> Option<Result<(), NotReady>> {
+        self.owned.as_ref().map(Owned::ready)
     }
 }

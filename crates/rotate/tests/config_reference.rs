@@ -223,6 +223,12 @@ fn page() -> String {
                     "one that other machines can reach needs `keys`",
                 ),
                 ("keys", "array of `env:NAME` or `file:PATH`", none(), "where accepted API keys are stored"),
+                (
+                    "open_metrics",
+                    "boolean",
+                    plain(control.metrics_are_open),
+                    "whether `/metrics` needs no key; it has the names of models",
+                ),
             ],
         ),
         (

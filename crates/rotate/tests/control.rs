@@ -6,6 +6,7 @@ mod reference;
 
 use std::time::Duration;
 
+use poorwill_rotate::fleet::NotReady;
 use poorwill_rotate::policy::StageName;
 use poorwill_rotate::requests::{Ended, Tokens};
 use poorwill_rotate::service::{EventKind, ModelCommand, Swap, SwapPath};
@@ -26,6 +27,23 @@ async fn status_and_health_are_read() {
     assert_eq!(answer.head["cache-control"], "no-store");
     assert_eq!(answer.head["x-content-type-options"], "nosniff");
     assert_eq!(control.ask("GET /health", "", "").await.json(), json!({"status": "ok"}));
+}
+
+#[tokio::test]
+async fn a_node_says_whether_routers_may_send_to_it() {
+    let control = running(Options { keys: &["key"], ..PLAIN }).await;
+    let ready = async |head| control.ask("GET /fleet/ready", head, "").await;
+    let answer = ready("").await;
+    assert!(answer.status == 404 && answer.message().contains("[fleet]"), "{answer:?}");
+    *control.api.ready.lock().unwrap() = Some(Ok(()));
+    assert_eq!(ready("").await.status, 200);
+    let not_ready =
+        NotReady { reason: "it has no lease", problem: Some("http://etcd:2379 is away".to_owned()) };
+    *control.api.ready.lock().unwrap() = Some(Err(not_ready));
+    let answer = ready("").await;
+    assert_eq!((answer.status, answer.message().as_str()), (503, "it has no lease"), "a probe has no key");
+    let answer = ready("Authorization: Bearer key\r\n").await;
+    assert_eq!(answer.message(), "it has no lease: http://etcd:2379 is away");
 }
 
 #[tokio::test]
@@ -380,6 +398,8 @@ async fn metrics_agree_with_events_and_the_status() {
         ("poorwill_rotate_hibernation_host_bytes{model=\"three\"}".to_owned(), 2_147_483_648.0),
         ("poorwill_rotate_hibernation_host_bytes{model=\"one\"}".to_owned(), 0.0),
         ("poorwill_rotate_hibernations_total{model=\"three\"}".to_owned(), 1.0),
+        ("poorwill_rotate_requests_waiting".to_owned(), 5.0),
+        ("poorwill_rotate_requests_running".to_owned(), 3.0),
         ("poorwill_rotate_residents{gpu=\"0\"}".to_owned(), 2.0),
         ("poorwill_rotate_residents{gpu=\"1\"}".to_owned(), 1.0),
         ("poorwill_rotate_gpu_total_bytes{gpu=\"0\"}".to_owned(), 85_899_345_920.0),
@@ -409,7 +429,16 @@ async fn metrics_agree_with_events_and_the_status() {
 async fn the_page_is_served_with_its_security_policy() {
     let control = running(PLAIN).await;
     let answer = control.ask("GET /", "", "").await;
-    assert_eq!((answer.status, answer.body.as_str()), (200, include_str!("../src/control/page.html")));
+    assert_eq!(answer.status, 200);
+    for part in [
+        "<title>Poorwill rotation</title>",
+        include_str!("../src/control/page/shared.css"),
+        include_str!("../src/control/page/shared.js"),
+        include_str!("../src/control/page/node.html"),
+        include_str!("../src/control/page/node.js"),
+    ] {
+        assert_eq!(answer.body.matches(part).count(), 1, "{part}");
+    }
     assert_eq!(answer.head["content-type"], "text/html; charset=utf-8");
     let policy = &answer.head["content-security-policy"];
     for part in ["default-src 'none'", "script-src 'sha256-", "style-src 'sha256-", "frame-ancestors 'none'"]

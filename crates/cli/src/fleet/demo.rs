@@ -256,19 +256,26 @@ async fn serve(parts: &mut Parts, etcd: &Path, duration: Duration) -> Result<Fle
         write(parts, &name, &node(&parts.program, &parts.folder, &name, &fleet, ports))?;
         parts.start_own(&name, "rotate")?;
     }
-    let mut fronts = Vec::new();
+    let (mut fronts, mut pages) = (Vec::new(), Vec::new());
     for (nth, ports) in of_routers.chunks(2).enumerate() {
         let (name, front) = (format!("router{nth}"), SocketAddr::from((Ipv4Addr::LOCALHOST, ports[0])));
-        let text = format!("{fleet}[front]\nlisten = \"{front}\"\n[rules]\nkeep_min = \"5s\"\n");
+        let control = ports[1];
+        let text = format!(
+            "{fleet}[front]\nlisten = \"{front}\"\n[control]\nlisten = \"127.0.0.1:{control}\"\n[rules]\nkeep_min = \"5s\"\n"
+        );
         write(parts, &name, &text)?;
         parts.start_own(&name, "route")?;
         fronts.push(front);
+        pages.push(control);
     }
     print(&format!(
         "an etcd, {NODES} nodes of {} models each, two of which fit, and {ROUTERS} routers; all on this machine",
         MODELS.len()
     ));
     placed(&Etcd::new(&[url], Limits::default())?, parts).await?;
+    for page in &pages {
+        print(&format!("the page: http://127.0.0.1:{page}/"));
+    }
     for front in &fronts {
         print(&format!("the models: http://{front}/v1/models"));
     }

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use poorwill::chain;
 use poorwill_fleet::etcd::EtcdError;
+use poorwill_rotate::router::wishes::WishError;
 
-pub(crate) use self::orders::FleetStatus;
 use crate::args::{FleetArgs, RouteArgs};
 use crate::failure::{self, Failure};
 
@@ -36,6 +36,12 @@ fn failed(reason: &str) -> ExitCode {
 
 impl From<EtcdError> for Failure {
     fn from(error: EtcdError) -> Self {
+        Self::new(chain(&error))
+    }
+}
+
+impl From<WishError> for Failure {
+    fn from(error: WishError) -> Self {
         Self::new(chain(&error))
     }
 }

@@ -2,9 +2,9 @@
 
 use comfy_table::CellAlignment;
 use poorwill::ByteSize;
+use poorwill_rotate::router::status::FleetStatus;
 
 use super::table;
-use crate::fleet::FleetStatus;
 
 pub(crate) fn status_text(status: &FleetStatus) -> String {
     let mut nodes = table(["node", "front", "domain", "GPUs", "budget", "models", "version", ""]);
@@ -22,8 +22,7 @@ pub(crate) fn status_text(status: &FleetStatus) -> String {
     }
     let mut models = table(["model", "node", "is", "wanted", "running", "queued", "since"]);
     for copy in &status.models {
-        let stage = copy.stage.and_then(|stage| serde_json::to_value(stage).ok());
-        let stage = stage.as_ref().and_then(|stage| stage.as_str()).unwrap_or("gone").replace('_', " ");
+        let stage = copy.stage.map_or_else(|| "gone".to_owned(), |stage| stage.to_string());
         let name = if copy.is_pinned { format!("{} (pinned)", copy.model) } else { copy.model.clone() };
         models.add_row([
             name,
@@ -38,6 +37,10 @@ pub(crate) fn status_text(status: &FleetStatus) -> String {
     for column in models.column_iter_mut().skip(4).take(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
+    let leader = match &status.leader {
+        Some(leader) => format!("controller: {leader}\n"),
+        None => "no controller is elected: nothing is placed anew\n".to_owned(),
+    };
     let problems: String = status.problems.iter().map(|problem| format!("{problem}\n")).collect();
-    format!("{nodes}\n{models}\n{problems}")
+    format!("{nodes}\n{models}\n{leader}{problems}")
 }

@@ -16,6 +16,8 @@ mod hibernate;
 #[cfg(target_os = "linux")]
 mod hibernate_gpu;
 #[cfg(target_os = "linux")]
+mod kubernetes;
+#[cfg(target_os = "linux")]
 mod load;
 #[cfg(target_os = "linux")]
 mod mock_engine;

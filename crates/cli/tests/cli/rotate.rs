@@ -6,6 +6,7 @@ mod chaos;
 mod check;
 mod engines;
 pub(crate) mod fixture;
+mod fleet_page;
 mod hibernate;
 pub(crate) mod http;
 mod import;

@@ -83,6 +83,37 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Awake,
+        Self::Waking,
+        Self::Sleeping,
+        Self::Asleep,
+        Self::Hibernating,
+        Self::OnDisk,
+        Self::Stopped,
+        Self::Starting,
+        Self::Failed,
+        Self::Unknown,
+    ];
+
+    /// As records have it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Awake => "awake",
+            Self::Waking => "waking",
+            Self::Sleeping => "sleeping",
+            Self::Asleep => "asleep",
+            Self::Hibernating => "hibernating",
+            Self::OnDisk => "on_disk",
+            Self::Stopped => "stopped",
+            Self::Starting => "starting",
+            Self::Failed => "failed",
+            Self::Unknown => "unknown",
+        }
+    }
+
     /// Whether it is awake, or can be without a start.
     #[must_use]
     pub const fn is_ready(self) -> bool {
@@ -102,6 +133,13 @@ impl Stage {
     #[must_use]
     pub const fn holds_host(self) -> bool {
         matches!(self, Self::Awake | Self::Waking | Self::Sleeping | Self::Asleep | Self::Hibernating)
+    }
+}
+
+/// For people.
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Self::OnDisk { "on disk" } else { self.as_str() })
     }
 }
 
@@ -235,5 +273,12 @@ impl Record for ModelRecord {
         }
         let needs = self.need_bytes.as_ref().map(Vec::len).filter(|needs| *needs != gpus)?;
         Some(format!("need_bytes has {needs} entries for {gpus} GPUs"))
+    }
+}
+
+#[test]
+fn stages_are_written_as_they_are_named() {
+    for stage in Stage::ALL {
+        assert_eq!(serde_json::to_string(&stage).unwrap(), format!("\"{}\"", stage.as_str()));
     }
 }

@@ -106,6 +106,8 @@ pub struct Control {
     pub listen: SocketAddr,
     /// As [`Front::keys`].
     pub keys: Vec<Key>,
+    /// Whether `/metrics` needs no key.
+    pub metrics_are_open: bool,
 }
 
 /// How GPU memory is measured.

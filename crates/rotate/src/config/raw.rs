@@ -88,10 +88,12 @@ pub(super) struct RawFront {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawControl {
+pub(super) struct RawControl {
     listen: Option<SocketAddr>,
     #[serde(default)]
     keys: KeySources,
+    #[serde(default)]
+    open_metrics: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -204,30 +206,7 @@ struct RawRules {
 impl File {
     pub(super) fn checked(self, secret: Secret<'_>) -> Result<Config, ConfigError> {
         let front = self.front.checked(secret)?;
-        let listen = self.control.listen.unwrap_or_else(|| local(CONTROL_PORT));
-        if self
-            .control
-            .keys
-            .0
-            .iter()
-            .filter_map(|key| key.share.as_ref())
-            .any(|share| share.requests_max.is_some() || share.priority != 0)
-        {
-            return Err(invalid(
-                "control",
-                "requests_max and priority are for keys of [front]; leave them out here",
-            ));
-        }
-        let control = Control { listen, keys: keys_of("control", listen, &self.control.keys.0, secret)? };
-        if are_one(front.listen, control.listen) {
-            return Err(invalid(
-                "control",
-                &format!(
-                    "it listens on {listen}, and the front on {}: the same port; give it another port",
-                    front.listen
-                ),
-            ));
-        }
+        let control = self.control.checked(&front, secret)?;
         let memory = self.memory.checked()?;
         if self.state.as_ref().is_some_and(|folder| folder.as_os_str().is_empty()) {
             return Err(invalid("state", "it is empty; name a folder, or leave it out to keep no state"));
@@ -256,6 +235,31 @@ impl File {
             selectors,
             profiles: self.profile,
         })
+    }
+}
+
+impl RawControl {
+    pub(super) fn checked(self, front: &Front, secret: Secret<'_>) -> Result<Control, ConfigError> {
+        let listen = self.listen.unwrap_or_else(|| local(CONTROL_PORT));
+        let shares = self.keys.0.iter().filter_map(|key| key.share.as_ref());
+        if shares.into_iter().any(|share| share.requests_max.is_some() || share.priority != 0) {
+            return Err(invalid(
+                "control",
+                "requests_max and priority are for keys of [front]; leave them out here",
+            ));
+        }
+        let keys = keys_of("control", listen, &self.keys.0, secret)?;
+        let control = Control { listen, keys, metrics_are_open: self.open_metrics };
+        if are_one(front.listen, control.listen) {
+            return Err(invalid(
+                "control",
+                &format!(
+                    "it listens on {listen}, and the front on {}: the same port; give it another port",
+                    front.listen
+                ),
+            ));
+        }
+        Ok(control)
     }
 }
 

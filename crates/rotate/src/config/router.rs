@@ -12,16 +12,18 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::fleet::{checked_etcd, checked_lease};
-use super::raw::{RawFront, Secret};
+use super::raw::{RawControl, RawFront, Secret};
 use super::tls::client_files;
 use super::values::Wait;
-use super::{ConfigError, Front, Key, invalid, keys, macros, values};
+use super::{ConfigError, Control, Front, Key, invalid, keys, macros, values};
 
 /// A checked configuration of a router.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouterConfig {
     /// The listener for clients.
     pub front: Arc<Front>,
+    /// The listener for operators; `None` without a table for it.
+    pub control: Option<Arc<Control>>,
     /// The fleet.
     pub fleet: FleetName,
     /// etcd's members.
@@ -47,6 +49,7 @@ struct File {
     fleet: RawFleet,
     #[serde(default)]
     front: RawFront,
+    control: Option<RawControl>,
     #[serde(default)]
     rules: RawRules,
 }
@@ -117,8 +120,11 @@ impl File {
                 .and_then(|text| Key::new(&text, None))
                 .map_err(|why| invalid(&format!("node_key: {why}")))
         };
+        let front = self.front.checked(secret)?;
+        let control = self.control.map(|control| control.checked(&front, secret)).transpose()?;
         Ok(RouterConfig {
-            front: Arc::new(self.front.checked(secret)?),
+            front: Arc::new(front),
+            control: control.map(Arc::new),
             fleet: name.parse().map_err(|error| invalid(&format!("name: {error}")))?,
             etcd: checked_etcd(etcd, etcd_tls.as_ref()).map_err(|reason| invalid(&reason))?,
             etcd_tls,

@@ -6,7 +6,7 @@ use http::{StatusCode, header};
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]
-pub(super) struct ControlError {
+pub(crate) struct ControlError {
     #[serde(skip)]
     status: StatusCode,
     error: ErrorBody,
@@ -21,11 +21,11 @@ struct ErrorBody {
 }
 
 impl ControlError {
-    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, error: ErrorBody { message: message.into(), models: None } }
     }
 
-    pub(super) fn no_model(name: &str, models: Vec<String>) -> Self {
+    pub(crate) fn no_model(name: &str, models: Vec<String>) -> Self {
         let message = format!("there is no model `{name}`; there are: {}", models.join(", "));
         Self { status: StatusCode::NOT_FOUND, error: ErrorBody { message, models: Some(models) } }
     }

@@ -1,4 +1,8 @@
-//! Access checks: API keys, and protection against pages of other sites.
+//! Access checks of operators' listeners: API keys, and protection against pages of other sites.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -7,7 +11,6 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::Authority;
 use http::{Method, StatusCode};
 
-use super::HandlerState;
 use super::answer::ControlError;
 use crate::{config, site};
 
@@ -18,8 +21,40 @@ const ON_ALL: [(HeaderName, HeaderValue); 3] = [
     (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
 ];
 
-pub(super) async fn guard(State(shared): State<HandlerState>, request: Request, next: Next) -> Response {
-    let mut response = match check(&shared, &request) {
+/// What a probe or a browser reads without a key: it has no data.
+const OPEN: [&str; 3] = ["/", "/health", "/fleet/ready"];
+
+/// Who may read and command.
+#[derive(Clone)]
+pub(crate) struct Access {
+    control: Arc<dyn Fn() -> Arc<config::Control> + Send + Sync>,
+    /// Whether it listens on loopback only. Then a foreign `Host` is a DNS rebinding attack.
+    is_local: bool,
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access").field("is_local", &self.is_local).finish_non_exhaustive()
+    }
+}
+
+impl Access {
+    /// At this address; the keys are asked for each time.
+    pub(crate) fn new(
+        address: SocketAddr,
+        control: impl Fn() -> Arc<config::Control> + Send + Sync + 'static,
+    ) -> Self {
+        Self { control: Arc::new(control), is_local: address.ip().to_canonical().is_loopback() }
+    }
+
+    /// Whether this is one of the keys now, or none is needed.
+    pub(crate) fn has_key(&self, given: Option<&str>) -> bool {
+        has_key(&(self.control)(), given)
+    }
+}
+
+pub(crate) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
+    let mut response = match check(&access, &request) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     };
@@ -29,10 +64,10 @@ pub(super) async fn guard(State(shared): State<HandlerState>, request: Request, 
     response
 }
 
-fn check(shared: &HandlerState, request: &Request) -> Result<(), ControlError> {
+fn check(access: &Access, request: &Request) -> Result<(), ControlError> {
     let host = site::host(request.uri(), request.headers())
         .map_err(|message| ControlError::new(StatusCode::BAD_REQUEST, message))?;
-    if shared.is_local && !site::is_loopback(host.host()) {
+    if access.is_local && !site::is_loopback(host.host()) {
         return Err(ControlError::new(
             StatusCode::FORBIDDEN,
             format!(
@@ -42,13 +77,14 @@ fn check(shared: &HandlerState, request: &Request) -> Result<(), ControlError> {
             ),
         ));
     }
-    let is_open = matches!(request.uri().path(), "/" | "/health");
+    let path = request.uri().path();
+    let is_open = OPEN.contains(&path) || path == "/metrics" && (access.control)().metrics_are_open;
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     // Links from other sites to the page are fine: the page itself contains no data.
     if !(is_open && is_read) {
         check_origin(&host, request.headers())?;
     }
-    if !is_open && !has_key(&shared.api.control(), key(request.headers())) {
+    if !is_open && !access.has_key(key(request.headers())) {
         let message =
             "a key is needed, and this is none; say Authorization: Bearer KEY with a key of control's keys";
         return Err(ControlError::new(StatusCode::UNAUTHORIZED, message));
@@ -56,13 +92,13 @@ fn check(shared: &HandlerState, request: &Request) -> Result<(), ControlError> {
     Ok(())
 }
 
-pub(super) fn key(headers: &HeaderMap) -> Option<&str> {
+pub(crate) fn key(headers: &HeaderMap) -> Option<&str> {
     let (scheme, key) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
 /// Compares all keys, so that timing does not reveal which one matches.
-pub(super) fn has_key(control: &config::Control, given: Option<&str>) -> bool {
+fn has_key(control: &config::Control, given: Option<&str>) -> bool {
     if control.keys.is_empty() {
         return true;
     }

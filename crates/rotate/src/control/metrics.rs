@@ -1,13 +1,11 @@
 //! Prometheus metrics, as OpenMetrics text.
 //!
 //! What the service knows is read at each scrape, so that it agrees with the status. Only what events alone report is
-//! counted here. A removed model's counters are forgotten after [`FORGOTTEN_AFTER`].
+//! counted here. A removed model's counters are [forgotten](Removed) later.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -16,19 +14,15 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
-use tokio::time::Instant;
 
+use super::removed::Removed;
 use crate::policy::StageName;
 use crate::requests::{Forget, ModelLabel, OfModel, Requests, SECONDS, Series};
-use crate::service::{EventKind, LEAVING, ServiceEvent, Snapshot};
-
-/// How long a removed model's counters stay, from the first scrape without it. Every scraper sees their last values.
-/// A query of Prometheus looks back as far.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
+use crate::service::{EventKind, LEAVING, ModelNow, ServiceEvent, Snapshot};
 
 const PREFIX: &str = "poorwill_rotate";
-type Number = Gauge<u64, AtomicU64>;
-type Seconds = Gauge<f64, AtomicU64>;
+pub(crate) type Number = Gauge<u64, AtomicU64>;
+pub(crate) type Seconds = Gauge<f64, AtomicU64>;
 type Swaps = Family<OfSwap, Histogram, fn() -> Histogram>;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
@@ -76,11 +70,7 @@ pub(super) struct Metrics {
     quarantines: Series<OfModel, Counter>,
     hibernations: Series<OfModel, Counter>,
     lost: Counter,
-    requests: Arc<Requests>,
-    /// What has a model's label.
-    by_model: Vec<Box<dyn Forget>>,
-    /// Removed models that have series, since the first scrape without them.
-    removed: Mutex<BTreeMap<String, Instant>>,
+    removed: Removed,
 }
 
 impl fmt::Debug for Metrics {
@@ -111,12 +101,11 @@ impl Metrics {
         let lost = Counter::default();
         registry.register("events_lost", "Events that were lost before they could be counted", lost.clone());
         requests.register(&mut registry);
-        let mut by_model = requests.series();
-        by_model.push(Box::new(failures.clone()));
+        let mut by_model: Vec<Box<dyn Forget>> = vec![Box::new(failures.clone())];
         for series in [&canary_failures, &shortfalls, &quarantines, &hibernations] {
             by_model.push(Box::new(series.clone()));
         }
-        let removed = Mutex::default();
+        let removed = Removed::new(requests, by_model);
         Self {
             registry,
             swaps,
@@ -126,8 +115,6 @@ impl Metrics {
             quarantines,
             hibernations,
             lost,
-            requests,
-            by_model,
             removed,
         }
     }
@@ -171,7 +158,7 @@ impl Metrics {
     }
 
     pub(super) fn text(&self, now: &Snapshot) -> Result<String, fmt::Error> {
-        self.forget_removed(now);
+        self.removed.forget(|model| now.models.iter().any(|known| known.name == model));
         for model in &now.models {
             // A counter has to exist at 0 before alerts can see it rise.
             for series in [&self.canary_failures, &self.shortfalls, &self.quarantines, &self.hibernations] {
@@ -184,24 +171,6 @@ impl Metrics {
         encode_registry(&mut text, &of_gpus(now))?;
         encode_eof(&mut text)?;
         Ok(text)
-    }
-
-    fn forget_removed(&self, now: &Snapshot) {
-        let mut with_series = BTreeSet::new();
-        self.by_model.iter().for_each(|series| series.models(&mut with_series));
-        let is_removed =
-            |model: &String| !model.is_empty() && now.models.iter().all(|known| known.name != *model);
-        with_series.retain(is_removed);
-        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
-        removed.retain(|model, _| with_series.contains(model));
-        for model in with_series {
-            let since = *removed.entry(model.clone()).or_insert_with(Instant::now);
-            if since.elapsed() >= FORGOTTEN_AFTER {
-                self.by_model.iter().for_each(|series| series.forget(&model));
-                self.requests.forget(&model);
-                removed.remove(&model);
-            }
-        }
     }
 }
 
@@ -235,6 +204,14 @@ fn of_models(now: &Snapshot) -> Registry {
     let starts = counter("engine_starts", "Starts of the engine");
     registry.register_with_unit("residue", help, Unit::Bytes, residue.clone());
     registry.register_with_unit("hibernation_host", host_help, Unit::Bytes, held.clone());
+    let mut of_all = |name: &str, help: &str, count: fn(&ModelNow) -> usize| {
+        let gauge = Number::default();
+        gauge.set(wide(now.models.iter().map(count).sum()));
+        registry.register(name, help, gauge);
+    };
+    // Without a label: endpoint pickers read one number from each server.
+    of_all("requests_waiting", "Requests that wait, of all models", |model| model.queued);
+    of_all("requests_running", "Requests that run, of all models", |model| model.running);
     for model in &now.models {
         let of = OfModel { model: model.name.clone() };
         held.get_or_create(&of).set(model.host_bytes);

@@ -2,18 +2,21 @@
 //!
 //! Promises:
 //!
-//! - Where keys are configured, only the page's own text and `/health` are served without a key. A changed key takes
-//!   effect at once, also for open event streams.
+//! - Where keys are configured, only the page's own text, `/health` and `/fleet/ready` are served without a key. A
+//!   changed key takes effect at once, also for open event streams.
 //! - A page of another site in an operator's browser reads nothing and commands nothing.
 //! - Resources of each client are bounded: heads, bodies, connections, event streams, and kept events.
 //! - A command or reload completes even if its client disconnects.
 //! - At shutdown, streams end, and other answers may take up to [`DRAIN_MAX`].
 
-mod answer;
+pub(crate) mod answer;
+pub(crate) mod body;
 mod events;
-mod guard;
-mod metrics;
-mod page;
+pub(crate) mod guard;
+pub(crate) mod listener;
+pub(crate) mod metrics;
+pub(crate) mod page;
+pub(crate) mod removed;
 mod routes;
 
 use std::future::Future;
@@ -22,25 +25,22 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
+use self::guard::Access;
+pub(crate) use self::routes::OPENMETRICS;
+use crate::fleet::NotReady;
 use crate::requests::Requests;
-use crate::{config, serve, service};
+use crate::{config, service};
 
 /// How long answers may take at shutdown.
 pub const DRAIN_MAX: Duration = Duration::from_secs(5);
 /// Longest request body.
 pub const BODY_MAX_BYTES: usize = 16 << 10;
-/// More connections wait.
-const CONNECTIONS_MAX: usize = 256;
 const FOLLOWERS_MAX: usize = 64;
-const HEAD_MAX_BYTES: usize = 32 << 10;
 /// Timeout for a request head, and for a body.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 
@@ -72,6 +72,9 @@ pub trait ControlApi: Send + Sync + 'static {
 
     /// The current address and keys.
     fn control(&self) -> Arc<config::Control>;
+
+    /// Whether routers may send requests here, or why not; `None` for a node of no fleet.
+    fn fleet_ready(&self) -> Option<Result<(), NotReady>>;
 }
 
 /// Shared by all request handlers.
@@ -81,8 +84,7 @@ struct HandlerState {
     hub: Arc<events::Hub>,
     metrics: Arc<metrics::Metrics>,
     followers: Arc<Semaphore>,
-    /// Whether it listens on loopback only. Then a foreign `Host` is a DNS rebinding attack.
-    is_local: bool,
+    access: Access,
     shutdown: CancellationToken,
 }
 
@@ -107,11 +109,12 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) -> io::Result<()> {
     let address = listener.local_addr()?;
+    let keys = Arc::clone(&api);
     let shared = HandlerState {
         hub: Arc::default(),
         metrics: Arc::new(metrics::Metrics::new(api.requests())),
         followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
-        is_local: address.ip().to_canonical().is_loopback(),
+        access: Access::new(address, move || keys.control()),
         shutdown: shutdown.clone(),
         api,
     };
@@ -126,32 +129,10 @@ pub async fn serve(
         std::future::pending().await
     };
     let router = routes::router(shared);
-    let until = shutdown.clone();
-    let served = serve::accept(listener, "control", CONNECTIONS_MAX, &shutdown, |stream| {
-        answer_all(stream, router.clone(), until.clone())
-    });
+    let served = listener::serve(listener, router, &shutdown);
     tracing::info!(%address, "control listens");
     tokio::select! {
         served = served => served,
         never = follower => never,
-    }
-}
-
-async fn answer_all(stream: TcpStream, router: axum::Router, shutdown: CancellationToken) {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(REQUEST_MAX).max_buf_size(HEAD_MAX_BYTES);
-    let service = TowerToHyperService::new(router);
-    let drained = async {
-        shutdown.cancelled().await;
-        tokio::time::sleep(DRAIN_MAX).await;
-    };
-    tokio::select! {
-        biased;
-        ended = serve::answer(&http, TokioIo::new(stream), service, &shutdown) => {
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a connection to control broke");
-            }
-        }
-        () = drained => tracing::debug!("a connection to control was still busy when the service ended"),
     }
 }

@@ -1,6 +1,5 @@
 //! The routes of control, and their handlers.
 
-use std::future::Future;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -9,14 +8,13 @@ use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, StatusCode, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde_json::json;
 
 use super::answer::ControlError;
-use super::{BODY_MAX_BYTES, FOLLOWERS_MAX, HandlerState, REQUEST_MAX, events, guard, page};
+use super::body::{read_body, to_completion};
+use super::{FOLLOWERS_MAX, HandlerState, events, guard, page};
 use crate::service::ModelCommand;
 
 /// Default number of log lines.
@@ -24,12 +22,13 @@ const LINES: usize = 200;
 const LINES_MAX: usize = 10_000;
 /// Most requests in progress in one answer.
 const REQUESTS_MAX: usize = 1000;
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(super) fn router(shared: HandlerState) -> Router {
     Router::new()
-        .route("/", get(page::page))
+        .route("/", get(async || page::NODE))
         .route("/health", get(health))
+        .route("/fleet/ready", get(ready))
         .route("/metrics", get(metrics))
         .route("/rotate/status", get(status))
         .route("/rotate/requests", get(requests))
@@ -40,12 +39,32 @@ pub(super) fn router(shared: HandlerState) -> Router {
         .route("/rotate/models/{name}/{command}", post(command))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(middleware::from_fn_with_state(shared.clone(), guard::guard))
+        .layer(middleware::from_fn_with_state(shared.access.clone(), guard::guard))
         .with_state(shared)
 }
 
 async fn health() -> Response {
     Json(json!({"status": "ok"})).into_response()
+}
+
+/// Whether routers of its fleet may send it requests. What exactly is wrong is for holders of a key.
+async fn ready(State(shared): State<HandlerState>, headers: HeaderMap) -> Result<Response, ControlError> {
+    match shared.api.fleet_ready() {
+        None => {
+            let message = "this rotation is a node of no fleet: its configuration has no [fleet]";
+            Err(ControlError::new(StatusCode::NOT_FOUND, message))
+        }
+        Some(Ok(())) => Ok(Json(json!({"status": "ok"})).into_response()),
+        Some(Err(not_ready)) => {
+            let message = match &not_ready.problem {
+                Some(problem) if shared.access.has_key(guard::key(&headers)) => {
+                    format!("{not_ready}: {problem}")
+                }
+                _ => not_ready.to_string(),
+            };
+            Err(ControlError::new(StatusCode::SERVICE_UNAVAILABLE, message))
+        }
+    }
 }
 
 async fn status(State(shared): State<HandlerState>) -> Response {
@@ -114,8 +133,8 @@ async fn follow(
         None => events::StartAt::Last(past),
     };
     let key = guard::key(&headers).map(str::to_owned);
-    let api = Arc::clone(&shared.api);
-    let may_see = move || guard::has_key(&api.control(), key.as_deref());
+    let access = shared.access.clone();
+    let may_see = move || access.has_key(key.as_deref());
     let stream = events::stream(
         Arc::clone(&shared.hub),
         from,
@@ -237,7 +256,7 @@ async fn command(
 }
 
 async fn not_found() -> ControlError {
-    let message = "there is nothing here; there are /, /health, /metrics, /rotate/status, /rotate/requests, \
+    let message = "there is nothing here; there are /, /health, /metrics, /fleet/ready, /rotate/status, /rotate/requests, \
                    /rotate/events, /rotate/reload, /rotate/profile, /rotate/models/NAME/log and /rotate/models/NAME/{wake,sleep,hibernate,restart,pin}, where a / \
                    in a name is written %2F";
     ControlError::new(StatusCode::NOT_FOUND, message)
@@ -250,33 +269,4 @@ async fn method_not_allowed() -> ControlError {
 async fn no_model(shared: &HandlerState, name: &str) -> ControlError {
     let models = shared.snapshot().await.models;
     ControlError::no_model(name, models.into_iter().map(|model| model.name).collect())
-}
-
-/// Even if the client disconnects.
-async fn to_completion<T: Send + 'static>(
-    work: impl Future<Output = T> + Send + 'static,
-) -> Result<T, ControlError> {
-    tokio::spawn(work).await.map_err(|error| {
-        tracing::error!(%error, "an operator's order broke");
-        ControlError::new(StatusCode::INTERNAL_SERVER_ERROR, "this broke halfway; see the service's log")
-    })
-}
-
-/// Within the size limit and timeout.
-async fn read_body(body: Body) -> Result<Bytes, ControlError> {
-    let read = tokio::time::timeout(REQUEST_MAX, Limited::new(body, BODY_MAX_BYTES).collect()).await;
-    match read {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let message = format!("the body is longer than {BODY_MAX_BYTES} bytes, which is the limit");
-            Err(ControlError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
-        }
-        Ok(Err(error)) => {
-            Err(ControlError::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}")))
-        }
-        Err(_) => {
-            let message = format!("the body did not come within {} s", REQUEST_MAX.as_secs());
-            Err(ControlError::new(StatusCode::REQUEST_TIMEOUT, message))
-        }
-    }
 }

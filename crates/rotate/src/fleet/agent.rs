@@ -177,6 +177,9 @@ impl Worker {
             (None, Some(_)) => tracing::info!("the fleet is told again"),
             _ => {}
         }
+        if self.last_problem != problem {
+            self.owned.set_problem(problem.clone());
+        }
         self.last_problem = problem;
     }
 

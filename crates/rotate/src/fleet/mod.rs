@@ -15,7 +15,7 @@ mod owned;
 mod published;
 
 pub use self::agent::{Agent, FleetError};
-pub use self::owned::{NotOwned, Owned};
+pub use self::owned::{NotOwned, NotReady, Owned};
 
 /// Where the system keeps the name of this machine.
 const HOSTNAME: &str = "/proc/sys/kernel/hostname";

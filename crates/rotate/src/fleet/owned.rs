@@ -26,6 +26,18 @@ struct Claims {
     /// The lease under which the node's name is this process's.
     lease: Option<LeaseId>,
     goals: BTreeMap<String, Goal>,
+    /// What keeps its records from etcd, if anything does.
+    problem: Option<String>,
+}
+
+/// Why routers may not send requests here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct NotReady {
+    /// In general.
+    pub reason: &'static str,
+    /// What went wrong, with names and addresses.
+    pub problem: Option<String>,
 }
 
 /// Why a model may not be served here.
@@ -77,6 +89,29 @@ impl Owned {
     #[must_use]
     pub fn late(&self) -> u64 {
         self.0.late.load(Ordering::Relaxed)
+    }
+
+    /// Whether the node has its lease, and its records are in etcd.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn ready(&self) -> Result<(), NotReady> {
+        let claims = self.0.claims.read().unwrap_or_else(PoisonError::into_inner);
+        let lease = *self.0.lease.borrow();
+        let reason = if lease.is_none() {
+            "this node has no lease of its fleet"
+        } else if claims.lease != lease {
+            "this node's records are not in etcd"
+        } else if !self.0.clock.is_valid() {
+            "this node's lease was not renewed in time"
+        } else {
+            return Ok(());
+        };
+        Err(NotReady { reason, problem: claims.problem.clone() })
+    }
+
+    pub(super) fn set_problem(&self, problem: Option<String>) {
+        self.0.claims.write().unwrap_or_else(PoisonError::into_inner).problem = problem;
     }
 
     pub(super) fn claim(&self, lease: Option<LeaseId>) {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use http::HeaderValue;
 use poorwill_fleet::name::ModelName;
 use poorwill_fleet::tls::ClientTls;
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +19,7 @@ use crate::config::{self, Card, Parameters, RouterConfig};
 use crate::fleet::NotOwned;
 use crate::front::{Backend, Listed, NameKind, Route};
 use crate::policy::{ModelId, StageName};
-use crate::requests::Requests;
+use crate::requests::{OfModel, Requests, Series};
 use crate::service::{Admission, InFlight, Refused};
 
 /// How long a node comes last that could not be reached or refused a request.
@@ -26,6 +27,15 @@ const AVOID: Duration = Duration::from_secs(2);
 
 /// The address of a model that no node may serve now. Nothing is sent there.
 const NOWHERE: &str = "http://nowhere.invalid";
+
+/// What became of requests, by model.
+#[derive(Debug, Default)]
+pub(super) struct RouteCounts {
+    /// Times that one went on to another node.
+    pub(super) retries: Series<OfModel, Counter>,
+    /// Requests for which no node, or no other one, was left.
+    pub(super) refused: Series<OfModel, Counter>,
+}
 
 /// Routes by the table.
 #[derive(Debug)]
@@ -35,6 +45,7 @@ pub(super) struct RouterBackend {
     node_key: Option<HeaderValue>,
     node_tls: Option<ClientTls>,
     requests: Arc<Requests>,
+    counts: Arc<RouteCounts>,
     /// A number for each model, for as long as this process runs.
     ids: RwLock<BTreeMap<ModelName, usize>>,
     /// This router's requests to each model at each node.
@@ -48,13 +59,16 @@ impl RouterBackend {
         config: &RouterConfig,
         node_tls: Option<ClientTls>,
         table: watch::Receiver<Arc<Table>>,
+        requests: Arc<Requests>,
+        counts: Arc<RouteCounts>,
     ) -> Self {
         Self {
             table,
             front: Arc::clone(&config.front),
             node_key: config.node_key.as_ref().map(config::Key::header_value),
             node_tls,
-            requests: Arc::new(Requests::default()),
+            requests,
+            counts,
             ids: RwLock::default(),
             in_flight: Mutex::default(),
             failed: Mutex::default(),
@@ -190,7 +204,11 @@ impl Backend for RouterBackend {
     }
 
     fn check(&self, route: &Route) -> Result<(), NotOwned> {
-        if route.url == NOWHERE { Err(NotOwned::Nowhere) } else { Ok(()) }
+        if route.url != NOWHERE {
+            return Ok(());
+        }
+        self.counts.refused.of(OfModel { model: route.name.clone() }).inc();
+        Err(NotOwned::Nowhere)
     }
 
     fn is_router(&self) -> bool {
@@ -200,7 +218,10 @@ impl Backend for RouterBackend {
     fn elsewhere(&self, route: &Route, tried: &[String]) -> Option<Route> {
         self.fails(&route.url);
         let model = route.name.parse::<ModelName>().ok()?;
-        self.to(&model, &route.served_as, tried)
+        let other = self.to(&model, &route.served_as, tried);
+        let count = if other.is_some() { &self.counts.retries } else { &self.counts.refused };
+        count.of(OfModel { model: route.name.clone() }).inc();
+        other
     }
 
     fn gone(&self, route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {

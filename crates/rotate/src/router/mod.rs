@@ -11,7 +11,11 @@
 
 mod backend;
 mod choose;
+mod history;
+mod operators;
 mod run;
+pub mod status;
 mod table;
+pub mod wishes;
 
 pub use self::run::{RouterRunning, begin};

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use poorwill_fleet::controller::{Controller, Settings};
 use poorwill_fleet::etcd::{Etcd, Limits};
@@ -12,15 +12,18 @@ use poorwill_fleet::mirror::Mirror;
 use poorwill_fleet::tls::ClientTls;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::backend::RouterBackend;
+use super::backend::{RouteCounts, RouterBackend};
+use super::history::PlacementHistory;
+use super::operators::{self, Operated};
 use super::table::Table;
 use crate::config::RouterConfig;
 use crate::fleet::FleetError;
 use crate::front::{self, Backend, Timeouts};
-use crate::run::{RunError, listen};
+use crate::requests::Requests;
+use crate::run::{CLOSE_MAX, RunError, close, listen, of};
 
 /// Changes that come this close together are taken in together.
 const GATHER: Duration = Duration::from_millis(5);
@@ -30,9 +33,16 @@ const GATHER: Duration = Duration::from_millis(5);
 pub struct RouterRunning {
     /// The front's bound address; `None` for a controller alone.
     pub front: Option<SocketAddr>,
+    /// Control's bound address; `None` if it is not configured.
+    pub control: Option<SocketAddr>,
     controller: Option<Controller>,
+    /// Stops the front. Running answers finish.
     closing: CancellationToken,
-    listener: Option<JoinHandle<io::Result<()>>>,
+    /// Stops control.
+    ending: CancellationToken,
+    /// `None` also after the task has ended.
+    front_task: Option<JoinHandle<io::Result<()>>>,
+    control_task: Option<JoinHandle<io::Result<()>>>,
     table: JoinHandle<()>,
 }
 
@@ -48,43 +58,83 @@ pub async fn begin(config: &RouterConfig, routes: bool, controls: bool) -> Resul
         true => Some(listen("front", config.front.listen).await?),
         false => None,
     };
+    let operators = match &config.control {
+        Some(control) => Some((listen("control", control.listen).await?, Arc::clone(control))),
+        None => None,
+    };
     let mirror = Mirror::start(etcd.clone(), &keys::prefix(&config.fleet));
     let (sender, table) = watch::channel(Arc::default());
-    let fleet = config.fleet.clone();
+    let (fleet, mut contents) = (config.fleet.clone(), mirror.contents());
+    let (shown, history) = (contents.clone(), Arc::new(Mutex::new(PlacementHistory::default())));
+    let kept = operators.is_some().then(|| Arc::clone(&history));
     let following = tokio::spawn(async move {
-        let mut contents = mirror.contents();
+        let _mirror = mirror;
         while contents.changed().await.is_ok() {
             sleep(GATHER).await;
-            let table = Table::of(&fleet, &contents.borrow_and_update());
-            sender.send_replace(Arc::new(table));
+            let now = contents.borrow_and_update().clone();
+            sender.send_replace(Arc::new(Table::of(&fleet, &now)));
+            if let Some(history) = &kept {
+                let mut history = history.lock().unwrap_or_else(PoisonError::into_inner);
+                history.take_in(&fleet, now.entries().values(), now_unix_ms());
+            }
         }
     });
     let controller = controls.then(|| {
         let who = format!("{}:{}", crate::fleet::hostname(), std::process::id());
         let (fleet, rules, lease_ttl) = (config.fleet.clone(), config.rules.clone(), config.lease);
-        Controller::start(etcd, Settings { fleet, rules, lease_ttl, who })
+        Controller::start(etcd.clone(), Settings { fleet, rules, lease_ttl, who })
     });
-    let closing = CancellationToken::new();
-    let address = listener.as_ref().map(|(_, address)| *address);
-    let listener = listener.map(|(listener, address)| {
+    let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
+    let (requests, counts) = (Arc::new(Requests::default()), Arc::new(RouteCounts::default()));
+    let control = operators.as_ref().map(|((_, address), _)| *address);
+    let control_task = operators.map(|((listener, address), control)| {
+        let operated = Operated {
+            fleet: config.fleet.clone(),
+            etcd,
+            control,
+            contents: shown,
+            history,
+            controller: controller.as_ref().map(Controller::status),
+            requests: Arc::clone(&requests),
+            counts: Arc::clone(&counts),
+        };
+        tokio::spawn(operators::serve(listener, address, operated, ending.clone()))
+    });
+    let front = listener.as_ref().map(|(_, address)| *address);
+    let front_task = listener.map(|(listener, address)| {
         tracing::info!(front = %address, fleet = %config.fleet, "routing");
-        let backend: Arc<dyn Backend> = Arc::new(RouterBackend::new(config, node_tls, table));
+        let backend: Arc<dyn Backend> =
+            Arc::new(RouterBackend::new(config, node_tls, table, requests, counts));
         tokio::spawn(front::serve(listener, backend, closing.clone(), Timeouts::default()))
     });
-    Ok(RouterRunning { front: address, controller, closing, listener, table: following })
+    Ok(RouterRunning {
+        front,
+        control,
+        controller,
+        closing,
+        ending,
+        front_task,
+        control_task,
+        table: following,
+    })
+}
+
+/// By the clock on the wall.
+fn now_unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl RouterRunning {
-    /// Waits until the listener stops unexpectedly, and returns why. Without one, it waits for ever.
+    /// Waits until a listener stops unexpectedly, and returns why. Without one, it waits for ever.
     pub async fn ended(&mut self) -> RunError {
-        let Some(listener) = &mut self.listener else { return std::future::pending().await };
-        let reason = match listener.await {
-            Ok(Ok(())) => "no shutdown was requested".to_owned(),
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
+        let (listener, how) = tokio::select! {
+            how = of(&mut self.front_task) => ("front", how),
+            how = of(&mut self.control_task) => ("control", how),
         };
-        self.listener = None;
-        RunError::Ended { listener: "front", reason }
+        let task = if listener == "front" { &mut self.front_task } else { &mut self.control_task };
+        *task = None;
+        RunError::ended(listener, how)
     }
 
     /// Admits no more requests, and waits up to `most` for running answers. Another controller is elected at once.
@@ -93,12 +143,9 @@ impl RouterRunning {
             controller.end().await;
         }
         self.closing.cancel();
-        if let Some(mut listener) = self.listener
-            && timeout(most, &mut listener).await.is_err()
-        {
-            tracing::warn!("connections were broken off");
-            listener.abort();
-        }
+        close(("front", self.front_task), Instant::now() + most).await;
+        self.ending.cancel();
+        close(("control", self.control_task), Instant::now() + CLOSE_MAX).await;
         self.table.abort();
     }
 }

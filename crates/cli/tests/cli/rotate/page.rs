@@ -36,12 +36,12 @@ const WORDS: &str = "
 ";
 
 /// The expression's value in the page.
-fn see(browser: &Browser, expression: &str) -> Value {
+pub(super) fn see(browser: &Browser, expression: &str) -> Value {
     browser.run(&format!("{WORDS} return {expression};"))
 }
 
 /// Waits until an expression is true in the page.
-fn wait(browser: &Browser, expression: &str) {
+pub(super) fn wait(browser: &Browser, expression: &str) {
     browser.until(&format!("(() => {{ {WORDS} return {expression}; }})()"));
 }
 
@@ -68,7 +68,7 @@ fn tab_to(browser: &Browser, label: &str) {
 }
 
 /// At the width of a small telephone everything is there, and nothing has to be scrolled to sideways.
-fn assert_narrow(browser: &Browser, when: &str) {
+pub(super) fn assert_narrow(browser: &Browser, when: &str) {
     browser.resize(360, 740);
     let widths = "[document.scrollingElement.scrollWidth, innerWidth]";
     let wide = "list('body *').filter((one) => one.checkVisibility() && !one.classList.contains('unseen')
@@ -96,7 +96,7 @@ fn long_answer(fixture: &Fixture, model: &str) -> TcpStream {
     http::send(fixture.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap()
 }
 
-const MARKUP: &str = "<img src=x onerror=alert(1)>";
+pub(super) const MARKUP: &str = "<img src=x onerror=alert(1)>";
 
 #[test]
 #[ignore = "needs chromium and chromedriver"]

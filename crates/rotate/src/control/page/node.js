@@ -1,272 +1,4 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Poorwill rotation</title>
-<link rel="icon" href="data:,">
-<style>
-:root {
-  color-scheme: light dark;
-  --ground: light-dark(#f6f6f3, #151817); --card: light-dark(#ffffff, #1d211f); --line: light-dark(#dcdcd5, #343a37);
-  --text: light-dark(#1d1f1e, #e7eae8); --muted: light-dark(#5c625f, #a3aca8); --track: light-dark(#e6e6df, #2c322f);
-  --accent: light-dark(#2b6a5c, #7fc4b3); --accent-ink: light-dark(#ffffff, #0f1513);
-  --used: light-dark(#6f9c91, #4c8476); --promised: light-dark(#1f4f45, #b4e0d5); --m0: light-dark(#2b6a5c, #7fc4b3);
-  --m1: light-dark(#8a4f0a, #e3b06c); --m2: light-dark(#3f5aa8, #9fb5f0); --m3: light-dark(#93386a, #e59cc2);
-  --m4: light-dark(#5a6a17, #bdcc79); --m5: light-dark(#6b4aa3, #c4aaf0); --m6: light-dark(#a63e2a, #f2a08f);
-  --m7: light-dark(#1f6d8c, #86c8e4); --good: light-dark(#1c6b3c, #8fd6a8); --good-back: light-dark(#e2f2e7, #1a3324);
-  --busy: light-dark(#7a5200, #eec77a); --busy-back: light-dark(#fbefd3, #382c12);
-  --bad: light-dark(#a1261d, #f5a49c); --bad-back: light-dark(#fbe6e3, #401d1a); --calm: light-dark(#4b5563, #b6bec8);
-  --calm-back: light-dark(#eceef0, #2a2f34); --deep: light-dark(#3d4f96, #b3c0f2);
-  --deep-back: light-dark(#e7eaf8, #22294a);
-}
-:root[data-theme="light"] { color-scheme: light; }
-:root[data-theme="dark"] { color-scheme: dark; }
-* { box-sizing: border-box; }
-[hidden] { display: none !important; }
-html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
-body {
-  margin: 0; background: var(--ground); color: var(--text);
-  font: 15px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
-  font-variant-numeric: tabular-nums; overflow-wrap: anywhere;
-}
-header, main { max-width: 74rem; margin: 0 auto; padding: 0 1rem; }
-header { display: flex; flex-wrap: wrap; align-items: center; gap: .4rem 1rem; padding-top: 1rem; }
-h1 { font-size: 1.25rem; font-weight: 650; margin: 0; letter-spacing: -.01em; }
-h2 { font-size: .95rem; font-weight: 650; margin: 1.6rem 0 .5rem; }
-h3 { font-size: 1rem; font-weight: 600; margin: 0; }
-p { margin: 0; }
-ul, ol { list-style: none; margin: 0; padding: 0; }
-.muted, dt, caption { color: var(--muted); }
-.grow { flex: 1; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .7rem .85rem; }
-.empty { color: var(--muted); padding: .2rem 0; }
-.chip { border-radius: 99px; padding: .08rem .6rem; font-size: .85rem; font-weight: 550; white-space: nowrap;
-  color: var(--calm); background: var(--calm-back); }
-.chip.good { color: var(--good); background: var(--good-back); }
-.chip.busy { color: var(--busy); background: var(--busy-back); }
-.chip.bad { color: var(--bad); background: var(--bad-back); }
-.chip.deep { color: var(--deep); background: var(--deep-back); }
-button, input, select {
-  font: inherit; color: inherit; background: var(--card); border: 1px solid var(--line); border-radius: 6px;
-  padding: .25rem .7rem; min-height: 2.1rem;
-}
-button { cursor: pointer; }
-button:hover { border-color: var(--accent); }
-button[aria-pressed="true"], button.main { background: var(--accent); border-color: var(--accent);
-  color: var(--accent-ink); }
-button[aria-disabled="true"] { opacity: .55; cursor: progress; }
-/* It keeps its place, so that no other command comes under the pointer, and the focus while it has it. */
-button.off { opacity: .45; cursor: default; }
-button.off:not(:focus) { visibility: hidden; }
-:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
-@media (max-width: 30rem) {
-  .models .commands { display: grid; grid-auto-flow: column; grid-auto-columns: auto; gap: .3rem; }
-  .commands button { padding: .25rem .3rem; }
-}
-@media (pointer: coarse) { button, input, select { min-height: 2.75rem; } }
-.notice { border-color: var(--bad); background: var(--bad-back); color: var(--bad); margin-top: .8rem;
-  position: sticky; top: .5rem; z-index: 1; }
-.key { margin-top: .8rem; display: grid; gap: .6rem; max-width: 30rem; }
-.key div { display: flex; gap: .5rem; flex-wrap: wrap; }
-.key p:empty { display: none; }
-.key input { flex: 1 1 10rem; min-width: 0; }
-.gpus { display: grid; gap: .7rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
-.bar { position: relative; height: .8rem; background: var(--track); border-radius: 4px; margin: .5rem 0 .45rem;
-  overflow: hidden; }
-.bar .used { position: absolute; inset: 0 auto 0 0; background: var(--used); }
-.bar .promised { position: absolute; left: 0; bottom: 0; height: 4px; background: var(--promised); }
-@media (prefers-reduced-motion: no-preference) { .bar span { transition: width .35s ease, left .35s ease; } }
-.bar .part { position: absolute; top: 0; bottom: 0; background: var(--tone); border-right: 1px solid var(--card); }
-.bar .part.residue, .swatch.residue { background: repeating-linear-gradient(45deg, var(--muted) 0 2px, var(--track) 2px 5px); }
-.parts { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-size: .9rem; margin-bottom: .25rem; }
-.note { font-size: .85rem; margin-top: .35rem; }
-.tools { display: flex; flex-wrap: wrap; align-items: center; gap: .3rem .8rem; margin: 1.6rem 0 .5rem; }
-.tools h2 { margin: 0; }
-.tools label, .tools select { min-width: 0; max-width: 100%; }
-.log-tools { margin: .5rem 0 0; }
-.log-tools input { min-width: 0; width: 12rem; }
-.tools label { display: flex; align-items: center; gap: .4rem; font-size: .9rem; }
-.strips { margin-top: .25rem; }
-.strip, .axis { display: grid; grid-template-columns: minmax(3.5rem, 14%) 1fr; gap: .6rem;
-  align-items: center; }
-.strip { padding: .12rem 0; }
-.strip > :first-child { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; font-size: .9rem; }
-.track { position: relative; height: 1.1rem; background: var(--track); border-radius: 3px; overflow: hidden; }
-.track span { position: absolute; top: 0; bottom: 0; min-width: 1px; background: var(--tone); }
-.track .in, .swatch.sample.in { background: repeating-linear-gradient(135deg, var(--tone) 0 3px, var(--track) 3px 6px); }
-.track .out, .swatch.sample.out { background: repeating-linear-gradient(45deg, var(--tone) 0 1px, var(--track) 1px 5px); }
-.track .draining, .swatch.sample.draining { background: color-mix(in srgb, var(--tone) 55%, var(--track)); }
-.track .hibernating, .swatch.sample.hibernating { background: var(--deep-back); }
-.track .quarantined, .swatch.sample.quarantined { background: var(--bad-back); }
-.track .before, .swatch.sample.before { background: var(--ground); }
-.track .mark { min-width: 3px; width: 3px; background: var(--bad); z-index: 1; }
-.swatch.sample.mark { width: 3px; background: var(--bad); border: 0; }
-.swatch.sample { --tone: var(--muted); background: var(--tone); }
-.axis { color: var(--muted); font-size: .8rem; }
-.axis span { display: flex; justify-content: space-between; white-space: nowrap; }
-.legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .85rem; margin-top: .35rem; }
-dl { margin: 0; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-size: .9rem; }
-dl div { display: flex; gap: .35rem; }
-dt { flex: none; }
-dd { margin: 0; min-width: 0; }
-.swatch { display: inline-block; width: .7em; height: .7em; border-radius: 2px; margin-right: .35em;
-  border: 1px solid var(--line); background: var(--track); }
-.swatch.used { background: var(--used); }
-.swatch.promised { background: var(--promised); }
-.models { display: grid; gap: .6rem; }
-.model { display: grid; gap: .5rem 1rem; align-items: start; }
-.title h2 { margin: 0; }
-.title { display: flex; flex-wrap: wrap; align-items: center; gap: .3rem .6rem; }
-.about { display: grid; gap: .35rem; min-width: 0; }
-.commands { display: flex; flex-wrap: wrap; gap: .4rem; }
-.failure { color: var(--bad); font-size: .9rem; }
-@media (min-width: 52rem) { .model { grid-template-columns: 1fr auto; } }
-@media (min-width: 62rem) { .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1.2rem; } }
-.pair > * { min-width: 0; }
-table { width: 100%; border-collapse: collapse; font-size: .9rem; }
-th, td { text-align: left; padding: .22rem .6rem .22rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { font-weight: 550; }
-thead th { color: var(--muted); }
-tbody tr:last-child > * { border-bottom: 0; }
-.number { text-align: right; white-space: nowrap; }
-.rows > li { padding: .4rem 0; border-bottom: 1px solid var(--line); font-size: .9rem; }
-.rows > li:last-child { border-bottom: 0; }
-.line { display: flex; flex-wrap: wrap; gap: .1rem .7rem; align-items: baseline; }
-.phases { display: flex; height: .6rem; gap: 1px; margin: .35rem 0; min-width: 4px; border-radius: 2px; overflow: hidden; }
-.phases span { background: var(--tone); min-width: 0; flex-basis: 0; }
-.phases .others, .swatch.others { background: repeating-linear-gradient(45deg, var(--muted) 0 1px, var(--track) 1px 5px); }
-.requests td { white-space: nowrap; }
-.requests .wide { white-space: normal; }
-.keyless .of-key { display: none; }
-th:first-child { min-width: 4.5rem; }
-@media (max-width: 30rem) {
-  .requests th, .requests td { padding-right: .3rem; }
-  .requests:not(.keyless) .first-byte { display: none; }
-}
-.scroll { max-height: 26rem; overflow: auto; }
-.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
-dialog { width: min(60rem, 94vw); max-height: 86vh; border: 1px solid var(--line); border-radius: 8px;
-  background: var(--card); color: var(--text); padding: .85rem; }
-dialog::backdrop { background: rgb(0 0 0 / .45); }
-pre { font: .82rem/1.4 ui-monospace, "SF Mono", Menlo, Consolas, monospace; white-space: pre-wrap; margin: .6rem 0 0;
-  max-height: 65vh; overflow: auto; }
-footer { height: 2rem; }
-</style>
-</head>
-<body>
-<header>
-  <h1>Poorwill rotation</h1>
-  <span class="chip" id="link" role="status">Connecting</span>
-  <span class="muted" id="uptime"></span>
-  <span class="grow"></span>
-  <label class="muted">Theme <select id="theme"><option value="">system</option>
-    <option value="light">light</option><option value="dark">dark</option></select></label>
-  <button type="button" id="reload" hidden>Reload configuration</button>
-  <button type="button" id="forget" hidden>Forget key</button>
-</header>
-<main>
-  <noscript><p class="card notice">This page needs JavaScript. The same data is at rotate/status, as JSON.</p></noscript>
-  <p class="card notice" id="notice" role="alert" hidden></p>
-  <form class="card key" id="key-form" hidden>
-    <label for="key">Key of an operator</label>
-    <div><input id="key" type="password" autocomplete="off" required aria-describedby="key-about">
-      <button type="submit" class="main">Use key</button></div>
-    <p class="muted" id="key-about">It is kept in this tab only, until the tab is closed.</p>
-    <p class="failure" id="key-error" role="alert"></p>
-  </form>
-  <p class="unseen" id="announcement" aria-live="polite"></p>
-
-  <div id="all" hidden>
-    <section aria-labelledby="h-gpus">
-      <h2 id="h-gpus" tabindex="-1">GPUs</h2>
-      <ul class="gpus" id="gpus"></ul>
-      <p class="muted note">Promised: what the awake models are known to need, taken yet or not. Other: memory of no
-        awake model, as of other programs. Asleep: what sleeping engines still hold, as far as measured.</p>
-    </section>
-    <section aria-labelledby="h-timeline">
-      <div class="tools"><h2 id="h-timeline">Timeline</h2><span class="grow"></span>
-        <label>Window <select id="window">
-          <option value="60">1 minute</option><option value="300" selected>5 minutes</option>
-          <option value="1800">30 minutes</option><option value="7200">2 hours</option></select></label></div>
-      <div class="card">
-        <p class="empty" id="no-timeline">No model was awake in this time.</p>
-        <ul id="timeline"></ul>
-        <div class="axis" id="axis" aria-hidden="true"><span></span><span></span></div>
-        <p class="legend muted">
-          <span><span class="swatch sample ready"></span>ready</span>
-          <span><span class="swatch sample draining"></span>draining</span>
-          <span><span class="swatch sample in"></span>swapped in</span>
-          <span><span class="swatch sample out"></span>swapped out</span>
-          <span><span class="swatch sample quarantined"></span>quarantined</span>
-          <span><span class="swatch sample mark"></span>failure</span>
-          <span><span class="swatch"></span>asleep</span>
-          <span><span class="swatch sample hibernating"></span>hibernating</span>
-          <span><span class="swatch sample before"></span>not known</span></p>
-      </div>
-    </section>
-    <section aria-labelledby="h-models">
-      <h2 id="h-models">Models</h2>
-      <ul class="models" id="models"></ul>
-    </section>
-    <section aria-labelledby="h-requests">
-      <h2 id="h-requests">Requests in progress <span class="muted" id="requests-count"></span></h2>
-      <div class="card scroll" tabindex="0" role="region" aria-labelledby="h-requests">
-        <p class="empty" id="no-requests">No request is in progress.</p>
-        <table id="requests" class="requests" hidden>
-          <caption class="unseen">Requests in progress, oldest first</caption>
-          <thead><tr><th scope="col">Model</th><th scope="col" class="of-key">Key</th><th scope="col">State</th>
-            <th scope="col" class="number first-byte">First byte</th><th scope="col" class="number">Age</th></tr></thead>
-          <tbody></tbody>
-        </table>
-      </div>
-    </section>
-    <div class="pair">
-      <section aria-labelledby="h-queue">
-        <h2 id="h-queue">Queue</h2>
-        <div class="card">
-          <p class="empty" id="no-queue">No request waits.</p>
-          <table id="queue" hidden>
-            <caption class="unseen">Requests by model</caption>
-            <thead><tr><th scope="col">Model</th><th scope="col" class="number">Waiting</th>
-              <th scope="col" class="number">Running</th><th scope="col" class="number">Oldest</th></tr></thead>
-            <tbody></tbody>
-          </table>
-        </div>
-        <h2 id="h-swaps">Last swaps</h2>
-        <div class="card scroll" tabindex="0" role="region" aria-labelledby="h-swaps">
-          <p class="empty" id="no-swaps">No model became ready yet.</p>
-          <p class="legend muted" id="phases"></p>
-          <ul class="rows" id="swaps"></ul>
-        </div>
-      </section>
-      <section aria-labelledby="h-events">
-        <div class="tools"><h2 id="h-events">Latest events</h2><span class="grow"></span>
-          <label>Show <select id="event-kind">
-            <option value="">all but stages</option><option value="failure">failures</option>
-            <option value="swap">swaps</option><option value="stage">stages</option></select></label>
-          <label>of <select id="event-model"></select></label></div>
-        <div class="card scroll" tabindex="0" role="region" aria-labelledby="h-events">
-          <p class="empty" id="no-events">No such event yet.</p>
-          <ol class="rows" id="events" reversed></ol>
-        </div>
-      </section>
-    </div>
-  </div>
-  <dialog id="log" aria-labelledby="log-title">
-    <div class="title"><h2 id="log-title"></h2><span class="grow"></span>
-      <button type="button" id="log-close" autofocus>Close</button></div>
-    <div class="tools log-tools"><label>Find <input id="log-find" type="text" autocomplete="off" spellcheck="false"></label>
-      <span class="muted" id="log-count" role="status"></span></div>
-    <pre id="log-text" tabindex="0"></pre>
-  </dialog>
-</main>
-<footer></footer>
-<script>
 "use strict";
-// Text from the server is set as text only, so that it cannot become markup.
-const KEY = "poorwill-rotate-key";
 // Each group of events has its own room, so that many stages do not displace a failure.
 const EVENTS_MAX = { failure: 300, swap: 100, stage: 200, other: 100 };
 const GROUPS = { stage: "stage", ready: "swap", failed: "failure", shortfall: "failure", quarantined: "failure" };
@@ -289,13 +21,7 @@ const LOG_LINES = 2000;
 // The oldest requests in progress.
 const REQUESTS_MAX = 50;
 const STATES = { waiting: "busy", streaming: "good" };
-const at = (id) => document.getElementById(id);
 
-// Without session storage, a key lasts until the page is closed.
-function stored(use) {
-  try { return use(sessionStorage); } catch { return null; }
-}
-let key = stored((storage) => storage.getItem(KEY));
 let snapshot = null;
 let requests = { count: 0, requests: [] };
 let snapshotAt = 0;
@@ -308,56 +34,8 @@ let logText = "";
 let clockAhead = 0;
 const histories = new Map();
 
-function el(tag, className, text) {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
-function put(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-function announce(text) {
-  put(at("announcement"), text);
-}
-function showNotice(text) {
-  at("notice").hidden = !text;
-  put(at("notice"), text || "");
-}
-
 // ---- Text and numbers
 
-function bytes(count) {
-  if (count === null || count === undefined) return "unknown";
-  const gib = count / 2 ** 30;
-  if (count === 0) return "0 GiB";
-  if (gib >= 1) return `${gib >= 100 ? gib.toFixed(0) : gib.toFixed(1)} GiB`;
-  return `${(count / 2 ** 20).toFixed(1)} MiB`;
-}
-function seconds(count) {
-  if (typeof count !== "number") return "unknown";
-  if (count < 0.9995) return `${Math.round(count * 1000)} ms`;
-  if (count < 59.95) return `${count.toFixed(1)} s`;
-  return span(count);
-}
-// A running duration, in whole seconds.
-function span(count) {
-  const all = Math.max(0, Math.floor(count));
-  const [days, hours, minutes] = [Math.floor(all / 86400), Math.floor(all / 3600) % 24, Math.floor(all / 60) % 60];
-  if (days) return `${days} d ${hours} h`;
-  if (hours) return `${hours} h ${minutes} min`;
-  if (minutes) return `${minutes} min ${all % 60} s`;
-  return `${all} s`;
-}
-function clock(unixMs) {
-  const time = el("time", "muted");
-  const date = new Date(unixMs);
-  if (Number.isNaN(date.getTime())) return time;
-  time.dateTime = date.toISOString();
-  const isToday = date.toDateString() === new Date().toDateString();
-  time.textContent = isToday ? date.toLocaleTimeString() : date.toLocaleString();
-  return time;
-}
 function stageClass(stage) {
   if (stage === "ready") return "good";
   if (stage === "quarantined") return "bad";
@@ -383,43 +61,12 @@ function held(list) {
 
 // ---- Requests
 
-class NoKey extends Error {
-  constructor(used) {
-    super("a key is needed");
-    this.used = used;
-  }
-}
-
-async function send(path, options = {}) {
-  const headers = { ...options.headers };
-  const used = key;
-  if (used) headers.Authorization = `Bearer ${used}`;
-  const response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
-  if (response.status === 401) throw new NoKey(used);
-  if (!response.ok) {
-    let text = `${response.status} ${response.statusText}`;
-    try {
-      text = (await response.json()).error.message;
-    } catch { /* Another server answered; the status has to suffice. */ }
-    throw new Error(text);
-  }
-  return response;
-}
-function needKey({ used }) {
-  // The key was replaced meanwhile.
-  if (used !== key) return;
+function keyNeeded() {
   isLive = false;
-  link("Key needed", "bad");
-  showNotice("");
-  put(at("key-error"), used ? "This key is not one of control's." : "");
-  at("key-form").hidden = false;
-  at("all").hidden = true;
   at("reload").hidden = true;
-  at("key").focus();
 }
-function link(text, className) {
-  at("link").className = `chip ${className}`;
-  put(at("link"), text);
+function keyGiven() {
+  retryNow?.();
 }
 
 let isRefreshing = false;
@@ -709,9 +356,6 @@ function showTimeline() {
     return el("span", "", part === 0 ? "now" : `−${span((part * length) / 1000).replace(/ 0 s$| 0 min$/, "")}`);
   }));
 }
-function time(unixMs) {
-  return new Date(unixMs).toLocaleTimeString();
-}
 // A model's colour, by its place in the configuration. Neighbours differ; its name is always there as well.
 function setTone(node, index) {
   node.style.setProperty("--tone", `var(--m${Math.max(0, index) % TONES})`);
@@ -719,35 +363,11 @@ function setTone(node, index) {
 
 // ---- Rendering
 
-// Keeps one row for each name, so that the focus stays in its row.
-function rows(list, items, nameOf, make, fill) {
-  const old = new Map([...list.children].map((row) => [row.dataset.name, row]));
-  const names = new Set(items.map((item) => String(nameOf(item))));
-  // First, so that other rows need not move and lose the focus.
-  old.forEach((row, name) => {
-    if (!names.has(name)) row.remove();
-  });
-  items.forEach((item, index) => {
-    const name = String(nameOf(item));
-    let row = old.get(name);
-    if (!row) {
-      row = make(item);
-      row.dataset.name = name;
-    }
-    if (list.children[index] !== row) list.insertBefore(row, list.children[index] ?? null);
-    fill(row, item);
-  });
-}
 function show() {
   // The service answers again, so events can be followed again.
   if (!isLive) retryNow?.();
-  const form = at("key-form");
-  const isLeft = form.contains(document.activeElement);
-  form.hidden = true;
-  at("all").hidden = false;
-  if (isLeft) at("h-gpus").focus();
+  showAll(at("h-gpus"));
   at("reload").hidden = false;
-  at("forget").hidden = !key;
   rows(at("gpus"), snapshot.gpus, (gpu) => gpu.gpu, makeGpu, fillGpu);
   rows(at("models"), snapshot.models, (model) => model.name, makeModel, fillModel);
   showRequests();
@@ -755,19 +375,6 @@ function show() {
   showModelsOfEvents();
   showSwaps();
   tick();
-}
-function facts(parts) {
-  const list = el("dl");
-  const nodes = {};
-  for (const [name, title, swatch] of parts) {
-    const [pair, dt, dd] = [el("div"), el("dt"), el("dd")];
-    if (swatch) dt.append(el("span", `swatch ${swatch}`));
-    dt.append(title);
-    pair.append(dt, dd);
-    list.append(pair);
-    nodes[name] = dd;
-  }
-  return [list, nodes];
 }
 function makeGpu(gpu) {
   const row = el("li", "card");
@@ -940,11 +547,6 @@ function fillModel(row, model) {
   pin.setAttribute("aria-pressed", String(model.is_pinned));
   log.hidden = !model.is_supervised;
 }
-// A fact is shown once it is known.
-function putKnown(node, text) {
-  node.parentElement.hidden = text === "";
-  put(node, text);
-}
 function swapCosts({ resume_s: resume, wake_s: wake, start_s: start, leave_s: leave, hibernate_s: hibernate }) {
   const costs = [["resume", resume], ["wake", wake], ["start", start], ["leave", leave], ["hibernate", hibernate]];
   return costs.filter(([, cost]) => cost !== null && cost !== undefined).map(([name, cost]) => `${name} ${seconds(cost)}`).join(", ");
@@ -953,12 +555,6 @@ function tokensPerS({ prompt_tokens_per_s: prompts, completion_tokens_per_s: ans
   const rate = (count) => (count < 10 ? count.toFixed(1) : count.toFixed(0));
   const rates = [[answers, "answers"], [prompts, "prompts"]].filter(([count]) => count !== null);
   return rates.map(([count, name]) => `${rate(count)} of ${name}`).join(", ");
-}
-// The command has no effect in this stage.
-function setOff(button, isOff) {
-  button.classList.toggle("off", isOff);
-  if (isOff) button.setAttribute("aria-disabled", "true");
-  else if (!button.isPending) button.removeAttribute("aria-disabled");
 }
 function showRequests() {
   const seen = new Map();
@@ -1077,26 +673,8 @@ function tick() {
 
 // ---- Commands
 
-async function post(button, path, body, done) {
-  if (button.getAttribute("aria-disabled") === "true") return;
-  button.setAttribute("aria-disabled", "true");
-  button.isPending = true;
-  try {
-    const headers = body ? { "Content-Type": "application/json" } : {};
-    await send(path, { method: "POST", headers, body: body && JSON.stringify(body) });
-    showNotice("");
-    announce(done);
-    refresh();
-  } catch (error) {
-    if (error instanceof NoKey) needKey(error);
-    else showNotice(`Failed: ${error.message}`);
-  } finally {
-    button.isPending = false;
-    if (!button.classList.contains("off")) button.removeAttribute("aria-disabled");
-  }
-}
 function command(button, name, what, body) {
-  post(button, `rotate/models/${encodeURIComponent(name)}/${what}`, body, `${what} sent to ${name}`);
+  order(button, "POST", `rotate/models/${encodeURIComponent(name)}/${what}`, body, `${what} sent to ${name}`);
 }
 async function readLog(name) {
   const request = logRead = Symbol(name);
@@ -1138,40 +716,8 @@ function openLog(name) {
 at("log-find").addEventListener("input", showLog);
 at("log-close").addEventListener("click", () => at("log").close());
 at("reload").addEventListener("click", (event) => {
-  post(event.currentTarget, "rotate/reload", null, "The configuration was reloaded");
+  order(event.currentTarget, "POST", "rotate/reload", null, "The configuration was reloaded");
 });
-at("forget").addEventListener("click", () => {
-  stored((storage) => storage.removeItem(KEY));
-  location.reload();
-});
-at("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const given = at("key").value.trim();
-  if (!/^[\x21-\x7e]+$/.test(given)) {
-    put(at("key-error"), "A key is printable ASCII without blanks, and this is not.");
-    return;
-  }
-  key = given;
-  stored((storage) => storage.setItem(KEY, key));
-  at("key").value = "";
-  // Cleared, so that the same error is announced again.
-  put(at("key-error"), "");
-  retryNow?.();
-});
-const THEME = "poorwill-rotate-theme";
-function setTheme(theme) {
-  if (theme) document.documentElement.dataset.theme = theme;
-  else delete document.documentElement.dataset.theme;
-}
-at("theme").addEventListener("change", (event) => {
-  setTheme(event.target.value);
-  try { localStorage.setItem(THEME, event.target.value); } catch { /* It lasts until the page is closed. */ }
-});
-try {
-  at("theme").value = localStorage.getItem(THEME) ?? "";
-  if (at("theme").selectedIndex < 0) at("theme").value = "";
-  setTheme(at("theme").value);
-} catch { /* As the system has it. */ }
 at("window").addEventListener("change", tick);
 at("event-kind").addEventListener("change", filterEvents);
 at("event-model").addEventListener("change", filterEvents);
@@ -1183,6 +729,3 @@ setInterval(() => {
   if (!document.hidden && at("key-form").hidden) refresh();
 }, POLL_MS);
 followForEver();
-</script>
-</body>
-</html>
