@@ -79,7 +79,7 @@ impl Outcome for FleetDemoReport {
 }
 
 #[derive(Debug, Default)]
-struct Tally {
+struct DemoRequests {
     first: BTreeMap<(usize, usize), String>,
     right: u64,
     wrong: Vec<String>,
@@ -89,7 +89,7 @@ struct Tally {
     again: BTreeMap<usize, Instant>,
 }
 
-impl Tally {
+impl DemoRequests {
     fn add(&mut self, model: usize, prompt: usize, asked_at: Instant, answer: Result<String, ClientError>) {
         match answer {
             Err(error) => {
@@ -282,7 +282,7 @@ async fn serve(parts: &mut Parts, etcd: &Path, duration: Duration) -> Result<Fle
     let config = parts.folder.join("router0.toml");
     print(&format!("the fleet: poorwill fleet status --config {}", config.display()));
     print(&format!("traffic for {:.0} s; end it with Ctrl-C", duration.as_secs_f64()));
-    let (began, tally) = (Instant::now(), Arc::new(Mutex::new(Tally::default())));
+    let (began, tally) = (Instant::now(), Arc::new(Mutex::new(DemoRequests::default())));
     let mut clients = Vec::new();
     for nth in 0..CLIENTS {
         let client = client_of(fronts[nth % ROUTERS])?;
@@ -374,7 +374,7 @@ async fn placed(etcd: &Etcd, parts: &mut Parts) -> Result<(), Failure> {
     }
 }
 
-async fn traffic(client: Client, nth: usize, tally: Arc<Mutex<Tally>>) {
+async fn traffic(client: Client, nth: usize, tally: Arc<Mutex<DemoRequests>>) {
     for turn in 0.. {
         let (model, prompt) = ((nth + turn / 4) % MODELS.len(), (turn * 7 + nth) % 5);
         let asked_at = Instant::now();

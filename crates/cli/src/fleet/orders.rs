@@ -16,12 +16,12 @@ use crate::show::fleet::status_text;
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-pub(crate) enum Reply {
+pub(crate) enum FleetReply {
     Status(FleetStatus),
     Wish { wish: String },
 }
 
-impl Outcome for Reply {
+impl Outcome for FleetReply {
     fn mismatch(&self) -> Option<&str> {
         None
     }
@@ -34,7 +34,7 @@ impl Outcome for Reply {
     }
 }
 
-pub(super) fn run(path: &Path, command: FleetCommand) -> Result<Reply, Failure> {
+pub(super) fn run(path: &Path, command: FleetCommand) -> Result<FleetReply, Failure> {
     let config = read(path)?;
     let wanted = match command {
         FleetCommand::Status => None,
@@ -49,8 +49,8 @@ pub(super) fn run(path: &Path, command: FleetCommand) -> Result<Reply, Failure> 
         let etcd = Etcd::with_tls(&config.etcd, Limits::default(), config.etcd_tls.as_ref())?;
         let Some(wanted) = wanted else {
             let (entries, _) = etcd.read(&keys::prefix(&config.fleet)).await?;
-            return Ok(Reply::Status(Records::read(&config.fleet, &entries).status()));
+            return Ok(FleetReply::Status(Records::read(&config.fleet, &entries).status()));
         };
-        Ok(Reply::Wish { wish: wish(&etcd, &config.fleet, wanted).await? })
+        Ok(FleetReply::Wish { wish: wish(&etcd, &config.fleet, wanted).await? })
     })
 }

@@ -17,7 +17,7 @@ pub enum EtcdError {
         reason: String,
     },
     /// A certificate for it cannot be used.
-    #[error("etcd's TLS: {0}")]
+    #[error("TLS to etcd cannot be used")]
     Tls(#[from] TlsError),
     /// No member answered.
     #[error("no etcd answers {path}: {}; see that one of them runs and can be reached", tried.join("; "))]

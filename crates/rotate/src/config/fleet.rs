@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use poorwill::chain;
 use poorwill_fleet::name::{FleetName, NodeName};
 use poorwill_fleet::tls::ClientFiles;
 use serde::Deserialize;
@@ -96,7 +97,7 @@ fn node_name(given: Option<String>) -> Result<NodeName, String> {
 
 pub(super) fn checked_etcd(etcd: Vec<String>, tls: Option<&ClientFiles>) -> Result<Vec<String>, String> {
     use poorwill_fleet::etcd::{Etcd, Limits};
-    Etcd::with_tls(&etcd, Limits::default(), tls).map_err(|error| format!("etcd: {error}"))?;
+    Etcd::with_tls(&etcd, Limits::default(), tls).map_err(|error| format!("etcd: {}", chain(&error)))?;
     Ok(etcd)
 }
 

@@ -42,21 +42,21 @@ pub struct RouterConfig {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct RouterFile {
     /// Replaced in all texts before.
     #[serde(default, rename = "macros")]
     _macros: IgnoredAny,
-    fleet: RawFleet,
+    fleet: RawRouterFleet,
     #[serde(default)]
     front: RawFront,
     control: Option<RawControl>,
     #[serde(default)]
-    rules: RawRules,
+    rules: RawPlacementRules,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawFleet {
+struct RawRouterFleet {
     name: String,
     etcd: Vec<String>,
     etcd_ca: Option<PathBuf>,
@@ -71,7 +71,7 @@ struct RawFleet {
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawRules {
+struct RawPlacementRules {
     copies_min: Option<usize>,
     copies_max: Option<usize>,
     requests_per_copy: Option<u32>,
@@ -101,16 +101,17 @@ impl RouterConfig {
     /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
         let table = toml::Deserializer::from(macros::parsed(text, secret)?);
-        let file = File::deserialize(table).map_err(|error| values::explained(text, &error))?;
+        let file = RouterFile::deserialize(table).map_err(|error| values::explained(text, &error))?;
         file.checked(secret).map_err(|error| error.placed(text, secret))
     }
 }
 
-impl File {
+impl RouterFile {
     fn checked(self, secret: Secret<'_>) -> Result<RouterConfig, ConfigError> {
         let invalid = |reason: &str| invalid("fleet", reason);
-        let RawFleet { name, etcd, etcd_ca, etcd_certificate, etcd_certificate_key, .. } = self.fleet;
-        let RawFleet { lease, node_key, node_ca, node_certificate, node_certificate_key, .. } = self.fleet;
+        let RawRouterFleet { name, etcd, etcd_ca, etcd_certificate, etcd_certificate_key, .. } = self.fleet;
+        let RawRouterFleet { lease, node_key, node_ca, node_certificate, node_certificate_key, .. } =
+            self.fleet;
         let etcd_tls = client_files("etcd_", etcd_ca, etcd_certificate, etcd_certificate_key);
         let etcd_tls = etcd_tls.map_err(|reason| invalid(&reason))?;
         let node_tls = client_files("node_", node_ca, node_certificate, node_certificate_key);
@@ -136,7 +137,7 @@ impl File {
     }
 }
 
-impl RawRules {
+impl RawPlacementRules {
     fn checked(self) -> Result<Rules, ConfigError> {
         let usual = Rules::default();
         let ms = |wait: Option<Wait>, usual: u64| {

@@ -18,12 +18,12 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::owned::Owned;
-use super::published::{Rates, Told, told};
+use super::published::{Published, Rates, published};
 use crate::config::Fleet;
 use crate::service::{ModelCommand, Service};
 
-/// How often the node looks whether there is news to tell.
-const TELL_EVERY: Duration = Duration::from_millis(500);
+/// How often the node looks whether it has changed.
+const PUBLISH_EVERY: Duration = Duration::from_millis(500);
 /// Writes of one transaction; etcd takes 128 operations.
 const WRITES_MAX: usize = 100;
 /// The greatest fence of each model, in the state folder.
@@ -37,7 +37,7 @@ pub enum FleetError {
     #[error(transparent)]
     Etcd(#[from] EtcdError),
     /// A certificate for the connections to nodes cannot be used.
-    #[error("TLS to nodes: {0}")]
+    #[error("TLS to nodes cannot be used")]
     Tls(#[from] TlsError),
     /// What was kept in the state folder cannot be read.
     #[error("{}: {reason}; remove it if no other controller than today's is left", path.display())]
@@ -114,13 +114,13 @@ struct Worker {
     fences: Fences,
     rates: Rates,
     /// What etcd has, under the claimed lease.
-    sent: Option<Told>,
+    sent: Option<Published>,
     last_problem: Option<String>,
 }
 
-/// Why the node is not told.
+/// Why the node is not published.
 #[derive(Debug, thiserror::Error)]
-enum TellError {
+enum PublishError {
     #[error(
         "node `{node}` is there already, as process {instance} at {url}; give this node another name, or wait until the \
          other's lease has ended"
@@ -142,7 +142,7 @@ impl Worker {
         until: &CancellationToken,
     ) {
         let mut placements = mirror.contents();
-        let mut ticks = interval(TELL_EVERY);
+        let mut ticks = interval(PUBLISH_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -162,7 +162,7 @@ impl Worker {
             let current = *lease.borrow_and_update();
             let outcome = tokio::select! {
                 () = until.cancelled() => return,
-                outcome = self.tell(current) => outcome,
+                outcome = self.publish(current) => outcome,
             };
             self.note(outcome.err().map(|error| error.to_string()));
         }
@@ -172,9 +172,9 @@ impl Worker {
     fn note(&mut self, problem: Option<String>) {
         match (&problem, &self.last_problem) {
             (Some(new), old) if Some(new) != old.as_ref() => {
-                tracing::warn!(reason = new, "the fleet is not told")
+                tracing::warn!(reason = new, "this node is not published");
             }
-            (None, Some(_)) => tracing::info!("the fleet is told again"),
+            (None, Some(_)) => tracing::info!("this node is published again"),
             _ => {}
         }
         if self.last_problem != problem {
@@ -183,7 +183,7 @@ impl Worker {
         self.last_problem = problem;
     }
 
-    async fn tell(&mut self, lease: Option<LeaseId>) -> Result<(), TellError> {
+    async fn publish(&mut self, lease: Option<LeaseId>) -> Result<(), PublishError> {
         let Some(lease) = lease else {
             self.owned.claim(None);
             self.sent = None;
@@ -194,8 +194,8 @@ impl Worker {
             self.sent = None;
         }
         let (snapshot, config) = (self.service.snapshot().await, self.service.config());
-        let now = told(&snapshot, &config, &self.fleet, &self.instance, &mut self.rates, Instant::now());
-        let told = match self.sent.take() {
+        let now = published(&snapshot, &config, &self.fleet, &self.instance, &mut self.rates, Instant::now());
+        let outcome = match self.sent.take() {
             None => self.enter(lease, &now).await,
             Some(sent) => {
                 let updated = self.update(lease, &sent, &now).await;
@@ -206,14 +206,14 @@ impl Worker {
                 updated
             }
         };
-        match told {
+        match outcome {
             Ok(()) => {
                 self.owned.claim(Some(lease));
                 self.sent = Some(now);
                 Ok(())
             }
             Err(error) => {
-                if matches!(error, TellError::Lost | TellError::Taken { .. }) {
+                if matches!(error, PublishError::Lost | PublishError::Taken { .. }) {
                     self.owned.claim(None);
                     self.sent = None;
                 }
@@ -222,11 +222,11 @@ impl Worker {
         }
     }
 
-    /// Takes the node's name, and tells everything. The node comes with its models, so that none seems to be missing.
-    async fn enter(&self, lease: LeaseId, now: &Told) -> Result<(), TellError> {
+    /// Takes the node's name, and publishes everything. The node comes with its models, so that none seems to be missing.
+    async fn enter(&self, lease: LeaseId, now: &Published) -> Result<(), PublishError> {
         let key = Key::Node(self.fleet.node.clone());
         let path = key.in_fleet(&self.fleet.name);
-        let mut first = Told { node: now.node.clone(), models: BTreeMap::new() };
+        let mut first = Published { node: now.node.clone(), models: BTreeMap::new() };
         let mut txn = Txn::new()
             .if_created_at(&path, 0)
             .put(&path, &write(&key, &now.node)?, Some(lease))
@@ -238,7 +238,7 @@ impl Worker {
         }
         let answer = self.etcd.commit(&txn).await?;
         if !answer.has_succeeded {
-            let Some(found) = answer.found.first() else { return Err(TellError::Lost) };
+            let Some(found) = answer.found.first() else { return Err(PublishError::Lost) };
             let record = read::<NodeRecord>(&key, &found.value).ok();
             let record = record.as_ref().and_then(Reading::known);
             // An answer that was lost on its way leaves our own behind.
@@ -246,14 +246,14 @@ impl Worker {
                 let (instance, url) =
                     record.map_or(("?", "?"), |record| (&*record.instance, &*record.front_url));
                 let node = self.fleet.node.to_string();
-                return Err(TellError::Taken { node, instance: instance.to_owned(), url: url.to_owned() });
+                return Err(PublishError::Taken { node, instance: instance.to_owned(), url: url.to_owned() });
             }
         }
         self.update(lease, &first, now).await
     }
 
     /// Tells what has changed, while the node's name is under this lease.
-    async fn update(&self, lease: LeaseId, sent: &Told, now: &Told) -> Result<(), TellError> {
+    async fn update(&self, lease: LeaseId, sent: &Published, now: &Published) -> Result<(), PublishError> {
         let node_key = Key::Node(self.fleet.node.clone());
         let node_path = node_key.in_fleet(&self.fleet.name);
         let begun = || Txn::new().if_leased(&node_path, lease);
@@ -287,7 +287,7 @@ impl Worker {
         }
         for txn in txns.iter().filter(|txn| !txn.is_empty()) {
             if !self.etcd.commit(txn).await?.has_succeeded {
-                return Err(TellError::Lost);
+                return Err(PublishError::Lost);
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! This node in its fleet: it tells what it has, and takes placements.
+//! This node in its fleet: it publishes what it has, and takes placements.
 //!
 //! Its own decisions stay its own: a placement says which models it may serve and keeps awake, and the policy does
 //! everything else. Without etcd it gets no new placement, and no model ends.

@@ -11,10 +11,10 @@ use tokio::sync::watch;
 
 /// Which models this node may serve. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Owned(Arc<Inner>);
+pub struct Owned(Arc<Ownership>);
 
 #[derive(Debug)]
-struct Inner {
+struct Ownership {
     clock: LeaseClock,
     lease: watch::Receiver<Option<LeaseId>>,
     claims: RwLock<Claims>,
@@ -56,7 +56,7 @@ pub enum NotOwned {
 
 impl Owned {
     pub(super) fn new(clock: LeaseClock, lease: watch::Receiver<Option<LeaseId>>) -> Self {
-        Self(Arc::new(Inner { clock, lease, claims: RwLock::default(), late: AtomicU64::new(0) }))
+        Self(Arc::new(Ownership { clock, lease, claims: RwLock::default(), late: AtomicU64::new(0) }))
     }
 
     /// Whether this model may be served now.
@@ -74,7 +74,7 @@ impl Owned {
         if is_claimed && self.0.clock.is_valid() { Ok(()) } else { Err(NotOwned::Lease) }
     }
 
-    /// Counts a request that went to its engine when the model was not this node's any more: the process was stopped
+    /// Counts a request that went to its engine when the model was not this node's any more. The process was stopped
     /// between the last look and the write.
     pub(crate) fn was_late(&self, model: &str) {
         let count = self.0.late.fetch_add(1, Ordering::Relaxed) + 1;

@@ -1,4 +1,4 @@
-//! What this node tells of itself, and what of that has changed enough to be told again.
+//! What this node publishes of itself, and what has changed enough to be published again.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use crate::service::{ModelNow, Snapshot};
 
 /// Rates decay by a factor of e in this time.
 const DECAY: Duration = Duration::from_secs(1800);
-/// Sizes are told in steps of so many bytes, so that a little more or less is no news.
+/// Sizes come in steps of so many bytes, so that a little more or less is no change.
 const STEP_BYTES: u64 = 64 << 20;
-/// A rate is told again when it has changed by one part in so many.
+/// A rate is published again when it has changed by one part in so many.
 const RATE_PARTS: u64 = 5;
 /// A lower rate is nothing.
 const RATE_MIN_MICROS: u64 = 100;
 
 /// The node and its models.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct Published {
     pub(super) node: NodeRecord,
     pub(super) models: BTreeMap<ModelName, ModelRecord>,
 }
@@ -29,21 +29,21 @@ pub(super) struct Told {
 /// Counts requests to models.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
-    by_model: BTreeMap<String, Counted>,
+    by_model: BTreeMap<String, RequestRate>,
 }
 
 #[derive(Debug)]
-struct Counted {
+struct RequestRate {
     total: u64,
     per_second: f64,
     at: Instant,
-    told: Rate,
+    reported: Rate,
 }
 
 impl Rates {
     /// The rate of a model that had so many requests in all.
     fn of(&mut self, model: &str, total: u64, now: Instant) -> Rate {
-        let new = || Counted { total, per_second: 0.0, at: now, told: Rate::default() };
+        let new = || RequestRate { total, per_second: 0.0, at: now, reported: Rate::default() };
         let counted = self.by_model.entry(model.to_owned()).or_insert_with(new);
         let passed = now.saturating_duration_since(counted.at).as_secs_f64() / DECAY.as_secs_f64();
         #[allow(clippy::cast_precision_loss, reason = "a few requests more or less")]
@@ -56,23 +56,24 @@ impl Rates {
             reason = "it is small, and not negative"
         )]
         let micros = (counted.per_second * 1e6) as u64;
-        let (told, micros) = (counted.told.as_micros(), if micros < RATE_MIN_MICROS { 0 } else { micros });
-        if micros.abs_diff(told) > told / RATE_PARTS || micros == 0 {
-            counted.told = Rate::from_micros(micros);
+        let (reported, micros) =
+            (counted.reported.as_micros(), if micros < RATE_MIN_MICROS { 0 } else { micros });
+        if micros.abs_diff(reported) > reported / RATE_PARTS || micros == 0 {
+            counted.reported = Rate::from_micros(micros);
         }
-        counted.told
+        counted.reported
     }
 }
 
 /// As of this snapshot.
-pub(super) fn told(
+pub(super) fn published(
     snapshot: &Snapshot,
     config: &Config,
     fleet: &Fleet,
     instance: &str,
     rates: &mut Rates,
     now: Instant,
-) -> Told {
+) -> Published {
     let gpus = snapshot.gpus.iter().map(|gpu| gpu.gpu + 1).max().unwrap_or_default();
     let mut node = NodeRecord {
         front_url: fleet.front_url.clone(),
@@ -97,7 +98,7 @@ pub(super) fn told(
         let rate = rates.of(&model.name, model.admitted, now);
         models.insert(name, record(model, is_pinned, rate));
     }
-    Told { node, models }
+    Published { node, models }
 }
 
 fn record(model: &ModelNow, is_pinned: bool, rate: Rate) -> ModelRecord {
@@ -105,7 +106,7 @@ fn record(model: &ModelNow, is_pinned: bool, rate: Rate) -> ModelRecord {
     let need_bytes =
         model.held_bytes.clone().or(configured).map(|need| need.into_iter().map(rounded).collect());
     let ms = |seconds: Option<f64>| {
-        seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).map(told_ms)
+        seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).map(rounded_ms)
     };
     let resume_s = model.resume_s.map(|resume_s| resume_s + model.wake_s.unwrap_or_default());
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
@@ -128,7 +129,7 @@ fn record(model: &ModelNow, is_pinned: bool, rate: Rate) -> ModelRecord {
 }
 
 /// To two digits, so that each measurement is not news.
-fn told_ms(time: Duration) -> u64 {
+fn rounded_ms(time: Duration) -> u64 {
     let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let step = 10_u64.pow(ms.checked_ilog10().unwrap_or_default().saturating_sub(1));
     ms / step * step
@@ -185,7 +186,7 @@ fn rates_decay_and_small_changes_are_no_news() {
 }
 
 #[test]
-fn times_are_told_to_two_digits() {
-    let told = |ms| told_ms(Duration::from_millis(ms));
-    assert_eq!([0, 7, 99, 104, 1999, 123_456].map(told), [0, 7, 99, 100, 1900, 120_000]);
+fn times_have_two_digits() {
+    let rounded = |ms| rounded_ms(Duration::from_millis(ms));
+    assert_eq!([0, 7, 99, 104, 1999, 123_456].map(rounded), [0, 7, 99, 100, 1900, 120_000]);
 }

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::choose::choose;
-use super::table::{Copy, Table};
+use super::table::{Copy, RouteTable};
 use crate::config::{self, Card, Parameters, RouterConfig};
 use crate::fleet::NotOwned;
 use crate::front::{Backend, Listed, NameKind, Route};
@@ -40,7 +40,7 @@ pub(super) struct RouteCounts {
 /// Routes by the table.
 #[derive(Debug)]
 pub(super) struct RouterBackend {
-    table: watch::Receiver<Arc<Table>>,
+    table: watch::Receiver<Arc<RouteTable>>,
     front: Arc<config::Front>,
     node_key: Option<HeaderValue>,
     node_tls: Option<ClientTls>,
@@ -58,7 +58,7 @@ impl RouterBackend {
     pub(super) fn new(
         config: &RouterConfig,
         node_tls: Option<ClientTls>,
-        table: watch::Receiver<Arc<Table>>,
+        table: watch::Receiver<Arc<RouteTable>>,
         requests: Arc<Requests>,
         counts: Arc<RouteCounts>,
     ) -> Self {

@@ -5,11 +5,11 @@ use poorwill_fleet::records::{Costs, Stage};
 
 use super::table::Copy;
 
-/// The better of two awake copies by chance, which spreads requests almost as well as the best of all, and does not send
-/// all routers to the same one (Mitzenmacher: "The power of two choices in randomized load balancing"). Without an
-/// awake copy, the one that is ready first.
+/// The better of two awake copies by chance. That spreads requests almost as well as the best of all, and does not send
+/// all routers to the same one. See Mitzenmacher, "The power of two choices in randomized load balancing" (2001).
+/// Without an awake copy, the one that is ready first.
 ///
-/// `in_flight` are this router's own requests to a copy, of which its node may not have told yet.
+/// `in_flight` are this router's own requests to a copy, which its node may not have published yet.
 pub(super) fn choose<'a>(
     copies: &[&'a Copy],
     in_flight: impl Fn(&Copy) -> u64,
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(chosen(&two, 0), "b");
         let two = [copy("a", Stage::Awake, 0), copy("b", Stage::Awake, 2), copy("c", Stage::Asleep, 0)];
         assert_eq!(chosen(&two, 0), "a");
-        // What was sent a moment ago counts, though its node has not told of it.
+        // What was sent a moment ago counts, though its node has not published it.
         assert_eq!(chosen(&two, 5), "b");
     }
 

@@ -5,8 +5,8 @@
 //! Promises:
 //!
 //! - A request goes to a copy that is awake, if there is one, else where a wake is cheapest.
-//! - A node that refuses a request, cannot be reached, or loses its lease before it has begun an answer costs no client
-//!   anything while another node has the model. What has begun is never repeated.
+//! - A request goes elsewhere if its node refuses it, cannot be reached, or loses its lease before the answer has begun.
+//!   An answer that has begun is never asked for again.
 //! - While etcd cannot be reached, it routes by what it knew last. Nodes refuse what is not theirs any more.
 
 mod backend;

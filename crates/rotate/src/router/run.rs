@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::backend::{RouteCounts, RouterBackend};
 use super::history::PlacementHistory;
 use super::operators::{self, Operated};
-use super::table::Table;
+use super::table::RouteTable;
 use crate::config::RouterConfig;
 use crate::fleet::FleetError;
 use crate::front::{self, Backend, Timeouts};
@@ -72,7 +72,7 @@ pub async fn begin(config: &RouterConfig, routes: bool, controls: bool) -> Resul
         while contents.changed().await.is_ok() {
             sleep(GATHER).await;
             let now = contents.borrow_and_update().clone();
-            sender.send_replace(Arc::new(Table::of(&fleet, &now)));
+            sender.send_replace(Arc::new(RouteTable::of(&fleet, &now)));
             if let Some(history) = &kept {
                 let mut history = history.lock().unwrap_or_else(PoisonError::into_inner);
                 history.take_in(&fleet, now.entries().values(), now_unix_ms());

@@ -10,7 +10,7 @@ use poorwill_fleet::records::{Goal, ModelRecord};
 
 /// All copies that may be asked, by model.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct RouteTable {
     copies: BTreeMap<ModelName, Vec<Copy>>,
     /// The model of each name in requests.
     names: BTreeMap<String, ModelName>,
@@ -28,7 +28,7 @@ pub(super) struct Copy {
     pub(super) record: ModelRecord,
 }
 
-impl Table {
+impl RouteTable {
     /// What is not understood is left out: its node may serve it, but nothing says how.
     pub(super) fn of(fleet: &FleetName, contents: &Contents) -> Self {
         let entries = contents.entries().iter().map(|(key, entry)| (key.as_str(), &*entry.value));
