@@ -28,6 +28,10 @@ pub(crate) type HttpClient<B> = legacy::Client<Connector, B>;
 /// Idle connections to each engine. More would take descriptors that clients and control need.
 const IDLE_MAX: usize = 64;
 
+/// How often a connection without data is probed, and how often in vain.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+const KEEPALIVE_TRIES: u32 = 3;
+
 /// Keeps connections for reuse up to `idle`, or not at all.
 pub(crate) fn client<B: Body<Data: Send> + Send>(
     connect_max: Duration,
@@ -49,7 +53,12 @@ pub(crate) fn client_with<B: Body<Data: Send> + Send>(
         }
         None => builder.pool_max_idle_per_host(0).retry_canceled_requests(false),
     };
-    builder.build(Connector::new(HttpConnector::new(), connect_max, tls))
+    let mut connector = HttpConnector::new();
+    // A machine that lost its power says nothing more.
+    connector.set_keepalive(Some(KEEPALIVE));
+    connector.set_keepalive_interval(Some(KEEPALIVE));
+    connector.set_keepalive_retries(Some(KEEPALIVE_TRIES));
+    builder.build(Connector::new(connector, connect_max, tls))
 }
 
 pub(crate) fn request(

@@ -333,6 +333,10 @@ impl Backend for ServiceHandle {
         self.owned.as_ref().map_or(Ok(()), |owned| owned.check(&route.name))
     }
 
+    fn may_lose(&self) -> bool {
+        self.owned.is_some()
+    }
+
     fn was_late(&self, route: &Route) {
         if let Some(owned) = &self.owned {
             owned.was_late(&route.name);

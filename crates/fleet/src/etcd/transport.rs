@@ -38,6 +38,16 @@ pub struct Limits {
     pub call: Duration,
 }
 
+impl Limits {
+    /// Short enough that a lease of so long is renewed in time by another member while one is silent.
+    #[must_use]
+    pub fn for_lease(ttl: Duration) -> Self {
+        let usual = Self::default();
+        let call = (ttl / 6).clamp(Duration::from_millis(300), usual.call);
+        Self { connect: call.min(usual.connect), call }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self { connect: Duration::from_secs(1), call: Duration::from_secs(3) }

@@ -122,6 +122,13 @@ impl RouterFile {
                 .map_err(|why| invalid(&format!("node_key: {why}")))
         };
         let front = self.front.checked(secret)?;
+        for (what, is_set) in [("keep_alive", front.keep_alive.is_some()), ("passthrough", front.passthrough)]
+        {
+            if is_set {
+                let reason = format!("{what} is for nodes, which know the engines; leave it out here");
+                return Err(super::invalid("front", &reason));
+            }
+        }
         let control = self.control.map(|control| control.checked(&front, secret)).transpose()?;
         Ok(RouterConfig {
             front: Arc::new(front),

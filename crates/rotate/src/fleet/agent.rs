@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use poorwill_fleet::etcd::{Etcd, EtcdError, LeaseId, Limits, Txn};
@@ -19,11 +20,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::owned::Owned;
 use super::published::{Published, Rates, published};
-use crate::config::Fleet;
+use crate::config::{Config, Fleet};
 use crate::service::{ModelCommand, Service};
 
 /// How often the node looks whether it has changed.
 const PUBLISH_EVERY: Duration = Duration::from_millis(500);
+/// How often the node makes sure that its name is still under its lease.
+const VERIFY_EVERY: Duration = Duration::from_secs(2);
 /// Writes of one transaction; etcd takes 128 operations.
 const WRITES_MAX: usize = 100;
 /// The greatest fence of each model, in the state folder.
@@ -64,7 +67,7 @@ impl Agent {
     /// # Errors
     /// See [`FleetError`].
     pub fn start(service: Service, fleet: Fleet, state: Option<&Path>) -> Result<Self, FleetError> {
-        let etcd = Etcd::with_tls(&fleet.etcd, Limits::default(), fleet.etcd_tls.as_ref())?;
+        let etcd = Etcd::with_tls(&fleet.etcd, Limits::for_lease(fleet.lease), fleet.etcd_tls.as_ref())?;
         let fences = Fences::read(state)?;
         let session = Session::start(etcd.clone(), fleet.lease);
         let owned = Owned::new(session.clock(), session.lease());
@@ -73,7 +76,7 @@ impl Agent {
         let mut instance = String::new();
         // Cannot fail.
         let _ = write!(instance, "{:016x}", fastrand::u64(..));
-        let ending = CancellationToken::new();
+        let (ending, config) = (CancellationToken::new(), service.config());
         let worker = Worker {
             service,
             fleet,
@@ -83,6 +86,8 @@ impl Agent {
             fences,
             rates: Rates::default(),
             sent: None,
+            verified_at: Instant::now(),
+            config,
             last_problem: None,
         };
         let (lease, until) = (session.lease(), ending.clone());
@@ -115,6 +120,10 @@ struct Worker {
     rates: Rates,
     /// What etcd has, under the claimed lease.
     sent: Option<Published>,
+    /// When that was made sure of.
+    verified_at: Instant,
+    /// Whose models have their goals.
+    config: Arc<Config>,
     last_problem: Option<String>,
 }
 
@@ -154,10 +163,17 @@ impl Worker {
                         return;
                     }
                     let goals = self.read_goals(&placements.borrow_and_update());
-                    self.follow(goals).await;
+                    self.follow(goals, false).await;
                     continue;
                 }
                 _ = ticks.tick() => {}
+            }
+            let config = self.service.config();
+            if !Arc::ptr_eq(&config, &self.config) {
+                // A reload may have brought models, and has set pins as the file says.
+                self.config = config;
+                let goals = self.read_goals(&placements.borrow());
+                self.follow(goals, true).await;
             }
             let current = *lease.borrow_and_update();
             let outcome = tokio::select! {
@@ -198,7 +214,11 @@ impl Worker {
         let outcome = match self.sent.take() {
             None => self.enter(lease, &now).await,
             Some(sent) => {
-                let updated = self.update(lease, &sent, &now).await;
+                let is_due = self.verified_at.elapsed() >= VERIFY_EVERY;
+                let updated = self.update(lease, &sent, &now, is_due).await;
+                if is_due {
+                    self.verified_at = Instant::now();
+                }
                 if updated.is_err() {
                     // Some of it may have been written. Only what is gone has to be entered again.
                     self.sent = Some(sent);
@@ -242,18 +262,27 @@ impl Worker {
             let record = read::<NodeRecord>(&key, &found.value).ok();
             let record = record.as_ref().and_then(Reading::known);
             // An answer that was lost on its way leaves our own behind.
-            if record.is_none_or(|record| record.instance != self.instance) {
+            if record.is_some_and(|record| record.instance == self.instance) {
+                // It may say what was so before.
+                first = Published { node: NodeRecord::new(""), models: BTreeMap::new() };
+            } else {
                 let (instance, url) =
                     record.map_or(("?", "?"), |record| (&*record.instance, &*record.front_url));
                 let node = self.fleet.node.to_string();
                 return Err(PublishError::Taken { node, instance: instance.to_owned(), url: url.to_owned() });
             }
         }
-        self.update(lease, &first, now).await
+        self.update(lease, &first, now, false).await
     }
 
-    /// Tells what has changed, while the node's name is under this lease.
-    async fn update(&self, lease: LeaseId, sent: &Published, now: &Published) -> Result<(), PublishError> {
+    /// Publishes what has changed, while the node's name is under this lease. Makes sure of the latter if it is due.
+    async fn update(
+        &self,
+        lease: LeaseId,
+        sent: &Published,
+        now: &Published,
+        is_due: bool,
+    ) -> Result<(), PublishError> {
         let node_key = Key::Node(self.fleet.node.clone());
         let node_path = node_key.in_fleet(&self.fleet.name);
         let begun = || Txn::new().if_leased(&node_path, lease);
@@ -285,7 +314,7 @@ impl Worker {
             let (_, path) = model_path(model);
             push(&|txn| txn.delete(&path));
         }
-        for txn in txns.iter().filter(|txn| !txn.is_empty()) {
+        for txn in txns.iter().filter(|txn| is_due || !txn.is_empty()) {
             if !self.etcd.commit(txn).await?.has_succeeded {
                 return Err(PublishError::Lost);
             }
@@ -315,7 +344,8 @@ impl Worker {
                             model = model.name,
                             fence,
                             known,
-                            "a placement of an older controller is not taken"
+                            "a placement of an older controller is not taken; if etcd was set up anew, remove fleet.json of the state \
+                             folder, and start the node again"
                         );
                         self.owned.goal(&model.name)
                     }
@@ -338,13 +368,16 @@ impl Worker {
         Some(goals)
     }
 
-    async fn follow(&mut self, goals: Option<BTreeMap<String, Goal>>) {
+    /// Orders what has changed, or everything.
+    async fn follow(&mut self, goals: Option<BTreeMap<String, Goal>>, everything: bool) {
         let Some(goals) = goals else { return };
         if let Err(error) = self.fences.keep().await {
             tracing::warn!(path = %self.fences.path(), %error, "fences are not kept for the next start");
         }
         let config = self.service.config();
-        for (model, goal) in self.owned.set_goals(goals) {
+        let all = everything.then(|| goals.clone().into_iter().collect());
+        let changed = self.owned.set_goals(goals);
+        for (model, goal) in all.unwrap_or(changed) {
             let is_pinned = config.models.iter().any(|one| one.name == model && one.rules.is_pinned);
             tracing::info!(model, %goal, "placed");
             let order = |command| {

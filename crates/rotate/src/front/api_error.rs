@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::json::BodyError;
 use super::limits::Backoff;
+use super::request::NOT_BEGUN;
 use super::{Listed, NameKind};
 use crate::fleet::NotOwned;
 use crate::policy::Refusal;
@@ -57,6 +58,8 @@ pub(super) struct ApiError {
     param: Option<&'static str>,
     message: String,
     header: Option<ErrorHeader>,
+    /// Whether it is certain that no engine has the request.
+    is_not_begun: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -79,7 +82,8 @@ impl ApiError {
             500.. => "server_error",
             _ => "invalid_request_error",
         };
-        Self { status, kind, code, param: None, message: message.into(), header: None }
+        let message = message.into();
+        Self { status, kind, code, param: None, message, header: None, is_not_begun: false }
     }
 
     fn retry_after(mut self, wait: Option<Duration>) -> Self {
@@ -282,6 +286,16 @@ impl ApiError {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "key_requests_full", text).retry_after(None)
     }
 
+    /// As it is certain that no engine has the request.
+    pub(super) fn not_begun(mut self) -> Self {
+        self.is_not_begun = true;
+        self
+    }
+
+    pub(super) fn is_not_begun(&self) -> bool {
+        self.is_not_begun
+    }
+
     pub(super) fn refused(name: &str, refused: Refused) -> Self {
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         let (status, code, why) = match refused.refusal {
@@ -296,14 +310,14 @@ impl ApiError {
             Refusal::ShuttingDown => (unavailable, "shutting_down", "the service is ending"),
         };
         let text = format!("model `{name}` is not served now: {why}; try again");
-        Self::new(status, code, text).retry_after(refused.retry_after)
+        Self::new(status, code, text).retry_after(refused.retry_after).not_begun()
     }
 
     /// A node of a fleet may not serve this model, or no node may.
     pub(super) fn not_owned(name: &str, why: NotOwned) -> Self {
         let misdirected = |code| {
             let text = format!("model `{name}` is not served here: {why}; send it to a router of the fleet");
-            Self::new(StatusCode::MISDIRECTED_REQUEST, code, text)
+            Self::new(StatusCode::MISDIRECTED_REQUEST, code, text).not_begun()
         };
         match why {
             NotOwned::Lease => misdirected("no_lease"),
@@ -379,6 +393,9 @@ impl ApiError {
     }
 
     pub(super) fn headers(&self, headers: &mut HeaderMap) {
+        if self.is_not_begun {
+            headers.insert(&NOT_BEGUN, HeaderValue::from_static("1"));
+        }
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let (name, value) = match self.header {
             None => return,

@@ -433,12 +433,19 @@ impl Job {
         // It may have waited for long.
         let check = || proxy.backend.check(&route).map_err(|why| ApiError::not_owned(&route.name, why));
         check()?;
-        let (backend, of) = (Arc::clone(&proxy.backend), Arc::clone(&route));
-        upstream.body_mut().permit = Some(HandOver { backend, route: of, was_given: false });
+        if proxy.backend.may_lose() {
+            let (backend, of) = (Arc::clone(&proxy.backend), Arc::clone(&route));
+            // hyper does not ask for an empty body, so for that this look was the last.
+            let was_given = upstream.body().is_end_stream();
+            upstream.body_mut().permit = Some(HandOver { backend, route: of, was_given });
+        }
         let answered = tokio::select! {
             biased;
             () = aborted.cancelled() => return Err(ApiError::aborted(&route.name)),
-            () = proxy.backend.gone(&route) => return Err(ApiError::unreachable(&route.name)),
+            () = proxy.backend.gone(&route) => {
+                proxy.backend.fails(&route, true);
+                return Err(ApiError::unreachable(&route.name));
+            }
             answered = proxy.client.request(upstream) => answered,
         };
         match answered {
@@ -456,9 +463,10 @@ impl Job {
                 // It was refused in the last moment, if it went out at all.
                 check()?;
                 proxy.backend.suspect(route.model);
+                proxy.backend.fails(&route, true);
                 let is_connect = other.as_ref().is_err_and(hyper_util::client::legacy::Error::is_connect);
                 Err(if is_connect {
-                    ApiError::unreachable(&route.name)
+                    ApiError::unreachable(&route.name).not_begun()
                 } else {
                     ApiError::broken(&route.name)
                 })
@@ -471,16 +479,20 @@ impl Job {
         let chooses_realtime = self.socket.is_some() && websocket::offers_realtime(self.upstream.headers());
         let backend = Arc::clone(&self.proxy.backend);
         let mut tried = Vec::new();
+        // Asking twice for text does no harm, and is better than no answer. Of other requests that is not known here.
+        let may_repeat = self.makes_tokens && self.stored.is_none() && self.socket.is_none();
         let response = loop {
             // Kept only where there may be other destinations.
             let again = backend.is_router().then(|| copied(&self.upstream));
             let answered = self.attempt(admission.aborted.clone()).await;
-            let is_refused = |response: &Response<Incoming>| REFUSALS.contains(&response.status().as_u16());
-            let Some(again) =
-                again.filter(|_| !answered.as_ref().is_ok_and(|response| !is_refused(response)))
-            else {
-                break answered?;
+            let goes_elsewhere = match &answered {
+                Ok(response) => response.headers().contains_key(&request::NOT_BEGUN),
+                Err(error) => error.is_not_begun() || may_repeat,
             };
+            let Some(again) = again.filter(|_| goes_elsewhere) else { break answered? };
+            if answered.is_ok() {
+                backend.fails(&self.route, false);
+            }
             tried.push(self.route.url.clone());
             let Some(route) = backend.elsewhere(&self.route, &tried) else {
                 break match answered {
@@ -529,9 +541,6 @@ impl Job {
         Ok(response)
     }
 }
-
-/// Answers of a destination that has not begun with the request: it is not its, or it has no place now.
-const REFUSALS: [u16; 3] = [421, 429, 503];
 
 fn uri_of(route: &Route, path: PathAndQuery) -> Result<Uri, ApiError> {
     let (scheme, authority) = match route.url.strip_prefix("https://") {

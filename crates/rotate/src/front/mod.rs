@@ -110,6 +110,11 @@ pub trait Backend: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether [`check`](Self::check) may say no.
+    fn may_lose(&self) -> bool {
+        false
+    }
+
     /// Counts a request that went to its engine after [`check`](Self::check) would have refused it.
     fn was_late(&self, _route: &Route) {}
 
@@ -122,6 +127,9 @@ pub trait Backend: Send + Sync + 'static {
     fn elsewhere(&self, _route: &Route, _tried: &[String]) -> Option<Route> {
         None
     }
+
+    /// Takes note of a destination that refused this request, or could not be reached for any.
+    fn fails(&self, _route: &Route, _is_unreachable: bool) {}
 
     /// Waits until a destination has left its fleet.
     fn gone(&self, _route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {

@@ -272,11 +272,15 @@ pub(super) fn upstream_headers(headers: &mut HeaderMap) {
     websocket::drop_keys(headers);
 }
 
+/// On an answer of a front that gave the request to no engine. Engines cannot set it.
+pub(super) static NOT_BEGUN: HeaderName = HeaderName::from_static("x-poorwill-not-begun");
+
 /// Leaves what a client may see of an engine.
 pub(super) fn answer_headers(headers: &mut HeaderMap) {
     drop_hop(headers);
     headers.remove(header::SERVER);
     headers.remove(header::SET_COOKIE);
+    headers.remove(&NOT_BEGUN);
     // The front decides which pages may read answers.
     let is_cors = |name: &&HeaderName| name.as_str().starts_with("access-control-");
     let cors: Vec<HeaderName> = headers.keys().filter(is_cors).cloned().collect();

@@ -50,9 +50,12 @@ pub(super) struct RouterBackend {
     ids: RwLock<BTreeMap<ModelName, usize>>,
     /// This router's requests to each model at each node.
     in_flight: Mutex<HashMap<(ModelName, String), Arc<AtomicUsize>>>,
-    /// When each node, by its address, failed last.
-    failed: Mutex<HashMap<String, Instant>>,
+    /// When a node, by its address, could not be reached, or refused a model.
+    failed: Mutex<HashMap<Failure, Instant>>,
 }
+
+/// What failed: a node, or a model at a node.
+type Failure = (String, Option<ModelName>);
 
 impl RouterBackend {
     pub(super) fn new(
@@ -86,15 +89,27 @@ impl RouterBackend {
 
     fn counter(&self, model: &ModelName, url: &str) -> Arc<AtomicUsize> {
         let mut counters = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(counters.entry((model.clone(), url.to_owned())).or_default())
+        let key = (model.clone(), url.to_owned());
+        if !counters.contains_key(&key) {
+            // Nodes come and go, and their addresses with them.
+            counters.retain(|_, counter| Arc::strong_count(counter) > 1);
+        }
+        Arc::clone(counters.entry(key).or_default())
     }
 
     /// The best copy of those that were not tried.
     fn to(&self, model: &ModelName, served_as: &str, tried: &[String]) -> Option<Route> {
         let table = Arc::clone(&self.table.borrow());
-        let left = table.copies(model).iter().filter(|copy| !tried.contains(&copy.url));
-        let (good, bad): (Vec<&Copy>, Vec<&Copy>) = left.partition(|copy| !self.has_failed(&copy.url));
+        // A name that only some nodes know is not asked of others.
+        let has_name = |copy: &&Copy| copy.is_named(model, served_as) && !tried.contains(&copy.url);
+        let left = table.copies(model).iter().filter(has_name);
+        let is_reached = |copy: &&Copy| !self.has_failed(&(copy.url.clone(), None));
+        let (good, bad): (Vec<&Copy>, Vec<&Copy>) = left.partition(is_reached);
         let in_flight = |copy: &Copy| {
+            // Of two awake ones the other is taken. But none that sleeps is woken for it.
+            if self.has_failed(&(copy.url.clone(), Some(model.clone()))) {
+                return u64::MAX;
+            }
             u64::try_from(self.counter(model, &copy.url).load(Ordering::Acquire)).unwrap_or(u64::MAX)
         };
         let chosen = |copies: &[&Copy]| choose(copies, in_flight, |below| fastrand::usize(..below)).cloned();
@@ -112,7 +127,8 @@ impl RouterBackend {
     /// For a model that no node may serve now.
     fn nowhere(&self, model: &str, served_as: &str) -> Route {
         Route {
-            model: model.parse().map_or(ModelId(usize::MAX), |model| self.id(&model)),
+            // Clients may invent names as they like, so these get no number.
+            model: ModelId(usize::MAX),
             name: model.to_owned(),
             url: NOWHERE.to_owned(),
             served_as: served_as.to_owned(),
@@ -127,15 +143,9 @@ impl RouterBackend {
         name.parse::<ModelName>().is_ok_and(|model| ids.contains_key(&model))
     }
 
-    fn has_failed(&self, url: &str) -> bool {
+    fn has_failed(&self, what: &Failure) -> bool {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.get(url).is_some_and(|at| at.elapsed() < AVOID)
-    }
-
-    fn fails(&self, url: &str) {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.retain(|_, at| at.elapsed() < AVOID);
-        failed.insert(url.to_owned(), Instant::now());
+        failed.get(what).is_some_and(|at| at.elapsed() < AVOID)
     }
 }
 
@@ -207,7 +217,8 @@ impl Backend for RouterBackend {
         if route.url != NOWHERE {
             return Ok(());
         }
-        self.counts.refused.of(OfModel { model: route.name.clone() }).inc();
+        let known = if self.was_known(&route.name) { route.name.clone() } else { String::new() };
+        self.counts.refused.of(OfModel { model: known }).inc();
         Err(NotOwned::Nowhere)
     }
 
@@ -216,12 +227,18 @@ impl Backend for RouterBackend {
     }
 
     fn elsewhere(&self, route: &Route, tried: &[String]) -> Option<Route> {
-        self.fails(&route.url);
         let model = route.name.parse::<ModelName>().ok()?;
         let other = self.to(&model, &route.served_as, tried);
         let count = if other.is_some() { &self.counts.retries } else { &self.counts.refused };
         count.of(OfModel { model: route.name.clone() }).inc();
         other
+    }
+
+    fn fails(&self, route: &Route, is_unreachable: bool) {
+        let model = route.name.parse::<ModelName>().ok().filter(|_| !is_unreachable);
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.retain(|_, at| at.elapsed() < AVOID);
+        failed.insert((route.url.clone(), model), Instant::now());
     }
 
     fn gone(&self, route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {

@@ -21,7 +21,10 @@ pub(super) fn choose<'a>(
     let load = |copy: &Copy| in_flight(copy).max(copy.record.requests.all());
     match awake.len() {
         0 => {
-            let ready_ms = |copy: &&Copy| (ready_in_ms(copy.record.stage, copy.record.costs), load(copy));
+            let ready_ms = |copy: &&Copy| {
+                let load = load(copy);
+                (load == u64::MAX, ready_in_ms(copy.record.stage, copy.record.costs), load)
+            };
             // One that is out is better than none: it may be back.
             others.into_iter().min_by_key(ready_ms).or_else(|| copies.first().copied())
         }

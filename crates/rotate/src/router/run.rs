@@ -51,9 +51,10 @@ pub struct RouterRunning {
 /// # Errors
 /// See [`RunError`]; nothing runs then.
 pub async fn begin(config: &RouterConfig, routes: bool, controls: bool) -> Result<RouterRunning, RunError> {
-    let etcd = Etcd::with_tls(&config.etcd, Limits::default(), config.etcd_tls.as_ref());
+    let etcd = Etcd::with_tls(&config.etcd, Limits::for_lease(config.lease), config.etcd_tls.as_ref());
     let etcd = etcd.map_err(FleetError::from)?;
     let node_tls = config.node_tls.clone().map(ClientTls::new).transpose().map_err(FleetError::from)?;
+    let has_tls = node_tls.is_some();
     let listener = match routes {
         true => Some(listen("front", config.front.listen).await?),
         false => None,
@@ -72,7 +73,7 @@ pub async fn begin(config: &RouterConfig, routes: bool, controls: bool) -> Resul
         while contents.changed().await.is_ok() {
             sleep(GATHER).await;
             let now = contents.borrow_and_update().clone();
-            sender.send_replace(Arc::new(RouteTable::of(&fleet, &now)));
+            sender.send_replace(Arc::new(RouteTable::of(&fleet, &now, has_tls)));
             if let Some(history) = &kept {
                 let mut history = history.lock().unwrap_or_else(PoisonError::into_inner);
                 history.take_in(&fleet, now.entries().values(), now_unix_ms());

@@ -28,9 +28,16 @@ pub(super) struct Copy {
     pub(super) record: ModelRecord,
 }
 
+impl Copy {
+    /// Whether its node knows the model by this name.
+    pub(super) fn is_named(&self, model: &ModelName, name: &str) -> bool {
+        model.as_str() == name || self.record.names.iter().any(|other| other == name)
+    }
+}
+
 impl RouteTable {
     /// What is not understood is left out: its node may serve it, but nothing says how.
-    pub(super) fn of(fleet: &FleetName, contents: &Contents) -> Self {
+    pub(super) fn of(fleet: &FleetName, contents: &Contents, has_tls: bool) -> Self {
         let entries = contents.entries().iter().map(|(key, entry)| (key.as_str(), &*entry.value));
         let (view, _) = View::read(fleet, entries);
         let mut table = Self::default();
@@ -45,7 +52,9 @@ impl RouteTable {
                 let placement = view.placements.get(model).and_then(|on| on.get(node));
                 let goal = placement.and_then(Option::as_ref).map_or(Goal::None, |placement| placement.goal);
                 let Some(of_model) = of_model else { continue };
-                if goal == Goal::None || record.front_url.is_empty() {
+                // Where nodes have certificates, no key goes to one without.
+                let is_safe = !has_tls || record.front_url.starts_with("https://");
+                if goal == Goal::None || record.front_url.is_empty() || !is_safe {
                     continue;
                 }
                 copies.push(Copy {

@@ -4,7 +4,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::setup::{EVENTS, InFleet, Setup, Wire, answer, chunk, run};
+use super::setup::{EVENTS, InFleet, Setup, Wire, answer, chunk, last_answer, post_with, run};
 
 const ASK: &str = r#"{"model":"org/one","prompt":"a"}"#;
 const RIGHT: &str = r#"{"right":true}"#;
@@ -58,9 +58,15 @@ async fn two() -> (Setup, TcpListener) {
     (setup, other)
 }
 
+/// What a node says before its engine has the request.
+fn refusal(status: &str, body: &str) -> String {
+    answer(body).replacen("200 OK", &format!("{status} No\r\nx-poorwill-not-begun: 1"), 1)
+}
+
 #[test]
 fn a_request_goes_elsewhere_while_no_answer_has_begun() {
     run(async {
+        // What a node refuses before its engine has it is marked.
         for what in ["421", "429", "503", "closes", "leaves"] {
             let (setup, other) = two().await;
             let mut client = setup.asking(ASK).await;
@@ -73,7 +79,7 @@ fn a_request_goes_elsewhere_while_no_answer_has_begun() {
                     let left = std::mem::take(&mut setup.backend.fleet.lock().unwrap().left);
                     left.cancel();
                 }
-                status => first.send(answer("{}").replacen("200 OK", &format!("{status} No"), 1)).await,
+                status => first.send(refusal(status, "{}")).await,
             }
             let mut second = Wire::new(other.accept().await.unwrap().0);
             let (head, body) = second.message().await;
@@ -134,9 +140,58 @@ fn without_another_destination_the_answer_is_said() {
                 InFleet { others: Some(Vec::new()), left: CancellationToken::new(), ..InFleet::default() };
             let mut client = setup.asking(ASK).await;
             let said = answer(r#"{"error":{"code":"busy","message":"a","type":"b"}}"#);
-            setup.answered(said.replacen("200 OK", &format!("{status} No"), 1)).await;
+            let said = said.replacen("200 OK", &format!("{status} No\r\nx-poorwill-not-begun: 1"), 1);
+            setup.answered(said).await;
             let (status, body) = reply(&mut client).await;
             assert_eq!((status, code(&body)), (503, code_of));
+        }
+    });
+}
+
+/// An engine that is busy has had the request. So has one that breaks off, and what it did may not be done twice.
+#[test]
+fn what_may_have_been_done_is_not_done_again() {
+    run(async {
+        let (setup, other) = two().await;
+        let mut client = setup.asking(ASK).await;
+        let said = answer(r#"{"error":{"code":"busy","message":"a","type":"b"}}"#);
+        setup.answered(said.replacen("200 OK", "503 No", 1)).await;
+        let (status, body) = reply(&mut client).await;
+        assert_eq!((status, code(&body)), (503, "busy"));
+        // A response that the engine stores.
+        let mut client = setup.client().await;
+        client.send(post_with("/v1/responses", "", r#"{"model":"org/one","input":"a"}"#)).await;
+        let mut engine = setup.engine().await;
+        engine.message().await;
+        drop(engine);
+        let (status, body) = reply(&mut client).await;
+        assert_eq!((status, code(&body)), (502, "engine_broke_off"));
+        let is_asked = tokio::select! {
+            biased;
+            _ = other.accept() => true,
+            () = tokio::task::yield_now() => false,
+        };
+        assert!(!is_asked, "it was sent again");
+    });
+}
+
+/// For a request without a body the last look at the lease is before it connects. What slips through is counted.
+#[test]
+fn requests_without_a_body_are_held_to_the_lease() {
+    run(async {
+        let setup = Setup::new("passthrough = true").await;
+        for checks in 0..=2 {
+            setup.backend.fleet.lock().unwrap().checks_left = Some(checks);
+            let mut client = setup.client().await;
+            client.send("GET /engines/org%2Fone/metrics HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            if checks == 2 {
+                setup.answered(last_answer("{}")).await;
+                assert_eq!(reply(&mut client).await.0, 200);
+                assert_eq!(setup.backend.fleet.lock().unwrap().late, 1);
+                continue;
+            }
+            let (status, body) = reply(&mut client).await;
+            assert_eq!((status, code(&body)), (421, "no_lease"), "{checks}");
         }
     });
 }

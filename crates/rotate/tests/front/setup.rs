@@ -173,6 +173,10 @@ impl Backend for FakeBackend {
         }
     }
 
+    fn may_lose(&self) -> bool {
+        self.fleet.lock().unwrap().checks_left.is_some()
+    }
+
     fn was_late(&self, _: &Route) {
         self.fleet.lock().unwrap().late += 1;
     }
