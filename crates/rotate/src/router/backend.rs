@@ -51,11 +51,11 @@ pub(super) struct RouterBackend {
     /// This router's requests to each model at each node.
     in_flight: Mutex<HashMap<(ModelName, String), Arc<AtomicUsize>>>,
     /// When a node, by its address, could not be reached, or refused a model.
-    failed: Mutex<HashMap<Failure, Instant>>,
+    failed: Mutex<HashMap<FailedAt, Instant>>,
 }
 
 /// What failed: a node, or a model at a node.
-type Failure = (String, Option<ModelName>);
+type FailedAt = (String, Option<ModelName>);
 
 impl RouterBackend {
     pub(super) fn new(
@@ -143,7 +143,7 @@ impl RouterBackend {
         name.parse::<ModelName>().is_ok_and(|model| ids.contains_key(&model))
     }
 
-    fn has_failed(&self, what: &Failure) -> bool {
+    fn has_failed(&self, what: &FailedAt) -> bool {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed.get(what).is_some_and(|at| at.elapsed() < AVOID)
     }
