@@ -430,6 +430,20 @@ async def test_a_wake_while_requests_finish(vllm: Any, kind: str, server: int) -
     assert await serves(frontend)
 
 
+@runs
+async def test_a_sleep_that_was_called_off_does_not_begin_at_another_pause(vllm: Any) -> None:
+    frontend = draining_group(vllm, "EngineCoreProc")
+    drain = await Drain(frontend).begun()
+    sleeping = await drain.sleeping(frontend)
+    await frontend.wake_up()
+    for core in frontend.processes.cores:
+        core.pause_scheduler("abort", False)
+    await drain.end()
+    with pytest.raises(PoorwillError, match="given up, because the engine was resumed"):
+        await sleeping
+    assert asleep(frontend) == [set()] * 4
+
+
 @pytest.mark.parametrize("fails", [False, True])
 @KINDS
 @runs

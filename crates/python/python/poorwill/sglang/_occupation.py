@@ -40,7 +40,11 @@ def _around(original: Callable[..., Any], manager: Any, request: Any, *, release
     context = importlib.import_module(CONTEXT)
     parallel = context.get_parallel()
     # Then it is as without other ranks.
-    is_apart = _is_late(context, parallel) or (releases and _stages.is_busy(parallel, manager))
+    is_apart = (
+        _is_late(context, parallel)
+        or _stages.passes_late(parallel, manager.scheduler)
+        or (releases and _stages.is_busy(parallel, manager))
+    )
     if not is_apart and _stages.is_kept(parallel, manager.scheduler, request):
         # Without an answer, which comes later.
         return None

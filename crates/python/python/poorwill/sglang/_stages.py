@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 from poorwill.sglang._answers import REQUESTS
+from poorwill.sglang._queues import NAMES
 
 # The scheduler's attribute with what is kept.
 _KEPT = "_poorwill_kept"
@@ -22,6 +23,14 @@ def is_busy(parallel: Any, manager: Any) -> bool:
     if parallel.pp_size == 1:
         return False
     return not manager.is_fully_idle(ignore_waiting=manager.scheduler._engine_paused)
+
+
+def passes_late(parallel: Any, scheduler: Any) -> bool:
+    """Whether a stage waits for more from the one before it, before it passes a batch on.
+
+    So do disaggregated servers. Of three stages the last one would not get the request.
+    """
+    return parallel.pp_size > 2 and any(getattr(scheduler, name, None) is not None for name in NAMES)
 
 
 def is_kept(parallel: Any, scheduler: Any, request: Any) -> bool:

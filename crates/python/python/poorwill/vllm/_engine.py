@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from poorwill import PoorwillError, UndoneError
 from poorwill.vllm import _connectors, _generations
 from poorwill.vllm._platform import WORKER, is_active
-from poorwill.vllm._together import Part, Ranks
+from poorwill.vllm._together import RESUMED, Part, Ranks
 
 __all__ = ["NotReadyError", "attempt", "install_core"]
 
@@ -134,6 +134,8 @@ class _Before:
     """The level of that sleep."""
     was_committed: bool = False
     """Whether that sleep has come so far that ranks may have released memory."""
+    was_resumed: bool = False
+    """Whether the engine was resumed since."""
 
 
 class _Engine:
@@ -228,10 +230,10 @@ class _Engine:
 
     def _commit_sleep(self) -> None:
         """The last check before the ranks release memory."""
-        if not self.core.is_scheduler_paused():
-            raise PoorwillError(
-                "sleep: given up, because the engine was resumed while its requests were finishing"
-            )
+        # It may have been paused anew.
+        was_resumed = self.before is not None and self.before.was_resumed
+        if was_resumed or not self.core.is_scheduler_paused():
+            raise PoorwillError(RESUMED)
         if self.before is not None:
             self.before.was_committed = True
 
@@ -379,6 +381,8 @@ class _Engine:
         finally:
             self.is_resuming = False
         self.part.forget()
+        if self.before is not None:
+            self.before.was_resumed = True
         self._is_held = False
         return result
 

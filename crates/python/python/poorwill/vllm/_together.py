@@ -17,7 +17,9 @@ from poorwill import Decision, PoorwillError, UndoneError
 from poorwill._ranks import open_decision, remove, warn_apart
 from poorwill.vllm._processes import here
 
-__all__ = ["METHODS", "Part", "Ranks", "open_decision", "remove", "warn_apart"]
+__all__ = ["METHODS", "RESUMED", "Part", "Ranks", "open_decision", "remove", "warn_apart"]
+
+RESUMED = "sleep: given up, because the engine was resumed while its requests were finishing"
 
 METHODS = frozenset({"sleep", "wake_up"})
 """Methods of the worker that all ranks carry out, or none."""
@@ -85,6 +87,9 @@ class Part:
             return None
         before = engine.state(level)
         for other in self._before.values():
+            if other.level == 0:
+                # A pause of the user's own.
+                continue
             # It has paused for that one.
             before.is_paused = before.is_paused and other.is_paused
         self._before[sleep] = before
@@ -117,7 +122,10 @@ class Part:
         engine, before = self._engine, self._before.get(sleep)
         self._before.clear()
         if engine.has_to_sleep(level):
-            engine.before = self._before[sleep] = before or engine.state(level)
+            if before is None:
+                # Another pause has ended it since.
+                raise PoorwillError(RESUMED)
+            engine.before = self._before[sleep] = before
             engine.executor.sleep(level)
             engine.is_down(level)
 
