@@ -17,7 +17,7 @@ from poorwill.offload._plans import (
 )
 
 GIB = 1 << 30
-SEEDS = cases(200)
+SEEDS = cases(100, least=20)
 
 
 # Names

@@ -74,7 +74,7 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
     let Some(etcd) = Servers::one() else { return };
     let (mishaps, clients) = match Effort::of_this_run() {
         Effort::Quick => (4, 4),
-        Effort::Usual => (24, 6),
+        Effort::Usual => (16, 6),
         Effort::Long => (400, 16),
     };
     let seed = seed_of_this_run().unwrap_or(1);
