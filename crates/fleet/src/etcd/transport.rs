@@ -43,7 +43,7 @@ impl Limits {
     #[must_use]
     pub fn for_lease(ttl: Duration) -> Self {
         let usual = Self::default();
-        let call = (ttl / 6).clamp(Duration::from_millis(300), usual.call);
+        let call = (ttl / 4).min(usual.call);
         Self { connect: call.min(usual.connect), call }
     }
 }

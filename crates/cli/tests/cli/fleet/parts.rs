@@ -13,7 +13,7 @@ use crate::support::{Folder, Ran, command};
 
 const NAMES: [&str; 3] = ["amber", "birch", "cedar"];
 /// Of nodes and controllers, in seconds.
-pub(super) const LEASE: u64 = 2;
+pub(super) const LEASE: u64 = 3;
 
 /// A fleet whose parts a test starts.
 pub(super) struct Fleet {
