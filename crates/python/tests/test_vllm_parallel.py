@@ -436,8 +436,8 @@ async def test_a_sleep_that_was_called_off_does_not_begin_at_another_pause(vllm:
     drain = await Drain(frontend).begun()
     sleeping = await drain.sleeping(frontend)
     await frontend.wake_up()
-    for core in frontend.processes.cores:
-        core.pause_scheduler("abort", False)
+    # Through its own loop, which may not have ended its turn.
+    await _frontend._ask_async(frontend, "pause_scheduler", "abort", False)
     await drain.end()
     with pytest.raises(PoorwillError, match="given up, because the engine was resumed"):
         await sleeping

@@ -333,6 +333,13 @@ impl Backend for ServiceHandle {
         self.owned.as_ref().map_or(Ok(()), |owned| owned.check(&route.name))
     }
 
+    fn withdrawn(&self, route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        match &self.owned {
+            Some(owned) => Box::pin(owned.withdrawn(&route.name)),
+            None => Box::pin(std::future::pending()),
+        }
+    }
+
     fn may_lose(&self) -> bool {
         self.owned.is_some()
     }

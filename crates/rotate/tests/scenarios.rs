@@ -408,6 +408,55 @@ fn models_come_up_with_the_service_where_memory_is_free() {
 }
 
 #[test]
+fn a_prepared_engine_is_started_and_sleeps() {
+    let mut fixture = Fixture::found(&[70 * GIB; 2], EngineState::Gone, |_, rules| rules.can_restart = true);
+    fixture.input(Input::Prepare(ModelId(0)));
+    fixture.settle();
+    assert_eq!(fixture.stages(), ["asleep", "cold"]);
+    fixture.use_once(1);
+    // What was used a short time ago stays, and the wish is forgotten.
+    fixture.input(Input::Sleep(ModelId(1)));
+    fixture.settle();
+    fixture.input(Input::Restart(ModelId(0)));
+    fixture.settle();
+    fixture.use_once(1);
+    fixture.input(Input::Prepare(ModelId(0)));
+    fixture.pass(130_000);
+    assert_eq!(fixture.stages(), ["cold", "ready"]);
+    // Nobody uses the other one any more.
+    fixture.input(Input::Prepare(ModelId(0)));
+    fixture.settle();
+    assert_eq!(fixture.stages(), ["asleep", "asleep"]);
+    // What is not cold is as it should be.
+    let tasks = fixture.tasks.len();
+    fixture.input(Input::Prepare(ModelId(0)));
+    fixture.settle();
+    assert_eq!(fixture.tasks.len(), tasks);
+}
+
+#[test]
+fn a_prepared_engine_stays_for_those_that_ask_meanwhile() {
+    let mut fixture = Fixture::found(&[70 * GIB], EngineState::Gone, |_, rules| rules.can_restart = true);
+    fixture.late = vec![(0, Task::Start)];
+    fixture.input(Input::Prepare(ModelId(0)));
+    let request = fixture.ask(0);
+    fixture.finish();
+    fixture.settle();
+    assert_eq!((fixture.stage(0), &fixture.admitted), ("ready", &vec![(request, 0)]));
+}
+
+#[test]
+fn what_cannot_sleep_or_is_pinned_is_not_put_to_sleep() {
+    let mut fixture = Fixture::found(&[30 * GIB; 2], EngineState::Gone, |model, rules| {
+        (rules.can_restart, rules.can_sleep, rules.is_pinned) = (true, model == 1, model == 1);
+    });
+    fixture.input(Input::Prepare(ModelId(0)));
+    fixture.input(Input::Prepare(ModelId(1)));
+    fixture.settle();
+    assert_eq!(fixture.stages(), ["cold", "ready"]);
+}
+
+#[test]
 fn a_model_that_was_found_awake_is_not_preloaded_later() {
     let mut fixture = Fixture::found(&[40 * GIB], EngineState::Awake, |_, rules| {
         (rules.preload, rules.idle_max) = (true, Some(seconds(10)));

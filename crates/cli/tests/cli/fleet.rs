@@ -35,9 +35,6 @@ fn a_router_serves_the_models_of_all_nodes_and_operators_move_them() {
     assert_eq!(ordered(&["pin", "birch", "--copies", "2"]), "model birch is kept awake on 2 of its nodes\n");
     until("birch is awake on both", || fleet.copies("birch", "stage", "awake") == 2);
     assert_eq!(fleet.copies("birch", "goal", "hot"), 2);
-    // What is ready nowhere else stays, so it is woken elsewhere first.
-    ordered(&["pin", "amber", "--node", "node1"]);
-    until("amber is awake there", || fleet.is(("amber", "node1"), "stage", "awake"));
     assert!(ordered(&["drain", "node0", "--why", "new memory"]).starts_with("node node0 drains"));
     until("nothing is placed on it", || {
         let copies = fleet.status()["models"].as_array().unwrap().clone();
@@ -54,7 +51,6 @@ fn a_router_serves_the_models_of_all_nodes_and_operators_move_them() {
     assert_eq!(fleet.say(0, "birch", PROMPT), truth[1][0], "{}", router.log());
     ordered(&["drain", "node0", "--off"]);
     ordered(&["pin", "birch", "--off"]);
-    ordered(&["pin", "amber", "--off"]);
     until("it is placed there again", || fleet.copies("birch", "goal", "none") == 0);
     let table = ordered(&["status"]);
     for word in ["node0", "node1", "amber", "birch", "512 MiB"] {
@@ -66,6 +62,40 @@ fn a_router_serves_the_models_of_all_nodes_and_operators_move_them() {
     until("it is gone", || !fleet.has_node("node0"));
     assert_eq!(fleet.say(0, "amber", PROMPT), truth[0][0], "{}", router.log());
     router.end();
+}
+
+/// Its model is started elsewhere before it leaves, and no request waits for what will not come.
+#[test]
+fn a_drain_makes_models_ready_elsewhere_and_refuses_what_waits() {
+    let Some(mut fleet) = Fleet::of(1, 2) else { return };
+    fleet.nodes[0].models[0].is_held = true;
+    fleet.nodes[1].models[0].is_held = true;
+    let nodes = fleet.start();
+    let router = fleet.route(0, &[]);
+    let truth = fleet.truth(&[PROMPT]);
+    fixture::until(&nodes[0], "it is placed", || nodes[0].log().contains("placed model=\"amber\" goal=warm"));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut answer = fleet.nodes[0].complete("amber", PROMPT);
+            while answer.body.contains("no_lease") {
+                answer = fleet.nodes[0].complete("amber", PROMPT);
+            }
+            answer
+        });
+        fixture::until(&nodes[0], "the request waits", || fleet.nodes[0].now("amber")["queued"] == 1);
+        fleet.order(&["drain", "node0"]).succeeded();
+        fleet.nodes[1].open_latch();
+        let answer = waiting.join().unwrap();
+        assert_eq!(answer.status, 421, "{answer:?}\n{}", nodes[0].log());
+        assert!(answer.body.contains("not_placed"), "{answer:?}");
+    });
+    until("the node is empty", || fleet.copies("amber", "goal", "none") == 1);
+    // Nobody has asked for it there.
+    assert_eq!(fleet.nodes[1].now("amber")["admitted"], 0);
+    assert_eq!(fleet.say(0, "amber", PROMPT), truth[0][0], "{}", router.log());
+    fleet.nodes[0].open_latch();
+    router.end();
+    nodes.into_iter().for_each(|node| drop(node.end()));
 }
 
 /// The process stands still with a request in its queue, until etcd has ended its lease. It goes on, and its engine is
@@ -113,12 +143,8 @@ fn without_etcd_no_model_ends_and_nothing_is_served_behind_the_lease() {
     let nodes = fleet.start();
     let router = fleet.route(0, &[]);
     assert_eq!(fleet.say(0, "amber", PROMPT), truth[0][0]);
-    let engines = || {
-        let of = |node: &fixture::Fixture| engine_of(&node.folder.join("state").join("amber.json"));
-        fleet.nodes.iter().map(of).collect::<Vec<_>>()
-    };
-    let before = engines();
-    assert_eq!(before.iter().flatten().count(), 1);
+    until("it was started on both", || engines_of(&fleet).iter().flatten().count() == 2);
+    let before = engines_of(&fleet);
     fleet.etcd.kill(0);
     // Its leases are over by the nodes' own clocks.
     until("no node serves", || fleet.ask(0, "amber", PROMPT).unwrap().status == 503);

@@ -19,9 +19,10 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::owned::Owned;
-use super::published::{Published, Rates, published};
+use super::prepared::Prepared;
+use super::published::{Published, Rates, host_free_bytes, published};
 use crate::config::{Config, Fleet};
-use crate::service::{ModelCommand, Service};
+use crate::service::{ModelCommand, Service, Snapshot};
 
 /// How often the node looks whether it has changed.
 const PUBLISH_EVERY: Duration = Duration::from_millis(500);
@@ -85,6 +86,7 @@ impl Agent {
             owned: owned.clone(),
             fences,
             rates: Rates::default(),
+            prepared: Prepared::default(),
             sent: None,
             verified_at: Instant::now(),
             config,
@@ -118,6 +120,7 @@ struct Worker {
     owned: Owned,
     fences: Fences,
     rates: Rates,
+    prepared: Prepared,
     /// What etcd has, under the claimed lease.
     sent: Option<Published>,
     /// When that was made sure of.
@@ -180,6 +183,10 @@ impl Worker {
                 () = until.cancelled() => return,
                 outcome = self.publish(current) => outcome,
             };
+            match &outcome {
+                Ok(Some(snapshot)) => self.prepare(snapshot),
+                Ok(None) | Err(_) => {}
+            }
             self.note(outcome.err().map(|error| error.to_string()));
         }
     }
@@ -199,11 +206,12 @@ impl Worker {
         self.last_problem = problem;
     }
 
-    async fn publish(&mut self, lease: Option<LeaseId>) -> Result<(), PublishError> {
+    /// Returns what was published, if there is a lease.
+    async fn publish(&mut self, lease: Option<LeaseId>) -> Result<Option<Snapshot>, PublishError> {
         let Some(lease) = lease else {
             self.owned.claim(None);
             self.sent = None;
-            return Ok(());
+            return Ok(None);
         };
         if self.owned.claimed() != Some(lease) {
             self.owned.claim(None);
@@ -230,7 +238,7 @@ impl Worker {
             Ok(()) => {
                 self.owned.claim(Some(lease));
                 self.sent = Some(now);
-                Ok(())
+                Ok(Some(snapshot))
             }
             Err(error) => {
                 if matches!(error, PublishError::Lost | PublishError::Taken { .. }) {
@@ -320,6 +328,15 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Brings one more warm model up, so that it is ready to wake.
+    fn prepare(&mut self, snapshot: &Snapshot) {
+        let is_warm = |model: &str| self.owned.goal(model) == Goal::Warm;
+        if let Some(model) = self.prepared.next(snapshot, is_warm, host_free_bytes(), Instant::now()) {
+            // A model that a reload removed has nothing to prepare.
+            let _known: bool = self.service.command(&model, ModelCommand::Prepare);
+        }
     }
 
     /// The goals of all models of this node; `None` while nothing is known.

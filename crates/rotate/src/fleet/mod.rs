@@ -12,6 +12,7 @@
 
 mod agent;
 mod owned;
+mod prepared;
 mod published;
 
 pub use self::agent::{Agent, FleetError};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use poorwill_fleet::etcd::LeaseId;
 use poorwill_fleet::records::Goal;
@@ -17,7 +17,7 @@ pub struct Owned(Arc<Ownership>);
 struct Ownership {
     clock: LeaseClock,
     lease: watch::Receiver<Option<LeaseId>>,
-    claims: RwLock<Claims>,
+    claims: watch::Sender<Claims>,
     late: AtomicU64,
 }
 
@@ -56,7 +56,7 @@ pub enum NotOwned {
 
 impl Owned {
     pub(super) fn new(clock: LeaseClock, lease: watch::Receiver<Option<LeaseId>>) -> Self {
-        Self(Arc::new(Ownership { clock, lease, claims: RwLock::default(), late: AtomicU64::new(0) }))
+        Self(Arc::new(Ownership { clock, lease, claims: watch::Sender::default(), late: AtomicU64::new(0) }))
     }
 
     /// Whether this model may be served now.
@@ -64,14 +64,25 @@ impl Owned {
     /// # Errors
     /// Why not.
     pub fn check(&self, model: &str) -> Result<(), NotOwned> {
-        let claims = self.0.claims.read().unwrap_or_else(PoisonError::into_inner);
-        match claims.goals.get(model) {
-            None | Some(Goal::None) => return Err(NotOwned::Placement),
-            Some(Goal::Warm | Goal::Hot) => {}
+        let claims = self.0.claims.borrow();
+        if claims.goal(model) == Goal::None {
+            return Err(NotOwned::Placement);
         }
         let is_claimed = claims.lease.is_some() && claims.lease == *self.0.lease.borrow();
         // The clock is read last: nothing may come between it and the request.
         if is_claimed && self.0.clock.is_valid() { Ok(()) } else { Err(NotOwned::Lease) }
+    }
+
+    /// Waits until this model is not placed here any more.
+    pub fn withdrawn(&self, model: &str) -> impl Future<Output = ()> + Send + use<> {
+        let (mut claims, model) = (self.0.claims.subscribe(), model.to_owned());
+        async move {
+            let ended = claims.wait_for(|claims| claims.goal(&model) == Goal::None).await.map(drop);
+            if ended.is_err() {
+                // The agent is gone: nothing is withdrawn any more.
+                std::future::pending().await
+            }
+        }
     }
 
     /// Counts a request that went to its engine when the model was not this node's any more. The process was stopped
@@ -96,7 +107,7 @@ impl Owned {
     /// # Errors
     /// Why not.
     pub fn ready(&self) -> Result<(), NotReady> {
-        let claims = self.0.claims.read().unwrap_or_else(PoisonError::into_inner);
+        let claims = self.0.claims.borrow();
         let lease = *self.0.lease.borrow();
         let reason = if lease.is_none() {
             "this node has no lease of its fleet"
@@ -111,29 +122,32 @@ impl Owned {
     }
 
     pub(super) fn set_problem(&self, problem: Option<String>) {
-        self.0.claims.write().unwrap_or_else(PoisonError::into_inner).problem = problem;
+        self.0.claims.send_modify(|claims| claims.problem = problem);
     }
 
     pub(super) fn claim(&self, lease: Option<LeaseId>) {
-        self.0.claims.write().unwrap_or_else(PoisonError::into_inner).lease = lease;
+        self.0.claims.send_modify(|claims| claims.lease = lease);
     }
 
     pub(super) fn claimed(&self) -> Option<LeaseId> {
-        self.0.claims.read().unwrap_or_else(PoisonError::into_inner).lease
+        self.0.claims.borrow().lease
     }
 
     /// What the controller wants of a model, as far as known.
     pub(super) fn goal(&self, model: &str) -> Goal {
-        let claims = self.0.claims.read().unwrap_or_else(PoisonError::into_inner);
-        claims.goals.get(model).copied().unwrap_or(Goal::None)
+        self.0.claims.borrow().goal(model)
     }
 
     /// Returns what changed.
     pub(super) fn set_goals(&self, goals: BTreeMap<String, Goal>) -> Vec<(String, Goal)> {
-        let mut claims = self.0.claims.write().unwrap_or_else(PoisonError::into_inner);
-        let changed = goals.iter().filter(|(model, goal)| claims.goals.get(*model) != Some(goal));
-        let changed = changed.map(|(model, goal)| (model.clone(), *goal)).collect();
-        claims.goals = goals;
-        changed
+        let before = self.0.claims.borrow().goals.clone();
+        self.0.claims.send_modify(|claims| claims.goals.clone_from(&goals));
+        goals.into_iter().filter(|(model, goal)| before.get(model) != Some(goal)).collect()
+    }
+}
+
+impl Claims {
+    fn goal(&self, model: &str) -> Goal {
+        self.goals.get(model).copied().unwrap_or(Goal::None)
     }
 }

@@ -364,9 +364,15 @@ impl Job {
         Box::pin(async move {
             backend.check(&route).map_err(|why| ApiError::not_owned(&route.name, why))?;
             progress.waits();
-            let admitted = backend.admit(route.model, priority).await;
+            let admitted = tokio::select! {
+                biased;
+                admitted = backend.admit(route.model, priority) => {
+                    admitted.map_err(|refused| ApiError::refused(&route.name, refused))
+                }
+                () = backend.withdrawn(&route) => Err(ApiError::not_owned(&route.name, NotOwned::Placement)),
+            };
             progress.runs();
-            admitted.map_err(|refused| ApiError::refused(&route.name, refused))
+            admitted
         })
     }
 

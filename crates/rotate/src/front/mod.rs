@@ -110,6 +110,11 @@ pub trait Backend: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Waits until this model may not be served here any more for longer than a moment. Dropping it does no harm.
+    fn withdrawn(&self, _route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::pending())
+    }
+
     /// Whether [`check`](Self::check) may say no.
     fn may_lose(&self) -> bool {
         false

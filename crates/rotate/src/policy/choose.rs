@@ -9,6 +9,8 @@ use super::queue::Claim;
 use super::rules::Gpu;
 use super::time::Time;
 
+/// A model that nobody has used for so long leaves for one that is prepared.
+const UNUSED: Duration = Duration::from_secs(120);
 /// So that a quotient of microseconds is exact enough.
 const RATIO_BITS: u32 = 32;
 
@@ -86,7 +88,7 @@ impl Policy {
         self.hibernate_due();
     }
 
-    /// Selects models that come up without a request. No model leaves for them.
+    /// Selects models that come up without a request. For those that sleep again, models leave that nobody uses.
     fn preload(&mut self, reserved: &mut [bool]) {
         for id in 0..self.models.len() {
             let model = &self.models[id];
@@ -98,13 +100,29 @@ impl Policy {
                 continue;
             }
             let claim = Claim { since: self.now, priority: model.rules.priority };
-            if self.space_for(id, up, claim) == Space::Free {
-                self.select(id);
-                reserve(reserved, &self.models[id]);
-            } else {
-                self.models[id].is_preloading = false;
+            match self.space_for(id, up, claim) {
+                Space::Free => self.select(id),
+                Space::Leave(list) if model.sleeps_after && list.iter().all(|other| self.is_unused(*other)) => {
+                    self.select(id);
+                    list.into_iter().for_each(|other| self.evict(other));
+                }
+                Space::Hibernate(list) if model.sleeps_after => {
+                    self.select(id);
+                    list.into_iter().for_each(|other| self.begin(other, Step::BeforeHibernation));
+                }
+                _ => {
+                    let model = &mut self.models[id];
+                    (model.is_preloading, model.sleeps_after) = (false, false);
+                    continue;
+                }
             }
+            reserve(reserved, &self.models[id]);
         }
+    }
+
+    fn is_unused(&self, id: usize) -> bool {
+        let model = &self.models[id];
+        model.is_idle() && self.now >= model.last_used.after(UNUSED)
     }
 
     fn select(&mut self, id: usize) {

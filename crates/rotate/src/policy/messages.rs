@@ -41,6 +41,9 @@ pub enum Input {
     Slept(ModelId),
     /// Wake a model without a request.
     Wake(ModelId),
+    /// Start a cold engine that can sleep, and let it sleep, if no model in use has to leave for it. Otherwise nothing
+    /// happens.
+    Prepare(ModelId),
     /// Put a model to sleep, even if pinned.
     Sleep(ModelId),
     /// The same, and take its processes off their GPUs.

@@ -32,6 +32,8 @@
 //!   Of idle ones it is the one that is cheapest to bring back for the time until its next request.
 //! - Before any awake model leaves, sleeping ones hibernate if that frees enough, the longest idle first. An idle model
 //!   leaves instead if it is cheaper to bring back than they are.
+//! - An engine that is prepared is started, and sleeps at once if nobody has asked for it. For that, only models leave that
+//!   nobody has used for two minutes.
 //! - A hibernating engine is resumed before anything else is asked of it. One whose residue stays is resumed at once, and
 //!   does not hibernate until its next start.
 //!
@@ -256,6 +258,13 @@ impl Policy {
                     model.wake_requested = model.wake_requested.or(Some(self.now));
                 }
             }
+            Input::Prepare(model) if model.0 < known => {
+                let model = &mut self.models[model.0];
+                let is_possible = model.rules.can_sleep && model.stage == Stage::Cold;
+                if is_possible && !model.is_preloading && model.waiting_since().is_none() {
+                    (model.is_preloading, model.sleeps_after) = (true, true);
+                }
+            }
             Input::Sleep(_) | Input::Hibernate(_) | Input::Restart(_) if self.is_ending => {}
             Input::Sleep(model) if model.0 < known => {
                 let id = model.0;
@@ -345,6 +354,7 @@ impl Policy {
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
         let model = &mut self.models[id];
         (model.is_selected, model.wake_requested, model.is_preloading) = (false, None, false);
+        model.sleeps_after = false;
         while let Some(request) = model.queue.pop() {
             self.requests.remove(&request);
             self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });

@@ -231,6 +231,8 @@ pub(super) struct ModelState {
     pub(super) is_pinned: bool,
     /// Whether it still has to come up without a request.
     pub(super) is_preloading: bool,
+    /// Whether it sleeps again if nobody has asked for it by then.
+    pub(super) sleeps_after: bool,
     /// The most that a sleep released, on each of its GPUs.
     pub(super) held: Option<Vec<u64>>,
     /// What a sleep has to release, by what a wake took. A first sleep, or one after much work, may release memory that
@@ -267,6 +269,7 @@ impl ModelState {
             wake_requested: None,
             is_pinned,
             is_preloading,
+            sleeps_after: false,
             held: None,
             min_release: None,
             cold: None,

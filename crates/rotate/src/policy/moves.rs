@@ -279,7 +279,8 @@ impl Policy {
             Activation::Start => Stage::Cold,
         };
         if model.is_preloading && model.waiting_since().is_none() {
-            (self.models[id].is_preloading, self.models[id].is_selected) = (false, false);
+            let model = &mut self.models[id];
+            (model.is_preloading, model.is_selected, model.sleeps_after) = (false, false, false);
             return self.enter(id, stage);
         }
         // A failed engine may be in the way: its stop waits until no memory moves.
@@ -521,18 +522,26 @@ impl Policy {
         let now = self.now;
         let model = &mut self.models[id];
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
+        let is_wanted = model.waiting_since().is_some() || model.is_pinned;
+        let sleeps = std::mem::take(&mut model.sleeps_after) && !is_wanted;
         // Also one that was found awake.
         (model.wake_requested, model.is_preloading, model.last_used) = (None, false, now);
         model.hibernation.is_requested = false;
         self.enter(id, Stage::Ready { since: now });
-        self.preload_set(id);
+        if sleeps {
+            self.leave(id, Leave::Sleep);
+        } else {
+            self.preload_set(id);
+        }
     }
 
     /// The others of its set come up with it, where memory is free.
     fn preload_set(&mut self, id: usize) {
         let rules = self.models[id].rules.clone();
         for model in self.models.iter_mut().filter(|model| model.rules.is_together_with(&rules)) {
-            model.is_preloading |= model.activation().is_some();
+            if model.activation().is_some() {
+                (model.is_preloading, model.sleeps_after) = (true, false);
+            }
         }
     }
 

@@ -427,6 +427,7 @@ impl Service {
         let Some((model, _)) = self.find(name) else { return false };
         let input = match command {
             ModelCommand::Wake => Input::Wake(model),
+            ModelCommand::Prepare => Input::Prepare(model),
             ModelCommand::Sleep => Input::Sleep(model),
             ModelCommand::Hibernate => Input::Hibernate(model),
             ModelCommand::Restart => Input::Restart(model),

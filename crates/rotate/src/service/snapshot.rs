@@ -269,6 +269,8 @@ pub struct Refused {
 pub enum ModelCommand {
     /// Wake it without a request.
     Wake,
+    /// Start a cold engine that can sleep, and let it sleep, if no model in use has to leave for it.
+    Prepare,
     /// Put it to sleep.
     Sleep,
     /// The same, and take it off its GPUs.

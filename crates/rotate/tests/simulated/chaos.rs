@@ -91,8 +91,9 @@ impl Simulation {
     pub(super) fn command(&mut self) {
         let id = usize::try_from(self.rng.below(self.engines.len() as u64)).unwrap();
         let model = ModelId(id);
-        let input = match self.rng.below(10) {
+        let input = match self.rng.below(12) {
             0 | 1 => Input::Wake(model),
+            10 | 11 => Input::Prepare(model),
             8 => Input::Hibernate(model),
             9 => Input::Recheck(model),
             2 | 3 => Input::Sleep(model),

@@ -110,13 +110,6 @@ impl Fleet {
         copies.iter().filter(|copy| copy["model"] == model && copy[field] == value).count()
     }
 
-    /// Whether a field of a model on a node has this value.
-    pub(super) fn is(&self, (model, node): (&str, &str), field: &str, value: &str) -> bool {
-        let status = self.status();
-        let mut copies = status["models"].as_array().unwrap().iter();
-        copies.any(|copy| copy["model"] == model && copy["node"] == node && copy[field] == value)
-    }
-
     /// The greatest of a model's placements.
     pub(super) fn fence(&self, model: &str) -> u64 {
         let status = self.status();
