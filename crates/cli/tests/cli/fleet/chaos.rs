@@ -36,11 +36,15 @@ enum Mishap {
     NodeEnds,
     RouterKilled,
     RouterStopped,
+    /// The leader of its members, as in the next two.
     EtcdKilled,
     EtcdStopped,
+    /// From the other members. Clients reach it.
+    EtcdIsolated,
 }
 
-const ALL: [Mishap; 8] = [
+/// The last one needs more than one member.
+const ALL: [Mishap; 9] = [
     Mishap::NodeKilled,
     Mishap::RouterStopped,
     Mishap::EtcdKilled,
@@ -49,6 +53,7 @@ const ALL: [Mishap; 8] = [
     Mishap::NodeCutOff,
     Mishap::EtcdStopped,
     Mishap::NodeEnds,
+    Mishap::EtcdIsolated,
 ];
 
 #[derive(Debug, Default)]
@@ -71,21 +76,23 @@ impl Tally {
 
 #[test]
 fn clients_get_right_answers_or_words_whatever_part_fails() {
-    let Some(etcd) = Servers::one() else { return };
-    let (mishaps, clients) = match Effort::of_this_run() {
-        Effort::Quick => (4, 4),
-        Effort::Usual => (16, 6),
-        Effort::Long => (400, 16),
+    let (mishaps, clients, members) = match Effort::of_this_run() {
+        Effort::Quick => (4, 4, 1),
+        Effort::Usual => (18, 6, 3),
+        Effort::Long => (180, 16, 3),
     };
+    let Some(etcd) = Servers::start(members, &[]) else { return };
+    let kinds = if members > 1 { &ALL[..] } else { &ALL[..ALL.len() - 1] };
     let seed = seed_of_this_run().unwrap_or(1);
     println!("{SEED}={seed}, {mishaps} mishaps");
     let mut chance = Rng::with_seed(seed);
     // Two of three models fit on a node.
     let mut fleet = Fleet::with(etcd, ROUTERS, NODES, 3, "200MiB").unwrap();
-    let proxies: Vec<Proxy> = (0..NODES).map(|_| Proxy::to(fleet.etcd.port(0))).collect();
-    for (nth, proxy) in proxies.iter().enumerate() {
+    let to_all = || (0..members).map(|member| Proxy::to(fleet.etcd.port(member))).collect();
+    let proxies: Vec<Vec<Proxy>> = (0..NODES).map(|_| to_all()).collect();
+    for (nth, proxies) in proxies.iter().enumerate() {
         fleet.nodes[nth].models.iter_mut().for_each(|model| model.more = vec!["--tokens-per-s", "2000"]);
-        fleet.nodes[nth].tables = tables(&format!("node{nth}"), &[proxy.url()]);
+        fleet.nodes[nth].tables = tables(&format!("node{nth}"), &proxies.iter().map(Proxy::url).collect::<Vec<_>>());
     }
     let truth = fleet.truth(&PROMPTS);
     let mut nodes: Vec<Option<Rotator>> = fleet.start().into_iter().map(Some).collect();
@@ -126,7 +133,7 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
         };
         let clients: Vec<_> = (0..clients).map(|_| scope.spawn(client(chance.fork()))).collect();
         for nth in 0..mishaps {
-            let mishap = ALL[nth % ALL.len()];
+            let mishap = kinds[nth % kinds.len()];
             println!("{mishap:?}");
             let (node, router) = (chance.usize(..NODES), chance.usize(..ROUTERS));
             match mishap {
@@ -139,9 +146,9 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
                 }
                 Mishap::NodeStopped => stopped(nodes[node].as_ref().unwrap()),
                 Mishap::NodeCutOff => {
-                    proxies[node].hold();
+                    proxies[node].iter().for_each(Proxy::hold);
                     sleep(BEYOND_LEASE);
-                    proxies[node].go_on();
+                    proxies[node].iter().for_each(Proxy::go_on);
                 }
                 Mishap::NodeEnds => {
                     let ended = nodes[node].take().unwrap();
@@ -157,14 +164,22 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
                 }
                 Mishap::RouterStopped => stopped(routers[router].as_ref().unwrap()),
                 Mishap::EtcdKilled => {
-                    fleet.etcd.kill(0);
+                    let leader = fleet.etcd.leader();
+                    fleet.etcd.kill(leader);
                     sleep(PAUSE);
-                    fleet.etcd.restart(0);
+                    fleet.etcd.restart(leader);
                 }
                 Mishap::EtcdStopped => {
-                    fleet.etcd.hold(0);
+                    let leader = fleet.etcd.leader();
+                    fleet.etcd.hold(leader);
                     sleep(BEYOND_LEASE);
-                    fleet.etcd.go_on(0);
+                    fleet.etcd.go_on(leader);
+                }
+                Mishap::EtcdIsolated => {
+                    let leader = fleet.etcd.leader();
+                    fleet.etcd.isolate(leader);
+                    sleep(BEYOND_LEASE);
+                    fleet.etcd.rejoin();
                 }
             }
             sleep(PAUSE);
