@@ -99,6 +99,8 @@ class Fleet:
                 models.setdefault(node, []).append(model)
         for node, front in enumerate(self.fronts):
             text = self.table(f'node = "node-{node}"\ndomain = "rack-{node % 5}"\n')
+            # A thousand mock engines would measure this machine.
+            text += "prepare = false\n"
             text += (
                 f'[front]\nlisten = "127.0.0.1:{front}"\n[control]\nlisten = "127.0.0.1:{next(engines)}"\n'
             )

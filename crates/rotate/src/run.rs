@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Card, Config, ConfigError};
 use crate::control::{self, ControlApi, Later};
-use crate::fleet::{Agent, FleetError, NotOwned, NotReady, Owned};
+use crate::fleet::{Agent, FleetError, Membership, NotOwned, Owned};
 use crate::front::{self, Backend, Listed, NameKind, Route, Timeouts};
 use crate::measure::{self, Devices, Meter, Processes};
 use crate::policy::{Gpu, ModelId, StageName};
@@ -414,7 +414,7 @@ impl ControlApi for ServiceHandle {
         Arc::clone(&self.service.config().control)
     }
 
-    fn fleet_ready(&self) -> Option<Result<(), NotReady>> {
-        self.owned.as_ref().map(Owned::ready)
+    fn fleet(&self) -> Option<Membership> {
+        self.owned.as_ref().map(Owned::membership)
     }
 }

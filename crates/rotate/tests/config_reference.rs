@@ -210,6 +210,12 @@ fn page() -> String {
                     "where routers reach the front; `https://` where that has a certificate",
                 ),
                 ("control_url", "URL", "`listen` of `[control]`".to_owned(), "where operators reach control"),
+                (
+                    "prepare",
+                    "boolean",
+                    plain(fleet.prepare),
+                    "whether cold engines of warm models are started before anybody asks for them",
+                ),
             ],
         ),
         (

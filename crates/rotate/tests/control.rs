@@ -44,6 +44,10 @@ async fn a_node_says_whether_routers_may_send_to_it() {
     assert_eq!((answer.status, answer.message().as_str()), (503, "it has no lease"), "a probe has no key");
     let answer = ready("Authorization: Bearer key\r\n").await;
     assert_eq!(answer.message(), "it has no lease: http://etcd:2379 is away");
+    let metrics = control.ask("GET /metrics", "Authorization: Bearer key\r\n", "").await.body;
+    for line in ["poorwill_rotate_fleet_ready 0\n", "poorwill_rotate_fleet_late_total 3\n"] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
 }
 
 #[tokio::test]

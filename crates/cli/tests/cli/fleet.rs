@@ -5,6 +5,7 @@
 mod chaos;
 mod parts;
 mod tls;
+mod upgrade;
 mod usage;
 
 use serde_json::json;

@@ -38,6 +38,8 @@ pub struct Fleet {
     pub front_url: String,
     /// Where operators reach control.
     pub control_url: String,
+    /// Whether cold engines of warm models are started before anybody asks for them.
+    pub prepare: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -53,6 +55,7 @@ pub(super) struct RawFleet {
     domain: Option<String>,
     front_url: Option<String>,
     control_url: Option<String>,
+    prepare: Option<bool>,
 }
 
 impl RawFleet {
@@ -85,6 +88,7 @@ impl RawFleet {
             etcd_tls,
             lease: checked_lease(self.lease).map_err(|reason| invalid(&reason))?,
             domain: self.domain.unwrap_or_default(),
+            prepare: self.prepare.unwrap_or(true),
         })
     }
 }

@@ -16,6 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::removed::Removed;
+use crate::fleet::Membership;
 use crate::policy::StageName;
 use crate::requests::{Forget, ModelLabel, OfModel, Requests, SECONDS, Series};
 use crate::service::{EventKind, LEAVING, ModelNow, ServiceEvent, Snapshot};
@@ -157,7 +158,7 @@ impl Metrics {
         self.lost.inc_by(lost);
     }
 
-    pub(super) fn text(&self, now: &Snapshot) -> Result<String, fmt::Error> {
+    pub(super) fn text(&self, now: &Snapshot, fleet: Option<&Membership>) -> Result<String, fmt::Error> {
         self.removed.forget(|model| now.models.iter().any(|known| known.name == model));
         for model in &now.models {
             // A counter has to exist at 0 before alerts can see it rise.
@@ -169,6 +170,9 @@ impl Metrics {
         encode_registry(&mut text, &self.registry)?;
         encode_registry(&mut text, &of_models(now))?;
         encode_registry(&mut text, &of_gpus(now))?;
+        if let Some(fleet) = fleet {
+            encode_registry(&mut text, &of_fleet(fleet))?;
+        }
         encode_eof(&mut text)?;
         Ok(text)
     }
@@ -269,6 +273,18 @@ fn of_gpus(now: &Snapshot) -> Registry {
         }
         promised.get_or_create(&of).set(gpu.promised_bytes);
     }
+    registry
+}
+
+fn of_fleet(fleet: &Membership) -> Registry {
+    let mut registry = Registry::with_prefix(PREFIX);
+    let ready = Number::default();
+    ready.set(fleet.ready.is_ok().into());
+    registry.register("fleet_ready", "Whether routers of its fleet may send it requests", ready);
+    let late = Counter::<u64, AtomicU64>::default();
+    late.inc_by(fleet.late);
+    let help = "Requests that went to their engines when the lease or the placement had ended";
+    registry.register("fleet_late", help, late);
     registry
 }
 

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::guard::Access;
 pub(crate) use self::routes::OPENMETRICS;
-use crate::fleet::NotReady;
+use crate::fleet::Membership;
 use crate::requests::Requests;
 use crate::{config, service};
 
@@ -73,8 +73,8 @@ pub trait ControlApi: Send + Sync + 'static {
     /// The current address and keys.
     fn control(&self) -> Arc<config::Control>;
 
-    /// Whether routers may send requests here, or why not; `None` for a node of no fleet.
-    fn fleet_ready(&self) -> Option<Result<(), NotReady>>;
+    /// How it is in its fleet; `None` for a node of no fleet.
+    fn fleet(&self) -> Option<Membership>;
 }
 
 /// Shared by all request handlers.

@@ -49,7 +49,7 @@ async fn health() -> Response {
 
 /// Whether routers of its fleet may send it requests. What exactly is wrong is for holders of a key.
 async fn ready(State(shared): State<HandlerState>, headers: HeaderMap) -> Result<Response, ControlError> {
-    match shared.api.fleet_ready() {
+    match shared.api.fleet().map(|fleet| fleet.ready) {
         None => {
             let message = "this rotation is a node of no fleet: its configuration has no [fleet]";
             Err(ControlError::new(StatusCode::NOT_FOUND, message))
@@ -91,7 +91,7 @@ async fn requests(
 
 async fn metrics(State(shared): State<HandlerState>) -> Result<Response, ControlError> {
     let snapshot = shared.snapshot().await;
-    let text = shared.metrics.text(&snapshot).map_err(|_| {
+    let text = shared.metrics.text(&snapshot, shared.api.fleet().as_ref()).map_err(|_| {
         ControlError::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "the metrics could not be written; see the service's log",

@@ -332,7 +332,7 @@ impl Worker {
 
     /// Brings one more warm model up, so that it is ready to wake.
     fn prepare(&mut self, snapshot: &Snapshot) {
-        let is_warm = |model: &str| self.owned.goal(model) == Goal::Warm;
+        let is_warm = |model: &str| self.fleet.prepare && self.owned.goal(model) == Goal::Warm;
         if let Some(model) = self.prepared.next(snapshot, is_warm, host_free_bytes(), Instant::now()) {
             // A model that a reload removed has nothing to prepare.
             let _known: bool = self.service.command(&model, ModelCommand::Prepare);

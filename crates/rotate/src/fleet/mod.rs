@@ -16,7 +16,7 @@ mod prepared;
 mod published;
 
 pub use self::agent::{Agent, FleetError};
-pub use self::owned::{NotOwned, NotReady, Owned};
+pub use self::owned::{Membership, NotOwned, NotReady, Owned};
 
 /// Where the system keeps the name of this machine.
 const HOSTNAME: &str = "/proc/sys/kernel/hostname";

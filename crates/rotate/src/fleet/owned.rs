@@ -1,8 +1,8 @@
 //! Which models this node may serve, as of now.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use poorwill_fleet::etcd::LeaseId;
 use poorwill_fleet::records::Goal;
@@ -38,6 +38,15 @@ pub struct NotReady {
     pub reason: &'static str,
     /// What went wrong, with names and addresses.
     pub problem: Option<String>,
+}
+
+/// How a node is in its fleet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Membership {
+    /// Whether routers may send it requests, or why not.
+    pub ready: Result<(), NotReady>,
+    /// Requests that went to their engines when the lease or the placement had ended.
+    pub late: u64,
 }
 
 /// Why a model may not be served here.
@@ -96,17 +105,14 @@ impl Owned {
         );
     }
 
-    /// How many were.
+    /// As of now.
     #[must_use]
-    pub fn late(&self) -> u64 {
-        self.0.late.load(Ordering::Relaxed)
+    pub fn membership(&self) -> Membership {
+        Membership { ready: self.ready(), late: self.0.late.load(Ordering::Relaxed) }
     }
 
     /// Whether the node has its lease, and its records are in etcd.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn ready(&self) -> Result<(), NotReady> {
+    fn ready(&self) -> Result<(), NotReady> {
         let claims = self.0.claims.borrow();
         let lease = *self.0.lease.borrow();
         let reason = if lease.is_none() {

@@ -102,7 +102,9 @@ impl Policy {
             let claim = Claim { since: self.now, priority: model.rules.priority };
             match self.space_for(id, up, claim) {
                 Space::Free => self.select(id),
-                Space::Leave(list) if model.sleeps_after && list.iter().all(|other| self.is_unused(*other)) => {
+                Space::Leave(list)
+                    if model.sleeps_after && list.iter().all(|other| self.is_unused(*other)) =>
+                {
                     self.select(id);
                     list.into_iter().for_each(|other| self.evict(other));
                 }

@@ -420,7 +420,9 @@ impl ModelState {
     /// What a sleep has to release, as far as known.
     pub(super) fn expected_release(&self) -> Option<Vec<u64>> {
         let half = || Some(self.held.as_ref()?.iter().map(|bytes| bytes / 2).collect());
-        self.min_release.clone().or_else(half).or_else(|| self.frees())
+        // What an engine keeps when it falls asleep for the first time, nothing has told yet.
+        let unknown = || Some(self.need(Activation::Start)?.iter().map(|bytes| bytes / 2).collect());
+        self.min_release.clone().or_else(half).or_else(unknown)
     }
 
     /// What leaving frees; `None` if unknown.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use poorwill_rotate::config::{self, Config};
 use poorwill_rotate::control::{ControlApi, Later, serve};
-use poorwill_rotate::fleet::NotReady;
+use poorwill_rotate::fleet::{Membership, NotReady};
 use poorwill_rotate::policy::StageName;
 use poorwill_rotate::requests::{Recent, Requests};
 use poorwill_rotate::service::{
@@ -96,8 +96,8 @@ impl ControlApi for FakeApi {
         Arc::clone(&self.control.lock().unwrap())
     }
 
-    fn fleet_ready(&self) -> Option<Result<(), NotReady>> {
-        self.ready.lock().unwrap().clone()
+    fn fleet(&self) -> Option<Membership> {
+        self.ready.lock().unwrap().clone().map(|ready| Membership { ready, late: 3 })
     }
 }
 

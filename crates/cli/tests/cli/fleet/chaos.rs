@@ -92,7 +92,8 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
     let proxies: Vec<Vec<Proxy>> = (0..NODES).map(|_| to_all()).collect();
     for (nth, proxies) in proxies.iter().enumerate() {
         fleet.nodes[nth].models.iter_mut().for_each(|model| model.more = vec!["--tokens-per-s", "2000"]);
-        fleet.nodes[nth].tables = tables(&format!("node{nth}"), &proxies.iter().map(Proxy::url).collect::<Vec<_>>());
+        fleet.nodes[nth].tables =
+            tables(&format!("node{nth}"), &proxies.iter().map(Proxy::url).collect::<Vec<_>>());
     }
     let truth = fleet.truth(&PROMPTS);
     let mut nodes: Vec<Option<Rotator>> = fleet.start().into_iter().map(Some).collect();

@@ -110,6 +110,17 @@ impl Fleet {
         copies.iter().filter(|copy| copy["model"] == model && copy[field] == value).count()
     }
 
+    /// Whether requests for a model may go to this node, and it is awake or after a wake.
+    pub(super) fn is_ready(&self, model: &str, node: &str) -> bool {
+        let status = self.status();
+        let mut copies = status["models"].as_array().unwrap().iter();
+        let of = |copy: &&Value| copy["model"] == model && copy["node"] == node;
+        copies.find(of).is_some_and(|copy| {
+            let stage = copy["stage"].as_str();
+            copy["goal"] != "none" && stage.is_some_and(|stage| ["awake", "asleep"].contains(&stage))
+        })
+    }
+
     /// The greatest of a model's placements.
     pub(super) fn fence(&self, model: &str) -> u64 {
         let status = self.status();
