@@ -214,7 +214,7 @@ fn page() -> String {
                     "prepare",
                     "boolean",
                     plain(fleet.prepare),
-                    "whether cold engines of warm models are started before anybody asks for them",
+                    "whether cold engines of warm models are started before a request comes",
                 ),
             ],
         ),

@@ -423,7 +423,7 @@ fn a_prepared_engine_is_started_and_sleeps() {
     fixture.input(Input::Prepare(ModelId(0)));
     fixture.pass(130_000);
     assert_eq!(fixture.stages(), ["cold", "ready"]);
-    // Nobody uses the other one any more.
+    // The other one is unused now.
     fixture.input(Input::Prepare(ModelId(0)));
     fixture.settle();
     assert_eq!(fixture.stages(), ["asleep", "asleep"]);
@@ -650,7 +650,7 @@ fn a_model_that_reports_sleep_and_holds_its_memory_is_stopped() {
     fixture.instead = (0..700).map(|_| (0, Task::Measure, kept.clone())).collect();
     let second = fixture.ask(1);
     fixture.pass(20_000);
-    let shortfall = Event::Shortfall { gpu: Gpu(0), expected_bytes: 70 * GIB / 4 * 3, freed_bytes: 0 };
+    let shortfall = Event::Shortfall { gpu: Gpu(0), expected_bytes: 70 * GIB / 2, freed_bytes: 0 };
     assert!(fixture.events.contains(&(0, shortfall)), "{:?}", fixture.events);
     assert!(fixture.tasks.contains(&(0, Task::Stop)));
     assert_eq!(fixture.stage(0), "cold");

@@ -91,7 +91,7 @@ fn a_drain_makes_models_ready_elsewhere_and_refuses_what_waits() {
         assert!(answer.body.contains("not_placed"), "{answer:?}");
     });
     until("the node is empty", || fleet.copies("amber", "goal", "none") == 1);
-    // Nobody has asked for it there.
+    // No request for it came there.
     assert_eq!(fleet.nodes[1].now("amber")["admitted"], 0);
     assert_eq!(fleet.say(0, "amber", PROMPT), truth[0][0], "{}", router.log());
     fleet.nodes[0].open_latch();

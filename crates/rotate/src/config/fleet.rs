@@ -38,7 +38,7 @@ pub struct Fleet {
     pub front_url: String,
     /// Where operators reach control.
     pub control_url: String,
-    /// Whether cold engines of warm models are started before anybody asks for them.
+    /// Whether cold engines of warm models are started before a request comes.
     pub prepare: bool,
 }
 

@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::owned::Owned;
-use super::prepared::Prepared;
+use super::preparations::Preparations;
 use super::published::{Published, Rates, host_free_bytes, published};
 use crate::config::{Config, Fleet};
 use crate::service::{ModelCommand, Service, Snapshot};
@@ -86,7 +86,7 @@ impl Agent {
             owned: owned.clone(),
             fences,
             rates: Rates::default(),
-            prepared: Prepared::default(),
+            preparations: Preparations::default(),
             sent: None,
             verified_at: Instant::now(),
             config,
@@ -120,7 +120,7 @@ struct Worker {
     owned: Owned,
     fences: Fences,
     rates: Rates,
-    prepared: Prepared,
+    preparations: Preparations,
     /// What etcd has, under the claimed lease.
     sent: Option<Published>,
     /// When that was made sure of.
@@ -333,7 +333,7 @@ impl Worker {
     /// Brings one more warm model up, so that it is ready to wake.
     fn prepare(&mut self, snapshot: &Snapshot) {
         let is_warm = |model: &str| self.fleet.prepare && self.owned.goal(model) == Goal::Warm;
-        if let Some(model) = self.prepared.next(snapshot, is_warm, host_free_bytes(), Instant::now()) {
+        if let Some(model) = self.preparations.next(snapshot, is_warm, host_free_bytes(), Instant::now()) {
             // A model that a reload removed has nothing to prepare.
             let _known: bool = self.service.command(&model, ModelCommand::Prepare);
         }

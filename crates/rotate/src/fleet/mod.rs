@@ -12,7 +12,7 @@
 
 mod agent;
 mod owned;
-mod prepared;
+mod preparations;
 mod published;
 
 pub use self::agent::{Agent, FleetError};

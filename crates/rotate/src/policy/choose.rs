@@ -9,7 +9,7 @@ use super::queue::Claim;
 use super::rules::Gpu;
 use super::time::Time;
 
-/// A model that nobody has used for so long leaves for one that is prepared.
+/// A model without requests for so long leaves for one that is prepared.
 const UNUSED: Duration = Duration::from_secs(120);
 /// So that a quotient of microseconds is exact enough.
 const RATIO_BITS: u32 = 32;
@@ -88,7 +88,7 @@ impl Policy {
         self.hibernate_due();
     }
 
-    /// Selects models that come up without a request. For those that sleep again, models leave that nobody uses.
+    /// Selects models that come up without a request. For those that sleep again, models leave that are unused.
     fn preload(&mut self, reserved: &mut [bool]) {
         for id in 0..self.models.len() {
             let model = &self.models[id];

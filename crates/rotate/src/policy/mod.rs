@@ -32,8 +32,8 @@
 //!   Of idle ones it is the one that is cheapest to bring back for the time until its next request.
 //! - Before any awake model leaves, sleeping ones hibernate if that frees enough, the longest idle first. An idle model
 //!   leaves instead if it is cheaper to bring back than they are.
-//! - An engine that is prepared is started, and sleeps at once if nobody has asked for it. For that, only models leave that
-//!   nobody has used for two minutes.
+//! - An engine that is prepared is started, and sleeps at once if no request came. For that, only models leave
+//!   that had no request for two minutes.
 //! - A hibernating engine is resumed before anything else is asked of it. One whose residue stays is resumed at once, and
 //!   does not hibernate until its next start.
 //!

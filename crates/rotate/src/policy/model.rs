@@ -231,7 +231,7 @@ pub(super) struct ModelState {
     pub(super) is_pinned: bool,
     /// Whether it still has to come up without a request.
     pub(super) is_preloading: bool,
-    /// Whether it sleeps again if nobody has asked for it by then.
+    /// Whether it sleeps again if no request came by then.
     pub(super) sleeps_after: bool,
     /// The most that a sleep released, on each of its GPUs.
     pub(super) held: Option<Vec<u64>>,
@@ -420,7 +420,7 @@ impl ModelState {
     /// What a sleep has to release, as far as known.
     pub(super) fn expected_release(&self) -> Option<Vec<u64>> {
         let half = || Some(self.held.as_ref()?.iter().map(|bytes| bytes / 2).collect());
-        // What an engine keeps when it falls asleep for the first time, nothing has told yet.
+        // What an engine keeps in its sleep is not known before the first one.
         let unknown = || Some(self.need(Activation::Start)?.iter().map(|bytes| bytes / 2).collect());
         self.min_release.clone().or_else(half).or_else(unknown)
     }

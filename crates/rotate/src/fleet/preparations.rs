@@ -1,4 +1,4 @@
-//! Which warm model is started next, so that it is ready to wake before anybody asks for it.
+//! Which warm model is started next, so that it is ready to wake before a request for it comes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ const AGAIN: Duration = Duration::from_secs(15);
 
 /// When each model was tried last.
 #[derive(Debug, Default)]
-pub(super) struct Prepared {
+pub(super) struct Preparations {
     tried: BTreeMap<String, Instant>,
 }
 
-impl Prepared {
+impl Preparations {
     /// A cold model that should be warm, while nothing starts and host memory for it is free.
     pub(super) fn next(
         &mut self,
@@ -57,9 +57,10 @@ fn host_bytes(model: &ModelNow) -> u64 {
 
 #[test]
 fn each_has_its_turn_where_host_memory_is_free() {
-    let (mut prepared, began) = (Prepared::default(), Instant::now());
+    let (mut preparations, began) = (Preparations::default(), Instant::now());
     let all = [("a", 5), ("b", 7), ("c", 90)];
-    let mut at = |free, seconds| prepared.choose(all.into_iter(), free, began + Duration::from_secs(seconds));
+    let mut at =
+        |free, seconds| preparations.choose(all.into_iter(), free, began + Duration::from_secs(seconds));
     let turns: Vec<_> = [0, 1, 2, 14, 15, 16, 17].map(|seconds| at(20, seconds)).into();
     let expected = [Some("a"), Some("b"), None, None, Some("a"), Some("b"), None];
     assert_eq!(turns, expected.map(|name| name.map(str::to_owned)));
