@@ -446,6 +446,55 @@ fn a_prepared_engine_stays_for_those_that_ask_meanwhile() {
 }
 
 #[test]
+fn a_request_for_another_model_ends_the_start_of_a_prepared_one() {
+    let mut fixture = Fixture::found(&[70 * GIB; 2], EngineState::Gone, |_, rules| rules.can_restart = true);
+    fixture.late = vec![(0, Task::Start)];
+    fixture.input(Input::Prepare(ModelId(0)));
+    assert_eq!(fixture.stages(), ["starting", "cold"]);
+    let request = fixture.ask(1);
+    fixture.settle();
+    assert_eq!((fixture.stages(), &fixture.admitted), (vec!["cold", "ready"], &vec![(request, 1)]));
+    assert_eq!(failures(&fixture), Vec::new());
+    // It begins for one that leaves, and that is asked for again.
+    fixture.answer(request);
+    fixture.pass(130_000);
+    fixture.late = vec![(1, Task::Sleep)];
+    fixture.input(Input::Prepare(ModelId(0)));
+    assert_eq!(fixture.stages(), ["cold", "falling asleep"]);
+    let request = fixture.ask(1);
+    fixture.finish();
+    fixture.pass(1000);
+    assert_eq!((fixture.stages(), fixture.admitted.last()), (vec!["cold", "ready"], Some(&(request, 1))));
+}
+
+#[test]
+fn only_what_is_unused_and_can_sleep_leaves_for_a_prepared_engine() {
+    for (can_sleep, of_set, needs, expected) in [
+        (false, false, 70, ["cold", "ready", "cold"]),
+        (true, true, 70, ["cold", "ready", "cold"]),
+        // All that could leave would not be enough.
+        (true, false, 90, ["cold", "ready", "cold"]),
+        (true, false, 70, ["asleep", "asleep", "cold"]),
+    ] {
+        let needs = [needs * GIB, 70 * GIB, GIB];
+        let mut fixture = Fixture::found(&needs, EngineState::Gone, |model, rules| {
+            (rules.can_restart, rules.can_sleep) = (true, model != 1 || can_sleep);
+            rules.together = (of_set && model > 0).then(|| "set".to_owned());
+        });
+        fixture.use_once(1);
+        fixture.pass(119_000);
+        if of_set {
+            fixture.use_once(2);
+        }
+        fixture.pass(2_000);
+        fixture.input(Input::Prepare(ModelId(0)));
+        fixture.settle();
+        let stages = fixture.stages();
+        assert_eq!(stages[..2], expected[..2], "{can_sleep} {of_set} {needs:?}");
+    }
+}
+
+#[test]
 fn what_cannot_sleep_or_is_pinned_is_not_put_to_sleep() {
     let mut fixture = Fixture::found(&[30 * GIB; 2], EngineState::Gone, |model, rules| {
         (rules.can_restart, rules.can_sleep, rules.is_pinned) = (true, model == 1, model == 1);

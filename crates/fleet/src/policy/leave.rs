@@ -2,7 +2,7 @@
 
 use super::goals::Goals;
 use super::plan::Why;
-use crate::records::Goal;
+use crate::records::{Goal, Stage};
 
 pub(super) fn leave(goals: &mut Goals<'_, '_>) {
     let table = goals.table();
@@ -13,13 +13,21 @@ pub(super) fn leave(goals: &mut Goals<'_, '_>) {
                 continue;
             }
             let drains = table.nodes[of.node].is_draining;
-            if is_ready_elsewhere(goals, model, goals.get(pair)) {
+            if drains && is_cold(goals, pair) && goals.staying(model).next().is_some() {
+                goals.set(pair, Goal::None, Why::DrainedCold);
+            } else if is_ready_elsewhere(goals, model, goals.get(pair)) {
                 goals.set(pair, Goal::None, if drains { Why::Drained } else { Why::FailedThere });
             } else if drains && !row.pairs.clone().any(|other| table.is_usable(other)) {
                 goals.set(pair, Goal::None, Why::DrainedAlone);
             }
         }
     }
+}
+
+/// Whether nothing is lost with it: no engine runs there, and no request waits for one.
+fn is_cold(goals: &Goals<'_, '_>, pair: usize) -> bool {
+    let has_requests = goals.table().pairs[pair].record.is_none_or(|record| record.requests.all() > 0);
+    goals.get(pair) == Goal::Warm && goals.table().stage(pair) == Stage::Stopped && !has_requests
 }
 
 fn is_ready_elsewhere(goals: &Goals<'_, '_>, model: usize, goal: Goal) -> bool {

@@ -124,6 +124,8 @@ pub enum Why {
     Spare,
     /// The node drains, and it is ready elsewhere.
     Drained,
+    /// The node drains, and its engine was not started there.
+    DrainedCold,
     /// The node drains, and no other can have it.
     DrainedAlone,
     /// It failed there, and is ready elsewhere.
@@ -151,6 +153,7 @@ impl fmt::Display for Why {
             Self::Spread => f.write_str("its other nodes could fail together"),
             Self::Spare => f.write_str("its other nodes suffice"),
             Self::Drained => f.write_str("the node drains, and it is ready elsewhere"),
+            Self::DrainedCold => f.write_str("the node drains, and its engine was not started there"),
             Self::DrainedAlone => f.write_str("the node drains, and no other can have it"),
             Self::FailedThere => f.write_str("it failed there, and is ready elsewhere"),
             Self::NodeGone => f.write_str("the node is gone"),

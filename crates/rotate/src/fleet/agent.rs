@@ -22,7 +22,7 @@ use super::owned::Owned;
 use super::preparations::Preparations;
 use super::published::{Published, Rates, host_free_bytes, published};
 use crate::config::{Config, Fleet};
-use crate::service::{ModelCommand, Service, Snapshot};
+use crate::service::{ModelCommand, ModelNow, Service, Snapshot};
 
 /// How often the node looks whether it has changed.
 const PUBLISH_EVERY: Duration = Duration::from_millis(500);
@@ -184,7 +184,10 @@ impl Worker {
                 outcome = self.publish(current) => outcome,
             };
             match &outcome {
-                Ok(Some(snapshot)) => self.prepare(snapshot),
+                Ok(Some(snapshot)) => {
+                    self.let_go(snapshot);
+                    self.prepare(snapshot);
+                }
                 Ok(None) | Err(_) => {}
             }
             self.note(outcome.err().map(|error| error.to_string()));
@@ -330,6 +333,16 @@ impl Worker {
         Ok(())
     }
 
+    /// Models that are not placed here sleep once their last request has ended.
+    fn let_go(&self, snapshot: &Snapshot) {
+        let is_over = |model: &&ModelNow| model.is_ready && model.running == 0 && model.queued == 0;
+        for model in snapshot.models.iter().filter(is_over).filter(|model| !model.is_pinned) {
+            if self.owned.is_withdrawn(&model.name) {
+                let _known: bool = self.service.command(&model.name, ModelCommand::Sleep);
+            }
+        }
+    }
+
     /// Brings one more warm model up, so that it is ready to wake.
     fn prepare(&mut self, snapshot: &Snapshot) {
         let is_warm = |model: &str| self.fleet.prepare && self.owned.goal(model) == Goal::Warm;
@@ -402,10 +415,8 @@ impl Worker {
                 let _known: bool = self.service.command(&model, command);
             };
             order(ModelCommand::Pin(is_pinned || goal == Goal::Hot));
-            match goal {
-                Goal::Hot => order(ModelCommand::Wake),
-                Goal::None if !is_pinned => order(ModelCommand::Sleep),
-                Goal::None | Goal::Warm => {}
+            if goal == Goal::Hot {
+                order(ModelCommand::Wake);
             }
         }
     }

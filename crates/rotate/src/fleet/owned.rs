@@ -144,6 +144,11 @@ impl Owned {
         self.0.claims.borrow().goal(model)
     }
 
+    /// Whether the controller wants a model elsewhere or nowhere, as far as known.
+    pub(super) fn is_withdrawn(&self, model: &str) -> bool {
+        self.0.claims.borrow().goals.get(model) == Some(&Goal::None)
+    }
+
     /// Returns what changed.
     pub(super) fn set_goals(&self, goals: BTreeMap<String, Goal>) -> Vec<(String, Goal)> {
         let before = self.0.claims.borrow().goals.clone();

@@ -94,14 +94,17 @@ pub(super) fn published(
     let mut models = BTreeMap::new();
     for model in &snapshot.models {
         let Ok(name) = model.name.parse::<ModelName>() else { continue };
-        let is_pinned = config.models.iter().any(|one| one.name == model.name && one.rules.is_pinned);
+        let configured = config.models.iter().find(|one| one.name == model.name);
+        let is_pinned = configured.is_some_and(|one| one.rules.is_pinned);
+        let can_sleep = configured.is_some_and(|one| one.rules.can_sleep);
         let rate = rates.of(&model.name, model.admitted, now);
-        models.insert(name, record(model, is_pinned, rate));
+        let record = ModelRecord { pinned: is_pinned, ..record(model, stage(model, can_sleep), rate) };
+        models.insert(name, record);
     }
     Published { node, models }
 }
 
-fn record(model: &ModelNow, is_pinned: bool, rate: Rate) -> ModelRecord {
+fn record(model: &ModelNow, stage: Stage, rate: Rate) -> ModelRecord {
     let configured = model.need_bytes.map(|bytes| vec![bytes; model.gpus.len()]);
     let need_bytes =
         model.held_bytes.clone().or(configured).map(|need| need.into_iter().map(rounded).collect());
@@ -122,9 +125,8 @@ fn record(model: &ModelNow, is_pinned: bool, rate: Rate) -> ModelRecord {
             reload_ms: None,
             start_ms: ms(model.start_s),
         },
-        pinned: is_pinned,
         names: model.aliases.iter().chain(&model.adapters).cloned().collect(),
-        ..ModelRecord::new(stage(model), model.gpus.clone())
+        ..ModelRecord::new(stage, model.gpus.clone())
     }
 }
 
@@ -135,8 +137,10 @@ fn rounded_ms(time: Duration) -> u64 {
     ms / step * step
 }
 
-fn stage(model: &ModelNow) -> Stage {
+/// Only what is certain to answer after a wake counts as such.
+fn stage(model: &ModelNow, can_sleep: bool) -> Stage {
     match model.stage {
+        _ if model.is_starting => Stage::Starting,
         StageName::Ready => Stage::Awake,
         StageName::Asleep => Stage::Asleep,
         StageName::Hibernating => Stage::Hibernating,
@@ -151,7 +155,13 @@ fn stage(model: &ModelNow) -> Stage {
         | StageName::MeasuringBeforeSleep
         | StageName::FallingAsleep
         | StageName::ReleasingMemory
-        | StageName::GoingIntoHibernation => Stage::Sleeping,
+        | StageName::GoingIntoHibernation => {
+            if can_sleep {
+                Stage::Sleeping
+            } else {
+                Stage::Stopped
+            }
+        }
         StageName::Quarantined => Stage::Failed,
         // An engine that is not started here has to be there by itself.
         StageName::Cold if !model.is_supervised => Stage::Failed,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Policy;
-use super::model::{Activation, Leave, ModelState, Move, Stage, Step};
+use super::model::{Activation, Leave, ModelState, Move, Stage, Step, Then};
 use super::moves::NO_MEMORY;
 use super::queue::Claim;
 use super::rules::Gpu;
@@ -40,6 +40,7 @@ impl Policy {
                 self.leave(id, Leave::Sleep);
             }
         }
+        (0..self.models.len()).for_each(|id| self.call_off(id));
         let mut reserved = vec![false; self.free.len()];
         let mut waiting: Vec<(Claim, usize)> = Vec::new();
         for (id, model) in self.models.iter().enumerate() {
@@ -102,19 +103,18 @@ impl Policy {
             let claim = Claim { since: self.now, priority: model.rules.priority };
             match self.space_for(id, up, claim) {
                 Space::Free => self.select(id),
-                Space::Leave(list)
-                    if model.sleeps_after && list.iter().all(|other| self.is_unused(*other)) =>
-                {
+                Space::Leave(list) if model.is_prepared() && self.may_leave_unused(id, up, &list) => {
                     self.select(id);
                     list.into_iter().for_each(|other| self.evict(other));
                 }
-                Space::Hibernate(list) if model.sleeps_after => {
+                Space::Hibernate(list)
+                    if model.is_prepared() && list.iter().all(|other| self.is_unused(*other)) =>
+                {
                     self.select(id);
                     list.into_iter().for_each(|other| self.begin(other, Step::BeforeHibernation));
                 }
                 _ => {
-                    let model = &mut self.models[id];
-                    (model.is_preloading, model.sleeps_after) = (false, false);
+                    self.models[id].stop_preloading();
                     continue;
                 }
             }
@@ -122,9 +122,59 @@ impl Policy {
         }
     }
 
-    fn is_unused(&self, id: usize) -> bool {
+    /// A model that comes up only to sleep again makes way for one that is waited for.
+    fn call_off(&mut self, id: usize) {
+        let now = self.now;
+        let waits = |other: usize| {
+            let model = &self.models[other];
+            let is_short = model.no_memory_until.is_some_and(|until| now < until);
+            other != id && model.activation().is_some() && model.waiting_since().is_some() && !is_short
+        };
+        let is_in_the_way = (0..self.models.len()).any(|other| self.share(id, other) && waits(other));
+        if !self.models[id].is_prepared() || !is_in_the_way {
+            return;
+        }
+        match &self.models[id].stage {
+            Stage::Cold => {
+                let model = &mut self.models[id];
+                model.is_selected = false;
+                model.stop_preloading();
+                self.changes += 1;
+            }
+            // Its measurement finds that it is not wanted.
+            Stage::Step { step: Step::FindMemory(_), .. } => self.models[id].stop_preloading(),
+            Stage::Step { step: Step::Start { .. }, .. } => {
+                self.models[id].is_selected = false;
+                self.models[id].stop_preloading();
+                self.begin(id, Step::Stop(Then::Cold));
+            }
+            // It sleeps in a moment.
+            _ => {}
+        }
+    }
+
+    /// Whether nothing that is in use leaves, and all that they may have would be enough.
+    fn may_leave_unused(&self, id: usize, up: Activation, list: &[usize]) -> bool {
         let model = &self.models[id];
-        model.is_idle() && self.now >= model.last_used.after(UNUSED)
+        let mut missing = vec![0; self.free.len()];
+        for (gpu, need) in model.rules.gpus.iter().zip(model.need(up).unwrap_or_default()) {
+            missing[gpu.0] = i128::from(need) - i128::from(self.free[gpu.0].unwrap_or_default());
+        }
+        for other in list.iter().map(|other| &self.models[*other]) {
+            let has = other.promised().unwrap_or_else(|| vec![u64::MAX; other.rules.gpus.len()]);
+            for (gpu, bytes) in other.rules.gpus.iter().zip(has) {
+                missing[gpu.0] -= i128::from(bytes);
+            }
+        }
+        missing.iter().all(|missing| *missing <= 0) && list.iter().all(|other| self.is_unused(*other))
+    }
+
+    /// Whether it can sleep, and no model of its set had a request for some time.
+    fn is_unused(&self, id: usize) -> bool {
+        let rules = &self.models[id].rules;
+        let is_unused = |model: &ModelState| model.is_idle() && self.now >= model.last_used.after(UNUSED);
+        let mut of_set = self.models.iter().filter(|model| model.rules.is_together_with(rules));
+        rules.can_sleep && !rules.preload && is_unused(&self.models[id]) && of_set.all(is_unused)
     }
 
     fn select(&mut self, id: usize) {

@@ -315,7 +315,8 @@ impl Policy {
         if model.stage == Stage::Hibernating {
             return;
         }
-        (model.wake_requested, model.is_preloading) = (None, false);
+        model.wake_requested = None;
+        model.stop_preloading();
         (model.hibernation.is_requested, model.hibernation.retry_at) = (true, None);
         self.changes += 1;
         if self.models[id].is_ready() {

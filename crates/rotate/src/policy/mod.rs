@@ -32,8 +32,8 @@
 //!   Of idle ones it is the one that is cheapest to bring back for the time until its next request.
 //! - Before any awake model leaves, sleeping ones hibernate if that frees enough, the longest idle first. An idle model
 //!   leaves instead if it is cheaper to bring back than they are.
-//! - An engine that is prepared is started, and sleeps at once if no request came. For that, only models leave
-//!   that had no request for two minutes.
+//! - An engine that is prepared is started, and sleeps at once if no request came. For that, only models leave that had no
+//!   request for two minutes and can sleep. A request for another model on its GPUs ends its start.
 //! - A hibernating engine is resumed before anything else is asked of it. One whose residue stays is resumed at once, and
 //!   does not hibernate until its next start.
 //!
@@ -85,6 +85,8 @@ pub struct Status {
     pub stage: StageName,
     /// Whether requests are admitted.
     pub is_ready: bool,
+    /// Whether its engine is being started, until its first right answer.
+    pub is_starting: bool,
     /// Whether it is kept awake.
     pub is_pinned: bool,
     /// Waiting requests.
@@ -179,6 +181,7 @@ impl Policy {
         self.models.get(model.0).map(|model| Status {
             stage: model.stage.name(),
             is_ready: model.is_ready(),
+            is_starting: model.is_starting(),
             is_pinned: model.is_pinned,
             queued: model.queue.len(),
             running: model.running,
@@ -216,7 +219,7 @@ impl Policy {
         if model.rules.is_pinned != rules.is_pinned {
             model.is_pinned = rules.is_pinned;
         }
-        model.is_preloading &= rules.preload || rules.together.is_some();
+        model.is_preloading &= rules.preload || rules.together.is_some() || model.sleeps_after;
         let gpus = mem::take(&mut model.rules.gpus);
         model.rules = Rules { gpus, ..rules.clone() };
         model.hibernation.impossible = None;
@@ -268,7 +271,8 @@ impl Policy {
             Input::Sleep(_) | Input::Hibernate(_) | Input::Restart(_) if self.is_ending => {}
             Input::Sleep(model) if model.0 < known => {
                 let id = model.0;
-                (self.models[id].wake_requested, self.models[id].is_preloading) = (None, false);
+                self.models[id].wake_requested = None;
+                self.models[id].stop_preloading();
                 if self.models[id].is_ready() {
                     self.leave(id, Leave::Sleep);
                 }
@@ -342,9 +346,8 @@ impl Policy {
                 let refusal = Refusal::WaitedTooLong;
                 self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
             }
-            let is_wanted = model.is_preloading || model.waiting_since().is_some();
             // No request waits any more, and nothing was begun.
-            if model.is_selected && !is_wanted && model.activation().is_some() {
+            if model.is_selected && !model.is_wanted() && model.activation().is_some() {
                 model.is_selected = false;
                 self.changes += 1;
             }
@@ -353,8 +356,8 @@ impl Policy {
 
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
         let model = &mut self.models[id];
-        (model.is_selected, model.wake_requested, model.is_preloading) = (false, None, false);
-        model.sleeps_after = false;
+        (model.is_selected, model.wake_requested) = (false, None);
+        model.stop_preloading();
         while let Some(request) = model.queue.pop() {
             self.requests.remove(&request);
             self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });

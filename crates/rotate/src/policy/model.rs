@@ -285,6 +285,34 @@ impl ModelState {
         }
     }
 
+    /// It need not come up without a request any more.
+    pub(super) fn stop_preloading(&mut self) {
+        (self.is_preloading, self.sleeps_after) = (false, false);
+    }
+
+    /// Whether it comes up only to sleep again.
+    pub(super) fn is_prepared(&self) -> bool {
+        self.sleeps_after && self.waiting_since().is_none()
+    }
+
+    /// Whether a request, a command or a preload wants it up.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is_preloading || self.waiting_since().is_some()
+    }
+
+    /// Whether its engine is being started: from the search for memory to the measurement behind its first right answer.
+    pub(super) fn is_starting(&self) -> bool {
+        match &self.stage {
+            Stage::Step { step: Step::FindMemory(up), .. } => *up == Activation::Start,
+            Stage::Step { step: Step::Start { .. }, .. } => true,
+            Stage::Step {
+                step: Step::Confirm { activated } | Step::Canary { activated } | Step::Learn { activated },
+                ..
+            } => activated.as_ref().is_some_and(|activated| activated.up == Activation::Start),
+            _ => false,
+        }
+    }
+
     pub(super) fn is_ready(&self) -> bool {
         matches!(self.stage, Stage::Ready { .. })
     }

@@ -261,6 +261,15 @@ impl Policy {
         let is_steady = self.is_as_measured(id, free);
         self.measured(id, free);
         let model = &self.models[id];
+        let rests = match up {
+            Activation::Resume => Stage::Hibernating,
+            Activation::Wake => Stage::Asleep,
+            Activation::Start => Stage::Cold,
+        };
+        if !model.is_wanted() {
+            self.models[id].is_selected = false;
+            return self.enter(id, rests);
+        }
         let need = model.need(up);
         let lacks = need.is_some_and(|need| need.iter().zip(free).any(|(need, free)| need > free));
         if !lacks {
@@ -273,30 +282,25 @@ impl Policy {
             };
             return self.begin(id, step);
         }
-        let stage = match up {
-            Activation::Resume => Stage::Hibernating,
-            Activation::Wake => Stage::Asleep,
-            Activation::Start => Stage::Cold,
-        };
         if model.is_preloading && model.waiting_since().is_none() {
-            let model = &mut self.models[id];
-            (model.is_preloading, model.is_selected, model.sleeps_after) = (false, false, false);
-            return self.enter(id, stage);
+            self.models[id].is_selected = false;
+            self.models[id].stop_preloading();
+            return self.enter(id, rests);
         }
         // A failed engine may be in the way: its stop waits until no memory moves.
         let is_leaving = |other: usize| self.share(id, other) && self.models[other].stage.is_leaving();
         if (0..self.models.len()).any(|other| other != id && is_leaving(other)) {
-            return self.enter(id, stage);
+            return self.enter(id, rests);
         }
         // The evicted models released too little, so others may have to leave.
         let claim = model.claim().unwrap_or(Claim { since: began, priority: model.rules.priority });
         match self.space_for(id, up, claim) {
             Space::Leave(_) | Space::Later => {
                 self.models[id].is_selected = false;
-                return self.enter(id, stage);
+                return self.enter(id, rests);
             }
             Space::Hibernate(list) => {
-                self.enter(id, stage);
+                self.enter(id, rests);
                 return list.into_iter().for_each(|other| self.begin(other, Step::BeforeHibernation));
             }
             Space::Never if is_steady => return self.no_memory(id, NO_MEMORY),
@@ -307,7 +311,7 @@ impl Policy {
         }
         match self.sleeper(id) {
             Some(other) => {
-                self.enter(id, stage);
+                self.enter(id, rests);
                 let step =
                     if self.may_hibernate(other) { Step::BeforeHibernation } else { Step::Stop(Then::Cold) };
                 self.begin(other, step);

@@ -12,7 +12,7 @@ use poorwill_fleet::mirror::Mirror;
 use poorwill_fleet::tls::ClientTls;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::backend::{RouteCounts, RouterBackend};
@@ -27,6 +27,8 @@ use crate::run::{CLOSE_MAX, RunError, close, listen, of};
 
 /// Changes that come this close together are taken in together.
 const GATHER: Duration = Duration::from_millis(5);
+/// How long first clients wait for what is in etcd.
+const FIRST_READ_MAX: Duration = Duration::from_secs(3);
 
 /// A running router.
 #[derive(Debug)]
@@ -104,9 +106,18 @@ pub async fn begin(config: &RouterConfig, routes: bool, controls: bool) -> Resul
     let front = listener.as_ref().map(|(_, address)| *address);
     let front_task = listener.map(|(listener, address)| {
         tracing::info!(front = %address, fleet = %config.fleet, "routing");
+        let mut first = table.clone();
         let backend: Arc<dyn Backend> =
             Arc::new(RouterBackend::new(config, node_tls, table, requests, counts));
-        tokio::spawn(front::serve(listener, backend, closing.clone(), Timeouts::default()))
+        let closing = closing.clone();
+        tokio::spawn(async move {
+            // Clients that come early wait, so that a router which is started anew refuses nothing.
+            tokio::select! {
+                _read = timeout(FIRST_READ_MAX, first.changed()) => {}
+                () = closing.cancelled() => {}
+            }
+            front::serve(listener, backend, closing, Timeouts::default()).await
+        })
     });
     Ok(RouterRunning {
         front,

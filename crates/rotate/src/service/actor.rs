@@ -413,6 +413,7 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         stage: status.stage,
         stage_s: history.stage_s(),
         is_ready: status.is_ready,
+        is_starting: status.is_starting,
         is_pinned: status.is_pinned,
         is_supervised: model.start.is_some(),
         queued: status.queued,

@@ -46,6 +46,8 @@ pub struct ModelNow {
     pub stage_s: f64,
     /// Whether requests are admitted.
     pub is_ready: bool,
+    /// Whether its engine is being started, until its first right answer.
+    pub is_starting: bool,
     /// Whether it is kept awake.
     pub is_pinned: bool,
     /// Whether the service starts and stops its engine.

@@ -127,6 +127,7 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
         stage: StageName::Asleep,
         stage_s: 12.5,
         is_ready: false,
+        is_starting: false,
         is_pinned: false,
         is_supervised: true,
         queued: 0,
@@ -156,6 +157,7 @@ pub(crate) fn snapshot() -> Snapshot {
     let ready = ModelNow {
         stage: StageName::Ready,
         is_ready: true,
+        is_starting: false,
         running: 3,
         admitted: 40,
         refused: 2,
