@@ -455,8 +455,12 @@ fn a_request_for_another_model_ends_the_start_of_a_prepared_one() {
     fixture.settle();
     assert_eq!((fixture.stages(), &fixture.admitted), (vec!["cold", "ready"], &vec![(request, 1)]));
     assert_eq!(failures(&fixture), Vec::new());
-    // It begins for one that leaves, and that is asked for again.
-    fixture.answer(request);
+}
+
+#[test]
+fn a_request_for_what_leaves_for_a_prepared_engine_is_served_first() {
+    let mut fixture = Fixture::found(&[70 * GIB; 2], EngineState::Gone, |_, rules| rules.can_restart = true);
+    fixture.use_once(1);
     fixture.pass(130_000);
     fixture.late = vec![(1, Task::Sleep)];
     fixture.input(Input::Prepare(ModelId(0)));
