@@ -183,12 +183,9 @@ impl Worker {
                 () = until.cancelled() => return,
                 outcome = self.publish(current) => outcome,
             };
-            match &outcome {
-                Ok(Some(snapshot)) => {
-                    self.let_go(snapshot);
-                    self.prepare(snapshot);
-                }
-                Ok(None) | Err(_) => {}
+            if let Ok(Some(snapshot)) = &outcome {
+                self.let_go(snapshot);
+                self.prepare(snapshot);
             }
             self.note(outcome.err().map(|error| error.to_string()));
         }

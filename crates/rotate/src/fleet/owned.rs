@@ -89,7 +89,7 @@ impl Owned {
             let ended = claims.wait_for(|claims| claims.goal(&model) == Goal::None).await.map(drop);
             if ended.is_err() {
                 // The agent is gone: nothing is withdrawn any more.
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         }
     }
