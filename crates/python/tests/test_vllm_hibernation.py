@@ -15,8 +15,9 @@ import pytest
 from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous, synchronous
 from fake_vllm.engines import PARAMS, make_config
 from fake_vllm.loader import Loader
+from fake_vllm.worker import WEIGHTS
 from poorwill import HibernateError, PoorwillError
-from poorwill.vllm import _frontend, _hibernation, _liveness, _metrics, _processes
+from poorwill.vllm import _engines, _frontend, _hibernation, _liveness, _metrics, _processes
 from vllm_sources import needs_sources
 
 pytest_plugins = ["vllm_cores"]
@@ -376,6 +377,41 @@ async def test_a_second_server_waits_while_the_first_takes_the_engine_off(
     await Server(vllm, second).call("/hibernate/resume")
     await second.wake_up()
     assert await texts(generate(first)) == ["token"] * 2
+
+
+@runs
+async def test_engines_that_were_taken_off_meanwhile_do_not_go_on(
+    vllm: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request finds that their weights are there, and another server has its turn."""
+    processes = EngineProcesses(*(engine(vllm, driver, 1, "DPEngineCoreProc", index) for index in range(2)))
+    first, second = (asynchronous(vllm, processes, "DPLBAsyncMPClient", index, 2) for index in range(2))
+    await first.sleep(2)
+    await first.wake_up()
+    with pytest.raises(HTTPException, match="were dropped by a level 2 sleep"):
+        await second.check_health()
+    for rank in ranks(first):
+        rank.load_weights(WEIGHTS)
+    is_waiting = asyncio.Event()
+    stock = _engines._is_taken
+
+    def is_taken(*args: Any) -> bool:
+        is_waiting.set()
+        return stock(*args)
+
+    async with first._poorwill.engines.turn(first.engine_core):
+        monkeypatch.setattr(_engines, "_is_taken", is_taken)
+        asked = asyncio.ensure_future(texts(generate(second)))
+        while not (is_waiting.is_set() or asked.done()):
+            await asyncio.sleep(0.001)
+        await _frontend._ask_async(first, "sleep", 1, "abort")
+        driver.put("checkpointed", FIRST_PID, FIRST_PID + 1)
+    with pytest.raises(HTTPException, match="the engine hibernates") as error:
+        await asked
+    assert error.value.status_code == 503
+    driver.put("running", FIRST_PID, FIRST_PID + 1)
+    await second.wake_up()
+    assert await texts(generate(second, "again")) == ["token"] * 2
 
 
 @runs

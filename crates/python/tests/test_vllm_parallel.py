@@ -430,6 +430,91 @@ async def test_a_wake_while_requests_finish(vllm: Any, kind: str, server: int) -
     assert await serves(frontend)
 
 
+@pytest.mark.parametrize("server", [0, 1])
+@KINDS
+@runs
+async def test_a_resumption_while_requests_finish(vllm: Any, kind: str, server: int) -> None:
+    """It does as a wake. Where it waits for the sleep, it hears that the engines sleep."""
+    frontend = draining_group(vllm, kind)
+    second = asynchronous(vllm, frontend.processes, "DPLBAsyncMPClient", 1, 2)
+    drain = await Drain(frontend).begun()
+    sleeping = await drain.sleeping(frontend)
+    resuming = asyncio.ensure_future((frontend, second)[server].resume_generation())
+    if kind == "EngineCoreProc":
+        await resuming
+        assert paused(frontend) == [False] * 2
+        await drain.end()
+        with pytest.raises(PoorwillError, match="given up, because the engine was resumed"):
+            await sleeping
+    else:
+        await asyncio.wait({resuming}, timeout=0)
+        await drain.end()
+        await sleeping
+        with pytest.raises(PoorwillError, match=r"resume: the engine sleeps .*: call wake_up"):
+            await resuming
+        assert asleep(frontend) == [BOTH] * 4
+        await second.wake_up()
+    assert asleep(frontend) == [set()] * 4
+    assert await serves(frontend)
+
+
+@KINDS
+@runs
+async def test_a_resumption_goes_on_without_its_caller(vllm: Any, kind: str) -> None:
+    """So its turn lasts until all engines have resumed."""
+    frontend = group_of(vllm, kind)
+    second = asynchronous(vllm, frontend.processes, "DPLBAsyncMPClient", 1, 2)
+    await frontend.sleep(0)
+    async with frontend._poorwill.engines.turn(frontend.engine_core):
+        resuming = asyncio.ensure_future(second.resume_generation())
+        while not (under_way(second) or resuming.done()):
+            await asyncio.sleep(0)
+        resuming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await resuming
+        assert paused(frontend) == [True] * 2
+        [carried] = under_way(second)
+    await carried
+    assert await serves(frontend)
+
+
+def under_way(frontend: Any) -> set[Any]:
+    watch = _frontend.watch_of(frontend)
+    assert watch is not None
+    return watch.engines._under_way
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+@runs
+async def test_engines_whose_weights_are_there_go_on_in_turn(
+    vllm: Any, sleeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some would go on and others would sleep. What happens before the turn counts."""
+    first, second = fleet(vllm)
+    await first.sleep(2)
+    await first.wake_up()
+    is_waiting = asyncio.Event()
+    stock = _engines._is_taken
+
+    def is_taken(*args: Any) -> bool:
+        is_waiting.set()
+        return stock(*args)
+
+    async with first._poorwill.engines.turn(first.engine_core):
+        monkeypatch.setattr(_engines, "_is_taken", is_taken)
+        writing = asyncio.ensure_future(second.collective_rpc("extension"))
+        while not (is_waiting.is_set() or writing.done()):
+            await asyncio.sleep(0.001)
+        assert paused(first) == [True] * 3
+        if sleeps:
+            await _frontend._ask_async(first, "sleep", 1, "abort")
+    await writing
+    assert asleep(first) == [BOTH if sleeps else set()] * 3
+    assert paused(first) == [sleeps] * 3
+    await first.wake_up()
+    assert await texts(generate(second)) == ["token"] * 2
+
+
 @runs
 async def test_a_sleep_that_was_called_off_does_not_begin_at_another_pause(vllm: Any) -> None:
     frontend = draining_group(vllm, "EngineCoreProc")

@@ -6,7 +6,8 @@ call. After a failure all of them go back at once, since some can only do so tog
 
 Frontends of one server take turns. Engines that began two operations in different orders would wait for each
 other. One that is being taken off its GPU must not be woken. Where engines pause each by itself, that is
-no part of the turn, and a wake ends it. Those that meet in each step also pause together, in their turn.
+no part of the turn, and a wake or a resumption ends it. Those that meet in each step also pause together, in
+their turn.
 
 An engine that one frontend alone commands, as behind an external load balancer, is not concerned.
 """
@@ -25,7 +26,7 @@ from poorwill import Decision, PoorwillError
 from poorwill.vllm._liveness import outlive_async
 from poorwill.vllm._together import METHODS, open_decision, remove, warn_apart
 
-__all__ = ["Engines", "Operation"]
+__all__ = ["Engines", "Operation", "Turn"]
 
 _T = TypeVar("_T")
 
@@ -63,13 +64,15 @@ class Engines:
         return first
 
     @contextlib.asynccontextmanager
-    async def turn(self, client: Any) -> AsyncIterator[None]:
-        """While it lasts, no other frontend has them sleep, wake or hibernate."""
-        if not self.are_shared(client):
-            yield
-            return
-        async with turn_of((await self.first(client))["process"]):
-            yield
+    async def turn(self, client: Any) -> AsyncIterator["Turn"]:
+        """While it lasts, no other frontend has them sleep, wake, resume or hibernate."""
+        turn = Turn()
+        if self.are_shared(client):
+            await turn.take((await self.first(client))["process"])
+        try:
+            yield turn
+        finally:
+            turn.end()
 
     async def carry_out(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Awaits work that goes on without its caller, so that what it has begun has an end."""
@@ -79,13 +82,32 @@ class Engines:
         return await asyncio.shield(task)
 
 
-@contextlib.asynccontextmanager
-async def turn_of(process: str) -> AsyncIterator[None]:
+class Turn:
     """One at a time on this machine, for each process named. The end of its holder's process ends it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as turn:
-        while not _is_taken(turn, process):
-            await asyncio.sleep(_TURN_POLL_SECONDS)
-        yield
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self._socket is not None
+
+    async def take(self, process: str) -> None:
+        """Waits for it."""
+        turn = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            while not _is_taken(turn, process):
+                await asyncio.sleep(_TURN_POLL_SECONDS)
+        except BaseException:
+            turn.close()
+            raise
+        self._socket = turn
+
+    def end(self) -> None:
+        """Does nothing where it was not taken."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 def _is_taken(turn: socket.socket, process: str) -> bool:
@@ -127,7 +149,7 @@ class Operation:
         self._name = None if method != "sleep" else uuid.uuid4().hex
         """By which it is taken back."""
         self._asked: list[Any] = []
-        self._turn = contextlib.AsyncExitStack()
+        self.turn = Turn()
         self._task: asyncio.Task[dict[Any, Any]] | None = None
 
     async def __aenter__(self) -> "Operation":
@@ -141,7 +163,7 @@ class Operation:
             # It has not ended if an engine died.
             self._task.cancel()
             await asyncio.wait({self._task})
-        await self._turn.aclose()
+        self.turn.end()
 
     async def answer(self, engine: Any) -> Any:
         """The value of one engine. Raises an error of all that could not."""
@@ -179,7 +201,7 @@ class Operation:
             raise PoorwillError(f"{error}; {said}") from error
 
     async def _take_turn(self, first: dict[str, Any]) -> None:
-        await self._turn.enter_async_context(turn_of(first["process"]))
+        await self.turn.take(first["process"])
         # Meanwhile another frontend may have taken them off.
         await self._refuse_away()
 

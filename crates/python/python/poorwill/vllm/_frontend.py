@@ -8,7 +8,7 @@ import asyncio
 import functools
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from poorwill import PoorwillError
 from poorwill.vllm import _generations, _metrics
 from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, replace
-from poorwill.vllm._engines import Engines, Operation
+from poorwill.vllm._engines import Engines, Operation, Turn
 from poorwill.vllm._liveness import outlive, outlive_async
 from poorwill.vllm._platform import is_active
 from poorwill.vllm._processes import Processes
@@ -185,14 +185,37 @@ async def _ask_async(
     return answered
 
 
-async def look_at_engines(frontend: Any, watch: _Watch) -> list[dict[str, Any]]:
-    """Takes the status of all engines, which they report behind what they were asked before."""
+async def look_at_engines(frontend: Any, watch: _Watch, turn: Turn | None = None) -> list[dict[str, Any]]:
+    """Takes the status of all engines, which they report behind what they were asked before.
+
+    `turn` is that of the caller. Without one it is waited for if all engines can go on.
+    """
     statuses = await _ask_async(frontend, "poorwill_status")
-    if _are_only_held(statuses):
-        # Weights were written on a path that bypasses the engines' cores.
-        await _ask_async(frontend, "poorwill_go_on")
     watch.take(statuses)
+    if not _are_only_held(statuses):
+        return statuses
+    # Weights were written on a path that bypasses the engines' cores.
+    try:
+        if watch.engines.are_shared(frontend.engine_core) and not (turn is not None and turn.is_held):
+            return await watch.engines.carry_out(_go_on_in_turn(frontend, watch))
+        await _ask_async(frontend, "poorwill_go_on")
+    except BaseException:
+        watch.invalidate()
+        raise
     return statuses
+
+
+async def _go_on_in_turn(frontend: Any, watch: _Watch) -> list[dict[str, Any]]:
+    """Has all engines go on, unless another frontend has changed them before this one's turn."""
+    async with watch.engines.turn(frontend.engine_core):
+        refusal = await look_for_processes(frontend, watch)
+        if refusal is not None:
+            raise unavailable(refusal)
+        statuses = await _ask_async(frontend, "poorwill_status")
+        watch.take(statuses)
+        if _are_only_held(statuses):
+            await _ask_async(frontend, "poorwill_go_on")
+        return statuses
 
 
 async def look_for_processes(frontend: Any, watch: _Watch) -> str | None:
@@ -217,29 +240,31 @@ async def _refuse_hibernating_async(frontend: Any, watch: _Watch) -> None:
         raise http_error(HTTPStatus.CONFLICT, refusal)
 
 
-async def _look_async(frontend: Any, watch: _Watch) -> None:
+async def _look_async(frontend: Any, watch: _Watch, turn: Turn | None = None) -> None:
     if watch.processes.refusal is not None:
         # It would answer once it is back.
         watch.invalidate()
         return
     try:
-        await look_at_engines(frontend, watch)
+        await look_at_engines(frontend, watch, turn)
     except Exception as error:
         watch.invalidate()
         _not_asked(error)
 
 
-async def _operate_async(frontend: Any, watch: _Watch, operation: Awaitable[Any]) -> Any:
+async def _operate_async(
+    frontend: Any, watch: _Watch, operation: Awaitable[Any], turn: Turn | None = None
+) -> Any:
     try:
         result = await outlive_async(frontend.engine_core, operation)
     except Exception as error:
-        await _look_async(frontend, watch)
+        await _look_async(frontend, watch, turn)
         raise _original(error) from error
     except BaseException:
         # The client disconnected; the engine continues.
         watch.invalidate()
         raise
-    await _look_async(frontend, watch)
+    await _look_async(frontend, watch, turn)
     return result
 
 
@@ -253,14 +278,33 @@ async def _change_async(
     refuse = functools.partial(_refuse_hibernating_async, frontend, watch)
 
     async def carry_out() -> Any:
-        async with Operation(watch.engines, client, refuse, method, args):
-            return await _operate_async(frontend, watch, change())
+        async with Operation(watch.engines, client, refuse, method, args) as operation:
+            return await _operate_async(frontend, watch, change(), operation.turn)
 
+    return await _carry_out(watch, carry_out())
+
+
+async def _carry_out(watch: _Watch, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of work that all engines do or none, also if its caller goes."""
     try:
-        return await watch.engines.carry_out(carry_out())
+        return await watch.engines.carry_out(work)
     except asyncio.CancelledError:
         watch.invalidate()
         raise
+
+
+async def _in_turn(frontend: Any, watch: _Watch, operation: Callable[[Turn | None], Awaitable[Any]]) -> Any:
+    """The result of an operation. If engines are shared it has its turn, and goes on without its caller."""
+    if not watch.engines.are_shared(frontend.engine_core):
+        return await operation(None)
+
+    async def carry_out() -> Any:
+        async with watch.engines.turn(frontend.engine_core) as turn:
+            # Meanwhile another server may have taken them off.
+            await _refuse_hibernating_async(frontend, watch)
+            return await operation(turn)
+
+    return await _carry_out(watch, carry_out())
 
 
 def _is_alone(frontend: Any) -> bool:
@@ -381,10 +425,7 @@ def _operation_async(stock: Any) -> Callable[..., Any]:
         if watch is None:
             return await stock(self)
         await _refuse_hibernating_async(self, watch)
-        async with watch.engines.turn(self.engine_core):
-            # Meanwhile another server may have taken it off.
-            await _refuse_hibernating_async(self, watch)
-            return await _operate_async(self, watch, stock(self))
+        return await _in_turn(self, watch, lambda turn: _operate_async(self, watch, stock(self), turn))
 
     return operation
 
@@ -395,12 +436,16 @@ def _resume_async(stock: Any) -> Callable[..., Any]:
         if watch is None:
             return await stock(self)
         await _refuse_hibernating_async(self, watch)
-        if not (watch.is_clear and _is_alone(self)):
-            # Data parallel engines meet in it, so one that refuses would block the others.
-            await look_at_engines(self, watch)
-            if watch.not_ready is not None:
-                raise NotReadyError(f"resume: {watch.not_ready}")
-        return await _operate_async(self, watch, stock(self))
+
+        async def resume(turn: Turn | None) -> Any:
+            if not (watch.is_clear and _is_alone(self)):
+                # Data parallel engines meet in it, so one that refuses would block the others.
+                await look_at_engines(self, watch, turn)
+                if watch.not_ready is not None:
+                    raise NotReadyError(f"resume: {watch.not_ready}")
+            return await _operate_async(self, watch, stock(self), turn)
+
+        return await _in_turn(self, watch, resume)
 
     return resume_generation
 

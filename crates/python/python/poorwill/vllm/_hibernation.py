@@ -57,14 +57,14 @@ async def _hibernate(frontend: Any, given: Mapping[str, str]) -> dict[str, Any]:
     async with processes.changing:
         if await _is_done(frontend, watch):
             return _answer("hibernating", processes.pids, {})
-        async with watch.engines.turn(frontend.engine_core):
+        async with watch.engines.turn(frontend.engine_core) as turn:
             # Meanwhile another server may have taken it off.
             if await _is_done(frontend, watch):
                 return _answer("hibernating", processes.pids, {})
             processes.change = "the engine is being taken off its GPUs: ask again once that has ended"
             try:
                 # The engine answers behind what is under way; nothing else passes from here on.
-                statuses = await _frontend.look_at_engines(frontend, watch)
+                statuses = await _frontend.look_at_engines(frontend, watch, turn)
                 if problem := _problem(statuses, processes.elsewhere):
                     raise _frontend.http_error(HTTPStatus.CONFLICT, f"hibernate: {problem}")
                 limits["suspended_communicators"] = _suspended(statuses)
