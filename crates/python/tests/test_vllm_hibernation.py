@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_vllm import VERSIONS
 from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous, synchronous
 from fake_vllm.engines import PARAMS, make_config
 from fake_vllm.loader import Loader
@@ -379,6 +380,82 @@ async def test_a_second_server_waits_while_the_first_takes_the_engine_off(
     assert await texts(generate(first)) == ["token"] * 2
 
 
+def watched_turn(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Is set once a frontend tries to take a turn."""
+    is_tried = asyncio.Event()
+    stock = _engines._is_taken
+
+    def is_taken(*args: Any) -> bool:
+        is_tried.set()
+        return stock(*args)
+
+    monkeypatch.setattr(_engines, "_is_taken", is_taken)
+    return is_tried
+
+
+# Data parallel engines of 0.20 do not agree on a pause.
+@pytest.mark.parametrize("server", [0, 1])
+@pytest.mark.parametrize(
+    ("vllm", "kind"),
+    [
+        (version, kind)
+        for kind in ("DPEngineCoreProc", "EngineCoreProc")
+        for version in VERSIONS
+        if kind == "EngineCoreProc" or not version.startswith("0.20.")
+    ],
+    indirect=["vllm"],
+)
+@runs
+async def test_engines_that_finish_their_requests_are_refused_at_once(
+    vllm: Any, driver: Driver, kind: str, server: int
+) -> None:
+    """Those of a model with experts do so in a turn."""
+    processes = EngineProcesses(*(engine(vllm, driver, 1, kind, index) for index in range(2)))
+    servers = [asynchronous(vllm, processes, "DPLBAsyncMPClient", index, 2) for index in range(2)]
+    running = asyncio.ensure_future(texts(servers[0].generate(1 << 40, PARAMS, "long")))
+    while not processes.cores[0].scheduler.running:
+        await asyncio.sleep(0.001)
+    sleeping = asyncio.ensure_future(servers[0].sleep(1, "wait"))
+    while not all(core.is_scheduler_paused() for core in processes.cores):
+        await asyncio.sleep(0.001)
+    answered = Server(vllm, servers[server]).call("/hibernate")
+    status, sentence = await asyncio.wait_for(answered, HANGS_SECONDS)
+    assert (status, "the engine is awake on" in sentence) == (409, True)
+    assert not sleeping.done()
+    assert driver.calls == []
+    while not running.done():
+        for request in processes.cores[0].scheduler.running:
+            request.steps = min(request.steps, 5)
+        await asyncio.sleep(0.001)
+    await sleeping
+    assert (await Server(vllm, servers[server]).call("/hibernate"))["status"] == "hibernating"
+
+
+@runs
+async def test_engines_that_do_not_answer_are_taken_off_in_turn(
+    vllm: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server does it. What looks whether they sleep would have its answer once they are back."""
+    processes = EngineProcesses(*(engine(vllm, driver, 1, "EngineCoreProc", index) for index in range(2)))
+    first, second = (asynchronous(vllm, processes, "DPLBAsyncMPClient", index, 2) for index in range(2))
+    await first.sleep(1)
+    await second.check_health()
+    await second._poorwill.engines.first(second.engine_core)
+    async with first._poorwill.engines.turn(first.engine_core):
+        processes.is_by_hand = True
+        is_waiting = watched_turn(monkeypatch)
+        hibernating = asyncio.ensure_future(Server(vllm, second).call("/hibernate"))
+        await is_waiting.wait()
+        driver.put("checkpointed", FIRST_PID, FIRST_PID + 1)
+    assert (await hibernating)["status"] == "hibernating"
+    assert [core.input_queue.qsize() for core in processes.cores] == [1, 1]
+    assert driver.calls == []
+    driver.put("running", FIRST_PID, FIRST_PID + 1)
+    processes.is_by_hand = False
+    await second.wake_up()
+    assert await texts(generate(second)) == ["token"] * 2
+
+
 @runs
 async def test_engines_that_were_taken_off_meanwhile_do_not_go_on(
     vllm: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
@@ -392,15 +469,8 @@ async def test_engines_that_were_taken_off_meanwhile_do_not_go_on(
         await second.check_health()
     for rank in ranks(first):
         rank.load_weights(WEIGHTS)
-    is_waiting = asyncio.Event()
-    stock = _engines._is_taken
-
-    def is_taken(*args: Any) -> bool:
-        is_waiting.set()
-        return stock(*args)
-
     async with first._poorwill.engines.turn(first.engine_core):
-        monkeypatch.setattr(_engines, "_is_taken", is_taken)
+        is_waiting = watched_turn(monkeypatch)
         asked = asyncio.ensure_future(texts(generate(second)))
         while not (is_waiting.is_set() or asked.done()):
             await asyncio.sleep(0.001)

@@ -64,11 +64,17 @@ class Engines:
         return first
 
     @contextlib.asynccontextmanager
-    async def turn(self, client: Any) -> AsyncIterator["Turn"]:
-        """While it lasts, no other frontend has them sleep, wake, resume or hibernate."""
+    async def turn(
+        self, client: Any, meanwhile: Callable[[], Coroutine[Any, Any, object]] | None = None
+    ) -> AsyncIterator["Turn"]:
+        """While it lasts, no other frontend has them sleep, wake, resume or hibernate.
+
+        If it has to be waited for, `meanwhile` is called, whose error ends the wait.
+        """
         turn = Turn()
         if self.are_shared(client):
-            await turn.take((await self.first(client))["process"])
+            begin = None if meanwhile is None else functools.partial(self._begin, meanwhile)
+            await turn.take((await self.first(client))["process"], begin)
         try:
             yield turn
         finally:
@@ -77,9 +83,19 @@ class Engines:
     async def carry_out(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Awaits work that goes on without its caller, so that what it has begun has an end."""
         task = asyncio.ensure_future(work)
+        self._keep(task)
+        return await asyncio.shield(task)
+
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[object]:
+        """Begins work whose error concerns only a caller that is still there."""
+        task = asyncio.ensure_future(work())
+        self._keep(task)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return task
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
-        return await asyncio.shield(task)
 
 
 class Turn:
@@ -92,11 +108,16 @@ class Turn:
     def is_held(self) -> bool:
         return self._socket is not None
 
-    async def take(self, process: str) -> None:
-        """Waits for it."""
+    async def take(self, process: str, begin: Callable[[], asyncio.Task[object]] | None = None) -> None:
+        """Waits for it. `begin` begins what may end the wait by an error."""
         turn = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        begun = None
         try:
             while not _is_taken(turn, process):
+                if begun is None and begin is not None:
+                    begun = begin()
+                elif begun is not None and begun.done():
+                    begun.result()
                 await asyncio.sleep(_TURN_POLL_SECONDS)
         except BaseException:
             turn.close()

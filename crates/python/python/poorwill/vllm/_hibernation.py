@@ -54,20 +54,25 @@ async def _hibernate(frontend: Any, given: Mapping[str, str]) -> dict[str, Any]:
     limits = _limits(given)
     watch = _watch_of(frontend)
     processes = watch.processes
+
+    async def look(turn: Any = None) -> list[dict[str, Any]]:
+        statuses = await _frontend.look_at_engines(frontend, watch, turn)
+        if problem := _problem(statuses, processes.elsewhere):
+            raise _frontend.http_error(HTTPStatus.CONFLICT, f"hibernate: {problem}")
+        return statuses
+
     async with processes.changing:
         if await _is_done(frontend, watch):
             return _answer("hibernating", processes.pids, {})
-        async with watch.engines.turn(frontend.engine_core) as turn:
+        # Another server may wait for requests in its turn, or take off the engine, which then says nothing.
+        async with watch.engines.turn(frontend.engine_core, meanwhile=look) as turn:
             # Meanwhile another server may have taken it off.
             if await _is_done(frontend, watch):
                 return _answer("hibernating", processes.pids, {})
             processes.change = "the engine is being taken off its GPUs: ask again once that has ended"
             try:
                 # The engine answers behind what is under way; nothing else passes from here on.
-                statuses = await _frontend.look_at_engines(frontend, watch, turn)
-                if problem := _problem(statuses, processes.elsewhere):
-                    raise _frontend.http_error(HTTPStatus.CONFLICT, f"hibernate: {problem}")
-                limits["suspended_communicators"] = _suspended(statuses)
+                limits["suspended_communicators"] = _suspended(await look(turn))
                 report = await _changed(functools.partial(take_off, processes.pids, **limits))
             finally:
                 processes.change = None
