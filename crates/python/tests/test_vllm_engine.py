@@ -9,7 +9,7 @@ from typing import Any
 import fake_vllm
 import pytest
 from fake_vllm.engines import Batch, Request, make_config, turn_until_idle
-from fake_vllm.worker import MemoryFault
+from fake_vllm.worker import WEIGHTS, MemoryFault
 from poorwill import PoorwillError
 from poorwill.vllm import _engine, _generations
 from poorwill.vllm._engine import NotReadyError
@@ -433,6 +433,59 @@ def test_one_of_several_data_parallel_ranks_does_not_go_on_alone(vllm: Any) -> N
     assert asleep(process) == frozenset()
     assert process.is_scheduler_paused()
     process.wake_up()
+    assert is_serving(process)
+
+
+def sleep_in_turns(engine: Any, level: int) -> None:
+    """Data parallel engines agree on a pause in a step."""
+    slept = engine.sleep(level)
+    if isinstance(slept, Future):
+        turn_until_idle(engine)
+        slept.result(timeout=0)
+
+
+def held(engine: Any) -> Any:
+    """The engine misses weights, which are written where its core does not see it."""
+    sleep_in_turns(engine, 2)
+    engine.wake_up()
+    for worker in workers(engine):
+        worker.load_weights(WEIGHTS)
+    assert engine.is_scheduler_paused()
+    return engine
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_an_engine_that_waits_for_weights_does_so_behind_a_failed_sleep(engine: Any, wakes: bool) -> None:
+    held(engine)
+    if not wakes:
+        last(engine).asleep = {"weights"}
+        last(engine).fails["wake_up"] = [PoorwillError("the card is full")]
+    # Behind the commit, also where ranks sleep together.
+    last(engine).fails["sleep" if len(workers(engine)) == 1 else "decided"] = [PoorwillError("a shortfall")]
+    with pytest.raises(PoorwillError, match="engine is as it was" if wakes else "could not be woken again"):
+        engine.sleep(1)
+    if not wakes:
+        engine.wake_up()
+    engine.poorwill_status()
+    assert asleep(engine) == frozenset()
+    assert is_serving(engine)
+
+
+def test_a_data_parallel_engine_waits_for_the_others_behind_two_failures(vllm: Any) -> None:
+    process = held(vllm.engine("DPEngineCoreProc", 2))
+    met = vllm.data_parallel.met
+    last(process).fails.update(
+        decided=[PoorwillError("a shortfall")], wake_up=[PoorwillError("the card is full")]
+    )
+    with pytest.raises(PoorwillError, match="could not be woken again"):
+        sleep_in_turns(process, 1)
+    process.wake_up()
+    assert asleep(process) == frozenset()
+    # Their frontend has all of them go on.
+    assert process.is_scheduler_paused()
+    assert vllm.data_parallel.met == met
+    assert process.poorwill_status()["is_held"]
+    process.poorwill_go_on()
     assert is_serving(process)
 
 

@@ -273,8 +273,9 @@ class _Engine:
     def restored(self, before: _Before, *, is_grouped: bool = False) -> str | None:
         """Wakes what has slept since then, and resumes if that is safe. Returns the state, if that is new."""
         paused = self.core.is_scheduler_paused() and not before.is_paused
+        # Its pause has ended that.
+        self._is_held = before.is_held
         if not before.was_committed:
-            self._is_held = before.is_held
             return self._gone_on("nothing sleeps", is_grouped=is_grouped) if paused else None
         asleep, reason = self._wake_again(before)
         self._hold_for_asleep(asleep | before.asleep)
