@@ -13,7 +13,7 @@ from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous
 from fake_vllm.engines import PARAMS, Meeting, is_busy
 from fake_vllm.worker import WEIGHTS
 from poorwill import PoorwillError
-from poorwill.vllm import _engine, _engines, _frontend
+from poorwill.vllm import _engine, _engines, _frontend, _together
 from poorwill.vllm._engine import NotReadyError
 from test_vllm_frontend import NOT_WRITTEN, generate, runs, texts
 from vllm_sources import needs_sources
@@ -693,6 +693,101 @@ def reach_late(client: Any, late: Any) -> None:
         return await stock(method, *args, engine=engine)
 
     client._call_utility_async = call
+
+
+class Watched:
+    """A decision whose files are on a network, so that no call of it may hold up the loop."""
+
+    def __init__(self, decision: Any, called: list[tuple[str, bool]]) -> None:
+        self.path, self.called, self._decision = decision.path, called, decision
+
+    def decide(self, verdict: str) -> Any:
+        self._note("decide")
+        return self._decision.decide(verdict)
+
+    def remove(self) -> None:
+        self._note("remove")
+        self._decision.remove()
+
+    def _note(self, call: str) -> None:
+        self.called.append((call, is_beside_the_loop()))
+
+
+def is_beside_the_loop() -> bool:
+    return threading.current_thread() is not threading.main_thread()
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """The calls of decisions, and whether they were beside the loop."""
+    called: list[tuple[str, bool]] = []
+    stock = _together.open_decision
+    monkeypatch.setattr(_engines, "open_decision", lambda what: Watched(stock(what), called))
+    return called
+
+
+@pytest.mark.parametrize("what", ["all", "a rank elsewhere", "an engine"])
+@KINDS
+@runs
+async def test_files_of_a_decision_do_not_hold_up_a_server(
+    vllm: Any, kind: str, what: str, shared_folder: Path, watched: list[tuple[str, bool]]
+) -> None:
+    frontend = group_of(vllm, kind)
+    if what == "an engine":
+        engine = _engine._engine_of(frontend.processes.cores[1])
+        assert engine is not None
+        vars(engine.part)["act"] = lambda *_: _refuse()
+        with pytest.raises(PoorwillError, match=r"engine 1: .*not now"):
+            await frontend.sleep(1)
+    else:
+        ranks_of(frontend)[2].reaches = what == "all"
+        await frontend.sleep(1)
+        await frontend.wake_up()
+        assert decisions(shared_folder) == []
+    assert watched == ([("decide", True)] if what == "an engine" else [("remove", True)] * 2)
+    assert await serves(frontend)
+
+
+@pytest.mark.parametrize("call", ["open_decision", "remove"])
+@KINDS
+@runs
+async def test_a_sleep_that_ends_with_an_engine_leaves_no_decision(
+    vllm: Any, kind: str, call: str, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are under way then, and nobody waits for what comes of it."""
+    frontend = group_of(vllm, kind)
+    has_begun, may_end, has_ended = (threading.Event() for _ in range(3))
+    stock = getattr(_engines, call)
+
+    def slow(*args: Any) -> Any:
+        has_begun.set()
+        try:
+            assert is_beside_the_loop()
+            assert may_end.wait(HANGS_SECONDS)
+            return stock(*args)
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr(_engines, call, slow)
+    monkeypatch.setattr(_engines.Operation, "__aexit__", releasing(_engines.Operation.__aexit__, may_end))
+    sleeping = asyncio.ensure_future(frontend.sleep(1))
+    await asyncio.to_thread(has_begun.wait, HANGS_SECONDS)
+    frontend.processes.die()
+    with pytest.raises(vllm.async_llm.EngineDeadError):
+        await sleeping
+    assert not frontend._poorwill.engines._under_way
+    await asyncio.to_thread(has_ended.wait, HANGS_SECONDS)
+    assert decisions(shared_folder) == []
+
+
+def releasing(stock: Any, event: threading.Event) -> Any:
+    """Sets an event once a call of a coroutine waits."""
+
+    async def call(*args: Any) -> Any:
+        asyncio.get_running_loop().call_soon(event.set)
+        return await stock(*args)
+
+    return call
 
 
 @KINDS

@@ -236,7 +236,7 @@ class Operation:
         if decision is not None and all(
             not isinstance(answer, Exception) and answer["is_read"] for answer in answers.values()
         ):
-            remove(decision)
+            await _in_thread(remove, decision)
         errors, own = {}, {}
         for engine, answer in answers.items():
             if isinstance(answer, Exception):
@@ -260,22 +260,24 @@ class Operation:
             # What has not answered reads the verdict when it goes on.
             with contextlib.suppress(PoorwillError):
                 if decision is not None:
-                    decision.decide("undo")
+                    await _in_thread(decision.decide, "undo")
             raise
 
     async def _decision(self) -> Decision | None:
         """None where each engine acts by itself."""
         if len(self._asked) < 2:
             return None
-        decision = await asyncio.to_thread(open_decision, "engine")
-        if decision is None or list(self._engines.firsts) == self._asked:
-            return decision
+        opening = asyncio.ensure_future(asyncio.to_thread(open_decision, "engine"))
         reach_it = False
         try:
-            reach_it = await self._meet(decision)
+            decision = await _ended(opening)
+            reach_it = decision is not None and (
+                list(self._engines.firsts) == self._asked or await self._meet(decision)
+            )
         finally:
-            if not reach_it:
-                remove(decision)
+            # Also if this was cancelled while it was opened.
+            if not reach_it and (unused := opening.result()) is not None:
+                await _in_thread(remove, unused)
         return decision if reach_it else None
 
     async def _meet(self, decision: Decision) -> bool:
@@ -322,6 +324,25 @@ class Operation:
         if len(words) == len(self._asked) and len(set(words.values())) == 1:
             return next(iter(words.values()))
         return "; ".join(f"engine {self._asked.index(engine)}: {each}" for engine, each in words.items())
+
+
+async def _in_thread(call: Callable[..., _T], *args: Any) -> _T:
+    """The result of a call that reads or writes files."""
+    return await _ended(asyncio.ensure_future(asyncio.to_thread(call, *args)))
+
+
+async def _ended(task: asyncio.Task[_T]) -> _T:
+    """Its result. If the caller is cancelled, it has an end first."""
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            # There may be several, by the end of an engine and of the operation.
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
 
 
 def _hook(client: Any) -> None:
