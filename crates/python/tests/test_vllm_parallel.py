@@ -807,7 +807,7 @@ async def test_engines_that_share_no_folder_act_by_themselves(
 
 @runs
 async def test_engines_without_an_agreed_pause_act_by_themselves(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shared_folder: Path
 ) -> None:
     monkeypatch.setattr(type(vllm.generation), "pauses_together", False)
     processes = EngineProcesses(*(vllm.engine("DPEngineCoreProc", 2, index) for index in range(2)))
@@ -816,3 +816,11 @@ async def test_engines_without_an_agreed_pause_act_by_themselves(
     assert answers == [[], []]
     await frontend.sleep(1)
     assert asleep(frontend) == [BOTH] * 4
+    # They would reach any folder.
+    assert (
+        "one engine may sleep while another cannot: this vLLM has engines of a model with experts pause each "
+        "by itself; vLLM 0.21 and later have them pause together"
+    ) in caplog.text
+    assert "folder" not in caplog.text
+    assert str(shared_folder) not in caplog.text
+    assert decisions(shared_folder) == []

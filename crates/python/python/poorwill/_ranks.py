@@ -17,6 +17,7 @@ RANKS_FOLDER = "POORWILL_RANKS_FOLDER"
 TIMEOUT_S = 300.0
 """How long a rank that is ready waits for the others, where nothing else is said."""
 
+_SHARE = f"name a folder that all of them share in {RANKS_FOLDER}, and they sleep together or not at all"
 
 logger = logging.getLogger("poorwill.ranks")
 
@@ -45,7 +46,7 @@ def open_decision(what: str) -> Decision | None:
     try:
         return Decision.create(shared_folder())
     except (PoorwillError, ValueError) as error:
-        _warn(what, str(error))
+        warn(what, str(error), _SHARE)
         return None
 
 
@@ -59,7 +60,14 @@ def remove(decision: Decision) -> None:
 def warn_apart(what: str, reached: Sequence[bool], path: str) -> None:
     """Warns once that not all reach a decision."""
     apart = ", ".join(str(number) for number, is_reached in enumerate(reached) if not is_reached)
-    _warn(what, f"{what} {apart} does not reach {Path(path).parent}")
+    warn(what, f"{what} {apart} does not reach {Path(path).parent}", _SHARE)
+
+
+def warn(what: str, reason: str, remedy: str) -> None:
+    """Warns once that ranks or engines act each by itself."""
+    if what not in _was_warned:
+        _was_warned.add(what)
+        logger.warning("one %s may sleep while another cannot: %s; %s", what, reason, remedy)
 
 
 def reaches(path: str) -> bool:
@@ -96,16 +104,3 @@ def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     if not 0 <= number <= 3600:
         raise ValueError(f"{name}={text!r} is no number of seconds from 0 to 3600")
     return number
-
-
-def _warn(what: str, reason: str) -> None:
-    if what in _was_warned:
-        return
-    _was_warned.add(what)
-    logger.warning(
-        "one %s may sleep while another cannot: %s; name a folder that all of them share in %s, and they "
-        "sleep together or not at all",
-        what,
-        reason,
-        RANKS_FOLDER,
-    )

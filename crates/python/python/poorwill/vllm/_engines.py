@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from poorwill import Decision, PoorwillError
 from poorwill.vllm._liveness import outlive_async
-from poorwill.vllm._together import METHODS, open_decision, remove, warn_apart
+from poorwill.vllm._together import METHODS, open_decision, remove, warn, warn_apart
 
 __all__ = ["Engines", "Operation", "Turn"]
 
@@ -36,6 +36,11 @@ _HOOK = "_poorwill_operates"
 
 # How often a frontend that waits for its turn looks again.
 _TURN_POLL_SECONDS = 0.01
+
+_PAUSES_APART = (
+    "this vLLM has engines of a model with experts pause each by itself",
+    "vLLM 0.21 and later have them pause together",
+)
 
 
 class Engines:
@@ -283,8 +288,11 @@ class Operation:
     async def _meet(self, decision: Decision) -> bool:
         """Asks the engines for their ranks; whether all reach the decision."""
         reached = list((await self._ask("reached", str(decision.path))).values())
-        if not all(each and all(each) for each in reached):
-            warn_apart("engine", [bool(each) and all(each) for each in reached], str(decision.path))
+        if not all(reached):
+            warn("engine", *_PAUSES_APART)
+            return False
+        if not all(all(each) for each in reached):
+            warn_apart("engine", [all(each) for each in reached], str(decision.path))
             return False
         firsts, self._engines.ranks = {}, 0
         for engine, each in zip(self._asked, reached, strict=True):

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from poorwill import Decision, PoorwillError, UndoneError
-from poorwill._ranks import open_decision, remove, warn_apart
+from poorwill._ranks import open_decision, remove, warn, warn_apart
 from poorwill.vllm._processes import here
 
-__all__ = ["METHODS", "RESUMED", "Part", "Ranks", "open_decision", "remove", "warn_apart"]
+__all__ = ["METHODS", "RESUMED", "Part", "Ranks", "open_decision", "remove", "warn", "warn_apart"]
 
 RESUMED = "sleep: given up, because the engine was resumed while its requests were finishing"
 
