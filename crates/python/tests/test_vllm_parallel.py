@@ -754,7 +754,7 @@ async def test_files_of_a_decision_do_not_hold_up_a_server(
 async def test_a_sleep_that_ends_with_an_engine_leaves_no_decision(
     vllm: Any, kind: str, call: str, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files are under way then, and nobody waits for what comes of it."""
+    """Its files are under way then, and no caller waits for their outcome."""
     frontend = group_of(vllm, kind)
     has_begun, may_end, has_ended = (threading.Event() for _ in range(3))
     stock = getattr(_engines, call)

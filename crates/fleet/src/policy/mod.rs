@@ -14,8 +14,8 @@
 //! - A model in demand has as many hot copies as carry it, as far as memory is there or is worth more so. The first is
 //!   had where the wakes that it saves pay for it.
 //! - Each model is placed on `copies_min` nodes, in as many failure domains, as far as these have it configured.
-//! - A placement leaves a node that drains when the model is ready elsewhere, when its engine was not started there, or
-//!   when no other node can have it. A drain ends empty once that is so for all.
+//! - A placement leaves a node that drains when the model is ready elsewhere, or no other node can have it. One whose
+//!   engine was not started leaves at once. A drain ends empty once that is so for all.
 //! - A node that is gone loses its placements at once.
 //! - A plan that was applied leaves nothing to do. Between a demand that adds a hot copy and one that ends it there is a
 //!   gap, and each stays for a least time.
