@@ -1,0 +1,388 @@
+//! A model of PyTorch's caching allocator on one device, with its settings, in a memory pool or not.
+//!
+//! It follows the rules of PyTorch 2.11 (`c10/cuda/CUDACachingAllocator.cpp`, BSD-3-Clause, read and not copied):
+//!
+//! - Blocks are multiples of 512 bytes. Those up to 1 MiB have segments of 2 MiB, those below 10 MiB of 20 MiB, larger
+//!   ones of their own size in multiples of 2 MiB.
+//! - A request gets the smallest free block of its stream that is large enough, the lowest of equal ones, or a new
+//!   segment. A rest above 1 MiB (512 bytes among the small) becomes a free block, and free neighbours join.
+//! - With a split limit, a block of that size or more is never split. It serves no request below the limit, and none
+//!   that it exceeds by 20 MiB or more.
+//! - Where memory lacks, one free block beyond the limit goes back, or the largest ones until they suffice; then all
+//!   whole free segments, but not in a memory pool.
+//! - With expandable segments, each stream and size class has one segment that grows by 2 or 20 MiB. Free units go back.
+//! - With a threshold, a new segment beyond it gives back whole free segments, the longest unused first.
+//!
+//! Not modelled: other threads, uses by a second stream (a free counts when it completes), captures of graphs, memory
+//! fractions, `roundup_power2_divisions`. A device chooses addresses as it likes; here each segment lies behind the last
+//! one, which decides between equal blocks.
+
+use ::poorwill::PoolError;
+
+use super::lists::{Class, Lists, NONE, Node, Place};
+use super::{Allocator, Kind, Part, Segment, Setup, State};
+use crate::card::Card;
+use crate::trace::{Block, BlockNumber};
+
+const MIB: u64 = 1 << 20;
+const GRAIN_BYTES: u64 = 512;
+const SMALL_BYTES_MAX: u64 = MIB;
+const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
+const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
+/// From here on, segments have their block's size.
+const OWN_SIZE_BYTES: u64 = 10 * MIB;
+const STEP_BYTES: u64 = 2 * MIB;
+const ROUNDING_BYTES_MAX: u64 = 20 * MIB;
+/// Between segments, so that no two touch.
+const GAP_BYTES: u64 = 2 * MIB;
+
+#[derive(Debug)]
+pub(super) struct CachingAllocator {
+    lists: Lists,
+    /// Where each block of the trace is.
+    places: Vec<Place>,
+    usable_bytes: u64,
+    mapped_bytes: u64,
+    next_addr: u64,
+    max_split_bytes: u64,
+    is_expandable: bool,
+    /// Beyond it, what was unused for long goes back.
+    collect_at: Option<u64>,
+    kind: Kind,
+}
+
+impl CachingAllocator {
+    pub(super) fn new(setup: &Setup, card: Card, blocks: usize) -> Self {
+        let usable_bytes = card.usable_bytes();
+        Self {
+            lists: Lists::default(),
+            places: vec![NONE; blocks],
+            usable_bytes,
+            mapped_bytes: 0,
+            next_addr: GAP_BYTES,
+            max_split_bytes: setup.max_split_bytes(),
+            is_expandable: setup.is_expandable(),
+            collect_at: setup.collect_at(usable_bytes),
+            kind: setup.kind(),
+        }
+    }
+
+    fn place(&self, number: BlockNumber) -> Place {
+        usize::try_from(number).ok().and_then(|number| self.places.get(number)).copied().unwrap_or(NONE)
+    }
+
+    /// Which list a block of so many bytes is of.
+    fn class(&self, block: &Block, bytes: u64) -> Class {
+        let is_pool = self.kind != Kind::PyTorch;
+        Class {
+            pool: if is_pool { block.pool.saturating_add(1) } else { block.pool },
+            is_small: bytes <= SMALL_BYTES_MAX,
+            stream: block.stream,
+        }
+    }
+
+    /// The best fit, if it may serve. No other is looked at.
+    fn cached(&mut self, list: u32, bytes: u64) -> Option<Place> {
+        let list = self.lists.list_mut(list);
+        list.asked += 1;
+        let (best_bytes, _, place) = *list.free.range((bytes, 0, 0)..).next()?;
+        let limit = self.max_split_bytes;
+        let is_too_large = if bytes < limit {
+            best_bytes >= limit
+        } else {
+            best_bytes >= bytes.saturating_add(ROUNDING_BYTES_MAX)
+        };
+        if is_too_large {
+            return None;
+        }
+        self.lists.take(place);
+        Some(place)
+    }
+
+    /// A segment of its own, or more of the one that grows.
+    fn new_memory(&mut self, list: u32, bytes: u64) -> Option<Place> {
+        if self.is_expandable {
+            return self.grown(list, bytes);
+        }
+        let segment = if self.lists.list(list).class.is_small {
+            SMALL_SEGMENT_BYTES
+        } else if bytes < OWN_SIZE_BYTES {
+            LARGE_SEGMENT_BYTES
+        } else {
+            bytes.checked_next_multiple_of(STEP_BYTES)?
+        };
+        self.map(segment)?;
+        Some(self.reserve(list, segment, State::Cached))
+    }
+
+    fn map(&mut self, bytes: u64) -> Option<()> {
+        let mapped = self.mapped_bytes.checked_add(bytes).filter(|mapped| *mapped <= self.usable_bytes)?;
+        self.mapped_bytes = mapped;
+        Some(())
+    }
+
+    /// New addresses, in no set.
+    fn reserve(&mut self, list: u32, bytes: u64, state: State) -> Place {
+        // Units of growing segments count from zero.
+        let addr = if self.is_expandable {
+            self.next_addr.next_multiple_of(self.unit_bytes(list))
+        } else {
+            self.next_addr
+        };
+        self.next_addr = addr.saturating_add(bytes).saturating_add(GAP_BYTES);
+        let is_expandable = self.is_expandable;
+        self.lists.add(Node { addr, bytes, before: NONE, behind: NONE, list, state, is_expandable, asked: 0 })
+    }
+
+    fn unit_bytes(&self, list: u32) -> u64 {
+        if self.lists.list(list).class.is_small { SMALL_SEGMENT_BYTES } else { LARGE_SEGMENT_BYTES }
+    }
+
+    /// Maps more of a segment that grows, behind a free block at its end if there is one.
+    fn grown(&mut self, list: u32, bytes: u64) -> Option<Place> {
+        let mut place = self.open_end(list, bytes).unwrap_or_else(|| {
+            let unit = self.unit_bytes(list);
+            // As much as all memory and an eighth, so that one is enough.
+            let all = self.usable_bytes.saturating_add(self.usable_bytes / 8).max(bytes);
+            let place = self.reserve(list, all.div_ceil(unit).saturating_mul(unit), State::Unmapped);
+            self.lists.file(place);
+            place
+        });
+        if self.lists.node(place).state == State::Unmapped {
+            place = self.map_begin(place, bytes)?;
+        }
+        while self.lists.node(place).bytes < bytes {
+            let Node { bytes: has, behind, .. } = *self.lists.node(place);
+            place = self.map_begin(behind, bytes - has)?;
+        }
+        self.lists.take(place);
+        Some(place)
+    }
+
+    /// The first block from which free and unmapped addresses go on for so many bytes.
+    fn open_end(&self, list: u32, bytes: u64) -> Option<Place> {
+        let is_open = |place: Place| !matches!(self.lists.node(place).state, State::Live(_));
+        self.lists.list(list).unmapped.iter().find_map(|(_, place)| {
+            let before = self.lists.node(*place).before;
+            let first = if before != NONE && is_open(before) { before } else { *place };
+            let (mut at, mut found) = (first, 0_u64);
+            while found < bytes && at != NONE && is_open(at) {
+                found += self.lists.node(at).bytes;
+                at = self.lists.node(at).behind;
+            }
+            (found >= bytes).then_some(first)
+        })
+    }
+
+    /// Maps units at the beginning of an unmapped block. Returns the free block that has them, with its neighbours.
+    fn map_begin(&mut self, place: Place, bytes: u64) -> Option<Place> {
+        let Node { list, bytes: has, .. } = *self.lists.node(place);
+        let unit = self.unit_bytes(list);
+        let bytes = bytes.min(has).div_ceil(unit) * unit;
+        self.map(bytes)?;
+        self.lists.take(place);
+        if bytes < has {
+            let rest = self.lists.cut(place, bytes);
+            self.lists.file(rest);
+        }
+        self.lists.node_mut(place).state = State::Cached;
+        self.lists.join(place);
+        self.lists.file(place);
+        Some(place)
+    }
+
+    /// Gives free blocks of this list back that are too large to be split: one that is large enough, or else the largest
+    /// ones until they suffice.
+    fn release_available(&mut self, list: u32, bytes: u64) -> bool {
+        if self.max_split_bytes == u64::MAX {
+            return false;
+        }
+        let wanted = bytes.max(self.max_split_bytes);
+        let free = &self.lists.list(list).free;
+        let may = |(_, _, place): &&(u64, u64, Place)| !self.lists.node(*place).is_expandable;
+        let enough = free.range((wanted, 0, 0)..).next().filter(may).map(|(_, _, place)| *place);
+        let mut released = 0;
+        let chosen: Vec<Place> = match enough {
+            Some(place) => {
+                released = wanted;
+                vec![place]
+            }
+            None => {
+                let below = free.range((self.max_split_bytes, 0, 0)..(wanted, 0, 0)).rev().filter(may);
+                let still_lacks = |(size, _, place): &(u64, u64, Place)| {
+                    let lacks = released < wanted;
+                    released += if lacks { *size } else { 0 };
+                    lacks.then_some(*place)
+                };
+                below.map_while(still_lacks).collect()
+            }
+        };
+        chosen.into_iter().for_each(|place| self.release(place));
+        released >= wanted
+    }
+
+    /// Gives everything back that may be.
+    fn release_cached(&mut self, may: impl Fn(Class) -> bool) {
+        let places = self.lists.all().filter(|list| may(list.class)).flat_map(|list| list.free.iter());
+        let places: Vec<Place> = places.map(|(_, _, place)| *place).collect();
+        for place in places {
+            let node = self.lists.node(place);
+            if node.is_expandable {
+                self.unmap_units(place);
+            } else if node.is_whole() {
+                self.release(place);
+            }
+        }
+    }
+
+    /// Whole free segments beyond the threshold, those first that were free for longer than others.
+    fn collect(&mut self) {
+        let Some(over) =
+            self.collect_at.and_then(|at| self.mapped_bytes.checked_sub(at)).filter(|over| *over > 0)
+        else {
+            return;
+        };
+        let mut open: Vec<(Place, u64)> = Vec::new();
+        for list in self.lists.all().filter(|list| !list.class.is_small && list.class.pool == 0) {
+            let whole = list.free.iter().filter(|(_, _, place)| self.lists.node(*place).is_whole());
+            open.extend(whole.map(|(_, _, place)| (*place, list.asked - self.lists.node(*place).asked)));
+        }
+        let mut released = 0_u64;
+        while released < over && !open.is_empty() {
+            let ages: u64 = open.iter().map(|(_, age)| age).sum();
+            let mean = ages / u64::try_from(open.len()).unwrap_or(u64::MAX);
+            let (old, rest): (Vec<_>, Vec<_>) = open.into_iter().partition(|(_, age)| *age >= mean);
+            for (place, _) in old {
+                released += self.lists.node(place).bytes;
+                self.release(place);
+            }
+            open = rest;
+        }
+    }
+
+    /// Gives a block back that is free and may be a segment.
+    fn release(&mut self, place: Place) {
+        self.lists.take(place);
+        let Node { bytes, before, behind, .. } = *self.lists.node(place);
+        // PyTorch does not look whether it is split; the neighbours lose each other.
+        if before != NONE {
+            self.lists.node_mut(before).behind = NONE;
+        }
+        if behind != NONE {
+            self.lists.node_mut(behind).before = NONE;
+        }
+        self.lists.remove(place);
+        self.mapped_bytes -= bytes;
+    }
+
+    /// Gives the whole units of a free block in a growing segment back.
+    fn unmap_units(&mut self, place: Place) {
+        let Node { addr, bytes, list, .. } = *self.lists.node(place);
+        let unit = self.unit_bytes(list);
+        let (from, to) = (addr.div_ceil(unit) * unit, (addr + bytes) / unit * unit);
+        if to <= from {
+            return;
+        }
+        self.lists.take(place);
+        let mut place = place;
+        if from > addr {
+            let first = place;
+            place = self.lists.cut(first, from - addr);
+            self.lists.file(first);
+        }
+        if addr + bytes > to {
+            let rest = self.lists.cut(place, to - from);
+            self.lists.file(rest);
+        }
+        self.lists.node_mut(place).state = State::Unmapped;
+        self.lists.join(place);
+        self.lists.file(place);
+        self.mapped_bytes -= to - from;
+    }
+
+    fn hand_out(&mut self, place: Place, number: BlockNumber, bytes: u64) {
+        let Node { bytes: has, list, .. } = *self.lists.node(place);
+        let rest = has - bytes;
+        let splits = if self.lists.list(list).class.is_small || self.is_expandable {
+            rest >= GRAIN_BYTES
+        } else {
+            bytes < self.max_split_bytes && rest > SMALL_BYTES_MAX
+        };
+        if splits {
+            let rest = self.lists.cut(place, bytes);
+            self.lists.node_mut(rest).state = State::Cached;
+            self.lists.file(rest);
+        }
+        self.lists.node_mut(place).state = State::Live(number);
+        if let Some(known) = usize::try_from(number).ok().and_then(|number| self.places.get_mut(number)) {
+            *known = place;
+        }
+    }
+}
+
+impl Allocator for CachingAllocator {
+    fn alloc(&mut self, number: BlockNumber, block: &Block) -> Result<bool, PoolError> {
+        let Some(bytes) = block.bytes.checked_next_multiple_of(GRAIN_BYTES) else { return Ok(false) };
+        let class = self.class(block, bytes);
+        let list = self.lists.number(class);
+        let mut found = self.cached(list, bytes);
+        if found.is_none() {
+            self.collect();
+            found = self.new_memory(list, bytes);
+        }
+        if found.is_none() && self.release_available(list, bytes) {
+            found = self.new_memory(list, bytes);
+        }
+        if found.is_none() && class.pool == 0 {
+            self.release_cached(|class| class.pool == 0);
+            found = self.new_memory(list, bytes);
+        }
+        let Some(place) = found else { return Ok(false) };
+        self.hand_out(place, number, bytes);
+        Ok(true)
+    }
+
+    fn free(&mut self, number: BlockNumber) -> Result<(), PoolError> {
+        let place = self.place(number);
+        if place == NONE {
+            return Ok(());
+        }
+        let asked = self.lists.list(self.lists.node(place).list).asked;
+        let node = self.lists.node_mut(place);
+        (node.state, node.asked) = (State::Cached, asked);
+        self.lists.join(place);
+        self.lists.file(place);
+        Ok(())
+    }
+
+    fn empty_cache(&mut self) -> Result<(), PoolError> {
+        self.release_cached(|class| class.pool == 0);
+        Ok(())
+    }
+
+    fn phase_ends(&mut self) -> Result<(), PoolError> {
+        if self.kind == Kind::Cumem {
+            self.release_cached(|_| true);
+        }
+        Ok(())
+    }
+
+    fn mapped_bytes(&self) -> Result<u64, PoolError> {
+        Ok(self.mapped_bytes)
+    }
+
+    fn layout(&self) -> Result<Vec<Segment>, PoolError> {
+        let mut nodes: Vec<&Node> = self.lists.nodes().collect();
+        nodes.sort_unstable_by_key(|node| node.addr);
+        let mut segments: Vec<Segment> = Vec::new();
+        for node in nodes {
+            let pool = self.lists.list(node.list).class.pool;
+            let part = Part { bytes: node.bytes, state: node.state };
+            match segments.last_mut() {
+                Some(segment) if node.before != NONE => segment.parts.push(part),
+                _ => segments.push(Segment { addr: node.addr, pool, parts: vec![part] }),
+            }
+        }
+        Ok(segments.into_iter().filter_map(Segment::trimmed).collect())
+    }
+}

@@ -1,0 +1,181 @@
+//! Blocks beside each other in segments, and those of them that are free, by size.
+//!
+//! Promises:
+//!
+//! - Neighbours are of one segment and touch each other. The two ends of a segment have none.
+//! - Each free block is in the list of its pool, size class and stream, and each unmapped one in that list's other set.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::State;
+
+/// A block, by its place.
+pub(super) type Place = u32;
+
+/// No block.
+pub(super) const NONE: Place = Place::MAX;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node {
+    pub(super) addr: u64,
+    pub(super) bytes: u64,
+    pub(super) before: Place,
+    pub(super) behind: Place,
+    pub(super) list: u32,
+    pub(super) state: State,
+    /// Whether its segment grows.
+    pub(super) is_expandable: bool,
+    /// How often its list had been asked when it became free.
+    pub(super) asked: u64,
+}
+
+impl Node {
+    /// Whether it is all of its segment.
+    pub(super) fn is_whole(&self) -> bool {
+        self.before == NONE && self.behind == NONE
+    }
+}
+
+/// Of one private pool (0: the allocator's own), size class and stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Class {
+    pub(super) pool: u32,
+    pub(super) is_small: bool,
+    pub(super) stream: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct List {
+    pub(super) class: Class,
+    /// By size, then address.
+    pub(super) free: BTreeSet<(u64, u64, Place)>,
+    /// By address.
+    pub(super) unmapped: BTreeSet<(u64, Place)>,
+    pub(super) asked: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    nodes: Vec<Node>,
+    vacant: Vec<Place>,
+    lists: Vec<List>,
+    numbers: HashMap<Class, u32>,
+}
+
+fn at(place: Place) -> usize {
+    usize::try_from(place).unwrap_or(usize::MAX)
+}
+
+impl Lists {
+    /// The list of a class.
+    pub(super) fn number(&mut self, class: Class) -> u32 {
+        if let Some(number) = self.numbers.get(&class) {
+            return *number;
+        }
+        let number = u32::try_from(self.lists.len()).unwrap_or(u32::MAX);
+        self.lists.push(List { class, free: BTreeSet::new(), unmapped: BTreeSet::new(), asked: 0 });
+        self.numbers.insert(class, number);
+        number
+    }
+
+    pub(super) fn list(&self, number: u32) -> &List {
+        &self.lists[at(number)]
+    }
+
+    pub(super) fn list_mut(&mut self, number: u32) -> &mut List {
+        &mut self.lists[at(number)]
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &List> {
+        self.lists.iter()
+    }
+
+    pub(super) fn node(&self, place: Place) -> &Node {
+        &self.nodes[at(place)]
+    }
+
+    pub(super) fn node_mut(&mut self, place: Place) -> &mut Node {
+        &mut self.nodes[at(place)]
+    }
+
+    /// All of them that are somewhere.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|node| node.bytes > 0)
+    }
+
+    /// A block that is in no set yet.
+    pub(super) fn add(&mut self, node: Node) -> Place {
+        if let Some(place) = self.vacant.pop() {
+            self.nodes[at(place)] = node;
+            return place;
+        }
+        self.nodes.push(node);
+        u32::try_from(self.nodes.len() - 1).unwrap_or(NONE)
+    }
+
+    /// Forgets a block that is in no set.
+    pub(super) fn remove(&mut self, place: Place) {
+        self.nodes[at(place)].bytes = 0;
+        self.vacant.push(place);
+    }
+
+    /// Into the set of its state; a live block is in none.
+    pub(super) fn file(&mut self, place: Place) {
+        let Node { addr, bytes, list, state, .. } = *self.node(place);
+        let list = self.list_mut(list);
+        match state {
+            State::Cached => _ = list.free.insert((bytes, addr, place)),
+            State::Unmapped => _ = list.unmapped.insert((addr, place)),
+            State::Live(_) => {}
+        }
+    }
+
+    /// Out of the set of its state.
+    pub(super) fn take(&mut self, place: Place) {
+        let Node { addr, bytes, list, state, .. } = *self.node(place);
+        let list = self.list_mut(list);
+        match state {
+            State::Cached => _ = list.free.remove(&(bytes, addr, place)),
+            State::Unmapped => _ = list.unmapped.remove(&(addr, place)),
+            State::Live(_) => {}
+        }
+    }
+
+    /// Cuts a block that is in no set. What is behind the first `bytes` is another one of the same state, in no set.
+    pub(super) fn cut(&mut self, place: Place, bytes: u64) -> Place {
+        let node = *self.node(place);
+        let rest = Node { addr: node.addr + bytes, bytes: node.bytes - bytes, before: place, ..node };
+        let behind = self.add(rest);
+        if node.behind != NONE {
+            self.node_mut(node.behind).before = behind;
+        }
+        let first = self.node_mut(place);
+        (first.bytes, first.behind) = (bytes, behind);
+        behind
+    }
+
+    /// Makes its neighbours that have its state a part of a block, which is in no set.
+    pub(super) fn join(&mut self, place: Place) {
+        let Node { before, behind, state, .. } = *self.node(place);
+        if before != NONE && self.node(before).state == state {
+            self.take(before);
+            let other = *self.node(before);
+            self.remove(before);
+            let node = self.node_mut(place);
+            (node.addr, node.bytes, node.before) = (other.addr, node.bytes + other.bytes, other.before);
+            if other.before != NONE {
+                self.node_mut(other.before).behind = place;
+            }
+        }
+        if behind != NONE && self.node(behind).state == state {
+            self.take(behind);
+            let other = *self.node(behind);
+            self.remove(behind);
+            let node = self.node_mut(place);
+            (node.bytes, node.behind) = (node.bytes + other.bytes, other.behind);
+            if other.behind != NONE {
+                self.node_mut(other.behind).before = place;
+            }
+        }
+    }
+}

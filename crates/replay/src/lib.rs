@@ -1,0 +1,16 @@
+//! What a load would have needed: recorded allocations, replayed through allocators on any card, without a GPU.
+//!
+//! A [`Trace`] is what a program allocated and freed. [`read`] has those that PyTorch and Poorwill record. A [`Setup`]
+//! is an allocator with its settings. [`replay`](fn@replay) says what it maps for a trace on a [`Card`]; [`answer`] says
+//! it in words, with what would make it fit.
+#![forbid(unsafe_code)]
+
+pub mod allocators;
+mod card;
+mod replay;
+pub mod trace;
+
+pub use self::allocators::{ParseSetupError, Setup};
+pub use self::card::Card;
+pub use self::replay::{Failure, Instant, Moment, ReplayError, Run, moments, replay};
+pub use self::trace::{Trace, TraceError};
