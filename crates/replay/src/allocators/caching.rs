@@ -14,7 +14,7 @@
 //! - With a threshold, a new segment beyond it gives back whole free segments, the longest unused first.
 //!
 //! Not modelled: other threads, uses by a second stream (a free counts when it completes), captures of graphs, memory
-//! fractions, `roundup_power2_divisions`. A device chooses addresses as it likes; here each segment lies behind the last
+//! fractions, `roundup_power2_divisions`. A device chooses addresses as it likes; here each segment lies below the last
 //! one, which decides between equal blocks.
 
 use ::poorwill::PoolError;
@@ -33,6 +33,8 @@ const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
 const OWN_SIZE_BYTES: u64 = 10 * MIB;
 const STEP_BYTES: u64 = 2 * MIB;
 const ROUNDING_BYTES_MAX: u64 = 20 * MIB;
+/// The first segment lies below it.
+const TOP_ADDR: u64 = 1 << 47;
 /// Between segments, so that no two touch.
 const GAP_BYTES: u64 = 2 * MIB;
 
@@ -59,7 +61,7 @@ impl CachingAllocator {
             places: vec![NONE; blocks],
             usable_bytes,
             mapped_bytes: 0,
-            next_addr: GAP_BYTES,
+            next_addr: TOP_ADDR,
             max_split_bytes: setup.max_split_bytes(),
             is_expandable: setup.is_expandable(),
             collect_at: setup.collect_at(usable_bytes),
@@ -124,12 +126,9 @@ impl CachingAllocator {
     /// New addresses, in no set.
     fn reserve(&mut self, list: u32, bytes: u64, state: State) -> Place {
         // Units of growing segments count from zero.
-        let addr = if self.is_expandable {
-            self.next_addr.next_multiple_of(self.unit_bytes(list))
-        } else {
-            self.next_addr
-        };
-        self.next_addr = addr.saturating_add(bytes).saturating_add(GAP_BYTES);
+        let unit = if self.is_expandable { self.unit_bytes(list) } else { GAP_BYTES };
+        let addr = self.next_addr.saturating_sub(bytes + GAP_BYTES) / unit * unit;
+        self.next_addr = addr;
         let is_expandable = self.is_expandable;
         self.lists.add(Node { addr, bytes, before: NONE, behind: NONE, list, state, is_expandable, asked: 0 })
     }
@@ -330,7 +329,9 @@ impl Allocator for CachingAllocator {
             self.collect();
             found = self.new_memory(list, bytes);
         }
-        if found.is_none() && self.release_available(list, bytes) {
+        // Pools of sleep modes fail at once where memory lacks.
+        let may_release = self.kind == Kind::PyTorch;
+        if found.is_none() && may_release && self.release_available(list, bytes) {
             found = self.new_memory(list, bytes);
         }
         if found.is_none() && class.pool == 0 {

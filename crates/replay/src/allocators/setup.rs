@@ -13,8 +13,8 @@ const PARTS: u32 = 1000;
 pub enum Kind {
     /// PyTorch's caching allocator.
     PyTorch,
-    /// The same in a memory pool of vLLM's sleep mode: nothing goes back while memory lacks, and what is free as a whole
-    /// does at the end of a phase.
+    /// The same in a memory pool of vLLM's sleep mode, which fails where memory lacks: nothing goes back then. What is
+    /// free as a whole does at the end of a phase.
     Cumem,
     /// The same in a pool of `torch_memory_saver`: nothing goes back.
     TorchMemorySaver,

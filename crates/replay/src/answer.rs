@@ -1,0 +1,188 @@
+//! Whether a load fits, in words: which setups fit, where the others fail, and what would make them fit.
+
+use std::fmt::Write as _;
+
+use ::poorwill::ByteSize;
+use serde::Serialize;
+
+use crate::card::Card;
+use crate::replay::{ReplayError, Run, replay};
+use crate::trace::Trace;
+
+/// A search for the smallest card ends when it is this exact.
+const EXACT_BYTES: u64 = 64 << 20;
+/// More than any device has.
+const UNBOUNDED_BYTES: u64 = 1 << 42;
+/// So many replays at most, and none for traces of more steps.
+const SEARCHES: u32 = 12;
+const SEARCHED_STEPS_MAX: usize = 200_000;
+
+/// What the runs of one trace say together. The first run is the one that is asked about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Answer {
+    /// Whether the first run fits.
+    pub fits: bool,
+    /// The answer.
+    pub sentence: String,
+    /// Most that was live at a time.
+    pub live_peak_bytes: u64,
+    /// The smallest memory that the first setup fits in; `None` if that was not looked for.
+    pub needs_bytes: Option<u64>,
+    /// Each run.
+    pub rows: Vec<Row>,
+    /// What is not exact.
+    pub notes: Vec<String>,
+}
+
+/// One run, in a line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// The allocator, as it is said on the command line.
+    pub setup: String,
+    /// Whether it fits.
+    pub fits: bool,
+    /// Most that was mapped.
+    pub peak_bytes: u64,
+    /// The step of that.
+    pub peak_step: usize,
+    /// Its phase, if it has one.
+    pub peak_phase: Option<String>,
+    /// What was live then.
+    pub peak_live_bytes: u64,
+    /// What stays mapped at the end.
+    pub held_bytes: u64,
+    /// What is live at the end.
+    pub live_bytes: u64,
+    /// The step that failed.
+    pub failed_step: Option<usize>,
+    /// What it asked for.
+    pub asked_bytes: Option<u64>,
+}
+
+/// What these runs of a trace say.
+///
+/// # Errors
+/// Of replays that look for the smallest card.
+pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
+    let live = trace.live_bytes();
+    let (live_peak_step, live_peak_bytes) = live
+        .iter()
+        .copied()
+        .enumerate()
+        .max_by_key(|(step, bytes)| (*bytes, usize::MAX - step))
+        .unwrap_or_default();
+    let rows: Vec<Row> = runs.iter().map(|run| row(trace, run)).collect();
+    let needs_bytes = match runs.first() {
+        Some(run) if trace.steps.len() <= SEARCHED_STEPS_MAX => Some(smallest(trace, run, live_peak_bytes)?),
+        Some(run) if run.fits() => Some(run.peak.mapped_bytes),
+        _ => None,
+    };
+    let mut answer = Answer {
+        fits: runs.first().is_some_and(Run::fits),
+        sentence: String::new(),
+        live_peak_bytes,
+        needs_bytes,
+        rows,
+        notes: trace.notes.clone(),
+    };
+    answer.sentence = sentence(trace, runs, &answer, live_peak_step);
+    Ok(answer)
+}
+
+fn row(trace: &Trace, run: &Run) -> Row {
+    Row {
+        setup: run.setup.to_string(),
+        fits: run.fits(),
+        peak_bytes: run.peak.mapped_bytes,
+        peak_step: run.peak.step,
+        peak_phase: trace.phase_at(run.peak.step).map(str::to_owned),
+        peak_live_bytes: run.peak.live_bytes,
+        held_bytes: run.held_bytes,
+        live_bytes: run.live_bytes,
+        failed_step: run.failure.map(|failure| failure.step),
+        asked_bytes: run.failure.map(|failure| failure.asked_bytes),
+    }
+}
+
+/// The least memory in which the setup of a run fits, to [`EXACT_BYTES`].
+fn smallest(trace: &Trace, run: &Run, live_peak_bytes: u64) -> Result<u64, ReplayError> {
+    let fits = |usable_bytes: u64| {
+        let card = Card { total_bytes: usable_bytes, taken_bytes: 0, budget_bytes: None };
+        replay(trace, &run.setup, card).map(|run| (run.fits(), run.peak.mapped_bytes))
+    };
+    // Without a bound nothing is given back for lack of memory, so that this is enough.
+    let (_, mut most) = fits(UNBOUNDED_BYTES)?;
+    let mut least = live_peak_bytes.min(most);
+    for _ in 0..SEARCHES {
+        if most - least <= EXACT_BYTES {
+            break;
+        }
+        let middle = least + (most - least) / 2;
+        match fits(middle)? {
+            (true, peak) => most = peak.max(least),
+            (false, _) => least = middle,
+        }
+    }
+    Ok(most)
+}
+
+fn sentence(trace: &Trace, runs: &[Run], answer: &Answer, live_peak_step: usize) -> String {
+    let Some(run) = runs.first() else { return "There is nothing to replay with.".to_owned() };
+    let usable = run.card.usable_bytes();
+    let at = |step: usize| {
+        let phase = trace.phase_at(step).map(|phase| format!(" of `{phase}`")).unwrap_or_default();
+        format!("step {}{phase}", step + 1)
+    };
+    let size = ByteSize;
+    let mut text = String::new();
+    // Writing to a text cannot fail.
+    let _ = match run.failure {
+        None => write!(
+            text,
+            "It fits: `{}` maps {} at most, at {}, of {}.",
+            run.setup,
+            size(run.peak.mapped_bytes),
+            at(run.peak.step),
+            size(usable)
+        ),
+        Some(failure) => write!(
+            text,
+            "It does not fit: at {} `{}` has no {} left of {}; {} are mapped, and {} of that live.",
+            at(failure.step),
+            run.setup,
+            size(failure.asked_bytes),
+            size(usable),
+            size(failure.at.mapped_bytes),
+            size(failure.at.live_bytes)
+        ),
+    };
+    if run.fits() {
+        return text;
+    }
+    let others: Vec<String> = runs[1..]
+        .iter()
+        .filter(|other| other.fits())
+        .map(|other| format!("`{}` ({})", other.setup, size(other.peak.mapped_bytes)))
+        .collect();
+    let _ = match (others.is_empty(), answer.live_peak_bytes > usable) {
+        (false, _) => write!(text, " These fit, with their peaks: {}.", others.join(", ")),
+        (true, true) => write!(
+            text,
+            " No allocator can help: {} are live at {}, {} more than there are.",
+            size(answer.live_peak_bytes),
+            at(live_peak_step),
+            size(answer.live_peak_bytes - usable)
+        ),
+        (true, false) => write!(text, " None of the setups that were tried fits."),
+    };
+    if let Some(needs) = answer.needs_bytes {
+        let _ = write!(
+            text,
+            " With `{}` it needs {}, {} more.",
+            run.setup,
+            size(needs),
+            size(needs.saturating_sub(usable))
+        );
+    }
+    text
+}
