@@ -1,5 +1,5 @@
-//! The arrows between the crates: `core ← driver ← poorwill ← {python, bench, preload, rotate}`, with `cli` upon `poorwill`,
-//! `bench`, `rotate` and `mock-engine`, and the testkit for tests only. `triton` stands by itself, for `python`, and so does `fleet`, for `rotate`. What measures is for
+//! The arrows between the crates: `core ← driver ← poorwill ← {python, bench, preload, replay, rotate}`, with `cli` upon
+//! `poorwill`, `bench`, `replay`, `rotate` and `mock-engine`, and the testkit for tests only. `triton` stands by itself, for `python`, and so does `fleet`, for `rotate`. What measures is for
 //! the command and for tests: neither the library nor the Python package nor the service depends on it. Benchmarks that
 //! compile a peer stand beside the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda
 //! stands on the driver's host device, and only the testkit on it; the mock engine is a process of that device; the fake NVML knows sizes and nothing else.
@@ -21,11 +21,19 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-bench", &["poorwill", "poorwill-driver"]),
     ("poorwill-preload", &["poorwill"]),
     ("poorwill-python", &["poorwill", "poorwill-triton"]),
+    ("poorwill-replay", &["poorwill"]),
     ("poorwill-rotate", &["poorwill", "poorwill-fleet"]),
     ("poorwill-mock-engine", &["poorwill", "poorwill-driver", "poorwill-rotate"]),
     (
         "poorwill-cli",
-        &["poorwill", "poorwill-bench", "poorwill-fleet", "poorwill-mock-engine", "poorwill-rotate"],
+        &[
+            "poorwill",
+            "poorwill-bench",
+            "poorwill-fleet",
+            "poorwill-mock-engine",
+            "poorwill-replay",
+            "poorwill-rotate",
+        ],
     ),
     ("poorwill-testkit", &["poorwill-core", "poorwill-driver", "poorwill-fake-libcuda"]),
     ("poorwill-bench-alloc", &["poorwill-core", "poorwill-driver"]),

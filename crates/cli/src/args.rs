@@ -18,6 +18,8 @@ use poorwill_bench::churn::{Load, ParseLoadError};
 use poorwill_bench::sleep::{Fraction, InvalidFraction};
 use poorwill_bench::{Contents, ParseContentsError};
 use poorwill_mock_engine::{Api, FaultSpec, Like};
+use poorwill_replay::Setup;
+use poorwill_replay::cases::Case;
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -48,6 +50,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Run a benchmark
     Bench(BenchArgs),
+    /// Say what recorded allocations would need: with any allocator, on any card, without a GPU
+    Replay(ReplayArgs),
     /// Share GPUs between many models: run the rotation service, or control one that runs
     #[cfg(target_os = "linux")]
     Rotate(RotateArgs),
@@ -197,7 +201,8 @@ impl Command {
             Self::Bench(BenchArgs { bench: Bench::Load(args) }) => (&args.budget, args.device.clone()),
             #[cfg(target_os = "linux")]
             Self::Rotate(_) | Self::Route(_) | Self::Fleet(_) | Self::Hibernate(_) => return None,
-            Self::Doctor(_) | Self::Completions(_) | Self::Man(_) | Self::MockEngine(_) | Self::Reference => {
+            Self::Doctor(_) | Self::Replay(_) | Self::Completions(_) => return None,
+            Self::Man(_) | Self::MockEngine(_) | Self::Reference => {
                 return None;
             }
         };
@@ -405,6 +410,48 @@ pub(crate) enum Bench {
     /// Load a checkpoint into host memory; compare the time with direct reads, and the peak memory with its size
     #[cfg(target_os = "linux")]
     Load(LoadArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReplayArgs {
+    /// What was recorded: PyTorch's memory snapshots, as pickles or JSON; files of `poorwill.record`; traces of `bench churn`
+    #[arg(value_name = "FILE", required_unless_present = "case")]
+    pub(crate) files: Vec<PathBuf>,
+
+    /// A reported load instead of files
+    #[arg(long, value_name = "NAME", conflicts_with = "files", value_parser = PossibleValuesParser::new(Case::NAMES))]
+    pub(crate) case: Option<String>,
+
+    /// An allocator with its settings, like pytorch:max_split_size_mb:20. Say it again to compare others with the first
+    ///
+    /// Allocators are pytorch, cumem, torch_memory_saver and poorwill. Without this option it is what was recorded, beside
+    /// usual ones.
+    #[arg(long, value_name = "SETUP")]
+    pub(crate) setup: Vec<Setup>,
+
+    /// All memory of the card; 80GiB if neither this option nor the file says it
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) card: Option<ByteSize>,
+
+    /// What contexts, libraries and other programs have of it; 1GiB if neither this option nor the file says it
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) taken: Option<ByteSize>,
+
+    /// Most that this program may map
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) budget: Option<ByteSize>,
+
+    /// Write a page with the curves, the addresses and who has what to this file, for a browser
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+
+    /// Write the curves to this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+
+    /// Print one JSON object to standard output instead of text; messages still go to standard error
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

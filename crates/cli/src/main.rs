@@ -18,6 +18,7 @@ mod man;
 mod mock_engine;
 mod progress;
 mod reference;
+mod replay;
 #[cfg(target_os = "linux")]
 mod rotate;
 mod show;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::Hibernate(args) => hibernate::run(args),
         Command::Doctor(args) => failure::finish(args.json, doctor::run(&args)),
         Command::Bench(args) => bench::run(args.bench),
+        Command::Replay(args) => failure::finish(args.json, replay::run(&args)),
         #[cfg(target_os = "linux")]
         Command::Rotate(args) => rotate::run(args),
         #[cfg(target_os = "linux")]

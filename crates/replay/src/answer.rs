@@ -1,5 +1,6 @@
 //! Whether a load fits, in words: which setups fit, where the others fail, and what would make them fit.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use ::poorwill::ByteSize;
@@ -7,10 +8,11 @@ use serde::Serialize;
 
 use crate::card::Card;
 use crate::replay::{ReplayError, Run, replay};
-use crate::trace::Trace;
+use crate::trace::{Step, Trace};
 
 /// A search for the smallest card ends when it is this exact.
 const EXACT_BYTES: u64 = 64 << 20;
+const HOLDERS_MAX: usize = 20;
 /// More than any device has.
 const UNBOUNDED_BYTES: u64 = 1 << 42;
 /// So many replays at most, and none for traces of more steps.
@@ -30,8 +32,48 @@ pub struct Answer {
     pub needs_bytes: Option<u64>,
     /// Each run.
     pub rows: Vec<Row>,
+    /// Who had most at the first run's end or peak, the largest first.
+    pub holders: Vec<Holder>,
     /// What is not exact.
     pub notes: Vec<String>,
+}
+
+/// What one caller has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// Its frames, the innermost first; empty if they are not known.
+    pub frames: Vec<String>,
+    /// Its live bytes.
+    pub bytes: u64,
+    /// Its live blocks.
+    pub blocks: u64,
+}
+
+/// Who has what after a step, the largest first.
+#[must_use]
+pub fn holders(trace: &Trace, step: usize) -> Vec<Holder> {
+    let mut is_live = vec![false; trace.blocks.len()];
+    for step in trace.steps.iter().take(step + 1) {
+        let (number, lives) = match step {
+            Step::Alloc(number) => (number, true),
+            Step::Free(number) => (number, false),
+            Step::EmptyCache => continue,
+        };
+        if let Some(live) = usize::try_from(*number).ok().and_then(|number| is_live.get_mut(number)) {
+            *live = lives;
+        }
+    }
+    let mut by_stack: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+    for (block, _) in trace.blocks.iter().zip(&is_live).filter(|(_, live)| **live) {
+        let (bytes, blocks) = by_stack.entry(block.stack).or_default();
+        (*bytes, *blocks) = (*bytes + block.bytes, *blocks + 1);
+    }
+    let frames = |stack: u32| usize::try_from(stack).ok().and_then(|stack| trace.stacks.get(stack)).cloned();
+    let holder =
+        |(stack, (bytes, blocks))| Holder { frames: frames(stack).unwrap_or_default(), bytes, blocks };
+    let mut all: Vec<Holder> = by_stack.into_iter().map(holder).collect();
+    all.sort_by(|one, other| (other.bytes, &one.frames).cmp(&(one.bytes, &other.frames)));
+    all
 }
 
 /// One run, in a line.
@@ -83,6 +125,15 @@ pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
         live_peak_bytes,
         needs_bytes,
         rows,
+        holders: runs
+            .first()
+            .map(|run| {
+                holders(trace, run.failure.map_or(run.peak.step, |failure| failure.step.saturating_sub(1)))
+            })
+            .unwrap_or_default()
+            .into_iter()
+            .take(HOLDERS_MAX)
+            .collect(),
         notes: trace.notes.clone(),
     };
     answer.sentence = sentence(trace, runs, &answer, live_peak_step);

@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use crate::card::Card;
+
 /// A block, by its position in [`Trace::blocks`].
 pub type BlockNumber = u32;
 
@@ -70,6 +72,8 @@ pub struct Trace {
     pub stacks: Vec<Vec<String>>,
     /// In their order; steps before the first one belong to none.
     pub phases: Vec<Phase>,
+    /// The card that it was recorded on, where that is known.
+    pub card: Option<Card>,
     /// What the recorded allocator did, where that is known.
     pub recorded: Option<Recorded>,
     /// What is not exact, for people.

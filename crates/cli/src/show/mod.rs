@@ -9,6 +9,7 @@ pub(crate) mod hibernate;
 mod load;
 #[cfg(target_os = "linux")]
 mod offload;
+mod replay;
 #[cfg(target_os = "linux")]
 pub(crate) mod rotate;
 mod sleep;
@@ -24,6 +25,7 @@ pub(crate) use self::doctor::doctor;
 pub(crate) use self::load::load;
 #[cfg(target_os = "linux")]
 pub(crate) use self::offload::offload;
+pub(crate) use self::replay::replay;
 pub(crate) use self::sleep::sleep;
 
 const GIB: f64 = 1_073_741_824.0;
