@@ -1,6 +1,6 @@
 //! What a load would have needed: recorded allocations, replayed through allocators on any card, without a GPU.
 //!
-//! A [`Trace`] is what a program allocated and freed. `read` has those that PyTorch and Poorwill record. A [`Setup`]
+//! A [`Trace`] is what a program allocated and freed. [`read`] has those that PyTorch and Poorwill record. A [`Setup`]
 //! is an allocator with its settings. [`replay`](fn@replay) says what it maps for a trace on a [`Card`]; [`answer`] says
 //! it in words, with what would make it fit. [`cases`] are loads that users reported.
 #![forbid(unsafe_code)]
@@ -9,6 +9,7 @@ pub mod allocators;
 pub mod answer;
 mod card;
 pub mod cases;
+pub mod read;
 mod replay;
 pub mod trace;
 

@@ -1,0 +1,94 @@
+//! Entries of a device's trace.
+//!
+//! Promises: an entry of the allocator has what it needs, or is an error.
+
+use super::view::View;
+use crate::read::value::{Text, Value};
+use crate::read::{Fault, Place};
+
+/// What an entry says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    Alloc,
+    FreeRequested,
+    FreeCompleted,
+    SegmentAlloc,
+    SegmentFree,
+    SegmentMap,
+    SegmentUnmap,
+    OutOfMemory,
+    /// A snapshot was taken.
+    Snapshot,
+    /// Marks of users and of what newer versions add.
+    Other,
+}
+
+impl Action {
+    const ALL: [(&'static str, Self); 9] = [
+        ("alloc", Self::Alloc),
+        ("free_requested", Self::FreeRequested),
+        ("free_completed", Self::FreeCompleted),
+        ("segment_alloc", Self::SegmentAlloc),
+        ("segment_free", Self::SegmentFree),
+        ("segment_map", Self::SegmentMap),
+        ("segment_unmap", Self::SegmentUnmap),
+        ("oom", Self::OutOfMemory),
+        ("snapshot", Self::Snapshot),
+    ];
+
+    /// Whether memory goes back to the card.
+    pub(super) const fn gives_back(self) -> bool {
+        matches!(self, Self::SegmentFree | Self::SegmentUnmap)
+    }
+
+    pub(super) const fn is_of_allocator(self) -> bool {
+        !matches!(self, Self::Other)
+    }
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    pub(super) action: Action,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) stream: u64,
+    pub(super) frames: Value,
+}
+
+impl Entry {
+    /// By how much it changes what is mapped.
+    pub(super) fn mapped_change(&self) -> i128 {
+        match self.action {
+            Action::SegmentAlloc | Action::SegmentMap => self.bytes.into(),
+            Action::SegmentFree | Action::SegmentUnmap => -i128::from(self.bytes),
+            _ => 0,
+        }
+    }
+}
+
+/// The entries of one device.
+pub(super) fn read(view: &View<'_>, device: usize, trace: Value) -> Result<Vec<Entry>, Fault> {
+    let keys = view.keys(["action", "addr", "size", "stream", "frames"]);
+    let actions: [(Option<Text>, Action); 9] =
+        Action::ALL.map(|(name, action)| (view.arena.find(name), action));
+    let mut entries = Vec::new();
+    for (entry, value) in view.items(trace, Place::Entry { device, entry: 0 })?.enumerate() {
+        let place = Place::Entry { device, entry };
+        let [action, address, bytes, stream, frames] = view.fields(value, &keys, place)?;
+        let Value::Text(action) = action else { return Err(Fault::new(place, "`action` is no text")) };
+        let found = actions.iter().find(|(name, _)| *name == Some(action));
+        let action = found.map_or(Action::Other, |(_, action)| *action);
+        let mut new = Entry { action, address: 0, bytes: 0, stream: view.stream(stream), frames };
+        match action {
+            Action::Snapshot | Action::Other => {}
+            Action::OutOfMemory => new.bytes = view.unsigned(bytes, "size", place)?,
+            _ => {
+                new.address = view.unsigned(address, "addr", place)?;
+                new.bytes = view.unsigned(bytes, "size", place)?;
+            }
+        }
+        entries.push(new);
+    }
+    Ok(entries)
+}

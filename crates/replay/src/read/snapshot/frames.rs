@@ -1,0 +1,218 @@
+//! Frames of a snapshot as lines: `vllm/linear.py:12 load`.
+//!
+//! Promises:
+//!
+//! - Frames of C++ are left out where there are Python's.
+//! - Text takes a bounded amount of memory, whatever the file shares.
+
+use std::collections::HashMap;
+
+use super::view::{Keys, PerSequence, View};
+use crate::read::value::{Sequence, Value};
+use crate::read::{Fault, Place};
+use crate::trace::{StackNumber, TraceBuilder};
+
+/// How many are kept, the innermost first.
+const KEPT_MAX: usize = 30;
+/// Names of C++ templates have thousands.
+const LINE_CHARS_MAX: usize = 200;
+const PATH_BYTES_MAX: usize = 1024;
+/// What all stacks of a file may take, beside a multiple of its own values.
+const TEXT_BYTES_MIN: usize = 64 << 20;
+
+/// A line of a file's frames, by its position.
+type LineNumber = u32;
+
+pub(super) struct Frames<'a> {
+    view: &'a View<'a>,
+    keys: Keys<3>,
+    lines: Vec<Line>,
+    line_of: PerSequence,
+    /// Of each list, in `kept`.
+    list_of: PerSequence,
+    kept: HashMap<Vec<LineNumber>, u32>,
+    lists: Vec<Vec<LineNumber>>,
+    text_bytes_left: usize,
+    empty_cache: Option<Value>,
+}
+
+struct Line {
+    text: String,
+    is_python: bool,
+    empties_cache: bool,
+}
+
+/// Stacks of one trace, by the lists of the file.
+#[derive(Default)]
+pub(super) struct Stacks {
+    of_list: HashMap<u32, StackNumber>,
+    left_out: usize,
+}
+
+impl<'a> Frames<'a> {
+    pub(super) fn new(view: &'a View<'a>) -> Self {
+        Self {
+            view,
+            keys: view.keys(["filename", "line", "name"]),
+            lines: Vec::new(),
+            line_of: PerSequence::new(view.arena),
+            list_of: PerSequence::new(view.arena),
+            kept: HashMap::new(),
+            lists: Vec::new(),
+            text_bytes_left: TEXT_BYTES_MIN + 4 * size_of::<Value>() * view.arena.items_len(),
+            empty_cache: view.arena.find("empty_cache").map(Value::Text),
+        }
+    }
+
+    /// The stack of a block that has these frames.
+    pub(super) fn stack(
+        &mut self,
+        frames: Value,
+        stacks: &mut Stacks,
+        builder: &mut TraceBuilder,
+        place: Place,
+    ) -> Result<StackNumber, Fault> {
+        let Some(list) = self.list(frames, place)? else { return Ok(0) };
+        if let Some(number) = stacks.of_list.get(&list) {
+            return Ok(*number);
+        }
+        let lines = &self.lists[usize::try_from(list).unwrap_or(0)];
+        let texts: Vec<String> = lines.iter().map(|line| self.line(*line).text.clone()).collect();
+        let bytes: usize = texts.iter().map(|text| text.len() + size_of::<String>()).sum();
+        let number = match self.text_bytes_left.checked_sub(bytes) {
+            Some(left) => {
+                self.text_bytes_left = left;
+                builder.stack(texts)
+            }
+            None => {
+                stacks.left_out += 1;
+                0
+            }
+        };
+        stacks.of_list.insert(list, number);
+        Ok(number)
+    }
+
+    /// Whether these frames are in `torch.cuda.empty_cache`.
+    pub(super) fn empties_cache(&mut self, frames: Value, place: Place) -> Result<bool, Fault> {
+        let Some(list) = self.list(frames, place)? else { return Ok(false) };
+        let lines = &self.lists[usize::try_from(list).unwrap_or(0)];
+        Ok(lines.iter().any(|line| self.line(*line).empties_cache))
+    }
+
+    fn line(&self, number: LineNumber) -> &Line {
+        &self.lines[usize::try_from(number).unwrap_or(0)]
+    }
+
+    /// The number of what is kept of a list of frames; `None` if that is nothing.
+    fn list(&mut self, frames: Value, place: Place) -> Result<Option<u32>, Fault> {
+        let (Value::List(sequence) | Value::Tuple(sequence)) = frames else {
+            return if frames == Value::None {
+                Ok(None)
+            } else {
+                Err(Fault::new(place, "`frames` is no list"))
+            };
+        };
+        if let Some(list) = self.list_of.get(sequence) {
+            return Ok(Some(list));
+        }
+        let mut lines = Vec::new();
+        for frame in self.view.items(frames, place)? {
+            let Value::Dict(frame) = frame else { return Err(Fault::new(place, "a frame is no dict")) };
+            lines.push(self.frame(frame, place)?);
+        }
+        if lines.is_empty() {
+            return Ok(None);
+        }
+        if lines.iter().any(|line| self.line(*line).is_python) {
+            lines.retain(|line| self.line(*line).is_python);
+        }
+        lines.truncate(KEPT_MAX);
+        let list = match self.kept.get(&lines) {
+            Some(list) => *list,
+            None => {
+                let list = u32::try_from(self.lists.len()).unwrap_or(0);
+                self.lists.push(lines.clone());
+                self.kept.insert(lines, list);
+                list
+            }
+        };
+        self.list_of.set(sequence, list);
+        Ok(Some(list))
+    }
+
+    fn frame(&mut self, frame: Sequence, place: Place) -> Result<LineNumber, Fault> {
+        if let Some(line) = self.line_of.get(frame) {
+            return Ok(line);
+        }
+        let [file, line, name] = self.view.fields(Value::Dict(frame), &self.keys, place)?;
+        let arena = self.view.arena;
+        let text = |value| arena.as_text(value).unwrap_or_default();
+        let (path, line) = (text(file), arena.as_unsigned(line).unwrap_or(0));
+        let is_python = path.ends_with(".py") || path.starts_with('<') || path.starts_with("fx_graph");
+        let text = match (short(tail(path)), text(name)) {
+            ("" | "??", name) => cut(name),
+            (path, name) => cut(&format!("{path}:{line} {}", cut(name))),
+        };
+        let left = self.text_bytes_left.checked_sub(text.len());
+        let text = if left.is_some() { text } else { String::new() };
+        self.text_bytes_left = left.unwrap_or(0);
+        let number = u32::try_from(self.lines.len()).unwrap_or(0);
+        let empties_cache = Some(name) == self.empty_cache;
+        self.lines.push(Line { text, is_python, empties_cache });
+        self.line_of.set(frame, number);
+        Ok(number)
+    }
+}
+
+impl Stacks {
+    pub(super) fn note(&self) -> Option<String> {
+        let left_out = self.left_out;
+        (left_out > 0)
+            .then(|| format!("{left_out} stacks of frames are left out, because there are too many."))
+    }
+}
+
+/// A path from its package on, or its last folder and file.
+fn short(path: &str) -> &str {
+    for packages in ["/site-packages/", "/dist-packages/"] {
+        if let Some((_, inner)) = path.rsplit_once(packages) {
+            return inner;
+        }
+    }
+    path.rmatch_indices('/').nth(1).map_or(path, |(at, _)| &path[at + 1..])
+}
+
+/// The end of a path, however long that is.
+fn tail(path: &str) -> &str {
+    let start = path.len().saturating_sub(PATH_BYTES_MAX);
+    &path[path.ceil_char_boundary(start)..]
+}
+
+fn cut(line: &str) -> String {
+    match line.char_indices().nth(LINE_CHARS_MAX) {
+        Some((at, _)) => format!("{}…", &line[..at]),
+        None => line.trim().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_short() {
+        for (path, expected) in [
+            ("a.py", "a.py"),
+            ("b/a.py", "b/a.py"),
+            ("/a.py", "/a.py"),
+            ("/home/me/work/load.py", "work/load.py"),
+            ("/usr/lib/python3.12/site-packages/vllm/model/loader.py", "vllm/model/loader.py"),
+            ("/usr/lib/python3/dist-packages/torch/cuda/memory.py", "torch/cuda/memory.py"),
+            ("", ""),
+        ] {
+            assert_eq!(short(path), expected);
+        }
+        assert_eq!(cut(&"é".repeat(300)).chars().count(), LINE_CHARS_MAX + 1);
+    }
+}

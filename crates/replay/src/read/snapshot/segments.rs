@@ -1,0 +1,130 @@
+//! Segments of a snapshot: what is mapped and live at its end.
+//!
+//! Promises: an address belongs to a segment only for as long as that is known to be there.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::History;
+use super::events::{Action, Entry};
+use super::view::View;
+use crate::read::value::Value;
+use crate::read::{Fault, Place};
+
+/// Addresses of one pool.
+#[derive(Debug)]
+pub(super) struct Area {
+    address: u64,
+    pub(super) bytes: u64,
+    pool: (u64, u64),
+    is_expandable: bool,
+    /// The first entry that can be about it.
+    since: usize,
+}
+
+/// A block that lives at the end.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) stream: u64,
+    pub(super) frames: Value,
+    /// Otherwise its free waits for a stream.
+    pub(super) is_allocated: bool,
+    pub(super) place: Place,
+}
+
+/// Adds the segments to their devices.
+pub(super) fn read(
+    view: &View<'_>,
+    segments: Value,
+    devices: &mut BTreeMap<usize, History>,
+) -> Result<(), Fault> {
+    let keys = view.keys([
+        "device",
+        "address",
+        "total_size",
+        "stream",
+        "segment_pool_id",
+        "is_expandable",
+        "blocks",
+    ]);
+    let block_keys = view.keys(["address", "size", "requested_size", "state", "frames"]);
+    for (segment, value) in view.items(segments, Place::Key("segments"))?.enumerate() {
+        let place = Place::Segment(segment);
+        let [device, address, bytes, stream, pool, is_expandable, blocks] =
+            view.fields(value, &keys, place)?;
+        let device = if device == Value::None { 0 } else { view.unsigned(device, "device", place)? };
+        let device = usize::try_from(device).map_err(|_| Fault::new(place, "`device` is too large"))?;
+        let address = view.unsigned(address, "address", place)?;
+        let bytes = view.unsigned(bytes, "total_size", place)?;
+        let history = devices.entry(device).or_default();
+        history.areas.get_or_insert_default().push(Area {
+            address,
+            bytes,
+            pool: pool_of(view, pool, place)?,
+            is_expandable: is_expandable == Value::Bool(true),
+            since: 0,
+        });
+        let mut next = address;
+        for block in view.items(blocks, place)? {
+            let [at, size, requested, state, frames] = view.fields(block, &block_keys, place)?;
+            let size = view.unsigned(size, "size", place)?;
+            let at = if at == Value::None { next } else { view.unsigned(at, "address", place)? };
+            let end = at.checked_add(size).filter(|_| at >= address);
+            let end = end.filter(|end| end.checked_sub(address).is_some_and(|len| len <= bytes));
+            next = end.ok_or_else(|| Fault::new(place, format!("its block at {at:#x} is outside of it")))?;
+            let is_allocated = match view.arena.as_text(state) {
+                Some("active_allocated") => true,
+                Some("active_awaiting_free" | "active_pending_free") => false,
+                Some("inactive") => continue,
+                _ => {
+                    return Err(Fault::new(
+                        place,
+                        format!("its block at {at:#x} has no state that is known"),
+                    ));
+                }
+            };
+            let requested = view.arena.as_unsigned(requested).filter(|bytes| *bytes > 0).unwrap_or(size);
+            let stream = view.stream(stream);
+            history.live.push(Live { address: at, bytes: requested, stream, frames, is_allocated, place });
+        }
+    }
+    for history in devices.values_mut() {
+        history.areas.iter_mut().for_each(|areas| areas.sort_by_key(|area| area.address));
+        history.live.sort_by_key(|block| block.address);
+        if let Some(pair) = history.live.windows(2).find(|pair| pair[0].address == pair[1].address) {
+            let what = format!("its block at {:#x} is in another segment, too", pair[1].address);
+            return Err(Fault::new(pair[1].place, what));
+        }
+    }
+    Ok(())
+}
+
+/// A pair of numbers; none is the allocator's own.
+fn pool_of(view: &View<'_>, pool: Value, place: Place) -> Result<(u64, u64), Fault> {
+    let mut numbers = view.items(pool, place)?.map(|number| view.stream(number));
+    Ok((numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)))
+}
+
+/// The areas, with the entries that allocated them.
+pub(super) fn since(mut areas: Vec<Area>, entries: &[Entry]) -> Vec<Area> {
+    let mut allocated = HashMap::new();
+    for (at, entry) in entries.iter().enumerate() {
+        if entry.action == Action::SegmentAlloc {
+            allocated.insert(entry.address, at);
+        }
+    }
+    // Expandable segments keep their addresses while memory comes and goes.
+    for area in areas.iter_mut().filter(|area| !area.is_expandable) {
+        area.since = allocated.get(&area.address).copied().unwrap_or(0);
+    }
+    areas
+}
+
+/// The pool of an address when an entry was written. What no segment has is taken for the allocator's own.
+pub(super) fn pool_at(areas: &[Area], address: u64, entry: usize) -> (u64, u64) {
+    let after = areas.partition_point(|area| area.address <= address);
+    let area = after.checked_sub(1).map(|at| &areas[at]);
+    let area = area.filter(|area| address - area.address < area.bytes && entry >= area.since);
+    area.map_or((0, 0), |area| area.pool)
+}

@@ -1,0 +1,388 @@
+//! Values of Python's and JSON's builtins, in flat tables: a snapshot has tens of millions.
+//!
+//! Promises:
+//!
+//! - A value takes 8 bytes. What a pickle shares, such as frames, is there once.
+//! - Collections may grow in any order, and may contain each other.
+
+use std::hash::{BuildHasher, RandomState};
+
+/// A value, or where its [`Arena`] has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Value {
+    /// Python's `None`, and what is not there.
+    None,
+    Bool(bool),
+    Int(i32),
+    /// A whole number of 64 bits with a sign.
+    Wide(Number),
+    /// One of `i64::MAX + 1` or more.
+    Huge(Number),
+    Float(Number),
+    Text(Text),
+    /// Of bytes, nothing but that they were there is kept.
+    Bytes,
+    List(Sequence),
+    Tuple(Sequence),
+    /// Keys and values in turn.
+    Dict(Sequence),
+    Set(Sequence),
+}
+
+/// 64 bits of an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Number(u32);
+
+/// A text of an arena. Equal texts are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Text(u32);
+
+/// Items of an arena, that may grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Sequence(u32);
+
+impl Sequence {
+    /// For tables with a row for each.
+    pub(super) fn index(self) -> usize {
+        index(self.0)
+    }
+}
+
+/// Values of one file.
+#[derive(Debug)]
+pub(super) struct Arena {
+    numbers: Vec<u64>,
+    texts: Texts,
+    items: Vec<Value>,
+    sequences: Vec<Extents>,
+    more: Vec<Extent>,
+    empty: Sequence,
+}
+
+/// The items of a sequence: most are in one place.
+#[derive(Debug, Clone, Copy)]
+struct Extents {
+    first: Extent,
+    /// The last one of `more`, or `NONE`.
+    last: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    start: u32,
+    len: u32,
+    /// The one of `more` that follows, or `NONE`.
+    next: u32,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl Extent {
+    const EMPTY: Self = Self { start: 0, len: 0, next: NONE };
+
+    const fn end(self) -> u32 {
+        self.start.saturating_add(self.len)
+    }
+}
+
+impl Arena {
+    pub(super) fn new() -> Self {
+        let sequences = vec![Extents { first: Extent::EMPTY, last: NONE }];
+        let empty = Sequence(0);
+        Self {
+            numbers: Vec::new(),
+            texts: Texts::default(),
+            items: Vec::new(),
+            sequences,
+            more: Vec::new(),
+            empty,
+        }
+    }
+
+    pub(super) fn int(&mut self, int: i64) -> Value {
+        match i32::try_from(int) {
+            Ok(int) => Value::Int(int),
+            Err(_) => Value::Wide(self.number(int.cast_unsigned())),
+        }
+    }
+
+    pub(super) fn unsigned(&mut self, int: u64) -> Value {
+        match i64::try_from(int) {
+            Ok(int) => self.int(int),
+            Err(_) => Value::Huge(self.number(int)),
+        }
+    }
+
+    pub(super) fn float(&mut self, float: f64) -> Value {
+        Value::Float(self.number(float.to_bits()))
+    }
+
+    fn number(&mut self, bits: u64) -> Number {
+        self.numbers.push(bits);
+        Number(position(self.numbers.len() - 1))
+    }
+
+    pub(super) fn text(&mut self, text: &str) -> Value {
+        Value::Text(self.texts.add(text))
+    }
+
+    /// One that nothing may be added to.
+    pub(super) const fn empty(&self) -> Sequence {
+        self.empty
+    }
+
+    /// A new one with these items.
+    pub(super) fn sequence(&mut self, items: &[Value]) -> Sequence {
+        self.sequences.push(Extents { first: Extent::EMPTY, last: NONE });
+        let sequence = Sequence(position(self.sequences.len() - 1));
+        self.extend(sequence, items);
+        sequence
+    }
+
+    pub(super) fn extend(&mut self, sequence: Sequence, items: &[Value]) {
+        if items.is_empty() {
+            return;
+        }
+        let (start, len) = (position(self.items.len()), position(items.len()));
+        self.items.extend_from_slice(items);
+        let new = Extent { start, len, next: NONE };
+        let at = position(self.more.len());
+        let Extents { first, last } = &mut self.sequences[sequence.index()];
+        let tail = if *last == NONE { first } else { &mut self.more[index(*last)] };
+        if tail.len == 0 {
+            *tail = new;
+        } else if tail.end() == start {
+            tail.len = tail.len.saturating_add(len);
+        } else {
+            (tail.next, *last) = (at, at);
+            self.more.push(new);
+        }
+    }
+
+    pub(super) fn items(&self, sequence: Sequence) -> Items<'_> {
+        Items { arena: self, left: &[], next: self.sequences.get(sequence.index()).map(|all| all.first) }
+    }
+
+    /// How many items all sequences have.
+    pub(super) fn items_len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub(super) fn sequences_len(&self) -> usize {
+        self.sequences.len()
+    }
+
+    /// A text, if any value is equal to it.
+    pub(super) fn find(&self, text: &str) -> Option<Text> {
+        self.texts.find(text)
+    }
+
+    pub(super) fn as_text(&self, value: Value) -> Option<&str> {
+        if let Value::Text(text) = value { Some(self.texts.get(text)) } else { None }
+    }
+
+    /// A whole number of no less than 0.
+    pub(super) fn as_unsigned(&self, value: Value) -> Option<u64> {
+        match value {
+            Value::Huge(number) => Some(self.bits(number)),
+            _ => self.as_int(value).and_then(|int| u64::try_from(int).ok()),
+        }
+    }
+
+    pub(super) fn as_int(&self, value: Value) -> Option<i64> {
+        match value {
+            Value::Int(int) => Some(int.into()),
+            Value::Wide(number) => Some(self.bits(number).cast_signed()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn as_float(&self, value: Value) -> Option<f64> {
+        match value {
+            Value::Float(number) => Some(f64::from_bits(self.bits(number))),
+            Value::Int(int) => Some(int.into()),
+            _ => None,
+        }
+    }
+
+    fn bits(&self, number: Number) -> u64 {
+        self.numbers[index(number.0)]
+    }
+
+    /// How much memory the values take.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.numbers)
+            + size_of_val(&*self.items)
+            + size_of_val(&*self.sequences)
+            + size_of_val(&*self.more)
+            + self.texts.all.len()
+            + size_of_val(&*self.texts.ends)
+            + size_of_val(&*self.texts.slots)
+    }
+}
+
+/// The items of a sequence, in order.
+#[derive(Debug, Clone)]
+pub(super) struct Items<'a> {
+    arena: &'a Arena,
+    left: &'a [Value],
+    next: Option<Extent>,
+}
+
+impl Items<'_> {
+    /// How many are left.
+    pub(super) fn len(&self) -> usize {
+        let mut len = self.left.len();
+        let mut next = self.next;
+        while let Some(extent) = next {
+            len += index(extent.len);
+            next = self.arena.more.get(index(extent.next)).copied();
+        }
+        len
+    }
+
+    /// Of a dict, in pairs.
+    pub(super) fn pairs(mut self) -> impl Iterator<Item = (Value, Value)> {
+        std::iter::from_fn(move || Some((self.next()?, self.next()?)))
+    }
+}
+
+impl Iterator for Items<'_> {
+    type Item = Value;
+
+    fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some((first, left)) = self.left.split_first() {
+                self.left = left;
+                return Some(*first);
+            }
+            let extent = self.next.take()?;
+            self.left = self.arena.items.get(index(extent.start)..index(extent.end()))?;
+            self.next = self.arena.more.get(index(extent.next)).copied();
+        }
+    }
+}
+
+/// Texts, each once, in a table with open addresses.
+#[derive(Debug, Default)]
+struct Texts {
+    all: String,
+    /// Where each ends in `all`.
+    ends: Vec<u32>,
+    /// The texts by their hash, or `NONE`. At most half of them are taken.
+    slots: Vec<u32>,
+    hasher: RandomState,
+}
+
+impl Texts {
+    const SLOTS_MIN: usize = 64;
+
+    fn get(&self, text: Text) -> &str {
+        let at = index(text.0);
+        let start = at.checked_sub(1).map_or(0, |before| index(self.ends[before]));
+        &self.all[start..index(self.ends[at])]
+    }
+
+    fn add(&mut self, text: &str) -> Text {
+        if self.slots.len() <= self.ends.len() * 2 {
+            self.grow();
+        }
+        let slot = self.slot(text);
+        if self.slots[slot] == NONE {
+            self.all.push_str(text);
+            self.slots[slot] = position(self.ends.len());
+            self.ends.push(position(self.all.len()));
+        }
+        Text(self.slots[slot])
+    }
+
+    fn find(&self, text: &str) -> Option<Text> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let at = self.slots[self.slot(text)];
+        (at != NONE).then_some(Text(at))
+    }
+
+    /// The one that has the text, or that is free for it.
+    fn slot(&self, text: &str) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut slot = usize::try_from(self.hasher.hash_one(text) >> 16).unwrap_or(0) & mask;
+        while self.slots[slot] != NONE && self.get(Text(self.slots[slot])) != text {
+            slot = (slot + 1) & mask;
+        }
+        slot
+    }
+
+    fn grow(&mut self) {
+        self.slots = vec![NONE; (self.slots.len() * 2).max(Self::SLOTS_MIN)];
+        for number in 0..position(self.ends.len()) {
+            let slot = self.slot(self.get(Text(number)));
+            self.slots[slot] = number;
+        }
+    }
+}
+
+/// Files of less than 4 GiB have fewer values of each kind.
+fn position(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(NONE)
+}
+
+fn index(position: u32) -> usize {
+    usize::try_from(position).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_small() {
+        assert_eq!([size_of::<Value>(), size_of::<Option<Value>>(), size_of::<Extents>()], [8, 8, 16]);
+    }
+
+    #[test]
+    fn numbers_keep_their_bits() {
+        let mut arena = Arena::new();
+        for int in [0, -1, i64::from(i32::MAX), i64::from(i32::MAX) + 1, i64::MIN, i64::MAX] {
+            let value = arena.int(int);
+            assert_eq!(arena.as_int(value), Some(int));
+            assert_eq!(arena.as_unsigned(value), u64::try_from(int).ok());
+        }
+        let value = arena.unsigned(u64::MAX);
+        assert_eq!((arena.as_unsigned(value), arena.as_int(value)), (Some(u64::MAX), None));
+        let value = arena.float(0.8);
+        assert_eq!((arena.as_float(value), arena.as_int(value)), (Some(0.8), None));
+    }
+
+    #[test]
+    fn equal_texts_are_one() {
+        let mut arena = Arena::new();
+        assert_eq!(arena.find("a"), None);
+        let texts: Vec<_> = (0..500).map(|n| arena.text(&format!("text {}", n % 200))).collect();
+        assert_eq!(texts[..200], texts[200..400]);
+        assert_eq!(arena.texts.ends.len(), 200);
+        assert_eq!(arena.as_text(texts[201]), Some("text 1"));
+        assert_eq!(arena.find("text 7").map(Value::Text), Some(texts[7]));
+        assert_eq!([arena.find("text 200"), arena.find("")], [None, None]);
+    }
+
+    #[test]
+    fn sequences_grow_in_turn() {
+        let mut arena = Arena::new();
+        let of = |arena: &Arena, sequence| arena.items(sequence).collect::<Vec<_>>();
+        let all = [arena.sequence(&[]), arena.sequence(&[Value::None])];
+        let mut expected = [vec![], vec![Value::None]];
+        for turn in 0..20 {
+            let which = usize::from(turn % 3 == 0);
+            let items = vec![Value::Int(turn); usize::try_from(turn % 4).unwrap()];
+            arena.extend(all[which], &items);
+            expected[which].extend(items);
+            assert_eq!(all.map(|sequence| of(&arena, sequence)), expected);
+        }
+        arena.extend(all[0], &[Value::List(all[0])]);
+        assert_eq!(arena.items(all[0]).last(), Some(Value::List(all[0])));
+        assert_eq!(of(&arena, arena.empty()), []);
+    }
+}

@@ -1,0 +1,264 @@
+//! What Python's pickle wrote, `fixtures/make.py` says how, and what it comes to.
+
+use std::path::Path;
+use std::{env, fs};
+
+use poorwill_replay::Trace;
+use poorwill_replay::read::{Place, ReadError, read};
+use poorwill_replay::trace::Step;
+
+const MIB: u64 = 1 << 20;
+
+fn fixture(name: &str) -> Result<Vec<Trace>, ReadError> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    read(name, &fs::read(path).unwrap())
+}
+
+#[test]
+fn all_protocols_and_json_say_the_same() {
+    let traces = fixture("load-4.pickle").unwrap();
+    for name in ["load-0.pickle", "load-1.pickle", "load-2.pickle", "load-5.pickle", "load.json"] {
+        let mut same = fixture(name).unwrap();
+        for trace in &mut same {
+            trace.name = trace.name.replace(name, "load-4.pickle");
+        }
+        assert_eq!(same, traces, "{name}");
+    }
+}
+
+#[test]
+fn a_snapshot_is_a_trace_for_each_device() {
+    let traces = fixture("load-4.pickle").unwrap();
+    let names: Vec<_> = traces.iter().map(|trace| &*trace.name).collect();
+    assert_eq!(names, ["load-4.pickle, device 0", "load-4.pickle, device 1"]);
+    let [first, second] = &traces[..] else { panic!("{traces:?}") };
+
+    let steps = [
+        // What lived before, by address: one block stays, one is freed.
+        Step::Alloc(0),
+        Step::Alloc(1),
+        Step::Alloc(2),
+        Step::Alloc(3),
+        Step::Free(1),
+        Step::EmptyCache,
+        Step::Alloc(4),
+        Step::Free(2),
+        Step::Alloc(5),
+        Step::Free(4),
+        // The segment that goes back here is for the next one.
+        Step::Alloc(6),
+        Step::Alloc(7),
+    ];
+    assert_eq!(first.steps, steps);
+    let sizes: Vec<_> = first.blocks.iter().map(|block| block.bytes).collect();
+    let expected = [MIB - 8, 7 * MIB, 5 * MIB - 100, 3 * MIB, 39 * MIB, 4 * MIB, 60 * MIB, 1000];
+    assert_eq!(sizes, expected);
+    let places: Vec<_> = first.blocks.iter().map(|block| (block.stream, block.pool)).collect();
+    assert_eq!(places, [(0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 1), (1, 0)]);
+
+    let recorded = first.recorded.as_ref().unwrap();
+    assert_eq!(recorded.settings, "max_split_size_mb:20");
+    let mapped: Vec<_> = recorded.mapped_bytes.iter().map(|bytes| bytes / MIB).collect();
+    assert_eq!(mapped, [22, 22, 42, 42, 42, 22, 62, 62, 62, 62, 82, 84]);
+    assert_eq!(recorded.failed, Some((12, 900 * MIB)));
+    assert_eq!(
+        first.notes,
+        [
+            "2 blocks of 0.00 GiB lived before the trace began, and come first, by address.",
+            "1 times segments went back unasked; each counts as `torch.cuda.empty_cache`.",
+            "1 entries that are no allocations are ignored.",
+        ]
+    );
+
+    let recorded = second.recorded.as_ref().unwrap();
+    let mapped: Vec<_> = recorded.mapped_bytes.iter().map(|bytes| bytes / MIB).collect();
+    assert_eq!(second.steps, [Step::Alloc(0), Step::Alloc(1), Step::Free(1), Step::EmptyCache]);
+    assert_eq!(mapped, [2, 6, 6, 2]);
+}
+
+#[test]
+fn frames_are_lines_of_python_where_there_are_some() {
+    let traces = fixture("load-4.pickle").unwrap();
+    let of = |block: usize| &traces[0].stacks[usize::try_from(traces[0].blocks[block].stack).unwrap()][..];
+    assert_eq!(of(0), ["vllm/loader.py:120 load_weights", "work/train.py:7 <module>"]);
+    assert!(of(1).is_empty(), "it was allocated before the trace");
+    assert_eq!(of(3)[0], "vllm/quant.py:33 swizzle");
+    assert_eq!(of(6), ["c10::cuda::CUDACachingAllocator::malloc(unsigned long)"]);
+    assert_eq!(traces[0].stacks.len(), 4, "equal ones are one");
+}
+
+#[test]
+fn segments_alone_are_what_lives() {
+    let traces = fixture("segments.pickle").unwrap();
+    let [trace] = &traces[..] else { panic!("{traces:?}") };
+    let sizes: Vec<_> = trace.blocks.iter().map(|block| block.bytes).collect();
+    assert_eq!(sizes, [4 * MIB, 3 * MIB, 60 * MIB, MIB, 1024]);
+    assert_eq!(trace.recorded.as_ref().unwrap().mapped_bytes, [84 * MIB; 5]);
+    assert_eq!(trace.steps.len(), 5);
+}
+
+#[test]
+fn code_is_refused_and_not_run() {
+    for (name, opcode) in
+        [("code-0.pickle", "GLOBAL"), ("code-2.pickle", "GLOBAL"), ("code-4.pickle", "STACK_GLOBAL")]
+    {
+        let error = fixture(name).unwrap_err();
+        let Place::Offset(offset) = error.place() else { panic!("{error}") };
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "{name}, offset {offset}: the opcode {opcode} names code, and nothing was run; write the file with \
+                 `torch.cuda.memory._dump_snapshot`"
+            )
+        );
+    }
+    assert!(!env::current_dir().unwrap().join("poorwill-was-here").exists());
+}
+
+#[test]
+fn the_load_in_the_documents_is_a_trace() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/images/churn-moe.csv");
+    let traces = read("churn-moe.csv", &fs::read(path).unwrap()).unwrap();
+    let peak = traces[0].live_bytes().into_iter().max();
+    assert_eq!((traces[0].steps.len(), peak), (672, Some(24_251 << 20)));
+    assert_eq!(traces[0].recorded.as_ref().unwrap().mapped_bytes.len(), 672);
+}
+
+/// Entries of device 0, without segments.
+fn snapshot(entries: &str) -> Result<Vec<Trace>, String> {
+    let text = format!("{{\"device_traces\": [[{entries}]]}}");
+    read("a.json", text.as_bytes()).map_err(|error| error.to_string())
+}
+
+fn alloc(address: u64) -> String {
+    format!(r#"{{"action":"alloc","addr":{address},"size":5,"stream":0}}"#)
+}
+
+fn free(address: u64) -> String {
+    format!(r#"{{"action":"free_completed","addr":{address},"size":5}}"#)
+}
+
+#[test]
+fn contradictions_have_their_device_and_entry() {
+    for (entries, text) in [
+        (
+            [alloc(16), alloc(16)].join(","),
+            "a.json, device 0, entry 1: 0x10 is allocated, and was not freed; ",
+        ),
+        (
+            [alloc(16), free(16), free(16)].join(","),
+            "a.json, device 0, entry 2: 0x10 is freed, and is not live; ",
+        ),
+        (r#"{"action":"alloc","addr":1}"#.to_owned(), "a.json, device 0, entry 0: `size` is missing; "),
+        (r#"{"action":"alloc","size":1}"#.to_owned(), "a.json, device 0, entry 0: `addr` is missing; "),
+        (
+            r#"{"action":"alloc","addr":1,"size":-5}"#.to_owned(),
+            "a.json, device 0, entry 0: `size` is below 0; ",
+        ),
+        (
+            r#"{"action":"alloc","addr":1,"size":0}"#.to_owned(),
+            "a.json, device 0, entry 0: a block of no bytes is allocated; ",
+        ),
+        (
+            r#"{"action":"alloc","addr":"x","size":0}"#.to_owned(),
+            "a.json, device 0, entry 0: `addr` is no whole number; ",
+        ),
+        (r#"{"addr":1}"#.to_owned(), "a.json, device 0, entry 0: `action` is no text; "),
+        ("7".to_owned(), "a.json, device 0, entry 0: this is no dict; "),
+        (
+            r#"{"action":"alloc","addr":1,"size":1,"frames":3}"#.to_owned(),
+            "a.json, device 0, entry 0: `frames` is no list; ",
+        ),
+        (String::new(), "a.json, key `device_traces`: nothing was recorded; "),
+    ] {
+        let error = snapshot(&entries).unwrap_err();
+        assert!(error.starts_with(text), "{entries}: {error}");
+    }
+    for (file, text) in [
+        ("{}", "key `segments`: this is no snapshot, it has neither `segments` nor `device_traces`; "),
+        ("{\"segments\": 3}", "key `segments`: this is no list; "),
+        ("[3]", "segment 0: this is no dict; "),
+        ("[{\"address\": 16}]", "segment 0: `total_size` is missing; "),
+        (
+            r#"[{"address": 16, "total_size": 8, "blocks": [{"size": 9, "state": "inactive"}]}]"#,
+            "segment 0: its block at 0x10 is outside of it; ",
+        ),
+        (
+            r#"[{"address": 16, "total_size": 8, "blocks": [{"size": 8, "state": "lost"}]}]"#,
+            "segment 0: its block at 0x10 has no state that is known; ",
+        ),
+        (
+            r#"{"segments": [{"address": 16, "total_size": 8,
+                "blocks": [{"size": 8, "state": "active_allocated"}]}],
+                "device_traces": [[{"action": "free_completed", "addr": 16, "size": 8}]]}"#,
+            "device 0, entry 0: 0x10 is freed, and `segments` has it live; ",
+        ),
+    ] {
+        let error = read("a.json", file.as_bytes()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("a.json, {text}")), "{file}: {error}");
+    }
+}
+
+#[test]
+fn what_a_file_shares_is_not_looked_at_again_and_again() {
+    // A thousand references to one trace, and to one entry.
+    for [open, shared, reference] in [
+        ["X\x0d\0\0\0device_traces](", "](K\x01K\x02K\x03eq\x01", "h\x01"],
+        ["X\x0d\0\0\0device_traces](](", "}(X\x06\0\0\0actionX\x05\0\0\0othereuq\x01", "h\x01"],
+    ] {
+        let bytes = format!("}}q\0({open}{shared}{}", reference.repeat(1000));
+        assert!(read("a", bytes.as_bytes()).is_err());
+    }
+    let entry = "}(X\x06\0\0\0actionX\x08\0\0\0snapshotuq\x01";
+    let many = format!("}}q\0(X\x0d\0\0\0device_traces](]({entry}{}eeu.", "h\x01".repeat(5000));
+    let error = read("a", many.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("the same values come again and again"), "{error}");
+}
+
+#[test]
+fn optional_keys_may_be_missing() {
+    let traces = snapshot(&[free(32), alloc(16), free(16)].join(",")).unwrap();
+    assert_eq!(traces[0].live_bytes(), [5, 0, 5, 0]);
+    let recorded = traces[0].recorded.as_ref().unwrap();
+    assert!(recorded.mapped_bytes.is_empty() && recorded.settings.is_empty(), "{recorded:?}");
+}
+
+#[test]
+fn frees_count_when_asked_for_if_none_is_completed() {
+    let requested = free(16).replace("completed", "requested");
+    let traces = snapshot(&[alloc(16), requested.clone(), alloc(16)].join(",")).unwrap();
+    assert_eq!(traces[0].live_bytes(), [5, 0, 5]);
+    assert!(traces[0].notes[0].contains("none was completed"), "{:?}", traces[0].notes);
+    let traces = snapshot(&[alloc(16), requested, free(16)].join(",")).unwrap();
+    assert_eq!(traces[0].live_bytes(), [5, 0]);
+}
+
+#[test]
+fn mapped_bytes_that_cannot_be_are_left_out() {
+    let file = r#"{"segments": [], "device_traces": [[
+        {"action": "segment_alloc", "addr": 16, "size": 8}, {"action": "alloc", "addr": 16, "size": 8}]]}"#;
+    let traces = read("a.json", file.as_bytes()).unwrap();
+    assert!(traces[0].recorded.as_ref().unwrap().mapped_bytes.is_empty());
+    assert_eq!(
+        traces[0].notes,
+        [
+            "What was mapped is not known: device 0, entry 0 has less than nothing, counted back from `segments`."
+        ]
+    );
+}
+
+#[test]
+fn a_pool_has_an_address_only_since_its_segment_is_there() {
+    let file = r#"{"segments": [{"address": 16, "total_size": 8, "segment_pool_id": [0, 3],
+            "blocks": [{"size": 8, "state": "active_allocated"}]}],
+        "device_traces": [[
+            {"action": "alloc", "addr": 16, "size": 8},
+            {"action": "free_completed", "addr": 16, "size": 8},
+            {"action": "segment_free", "addr": 16, "size": 8},
+            {"action": "segment_alloc", "addr": 16, "size": 8},
+            {"action": "alloc", "addr": 16, "size": 8},
+            {"action": "snapshot", "addr": 0, "size": 0}]]}"#;
+    let traces = read("a.json", file.as_bytes()).unwrap();
+    assert_eq!(traces[0].blocks.iter().map(|block| block.pool).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(traces[0].steps, [Step::Alloc(0), Step::Free(0), Step::Alloc(1)]);
+}
