@@ -7,7 +7,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use super::value::{Arena, Value};
-use super::{Fault, Place};
+use super::{Fault, Location};
 
 /// The value of a file.
 pub(super) fn read(bytes: &[u8]) -> Result<(Arena, Value), Fault> {
@@ -23,7 +23,7 @@ pub(super) fn fault(error: &serde_json::Error) -> Fault {
     let text = error.to_string();
     let what = text.rsplit_once(" at line ").map_or(&*text, |(what, _)| what);
     let what = format!("the JSON cannot be read: {} (column {})", super::quoted(what), error.column());
-    Fault::new(Place::Line(error.line()), what)
+    Fault::new(Location::Line(error.line()), what)
 }
 
 struct Reader {
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn broken_json_has_its_line() {
         for (bytes, line) in [(&b"[1,\n2"[..], 2), (b"{}\n\nx", 3), (b"[\n\xff]", 2), (b"{1: 2}", 1)] {
-            assert_eq!(read(bytes).unwrap_err().place, Place::Line(line), "{}", bytes.escape_ascii());
+            assert_eq!(read(bytes).unwrap_err().place, Location::Line(line), "{}", bytes.escape_ascii());
         }
         let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
         assert!(read(&deep).unwrap_err().what.contains("recursion limit"));

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use super::{Fault, Place};
+use super::{Fault, Location};
 use crate::trace::{Block, Recorded, Trace, TraceBuilder};
 
 pub(super) const BEGINNING: &[u8] = b"step,event,";
@@ -14,18 +14,18 @@ const HEADER: &str = "step,event,block,bytes,live_bytes,mapped_bytes";
 pub(super) fn trace(name: &str, bytes: &[u8]) -> Result<Trace, Fault> {
     let text = str::from_utf8(bytes).map_err(|error| {
         let before = bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
-        Fault::new(Place::Line(before + 1), "this is no UTF-8")
+        Fault::new(Location::Line(before + 1), "this is no UTF-8")
     })?;
     let mut lines = (1..).zip(text.trim_start().lines());
     if lines.next().is_none_or(|(_, first)| first.trim_end() != HEADER) {
-        return Err(Fault::new(Place::Line(1), format!("the columns are not `{HEADER}`")));
+        return Err(Fault::new(Location::Line(1), format!("the columns are not `{HEADER}`")));
     }
     let mut builder = TraceBuilder::new(name);
     let mut mapped = Vec::new();
     let mut sizes = HashMap::new();
     let mut live: u64 = 0;
     for (number, line) in lines {
-        let fault = |what: String| Fault::new(Place::Line(number), what);
+        let fault = |what: String| Fault::new(Location::Line(number), what);
         let row = Row::of(line).ok_or_else(|| fault(format!("{} is no row", super::quoted(line))))?;
         let changed = if row.is_take {
             let block = Block { bytes: row.bytes, stream: 0, pool: 0, stack: 0 };
@@ -45,7 +45,7 @@ pub(super) fn trace(name: &str, bytes: &[u8]) -> Result<Trace, Fault> {
         mapped.push(row.mapped_bytes);
     }
     if builder.is_empty() {
-        return Err(Fault::new(Place::Line(1), "nothing follows the header"));
+        return Err(Fault::new(Location::Line(1), "nothing follows the header"));
     }
     Ok(builder.finish(Some(Recorded { settings: String::new(), mapped_bytes: mapped, failed: None })))
 }
@@ -109,14 +109,14 @@ mod tests {
             ("1,take,0,5,5,8\n2,give,0,4,1,8", 3, "block 0 was taken with another size"),
         ] {
             let fault = read(rows).unwrap_err();
-            assert_eq!(fault.place, Place::Line(line), "{rows}: {fault:?}");
+            assert_eq!(fault.place, Location::Line(line), "{rows}: {fault:?}");
             assert!(fault.what.contains(text), "{rows}: {fault:?}");
         }
-        assert_eq!(trace("a", b"step,event,\n").unwrap_err().place, Place::Line(1));
+        assert_eq!(trace("a", b"step,event,\n").unwrap_err().place, Location::Line(1));
         assert_eq!(
             trace("a", format!("{HEADER}\n\n\n\0\u{e9}").as_bytes()).unwrap_err().place,
-            Place::Line(2)
+            Location::Line(2)
         );
-        assert_eq!(trace("a", b"step,event,\n\n\xff").unwrap_err().place, Place::Line(3));
+        assert_eq!(trace("a", b"step,event,\n\n\xff").unwrap_err().place, Location::Line(3));
     }
 }

@@ -69,7 +69,7 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Trace>, ReadError> {
 #[error("{file}, {place}: {what}; {next}")]
 pub struct ReadError {
     file: String,
-    place: Place,
+    place: Location,
     what: String,
     next: &'static str,
 }
@@ -77,7 +77,7 @@ pub struct ReadError {
 impl ReadError {
     /// Where in the file.
     #[must_use]
-    pub const fn place(&self) -> Place {
+    pub const fn place(&self) -> Location {
         self.place
     }
 }
@@ -85,7 +85,7 @@ impl ReadError {
 /// Where something is in a file. All but lines count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Place {
+pub enum Location {
     /// At a byte.
     Offset(usize),
     /// On a line, from 1.
@@ -103,7 +103,7 @@ pub enum Place {
     Segment(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Offset(offset) => write!(f, "offset {offset}"),
@@ -122,7 +122,7 @@ const AGAIN: &str = "copy the file again or record again";
 /// A [`ReadError`] without its file.
 #[derive(Debug)]
 struct Fault {
-    place: Place,
+    place: Location,
     what: String,
     next: &'static str,
 }
@@ -130,7 +130,7 @@ struct Fault {
 impl Fault {
     /// Of a file that is broken.
     #[cold]
-    fn new(place: Place, what: impl Into<String>) -> Self {
+    fn new(place: Location, what: impl Into<String>) -> Self {
         Self { place, what: what.into(), next: AGAIN }
     }
 
@@ -150,7 +150,7 @@ enum Format {
 impl Format {
     /// By the first bytes.
     fn of(bytes: &[u8]) -> Result<Self, Fault> {
-        let refuse = |what: &str, next| Err(Fault::new(Place::Offset(0), what).with_next(next));
+        let refuse = |what: &str, next| Err(Fault::new(Location::Offset(0), what).with_next(next));
         if u32::try_from(bytes.len()).is_err() {
             return refuse("the file has 4 GiB or more", "record a shorter part");
         }
@@ -172,7 +172,8 @@ impl Format {
 fn quoted(text: &str) -> String {
     const CHARS_MAX: usize = 40;
     let cut = text.char_indices().nth(CHARS_MAX).map(|(at, _)| at);
-    format!("`{}{}`", text[..cut.unwrap_or(text.len())].escape_debug(), if cut.is_some() { "…" } else { "" })
+    let kept = text[..cut.unwrap_or(text.len())].replace('`', "'");
+    format!("`{}{}`", kept.escape_debug(), if cut.is_some() { "…" } else { "" })
 }
 
 /// What cannot be, without the step: files have entries or lines instead.

@@ -6,7 +6,7 @@
 //! - No bytes make it panic, recurse or loop. It takes at most about 20 bytes for each byte of the file.
 
 use super::value::{Arena, Sequence, Value};
-use super::{DUMP, Fault, Place};
+use super::{DUMP, Fault, Location};
 
 const PROTOCOL_MAX: u8 = 5;
 
@@ -31,7 +31,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<(Arena, Value), Fault> {
     };
     match bytes.len() - machine.at {
         0 => Ok((machine.arena, root)),
-        left => Err(Fault::new(Place::Offset(machine.at), format!("{left} bytes follow the pickle"))),
+        left => Err(Fault::new(Location::Offset(machine.at), format!("{left} bytes follow the pickle"))),
     }
 }
 
@@ -410,12 +410,12 @@ impl<'b> Machine<'b> {
 
     #[cold]
     fn broken(&self, what: &str) -> Fault {
-        Fault::new(Place::Offset(self.opcode_at), format!("the pickle is broken: {what}"))
+        Fault::new(Location::Offset(self.opcode_at), format!("the pickle is broken: {what}"))
     }
 
     #[cold]
     fn cut(&self) -> Fault {
-        Fault::new(Place::Offset(self.opcode_at), "the pickle ends before its end")
+        Fault::new(Location::Offset(self.opcode_at), "the pickle ends before its end")
     }
 
     #[cold]
@@ -427,7 +427,7 @@ impl<'b> Machine<'b> {
                 None => return self.broken(&format!("{opcode:#04x} is no opcode")),
             },
         };
-        Fault::new(Place::Offset(self.opcode_at), what).with_next(DUMP)
+        Fault::new(Location::Offset(self.opcode_at), what).with_next(DUMP)
     }
 }
 
@@ -580,7 +580,7 @@ mod tests {
         for (opcode, name) in CODE {
             let bytes = [&b"\x80\x02}"[..], &[opcode], b"os\nsystem\n."].concat();
             let fault = read(&bytes).unwrap_err();
-            assert_eq!(fault.place, Place::Offset(3));
+            assert_eq!(fault.place, Location::Offset(3));
             assert_eq!(fault.what, format!("the opcode {name} names code, and nothing was run"));
         }
         for (opcode, name) in BUFFERS {
@@ -623,7 +623,7 @@ mod tests {
         for (bytes, offset, text) in cases {
             let fault = read(bytes).unwrap_err();
             assert!(fault.what.contains(text), "{}: {fault:?}", bytes.escape_ascii());
-            assert_eq!(fault.place, Place::Offset(offset), "{}: {fault:?}", bytes.escape_ascii());
+            assert_eq!(fault.place, Location::Offset(offset), "{}: {fault:?}", bytes.escape_ascii());
         }
         assert!(read(b"\xff").unwrap_err().what.contains("0xff is no opcode"));
     }

@@ -28,7 +28,7 @@ use std::iter;
 
 use serde::Deserialize;
 
-use super::{Fault, Place, gib, json, quoted, why};
+use super::{Fault, Location, gib, json, quoted, why};
 use crate::trace::{Block, Recorded, StackNumber, Trace, TraceBuilder};
 
 const VERSION: u64 = 1;
@@ -43,13 +43,13 @@ pub(super) fn is_first_line(text: &[u8]) -> bool {
 /// The trace of a file.
 pub(super) fn trace(name: &str, bytes: &[u8]) -> Result<Trace, Fault> {
     let mut lines = lines(bytes);
-    let first = lines.next().ok_or_else(|| Fault::new(Place::Line(1), "the file is empty"))?;
+    let first = lines.next().ok_or_else(|| Fault::new(Location::Line(1), "the file is empty"))?;
     let head: Head<'_> = first.parsed()?;
     if head.poorwill_record != VERSION {
         let what = format!("recordings of version {} are unknown", head.poorwill_record);
-        return Err(Fault::new(Place::Line(first.number), what).with_next(NEWER));
+        return Err(Fault::new(Location::Line(first.number), what).with_next(NEWER));
     }
-    let mut reader = Reader::new(name);
+    let mut reader = Recording::new(name);
     for line in lines {
         match line.parsed() {
             Ok(event) => {
@@ -81,7 +81,7 @@ struct CardSizes {
 }
 
 #[derive(Deserialize)]
-struct Line<'l> {
+struct EventLine<'l> {
     #[serde(borrow)]
     t: Cow<'l, str>,
     k: Option<u64>,
@@ -90,13 +90,13 @@ struct Line<'l> {
     s: u32,
     #[serde(default)]
     p: u32,
-    f: Option<Frames>,
+    f: Option<FramesKey>,
     n: Option<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Frames {
+enum FramesKey {
     Of(Vec<String>),
     At(usize),
 }
@@ -111,12 +111,12 @@ struct Source<'b> {
 
 impl<'b> Source<'b> {
     fn parsed<T: Deserialize<'b>>(&self) -> Result<T, Fault> {
-        let place = Place::Line(self.number);
+        let place = Location::Line(self.number);
         serde_json::from_slice(self.bytes).map_err(|error| Fault { place, ..json::fault(&error) })
     }
 
     fn fault(&self, what: impl Into<String>) -> Fault {
-        Fault::new(Place::Line(self.number), what)
+        Fault::new(Location::Line(self.number), what)
     }
 }
 
@@ -145,19 +145,19 @@ enum Event {
     OutOfMemory(u64),
 }
 
-struct Reader {
+struct Recording {
     builder: TraceBuilder,
     /// With their lines.
     events: Vec<(usize, Event)>,
     stacks: Vec<StackNumber>,
 }
 
-impl Reader {
+impl Recording {
     fn new(name: &str) -> Self {
         Self { builder: TraceBuilder::new(name), events: Vec::new(), stacks: Vec::new() }
     }
 
-    fn event(&mut self, line: Line<'_>, source: &Source<'_>) -> Result<Event, Fault> {
+    fn event(&mut self, line: EventLine<'_>, source: &Source<'_>) -> Result<Event, Fault> {
         let needed = |value: Option<u64>, key| {
             value.ok_or_else(|| source.fault(format!("`{}` has no `{key}`", line.t)))
         };
@@ -178,15 +178,15 @@ impl Reader {
         }
     }
 
-    fn stack(&mut self, frames: Option<Frames>, source: &Source<'_>) -> Result<StackNumber, Fault> {
+    fn stack(&mut self, frames: Option<FramesKey>, source: &Source<'_>) -> Result<StackNumber, Fault> {
         match frames {
             None => Ok(0),
-            Some(Frames::Of(frames)) => {
+            Some(FramesKey::Of(frames)) => {
                 let number = self.builder.stack(frames);
                 self.stacks.push(number);
                 Ok(number)
             }
-            Some(Frames::At(at)) => {
+            Some(FramesKey::At(at)) => {
                 let found = self.stacks.get(at).copied();
                 found.ok_or_else(|| source.fault(format!("no list of frames {at} came before")))
             }
@@ -195,10 +195,10 @@ impl Reader {
 
     fn finish(mut self, head: &Head<'_>) -> Result<Trace, Fault> {
         self.allocate_earlier()?;
-        let mut mapped = Mapped::default();
+        let mut mapped = MappedLines::default();
         let mut failures = Vec::new();
         for (line, event) in self.events {
-            let fault = |error| Fault::new(Place::Line(line), why(&error));
+            let fault = |error| Fault::new(Location::Line(line), why(&error));
             match event {
                 Event::Alloc(key, block) => self.builder.alloc(key, block).map_err(fault)?,
                 Event::Free(key, _) => self.builder.free(key).map_err(fault)?,
@@ -209,7 +209,7 @@ impl Reader {
             }
         }
         if self.builder.is_empty() {
-            return Err(Fault::new(Place::Line(1), "nothing was recorded"));
+            return Err(Fault::new(Location::Line(1), "nothing was recorded"));
         }
         if let Some(CardSizes { total_bytes, taken_bytes }) = head.card {
             let (total, taken) = (gib(total_bytes), gib(taken_bytes));
@@ -245,7 +245,7 @@ impl Reader {
         earlier.sort_unstable();
         for (key, bytes, line) in &earlier {
             let allocated = self.builder.alloc(*key, Block { bytes: *bytes, stream: 0, pool: 0, stack: 0 });
-            allocated.map_err(|error| Fault::new(Place::Line(*line), why(&error)))?;
+            allocated.map_err(|error| Fault::new(Location::Line(*line), why(&error)))?;
         }
         if !earlier.is_empty() {
             self.builder.note(super::lived_before(earlier.iter().map(|(_, bytes, _)| *bytes)));
@@ -256,9 +256,9 @@ impl Reader {
 
 /// What was mapped, as it was said between steps.
 #[derive(Debug, Default)]
-struct Mapped(Vec<(usize, u64)>);
+struct MappedLines(Vec<(usize, u64)>);
 
-impl Mapped {
+impl MappedLines {
     fn set(&mut self, steps: usize, bytes: u64) {
         self.0.push((steps, bytes));
     }
@@ -353,7 +353,7 @@ mod tests {
             ("[]\n", 2, "cannot be read"),
         ] {
             let fault = read(lines).unwrap_err();
-            assert_eq!(fault.place, Place::Line(line), "{lines}: {fault:?}");
+            assert_eq!(fault.place, Location::Line(line), "{lines}: {fault:?}");
             assert!(fault.what.contains(text), "{lines}: {fault:?}");
         }
         let fault = trace("a", b"{\"poorwill_record\":2}\n").unwrap_err();

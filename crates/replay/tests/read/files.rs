@@ -4,7 +4,7 @@ use std::path::Path;
 use std::{env, fs};
 
 use poorwill_replay::Trace;
-use poorwill_replay::read::{Place, ReadError, read};
+use poorwill_replay::read::{Location, ReadError, read};
 use poorwill_replay::trace::Step;
 
 const MIB: u64 = 1 << 20;
@@ -103,7 +103,7 @@ fn code_is_refused_and_not_run() {
         [("code-0.pickle", "GLOBAL"), ("code-2.pickle", "GLOBAL"), ("code-4.pickle", "STACK_GLOBAL")]
     {
         let error = fixture(name).unwrap_err();
-        let Place::Offset(offset) = error.place() else { panic!("{error}") };
+        let Location::Offset(offset) = error.place() else { panic!("{error}") };
         assert_eq!(
             error.to_string(),
             format!(

@@ -4,7 +4,7 @@
 
 use super::view::View;
 use crate::read::value::{Text, Value};
-use crate::read::{Fault, Place};
+use crate::read::{Fault, Location};
 
 /// What an entry says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,8 +73,8 @@ pub(super) fn read(view: &View<'_>, device: usize, trace: Value) -> Result<Vec<E
     let actions: [(Option<Text>, Action); 9] =
         Action::ALL.map(|(name, action)| (view.arena.find(name), action));
     let mut entries = Vec::new();
-    for (entry, value) in view.items(trace, Place::Entry { device, entry: 0 })?.enumerate() {
-        let place = Place::Entry { device, entry };
+    for (entry, value) in view.items(trace, Location::Entry { device, entry: 0 })?.enumerate() {
+        let place = Location::Entry { device, entry };
         let [action, address, bytes, stream, frames] = view.fields(value, &keys, place)?;
         let Value::Text(action) = action else { return Err(Fault::new(place, "`action` is no text")) };
         let found = actions.iter().find(|(name, _)| *name == Some(action));

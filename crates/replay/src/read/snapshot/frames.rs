@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use super::view::{Keys, PerSequence, View};
 use crate::read::value::{Sequence, Value};
-use crate::read::{Fault, Place};
+use crate::read::{Fault, Location};
 use crate::trace::{StackNumber, TraceBuilder};
 
 /// How many are kept, the innermost first.
@@ -26,7 +26,7 @@ type LineNumber = u32;
 pub(super) struct Frames<'a> {
     view: &'a View<'a>,
     keys: Keys<3>,
-    lines: Vec<Line>,
+    lines: Vec<FrameLine>,
     line_of: PerSequence,
     /// Of each list, in `kept`.
     list_of: PerSequence,
@@ -36,7 +36,7 @@ pub(super) struct Frames<'a> {
     empty_cache: Option<Value>,
 }
 
-struct Line {
+struct FrameLine {
     text: String,
     is_python: bool,
     empties_cache: bool,
@@ -70,7 +70,7 @@ impl<'a> Frames<'a> {
         frames: Value,
         stacks: &mut Stacks,
         builder: &mut TraceBuilder,
-        place: Place,
+        place: Location,
     ) -> Result<StackNumber, Fault> {
         let Some(list) = self.list(frames, place)? else { return Ok(0) };
         if let Some(number) = stacks.of_list.get(&list) {
@@ -94,18 +94,18 @@ impl<'a> Frames<'a> {
     }
 
     /// Whether these frames are in `torch.cuda.empty_cache`.
-    pub(super) fn empties_cache(&mut self, frames: Value, place: Place) -> Result<bool, Fault> {
+    pub(super) fn empties_cache(&mut self, frames: Value, place: Location) -> Result<bool, Fault> {
         let Some(list) = self.list(frames, place)? else { return Ok(false) };
         let lines = &self.lists[usize::try_from(list).unwrap_or(0)];
         Ok(lines.iter().any(|line| self.line(*line).empties_cache))
     }
 
-    fn line(&self, number: LineNumber) -> &Line {
+    fn line(&self, number: LineNumber) -> &FrameLine {
         &self.lines[usize::try_from(number).unwrap_or(0)]
     }
 
     /// The number of what is kept of a list of frames; `None` if that is nothing.
-    fn list(&mut self, frames: Value, place: Place) -> Result<Option<u32>, Fault> {
+    fn list(&mut self, frames: Value, place: Location) -> Result<Option<u32>, Fault> {
         let (Value::List(sequence) | Value::Tuple(sequence)) = frames else {
             return if frames == Value::None {
                 Ok(None)
@@ -141,7 +141,7 @@ impl<'a> Frames<'a> {
         Ok(Some(list))
     }
 
-    fn frame(&mut self, frame: Sequence, place: Place) -> Result<LineNumber, Fault> {
+    fn frame(&mut self, frame: Sequence, place: Location) -> Result<LineNumber, Fault> {
         if let Some(line) = self.line_of.get(frame) {
             return Ok(line);
         }
@@ -159,7 +159,7 @@ impl<'a> Frames<'a> {
         self.text_bytes_left = left.unwrap_or(0);
         let number = u32::try_from(self.lines.len()).unwrap_or(0);
         let empties_cache = Some(name) == self.empty_cache;
-        self.lines.push(Line { text, is_python, empties_cache });
+        self.lines.push(FrameLine { text, is_python, empties_cache });
         self.line_of.set(frame, number);
         Ok(number)
     }

@@ -21,7 +21,7 @@ use self::frames::{Frames, Stacks};
 use self::segments::{Area, Live};
 use self::view::View;
 use super::value::{Arena, Value};
-use super::{Fault, Place, why};
+use super::{Fault, Location, why};
 use crate::trace::{Block, Recorded, StackNumber, Trace, TraceBuilder};
 
 const RECORD: &str = "call `torch.cuda.memory._record_memory_history()` before what is to be seen";
@@ -47,7 +47,7 @@ pub(super) fn traces(name: &str, arena: &Arena, root: Value) -> Result<Vec<Trace
         }
     }
     if found.is_empty() {
-        return Err(Fault::new(Place::Key("device_traces"), "nothing was recorded").with_next(RECORD));
+        return Err(Fault::new(Location::Key("device_traces"), "nothing was recorded").with_next(RECORD));
     }
     Ok(found.into_iter().map(|(trace, _)| trace).collect())
 }
@@ -76,21 +76,21 @@ impl Snapshot {
             Value::List(_) | Value::Tuple(_) => (root, Value::None, Value::None, Value::None),
             Value::Dict(_) => {
                 let [segments, traces, settings, annotations] =
-                    view.fields(root, &keys, Place::Key("segments"))?;
+                    view.fields(root, &keys, Location::Key("segments"))?;
                 if segments == Value::None && traces == Value::None {
                     let [segments, traces, ..] = keys.names;
                     let what = format!("this is no snapshot, it has neither `{segments}` nor `{traces}`");
-                    return Err(Fault::new(Place::Key("segments"), what).with_next(super::DUMP));
+                    return Err(Fault::new(Location::Key("segments"), what).with_next(super::DUMP));
                 }
                 (segments, traces, settings, annotations)
             }
             _ => {
                 let what = "this is no snapshot, but a single value";
-                return Err(Fault::new(Place::Key("segments"), what).with_next(super::DUMP));
+                return Err(Fault::new(Location::Key("segments"), what).with_next(super::DUMP));
             }
         };
         let mut devices = BTreeMap::<usize, History>::new();
-        let place = Place::Key("device_traces");
+        let place = Location::Key("device_traces");
         for (device, trace) in view.items(traces, place)?.enumerate() {
             let entries = events::read(view, device, trace)?;
             if !entries.is_empty() {
@@ -119,7 +119,7 @@ struct Earlier {
     frames: Value,
     /// An entry at which it is where it is.
     seen_at: usize,
-    place: Place,
+    place: Location,
 }
 
 /// The trace of one device, in the making.
@@ -144,8 +144,8 @@ impl<'f, 'v> Building<'f, 'v> {
         }
     }
 
-    const fn place(&self, entry: usize) -> Place {
-        Place::Entry { device: self.device, entry }
+    const fn place(&self, entry: usize) -> Location {
+        Location::Entry { device: self.device, entry }
     }
 
     /// `None` if nothing happened and nothing lives.
@@ -327,7 +327,7 @@ impl<'f, 'v> Building<'f, 'v> {
         stream: u64,
         pool: (u64, u64),
         stack: StackNumber,
-        place: Place,
+        place: Location,
     ) -> Result<(), Fault> {
         let numbered = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
         let streams = numbered(self.streams.len());

@@ -8,7 +8,7 @@ use super::History;
 use super::events::{Action, Entry};
 use super::view::View;
 use crate::read::value::Value;
-use crate::read::{Fault, Place};
+use crate::read::{Fault, Location};
 
 /// Addresses of one pool.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct Live {
     pub(super) frames: Value,
     /// Otherwise its free waits for a stream.
     pub(super) is_allocated: bool,
-    pub(super) place: Place,
+    pub(super) place: Location,
 }
 
 /// Adds the segments to their devices.
@@ -49,8 +49,8 @@ pub(super) fn read(
         "blocks",
     ]);
     let block_keys = view.keys(["address", "size", "requested_size", "state", "frames"]);
-    for (segment, value) in view.items(segments, Place::Key("segments"))?.enumerate() {
-        let place = Place::Segment(segment);
+    for (segment, value) in view.items(segments, Location::Key("segments"))?.enumerate() {
+        let place = Location::Segment(segment);
         let [device, address, bytes, stream, pool, is_expandable, blocks] =
             view.fields(value, &keys, place)?;
         let device = if device == Value::None { 0 } else { view.unsigned(device, "device", place)? };
@@ -101,7 +101,7 @@ pub(super) fn read(
 }
 
 /// A pair of numbers; none is the allocator's own.
-fn pool_of(view: &View<'_>, pool: Value, place: Place) -> Result<(u64, u64), Fault> {
+fn pool_of(view: &View<'_>, pool: Value, place: Location) -> Result<(u64, u64), Fault> {
     let mut numbers = view.items(pool, place)?.map(|number| view.stream(number));
     Ok((numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)))
 }

@@ -2,9 +2,9 @@
 
 use super::view::View;
 use crate::read::value::Value;
-use crate::read::{Fault, Place};
+use crate::read::{Fault, Location};
 
-const PLACE: Place = Place::Key("allocator_settings");
+const PLACE: Location = Location::Key("allocator_settings");
 /// More is PyTorch's word for no limit.
 const SPLIT_BYTES_MAX: u64 = 1 << 60;
 

@@ -5,7 +5,7 @@
 use std::cell::Cell;
 
 use crate::read::value::{Arena, Sequence, Text, Value};
-use crate::read::{AGAIN, Fault, Place};
+use crate::read::{AGAIN, Fault, Location};
 
 /// A file's values, of which no more can be looked at than it has.
 pub(super) struct View<'a> {
@@ -26,7 +26,7 @@ impl<'a> View<'a> {
     }
 
     /// Items of a list or tuple; none where nothing is.
-    pub(super) fn items(&self, value: Value, place: Place) -> Result<impl Iterator<Item = Value>, Fault> {
+    pub(super) fn items(&self, value: Value, place: Location) -> Result<impl Iterator<Item = Value>, Fault> {
         let sequence = match value {
             Value::List(sequence) | Value::Tuple(sequence) => sequence,
             Value::None => self.arena.empty(),
@@ -41,7 +41,7 @@ impl<'a> View<'a> {
         &self,
         value: Value,
         keys: &Keys<N>,
-        place: Place,
+        place: Location,
     ) -> Result<[Value; N], Fault> {
         let mut found = [Value::None; N];
         for (key, value) in self.dict(value, place)? {
@@ -56,14 +56,14 @@ impl<'a> View<'a> {
     pub(super) fn dict(
         &self,
         value: Value,
-        place: Place,
+        place: Location,
     ) -> Result<impl Iterator<Item = (Value, Value)>, Fault> {
         let Value::Dict(sequence) = value else { return Err(Fault::new(place, "this is no dict")) };
         self.spend(self.arena.items(sequence).len(), place)?;
         Ok(self.arena.items(sequence).pairs())
     }
 
-    fn spend(&self, items: usize, place: Place) -> Result<(), Fault> {
+    fn spend(&self, items: usize, place: Location) -> Result<(), Fault> {
         let left = self.left.get().checked_sub(items);
         self.left.set(
             left.ok_or_else(|| Fault::new(place, "the same values come again and again").with_next(AGAIN))?,
@@ -72,7 +72,7 @@ impl<'a> View<'a> {
     }
 
     /// A whole number of no less than 0.
-    pub(super) fn unsigned(&self, value: Value, key: &str, place: Place) -> Result<u64, Fault> {
+    pub(super) fn unsigned(&self, value: Value, key: &str, place: Location) -> Result<u64, Fault> {
         let number = self.arena.as_unsigned(value);
         number.ok_or_else(|| Fault::new(place, format!("`{key}` {}", Self::instead(value))))
     }
