@@ -8,7 +8,7 @@
 use std::hash::{BuildHasher, RandomState};
 
 /// A value, or where its [`Arena`] has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Value {
     /// Python's `None`, and what is not there.
     None,
@@ -30,7 +30,7 @@ pub(super) enum Value {
 }
 
 /// 64 bits of an arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Number(u32);
 
 /// A text of an arena. Equal texts are the same.

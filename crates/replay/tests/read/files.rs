@@ -65,8 +65,8 @@ fn a_snapshot_is_a_trace_for_each_device() {
         first.notes,
         [
             "2 blocks of 0.00 GiB lived before the trace began, and come first, by address.",
-            "1 times segments went back unasked; each counts as `torch.cuda.empty_cache`.",
-            "1 entries that are no allocations are ignored.",
+            "Calls of `torch.cuda.empty_cache` that were seen by what went back: 1.",
+            "Entries that are no allocations, and are ignored: 1.",
         ]
     );
 

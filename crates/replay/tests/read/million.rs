@@ -1,9 +1,10 @@
 //! A snapshot of a million entries, as Python pickles it: how long it takes to read, and how much memory.
 //!
-//! `cargo test --release -p poorwill-replay --test read -- --ignored --nocapture million`
+//! `cargo test --release -p poorwill-replay --test read -- --ignored --nocapture --test-threads=1`
 
+use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 use std::time::Instant;
 
 use poorwill_replay::read::read;
@@ -38,6 +39,40 @@ fn a_million_entries_are_read() {
         traces[0].notes,
     );
     assert_eq!(traces[0].recorded.as_ref().unwrap().mapped_bytes.len(), traces[0].steps.len());
+}
+
+#[test]
+#[ignore = "for figures: it reads 230 MB"]
+fn a_hundred_thousand_entries_of_json_are_read() {
+    let mut text = String::from("{\"segments\": [], \"device_traces\": [[");
+    for number in 0..100_000_usize {
+        let (block, action) = (number / 2, ["alloc", "free_completed"][number % 2]);
+        let address = BASE + block as u64 % 1000 * PLACE_BYTES;
+        let comma = if number == 0 { "" } else { ", " };
+        write!(
+            text,
+            r#"{comma}{{"action": "{action}", "addr": {address}, "size": 4096, "stream": 0, "frames": ["#
+        )
+        .unwrap();
+        for depth in 0..DEPTH {
+            let frame = (block * 7919 % 3001 * (depth / 8 + 1) + depth * 97) % FRAMES;
+            let comma = if depth == 0 { "" } else { ", " };
+            let path = "/usr/lib/python3.12/site-packages/vllm/models/module";
+            write!(
+                text,
+                r#"{comma}{{"name": "function_{frame}", "filename": "{path}_{frame}.py", "line": {frame}}}"#
+            )
+            .unwrap();
+        }
+        text.push_str("]}");
+    }
+    text.push_str("]]}");
+    let before = peak_kib();
+    let start = Instant::now();
+    let traces = read("a.json", text.as_bytes()).unwrap();
+    let (took, peak) = (start.elapsed(), peak_kib() >> 10);
+    println!("{} MiB: {took:?}, peak {peak} MiB (before {} MiB)", text.len() >> 20, before >> 10);
+    assert_eq!((traces[0].steps.len(), &traces[0].notes[..]), (100_000, &[][..]));
 }
 
 fn peak_kib() -> u64 {

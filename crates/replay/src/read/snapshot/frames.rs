@@ -28,6 +28,8 @@ pub(super) struct Frames<'a> {
     keys: Keys<3>,
     lines: Vec<FrameLine>,
     line_of: PerSequence,
+    /// By file, line and name: JSON shares no frames.
+    equal: HashMap<[Value; 3], LineNumber>,
     /// Of each list, in `kept`.
     list_of: PerSequence,
     kept: HashMap<Vec<LineNumber>, u32>,
@@ -56,6 +58,7 @@ impl<'a> Frames<'a> {
             keys: view.keys(["filename", "line", "name"]),
             lines: Vec::new(),
             line_of: PerSequence::new(view.arena),
+            equal: HashMap::new(),
             list_of: PerSequence::new(view.arena),
             kept: HashMap::new(),
             lists: Vec::new(),
@@ -145,7 +148,17 @@ impl<'a> Frames<'a> {
         if let Some(line) = self.line_of.get(frame) {
             return Ok(line);
         }
-        let [file, line, name] = self.view.fields(Value::Dict(frame), &self.keys, place)?;
+        let fields = self.view.fields(Value::Dict(frame), &self.keys, place)?;
+        let number = match self.equal.get(&fields) {
+            Some(number) => *number,
+            None => self.new_line(fields),
+        };
+        self.line_of.set(frame, number);
+        Ok(number)
+    }
+
+    fn new_line(&mut self, fields: [Value; 3]) -> LineNumber {
+        let [file, line, name] = fields;
         let arena = self.view.arena;
         let text = |value| arena.as_text(value).unwrap_or_default();
         let (path, line) = (text(file), arena.as_unsigned(line).unwrap_or(0));
@@ -160,8 +173,8 @@ impl<'a> Frames<'a> {
         let number = u32::try_from(self.lines.len()).unwrap_or(0);
         let empties_cache = Some(name) == self.empty_cache;
         self.lines.push(FrameLine { text, is_python, empties_cache });
-        self.line_of.set(frame, number);
-        Ok(number)
+        self.equal.insert(fields, number);
+        number
     }
 }
 
@@ -199,6 +212,19 @@ fn cut(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn equal_frames_are_one_line() {
+        let frame = r#"{"filename": "a.py", "line": 7, "name": "f"}"#;
+        let text = format!("[[{frame}, {frame}], [{frame}, {frame}]]");
+        let (arena, root) = crate::read::json::read(text.as_bytes()).unwrap();
+        let view = View::new(&arena);
+        let mut frames = Frames::new(&view);
+        let place = Location::Offset(0);
+        let lists: Vec<_> =
+            view.items(root, place).unwrap().map(|list| frames.list(list, place).unwrap()).collect();
+        assert_eq!((lists, frames.lines.len()), (vec![Some(0), Some(0)], 1));
+    }
 
     #[test]
     fn paths_are_short() {

@@ -308,10 +308,8 @@ impl<'f, 'v> Building<'f, 'v> {
             }
         }
         if emptied > 0 {
-            let note = format!(
-                "{emptied} times segments went back unasked; each counts as `torch.cuda.empty_cache`."
-            );
-            self.builder.note(note);
+            let seen = "Calls of `torch.cuda.empty_cache` that were seen by what went back";
+            self.builder.note(format!("{seen}: {emptied}."));
         }
         if failures.len() > 1 {
             self.builder.note(super::failed_often(failures.len()));
@@ -341,7 +339,7 @@ impl<'f, 'v> Building<'f, 'v> {
     fn ignored(&mut self, entries: &[Entry]) {
         let count = entries.iter().filter(|entry| entry.action == Action::Other).count();
         if count > 0 {
-            self.builder.note(format!("{count} entries that are no allocations are ignored."));
+            self.builder.note(format!("Entries that are no allocations, and are ignored: {count}."));
         }
     }
 }
