@@ -73,7 +73,7 @@ struct Head<'l> {
     card: Option<CardSizes>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Clone, Copy)]
 struct CardSizes {
     total_bytes: u64,
     #[serde(default)]
@@ -211,10 +211,6 @@ impl Recording {
         if self.builder.is_empty() {
             return Err(Fault::new(Location::Line(1), "nothing was recorded"));
         }
-        if let Some(CardSizes { total_bytes, taken_bytes }) = head.card {
-            let (total, taken) = (gib(total_bytes), gib(taken_bytes));
-            self.builder.note(format!("Recorded on a card of {total}, of which {taken} were taken."));
-        }
         if failures.len() > 1 {
             self.builder.note(super::failed_often(failures.len()));
         }
@@ -226,7 +222,12 @@ impl Recording {
         let settings = if kind == "pytorch" { settings.trim().to_owned() } else { String::new() };
         let mapped_bytes = mapped.after_steps(self.builder.len());
         let failed = failures.pop();
-        Ok(self.builder.finish(Some(Recorded { settings, mapped_bytes, failed })))
+        let card = head.card.map(|CardSizes { total_bytes, taken_bytes }| Card {
+            total_bytes,
+            taken_bytes,
+            budget_bytes: None,
+        });
+        Ok(Trace { card, ..self.builder.finish(Some(Recorded { settings, mapped_bytes, failed })) })
     }
 
     /// Blocks that are freed, and were allocated before the recording began.
