@@ -2,13 +2,15 @@
 //!
 //! A [`Trace`] is what a program allocated and freed. [`read`] has those that PyTorch and Poorwill record. A [`Setup`]
 //! is an allocator with its settings. [`replay`](fn@replay) says what it maps for a trace on a [`Card`]; [`answer`] says
-//! it in words, with what would make it fit. [`cases`] are loads that users reported.
+//! it in words, with what would make it fit. [`page`] draws it. [`cases`] are loads that users
+//! reported.
 #![forbid(unsafe_code)]
 
 pub mod allocators;
 pub mod answer;
 mod card;
 pub mod cases;
+pub mod page;
 pub mod read;
 mod replay;
 pub mod trace;
